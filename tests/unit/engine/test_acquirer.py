@@ -11,7 +11,7 @@ def may_be_earlier(contender, *, seen_ms):
     return contender._may_be_earlier(KEY, NEWER, seen_ms=seen_ms)
 
 
-def test_claims_that_are_noted_no_longer_count_as_the_newest(monkeypatch):
+def test_forgotten_claims_count_as_the_newest(monkeypatch):
     """Their number is bounded, and a topic is rather looked up once too often."""
     monkeypatch.setattr(acquirer, "CLAIMS_NOTED_MAX", 1)
     node = owning(world())

@@ -35,7 +35,7 @@ def small(monkeypatch):
 
 
 @pytest.mark.parametrize("behind", [0, 1, 7, 40])
-def test_it_is_found_however_far_back(small, behind):
+def test_a_checkpoint_is_found_at_any_distance(small, behind):
     cluster = world(2)
     node = owning(cluster)
     checkpointed(cluster, node, 2)
@@ -64,7 +64,7 @@ def test_the_checkpoints_of_all_partitions_are_read_in_one_pass():
     assert places == [set(wanted), set(wanted)]
 
 
-def test_a_partition_whose_newest_is_not_whole_is_read_on_alone(small):
+def test_a_partition_whose_newest_is_incomplete_is_searched_alone(small):
     cluster = world(2)
     node = owning(cluster)
     checkpointed(cluster, node, 2)
@@ -76,7 +76,7 @@ def test_a_partition_whose_newest_is_not_whole_is_read_on_alone(small):
     assert find(cluster) == {0: newest[0], 1: whole[1]}
 
 
-def test_one_that_is_not_whole_is_passed_over(small):
+def test_an_incomplete_checkpoint_is_skipped(small):
     cluster = world()
     node = owning(cluster)
     checkpointed(cluster, node)
@@ -87,7 +87,7 @@ def test_one_that_is_not_whole_is_passed_over(small):
     assert find(cluster)[0] == whole
 
 
-def test_ends_that_name_no_begin_are_passed_over(small):
+def test_ends_without_a_begin_are_skipped(small):
     cluster = world()
     node = owning(cluster)
     checkpointed(cluster, node)
@@ -102,7 +102,7 @@ def test_ends_that_name_no_begin_are_passed_over(small):
     assert find(cluster) == {}
 
 
-def test_a_log_that_begins_at_its_start_is_not_searched_for_ever(small, monkeypatch):
+def test_a_search_of_a_complete_log_is_limited(small, monkeypatch):
     monkeypatch.setattr(checkpoint_reader, "SEARCHED_MAX", 10)
     cluster = world()
     node = owning(cluster)
@@ -114,7 +114,7 @@ def test_a_log_that_begins_at_its_start_is_not_searched_for_ever(small, monkeypa
     assert find(cluster).keys() == {0}
 
 
-def test_an_empty_log_has_none_and_needs_none():
+def test_an_empty_log_needs_no_checkpoint():
     cluster = world()
     cluster.kafka.delete_records(cluster.place(0), before=1)
     assert find(cluster) == {}
@@ -122,7 +122,7 @@ def test_an_empty_log_has_none_and_needs_none():
     assert not has_checkpoints(log, timeout_ms=1)
 
 
-def test_each_partition_needs_one():
+def test_each_partition_needs_a_checkpoint():
     cluster = world(2)
     node = owning(cluster)
     log = cluster.kafka.coordination_log
@@ -138,7 +138,7 @@ def test_files_come_before_the_log():
     assert isinstance(last, LogCheckpoints)
 
 
-def test_a_log_that_falls_silent_is_told(monkeypatch):
+def test_a_silent_log_raises_an_error(monkeypatch):
     monkeypatch.setattr(checkpoint_reader, "POLLS_MAX", 3)
     cluster = world()
     log = cluster.kafka.coordination_log()

@@ -55,7 +55,7 @@ def events(node, name):
     return [event.fields for event in node.observer.events if event.name == name]
 
 
-def test_one_is_written_when_it_is_due_and_the_key_let_go():
+def test_a_checkpoint_is_written_when_due_and_the_key_released():
     cluster = world()
     node = writing(cluster)
     cluster.run(H)
@@ -87,7 +87,7 @@ def test_one_is_written_when_it_is_due_and_the_key_let_go():
     assert digest(from_bytes(kept.state)) == kept.digest
 
 
-def test_a_fleet_writes_no_more_than_one():
+def test_a_fleet_writes_only_one_checkpoint():
     cluster = world()
     writing(cluster)
     for number in range(9):
@@ -100,7 +100,7 @@ def test_a_fleet_writes_no_more_than_one():
     cluster.run_until(checkpointed(cluster, 2), 3 * H)
 
 
-def test_many_entries_make_one_due():
+def test_many_entries_make_a_checkpoint_due():
     cluster = world()
     writing(cluster, rule=CheckpointRule(interval_ms=100 * H, entries=50))
     for _ in range(60):
@@ -108,7 +108,7 @@ def test_many_entries_make_one_due():
     cluster.run_until(checkpointed(cluster), 12 * H)
 
 
-def test_nothing_new_is_no_reason_to_write():
+def test_without_new_entries_no_checkpoint_is_written():
     cluster = world()
     node = cluster.node("a")
     node.engine.write_checkpoints("w-a", SOON)
@@ -120,7 +120,7 @@ def test_nothing_new_is_no_reason_to_write():
     assert len(written(cluster)) == 1
 
 
-def test_retention_does_not_take_the_last_one_of_an_idle_partition(monkeypatch):
+def test_retention_leaves_an_idle_partition_a_checkpoint(monkeypatch):
     monkeypatch.setattr(checkpointing, "IDLE_MS", 4 * H)
     cluster = world()
     node = cluster.node("a")
@@ -138,7 +138,7 @@ def test_retention_does_not_take_the_last_one_of_an_idle_partition(monkeypatch):
     cluster.run_until(checkpointed(cluster, 3), 3 * H)
 
 
-def test_whoever_is_not_to_write_does_not():
+def test_a_process_with_checkpoints_disabled_writes_none():
     cluster = world()
     writing(cluster, rule=CheckpointRule(interval_ms=0))
     cluster.run(4 * H)
@@ -162,7 +162,7 @@ def crowd(node):
     return state
 
 
-def test_it_is_encoded_part_by_part_and_is_of_one_offset(monkeypatch):
+def test_a_checkpoint_is_encoded_in_parts_and_has_one_offset(monkeypatch):
     """Whoever waits for the lock gets it in between; what is folded then is not in."""
     cluster = world(keys=100_000)
     node = writing(cluster)
@@ -191,7 +191,7 @@ def test_it_is_encoded_part_by_part_and_is_of_one_offset(monkeypatch):
     assert (end.part_count, end.size_bytes) == (len(chunks), len(expected[0]))
 
 
-def test_chunks_go_out_a_few_at_a_time_and_the_lease_is_renewed():
+def test_chunks_are_sent_a_few_at_a_time_and_the_lease_is_renewed():
     cluster = world(keys=100_000)
     node = writing(cluster)
     cluster.fates["a"] = AppendFate(delay_ms=H // 4)
@@ -216,7 +216,7 @@ def test_chunks_go_out_a_few_at_a_time_and_the_lease_is_renewed():
     assert holders(cluster) == ["a"]
 
 
-def test_what_is_never_read_back_is_given_up():
+def test_an_unread_record_ends_the_checkpoint():
     cluster = world()
     node = writing(cluster)
     cluster.run_until(lambda: written(cluster, CheckpointBegin), 4 * H)
@@ -229,7 +229,7 @@ def test_what_is_never_read_back_is_given_up():
     assert find(cluster)[0].offset == written(cluster)[-1].begin_offset + 1
 
 
-def test_a_writer_that_dies_is_followed_by_another():
+def test_a_dead_writer_is_replaced():
     cluster = world()
     first = writing(cluster)
     cluster.run_until(lambda: written(cluster, CheckpointBegin), 4 * H)
@@ -257,7 +257,7 @@ def test_a_ghost_claim_is_released():
     assert written(cluster, CheckpointBegin) == []
 
 
-def test_closing_lets_go():
+def test_closing_releases_the_key():
     cluster = world()
     node = writing(cluster)
     cluster.run_until(lambda: written(cluster, CheckpointBegin), 4 * H)
@@ -268,7 +268,7 @@ def test_closing_lets_go():
     assert isinstance(of(cluster, "w-a")[-1].record, ReleasingPartition)
 
 
-def test_a_reader_that_differs_is_told_and_works_on():
+def test_a_diverged_reader_is_reported_and_continues():
     cluster = world()
     writer = writing(cluster)
     other = cluster.node("b")
@@ -285,7 +285,7 @@ def test_a_reader_that_differs_is_told_and_works_on():
     assert other.engine.failure is None
 
 
-def test_a_reset_takes_everything_and_gives_it_back_after_2h():
+def test_a_reset_ends_all_claims_until_two_intervals_later():
     cluster = world()
     node = owning(cluster, "a")
     state = fold(cluster)
@@ -306,7 +306,7 @@ def test_a_reset_takes_everything_and_gives_it_back_after_2h():
     assert node.engine.failure is None
 
 
-def test_what_is_found_survives_what_retention_deletes():
+def test_a_restored_state_survives_retention():
     cluster = world()
     writing(cluster)
     cluster.run_until(checkpointed(cluster), 4 * H)
@@ -324,7 +324,7 @@ def test_what_is_found_survives_what_retention_deletes():
     assert find(cluster) == {}
 
 
-def test_one_is_due_at_once_where_retention_took_the_last_one():
+def test_a_checkpoint_is_due_once_retention_deletes_the_last():
     cluster = world()
     rule = CheckpointRule(interval_ms=40 * H, entries=10_000)
     node = writing(cluster, rule=rule)

@@ -32,7 +32,7 @@ def won(index, partition=0, *, sent_ms=0, delivery=ALO):
     return holding
 
 
-def test_what_is_wanted_is_contended_for_until_it_is_won(index):
+def test_a_wanted_key_is_contended_for_until_it_is_won(index):
     holding = wanted(index)
     assert index.all == index.contending == {KEY: holding}
     assert index.of_epoch(3, 10) is None
@@ -44,7 +44,7 @@ def test_what_is_wanted_is_contended_for_until_it_is_won(index):
     assert index.of_epoch(4, 11) is None
 
 
-def test_what_was_removed_is_nowhere(index):
+def test_a_removed_holding_is_in_no_index(index):
     holding = won(index)
     assert index.remove(holding, 3)
     assert not index.remove(holding, 3)
@@ -52,7 +52,7 @@ def test_what_was_removed_is_nowhere(index):
     assert index.of_epoch(3, 10) is None
 
 
-def test_a_successor_is_not_removed_for_what_was_there_before(index):
+def test_removing_an_old_holding_keeps_its_successor(index):
     before = won(index)
     index.remove(before, 3)
     again = won(index)
@@ -61,7 +61,7 @@ def test_a_successor_is_not_removed_for_what_was_there_before(index):
     assert index.of_epoch(3, 10) is again
 
 
-def test_what_is_on_its_way_is_looked_at_until_it_rests(index):
+def test_a_draining_holding_is_active_until_it_is_idle(index):
     resting = won(index)
     leaving = won(index, 1)
     leaving.drain = Drain("surplus", None, None)
@@ -79,7 +79,7 @@ def test_what_is_on_its_way_is_looked_at_until_it_rests(index):
     assert list(index.active.values()) == [resting, leaving, starting, asking]
 
 
-def test_leases_are_looked_at_when_the_earliest_ends(index):
+def test_leases_are_checked_when_the_earliest_ends(index):
     first, second = won(index, 0, sent_ms=0), won(index, 1, sent_ms=500)
     wanted(index, 2)
     ends_ms = first.claim.lease.hard_until_ms
@@ -95,7 +95,7 @@ def test_leases_are_looked_at_when_the_earliest_ends(index):
     assert index.expired(FAR_MS) == []
 
 
-def test_a_lease_that_became_shorter_is_looked_at_at_once(index):
+def test_a_shortened_lease_is_checked_at_once(index):
     holding = won(index, sent_ms=1_000)
     assert index.expired(1_000) == []
     holding.claim.lease = Lease.since(-2 * H, H)

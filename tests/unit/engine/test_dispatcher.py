@@ -81,7 +81,7 @@ def handed_out_within_the_lease(cluster):
     assert values(node.consumer.poll(0)) == {0: [0, 1, 2]}
 
 
-def test_what_is_granted_is_handed_out_within_the_lease_only(cluster):
+def test_granted_records_are_handed_out_only_within_the_lease(cluster):
     """PROTOCOL 5.2: a grant does not renew the claim that it was made under."""
     handed_out_within_the_lease(cluster)
 
@@ -136,7 +136,7 @@ def test_an_ignored_request_ends_the_claim(cluster):
     assert claim.ending.reason == "grant_ignored"
 
 
-def test_a_drain_waits_for_what_was_granted(cluster):
+def test_a_drain_waits_for_granted_records(cluster):
     node = owning(cluster, delivery=AMO, most=3)
     node.consumer.poll(0)
     cluster.run(20)
@@ -153,7 +153,7 @@ def test_a_drain_waits_for_what_was_granted(cluster):
     assert (known.owner, known.granted) == (None, 3)
 
 
-def test_no_more_is_fetched_ahead_than_may_be(monkeypatch):
+def test_fetching_ahead_is_limited(monkeypatch):
     cluster = world(records=(400, 400, 400))
     options = ConsumerOptions(
         max_poll_records=10, max_granted_batches=2, max_fetched=50

@@ -40,14 +40,14 @@ def changed(config, **fields) -> Config:
 # --- Start ---
 
 
-def test_it_is_ready_once_it_has_read_to_the_end(cluster):
+def test_the_engine_is_ready_at_the_end_of_the_log(cluster):
     node = cluster.node("a")
     assert not node.engine.is_ready
     node.step()
     assert node.engine.is_ready
 
 
-def test_its_sessions_are_those_that_it_drives(cluster):
+def test_sessions_are_those_the_engine_drives(cluster):
     node = cluster.node("a")
     assert node.engine.sessions == (node.session,)
     node.engine.remove_session(node.session)
@@ -96,7 +96,7 @@ def test_another_cluster_is_refused():
     assert "elsewhere" in str(node.engine.failure)
 
 
-def test_a_topic_that_was_cut_down_is_refused():
+def test_a_topic_with_too_few_partitions_is_refused():
     cluster = blank()
     write(cluster, changed(cluster.config, partition_count=3))
     node = cluster.node("a")
@@ -128,7 +128,7 @@ def test_a_reader_without_the_log_start_claims_nothing(cluster):
     assert len(node.observer.named("log_start_missing")) == 1
 
 
-def test_a_log_that_does_not_answer_at_first_is_asked_again(cluster):
+def test_an_unavailable_log_is_retried(cluster):
     node = cluster.node("a", wish=wish())
     node.cut(is_cut=True)
     cluster.run(H)
@@ -149,7 +149,7 @@ def test_waiting_for_readiness_has_a_deadline(cluster):
         other.engine.wait_ready(1_000)
 
 
-def test_waiting_for_readiness_tells_of_a_failure():
+def test_waiting_for_readiness_raises_a_failure():
     cluster = blank()
     node = cluster.node("a")
     node.engine.changed = Stepping(cluster)
@@ -182,7 +182,7 @@ def test_catching_up_with_nothing_new_waits_for_no_round(cluster):
     assert cluster.clock.now_ms() == before
 
 
-def test_an_end_below_what_is_folded_is_not_believed(cluster, monkeypatch):
+def test_an_end_below_the_folded_offset_is_not_trusted(cluster, monkeypatch):
     """A new leader may not know better yet; a log that went back is folded anew."""
     node = cluster.node("a")
     offset = write(cluster, b"noise")
@@ -195,7 +195,7 @@ def test_an_end_below_what_is_folded_is_not_believed(cluster, monkeypatch):
     assert told == []
 
 
-def test_a_log_that_may_not_be_read_is_told_to_whoever_asks(cluster, monkeypatch):
+def test_an_unreadable_log_raises_for_the_caller(cluster, monkeypatch):
     node = cluster.node("a")
     node.step()
 
@@ -207,7 +207,7 @@ def test_a_log_that_may_not_be_read_is_told_to_whoever_asks(cluster, monkeypatch
         node.engine.catch_up(1_000)
 
 
-def test_what_is_read_anew_is_waited_for(cluster, monkeypatch):
+def test_catching_up_waits_for_a_refold(cluster, monkeypatch):
     """What was folded of a T that lost its place counts for nothing."""
     node = cluster.node("a")
     write(cluster, b"noise")
@@ -246,7 +246,7 @@ def test_one_client_is_open_once_in_a_process(cluster):
     node.engine.add_session(node.session)
 
 
-def test_groups_do_not_meet(cluster):
+def test_groups_are_independent(cluster):
     a = cluster.node("a", wish=wish())
     b = cluster.node("a", group_id="h", wish=wish())
     cluster.run_until(lambda: a.held and b.held, H)
@@ -302,7 +302,7 @@ def test_a_generation_that_has_not_reached_all_is_waited_for():
     assert node.engine.context.settled.generation == 2
 
 
-def test_a_log_that_went_back_fences_all(cluster):
+def test_a_truncated_log_fences_all(cluster):
     """It is folded anew, see test_rebuilding."""
     node = owning(cluster)
     cluster.kafka.truncate(cluster.place(0), end=2, leader=1)
@@ -311,7 +311,7 @@ def test_a_log_that_went_back_fences_all(cluster):
     assert not node.held
 
 
-def test_a_log_that_went_back_who_knows_where_ends_everything(cluster):
+def test_a_truncation_of_unknown_partition_stops_the_engine(cluster):
     node = owning(cluster)
 
     def poll(timeout_ms):
@@ -341,7 +341,7 @@ def test_a_bug_in_the_engine_fences_all(cluster, monkeypatch):
     assert not node.held
 
 
-def test_a_session_acts_at_once_when_it_is_told_to(cluster):
+def test_a_session_can_act_at_once(cluster):
     node = cluster.node("a", wish=wish())
     node.engine.act(node.session)
     assert of(cluster, "a") == []  # not before the log is read to its end
@@ -360,7 +360,7 @@ def test_a_bug_in_acting_at_once_fences_all(cluster, monkeypatch):
     assert not node.held
 
 
-def test_a_claim_in_use_that_the_log_does_not_give_us_stops_all(cluster):
+def test_a_claim_in_use_that_the_log_denies_stops_all(cluster):
     node = owning(cluster)
     known = node.engine.context.replicas[0].world.keys[KEY]
     known.owner = Owner("b", b"b" * 16)
@@ -373,7 +373,7 @@ def test_a_claim_in_use_that_the_log_does_not_give_us_stops_all(cluster):
     assert not node.held
 
 
-def test_all_claims_are_held_against_the_log_now_and_then(cluster):
+def test_all_claims_are_compared_with_the_log_periodically(cluster):
     node = owning(cluster)
     known = node.engine.context.replicas[0].world.keys[KEY]
     known.owner = Owner("b", b"b" * 16)

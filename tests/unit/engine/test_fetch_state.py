@@ -10,12 +10,12 @@ def waited(ahead, waited_ms, *, times=1, is_found=True):
     return said
 
 
-def test_it_begins_with_what_a_poll_hands_out():
+def test_the_first_read_has_the_size_of_a_poll():
     assert Prefetch(500, 5_000).most(0) == 500
     assert Prefetch(500, 100).most(0) == 100
 
 
-def test_waiting_makes_it_read_more_up_to_the_bound():
+def test_waiting_increases_reads_up_to_the_bound():
     ahead = Prefetch(500, 3_000)
     sizes = []
     for _ in range(4):
@@ -27,7 +27,7 @@ def test_waiting_makes_it_read_more_up_to_the_bound():
 
 
 @pytest.mark.parametrize("waited_ms", [0, SLOW_MS - 1])
-def test_it_reads_less_once_nothing_is_waited_for(waited_ms):
+def test_reads_shrink_without_waiting(waited_ms):
     ahead = Prefetch(500, 5_000)
     waited(ahead, SLOW_MS, times=2)
     waited(ahead, waited_ms, times=CALM_READS - 1)
@@ -38,14 +38,14 @@ def test_it_reads_less_once_nothing_is_waited_for(waited_ms):
     assert ahead.most(0) == 500
 
 
-def test_a_wait_without_a_record_says_nothing():
+def test_a_wait_without_a_record_changes_nothing():
     """An idle topic is not a slow link."""
     ahead = Prefetch(500, 5_000)
     assert not waited(ahead, 10 * SLOW_MS, times=10, is_found=False)
     assert ahead.most(0) == 500
 
 
-def test_the_rest_is_taken_at_once_only_where_there_may_be_one():
+def test_the_rest_is_read_at_once_only_if_there_may_be_one():
     ahead = Prefetch(500, 5_000)
     assert not waited(ahead, SLOW_MS - 1)
     assert waited(ahead, SLOW_MS)
@@ -53,13 +53,13 @@ def test_the_rest_is_taken_at_once_only_where_there_may_be_one():
     assert not waited(ahead, 0)
 
 
-def test_it_is_due_again_after_a_while():
+def test_a_read_is_due_again_after_a_while():
     ahead = Prefetch(500, 5_000)
     ahead.note(7_000, waited_ms=0, is_found=False)
     assert ahead.due_ms == 7_000 + FAIR_READ_MS
 
 
-def test_it_never_reads_more_from_who_fetches_ahead_by_itself():
+def test_reads_never_grow_for_a_reader_that_fetches_ahead():
     ahead = Prefetch(500, 5_000, is_needed=False)
     assert not waited(ahead, SLOW_MS, times=3)
     assert ahead.most(0) == 500

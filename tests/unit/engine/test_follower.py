@@ -22,7 +22,7 @@ def log():
     return cluster.coordination_log("__marshal")
 
 
-def test_own_record_is_found_among_those_of_members(log):
+def test_an_own_record_is_found_among_those_of_members(log):
     follower = Follower(log, VirtualClock())
     log.append(0, encode(MEMBER))
     own = ReleaseGroup("admin", "g", b"a" * 16, 1, b"o" * 16, 1, None)
@@ -59,7 +59,7 @@ class FailedAppend:
         (CoordinationError("no broker answered"), DeadlineExceeded),
     ],
 )
-def test_a_refused_append_is_not_waited_for(log, monkeypatch, refusal, raised):
+def test_a_refused_append_ends_the_wait(log, monkeypatch, refusal, raised):
     clock = VirtualClock()
     follower = Follower(log, clock)
     plain = log.poll

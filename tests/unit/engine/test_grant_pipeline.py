@@ -81,7 +81,7 @@ def outstanding(node):
 # --- depth
 
 
-def test_it_begins_with_one_batch_and_asks_for_more_as_it_learns():
+def test_requests_start_with_one_batch_and_grow():
     cluster = world(records=(200,))
     node = owning(cluster, delivery=AMO, most=2)
     node.consumer.poll(0)
@@ -94,7 +94,7 @@ def test_it_begins_with_one_batch_and_asks_for_more_as_it_learns():
     assert max(sizes) > 2
 
 
-def test_several_requests_are_under_way_and_no_more_is_at_risk(eager):
+def test_several_requests_in_flight_keep_the_bound(eager):
     cluster = world(records=(100,))
     node = owning(cluster, delivery=AMO, most=3)
     cluster.fates["a"] = AppendFate(delay_ms=100)
@@ -112,7 +112,7 @@ def test_several_requests_are_under_way_and_no_more_is_at_risk(eager):
     assert worst == 4 * 3
 
 
-def test_a_bound_of_one_waits_for_each(eager):
+def test_a_bound_of_one_waits_for_each_batch(eager):
     cluster = world(records=(20,))
     node = owning(cluster, delivery=AMO, most=3, batches=1)
     assert consumed(node, cluster, 40) == list(range(20))
@@ -122,7 +122,7 @@ def test_a_bound_of_one_waits_for_each(eager):
         granted_before = line.record.proposed_last_offset + 1
 
 
-def test_one_by_one_what_is_granted_ahead_is_not_asked_for_record_by_record(eager):
+def test_single_record_polls_do_not_request_single_records(eager):
     cluster = world(records=(100,))
     node = owning(cluster, delivery=AMO, most=10)
     got = []
@@ -134,7 +134,7 @@ def test_one_by_one_what_is_granted_ahead_is_not_asked_for_record_by_record(eage
     assert len(asked(cluster)) <= 12
 
 
-def test_little_is_not_asked_for_while_more_is_about_to_be_granted(monkeypatch):
+def test_small_requests_wait_while_grants_are_pending(monkeypatch):
     monkeypatch.setattr(grant_pipeline, "WORK_PER_REQUEST_US", 500_000)
     cluster = world(records=(20, 4))
     node = cluster.node("a", wish=wish(delivery=AMO, most=4))
@@ -171,7 +171,7 @@ def sizes_of(cluster, partition):
         pytest.param((120, 120), 12, 6, id="covered, little fetched"),
     ],
 )
-def test_more_is_asked_for_at_once_while_others_cover_the_round_trip(
+def test_requests_grow_while_others_hide_the_round_trip(
     records, fetched, at_once, eager
 ):
     cluster = world(records=records)
@@ -197,7 +197,7 @@ def test_more_is_asked_for_at_once_while_others_cover_the_round_trip(
 # --- the trap: no position in the log yet
 
 
-def test_without_a_position_in_the_log_there_is_one_request_at_a_time(eager):
+def test_without_a_position_requests_are_sent_one_at_a_time(eager):
     cluster = world(records=(40,))
     node = cluster.node("a", wish=wish(delivery=AMO, most=3))
     cluster.run_until(lambda: KEY in node.session.holdings, H)
@@ -227,7 +227,7 @@ def test_a_request_that_overtakes_another_is_granted_both(eager):
 # --- refusals
 
 
-def test_a_small_span_bounds_what_is_asked_for(eager):
+def test_a_small_span_bounds_requests(eager):
     cluster = world(records=(50,), span=5)
     node = owning(cluster, delivery=AMO, most=3)
     cluster.fates["a"] = AppendFate(delay_ms=60)
@@ -236,7 +236,7 @@ def test_a_small_span_bounds_what_is_asked_for(eager):
     assert refused == []
 
 
-def test_a_pause_that_is_over_at_once_loses_nothing(eager):
+def test_a_short_pause_loses_nothing(eager):
     cluster = world(records=(30,))
     node = owning(cluster, delivery=AMO, most=3)
     got = consumed(node, cluster, 3)
@@ -248,7 +248,7 @@ def test_a_pause_that_is_over_at_once_loses_nothing(eager):
     assert not node.observer.named("grant_lost")
 
 
-def test_a_drain_hands_out_all_that_was_granted(eager):
+def test_a_drain_hands_out_all_granted_records(eager):
     cluster = world(records=(60,))
     node = owning(cluster, delivery=AMO, most=3)
     got = consumed(node, cluster, 2)
@@ -263,7 +263,7 @@ def test_a_drain_hands_out_all_that_was_granted(eager):
 # --- endings
 
 
-def test_what_others_were_granted_is_dropped(eager):
+def test_records_granted_to_others_are_dropped(eager):
     cluster = world(records=(30,))
     node = owning(cluster, delivery=AMO, most=4)
     owner, epoch = node.owner, claim_of(node).epoch
@@ -282,7 +282,7 @@ def test_what_others_were_granted_is_dropped(eager):
     assert consumed(node, cluster) == list(range(14, 30))
 
 
-def test_a_paused_partition_is_not_asked_for(eager):
+def test_a_paused_partition_sends_no_requests(eager):
     cluster = world(records=(10,))
     node = owning(cluster, delivery=AMO, most=2)
     node.consumer.pause(T0)
@@ -292,7 +292,7 @@ def test_a_paused_partition_is_not_asked_for(eager):
     assert consumed(node, cluster) == list(range(10))
 
 
-def test_a_later_consumer_of_the_process_hands_out_what_was_granted_before(eager):
+def test_a_later_consumer_hands_out_earlier_grants(eager):
     cluster = world(records=(40,))
     node = owning(cluster, delivery=AMO, most=3)
     got = consumed(node, cluster, 3)
@@ -305,7 +305,7 @@ def test_a_later_consumer_of_the_process_hands_out_what_was_granted_before(eager
     assert not node.observer.named("grant_lost")
 
 
-def test_a_lease_that_lapses_keeps_what_was_granted(eager):
+def test_a_lapsed_lease_keeps_its_grants(eager):
     cluster = world(records=(40,))
     node = owning(cluster, delivery=AMO, most=3)
     got = consumed(node, cluster, 3)
@@ -316,7 +316,7 @@ def test_a_lease_that_lapses_keeps_what_was_granted(eager):
     assert got == list(range(40))
 
 
-def test_retention_takes_nothing_that_was_fetched(eager):
+def test_retention_does_not_affect_fetched_records(eager):
     cluster = world(records=(40,))
     node = owning(cluster, delivery=AMO, most=3)
     got = consumed(node, cluster, 2)
@@ -327,7 +327,7 @@ def test_retention_takes_nothing_that_was_fetched(eager):
     assert set(got) >= set(range(end)) | set(range(30, 40))
 
 
-def test_losing_what_is_granted_raises(eager):
+def test_losing_granted_records_raises(eager):
     cluster = world(records=(40,))
     node = owning(cluster, delivery=AMO, most=3)
     consumed(node, cluster, 3)
@@ -339,7 +339,7 @@ def test_losing_what_is_granted_raises(eager):
     assert event.fields["key"] == KEY
 
 
-def test_a_stop_asks_for_nothing_new_and_hands_out_the_rest(eager):
+def test_a_stop_requests_nothing_and_hands_out_the_rest(eager):
     cluster = world(records=(60,))
     node = owning(cluster, delivery=AMO, most=3)
     got = consumed(node, cluster, 3)

@@ -53,7 +53,7 @@ def test_soft_stop_then_hard_stop(cluster):
     assert claim.ending.reason == "lease_expired"
 
 
-def test_what_was_fetched_before_a_pause_is_not_handed_out_after_it(cluster):
+def test_records_fetched_before_a_stop_are_not_handed_out_after(cluster):
     """A process that was stopped for long looks at its lease before anything."""
     node = owning(cluster, most=1)
     node.consumer.poll(0)
@@ -62,7 +62,7 @@ def test_what_was_fetched_before_a_pause_is_not_handed_out_after_it(cluster):
     assert node.consumer.position(T0) == 1
 
 
-def test_an_acknowledged_beat_that_is_not_read_back_renews_nothing(cluster):
+def test_an_acknowledged_heartbeat_not_read_back_renews_nothing(cluster):
     node = owning(cluster)
     node.log.read_lag_ms = 10 * H
     cluster.run(2 * H)
@@ -70,7 +70,7 @@ def test_an_acknowledged_beat_that_is_not_read_back_renews_nothing(cluster):
     assert not node.held
 
 
-def test_a_beat_that_lands_late_renews_from_its_sending(cluster):
+def test_a_late_heartbeat_renews_from_its_sending(cluster):
     node = owning(cluster)
     cluster.run(H)
     cluster.fates["a"] = AppendFate(delay_ms=500)
@@ -81,7 +81,7 @@ def test_a_beat_that_lands_late_renews_from_its_sending(cluster):
 
 
 @pytest.mark.parametrize("h", [H // 2, 2 * H])
-def test_a_lease_uses_the_interval_in_force_at_its_beat(cluster, h):
+def test_a_lease_uses_the_interval_at_its_heartbeat(cluster, h):
     node = owning(cluster)
     claim, before = claim_of(node), claim_of(node).lease
     # The beat and the Config behind it are read in one go.
@@ -101,7 +101,7 @@ def test_a_lease_uses_the_interval_in_force_at_its_beat(cluster, h):
     assert claim.heartbeat_interval_ms == h
 
 
-def test_an_ignored_beat_stops_at_once(cluster):
+def test_an_ignored_heartbeat_stops_at_once(cluster):
     node = owning(cluster)
     claim = claim_of(node)
     # Somebody with our full identity gives the key up behind our back.
@@ -123,7 +123,7 @@ def test_an_ignored_beat_stops_at_once(cluster):
     assert claim.phase is Phase.ENDED
 
 
-def test_a_leader_that_steps_ahead_shortens_leases(cluster):
+def test_a_forward_clock_step_shortens_leases(cluster):
     node = owning(cluster)
     cluster.run(H)
     before = claim_of(node).lease
@@ -138,7 +138,7 @@ def test_a_leader_that_steps_ahead_shortens_leases(cluster):
     assert node.observer.named("clock_step")[0].fields["surplus_ms"] == shorter_ms
 
 
-def test_a_step_is_found_by_the_record_that_was_closest_to_the_log(cluster):
+def test_a_clock_step_is_detected_by_the_least_lead(cluster):
     """However late other records of ours were folded, a lease may count from it."""
     node = owning(cluster)
     prompt = claim_of(node).lease
@@ -152,7 +152,7 @@ def test_a_step_is_found_by_the_record_that_was_closest_to_the_log(cluster):
     assert claim_of(node).lease.hard_until_ms < prompt.hard_until_ms
 
 
-def test_what_was_close_long_ago_is_forgotten():
+def test_an_old_lead_is_forgotten():
     lead = _Lead()
     assert lead.least_ms == FAR_MS
     lead.note(5, 0, window_ms=100)

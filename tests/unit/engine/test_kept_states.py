@@ -53,7 +53,7 @@ def test_without_a_state_the_log_is_read_from_its_start(cluster):
     assert log.poll(0)[0][1].offset == 0
 
 
-def test_it_goes_on_from_what_fits(cluster):
+def test_a_fitting_state_is_restored(cluster):
     state = fold(cluster, 0)
     write(cluster, b"more", 0)
     log, found, unfit, _ = begun(cluster, Shelf(kept(state)))
@@ -65,7 +65,7 @@ def test_it_goes_on_from_what_fits(cluster):
     assert next(entry.offset for t, entry in entries if t == 1) == 0
 
 
-def test_the_first_source_that_fits_wins_and_others_are_not_asked(cluster):
+def test_the_first_fitting_source_wins(cluster):
     first = Shelf(kept(fold(cluster, 0)), kept(fold(cluster, 1), digest="00" * 16))
     second = Shelf(kept(fold(cluster, 1), source="second"))
     third = Shelf()
@@ -89,14 +89,14 @@ def test_the_first_source_that_fits_wins_and_others_are_not_asked(cluster):
         pytest.param({"offset": 0}, "proves nothing", id="at the start"),
     ],
 )
-def test_what_does_not_fit_is_not_believed(cluster, changes, why):
+def test_an_unfit_state_is_refused(cluster, changes, why):
     state = fold(cluster, 0)
     found = world_of(kept(state, **changes), LogRange(0, state.next_offset))
     assert isinstance(found, str)
     assert why in found
 
 
-def test_a_state_from_a_log_that_was_truncated_is_not_believed(cluster):
+def test_a_state_beyond_a_truncation_is_refused(cluster):
     """The log has grown again to the same length, under another leader."""
     state = fold(cluster, 0)
     place = cluster.place(0)
@@ -109,7 +109,7 @@ def test_a_state_from_a_log_that_was_truncated_is_not_believed(cluster):
     assert log.poll(0)[0][1].offset == 0
 
 
-def test_a_state_before_a_truncation_is_gone_on_from(cluster):
+def test_a_state_before_a_truncation_is_restored(cluster):
     state = fold(cluster, 0)
     write(cluster, b"lost", 0)
     cluster.kafka.truncate(cluster.place(0), end=state.next_offset, leader=1)
@@ -117,14 +117,14 @@ def test_a_state_before_a_truncation_is_gone_on_from(cluster):
     assert (found[0].source, unfit) == ("a test", [])
 
 
-def test_the_log_start_is_missing_where_no_state_reaches_it(cluster):
+def test_without_a_fitting_state_the_log_start_is_missing(cluster):
     cluster.kafka.delete_records(cluster.place(0), before=2)
     _, found, _, _ = begun(cluster)
     assert found[0].is_log_start_missing
     assert not found[1].is_log_start_missing
 
 
-def test_a_state_makes_up_for_what_was_deleted(cluster):
+def test_a_state_replaces_deleted_entries(cluster):
     state = fold(cluster, 0)
     before = state.next_offset - 1
     cluster.kafka.delete_records(cluster.place(0), before=before)
@@ -132,7 +132,7 @@ def test_a_state_makes_up_for_what_was_deleted(cluster):
     assert not found[0].is_log_start_missing
 
 
-def test_what_the_log_itself_holds_needs_no_entry_before_it(cluster):
+def test_a_checkpoint_in_the_log_needs_no_entry_before_it(cluster):
     state = fold(cluster, 0)
     write(cluster, b"a checkpoint", 0)
     cluster.kafka.delete_records(cluster.place(0), before=state.next_offset)
@@ -158,7 +158,7 @@ def test_entries_of_other_partitions_are_handed_back(cluster):
     assert log.poll(0) == []
 
 
-def test_a_log_that_sends_nothing_is_asked_again(cluster):
+def test_a_silent_log_is_retried(cluster):
     state = fold(cluster, 0)
     log = cluster.kafka.coordination_log()
     log.read_lag_ms = 60_000
@@ -166,7 +166,7 @@ def test_a_log_that_sends_nothing_is_asked_again(cluster):
         restore(log, [0], sources=[Shelf(kept(state))], on_unfit=lambda *_: None)
 
 
-def test_a_log_that_goes_back_meanwhile_is_asked_again(cluster):
+def test_a_truncation_during_the_restore_is_retried(cluster):
     log = cluster.kafka.coordination_log()
     log.poll(0)
     cluster.kafka.truncate(cluster.place(0), end=1, leader=1)
@@ -209,7 +209,7 @@ def test_an_aside_is_the_log_but_for_its_end(cluster):
     assert log.poll(0)
 
 
-def test_an_engine_goes_on_from_a_state():
+def test_an_engine_starts_from_a_state():
     made = world()
     first = owning(made)
     made.crash(first)
@@ -222,7 +222,7 @@ def test_an_engine_goes_on_from_a_state():
     assert digest(node.engine.context.replicas[0].world) == digest(state)
 
 
-def test_an_engine_tells_of_a_state_that_does_not_fit_once(cluster):
+def test_an_engine_reports_an_unfit_state_once(cluster):
     cluster.kafka.delete_records(cluster.place(0), before=2)
     node = cluster.node("b")
     node.engine.rebuilder.sources = (Shelf(kept(fold(cluster, 1), digest="0")),)
@@ -231,7 +231,7 @@ def test_an_engine_tells_of_a_state_that_does_not_fit_once(cluster):
     assert node.engine.log_start_missing == (0,)
 
 
-def test_a_state_that_turns_up_replaces_the_missing_log_start(cluster):
+def test_a_later_state_replaces_the_missing_log_start(cluster):
     state = fold(cluster, 0)
     cluster.kafka.delete_records(cluster.place(0), before=2)
     node = cluster.node("b")
@@ -243,7 +243,7 @@ def test_a_state_that_turns_up_replaces_the_missing_log_start(cluster):
     assert node.engine.is_ready
 
 
-def test_entries_that_came_meanwhile_outlast_a_fault():
+def test_entries_read_meanwhile_survive_a_fault():
     """A log that does not answer while one T is sought must cost no other T."""
     cluster = world(partitions=2, records=(10, 10))
     node = cluster.node("a")
@@ -280,7 +280,7 @@ def soft():
     return fold(cluster).soft
 
 
-def test_it_comes_back_as_it_was(soft):
+def test_soft_state_survives_encoding(soft):
     assert soft.members
     assert soft.notes
     assert soft.counters
@@ -289,24 +289,24 @@ def test_it_comes_back_as_it_was(soft):
     assert soft_from_bytes(soft_to_bytes(SoftState())) == SoftState()
 
 
-def test_another_version_is_nothing(soft):
+def test_another_version_is_ignored(soft):
     value = soft_to_bytes(soft)
     assert value[1] == 1
     assert soft_from_bytes(value[:1] + b"\x02" + value[2:]) == SoftState()
 
 
 @given(st.binary(max_size=64))
-def test_rubbish_is_nothing(value):
+def test_invalid_bytes_are_ignored(value):
     assert soft_from_bytes(value) == SoftState()
 
 
-def test_what_is_cut_off_is_nothing(soft):
+def test_truncated_bytes_are_ignored(soft):
     value = soft_to_bytes(soft)
     for size in range(len(value)):
         assert soft_from_bytes(value[:size]) == SoftState()
 
 
-def test_a_member_that_is_none_is_left_out(soft):
+def test_an_invalid_member_is_skipped(soft):
     value = soft_to_bytes(soft)
     (member,) = soft.members.values()
     name = member.record.client_id.encode()

@@ -24,14 +24,14 @@ def test_lag_is_end_less_position(cluster):
     cluster.run_until(lambda: node.session.lag_of(KEY) == 7, H)
 
 
-def test_lag_at_most_once_counts_from_what_was_granted(cluster):
+def test_lag_at_most_once_counts_from_the_grants(cluster):
     node = owning(cluster, delivery=AMO, most=4)
     cluster.run_until(lambda: node.session.lag_of(KEY) == 10, H)
     node.consumer.poll(0)
     cluster.run_until(lambda: node.session.lag_of(KEY) == 6, H)
 
 
-def test_what_is_not_held_or_not_known_has_no_lag(cluster):
+def test_an_unknown_key_has_no_lag(cluster):
     node = cluster.node("a", wish=wish())
     assert node.session.lag_of(KEY) is None
     node.data.cut = True
@@ -51,9 +51,7 @@ def test_a_failed_look_up_leaves_the_last_figure(cluster):
     assert node.session.lag_of(KEY) == 10
 
 
-def test_one_call_is_outstanding_and_many_partitions_are_asked_in_parts(
-    cluster, monkeypatch
-):
+def test_one_request_is_outstanding_and_many_partitions_are_split(cluster, monkeypatch):
     monkeypatch.setattr(lag, "PARTITIONS_MAX", 2)
     cluster = world(records=[3] * 5)
     asked = []

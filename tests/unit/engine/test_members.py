@@ -32,7 +32,7 @@ def cluster():
 # --- Announcements ---
 
 
-def test_only_what_was_not_said_before_is_news(cluster):
+def test_only_a_changed_announcement_is_news(cluster):
     announcer = owning(cluster).session._announcer
 
     def is_news(record):
@@ -57,7 +57,7 @@ def test_only_what_was_not_said_before_is_news(cluster):
     assert not is_news(beat(0))
 
 
-def test_as_many_members_as_there_may_be_are_remembered(cluster, monkeypatch):
+def test_the_number_of_remembered_members_is_bounded(cluster, monkeypatch):
     monkeypatch.setattr(members, "ANNOUNCED_MAX", 3)
     announcer = owning(cluster).session._announcer
     for number in range(10):
@@ -94,7 +94,7 @@ def test_a_restart_with_its_identity_keeps_all_keys(restarts):
     assert not takeovers(cluster)
 
 
-def test_a_restart_without_its_identity_waits_like_anybody(cluster):
+def test_a_restart_without_its_identity_waits(cluster):
     a = owning(cluster)
     cluster.crash(a)
     again = cluster.node("a", wish=wish())
@@ -156,7 +156,7 @@ def test_a_second_start_of_a_live_client_fails_and_takes_nothing(cluster):
     assert not takeovers(cluster)
 
 
-def test_whoever_is_resumed_by_another_stops(cluster):
+def test_a_resumed_process_stops(cluster):
     """PROTOCOL 5.5: a copy of the identity directory; nobody resumes back."""
     a = owning(cluster)
     copy = cluster.node("a", wish=wish(), lives=a.lives)
@@ -169,7 +169,7 @@ def test_whoever_is_resumed_by_another_stops(cluster):
     assert len(resumed) == 1
 
 
-def test_the_age_of_what_shows_a_twin_is_told(cluster):
+def test_a_twin_is_reported_with_the_age_of_its_record(cluster):
     old = owning(cluster)
     old.cut(is_cut=True)
     successor = cluster.node("a", wish=wish())
@@ -194,7 +194,7 @@ def test_a_late_announcement_of_a_dead_process_is_no_conflict(cluster):
 
 
 @pytest.mark.parametrize("lead_ms", range(0, H // 2, 200))
-def test_whoever_was_cut_off_yields_to_its_successor(cluster, lead_ms):
+def test_a_disconnected_process_yields_to_its_successor(cluster, lead_ms):
     """Its claims have expired before it reads who has them, and its group may not
     have forgotten it, so that it is the elder of the two."""
     old = owning(cluster)

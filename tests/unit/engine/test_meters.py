@@ -47,7 +47,7 @@ def total(counts):
 # --- Durations ---
 
 
-def test_a_bound_belongs_to_its_class():
+def test_a_bound_belongs_to_its_bucket():
     figure = Histogram((10, 20))
     for duration_ms in (-5, 0, 10, 11, 20, 21, 1_000):
         figure.observe(duration_ms)
@@ -55,7 +55,7 @@ def test_a_bound_belongs_to_its_class():
     assert figure.sum_ms == 0 + 0 + 10 + 11 + 20 + 21 + 1_000
 
 
-def test_a_copy_stands_still():
+def test_a_copy_does_not_change():
     figure = Histogram((10,))
     figure.observe(1)
     before = figure.copy()
@@ -117,7 +117,7 @@ def test_a_released_key_counts_from_its_release(cluster):
     assert figure.sum_ms <= fold(cluster).keys[KEY].renewed_ms - released_ms
 
 
-def test_a_restart_that_resumes_is_told_apart(cluster):
+def test_a_resumed_takeover_is_counted_separately(cluster):
     first = owning(cluster)
     cluster.crash(first)
     second = cluster.node("a", wish=wish(), lives=first.lives)
@@ -126,7 +126,7 @@ def test_a_restart_that_resumes_is_told_apart(cluster):
     assert sum(second.session.meters.takeovers["t", "resumed"].counts) == 1
 
 
-def test_a_loss_and_a_release_are_told_apart(cluster):
+def test_losses_and_releases_are_counted_separately(cluster):
     node = owning(cluster)
     node.cut(is_cut=True)
     cluster.run_until(lambda: not node.held, 3 * H)
@@ -185,7 +185,7 @@ ACTS = st.lists(
 
 
 @given(ACTS)
-def test_totals_are_what_was_done_and_never_fall(acts):
+def test_totals_never_fall(acts):
     """Whatever is done in whatever order, as Prometheus wants it of counters."""
     meters, end, handed, committed = SessionMeters(), 0, 0, 0
     holding = fresh_holding()
@@ -219,14 +219,14 @@ def fresh_holding():
     return holding
 
 
-def test_records_in_the_hands_of_a_closed_consumer_stay_uncommitted(cluster):
+def test_records_of_a_closed_consumer_stay_uncommitted(cluster):
     node = owning(cluster)
     node.consumer.poll(0, 4)
     node.consumer.close(release=False, timeout_ms=0)
     assert node.session.holdings[KEY].tally == Tally(4, 0)
 
 
-def test_at_most_once_what_is_handed_out_is_committed(cluster):
+def test_at_most_once_handed_out_records_are_committed(cluster):
     node = owning(cluster, delivery=AMO)
     node.engine.changed = Stepping(cluster)
     (records,) = node.consumer.poll(H, 4).values()

@@ -24,7 +24,7 @@ def follows(cluster, position):
     cluster.run_until(lambda: mirrored(cluster) == position, 2 * H)
 
 
-def test_a_mirror_follows(cluster):
+def test_a_mirror_writes_positions(cluster):
     node = owning(cluster)
     for position in (4, 7):
         commit(node, position - (mirrored(cluster) or 0))
@@ -32,7 +32,7 @@ def test_a_mirror_follows(cluster):
     assert node.observer.named("mirror_drift") == []
 
 
-def test_what_others_commit_is_told_and_overwritten(cluster):
+def test_foreign_commits_are_reported_and_overwritten(cluster):
     node = owning(cluster)
     commit(node, 4)
     follows(cluster, 4)
@@ -45,7 +45,7 @@ def test_what_others_commit_is_told_and_overwritten(cluster):
 
 
 @pytest.mark.parametrize("lands", [True, False])
-def test_a_write_without_an_answer_is_nobody_elses(cluster, monkeypatch, lands):
+def test_a_failed_write_is_not_reported_as_foreign(cluster, monkeypatch, lands):
     """It may stand though it failed: what is found then is one's own."""
     node = owning(cluster)
     commit(node, 4)

@@ -5,7 +5,7 @@ from enginekit import H, owning, world
 from kafka_marshal.testing.fakestore import AppendFate
 
 
-def test_what_never_arrived_is_not_waited_for_but_not_confirmed_either():
+def test_a_lost_record_is_neither_awaited_nor_confirmed():
     cluster = world()
     node = owning(cluster)
     seqs = node.session.begin_close(release=True)

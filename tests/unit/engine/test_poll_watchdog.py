@@ -27,7 +27,7 @@ def pass_time(rig, ms):
         rig.tick(100)
 
 
-def test_what_the_application_does_not_come_back_for_goes(rig, slow):
+def test_a_partition_without_polls_is_released(rig, slow):
     pass_time(rig, 400)
     assert rig.desk.returned == []
     pass_time(rig, 200)
@@ -38,7 +38,7 @@ def test_what_the_application_does_not_come_back_for_goes(rig, slow):
         slow.poll()
 
 
-def test_what_nobody_else_can_take_stays(rig, slow):
+def test_a_partition_without_a_taker_stays(rig, slow):
     rig.tick(1)
     rig.session.on_deadlines(rig.beaten(takers=("u",)), told=())
     pass_time(rig, 1_000)
@@ -50,7 +50,7 @@ def test_what_nobody_else_can_take_stays(rig, slow):
     assert len(rig.events("stuck")) == 2
 
 
-def test_whoever_is_stuck_where_others_were_is_given_more_time(rig):
+def test_a_repeatedly_stuck_partition_gets_more_time(rig):
     consumer = rig.consumer(most=4, max_handling_ms=500)
     rig.say(rig.assigned(stuck=1))
     consumer.poll()
@@ -61,7 +61,7 @@ def test_whoever_is_stuck_where_others_were_is_given_more_time(rig):
     assert len(rig.desk.returned) == 1
 
 
-def test_a_process_that_was_stopped_is_not_wedged(rig, slow):
+def test_a_stopped_process_is_not_stuck(rig, slow):
     rig.tick(H // 2)
     rig.tick(10)
     assert rig.desk.returned == []

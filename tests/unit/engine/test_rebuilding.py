@@ -52,7 +52,7 @@ def polled(node, cluster):
     raise AssertionError("nothing was handed out")
 
 
-def test_a_truncation_fences_at_once_and_the_engine_goes_on(cluster):
+def test_a_truncation_fences_at_once_and_the_engine_continues(cluster):
     lost = []
     node = owning(cluster, on_lost=lambda _, ending: lost.append(ending))
     node.consumer.poll(0)
@@ -70,7 +70,7 @@ def test_a_truncation_fences_at_once_and_the_engine_goes_on(cluster):
     assert token.leader_epoch == 1
 
 
-def test_what_is_in_hand_is_lost_loudly(cluster):
+def test_uncommitted_records_are_reported_as_lost(cluster):
     node = owning(cluster)
     assert polled(node, cluster)
     truncate(cluster, end=1)
@@ -79,7 +79,7 @@ def test_what_is_in_hand_is_lost_loudly(cluster):
         node.consumer.poll(0)
 
 
-def test_other_partitions_go_on():
+def test_other_partitions_continue():
     """Only the T whose log went back is folded anew."""
     cluster = world(partitions=2, records=(10,) * 8)
     node = cluster.node("a", wish=wish())
@@ -95,7 +95,7 @@ def test_other_partitions_go_on():
     assert {k: node.held[k] for k in theirs} == theirs
 
 
-def test_a_log_that_goes_back_while_another_is_sought_is_folded_anew():
+def test_a_truncation_during_another_restore_is_folded_again():
     cluster = world(partitions=2, records=(10,) * 8)
     node = cluster.node("a", wish=wish())
     cluster.run_until(held_by(node, 8), 3 * H)
@@ -109,7 +109,7 @@ def test_a_log_that_goes_back_while_another_is_sought_is_folded_anew():
     assert node.observer.named("log_poll_failed") == []
 
 
-def test_it_is_folded_anew_from_a_state_that_fits():
+def test_a_refold_starts_from_a_fitting_state():
     cluster = world(records=(10,))
     node = owning(cluster)
     good = fold(cluster)
@@ -124,7 +124,7 @@ def test_it_is_folded_anew_from_a_state_that_fits():
     assert "ends at offset" in node.observer.named("state_unfit")[0].fields["why"]
 
 
-def test_what_the_log_calls_ours_still_is_released(cluster):
+def test_a_claim_that_survives_in_the_log_is_released(cluster):
     """At least once: the claim survived, and nobody here uses it any more."""
     node = owning(cluster)
     epoch = node.session.holdings[KEY].claim.epoch
@@ -138,7 +138,7 @@ def test_what_the_log_calls_ours_still_is_released(cluster):
     assert released.record.reason == "ghost"
 
 
-def test_at_most_once_the_log_is_told_again_what_was_granted(cluster):
+def test_at_most_once_lost_grants_are_requested_again(cluster):
     """PROTOCOL 7.5: still owner, granted below our highest grant."""
     node = owning(cluster, delivery=AMO, most=5, batches=1)
     first = polled(node, cluster)[0]
@@ -161,7 +161,7 @@ def test_at_most_once_the_log_is_told_again_what_was_granted(cluster):
     assert node.observer.named("grant_exposed") == []
 
 
-def test_a_range_wider_than_span_is_told_in_parts():
+def test_a_range_wider_than_span_is_requested_in_parts():
     cluster = world(records=(50,), span=4)
     node = owning(cluster, delivery=AMO, most=4, batches=1)
     done = []
@@ -176,7 +176,7 @@ def test_a_range_wider_than_span_is_told_in_parts():
     assert not set(after) & set(done)
 
 
-def test_at_most_once_a_key_that_is_not_ours_any_more_is_exposed(cluster):
+def test_at_most_once_a_key_of_another_owner_is_exposed(cluster):
     """PROTOCOL 7.5: others may be granted what was processed here."""
     node = owning(cluster, delivery=AMO, most=5, batches=1)
     done = polled(node, cluster)[0]
@@ -197,7 +197,7 @@ def drain_to(cluster, node, offset):
     return seen
 
 
-def test_what_the_next_owner_was_granted_by_now_is_exposed_too(cluster):
+def test_later_grants_of_the_next_owner_are_exposed(cluster):
     """Its grants have passed ours by the time that we see the log again."""
     node = owning(cluster, delivery=AMO, most=5, batches=1)
     done = polled(node, cluster)[0]
@@ -213,7 +213,7 @@ def test_what_the_next_owner_was_granted_by_now_is_exposed_too(cluster):
     assert told.fields == {"key": KEY, "first": 0, "last": granted - 1}
 
 
-def test_one_that_began_in_a_state_that_was_skipped_is_exposed_from_0(cluster):
+def test_a_takeover_in_skipped_entries_is_exposed_from_0(cluster):
     node = owning(cluster, delivery=AMO, most=5, batches=1)
     polled(node, cluster)
     granted = fold(cluster).keys[KEY].granted
@@ -229,7 +229,7 @@ def test_one_that_began_in_a_state_that_was_skipped_is_exposed_from_0(cluster):
     assert told.fields == {"key": KEY, "first": 0, "last": granted - 1}
 
 
-def test_one_that_is_taken_over_before_its_request_is_exposed(cluster):
+def test_a_key_taken_over_before_its_request_is_exposed(cluster):
     """Still owner by the log, until somebody else came before the request."""
     node = owning(cluster, delivery=AMO, most=5, batches=1)
     done = polled(node, cluster)[0]
@@ -245,7 +245,7 @@ def test_one_that_is_taken_over_before_its_request_is_exposed(cluster):
     assert told.fields == {"key": KEY, "first": 0, "last": granted - 1}
 
 
-def test_a_request_that_gets_no_answer_is_made_again(cluster):
+def test_an_unanswered_request_is_repeated(cluster):
     node = owning(cluster, delivery=AMO, most=5, batches=1)
     polled(node, cluster)
     granted = fold(cluster).keys[KEY].granted
@@ -272,7 +272,7 @@ def test_a_second_truncation_remembers_the_first(cluster):
     assert len(exposed) + len(of(cluster, "a", ClaimingMessages)) >= 1
 
 
-def test_nothing_is_claimed_before_it_is_folded_anew():
+def test_nothing_is_claimed_before_the_refold_ends():
     cluster = world(records=(10,))
     node = owning(cluster)
     truncate(cluster, end=2)
@@ -285,7 +285,7 @@ def test_nothing_is_claimed_before_it_is_folded_anew():
     assert of(cluster, "a") == held_back
 
 
-def test_a_topic_made_anew_ends_the_engine(cluster):
+def test_a_recreated_topic_stops_the_engine(cluster):
     """PROTOCOL 7.5: what it said of who owns what is gone for good."""
     node = owning(cluster)
     cluster.kafka.delete_topic("__marshal")
@@ -296,7 +296,7 @@ def test_a_topic_made_anew_ends_the_engine(cluster):
     assert not node.held
 
 
-def test_a_topic_made_anew_that_is_longer_is_noticed_in_time(cluster):
+def test_a_longer_recreated_topic_is_detected(cluster):
     """Nothing goes back there: only the topic's id tells."""
     node = owning(cluster)
     values_before = [r.value for r in cluster.kafka.log(cluster.place(0)).records]
@@ -311,7 +311,7 @@ def test_a_topic_made_anew_that_is_longer_is_noticed_in_time(cluster):
 WRONG = WrongSetting("retention.ms", "retention.ms is 1000", "kafka-configs ...")
 
 
-def test_a_setting_changed_under_us_is_reported_once(cluster):
+def test_a_changed_setting_is_reported_once(cluster):
     node = owning(cluster)
     node.data.wrong = [WRONG]
     told = node.observer.named
@@ -330,7 +330,7 @@ def test_a_setting_changed_under_us_is_reported_once(cluster):
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
-def test_who_begins_behind_a_checkpoint_does_not_miss_it(cluster, is_kept):
+def test_a_start_after_a_checkpoint_counts_it(cluster, is_kept):
     """With checkpoints a retention of a week is right: the last one was not read."""
     owning(cluster)
     asked = []
@@ -346,7 +346,7 @@ def test_who_begins_behind_a_checkpoint_does_not_miss_it(cluster, is_kept):
     assert asked[0] == ("__marshal", is_kept, True)
 
 
-def test_settings_that_may_not_be_seen_are_no_fault(cluster, monkeypatch):
+def test_unreadable_settings_are_no_fault(cluster, monkeypatch):
     node = owning(cluster)
 
     def deny(*_, **__):
@@ -360,7 +360,7 @@ def test_settings_that_may_not_be_seen_are_no_fault(cluster, monkeypatch):
     assert node.held
 
 
-def test_a_topic_that_is_gone_for_now_is_asked_for_again(cluster):
+def test_a_missing_topic_is_retried(cluster):
     node = owning(cluster)
     truncate(cluster, end=1)
     node.data.cut = True
@@ -391,7 +391,7 @@ def recreated(cluster, node):
     return seen
 
 
-def test_grants_of_a_topic_that_the_log_has_forgotten_are_exposed(cluster):
+def test_grants_of_a_forgotten_topic_are_exposed(cluster):
     """More was granted of the earlier topic, which says nothing of the later one."""
     node = owning(cluster, delivery=AMO, most=5, batches=1, refresh_ms=500)
     drain_to(cluster, node, 9)
@@ -423,7 +423,7 @@ def granted_and_kept(cluster):
 
 
 @pytest.mark.parametrize("is_claim_lost", [False, True])
-def test_grants_that_a_kept_state_knows_are_reported(cluster, is_claim_lost):
+def test_lost_grants_of_a_kept_state_are_reported(cluster, is_claim_lost):
     at, state = granted_and_kept(cluster)
     truncate(cluster, end=1 if is_claim_lost else at)
     node = started_anew(cluster, state)
@@ -434,7 +434,7 @@ def test_grants_that_a_kept_state_knows_are_reported(cluster, is_claim_lost):
     assert event.fields == {"key": KEY, "first": 0, "last": granted - 1}
 
 
-def test_what_others_were_granted_since_is_reported(cluster):
+def test_later_grants_of_others_are_reported(cluster):
     _, state = granted_and_kept(cluster)
     truncate(cluster, end=1)
     cluster.crash(cluster.nodes[0])
@@ -451,7 +451,7 @@ def test_what_others_were_granted_since_is_reported(cluster):
     )
 
 
-def test_lost_grants_of_an_earlier_topic_are_none_to_report(cluster):
+def test_lost_grants_of_an_earlier_topic_are_not_reported(cluster):
     """Nobody can be granted them again: the log knows that its topic is over."""
     at, state = granted_and_kept(cluster)
     truncate(cluster, end=at)
@@ -467,7 +467,7 @@ def test_lost_grants_of_an_earlier_topic_are_none_to_report(cluster):
     assert node.observer.named("grant_exposed") == []
 
 
-def test_an_owner_that_lives_tells_the_log_itself(cluster):
+def test_a_live_owner_restores_its_grants_itself(cluster):
     at, state = granted_and_kept(cluster)
     truncate(cluster, end=at)
     node = cluster.node("b", sources=(Shelf(kept(state)),))
@@ -489,7 +489,7 @@ def test_a_damaged_state_is_no_evidence(cluster, changes):
     assert not node.observer.named("grant_exposed")
 
 
-def test_what_is_not_reported_yet_is_kept_for_the_next_start(cluster):
+def test_unreported_losses_are_kept_for_the_next_start(cluster):
     """Whether an owner tells the log again shows after 2H: starts in between count."""
     at, state = granted_and_kept(cluster)
     truncate(cluster, end=at)
@@ -507,7 +507,7 @@ def test_what_is_not_reported_yet_is_kept_for_the_next_start(cluster):
 
 
 @pytest.mark.parametrize("is_claim_lost", [False, True])
-def test_what_was_reported_is_removed(cluster, is_claim_lost):
+def test_reported_evidence_is_removed(cluster, is_claim_lost):
     at, state = granted_and_kept(cluster)
     truncate(cluster, end=1 if is_claim_lost else at)
     cluster.crash(cluster.nodes[0])
@@ -519,7 +519,7 @@ def test_what_was_reported_is_removed(cluster, is_claim_lost):
     assert len(node.observer.named("grant_exposed")) == 1
 
 
-def test_a_state_that_is_no_evidence_is_removed_at_once(cluster):
+def test_a_state_without_evidence_is_removed_at_once(cluster):
     _, state = granted_and_kept(cluster)
     truncate(cluster, end=1)
     cluster.crash(cluster.nodes[0])

@@ -43,7 +43,7 @@ def test_a_ghost_claim_is_released_at_once(cluster):
     assert of(cluster, "a", ReleasingPartition)[0].record.reason in {"ghost", "closed"}
 
 
-def test_a_claim_that_lands_after_its_lease_is_released_and_tried_again(cluster):
+def test_a_claim_that_arrives_after_its_lease_is_retried(cluster):
     cluster.fates["a"] = AppendFate(delay_ms=2 * H, fails_after_ms=10)
     node = cluster.node("a", wish=wish())
     cluster.run(H // 4)

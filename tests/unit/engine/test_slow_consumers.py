@@ -95,7 +95,7 @@ def slow_and_fast(*, partitions=2, arriving=10, slow=5, fast=200, **rest):
     return cluster, a, b, load
 
 
-def test_a_slow_owner_hands_over_and_the_lag_falls():
+def test_a_slow_owner_releases_and_the_lag_falls():
     cluster, a, b, load = slow_and_fast()
     (key,) = a.node.held
     live(cluster, [a, b, load], 8 * H, until=lambda: key in b.node.held)
@@ -138,7 +138,7 @@ def test_nothing_is_judged_before_ten_samples_and_three_cycles():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_is_too_much_never_goes_to_and_fro(seed):
+def test_an_overloaded_partition_does_not_oscillate(seed):
     """Moves grow with the logarithm of time: each backs off twice as long."""
     cluster, a, b, load = slow_and_fast(partitions=4, slow=3 + 2 * seed)
     live(cluster, [a, b, load], 60 * H)
@@ -151,7 +151,7 @@ def test_what_is_too_much_never_goes_to_and_fro(seed):
     assert all(b.node.session.lag_of(key) < 100 for key in b.node.held)
 
 
-def test_alone_nothing_is_given_up():
+def test_a_single_member_releases_nothing():
     cluster = world(records=[0])
     a = start(cluster, "a", 2)
     load = Load(cluster, 1, 10)
@@ -162,7 +162,7 @@ def test_alone_nothing_is_given_up():
     assert event.fields["successor"] is None, "told, once, and kept"
 
 
-def test_where_all_are_behind_nothing_moves():
+def test_if_all_members_lag_nothing_moves():
     cluster, a, b, load = slow_and_fast(fast=5)
     live(cluster, [a, b, load], 20 * H)
     assert releases(cluster, "behind") == []
@@ -170,19 +170,19 @@ def test_where_all_are_behind_nothing_moves():
     assert labels == {"behind": "yes"}
 
 
-def test_a_full_member_is_nobody_to_hand_to():
+def test_a_full_member_is_no_taker():
     cluster, a, b, load = slow_and_fast(claims_max=1)
     live(cluster, [a, b, load], 12 * H)
     assert releases(cluster, "behind") == []
 
 
-def test_whoever_keeps_up_keeps_it():
+def test_a_member_that_keeps_up_keeps_its_partition():
     cluster, a, b, load = slow_and_fast(slow=15)
     live(cluster, [a, b, load], 15 * H)
     assert releases(cluster, "behind") == []
 
 
-def test_it_can_be_turned_off():
+def test_releasing_lagging_partitions_can_be_disabled():
     cluster = world(records=[0] * 2)
     wished = wish(max_handling_ms=None, releases_behind=False)
     apps = [App(cluster.node(name, wish=wished), 3) for name in "ab"]
@@ -192,7 +192,7 @@ def test_it_can_be_turned_off():
     assert releases(cluster, "behind") == []
 
 
-def test_what_the_application_holds_back_is_not_judged():
+def test_paused_partitions_are_not_judged():
     cluster, a, b, load = slow_and_fast()
     (key,) = a.node.held
     a.node.consumer.pause(key.topic_partition)
@@ -200,7 +200,7 @@ def test_what_the_application_holds_back_is_not_judged():
     assert releases(cluster, "behind") == []
 
 
-def test_missing_figures_change_nothing():
+def test_missing_log_ends_change_nothing():
     cluster, a, b, load = slow_and_fast()
     a.node.data.ranges = cut
     live(cluster, [a, b, load], 12 * H)
@@ -258,7 +258,7 @@ def test_a_blocked_handler_loses_its_partition_within_h_and_jitter(policy):
     live(cluster, [b], H, until=lambda: b.node.session.lag_of(KEY) == 0)
 
 
-def test_who_comes_back_late_is_told_what_it_lost():
+def test_a_late_poll_reports_the_loss():
     cluster = world(records=[9])
     a, _ = blocked(cluster)
     b = start(cluster, "b", 100)
@@ -267,7 +267,7 @@ def test_who_comes_back_late_is_told_what_it_lost():
         a.node.consumer.poll(0)
 
 
-def test_until_it_comes_back_it_takes_nothing():
+def test_a_stuck_consumer_claims_nothing_until_it_polls():
     cluster = world(records=[9, 9, 9])
     a, _ = blocked(cluster)
     cluster.run_until(held_by(a.node, 3), H)
@@ -284,7 +284,7 @@ def test_until_it_comes_back_it_takes_nothing():
     assert len(back) == 1
 
 
-def test_alone_a_blocked_handler_keeps_its_claim_until_somebody_comes():
+def test_a_blocked_handler_keeps_its_claim_without_a_taker():
     cluster = world(records=[9])
     a, taken = blocked(cluster)
     cluster.run(5 * H)
@@ -318,7 +318,7 @@ def poll_until(cluster, app):
     return polled
 
 
-def test_a_process_that_was_stopped_is_not_wedged():
+def test_a_stopped_process_is_not_stuck():
     """Nobody knows what its handler did meanwhile: it is judged from now on."""
     cluster = world(records=[9])
     a, _ = blocked(cluster)
@@ -332,7 +332,7 @@ def test_a_process_that_was_stopped_is_not_wedged():
     live(cluster, [b], H, until=lambda: KEY in b.node.held)
 
 
-def test_nothing_to_do_is_not_wedged():
+def test_an_idle_consumer_is_not_stuck():
     cluster = world(records=[0])
     a = start(cluster, "a", None)
     cluster.run_until(held_by(a.node, 1), H)
@@ -342,7 +342,7 @@ def test_nothing_to_do_is_not_wedged():
     assert a.node.observer.named("stuck") == []
 
 
-def test_an_idle_consumer_that_does_not_poll_loses_what_has_records():
+def test_an_idle_consumer_without_polls_loses_partitions_with_records():
     cluster = world(records=[0, 5])
     a = start(cluster, "a", None)
     cluster.run_until(held_by(a.node, 2), H)
@@ -351,7 +351,7 @@ def test_an_idle_consumer_that_does_not_poll_loses_what_has_records():
 
 
 @pytest.mark.parametrize(("limit_ms", "least_ms"), [(0, 8 * H), (3 * H, 3 * H)])
-def test_handlers_may_take_longer_where_told_so(limit_ms, least_ms):
+def test_max_handling_ms_extends_the_limit(limit_ms, least_ms):
     cluster = world(records=[9])
     wished = wish(max_handling_ms=limit_ms, releases_behind=True)
     a = cluster.node("a", wish=wished)
@@ -362,7 +362,7 @@ def test_handlers_may_take_longer_where_told_so(limit_ms, least_ms):
     assert KEY in a.held
 
 
-def test_a_record_that_hangs_everybody_moves_ever_more_rarely():
+def test_a_record_that_blocks_all_handlers_moves_ever_more_rarely():
     """And whatever takes longer than the limit is done in the end."""
     cluster = world(records=[9])
     apps = [start(cluster, name, 1_000) for name in "ab"]
@@ -386,7 +386,7 @@ def test_a_record_that_hangs_everybody_moves_ever_more_rarely():
     assert Counter(who for who, *_ in gone).keys() == {"a", "b"}
 
 
-def test_at_most_once_what_was_not_handed_out_is_reported():
+def test_at_most_once_lost_grants_are_reported():
     cluster = world(records=[9])
     a = start(cluster, "a", None, delivery=AMO, most=4)
     cluster.run_until(held_by(a.node, 1), H)

@@ -57,7 +57,7 @@ def fill(cluster, count, partition=0):
         write(cluster, b"noise", partition)
 
 
-def test_a_state_is_captured_whole():
+def test_a_captured_state_is_complete():
     cluster = world()
     owning(cluster)
     state = fold(cluster, 0)
@@ -69,14 +69,14 @@ def test_a_state_is_captured_whole():
     assert not made.is_in_log
 
 
-def test_little_is_never_worth_it(cluster, node, store):
+def test_few_entries_are_not_saved(cluster, node, store):
     fill(cluster, ENTRIES_MIN // 2)
     cluster.run(3 * PERIOD_MS, step_ms=5_000)
     node.engine.saver.save_all()
     assert store.saved == []
 
 
-def test_grants_at_most_once_are_always_worth_it(cluster, node, store):
+def test_at_most_once_grants_are_always_saved(cluster, node, store):
     for t in range(2):
         fill(cluster, 1, t)
     node.step()
@@ -95,7 +95,7 @@ def test_grants_at_most_once_are_always_worth_it(cluster, node, store):
     assert [each.partition for each in store.saved] == [1]
 
 
-def test_much_is_kept_after_a_while(cluster, node, store):
+def test_many_entries_are_saved_after_a_period(cluster, node, store):
     fill(cluster, ENTRIES_MIN)
     cluster.run(PERIOD_MS - 10_000, step_ms=5_000)
     assert store.saved == []
@@ -106,7 +106,7 @@ def test_much_is_kept_after_a_while(cluster, node, store):
     assert len(store.saved) == 1
 
 
-def test_very_much_is_kept_at_once_one_partition_at_a_time(cluster, node, store):
+def test_very_many_entries_are_saved_at_once(cluster, node, store):
     node.log.poll_entries_max = 3 * ENTRIES_MAX
     for t in range(2):
         node.engine.saver.note(t, -ENTRIES_MAX)
@@ -117,7 +117,7 @@ def test_very_much_is_kept_at_once_one_partition_at_a_time(cluster, node, store)
     assert [each.partition for each in store.saved] == [0, 1]
 
 
-def test_it_is_written_in_the_background_one_after_the_other(cluster, node, store):
+def test_states_are_saved_in_the_background_one_at_a_time(cluster, node, store):
     node.background.is_held = True
     for t in range(2):
         node.engine.saver.note(t, -ENTRIES_MAX)
@@ -129,7 +129,7 @@ def test_it_is_written_in_the_background_one_after_the_other(cluster, node, stor
     assert [each.partition for each in store.saved] == [0, 1]
 
 
-def test_it_is_encoded_where_it_is_written(cluster, node, store, monkeypatch):
+def test_states_are_encoded_in_the_background(cluster, node, store, monkeypatch):
     """And not under the lock: so what is folded meanwhile must not be in it."""
     encoded = []
     plain = Frozen.pieces
@@ -154,14 +154,14 @@ def test_it_is_encoded_where_it_is_written(cluster, node, store, monkeypatch):
     assert kept.digest == digest(from_bytes(kept.state)) == frozen.digest()
 
 
-def test_all_is_kept_at_the_end(cluster, node, store):
+def test_all_states_are_saved_at_the_end(cluster, node, store):
     fill(cluster, ENTRIES_MIN, 1)
     node.step()
     node.engine.saver.save_all()
     assert [each.partition for each in store.saved] == [1]
 
 
-def test_a_disk_that_is_full_is_told_of_once(cluster, node, store):
+def test_a_full_disk_is_reported_once(cluster, node, store):
     store.error = OSError("full")
     for _ in range(3):
         for t in range(2):
@@ -174,7 +174,7 @@ def test_a_disk_that_is_full_is_told_of_once(cluster, node, store):
     assert node.engine.failure is None
 
 
-def test_what_is_not_folded_up_is_not_kept(cluster, node, store):
+def test_an_unfinished_fold_is_not_saved(cluster, node, store):
     node.engine.context.rebuilding.add(0)
     for t in range(2):
         node.engine.saver.note(t, -ENTRIES_MAX)
@@ -183,9 +183,7 @@ def test_what_is_not_folded_up_is_not_kept(cluster, node, store):
     assert {each.partition for each in store.saved} == {1}
 
 
-def test_what_is_kept_is_not_replaced_before_its_losses_are_reported(
-    cluster, node, store
-):
+def test_evidence_is_not_replaced_before_its_losses_are_reported(cluster, node, store):
     fill(cluster, ENTRIES_MAX // 2)
     fill(cluster, ENTRIES_MAX // 2, 1)
     node.engine.context.unreported.add(0)
@@ -197,7 +195,7 @@ def test_what_is_kept_is_not_replaced_before_its_losses_are_reported(
     assert {state.partition for state in store.saved} == {0, 1}
 
 
-def test_without_a_store_nothing_is_kept(node):
+def test_without_a_store_nothing_is_saved(node):
     saver = Snapshotter(node.engine.context, None)
     saver.drive(10**9)
     saver.save_all()

@@ -38,7 +38,7 @@ def cluster():
 # --- Sharing ---
 
 
-def test_a_newcomer_is_given_its_share_by_name():
+def test_a_new_member_gets_its_share_by_name():
     cluster = world(partitions=2, records=[1] * 8)
     a = cluster.node("a", wish=wish())
     cluster.run_until(held_by(a, 8), H)
@@ -79,7 +79,7 @@ def test_nothing_moves_once_shared():
     assert later == {Heartbeat, BatchHeartbeat, Member}
 
 
-def test_nothing_is_given_up_for_who_was_found_dead():
+def test_nothing_is_released_for_a_dead_member():
     """The keys of a dead member go stale one coordinating partition by the other."""
     cluster = world(partitions=2, records=[1] * 8)
     a, b = (cluster.node(name, wish=wish()) for name in "ab")
@@ -101,7 +101,7 @@ def test_nothing_is_given_up_for_who_was_found_dead():
     assert not b.observer.named("given_up")
 
 
-def test_surplus_is_finished_before_it_is_given_up():
+def test_surplus_is_finished_before_it_is_released():
     cluster = world(records=[4, 4])
     a = cluster.node("a", wish=wish(most=100))
     cluster.run_until(held_by(a, 2), H)
@@ -131,7 +131,7 @@ def test_surplus_waits_for_a_slow_handler_and_not_for_one_that_never_commits():
     cluster.run_until(held_by(b, 1), H)
 
 
-def test_a_leaver_hands_all_over_at_once():
+def test_a_leaving_member_releases_all_at_once():
     cluster = world(records=[1] * 4)
     a, b = (cluster.node(name, wish=wish()) for name in "ab")
     cluster.run_until(lambda: len(a.held) == len(b.held) == 2, 3 * H)
@@ -167,7 +167,7 @@ def test_a_sidecar_counts_as_many_members_as_it_has_clients():
         pytest.param("many", 1, id="no-number"),
     ],
 )
-def test_what_others_say_of_their_weight_is_bounded(text, weight):
+def test_announced_weights_are_bounded(text, weight):
     assert weight_of({"weight": text}) == weight
     assert weight_of({}) == 1
 
@@ -210,7 +210,7 @@ def test_when_the_owner_dies_the_whole_topic_moves():
     assert sorted([len(b.held), len(c.held)]) == [0, 5]
 
 
-def test_losing_one_partition_gives_the_topic_up():
+def test_losing_one_partition_releases_the_topic():
     cluster = world(records=[1] * 3)
     a = whole(cluster, "a", "t")
     cluster.run_until(held_by(a, 3), H)
@@ -246,7 +246,7 @@ def claims_of(cluster, name, number):
     ]
 
 
-def test_who_comes_back_gets_what_it_had():
+def test_a_returning_member_gets_its_keys_back():
     cluster = world(records=[1] * 6)
     nodes = {name: cluster.node(name, wish=wish()) for name in "abc"}
     cluster.run_until(lambda: {len(n.held) for n in nodes.values()} == {2}, 4 * H)
@@ -262,7 +262,7 @@ def test_who_comes_back_gets_what_it_had():
 
 
 @pytest.mark.parametrize("before", [bytes(16), b"\xff" * 16], ids=["low", "high"])
-def test_who_left_and_comes_back_at_once_has_its_share_at_once(before):
+def test_a_member_that_left_and_returns_gets_its_share_at_once(before):
     """Its leave stays in the log for 2H, and is of another life of the same name."""
     cluster = world(records=[1, 1])
     a = cluster.node("a", wish=wish())
@@ -278,7 +278,7 @@ def test_who_left_and_comes_back_at_once_has_its_share_at_once(before):
     assert cluster.run_until(held_by(b, 1), 3 * H) < H
 
 
-def test_what_was_given_up_is_not_retaken_before_h():
+def test_a_released_key_is_not_claimed_again_within_an_interval():
     cluster = world(records=[1])
     a = cluster.node("a", wish=wish())
     cluster.run_until(held_by(a, 1), H)
@@ -289,7 +289,7 @@ def test_what_was_given_up_is_not_retaken_before_h():
     assert H <= again - gone <= H + H // 5
 
 
-def test_others_need_not_wait_for_the_cool_down():
+def test_the_cooldown_does_not_apply_to_others():
     cluster = world(records=[1])
     a = cluster.node("a", wish=wish())
     cluster.run_until(held_by(a, 1), H)
@@ -307,7 +307,7 @@ def test_others_need_not_wait_for_the_cool_down():
         pytest.param("behind: 9 s", False, id="too-slow-as-well"),
     ],
 )
-def test_what_others_took_and_left_need_not_cool_down(reason, is_at_once):
+def test_an_orderly_release_by_others_ends_the_cooldown(reason, is_at_once):
     """A surplus that was handed on comes back when the other one's work ends."""
     cluster = world(records=[1, 1])
     a = cluster.node("a", wish=wish())
@@ -321,7 +321,7 @@ def test_what_others_took_and_left_need_not_cool_down(reason, is_at_once):
     assert (took_ms < H // 6) is is_at_once
 
 
-def test_after_a_pause_nothing_cools_down():
+def test_a_pause_starts_no_cooldown():
     cluster = world(records=[1])
     a = cluster.node("a", wish=wish())
     cluster.run_until(held_by(a, 1), H)
@@ -330,7 +330,7 @@ def test_after_a_pause_nothing_cools_down():
     assert cluster.run_until(held_by(a, 1), 3 * H) <= H + H // 5
 
 
-def test_the_application_may_have_it_again_at_once():
+def test_the_application_can_claim_again_at_once():
     cluster = world(records=[1])
     a = cluster.node("a")
     cluster.run(100)
@@ -345,7 +345,7 @@ def test_the_application_may_have_it_again_at_once():
 # --- Reasons ---
 
 
-def test_claims_and_releases_tell_why():
+def test_claims_and_releases_have_reasons():
     cluster = world(records=[1] * 2)
     a = cluster.node("a", wish=wish())
     cluster.run_until(held_by(a, 2), H)
@@ -366,7 +366,7 @@ def test_claims_and_releases_tell_why():
     assert fold(cluster).soft.notes[KEY].reason.endswith("; a is stale")
 
 
-def test_a_claim_without_a_policy_tells_why():
+def test_a_claim_without_a_policy_has_a_reason():
     cluster = world(records=[1])
     a = cluster.node("a")
     cluster.run(100)
@@ -417,7 +417,7 @@ def planned(plan):
         pytest.param(Plan((), (Release(A, "b", "tired", "of it"),)), id="reason"),
     ],
 )
-def test_a_plan_that_makes_sense_is_followed(plan):
+def test_a_valid_plan_is_followed(plan):
     assert planned(plan) == (plan, [])
 
 
@@ -441,14 +441,14 @@ def test_a_plan_that_makes_sense_is_followed(plan):
         pytest.param(Plan((), (Release(A, None, "r", 5),)), "no text", id="detail"),
     ],
 )
-def test_what_is_no_plan_is_told(plan, problem):
+def test_an_invalid_plan_is_reported(plan, problem):
     got, ((name, fields),) = planned(plan)
     assert got == Plan()
     assert name == "policy_failed"
     assert problem in fields["error"]
 
 
-def test_the_last_good_plan_stands_for_what_is_still_there():
+def test_the_last_valid_plan_stays_in_force():
     answers = [Plan((B, A), (Release(A, None),)), ZeroDivisionError("x"), None]
 
     def policy(_view):
@@ -464,7 +464,7 @@ def test_the_last_good_plan_stands_for_what_is_still_there():
     assert [name for name, _ in context.told] == ["policy_failed"] * 2
 
 
-def test_the_same_failure_is_told_once_until_it_recovers():
+def test_a_repeated_failure_is_reported_once():
     plans = [None, None, Plan(), None]
     context, advice = Context(), PolicyRunner(lambda _view: plans.pop(0))
     for _ in range(4):
@@ -472,7 +472,7 @@ def test_the_same_failure_is_told_once_until_it_recovers():
     assert len(context.told) == 2
 
 
-def test_a_policy_that_sees_only_the_view_is_asked_once_for_each(monkeypatch):
+def test_a_pure_policy_runs_once_for_each_view(monkeypatch):
     asked = []
 
     def policy(view):
@@ -487,7 +487,7 @@ def test_a_policy_that_sees_only_the_view_is_asked_once_for_each(monkeypatch):
     assert asked == [VIEW, less, VIEW]
 
 
-def test_a_policy_of_others_is_asked_each_time_whatever_it_is_like():
+def test_a_custom_policy_runs_each_time():
     class Counting:
         __hash__ = None
 
@@ -508,7 +508,7 @@ def test_a_policy_of_others_is_asked_each_time_whatever_it_is_like():
     assert policy.count == 3
 
 
-def test_a_consumer_survives_its_policy():
+def test_a_consumer_survives_a_failing_policy():
     """Over a whole log: the engine lives, claims are kept, and it goes on after."""
     cluster = world(records=[3, 3])
     mood = []

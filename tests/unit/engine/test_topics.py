@@ -70,7 +70,7 @@ def test_a_pattern_that_matches_nothing_waits_for_topics():
     cluster.run_until(held_by(node, 1), 2 * H)
 
 
-def test_deleted_topics_leave_after_two_looks():
+def test_deleted_topics_leave_after_two_look_ups():
     cluster = world(topic="orders-a", records=[1])
     cluster.fill("orders-b", [1])
     node = following(cluster)
@@ -85,7 +85,7 @@ def test_deleted_topics_leave_after_two_looks():
     cluster.run_until(held_by(node, 2), 4 * H)
 
 
-def test_a_topic_that_one_look_misses_stays():
+def test_a_topic_missing_in_one_look_up_stays():
     cluster = world(topic="orders-a", records=[1])
     node = following(cluster)
     cluster.run_until(held_by(node, 1), H)
@@ -96,7 +96,7 @@ def test_a_topic_that_one_look_misses_stays():
     assert len(node.held) == 1
 
 
-def test_a_look_that_fails_changes_nothing():
+def test_a_failed_look_up_changes_nothing():
     cluster = world(topic="orders-a", records=[1])
     node = following(cluster)
     cluster.run_until(held_by(node, 1), H)
@@ -109,7 +109,7 @@ def test_a_look_that_fails_changes_nothing():
     assert len(node.held) == 1
 
 
-def test_what_is_consumed_otherwise_does_not_join():
+def test_topics_of_other_consumers_do_not_join():
     cluster = world(topic="orders-a", records=[1])
     node = following(cluster)
     cluster.run_until(held_by(node, 1), H)
@@ -131,7 +131,7 @@ def test_a_pattern_takes_no_more_topics_than_can_be_announced(monkeypatch):
     assert len(node.observer.named("topics_limit")) == 1
 
 
-def test_matching_topics_asks_about_matches_only():
+def test_matching_topics_describes_only_matches():
     cluster = world(topic="orders-a", records=[1])
     cluster.fill("orders-b", [1, 1])
     data = cluster.kafka.data_log()
@@ -161,7 +161,7 @@ def test_a_named_topic_that_is_deleted_is_reported_once_and_waited_for():
     assert len(node.observer.named("topic_recreated")) == 1
 
 
-def test_a_deleted_topic_is_found_by_its_lag_long_before_the_next_look():
+def test_a_deleted_topic_is_detected_by_its_lag():
     cluster = world(records=[1])
     node = cluster.node("a", wish=wish(refresh_ms=100 * H))
     cluster.run_until(held_by(node, 1), H)
@@ -171,7 +171,7 @@ def test_a_deleted_topic_is_found_by_its_lag_long_before_the_next_look():
     assert len(node.observer.named("topic_gone")) == 1
 
 
-def test_a_topic_that_was_only_out_of_sight_goes_on_where_it_was():
+def test_a_topic_missing_for_a_while_continues_at_its_position():
     cluster = world(records=[5])
     node = cluster.node("a", wish=wish(refresh_ms=REFRESH_MS))
     cluster.run_until(held_by(node, 1), H)
@@ -234,7 +234,7 @@ def test_a_recreated_topic_is_consumed_from_its_beginning(delivery, refresh_ms):
     assert claims[-1].record.topic_id == cluster.kafka.topic("t").topic_id
 
 
-def test_what_was_granted_of_a_deleted_topic_is_reported_and_never_handed_out():
+def test_grants_of_a_deleted_topic_are_reported_and_not_handed_out():
     cluster = world(records=[20])
     node = cluster.node("a", wish=wish(delivery=AMO, most=5, refresh_ms=REFRESH_MS))
     got = taken(cluster, node, 5)
@@ -286,7 +286,7 @@ def test_a_range_of_the_new_topic_does_not_judge_a_position_in_the_old_one():
     assert node.observer.named("position_out_of_range") == []
 
 
-def test_a_broker_that_lags_behind_does_not_bring_an_earlier_topic_back():
+def test_a_lagging_broker_does_not_restore_an_earlier_topic():
     cluster = world(records=[20])
     node = cluster.node("a", wish=wish(refresh_ms=REFRESH_MS))
     taken(cluster, node, 20)
@@ -322,7 +322,7 @@ def refusals(cluster, client_id):
     return [each.transition.reason for each in lines if each.transition.reason]
 
 
-def test_a_member_that_missed_a_recreation_looks_before_it_claims():
+def test_a_member_that_missed_a_recreation_checks_before_it_claims():
     """The log knows that its topic is an earlier one: a claim would be refused."""
     cluster = world(records=[1])
     late = left_behind(cluster)
@@ -331,7 +331,7 @@ def test_a_member_that_missed_a_recreation_looks_before_it_claims():
     assert len(taken(cluster, late, 5)) == 5
 
 
-def test_a_member_whose_broker_lags_behind_claims_nothing_meanwhile():
+def test_a_member_with_a_lagging_broker_claims_nothing():
     cluster = world(records=[1])
     earlier = cluster.kafka.data_log().describe(["t"], 10)
     late = left_behind(cluster)
@@ -386,7 +386,7 @@ def test_an_id_that_was_seen_since_the_last_claim_is_claimed_at_once():
     assert len([names for names in asked if names == ["t"]]) == 1
 
 
-def test_a_topic_in_doubt_that_is_the_same_goes_on():
+def test_a_doubted_topic_that_is_unchanged_continues():
     cluster = world(records=[1])
     node = cluster.node("a", wish=wish(refresh_ms=100 * H))
     cluster.run_until(held_by(node, 1), H)
@@ -401,7 +401,7 @@ def test_a_topic_in_doubt_that_is_the_same_goes_on():
     assert node.held[KEY].claim.token == token
 
 
-def test_doubts_about_unknown_topics_are_none():
+def test_unknown_topics_cannot_be_doubted():
     cluster = world(records=[1])
     node = cluster.node("a", wish=wish())
     (sub,) = node.session.subscriptions
@@ -412,7 +412,7 @@ def test_doubts_about_unknown_topics_are_none():
 # --- Whole topics are told once for each change (acceptance L06) ---
 
 
-def test_only_changes_are_told():
+def test_only_changes_are_reported():
     told = []
     teller = TopicCallback(told.append)
     t0, t1, u0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
@@ -421,7 +421,7 @@ def test_only_changes_are_told():
     assert told == [{"t"}, {"t", "u"}, {"u"}, set()]
 
 
-def test_a_consumer_is_told_and_told_the_end():
+def test_a_consumer_reports_topics_and_their_end():
     cluster = world(records=[1, 1])
     cluster.fill("u", [1])
     told = []
@@ -437,5 +437,5 @@ def test_a_consumer_is_told_and_told_the_end():
     assert all(a != b for a, b in itertools.pairwise(told))
 
 
-def test_only_whole_topics_are_told_of():
+def test_only_whole_topics_are_reported():
     assert wish().options.on_topics is None

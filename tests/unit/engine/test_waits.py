@@ -28,18 +28,18 @@ def engine():
     return SimpleNamespace(context=context, changed=News(context), failure=None)
 
 
-def test_what_is_so_is_not_waited_for(engine):
+def test_a_true_condition_is_not_awaited(engine):
     engine.failure = LogUnreadable("gone")
     await_news(engine, lambda: True, timeout_ms=0)
     assert engine.context.now_ms == 7
 
 
-def test_it_looks_until_it_is_so(engine):
+def test_the_wait_ends_when_the_condition_is_true(engine):
     await_news(engine, lambda: engine.context.now_ms >= 150, timeout_ms=1_000)
     assert 150 <= engine.context.now_ms < 250
 
 
-def test_it_ends_in_time_and_says_what_did_not_come(engine):
+def test_a_timeout_names_the_missing_result(engine):
     with pytest.raises(DeadlineExceeded, match="not show it within 130 ms; it may yet"):
         await_news(
             engine,
@@ -51,7 +51,7 @@ def test_it_ends_in_time_and_says_what_did_not_come(engine):
     assert engine.context.now_ms == 137
 
 
-def test_a_failure_ends_it(engine):
+def test_a_failure_ends_the_wait(engine):
     engine.failure = LogUnreadable("gone")
     with pytest.raises(LogUnreadable):
         await_news(engine, lambda: False, timeout_ms=1_000)
