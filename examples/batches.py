@@ -42,7 +42,7 @@ def main() -> None:
             try:
                 batch.commit()
             except ClaimLost as lost:
-                # Another process goes on from the last position that counted.
+                # The next owner starts from the last position in the log.
                 print(f"lost {batch.partition}: {lost}", flush=True)
 
 

@@ -3,9 +3,9 @@
     export MARSHAL_BOOTSTRAP_SERVER=localhost:9092
     python examples/claims_only.py payments 0 archive worker-1
 
-For loops that are not ours (Faust, Bytewax, a C extension, a cron job): the claim
-says who may work on the partition, the loop says how. It looks at the claim before
-every piece of work and tells it how far it is; the claim is renewed meanwhile.
+For other frameworks (Faust, Bytewax, a native extension, a cron job): the claim decides
+which process may work on the partition. The loop checks the claim before every piece of
+work and sets its position; the claim is renewed meanwhile.
 """
 
 import argparse
@@ -44,7 +44,7 @@ class Ended:
 def claim_when_free(
     marshal: Marshal, place: TopicPartition, ended: Ended
 ) -> HeldClaim | None:
-    """Wait until the partition is ours; return None if asked to end before."""
+    """Wait until this process owns the partition; return None if asked to end."""
     while not ended.is_set:
         try:
             return marshal.claim(*place, timeout_ms=PATIENCE_MS)

@@ -45,7 +45,7 @@ class Sink:
         self._producers[place] = producer
 
     def on_lost(self, place: TopicPartition, _ending: object) -> None:
-        """Let go of a partition's producer."""
+        """Close a partition's producer."""
         self.forget(place)
 
     def write(self, batch: Batch) -> None:

@@ -3,7 +3,7 @@
 For every ``marshal/kafka_marshal/protocol/M.py`` this runs
 ``tests/unit/protocol/test_M.py`` alone and wants 100 % of M's lines and branches.
 Alone, because a branch that only some other module's test happens to reach is not
-tested: nobody has said what it should do.
+tested: no test states what it should do.
 
 One process per module, as many at a time as there are processors.
 """
@@ -39,7 +39,7 @@ class Verdict:
 
     @property
     def is_good(self) -> bool:
-        """Tell whether nothing is left uncovered and the tests passed."""
+        """Return whether nothing is left uncovered and the tests passed."""
         return not self.gaps
 
 

@@ -83,7 +83,7 @@ class Words:
 
     @cached_property
     def _letter(self) -> re.Pattern[str]:
-        # 2H and H/3 are letters, too; Ctrl-C, C++, T-SQL and H. are not.
+        # `2H` and `H/3` are found, too; `Ctrl-C`, `C++` and `T-SQL` are not.
         return re.compile(rf"(?<![\w'/.+-])\d*([{''.join(self.letters)}])(?![\w'+-])")
 
     def in_prose(self, text: str, *, has_formulas: bool = False) -> Iterator[Finding]:

@@ -86,7 +86,7 @@ def fingerprint() -> str:
 
 
 def is_made() -> bool:
-    """Tell whether the environment stands, is of the present lock, and runs.
+    """Return whether the environment exists, is of the present lock, and runs.
 
     A virtual environment dies with the interpreter that it was made from, for
     instance in an upgrade of the system.

@@ -6,7 +6,7 @@ Two lanes have deadlines in real time, and the processors first: what takes a cl
 or Spark to itself and then the tests that need nothing, and all else that talks to a
 broker. Two only compute, on virtual clocks, and take what those leave: the checks,
 with the tests of the core, and what simulates and searches. Each is an ordinary
-command, whose output goes to ``build/tests``; what they said is printed when they have
+command, whose output goes to ``build/tests``; their output is printed when they have
 ended, and the worst of their results is the result. With paths or ``JOBS=1`` the checks
 come first, then one run of pytest.
 """
@@ -56,7 +56,7 @@ def run_one(arguments: list[str]) -> int:
 
 
 def run_lanes(arguments: list[str]) -> int:
-    """Run every lane, and say what each said; return the worst code."""
+    """Run every lane, and print the output of each; return the worst code."""
     OUT.mkdir(parents=True, exist_ok=True)
     waiting = dict(LANES)
     running: dict[str, subprocess.Popen[bytes]] = {}
@@ -101,7 +101,7 @@ def _start(
 
 
 def _end(name: str, process: "subprocess.Popen[bytes]") -> int:
-    """Say what a lane said; return its code, after ending it where it is late."""
+    """Print the output of a lane; return its code, after ending it if it is late."""
     is_late = process.poll() is None
     if is_late:
         process.kill()

@@ -14,15 +14,15 @@ from kafka import ConsumerRebalanceListener, KafkaConsumer, TopicPartition
 
 
 class Report(ConsumerRebalanceListener):  # type: ignore[misc] # it has no types
-    """Tells which partitions come and go."""
+    """Prints which partitions are assigned and revoked."""
 
     def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
-        """Tell what goes: everything, whenever anybody joins or leaves."""
+        """Print what is revoked: everything, whenever a member joins or leaves."""
         for place in revoked:
             print("lost", place.topic, place.partition, flush=True)
 
     def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
-        """Tell what comes."""
+        """Print what is assigned."""
         for place in assigned:
             print("got", place.topic, place.partition, flush=True)
 

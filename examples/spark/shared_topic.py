@@ -24,7 +24,7 @@ def start(spark: SparkSession, arguments: argparse.Namespace) -> StreamingQuery:
         "coordinationTopic": arguments.coordination_topic,
         "subscribe": arguments.topic,
         "group": arguments.group,
-        # A name that stays: started again within an H, it resumes what it had.
+        # A stable name: a restart within a heartbeat interval resumes its claims.
         "clientId": f"clicks-{arguments.name}",
         "startingOffsets": "earliest",
         "includeToken": "true",
