@@ -145,7 +145,7 @@ def other_works(cluster, upto, name="other"):
 # --- planning
 
 
-def test_batches_follow_each_other_and_are_confirmed_one_later():
+def test_batches_are_confirmed_by_the_next_one():
     cluster = world(records=(10, 4))
     query = Query(cluster, [])
     assert query.batch(Limit(most=7)) == {0: [0, 1, 2, 3, 4], 1: [0, 1]}
@@ -158,7 +158,7 @@ def test_batches_follow_each_other_and_are_confirmed_one_later():
     assert (position(cluster, 0), position(cluster, 1)) == (10, 4)
 
 
-def test_what_is_planned_and_not_made_is_planned_again():
+def test_an_unused_plan_is_planned_again():
     query = Query(world(), [])
     assert query.plan()
     query.checkpoint.clear()
@@ -166,7 +166,7 @@ def test_what_is_planned_and_not_made_is_planned_again():
     assert query.ranges.held()[T[0]].in_hand == 3
 
 
-def test_too_little_waits_but_not_for_ever():
+def test_a_small_backlog_waits_for_a_limited_time():
     cluster = world(records=(4,))
     query = Query(cluster, [])
     assert query.batch(Limit(least=5)) is None
@@ -179,7 +179,7 @@ def test_too_little_waits_but_not_for_ever():
     assert query.batch(Limit(least=5)) == {0: [4, 5, 6, 7, 8]}
 
 
-def test_a_target_is_reached_whatever_comes():
+def test_a_target_is_reached_although_more_records_arrive():
     cluster = world(records=(4,))
     query = Query(cluster, [])
     query.claims.fix_target()
@@ -188,7 +188,7 @@ def test_a_target_is_reached_whatever_comes():
     assert query.batch() is None
 
 
-def test_a_target_is_that_of_the_claims_at_first():
+def test_a_target_has_the_first_claims():
     cluster = world(records=(4, 4))
     other = cluster.node("b", wish=wish(claims_max=1))
     cluster.run_until(lambda: len(other.held) == 1, 4 * H)
@@ -201,7 +201,7 @@ def test_a_target_is_that_of_the_claims_at_first():
     assert query.batch() is None, "what was gained later is for the next run"
 
 
-def test_who_may_hold_no_more_does_not_wait_for_what_is_free():
+def test_a_full_query_does_not_wait_for_free_partitions():
     cluster = world(records=(4, 4))
     query = Query(cluster, [], claims_max=1)
     (subscription,) = query.node.session.subscriptions
@@ -211,7 +211,7 @@ def test_who_may_hold_no_more_does_not_wait_for_what_is_free():
     assert cluster.clock.now_ms() - began_ms < H
 
 
-def test_two_queries_share_and_one_goes_on_alone():
+def test_two_queries_share_and_one_continues_alone():
     cluster = world(records=(6, 6))
     one = Query(cluster, [], "one")
     two = Query(cluster, [], "two")
@@ -232,7 +232,7 @@ def test_two_queries_share_and_one_goes_on_alone():
 # --- restarts
 
 
-def test_a_restart_does_an_unfinished_batch_again_exactly():
+def test_a_restart_repeats_an_unfinished_batch_exactly():
     cluster, checkpoint = world(), []
     query = Query(cluster, checkpoint)
     query.batch(Limit(most=4))
@@ -243,7 +243,7 @@ def test_a_restart_does_an_unfinished_batch_again_exactly():
     assert query.batch() == {0: [7, 8, 9]}
 
 
-def test_a_restart_goes_on_behind_what_was_committed_and_not_confirmed():
+def test_a_restart_continues_behind_committed_and_unconfirmed_offsets():
     cluster, checkpoint = world(), []
     query = Query(cluster, checkpoint)
     query.batch(Limit(most=4))  # committed by Spark; the driver died at once
@@ -255,7 +255,7 @@ def test_a_restart_goes_on_behind_what_was_committed_and_not_confirmed():
     assert position(cluster) == 4
 
 
-def test_a_range_that_another_took_is_not_redone():
+def test_a_range_of_another_owner_is_not_repeated():
     cluster, checkpoint = world(), []
     query = Query(cluster, checkpoint)
     query.plan(Limit(most=4))
@@ -266,7 +266,7 @@ def test_a_range_that_another_took_is_not_redone():
     assert query.batch() == {0: [7, 8, 9]}
 
 
-def test_what_another_left_undone_of_it_is_done_by_the_next_batch():
+def test_offsets_that_another_owner_left_are_in_the_next_batch():
     """Loss would be to trust the checkpoint: nobody did its last range."""
     cluster, checkpoint = world(), []
     query = Query(cluster, checkpoint)
@@ -280,7 +280,7 @@ def test_what_another_left_undone_of_it_is_done_by_the_next_batch():
     assert query.batch() == {0: [2, 3, 4, 5, 6, 7, 8, 9]}
 
 
-def test_while_another_holds_the_range_it_is_dropped_at_once():
+def test_a_range_held_by_another_owner_is_dropped_at_once():
     cluster, checkpoint = world(), []
     query = Query(cluster, checkpoint)
     query.plan()
@@ -301,7 +301,7 @@ def untold(cluster, checkpoint, delay_ms):
     return query
 
 
-def test_a_claim_that_is_ours_and_not_told_yet_is_not_taken_for_another_s():
+def test_a_pending_own_claim_is_not_that_of_another_owner():
     cluster, checkpoint = world(), []
     query = Query(cluster, checkpoint)
     query.plan(Limit(most=4))
@@ -310,7 +310,7 @@ def test_a_claim_that_is_ours_and_not_told_yet_is_not_taken_for_another_s():
     assert query.read() == {0: [0, 1, 2, 3]}
 
 
-def test_what_is_ours_and_not_told_yet_is_waited_for():
+def test_a_pending_own_claim_is_awaited():
     """Else a run up to what there is now would end with nothing."""
     cluster = world(records=(4,))
     query = untold(cluster, [], H // 2)
@@ -318,7 +318,7 @@ def test_what_is_ours_and_not_told_yet_is_waited_for():
     assert query.batch() == {0: [0, 1, 2, 3]}
 
 
-def test_nothing_is_decided_while_the_log_shows_nothing():
+def test_nothing_is_decided_before_the_log_does():
     cluster, checkpoint = world(), []
     query = Query(cluster, checkpoint)
     query.plan()
@@ -330,7 +330,7 @@ def test_nothing_is_decided_while_the_log_shows_nothing():
         query.read()
 
 
-def test_a_claim_lost_and_won_again_goes_on_where_it_was():
+def test_a_claim_won_again_continues_at_its_position():
     cluster = world()
     query = Query(cluster, [])
     query.batch(Limit(most=4))
@@ -343,7 +343,7 @@ def test_a_claim_lost_and_won_again_goes_on_where_it_was():
     assert query.ranges.held()[T[0]].position == 4
 
 
-def test_a_batch_whose_claim_went_to_another_is_told_of(caplog):
+def test_a_batch_of_a_lost_claim_is_logged(caplog):
     cluster = world()
     query = Query(cluster, [])
     query.batch(Limit(most=4))
@@ -369,7 +369,7 @@ def test_a_batch_planned_under_a_claim_that_was_won_again_is_read_under_the_new(
     assert query.ranges.held()[T[0]].position == 4
 
 
-def test_what_goes_to_another_is_finished_first():
+def test_a_partition_is_finished_before_it_is_released():
     cluster = world(records=(6, 6))
     query = Query(cluster, [], "one")
     assert query.plan(Limit(most=4))
@@ -410,7 +410,7 @@ def grant(query, last):
     query.cluster.run(40)
 
 
-def test_at_most_once_a_restart_goes_by_what_was_granted():
+def test_at_most_once_a_restart_continues_at_the_granted_offset():
     cluster, checkpoint = world(), []
     query = Query(cluster, checkpoint, is_amo=True)
     assert query.batch(Limit(most=4)) == {0: [0, 1, 2, 3]}
@@ -423,7 +423,7 @@ def test_at_most_once_a_restart_goes_by_what_was_granted():
 # --- what is gone
 
 
-def test_a_position_below_the_log_fails_or_jumps(caplog):
+def test_a_position_below_the_log_start_fails_or_jumps(caplog):
     cluster = world()
     query = Query(cluster, [])
     query.batch(Limit(most=2))
@@ -439,7 +439,7 @@ def test_a_position_below_the_log_fails_or_jumps(caplog):
     assert "position_jumped" in caplog.text
 
 
-def test_what_is_not_committed_yet_is_waited_for(monkeypatch):
+def test_open_transactions_are_awaited(monkeypatch):
     """With read_committed the readable end may be below a position."""
     query = Query(world(), [])
     query.batch()
@@ -478,7 +478,7 @@ def test_a_position_beyond_the_log_ends_the_query():
     assert "failOnDataLoss" in str(caught.value)
 
 
-def test_a_log_that_was_cut_off_is_read_from_its_start_if_loss_is_allowed(caplog):
+def test_a_truncated_log_is_read_from_its_start_if_loss_is_allowed(caplog):
     cluster = world(records=(20,))
     query = Query(cluster, [], fails_on_data_loss=False)
     query.batch()
@@ -496,7 +496,7 @@ def test_a_log_that_was_cut_off_is_read_from_its_start_if_loss_is_allowed(caplog
     assert len(jumps(caplog)) == 1
 
 
-def test_a_restart_goes_on_within_a_log_that_was_cut_off():
+def test_a_restart_continues_within_a_truncated_log():
     """The log keeps the position from before, which must not count."""
     cluster, checkpoint = world(records=(20,)), []
     query = Query(cluster, checkpoint, fails_on_data_loss=False)
@@ -513,7 +513,7 @@ def test_a_restart_goes_on_within_a_log_that_was_cut_off():
     assert query.batch() == {0: list(range(9, 25))}
 
 
-def test_a_claim_won_again_goes_on_within_a_log_that_was_cut_off():
+def test_a_claim_won_again_continues_within_a_truncated_log():
     cluster = world(records=(20,))
     query = Query(cluster, [], fails_on_data_loss=False)
     query.batch()
@@ -528,7 +528,7 @@ def test_a_claim_won_again_goes_on_within_a_log_that_was_cut_off():
     assert query.batch() == {0: list(range(22))}
 
 
-def test_at_most_once_a_log_that_was_cut_off_is_waited_for(caplog):
+def test_at_most_once_a_truncated_log_is_awaited(caplog):
     cluster = world(records=(20,))
     query = Query(cluster, [], is_amo=True, fails_on_data_loss=False)
     query.batch()
@@ -573,7 +573,7 @@ def test_a_restart_on_a_recreated_topic_reads_all_of_it_if_loss_is_allowed(caplo
     assert len(jumps(caplog)) == 1
 
 
-def test_an_unfinished_batch_of_a_topic_that_is_gone_is_not_read_from_the_next(caplog):
+def test_an_unfinished_batch_of_a_deleted_topic_is_not_read_from_the_next_one(caplog):
     cluster, checkpoint = world(records=(20,)), []
     query = Query(cluster, checkpoint)
     query.plan(Limit(most=5))
@@ -623,7 +623,7 @@ def test_nothing_of_a_recreated_topic_is_planned_under_the_claim_of_the_old(is_a
     assert mark.topic_id == query.ranges.held()[T[0]].topic_id
 
 
-def test_a_claim_that_goes_while_it_is_planned_is_left_out(monkeypatch):
+def test_a_claim_lost_while_planning_is_omitted(monkeypatch):
     query = Query(world(), [])
 
     def begin(partition, token, *, first, end):

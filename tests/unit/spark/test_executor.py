@@ -65,7 +65,7 @@ def consume(**rest):
     return consume_in_task("t", sidecar=WHO[0], group_id="g", name="task-0", **rest)
 
 
-def test_a_batch_is_committed_when_the_next_is_asked_for(marshal, monkeypatch):
+def test_a_batch_is_committed_by_the_next_request(marshal, monkeypatch):
     done = []
 
     def commit(partition, token, *, first, last):
@@ -96,7 +96,7 @@ def test_it_ends_after_its_time(marshal, monkeypatch):
     assert len(list(consume(for_ms=0))) == 1
 
 
-def test_whoever_comes_back_is_known_by_the_same_bytes(marshal, monkeypatch):
+def test_a_restarted_worker_has_the_same_instance(marshal, monkeypatch):
     monkeypatch.setattr(marshal, "has", (batch(0), batch(1)))
     # As a worker that dies: the lock goes, and nothing is tidied up.
     with pytest.raises(RuntimeError), executor._exclusive(WHO, 0) as before:
@@ -106,7 +106,7 @@ def test_whoever_comes_back_is_known_by_the_same_bytes(marshal, monkeypatch):
     assert len(before) == 16
 
 
-def test_whoever_leaves_in_order_does_not_come_back(marshal):
+def test_after_a_normal_end_the_instance_is_new(marshal):
     with executor._exclusive(WHO, 0) as first:
         pass
     with executor._exclusive(WHO, 0) as second:
@@ -118,7 +118,7 @@ def test_a_token_is_shown_where_there_is_one(marshal):
     assert marshal.found[0].settings["sidecar_token_file"] == "/run/token"
 
 
-def test_at_most_once_nobody_comes_back(marshal):
+def test_at_most_once_has_no_instance(marshal):
     assert list(consume(delivery="amo")) == []
     assert marshal.found[0].settings["sidecar_instance"] is None
     assert marshal.found[0].consumed[1]["delivery"] is Delivery.AT_MOST_ONCE
@@ -150,14 +150,14 @@ def test_the_next_worker_waits_for_its_turn():
     thread.join(timeout=30)
 
 
-def test_locks_are_kept_from_others(folder):
+def test_locks_are_private(folder):
     with executor._exclusive(WHO, 0):
         (made,) = folder.iterdir()
         assert made.stat().st_mode & 0o777 == 0o700
         assert {f.stat().st_mode & 0o777 for f in made.iterdir()} == {0o600}
 
 
-def test_a_folder_of_somebody_else_is_not_used(folder, monkeypatch):
+def test_a_folder_of_another_user_is_not_used(folder, monkeypatch):
     (folder / "elsewhere").mkdir()
     path = folder / f"kafka-marshal-tasks-{os.getuid()}"
     path.symlink_to(folder / "elsewhere")
@@ -186,7 +186,7 @@ def test_records_become_columns():
     assert int(first["timestamp"].timestamp() * 1_000) == 1_004
 
 
-def test_a_wrong_delivery_is_told():
+def test_a_wrong_delivery_raises():
     with pytest.raises(ConfigurationError, match="neither 'alo'"):
         next(consume(delivery="exactly"))
 
@@ -204,5 +204,5 @@ def test_without_a_task_a_name_is_needed():
         pytest.param("77 (python3) S 1 1 1", os.getppid(), id="none"),
     ],
 )
-def test_the_executor_is_who_started_the_daemon(stat, found):
+def test_the_executor_is_the_parent_of_the_daemon(stat, found):
     assert executor_pid(lambda _: stat) == found

@@ -71,7 +71,7 @@ def passed(*batches):
     return [b.column("offset").to_pylist() for b in function(iter(batches))]
 
 
-def test_rows_of_a_claim_that_stands_pass(office):
+def test_rows_of_a_current_claim_pass(office):
     assert passed(batch(("t", 0, 1, LIVE), ("t", 0, 2, LIVE))) == [[1, 2]]
     assert office.asked == 1
 
@@ -81,7 +81,7 @@ def test_a_batch_of_a_dead_claim_writes_nothing(office, caplog):
     assert "batch 5: rows of t-0 under token 1.0.3 are dropped" in caplog.text
 
 
-def test_only_what_is_stale_is_left_out(office):
+def test_only_stale_rows_are_dropped(office):
     office.known["t", 1] = Standing("1.0.9", 9, OWNER)
     rows = (("t", 0, 1, LIVE), ("t", 1, 2, OLD), ("t", 0, 3, OLD), ("t", 1, 4, "1.0.9"))
     assert passed(batch(*rows)) == [[1, 4]]
@@ -100,11 +100,11 @@ def test_a_token_holds_only_while_its_claim_does(office, known):
     assert passed(batch(("t", 0, 1, LIVE))) == []
 
 
-def test_rows_without_a_token_are_left_out(office):
+def test_rows_without_a_token_are_dropped(office):
     assert passed(batch(("t", 0, 1, None), ("t", 0, 2, LIVE))) == [[2]]
 
 
-def test_a_claim_is_looked_at_again_for_each_row_group(office):
+def test_a_claim_is_checked_for_each_row_group(office):
     rows = batch(("t", 0, 1, LIVE))
 
     def batches():
@@ -117,7 +117,7 @@ def test_a_claim_is_looked_at_again_for_each_row_group(office):
 
 
 @pytest.mark.parametrize("missing", fencing.COLUMNS)
-def test_a_missing_column_is_told(missing):
+def test_a_missing_column_raises(missing):
     columns = [name for name in fencing.COLUMNS if name != missing]
     with pytest.raises(ConfigurationError, match=f"no column {missing}.*includeToken"):
         fenced(Frame(columns), 5, options=OPTIONS)

@@ -119,7 +119,7 @@ def test_without_a_claim_a_range_is_just_read(world):
     assert offsets(task_of(T0, 2, 9)) == [2, 3, 4, 5, 6, 7, 8]
 
 
-def test_a_claim_that_stands_is_read_under_its_token(world):
+def test_a_valid_claim_is_read_under_its_token(world):
     world(Office())
     found = fetch.read(
         task_of(T0, 0, 2, CLAIM),
@@ -130,14 +130,14 @@ def test_a_claim_that_stands_is_read_under_its_token(world):
     assert {row["token"] for row in rows} == {"1.0.5"}
 
 
-def test_a_claim_that_is_over_fails_the_task_before_its_first_row(world):
+def test_an_ended_claim_fails_the_task_before_its_first_row(world):
     world(Office(is_current=False))
     with pytest.raises(ClaimLost, match="no longer held under token") as caught:
         offsets(task_of(T0, 0, 2, CLAIM))
     assert caught.value.reason == "stale_token"
 
 
-def test_a_claim_is_looked_at_again_while_a_task_reads_on(world, monkeypatch):
+def test_a_claim_is_checked_again_during_a_task(world, monkeypatch):
     """U08: its driver may be gone by then, and another owner at work."""
     office, clock = Office(), VirtualClock()
     world(office)
@@ -155,7 +155,7 @@ def test_a_claim_is_looked_at_again_while_a_task_reads_on(world, monkeypatch):
     assert office.looks == 2
 
 
-def test_what_was_granted_is_read_to_its_end(world, monkeypatch):
+def test_granted_offsets_are_read_to_their_end(world, monkeypatch):
     office, clock = Office(is_current=False, grants=[(0, 9)]), VirtualClock()
     world(office)
     monkeypatch.setattr(fetch, "_clock", clock)
@@ -168,7 +168,7 @@ def test_what_was_granted_is_read_to_its_end(world, monkeypatch):
     assert (rows, office.looks) == (10, 0)
 
 
-def test_at_most_once_only_what_is_granted_is_read(world):
+def test_at_most_once_only_granted_offsets_are_read(world):
     office = Office(grants=[(1, 3), (4, 6)])
     world(office)
     assert offsets(task_of(T0, 2, 7, CLAIM), delivery="amo") == [1, 2, 3, 4, 5, 6]
@@ -177,7 +177,7 @@ def test_at_most_once_only_what_is_granted_is_read(world):
     assert offsets(task_of(T0, 2, 7, CLAIM), delivery="amo") == []
 
 
-def test_offsets_that_are_gone_fail_or_are_passed(world):
+def test_lost_offsets_fail_or_are_skipped(world):
     world(reader=Reader(start=5))
     with pytest.raises(PositionError, match="set failOnDataLoss to false"):
         offsets(task_of(T0, 2, 9))
@@ -186,9 +186,7 @@ def test_offsets_that_are_gone_fail_or_are_passed(world):
     assert offsets(task_of(T0, 2, 7), failOnDataLoss="false") == []
 
 
-def test_what_lies_behind_the_end_of_a_log_fails_or_is_left_to_the_next_batch(
-    world, caplog
-):
+def test_offsets_behind_the_log_end_fail_or_are_left_to_the_next_batch(world, caplog):
     world(reader=Reader(end=4))
     with pytest.raises(PositionError, match="its log has 0 to 3"):
         offsets(task_of(T0, 2, 9))
@@ -197,7 +195,7 @@ def test_what_lies_behind_the_end_of_a_log_fails_or_is_left_to_the_next_batch(
     assert "position_jumped" in caplog.text
 
 
-def test_a_log_that_was_cut_off_and_reaches_again_is_read_by_another_reader(world):
+def test_after_a_truncation_another_reader_is_used(world):
     dropped = world(reader=Reader(truncated_at=2))
     assert offsets(task_of(T0, 2, 5), failOnDataLoss="false") == [2, 3, 4]
     assert dropped
@@ -211,14 +209,14 @@ def test_nothing_is_read_from_a_topic_that_was_recreated(world):
     assert offsets(task, failOnDataLoss="false") == []
 
 
-def test_a_fault_that_stays_at_the_same_place_ends_the_task(world):
+def test_a_repeated_error_at_one_offset_ends_the_task(world):
     fault = PositionError("?", requested=2, log_start=0, log_end=10, partition=T0)
     world(reader=Reader(fault=fault))
     with pytest.raises(PositionError):
         offsets(task_of(T0, 2, 9), failOnDataLoss="false")
 
 
-def test_a_position_that_cannot_be_placed_fails_all_the_same(world):
+def test_a_position_without_a_known_range_fails(world):
     fault = PositionError("?", requested=2, log_start=-1, log_end=-1)
     world(reader=Reader(fault=fault))
     with pytest.raises(PositionError):
@@ -241,9 +239,7 @@ def frozen(monkeypatch):
     return calls
 
 
-def test_a_worker_of_spark_looks_for_garbage_in_what_it_loaded_once(
-    world, frozen, monkeypatch
-):
+def test_a_spark_worker_freezes_its_heap_once(world, frozen, monkeypatch):
     world()
     monkeypatch.setattr(TaskContext, "get", object)
     offsets(task_of(T0, 0, 2))

@@ -55,7 +55,7 @@ def test_a_login_by_kerberos_needs_a_ticket():
         login(keytab, "GSSAPI")
 
 
-def test_a_login_by_iam_is_said_by_its_mechanism():
+def test_a_login_by_iam_is_its_mechanism():
     text = "software.amazon.msk.auth.iam.IAMLoginModule required;"
     assert login(text, "AWS_MSK_IAM") == {"sasl.mechanism": "AWS_MSK_IAM"}
 
@@ -79,14 +79,14 @@ def test_a_login_by_iam_is_said_by_its_mechanism():
         ("a.OAuthBearerLoginModule required;", "OAUTHBEARER", "no counterpart"),
     ],
 )
-def test_a_login_that_cannot_be_is_told_without_its_secret(text, mechanism, told):
+def test_an_impossible_login_raises_without_its_secret(text, mechanism, told):
     with pytest.raises(ConfigurationError, match=told) as caught:
         login(text, mechanism)
     assert HUSH not in str(caught.value)
     assert caught.value.setting == "kafka.sasl.jaas.config"
 
 
-def test_what_is_said_twice_is_told():
+def test_an_option_given_twice_raises():
     text = f'{PLAIN} required username="u" password="{HUSH}";'
     given = {"sasl.jaas.config": text, "sasl.mechanism": "PLAIN", "sasl.username": "v"}
     with pytest.raises(ConfigurationError, match="keep one"):
@@ -185,7 +185,7 @@ def test_a_truststore_as_keytool_makes_it_becomes_certificates(own, tmp_path):
     assert "other-secret" not in str(caught.value)
 
 
-def test_pem_is_named_as_it_is(own, tmp_path):
+def test_pem_files_are_used_directly(own, tmp_path):
     path = tmp_path / "all.pem"
     path.write_bytes(as_pem(own[1]))
     place = str(path)
@@ -199,7 +199,7 @@ def test_pem_is_named_as_it_is(own, tmp_path):
 
 
 @pytest.mark.usefixtures("kept")
-def test_pem_that_stands_in_options_becomes_private_files():
+def test_pem_in_options_becomes_private_files():
     given = {
         "ssl.truststore.certificates": "CA",
         "ssl.keystore.certificate.chain": "CHAIN",
@@ -249,7 +249,7 @@ def test_a_process_that_is_killed_leaves_no_file(tmp_path):
         (None, "cannot be read on this host"),
     ],
 )
-def test_a_store_that_cannot_be_used_is_told(tmp_path, content, told):
+def test_an_unusable_store_raises(tmp_path, content, told):
     path = tmp_path / "own.jks"
     if content is not None:
         path.write_bytes(content)
@@ -271,7 +271,7 @@ def test_a_store_that_cannot_be_used_is_told(tmp_path, content, told):
         },
     ],
 )
-def test_stores_that_contradict_each_other_are_told(given):
+def test_contradictory_stores_raise(given):
     with pytest.raises(ConfigurationError, match=r"keep one|it goes with"):
         python_options(given)
 

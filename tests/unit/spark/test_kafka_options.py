@@ -85,7 +85,7 @@ def documented():
     return re.findall(r"^\| `([^`]+)` \| (\w+) \| (.+) \|$", rows, re.MULTILINE)
 
 
-def test_the_documents_tell_of_every_option_of_sparks_own_source():
+def test_every_option_of_sparks_own_source_is_documented():
     assert documented() == [
         (n, meaning.kind, meaning.note) for n, meaning in KAFKA_OPTIONS.items()
     ]
@@ -100,7 +100,7 @@ def given(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", KAFKA_OPTIONS)
-def test_each_option_has_the_fate_that_is_told(name, tmp_path, caplog):
+def test_each_option_has_its_documented_meaning(name, tmp_path, caplog):
     meaning = KAFKA_OPTIONS[name]
     options = given(name, tmp_path)
     if meaning.kind == REFUSED:

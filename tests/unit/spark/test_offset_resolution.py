@@ -64,7 +64,7 @@ def test_topics_become_partitions(cluster):
     assert cluster(assign='{"t": [2, 0]}').partitions() == [T[0], T[2]]
 
 
-def test_what_does_not_exist_is_told(cluster):
+def test_missing_topics_raise(cluster):
     with pytest.raises(LogUnreadable, match="topic 'no' does not exist"):
         cluster(subscribe="t,no").partitions()
     with pytest.raises(LogUnreadable, match="t-7 does not exist"):
@@ -87,7 +87,7 @@ def test_a_bound_becomes_offsets(cluster, bound, wanted):
     assert [found[place] for place in T] == wanted
 
 
-def test_a_bound_that_cannot_be_is_told(cluster):
+def test_an_impossible_bound_raises(cluster):
     other = cluster(subscribe="t")
     bound = Bound(EARLIEST, offsets={TopicPartition("u", 0): 1})
     with pytest.raises(ConfigurationError, match="u-0, which is not read"):
@@ -98,7 +98,7 @@ def test_a_bound_that_cannot_be_is_told(cluster):
     assert set(ends.values()) == {20}, "an end may be yet to come"
 
 
-def test_what_can_be_read_depends_on_the_isolation(cluster):
+def test_the_readable_end_depends_on_the_isolation_level(cluster):
     other = cluster(subscribe="t", **{"kafka.isolation.level": "read_committed"})
     assert other._offsets.level == "read_committed"
     assert (other.ends(T[:1]), other.starts(T[:1])) == ({T[0]: 20}, {T[0]: 10})

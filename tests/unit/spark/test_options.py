@@ -36,7 +36,7 @@ def refused(told, given):
     return caught.value.setting
 
 
-def test_what_is_left_out_is_as_in_sparks_own_source():
+def test_defaults_are_those_of_sparks_own_source():
     found = parsed()
     assert found.settings.bootstrap_servers == ("one:9092", "two:9092")
     assert found.topics == ("t",)
@@ -52,7 +52,7 @@ def test_what_is_left_out_is_as_in_sparks_own_source():
     assert not found.has_token
 
 
-def test_everything_can_be_said_in_any_case():
+def test_options_are_case_insensitive():
     found = parse(
         {
             "KAFKA.bootstrap.servers": "b:1",
@@ -101,7 +101,7 @@ def test_everything_can_be_said_in_any_case():
     assert "secret" not in repr(found)
 
 
-def test_only_the_place_of_a_sidecars_token_travels(tmp_path):
+def test_only_the_path_of_a_sidecars_token_is_sent(tmp_path):
     file = tmp_path / "token"
     file.write_text("hush")
     options = {"subscribe": "t", "group": "g", "sidecar": "http://127.0.0.1:80"}
@@ -155,7 +155,7 @@ def test_an_unknown_option_names_the_nearest(name, near):
     )
 
 
-def test_what_resembles_no_option_is_refused_without_a_guess():
+def test_an_unrelated_option_is_refused_without_a_guess():
     refused("there are .*, subscribe, ", BASE | {"subscribe": "t", "zzzz": "x"})
 
 
@@ -193,7 +193,7 @@ def test_an_unknown_connection_option_names_the_nearest():
         ("sidecarTokenFile", "/x", "it is for option sidecar"),
     ],
 )
-def test_what_cannot_be_is_told(name, value, told):
+def test_impossible_options_raise(name, value, told):
     refused(told, BASE | {"subscribe": "t", name: value})
 
 
@@ -211,7 +211,7 @@ def test_what_cannot_be_is_told(name, value, told):
         ("clientId", "", "is no name"),
     ],
 )
-def test_what_claims_cannot_be_is_told(name, value, told):
+def test_impossible_options_of_claims_raise(name, value, told):
     refused(told, BASE | {"subscribe": "t", "group": "g"} | {name: value})
 
 
@@ -246,7 +246,7 @@ def test_what_claims_cannot_be_is_told(name, value, told):
         ),
     ],
 )
-def test_options_that_contradict_each_other_are_told(given, told):
+def test_contradictory_options_raise(given, told):
     refused(told, given)
 
 

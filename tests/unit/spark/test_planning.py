@@ -31,7 +31,7 @@ def planned(partition, token, first, end, topic_id=""):
     )
 
 
-def test_an_offset_is_text_that_says_the_same_again():
+def test_offsets_round_trip():
     marks = {B: Mark(NEW, 3, 4, 1, "0f"), A: Mark(OLD, 0, 2)}
     offset = to_offset(marks)
     assert json.dumps(offset) == (
@@ -51,12 +51,12 @@ def test_an_offset_is_text_that_says_the_same_again():
         {"t:0": "1.0.5 0 0 "},
     ],
 )
-def test_the_checkpoint_of_another_source_is_told(offset):
+def test_the_checkpoint_of_another_source_raises(offset):
     with pytest.raises(ConfigurationError, match="new checkpointLocation"):
         to_marks(offset)
 
 
-def test_a_batch_is_what_lies_between_two_offsets():
+def test_a_batch_is_the_difference_of_two_offsets():
     start = {A: Mark(OLD, 0, 2), B: Mark(OLD, 0, 8)}
     assert planned_ranges(start, {A: Mark(OLD, 0, 5), B: Mark(OLD, 0, 8)}) == [
         planned(A, OLD, 2, 5)
@@ -70,7 +70,7 @@ def test_a_batch_is_what_lies_between_two_offsets():
     ]
 
 
-def test_a_restart_begins_a_range_of_its_own():
+def test_a_restart_begins_a_new_range():
     start = {A: Mark(OLD, 0, 20, 0, "0f")}
     end = {A: Mark(OLD, 0, 5, 1, "0f")}
     assert planned_ranges(start, end) == [planned(A, OLD, 0, 5, "0f")]
@@ -100,7 +100,7 @@ def test_a_limit_is_shared_as_sparks_own_source_does(sizes, most, wanted):
 
 
 @given(st.lists(st.integers(1, 10_000), min_size=1, max_size=5), st.integers(1, 20_000))
-def test_no_more_is_taken_than_there_is(sizes, most):
+def test_no_more_is_planned_than_there_is(sizes, most):
     spans = {T[n]: (0, size) for n, size in enumerate(sizes)}
     found = limited_ends(spans, most)
     assert all(1 <= found[T[n]] <= size for n, size in enumerate(sizes))
@@ -129,7 +129,7 @@ def test_larger_ones_are_cut_into_more_parts():
 
 
 @given(st.integers(1, 1_000), st.integers(1, 300), st.integers(0, 20))
-def test_no_part_is_larger_than_may_be(size, most, least):
+def test_parts_have_at_most_the_limit(size, most, least):
     parts = split_ranges([planned(T[0], TOKEN, 7, 7 + size)], least, most=most)
     assert (parts[0].first, parts[-1].end) == (7, 7 + size)
     assert all(one.end == other.first for one, other in pairwise(parts))

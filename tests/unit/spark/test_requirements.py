@@ -12,7 +12,7 @@ from kafka_marshal.spark import register, requirements
 from kafka_marshal.spark.requirements import spark_session
 
 
-def test_here_is_all_that_is_needed():
+def test_this_machine_meets_the_requirements():
     requirements.require_spark()
     assert requirements.require_java().name == "java"
 
@@ -29,13 +29,13 @@ def test_a_missing_extra_names_what_installs_it(monkeypatch, missing):
     assert "pip install 'kafka-marshal[spark]'" in str(caught.value)
 
 
-def test_an_old_spark_is_told(monkeypatch):
+def test_an_old_spark_raises(monkeypatch):
     monkeypatch.setattr(requirements, "version", lambda name: "4.1.7")
     with pytest.raises(ConfigurationError, match=r"4\.1\.7 is too old"):
         requirements.require_spark()
 
 
-def test_a_spark_without_a_distribution_tells_its_version(monkeypatch):
+def test_a_spark_without_a_distribution_has_a_version(monkeypatch):
     def unknown(name):
         raise requirements.PackageNotFoundError(name)
 
@@ -43,7 +43,7 @@ def test_a_spark_without_a_distribution_tells_its_version(monkeypatch):
     requirements.require_spark()
 
 
-def test_a_missing_java_is_told(monkeypatch, tmp_path):
+def test_a_missing_java_raises(monkeypatch, tmp_path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(ConfigurationError, match="has no bin/java"):
         requirements.require_java()
@@ -69,12 +69,12 @@ def python_that(tmp_path, says, code=0):
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def test_a_python_that_can_load_the_data_source_is_taken(tmp_path):
+def test_a_python_that_can_load_the_data_source_is_accepted(tmp_path):
     requirements.require_worker_python(sys.executable)
     requirements.require_worker_python(python_that(tmp_path, f"{HERE} -"))
 
 
-def test_the_python_of_workers_is_really_asked(tmp_path):
+def test_the_python_of_workers_is_really_run(tmp_path):
     """A program in between, so that it is not the same file."""
     program = tmp_path / "python"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
@@ -90,19 +90,19 @@ def test_the_python_of_workers_is_really_asked(tmp_path):
         ("", 3, "cannot be run"),
     ],
 )
-def test_a_python_that_cannot_is_told_with_the_remedy(tmp_path, says, code, told):
+def test_an_unsuitable_python_raises_with_the_remedy(tmp_path, says, code, told):
     with pytest.raises(ConfigurationError, match=told) as caught:
         requirements.require_worker_python(python_that(tmp_path, says, code))
     assert "set PYSPARK_PYTHON to" in str(caught.value)
     assert caught.value.setting == "PYSPARK_PYTHON"
 
 
-def test_a_python_that_is_not_there_is_told():
+def test_a_missing_python_raises():
     with pytest.raises(ConfigurationError, match="no program python9"):
         requirements.require_worker_python("python9")
 
 
-def test_it_is_checked_when_a_session_is_told_of_the_format(monkeypatch):
+def test_the_python_is_checked_by_register(monkeypatch):
     session = SimpleNamespace(
         sparkContext=SimpleNamespace(pythonExec="python9"),
         dataSource=SimpleNamespace(register=None),
@@ -147,7 +147,7 @@ def open_session(master=None):
         pass
 
 
-def test_missing_java_is_told_before_spark_is_asked(monkeypatch, builder):
+def test_a_missing_java_raises_before_spark_starts(monkeypatch, builder):
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     with pytest.raises(ConfigurationError, match="Spark needs Java 17"):
         open_session()
@@ -165,7 +165,7 @@ def test_a_session_that_cannot_start_is_one_sentence(monkeypatch, builder):
     assert "spark.driver.host" not in builder.asked
 
 
-def test_a_session_of_our_own_is_on_this_machine(monkeypatch, builder):
+def test_a_new_session_runs_on_this_machine(monkeypatch, builder):
     monkeypatch.setattr(requirements, "require_java", lambda: None)
     with pytest.raises(ConfigurationError):
         open_session()
@@ -173,7 +173,7 @@ def test_a_session_of_our_own_is_on_this_machine(monkeypatch, builder):
     assert builder.asked["spark.driver.host"] == "localhost"
 
 
-def test_under_spark_submit_the_master_is_its_own(monkeypatch, builder):
+def test_under_spark_submit_its_master_is_used(monkeypatch, builder):
     monkeypatch.setattr(requirements, "require_java", lambda: None)
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     with pytest.raises(ConfigurationError):
@@ -181,7 +181,7 @@ def test_under_spark_submit_the_master_is_its_own(monkeypatch, builder):
     assert "master" not in builder.asked
 
 
-def test_an_active_session_is_taken_and_left_running(monkeypatch):
+def test_an_active_session_is_used_and_left_running(monkeypatch):
     active = object()
     monkeypatch.setattr(requirements, "require_java", lambda: None)
     monkeypatch.setattr(SparkSession, "getActiveSession", classmethod(lambda _: active))

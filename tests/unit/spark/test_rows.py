@@ -61,7 +61,7 @@ def test_slices_of_any_length_have_their_own_partition_and_token():
         assert batch.column("partition").to_pylist() == [3] * count
 
 
-def test_headers_and_tokens_come_where_they_are_asked_for():
+def test_headers_and_tokens_are_optional():
     headers = [[("a", b"1"), ("b", None)], ()]
     rows = Slice([5, 6], [0, 0], [0, 0], [None, None], [None, None], headers)
     first, second = made(rows, has_headers=True, has_token=True)

@@ -59,7 +59,7 @@ def test_a_chain_has_no_gap_and_no_link_twice(tmp_path):
     assert not [path for path in chain.folder.iterdir() if path.name[0] == "."]
 
 
-def test_of_many_that_add_a_link_one_does(tmp_path):
+def test_only_one_of_many_writers_adds_a_link(tmp_path):
     chain = Chain(tmp_path)
     barrier = threading.Barrier(8)
     made = []
@@ -78,21 +78,21 @@ def test_of_many_that_add_a_link_one_does(tmp_path):
     assert chain.last().folder == f"data/{made[0]}"
 
 
-def test_what_is_published_counts(sink):
+def test_published_rows_are_read(sink):
     assert publish(sink, aside(sink, 3, 10)) == 3
     assert publish(sink, aside(sink, 10, 15)) == 10
     # The first link begins at the start of all offsets: links have no gap.
     assert [(link.first, link.end) for link in sink.links()[T0]] == [(0, 10), (10, 15)]
 
 
-def test_what_counts_already_does_not_count_twice(sink):
+def test_published_rows_are_not_published_twice(sink):
     publish(sink, aside(sink, 0, 10))
     again = aside(sink, 2, 10)
     assert publish(sink, again) == 10
     assert not (sink.path / again.folder).exists()
 
 
-def test_an_older_token_does_not_count(sink):
+def test_an_older_token_is_not_published(sink):
     publish(sink, aside(sink, 0, 10, "1.0.7"))
     sink = FileSink(sink.path, Fence("1.0.3"))
     old = aside(sink, 10, 20, "1.0.3")
@@ -100,14 +100,14 @@ def test_an_older_token_does_not_count(sink):
     assert not (sink.path / old.folder).exists()
 
 
-def test_a_claim_that_is_over_does_not_count(sink, caplog):
+def test_an_ended_claim_is_not_published(sink, caplog):
     gone = aside(sink, 0, 10, "1.0.9")
     assert publish(sink, gone) == 10
     assert sink.links() == {}
     assert "are dropped" in caplog.text
 
 
-def test_who_comes_second_goes_on_where_the_first_ends(sink, monkeypatch):
+def test_the_second_writer_starts_at_the_end_of_the_first(sink, monkeypatch):
     late = aside(sink, 0, 15)
     add = Chain.add
 
@@ -130,7 +130,7 @@ def test_who_comes_second_goes_on_where_the_first_ends(sink, monkeypatch):
     ]
 
 
-def test_a_partition_whose_first_link_is_on_its_way_is_left_out(sink):
+def test_a_chain_without_links_is_omitted(sink):
     (sink.path / CHAINS / "t" / "0").mkdir(parents=True)
     assert sink.links() == {}
 
@@ -140,7 +140,7 @@ def test_nothing_was_written_yet(sink):
 
 
 @pytest.mark.parametrize("path", ["bills", "s3://bucket/bills", "hdfs://host/bills"])
-def test_a_path_elsewhere_is_told(path):
+def test_a_remote_path_raises(path):
     with pytest.raises(ConfigurationError, match="object stores"):
         FileSink.of(OPTIONS, path=path)
 

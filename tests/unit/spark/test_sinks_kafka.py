@@ -79,7 +79,7 @@ def test_rows_and_their_position_are_one_transaction(sink, broker):
     assert made.written == [("out", [b"4", b"5"], T0, 6)]
 
 
-def test_what_was_written_is_not_written_again(sink, broker, monkeypatch):
+def test_written_rows_are_not_written_again(sink, broker, monkeypatch):
     monkeypatch.setattr(broker, "left", 5)
     assert sink.write(T0, token="1.0.7", rows=iter(rows(4, 5))) == 1
     assert broker.made[0].written == [("out", [b"5"], T0, 6)]
@@ -87,13 +87,13 @@ def test_what_was_written_is_not_written_again(sink, broker, monkeypatch):
     assert broker.made[1].written == []
 
 
-def test_a_claim_that_is_over_writes_nothing(sink, broker, caplog):
+def test_an_ended_claim_writes_nothing(sink, broker, caplog):
     assert sink.write(T0, token="1.0.3", rows=iter(rows(4))) == 0
     assert broker.made[0].written == []
     assert "dropped" in caplog.text
 
 
-def test_each_topic_partition_has_an_id_of_its_own(sink, broker):
+def test_each_topic_partition_has_its_own_id(sink, broker):
     sink(Frame([*rows(1), *rows(0, partition=1), *rows(0)]), 0)
     assert [made.name[0] for made in broker.made] == ["g.out/g/t/0", "g.out/g/t/1"]
     assert [[rows for _, rows, *_ in made.written] for made in broker.made] == [
@@ -126,7 +126,7 @@ def test_a_batch_needs_a_value(sink):
         sink(Frame([], fencing.COLUMNS), 0)
 
 
-def test_a_missing_extra_is_told(monkeypatch):
+def test_a_missing_extra_raises(monkeypatch):
     monkeypatch.setattr(sinks_kafka, "find_spec", lambda _: None)
     with pytest.raises(ConfigurationError, match=r"kafka-marshal\[fast\]"):
         KafkaSink.of(OPTIONS, topic="out")

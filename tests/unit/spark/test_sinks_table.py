@@ -107,7 +107,7 @@ def test_the_first_rows_of_a_topic_partition_are_written():
     assert table.row == ((1, 0, 7), 2)
 
 
-def test_what_was_written_is_not_written_again():
+def test_written_rows_are_not_written_again():
     table = Table(2)
     assert run(table, rows(0, 1, 2, 3)) == 2
     assert (table.written, table.row[1]) == ([[2, 3]], 4)
@@ -166,7 +166,7 @@ def test_each_topic_partition_is_one_transaction():
     assert all(table.is_committed and table.is_closed for table in tables)
 
 
-def test_what_fails_is_undone():
+def test_a_failed_transaction_is_rolled_back():
     table = Table()
 
     def fail(cursor, some):
@@ -180,7 +180,7 @@ def test_what_fails_is_undone():
     assert table.row == ((0, 0, 0), 0)
 
 
-def test_positions_are_told():
+def test_positions_are_returned():
     assert TableSink(lambda: Table(4), write, "g").positions() == {("t", 0): 4}
 
 

@@ -53,7 +53,7 @@ def test_it_is_found_by_its_names():
         _ = package.Nothing
 
 
-def test_columns_are_those_that_were_asked_for():
+def test_columns_follow_the_options():
     names = ["key", "value", "topic", "partition", "offset", "timestamp"]
     source = MarshalDataSource(BASE)
     assert source.schema().names == [*names, "timestampType"]
@@ -247,7 +247,7 @@ def reader(monkeypatch):
     return read
 
 
-def test_nothing_is_opened_before_it_is_needed(reader):
+def test_connections_open_on_first_use(reader):
     one = reader()
     assert one.initialOffset() == {}
     assert isinstance(one.getDefaultReadLimit(), ReadAllAvailable)
@@ -283,7 +283,7 @@ def test_limits_are_those_of_the_options(reader, options, limit, wanted):
     assert one.reportLatestOffset() == {"t:0": 12}
 
 
-def test_everything_available_is_obeyed_whatever_options_say(reader):
+def test_available_now_overrides_options(reader):
     one = reader(maxOffsetsPerTrigger="1", minOffsetsPerTrigger="1")
     one.latestOffset({}, ReadAllAvailable())
     assert one.made[0][0].claims.calls == [("latest", {}, Limit())]
@@ -306,7 +306,7 @@ def test_tasks_carry_their_range_and_claim(reader):
     assert (task.first, task.end) == (0, 10), "a range is granted as a whole"
 
 
-def test_what_is_committed_is_confirmed_and_stopping_closes(reader):
+def test_committed_batches_are_confirmed_and_stop_closes(reader):
     one = reader()
     one.prepareForTriggerAvailableNow()
     one.commit(to_offset(END))
@@ -317,7 +317,7 @@ def test_what_is_committed_is_confirmed_and_stopping_closes(reader):
     assert query.closed == 1
 
 
-def test_being_asked_to_end_does_not_cut_the_end_short(reader, monkeypatch):
+def test_sigterm_does_not_interrupt_stop(reader, monkeypatch):
     """Spark sends SIGTERM again and again, and closes the connection."""
     ours = signal.getsignal(signal.SIGTERM)
     module._handle_termination()
@@ -341,7 +341,7 @@ def test_being_asked_to_end_does_not_cut_the_end_short(reader, monkeypatch):
     assert ended == [None]
 
 
-def test_a_worker_gets_the_options_and_nothing_that_is_open(reader):
+def test_a_worker_gets_options_without_connections(reader):
     one = reader()
     one.latestOffset({}, ReadAllAvailable())
     del one.made
@@ -368,12 +368,12 @@ class Starts:
         ({"startingTimestamp": "5"}, False, {T0: EARLIEST}),
     ],
 )
-def test_starts_are_asked_for_where_they_count(more, is_new, wanted):
+def test_starts_are_queried_only_if_needed(more, is_new, wanted):
     found = module._starts(parse(STREAM | more), Starts(), is_new=is_new)
     assert found == wanted
 
 
-def test_a_drawn_name_is_a_name_and_nobody_elses(monkeypatch):
+def test_a_random_name_is_valid_and_unique(monkeypatch):
     monkeypatch.setattr(module.socket, "gethostname", lambda: "my host!")
     one, other = module._random_name(), module._random_name()
     assert one.startswith("spark-my-host--")

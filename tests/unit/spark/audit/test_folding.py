@@ -70,7 +70,7 @@ def of(rows, table):
     return [row.values for row in rows if row.table is table]
 
 
-def test_rows_come_as_they_close_then_what_is_open_then_the_state(log):
+def test_rows_come_as_they_close_then_open_rows_then_the_state(log):
     rows = told(log)
     assert [r["ending"] for r in of(rows, schema.INTERVALS)] == ["released", "open"]
     assert [row.table.name for row in rows[-3:]] == ["ages", "partitions", "state"]
@@ -97,7 +97,7 @@ def test_rows_are_yielded_before_the_log_is_read_to_its_end(monkeypatch, log):
 
 
 @pytest.mark.parametrize("split", range(7))
-def test_a_run_that_goes_on_tells_what_one_run_does(log, split):
+def test_an_incremental_run_has_the_rows_of_one_run(log, split):
     whole = told(log)
     first = told(log, end=split)
     (state,) = of(first, schema.STATE)
@@ -117,7 +117,7 @@ def test_a_run_that_goes_on_tells_what_one_run_does(log, split):
         pytest.param(Bounds(from_offset=2, to_offset=3), 0, 4, id="both"),
     ],
 )
-def test_a_range_leaves_rows_out_and_never_moves_the_start(log, bounds, claims, end):
+def test_a_range_omits_rows_and_never_moves_the_start(log, bounds, claims, end):
     rows = told(log, bounds=bounds)
     assert len(of(rows, schema.CLAIMS)) == claims
     (state,) = of(rows, schema.PARTITIONS)
@@ -227,12 +227,12 @@ def test_reading_ends_where_it_was_planned(clock):
     assert read(late, 4) == [0, 1, 2, 3]
 
 
-def test_a_log_that_falls_silent_is_given_up(clock):
+def test_a_silent_log_raises(clock):
     with pytest.raises(DeadlineExceeded, match="sent nothing for 5000 ms"):
         read(FakeLog([story().entries[:2]], end=6), 6)
 
 
-def test_a_log_that_was_cut_is_told(clock):
+def test_a_truncated_log_raises(clock):
     with pytest.raises(LogTruncated, match="ends before offset 6"):
         read(FakeLog([], end=3), 6)
 
@@ -273,14 +273,14 @@ def looked(monkeypatch, log):
 @pytest.mark.parametrize(
     ("topic_id", "told"), [(b"\xab\xcd", "abcd"), (None, None)], ids=["id", "none"]
 )
-def test_it_tells_which_log_and_where_it_ends(monkeypatch, topic_id, told):
+def test_the_ends_have_the_ids_of_the_log(monkeypatch, topic_id, told):
     log = OpenedLog({0: 5})
     log.topic_id = topic_id
     assert looked(monkeypatch, log) == LogEnds("c", told, {0: 5})
     assert log.is_closed
 
 
-def test_it_leaves_nothing_open_where_nobody_answers(monkeypatch):
+def test_a_failed_query_closes_the_log(monkeypatch):
     log = OpenedLog(None)
     with pytest.raises(DeadlineExceeded):
         looked(monkeypatch, log)
@@ -295,7 +295,7 @@ def played():
     return log, historian
 
 
-def test_a_fold_goes_on_with_its_members():
+def test_a_checkpoint_has_the_members():
     log, historian = played()
     world, back = from_checkpoint(to_checkpoint(log.state, historian), partition=0)
     assert digest(world) == digest(log.state)
@@ -326,7 +326,7 @@ def test_a_fold_that_halted_cannot_go_on():
         pytest.param({3: 5}, "not a saved audit", id="shape"),
     ],
 )
-def test_what_was_not_saved_by_us_is_refused(change, match):
+def test_foreign_checkpoints_are_refused(change, match):
     log, historian = played()
     fields = [VERSION, to_bytes(log.state), historian.to_bytes(), []]
     for at, value in change.items():

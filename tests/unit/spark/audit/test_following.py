@@ -74,7 +74,7 @@ def test_a_run_never_goes_back_in_one_partition(runs):
     assert ends(runs[-1]) == [9, 6]
 
 
-def test_a_topic_that_is_made_anew_is_another_log(runs):
+def test_a_recreated_topic_is_another_log(runs):
     batches = following._Batches(STEP, "a store", None)
     batches(frame(5), 0)
     with pytest.raises(ConfigurationError, match="into another directory"):
@@ -82,7 +82,7 @@ def test_a_topic_that_is_made_anew_is_another_log(runs):
     assert len(runs) == 1
 
 
-def test_the_end_of_a_query_is_told_in_our_words():
+def test_the_error_of_a_query_is_translated():
     told = "Traceback ...\nkafka_marshal.errors.LogTruncated: it went back\n"
 
     def fails(timeout_s):

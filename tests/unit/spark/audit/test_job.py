@@ -21,25 +21,25 @@ kafka_marshal.errors.{name}: {message}
 
 
 @pytest.mark.parametrize("kind", [LogTruncated, DeadlineExceeded])
-def test_an_error_of_ours_comes_back_as_it_was(kind):
+def test_an_own_error_comes_back_unchanged(kind):
     text = TRACE.format(name=kind.__name__, message="partition 3 ends")
     error = translate_error(PySparkException(text))
     assert (type(error), str(error)) == (kind, "partition 3 ends")
 
 
-def test_an_error_that_needs_more_than_words_keeps_them():
+def test_an_error_with_more_fields_keeps_its_message():
     text = TRACE.format(name=PositionError.__name__, message="gone")
     error = translate_error(PySparkException(text))
     assert (type(error), str(error)) == (CoordinationError, "gone")
 
 
 @pytest.mark.parametrize("name", ["Nothing", "Any"])
-def test_what_is_no_error_of_ours_is_not_taken_for_one(name):
+def test_foreign_errors_are_not_own_errors(name):
     error = translate_error(PySparkException(TRACE.format(name=name, message="gone")))
     assert type(error) is CoordinationError
 
 
-def test_other_errors_are_told_by_their_last_words():
+def test_other_errors_have_the_last_message():
     text = "thrown\nTraceback\n  File x\nModuleNotFoundError: No module named 'y'\n end"
     error = translate_error(PySparkException(text))
     assert str(error) == (

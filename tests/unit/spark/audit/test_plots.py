@@ -41,7 +41,7 @@ def bars(clients):
         pytest.param(plots.ages({6: 900, 80: 1}), id="ages"),
     ],
 )
-def test_a_plot_is_one_sound_svg(svg):
+def test_a_plot_is_one_valid_svg(svg):
     assert ET.fromstring(svg).tag.endswith("svg")
     assert "<script" not in svg
     assert "<text" not in svg

@@ -47,7 +47,7 @@ def test_values_are_escaped_and_plots_are_not():
     assert "All 8 hold: overlap, tokens_grow" in " ".join(text.split())
 
 
-def test_findings_are_told_with_their_rows_and_query():
+def test_findings_are_shown_with_rows_and_query():
     finding = Finding(OVERLAP, 21, ({"client_id": HOSTILE, "start_offset": 5},))
     text = page(values(findings=[finding], ranged="from_ms 5"), PLOTS)
     assert "1 of 8 are broken" in text
@@ -57,12 +57,12 @@ def test_findings_are_told_with_their_rows_and_query():
     assert "<script" not in text
 
 
-def test_what_is_not_drawn_is_told():
+def test_omissions_are_shown():
     text = page(values(keys_shown=40, keys_count=5_000, bars_shown=4_000), PLOTS)
     assert "40 of 5,000 keys are drawn" in text
 
 
-def test_values_as_people_read_them():
+def test_values_are_readable():
     assert [shown(v) for v in (None, True, False, 1_000, 2.6, "x")] == [
         "-",
         "yes",

@@ -70,7 +70,7 @@ def test_every_row_fills_the_columns_of_its_table(told):
     ]
 
 
-def test_bytes_are_told_in_hex_and_tokens_in_parts(told):
+def test_bytes_are_hex_and_tokens_are_split(told):
     _, _, rows = told
     ended = next(s for s in (staged(3, r) for r in rows) if s.table is schema.INTERVALS)
     values = ended.values
@@ -93,14 +93,14 @@ def test_the_end_state_is_that_of_the_fold(told):
     assert (empty["first_offset"], empty["leader_epoch"]) == (None, None)
 
 
-def test_a_halted_fold_tells_what_it_needs():
+def test_a_halted_fold_has_the_required_level():
     log = Log(1)
     log.append(config(2, era=2, level=7))
     values = state_row(log.state, Historian()).values
     assert (values["halted_offset"], values["halted_level"]) == (1, 7)
 
 
-def test_ages_are_told_where_there_are_any():
+def test_ages_are_omitted_if_there_are_none():
     rows = list(age_rows(2, {"b": [0, 3, 0, 1], "a": [2, 0, 0, 0]}))
     assert [tuple(row.values.values()) for row in rows] == [
         (2, "a", 0, 2),
@@ -109,7 +109,7 @@ def test_ages_are_told_where_there_are_any():
     ]
 
 
-def test_batches_are_bounded_and_hold_one_struct_a_row(told):
+def test_batches_are_bounded_and_have_one_struct_in_each_row(told):
     _, _, rows = told
     source = (staged(3, row) for _ in range(BATCH_ROWS) for row in rows)
     read = []

@@ -30,7 +30,7 @@ def test_invariants_are_documented():
     assert listed("table: invariants") == real
 
 
-def test_invariants_ask_for_tables_and_columns_that_there_are():
+def test_invariants_use_existing_tables_and_columns():
     names = {table.name for table in schema.ALL}
     columns = {column.name for table in schema.ALL for column in table.columns}
     for each in INVARIANTS:
@@ -48,7 +48,7 @@ def test_no_table_has_a_column_twice():
         assert len(set(table.names)) == len(table.names), table.name
 
 
-def test_what_tasks_hand_over_has_a_struct_for_each_table():
+def test_the_staged_schema_has_a_struct_for_each_table():
     form = arrow_schema()
     assert form.names == ["table", "is_open", *(table.name for table in schema.ALL)]
     ddl = schema.staged_ddl()

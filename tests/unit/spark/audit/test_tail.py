@@ -29,7 +29,7 @@ def log(monkeypatch):
     return now
 
 
-def test_an_offset_says_all_that_a_run_needs_to_know(log):
+def test_an_offset_has_all_that_a_run_needs(log):
     reader = tail.TailReader(SOURCE)
     assert reader.initialOffset() == {}
     offset = reader.latestOffset({}, reader.getDefaultReadLimit())
@@ -53,7 +53,7 @@ def test_time_alone_makes_no_batch(log):
     assert reader.latestOffset(start, ALL)["topic_id"] == "cd"
 
 
-def test_what_is_there_when_it_begins_is_all(log):
+def test_available_now_ends_at_the_first_end(log):
     reader = tail.TailReader(SOURCE)
     reader.prepareForTriggerAvailableNow()
     log["found"] = LogEnds("c", "ab", {0: 50, 1: 70})
@@ -62,7 +62,7 @@ def test_what_is_there_when_it_begins_is_all(log):
     assert reader.latestOffset(offset, ALL) == offset
 
 
-def test_brokers_that_are_away_are_waited_for_once_it_runs(log, caplog):
+def test_a_running_stream_waits_for_brokers(log, caplog):
     reader = tail.TailReader(SOURCE)
     start = reader.latestOffset({}, ALL)
     log["found"] = CoordinationError("nobody answers")
@@ -75,7 +75,7 @@ def test_brokers_that_are_away_are_waited_for_once_it_runs(log, caplog):
         reader.latestOffset(start, ALL)
 
 
-def test_how_to_connect_travels_with_the_class_and_in_no_option():
+def test_the_connection_is_in_the_class_and_in_no_option():
     made = tail.tail_of(SOURCE)
     source = cloudpickle.loads(cloudpickle.dumps(made))({})
     assert (source.name(), source.schema()) == (tail.NAME, tail.DDL)
