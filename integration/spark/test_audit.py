@@ -265,7 +265,7 @@ def told_names():
 
 
 def test_one_task_folds_one_partition(spark, told):
-    log = job.Log("cluster", None, dict.fromkeys(range(5), 7))
+    log = job.LogEnds("cluster", None, dict.fromkeys(range(5), 7))
     plan = job._plan(spark, log, state=None)
     sizes = plan.rdd.glom().map(len).collect()
     assert sizes == [1] * 5
@@ -463,7 +463,7 @@ def test_an_audit_goes_on_with_its_own_log_only(broker, spark, told, unique):
 def test_an_error_in_a_task_is_told_in_its_own_words(
     spark, told, monkeypatch, tmp_path
 ):
-    real = job.look(told["source"])
+    real = job.log_ends(told["source"])
     beyond = {0: real.ends[0] + 1_000}
     monkeypatch.setattr(job, "log_ends", lambda _: job.LogEnds("c", None, beyond))
     with pytest.raises(LogTruncated, match="ends before offset"):

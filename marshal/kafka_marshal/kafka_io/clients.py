@@ -88,6 +88,15 @@ def new_client(
         raise
 
 
+def close_by_force(producer: Any) -> None:
+    """Close a producer that may hold batches for ever; blocks for a second at most.
+
+    kafka-python's ``close`` closes nothing if its ``flush`` fails.
+    """
+    producer._sender.force_close()  # noqa: SLF001 - no public method
+    producer.close(timeout=1)
+
+
 class ConnectionWatch(logging.Handler):
     """Collects connection errors from kafka-python's log, as a context manager.
 

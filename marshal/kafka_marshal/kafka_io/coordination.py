@@ -17,7 +17,7 @@ from kafka import TopicPartition as KafkaTopicPartition
 from kafka import errors as kafka_errors
 
 from kafka_marshal.errors import MarshalError
-from kafka_marshal.kafka_io.clients import new_client
+from kafka_marshal.kafka_io.clients import close_by_force, new_client
 from kafka_marshal.kafka_io.data import KafkaOffsets
 from kafka_marshal.kafka_io.faults import required_right
 from kafka_marshal.kafka_io.patches import accept_any_header
@@ -114,28 +114,20 @@ class KafkaOutlet(Outlet):
         future.add_errback(report)
 
     def end(self) -> threading.Thread:
-        """Flush and close on a background thread, within the delivery timeout.
-
-        kafka-python's ``close`` closes nothing if its ``flush`` fails. A producer that
-        holds batches for ever must be closed by force, without a public method.
-        """
+        """Flush and close on a background thread, within the delivery timeout."""
         limit_s = (self.config["delivery_timeout_ms"] + OVERDUE_GRACE_MS) / 1000
 
         def end() -> None:
             try:
                 self._producer.close(timeout=limit_s)
             except kafka_errors.KafkaError:
-                self._force()
+                close_by_force(self._producer)
 
         return _in_background(end)
 
     def drop(self) -> threading.Thread:
         """Close by force on a background thread."""
-        return _in_background(self._force)
-
-    def _force(self) -> None:
-        self._producer._sender.force_close()  # noqa: SLF001 - no public method
-        self._producer.close(timeout=1)
+        return _in_background(lambda: close_by_force(self._producer))
 
 
 def _in_background(act: Callable[[], None]) -> threading.Thread:

@@ -16,7 +16,7 @@ from kafka.errors import KafkaError
 
 from kafka_marshal.closing import Closing
 from kafka_marshal.errors import DeadlineExceeded, MarshalError
-from kafka_marshal.kafka_io.clients import new_client
+from kafka_marshal.kafka_io.clients import close_by_force, new_client
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.translate import Access, translate_error
 
@@ -126,9 +126,7 @@ class KafkaRecordWriter(Closing):
         try:
             self._producer.close(timeout=_CLOSE_S)
         except KafkaError:
-            # close() closes nothing if its flush fails.
-            self._producer._sender.force_close()  # noqa: SLF001
-            self._producer.close(timeout=_CLOSE_S)
+            close_by_force(self._producer)
 
     def _on_written(
         self,

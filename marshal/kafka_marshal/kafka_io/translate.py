@@ -15,10 +15,7 @@ _WRAPPED = re.compile(r"\[Error (\d+)\]")
 
 # The first matching row counts, so subclasses come before their bases.
 _TABLE = (
-    (
-        faults.FORBIDDEN,
-        (kafka_errors.AuthorizationError,),
-    ),
+    (faults.FORBIDDEN, (kafka_errors.AuthorizationError,)),
     (
         faults.NOT_AUTHENTICATED,
         (
@@ -27,14 +24,8 @@ _TABLE = (
             kafka_errors.SecurityDisabledError,
         ),
     ),
-    (
-        faults.NO_LOGIN,
-        (kafka_errors.IllegalSaslStateError,),
-    ),
-    (
-        faults.NOT_TRUSTED,
-        (ssl.SSLCertVerificationError,),
-    ),
+    (faults.NO_LOGIN, (kafka_errors.IllegalSaslStateError,)),
+    (faults.NOT_TRUSTED, (ssl.SSLCertVerificationError,)),
     (
         faults.GONE,
         (
@@ -106,14 +97,8 @@ _TABLE = (
             kafka_errors.NotEnoughReplicasAfterAppendError,
         ),
     ),
-    (
-        faults.BAD_SETTINGS,
-        (kafka_errors.KafkaConfigurationError,),
-    ),
-    (
-        faults.OUT_OF_TURN,
-        (kafka_errors.IllegalStateError,),
-    ),
+    (faults.BAD_SETTINGS, (kafka_errors.KafkaConfigurationError,)),
+    (faults.OUT_OF_TURN, (kafka_errors.IllegalStateError,)),
     (
         faults.UNREACHABLE,
         (
@@ -128,10 +113,7 @@ _TABLE = (
             kafka_errors.Cancelled,
         ),
     ),
-    (
-        faults.OTHER,
-        (Exception,),
-    ),
+    (faults.OTHER, (Exception,)),
 )
 
 

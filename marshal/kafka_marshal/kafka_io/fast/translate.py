@@ -11,138 +11,57 @@ from kafka_marshal.kafka_io.faults import Access, Failure, Fault
 
 __all__ = ["Access", "translate_error"]
 
-_ROWS: tuple[tuple[Fault, tuple[int, ...]], ...] = (
-    (
-        faults.FORBIDDEN,
-        (
-            KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-            KafkaError.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
-            KafkaError.GROUP_AUTHORIZATION_FAILED,
-            KafkaError.TOPIC_AUTHORIZATION_FAILED,
-            KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-        ),
+# Names of ``KafkaError`` by family; those with an underscore are of librdkafka itself.
+_NAMES: Mapping[Fault, str] = {
+    faults.FORBIDDEN: (
+        "CLUSTER_AUTHORIZATION_FAILED DELEGATION_TOKEN_AUTHORIZATION_FAILED "
+        "GROUP_AUTHORIZATION_FAILED TOPIC_AUTHORIZATION_FAILED "
+        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"
     ),
-    (
-        faults.NOT_AUTHENTICATED,
-        (
-            KafkaError._AUTHENTICATION,  # noqa: SLF001 - its public names
-            KafkaError._SSL,  # noqa: SLF001
-            KafkaError.SASL_AUTHENTICATION_FAILED,
-            KafkaError.SECURITY_DISABLED,
-            KafkaError.UNSUPPORTED_SASL_MECHANISM,
-        ),
+    faults.NOT_AUTHENTICATED: (
+        "_AUTHENTICATION _SSL SASL_AUTHENTICATION_FAILED SECURITY_DISABLED "
+        "UNSUPPORTED_SASL_MECHANISM"
     ),
-    (
-        faults.NO_LOGIN,
-        (KafkaError.ILLEGAL_SASL_STATE,),
+    faults.NO_LOGIN: "ILLEGAL_SASL_STATE",
+    faults.GONE: "_AUTO_OFFSET_RESET _LOG_TRUNCATION OFFSET_OUT_OF_RANGE",
+    faults.REFUSED_RECORD: (
+        "INVALID_RECORD INVALID_TIMESTAMP MSG_SIZE_TOO_LARGE RECORD_LIST_TOO_LARGE"
     ),
-    (
-        faults.GONE,
-        (
-            KafkaError._AUTO_OFFSET_RESET,  # noqa: SLF001
-            KafkaError._LOG_TRUNCATION,  # noqa: SLF001
-            KafkaError.OFFSET_OUT_OF_RANGE,
-        ),
+    faults.UNDECODABLE: (
+        "_BAD_COMPRESSION _BAD_MSG INVALID_MSG UNSUPPORTED_COMPRESSION_TYPE"
     ),
-    (
-        faults.REFUSED_RECORD,
-        (
-            KafkaError.INVALID_RECORD,
-            KafkaError.INVALID_TIMESTAMP,
-            KafkaError.MSG_SIZE_TOO_LARGE,
-            KafkaError.RECORD_LIST_TOO_LARGE,
-        ),
+    faults.TOO_OLD: (
+        "_UNSUPPORTED_FEATURE UNSUPPORTED_FOR_MESSAGE_FORMAT UNSUPPORTED_VERSION"
     ),
-    (
-        faults.UNDECODABLE,
-        (
-            KafkaError._BAD_COMPRESSION,  # noqa: SLF001
-            KafkaError._BAD_MSG,  # noqa: SLF001
-            KafkaError.INVALID_MSG,
-            KafkaError.UNSUPPORTED_COMPRESSION_TYPE,
-        ),
+    faults.REFUSED_TOPIC: (
+        "INVALID_CONFIG INVALID_PARTITIONS INVALID_REPLICATION_FACTOR "
+        "INVALID_REPLICA_ASSIGNMENT POLICY_VIOLATION TOPIC_ALREADY_EXISTS "
+        "TOPIC_EXCEPTION"
     ),
-    (
-        faults.TOO_OLD,
-        (
-            KafkaError._UNSUPPORTED_FEATURE,  # noqa: SLF001
-            KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
-            KafkaError.UNSUPPORTED_VERSION,
-        ),
+    faults.NO_SUCH_TOPIC: (
+        "_UNKNOWN_PARTITION _UNKNOWN_TOPIC UNKNOWN_TOPIC_ID UNKNOWN_TOPIC_OR_PART"
     ),
-    (
-        faults.REFUSED_TOPIC,
-        (
-            KafkaError.INVALID_CONFIG,
-            KafkaError.INVALID_PARTITIONS,
-            KafkaError.INVALID_REPLICATION_FACTOR,
-            KafkaError.INVALID_REPLICA_ASSIGNMENT,
-            KafkaError.POLICY_VIOLATION,
-            KafkaError.TOPIC_ALREADY_EXISTS,
-            KafkaError.TOPIC_EXCEPTION,
-        ),
+    faults.GROUP_IN_USE: (
+        "FENCED_INSTANCE_ID FENCED_MEMBER_EPOCH ILLEGAL_GENERATION "
+        "NON_EMPTY_GROUP REBALANCE_IN_PROGRESS STALE_MEMBER_EPOCH "
+        "UNKNOWN_MEMBER_ID"
     ),
-    (
-        faults.NO_SUCH_TOPIC,
-        (
-            KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
-            KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
-            KafkaError.UNKNOWN_TOPIC_ID,
-            KafkaError.UNKNOWN_TOPIC_OR_PART,
-        ),
+    faults.TOO_FEW_REPLICAS: (
+        "_ISR_INSUFF NOT_ENOUGH_REPLICAS NOT_ENOUGH_REPLICAS_AFTER_APPEND"
     ),
-    (
-        faults.GROUP_IN_USE,
-        (
-            KafkaError.FENCED_INSTANCE_ID,
-            KafkaError.FENCED_MEMBER_EPOCH,
-            KafkaError.ILLEGAL_GENERATION,
-            KafkaError.NON_EMPTY_GROUP,
-            KafkaError.REBALANCE_IN_PROGRESS,
-            KafkaError.STALE_MEMBER_EPOCH,
-            KafkaError.UNKNOWN_MEMBER_ID,
-        ),
+    faults.BAD_SETTINGS: "_INVALID_ARG _NOT_CONFIGURED",
+    faults.OUT_OF_TURN: "_STATE _DESTROY",
+    faults.UNREACHABLE: (
+        "_ALL_BROKERS_DOWN _MSG_TIMED_OUT _RESOLVE _TIMED_OUT _TIMED_OUT_QUEUE "
+        "_TRANSPORT _UNKNOWN_BROKER _WAIT_COORD BROKER_NOT_AVAILABLE "
+        "NETWORK_EXCEPTION REQUEST_TIMED_OUT"
     ),
-    (
-        faults.TOO_FEW_REPLICAS,
-        (
-            KafkaError._ISR_INSUFF,  # noqa: SLF001
-            KafkaError.NOT_ENOUGH_REPLICAS,
-            KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-        ),
-    ),
-    (
-        faults.BAD_SETTINGS,
-        (
-            KafkaError._INVALID_ARG,  # noqa: SLF001
-            KafkaError._NOT_CONFIGURED,  # noqa: SLF001
-        ),
-    ),
-    (
-        faults.OUT_OF_TURN,
-        (
-            KafkaError._STATE,  # noqa: SLF001
-            KafkaError._DESTROY,  # noqa: SLF001
-        ),
-    ),
-    (
-        faults.UNREACHABLE,
-        (
-            KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
-            KafkaError._MSG_TIMED_OUT,  # noqa: SLF001
-            KafkaError._RESOLVE,  # noqa: SLF001
-            KafkaError._TIMED_OUT,  # noqa: SLF001
-            KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001
-            KafkaError._TRANSPORT,  # noqa: SLF001
-            KafkaError._UNKNOWN_BROKER,  # noqa: SLF001
-            KafkaError._WAIT_COORD,  # noqa: SLF001
-            KafkaError.BROKER_NOT_AVAILABLE,
-            KafkaError.NETWORK_EXCEPTION,
-            KafkaError.REQUEST_TIMED_OUT,
-        ),
-    ),
-)
-_FAULTS: Mapping[int, Fault] = {code: fault for fault, codes in _ROWS for code in codes}
+}
+_FAULTS: Mapping[int, Fault] = {
+    getattr(KafkaError, name): fault
+    for fault, names in _NAMES.items()
+    for name in names.split()
+}
 
 
 def cause_of(error: Exception) -> Any:
