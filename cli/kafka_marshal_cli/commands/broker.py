@@ -1,4 +1,7 @@
-"""``marshal broker``: a real Kafka of one's own, for development."""
+"""``marshal broker``: an embedded Apache Kafka for development.
+
+A module of its own, as each noun of the command line has.
+"""
 
 import signal
 import sys

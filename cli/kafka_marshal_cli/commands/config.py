@@ -1,4 +1,7 @@
-"""``marshal config``: the settings in force, and where each was set."""
+"""``marshal config``: the settings in force, and where each was set.
+
+A module of its own, as each noun of the command line has.
+"""
 
 from typing import Annotated, Any
 

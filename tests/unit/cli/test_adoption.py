@@ -79,7 +79,7 @@ def test_what_is_ordinary_has_none():
     assert [step.note for step in steps_of([found(), found(position=50)])] == [None] * 2
 
 
-def test_steps_come_in_order_and_blocked_ones_are_told_apart():
+def test_steps_are_in_order_and_blocked_ones_are_separate():
     others = [
         Finding(
             partition=TopicPartition("orders", number),

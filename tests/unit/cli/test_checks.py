@@ -62,7 +62,7 @@ def test_reading_two_clocks_takes_time():
     assert "drifts 0 ppm" in check.found
 
 
-def test_this_machine_has_clocks_or_says_so(monkeypatch):
+def test_this_machine_has_clocks_or_a_note(monkeypatch):
     if hasattr(time, "CLOCK_BOOTTIME"):
         reading = ClockReading.now()
         assert reading is not None

@@ -205,7 +205,7 @@ def test_a_lost_claim_ends_its_process_and_the_others_go_on(run, capsys):
     assert "lost: t-0 offset 0" in err
 
 
-def test_a_commit_that_comes_too_late_is_told(run, capsys):
+def test_a_late_commit_is_reported(run, capsys):
     one = run(record(0))
     one.consumer.commit = lambda records: (_ for _ in ()).throw(ClaimLost("gone"))
     one()
@@ -251,7 +251,7 @@ def test_at_most_once_what_is_in_hand_is_finished(run):
     assert one.noted == ["0", "1", "2"]
 
 
-def test_at_most_once_a_failure_is_lost_and_said_to_be(run):
+def test_at_most_once_a_failure_is_reported_as_lost(run):
     one = run(record(0))
     with pytest.raises(ExecFailed, match="it will not be processed again"):
         one("sys.exit(1)", at_most_once=True)
@@ -316,7 +316,7 @@ def test_what_a_process_reads():
     assert [json.loads(line)["offset"] for line in lines] == [0, 1]
 
 
-def test_what_a_process_is_told():
+def test_the_environment_of_a_process():
     told = variables(
         Job(partition=P0, records=[record(7, key=b"\xff", value=None)], attempt=2)
     )
@@ -407,7 +407,7 @@ def test_what_it_leaves_in_the_background_ends_with_it(tmp_path):
 READY = "import signal, sys, time; {}; open({!r}, 'w').close(); time.sleep(600)"
 
 
-def test_it_ends_when_it_is_told_to(tmp_path):
+def test_a_terminated_process_ends(tmp_path):
     ready = tmp_path / "ready"
     child = started(READY.format("0", str(ready)))
     eventually(ready.exists, "it runs")
@@ -442,7 +442,7 @@ def test_a_wait_is_bounded():
     assert ended(child) == -9
 
 
-def test_where_the_system_cannot_tell_of_its_end(monkeypatch):
+def test_a_system_without_pidfd_polls_for_the_end(monkeypatch):
     monkeypatch.delattr(os, "pidfd_open", raising=False)
     monkeypatch.delattr(os, "waitid", raising=False)
     monkeypatch.setattr(module, "POLL_EVERY_S", 0.001)

@@ -77,18 +77,18 @@ def test_exit_codes(error, code):
     assert exit_code(error) == code
 
 
-def test_an_error_that_names_a_command_is_told_as_it_is():
+def test_an_error_that_names_a_command_is_unchanged():
     error = TopicMisconfigured("not formatted; run: marshal topic format")
     assert next_command(error) is None
     assert message(error) == "not formatted; run: marshal topic format"
 
 
 @pytest.mark.parametrize("kind", [CoordinationError, TopicMisconfigured, MarshalError])
-def test_any_other_error_is_told_with_a_command(kind):
+def test_any_other_error_gets_a_command(kind):
     assert message(kind("broken\n")).startswith("broken\nnext: marshal ")
 
 
-def test_a_bug_is_told_with_its_type():
+def test_a_bug_is_reported_with_its_type():
     assert message(ZeroDivisionError("division by zero")) == (
         "unexpected ZeroDivisionError: division by zero; --debug shows where\n"
         "next: marshal log verify"

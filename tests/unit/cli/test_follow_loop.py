@@ -48,7 +48,7 @@ def test_idleness(monkeypatch):
     assert (forever.is_over, forever.wait_ms) == (False, POLL_MS)
 
 
-def test_an_outage_is_told_once(capsys):
+def test_an_outage_is_reported_once(capsys):
     outages = Outages()
     error = CoordinationError("no broker\x1b")
     for state in (None, error, error, None, None):

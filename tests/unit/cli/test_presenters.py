@@ -41,7 +41,7 @@ def test_a_claim_has_an_estimate_beside_its_age():
     [({}, 1), ({"group_id": "marshal"}, 1), ({"topic": "/checkpoint"}, 1),
      ({"group_id": "g"}, 1), ({"topic": "t"}, 1), ({"group_id": "x"}, 0)],
 )  # fmt: skip
-def test_what_the_protocol_claims_for_itself_is_told_where_it_is_named(named, count):
+def test_the_protocols_own_claims_are_listed_only_by_name(named, count):
     log = Log()
     log.claimed()
     log.append(claim("w", key=Key("marshal", "/checkpoint", 0)))
@@ -64,7 +64,7 @@ def test_a_released_claim_has_no_age():
     assert (row["freshness_estimate"], row["position"]) == (None, 5)
 
 
-def test_lag_is_told_where_both_ends_are_known():
+def test_lag_needs_position_and_log_end():
     log = Log()
     epoch = log.claimed("c1")
     log.append(beat(epoch, 5))
@@ -80,7 +80,7 @@ def test_lag_is_told_where_both_ends_are_known():
     assert told({t0: 3}) == [(3, 0), (None, None)], "no look back, none unknown"
 
 
-def test_a_claim_tells_why_it_is_where_it_is():
+def test_a_claim_has_the_reason_of_its_last_change():
     log = Log()
     why = why_to_tags("fair: share 1 of 2; free")
     log.append(msgspec.structs.replace(claim(), tags=why))
@@ -121,7 +121,7 @@ def test_claims_of_a_group_or_topic():
     assert presenters.claim_rows(world, group_id="g", topic="u") == []
 
 
-def test_a_pause_is_told_once_for_all_partitions():
+def test_a_pause_is_listed_once_for_all_partitions():
     logs = [Log(k=2), Log(1, k=2)]
     for log, until in zip(logs, (UNTIL, UNTIL + 1), strict=True):
         log.append(pause(until))
@@ -146,7 +146,7 @@ def test_a_member_is_active_for_2h(silent_ms, state):
 @pytest.mark.parametrize(
     ("silent_ms", "state"), [(2 * H, "leaving"), (2 * H + 1, "left")]
 )
-def test_a_member_that_said_goodbye_has_left(silent_ms, state):
+def test_a_member_that_announced_its_end_has_left(silent_ms, state):
     log = Log()
     log.append(msgspec.structs.replace(member(), draining=True))
     (row,) = presenters.member_rows(world_of(log, elapsed_ms=silent_ms))

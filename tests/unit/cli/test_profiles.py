@@ -191,7 +191,7 @@ def test_a_file_that_is_asked_for_must_be_there(tmp_path):
         load(None, "prod")
 
 
-def test_the_example_of_the_reference_says_what_it_means(file):
+def test_the_example_of_the_reference_is_valid(file):
     page = Path(__file__).resolve().parents[3] / "docs" / "reference.md"
     (example,) = re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL)
     assert load(file(example), None).name == "dev"

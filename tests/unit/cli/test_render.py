@@ -121,7 +121,7 @@ def test_people():
     ]
 
 
-def test_an_empty_list_is_told():
+def test_an_empty_list_has_a_line():
     empty = Section("pauses", [], SECTION.columns)
     assert people(Answer({}, {}, (empty,))) == "no pauses"
     both = people(Answer({}, {}, (empty, SECTION))).splitlines()

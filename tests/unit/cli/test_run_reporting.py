@@ -46,7 +46,7 @@ def test_metrics_are_served_for_the_time_of_the_block(capsys):
         urllib.request.urlopen(url, timeout=10)
 
 
-def test_a_missing_extra_is_told_before_anything_is_claimed(monkeypatch):
+def test_a_missing_extra_fails_before_anything_is_claimed(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     assert REPORTING.build(GIVEN) == Reporting()
     with pytest.raises(ConfigurationError, match=r"kafka-marshal\[metrics\]"):

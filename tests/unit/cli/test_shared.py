@@ -138,7 +138,7 @@ def test_errors_become_exit_codes(error, code):
     assert "\x1b" not in outcome.output
 
 
-def test_an_error_is_told_on_stderr_escaped():
+def test_an_error_is_on_stderr_escaped():
     def body(*_):
         raise TopicMisconfigured("torn [bold]\x1b[31m\nmarshal: fine")
 
@@ -200,6 +200,6 @@ def test_colour_of_a_terminal(monkeypatch, env, is_color):
     assert shared.terminal(sys.stdout) == (None, False)
 
 
-def test_what_people_are_told_is_escaped(capsys):
+def test_messages_for_people_are_escaped(capsys):
     notify("a\x07b")
     assert capsys.readouterr().err == "a\\x07b\n"

@@ -34,7 +34,7 @@ def test_without_a_sidecar_everything_is_ours():
     assert (via.servers(call), via.topic(call)) == ("localhost:9092", "__marshal")
 
 
-def test_a_sidecar_tells_what_nobody_said():
+def test_a_sidecar_supplies_what_was_not_given():
     call, via = asked("--sidecar", UNIX)
     assert (via.sidecar, via.servers(call), via.topic(call)) == (UNIX, None, None)
 
@@ -54,7 +54,7 @@ def test_a_sidecar_tells_what_nobody_said():
         ),
     ],
 )
-def test_what_was_said_counts(arguments, env):
+def test_what_was_given_counts(arguments, env):
     call, via = asked("--sidecar", UNIX, *arguments, env=env)
     assert (via.servers(call), via.topic(call)) == ("h:1", "t")
 

@@ -66,7 +66,7 @@ def test_an_empty_partition_is_ok():
 
 
 @pytest.mark.parametrize("split", [0, 1, 9])
-def test_a_halted_partition_is_told(split):
+def test_a_halted_partition_is_reported(split):
     log = Log()
     log.append(config(2, era=2, level=9))
     log.append(claim())

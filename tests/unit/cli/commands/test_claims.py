@@ -70,7 +70,7 @@ def test_list(asked):
     assert invoke("claims", "list", "--topic", "u").stdout == "no claims\n"
 
 
-def test_list_as_json_tells_log_ends_and_lag(asked):
+def test_list_as_json_has_log_ends_and_lag(asked):
     claims = json.loads(invoke("claims", "list", "-o", "json").stdout)["claims"]
     found = [(c["position"], c["log_end_offset"], c["lag"]) for c in claims]
     assert found == [(7, 9, 2), (3, None, None)]
@@ -144,7 +144,7 @@ class FakeAdmin:
 
 
 @pytest.mark.parametrize("is_executed", [False, True])
-def test_forget_says_what_it_drops(monkeypatch, is_executed):
+def test_forget_lists_what_it_drops(monkeypatch, is_executed):
     admin = FakeAdmin()
     monkeypatch.setattr(Call, "admin", lambda self: admin)
     words = ("claims", "forget", "g", "--topic", "gone", "-o", "json")

@@ -145,7 +145,7 @@ def test_only_what_is_asked_for(story, watching):
     assert "u-1" not in outcome.stdout
 
 
-def test_a_pause_says_why_and_until_when(story, watching):
+def test_a_pause_has_its_reason_and_end(story, watching):
     until_ms = story.clock.wall_ms() + 10_000
     why = ReleaseGroup("admin", "g", bytes(16), 0, OP, until_ms, "deploy\x1b[31m")
     outcome = watching(
@@ -175,7 +175,7 @@ def test_a_topic_that_is_not_formatted_is_refused(monkeypatch):
     assert "marshal topic format" in outcome.stderr
 
 
-def test_an_outage_is_told_on_stderr_and_survived(story, watching):
+def test_an_outage_is_reported_on_stderr_and_survived(story, watching):
     def cut():
         story.log.cut = True
         story.clock.advance(10_000)

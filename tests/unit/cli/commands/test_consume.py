@@ -144,7 +144,7 @@ def test_a_signal_before_there_is_a_consumer_leaves(capsys):
     assert "stopped before" in capsys.readouterr().err
 
 
-def test_events_are_told_later_and_bounded(capsys):
+def test_events_are_written_later_and_bounded(capsys):
     events = EventBuffer()
     events.observe(Event("claimed", {}))
     for number in range(EVENTS_MAX + 5):
@@ -155,7 +155,7 @@ def test_events_are_told_later_and_bounded(capsys):
     assert lines[0] == r"event: clock_step n='5\\x1b'"
 
 
-def test_events_as_json_tell_of_claims_too(capsys):
+def test_events_as_json_include_claims(capsys):
     events = EventBuffer(Reporting(log_format=LogFormat.JSON))
     events.observe(Event("claimed", {"epoch": 5}))
     reporting = Reporting(log_format=LogFormat.JSON)
@@ -166,7 +166,7 @@ def test_events_as_json_tell_of_claims_too(capsys):
     assert (told["event"], told["level"], told["epoch"]) == ("claimed", "info", 5)
 
 
-def test_events_without_consequence_are_told_on_request(capsys):
+def test_info_events_are_written_if_verbose(capsys):
     for is_verbose in (False, True):
         events = EventBuffer(Reporting(is_verbose=is_verbose))
         events.observe(Event("member_joined", {}))
@@ -182,7 +182,9 @@ def test_events_without_consequence_are_told_on_request(capsys):
         (range(1), False, "consumed 3 records, the log did not confirm the release of"),
     ],
 )
-def test_the_end_says_how_many_and_what_was_released(capsys, held, is_confirmed, line):
+def test_the_summary_has_the_count_and_the_released_partitions(
+    capsys, held, is_confirmed, line
+):
     consumer = FakeConsumer(3)
     consumer.is_close_confirmed = True
     consumer.assignment = lambda: {TopicPartition("t", n) for n in held}
@@ -195,7 +197,7 @@ def test_the_end_says_how_many_and_what_was_released(capsys, held, is_confirmed,
     assert capsys.readouterr().err.startswith(line)
 
 
-def test_what_never_began_has_no_end_to_tell(capsys):
+def test_there_is_no_summary_without_a_consumer(capsys):
     with consume.Summary().reported():
         pass
     assert capsys.readouterr().err == ""

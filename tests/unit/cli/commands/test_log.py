@@ -124,7 +124,7 @@ class FakeResetter:
 
 
 @pytest.mark.parametrize("is_executed", [False, True])
-def test_a_reset_says_what_changes_and_writes_only_if_told(monkeypatch, is_executed):
+def test_a_reset_lists_changes_and_writes_only_with_execute(monkeypatch, is_executed):
     admin = FakeResetter()
     monkeypatch.setattr(Call, "admin", lambda self: admin)
     words = ["--execute", "--force", "--allow-reprocess"] if is_executed else []
@@ -161,7 +161,7 @@ def test_verify_begins_at_the_first_checkpoint_that_remains(past):
     assert row["checkpoints_count"] == 1
 
 
-def test_verify_without_any_state_says_unknown(past):
+def test_verify_without_any_state_is_unknown(past):
     past.delete(past.begins[1] + 1)
     outcome = invoke("log", "verify", "-o", "json")
     assert outcome.exit_code == 1

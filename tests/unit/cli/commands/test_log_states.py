@@ -64,7 +64,7 @@ def test_the_state_of_the_log_is_written(file, logs):
     assert sections[1].world() == logs[1].state
 
 
-def test_what_was_written_is_told(tmp_path, logs):
+def test_the_written_states_are_listed(tmp_path, logs):
     path = tmp_path / "it"
     told = json.loads(invoke("snapshot", str(path), "-o", "json").stdout)
     assert [row["digest"] for row in told["partitions"]] == [
@@ -169,7 +169,7 @@ def test_verify_finds_what_was_kept_in_a_log_that_went_on(file, logs):
     assert [row["kept"] for row in plain] == [None, None]
 
 
-def test_verify_says_what_the_log_does_not_fold_to(file, logs, monkeypatch):
+def test_verify_reports_a_snapshot_that_differs(file, logs, monkeypatch):
     other = Log(k=2), Log(1, k=2)
     other[1].append(claim("c2"))
     monkeypatch.setattr(Call, "scan", lambda self: FakeScan(*other))
@@ -180,7 +180,7 @@ def test_verify_says_what_the_log_does_not_fold_to(file, logs, monkeypatch):
     assert "log diff" in outcome.stderr
 
 
-def test_verify_says_what_lies_beyond_the_log(file, logs, monkeypatch):
+def test_verify_reports_a_snapshot_beyond_the_log(file, logs, monkeypatch):
     short = Log(k=2)
     short.entries.clear()
     monkeypatch.setattr(Call, "scan", lambda self: FakeScan(short))

@@ -190,7 +190,7 @@ def test_without_following_it_ends_where_the_log_ended(story, tail):
     assert places(outcome) == ["T0@0"]
 
 
-def test_an_outage_is_told_and_survived(story, tail):
+def test_an_outage_is_reported_and_survived(story, tail):
     def cut():
         story.log.cut = True
         story.clock.advance(10_000)

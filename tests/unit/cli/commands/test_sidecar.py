@@ -89,7 +89,7 @@ def test_clients_of_one_that_serves(asked):
     assert (client["group"], client["client"], client["pid"]) == ("g", "c", 7)
 
 
-def test_where_none_answers_it_is_said(world):
+def test_a_missing_sidecar_is_reported(world):
     for command in (["status"], ["clients"], ["status", "--check", "live"]):
         outcome = invoke(*command)
         assert outcome.exit_code == ExitCode.TIMEOUT
@@ -97,7 +97,7 @@ def test_where_none_answers_it_is_said(world):
         assert "marshal sidecar run" in outcome.stderr
 
 
-def test_one_that_connects_tells_what_it_knows(world):
+def test_a_connecting_sidecar_returns_what_it_has(world):
     world.hold = threading.Event()
 
     def script():
@@ -195,7 +195,7 @@ def test_a_missing_extra_is_named(world, monkeypatch, name):
     assert not world.path.exists()
 
 
-def test_an_unreachable_broker_is_told_in_a_sentence(world):
+def test_an_unreachable_broker_is_one_sentence(world):
     world.fault = CoordinationError("no broker answers on localhost:9092")
     outcome = invoke("run")
     assert outcome.exit_code == ExitCode.TIMEOUT

@@ -102,7 +102,7 @@ def test_everything_that_is_asked_for_reaches_the_job(fake):
     assert "tolerance_ms" not in asked, "nothing is checked that was not asked for"
 
 
-def test_a_fold_that_does_not_begin_at_the_start_says_so(fake):
+def test_a_fold_after_the_log_start_is_reported(fake):
     fake.first_offset = 7
     done = invoke()
     assert done.exit_code == 0, done.output
@@ -146,7 +146,7 @@ class FakeQuery:
     ("words", "every_ms", "available_now"),
     [([], 60_000, False), (["--every", "5s", "--available-now"], 5_000, True)],
 )
-def test_following_tells_of_each_run_and_then_of_all(
+def test_following_reports_each_run_and_then_all(
     fake, monkeypatch, words, every_ms, available_now
 ):
     query = FakeQuery()
@@ -184,7 +184,7 @@ def test_a_report_is_written_and_named(fake, monkeypatch, tmp_path, with_lag):
     assert written == {"findings": [], "ends": {"t": 5} if with_lag else None}
 
 
-def test_a_report_that_cannot_be_written_is_told(fake, monkeypatch):
+def test_a_report_that_cannot_be_written_is_an_error(fake, monkeypatch):
     def refuse(*_, **__):
         raise OSError("read-only")
 
@@ -217,7 +217,7 @@ def test_what_draws_is_looked_for_before_the_work_is_done(fake, monkeypatch):
         pytest.param(["-f", "--every", "x"], 2, id="every-no-duration"),
     ],
 )
-def test_wrong_usage_is_told_before_anything_is_done(fake, words, code):
+def test_wrong_usage_fails_before_anything_is_done(fake, words, code):
     done = invoke(*words)
     assert done.exit_code == code, done.output
     assert fake.asked == {}

@@ -132,9 +132,7 @@ def test_random_ids_differ():
     ],
     ids=str,
 )
-def test_an_upgrade_is_shown_and_done_only_if_told(
-    monkeypatch, partitions, words, told
-):
+def test_an_upgrade_is_written_only_with_execute(monkeypatch, partitions, words, told):
     class FakeAdmin:
         def __enter__(self):
             return self

@@ -75,7 +75,7 @@ def test_a_terminal_gets_the_table():
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_the_verdict_says_whether_it_held(held):
+def test_the_verdict_shows_whether_it_held(held):
     checks = (
         Check(
             name="Good", held=True, measured=0, bound=0, unit="", text="All is well."
