@@ -217,11 +217,11 @@ class Sidecars(RuleBasedStateMachine):
             returned = tuple(client.returned(key) for key in sorted(client.held))
             client.held.clear()
             client.leaving.clear()
-        said = api.Leaving(
+        leaving = api.Leaving(
             returned=returned, release=reason != "restart", reason=reason
         )
         with contextlib.suppress(*LOST):
-            self.machine.service.leave(client.who, said)
+            self.machine.service.leave(client.who, leaving)
         if reason == "restart":
             del self.clients[name]
             self.pass_time(after_ms, NAMES)

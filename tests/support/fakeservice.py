@@ -163,16 +163,16 @@ class FakeService:
         )
         return api.Beaten(deadlines=(deadline,), now_ms=6)
 
-    def release(self, who, said) -> None:
-        self._record("release", who, said)
+    def release(self, who, request) -> None:
+        self._record("release", who, request)
         self._known(who)
 
-    def children(self, who, said) -> None:
-        self._record("children", who, said)
+    def children(self, who, request) -> None:
+        self._record("children", who, request)
         self._known(who)
 
-    def leave(self, who, said) -> api.Left:
-        self._record("leave", who, said)
+    def leave(self, who, request) -> api.Left:
+        self._record("leave", who, request)
         self._known(who)
         return api.Left(action="shutdown_now")
 

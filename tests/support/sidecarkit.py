@@ -163,10 +163,10 @@ class Local:
 
     def register(self):
         beat_ms = min(BEAT_MS, self.service.info().client_beat_ms_max)
-        said = api.Registration(instance=self.instance, beat_ms=beat_ms)
+        registration = api.Registration(instance=self.instance, beat_ms=beat_ms)
         peer = Peer(self.pid, 0, None if self.pid is None else 1)
         self.registered = self.service.register(
-            self.group, self.name, registration=said, peer=peer
+            self.group, self.name, registration=registration, peer=peer
         )
         self.failure = None
         self.follow()
@@ -184,8 +184,8 @@ class Local:
         self.service.claim(self.who, topic, partition=partition)
         return Key(self.group, topic, partition)
 
-    def key(self, said):
-        return Key(self.group, said.topic, said.partition)
+    def key(self, event):
+        return Key(self.group, event.topic, event.partition)
 
     def take(self):
         """Apply new events."""
@@ -222,16 +222,16 @@ class Local:
                 with contextlib.suppress(MarshalError):
                     self.give_back(*self.held, reason="failed")
 
-    def assigned(self, said):
-        key = self.key(said)
+    def assigned(self, event):
+        key = self.key(event)
         epoch, _ = self.held.get(key, (-1, 0))
-        if said.epoch < epoch:
+        if event.epoch < epoch:
             return
-        self.held[key] = (said.epoch, said.hard_until_ms)
-        self.tokens[key] = said.token
-        self.secrets[key] = said.secret
-        if said.epoch != epoch:
-            self.positions[key] = said.position
+        self.held[key] = (event.epoch, event.hard_until_ms)
+        self.tokens[key] = event.token
+        self.secrets[key] = event.secret
+        if event.epoch != epoch:
+            self.positions[key] = event.position
             self.leaving.pop(key, None)
 
     def drop(self, key):
@@ -256,12 +256,14 @@ class Local:
         )
 
     def beat(self, **rest):
-        said = self.service.beat(self.who, api.Beat(standings=self.standings(), **rest))
-        for each in said.deadlines:
+        answer = self.service.beat(
+            self.who, api.Beat(standings=self.standings(), **rest)
+        )
+        for each in answer.deadlines:
             key = self.key(each)
             if self.held.get(key, (None,))[0] == each.epoch:
                 self.held[key] = (each.epoch, each.hard_until_ms)
-        return said
+        return answer
 
     def returned(self, key, **rest):
         epoch, _ = self.held[key]

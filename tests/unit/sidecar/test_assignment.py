@@ -197,8 +197,8 @@ def test_invalid_subscriptions_are_refused(machine):
 def test_a_partition_without_position_starts_at_the_given_offset(cluster, machine):
     start = api.Start(topic="t", partition=2, offset=3)
     client = having(machine, starts=(start,))
-    told = {key.partition: at for key, at in client.positions.items()}
-    assert (told[2], told[1]) == (3, 0)
+    found = {key.partition: at for key, at in client.positions.items()}
+    assert (found[2], found[1]) == (3, 0)
 
 
 def takers(client):
@@ -237,9 +237,9 @@ def test_clients_share_and_tokens_are_never_shared(cluster, machine):
     b.subscribe()
     run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
     assert all(a.tokens[key] != b.tokens[key] for key in b.held)
-    told = [event for event in a.received if isinstance(event, api.Releasing)]
-    assert {event.reason for event in told} == {"moved"}
-    assert {event.successor for event in told} == {"host-1"}
+    found = [event for event in a.received if isinstance(event, api.Releasing)]
+    assert {event.reason for event in found} == {"moved"}
+    assert {event.successor for event in found} == {"host-1"}
     assert {r.reason for r in releases(cluster)} == {"moved"}
     run(cluster, [a, b], 3 * H)
     assert sizes(a, b) == [4, 4], "nothing moves once shared"
@@ -342,8 +342,8 @@ def test_one_partition_can_be_claimed_without_consuming(cluster, machine):
     machine.service.claim(a.who, "t", partition=3)
     key = Key("g", "t", 3)
     run_until(cluster, [a], lambda: a.valid == {key}, H)
-    (said,) = machine.service.groups[0].snapshot(find(machine, a))[0].assigned
-    assert (said.subscription, said.position) == ("", None)
+    (assigned,) = machine.service.groups[0].snapshot(find(machine, a))[0].assigned
+    assert (assigned.subscription, assigned.position) == ("", None)
     b = Local(machine, "b", pid=2)
     machine.service.claim(b.who, "t", partition=3)
     run(cluster, [a, b], H)

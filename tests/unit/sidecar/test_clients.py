@@ -78,10 +78,10 @@ def test_deadlines_are_bounded_by_lease_and_journal():
     given = lease(holding())
     assert given.deadline().hard_until_ms == 2_000
     given.journaled_until_ms = 900
-    said = given.deadline()
-    assert (said.soft_until_ms, said.hard_until_ms) == (900, 900)
+    deadline = given.deadline()
+    assert (deadline.soft_until_ms, deadline.hard_until_ms) == (900, 900)
     assert (given.sent_until_ms, given.last_sent_ms) == (2_000, 900), (
-        "what was told stands"
+        "the latest sent deadline stays"
     )
 
 

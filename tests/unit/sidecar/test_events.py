@@ -100,12 +100,12 @@ def test_a_reader_that_missed_events_gets_a_snapshot(buffer):
 
 
 def test_the_final_failure_follows_every_snapshot(buffer):
-    said = api.Failed(failure=api.Failure(error="E", message="over"))
-    buffer.push(said, (0, 0))
+    failed = api.Failed(failure=api.Failure(error="E", message="over"))
+    buffer.push(failed, (0, 0))
     for _ in range(2):
         first, second = opened(buffer).take()
         assert isinstance(first.body, api.Snapshot)
-        assert second.body == said
+        assert second.body == failed
 
 
 def test_readers_are_notified_until_they_are_closed(buffer):
@@ -216,9 +216,12 @@ def test_an_ending_stream_sends_the_last_events():
 
 def test_snapshots_in_the_middle_of_a_stream_are_counted():
     async def main():
-        feed, told = FakeEventReader(None), []
+        feed, counts = FakeEventReader(None), []
         found = EventStream(
-            feed, take=at_once, keep_alive_s=30, on_sent=lambda *sent: told.append(sent)
+            feed,
+            take=at_once,
+            keep_alive_s=30,
+            on_sent=lambda *sent: counts.append(sent),
         )
         body = found.body()
         for _ in range(2):
@@ -230,7 +233,7 @@ def test_snapshots_in_the_middle_of_a_stream_are_counted():
         await anext(body)
         found.end()
         assert [piece async for piece in body] == []
-        assert told[:3] == [(1, 0), (1, 0), (1, 1)]
+        assert counts[:3] == [(1, 0), (1, 0), (1, 1)]
 
     asyncio.run(main())
 

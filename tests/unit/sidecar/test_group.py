@@ -112,9 +112,9 @@ def test_an_assignment_names_the_previous_claim(cluster, machine):
     b = Local(machine, "b", pid=2)
     b.subscribe()
     run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
-    told = [each for each in b.received if isinstance(each, api.Assigned)]
-    assert len(told) == 4
-    assert all(each.follows == epochs[each.partition] for each in told)
+    assigned = [each for each in b.received if isinstance(each, api.Assigned)]
+    assert len(assigned) == 4
+    assert all(each.follows == epochs[each.partition] for each in assigned)
 
 
 def test_a_slow_reader_of_five_thousand_partitions_converges():
@@ -136,7 +136,9 @@ def test_a_slow_reader_of_five_thousand_partitions_converges():
     assert added() == 5_000
     a.take()
     assert len(a.valid) == 5_000
-    assert isinstance(a.received[-1], api.Snapshot), "what was missed is told at once"
+    assert isinstance(a.received[-1], api.Snapshot), (
+        "a snapshot replaces what was missed"
+    )
 
 
 def test_a_new_cursor_closes_the_previous_one(machine):
@@ -418,11 +420,11 @@ def test_a_subscription_ends(cluster, machine):
     a = having(machine)
     returned = tuple(a.returned(key) for key in sorted(a.held))
     a.held.clear()
-    said = api.Release(returned=returned, timeout_ms=1_000)
-    machine.service.unsubscribe(a.who, "s", release=said, keep=False)
+    request = api.Release(returned=returned, timeout_ms=1_000)
+    machine.service.unsubscribe(a.who, "s", release=request, keep=False)
     assert {r.reason for r in releases(cluster)} <= {"client_left", "closed"}
     assert len(releases(cluster)) == 8
-    machine.service.unsubscribe(a.who, "s", release=said, keep=False)
+    machine.service.unsubscribe(a.who, "s", release=request, keep=False)
     a.subscribe()
     run_until(cluster, [a], lambda: sizes(a) == [8], 2 * H)
 
@@ -430,8 +432,8 @@ def test_a_subscription_ends(cluster, machine):
 def test_kept_leases_serve_the_next_subscription(cluster, machine):
     a = having(machine)
     tokens = dict(a.tokens)
-    said = api.Release(returned=())
-    machine.service.unsubscribe(a.who, "s", release=said, keep=True)
+    request = api.Release(returned=())
+    machine.service.unsubscribe(a.who, "s", release=request, keep=True)
     b = Local(machine, "b", pid=2)
     b.subscribe()
     run(cluster, [a, b], 600)
@@ -520,9 +522,9 @@ def topic_ids(client):
     found = {}
     for body in client.received:
         every = body.assigned if isinstance(body, api.Snapshot) else [body]
-        for said in every:
-            if isinstance(said, api.Assigned):
-                found[said.partition] = said.topic_id
+        for event in every:
+            if isinstance(event, api.Assigned):
+                found[event.partition] = event.topic_id
     return found
 
 

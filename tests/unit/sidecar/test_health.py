@@ -79,8 +79,8 @@ def states_in(state, clock):
 )
 def test_every_state_with_every_input(before, after, clock):
     states = states_in(before, clock)
-    told = []
-    states.on_change(told.append)
+    changes = []
+    states.on_change(changes.append)
     reason, since_ms = states.reason, states.since_ms
     clock.advance(7)
     if (before, after) in LEGAL:
@@ -90,7 +90,7 @@ def test_every_state_with_every_input(before, after, clock):
         )
         assert (states.state, states.reason) == (after, "asked to")
         assert states.since_ms == clock.now_ms()
-        assert told == [change]
+        assert changes == [change]
     else:
         with pytest.raises(InvalidTransition) as failed:
             states.move(after, reason="asked to")
@@ -99,7 +99,7 @@ def test_every_state_with_every_input(before, after, clock):
         assert "asked to" in str(failed.value)
         assert (states.state, states.reason) == (before, reason)
         assert states.since_ms == since_ms
-        assert told == []
+        assert changes == []
 
 
 def test_the_names_are_those_of_kafka():
@@ -116,38 +116,38 @@ def test_the_names_are_those_of_kafka():
 
 def test_a_reason_can_be_renewed_without_a_change(clock):
     states = states_in(S.RECOVERY, clock)
-    told = []
-    states.on_change(told.append)
+    changes = []
+    states.on_change(changes.append)
     states.explain("9 of 10 partitions read")
     assert states.reason == "9 of 10 partitions read"
-    assert told == []
+    assert changes == []
 
 
 def test_an_observer_may_change_the_state_and_order_is_kept(clock):
-    states, told = Lifecycle(clock), []
+    states, changes = Lifecycle(clock), []
 
     def go_on(change):
         if change.after is S.STARTING:
             states.move(S.RECOVERY, reason="from an observer")
 
     states.on_change(go_on)
-    states.on_change(lambda change: told.append(change.after))
+    states.on_change(lambda change: changes.append(change.after))
     states.move(S.STARTING, reason="-")
-    assert told == [S.STARTING, S.RECOVERY]
+    assert changes == [S.STARTING, S.RECOVERY]
 
 
 def test_a_failing_observer_does_not_stop_the_others(clock, caplog):
-    states, told = Lifecycle(clock), []
+    states, changes = Lifecycle(clock), []
 
     def fail(change):
         raise OSError("no room")
 
     states.on_change(fail)
-    states.on_change(told.append)
+    states.on_change(changes.append)
     with caplog.at_level(logging.ERROR):
         states.move(S.STARTING, reason="-")
         states.move(S.RECOVERY, reason="-")
-    assert [change.after for change in told] == [S.STARTING, S.RECOVERY]
+    assert [change.after for change in changes] == [S.STARTING, S.RECOVERY]
     assert "no room" in caplog.text
 
 
@@ -432,7 +432,7 @@ class Manager:
         self.socket.bind("\0" + address[1:] if address[0] == "@" else address)
         self.socket.setblocking(False)
 
-    def heard(self):
+    def received(self):
         """Return the lines of every datagram that has come."""
         found = []
         while True:
@@ -442,7 +442,7 @@ class Manager:
                 return found
 
     def fed(self):
-        return sum(lines.count("WATCHDOG=1") for lines in self.heard())
+        return sum(lines.count("WATCHDOG=1") for lines in self.received())
 
     def environ(self, **more):
         return {"NOTIFY_SOCKET": self.address} | more
@@ -475,7 +475,7 @@ def test_a_whole_life(manager):
         (S.NOT_RUNNING, "closed"),
     ):
         states.move(state, reason=reason)
-    assert manager.heard() == [
+    assert manager.received() == [
         ["STATUS=STARTING: connecting"],
         ["STATUS=RECOVERY: reading"],
         ["STATUS=RUNNING: serving", "READY=1"],
@@ -495,7 +495,7 @@ def test_a_status_is_sent_when_it_changes(manager):
         attrs.evolve(BEATING, held_count=3),
     ):
         notifier.update(view)
-    assert manager.heard() == [
+    assert manager.received() == [
         ["STATUS=RUNNING: serving"],
         ["STATUS=RUNNING: serving; 3 held"],
     ]
@@ -505,7 +505,7 @@ def test_a_status_is_sent_when_it_changes(manager):
 def test_a_reason_cannot_forge_a_line(manager):
     notifier = SystemdNotifier(manager.environ())
     notifier.update(attrs.evolve(BEATING, reason="x\nREADY=1\nMAINPID=1"))
-    ((line,),) = manager.heard()
+    ((line,),) = manager.received()
     assert line.startswith("STATUS=")
     notifier.close()
 
@@ -514,7 +514,7 @@ def test_a_reason_cannot_forge_a_line(manager):
 def test_slow_states_extend_the_timeout(manager, state):
     notifier = SystemdNotifier(manager.environ())
     notifier.update(attrs.evolve(BEATING, state=state))
-    ((_, line),) = manager.heard()
+    ((_, line),) = manager.received()
     assert line == f"EXTEND_TIMEOUT_USEC={EXTEND_MS * 1000}"
     notifier.close()
 
@@ -570,10 +570,12 @@ def test_a_short_watchdog_is_extended_to_three_intervals(manager):
     assert notifier.watchdog_ms == 10_000
     notifier.update(attrs.evolve(BEATING, heartbeat_interval_ms=None))
     notifier.update(BEATING)
-    assert not any("WATCHDOG_USEC" in line for each in manager.heard() for line in each)
+    assert not any(
+        "WATCHDOG_USEC" in line for each in manager.received() for line in each
+    )
     notifier.update(attrs.evolve(BEATING, heartbeat_interval_ms=60_000))
     notifier.update(attrs.evolve(BEATING, heartbeat_interval_ms=60_000))
-    lines = [line for each in manager.heard() for line in each]
+    lines = [line for each in manager.received() for line in each]
     assert lines.count("WATCHDOG_USEC=180000000") == 1
     assert notifier.watchdog_ms == 180_000
     notifier.close()
@@ -611,7 +613,7 @@ def test_a_missing_or_stalled_manager_does_no_harm(manager):
     notifier = SystemdNotifier(manager.environ(WATCHDOG_USEC="60000000"))
     for number in range(1_000):  # more than a socket's queue takes
         notifier.update(attrs.evolve(BEATING, round_at_ms=number))
-    assert manager.heard()
+    assert manager.received()
     manager.socket.close()
     notifier.update(attrs.evolve(BEATING, round_at_ms=-1))
     notifier.close()
@@ -623,15 +625,15 @@ def test_a_change_of_state_waits_for_a_busy_manager(manager):
     while select.select([], [notifier._socket], [], 0)[1]:
         notifier.update(attrs.evolve(BEATING, reason=f"{number}"))
         number += 1
-    heard = []
-    reader = threading.Timer(0, lambda: heard.extend(manager.heard()))
+    received = []
+    reader = threading.Timer(0, lambda: received.extend(manager.received()))
     reader.start()
     notifier.on_change(
         StateChange(before=S.RECOVERY, after=S.RUNNING, reason="serving", at_ms=0)
     )
     reader.join(60)
-    heard += manager.heard()
-    assert heard[-1] == ["STATUS=RUNNING: serving", "READY=1"]
+    received += manager.received()
+    assert received[-1] == ["STATUS=RUNNING: serving", "READY=1"]
     notifier.close()
 
 
@@ -639,5 +641,5 @@ def test_the_environment_is_that_of_the_process(manager, monkeypatch):
     monkeypatch.setenv("NOTIFY_SOCKET", manager.address)
     notifier = SystemdNotifier()
     notifier.update(BEATING)
-    assert manager.heard() == [["STATUS=RUNNING: serving"]]
+    assert manager.received() == [["STATUS=RUNNING: serving"]]
     notifier.close()

@@ -200,12 +200,12 @@ def test_every_route_has_a_test_request():
     ids=lambda each: each.name,
 )
 def test_requests_reach_the_service_and_responses_match_the_schema(wire, route):
-    method, path, body, told = REQUESTS[route.name]
+    method, path, body, expected = REQUESTS[route.name]
     response = wire.request(method, path, json=body, headers=HEADERS)
-    if told is None:
+    if expected is None:
         assert wire.service.calls == []
     else:
-        assert told in wire.service.calls
+        assert expected in wire.service.calls
     if route.answers is None and route.name != "openapi":
         assert (response.status_code, response.content) == (204, b"")
         return
@@ -229,9 +229,9 @@ def test_a_client_may_name_its_process(is_local):
     body = {"instance": INSTANCE, "beat_ms": 100, "pid": os.getpid()}
     options = {"connection": connection, "headers": headers}
     assert wire.request("PUT", CLIENT, json=body, **options).is_success
-    told = wire.service.calls[0][4]
+    expected = wire.service.calls[0][4]
     # Over TCP nobody can say whose process that is.
-    assert told.pid == (os.getpid() if is_local else None)
+    assert expected.pid == (os.getpid() if is_local else None)
     absent = wire.request("PUT", CLIENT, json={**body, "pid": 2**31 - 1}, **options)
     assert absent.status_code == (400 if is_local else 200)
     if is_local:
@@ -323,7 +323,7 @@ def test_events_are_sent_until_the_client_disconnects(wire):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "expected"),
     [
         ("abababab.7.3.4711", "abababab.7.3.4711"),
         ("nonsense", None),
@@ -331,9 +331,9 @@ def test_events_are_sent_until_the_client_disconnects(wire):
         ("a" * 10_000, None),
     ],
 )
-def test_only_valid_event_ids_are_passed_on(wire, given, told):
+def test_only_valid_event_ids_are_passed_on(wire, given, expected):
     stream_of(wire, **{api.EVENT_ID_HEADER: given})
-    assert ("feed", WHO, told) in wire.service.calls
+    assert ("feed", WHO, expected) in wire.service.calls
 
 
 def test_a_new_stream_replaces_the_old_one(wire):

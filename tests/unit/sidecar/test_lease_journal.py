@@ -376,12 +376,12 @@ def test_a_restored_pattern_is_validated(cluster, machine):
     path = file_of(machine)
     machine.crash()
     kept = msgspec.json.decode(path.read_bytes())
-    for pattern, told in ((".*" * 40 + "X", 0), (r"(.*)\1", 1)):
+    for pattern, found in ((".*" * 40 + "X", 0), (r"(.*)\1", 1)):
         for client in kept["clients"]:
             client["wants"]["s"] |= {"topics": [], "pattern": pattern}
         path.write_bytes(msgspec.json.encode(kept))
         machine.start()
-        assert len(machine.events.named("subscription_not_restored")) == told
+        assert len(machine.events.named("subscription_not_restored")) == found
         machine.crash()
 
 
@@ -444,5 +444,5 @@ def test_after_a_failure_keys_stay_reserved_elsewhere(cluster, machine):
         cluster.run(20)
         assert not a.valid & set(other.held)
     cluster.run_until(lambda: len(other.held) == 8, 2 * H)
-    told = {release.reason.partition(":")[0] for release in releases(cluster)}
-    assert told <= {"surplus"}
+    found = {release.reason.partition(":")[0] for release in releases(cluster)}
+    assert found <= {"surplus"}

@@ -80,9 +80,9 @@ def test_a_missing_response_is_reported(answering, monkeypatch, capsys, answer):
     monkeypatch.setattr(probe.ask, "__kwdefaults__", {"timeout_s": 0.2})
     path = answering(answer)
     assert run(monkeypatch, "live", path) == 5
-    told = capsys.readouterr().err
-    assert f"no sidecar answers on {path!r}" in told
-    assert "marshal sidecar run" in told
+    message = capsys.readouterr().err
+    assert f"no sidecar answers on {path!r}" in message
+    assert "marshal sidecar run" in message
 
 
 def test_a_missing_sidecar_is_reported(monkeypatch, capsys, tmp_path):

@@ -164,7 +164,7 @@ class Bell:
         self.rung.set()
 
     def wait(self):
-        assert self.rung.wait(LIMIT_S), "nobody was told of a death"
+        assert self.rung.wait(LIMIT_S), "no death was reported"
 
 
 def watch_process(watch, pid, bell):

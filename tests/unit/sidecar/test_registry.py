@@ -31,18 +31,20 @@ def test_info_has_what_a_client_needs(machine):
 @pytest.mark.parametrize("beat_ms", [0, H // 6 + 1])
 def test_the_heartbeat_interval_is_bounded(machine, beat_ms):
     """Acceptance KA05."""
-    said = api.Registration(instance="00" * 16, beat_ms=beat_ms)
+    registration = api.Registration(instance="00" * 16, beat_ms=beat_ms)
     with pytest.raises(ConfigurationError, match="it must be 1 to 500") as caught:
-        machine.service.register("g", "a", registration=said, peer=UNKNOWN_PEER)
+        machine.service.register("g", "a", registration=registration, peer=UNKNOWN_PEER)
     assert caught.value.setting == "beat_ms"
 
 
 @pytest.mark.parametrize(("group", "name"), [("g", "no name"), ("a/b", "a")])
 def test_malformed_names_are_refused(machine, group, name):
     """Acceptance FC13."""
-    said = api.Registration(instance="00" * 16, beat_ms=100)
+    registration = api.Registration(instance="00" * 16, beat_ms=100)
     with pytest.raises(ConfigurationError, match="is no valid name"):
-        machine.service.register(group, name, registration=said, peer=UNKNOWN_PEER)
+        machine.service.register(
+            group, name, registration=registration, peer=UNKNOWN_PEER
+        )
 
 
 def test_a_process_can_register_again(machine):

@@ -311,7 +311,7 @@ def test_the_service_gets_the_registering_process(served):
         body = {"instance": INSTANCE, "beat_ms": 100}
         assert client.put(CLIENT, json=body).status_code == 200
     peer = next(
-        said for said in reversed(served.service.calls) if said[0] == "register"
+        call for call in reversed(served.service.calls) if call[0] == "register"
     )[4]
     assert peer == process_monitor.Peer(
         os.getpid(), os.geteuid(), process_monitor.start_time(os.getpid())
@@ -340,7 +340,7 @@ def test_tcp_has_no_peer_and_needs_the_token(served):
         body = {"instance": INSTANCE, "beat_ms": 100}
         assert client.put(CLIENT, json=body).is_success
     peer = next(
-        said for said in reversed(served.service.calls) if said[0] == "register"
+        call for call in reversed(served.service.calls) if call[0] == "register"
     )[4]
     assert peer == process_monitor.UNKNOWN_PEER
 

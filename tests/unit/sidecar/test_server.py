@@ -59,9 +59,9 @@ def test_it_starts_serves_drains_and_ends(world, caplog):
         "SHUTTING_DOWN",
         "NOT_RUNNING",
     ]
-    said = [each[0] for each in world.service.calls]
-    assert said[0] == "restore"
-    assert said[-2:] == ["start_drain", "close"]
+    calls = [each[0] for each in world.service.calls]
+    assert calls[0] == "restore"
+    assert calls[-2:] == ["start_drain", "close"]
     assert world.done == [("open", 30_000), "stop"]
     assert len(world.observers) == 2
     assert not world.path.exists()
@@ -198,19 +198,19 @@ def test_a_failed_check_is_logged_and_repeated(world, monkeypatch, caplog):
 
 def test_a_drain_waits_for_clients(world):
     world.service.is_drained = False
-    heard = []
+    received = []
 
     def script():
         world.wait_ready()
         thread = threading.Thread(target=listen, daemon=True)
         thread.start()
-        eventually(lambda: "snapshot" in heard, "the stream stands")
+        eventually(lambda: "snapshot" in received, "the stream stands")
         os.kill(os.getpid(), signal.SIGTERM)
         eventually(lambda: ("start_drain",) in world.service.calls, "it drains")
         assert world.get(paths.READYZ).status_code == 503
         assert "PENDING_CONTROLLED_SHUTDOWN" in world.get(paths.READYZ).text
         world.service.feeds[-1].push(assigned())
-        eventually(lambda: "assigned" in heard, "streams go on")
+        eventually(lambda: "assigned" in received, "streams go on")
         world.service.is_drained = True
         thread.join(30)
         assert not thread.is_alive()
@@ -222,18 +222,18 @@ def test_a_drain_waits_for_clients(world):
             world.client() as client,
             client.stream("GET", place, headers=headers) as response,
         ):
-            heard.extend(
+            received.extend(
                 line.removeprefix("event: ")
                 for line in response.iter_lines()
                 if line.startswith("event: ")
             )
-        heard.append("end")
+        received.append("end")
 
     thread = threading.Thread(target=script, daemon=True)
     thread.start()
     server.run(world.settings, NullObserver())
     thread.join(30)
-    assert heard == ["snapshot", "assigned", "end"]
+    assert received == ["snapshot", "assigned", "end"]
 
 
 def test_a_drain_has_a_deadline(world, caplog):
@@ -268,7 +268,7 @@ def test_a_hangup_is_ignored(world, caplog):
     def script():
         world.wait_ready()
         os.kill(os.getpid(), signal.SIGHUP)
-        eventually(lambda: "ignoring SIGHUP" in caplog.text, "it is told")
+        eventually(lambda: "ignoring SIGHUP" in caplog.text, "it is logged")
         world.wait_ready()
 
     world.run(script)

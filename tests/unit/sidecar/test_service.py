@@ -121,8 +121,8 @@ def single():
 
 def test_grants_are_verdicts_of_the_fold(single):
     a = having(single, count=1, delivery="amo")
-    (said,) = single.service.groups[0].snapshot(find(single, a))[0].assigned
-    assert said.position == 0
+    (assigned,) = single.service.groups[0].snapshot(find(single, a))[0].assigned
+    assert assigned.position == 0
     got = granted(single, a, KEY, 0, 4, done=0)
     assert (got.outcome, got.first, got.last, got.head) == ("accepted", 0, 4, 5)
     other = granted(single, a, KEY, 0, 4, grantee=TASK)
