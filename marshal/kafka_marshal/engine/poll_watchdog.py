@@ -10,7 +10,7 @@ from typing import Protocol
 
 import attrs
 
-from kafka_marshal.protocol.health import is_wedged, patience_ms
+from kafka_marshal.protocol.health import handler_limit_ms, is_stuck
 from kafka_marshal.protocol.state import WEDGED
 from kafka_marshal.protocol.types import Key
 
@@ -156,9 +156,9 @@ class PollWatchdog:
         watch = self._watch(holding, now_ms)
         quiet_ms = now_ms - max(sub.alive_at_ms, watch.since_ms)
         stuck_count = self._group.stuck_count(holding.key)
-        limit_ms = patience_ms(base_ms, stuck_count=stuck_count)
+        limit_ms = handler_limit_ms(base_ms, stuck_count=stuck_count)
         hand, lag = holding.in_hand_count, self._lags.lag_of(holding)
-        if not is_wedged(quiet_ms, limit_ms=limit_ms, in_hand=hand, lag=lag):
+        if not is_stuck(quiet_ms, limit_ms=limit_ms, in_hand=hand, lag=lag):
             return None
         taker = self._group.taker_of(sub, holding.key.topic)
         stuck = Stuck(holding, quiet_ms, limit_ms, hand, lag, taker)

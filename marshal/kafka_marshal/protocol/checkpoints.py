@@ -1,8 +1,8 @@
-"""Checkpoints in the log: taken apart, put together, compared (PROTOCOL 7.2).
+"""Checkpoints in the log: split, assembled and compared (PROTOCOL 7.2).
 
-All of it is evidence about a state, never authority over one. A reader that folds
-a Begin has the very state that the checkpoint holds, so comparing costs a digest
-and no memory of states.
+A checkpoint is evidence about a state, never authority over one. A reader that folds
+a Begin has the state that the checkpoint holds, so that a comparison costs one digest
+and no copy of a state.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,23 +22,23 @@ from kafka_marshal.protocol.state import SKIPPED, Transition, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry
 
 OPEN_MAX = 4
-"""Checkpoints that one reader waits for the ends of, the youngest ones."""
+"""Unfinished checkpoints that one reader remembers, the newest ones."""
 
 
 def checkpoint_key(partition: int) -> Key:
-    """Return the key whose owner writes the checkpoints of a T (PROTOCOL 2.3)."""
+    """Return the key whose owner writes a partition's checkpoints (PROTOCOL 2.3)."""
     return Key(CHECKPOINT_GROUP, CHECKPOINT_TOPIC, partition)
 
 
 def split(value: bytes) -> list[bytes]:
-    """Return canonical bytes as the parts that records carry."""
+    """Split canonical bytes into the parts that records carry."""
     return [
         value[at : at + CHUNK_BYTES_MAX] for at in range(0, len(value), CHUNK_BYTES_MAX)
     ]
 
 
 def cut(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield what ``split`` returns of these bytes, as soon as they are there."""
+    """Yield the parts of ``split``, each as soon as its bytes are available."""
     rest = b""
     for piece in pieces:
         parts = split(rest + piece)
@@ -57,14 +57,14 @@ def is_writer(world: WorldState, record: CheckpointBegin | CheckpointEnd) -> boo
 
 
 class Comparison(NamedTuple):
-    """A checkpoint that was read to its end, and what we had at its Begin.
+    """A complete checkpoint, and the reader's own state at its Begin.
 
     Attributes:
-        checkpoint_id: Which.
+        checkpoint_id: Its id.
         begin_offset: Offset of its Begin.
-        client_id: Who wrote it.
-        ours: Digest of our state then.
-        theirs: Digest that its End says.
+        client_id: Its writer.
+        ours: Digest of the reader's state at the Begin.
+        theirs: Digest in its End.
     """
 
     checkpoint_id: bytes
@@ -80,7 +80,7 @@ class Comparison(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """A Begin whose End is yet to come, with our state at it."""
+    """A Begin without its End so far, with the digest of the reader's state at it."""
 
     begin: CheckpointBegin
     offset: int
@@ -90,13 +90,13 @@ class _Seen(NamedTuple):
 
 
 class Watch:
-    """What one reader sees of the checkpoints of one T as it folds.
+    """Follows the checkpoints of one coordinating partition as it is folded.
 
     Attributes:
         last_offset: Offset of the Begin of the last complete one, or None.
         last_id: Its id.
-        last_ms: M at that Begin: time of the newest record in it, epoch ms.
-        news_count: Entries of others since, which a next one would bring in.
+        last_ms: Latest append time at that Begin, epoch ms.
+        news_count: Entries since then that are not of a checkpoint's writer.
     """
 
     __slots__ = ("_open", "last_id", "last_ms", "last_offset", "news_count")
@@ -111,7 +111,7 @@ class Watch:
     def on_entry(
         self, world: WorldState, transitions: tuple[Transition, ...]
     ) -> Comparison | None:
-        """Take what an entry did, right after it was folded into ``world``."""
+        """Apply the transitions of an entry, right after it was folded."""
         if not transitions:
             return None
         first = transitions[0]
@@ -134,7 +134,7 @@ class Watch:
         return None
 
     def pass_beats(self, count: int) -> None:
-        """Take that so many beats of others than checkpoints' writers were folded."""
+        """Count folded heartbeats that are not of a checkpoint's writer."""
         self.news_count += count
 
     def _on_end(self, end: CheckpointEnd) -> Comparison | None:
@@ -154,11 +154,7 @@ class Watch:
 
 
 class Assembly:
-    """Puts the checkpoint of one End together, from the entries before it.
-
-    Attributes:
-        end: The End.
-    """
+    """Assembles the checkpoint of one End from the entries before it."""
 
     __slots__ = ("_begin", "_parts", "end")
 
@@ -168,7 +164,7 @@ class Assembly:
         self._parts: list[bytes] = []
 
     def take(self, entry: LogEntry) -> None:
-        """Take the next entry, from ``end.begin_offset`` on; most are of others."""
+        """Add the next entry from ``end.begin_offset`` on; skip unrelated ones."""
         record = decode(entry.value) if entry.undecodable is None else None
         if not isinstance(record, CheckpointBegin | CheckpointChunk):
             return
@@ -180,10 +176,10 @@ class Assembly:
             if place == (self.end.begin_offset, self.end.begin_leader_epoch):
                 self._begin = record
         elif self._begin is not None and record.number == len(self._parts):
-            self._parts.append(record.data)  # one that was written twice is passed
+            self._parts.append(record.data)  # a repeated part is skipped
 
     def state(self, partition: int) -> bytes | str:
-        """Return the canonical bytes, or why they are no checkpoint of a T."""
+        """Return the canonical bytes, or why they are no checkpoint of a partition."""
         end, value = self.end, b"".join(self._parts)
         begin = self._begin
         if begin is None:

@@ -1,8 +1,8 @@
-"""The claim ladder of one key as a sans-IO machine (PROTOCOL 5).
+"""The claim of one key as a sans-IO state machine (PROTOCOL 5).
 
-The caller owns time and IO. It tells the machine the local time, what it sent
-and what the fold said of it; the machine tells whether to send a claim and
-whether the claim may still be used. Its states::
+The caller owns time and IO. It passes in the local time, the records sent and the
+verdicts of the fold; the machine answers whether to send a claim and whether the
+claim may still be used. Its states::
 
     WAITING --send_claim--> CLAIMING --won--> STARTING --start--> HELD
        ^                       |                 |                 |
@@ -10,7 +10,7 @@ whether the claim may still be used. Its states::
 
 A claim rests on one kind of evidence only: an own record, read back, with the
 fold's verdict (PROTOCOL 1.4). Losing is an ordinary outcome, so verdicts never
-raise; driving the machine against its states does (``InvalidTransition``).
+raise. A call that the state does not allow raises ``InvalidTransition``.
 """
 
 from enum import Enum
@@ -39,7 +39,7 @@ class Phase(Enum):
 
 
 class Claimant:
-    """Who claims: a client_id in a group, with the incarnation of this process.
+    """A client_id in a group, with the incarnation of this process.
 
     Attributes:
         owner: client_id and incarnation, as the log names them.
@@ -60,24 +60,24 @@ class Claimant:
 
 
 def key_secret(master: bytes, key: Key) -> bytes:
-    """Return the 16-byte secret that a later life shows to resume ``key``.
+    """Return the 16-byte secret by which a later process may resume ``key``.
 
-    Derived: one stored secret per process start is enough, and a resume makes
-    the secret of one key public, never that of another (PROTOCOL 4.4).
+    It is derived, so that one stored secret per process start is enough. A resume
+    publishes the secret of one key, never that of another (PROTOCOL 4.4).
     """
     name = f"{key.group_id}\0{key.topic}\0{key.partition}".encode()
     return blake2b(name, key=master, digest_size=16).digest()
 
 
 def grant_secret(resume_hash: bytes, key: Key, *, epoch: int) -> bytes:
-    """Return the 16-byte secret of one claim, for requests for offsets at a sidecar.
+    """Return the 16-byte secret of one claim, for grant requests to a sidecar.
 
-    It derives from what the log has of the claim, so that the sidecar of any host can
-    check it; a process that does not read the log has to be told it (PROTOCOL 12).
+    It is derived from the claim's record, so that the sidecar of any host can check
+    it. A process that does not read the log receives it (PROTOCOL 12).
 
     Args:
-        resume_hash: Of the record of the claim.
-        key: What is claimed.
+        resume_hash: From the claim's record.
+        key: The claimed key.
         epoch: Epoch of the claim.
     """
     name = f"{key.group_id}\0{key.topic}\0{key.partition}\0{epoch}".encode()
@@ -98,9 +98,9 @@ class Ending:
 
     Attributes:
         reason: Such as ``released``, ``taken_over``, ``lease_expired``.
-        winner: client_id of the new owner where one is known.
+        winner: client_id of the new owner, if known.
         at_offset: Log offset of the record that ended it, if one did.
-        was_lost: Whether it was taken rather than given up.
+        was_lost: Whether it was lost rather than released.
     """
 
     reason: str
@@ -110,12 +110,12 @@ class Ending:
 
 
 class Estimate(msgspec.Struct, frozen=True, gc=False):
-    """What a waiting process believes of a key (PROTOCOL 4.11): a hint only.
+    """When a waiting process expects to win a key (PROTOCOL 4.11): a hint only.
 
     Attributes:
         known: The key's state, None if it was never claimed.
-        wait_ms: Until a claim could be accepted; 0 = now; None = not before
-            somebody else acts (locked, or already ours).
+        wait_ms: Time until a claim could be accepted; 0 = now; None = only a record
+            can end the wait (the key is locked, or owned by this claimant).
     """
 
     known: KeyState | None
@@ -127,8 +127,8 @@ def estimate(
 ) -> Estimate:
     """Estimate when ``key`` can be claimed.
 
-    An idle log does not move its time, so the local time since its last entry
-    is added; the claim's own append carries the true time.
+    Log time does not advance while the log is idle, so the local time since its last
+    entry is added. The append of the claim itself carries the true time.
     """
     known = world.keys.get(key)
     wait_ms = 0
@@ -158,7 +158,7 @@ def resumable(
     client_id: str,
     log_time_ms: int,
 ) -> PreviousLife | None:
-    """Return the earlier life that may resume a key, if the log would allow it."""
+    """Return the earlier process that may resume a key, if the log would allow it."""
     if known is None or known.owner is None or known.owner.client_id != client_id:
         return None
     if known.freshness(log_time_ms) is not Freshness.FRESH:
@@ -171,15 +171,15 @@ def resumable(
 
 @attrs.frozen(kw_only=True)
 class Sublease:
-    """A claim that another process won and renews, for the use of this one.
+    """A claim that another process won and renews for this process.
 
     Attributes:
-        claimant: Who won it, as the log names it; its master secret is not known.
+        claimant: The process that won it; its master secret is not known here.
         epoch: Offset of the winning record.
         token: Fencing token.
-        secret: Shown with requests for offsets.
+        secret: Sent with grant requests.
         lease: Local deadlines.
-        heartbeat_interval_ms: H of the log.
+        heartbeat_interval_ms: Heartbeat interval of the Config in force.
     """
 
     claimant: Claimant
@@ -193,19 +193,19 @@ class Sublease:
 class Claim:
     """One key that a claimant wants, holds or has lost.
 
-    Its attributes are read everywhere and set by its own methods alone.
+    Only its own methods set its attributes.
 
     Attributes:
-        key: What is claimed.
+        key: The claimed key.
         phase: Where the claim stands.
         epoch: Offset of the winning record, None before.
         token: Fencing token, None before it is won.
-        secret: Shown to a sidecar with requests for offsets; empty before it is won.
-        lease: Local deadlines; of no use before it is won.
-        start_position: Where to begin, None while unknown.
+        secret: Sent with grant requests to a sidecar; empty before it is won.
+        lease: Local deadlines; meaningless before it is won.
+        start_position: First position to process, None while unknown.
         ending: Why it ended, None before.
         retry_at_ms: Local time before which no new attempt is made.
-        attempt_at_ms: Local time of the next one, None where none is due.
+        attempt_at_ms: Local time of the next attempt, None if none is due.
     """
 
     __slots__ = (
@@ -245,18 +245,18 @@ class Claim:
 
     @property
     def is_owned(self) -> bool:
-        """Whether the log says that the key is ours, as far as we have read."""
-        phase = self.phase  # asked of every holding in every round
+        """Whether this claimant owns the key, as far as the log is read."""
+        phase = self.phase  # read for every holding in every round
         return phase is Phase.HELD or phase is Phase.STARTING
 
     @property
     def base_ms(self) -> int:
-        """Local time that the lease counts from; of no use before it is won."""
+        """Local time that the lease counts from; meaningless before it is won."""
         return self._base_ms
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a claiming record was sent and awaits its verdict."""
+        """Whether a claim was sent and its verdict is pending."""
         return self.phase is Phase.CLAIMING
 
     def may_hand_out(self, now_ms: int) -> bool:
@@ -264,15 +264,15 @@ class Claim:
         return self.phase is Phase.HELD and now_ms < self.lease.soft_until_ms
 
     def is_valid(self, now_ms: int) -> bool:
-        """Return whether work under this claim may go on at this local time."""
+        """Return whether work under this claim may continue at this local time."""
         return self.is_owned and now_ms < self.lease.hard_until_ms
 
-    # --- contending
+    # --- acquiring
 
     def wants_to_claim(
         self, now_ms: int, wait_ms: int | None, *, jitter_ms: int, answer_ms: int
     ) -> bool:
-        """Return whether to send a claiming record now (PROTOCOL 5.1).
+        """Return whether to send a claim now (PROTOCOL 5.1).
 
         Args:
             now_ms: Local time.
@@ -288,8 +288,8 @@ class Claim:
         if self.phase is not Phase.WAITING:
             return False
         if wait_ms is None or wait_ms > 0:
-            # The view has caught up with the refusal, and knows it better: the
-            # owner may let go long before the time that the refusal named.
+            # The view is newer than the refusal: the owner may release the key long
+            # before the time that the refusal named.
             self.attempt_at_ms = None
             self.retry_at_ms = 0
             return False
@@ -326,7 +326,7 @@ class Claim:
         return sha256(key_secret(self.claimant.master, self.key)).digest()
 
     def claim_sent(self, seq: int, now_ms: int) -> None:
-        """Note that a claiming record is on its way."""
+        """Record that a claim was sent."""
         if self.phase is not Phase.WAITING:
             raise InvalidTransition(f"claim of {self.key} sent while {self.phase}")
         self.phase = Phase.CLAIMING
@@ -344,11 +344,11 @@ class Claim:
         heartbeat_interval_ms: int,
         token: Token | None,
     ) -> bool:
-        """Take the fold's verdict on an own claiming record.
+        """Apply the fold's verdict on an own claim.
 
         Returns:
-            Whether the claim is ours now. An accepted one that comes too late to
-            be used is a ghost: the caller releases it (PROTOCOL 5.3).
+            Whether the claim is usable now. An accepted claim that is read back too
+            late to be used is a ghost: the caller releases it (PROTOCOL 5.3).
         """
         sent_ms = self._sent_ms.pop(seq, None)
         if transition.outcome != ACCEPTED:
@@ -373,7 +373,7 @@ class Claim:
             return
         self.refusal = transition
         if transition.reason == "duplicate":
-            return  # an earlier claim of ours stands: its verdict comes or came
+            return  # an earlier own claim stands, and has a verdict of its own
         self.phase = Phase.WAITING
         detail = transition.detail or {}
         self.retry_at_ms = now_ms + detail.get("remaining_ms", 0)
@@ -381,10 +381,10 @@ class Claim:
     # --- by another process
 
     def assign(self, sublease: Sublease) -> None:
-        """Take a claim that another process won for this one.
+        """Start to use a claim that another process won for this one.
 
         Raises:
-            InvalidTransition: This claim contends by itself, or was won or has ended.
+            InvalidTransition: This claim was sent by itself, was won or has ended.
         """
         if self.phase is not Phase.WAITING:
             raise InvalidTransition(f"{self.key} assigned while {self.phase}")
@@ -392,10 +392,10 @@ class Claim:
         self._take(sublease)
 
     def reassign(self, sublease: Sublease) -> None:
-        """Go on under a later claim of the same process.
+        """Continue under a later claim of the same process.
 
         Raises:
-            InvalidTransition: Nothing is held, or under a claim that is as late.
+            InvalidTransition: Nothing is held, or the claim is not a later one.
         """
         if not self.is_owned or sublease.epoch <= (self.epoch or 0):
             raise InvalidTransition(
@@ -413,12 +413,12 @@ class Claim:
         self.heartbeat_interval_ms = sublease.heartbeat_interval_ms
 
     def renew_until(self, lease: Lease) -> None:
-        """Set the deadlines that the process with the claim has sent last."""
+        """Set the deadlines that the claiming process sent last."""
         if self.is_owned:
             self.lease = lease
 
     def limit(self, lease: Lease) -> None:
-        """Bring the deadlines forward to these where they are later (PROTOCOL S4)."""
+        """Lower the deadlines to these (PROTOCOL S4)."""
         if self.is_owned:
             self.lease = Lease(
                 min(self.lease.soft_until_ms, lease.soft_until_ms),
@@ -428,7 +428,7 @@ class Claim:
     # --- holding
 
     def start(self, position: int | None) -> None:
-        """Begin to use the claim at ``position`` (None where nobody needs one)."""
+        """Start to use the claim at ``position`` (None if no position is needed)."""
         if self.phase is not Phase.STARTING:
             raise InvalidTransition(f"{self.key} started while {self.phase}")
         self.start_position = position
@@ -437,10 +437,11 @@ class Claim:
     def on_beat_verdict(
         self, transition: Transition, *, sent_ms: int, heartbeat_interval_ms: int
     ) -> None:
-        """Take the fold's verdict on an own beat (PROTOCOL 5.2).
+        """Apply the fold's verdict on an own heartbeat (PROTOCOL 5.2).
 
-        The lease counts from the time of **sending**, and only when read back
-        as renewing. An ignored beat of the current epoch means: stop at once.
+        The lease counts from the time of **sending**, and only a heartbeat that is
+        read back as renewing extends it. An ignored heartbeat of the current epoch
+        ends the claim at once.
         """
         if not self.is_owned:
             return
@@ -452,22 +453,22 @@ class Claim:
             self.lease = Lease.since(sent_ms, heartbeat_interval_ms)
 
     def surplus_ms(self, now_ms: int, *, log_elapsed_ms: int) -> int:
-        """Return by how much log time outran local time since the last renewal.
+        """Return how much more log time than local time passed since the last renewal.
 
-        The renewal was appended after it was sent and the last entry before it
-        was read, so more log time than local time between the two is proof that
-        the leader's clock stepped forward (PROTOCOL S4).
+        The renewal was appended after it was sent, and the last entry before it was
+        read. So a positive difference proves that the leader's clock stepped forward
+        (PROTOCOL S4).
         """
         return max(0, log_elapsed_ms - (now_ms - self._base_ms))
 
     def shorten(self, surplus_ms: int) -> None:
-        """Subtract a forward step of the log's clock from the lease (PROTOCOL S4)."""
+        """Shorten the lease by a forward step of the log's clock (PROTOCOL S4)."""
         if self.is_owned:
             self._base_ms -= surplus_ms
             self.lease = Lease.since(self._base_ms, self.heartbeat_interval_ms)
 
     def on_foreign(self, transition: Transition) -> None:
-        """Take an accepted record of somebody else about this key."""
+        """Apply an accepted record of another process about this key."""
         record = transition.record
         if not self.is_owned or not isinstance(record, ClaimingPartition):
             return
@@ -476,14 +477,14 @@ class Claim:
         self.end(Ending(reason, record.client_id, transition.offset))
 
     def check_lease(self, now_ms: int) -> bool:
-        """End the claim where its hard stop has come; return whether it did."""
+        """End the claim if its hard deadline has passed; return whether it did."""
         if self.is_owned and now_ms >= self.lease.hard_until_ms:
             self.end(Ending("lease_expired"))
             return True
         return False
 
     def end(self, ending: Ending) -> None:
-        """Stop: from here on nothing is handed out under this claim. Idempotent."""
+        """End the claim: nothing is handed out under it any more. Idempotent."""
         if self.phase is not Phase.ENDED:
             self.phase = Phase.ENDED
             self.ending = ending

@@ -29,14 +29,14 @@ _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
 
 
 class Undecodable(msgspec.Struct, frozen=True, gc=False):
-    """A value that is no record, and why. It changes no state (PROTOCOL 1.5)."""
+    """Why a value is not a record. It changes no state (PROTOCOL 1.5)."""
 
     reason: str
 
 
-# Names that were found valid: the same few come again and again, and looking one up
-# is several times faster than judging it. Bounded, because what stands in the log is
-# not ours to trust (PROTOCOL S9).
+# Names that are known to be valid. The same few recur, and a lookup is several times
+# faster than a match. Bounded, because the content of the log is not trusted
+# (PROTOCOL S9).
 NAMES_REMEMBERED_MAX = 65_536
 _known_ids: set[str] = set()
 _known_topics: set[str] = set()
@@ -114,10 +114,10 @@ def encode(record: Record) -> bytes:
 
 
 def encode_fields(kind: Kind, fields: list[Any]) -> bytes:
-    """Return the frame of field values in wire order, without judging them.
+    """Return the frame of field values in wire order, without validation.
 
     Raises:
-        MalformedRecord: A value has no MessagePack form at all.
+        MalformedRecord: MessagePack cannot represent a value.
     """
     if fields[-1] is UNSET:
         fields = fields[:-1]
@@ -128,7 +128,7 @@ def encode_fields(kind: Kind, fields: list[Any]) -> bytes:
 
 
 def decode(value: bytes | None) -> Record | Undecodable:
-    """Return the record that ``value`` holds, or why it holds none. Never raises."""
+    """Return the record in ``value``, or why there is none. Never raises."""
     if value is None:
         return Undecodable("no value")
     if len(value) > FRAME_BYTES_MAX:
@@ -149,13 +149,13 @@ def decode(value: bytes | None) -> Record | Undecodable:
         and found.group_id in _known_ids
         and found.topic in _known_topics
     ):
-        return record  # as nearly always, and quickly told
+        return record  # the common case, without a call for each name
     reason = _bad_name(record)
     return record if reason is None else Undecodable(reason)
 
 
 def decode_tags(tags: bytes) -> dict[str, Any] | None:
-    """Return the informative tags of a record, None where they are unreadable."""
+    """Return the tags of a record, None if they are unreadable."""
     try:
         return _TAG_DECODER.decode(tags)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -186,12 +186,12 @@ _CHECKS = {
 
 
 class _Frame(NamedTuple):
-    """How the payload behind one header is read.
+    """How to read the payload after a header.
 
     Attributes:
         parse: Payload to record.
         header_size: Bytes before the payload.
-        has_plain_names: Whether client, group and topic are all names in it.
+        has_plain_names: Whether its names are exactly client, group and topic.
     """
 
     parse: Callable[[bytes], Any]
@@ -212,10 +212,10 @@ _FRAMES = {_HEADERS[kind.record]: _frame(kind) for kind in KINDS}
 
 
 def parser_of(record: type[R]) -> Callable[[bytes], R]:
-    """Return what reads the payloads of a record kind, and judges no names.
+    """Return a function that reads payloads of a record kind without checking names.
 
-    It raises what msgspec raises; ``decode`` is for whoever has no other way to know
-    that the names are valid.
+    It raises the errors of msgspec. Use ``decode`` unless the names are known to be
+    valid from elsewhere.
     """
     return _FRAMES[_HEADERS[record]].parse
 

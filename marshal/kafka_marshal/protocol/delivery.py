@@ -1,9 +1,9 @@
-"""The ladder of at least once, for one held claim, sans IO (PROTOCOL 6.1).
+"""Progress of one held claim at least once, as a sans-IO machine (PROTOCOL 6.1).
 
-It counts offsets only; whoever fetches keeps the records. An offset is *in
-hand* from its hand-out until it is committed. Offsets are kept as runs, a first
-and a last of offsets that follow each other: a whole batch costs as much as one
-record, and a handler that is stuck costs nothing more.
+It counts offsets only; the fetching code keeps the records. An offset is
+*uncommitted* from its hand-out until its commit. Offsets are kept as runs of
+consecutive offsets: a batch costs as much memory as one record, and a stuck handler
+does not add to it.
 """
 
 from bisect import bisect_left, bisect_right
@@ -17,13 +17,13 @@ _LAST = itemgetter(1)
 
 
 class AtLeastOnce:
-    """Position over the contiguous prefix of what was processed (PROTOCOL 6.1).
+    """The position: the end of the contiguous processed prefix (PROTOCOL 6.1).
 
     Attributes:
         position: Next offset to process: everything below is committed. None
             while no start is known.
-        tracked_count: Number of offsets kept: those in hand, and those done out
-            of order.
+        tracked_count: Number of offsets kept: the uncommitted ones, and those that
+            were committed out of order.
     """
 
     __slots__ = (
@@ -39,14 +39,14 @@ class AtLeastOnce:
     def __init__(self, start: int | None) -> None:
         self.position = start
         self.tracked_count = 0
-        # What was handed out and is not below the position. A hole between two
-        # runs has no records: compaction or a transaction's marker.
+        # Offsets handed out at or above the position. A gap between two runs has no
+        # records: compaction or a transaction marker.
         self._runs: deque[list[int]] = deque()
-        # Parts of runs that were committed ahead of the first one in hand, in order.
+        # Committed parts of runs above the first uncommitted offset, ascending.
         self._done: list[tuple[int, int]] = []
         self._done_count = 0
         self._last = -1
-        # No record lies between the last one in hand and this offset.
+        # No record exists between the last uncommitted one and this offset.
         self._empty_below = 0
 
     @property
@@ -55,10 +55,10 @@ class AtLeastOnce:
         return self.tracked_count - self._done_count
 
     def hand_out(self, first: int, last: int) -> None:
-        """Note that every offset from ``first`` to ``last`` is handed out.
+        """Record that every offset from ``first`` to ``last`` is handed out.
 
         Raises:
-            InvalidTransition: One is not beyond the last one handed out.
+            InvalidTransition: One is not above the last one handed out.
         """
         if not self._last < first <= last:
             raise InvalidTransition(f"offset {first} handed out twice")
@@ -71,21 +71,21 @@ class AtLeastOnce:
         self.tracked_count += last - first + 1
 
     def commit(self, first: int, last: int) -> None:
-        """Note that what was handed out from ``first`` to ``last`` is processed.
+        """Record that the offsets from ``first`` to ``last`` are processed.
 
-        Out of order is fine, twice too. Offsets between the two that have no
-        record are nobody's to commit, and are passed over.
+        Commits may come out of order and more than once. Offsets without a record
+        are skipped.
 
         Raises:
-            InvalidTransition: An end was never handed out under this claim;
-                nothing is noted then.
+            InvalidTransition: ``first`` or ``last`` was never handed out under this
+                claim. Nothing changes.
         """
         runs = self._runs
         is_one = first == last
         if runs and first == runs[0][0] and (is_one or not self._done):
             head = runs[0]
             if last <= head[1]:
-                # The ordinary case: what was handed out first is done first.
+                # The common case: commits in the order of the hand-outs.
                 self._pass(head, last)
                 self._advance()
                 return
@@ -99,7 +99,7 @@ class AtLeastOnce:
         self._advance()
 
     def commit_all(self) -> None:
-        """Note that everything handed out so far is processed."""
+        """Record that everything handed out so far is processed."""
         if self._runs:
             self.position = max(self._last + 1, self._empty_below)
             self._runs.clear()
@@ -107,7 +107,7 @@ class AtLeastOnce:
             self.tracked_count = self._done_count = 0
 
     def commit_below(self, end: int) -> None:
-        """Note that everything below ``end`` is processed, handed out here or not."""
+        """Record that everything below ``end`` is processed, handed out here or not."""
         at = 0
         while at < len(self._runs) and self._runs[at][0] < end:
             first, last = self._runs[at]
@@ -119,10 +119,10 @@ class AtLeastOnce:
         self._last = max(self._last, end - 1)
 
     def skip(self, first: int, last: int) -> None:
-        """Note that no records exist from ``first`` to ``last``.
+        """Record that no records exist from ``first`` to ``last``.
 
         The position passes them once everything before is committed (PROTOCOL 6.1).
-        A range that does not follow what is known so far changes nothing.
+        A range that is not adjacent to the known offsets changes nothing.
         """
         if self._runs:
             if first <= max(self._last + 1, self._empty_below):
@@ -131,9 +131,9 @@ class AtLeastOnce:
             self.position = max(self.position, last + 1)
 
     def jump(self, position: int) -> None:
-        """Move to a later position because the log begins there (PROTOCOL 5.6)."""
+        """Move to a later position, where the log now starts (PROTOCOL 5.6)."""
         if self._runs:
-            raise InvalidTransition("a jump needs empty hands")
+            raise InvalidTransition("cannot jump while offsets are uncommitted")
         self.position = position
 
     def _was_handed_out(self, offset: int) -> bool:
@@ -143,7 +143,7 @@ class AtLeastOnce:
         return at >= 0 and offset <= self._runs[at][1]
 
     def _mark(self, first: int, last: int) -> None:
-        """Add a part of one run to what is done, joined with what it touches."""
+        """Add a part of one run to the committed parts, merged with adjacent ones."""
         done = self._done
         low = bisect_left(done, first - 1, key=_LAST)
         high = bisect_right(done, last + 1, key=_FIRST)
@@ -155,7 +155,7 @@ class AtLeastOnce:
         self._done_count += last - first + 1 - known
 
     def _advance(self) -> None:
-        """Move the position over everything that is done at the front."""
+        """Move the position over the committed parts at the front."""
         done, runs = self._done, self._runs
         while done and done[0][0] == runs[0][0]:
             first, last = done.pop(0)

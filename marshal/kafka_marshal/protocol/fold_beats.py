@@ -1,9 +1,8 @@
-"""Folds runs of ordinary Heartbeats at once (PROTOCOL 4.1 and 4.5).
+"""Fast path of the replay: folds runs of ordinary Heartbeats (PROTOCOL 4.1, 4.5).
 
-Nearly all of a long log are beats of owners, and whoever reads up to its end asks for
-the verdict on none of them. Part of the rationalizer: the state that comes out is the
-one that ``apply`` gives, entry by entry, and whatever is out of the ordinary is left
-to it.
+Most entries of a long log are heartbeats, and a replay needs no transition for them.
+Part of the rationalizer: the resulting state equals that of ``apply``, entry by
+entry, and all other entries are left to it.
 """
 
 from collections.abc import Sequence
@@ -24,24 +23,24 @@ _LOG_APPEND_TIME = int(TimestampType.LOG_APPEND_TIME)
 
 
 def fold_beats(state: WorldState, entries: Sequence[LogEntry], *, start: int) -> int:
-    """Fold the ordinary beats that come next, in place.
+    """Fold the ordinary heartbeats at the start of the entries, in place.
 
-    Ordinary is a beat that renews by the same H, in the same leader epoch, and not of
-    a ``/checkpoint`` key: who counts what is no checkpoint's need not look at each.
+    An ordinary heartbeat renews by the same interval, is in the same leader epoch, and
+    is not of a ``/checkpoint`` key: those are not counted as news for a checkpoint.
 
     Args:
         state: The state as of an offset below that of the next entry.
         entries: Entries of its partition.
-        start: Index of the next one.
+        start: Index of the first one to fold.
 
     Returns:
-        Index of the first entry that was not folded; ``apply`` takes it.
+        Index of the first entry that was not folded; ``apply`` folds it.
     """
     config, now_ms = state.config, state.log_time_ms
     latest_ms, before_ms = _latest_ms(state), state.epoch_time_ms
     if config is None or now_ms is None or before_ms is None or now_ms > latest_ms:
         return start
-    # The busiest loop of a cold start: what stays the same is looked up before it.
+    # The busiest loop of a cold start: look up what does not change before it.
     interval_ms, leader_epoch = config.heartbeat_interval_ms, state.leader_epoch
     keys, find, dirty = state.keys, state.epochs.get, state.dirty
     next_offset, stop = state.next_offset, start
@@ -62,7 +61,7 @@ def fold_beats(state: WorldState, entries: Sequence[LogEntry], *, start: int) ->
         except (msgspec.MsgspecError, ValueError, RecursionError):
             break
         key = find(record.epoch)
-        # Names that are those of a key and its owner have been found valid before.
+        # Names of a key and its owner were validated when it was claimed.
         if (
             key is None
             or key != (record.group_id, record.topic, record.partition)
@@ -96,11 +95,11 @@ def fold_beats(state: WorldState, entries: Sequence[LogEntry], *, start: int) ->
 
 
 def _latest_ms(state: WorldState) -> int:
-    """Return the log time up to which nothing but beats can happen."""
+    """Return the log time before which only records can change the state."""
     ends_ms = (state.lapses_ms, state.ends_ms)
     if state.halted is not None or any(end is not None for end in ends_ms):
         return _NEVER
     if not state.forgettable or state.config is None:
         return OFFSET_MAX
-    # PROTOCOL 4.9: the first key that silence may drop.
+    # PROTOCOL 4.9: until the first key may be dropped for its silence.
     return min(OFFSET_MAX, state.forgettable[0][0] + state.config.limit("forget_ms"))

@@ -29,7 +29,7 @@ from kafka_marshal.protocol.state import (
 OPS_REMEMBERED_MAX = 64
 GONE_MEMBERS_PER_ENTRY_MAX = 8
 ERA_AHEAD_S_MAX = 24 * 3_600
-"""By how much an era may be ahead of the largest append time: a day."""
+"""How far an era may be ahead of the largest append time: one day."""
 MS_PER_S = 1_000
 
 
@@ -66,7 +66,7 @@ def _release_group(step: Step, record: ReleaseGroup) -> Transitions:
 
 
 def end_pauses(state: WorldState, offset: int) -> None:
-    """End all pauses whose time is over (PROTOCOL 4.8), before a record is judged."""
+    """End expired pauses (PROTOCOL 4.8); called before a record is judged."""
     over = [
         group_id
         for group_id, group in state.groups.items()
@@ -103,7 +103,7 @@ def _drop_over(state: WorldState, offset: int, group_id: str) -> None:
 
 
 def drop_if_empty(state: WorldState, group_id: str) -> None:
-    """Drop a group that has no keys, no pause and nothing to remember."""
+    """Drop a group that has no keys, no pause and no operations that are over."""
     group = state.groups[group_id]
     if group.key_count == 0 and group.pause is None and not group.over:
         del state.groups[group_id]
@@ -122,14 +122,14 @@ def _config(step: Step, record: Config) -> Transitions:
     ):
         return (step.refused("config"),)
     if record.era > state.append_time_ms // MS_PER_S + ERA_AHEAD_S_MAX:
-        # PROTOCOL 4.12: one far era would leave no higher one for those to come.
+        # PROTOCOL 4.12: an era far in the future would leave no room for later ones.
         return (step.refused("config"),)
     if record.feature_level > SUPPORTED_LEVEL:
-        # PROTOCOL 3.3: we cannot know what this level changes, so we stop here.
+        # PROTOCOL 3.3: this release does not know what that level changes.
         state.halted = Halt(step.entry.offset, record.feature_level)
         return (step.halted(),)
     if now is not None:
-        # PROTOCOL 4.10: standing claims keep the era that they were won in.
+        # PROTOCOL 4.10: existing claims keep the era in which they were won.
         eras = (*state.eras, (step.entry.offset, now.era))
         state.eras = eras[-ERAS_MAX:]
         state.dirty[ERAS] = None

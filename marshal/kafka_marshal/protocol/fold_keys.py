@@ -70,7 +70,7 @@ def _claim(step: Step, record: ClaimingPartition) -> Transitions:
 def _time_left(
     state: WorldState, known: KeyState | None, reason: str
 ) -> dict[str, int] | None:
-    """Return how long a refusal holds, where log time alone ends it."""
+    """Return how long a refusal lasts, if log time alone ends it."""
     if reason == "held" and known is not None:
         return {"remaining_ms": known.remaining_ms(state.now_ms)}
     if reason == "quiet" and state.quiet_until_ms is not None:
@@ -79,7 +79,7 @@ def _time_left(
 
 
 def _shared(key: Key) -> Key:
-    """Return a key whose names are one object in all keys: keys are many."""
+    """Return a key with interned names, which saves memory with many keys."""
     return Key(intern(key.group_id), intern(key.topic), key.partition)
 
 
@@ -107,13 +107,13 @@ def _install_owner(step: Step, record: ClaimingPartition, known: KeyState) -> No
     known.renewed_ms = known.active_ms = state.now_ms
     known.resume_hash = record.resume_hash
     if record.resume is not None:
-        return  # PROTOCOL 4.4: nothing else is asked of a resume.
+        return  # PROTOCOL 4.4: a resume changes nothing else.
     known.lock = known.handoff = None
     topic_id = record.topic_id
     if topic_id is None or topic_id == known.topic_id:
         return
     if known.topic_id is not None:
-        # PROTOCOL 4.3: another topic of the same name: its offsets mean nothing here.
+        # PROTOCOL 4.3: another topic of the same name; old offsets are void.
         retired = (*known.retired_topic_ids, known.topic_id)
         known.retired_topic_ids = retired[-RETIRED_TOPIC_IDS_MAX:]
         known.position = known.granted = None
@@ -122,8 +122,8 @@ def _install_owner(step: Step, record: ClaimingPartition, known: KeyState) -> No
 
 def _heartbeat(step: Step, record: Heartbeat) -> Transitions:
     state = step.state
-    # The busiest path of a fleet. An epoch leads to the only key that has it, so an
-    # owner's beat needs no key of its own, made and hashed once more.
+    # The busiest path of a fleet. An epoch identifies its key, so an owner's heartbeat
+    # needs no new key object, whose hash would be computed again.
     key = state.epochs.get(record.epoch)
     name = (record.group_id, record.topic, record.partition)
     if key != name or state.config is None:
@@ -157,7 +157,7 @@ def _take_heartbeat(
 
 
 def _renewal(state: WorldState, key: Key) -> int | None:
-    """Return H where a beat of this key renews, None while its group is paused."""
+    """Return the interval by which a heartbeat renews, None while paused."""
     assert state.config is not None
     # PROTOCOL 4.5: renewing in a pause would be unsafe.
     is_paused = judging.is_paused(state, key)
@@ -167,7 +167,7 @@ def _renewal(state: WorldState, key: Key) -> int | None:
 def _beat(
     known: KeyState, position: int | None, now_ms: int, interval_ms: int | None
 ) -> str:
-    """Take one beat; ``interval_ms`` as ``_renewal`` says. Returns the effect."""
+    """Apply a heartbeat; with an ``interval_ms`` it renews. Return its effect."""
     old = known.position
     if position is not None and (old is None or position > old):
         known.position = position
@@ -184,9 +184,9 @@ def _batch_heartbeat(step: Step, record: BatchHeartbeat) -> Transitions:
         return tuple(step.ignored("not_owner") for _ in record.beats)
     if len(record.beats) > config.limit("beats"):
         return (step.refused("limits"),)
-    # The busiest loop of a large fleet: what stays the same is looked up before it.
+    # The busiest loop of a large fleet: look up what does not change before it.
     keys, find, dirty = state.keys, state.epochs.get, state.dirty
-    # Names of keys and owners are interned: so these compare by identity, at once.
+    # Names of keys and owners are interned, so that these compare by identity.
     group_id = intern(record.group_id)
     sender = (intern(record.client_id), record.incarnation)
     offset, now_ms = step.entry.offset, state.now_ms
@@ -195,23 +195,23 @@ def _batch_heartbeat(step: Step, record: BatchHeartbeat) -> Transitions:
     effect = "renewed"
     ignored = held = 0
     transitions: list[Transition] = []
-    tell, accepted = transitions.append, ACCEPTED
+    append, accepted = transitions.append, ACCEPTED
     for epoch, position in record.beats:
         key = find(epoch)
         if key is None or key[0] != group_id:
-            tell(step.ignored("not_owner"))
+            append(step.ignored("not_owner"))
             ignored += 1
             continue
         known = keys[key]
         if known.owner != sender:
-            tell(step.ignored("not_owner", key))
+            append(step.ignored("not_owner", key))
             ignored += 1
             continue
         if has_pause:
             renewal = _renewal(state, key)
             effect = "position_only" if renewal is None else "renewed"
             held += renewal is None
-        # What ``_beat`` does, without the call: a tenth of the time of a beat.
+        # ``_beat`` inlined: the call is a tenth of the time of a heartbeat.
         old = known.position
         if position is not None and (old is None or position > old):
             known.position = position
@@ -221,7 +221,7 @@ def _batch_heartbeat(step: Step, record: BatchHeartbeat) -> Transitions:
         elif renewal is not None:
             known.renew(now_ms, renewal)
         dirty[key] = None
-        tell(Transition(offset, accepted, effect, None, key, epoch, None, record))
+        append(Transition(offset, accepted, effect, None, key, epoch, None, record))
     count(state, "position_only", times=held)
     count(state, "renewed", times=len(transitions) - ignored - held)
     return tuple(transitions)
@@ -235,7 +235,7 @@ def _release(step: Step, record: ReleasingPartition) -> Transitions:
         return (step.ignored(reason, key),)
     known = state.keys[key]
     known.owner = None
-    # A release tells the position as a beat does, and renews nothing.
+    # A release sets the position as a heartbeat does, and renews nothing.
     _beat(known, record.position, state.now_ms, None)
     if record.successor is not None:
         assert state.config is not None
@@ -300,7 +300,7 @@ def forget(state: WorldState, transitions: Transitions) -> None:
         active_ms, key = heappop(heap)
         known = state.keys.get(key)
         if known is None or key not in state.awaiting:
-            state.stale_count -= 1  # a record has dropped it before
+            state.stale_count -= 1  # a record dropped it earlier
         elif not is_forgettable(known):
             state.awaiting.discard(key)
         elif known.active_ms != active_ms:

@@ -1,8 +1,8 @@
 """How Reset replaces a state, and what checkpoints change (PROTOCOL 7.2, 7.6).
 
 Part of the rationalizer: only ``rationalizer.apply`` calls these. A Reset carries
-the state itself, and what has come of it is state, too. So the fold decides from
-the log alone, wherever a reader begins, and however long ago retention deleted
+the state itself, and the parts received so far belong to the state, too. So the fold
+decides from the log alone, wherever a reader starts, even if retention has deleted
 the checkpoint that the state was taken from.
 """
 
@@ -30,20 +30,20 @@ from kafka_marshal.protocol.types import OFFSET_MAX
 
 PARTS_MAX = 4_096
 PATIENCE_MS = 60_000
-"""How long the parts that have come wait for the next one, in log time."""
+"""How long the received parts wait for the next one, in log time."""
 
 CheckpointRecord = CheckpointBegin | CheckpointChunk | CheckpointEnd
 
 
 def _checkpoint(step: Step, record: CheckpointRecord) -> Transitions:
-    del record  # evidence, which is judged by whoever reads it
+    del record  # evidence only: ``checkpoints`` compares it with a state
     return (step.skipped(),)
 
 
 def _reset(step: Step, record: Reset) -> Transitions:
     state = step.state
     if record.number == 0:
-        # Also where another operation is under way: a dead admin blocks nobody.
+        # Replaces an unfinished operation, so that a dead admin blocks nobody.
         _stage(state, None)
     reason = _misfit(state, record)
     if reason is not None:
@@ -61,8 +61,8 @@ def _reset(step: Step, record: Reset) -> Transitions:
 
 
 def _misfit(state: WorldState, record: Reset) -> str | None:
-    """Return why a part does not follow those before it, or None."""
-    assert state.config is not None  # or its level would not be in force
+    """Return why a part does not follow the parts before it, or None."""
+    assert state.config is not None  # the record needs level 2
     most, staging = bytes_max(state.config), state.staging
     if record.part_count > min(PARTS_MAX, 1 + most // CHUNK_BYTES_MAX):
         return "limits"
@@ -114,7 +114,7 @@ def _carried(state: WorldState, staging: Staging) -> WorldState | str:
     if len(value) != staging.size_bytes:
         return "reset_damaged"
     config = state.config
-    assert config is not None  # or its level would not be in force
+    assert config is not None  # the record needs level 2
     try:
         known = outline(value)
     except MalformedRecord:
@@ -126,7 +126,7 @@ def _carried(state: WorldState, staging: Staging) -> WorldState | str:
     )
     if not is_of_this_log:
         return "reset_foreign"
-    # All of this costs little, and most of what is no state ends here.
+    # These checks are cheap, and reject most invalid states.
     is_too_large = known.key_count > config.limit("keys")
     if is_too_large or known.group_count > config.limit("groups"):
         return "limits"
@@ -142,10 +142,10 @@ def _carried(state: WorldState, staging: Staging) -> WorldState | str:
 def _install(
     state: WorldState, carried: WorldState, *, leader_epoch: int | None
 ) -> None:
-    """Make this state the carried one, owned by nobody, and quiet for 2H.
+    """Replace this state with the carried one, without owners, and start quiet time.
 
-    All of it comes from the carried state and the place in the log, nothing from
-    the state before: that is how replicas that disagreed agree again.
+    The result depends only on the carried state and the place in the log, not on the
+    state before, so that replicas that disagreed agree again.
     """
     config = carried.config
     assert config is not None
@@ -153,24 +153,24 @@ def _install(
     for known in carried.keys.values():
         longest_ms = max(longest_ms, known.heartbeat_interval_ms)
         known.owner = known.handoff = known.resume_hash = None
-        # Silence counts from here, or keys could be forgotten at once.
+        # Silence counts from here; otherwise keys could be forgotten at once.
         known.active_ms = carried.now_ms
-    # PROTOCOL 7.6: whoever holds a key now may use it for up to 2H from its last
-    # beat, whether it reads this or not. Until then nobody else gets anything.
+    # PROTOCOL 7.6: an owner may use its key for two heartbeat intervals after its last
+    # heartbeat, even if it does not read this. Until then no claim is accepted.
     carried.quiet_until_ms = min(carried.now_ms + 2 * longest_ms + 1, OFFSET_MAX)
     carried.staging = None
-    # As in a new leader epoch: the time from there to here is not counted.
+    # As in a new leader epoch, the time in between is not counted.
     carried.leader_epoch = leader_epoch
     carried.epoch_time_ms = None
     carried.rebuild_derived()
     state.become(carried)
-    # Both tell of times that this state does not know; members say it again.
+    # Both refer to times unknown to this state; members announce themselves again.
     state.soft.notes.clear()
     state.soft.members.clear()
 
 
 def end_operations(state: WorldState) -> None:
-    """Drop parts that were waited for too long, and end the quiet time."""
+    """Drop parts of a Reset that timed out, and end the quiet time."""
     staging, quiet_ms = state.staging, state.quiet_until_ms
     if staging is not None and state.now_ms >= staging.until_ms:
         state.staging = None

@@ -1,10 +1,9 @@
-"""The ladder of at most once, for one held claim, sans IO (PROTOCOL 6.2, 6.3).
+"""Grants of one held claim at most once, as a sans-IO machine (PROTOCOL 6.2, 6.3).
 
-It counts offsets only; whoever fetches keeps the records. Several requests may
-be under way, and the log may take them in another order than they were sent, or
-take some of them never. What is granted is therefore what the fold says, and
-never what was asked: the first of two requests that lands second finds that the
-other was granted both ranges.
+It counts offsets only; the fetching code keeps the records. Several requests may be
+in flight, and the log may have them in another order than they were sent, or lack
+some of them. So only the fold's verdict counts as a grant, never the request: if two
+requests swap places in the log, the one that lands first is granted both ranges.
 """
 
 from collections import deque
@@ -19,7 +18,7 @@ from kafka_marshal.protocol.types import Owner
 
 REQUESTS_IN_FLIGHT_MAX = 64
 DEPTH_MAX_DEFAULT = 4
-# One batch ahead gains less than this part of the time, so it is not worth its risk.
+# A batch ahead must save at least 1/20 of the time to be worth its risk.
 GAIN_MIN = 20
 SAMPLES_PER_AVERAGE = 4
 FEWER_IN_A_ROW = 8
@@ -28,20 +27,20 @@ US_PER_MS = 1_000
 
 
 class Refusal(Enum):
-    """What the fold's refusal of a request means for the sender (PROTOCOL 4.7)."""
+    """What a refused request means for its sender (PROTOCOL 4.7)."""
 
     TAKEN = "taken"
-    """Every offset that was wanted is granted already."""
+    """Every requested offset is already granted."""
     LATER = "later"
     """The same offsets may be granted to another request."""
     OVER = "over"
-    """The claim has ended: nothing is granted under it any more."""
+    """The claim has ended: nothing more is granted under it."""
     UNEXPECTED = "unexpected"
-    """The log judges by a Config that the sender does not know."""
+    """The log applies a Config that the sender does not know."""
 
 
 ENDING = frozenset({Refusal.OVER, Refusal.UNEXPECTED})
-"""Refusals after which an owner gives up its claim."""
+"""Refusals after which an owner releases its claim."""
 
 _REFUSALS = {
     "nothing_left": Refusal.TAKEN,
@@ -59,10 +58,9 @@ def refusal_of(
 
     Args:
         reason: The fold's reason.
-        last: Last offset wanted. The request may have asked for fewer, because
+        last: Last offset wanted. The request may have ended earlier, because
             ``span`` cut it.
-        head: Next offset that nobody was granted, as of the verdict; None if
-            unknown.
+        head: First offset that is not granted, as of the verdict; None if unknown.
     """
     refusal = _REFUSALS.get(reason or "", Refusal.UNEXPECTED)
     if refusal is Refusal.TAKEN and head is not None and head <= last:
@@ -71,15 +69,14 @@ def refusal_of(
 
 
 def why_over(known: KeyState | None, owner: Owner, *, epoch: int) -> str | None:
-    """Return why nothing is granted under a claim any more, None if it may stand.
+    """Return why nothing more is granted under a claim, None if it may be valid.
 
-    Epochs of a key only grow, so a claim that has ended stays ended. A key that is
-    unknown here, or has an earlier epoch, shows nothing: the claim may be yet to
-    be read.
+    Epochs of a key only grow, so a claim that has ended stays ended. An unknown key or
+    an earlier epoch proves nothing: the claim may not be read yet.
 
     Args:
         known: The key of the claim, as far as the log is read.
-        owner: Who claimed.
+        owner: The claimant.
         epoch: Epoch of the claim.
     """
     if known is None or known.epoch < epoch:
@@ -90,12 +87,12 @@ def why_over(known: KeyState | None, owner: Owner, *, epoch: int) -> str | None:
 
 
 def last_within(last: int, head: int, *, span: int) -> int:
-    """Return ``last``, or the last offset that ``span`` lets the log grant.
+    """Return ``last``, limited to what ``span`` allows the log to grant.
 
     Args:
         last: Last offset wanted.
-        head: First offset that the log can grant: the next that nobody was
-            granted, else the first one of the request.
+        head: First offset that the log can grant: the first that is not granted,
+            else the first one of the request.
         span: Limit of the Config.
     """
     return min(last, head + span - 1)
@@ -103,12 +100,12 @@ def last_within(last: int, head: int, *, span: int) -> int:
 
 @attrs.frozen
 class GrantRequest:
-    """A ClaimingMessages that was sent: inclusive range of offsets.
+    """A ClaimingMessages that was sent.
 
     Attributes:
         seq: Its sequence number.
-        first: First offset that it asks for.
-        last: Last one.
+        first: First requested offset.
+        last: Last requested offset, inclusive.
         sent_ms: Local time of sending.
     """
 
@@ -120,24 +117,24 @@ class GrantRequest:
 
 @attrs.frozen
 class Grant:
-    """A range that the log gave to this process, both ends inclusive."""
+    """A range that was granted to this process, both ends inclusive."""
 
     first: int
     last: int
 
 
 class AtMostOnce:
-    """Ranges asked for and granted, used in log order (PROTOCOL 6.2).
+    """Requested and granted ranges, used in log order (PROTOCOL 6.2).
 
-    The accepted ClaimingMessages *is* the commit: what was granted and is not
-    handed out is lost, never repeated.
+    The accepted ClaimingMessages *is* the commit: what was granted and not handed
+    out is lost, never repeated.
 
     Attributes:
-        grantee: The process that may use what is granted.
-        next_first: First offset that has not been asked for.
-        done: Everything granted below it was handed out and is done with.
+        grantee: The process that may use the grants.
+        next_first: First offset that was not requested.
+        done: Everything granted below it was handed out and processed.
         is_anchored: Whether the log is known to have a position of the key.
-        round_trip_us: Average time from asking to the verdict; 0 before the first.
+        round_trip_us: Average time from request to verdict; 0 before the first.
     """
 
     __slots__ = (
@@ -161,7 +158,7 @@ class AtMostOnce:
         self._requests: deque[GrantRequest] = deque()
         self._grants: deque[Grant] = deque()
 
-    # --- questions
+    # --- state
 
     @property
     def outstanding_count(self) -> int:
@@ -175,12 +172,12 @@ class AtMostOnce:
 
     @property
     def granted(self) -> Grant | None:
-        """The grant to hand out from now, None where there is none."""
+        """The grant to hand out from now, None if there is none."""
         return self._grants[0] if self._grants and not self._is_over else None
 
     @property
     def unused(self) -> tuple[Grant, ...]:
-        """Everything granted and not handed out: what a crash now would lose."""
+        """Everything granted and not handed out: what a crash would lose."""
         return tuple(self._grants)
 
     @property
@@ -190,7 +187,7 @@ class AtMostOnce:
 
     @property
     def resume_at(self) -> int:
-        """First offset that is granted, asked for, or yet to be: where to fetch."""
+        """First offset to fetch: granted, requested, or next to be requested."""
         if self._grants:
             return self._grants[0].first
         return self._requests[0].first if self._requests else self.next_first
@@ -198,34 +195,34 @@ class AtMostOnce:
     def may_request(self, depth: int) -> bool:
         """Return whether one more request may be sent now.
 
-        While the log has no position of the key, a grant begins where its own
-        request says. One that overtook an earlier one would then leave out what
-        the earlier one asks for, for ever; so there is only one at a time.
+        While the log has no position of the key, a grant starts at the first offset of
+        its own request. A request that overtook an earlier one would then skip the
+        earlier one's range for ever, so only one may be in flight.
         """
         return len(self._requests) < (depth if self.is_anchored else 1)
 
-    # --- asking
+    # --- requesting
 
     def request(self, seq: int, last: int, *, sent_ms: int = 0) -> GrantRequest:
-        """Note a request for everything up to ``last``.
+        """Record a request for everything up to ``last``.
 
         Raises:
-            InvalidTransition: Nothing new would be asked for, or too many
-                requests are under way.
+            InvalidTransition: It requests nothing new, or too many requests are in
+                flight.
         """
         may = self.may_request(REQUESTS_IN_FLIGHT_MAX)
         if last < self.next_first or not may:
-            raise InvalidTransition(f"cannot ask for offsets up to {last}")
+            raise InvalidTransition(f"cannot request offsets up to {last}")
         request = GrantRequest(seq, self.next_first, last, sent_ms)
         self._requests.append(request)
         self.next_first = last + 1
         return request
 
     def last_within(self, last: int, span: int) -> int:
-        """Return ``last``, or the last offset that ``span`` lets the log grant.
+        """Return ``last``, limited to what ``span`` allows the log to grant.
 
-        A request covers what is under way before it as well: should those be
-        lost, it is granted all of it (PROTOCOL 4.7).
+        A request also covers the requests in flight before it: if they are lost, it
+        is granted their ranges, too (PROTOCOL 4.7).
         """
         first = self._requests[0].first if self._requests else self.next_first
         return last_within(last, first, span=span)
@@ -237,19 +234,19 @@ class AtMostOnce:
         head: int | None = None,
         now_ms: int | None = None,
     ) -> str | None:
-        """Take the fold's verdict on an own ClaimingMessages.
+        """Apply the fold's verdict on an own ClaimingMessages.
 
-        Only a record that names this very process as grantee counts: another
-        process may send under the same incarnation (PROTOCOL 6.2).
+        Only a record that names this process as grantee counts: another process may
+        send under the same incarnation (PROTOCOL 6.2).
 
         Args:
             transition: What the record did.
-            head: First offset that nobody was granted, as of that record.
+            head: First offset that is not granted, as of that record.
             now_ms: Local time, to measure the round trip.
 
         Returns:
-            None where the range is granted or the record is not ours; else the
-            reason of the refusal.
+            The reason of a refusal; None if the range is granted, or the record names
+            another grantee.
         """
         record = transition.record
         if not isinstance(record, ClaimingMessages) or record.grantee != self.grantee:
@@ -266,17 +263,17 @@ class AtMostOnce:
     def _measure(self, seq: int, now_ms: int) -> None:
         for request in self._requests:
             if request.seq == seq:
-                # Clocks of whole milliseconds: less than one is not nothing.
+                # The clock counts whole milliseconds, and 0 would mean no sample.
                 sample_us = max(1, (now_ms - request.sent_ms) * US_PER_MS)
                 self.round_trip_us = averaged(self.round_trip_us, sample_us)
 
     def _take(self, grant: Grant, *, seq: int | None = None) -> None:
         self._grants.append(grant)
         self.is_anchored = True
-        # A request for less has landed, or can be granted nothing any more.
+        # A request for less has landed, or can no longer be granted anything.
         left = [r for r in self._requests if r.last > grant.last]
-        # A sidecar cuts a request where ``span`` was lowered meanwhile. What the
-        # request did not get, the next one is granted.
+        # A sidecar cuts a request if ``span`` was lowered meanwhile. The next request
+        # is granted the rest.
         self._requests = deque(r for r in left if r.seq != seq)
         if left and not self._requests:
             self.next_first = grant.last + 1
@@ -290,15 +287,15 @@ class AtMostOnce:
             self._requests = deque(r for r in self._requests if r.seq != seq)
             self.next_first = max(self.next_first, head or 0)
         elif refused is not None:
-            # It must be asked for again, and so must what was asked for after it
-            # on the assumption that it would be granted.
+            # Its range must be requested again, and so must the later ranges, which
+            # were requested on the assumption that it would be granted.
             self._requests.clear()
             self.next_first = refused.first if head is None else head
 
     def forget_requests(self) -> None:
-        """Give unanswered requests up: a later one covers the same offsets.
+        """Drop pending requests: a later one covers the same offsets.
 
-        Should one of them still be accepted, its grant counts all the same.
+        If one of them is still accepted, its grant counts.
         """
         if self._requests:
             self.next_first = self._requests[0].first
@@ -307,7 +304,7 @@ class AtMostOnce:
     # --- using
 
     def hand_out(self, offset: int) -> None:
-        """Note that ``offset`` is handed out; everything before it is used up.
+        """Record that ``offset`` is handed out; everything before it is used.
 
         Raises:
             InvalidTransition: The offset was not granted to this process.
@@ -322,7 +319,7 @@ class AtMostOnce:
     def skip_through(self, offset: int) -> None:
         """Drop granted offsets up to ``offset``: no records exist there.
 
-        They are done with once everything before them is.
+        They count as processed once everything before them is.
         """
         is_done = self.done == self._handed
         while self._grants and self._grants[0].first <= offset:
@@ -337,13 +334,13 @@ class AtMostOnce:
         self._handed = offset + 1
 
     def take_back(self) -> None:
-        """Note that all that was handed out is done with."""
+        """Record that everything handed out is processed."""
         self.done = self._handed
 
     def discard(self) -> tuple[Grant, ...]:
-        """Give up what is granted and unused; return it once, for the report.
+        """Discard unused grants; return them on the first call, for the report.
 
-        From here on nothing can be handed out.
+        Nothing can be handed out afterwards.
         """
         lost = () if self._is_over else tuple(self._grants)
         self._is_over = True
@@ -352,15 +349,15 @@ class AtMostOnce:
 
 
 def lead_for(round_trip_us: int, batch_us: int) -> int:
-    """Return how many batches must be at hand so that no round trip is waited for.
+    """Return how many batches to request ahead so that no round trip causes a wait.
 
-    None but the one in hand, 0 here, where a round trip is next to nothing beside
-    the work of a batch: what is asked for ahead is what a crash loses.
+    0 if a round trip is short compared with the work of a batch, because a crash loses
+    what was requested ahead.
 
     Args:
-        round_trip_us: From asking to the verdict.
-        batch_us: From one batch of the partition to the next, waiting left out;
-            at least 1.
+        round_trip_us: From request to verdict.
+        batch_us: From one batch of the partition to the next, without waits; at
+            least 1.
     """
     if round_trip_us * GAIN_MIN <= batch_us:
         return 0
@@ -368,13 +365,12 @@ def lead_for(round_trip_us: int, batch_us: int) -> int:
 
 
 def step_for(work_us: int) -> int:
-    """Return how many batches to ask for at once.
+    """Return how many batches to request at once.
 
-    A request costs every thread a little, so they do not come more often than
-    the work of some milliseconds.
+    A request costs every thread a little, so each covers several milliseconds of work.
 
     Args:
-        work_us: Work of one batch, of whatever partition; at least 1.
+        work_us: Average work of one batch, over all partitions; at least 1.
     """
     return -(-WORK_PER_REQUEST_US // work_us)
 
@@ -389,14 +385,14 @@ def averaged(average: int, sample: int) -> int:
 class Pace:
     """How many batches of a partition to have at risk: 1 at first (PROTOCOL 6.3).
 
-    It moves by one at a time, up at once and down only after it was too many for
-    several batches in a row, so that it does not follow every single figure.
+    It moves by one at a time: up at once, down only after several batches in a row
+    needed fewer, so that it does not follow single samples.
 
     Attributes:
-        depth: Batches in hand, granted and asked for, together.
-        step: How many of them to ask for at once.
+        depth: Batches uncommitted, granted and requested, together.
+        step: How many of them to request at once.
         most: Upper bound of the depth.
-        batch_us: Average of what a batch takes; 0 before the first.
+        batch_us: Average time of a batch; 0 before the first.
     """
 
     __slots__ = ("_fewer", "batch_us", "depth", "most", "step")
@@ -408,16 +404,16 @@ class Pace:
         self._fewer = 0
 
     def on_batch(self, batch_ms: int, *, round_trip_us: int, work_us: int) -> None:
-        """Take how long it was from one batch to the next.
+        """Record the time from one batch to the next.
 
         Args:
-            batch_ms: Of this partition; waiting for grants left out.
-            round_trip_us: Average time from asking to the verdict.
-            work_us: Average work of a batch, of whatever partition.
+            batch_ms: Of this partition, without waits for grants.
+            round_trip_us: Average time from request to verdict.
+            work_us: Average work of a batch, over all partitions.
         """
         if not round_trip_us:
             return
-        # A long silence must not hide for long that work has come.
+        # After a long silence the average must soon follow new work.
         longest_us = 2 * GAIN_MIN * round_trip_us
         sample_us = max(1, min(batch_ms * US_PER_MS, longest_us))
         self.batch_us = averaged(self.batch_us, sample_us)

@@ -18,13 +18,15 @@ def coordinating_partition(topic: str, partition: int, *, partition_count: int) 
     Args:
         topic: Data topic.
         partition: Data partition.
-        partition_count: K of the Config in force, at least 1.
+        partition_count: Number of coordinating partitions, from the Config in force.
     """
     name = f"{topic}\0{partition}".encode()
     return mmh3.hash(name, 0, signed=False) % partition_count
 
 
-@lru_cache(maxsize=GROUPS_REMEMBERED_MAX)  # asked for each Member that is folded
+@lru_cache(
+    maxsize=GROUPS_REMEMBERED_MAX
+)  # called for each Member record that is folded
 def home_partition(group_id: str, *, partition_count: int) -> int:
     """Return the coordinating partition that orders records about a whole group."""
     name = f"\0group\0{group_id}".encode()

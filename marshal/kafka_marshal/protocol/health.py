@@ -1,7 +1,7 @@
 """Whether an owner keeps up, as a sans-IO machine over samples (PROTOCOL 1.6).
 
-Integers only, and rates with their sign: a rewind counts against the owner. What
-comes out is advice to give a partition up; no record is at risk either way.
+Rates are signed integers: a rewind counts against the owner. The result is advice to
+release a partition; no record is at risk either way.
 """
 
 from collections import deque
@@ -16,11 +16,11 @@ FORGIVE_INTERVALS = 20
 
 
 class Sample(NamedTuple):
-    """What was seen of a partition at one moment.
+    """A partition's progress at one moment.
 
     Attributes:
         at_ms: Local time.
-        reached: Next offset that the owner takes up.
+        reached: Next offset that the owner processes.
         end: Next offset to be written.
     """
 
@@ -30,11 +30,11 @@ class Sample(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """How an owner did over some samples.
+    """Progress of an owner over several samples.
 
     Attributes:
         lag: Offsets left at the last sample.
-        consumed: Offsets taken up between the first and the last.
+        consumed: Offsets processed between the first and the last.
         produced: Offsets written meanwhile.
         span_ms: Time between the two, at least 1.
     """
@@ -55,11 +55,11 @@ class Pace(NamedTuple):
         return _per_s(self.produced, self.span_ms)
 
     def keeps_up(self, interval_ms: int) -> bool:
-        """Return whether the end is near, or comes nearer.
+        """Return whether the lag is small or falls.
 
-        Near is what takes less than two intervals at the present velocity. Where
-        nothing moves at either side there is nothing to be slower than: some logs
-        end in offsets that hold no record for readers.
+        A lag is small if it takes less than two intervals at the present rate. An owner
+        also keeps up if nothing is consumed or produced: some logs end in offsets
+        without a record for readers.
         """
         if self.lag <= 0 or (self.consumed == 0 and self.produced <= 0):
             return True
@@ -73,11 +73,11 @@ def _per_s(count: int, span_ms: int) -> int:
 
 
 class Health:
-    """The last samples of one held partition, and how often in a row it was behind.
+    """The last samples of one held partition, and how often in a row it lagged.
 
     Attributes:
-        bad_cycles: Judgements in a row that found it behind.
-        pace: The last judgement's figures, None before the first.
+        bad_cycles: Evaluations in a row that found it lagging.
+        pace: Figures of the last evaluation, None before the first.
     """
 
     __slots__ = ("_samples", "bad_cycles", "pace")
@@ -88,9 +88,9 @@ class Health:
         self._samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
 
     def add(self, sample: Sample, *, interval_ms: int) -> None:
-        """Take a sample, and judge once there are enough.
+        """Add a sample, and evaluate once there are enough.
 
-        A sample that is not later than the last tells nothing.
+        A sample that is not later than the last one is ignored.
         """
         samples = self._samples
         if samples and sample.at_ms <= samples[-1].at_ms:
@@ -110,41 +110,40 @@ class Health:
 
     @property
     def is_behind(self) -> bool:
-        """Whether it was behind for so many cycles that it is to be given up."""
+        """Whether it lagged for so many cycles that it should be released."""
         return self.bad_cycles >= CYCLES_MAX
 
     def restart(self) -> None:
-        """Forget everything: what was seen before does not count any more."""
+        """Drop all samples."""
         self.bad_cycles = 0
         self.pace = None
         self._samples.clear()
 
 
-def patience_ms(limit_ms: int, *, stuck_count: int) -> int:
-    """Return how long a handler may take before its partition is given up.
+def handler_limit_ms(limit_ms: int, *, stuck_count: int) -> int:
+    """Return how long a handler may take before its partition is released.
 
-    It doubles with each owner in a row that gave up at the very same position:
-    work that takes longer than the limit is done in the end, by whoever is left
-    alone with it for long enough, and a record that hangs every handler moves
-    ever more rarely. 0 = without limit.
+    It doubles with each owner in a row that released at the same position. So work
+    that takes longer than the limit is finished eventually, and a record that hangs
+    every handler moves ever more rarely. 0 = no limit.
     """
     return limit_ms << min(stuck_count, DOUBLINGS_MAX)
 
 
-def is_wedged(quiet_ms: int, *, limit_ms: int, in_hand: int, lag: int | None) -> bool:
-    """Return whether an application has work and does not come back for it."""
+def is_stuck(quiet_ms: int, *, limit_ms: int, in_hand: int, lag: int | None) -> bool:
+    """Return whether an application has work and no longer polls for it."""
     has_work = in_hand > 0 or (lag is not None and lag > 0)
     return limit_ms > 0 and quiet_ms >= limit_ms and has_work
 
 
 class Backoff:
-    """How long a member that gave something up takes nothing new.
+    """How long a member that released a partition claims nothing new.
 
-    Each time doubles the last, unless it kept up long enough in between: however
-    slow a member is, what it is given moves ever more rarely.
+    Each time is twice the last one, unless the member kept up long enough in between.
+    So partitions of a slow member move ever more rarely.
 
     Attributes:
-        until_ms: Local time until which it takes nothing; 0 = it never gave up.
+        until_ms: Local time until which it claims nothing; 0 = it never released.
     """
 
     __slots__ = ("_length_ms", "_strikes", "_struck_ms", "until_ms")
@@ -156,7 +155,7 @@ class Backoff:
         self._length_ms = 0
 
     def strike(self, now_ms: int, *, interval_ms: int) -> None:
-        """Note that something was given up; what goes at once counts as one."""
+        """Record a release; several within one interval count as one."""
         if self._strikes and now_ms < self._struck_ms + interval_ms:
             return
         forgiven_ms = FORGIVE_LENGTHS * self._length_ms
@@ -169,9 +168,9 @@ class Backoff:
         self.until_ms = max(self.until_ms, now_ms + self._length_ms)
 
     def hold(self, until_ms: int) -> None:
-        """Take nothing new until then at least; it does not count as giving up."""
+        """Claim nothing new until then at least, without counting a release."""
         self.until_ms = max(self.until_ms, until_ms)
 
     def is_on(self, now_ms: int) -> bool:
-        """Return whether nothing new is to be taken at this local time."""
+        """Return whether the member claims nothing new at this local time."""
         return now_ms < self.until_ms

@@ -1,7 +1,7 @@
-"""Why a record is refused or ignored: pure questions to the state (PROTOCOL 4).
+"""Why a record is refused or ignored (PROTOCOL 4).
 
-Every function answers with the reason's name, which is also its counter, or
-None where nothing speaks against the record. None of them changes anything.
+Pure functions of the state. They return the name of the reason, which is also its
+counter, or None if the record is acceptable.
 """
 
 from hashlib import sha256
@@ -28,7 +28,7 @@ OP_INCARNATIONS_MAX = 16
 
 
 def _is_misplaced(state: WorldState, config: Config, key: Key) -> bool:
-    # PROTOCOL 2.3: reserved keys live in the T that they are about.
+    # PROTOCOL 2.3: a reserved key belongs to the coordinating partition it names.
     if key.topic in RESERVED_TOPICS:
         return key.partition != state.partition
     return (
@@ -42,13 +42,13 @@ def _is_misplaced(state: WorldState, config: Config, key: Key) -> bool:
 def is_paused(state: WorldState, key: Key) -> bool:
     """Return whether a pause holds the key's group."""
     if state.lapses_ms is None:
-        return False  # no group at all is paused, as most of the time
+        return False  # the common case: no group is paused
     # PROTOCOL 2.3: a group's pause does not touch its planner key.
     return key.topic != PLANNER_TOPIC and state.active_pause(key.group_id) is not None
 
 
 def _held_back(state: WorldState, key: Key) -> str | None:
-    """Return what keeps everybody from claiming a key, or None."""
+    """Return why nobody can claim a key now, or None."""
     if is_paused(state, key):
         return "paused"
     return None if state.quiet_until_ms is None else "quiet"
@@ -143,8 +143,8 @@ def _lacks_room_for_group(state: WorldState, config: Config, group_id: str) -> b
 def judge_forgetting(
     state: WorldState, record: ForgettingPartition, *, key: Key
 ) -> str | None:
-    """Return why a key is not dropped, in the order of PROTOCOL 4.9, or None."""
-    assert state.config is not None  # or its level would not be in force
+    """Return why a record cannot drop a key, in the order of PROTOCOL 4.9, or None."""
+    assert state.config is not None  # the record needs level 2
     if _is_misplaced(state, state.config, key):
         return "wrong_partition"
     known = state.keys.get(key)
@@ -164,14 +164,14 @@ def mismatch(
     *,
     key: Key,
 ) -> str | None:
-    """Return why a record is not its owner's (PROTOCOL 4.5), or None if it is."""
+    """Return why a record is not the owner's (PROTOCOL 4.5), or None if it is."""
     config = state.config
     if config is None:
         return "not_owner"
     known = state.keys.get(key)
     sender = (record.client_id, record.incarnation)
     if known is not None and known.owner == sender:
-        # An owned key was placed here when it was claimed, so place holds.
+        # The partition of an owned key was checked when it was claimed.
         return None if known.epoch == record.epoch else "old_epoch"
     return "wrong_partition" if _is_misplaced(state, config, key) else "not_owner"
 

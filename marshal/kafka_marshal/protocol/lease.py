@@ -10,7 +10,7 @@ import attrs
 
 
 class Freshness(Enum):
-    """What the age of the last renewal says of an owner."""
+    """State of an owner by the age of its last renewal."""
 
     FRESH = "fresh"
     UNKNOWN = "unknown"
@@ -18,10 +18,11 @@ class Freshness(Enum):
 
 
 def freshness(age_ms: int, heartbeat_interval_ms: int) -> Freshness:
-    """Judge an age: fresh below H, stale above 2H, unknown between, inclusive.
+    """Return how fresh an owner is at an age.
 
-    Exactly 2H is not stale: an owner may count on the whole of 2H. A negative
-    age (a clock that went back) is fresh, never free.
+    Fresh is below one heartbeat interval, stale above two, unknown between them,
+    both ends included. Exactly two intervals are not stale: an owner may rely on
+    all of them. A negative age (a clock that went back) is fresh.
     """
     if age_ms < heartbeat_interval_ms:
         return Freshness.FRESH
@@ -31,12 +32,12 @@ def freshness(age_ms: int, heartbeat_interval_ms: int) -> Freshness:
 
 
 def is_stale(age_ms: int, heartbeat_interval_ms: int) -> bool:
-    """Return whether another claimant may take the key at this age."""
+    """Return whether another claimant may win the key at this age."""
     return age_ms > 2 * heartbeat_interval_ms
 
 
 def remaining_ms(age_ms: int, heartbeat_interval_ms: int) -> int:
-    """Return the log time until the owner is stale; 0 where it is already."""
+    """Return the log time until the owner is stale; 0 if it is stale."""
     return max(0, 2 * heartbeat_interval_ms - age_ms + 1)
 
 
@@ -45,7 +46,7 @@ MARGIN_MS_MIN = 50
 
 @attrs.frozen
 class Lease:
-    """Until when to hand out (soft) and to go on at all (hard), in local ms."""
+    """Local deadlines in ms: of hand-outs (soft), and of all work (hard)."""
 
     soft_until_ms: int
     hard_until_ms: int
@@ -54,8 +55,8 @@ class Lease:
     def since(cls, base_ms: int, heartbeat_interval_ms: int) -> "Lease":
         """Return the lease of a renewal that was **sent** at ``base_ms``.
 
-        PROTOCOL 5.2: 2H less 0.1 % of drift, less a margin for what a leader's
-        clock may step.
+        PROTOCOL 5.2: two heartbeat intervals, less 0.1 % for drift, less a margin
+        for a step of the leader's clock.
         """
         span_ms = 2 * heartbeat_interval_ms
         drift_ms = -(-span_ms // 1000)

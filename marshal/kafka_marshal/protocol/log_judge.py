@@ -1,8 +1,8 @@
 """What must hold of a log (PROTOCOL 11), judged record by record as it is folded.
 
-The judge has its own account of each key and compares it with what the fold made of
-the next record, so that a fold that breaks a rule shows. It judges the log alone: what
-applications did with their claims is judged by their operations.
+The judge keeps its own account of each key and compares it with the fold's result for
+the next record, which detects a fold that breaks a rule. It judges the log alone; the
+judge of operations checks what applications did with their claims.
 """
 
 from collections.abc import Iterator
@@ -13,17 +13,17 @@ from kafka_marshal.protocol.state import ACCEPTED, KeyState, Transition, WorldSt
 from kafka_marshal.protocol.types import Key, Owner, Token
 
 Place = tuple[Key, bytes | None]
-"""What offsets belong to: a key, and the id of its topic. A topic that is created again
-under its name has another id."""
+"""A key, and the id of its topic. A topic that is created again under its name has
+another id, and its offsets start again."""
 
 CLAIMS = frozenset({"claimed", "resumed"})
 
 
 class Finding(NamedTuple):
-    """Something that must not be.
+    """A broken invariant.
 
     Attributes:
-        invariant: What it breaks, such as ``S3``.
+        invariant: Its name, such as ``S3``.
         message: Where, and what happened.
     """
 
@@ -32,7 +32,7 @@ class Finding(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A key after the last record about it; as in ``KeyState``."""
+    """A key after the last record about it; fields as in ``KeyState``."""
 
     owner: Owner | None
     epoch: int
@@ -44,7 +44,7 @@ class Known(NamedTuple):
 
     @classmethod
     def of(cls, state: KeyState) -> "Known":
-        """Return what is remembered of a key."""
+        """Copy the fields of a key's state."""
         return cls(
             owner=state.owner,
             epoch=state.epoch,
@@ -61,16 +61,16 @@ class LogJudge:
 
     Attributes:
         known: Every key after the last record about it.
-        granted: First offset above all that was granted, by key and topic.
+        granted: First offset above all granted ones, by key and topic.
         tokens: The greatest token of each key. They survive a truncation of the log
-            (PROTOCOL 4.10), so a judge of the log that is left may be given them.
+            (PROTOCOL 4.10), so the caller may pass them on to a judge of the rest.
     """
 
     def __init__(self, world: WorldState) -> None:
-        """Begin at a state, whose keys count as sound; an empty one is the log's start.
+        """Start from a state, whose keys are trusted; an empty one is the log's start.
 
         Args:
-            world: It is folded by the caller, one record before each ``take``.
+            world: The caller folds one record into it before each ``take``.
         """
         self._world = world
         self.known: dict[Key, Known] = {}
@@ -83,7 +83,7 @@ class LogJudge:
                 self.granted[key, state.topic_id] = state.granted or 0
 
     def take(self, transition: Transition) -> list[Finding]:
-        """Take what a record did; return what must not be."""
+        """Check the transition of a record; return the invariants that it breaks."""
         if transition.effect == "reset":
             self._reset()
         key = transition.key
@@ -102,9 +102,10 @@ class LogJudge:
         return found
 
     def _reset(self) -> None:
-        """Begin at the state that an admin installed (PROTOCOL 7.6); tokens still grow.
+        """Start from the state that a Reset installed (PROTOCOL 7.6).
 
-        What was granted above the positions of that state may be granted again.
+        Tokens still grow. Offsets above the positions of that state may be granted
+        again.
         """
         keys = self._world.keys
         for key, topic_id in self.granted:
@@ -115,7 +116,7 @@ class LogJudge:
         self.known = {key: Known.of(state) for key, state in keys.items()}
 
     def _forget(self, key: Key) -> None:
-        """A key that is gone from the state begins as one that never was."""
+        """Treat a key that was dropped as one that never was claimed."""
         self.known.pop(key, None)
         for place in [place for place in self.granted if place[0] == key]:
             del self.granted[place]
@@ -147,7 +148,7 @@ class LogJudge:
         yield from _check_position(transition, was, state=state)
 
     def _is_forgotten(self, was: Known) -> bool:
-        """Return whether a key had been dropped in silence (PROTOCOL 4.9)."""
+        """Return whether a key was dropped for its silence (PROTOCOL 4.9)."""
         config = self._world.config
         if config is None or was.owner is not None or was.granted is not None:
             return False
@@ -179,7 +180,7 @@ class LogJudge:
     def _check_owner(
         self, transition: Transition, was: Known, *, state: KeyState
     ) -> Iterator[tuple[str, str]]:
-        """Check that only its owner changes a key, and that no pause is renewed in."""
+        """Check that only the owner changes a key, and a pause prevents renewals."""
         effect, key = transition.effect, transition.key
         if state.owner not in {was.owner, None}:
             yield "S1", f"got the owner {state.owner} by {effect}"

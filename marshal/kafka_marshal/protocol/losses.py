@@ -1,9 +1,9 @@
-"""What was granted at most once and never processed, read off the log (PROTOCOL 6.2).
+"""Offsets granted at most once and never processed, found in the log (PROTOCOL 6.2).
 
-Grants stand in the log; how far the owner got does not, since nothing is
-committed after them. So owners say it in the tags of their records: everything
-below the mark was handed out and is done with. Tags inform and decide nothing
-(PROTOCOL 3.2): where a mark is missing, everything granted counts as unconfirmed.
+The log has the grants, but not how far the owner processed them, because nothing is
+committed afterwards. So owners put a mark into the tags of their records: everything
+granted below it is processed. Tags inform and decide nothing (PROTOCOL 3.2): without
+a mark everything granted counts as unconfirmed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -53,16 +53,16 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 def mark_to_tags(mark: int | None) -> bytes | UnsetType:
-    """Return the tags that tell a mark: everything granted below it is done with."""
+    """Return tags with a mark: everything granted below it is processed."""
     return UNSET if mark is None else _ENCODER.encode({MARK: mark})
 
 
 def marks_to_tags(marks: Sequence[tuple[int, int]]) -> bytes | UnsetType:
-    """Return the tags of a batch of beats, as far as they fit.
+    """Return the tags of a batch of heartbeats, as far as they fit.
 
     Args:
-        marks: Index of the beat in its record, and the mark of its key. Those
-            that come first are told; what is left out is unknown to readers.
+        marks: Index of the heartbeat in its record, and the mark of its key. The first
+            ones are included; readers do not know the others.
     """
     if not marks:
         return UNSET
@@ -71,9 +71,9 @@ def marks_to_tags(marks: Sequence[tuple[int, int]]) -> bytes | UnsetType:
 
 
 def marks_of(record: Record) -> dict[int, int]:
-    """Return the marks that a record tells, by the index of its beat; 0 for others.
+    """Return the marks of a record, by index in a batch, else at index 0.
 
-    Total: what cannot be read counts as absent.
+    Total: an unreadable mark counts as absent.
     """
     tags = record.tags
     found = None if isinstance(tags, UnsetType) else decode_tags(tags)
@@ -94,28 +94,28 @@ def _is_mark(value: object) -> bool:
 
 @attrs.frozen(kw_only=True)
 class Loss:
-    """Offsets granted under one claim that its owner did not say it was done with.
+    """Offsets granted under one claim that its owner did not confirm as processed.
 
-    After a crash the batch that was in hand is among them, and those done since the
-    owner last wrote: how much of it was processed only the application knows.
+    After a crash they include the uncommitted batch, and what was processed after the
+    owner's last record. Only the application knows how much of it was processed.
 
     Attributes:
         key: Group, topic and partition.
-        owner: Who they were granted to.
+        owner: The owner of the claim.
         epoch: Epoch of the claim.
-        ranges: Offsets, both ends inclusive, ascending; offsets that hold no
-            record count along.
-        mark: Below this the owner was done with everything; None where it never
-            said so.
-        ending: ``taken_over``, ``resumed``, ``released``, ``stale`` (silent for
-            more than 2H and not taken over yet) or ``live`` (at risk only).
-        reason: What the release says; ``reset`` or ``forgotten`` where an admin
-            replaced the state or dropped the key, and what was granted may be granted
-            again; None elsewhere.
-        winner: client_id that owns the key since, None where nobody took it.
+        ranges: Offsets, both ends inclusive, ascending; offsets without a record
+            are included.
+        mark: The owner processed everything below it; None if it never sent one.
+        ending: ``taken_over``, ``resumed``, ``released``, ``stale`` (silent for more
+            than two heartbeat intervals and not taken over yet) or ``live`` (at risk
+            only).
+        reason: Reason in the release; ``reset`` or ``forgotten`` if an admin replaced
+            the state or dropped the key, so that the offsets may be granted again;
+            None elsewhere.
+        winner: client_id of the next owner, None if there is none.
         partition: Coordinating partition.
-        at_offset: Offset there of the record that ended the claim; of the last
-            grant where it has not ended.
+        at_offset: Offset there of the record that ended the claim, or of the last
+            grant if it has not ended.
         at_ms: Time of that record, epoch ms.
     """
 
@@ -139,7 +139,7 @@ class Loss:
 
 @attrs.define
 class _Tenure:
-    """One claim so far: what each process was granted under it, and is done with."""
+    """One claim so far: grants and marks of each grantee."""
 
     owner: Owner
     epoch: int
@@ -163,7 +163,7 @@ class _Tenure:
 
 
 def above(ranges: Iterable[tuple[int, int]], mark: int) -> Iterable[tuple[int, int]]:
-    """Yield what of these ranges lies at or above a mark."""
+    """Yield the parts of ranges at or above a mark."""
     for first, last in ranges:
         if last >= mark:
             yield max(first, mark), last
@@ -172,8 +172,8 @@ def above(ranges: Iterable[tuple[int, int]], mark: int) -> Iterable[tuple[int, i
 class LossBook:
     """Follows the fold of one coordinating partition, and finds losses.
 
-    Feed it every entry of the partition, from the first on or from a checkpoint on,
-    with what the fold made of it.
+    Pass it every entry of the partition with its transitions, from the first entry or
+    a checkpoint on.
     """
 
     def __init__(
@@ -184,14 +184,14 @@ class LossBook:
         topic: str | None = None,
         begun: WorldState | None = None,
     ) -> None:
-        """Start at the log's beginning, or at a state.
+        """Start from the log's beginning, or from a state.
 
         Args:
             partition: The coordinating partition.
-            group_id: Look at this group only.
-            topic: Look at this data topic only.
-            begun: State before the first entry. What the owners in it were granted
-                until then is unknown and not listed.
+            group_id: Only this group.
+            topic: Only this data topic.
+            begun: State before the first entry. Earlier grants of its owners are
+                unknown and not listed.
         """
         self._partition = partition
         self._group_id = group_id
@@ -204,7 +204,7 @@ class LossBook:
         }
 
     def take(self, entry: LogEntry, transitions: Transitions) -> list[Loss]:
-        """Take one entry; return the losses of the claims that it ended."""
+        """Apply one entry; return the losses of the claims that it ended."""
         losses: list[Loss] = []
         for index, transition in enumerate(transitions):
             if isinstance(transition.record, Reset) and transition.effect == RESET:
@@ -216,7 +216,7 @@ class LossBook:
         return losses
 
     def open_ones(self, world: WorldState, *, elapsed_ms: int = 0) -> list[Loss]:
-        """Return what is unconfirmed of claims that have not ended, sorted by key.
+        """Return unconfirmed offsets of claims that have not ended, sorted by key.
 
         Args:
             world: The fold of the same entries.
@@ -230,7 +230,7 @@ class LossBook:
         return losses
 
     def _reset(self, entry: LogEntry) -> list[Loss]:
-        """Return the losses of all claims: a Reset ends every one (PROTOCOL 7.6)."""
+        """Return the losses of all claims, which a Reset ends (PROTOCOL 7.6)."""
         tenures, self._tenures = sorted(self._tenures.items()), {}
         at = (entry.offset, entry.timestamp_ms)
         return [

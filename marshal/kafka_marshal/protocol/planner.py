@@ -1,8 +1,7 @@
-"""Which partitions to try, keep or give up: pure functions of a view (PROTOCOL 1.6).
+"""Which partitions to claim, keep or release: pure functions of a view (PROTOCOL 1.6).
 
-A plan is advice; the claim is the gate. Two members that see different worlds
-may plan against each other for a moment; no record is at risk, and the next
-plan mends it.
+A plan is advice; only a claim decides. Two members with different views may plan
+against each other for a moment. No record is at risk, and the next plan corrects it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,23 +12,23 @@ import msgspec
 from kafka_marshal.protocol.types import Key
 
 
-# Made anew for every wanted partition at each look: nothing for the collector.
+# Created for every wanted partition at each plan: not tracked by the collector.
 class KeyView(msgspec.Struct, frozen=True, gc=False):
-    """One wanted key as a member sees it.
+    """One wanted key in the view of a member.
 
     Attributes:
         key: The key.
-        owner: client_id of the owner by the log, None where it is free or stale.
+        owner: client_id of the owner in the log, None if it is free or stale.
         is_mine: Whether this member holds it, or is about to.
         is_claimable: Whether a claim is likely to be accepted now.
-        is_ours_before: Whether an earlier life of this member still owns it.
-        is_orphan: Whether it has been claimable for so long that whoever should
-            have taken it evidently does not.
-        is_leaving: Whether this member is giving it up already.
-        is_lost: Whether it was taken from this member, which still holds other
-            partitions of the topic.
-        last_owner: client_id of the last owner before the present one, or of the
-            last where it is free; None where the log names none.
+        is_ours_before: Whether an earlier process of this member still owns it.
+        is_orphan: Whether it has been claimable for so long that the member whose
+            share it is evidently does not claim it.
+        is_leaving: Whether this member is releasing it already.
+        is_lost: Whether this member lost it and still holds other partitions of the
+            topic.
+        last_owner: client_id of the previous owner, or of the last one if it is
+            free; None if the log names none.
     """
 
     key: Key
@@ -48,13 +47,13 @@ class MemberView(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         client_id: Its name.
-        topics: What it subscribes to.
-        is_draining: Whether it is leaving, and takes nothing new.
+        topics: Topics it subscribes to.
+        is_draining: Whether it is leaving, and claims nothing new.
         claims_max: Most keys it will hold, 0 = no limit.
-        held: How many keys it holds, of topics that we may not even see.
-        is_behind: Whether it told that it does not keep up itself.
-        weight: As how many members it counts where something is shared: a sidecar
-            as one for each of its clients.
+        held: How many keys it holds, also of topics that this member does not read.
+        is_behind: Whether it announced that it does not keep up.
+        weight: How many members it counts as: a sidecar counts as one for each of its
+            clients.
     """
 
     client_id: str
@@ -68,14 +67,14 @@ class MemberView(msgspec.Struct, frozen=True, gc=False):
 
 @attrs.frozen
 class View:
-    """Everything a policy may look at.
+    """Everything that a policy may use.
 
     Attributes:
         me: Own client_id.
         keys: Every key of the subscribed topics, in order.
         members: Live members, self included, in order of client_id.
         claims_max: Most keys to hold, 0 = no limit.
-        weight: As how many members we count.
+        weight: How many members this one counts as.
     """
 
     me: str
@@ -87,11 +86,11 @@ class View:
 
 @attrs.frozen
 class Release:
-    """A key to give up.
+    """A key to release.
 
     Attributes:
         key: The key; this member holds it.
-        successor: client_id of the member that should have it, None = anybody.
+        successor: client_id of the member that should claim it, None = any.
         reason: Why, in one word.
         detail: Why, in figures, for people.
     """
@@ -107,9 +106,9 @@ class Plan:
     """What a policy advises.
 
     Attributes:
-        claim: Keys to contend for, claimable or not; those that are no longer
-            named, and not yet won, are given up.
-        release: Keys to give up.
+        claim: Keys to claim, claimable now or later. Claims that are no longer named
+            and not yet won are dropped.
+        release: Keys to release.
         why: Why a key is claimed, in figures, for people.
     """
 
@@ -121,11 +120,11 @@ class Plan:
 _ALL_ALIKE: Mapping[str, int] = {}
 
 Policy = Callable[[View], Plan]
-"""What decides for one member: deterministic, quick, without side effects."""
+"""Plans for one member: deterministic, quick, without side effects."""
 
 
 def greedy(view: View) -> Plan:
-    """Take whatever is free, up to the limit, and give nothing up."""
+    """Claim all free keys, up to the limit, and release nothing."""
     held = sum(key.is_mine for key in view.keys)
     chosen = _pick(view, view.keys, room=_cap(view, len(view.keys)) - held)
     limit = f" of at most {view.claims_max}" if view.claims_max else ""
@@ -134,11 +133,11 @@ def greedy(view: View) -> Plan:
 
 
 def fair(view: View) -> Plan:
-    """Hold an equal share of each topic; give surplus up to those below theirs.
+    """Hold an equal share of each topic; release surplus to members below theirs.
 
-    Topics with the same subscribers are shared out together, so that many
-    topics of one partition each spread like one topic of many. Keys that
-    nobody takes are taken beyond the share.
+    Topics with the same subscribers are shared together, so that many topics of one
+    partition each spread like one topic of many. Keys that no member claims are
+    claimed beyond the share.
     """
     claim: list[Key] = []
     release: list[Release] = []
@@ -163,10 +162,10 @@ def targets(
 ) -> dict[str, int]:
     """Return how many of ``count`` keys each member should hold.
 
-    Everybody gets the floor; the remainder goes to those who hold most, so
-    that as little as possible moves; ties by name. A member of weight n counts
-    as n that hold equal parts of what it has. A member with a cap gets no more
-    than that, and the others share what it leaves.
+    Every member gets the floor; the remainder goes to the members that hold most, so
+    that as few keys as possible move; ties by name. A member of weight n counts as n
+    members that hold equal parts of its keys. A member with a cap gets no more than
+    that, and the others share the rest.
     """
     share: dict[str, int] = {}
     open_members = sorted(members)
@@ -190,10 +189,10 @@ def targets(
 def _ranked(
     weighed: Sequence[tuple[str, int]], held: Mapping[str, int]
 ) -> list[tuple[int, str, int]]:
-    """Return who comes first where something is left over: who holds most.
+    """Return members in the order in which the remainder goes to them: most held first.
 
-    Each member twice: as many of its parts as hold one more than the others, and
-    those others.
+    Each member is listed twice: for its parts that hold one more key than the others,
+    and for those others.
     """
     rows = []
     for name, weight in weighed:
@@ -245,7 +244,7 @@ def _share(
     if wanted > 0:
         chosen = _pick(view, keys, room=min(wanted, room))
         return Plan(chosen, why=dict.fromkeys(chosen, f"fair: {detail}"))
-    # Coverage comes before balance: nobody lacks any, or nobody cares.
+    # Coverage comes before balance: no member lacks keys, or none claims these.
     left = [key for key in keys if not lacks or key.is_orphan]
     chosen = _pick(view, left, room=min(len(left), room))
     return Plan(chosen, why=dict.fromkeys(chosen, f"fair: {detail}, nobody takes it"))
@@ -263,8 +262,8 @@ def _held(view: View, keys: Sequence[KeyView]) -> dict[str, int]:
 def _caps(view: View, held: Mapping[str, int]) -> dict[str, int]:
     """Return how many keys of one cohort each limited member can hold.
 
-    What it holds of other topics is no room here: a key given up to a member
-    that is full would come back, and be given up again, without end.
+    Keys of other topics count against its limit: a key released to a member that is
+    full would come back and be released again, without end.
     """
     in_all = _held(view, view.keys)
     limits = {m.client_id: (m.claims_max, m.held) for m in view.members}
@@ -280,10 +279,10 @@ def _caps(view: View, held: Mapping[str, int]) -> dict[str, int]:
 def _give_up(
     keys: tuple[KeyView, ...], surplus: int, *, lacks: Mapping[str, int]
 ) -> tuple[Release, ...]:
-    """Give surplus up, in turn to each member that lacks some.
+    """Release surplus, in turn to each member that lacks keys.
 
-    Who held a key before gets it back; of the others, the last keys go. What is
-    on its way out already counts as given.
+    A key goes back to its previous owner if possible; of the others, the last ones go.
+    Keys that are being released already count.
     """
     turns = sorted((turn, name) for name, lack in lacks.items() for turn in range(lack))
     leaving = sum(key.is_mine and key.is_leaving for key in keys)
@@ -306,9 +305,9 @@ def _give_up(
 
 
 def _pick(view: View, keys: Sequence[KeyView], *, room: int) -> tuple[Key, ...]:
-    """Choose free keys, own earlier ones first; members start at other places.
+    """Choose free keys, own earlier ones first; each member starts at another key.
 
-    What another live member held last comes last: it may be on its way back.
+    Keys that another live member held last come last: it may be about to resume them.
     """
     if room <= 0:
         return ()
@@ -365,7 +364,7 @@ def topic(view: View) -> Plan:
             continue
         for key in keys:
             if key.is_mine and key.owner == view.me and not key.is_leaving:
-                # The lead finds its next owner; the rest follows whoever it is.
+                # Partition 0 goes to the successor; its owner then claims the rest.
                 is_lead = key.key.partition == LEAD and name in given
                 successor = given[name].successor if is_lead else None
                 name_of = "surplus" if name in given else "topic"
@@ -378,7 +377,7 @@ def _is_open(key: KeyView) -> bool:
 
 
 def _why_not(view: View, keys: list[KeyView], *, is_given: bool) -> str | None:
-    """Return why nothing of a topic is to be held now, None where it is ours."""
+    """Return why a topic should not be held now, None if this member owns it."""
     lead = keys[0]
     name = lead.key.topic
     lost = [str(key.key.partition) for key in keys if key.is_lost]

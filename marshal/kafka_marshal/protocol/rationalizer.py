@@ -2,16 +2,16 @@
 
 The laws of this module:
 
-1. State changes only here, only by ``apply``, and by ``fold_beats``, which does
-   the same for what nobody asks about. Deciding what to write belongs to the
-   ladders; they never touch state.
+1. Only ``apply`` changes state, and ``fold_beats``, which gives the same state without
+   transitions. The state machines of claims and deliveries decide what to write; they
+   never change state.
 2. The only time is log time. No reader's clock decides anything that two
    readers must agree on.
 3. ``apply`` is total: a bad or foreign record is a Transition, not an
-   exception, so that all replicas step over it alike.
+   exception, so that all replicas skip it alike.
 4. Integers and tuples: no floats, no iteration over sets, no ``hash()`` of
    strings.
-5. The core does not log. It returns Transitions; Observers turn them into log
+5. The core does not log. It returns Transitions; observers turn them into log
    lines and counters.
 """
 
@@ -40,16 +40,16 @@ def apply(state: WorldState, entry: LogEntry) -> Transitions:
     """Fold one coordination record into the world state, in place.
 
     Total on purpose: a replica that stopped at a bad record would disagree
-    with those that went on (PROTOCOL 1.5). The state belongs to the caller;
-    who needs an earlier one takes a snapshot first.
+    with those that continued (PROTOCOL 1.5). The state belongs to the caller;
+    to keep an earlier one, take a snapshot first.
 
     Args:
         state: The state as of an offset below ``entry.offset``.
         entry: The next entry of the same partition; offsets may have gaps.
 
     Returns:
-        What the record did, one transition per beat of a batch, else one. No
-        transition at all where the state has halted before (PROTOCOL 3.3).
+        One transition per heartbeat of a batch, else one. None if the state was
+        halted before (PROTOCOL 3.3).
 
     Raises:
         LogTruncated: Offset or leader epoch went back; the state is unchanged.
@@ -79,7 +79,7 @@ def replay(state: WorldState, entries: Iterable[LogEntry]) -> list[Transition]:
 
 
 def _check_order(state: WorldState, entry: LogEntry) -> None:
-    # PROTOCOL 4.1: an environment fault, never a state.
+    # PROTOCOL 4.1: a fault of the environment, not part of the state.
     epoch = entry.leader_epoch
     if epoch is None or epoch < 0:
         raise LogUnreadable(
@@ -100,7 +100,7 @@ def _check_order(state: WorldState, entry: LogEntry) -> None:
 
 
 def _move_clock(state: WorldState, entry: LogEntry) -> None:
-    # PROTOCOL 4.1: time counts only inside one leader epoch.
+    # PROTOCOL 4.1: time counts only within one leader epoch.
     if state.log_time_ms is None:
         state.log_time_ms = min(entry.timestamp_ms, OFFSET_MAX)
     if entry.leader_epoch != state.leader_epoch:
@@ -118,7 +118,7 @@ def _move_clock(state: WorldState, entry: LogEntry) -> None:
         state.log_time_ms = min(moved_ms, OFFSET_MAX)
         state.epoch_time_ms = now_ms
     else:
-        return  # M is never below W.
+        return  # The latest append time is never below that of this epoch.
     state.append_time_ms = max(state.append_time_ms, now_ms)
 
 

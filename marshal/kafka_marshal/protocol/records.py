@@ -4,8 +4,8 @@ Each class lists its fields in wire order; ``codec`` turns them into bytes and
 back. ``position`` is always the *next* offset to process; only
 ``proposed_last_offset`` is inclusive (PROTOCOL 3.6).
 
-Names inside a record are validated by the codec, not by these classes: a
-record built by hand may hold anything, but only a valid one can be encoded.
+The codec validates names inside a record, not these classes: a record in memory may
+hold any name, but only a valid one can be encoded.
 """
 
 from typing import Annotated, NamedTuple
@@ -24,12 +24,12 @@ Id = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Hash = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Tags = Annotated[bytes, Meta(max_length=1024)]
 Name = Annotated[str, Meta(max_length=249)]
-"""A client, group or topic; the codec judges the rest, by rules it remembers."""
+"""A client, group or topic; the codec checks the characters."""
 Text = Annotated[str, Meta(max_length=1024)]
 ShortText = Annotated[str, Meta(max_length=255)]
 Beats = Annotated[tuple[tuple[Offset, Offset | None], ...], Meta(min_length=1)]
 CHUNK_BYTES_MAX = 47 * 1024
-"""What one record carries of a state: less than a frame, which is 48 KiB."""
+"""Most bytes of a state in one record; a frame has at most 48 KiB."""
 Data = Annotated[bytes, Meta(min_length=1, max_length=CHUNK_BYTES_MAX)]
 TopicNames = Annotated[tuple[Name, ...], Meta(max_length=1000)]
 Labels = Annotated[dict[ShortText, ShortText], Meta(max_length=64)]
@@ -38,11 +38,11 @@ Labels = Annotated[dict[ShortText, ShortText], Meta(max_length=64)]
 class Fields(
     msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False
 ):
-    """Shape shared by all records: a MessagePack array of exactly these fields."""
+    """Base of all records: a MessagePack array of exactly these fields."""
 
 
 class Resume(Fields, frozen=True):
-    """The previous life that a restarted process takes up (PROTOCOL 4.4)."""
+    """The claim that a restarted process resumes (PROTOCOL 4.4)."""
 
     incarnation: Id
     epoch: Offset
@@ -50,7 +50,7 @@ class Resume(Fields, frozen=True):
 
 
 class Limits(Fields, frozen=True):
-    """Bounds on what the log may make every reader hold (PROTOCOL 2.2).
+    """Bounds on the state that every reader keeps (PROTOCOL 2.2).
 
     None means the default, see ``LIMIT_DEFAULTS``.
     """
@@ -93,7 +93,7 @@ class Heartbeat(Fields, frozen=True):
 
 
 class ClaimingPartition(Fields, frozen=True):
-    """Asks for a key; the earliest that the fold accepts wins (PROTOCOL 4.3)."""
+    """Claims a key; the first that the fold accepts wins (PROTOCOL 4.3)."""
 
     client_id: Name
     group_id: Name
@@ -110,7 +110,7 @@ class ClaimingPartition(Fields, frozen=True):
 
 
 class ReleasingPartition(Fields, frozen=True):
-    """Gives a key up at a position, perhaps to a successor (PROTOCOL 4.6)."""
+    """Releases a key at a position, optionally to a successor (PROTOCOL 4.6)."""
 
     client_id: Name
     group_id: Name
@@ -126,7 +126,7 @@ class ReleasingPartition(Fields, frozen=True):
 
 
 class ClaimingMessages(Fields, frozen=True):
-    """Asks for a range of messages to process at most once (PROTOCOL 4.7)."""
+    """Requests a range of messages to process at most once (PROTOCOL 4.7)."""
 
     client_id: Name
     group_id: Name
@@ -142,7 +142,7 @@ class ClaimingMessages(Fields, frozen=True):
 
 
 class ForgettingPartition(Fields, frozen=True):
-    """Drops a key that nobody owns, granted offsets included (PROTOCOL 4.9)."""
+    """Drops a key without an owner, with its granted offsets (PROTOCOL 4.9)."""
 
     client_id: Name
     group_id: Name
@@ -179,7 +179,7 @@ class BatchHeartbeat(Fields, frozen=True):
 
 
 class Config(Fields, frozen=True):
-    """The settings of a coordination topic: first record of each T (PROTOCOL 2.2)."""
+    """Settings of the topic: first record of each partition (PROTOCOL 2.2)."""
 
     generation: Counting
     format_id: Id
@@ -198,7 +198,7 @@ class Config(Fields, frozen=True):
 
 
 class Member(Fields, frozen=True):
-    """A live consumer announces itself on its group's home T; soft state."""
+    """Announces a live consumer on its group's home partition; soft state."""
 
     client_id: Name
     group_id: Name
@@ -216,7 +216,7 @@ class Member(Fields, frozen=True):
 
 
 class Reset(Fields, frozen=True):
-    """One part of a state that replaces that of its T (PROTOCOL 7.6)."""
+    """One part of a state that replaces its partition's state (PROTOCOL 7.6)."""
 
     client_id: Name
     group_id: Name
@@ -232,7 +232,7 @@ class Reset(Fields, frozen=True):
 
 
 class CheckpointBegin(Fields, frozen=True):
-    """Takes a checkpoint: of the state after this very record (PROTOCOL 7.2)."""
+    """Starts a checkpoint of the state after this record (PROTOCOL 7.2)."""
 
     client_id: Name
     group_id: Name
@@ -258,7 +258,7 @@ class CheckpointChunk(Fields, frozen=True):
 
 
 class CheckpointEnd(Fields, frozen=True):
-    """Completes a checkpoint, and says what it holds (PROTOCOL 7.2)."""
+    """Completes a checkpoint; has its size and digest (PROTOCOL 7.2)."""
 
     client_id: Name
     group_id: Name

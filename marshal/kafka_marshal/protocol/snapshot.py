@@ -4,8 +4,8 @@ Canonical tuples (PROTOCOL 4, "Digest"; docs/PROTOCOL.md lists them with a
 golden digest). All are MessagePack arrays with integers in their shortest
 form, so that equal states give equal bytes on every machine.
 
-Bytes that are read back are not trusted: every value is of the type and within
-the bounds that a fold would have given it, or the whole is refused.
+Bytes that are read are not trusted: they are rejected unless every value has the type
+and is within the bounds that a fold would have given it.
 """
 
 from collections import defaultdict
@@ -54,17 +54,17 @@ _KEY_BYTES_MAX = 1_200
 _GROUP_BYTES_MAX = 800
 _OVER_BYTES_MAX = 32
 _REST_BYTES_MAX = 8_192
-"""Bytes of a state's parts at most: of each key, of each group without what is over,
-of each operation that is over, and of all the rest (not of the parts of a Reset)."""
+"""Most bytes of each key, of each group without its ended operations, of each ended
+operation, and of all the rest (without the parts of a Reset)."""
 
 KEYS_PER_PIECE = 1_000
 
 _encode = msgspec.msgpack.Encoder().encode
-# In their order in the canonical tuple, which is that of the class.
+# In the order of the canonical tuple, which is that of the class.
 _fields_of = attrgetter(*(field.name for field in attrs.fields(KeyState)))
 
 Next = Annotated[int, Meta(ge=0)]
-"""An offset behind another, which may be the last one there is."""
+"""An offset after another one, which may be the largest offset."""
 Time = Annotated[int, Meta(ge=-(2**63), le=OFFSET_MAX)]
 
 
@@ -173,18 +173,18 @@ def digest(state: WorldState) -> str:
             state.item_sum += hashes[name]
     state.dirty.clear()
     state.item_sum %= _MODULUS
-    return _told(state.item_sum + _hash(_header(state)))
+    return _to_hex(state.item_sum + _hash(_header(state)))
 
 
-def _told(total: int) -> str:
+def _to_hex(total: int) -> str:
     return (total % _MODULUS).to_bytes(_DIGEST_BYTES, "big").hex()
 
 
 class Frozen(NamedTuple):
-    """A state as of one offset, which no later fold changes.
+    """A copy of a state at one offset, which no later fold changes.
 
-    Taking one is a fraction of the work of encoding it, which any thread may do.
-    Keys are their partitions and fields, by group and topic; nothing is sorted.
+    Copying costs a fraction of encoding, which any thread may do afterwards. Keys are
+    tuples of partition and fields, by group and topic; nothing is sorted.
     """
 
     header: list[Any]
@@ -195,7 +195,7 @@ class Frozen(NamedTuple):
     eras: tuple[tuple[int, int], ...]
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the canonical bytes, some of them at a time."""
+        """Yield the canonical bytes in pieces."""
         yield _encode_list_head(5) + _encode(FORMAT_VERSION) + _encode(self.header)
         yield _encode_list_head(sum(map(len, self.keys.values())))
         rows = self._rows()
@@ -204,9 +204,9 @@ class Frozen(NamedTuple):
         yield _encode(sorted(self.groups)) + _encode(_operations(self))
 
     def digest(self) -> str:
-        """Return what ``digest`` returned of the state then."""
+        """Return the digest of the state at that offset."""
         items = chain(self._rows(), self.groups, _digested(self))
-        return _told(sum(map(_hash, items)) + _hash(self.header))
+        return _to_hex(sum(map(_hash, items)) + _hash(self.header))
 
     def _rows(self) -> Iterator[list[Any]]:
         for name, keys in sorted(self.keys.items()):
@@ -215,10 +215,10 @@ class Frozen(NamedTuple):
 
 
 def freeze(state: WorldState) -> Frozen:
-    """Take the hard state as it is now.
+    """Copy the hard state.
 
     Raises:
-        ValueError: The state has halted: what lies behind is not known.
+        ValueError: The state has halted, so that the rest of the log is unknown.
     """
     if state.halted is not None:
         raise ValueError("a halted state cannot be snapshotted")
@@ -237,12 +237,12 @@ def freeze(state: WorldState) -> Frozen:
 
 
 def to_bytes(state: WorldState) -> bytes:
-    """Return the canonical bytes of the hard state, as ``freeze`` takes it."""
+    """Return the canonical bytes of the hard state; errors as of ``freeze``."""
     return b"".join(freeze(state).pieces())
 
 
 def from_bytes(value: bytes) -> WorldState:
-    """Return the state that ``to_bytes`` wrote; soft state starts empty.
+    """Return the state of canonical bytes; its soft state is empty.
 
     Raises:
         MalformedRecord: The bytes are no canonical state.
@@ -258,9 +258,9 @@ def from_bytes(value: bytes) -> WorldState:
 
 
 def bytes_max(config: Config) -> int:
-    """Return how many bytes a state within the limits of a Config has at most.
+    """Return the most bytes of a state within the limits of a Config.
 
-    Without the parts of a Reset under way.
+    The parts of an unfinished Reset are not included.
     """
     return (
         _REST_BYTES_MAX
@@ -271,13 +271,13 @@ def bytes_max(config: Config) -> int:
 
 
 class Outline(NamedTuple):
-    """What canonical bytes say of themselves before their rows are read.
+    """The header and the sizes of canonical bytes, without their rows.
 
     Attributes:
         header: The state without keys, groups and operations.
         key_count: Number of keys.
         group_count: Number of groups.
-        parts: Header, keys, groups and operations, as they stand there.
+        parts: Header, keys, groups and operations, undecoded.
     """
 
     header: WorldState
@@ -288,19 +288,19 @@ class Outline(NamedTuple):
     def digest(self) -> str:
         """Return the digest of the state, if the bytes are canonical.
 
-        Costs a small part of what reading the state costs.
+        It costs a small part of reading the state.
         """
         header, *lists = self.parts
         rows = chain.from_iterable(map(_decode_rows, lists))
-        return _told(sum(map(_hash_bytes, chain([header], rows))))
+        return _to_hex(sum(map(_hash_bytes, chain([header], rows))))
 
 
 def outline(value: bytes) -> Outline:
-    """Read of canonical bytes what is cheap to read, without making a state of them.
+    """Read the parts of canonical bytes that are cheap to read.
 
     Raises:
-        MalformedRecord: They are no canonical bytes, or of a state with a Reset under
-            way. Without it they may still be none.
+        MalformedRecord: They are not canonical, or the state has an unfinished Reset.
+            Bytes that raise nothing may still be malformed.
     """
     try:
         parts = _decode_parts(value)
@@ -315,7 +315,7 @@ def outline(value: bytes) -> Outline:
 
 
 def _count_of_list(value: bytes) -> int:
-    """Return how many items a MessagePack list says that it has."""
+    """Return the item count in the head of a MessagePack list."""
     head = value[0]
     if head & 0xF0 == 0x90:  # noqa: PLR2004 - MessagePack's fixarray
         return head & 0x0F
@@ -355,7 +355,7 @@ def _read(world: _World) -> WorldState:
 
 
 def _are_of_a_log(state: WorldState) -> bool:
-    """Return whether each Config came later, and with a higher era (PROTOCOL 4.12)."""
+    """Return whether offsets and eras of the Configs ascend (PROTOCOL 4.12)."""
     if state.config is None:
         return not state.eras
     ends = [*state.eras, (state.next_offset, state.config.era)]
@@ -389,18 +389,18 @@ def _operations(state: WorldState | Frozen) -> list[list[Any]]:
 
 
 def _digested(state: WorldState | Frozen) -> list[list[Any]]:
-    """Return the operations with, in place of parts, the hash that grew with them."""
+    """Return the operations with the running hash in place of the parts."""
     rows, staging = _operations(state), state.staging
     return rows if staging is None else [*rows[:-1], [*rows[-1][:-1], staging.chain]]
 
 
 def chained(chain: bytes, part: bytes) -> bytes:
-    """Return the hash over parts, once one more has come (PROTOCOL 7.6)."""
+    """Return the hash over parts, with one more part (PROTOCOL 7.6)."""
     return blake2b(chain + part, digest_size=_DIGEST_BYTES).digest()
 
 
 def _encode_list_head(count: int) -> bytes:
-    """Return how MessagePack begins a list of so many items, in its shortest form."""
+    """Return the shortest MessagePack head of a list of ``count`` items."""
     if count < 1 << 4:
         return bytes([0x90 | count])
     if count < 1 << 16:
@@ -423,7 +423,7 @@ def _header(state: WorldState) -> list[Any]:
 
 @lru_cache(maxsize=_CONFIGS_MAX)
 def _frame_of(config: Config) -> bytes:
-    """Return the frame of a Config: the same few, asked for with each digest."""
+    """Return the frame of a Config. Cached, because each digest needs it."""
     return encode(config)
 
 

@@ -1,8 +1,9 @@
 """The state that the log of one coordinating partition folds to (PROTOCOL 4).
 
-Hard state (what the digest covers) and soft state (counters, the undecodable
-ring, members) live in different classes, so that neither leaks into the other.
-Only ``rationalizer`` writes any of it; everybody else reads.
+Hard state (covered by the digest) and soft state (counters, undecodable entries,
+members, notes) are different classes, so that neither leaks into the other. Only
+``rationalizer`` changes them. Also here: the transition, which is the fold's only
+output, and the notes about why keys changed hands.
 """
 
 from collections import deque
@@ -31,25 +32,25 @@ RETIRED_TOPIC_IDS_MAX = 4
 ERAS_MAX = 64
 QUIET, STAGING, ERAS = "/quiet", "/reset", "/eras"
 OPERATIONS = (QUIET, STAGING, ERAS)
-"""Items of the digest that are neither key nor group; no group has such a name."""
+"""Items of the digest other than keys and groups; no group can have these names."""
 
 
 @attrs.define(kw_only=True)
 class KeyState:
-    """One key: who owns it and how far it has been processed.
+    """One key: its owner, and how far it is processed.
 
     Attributes:
-        owner: Current owner, or None once released.
+        owner: Current owner, None once released.
         epoch: Offset of the last accepted claim.
         epoch_leader_epoch: Leader epoch of that claim's entry.
         renewed_ms: Log time of the last renewal.
-        heartbeat_interval_ms: H in force at that renewal.
+        heartbeat_interval_ms: Heartbeat interval in force at that renewal.
         active_ms: Log time of the last accepted record about the key.
         position: Next offset to process, None while unknown.
-        granted: Next offset nobody was granted (at most once), or None.
-        topic_id: Kafka's id of the data topic, where a claim named it.
+        granted: First offset that is not granted (at most once), or None.
+        topic_id: Kafka's id of the data topic, if a claim named it.
         retired_topic_ids: Earlier ids, oldest first.
-        resume_hash: SHA-256 of the secret that lets a restart resume.
+        resume_hash: SHA-256 of the secret that a restarted process needs to resume.
         lock: op_id of the operation that locked the key, or None.
         previous: Position and granted before the last set position (undo).
         handoff: Successor and the log time until which it is preferred.
@@ -71,11 +72,11 @@ class KeyState:
     handoff: tuple[str, int] | None = None
 
     def age_ms(self, log_time_ms: int) -> int:
-        """Return how long ago the owner renewed, in log time."""
+        """Return the log time since the last renewal."""
         return log_time_ms - self.renewed_ms
 
     def freshness(self, log_time_ms: int) -> Freshness:
-        """Judge the owner by the H in force at its last renewal (PROTOCOL 4.2)."""
+        """Return the freshness, by the interval of the last renewal (PROTOCOL 4.2)."""
         return freshness(self.age_ms(log_time_ms), self.heartbeat_interval_ms)
 
     def remaining_ms(self, log_time_ms: int) -> int:
@@ -84,14 +85,14 @@ class KeyState:
         return remaining_ms(age_ms, self.heartbeat_interval_ms)
 
     def renew(self, now_ms: int, heartbeat_interval_ms: int) -> None:
-        """Renew the lease, unless that would end it earlier (PROTOCOL 4.5)."""
+        """Renew the lease, unless it would then end earlier (PROTOCOL 4.5)."""
         ends_ms = self.renewed_ms + 2 * self.heartbeat_interval_ms
         if now_ms + 2 * heartbeat_interval_ms >= ends_ms:
             self.renewed_ms = now_ms
             self.heartbeat_interval_ms = heartbeat_interval_ms
 
     def next_unclaimed(self) -> int | None:
-        """Return the first offset that at most once may still grant, if known."""
+        """Return the first offset that can still be granted at most once, if known."""
         if self.granted is None or self.position is None:
             return self.position if self.granted is None else self.granted
         return max(self.position, self.granted)
@@ -99,7 +100,7 @@ class KeyState:
 
 @attrs.define(kw_only=True)
 class Pause:
-    """An admin operation that holds a group until a log time (PROTOCOL 4.8)."""
+    """An admin operation that pauses a group until a log time (PROTOCOL 4.8)."""
 
     op_id: bytes
     client_id: str
@@ -111,11 +112,11 @@ class Pause:
 
 @attrs.define
 class GroupState:
-    """One group: its pause, and the operations that are over for good.
+    """One group: its pause, and the operations that have ended.
 
     Attributes:
-        pause: The pause that lasts; None again once M has reached its end.
-        over: Operations that ended: offset at which that was noted, and op_id.
+        pause: The active pause; None once the latest append time reaches its end.
+        over: Operations that ended: offset at which the end was recorded, and op_id.
         key_count: Number of keys of the group in this partition (derived).
     """
 
@@ -142,16 +143,16 @@ class MemberState:
 
 
 class Staging(NamedTuple):
-    """The parts of a Reset that have come so far (PROTOCOL 7.6).
+    """The parts of a Reset received so far (PROTOCOL 7.6).
 
     Attributes:
         op_id: The operation.
-        client_id: Who sends it.
-        incarnation: Its process.
-        part_count: How many parts there will be.
-        size_bytes: How many bytes they have together.
-        digest: Digest of the state that they hold.
-        until_ms: C at which what has come is dropped.
+        client_id: Its sender.
+        incarnation: The sender's process.
+        part_count: Number of parts of the whole Reset.
+        size_bytes: Size of the whole Reset.
+        digest: Digest of the carried state.
+        until_ms: Log time at which the parts are dropped.
         parts: The parts, in order.
         chain: Hash over the parts, each hashed with the hash of those before it.
     """
@@ -171,14 +172,14 @@ class KeyNote(NamedTuple):
     """Why a key changed hands last; soft, for people and plans.
 
     Attributes:
-        client_id: Who claimed or released it.
+        client_id: Client that claimed or released it.
         offset: Offset of that record.
-        reason: What the record says of why.
-        before: The owner before that client, None where none is known.
-        stuck: Position at which the last owners gave up as wedged, and how many
-            of them in a row.
-        follows: Epoch of the claim before the last one, whoever made it; None
-            where there was none, and after a release.
+        reason: Reason in the record.
+        before: The owner before that client, None if unknown.
+        stuck: Position at which the last owners released it because they were stuck,
+            and how many of them in a row.
+        follows: Epoch of the claim before the last one, of any client; None if there
+            was none, and after a release.
     """
 
     client_id: str
@@ -190,14 +191,14 @@ class KeyNote(NamedTuple):
 
 
 class Halt(NamedTuple):
-    """Where a reader stopped folding, and the level it would need."""
+    """Where a reader stopped folding, and the feature level that it would need."""
 
     offset: int
     feature_level: int
 
 
 class UndecodableEntry(NamedTuple):
-    """A value that could not be decoded, kept for people (first bytes only)."""
+    """A value that could not be decoded; only its first bytes are kept, for people."""
 
     offset: int
     reason: str
@@ -210,7 +211,7 @@ MemberName = tuple[str, str, bytes]
 
 @attrs.define
 class SoftState:
-    """What informs but decides nothing; outside digest and canonical bytes."""
+    """State that decides nothing (PROTOCOL 3.2); outside digest and canonical bytes."""
 
     counters: dict[str, int] = attrs.field(factory=dict)
     undecodable: deque[UndecodableEntry] = attrs.field(
@@ -225,28 +226,28 @@ class WorldState:
     """The world of one coordinating partition, with its provenance.
 
     Attributes:
-        partition: Number of the coordinating partition (T).
+        partition: Number of the coordinating partition.
         next_offset: Offset after the last folded entry.
         leader_epoch: Leader epoch of the last entry, None before the first.
-        epoch_time_ms: W, the largest LogAppendTime of this leader epoch.
-        log_time_ms: C, the log time that freshness is judged by.
-        append_time_ms: M, the largest LogAppendTime ever.
+        epoch_time_ms: Largest LogAppendTime of this leader epoch (``W``).
+        log_time_ms: Log time, by which freshness is judged (``C``).
+        append_time_ms: Largest LogAppendTime of all (``M``).
         config: The Config in force, or None.
         eras: Eras of earlier Configs, oldest first, at most ``ERAS_MAX``: offset of
             the Config that ended each, and the era.
         keys: Every key that was ever claimed and not forgotten.
         groups: Every group with keys, a pause or remembered operations.
-        staging: A Reset that is under way, or None.
-        quiet_until_ms: C before which nothing can be claimed after a Reset.
-        halted: Set when a Config needs a level that we do not support.
+        staging: An unfinished Reset, or None.
+        quiet_until_ms: Log time before which nothing can be claimed after a Reset.
+        halted: Set when a Config needs a level that this release does not support.
         soft: Soft state.
-        epochs: Current epoch of every key to its key (derived).
-        over: Operations that are over, of all groups (derived).
-        ends_ms: C at which staging or quiet time is over; None without (derived).
-        lapses_ms: No pause ends before M reaches this; None without one (derived).
-        forgettable: Heap of (last activity then, key): an entry for each key that
-            may be forgotten, perhaps entries of keys that no longer may, or that
-            are gone (derived).
+        epochs: Keys by their current epoch (derived).
+        over: Ended operations of all groups (derived).
+        ends_ms: Log time at which staging or quiet time ends, or None (derived).
+        lapses_ms: No pause ends before the append time reaches it, or None (derived).
+        forgettable: Heap of (earlier last activity, key): an entry for each key that
+            may be forgotten, and possibly for keys that no longer may, or that are
+            dropped (derived).
         awaiting: The keys in that heap (derived).
         stale_count: Entries of that heap beyond one for each of these (derived).
         dirty: Keys and groups changed since the last digest (derived).
@@ -281,16 +282,16 @@ class WorldState:
 
     @property
     def now_ms(self) -> int:
-        """Log time C; 0 before the first entry, when nothing can be judged by it."""
+        """Log time; 0 before the first entry, when nothing can be judged by it."""
         return self.log_time_ms or 0
 
     @property
     def feature_level(self) -> int:
-        """The level in force: 1 until a Config says otherwise."""
+        """The feature level in force: 1 without a Config."""
         return 1 if self.config is None else self.config.feature_level
 
     def active_pause(self, group_id: str) -> Pause | None:
-        """Return the group's pause while it lasts (M < until), else None."""
+        """Return the group's active pause, or None."""
         group = self.groups.get(group_id)
         return None if group is None else group.pause
 
@@ -305,7 +306,7 @@ class WorldState:
     def era_at(self, offset: int) -> int | None:
         """Return the era in force at an offset, None without a Config.
 
-        At offsets before the eras that are remembered, it is the oldest of these.
+        For offsets before all remembered eras, it is the oldest of them.
         """
         if self.config is None:
             return None
@@ -317,9 +318,10 @@ class WorldState:
         return era
 
     def live_members(self, group_id: str) -> list[MemberState]:
-        """Return the group's members that are not gone, by client and incarnation.
+        """Return the group's live members, sorted by client and incarnation.
 
-        A member is gone 2H of this log's time after its last announcement.
+        A member is live for two heartbeat intervals of log time after its last
+        announcement.
         """
         if self.config is None:
             return []
@@ -331,7 +333,7 @@ class WorldState:
         ]
 
     def has_other_member(self, group_id: str, owner: Owner) -> bool:
-        """Return whether somebody else is a member of a group and not gone."""
+        """Return whether a group has a live member other than this owner."""
         if self.config is None:
             return False
         limit_ms = 2 * self.config.heartbeat_interval_ms
@@ -343,9 +345,9 @@ class WorldState:
         )
 
     def become(self, other: "WorldState") -> None:
-        """Take over another state, but not its place in the log, nor what is soft.
+        """Adopt another state, except for its place in the log and its soft state.
 
-        The other one is of no use then: its parts are ours.
+        The other state must not be used afterwards, because its parts are shared.
         """
         kept = {"partition", "next_offset", "soft"}
         for field in attrs.fields(WorldState):
@@ -353,7 +355,7 @@ class WorldState:
                 setattr(self, field.name, getattr(other, field.name))
 
     def rebuild_derived(self) -> None:
-        """Recompute what follows from keys and groups, after these were replaced."""
+        """Recompute the derived attributes after keys and groups were replaced."""
         self.epochs = {state.epoch: key for key, state in self.keys.items()}
         for group in self.groups.values():
             group.key_count = 0
@@ -381,7 +383,7 @@ class WorldState:
         self.note_next_end()
 
     def note_next_end(self) -> None:
-        """Recompute when staging or quiet time is over."""
+        """Recompute when staging or quiet time ends."""
         staged_ms = None if self.staging is None else self.staging.until_ms
         ends_ms = (staged_ms, self.quiet_until_ms)
         self.ends_ms = min((end for end in ends_ms if end is not None), default=None)
@@ -393,7 +395,7 @@ class WorldState:
         self.lapses_ms = min(ends_ms, default=None)
 
     def index_forgettable(self) -> None:
-        """Recompute which keys may be dropped once they have been silent."""
+        """Recompute which keys may be dropped for their silence."""
         self.forgettable = [
             (state.active_ms, key)
             for key, state in self.keys.items()
@@ -404,7 +406,7 @@ class WorldState:
         self.stale_count = 0
 
     def note_forgotten(self, key: Key) -> None:
-        """Remember that a record dropped a key, whose entry stays in the heap."""
+        """Record that a record dropped a key, whose entry stays in the heap."""
         if key in self.awaiting:
             self.awaiting.discard(key)
             self.stale_count += 1
@@ -413,22 +415,22 @@ class WorldState:
     def bound_forgettable(self) -> None:
         """Remove entries of keys that records dropped, once they exceed the keys.
 
-        One by one, each would cost a look at all entries; left there, a flood of keys
-        that are claimed and dropped would make the heap grow beyond any limit.
+        Removing each at once would cost a scan of all entries. Without removal, a flood
+        of keys that are claimed and dropped would make the heap grow without bound.
         """
         if self.stale_count > len(self.keys):
             self.index_forgettable()
 
     def note_forgettable(self, key: Key, state: KeyState) -> None:
-        """Remember that a key may be dropped once it has been silent long enough."""
-        # One entry a key, however often it is released: what it waits for only
-        # grows, so an old entry comes up too early at worst and is put back.
+        """Record that a key may be dropped once it has been silent long enough."""
+        # One entry a key, however often it is released: its due time only grows, so
+        # an old entry is popped too early at worst, and is put back.
         if is_forgettable(state) and key not in self.awaiting:
             self.awaiting.add(key)
             heappush(self.forgettable, (state.active_ms, key))
 
     def note_gone(self, name: Key | str) -> None:
-        """Remember that a key or group was dropped, if the digest knows of it."""
+        """Mark a dropped key or group as changed, if the digest includes it."""
         if name in self.item_hashes:
             self.dirty[name] = None
         else:
@@ -453,17 +455,17 @@ Detail = dict[str, int]
 
 
 class Transition(msgspec.Struct, frozen=True, gc=False):
-    """What one record did to one key, group or to nothing.
+    """Effect of one record on a key, a group or the whole state.
 
     Attributes:
         offset: Offset of the entry.
         outcome: accepted, refused, ignored, undecodable, skipped or halted.
-        effect: What an accepted record did, else None.
-        reason: Why any other did nothing: the name of its counter, else None.
-        key: The key it is about, None where there is none.
+        effect: Effect of an accepted record, else None.
+        reason: Why any other record had no effect: the name of its counter, else None.
+        key: The key that the record names, or None.
         epoch: The key's epoch after the record, None without a key.
         detail: Figures for the sender: time left or the granted range.
-        record: The record itself, None where there is none.
+        record: The record itself, None if the value is none.
     """
 
     offset: int
@@ -480,10 +482,7 @@ Transitions = tuple[Transition, ...]
 
 
 class Step(msgspec.Struct, gc=False):
-    """One record being folded: what the rationalizer's parts hand around.
-
-    Its methods count the outcome and make the transition.
-    """
+    """One record being folded. Its methods count the outcome and make transitions."""
 
     state: WorldState
     entry: LogEntry
@@ -492,34 +491,34 @@ class Step(msgspec.Struct, gc=False):
     def accepted(
         self, effect: str, key: Key | None = None, *, detail: Detail | None = None
     ) -> Transition:
-        """Return that the record took effect."""
+        """Count and return: the record took effect."""
         count(self.state, effect)
         return self._make(ACCEPTED, (effect, None), key=key, detail=detail)
 
     def refused(
         self, reason: str, key: Key | None = None, *, detail: Detail | None = None
     ) -> Transition:
-        """Return that a request was turned down."""
+        """Count and return: a request was refused."""
         count(self.state, reason)
         return self._make(REFUSED, (None, reason), key=key, detail=detail)
 
     def ignored(self, reason: str, key: Key | None = None) -> Transition:
-        """Return that the record means nothing here."""
+        """Count and return: the record does not apply."""
         count(self.state, reason)
         return self._make(IGNORED, (None, reason), key=key)
 
     def undecodable(self) -> Transition:
-        """Return that the value is no record."""
+        """Count and return: the value is not a record."""
         count(self.state, UNDECODABLE)
         return self._make(UNDECODABLE, (None, UNDECODABLE))
 
     def skipped(self) -> Transition:
-        """Return that the record is of a checkpoint, which changes nothing."""
+        """Count and return: the record is of a checkpoint, and changes nothing."""
         count(self.state, SKIPPED)
         return self._make(SKIPPED, (None, None))
 
     def halted(self) -> Transition:
-        """Return that this reader can go no further."""
+        """Count and return: this reader cannot follow the log any further."""
         count(self.state, HALTED)
         return self._make(HALTED, (None, HALTED))
 
@@ -541,7 +540,7 @@ class Step(msgspec.Struct, gc=False):
 
 
 def count(state: WorldState, name: str, *, times: int = 1) -> None:
-    """Add to a counter of the state's soft part; nothing makes none."""
+    """Add to a counter of the soft state; adding 0 creates none."""
     if times:
         counters = state.soft.counters
         counters[name] = counters.get(name, 0) + times
@@ -558,12 +557,12 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 def why_to_tags(why: str) -> bytes:
-    """Return the tags of a claim that tell why it is made."""
+    """Return the tags of a claim with its reason, cut to the maximum length."""
     return _ENCODER.encode({WHY: why[:WHY_CHARS_MAX]})
 
 
 def why_of(record: ClaimingPartition) -> str | None:
-    """Return why a claim was made, where its tags tell. Total, and bounded."""
+    """Return the reason in the tags of a claim, or None. Total, and bounded."""
     tags = record.tags
     found = None if isinstance(tags, UnsetType) else decode_tags(tags)
     why = (found or {}).get(WHY)
@@ -579,13 +578,13 @@ def note_claim(
     before: Owner | None,
     follows: int | None,
 ) -> None:
-    """Note an accepted claim or resume.
+    """Record an accepted claim or resume.
 
     Args:
-        state: World of the key.
-        key: What was claimed.
+        state: State after the claim.
+        key: The claimed key.
         record: The claim.
-        before: Who owned the key until now.
+        before: The previous owner.
         follows: Epoch of the claim before this one.
     """
     notes = state.soft.notes
@@ -607,7 +606,7 @@ def note_claim(
 def note_release(
     state: WorldState, key: Key, *, record: ReleasingPartition, offset: int
 ) -> None:
-    """Note an accepted release."""
+    """Record an accepted release."""
     notes = state.soft.notes
     old = notes.get(key)
     before = None if old is None else old.before
@@ -620,7 +619,7 @@ def note_release(
 
 
 def stuck_count(note: KeyNote | None, known: KeyState) -> int:
-    """Return how many owners in a row were wedged at the present position."""
+    """Return how many owners in a row were stuck at the present position."""
     if note is None or note.stuck is None:
         return 0
     at, times = note.stuck

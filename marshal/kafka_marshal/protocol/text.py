@@ -1,7 +1,7 @@
-"""The one text form of the log: a JSON object a line (PROTOCOL 3.7).
+"""Text form of the log and the world: JSON objects (PROTOCOL 3.7, 3.8).
 
-``dump`` writes it, ``replay`` and the transcripts read it, people and ``jq``
-work on it. Bytes are hex; an absent optional field is null or left out.
+A log has one object a line: ``dump`` writes them, ``replay`` and the transcripts read
+them. Bytes are hex; an absent optional field is null or left out.
 """
 
 import base64

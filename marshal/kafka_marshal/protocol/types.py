@@ -1,8 +1,8 @@
-"""Value objects that every other module of the core speaks in.
+"""Value objects that all modules of the core share.
 
-All are plain data without behaviour beyond formatting. Times are integers in
-milliseconds, offsets are integers, identities are bytes or strings: the core
-knows no floats (they would not fold alike everywhere).
+All are plain data. Times are integers in milliseconds, offsets are integers,
+identities are bytes or strings. The core has no floats, because not every machine
+would fold them to the same state.
 """
 
 import re
@@ -56,7 +56,7 @@ class Key(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """A claimant as the log knows it: one process start of one client_id."""
+    """A claimant: one process start (incarnation) of one client_id."""
 
     client_id: str
     incarnation: bytes

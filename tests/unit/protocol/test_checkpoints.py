@@ -122,7 +122,7 @@ def test_what_others_write_meanwhile_is_passed_over():
         pytest.param({"digest": ident("else")}, "digest", id="digest"),
     ],
 )
-def test_an_end_must_say_what_is_there(wrong, why):
+def test_an_end_must_match_its_parts(wrong, why):
     parts = {} if "parts" not in wrong else {"parts": 3}
     log, end = written(**(wrong | parts))
     end = replace(end, part_count=wrong.get("parts", end.part_count))
@@ -162,7 +162,7 @@ def test_only_the_owner_of_the_place_writes_checkpoints():
     assert not is_writer(WorldState(1), begin(epoch, client="c9"))
 
 
-def test_a_reader_that_folded_otherwise_is_told():
+def test_a_reader_with_another_state_is_reported():
     log = Watched()
     log.claimed()
     log.key().position = 77

@@ -248,7 +248,7 @@ def test_deadlines_of_another_process_move_both_ways_and_limits_only_forward():
 @pytest.mark.parametrize(
     ("h", "soft_ms", "hard_ms"),
     [
-        # 2H less 0.1 % of drift (rounded up) less max(50 ms, 5 % of 2H).
+        # Two intervals, less 0.1 % of drift (rounded up), less max(50 ms, 5 % of them).
         pytest.param(60_000, 60_000, 120_000 - 120 - 6_000, id="production"),
         pytest.param(2_000, 2_000, 4_000 - 4 - 200, id="demo"),
         pytest.param(1_000, 1_000, 2_000 - 2 - 100, id="one-second"),
@@ -348,7 +348,7 @@ def test_an_opportunity_draws_its_jitter_once():
     assert wants(it, 130, 0, jitter_ms=999)
 
 
-def test_a_missed_opportunity_draws_anew():
+def test_a_missed_opportunity_draws_a_new_delay():
     it = new_claim()
     assert not wants(it, 100, 0, jitter_ms=30)
     assert not wants(it, 110, 5)
@@ -371,7 +371,7 @@ def test_refused_without_time_left_may_try_at_once():
     assert wants(it, 50, 0)
 
 
-def test_a_view_that_says_wait_replaces_the_time_of_a_refusal():
+def test_a_view_that_requires_a_wait_replaces_the_time_of_a_refusal():
     """Refused for long, then released at once: the release is what counts."""
     it = at(Phase.CLAIMING)
     judge(it, held_by_other(2 * H), now_ms=50)
@@ -494,7 +494,7 @@ def test_sequence_numbers_grow():
         ),
     ],
 )
-def test_an_ending_says_why(end, ending):
+def test_an_ending_has_a_reason(end, ending):
     it = at(Phase.HELD)
     end(it)
     assert it.ending == ending
@@ -503,7 +503,7 @@ def test_an_ending_says_why(end, ending):
     assert it.ending == ending  # the first one stands
 
 
-def test_checking_a_lease_says_whether_it_ended_now():
+def test_checking_a_lease_returns_whether_it_ended_now():
     it = at(Phase.HELD)
     assert not it.check_lease(HARD_MS - 1)
     assert it.check_lease(HARD_MS)

@@ -270,7 +270,7 @@ def test_deep_nesting(opening):
     assert reason(BEAT + b"\x99" + deep).startswith("bad payload")
 
 
-def test_a_reason_is_short_whatever_the_bytes_say():
+def test_a_reason_is_short_for_any_bytes():
     value = b"\x01\x80\x01\x00" + pack([{"x" * 900: "y"}])
     assert len(reason(value)) <= 200
 

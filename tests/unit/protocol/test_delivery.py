@@ -62,7 +62,7 @@ def test_handing_out_and_committing_may_alternate(opening):
 
 
 def alternate(script):
-    """Each number commits that offset where it is in hand; 4 hands out the next."""
+    """Each number commits that offset if it is uncommitted; 4 hands out the next."""
     it, model = AtLeastOnce(0), Model(0)
     for action in script:
         if action == 4:
@@ -172,9 +172,9 @@ def test_committing_below_an_end_needs_no_start():
     assert it.position == 4
 
 
-def test_a_jump_needs_empty_hands():
+def test_a_jump_while_offsets_are_uncommitted_is_refused():
     it = alo(0, 0)
-    with pytest.raises(InvalidTransition, match="empty hands"):
+    with pytest.raises(InvalidTransition, match="uncommitted"):
         it.jump(10)
     assert it.position == 0
     commit(it, 0)

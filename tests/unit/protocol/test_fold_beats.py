@@ -76,7 +76,7 @@ def test_a_run_of_beats_is_what_its_entries_are():
     assert state.soft.counters["renewed"] == 5
 
 
-def test_it_begins_and_ends_where_it_is_told():
+def test_it_starts_at_the_given_index():
     log = owned()
     for position in range(4):
         log.one(beat(1, position), after=1)
@@ -90,7 +90,7 @@ def test_it_begins_and_ends_where_it_is_told():
 
 
 def test_time_that_stands_still_moves_nothing_of_the_clock():
-    """Also in a state from bytes, in which M may be below W."""
+    """Also in a state from bytes, whose append time may be below that of its epoch."""
     log = owned()
     log.one(beat(1, 7), after=-2)
     log.state.append_time_ms = 0
@@ -158,7 +158,7 @@ def test_a_released_key_has_no_beats():
     assert both(log, begun=BEGUN + 1)[1] == 0
 
 
-def test_beats_of_whoever_writes_checkpoints_are_left():
+def test_heartbeats_of_checkpoint_writers_are_left():
     log = owned()
     key = Key(CHECKPOINT_GROUP, CHECKPOINT_TOPIC, 0)
     assert log.claimed(key=key) == 3

@@ -107,7 +107,7 @@ def test_a_pause_ends_before_the_record_of_that_moment_is_judged(log):
 
 def test_a_pause_ends_by_m_and_not_by_log_time(log):
     log.append(pause(UNTIL))
-    # A new leader's clock is ahead: log time stands still, M does not.
+    # A new leader's clock is ahead: log time stands still, append time advances.
     assert log.say(claim(), at=UNTIL, epoch=1) == "claimed"
     assert log.state.now_ms == START_MS
 

@@ -162,7 +162,7 @@ def test_an_absent_or_equal_topic_id_changes_nothing(owned):
     assert known.position == 7
 
 
-def test_another_topic_of_the_same_name_starts_anew(owned):
+def test_another_topic_of_the_same_name_has_no_position(owned):
     owned.append(release(1))
     epoch = owned.claimed("c1", topic_id=FIRST)
     owned.append(messages(epoch, 0, 9))
@@ -277,7 +277,7 @@ def test_who_is_not_the_owner_is_ignored(owned, foreign, reason):
     assert (known.renewed_ms, known.active_ms) == before
 
 
-def test_whoever_does_not_match_is_left_to_the_judge(owned, monkeypatch):
+def test_a_sender_that_does_not_match_is_left_to_the_judge(owned, monkeypatch):
     # The quick look at an owner's beat may only ever say yes.
     monkeypatch.setattr(judging, "mismatch", lambda state, record, *, key: None)
     transition = owned.one(beat(99, 5, client="c2"))
@@ -604,7 +604,7 @@ def test_a_group_outlives_its_keys_while_it_remembers():
     assert set(log.state.groups) == {"g"}
 
 
-def test_a_refusal_in_the_quiet_behind_a_reset_says_how_long_it_lasts():
+def test_a_refusal_in_the_quiet_time_of_a_reset_has_the_time_left():
     log = Log(level=2)
     for record in resets(to_bytes(log.state), digest(log.state)):
         log.append(record)

@@ -67,7 +67,7 @@ def story():
     return log, records
 
 
-def say_all(log, records, **where):
+def send_all(log, records, **where):
     return [log.say(record, **where) for record in records]
 
 
@@ -99,7 +99,7 @@ def test_a_topic_of_level_1_goes_on_without(record):
 def test_a_reset_brings_the_carried_state_owned_by_nobody():
     log, records = story()
     before_ms = from_bytes(b"".join(r.data for r in records)).now_ms
-    *staged, last = say_all(log, records, after=1)
+    *staged, last = send_all(log, records, after=1)
     assert set(staged) == {"reset_staged"}
     assert last == "reset"
     known = log.key()
@@ -117,9 +117,9 @@ def test_a_reset_brings_the_carried_state_owned_by_nobody():
 
 def test_nothing_is_claimed_until_every_lease_has_run_out():
     log, records = story()
-    say_all(log, records)
+    send_all(log, records)
     assert log.say(beat(1, 11)) == "not_owner"
-    refused = log.one(claim("c2"), after=5)  # the first entry only sets W
+    refused = log.one(claim("c2"), after=5)  # the first entry only starts the clock
     assert (refused.reason, refused.detail) == ("quiet", {"remaining_ms": 2 * H - 4})
     assert log.say(claim("c2", key=Key("new", "t", 7)), after=5) == "quiet"
     assert log.say(resume(1), after=5) == "quiet"
@@ -136,7 +136,7 @@ def test_the_longest_h_of_any_key_counts():
     log = Log(level=2, h=5 * H)
     log.claimed()
     log.append(config(2, era=2, level=2))
-    say_all(log, kept(log))
+    send_all(log, kept(log))
     assert log.state.quiet_until_ms == START_MS + 10 * H + 1
 
 
@@ -145,7 +145,7 @@ def test_pauses_of_the_carried_state_last_as_long_as_they_did():
     log.append(pause(START_MS + H))
     records = kept(log)
     log.append(pause(0, seq=1))
-    say_all(log, records)
+    send_all(log, records)
     assert log.state.active_pause("g").until_ms == START_MS + H
     log.append(b"", after=H)
     assert log.state.active_pause("g") is None
@@ -158,7 +158,7 @@ def test_replicas_that_disagreed_agree_again():
     wrong.log_time_ms += 5
     wrong.append_time_ms += 9
     wrong.dirty[OTHER] = None
-    say_all(log, records, epoch=1)
+    send_all(log, records, epoch=1)
     log.append(b"?", after=9)
     for entry in log.entries[-len(records) - 1 :]:
         apply(wrong, entry)
@@ -200,7 +200,7 @@ def test_parts_wait_for_a_while_only():
 
 def test_the_quiet_time_and_parts_end_apart():
     log, records = story()
-    say_all(log, records)
+    send_all(log, records)
     again = kept(log)
     log.append(again[0])
     log.append(b"", after=2 * H + 1)
@@ -227,7 +227,7 @@ def test_a_part_follows_the_one_before_it(change):
     before = log.state.staging
     assert log.say(replace(records[1], **change)) == "reset_order"
     assert log.state.staging == before
-    assert say_all(log, records[1:])[-1] == "reset"
+    assert send_all(log, records[1:])[-1] == "reset"
 
 
 def test_a_part_without_a_first_one_is_refused():
@@ -235,12 +235,12 @@ def test_a_part_without_a_first_one_is_refused():
     assert log.say(records[1]) == "reset_order"
 
 
-def test_another_operation_begins_anew():
+def test_another_operation_replaces_the_first():
     log, records = story()
     log.append(records[0])
     log.append(records[1])
     later = [replace(record, op_id=ident("later")) for record in records]
-    assert say_all(log, later)[-1] == "reset"
+    assert send_all(log, later)[-1] == "reset"
     assert log.say(records[2]) == "reset_order"
 
 
@@ -273,7 +273,7 @@ def test_the_limits_bound_the_parts_from_the_first_on(part_count, size_bytes, ex
     assert (log.state.staging is None) == (expected == "limits")
 
 
-def test_parts_never_hold_more_than_was_said():
+def test_parts_never_exceed_the_announced_size():
     log, records = story()
     first, second, *_ = records
     assert log.say(replace(first, size_bytes=len(first.data) - 1)) == "reset_damaged"

@@ -43,13 +43,13 @@ class Bench:
         self.seq += 1
         return self.it.request(self.seq, last, **sent)
 
-    def answer(self, request, **heard):
+    def answer(self, request, **context):
         record = messages(self.epoch, request.first, request.last, seq=request.seq)
-        return self.hear(self.log.one(record), **heard)
+        return self.deliver(self.log.one(record), **context)
 
-    def hear(self, transition, **heard):
+    def deliver(self, transition, **context):
         head = self.log.key().next_unclaimed()
-        return self.it.on_verdict(transition, head=head, **heard)
+        return self.it.on_verdict(transition, head=head, **context)
 
     def granted(self, last):
         assert self.answer(self.request(last)) is None
@@ -83,7 +83,7 @@ def test_only_so_many_requests_are_under_way(bench):
         bench.request(REQUESTS_IN_FLIGHT_MAX)
 
 
-def test_the_depth_says_how_many_may_be_under_way(bench):
+def test_the_depth_limits_the_requests_in_flight(bench):
     assert bench.it.may_request(2)
     bench.request(4)
     assert not bench.it.may_request(1)
@@ -233,7 +233,7 @@ def test_a_request_that_is_lost_is_covered_by_the_next(bench):
     assert bench.it.unused == (Grant(0, 9), Grant(10, 14))
 
 
-def test_without_a_position_the_first_request_says_where_to_begin():
+def test_without_a_position_the_first_request_sets_the_start():
     bench = Bench(start=None)
     bench.it.next_first = 5
     bench.granted(9)
@@ -265,9 +265,9 @@ def test_a_wide_request_is_refused_and_asked_again_from_where_the_log_stands(ben
 def test_after_a_refusal_everything_behind_it_is_asked_for_again(bench):
     first, second, third = bench.request(4), bench.request(9), bench.request(14)
     assert bench.answer(first) is None
-    assert bench.hear(refused("paused", second)) == "paused"
+    assert bench.deliver(refused("paused", second)) == "paused"
     assert (bench.it.next_first, bench.it.outstanding_count) == (5, 0)
-    assert bench.hear(refused("paused", third)) == "paused"
+    assert bench.deliver(refused("paused", third)) == "paused"
     assert bench.it.next_first == 5
     again = bench.request(7)
     assert again.first == 5
@@ -284,7 +284,7 @@ def test_a_refusal_without_a_position_goes_back_to_what_was_asked():
     assert bench.it.next_first == 5
 
 
-def test_an_ignored_request_says_why(bench):
+def test_an_ignored_request_has_a_reason(bench):
     request = bench.request(4)
     bench.epoch = 77
     assert bench.answer(request) == "old_epoch"
@@ -295,10 +295,10 @@ def test_a_verdict_of_another_process_is_not_ours(bench):
     request = bench.request(4)
     foreign = messages(bench.epoch, 0, 4, seq=request.seq)
     foreign = msgspec.structs.replace(foreign, grantee=ident("task"))
-    assert bench.hear(bench.log.one(foreign)) is None
+    assert bench.deliver(bench.log.one(foreign)) is None
     assert bench.it.unused == ()
     assert bench.it.outstanding_count == 1
-    assert bench.hear(bench.log.one(beat_record(bench.epoch))) is None
+    assert bench.deliver(bench.log.one(beat_record(bench.epoch))) is None
 
 
 def test_an_acceptance_without_a_range_grants_nothing(bench):
@@ -489,7 +489,7 @@ def test_it_begins_with_one_and_grows_one_by_one():
 def test_quick_batches_are_asked_for_several_at_once():
     pace = Pace(4)
     assert paced(pace, 5, 10, 9_000, 5_000) == [2, 3, 4, 4, 4]
-    assert pace.step == 3  # one is in hand meanwhile
+    assert pace.step == 3  # one is uncommitted meanwhile
     assert paced(pace, 1, 10, 15_000, 5_000) == [4]
     assert pace.step == 2  # a longer round trip needs more at hand
 

@@ -11,7 +11,7 @@ from kafka_marshal.protocol.hashing import (
     home_partition,
 )
 
-WHOLE = 2**32  # with this K the hash itself shows
+WHOLE = 2**32  # with so many partitions the result is the hash itself
 
 VECTORS = [
     pytest.param("events", 0, 9, 3838325209, id="events-0"),

@@ -8,8 +8,8 @@ from kafka_marshal.protocol.health import (
     Health,
     Pace,
     Sample,
-    is_wedged,
-    patience_ms,
+    handler_limit_ms,
+    is_stuck,
 )
 
 H = 1_000
@@ -85,7 +85,7 @@ def test_three_bad_cycles_are_enough_and_two_are_not():
     assert not two.is_behind
 
 
-def test_one_good_cycle_starts_the_count_anew():
+def test_one_good_cycle_resets_the_count():
     health = Health()
     seen = run(health, [(1, 10)] * (SAMPLES_MAX + 1) + [(2_000, 0), *[(1, 10)] * 2])
     assert seen[-5:] == [1, 2, 0, 0, 0]
@@ -108,7 +108,7 @@ def test_a_rewind_counts_against_the_owner():
     assert health.is_behind
 
 
-def test_a_sample_that_is_not_later_tells_nothing():
+def test_a_sample_that_is_not_later_is_ignored():
     health = Health()
     for _ in range(30):
         health.add(Sample(5, 0, 100), interval_ms=H)
@@ -123,7 +123,7 @@ def test_a_restart_forgets():
     assert run(health, [(1, 10)] * 9) == [0] * 9
 
 
-# --- Wedged (acceptance L09) ---
+# --- Stuck applications (acceptance L09) ---
 
 
 @pytest.mark.parametrize(
@@ -138,14 +138,19 @@ def test_a_restart_forgets():
         pytest.param(9_999, 0, 1, 5, False, id="no-limit"),
     ],
 )
-def test_is_wedged(quiet_ms, limit_ms, in_hand, lag, wedged):
-    assert is_wedged(quiet_ms, limit_ms=limit_ms, in_hand=in_hand, lag=lag) is wedged
+def test_is_stuck(quiet_ms, limit_ms, in_hand, lag, wedged):
+    assert is_stuck(quiet_ms, limit_ms=limit_ms, in_hand=in_hand, lag=lag) is wedged
 
 
-def test_patience_doubles_with_those_who_gave_up_at_the_same_place():
-    assert [patience_ms(H, stuck_count=n) for n in range(4)] == [H, 2 * H, 4 * H, 8 * H]
-    assert patience_ms(H, stuck_count=10**6) == H << DOUBLINGS_MAX
-    assert patience_ms(0, stuck_count=3) == 0
+def test_the_limit_doubles_with_each_owner_stuck_at_the_same_position():
+    assert [handler_limit_ms(H, stuck_count=n) for n in range(4)] == [
+        H,
+        2 * H,
+        4 * H,
+        8 * H,
+    ]
+    assert handler_limit_ms(H, stuck_count=10**6) == H << DOUBLINGS_MAX
+    assert handler_limit_ms(0, stuck_count=3) == 0
 
 
 # --- Backoff ---

@@ -1,4 +1,4 @@
-"""Sound logs pass the judge, and a fold that breaks a rule is told its name."""
+"""Sound logs pass; a fold that breaks a rule is reported with its invariant."""
 
 import msgspec
 import pytest

@@ -44,32 +44,32 @@ class Bench:
         self.found = []
         self.epochs = {}
 
-    def say(self, record, **where):
+    def send(self, record, **where):
         transitions = self.log.append(record, **where)
         self.found += self.book.take(self.log.entries[-1], transitions)
         return transitions[0]
 
     def claim(self, client="c1", *, key=KEY, **rest):
-        self.epochs[key] = self.say(claim(client, key=key), after=3 * H, **rest).epoch
+        self.epochs[key] = self.send(claim(client, key=key), after=3 * H, **rest).epoch
 
     def grant(self, first, last, *, mark=None, key=KEY, client="c1", grantee=None):
         record = messages(self.epochs[key], first, last, key=key, client=client)
-        record = told(record, mark)
+        record = marked(record, mark)
         who = ident(client) if grantee is None else ident(grantee)
-        return self.say(msgspec.structs.replace(record, grantee=who))
+        return self.send(msgspec.structs.replace(record, grantee=who))
 
     def beat(self, mark, *, key=KEY):
-        return self.say(told(beat(self.epochs[key], key=key), mark))
+        return self.send(marked(beat(self.epochs[key], key=key), mark))
 
     def release(self, mark, *, key=KEY):
-        record = told(release(self.epochs[key], key=key), mark)
-        return self.say(msgspec.structs.replace(record, reason="closed"))
+        record = marked(release(self.epochs[key], key=key), mark)
+        return self.send(msgspec.structs.replace(record, reason="closed"))
 
     def open_ones(self, **at):
         return self.book.open_ones(self.log.state, **at)
 
 
-def told(record, mark):
+def marked(record, mark):
     return msgspec.structs.replace(record, tags=mark_to_tags(mark))
 
 
@@ -87,9 +87,9 @@ def bench():
 
 @pytest.mark.parametrize("mark", [0, 5, OFFSET_MAX + 1])
 def test_a_mark_is_read_back(mark):
-    assert marks_of(told(beat(1), mark)) == {0: mark}
-    assert marks_of(told(messages(1, 0, 9), mark)) == {0: mark}
-    assert marks_of(told(release(1), mark)) == {0: mark}
+    assert marks_of(marked(beat(1), mark)) == {0: mark}
+    assert marks_of(marked(messages(1, 0, 9), mark)) == {0: mark}
+    assert marks_of(marked(release(1), mark)) == {0: mark}
 
 
 def test_no_mark_is_no_tags():
@@ -99,13 +99,13 @@ def test_no_mark_is_no_tags():
     assert marks_of(batch((1, None))) == {}
 
 
-def test_a_batch_tells_the_marks_of_some_of_its_beats():
+def test_a_batch_has_the_marks_of_some_of_its_heartbeats():
     record = batch((1, None), (2, None), (3, None))
     record = msgspec.structs.replace(record, tags=marks_to_tags([(2, 7), (0, 9)]))
     assert marks_of(record) == {2: 7, 0: 9}
 
 
-def test_a_batch_tells_as_many_as_fit():
+def test_a_batch_has_as_many_marks_as_fit():
     marks = [(index + 900, OFFSET_MAX) for index in range(200)]
     tags = marks_to_tags(marks)
     assert len(tags) <= 1024
@@ -205,10 +205,10 @@ def test_a_release_without_a_mark_lists_everything(bench):
 
 def test_a_restart_loses_what_the_earlier_life_had(bench):
     secret = ident("secret")
-    epoch = bench.say(claim(resume_hash=hashed(secret)), after=H).epoch
+    epoch = bench.send(claim(resume_hash=hashed(secret)), after=H).epoch
     bench.epochs[KEY] = epoch
     bench.grant(0, 9, mark=0)
-    bench.say(resume_record(epoch, secret=secret))
+    bench.send(resume_record(epoch, secret=secret))
     (loss,) = bench.found
     assert (loss.ending, loss.winner, loss.ranges) == ("resumed", "c1", ((0, 9),))
 
@@ -222,7 +222,7 @@ def test_beats_move_the_mark(bench):
     assert ranges(bench.open_ones()) == [((3, 9),), ((5, 6),)]
     beats = batch((bench.epochs[KEY], None), (bench.epochs[U], None))
     tags = marks_to_tags([(1, 6)])
-    bench.say(msgspec.structs.replace(beats, tags=tags))
+    bench.send(msgspec.structs.replace(beats, tags=tags))
     assert ranges(bench.open_ones()) == [((3, 9),), ((6, 6),)]
 
 
@@ -234,19 +234,19 @@ def test_a_mark_never_goes_back(bench):
     assert ranges(bench.open_ones()) == [((7, 9),)]
 
 
-def test_a_refused_request_tells_how_far_its_sender_is(bench):
+def test_a_refused_request_carries_a_mark(bench):
     bench.claim()
     bench.grant(0, 9)
     assert bench.grant(0, 9, mark=6).reason == "nothing_left"
     assert ranges(bench.open_ones()) == [((6, 9),)]
 
 
-def test_who_is_not_the_owner_tells_nothing(bench):
+def test_marks_of_other_senders_are_ignored(bench):
     bench.claim()
     bench.grant(0, 9)
-    bench.say(told(beat(bench.epochs[KEY], client="c2"), 9))
-    assert bench.say(claim("c2")).reason == "held"
-    bench.say(pause(bench.log.now_ms + 5))
+    bench.send(marked(beat(bench.epochs[KEY], client="c2"), 9))
+    assert bench.send(claim("c2")).reason == "held"
+    bench.send(pause(bench.log.now_ms + 5))
     assert ranges(bench.open_ones()) == [((0, 9),)]
 
 
@@ -299,7 +299,7 @@ def test_only_what_is_wanted_is_followed(wanted, keys):
     assert [loss.key for loss in bench.open_ones()] == keys
 
 
-def test_a_record_of_another_kind_tells_nothing(bench):
+def test_a_record_of_another_kind_has_no_mark(bench):
     bench.claim()
     bench.grant(0, 9)
     strange = bench.log.one(beat(bench.epochs[KEY]))
@@ -313,7 +313,7 @@ def test_a_book_that_begins_at_a_state_lists_what_is_granted_from_there_on():
     first.claim()
     first.grant(0, 9)
     first.claim("c2", key=U)
-    first.say(release(first.epochs[U], client="c2", key=U))
+    first.send(release(first.epochs[U], client="c2", key=U))
     bench = Bench()
     bench.log, bench.epochs = first.log, first.epochs
     bench.book = LossBook(3, group_id="g", begun=first.log.state)
@@ -332,9 +332,9 @@ def test_what_a_stale_owner_was_granted_is_lost_with_its_key():
     bench = Bench(level=2)
     bench.claim()
     bench.grant(0, 9)
-    bench.say(forgetting(bench.epochs[KEY]))  # held: not stale yet
+    bench.send(forgetting(bench.epochs[KEY]))  # held: not stale yet
     assert bench.found == []
-    bench.say(forgetting(bench.epochs[KEY]), after=3 * H)
+    bench.send(forgetting(bench.epochs[KEY]), after=3 * H)
     (loss,) = bench.found
     assert (loss.ranges, loss.ending, loss.reason) == (
         *(((0, 9),), "released"),
@@ -354,7 +354,7 @@ def test_a_reset_ends_every_claim(is_key_gone):
     bench.claim("c2")
     bench.grant(0, 9, mark=4, client="c2")
     for record in resets(value, told_digest, bytes_max=len(value) // 2):
-        bench.say(record)
+        bench.send(record)
     (loss,) = bench.found
     assert (loss.ranges, loss.ending, loss.reason) == (
         *(((4, 9),), "released"),
@@ -376,6 +376,6 @@ def test_a_reset_that_is_not_complete_ends_nothing():
     bench.claim()
     bench.grant(0, 9)
     value = to_bytes(bench.log.state)
-    bench.say(resets(value, digest(bench.log.state), bytes_max=len(value) // 2)[0])
+    bench.send(resets(value, digest(bench.log.state), bytes_max=len(value) // 2)[0])
     assert bench.found == []
     assert ranges(bench.open_ones()) == [((0, 9),)]

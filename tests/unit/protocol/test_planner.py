@@ -108,7 +108,7 @@ def test_a_member_of_weight_n_gets_what_n_members_would_get():
             assert heavy[name] == sum(light[p] for p in parts if p[0] == name)
 
 
-def test_the_view_says_who_counts_how_much():
+def test_the_view_has_the_weights():
     members = (MemberView("a", T), MemberView("b", T))
     seen = view("a", ["a"] * 4 + ["b"] * 4, members=members)
     assert fair(seen) == Plan()
@@ -296,7 +296,7 @@ def test_plans_are_compared_by_what_they_advise():
     assert Release(key(0), None) == Release(key(0), None, "surplus", "")
 
 
-def test_why_tells_the_figures():
+def test_the_reason_has_figures():
     plan = fair(view("a", [None] * 6, members=list("abc")))
     assert plan.why[plan.claim[0]] == "fair: 0 held, share 2 of 6 among 3"
     (given, *_) = fair(view("a", ["a"] * 6, members=list("abc"))).release

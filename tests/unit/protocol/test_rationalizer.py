@@ -152,7 +152,7 @@ def test_create_time_never_makes_an_owner_stale():
 # --- Totality: PROTOCOL 1.5, 3.3 ---
 
 
-def test_an_undecodable_record_is_told_and_kept():
+def test_an_undecodable_record_is_reported_and_kept():
     log = Log()
     value = bytes(range(200))
     transition = log.one(value, after=5)

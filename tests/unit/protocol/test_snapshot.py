@@ -127,7 +127,7 @@ def test_the_canonical_form_is_these_tuples():
     version, header, keys, groups, operations = unpack(to_bytes(state))
     assert (version, operations) == (1, [])
     assert header[:3] == ["header", 0, 12]
-    # The last entry opened a leader epoch, so C did not move with it.
+    # The last entry opened a leader epoch, so log time did not advance with it.
     assert header[3:7] == [2, START_MS + 6, START_MS + 6, START_MS + 6]
     assert header[7] == encode(state.config)
     assert [key[1:4] for key in keys] == [["g", "t", 0], ["g", "t", 1], ["h", "t", 2]]
@@ -459,7 +459,7 @@ def test_a_reset_under_way_and_the_quiet_behind_one_are_part_of_it():
 # --- What is read before the rows are ---
 
 
-def test_an_outline_says_what_the_state_says():
+def test_an_outline_equals_the_state():
     state = story().state
     known = outline(to_bytes(state))
     assert (known.key_count, known.group_count) == (len(state.keys), len(state.groups))

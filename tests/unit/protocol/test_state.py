@@ -441,7 +441,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("outcome", "expected", "counter"), CASES)
-def test_an_outcome_is_told_and_counted(claimed_log, outcome, expected, counter):
+def test_an_outcome_is_returned_and_counted(claimed_log, outcome, expected, counter):
     before = dict(claimed_log.state.soft.counters)
     transition = outcome(Step(claimed_log.state, ENTRY, RECORD))
     assert fields(transition) == expected
@@ -492,14 +492,14 @@ def gone(epoch, reason, position=None, client="c1"):
     return msgspec.structs.replace(record, reason=reason)
 
 
-def test_a_claim_tells_why(log):
+def test_a_claim_has_a_reason(log):
     log.append(why("fair: share 3 of 12"))
     assert note(log) == KeyNote("c1", 1, "fair: share 3 of 12", None, None)
     log.append(why("I want it", client="c2"))
     assert note(log).client_id == "c1", "a claim that was refused tells nothing"
 
 
-def test_a_claim_tells_which_one_it_follows_whoever_made_that(log):
+def test_a_note_has_the_epoch_of_the_claim_before(log):
     log.append(claim())
     assert note(log).follows is None
     log.append(gone(1, "closed"))
@@ -520,14 +520,14 @@ def test_a_claim_tells_which_one_it_follows_whoever_made_that(log):
         pytest.param(b"\x81\xa3why\xa2\xff\xff", id="no-utf-8"),
     ],
 )
-def test_tags_that_tell_nothing_are_absent(log, tags):
+def test_tags_without_a_reason_are_absent(log, tags):
     record = msgspec.structs.replace(claim(), tags=tags)
     assert why_of(record) is None
     assert log.one(record).effect == "claimed"
     assert note(log).reason is None
 
 
-def test_a_claim_without_tags_tells_nothing(log):
+def test_a_claim_without_tags_has_no_reason(log):
     log.claimed()
     assert note(log).reason is None
 
@@ -539,7 +539,7 @@ def test_why_is_bounded_at_both_ends():
     assert why_of(record) == "x" * WHY_CHARS_MAX
 
 
-def test_a_release_tells_why(log):
+def test_a_release_has_a_reason(log):
     epoch = log.claimed()
     assert log.say(gone(epoch, "behind: lag 12")) == "released"
     assert note(log) == KeyNote("c1", 2, "behind: lag 12", None, None)
@@ -568,7 +568,7 @@ def test_a_resume_keeps_the_owner_before(log):
     assert (note(log).client_id, note(log).before) == ("c1", "c0")
 
 
-def test_a_release_of_what_no_note_tells_of(log):
+def test_a_release_without_an_earlier_note(log):
     epoch = log.claimed()
     log.state.soft.notes.clear()
     log.append(gone(epoch, "closed"))
@@ -584,7 +584,7 @@ def wedge(log, position, client):
     return stuck_count(note(log), log.key())
 
 
-def test_who_was_wedged_at_the_same_position_is_counted(log):
+def test_owners_stuck_at_the_same_position_are_counted(log):
     assert [wedge(log, 7, "c1"), wedge(log, 7, "c2"), wedge(log, 7, "c3")] == [1, 2, 3]
     epoch = log.claimed("c4")
     assert stuck_count(note(log), log.key()) == 3

@@ -357,7 +357,7 @@ def test_a_partition_that_was_never_read():
     }
 
 
-def test_a_document_tells_all():
+def test_a_document_is_complete():
     log = Log(era=7, span=100)
     epoch = log.claimed()
     log.append(messages(epoch, 5, 9), after=3)
@@ -417,7 +417,7 @@ def test_a_document_tells_all():
         pytest.param(2 * H + 1, "stale", id="2H + 1"),
     ],
 )
-def test_freshness_is_told_with_its_age(age, freshness):
+def test_freshness_is_reported_with_its_age(age, freshness):
     log = Log()
     log.claimed()
     log.append(b"", after=age)
@@ -433,7 +433,7 @@ def test_a_released_key_keeps_its_epoch():
     assert (told["epoch"], told["token"], told["position"]) == (1, "1.0.1", 5)
 
 
-def test_a_lock_is_told():
+def test_a_lock_is_reported():
     log = Log()
     log.claimed()
     log.key().lock = OP
@@ -466,7 +466,7 @@ def test_refused_claims_make_no_key():
     assert state_to_object(log.state)["claims"] == []
 
 
-def test_pauses_are_told_while_they_last():
+def test_active_pauses_are_reported():
     log = Log()
     log.claimed(key=Key("without", "t", 0))
     log.append(pause(START_MS + 10, group="z"))
@@ -493,7 +493,7 @@ def test_counters_stand_in_order():
     assert names == ["claimed", "configured", "undecodable"]
 
 
-def test_a_halt_is_told():
+def test_a_halt_is_reported():
     log = Log()
     log.append(config(2, era=2, level=3))
     document = state_to_object(log.state)

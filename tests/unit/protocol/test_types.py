@@ -101,5 +101,5 @@ def test_tokens_order_alike_as_tuples_and_as_bytes(smaller, greater):
     assert bytes(smaller) < bytes(greater)
 
 
-def test_an_entry_is_decoded_unless_a_dump_says_otherwise():
+def test_an_entry_is_decodable_unless_a_dump_marks_it():
     assert LogEntry(0, 0, 0, 1, b"").undecodable is None
