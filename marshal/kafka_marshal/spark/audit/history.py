@@ -1,9 +1,9 @@
-"""Who owned what, when and why: rows that are read off the fold as it goes.
+"""Who owned what, when and why: rows derived from the fold.
 
-The state says what is; a historian keeps what was. It watches transitions and
-decides nothing, so that a log is audited by the very fold that its members live by.
-What it says of a claim is seen through its own account (which epoch a record named,
-where a position stood before), so that a fold that broke a rule would show.
+The state has the present; a historian keeps the past. It observes transitions and
+decides nothing, so that an audit uses the same fold as the members. It keeps its own
+account of each claim (the epoch that a record named, the position before), which
+detects a fold that breaks a rule.
 """
 
 from collections.abc import Iterator, Mapping
@@ -56,19 +56,19 @@ from kafka_marshal.spark.audit.history_rows import (
 )
 
 CONTENDERS_MAX = 8
-# Who is refused for these waits for the key; other reasons say nothing of that.
+# A process that is refused for one of these reasons waits for the key.
 _WAITING = ("held", "handoff")
 
 
 class Track(msgspec.Struct, gc=False):
-    """What is remembered of a key: its last claim, and who waits for the next.
+    """The last claim of a key, and the processes that wait for the next.
 
     Attributes:
-        interval: The claim that stands, or the last one that did.
+        interval: The current claim, or the last one.
         epoch: Its epoch.
-        sample_due_ms: Log time from which the next position is told.
+        sample_due_ms: Log time from which the next position row is due.
         rewinds_count: Rewinds under all claims of the key.
-        kept_ms: Log time until which a release keeps it for its successor.
+        kept_ms: Log time until which a release reserves it for its successor.
         waiting: Processes refused since the last renewal, and when, oldest first.
     """
 
@@ -81,9 +81,9 @@ class Track(msgspec.Struct, gc=False):
 
 
 def note_stray(interval: Interval, transition: Transition) -> None:
-    """Count an accepted record that the claim's owner cannot have sent."""
+    """Count an accepted record that the owner cannot have sent."""
     record, epoch = transition.record, transition.epoch
-    # Which of its beats it was, the transition of a batch does not say.
+    # The transition of a batch does not have the index of the heartbeat.
     if isinstance(record, Heartbeat | ReleasingPartition | ClaimingMessages):
         epoch = record.epoch
     who = getattr(record, "incarnation", None)
@@ -93,7 +93,7 @@ def note_stray(interval: Interval, transition: Transition) -> None:
 
 
 def move(track: Track, position: int | None, *, rewinds: bool) -> None:
-    """Note where an accepted record left the position."""
+    """Record the position after an accepted record."""
     interval = track.interval
     before = interval.position
     if before == position:
@@ -112,7 +112,7 @@ def move(track: Track, position: int | None, *, rewinds: bool) -> None:
 def note_waiting(
     track: Track, incarnation: bytes, *, reason: str | None, at: Moment
 ) -> None:
-    """Note that a process was refused, where that says that it waits for the key."""
+    """Record that a process was refused, if it thus waits for the key."""
     waiting = [each for each in track.waiting if each[0] != incarnation]
     if reason in _WAITING:
         waiting.append((incarnation, at.log_ms))
@@ -122,16 +122,16 @@ def note_waiting(
 def taken_away(
     tracks: Mapping[Key, Track], client_id: str, *, at: Moment, until_ms: int | None
 ) -> Iterator[Interval]:
-    """Yield the claims that a Reset ended: all that there were (PROTOCOL 7.6).
+    """Yield the open claims, all of which a Reset ends (PROTOCOL 7.6).
 
     Args:
         tracks: Every key.
-        client_id: Who reset.
-        at: Where.
-        until_ms: Log time until which nothing can be claimed, None for none.
+        client_id: The sender of the Reset.
+        at: Its place in the log.
+        until_ms: Log time until which nothing can be claimed, or None.
     """
     for _, track in sorted(tracks.items()):
-        # C is that of the carried state, which may be long ago.
+        # Log time is now that of the carried state, which may be long ago.
         track.sample_due_ms = min(track.sample_due_ms, at.log_ms)
         interval = track.interval
         if interval.ending == OPEN:
@@ -148,7 +148,7 @@ def handoff(before: Interval, after: Interval, *, track: Track) -> Handoff:
     h_ms, at = before.heartbeat_interval_ms, after.start
     is_released = before.ending == RELEASED
     since_ms = before.end.log_ms if is_released else before.renewed_ms
-    # PROTOCOL 4.2: stale is more than 2H.
+    # PROTOCOL 4.2: stale is more than two heartbeat intervals.
     free_ms = track.kept_ms if is_released else since_ms + 2 * h_ms + 1
     refused_ms = dict(track.waiting).get(after.incarnation)
     late_ms = None
@@ -173,16 +173,16 @@ def handoff(before: Interval, after: Interval, *, track: Track) -> Handoff:
 Pauses = dict[str, PauseRow]
 
 
-def told(
+def apply_pause(
     pauses: Pauses, world: WorldState, *, record: ReleaseGroup, at: Moment
 ) -> Iterator[PauseRow]:
-    """Note what an accepted record did: begin a pause, put its end off, or end it.
+    """Apply an accepted record, which starts, extends or ends a pause.
 
     Args:
-        pauses: Those that last.
+        pauses: The active pauses.
         world: The state after the record.
         record: The record.
-        at: Where.
+        at: Its place in the log.
     """
     group_id = record.group_id
     row, pause = pauses.get(group_id), world.active_pause(group_id)
@@ -208,7 +208,7 @@ def told(
 def ran_out(
     pauses: Pauses, world: WorldState, *, entry: LogEntry
 ) -> Iterator[PauseRow]:
-    """End the pauses that ran out before an entry was judged (PROTOCOL 4.8)."""
+    """End the pauses that expired before an entry was judged (PROTOCOL 4.8)."""
     for group_id, row in sorted(pauses.items()):
         if row.until_ms <= world.append_time_ms:
             del pauses[group_id]
@@ -218,10 +218,10 @@ def ran_out(
 
 
 def replaced(pauses: Pauses, world: WorldState, *, at: Moment) -> Iterator[PauseRow]:
-    """Take the pauses of the state that a Reset brought (PROTOCOL 7.6).
+    """Replace the pauses with those of the state that a Reset carried (PROTOCOL 7.6).
 
-    One that it does not have is over. One that nobody knew, or was over, begins
-    where the Reset came into force, and nobody knows why.
+    A pause that is missing there has ended. One that was unknown, or had ended, starts
+    at the Reset, for an unknown reason.
     """
     before = dict(pauses)
     pauses.clear()
@@ -257,19 +257,19 @@ _BEATS = (Heartbeat, BatchHeartbeat)
 
 
 class Historian(msgspec.Struct, gc=False):
-    """Watches the fold of one coordinating partition.
+    """Observes the fold of one coordinating partition.
 
-    It watches from the first entry on, or from a checkpoint on (``begin``).
+    It starts at the first entry, or at a checkpoint (``begin``).
 
     Attributes:
         sample_ms: Log time between two samples of a key's position.
-        tracks: Every key, like the world's.
-        pauses: Pauses that last, by group.
-        ages: How old claims were when they were renewed, by group: counts of
-            twentieths of H, the last one for all above.
-        entries_count: Entries seen.
-        first_offset: Offset of the first of them, or after the state it began at.
-        resets_count: Resets that came into force, and keys that were forgotten.
+        tracks: Every key of the state.
+        pauses: Active pauses, by group.
+        ages: Ages of claims at their renewals, by group: counts by twentieths of the
+            heartbeat interval, the last one for all above.
+        entries_count: Number of entries.
+        first_offset: Offset of the first entry, or the next one of the start state.
+        resets_count: Resets that took effect, and keys that were forgotten.
     """
 
     sample_ms: int = SAMPLE_MS_DEFAULT
@@ -281,9 +281,9 @@ class Historian(msgspec.Struct, gc=False):
     resets_count: int = 0
 
     def begin(self, world: WorldState) -> None:
-        """Begin at a state whose history is unknown, before anything was taken.
+        """Start from a state with an unknown history, before the first ``take``.
 
-        Claims and pauses that stand in it begin here, with effect ``restored``.
+        Its claims and pauses start here, with effect ``restored``.
         """
         at = Moment(world.next_offset - 1, world.now_ms, world.append_time_ms)
         self.first_offset = world.next_offset
@@ -308,7 +308,7 @@ class Historian(msgspec.Struct, gc=False):
                 position=known.position,
             )
             self.tracks[key] = Track(interval, known.epoch, at.log_ms)
-        list(replaced(self.pauses, world, at=at))  # yields what ends: nothing here
+        list(replaced(self.pauses, world, at=at))  # no pause ends here
 
     def take(
         self, world: WorldState, entry: LogEntry, *, transitions: Transitions
@@ -318,7 +318,7 @@ class Historian(msgspec.Struct, gc=False):
         Args:
             world: The state after the entry.
             entry: The entry.
-            transitions: What it did.
+            transitions: Its transitions.
         """
         rows: list[Row] = []
         self.entries_count += 1
@@ -333,13 +333,13 @@ class Historian(msgspec.Struct, gc=False):
             for transition in transitions:
                 rows += self._other(world, transition, at=at)
         if len(self.tracks) > GONE_KEYS_MIN + len(world.keys) * 9 // 8:
-            # Now and then, because who forgets a key does not say which.
+            # Occasionally, because the fold drops keys without a transition.
             kept = self.tracks.items()
             self.tracks = {key: each for key, each in kept if key in world.keys}
         return rows
 
     def open_rows(self) -> Iterator[Row]:
-        """Yield claims that have not ended, by key, then pauses, by group."""
+        """Yield open claims, sorted by key, then active pauses, sorted by group."""
         for _, track in sorted(self.tracks.items()):
             if track.interval.ending == OPEN:
                 yield track.interval
@@ -347,7 +347,7 @@ class Historian(msgspec.Struct, gc=False):
             yield pause
 
     def to_bytes(self) -> bytes:
-        """Return all of it; ``from_bytes`` goes on from there."""
+        """Return the whole historian as bytes for ``from_bytes``."""
         fields = [getattr(self, name) for name in self.__struct_fields__]
         fields[1] = list(self.tracks.values())
         fields[2] = list(self.pauses.values())
@@ -358,7 +358,7 @@ class Historian(msgspec.Struct, gc=False):
         """Return the historian that ``to_bytes`` wrote.
 
         Raises:
-            MalformedRecord: The bytes are none.
+            MalformedRecord: The bytes are not a historian of this version.
         """
         try:
             version, sample_ms, tracks, pauses, *rest = _DECODER.decode(value)
@@ -373,7 +373,7 @@ class Historian(msgspec.Struct, gc=False):
     def _beats(
         self, world: WorldState, entry: LogEntry, *, transitions: Transitions
     ) -> list[Row]:
-        # The busiest loop of an audit: what most beats do, it does without a call.
+        # The busiest loop of an audit: the common case makes no calls.
         record = transitions[0].record
         assert isinstance(record, _BEATS)
         offset, now_ms = entry.offset, world.now_ms
@@ -409,7 +409,7 @@ class Historian(msgspec.Struct, gc=False):
                 interval.beats_count += 1
                 if age_ms > interval.gap_ms_max:  # noqa: PLR1730 - a call less
                     interval.gap_ms_max = age_ms
-                # PROTOCOL 4.5: one that would end the lease earlier leaves it as it is.
+                # PROTOCOL 4.5: a heartbeat never shortens the lease.
                 if known.renewed_ms == now_ms:
                     interval.renewed_offset, interval.renewed_ms = offset, now_ms
                     interval.heartbeat_interval_ms = known.heartbeat_interval_ms
@@ -435,7 +435,7 @@ class Historian(msgspec.Struct, gc=False):
             yield _rejected(world, transition, at=at)
         elif isinstance(record, ReleaseGroup):
             self._forget_waiting(record.group_id)
-            yield from told(self.pauses, world, record=record, at=at)
+            yield from apply_pause(self.pauses, world, record=record, at=at)
         elif key is None:
             if isinstance(record, Reset) and transition.effect == "reset":
                 yield from self._reset(world, record, at=at)
@@ -535,7 +535,7 @@ class Historian(msgspec.Struct, gc=False):
     def _forgotten(
         self, key: Key, record: ForgettingPartition, *, at: Moment
     ) -> Iterator[Interval]:
-        # As a Reset does, it takes back the key's position and grants.
+        # Like a Reset, it discards the key's position and grants.
         self.resets_count += 1
         track = self.tracks.pop(key, None)
         if track is not None and track.interval.ending == OPEN:
@@ -580,13 +580,13 @@ class Historian(msgspec.Struct, gc=False):
         )
 
     def _forget_waiting(self, group_id: str) -> None:
-        # In a pause nobody may take what is free.
+        # During a pause no process can claim a free key.
         for key, track in self.tracks.items():
             if key.group_id == group_id:
                 track.waiting = []
 
     def _reset(self, world: WorldState, record: Reset, *, at: Moment) -> Iterator[Row]:
-        # Another state is in force: nobody owns anything, and the pauses are its own.
+        # The carried state has no owners, and has its own pauses.
         self.resets_count += 1
         quiet_ms, by = world.quiet_until_ms, record.client_id
         yield from taken_away(self.tracks, by, at=at, until_ms=quiet_ms)

@@ -1,7 +1,7 @@
-"""The rows of a log's history: what was, as ``history`` reads it off the fold.
+"""The rows of a log's history, which ``history`` derives from the fold.
 
-Plain data. Offsets are of the coordinating partition unless a field is about a
-position; times are log time where their name says so, else epoch milliseconds.
+Plain data. Offsets are of the coordinating partition, except in positions and grants.
+Times are log time if their name or text says so, else epoch milliseconds.
 """
 
 from typing import NamedTuple
@@ -24,11 +24,11 @@ FORGOTTEN = "forgotten"
 
 
 class Moment(NamedTuple):
-    """Where and when something happened in one coordinating partition.
+    """Place and time of an event in one coordinating partition.
 
     Attributes:
         offset: Offset of the entry.
-        log_ms: Log time C after it.
+        log_ms: Log time after it.
         append_ms: The entry's own timestamp, epoch ms.
     """
 
@@ -41,31 +41,31 @@ class Interval(msgspec.Struct, kw_only=True, gc=False):
     """One claim, from the record that won to the record that ended it.
 
     Attributes:
-        key: What was owned.
-        client_id: Who owned it.
-        incarnation: Which process start of it.
+        key: The owned key.
+        client_id: The owner.
+        incarnation: The owner's process start.
         token: Fencing token; its offset is the epoch.
-        effect: ``claimed``, ``resumed``, or ``restored`` where the claim stood in
-            the checkpoint that the history begins at.
-        why: Why it was claimed, where the tags tell.
+        effect: ``claimed``, ``resumed``, or ``restored`` if the claim was in the
+            checkpoint at which the history starts.
+        why: Reason in the tags of the claim.
         start: Where it was won, or that checkpoint's Begin.
-        heartbeat_interval_ms: H in force at the last renewal.
+        heartbeat_interval_ms: Heartbeat interval in force at the last renewal.
         renewed_offset: Offset of the last renewal.
         renewed_ms: Log time of it.
-        topic_id: Kafka's id of the data topic, where a claim named it.
-        start_position: Position that it began with, None where none was known.
+        topic_id: Kafka's id of the data topic, if a claim named it.
+        start_position: Position at its start, None if unknown.
         beats_count: Renewals after the claim.
         gap_ms_max: Longest log time between two renewals in a row.
         first_position: First position known under it.
         position: Last position under it.
-        rewinds_count: Beats under it that set the position back on purpose.
-        steps_back_count: Records under it that set it back without saying so.
+        rewinds_count: Heartbeats under it that rewound the position.
+        steps_back_count: Records under it that lowered it without ``rewind``.
         stray_count: Accepted records that named another epoch or process.
         ending: ``open``, ``released``, ``taken_over`` or ``resumed``.
-        ended_by: Who released it or took it over.
-        reason: What the release says, or why the next owner claimed.
+        ended_by: Client that released it or took it over.
+        reason: Reason in the release, or in the next owner's claim.
         end: Where it ended, None while it is open.
-        resets_count: Resets before it (PROTOCOL 7.6): they take back what was.
+        resets_count: Resets before it (PROTOCOL 7.6), which discard earlier grants.
     """
 
     key: Key
@@ -98,15 +98,15 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A claiming record and its verdict.
 
     Attributes:
-        key: What was asked for.
-        client_id: Who asked.
-        incarnation: Which process start of it.
-        at: Where.
+        key: The claimed key.
+        client_id: The claimant.
+        incarnation: The claimant's process start.
+        at: Place and time.
         outcome: ``won``, ``refused`` or ``ignored``.
-        reason: Why not, None where it was won.
+        reason: Why it was not won, else None.
         holder: client_id of the owner afterwards.
-        remaining_ms: Log time that the holder had left, where that was the reason.
-        why: Why it was claimed, where the tags tell.
+        remaining_ms: Log time that the holder had left, if that was the reason.
+        why: Reason in the tags of the claim.
     """
 
     key: Key
@@ -121,25 +121,25 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Handoff(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """From one owner to the next.
+    """Change of a key from one owner to the next.
 
     Attributes:
-        key: What changed hands.
-        from_client_id: The owner before.
-        to_client_id: The owner after.
+        key: The key.
+        from_client_id: The previous owner.
+        to_client_id: The next owner.
         token: Token of the next claim.
         ending: How the earlier claim ended.
-        reason: What its release says, None elsewhere.
-        why: Why the next owner claimed, where the tags tell.
+        reason: Reason in its release, else None.
+        why: Reason in the tags of the next claim.
         at: Where the next claim was won.
-        gap_ms: Log time in which nobody's claim was renewed: since the release, or
-            since the last renewal.
-        heartbeat_interval_ms: H in force at that last renewal.
-        late_ms: Log time between the moment at which the next owner could have had
-            the key and the claim that won it. None unless its last attempt before
-            was refused because the key was still held or kept for another: only
-            then does the log tell that it was waiting.
-        position: Position handed on.
+        gap_ms: Log time without a renewal: since the release, or since the last
+            renewal.
+        heartbeat_interval_ms: Heartbeat interval in force at that last renewal.
+        late_ms: Log time from the moment at which the next owner could have won the
+            key to the claim that won it. None unless its previous attempt was refused
+            because the key was held or reserved for another: only then does the log
+            show that it was waiting.
+        position: Position at the change.
     """
 
     key: Key
@@ -157,13 +157,13 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class GrantRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Offsets asked for at most once, both ends inclusive.
+    """A request for offsets at most once, both ends inclusive.
 
     Attributes:
-        outcome: ``granted``, or why not.
-        first: First offset granted; asked for where it was refused.
-        last: Last offset, the same way.
-        resets_count: Resets before it (PROTOCOL 7.6): they take back what was.
+        outcome: ``granted``, or the reason of the refusal.
+        first: First granted offset, or first requested one if it was refused.
+        last: Last offset, likewise.
+        resets_count: Resets before it (PROTOCOL 7.6), which discard earlier grants.
     """
 
     key: Key
@@ -179,13 +179,13 @@ class GrantRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class PauseRow(msgspec.Struct, kw_only=True, gc=False):
-    """A group that an admin held.
+    """A pause of a group.
 
     Attributes:
-        until_ms: Log time M until which it was held, as of the last renewal.
-        renewals_count: How often the admin put the end off.
-        ending: ``open``, ``unpaused``, ``ran_out``, or ``reset`` where the state
-            that replaced this one does not have it.
+        until_ms: Append time at which it ends, as of the last renewal.
+        renewals_count: How often the admin extended it.
+        ending: ``open``, ``unpaused``, ``ran_out``, or ``reset`` if the state of a
+            Reset does not have it.
     """
 
     group_id: str
@@ -200,17 +200,17 @@ class PauseRow(msgspec.Struct, kw_only=True, gc=False):
 
 
 class Rejected(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A record that took no effect.
+    """A record without effect.
 
     Attributes:
-        at: Where.
+        at: Place and time.
         outcome: ``refused``, ``ignored``, ``undecodable`` or ``halted``.
         reason: Name of the counter.
-        detail: What the codec says of bytes that are no record.
-        record_type: Name of the record kind, None where it is none.
-        client_id: Who sent it, None where that is unknown.
-        group_id: Group that it names, None where it names none.
-        key: What it is about, None where nothing is known of that.
+        detail: Error of the codec for bytes that are no record.
+        record_type: Name of the record kind, or None.
+        client_id: Sender, None if unknown.
+        group_id: Group that it names, or None.
+        key: Key that it names, or None.
     """
 
     at: Moment
@@ -224,11 +224,11 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class PositionRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How far a key was: a sample, taken where a record moved its claim.
+    """A sample of a key's position, taken at a record of its owner.
 
     Attributes:
         epoch: Epoch under which the record was accepted.
-        rewinds_count: How often the position had been set back on purpose.
+        rewinds_count: Number of rewinds so far.
     """
 
     key: Key

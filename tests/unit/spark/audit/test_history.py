@@ -33,6 +33,7 @@ from kafka_marshal.spark.audit.history import (
     GONE_KEYS_MIN,
     Historian,
     Track,
+    apply_pause,
     handoff,
     move,
     note_stray,
@@ -40,7 +41,6 @@ from kafka_marshal.spark.audit.history import (
     ran_out,
     replaced,
     taken_away,
-    told,
 )
 from kafka_marshal.spark.audit.history_rows import (
     Attempt,
@@ -692,7 +692,7 @@ def say(log):
     def run(until, **record):
         made = pause(until, **record)
         log.append(made)
-        return list(told(pauses, log.state, record=made, at=AT))
+        return list(apply_pause(pauses, log.state, record=made, at=AT))
 
     run.pauses = pauses
     return run
