@@ -439,10 +439,10 @@ def keep_claims_of_a_deleted_topic(patch):
 def fetch_by_name(patch):
     """Records are fetched from whichever topic has the name now."""
 
-    def read_on(self, reader, offset):
+    def seek(self, reader, offset):
         reader.seek(self.partition, offset, token=self.holding.claim.token)
 
-    patch.setattr(fetch_state.FetchState, "read_on", read_on)
+    patch.setattr(fetch_state.FetchState, "seek", seek)
 
 
 def keep_the_position_in_an_earlier_topic(patch):

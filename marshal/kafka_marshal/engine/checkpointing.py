@@ -101,7 +101,7 @@ class _Work:
 
 
 @attrs.define(eq=False)
-class _Turn:
+class _Schedule:
     """Checkpoint schedule of one coordinating partition.
 
     Attributes:
@@ -137,53 +137,61 @@ class Checkpointer:
         self._context = context
         self._outbox = Outbox(context, claimant)
         now_ms = context.now_ms
-        self._turns = [_Turn(t, now_ms) for t in sorted(context.replicas)]
+        self._schedules = [_Schedule(t, now_ms) for t in sorted(context.replicas)]
 
     def drive(self, now_ms: int) -> None:
         """Write what is due, a few chunks per round."""
         if not self.rule.interval_ms:
             return
         self._outbox.refusal()  # discards the outcomes of appends
-        for turn in self._turns:
-            replica = self._context.replicas[turn.partition]
-            if turn.partition in self._context.rebuilding:
-                turn.work, turn.try_at_ms = None, None
+        for schedule in self._schedules:
+            replica = self._context.replicas[schedule.partition]
+            if schedule.partition in self._context.rebuilding:
+                schedule.work, schedule.try_at_ms = None, None
             elif replica.world.feature_level < CHECKPOINT_LEVEL:
                 continue
-            elif turn.work is not None:
-                self._continue(turn, turn.work, now_ms)
-            elif self._is_due(turn, replica, now_ms):
-                self._try(turn, replica, now_ms)
+            elif schedule.work is not None:
+                self._continue(schedule, schedule.work, now_ms)
+            elif self._is_due(schedule, replica, now_ms):
+                self._claim(schedule, replica, now_ms)
             else:
-                turn.try_at_ms = None
+                schedule.try_at_ms = None
 
     # --- when
 
-    def _is_due(self, turn: _Turn, replica: Replica, now_ms: int) -> bool:
+    def _is_due(self, schedule: _Schedule, replica: Replica, now_ms: int) -> bool:
         watch = replica.checkpoints
-        if watch.last_offset != turn.last_offset:
-            turn.last_offset, turn.since_ms = watch.last_offset, now_ms
-        last = replica.began_at - 1 if turn.last_offset is None else turn.last_offset
-        log_start = self._context.log_starts.get(turn.partition, 0)
+        if watch.last_offset != schedule.last_offset:
+            schedule.last_offset, schedule.since_ms = watch.last_offset, now_ms
+        last = (
+            replica.began_at - 1
+            if schedule.last_offset is None
+            else schedule.last_offset
+        )
+        log_start = self._context.log_starts.get(schedule.partition, 0)
         if log_start > 0 and last < log_start:
             return True  # retention deleted the last one: no process could start
-        elapsed_ms = now_ms - turn.since_ms
+        elapsed_ms = now_ms - schedule.since_ms
         # A process that has just started does not know the age of the last one.
-        is_known = turn.last_offset is not None and elapsed_ms < IDLE_MS
+        is_known = schedule.last_offset is not None and elapsed_ms < IDLE_MS
         if is_known and not watch.news_count:
             return False
         if elapsed_ms >= self.rule.interval_ms:
             return True
-        return replica.world.next_offset - (turn.last_offset or 0) >= self.rule.entries
+        return (
+            replica.world.next_offset - (schedule.last_offset or 0) >= self.rule.entries
+        )
 
-    def _try(self, turn: _Turn, replica: Replica, now_ms: int) -> None:
+    def _claim(self, schedule: _Schedule, replica: Replica, now_ms: int) -> None:
         jitter_ms = self.rule.interval_ms // JITTER_PART
-        if turn.try_at_ms is None:
-            turn.try_at_ms = now_ms + self._context.ports.entropy.below(jitter_ms + 1)
-        if now_ms < turn.try_at_ms:
+        if schedule.try_at_ms is None:
+            schedule.try_at_ms = now_ms + self._context.ports.entropy.below(
+                jitter_ms + 1
+            )
+        if now_ms < schedule.try_at_ms:
             return
         owner, elapsed_ms = self.claimant.owner, replica.elapsed_ms(now_ms)
-        key = checkpoint_key(turn.partition)
+        key = checkpoint_key(schedule.partition)
         guess = estimate(replica.world, key, elapsed_ms=elapsed_ms, claimant=owner)
         claim = Claim(self.claimant, key)
         if guess.wait_ms != 0:
@@ -191,41 +199,43 @@ class Checkpointer:
             wait_ms = (guess.wait_ms or 0) + self._context.ports.entropy.below(
                 jitter_ms + 1
             )
-            turn.try_at_ms = now_ms + wait_ms
+            schedule.try_at_ms = now_ms + wait_ms
             return
-        turn.try_at_ms = None
+        schedule.try_at_ms = None
         random_id = self._context.ports.entropy.random_bytes(16)
-        turn.work = _Work(claim, random_id)
+        schedule.work = _Work(claim, random_id)
         generation = (replica.world.config or self._context.settled).generation
         seq, sent_ms = self._outbox.send(
-            turn.partition, lambda seq: claim.claim_record(seq, generation), key=key
+            schedule.partition, lambda seq: claim.claim_record(seq, generation), key=key
         )
         claim.claim_sent(seq, sent_ms)
-        turn.work.pending[seq] = sent_ms
+        schedule.work.pending[seq] = sent_ms
 
     # --- writing
 
-    def _continue(self, turn: _Turn, work: _Work, now_ms: int) -> None:
+    def _continue(self, schedule: _Schedule, work: _Work, now_ms: int) -> None:
         heartbeat_ms = self._context.heartbeat_interval_ms
         oldest_ms = min(work.pending.values(), default=now_ms)
         is_over = work.claim.check_lease(now_ms) or work.claim.ending is not None
         if is_over or now_ms - oldest_ms > heartbeat_ms:
             # Sending stops after half a heartbeat interval, so a record that is older
             # than one interval never arrived.
-            self._leave(turn, work)
+            self._end(schedule, work)
             return
         if work.claim.is_owned and now_ms >= work.beat_at_ms:
-            self._beat(turn, work, now_ms)
+            self._beat(schedule, work, now_ms)
         # PROTOCOL 5.2: checked as before a hand-out, though only time is at risk.
-        while work.claim.may_hand_out(now_ms) and self._write_next(turn, work, now_ms):
+        while work.claim.may_hand_out(now_ms) and self._write_next(
+            schedule, work, now_ms
+        ):
             pass
 
-    def _beat(self, turn: _Turn, work: _Work, now_ms: int) -> None:
+    def _beat(self, schedule: _Schedule, work: _Work, now_ms: int) -> None:
         third_ms = self._context.heartbeat_interval_ms // INTERVALS_PER_H
         work.beat_at_ms = now_ms + third_ms
         key, owner, epoch = work.claim.key, self.claimant.owner, self._epoch(work)
         self._outbox.send(
-            turn.partition,
+            schedule.partition,
             lambda seq: Heartbeat(
                 owner.client_id,
                 key.group_id,
@@ -240,7 +250,7 @@ class Checkpointer:
             key=key,
         )
 
-    def _write_next(self, turn: _Turn, work: _Work, now_ms: int) -> bool:
+    def _write_next(self, schedule: _Schedule, work: _Work, now_ms: int) -> bool:
         """Send the next record of a checkpoint; return whether another may follow."""
         if len(work.pending) >= UNDER_WAY_MAX or work.is_ending:
             return False
@@ -248,14 +258,16 @@ class Checkpointer:
         if work.parts is None:
             if work.pending:
                 return False
-            self._send(turn, work, now_ms, lambda seq: CheckpointBegin(*_at(head, seq)))
+            self._send(
+                schedule, work, now_ms, lambda seq: CheckpointBegin(*_at(head, seq))
+            )
             return False
         number, data = work.sent_count, next(work.parts, None)
         if data is not None:
             work.sent_count += 1
             work.size_bytes += len(data)
             self._send(
-                turn,
+                schedule,
                 work,
                 now_ms,
                 lambda seq: CheckpointChunk(*_at(head, seq), number, data),
@@ -266,7 +278,7 @@ class Checkpointer:
         count, begin = work.sent_count, work.begin
         checksum = bytes.fromhex(work.digest_hex)
         self._send(
-            turn,
+            schedule,
             work,
             now_ms,
             lambda seq: CheckpointEnd(
@@ -284,16 +296,18 @@ class Checkpointer:
         assert work.claim.epoch is not None
         return work.claim.epoch
 
-    def _send(self, turn: _Turn, work: _Work, now_ms: int, make: object) -> None:
+    def _send(
+        self, schedule: _Schedule, work: _Work, now_ms: int, make: object
+    ) -> None:
         assert callable(make)
-        seq, _ = self._outbox.send(turn.partition, make, key=work.claim.key)
+        seq, _ = self._outbox.send(schedule.partition, make, key=work.claim.key)
         work.pending[seq] = now_ms
 
-    def _leave(self, turn: _Turn, work: _Work) -> None:
+    def _end(self, schedule: _Schedule, work: _Work) -> None:
         """Release the key, whether or not the checkpoint is complete."""
-        turn.work = None
+        schedule.work = None
         if work.claim.epoch is not None:
-            self._release(turn.partition, work.claim.epoch)
+            self._release(schedule.partition, work.claim.epoch)
 
     def _release(self, partition: int, epoch: int) -> None:
         key, owner = checkpoint_key(partition), self.claimant.owner
@@ -322,24 +336,24 @@ class Checkpointer:
         """Handle the verdict on an own record that was read back."""
         first = transitions[0]
         record = first.record
-        turn = self._turns[partition]
+        schedule = self._schedules[partition]
         assert record is not None
         seq = int(getattr(record, "seq", 0))
-        sent, work = self._outbox.read_back(seq), turn.work
+        sent, work = self._outbox.read_back(seq), schedule.work
         is_pending = work is not None and work.pending.pop(seq, None) is not None
         if isinstance(record, ClaimingPartition):
-            self._on_claim(turn, first, seq=seq, now_ms=now_ms)
+            self._on_claim(schedule, first, seq=seq, now_ms=now_ms)
         elif work is None:
             return
         elif isinstance(record, Heartbeat) and sent is not None:
             self._on_beat(work, first, sent)
         elif is_pending:
-            self._on_written(turn, work, first)
+            self._on_written(schedule, work, first)
 
     def _on_claim(
-        self, turn: _Turn, verdict: Transition, *, seq: int, now_ms: int
+        self, schedule: _Schedule, verdict: Transition, *, seq: int, now_ms: int
     ) -> None:
-        replica, work = self._context.replicas[turn.partition], turn.work
+        replica, work = self._context.replicas[schedule.partition], schedule.work
         is_ours = False
         if work is not None:
             is_ours = work.claim.on_claim_verdict(
@@ -352,9 +366,9 @@ class Checkpointer:
         if is_ours and work is not None:
             work.claim.start(None)
         elif verdict.effect in {"claimed", "resumed"}:
-            self._release(turn.partition, verdict.offset)  # PROTOCOL 5.3: a ghost
+            self._release(schedule.partition, verdict.offset)  # PROTOCOL 5.3: a ghost
         elif work is not None and work.claim.epoch is None:
-            turn.work = None  # another member was faster and writes this one
+            schedule.work = None  # another member was faster and writes this one
 
     def _on_beat(self, work: _Work, verdict: Transition, sent: Sent) -> None:
         interval_ms = self._context.replicas[sent.partition].heartbeat_interval_ms
@@ -362,12 +376,14 @@ class Checkpointer:
             verdict, sent_ms=sent.sent_ms, heartbeat_interval_ms=interval_ms
         )
 
-    def _on_written(self, turn: _Turn, work: _Work, transition: Transition) -> None:
+    def _on_written(
+        self, schedule: _Schedule, work: _Work, transition: Transition
+    ) -> None:
         record: Record | None = transition.record
-        world = self._context.replicas[turn.partition].world
+        world = self._context.replicas[schedule.partition].world
         if isinstance(record, CheckpointBegin):
             if not is_writer(world, record) or world.leader_epoch is None:
-                self._leave(turn, work)
+                self._end(schedule, work)
                 return
             # The state at exactly this offset, as every reader has it now. It is
             # encoded part by part: at once, it would hold the engine's lock too long.
@@ -379,18 +395,18 @@ class Checkpointer:
         elif isinstance(record, CheckpointEnd):
             self.written_count += 1
             fields = {
-                "partition": turn.partition,
+                "partition": schedule.partition,
                 "offset": record.begin_offset,
                 "size_bytes": work.size_bytes,
             }
             self._context.observe("checkpoint_written", fields)
-            self._leave(turn, work)
+            self._end(schedule, work)
 
     def close(self) -> None:
         """Release held keys without waiting for the verdicts."""
-        for turn in self._turns:
-            if turn.work is not None:
-                self._leave(turn, turn.work)
+        for schedule in self._schedules:
+            if schedule.work is not None:
+                self._end(schedule, schedule.work)
         self.rule = CheckpointRule(interval_ms=0)
 
 

@@ -128,7 +128,7 @@ class Dispatcher:
         # Places with fetched records; the first is served next.
         self._ready: deque[FetchState] = deque()
         # At most once: holdings with records handed out since the last poll.
-        self._lent: list[Holding] = []
+        self._polled: list[Holding] = []
         self._fault: MarshalError | None = None
         self._has_drains = False
         # The records of one poll are no backlog yet, whatever their number.
@@ -140,7 +140,7 @@ class Dispatcher:
             is_needed=not reader.fetches_ahead,
         )
         # Partitions paused at the reader, and until when that set is current.
-        self._held_back: set[TopicPartition] = set()
+        self._reader_paused: set[TopicPartition] = set()
         self._is_stale = True
         self._leased_until_ms = 0
         self._pass_due_ms = 0
@@ -173,9 +173,9 @@ class Dispatcher:
             self.places[place.partition] = place
         self._ready = deque(p for p in self._ready if self.places.get(p.partition) is p)
         self._reader.assign(list(self.places))
-        self._held_back.intersection_update(self.places)
+        self._reader_paused.intersection_update(self.places)
         for place in gained:
-            place.go_to(self._reader, place.next_offset)
+            place.restart(self._reader, place.next_offset)
             token = place.holding.claim.token
             if self._options.on_claimed is not None and token is not None:
                 self._options.on_claimed(place.partition, token)
@@ -222,9 +222,9 @@ class Dispatcher:
         with self._engine.changed:
             now_ms = self._clock.now_ms()
             subscription.back_at_ms = now_ms
-            for holding in self._lent:
+            for holding in self._polled:
                 holding.take_back()
-            self._lent.clear()
+            self._polled.clear()
             if not self._has_drains and self._version == subscription.version:
                 return
             for place in self.places.values():
@@ -249,10 +249,10 @@ class Dispatcher:
         with self._engine.changed:
             now_ms = self._clock.now_ms()
             for _ in range(len(ready)):
-                # Whoever was served goes to the end, so that none starves.
+                # A served place goes to the end of the queue, so that none starves.
                 place = ready.popleft()
                 if place.partition not in self.paused:
-                    records = self._hand_out_of(place, most, now_ms)
+                    records = self._hand_out_from(place, most, now_ms)
                     if records:
                         handed[place.partition] = records
                         most -= len(records)
@@ -264,11 +264,11 @@ class Dispatcher:
         return handed
 
     def hand_out_one(self) -> Record | None:
-        """Hand out one fetched record, at least once, the short way.
+        """Hand out one fetched record at least once, on a fast path.
 
-        Its lease is looked at now (PROTOCOL 5.2). None where there is more to do
-        than that: nothing is fetched, claims came or went, a partition is paused
-        or on its way out, too much is uncommitted, or ranges have to be granted.
+        Checks its lease now (PROTOCOL 5.2). Returns None if more than that is needed:
+        nothing is fetched, claims were won or ended, a partition is paused or drains,
+        too much is uncommitted, or ranges have to be granted.
         """
         if not self._ready:
             return None
@@ -301,7 +301,7 @@ class Dispatcher:
             self._watch_backlog(place, progress)
         return record
 
-    def _hand_out_of(self, place: FetchState, most: int, now_ms: int) -> list[Record]:
+    def _hand_out_from(self, place: FetchState, most: int, now_ms: int) -> list[Record]:
         holding = place.holding
         progress = holding.progress
         if isinstance(progress, AtMostOnce):
@@ -310,7 +310,7 @@ class Dispatcher:
             records = self._pipeline.take(place, progress, most=most)
             if records:
                 holding.lent_count += len(records)
-                self._lent.append(holding)
+                self._polled.append(holding)
         else:
             if not holding.may_hand_out(now_ms):
                 place.put_back(self._reader)
@@ -348,8 +348,8 @@ class Dispatcher:
             raise fault
         is_asked = self._is_at_most_once and self._pipeline.ask(self.unpaused())
         slice_ms = min(left_ms, WAIT_SLICE_MS)
-        self._hold_back()
-        if len(self._held_back) == len(self.places):
+        self._pause_reader()
+        if len(self._reader_paused) == len(self.places):
             self._wait(slice_ms)
         elif is_asked:
             # Wait for the verdict, and fetch meanwhile.
@@ -366,12 +366,12 @@ class Dispatcher:
         receive records, so this never raises; the next fetch does.
         """
         if self._is_at_most_once:
-            is_wanted = any(map(self._pipeline.is_hungry, self.unpaused()))
+            is_wanted = any(map(self._pipeline.needs_records, self.unpaused()))
         else:
             is_wanted = self._clock.now_ms() >= self._ahead.due_ms
         is_found = False
         if is_wanted:
-            self._hold_back()
+            self._pause_reader()
             try:
                 is_found = self._read(0)
             except MarshalError as error:
@@ -383,9 +383,9 @@ class Dispatcher:
         """Fetch for up to ``timeout_ms``; return whether there were records."""
         try:
             if self._is_at_most_once:
-                is_found = self._read_more(timeout_ms)
+                is_found = self._read_for_grants(timeout_ms)
             else:
-                is_found = self._read_on(timeout_ms)
+                is_found = self._read_plain(timeout_ms)
         except PositionError as error:
             self._on_out_of_range(error)
             return False
@@ -423,7 +423,7 @@ class Dispatcher:
                 place.next_offset = max(first, reached.get(partition, first))
                 place.holding.skip(first, place.next_offset - 1)
 
-    def _read_more(self, timeout_ms: int) -> bool:
+    def _read_for_grants(self, timeout_ms: int) -> bool:
         """Read as much as may be fetched ahead of its grants, at most once.
 
         Partitions are not paused one by one: a client library would fetch again the
@@ -438,9 +438,9 @@ class Dispatcher:
         # More than one poll hands out, to get ahead. All available records at once
         # only from a reader that has already fetched them.
         at_once = room if self._reader.fetches_ahead else min(2 * least, room)
-        return self._keep(self._reader.poll(timeout_ms, at_once))
+        return self._store(self._reader.poll(timeout_ms, at_once))
 
-    def _read_on(self, timeout_ms: int) -> bool:
+    def _read_plain(self, timeout_ms: int) -> bool:
         """Read what the reader has; wait only if it has nothing."""
         ahead = self._ahead
         ready = (p for p in self._ready if p.partition not in self.paused)
@@ -448,19 +448,19 @@ class Dispatcher:
         if most <= 0:
             self._wait(min(timeout_ms, WAIT_SLICE_MS))
             return False
-        is_found = self._keep(self._reader.poll(0, most))
+        is_found = self._store(self._reader.poll(0, most))
         now_ms = self._clock.now_ms()
         if is_found or not timeout_ms:
             ahead.note(now_ms, waited_ms=0, is_found=is_found)
             return is_found
-        is_found = self._keep(self._reader.poll(timeout_ms, ahead.least))
+        is_found = self._store(self._reader.poll(timeout_ms, ahead.least))
         waited_ms = self._clock.now_ms() - now_ms
         if ahead.note(now_ms + waited_ms, waited_ms=waited_ms, is_found=is_found):
             # Read the rest as well, so that the next fetch starts now.
-            self._keep(self._reader.poll(0, ahead.most(ahead.least)))
+            self._store(self._reader.poll(0, ahead.most(ahead.least)))
         return is_found
 
-    def _keep(self, fetched: Mapping[TopicPartition, Sequence[Record]]) -> bool:
+    def _store(self, fetched: Mapping[TopicPartition, Sequence[Record]]) -> bool:
         """Store records from the reader; return whether there were any."""
         for partition, records in fetched.items():
             place = self.places.get(partition)
@@ -472,7 +472,7 @@ class Dispatcher:
                 self._ready.append(place)
         return bool(fetched)
 
-    def _hold_back(self) -> None:
+    def _pause_reader(self) -> None:
         """Pause at the reader all partitions whose records cannot be handed out now.
 
         Runs only when that set may have changed. An outdated set costs a fetch, and
@@ -503,10 +503,10 @@ class Dispatcher:
                 self._leased_until_ms = min(self._leased_until_ms, until_ms)
                 if not holding.may_hand_out(now_ms):
                     wanted.add(partition)
-        if wanted != self._held_back:
-            self._reader.pause(list(wanted - self._held_back))
-            self._reader.resume(list(self._held_back - wanted))
-            self._held_back = wanted
+        if wanted != self._reader_paused:
+            self._reader.pause(list(wanted - self._reader_paused))
+            self._reader.resume(list(self._reader_paused - wanted))
+            self._reader_paused = wanted
 
     def unpaused(self) -> list[FetchState]:
         """Return the places that the application has not paused."""
@@ -522,16 +522,16 @@ class Dispatcher:
         if error.log_start < 0:
             # The log's range is unknown: try again.
             self._observe("range_unknown", fields)
-            self._read_at(place, error.requested)
+            self._seek(place, error.requested)
             return
         if self._is_in_doubt(place):
-            self._read_at(place, error.requested)
+            self._seek(place, error.requested)
             self._wait(WAIT_SLICE_MS)
             return
         if error.requested < error.log_start:
             # PROTOCOL 5.6: retention deleted the records; continue at log start.
             self._observe("position_jumped", fields)
-            self._read_at(place, error.log_start)
+            self._seek(place, error.log_start)
             with self._engine.changed:
                 progress = place.holding.progress
                 if isinstance(progress, AtLeastOnce) and not progress.tracked_count:
@@ -558,12 +558,12 @@ class Dispatcher:
                 place.is_in_doubt = self._subscription.is_doubted(topic)
             return place.is_in_doubt
 
-    def _read_at(self, place: FetchState, offset: int) -> None:
+    def _seek(self, place: FetchState, offset: int) -> None:
         if self._is_at_most_once:
             # Records fetched before may be granted: keep them, do not fetch them twice.
-            place.read_on(self._reader, offset)
+            place.seek(self._reader, offset)
         else:
-            place.go_to(self._reader, offset)
+            place.restart(self._reader, offset)
 
     def let_go(self, *, is_done: bool) -> None:
         """Record that the application will not poll again.
@@ -573,11 +573,11 @@ class Dispatcher:
                 does the log record that (PROTOCOL 6.3).
         """
         with self._engine.changed:
-            for holding in self._lent:
+            for holding in self._polled:
                 if is_done:
                     holding.take_back()
                 holding.lent_count = 0
-            self._lent.clear()
+            self._polled.clear()
 
     def awaits_grants(self) -> bool:
         """Return whether a verdict on requested offsets is pending.

@@ -413,7 +413,7 @@ class Engine:
         """Find the start offsets of partitions that have none yet."""
         if not self.rebuilder.is_due(self.context.now_ms):
             return
-        found, ends = self.rebuilder.look()
+        found, ends = self.rebuilder.find_starts()
         with self.changed:
             self.rebuilder.begin(found, ends, now_ms=self.context.now_ms)
             for partition, restored in found.items():
@@ -426,7 +426,7 @@ class Engine:
         self.rebuilder.on_truncated(partition, error)
 
     def _finish_rebuilding(self, at: Mapping[int, int]) -> None:
-        done = self.rebuilder.settle(at)
+        done = self.rebuilder.finish(at)
         if self.context.config is not None:
             for partition in done:
                 self._reload_config()

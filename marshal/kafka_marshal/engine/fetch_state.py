@@ -62,13 +62,13 @@ class FetchState:
         """Drop the fetched records."""
         self.fetched, self.at = [], 0
 
-    def go_to(self, reader: DataReader, offset: int) -> None:
+    def restart(self, reader: DataReader, offset: int) -> None:
         """Drop the fetched records and fetch from ``offset`` on."""
         self.drop()
         self.next_offset = offset
-        self.read_on(reader, offset)
+        self.seek(reader, offset)
 
-    def read_on(self, reader: DataReader, offset: int) -> None:
+    def seek(self, reader: DataReader, offset: int) -> None:
         """Fetch from ``offset`` on and keep the fetched records."""
         holding = self.holding
         reader.seek(
@@ -80,7 +80,7 @@ class FetchState:
 
     def put_back(self, reader: DataReader) -> None:
         """Drop the records not handed out; they are fetched again later."""
-        self.go_to(reader, self.next_offset)
+        self.restart(reader, self.next_offset)
 
 
 SLOW_MS = 20

@@ -113,7 +113,7 @@ class GrantPipeline:
             self._meters[place.partition] = meter
         return meter
 
-    def is_hungry(self, place: FetchState) -> bool:
+    def needs_records(self, place: FetchState) -> bool:
         """Return whether a place has fewer fetched records than can be used next."""
         return place.buffered_count < self._meter(place).pace.depth * self._most
 
@@ -218,7 +218,7 @@ class GrantPipeline:
         if count < place.buffered_count:
             place.take(count)
         else:
-            place.go_to(self._reader, progress.next_first)
+            place.restart(self._reader, progress.next_first)
 
     # --- using
 

@@ -21,7 +21,7 @@ STEP_MS_MIN = 50  # the margin of a lease covers at least this
 FAR_MS = 2**63
 
 
-class _Lead:
+class _ClockLead:
     """The least lead of log time over local time at recent own records.
 
     Two windows of two heartbeat intervals each; the earlier one is dropped when the
@@ -56,7 +56,7 @@ class Heartbeater:
         self._context = context
         self._outbox = outbox
         self._due_ms: dict[int, int] = {}
-        self._leads: dict[int, _Lead] = {}
+        self._leads: dict[int, _ClockLead] = {}
 
     def next_delay_ms(self) -> int:
         """Return a third of the heartbeat interval, with 10 % jitter either way."""
@@ -103,7 +103,7 @@ class Heartbeater:
             partition: Its coordinating partition.
             sent_ms: Local time at which it was sent.
         """
-        lead = self._leads.setdefault(partition, _Lead())
+        lead = self._leads.setdefault(partition, _ClockLead())
         log_ms = self._context.replicas[partition].world.now_ms
         window_ms = 2 * self._context.heartbeat_interval_ms
         lead.note(log_ms - sent_ms, self._context.now_ms, window_ms=window_ms)

@@ -186,7 +186,7 @@ def restore(
     starts = log.start_offsets(timeout_ms)
     ends = log.end_offsets(timeout_ms)
     ranges = {t: LogRange(starts[t], ends[t]) for t in sorted(partitions)}
-    view = Aside(log, ranges, [] if aside is None else aside)
+    view = RestoreLog(log, ranges, [] if aside is None else aside)
     found: dict[int, Restored] = {}
     for source in sources:
         wanted = {t: spans for t, spans in ranges.items() if t not in found}
@@ -266,7 +266,7 @@ def _unproven(
     )
 
 
-class Aside(CoordinationLog):
+class RestoreLog(CoordinationLog):
     """A view of the log that shows only the partitions that are being restored.
 
     Attributes:

@@ -177,7 +177,7 @@ class Rebuilder:
             bool(self.log_start_missing) and now_ms >= self._retry_at_ms
         )
 
-    def look(self) -> tuple[dict[int, Restored], dict[int, int]]:
+    def find_starts(self) -> tuple[dict[int, Restored], dict[int, int]]:
         """Find the starts of partitions that have none yet; needs no lock.
 
         Returns:
@@ -257,7 +257,7 @@ class Rebuilder:
                 truncated.remember((key, known.topic_id), known.owner, known.granted)
         self._truncated[kept.partition] = truncated
 
-    def settle(self, positions: Mapping[int, int]) -> list[int]:
+    def finish(self, positions: Mapping[int, int]) -> list[int]:
         """Return the partitions that have just reached their barrier."""
         if not self._barriers:
             return []  # the common case
@@ -482,7 +482,7 @@ class Rebuilder:
             self._context.observe("grant_exposed", fields)
 
 
-class _Look(NamedTuple):
+class _TopicReport(NamedTuple):
     """The coordination topic as the cluster describes it.
 
     Attributes:
@@ -506,7 +506,7 @@ class TopicWatch:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._lookup: Pending[_Look] | None = None
+        self._lookup: Pending[_TopicReport] | None = None
         self._due_ms = context.now_ms + TOPIC_CHECK_MS
 
     def drive(self, now_ms: int) -> None:
@@ -528,8 +528,8 @@ class TopicWatch:
                 replica.checkpoints.last_offset is not None or replica.began_at > 0
                 for replica in self._context.replicas.values()
             )
-            look = partial(self._look, has_checkpoints=has_all)
-            self._lookup = self._context.ports.background.submit(look)
+            call = partial(self._report_topic, has_checkpoints=has_all)
+            self._lookup = self._context.ports.background.submit(call)
 
     def require_same(self) -> None:
         """Check the topic now; needs no lock.
@@ -550,7 +550,7 @@ class TopicWatch:
         name = self._context.ports.log.topic
         return self._context.ports.data.describe([name], ASK_MS_MAX).get(name)
 
-    def _look(self, *, has_checkpoints: bool) -> _Look:
+    def _report_topic(self, *, has_checkpoints: bool) -> _TopicReport:
         """Describe topic, offsets and settings; runs in the background."""
         info, name = self._describe(), self._context.ports.log.topic
         starts: dict[int, int] = {}
@@ -566,17 +566,17 @@ class TopicWatch:
                     name, has_checkpoints=has_checkpoints, timeout_ms=ASK_MS_MAX
                 )
             )
-        return _Look(info, starts, wrong)
+        return _TopicReport(info, starts, wrong)
 
-    def _on_response(self, look: _Look) -> None:
-        self._compare(look.info)
+    def _on_response(self, report: _TopicReport) -> None:
+        self._compare(report.info)
         context = self._context
-        context.log_starts.update(look.starts)
-        if look.wrong is None:
+        context.log_starts.update(report.starts)
+        if report.wrong is None:
             return
         known = set(context.wrong_settings)
-        context.wrong_settings = look.wrong
-        for each in look.wrong:
+        context.wrong_settings = report.wrong
+        for each in report.wrong:
             if each not in known:
                 fields = {"topic": context.ports.log.topic, **each._asdict()}
                 context.observe("topic_misconfigured", fields)

@@ -41,10 +41,10 @@ class StateStore(KeptStates, Protocol):
 
 def capture(world: WorldState, *, source: str) -> KeptState:
     """Return a state to save; it must have folded at least one entry."""
-    return captured(world, source=source)()
+    return capture_lazily(world, source=source)()
 
 
-def captured(world: WorldState, *, source: str) -> Callable[[], KeptState]:
+def capture_lazily(world: WorldState, *, source: str) -> Callable[[], KeptState]:
     """Copy a state; return a function that encodes it, on any thread."""
     partition, offset, epoch = world.partition, world.next_offset, world.leader_epoch
     assert epoch is not None
@@ -136,7 +136,7 @@ class Snapshotter:
 
     def _save(self, store: StateStore, world: WorldState) -> None:
         self.note(world.partition, world.next_offset)
-        call = partial(_keep, store, captured(world, source="this process"))
+        call = partial(_keep, store, capture_lazily(world, source="this process"))
         self._saving = self._context.ports.background.submit(call)
 
     def _report_failure(self, error: BaseException | None) -> None:

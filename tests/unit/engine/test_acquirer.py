@@ -12,7 +12,7 @@ def may_be_earlier(contender, *, seen_ms):
 
 
 def test_forgotten_claims_count_as_the_newest(monkeypatch):
-    """Their number is bounded, and a topic is rather looked up once too often."""
+    """Their number is bounded; the cost is an unnecessary look-up of a topic."""
     monkeypatch.setattr(acquirer, "CLAIMS_NOTED_MAX", 1)
     node = owning(world())
     contender, now_ms = node.session._acquirer, node.clock.now_ms()

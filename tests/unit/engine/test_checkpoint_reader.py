@@ -28,7 +28,7 @@ def of(cluster, kind, t=0):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Windows so small that a checkpoint never lies in one."""
+    """Windows so small that no checkpoint fits into one."""
     monkeypatch.setattr(checkpoint_reader, "WINDOW_MIN", 2)
     monkeypatch.setattr(checkpoint_reader, "WINDOW_GROWTH", 2)
     monkeypatch.setattr(checkpoint_reader, "WINDOW_MAX", 4)
@@ -49,7 +49,7 @@ def test_a_checkpoint_is_found_at_any_distance(small, behind):
 
 
 def test_the_checkpoints_of_all_partitions_are_read_in_one_pass():
-    """A change of place waits for the fetch under way: not once a partition."""
+    """A seek waits for the fetch in progress, so there is not one per partition."""
     cluster = world(8)
     node = owning(cluster)
     checkpointed(cluster, node, 8)

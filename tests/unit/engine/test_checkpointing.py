@@ -34,7 +34,7 @@ def writing(cluster, name="a", rule=SOON):
 
 
 def written(cluster, kind=CheckpointEnd):
-    """Return the records of one kind in the log, whoever wrote them."""
+    """Return the records of one kind in the log, of any writer."""
     head = header_of(kind)
     values = [each.value for each in cluster.kafka.log(cluster.place(0)).records]
     return [decode(value) for value in values if value.startswith(head)]
@@ -129,7 +129,7 @@ def test_retention_leaves_an_idle_partition_a_checkpoint(monkeypatch):
     node.engine.remove_session(node.session)
     cluster.run_until(checkpointed(cluster, 2), 9 * H)
     cluster.crash(node)
-    fresh = cluster.node("b")  # has folded from a state behind them, say
+    fresh = cluster.node("b")  # as if started from a state after them
     fresh.engine.write_checkpoints("w-b", SOON)
     cluster.run_until(lambda: fresh.engine.is_ready, H)
     fresh.engine.remove_session(fresh.session)
@@ -146,7 +146,7 @@ def test_a_process_with_checkpoints_disabled_writes_none():
 
 
 def crowd(node):
-    """Have so many keys that a checkpoint is several times what goes out at once."""
+    """Create so many keys that a checkpoint has more chunks than may be in flight."""
     count = (UNDER_WAY_MAX * 5 * CHUNK_BYTES_MAX) // 450
     state = node.engine.context.replicas[0].world
     for number in range(count):
@@ -163,7 +163,7 @@ def crowd(node):
 
 
 def test_a_checkpoint_is_encoded_in_parts_and_has_one_offset(monkeypatch):
-    """Whoever waits for the lock gets it in between; what is folded then is not in."""
+    """Other threads get the lock in between; entries folded then are not in it."""
     cluster = world(keys=100_000)
     node = writing(cluster)
     cluster.fates["a"] = AppendFate(delay_ms=H // 4)
@@ -199,7 +199,7 @@ def test_chunks_are_sent_a_few_at_a_time_and_the_lease_is_renewed():
     under_way = []
 
     def is_done():
-        work = node.engine.checkpointer._turns[0].work
+        work = node.engine.checkpointer._schedules[0].work
         under_way.append(0 if work is None else len(work.pending))
         return written(cluster)
 
@@ -248,8 +248,8 @@ def test_a_ghost_claim_is_released():
     cluster.run(H)
     cluster.fates["a"] = AppendFate(delay_ms=2 * H, fails_after_ms=H)
     works = node.engine.checkpointer
-    cluster.run_until(lambda: works._turns[0].work is not None, 2 * H)
-    cluster.run_until(lambda: works._turns[0].work is None, 2 * H)
+    cluster.run_until(lambda: works._schedules[0].work is not None, 2 * H)
+    cluster.run_until(lambda: works._schedules[0].work is None, 2 * H)
     cluster.fates.clear()
     works.rule = CheckpointRule(interval_ms=0)
     cluster.run(3 * H)

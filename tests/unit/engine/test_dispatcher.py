@@ -37,7 +37,7 @@ def cluster():
 
 @pytest.mark.parametrize("patience_ms", [0, int(0.75 * H)], ids=["asked", "granted"])
 def test_a_grant_that_is_late_counts_once(cluster, patience_ms):
-    """Whichever lands first, the late one or the one asked for again."""
+    """Either request may arrive first, the late one or the repeated one."""
     node = owning(cluster, delivery=AMO, most=3)
     cluster.fates["a"] = AppendFate(delay_ms=int(0.7 * H), fails_after_ms=10)
     assert node.consumer.poll(0) == {}
@@ -64,7 +64,7 @@ def test_nothing_is_handed_out_before_its_grant_is_read_back(cluster):
 
 
 def handed_out_within_the_lease(cluster):
-    """Let the lease come to its soft stop with granted records at hand."""
+    """Run to the lease's soft stop with granted records to hand out."""
     node = owning(cluster, delivery=AMO, most=3)
     assert node.consumer.poll(0) == {}
     cluster.run(20)
@@ -107,7 +107,7 @@ def test_an_owner_that_was_replaced_processes_no_more_grants(cluster):
     cluster.run(20)
     assert node.consumer.poll(0) == {}
     assert [ending.reason for _, ending in endings] == ["lease_expired"]
-    # 0 to 2 were granted to a process that never learnt of it: lost, not doubled.
+    # 0 to 2 were granted to a process that never read it: lost, not repeated.
     assert got == [3, 4, 5, 6, 7, 8, 9]
 
 
@@ -144,7 +144,7 @@ def test_a_drain_waits_for_granted_records(cluster):
     cluster.run(100)
     assert claim_of(node).phase is Phase.HELD
     assert values(node.consumer.poll(0)) == {0: [0, 1, 2]}
-    # They are in the application's hands until it asks for more.
+    # The application processes them until its next poll.
     cluster.run(100)
     assert claim_of(node).phase is Phase.HELD
     assert node.consumer.poll(0) == {}

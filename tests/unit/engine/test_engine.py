@@ -1,4 +1,4 @@
-"""How an engine starts, reads on, and stops for good."""
+"""How an engine starts, reads, and stops."""
 
 import msgspec
 import pytest
@@ -25,7 +25,7 @@ def cluster():
 
 
 def blank(partitions=1):
-    """Return a cluster whose coordination topic holds nothing at all."""
+    """Return a cluster whose coordination topic is empty."""
     cluster = Cluster(partitions=partitions)
     cluster.kafka.delete_topic("__marshal")
     cluster.kafka.create_topic("__marshal", partitions, is_log_append_time=True)
@@ -105,7 +105,7 @@ def test_a_topic_with_too_few_partitions_is_refused():
 
 
 def test_partitions_added_in_kafka_change_nothing():
-    """PROTOCOL 2.5: K is what the Config says."""
+    """PROTOCOL 2.5: the Config states the number of coordinating partitions."""
     cluster = world(records=[1, 1, 1])
     cluster.kafka.add_partitions("__marshal", 2)
     node = cluster.node("a", wish=wish())
@@ -171,11 +171,11 @@ def test_catching_up_shows_what_was_written_before(cluster):
 
 
 def test_catching_up_with_nothing_new_waits_for_no_round(cluster):
-    """The thread that steps may be in a poll, with nothing to come of it."""
+    """The stepping thread may be in a poll that returns nothing."""
     node = cluster.node("a")
     write(cluster, b"noise")
     node.step()
-    node.step()  # what it said of itself, once ready, is folded too
+    node.step()  # its own announcement, sent once ready, is folded too
     before = cluster.clock.now_ms()
     node.engine.changed = Stepping(cluster)
     node.engine.catch_up(1_000)
@@ -183,7 +183,7 @@ def test_catching_up_with_nothing_new_waits_for_no_round(cluster):
 
 
 def test_an_end_below_the_folded_offset_is_not_trusted(cluster, monkeypatch):
-    """A new leader may not know better yet; a log that went back is folded anew."""
+    """A new leader may lag; a truncated log is folded again."""
     node = cluster.node("a")
     offset = write(cluster, b"noise")
     node.step()
@@ -208,7 +208,7 @@ def test_an_unreadable_log_raises_for_the_caller(cluster, monkeypatch):
 
 
 def test_catching_up_waits_for_a_refold(cluster, monkeypatch):
-    """What was folded of a T that lost its place counts for nothing."""
+    """The folded offset of a truncated coordinating partition does not count."""
     node = cluster.node("a")
     write(cluster, b"noise")
     node.step()
@@ -303,7 +303,7 @@ def test_a_generation_that_has_not_reached_all_is_waited_for():
 
 
 def test_a_truncated_log_fences_all(cluster):
-    """It is folded anew, see test_rebuilding."""
+    """It is folded again, see test_rebuilding."""
     node = owning(cluster)
     cluster.kafka.truncate(cluster.place(0), end=2, leader=1)
     cluster.run(20)

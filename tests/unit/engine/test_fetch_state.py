@@ -63,5 +63,5 @@ def test_reads_never_grow_for_a_reader_that_fetches_ahead():
     ahead = Prefetch(500, 5_000, is_needed=False)
     assert not waited(ahead, SLOW_MS, times=3)
     assert ahead.most(0) == 500
-    # The bound is the same: whoever has nothing fetched does not wait for others.
+    # The due time is the same: a partition without records does not wait for others.
     assert ahead.most(400) == 500

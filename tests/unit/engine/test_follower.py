@@ -1,4 +1,4 @@
-"""Following the whole log without taking part."""
+"""Following the whole log without claiming."""
 
 import pytest
 
@@ -55,7 +55,7 @@ class FailedAppend:
     ("refusal", "raised"),
     [
         (LogUnwritable("not allowed to"), LogUnwritable),
-        # What passes, or may have been written all the same, is waited for.
+        # Transient errors, and appends that may have succeeded, are awaited.
         (CoordinationError("no broker answered"), DeadlineExceeded),
     ],
 )

@@ -33,7 +33,7 @@ T1 = TopicPartition("t", 1)
 
 
 class Eager(Pace):
-    """Has as many batches at risk as it may, from the first on."""
+    """Uses the full depth of the pipeline from the start."""
 
     def __init__(self, most):
         super().__init__(most)
@@ -56,7 +56,7 @@ def asked(cluster, client_id="a"):
 
 
 def consumed(node, cluster, times=60):
-    """Poll on; return every offset that was handed out."""
+    """Poll; return every offset that was handed out."""
     got = []
     for _ in range(times):
         for records in node.consumer.poll(0).values():
@@ -66,7 +66,7 @@ def consumed(node, cluster, times=60):
 
 
 def polled_of(node, cluster, partition, *, times=10):
-    """Poll on; return the offsets of one partition that were handed out."""
+    """Poll; return the offsets of one partition that were handed out."""
     got = []
     for _ in range(times):
         got += [record.offset for record in node.consumer.poll(0).get(partition, ())]
@@ -89,7 +89,7 @@ def test_requests_start_with_one_batch_and_grow():
     node.consumer.poll(0)
     assert asked(cluster) == [(0, 1)]
     assert consumed(node, cluster, 150) == list(range(200))
-    # What is handed out at once is asked for several batches at a time.
+    # Batches that are consumed at once are requested several at a time.
     sizes = {last - first + 1 for first, last in asked(cluster)}
     assert max(sizes) > 2
 
@@ -150,7 +150,7 @@ def test_small_requests_wait_while_grants_are_pending(monkeypatch):
     cluster.kafka.produce(T1, b"more")
     assert polled_of(node, cluster, T1, times=3) == []
     assert len(asked(cluster)) == before
-    # It waits for a moment only, whatever is still awaited elsewhere.
+    # It waits only for a moment, even if requests are pending elsewhere.
     assert polled_of(node, cluster, T1, times=30) == [4]
     assert outstanding(node) == 1
 
@@ -189,7 +189,7 @@ def test_requests_grow_while_others_hide_the_round_trip(
         )
         cluster.run(20)
     assert sorted(got) == sorted([*range(120)] * len(records))
-    # The first ones are asked for before anything is known, the last are the rest.
+    # The first requests precede all measurements, the last are the rest.
     middle = sizes_of(cluster, 0)[3:-3]
     assert max(middle) == at_once
 
@@ -202,7 +202,7 @@ def test_without_a_position_requests_are_sent_one_at_a_time(eager):
     node = cluster.node("a", wish=wish(delivery=AMO, most=3))
     cluster.run_until(lambda: KEY in node.session.holdings, H)
     cluster.run_until(lambda: claim_of(node).is_under_way, H)
-    # The claim is on its way; what is sent from here on is late, beats included.
+    # The claim is sent; all later records arrive late, heartbeats included.
     cluster.fates["a"] = AppendFate(delay_ms=H, fails_after_ms=10)
     cluster.run_until(lambda: claim_of(node).phase is Phase.HELD, H)
     assert fold(cluster).keys[KEY].next_unclaimed() is None

@@ -15,7 +15,7 @@ from enginekit import (
 )
 from msgspec import structs
 
-from kafka_marshal.engine.heartbeats import FAR_MS, _Lead
+from kafka_marshal.engine.heartbeats import FAR_MS, _ClockLead
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.records import (
     Heartbeat,
@@ -39,7 +39,7 @@ def test_soft_stop_then_hard_stop(cluster):
     node.cut(is_cut=True)
     sent_ms = claim.lease.soft_until_ms - H
     cluster.run_until(lambda: node.clock.now_ms() >= sent_ms + H - 20, 2 * H, step_ms=1)
-    node.data.cut = False  # records could be had, only the lease runs out
+    node.data.cut = False  # records are available, only the lease expires
     assert values(node.consumer.poll(0)) == {0: [1]}
     cluster.run_until(lambda: node.clock.now_ms() == sent_ms + H, H, step_ms=1)
     assert node.consumer.poll(0) == {}
@@ -54,7 +54,7 @@ def test_soft_stop_then_hard_stop(cluster):
 
 
 def test_records_fetched_before_a_stop_are_not_handed_out_after(cluster):
-    """A process that was stopped for long looks at its lease before anything."""
+    """A process that was stopped for long first checks its lease."""
     node = owning(cluster, most=1)
     node.consumer.poll(0)
     cluster.clock.advance(H)
@@ -104,7 +104,7 @@ def test_a_lease_uses_the_interval_at_its_heartbeat(cluster, h):
 def test_an_ignored_heartbeat_stops_at_once(cluster):
     node = owning(cluster)
     claim = claim_of(node)
-    # Somebody with our full identity gives the key up behind our back.
+    # A process with our full identity releases the key.
     owner = node.owner
     forged = ReleasingPartition(
         owner.client_id,
@@ -132,14 +132,14 @@ def test_a_forward_clock_step_shortens_leases(cluster):
     cluster.kafka.set_skew(0, 700)
     write(cluster, b"tick")
     cluster.run(20)
-    # What sending and reading took cannot be told from a smaller step.
+    # The time of sending and reading cannot be distinguished from a smaller step.
     shorter_ms = before.hard_until_ms - claim_of(node).lease.hard_until_ms
     assert 650 <= shorter_ms <= 700
     assert node.observer.named("clock_step")[0].fields["surplus_ms"] == shorter_ms
 
 
 def test_a_clock_step_is_detected_by_the_least_lead(cluster):
-    """However late other records of ours were folded, a lease may count from it."""
+    """A lease may count from it, however late other own records were folded."""
     node = owning(cluster)
     prompt = claim_of(node).lease
     cluster.fates["a"] = AppendFate(delay_ms=600)
@@ -153,7 +153,7 @@ def test_a_clock_step_is_detected_by_the_least_lead(cluster):
 
 
 def test_an_old_lead_is_forgotten():
-    lead = _Lead()
+    lead = _ClockLead()
     assert lead.least_ms == FAR_MS
     lead.note(5, 0, window_ms=100)
     lead.note(9, 50, window_ms=100)

@@ -1,4 +1,4 @@
-"""Which kept states are gone on from, and which the log does not lead up to."""
+"""Which kept states are restored, and which do not fit the log."""
 
 import pytest
 from enginekit import fold, owning, world, write
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from keptkit import Shelf, kept
 
 from kafka_marshal.engine.kept_states import (
-    Aside,
+    RestoreLog,
     restore,
     soft_from_bytes,
     soft_to_bytes,
@@ -143,7 +143,7 @@ def test_a_checkpoint_in_the_log_needs_no_entry_before_it(cluster):
 
 
 def test_entries_of_other_partitions_are_handed_back(cluster):
-    """While one T is begun anew, the others go on."""
+    """While one partition is started again, the others continue."""
     log = cluster.kafka.coordination_log()
     while log.poll(0):
         pass
@@ -171,17 +171,17 @@ def test_a_truncation_during_the_restore_is_retried(cluster):
     log.poll(0)
     cluster.kafka.truncate(cluster.place(0), end=1, leader=1)
     with pytest.raises(CoordinationError) as caught:
-        Aside(log, [0], []).poll(0)
+        RestoreLog(log, [0], []).poll(0)
     assert caught.value.retriable
 
 
 def test_a_truncation_of_another_partition_passes_an_aside(cluster):
-    """Nobody but its reader can begin that one anew, and the log repeats the error."""
+    """Only the log's reader can start that one again, and the log repeats the error."""
     log = cluster.kafka.coordination_log()
     log.poll(0)
     cluster.kafka.truncate(cluster.place(1), end=1, leader=1)
     with pytest.raises(LogTruncated) as caught:
-        Aside(log, [0], []).poll(0)
+        RestoreLog(log, [0], []).poll(0)
     assert caught.value.partition == 1
 
 
@@ -193,12 +193,12 @@ def test_a_truncation_that_names_no_partition_passes_an_aside(cluster):
 
     log.poll = poll
     with pytest.raises(LogTruncated):
-        Aside(log, [0], []).poll(0)
+        RestoreLog(log, [0], []).poll(0)
 
 
 def test_an_aside_is_the_log_but_for_its_end(cluster):
     log = cluster.kafka.coordination_log()
-    aside = Aside(log, [0], [])
+    aside = RestoreLog(log, [0], [])
     assert (aside.topic, aside.topic_id) == (log.topic, log.topic_id)
     assert aside.partition_count == 2
     aside.append(0, b"x")
@@ -244,7 +244,7 @@ def test_a_later_state_replaces_the_missing_log_start(cluster):
 
 
 def test_entries_read_meanwhile_survive_a_fault():
-    """A log that does not answer while one T is sought must cost no other T."""
+    """A log that fails while one partition is restored costs no other partition."""
     cluster = world(partitions=2, records=(10, 10))
     node = cluster.node("a")
     cluster.run(100)
@@ -259,7 +259,7 @@ def test_entries_read_meanwhile_survive_a_fault():
 
     rebuilder.sources = (Failing(),)
     cluster.kafka.truncate(cluster.place(0), end=1, leader=1)
-    node.step()  # finds that it went back
+    node.step()  # detects the truncation
     node.step()  # looks for a state
     assert node.observer.named("log_poll_failed")
     assert node.engine.context.replicas[1].world.next_offset == end + 1

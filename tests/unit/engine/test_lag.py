@@ -1,4 +1,4 @@
-"""What a session knows of the ends of the logs that it holds."""
+"""The log ends of a session's partitions."""
 
 import pytest
 from enginekit import AMO, KEY, H, held_by, owning, wish, world

@@ -1,4 +1,4 @@
-"""One client_id, several lives (PROTOCOL 4.4, 5.5), over a whole log."""
+"""One client_id in several processes (PROTOCOL 4.4, 5.5), over a whole log."""
 
 import pytest
 from enginekit import (
@@ -51,7 +51,7 @@ def test_only_a_changed_announcement_is_news(cluster):
     ):
         assert is_news(replace(first, **change))
         assert is_news(first) or "incarnation" in change
-    # Where somebody may hold no more than so much, what it holds counts.
+    # The load counts if the capacity is limited.
     assert is_news(replace(first, capacity=3, load=1))
     assert is_news(replace(first, capacity=3, load=2))
     assert not is_news(beat(0))
@@ -73,7 +73,7 @@ def test_the_number_of_remembered_members_is_bounded(cluster, monkeypatch):
 
 @pytest.mark.parametrize("restarts", [1, 3])
 def test_a_restart_with_its_identity_keeps_all_keys(restarts):
-    """Acceptance M08, M20: within H, no takeover in the log."""
+    """Acceptance M08, M20: within a heartbeat interval, no takeover in the log."""
     cluster = world(records=[1] * 6)
     cluster.node("b", wish=wish())
     a = cluster.node("a", wish=wish())
@@ -127,7 +127,7 @@ def test_a_wrong_secret_resumes_nothing_and_claims_normally(cluster):
 
 @pytest.mark.parametrize("first", [0, 1], ids=["older-holds", "younger-holds"])
 def test_of_two_live_sessions_with_one_client_id_one_fails(first):
-    """Exactly one holds, the other is told, whichever claims first."""
+    """Exactly one holds, and the other fails, whichever claims first."""
     cluster = world(records=[1] * 3)
     nodes = [cluster.node("a"), cluster.node("a")]
     cluster.run(H)  # both have announced themselves
@@ -157,7 +157,7 @@ def test_a_second_start_of_a_live_client_fails_and_takes_nothing(cluster):
 
 
 def test_a_resumed_process_stops(cluster):
-    """PROTOCOL 5.5: a copy of the identity directory; nobody resumes back."""
+    """PROTOCOL 5.5: a copied identity directory; the first does not resume back."""
     a = owning(cluster)
     copy = cluster.node("a", wish=wish(), lives=a.lives)
     cluster.run_until(held_by(copy, 1), H)
@@ -181,10 +181,10 @@ def test_a_twin_is_reported_with_the_age_of_its_record(cluster):
 
 
 def test_a_late_announcement_of_a_dead_process_is_no_conflict(cluster):
-    """One record may still be on its way; only a second one shows life."""
+    """One record may still be in flight; only a second one shows a live process."""
     a = owning(cluster)
     cluster.fates["a"] = AppendFate(delay_ms=H // 2)
-    cluster.run(H // 3 + 100)  # announces once more, and that is on its way
+    cluster.run(H // 3 + 100)  # announces once more; that record is in flight
     cluster.crash(a)
     cluster.fates.clear()
     again = cluster.node("a", wish=wish())
@@ -195,8 +195,8 @@ def test_a_late_announcement_of_a_dead_process_is_no_conflict(cluster):
 
 @pytest.mark.parametrize("lead_ms", range(0, H // 2, 200))
 def test_a_disconnected_process_yields_to_its_successor(cluster, lead_ms):
-    """Its claims have expired before it reads who has them, and its group may not
-    have forgotten it, so that it is the elder of the two."""
+    """Its claims expire before it reads their new owner, and its group may still
+    remember it, so that it is the earlier instance of the two."""
     old = owning(cluster)
     cluster.run(lead_ms)
     old.cut(is_cut=True)

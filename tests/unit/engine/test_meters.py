@@ -1,4 +1,4 @@
-"""What is counted on the way: every figure has something that moves it."""
+"""Counters: every figure has an event that changes it."""
 
 from contextlib import suppress
 
@@ -186,7 +186,7 @@ ACTS = st.lists(
 
 @given(ACTS)
 def test_totals_never_fall(acts):
-    """Whatever is done in whatever order, as Prometheus wants it of counters."""
+    """For any sequence of operations, as Prometheus requires of counters."""
     meters, end, handed, committed = SessionMeters(), 0, 0, 0
     holding = fresh_holding()
     for act, number in acts:

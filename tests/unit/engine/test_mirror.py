@@ -46,7 +46,7 @@ def test_foreign_commits_are_reported_and_overwritten(cluster):
 
 @pytest.mark.parametrize("lands", [True, False])
 def test_a_failed_write_is_not_reported_as_foreign(cluster, monkeypatch, lands):
-    """It may stand though it failed: what is found then is one's own."""
+    """The failed write may have succeeded: then the offset found is our own."""
     node = owning(cluster)
     commit(node, 4)
     follows(cluster, 4)

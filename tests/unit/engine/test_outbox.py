@@ -1,4 +1,4 @@
-"""What is sent, and how long it may be waited for."""
+"""Sent records, and how long they are pending."""
 
 from enginekit import H, owning, world
 

@@ -1,4 +1,4 @@
-"""Whoever does not come back for its work leaves it to somebody who can."""
+"""An application that does not poll loses its partitions to a live member."""
 
 import pytest
 from enginekit import H
@@ -14,7 +14,7 @@ def rig():
 
 @pytest.fixture
 def slow(rig):
-    """A consumer with four records in hand and half a second to come back."""
+    """A consumer with four uncommitted records and a limit of half a second."""
     consumer = rig.consumer(most=4, max_handling_ms=500)
     rig.say(rig.assigned())
     consumer.poll()

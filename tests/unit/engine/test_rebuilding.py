@@ -1,4 +1,4 @@
-"""A coordinating partition whose log went back: fenced, folded anew, repaid."""
+"""A truncated coordinating partition: fenced, folded again, grants restored."""
 
 import pytest
 from enginekit import (
@@ -34,7 +34,7 @@ def truncate(cluster, *, end, partition=0):
 
 
 def offset_of(cluster, client_id, kind, effect=None):
-    """Return where the first accepted record of a kind stands."""
+    """Return the offset of the first accepted record of a kind."""
     return next(
         line.offset
         for line in of(cluster, client_id, kind)
@@ -43,7 +43,7 @@ def offset_of(cluster, client_id, kind, effect=None):
 
 
 def polled(node, cluster):
-    """Poll until something comes."""
+    """Poll until records arrive."""
     for _ in range(100):
         found = values(node.consumer.poll(0))
         cluster.run(20)
@@ -80,7 +80,7 @@ def test_uncommitted_records_are_reported_as_lost(cluster):
 
 
 def test_other_partitions_continue():
-    """Only the T whose log went back is folded anew."""
+    """Only the truncated coordinating partition is folded again."""
     cluster = world(partitions=2, records=(10,) * 8)
     node = cluster.node("a", wish=wish())
     cluster.run_until(held_by(node, 8), 3 * H)
@@ -101,7 +101,7 @@ def test_a_truncation_during_another_restore_is_folded_again():
     cluster.run_until(held_by(node, 8), 3 * H)
     node.engine.rebuilder.sources = (LogCheckpoints(),)
     truncate(cluster, end=1, partition=0)
-    node.step()  # finds that 0 went back
+    node.step()  # detects that 0 was truncated
     truncate(cluster, end=1, partition=1)
     cluster.run_until(held_by(node, 8), 3 * H)
     told = node.observer.named("log_truncated")
@@ -125,7 +125,7 @@ def test_a_refold_starts_from_a_fitting_state():
 
 
 def test_a_claim_that_survives_in_the_log_is_released(cluster):
-    """At least once: the claim survived, and nobody here uses it any more."""
+    """At least once: the claim survived, and this process no longer uses it."""
     node = owning(cluster)
     epoch = node.session.holdings[KEY].claim.epoch
     cluster.run(H)
@@ -198,7 +198,7 @@ def drain_to(cluster, node, offset):
 
 
 def test_later_grants_of_the_next_owner_are_exposed(cluster):
-    """Its grants have passed ours by the time that we see the log again."""
+    """Its grants have passed ours when this process reads the log again."""
     node = owning(cluster, delivery=AMO, most=5, batches=1)
     done = polled(node, cluster)[0]
     granted = fold(cluster).keys[KEY].granted
@@ -230,7 +230,7 @@ def test_a_takeover_in_skipped_entries_is_exposed_from_0(cluster):
 
 
 def test_a_key_taken_over_before_its_request_is_exposed(cluster):
-    """Still owner by the log, until somebody else came before the request."""
+    """Still the owner in the log, until another member claims before the request."""
     node = owning(cluster, delivery=AMO, most=5, batches=1)
     done = polled(node, cluster)[0]
     granted = fold(cluster).keys[KEY].granted
@@ -286,7 +286,7 @@ def test_nothing_is_claimed_before_the_refold_ends():
 
 
 def test_a_recreated_topic_stops_the_engine(cluster):
-    """PROTOCOL 7.5: what it said of who owns what is gone for good."""
+    """PROTOCOL 7.5: the record of all owners is lost."""
     node = owning(cluster)
     cluster.kafka.delete_topic("__marshal")
     cluster.kafka.create_topic("__marshal", 1, is_log_append_time=True)
@@ -297,7 +297,7 @@ def test_a_recreated_topic_stops_the_engine(cluster):
 
 
 def test_a_longer_recreated_topic_is_detected(cluster):
-    """Nothing goes back there: only the topic's id tells."""
+    """No offset goes back: only the topic's id shows it."""
     node = owning(cluster)
     values_before = [r.value for r in cluster.kafka.log(cluster.place(0)).records]
     cluster.kafka.delete_topic("__marshal")
@@ -331,7 +331,7 @@ def test_a_changed_setting_is_reported_once(cluster):
 
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_a_start_after_a_checkpoint_counts_it(cluster, is_kept):
-    """With checkpoints a retention of a week is right: the last one was not read."""
+    """With checkpoints a retention of a week is valid, also if none was read."""
     owning(cluster)
     asked = []
 
@@ -380,7 +380,7 @@ def test_truncation_below_the_config_leaves_nothing_to_claim(cluster):
 
 
 def recreated(cluster, node):
-    """Create the topic again and have all of it handed out; return its offsets."""
+    """Create the topic again and hand out all of it; return its offsets."""
     cluster.kafka.recreate_topic("t", 1)
     for _ in range(3):
         cluster.kafka.produce(T0, b"x")
@@ -392,7 +392,7 @@ def recreated(cluster, node):
 
 
 def test_grants_of_a_forgotten_topic_are_exposed(cluster):
-    """More was granted of the earlier topic, which says nothing of the later one."""
+    """Grants of the earlier topic were higher; they do not apply to the later one."""
     node = owning(cluster, delivery=AMO, most=5, batches=1, refresh_ms=500)
     drain_to(cluster, node, 9)
     end = fold(cluster).next_offset
@@ -404,17 +404,17 @@ def test_grants_of_a_forgotten_topic_are_exposed(cluster):
     assert told.fields == {"key": KEY, "first": 0, "last": 2}
 
 
-# --- what the host has kept, and the log has lost
+# --- grants that a kept state shows and the log has lost
 
 
-def started_anew(cluster, state):
-    """Start a process on a host that has kept a state."""
+def restarted(cluster, state):
+    """Start a process with a kept state."""
     cluster.crash(cluster.nodes[0])
     return cluster.node("b", wish=wish(delivery=AMO), sources=(Shelf(kept(state)),))
 
 
 def granted_and_kept(cluster):
-    """Return where the log ended before the grants, and the state after them."""
+    """Return the log's end before the grants, and the state after them."""
     node = owning(cluster, delivery=AMO, most=5, batches=1)
     polled(node, cluster)
     state = fold(cluster)
@@ -426,7 +426,7 @@ def granted_and_kept(cluster):
 def test_lost_grants_of_a_kept_state_are_reported(cluster, is_claim_lost):
     at, state = granted_and_kept(cluster)
     truncate(cluster, end=1 if is_claim_lost else at)
-    node = started_anew(cluster, state)
+    node = restarted(cluster, state)
     told = node.observer.named
     cluster.run_until(lambda: told("grant_exposed"), 4 * H)
     (event,) = told("grant_exposed")
@@ -442,7 +442,7 @@ def test_later_grants_of_others_are_reported(cluster):
     cluster.run_until(held_by(other, 1), 4 * H)
     polled(other, cluster)
     assert fold(cluster).keys[KEY].granted
-    node = started_anew(cluster, state)
+    node = restarted(cluster, state)
     cluster.run(H)
     (event,) = node.observer.named("grant_exposed")
     assert (event.fields["first"], event.fields["last"]) == (
@@ -452,7 +452,7 @@ def test_later_grants_of_others_are_reported(cluster):
 
 
 def test_lost_grants_of_an_earlier_topic_are_not_reported(cluster):
-    """Nobody can be granted them again: the log knows that its topic is over."""
+    """They cannot be granted again: the log has retired their topic."""
     at, state = granted_and_kept(cluster)
     truncate(cluster, end=at)
     cluster.crash(cluster.nodes[0])
@@ -490,7 +490,8 @@ def test_a_damaged_state_is_no_evidence(cluster, changes):
 
 
 def test_unreported_losses_are_kept_for_the_next_start(cluster):
-    """Whether an owner tells the log again shows after 2H: starts in between count."""
+    """An owner may restore its grants within two heartbeat intervals; a restart in
+    between must not lose the evidence."""
     at, state = granted_and_kept(cluster)
     truncate(cluster, end=at)
     cluster.crash(cluster.nodes[0])

@@ -30,7 +30,7 @@ def cluster():
 
 
 def test_a_ghost_claim_is_released_at_once(cluster):
-    """Given up as unanswered, it lands and wins all the same."""
+    """The client gives it up as unanswered, and then it arrives and wins."""
     cluster.fates["a"] = AppendFate(delay_ms=H, fails_after_ms=10)
     node = cluster.node("a", wish=wish())
     cluster.run(H // 2)
@@ -66,11 +66,11 @@ def test_a_ghost_whose_release_is_lost_is_released_again(cluster):
 
 
 def test_the_end_of_an_old_claim_does_not_hide_a_newer_ghost(cluster):
-    """A late claim wins while the old one runs out: both must be let go."""
+    """A late claim wins while the old one expires: both must be released."""
     node = owning(cluster)
     claim = claim_of(node)
     old_epoch = claim.epoch
-    # An earlier claiming record of ours lands once more, when we are stale.
+    # An earlier claim record of ours arrives again when we are stale.
     again = of(cluster, "a", ClaimingPartition)[0].record
     node.log.cut = True
     cluster.clock.advance(2 * H + 10)

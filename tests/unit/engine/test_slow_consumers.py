@@ -1,4 +1,4 @@
-"""Owners that are too slow or wedged give up, where somebody else can do better."""
+"""Slow or stuck owners release partitions that another member can take."""
 
 import itertools
 from collections import Counter
@@ -16,7 +16,7 @@ STEP_MS = 100
 
 
 class App:
-    """An application that handles so many records a second, or none any more."""
+    """An application with a fixed processing rate, or one that has stopped."""
 
     def __init__(self, node, per_s):
         self.node = node
@@ -64,7 +64,7 @@ def live(cluster, actors, duration_ms, *, until=lambda: False):
 
 
 def careful(*topics, **rest):
-    """Return a wish with everything on, as an application has it."""
+    """Return a subscription with all policies enabled, as in production."""
     return wish(*topics, max_handling_ms=None, releases_behind=True, **rest)
 
 
@@ -82,7 +82,7 @@ def releases(cluster, reason=None):
     return [each for each in found if reason is None or each[2].startswith(reason)]
 
 
-# --- Behind (acceptance L08) ---
+# --- Lagging (acceptance L08) ---
 
 
 def slow_and_fast(*, partitions=2, arriving=10, slow=5, fast=200, **rest):
@@ -139,7 +139,7 @@ def test_nothing_is_judged_before_ten_samples_and_three_cycles():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_an_overloaded_partition_does_not_oscillate(seed):
-    """Moves grow with the logarithm of time: each backs off twice as long."""
+    """The number of moves grows with the logarithm of time: the backoff doubles."""
     cluster, a, b, load = slow_and_fast(partitions=4, slow=3 + 2 * seed)
     live(cluster, [a, b, load], 60 * H)
     early = len(releases(cluster))
@@ -225,11 +225,11 @@ def test_whole_topics_are_not_judged_by_their_speed():
     assert releases(cluster, "behind") == []
 
 
-# --- Wedged (acceptance L09) ---
+# --- Stuck (acceptance L09) ---
 
 
 def blocked(cluster, name="a", **rest):
-    """Return an application that took records and does not come back."""
+    """Return an application that got records and does not poll again."""
     app = start(cluster, name, 1_000, **rest)
     cluster.run_until(lambda: bool(app.node.held), 3 * H)
     taken = []
@@ -298,7 +298,7 @@ def test_a_blocked_handler_keeps_its_claim_without_a_taker():
 
 
 def test_work_in_progress_is_a_sign_of_life():
-    """One long batch, committed record by record, is not wedged."""
+    """An application that commits a long batch record by record is not stuck."""
     cluster = world(records=[9])
     a = start(cluster, "a", None)
     cluster.run_until(held_by(a.node, 1), H)
@@ -319,7 +319,7 @@ def poll_until(cluster, app):
 
 
 def test_a_stopped_process_is_not_stuck():
-    """Nobody knows what its handler did meanwhile: it is judged from now on."""
+    """The handler's progress meanwhile is unknown: the limit starts again."""
     cluster = world(records=[9])
     a, _ = blocked(cluster)
     b = start(cluster, "b", 100)
@@ -363,7 +363,7 @@ def test_max_handling_ms_extends_the_limit(limit_ms, least_ms):
 
 
 def test_a_record_that_blocks_all_handlers_moves_ever_more_rarely():
-    """And whatever takes longer than the limit is done in the end."""
+    """And a record that takes longer than the limit is finished in the end."""
     cluster = world(records=[9])
     apps = [start(cluster, name, 1_000) for name in "ab"]
     hung = {}
@@ -401,7 +401,7 @@ def test_at_most_once_lost_grants_are_reported():
     assert lost.fields["ranges"][0][0] == handed[-1] + 1
 
 
-# --- Who could take it ---
+# --- Possible takers ---
 
 
 def member(name, **rest):

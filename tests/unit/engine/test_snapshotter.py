@@ -1,4 +1,4 @@
-"""When states are kept, and that nothing waits for it."""
+"""When states are saved; saving blocks nothing."""
 
 import pytest
 from enginekit import fold, owning, world, write
@@ -19,7 +19,7 @@ from kafka_marshal.protocol.types import Key
 
 
 class Store(Shelf):
-    """Keeps what it is given, or fails."""
+    """Stores states, or fails."""
 
     def __init__(self):
         super().__init__()
@@ -130,7 +130,7 @@ def test_states_are_saved_in_the_background_one_at_a_time(cluster, node, store):
 
 
 def test_states_are_encoded_in_the_background(cluster, node, store, monkeypatch):
-    """And not under the lock: so what is folded meanwhile must not be in it."""
+    """Outside of the lock: so entries folded meanwhile must not be in it."""
     encoded = []
     plain = Frozen.pieces
 

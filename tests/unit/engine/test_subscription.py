@@ -1,4 +1,4 @@
-"""How members share what there is, over a whole log."""
+"""How members share keys, over a whole log."""
 
 from types import SimpleNamespace
 
@@ -80,7 +80,7 @@ def test_nothing_moves_once_shared():
 
 
 def test_nothing_is_released_for_a_dead_member():
-    """The keys of a dead member go stale one coordinating partition by the other."""
+    """The keys of a dead member go stale one coordinating partition after another."""
     cluster = world(partitions=2, records=[1] * 8)
     a, b = (cluster.node(name, wish=wish()) for name in "ab")
     cluster.run_until(lambda: len(a.held) == len(b.held) == 4, 3 * H)
@@ -89,7 +89,7 @@ def test_nothing_is_released_for_a_dead_member():
     last = [x.record for t in range(2) for x in of(cluster, "a", Member, partition=t)]
     home = a.engine.context.home_of("g")
     cluster.run(H // 2)
-    # What it had sent before arrives late, to one of the two and to its home.
+    # Its earlier records arrive late, in one of the two and in its home partition.
     write(cluster, msgspec.structs.replace(last[-1], seq=10**6), partition=home)
     for key, holding in a.session.holdings.items():
         if a.engine.context.partition_of(key) == 1:
@@ -122,7 +122,7 @@ def test_surplus_waits_for_a_slow_handler_and_not_for_one_that_never_commits():
     cluster.run_until(held_by(a, 2), H)
     a.consumer.poll(0)
     b = cluster.node("b", wish=wish())
-    cluster.run(5 * H)  # busy with what was handed out
+    cluster.run(5 * H)  # busy with the records of the poll
     assert not b.held
     assert len(a.held) == 2
     a.consumer.poll(0)  # back, and nothing is committed
@@ -235,7 +235,7 @@ def test_a_limit_counts_topics():
     assert (member.capacity, member.load) == (2, 2)
 
 
-# --- The last owner, and the cool-down (acceptance L10) ---
+# --- The last owner, and the cooldown (acceptance L10) ---
 
 
 def claims_of(cluster, name, number):
@@ -263,7 +263,7 @@ def test_a_returning_member_gets_its_keys_back():
 
 @pytest.mark.parametrize("before", [bytes(16), b"\xff" * 16], ids=["low", "high"])
 def test_a_member_that_left_and_returns_gets_its_share_at_once(before):
-    """Its leave stays in the log for 2H, and is of another life of the same name."""
+    """Its leave counts for two intervals, but only for the earlier process."""
     cluster = world(records=[1, 1])
     a = cluster.node("a", wish=wish())
     cluster.run_until(held_by(a, 2), H)
@@ -308,7 +308,7 @@ def test_the_cooldown_does_not_apply_to_others():
     ],
 )
 def test_an_orderly_release_by_others_ends_the_cooldown(reason, is_at_once):
-    """A surplus that was handed on comes back when the other one's work ends."""
+    """A released surplus returns when the other member leaves."""
     cluster = world(records=[1, 1])
     a = cluster.node("a", wish=wish())
     cluster.run_until(held_by(a, 2), H)
@@ -377,7 +377,7 @@ def test_a_claim_without_a_policy_has_a_reason():
     )
 
 
-# --- A policy that misbehaves is told and survived; its last good plan stands ---
+# --- A failing policy is reported; its last valid plan stays in force ---
 
 
 A, B, C = (Key("g", "t", number) for number in range(3))
@@ -509,7 +509,7 @@ def test_a_custom_policy_runs_each_time():
 
 
 def test_a_consumer_survives_a_failing_policy():
-    """Over a whole log: the engine lives, claims are kept, and it goes on after."""
+    """Over a whole log: the engine keeps running and keeps its claims."""
     cluster = world(records=[3, 3])
     mood = []
 

@@ -1,4 +1,4 @@
-"""New partitions, topics of a pattern, and what is deleted, over a whole log."""
+"""New partitions, topics of a pattern, and deleted topics, over a whole log."""
 
 import itertools
 import re
@@ -22,7 +22,7 @@ def orders(name):
 
 
 def following(cluster, **rest):
-    """Start a node that follows every topic named orders-... from none on."""
+    """Start a node with the pattern orders-..., before any topic exists."""
     names = [n for n in cluster.kafka.topic_names() if orders(n)]
     node = cluster.node(
         "a", wish=wish(*names, matches=orders, refresh_ms=REFRESH_MS, **rest)
@@ -190,7 +190,7 @@ def test_a_topic_missing_for_a_while_continues_at_its_position():
 
 
 def taken(cluster, node, count, *, until=None):
-    """Poll until so many values were handed out, or a condition holds."""
+    """Poll until enough values were handed out, or a condition is true."""
     found = []
 
     def is_there():
@@ -248,7 +248,7 @@ def test_grants_of_a_deleted_topic_are_reported_and_not_handed_out():
 
 
 def test_a_position_beyond_a_recreated_topic_is_no_error():
-    """The id is compared first: the range is that of another topic."""
+    """The id is compared first: the range belongs to another topic."""
     cluster = world(records=[20])
     node = cluster.node("a", wish=wish(refresh_ms=100 * H))
     taken(cluster, node, 20)
@@ -304,7 +304,7 @@ def test_a_lagging_broker_does_not_restore_an_earlier_topic():
 
 
 def left_behind(cluster):
-    """Return a member that knows an earlier topic, whose successor nobody owns."""
+    """Return a member that knows an earlier topic; the later one has no owner."""
     nodes = [cluster.node(name, wish=wish(refresh_ms=100 * H)) for name in "ab"]
     cluster.run_until(lambda: any(node.held for node in nodes), 3 * H)
     late, owner = sorted(nodes, key=lambda node: len(node.held))
@@ -323,7 +323,7 @@ def refusals(cluster, client_id):
 
 
 def test_a_member_that_missed_a_recreation_checks_before_it_claims():
-    """The log knows that its topic is an earlier one: a claim would be refused."""
+    """The log has retired its topic: a claim would be refused."""
     cluster = world(records=[1])
     late = left_behind(cluster)
     cluster.run_until(held_by(late, 1), H)
@@ -352,7 +352,7 @@ def test_a_member_with_a_lagging_broker_claims_nothing():
 
 
 def test_an_earlier_topic_is_not_claimed_though_nobody_ever_claimed_it():
-    """Its claim would be accepted, and no other of the new topic ever again."""
+    """Its claim would be accepted, and claims of the new topic never again."""
     cluster = world(records=[1])
     late = cluster.node("late", wish=wish(refresh_ms=100 * H))
     late.cut(is_cut=True)
@@ -369,7 +369,7 @@ def test_an_earlier_topic_is_not_claimed_though_nobody_ever_claimed_it():
 
 
 def test_an_id_that_was_seen_since_the_last_claim_is_claimed_at_once():
-    """Whoever ends its claims of an earlier topic has just looked."""
+    """A member that ends its claims of an earlier topic has just looked it up."""
     cluster = world(records=[1])
     node = cluster.node("a", wish=wish(refresh_ms=100 * H))
     cluster.run_until(held_by(node, 1), H)
@@ -409,7 +409,7 @@ def test_unknown_topics_cannot_be_doubted():
     assert not sub.has_doubts
 
 
-# --- Whole topics are told once for each change (acceptance L06) ---
+# --- Whole topics are reported once for each change (acceptance L06) ---
 
 
 def test_only_changes_are_reported():

@@ -1,4 +1,4 @@
-"""An application's thread waits for the log, and never for ever."""
+"""Waits of an application's thread for the log, with a deadline."""
 
 import threading
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from kafka_marshal.errors import DeadlineExceeded, LogUnreadable
 
 
 class News(threading.Condition):
-    """Each wait lets the time go by that it may take."""
+    """Each wait advances the clock by its timeout."""
 
     def __init__(self, context):
         super().__init__()
