@@ -417,7 +417,7 @@ class Engine:
         with self.changed:
             self.rebuilder.begin(found, ends, now_ms=self.context.now_ms)
             for partition, restored in found.items():
-                self.saver.note(partition, restored.world.next_offset)
+                self.saver.record(partition, restored.world.next_offset)
 
     def _on_truncated(self, partition: int, error: LogTruncated) -> None:
         """Drop the state of a truncated coordinating partition; the others continue."""

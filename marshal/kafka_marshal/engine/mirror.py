@@ -1,7 +1,8 @@
 """Mirrors positions to the group's committed offsets in Kafka (PROTOCOL 5.7).
 
 For lag tools, on a best-effort basis: only the log is authoritative. Offsets that other
-processes commit are reported and overwritten, and no claim waits for a mirror.
+processes commit are reported and overwritten, and no claim waits for a mirror. That is
+why it is a module of its own: no other part of the engine depends on it.
 """
 
 from collections.abc import Mapping

@@ -119,7 +119,7 @@ class PollWatchdog:
     def note_signs(
         self, sub: Subscription, held: Sequence[Holding], *, now_ms: int
     ) -> None:
-        """Note the signs of life of one consumer's application."""
+        """Record the signs of life of one consumer's application."""
         for holding in held:
             watch = self._watch(holding, now_ms)
             mark = (holding.handed_count, holding.position, holding.in_hand_count)

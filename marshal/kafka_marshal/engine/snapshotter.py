@@ -85,7 +85,7 @@ class Snapshotter:
         self._saving: Pending[None] | None = None
         self._has_failed = False
 
-    def note(self, partition: int, offset: int) -> None:
+    def record(self, partition: int, offset: int) -> None:
         """Record that a partition was saved, or started, at an offset."""
         self._kept[partition] = (offset, self._context.now_ms)
 
@@ -110,7 +110,7 @@ class Snapshotter:
                     self._save(store, replica.world)
                     return
             elif is_old:
-                self.note(t, offset)  # check again after another period
+                self.record(t, offset)  # check again after another period
 
     def save_all(self) -> None:
         """Save all states that are worth it now, on this thread."""
@@ -135,7 +135,7 @@ class Snapshotter:
         return is_whole and world.halted is None and world.leader_epoch is not None
 
     def _save(self, store: StateStore, world: WorldState) -> None:
-        self.note(world.partition, world.next_offset)
+        self.record(world.partition, world.next_offset)
         call = partial(_keep, store, capture_lazily(world, source="this process"))
         self._saving = self._context.ports.background.submit(call)
 

@@ -110,7 +110,7 @@ def _problem(plan: object, view: View) -> str | None:
 
 def _release_problem(release: object, mine: Mapping[Key, bool]) -> str | None:
     if not isinstance(release, Release) or not mine.get(release.key):
-        return f"it gives up {release!r}, which is not held"
+        return f"it releases {release!r}, which is not held"
     successor: Any = release.successor
     reason: Any = release.reason
     detail: Any = release.detail

@@ -77,13 +77,13 @@ def test_a_checkpoint_is_written_when_due_and_the_key_released():
     ]
     assert fold(cluster).keys[PLACE].owner is None
     assert holders(cluster) == ["a"]
-    (told,) = events(node, "checkpoint_written")
-    assert told["partition"] == 0
+    (reported,) = events(node, "checkpoint_written")
+    assert reported["partition"] == 0
     assert events(node, "replica_diverged") == []
     assert node.engine.checkpointer.written_count == 1
     kept = find(cluster)[0]
     assert kept.is_in_log
-    assert (kept.offset, kept.source[:11]) == (told["offset"] + 1, "checkpoint ")
+    assert (kept.offset, kept.source[:11]) == (reported["offset"] + 1, "checkpoint ")
     assert digest(from_bytes(kept.state)) == kept.digest
 
 
@@ -278,9 +278,9 @@ def test_a_diverged_reader_is_reported_and_continues():
     world_of.append_time_ms += 10**9
     cluster.run_until(lambda: events(writer, "checkpoint_written"), 4 * H)
     cluster.run(200)
-    (told,) = events(other, "replica_diverged")
-    assert told["ours"] != told["theirs"]
-    assert (told["partition"], told["client_id"]) == (0, "w-a")
+    (reported,) = events(other, "replica_diverged")
+    assert reported["ours"] != reported["theirs"]
+    assert (reported["partition"], reported["client_id"]) == (0, "w-a")
     assert events(writer, "replica_diverged") == []
     assert other.engine.failure is None
 
@@ -289,11 +289,20 @@ def test_a_reset_ends_all_claims_until_two_intervals_later():
     cluster = world()
     node = owning(cluster, "a")
     state = fold(cluster)
-    value, told = to_bytes(state), bytes.fromhex(digest(state))
+    value, checksum = to_bytes(state), bytes.fromhex(digest(state))
     write(
         cluster,
         Reset(
-            "admin", "marshal", b"i" * 16, 0, b"o" * 16, 0, 1, len(value), told, value
+            "admin",
+            "marshal",
+            b"i" * 16,
+            0,
+            b"o" * 16,
+            0,
+            1,
+            len(value),
+            checksum,
+            value,
         ),
     )
     at_ms = cluster.clock.now_ms()

@@ -189,10 +189,12 @@ def test_an_end_below_the_folded_offset_is_not_trusted(cluster, monkeypatch):
     node.step()
     node.engine.changed = Stepping(cluster)
     log = node.engine.context.ports.log
-    told, ask = [{0: offset - 1}], log.end_offsets
-    monkeypatch.setattr(log, "end_offsets", lambda ms: told.pop(0) if told else ask(ms))
+    answers, ask = [{0: offset - 1}], log.end_offsets
+    monkeypatch.setattr(
+        log, "end_offsets", lambda ms: answers.pop(0) if answers else ask(ms)
+    )
     node.engine.catch_up(1_000)
-    assert told == []
+    assert answers == []
 
 
 def test_an_unreadable_log_raises_for_the_caller(cluster, monkeypatch):

@@ -4,10 +4,10 @@ from kafka_marshal.engine.fetch_state import CALM_READS, FAIR_READ_MS, SLOW_MS, 
 
 
 def waited(ahead, waited_ms, *, times=1, is_found=True):
-    said = None
+    may_have_more = None
     for _ in range(times):
-        said = ahead.note(1_000, waited_ms=waited_ms, is_found=is_found)
-    return said
+        may_have_more = ahead.note(1_000, waited_ms=waited_ms, is_found=is_found)
+    return may_have_more
 
 
 def test_the_first_read_has_the_size_of_a_poll():

@@ -36,8 +36,8 @@ def test_only_a_changed_announcement_is_news(cluster):
     announcer = owning(cluster).session._announcer
 
     def is_news(record):
-        told = Transition(0, "accepted", "member", None, None, None, None, record)
-        return announcer.is_news(told)
+        transition = Transition(0, "accepted", "member", None, None, None, None, record)
+        return announcer.is_news(transition)
 
     first = replace(member("b"), capacity=0)
     assert is_news(first)
@@ -62,9 +62,9 @@ def test_the_number_of_remembered_members_is_bounded(cluster, monkeypatch):
     announcer = owning(cluster).session._announcer
     for number in range(10):
         record = member(f"b{number}")
-        told = Transition(0, "accepted", "member", None, None, None, None, record)
-        assert announcer.is_news(told)
-        assert not announcer.is_news(told)
+        transition = Transition(0, "accepted", "member", None, None, None, None, record)
+        assert announcer.is_news(transition)
+        assert not announcer.is_news(transition)
     assert len(announcer._announced) <= 3
 
 

@@ -247,6 +247,6 @@ def test_failed_appends_are_counted(cluster):
 def test_events_are_counted_by_name(cluster):
     node = owning(cluster)
     counted = node.engine.context.meters.events()
-    told = [event.name for event in node.observer.events]
-    assert counted == {name: told.count(name) for name in told}
+    reported = [event.name for event in node.observer.events]
+    assert counted == {name: reported.count(name) for name in reported}
     assert counted["claimed"] == 1

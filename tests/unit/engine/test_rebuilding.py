@@ -104,8 +104,8 @@ def test_a_truncation_during_another_restore_is_folded_again():
     node.step()  # detects that 0 was truncated
     truncate(cluster, end=1, partition=1)
     cluster.run_until(held_by(node, 8), 3 * H)
-    told = node.observer.named("log_truncated")
-    assert [event.fields["partition"] for event in told] == [0, 1]
+    events = node.observer.named("log_truncated")
+    assert [event.fields["partition"] for event in events] == [0, 1]
     assert node.observer.named("log_poll_failed") == []
 
 
@@ -183,8 +183,8 @@ def test_at_most_once_a_key_of_another_owner_is_exposed(cluster):
     granted = fold(cluster).keys[KEY].granted
     truncate(cluster, end=1)
     cluster.run(3 * H)
-    (told,) = node.observer.named("grant_exposed")
-    assert told.fields == {"key": KEY, "first": 0, "last": granted - 1}
+    (event,) = node.observer.named("grant_exposed")
+    assert event.fields == {"key": KEY, "first": 0, "last": granted - 1}
     assert set(done) <= set(range(granted))
 
 
@@ -209,8 +209,8 @@ def test_later_grants_of_the_next_owner_are_exposed(cluster):
     assert set(done) <= set(again)
     node.cut(is_cut=False)
     cluster.run(H)
-    (told,) = node.observer.named("grant_exposed")
-    assert told.fields == {"key": KEY, "first": 0, "last": granted - 1}
+    (event,) = node.observer.named("grant_exposed")
+    assert event.fields == {"key": KEY, "first": 0, "last": granted - 1}
 
 
 def test_a_takeover_in_skipped_entries_is_exposed_from_0(cluster):
@@ -225,8 +225,8 @@ def test_a_takeover_in_skipped_entries_is_exposed_from_0(cluster):
     node.cut(is_cut=False)
     cluster.run(H)
     assert node.observer.named("restored")
-    (told,) = node.observer.named("grant_exposed")
-    assert told.fields == {"key": KEY, "first": 0, "last": granted - 1}
+    (event,) = node.observer.named("grant_exposed")
+    assert event.fields == {"key": KEY, "first": 0, "last": granted - 1}
 
 
 def test_a_key_taken_over_before_its_request_is_exposed(cluster):
@@ -241,8 +241,8 @@ def test_a_key_taken_over_before_its_request_is_exposed(cluster):
     assert set(done) <= set(again)
     cluster.fates.clear()
     cluster.run(3 * H)
-    (told,) = node.observer.named("grant_exposed")
-    assert told.fields == {"key": KEY, "first": 0, "last": granted - 1}
+    (event,) = node.observer.named("grant_exposed")
+    assert event.fields == {"key": KEY, "first": 0, "last": granted - 1}
 
 
 def test_an_unanswered_request_is_repeated(cluster):
@@ -314,18 +314,18 @@ WRONG = WrongSetting("retention.ms", "retention.ms is 1000", "kafka-configs ..."
 def test_a_changed_setting_is_reported_once(cluster):
     node = owning(cluster)
     node.data.wrong = [WRONG]
-    told = node.observer.named
-    cluster.run_until(lambda: told("topic_misconfigured"), 32_000)
-    (event,) = told("topic_misconfigured")
+    named = node.observer.named
+    cluster.run_until(lambda: named("topic_misconfigured"), 32_000)
+    (event,) = named("topic_misconfigured")
     assert event.fields == {"topic": "__marshal", **WRONG._asdict()}
     cluster.run(32_000, step_ms=100)
-    assert len(told("topic_misconfigured")) == 1
+    assert len(named("topic_misconfigured")) == 1
     assert node.engine.context.wrong_settings == (WRONG,)
     node.data.wrong = []
     cluster.run(32_000, step_ms=100)
     assert node.engine.context.wrong_settings == ()
     node.data.wrong = [WRONG]
-    cluster.run_until(lambda: len(told("topic_misconfigured")) == 2, 32_000)
+    cluster.run_until(lambda: len(named("topic_misconfigured")) == 2, 32_000)
     assert node.held
 
 
@@ -400,8 +400,8 @@ def test_grants_of_a_forgotten_topic_are_exposed(cluster):
     truncate(cluster, end=end)
     cluster.run(3 * H)
     assert fold(cluster).keys[KEY].granted in {None, 3}
-    (told,) = node.observer.named("grant_exposed")
-    assert told.fields == {"key": KEY, "first": 0, "last": 2}
+    (event,) = node.observer.named("grant_exposed")
+    assert event.fields == {"key": KEY, "first": 0, "last": 2}
 
 
 # --- grants that a kept state shows and the log has lost
@@ -427,9 +427,9 @@ def test_lost_grants_of_a_kept_state_are_reported(cluster, is_claim_lost):
     at, state = granted_and_kept(cluster)
     truncate(cluster, end=1 if is_claim_lost else at)
     node = restarted(cluster, state)
-    told = node.observer.named
-    cluster.run_until(lambda: told("grant_exposed"), 4 * H)
-    (event,) = told("grant_exposed")
+    named = node.observer.named
+    cluster.run_until(lambda: named("grant_exposed"), 4 * H)
+    (event,) = named("grant_exposed")
     granted = state.keys[KEY].granted
     assert event.fields == {"key": KEY, "first": 0, "last": granted - 1}
 

@@ -159,7 +159,7 @@ def test_a_single_member_releases_nothing():
     live(cluster, [a, load], 12 * H)
     assert releases(cluster) == []
     (event,) = a.node.observer.named("lagging")
-    assert event.fields["successor"] is None, "told, once, and kept"
+    assert event.fields["successor"] is None, "reported once"
 
 
 def test_if_all_members_lag_nothing_moves():

@@ -48,7 +48,7 @@ def node(cluster, store):
     made.step()
     made.engine.saver = Snapshotter(made.engine.context, store)
     for t in range(2):
-        made.engine.saver.note(t, made.engine.context.replicas[t].world.next_offset)
+        made.engine.saver.record(t, made.engine.context.replicas[t].world.next_offset)
     return made
 
 
@@ -109,7 +109,7 @@ def test_many_entries_are_saved_after_a_period(cluster, node, store):
 def test_very_many_entries_are_saved_at_once(cluster, node, store):
     node.log.poll_entries_max = 3 * ENTRIES_MAX
     for t in range(2):
-        node.engine.saver.note(t, -ENTRIES_MAX)
+        node.engine.saver.record(t, -ENTRIES_MAX)
     node.step()
     cluster.run(20)
     assert [each.partition for each in store.saved] == [0]
@@ -120,7 +120,7 @@ def test_very_many_entries_are_saved_at_once(cluster, node, store):
 def test_states_are_saved_in_the_background_one_at_a_time(cluster, node, store):
     node.background.is_held = True
     for t in range(2):
-        node.engine.saver.note(t, -ENTRIES_MAX)
+        node.engine.saver.record(t, -ENTRIES_MAX)
     cluster.run(5_000, step_ms=500)
     assert store.saved == []
     node.background.is_held = False
@@ -140,7 +140,7 @@ def test_states_are_encoded_in_the_background(cluster, node, store, monkeypatch)
 
     monkeypatch.setattr(Frozen, "pieces", pieces)
     node.background.is_held = True
-    node.engine.saver.note(0, -ENTRIES_MAX)
+    node.engine.saver.record(0, -ENTRIES_MAX)
     cluster.run(2_000, step_ms=500)
     assert encoded == []
     before = fold(cluster, 0).next_offset
@@ -165,10 +165,10 @@ def test_a_full_disk_is_reported_once(cluster, node, store):
     store.error = OSError("full")
     for _ in range(3):
         for t in range(2):
-            node.engine.saver.note(t, -ENTRIES_MAX)
+            node.engine.saver.record(t, -ENTRIES_MAX)
         cluster.run(5_000, step_ms=500)
     for t in range(2):
-        node.engine.saver.note(t, -ENTRIES_MAX)
+        node.engine.saver.record(t, -ENTRIES_MAX)
     node.engine.saver.save_all()
     assert len(node.observer.named("snapshot_failed")) == 1
     assert node.engine.failure is None
@@ -177,7 +177,7 @@ def test_a_full_disk_is_reported_once(cluster, node, store):
 def test_an_unfinished_fold_is_not_saved(cluster, node, store):
     node.engine.context.rebuilding.add(0)
     for t in range(2):
-        node.engine.saver.note(t, -ENTRIES_MAX)
+        node.engine.saver.record(t, -ENTRIES_MAX)
     cluster.run(5_000, step_ms=500)
     node.engine.saver.save_all()
     assert {each.partition for each in store.saved} == {1}

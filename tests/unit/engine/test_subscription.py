@@ -220,8 +220,8 @@ def test_losing_one_partition_releases_the_topic():
     a.session.release(lost, reason="released")
     cluster.run_until(held_by(b, 3), 3 * H)
     assert not a.held
-    told = {x.record.reason for x in of(cluster, "a", ReleasingPartition)}
-    assert told == {"released", "topic: lost t-1"}
+    reported = {x.record.reason for x in of(cluster, "a", ReleasingPartition)}
+    assert reported == {"released", "topic: lost t-1"}
 
 
 def test_a_limit_counts_topics():
@@ -396,15 +396,15 @@ VIEW = view((A, True), (B, False))
 
 class Context:
     def __init__(self):
-        self.told = []
+        self.reported = []
 
     def observe(self, name, fields):
-        self.told.append((name, fields))
+        self.reported.append((name, fields))
 
 
 def planned(plan):
     context = Context()
-    return PolicyRunner(lambda _view: plan).plan(VIEW, context), context.told
+    return PolicyRunner(lambda _view: plan).plan(VIEW, context), context.reported
 
 
 @pytest.mark.parametrize(
@@ -461,7 +461,7 @@ def test_the_last_valid_plan_stays_in_force():
     advice.plan(VIEW, context)
     assert advice.plan(VIEW, context) == Plan((B, A)), "nothing is given up twice"
     assert advice.plan(view((A, True)), context) == Plan((A,))
-    assert [name for name, _ in context.told] == ["policy_failed"] * 2
+    assert [name for name, _ in context.reported] == ["policy_failed"] * 2
 
 
 def test_a_repeated_failure_is_reported_once():
@@ -469,7 +469,7 @@ def test_a_repeated_failure_is_reported_once():
     context, advice = Context(), PolicyRunner(lambda _view: plans.pop(0))
     for _ in range(4):
         advice.plan(VIEW, context)
-    assert len(context.told) == 2
+    assert len(context.reported) == 2
 
 
 def test_a_pure_policy_runs_once_for_each_view(monkeypatch):

@@ -413,28 +413,28 @@ def test_unknown_topics_cannot_be_doubted():
 
 
 def test_only_changes_are_reported():
-    told = []
-    teller = TopicCallback(told.append)
+    reported = []
+    callback = TopicCallback(reported.append)
     t0, t1, u0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
     for held in ([], [t1], [t0], [t0, t1], [t1, t0], [t0, u0], [u0], [], []):
-        teller.follow(held)
-    assert told == [{"t"}, {"t", "u"}, {"u"}, set()]
+        callback.follow(held)
+    assert reported == [{"t"}, {"t", "u"}, {"u"}, set()]
 
 
 def test_a_consumer_reports_topics_and_their_end():
     cluster = world(records=[1, 1])
     cluster.fill("u", [1])
-    told = []
-    options = ConsumerOptions(on_topics=told.append)
+    reported = []
+    options = ConsumerOptions(on_topics=reported.append)
     node = cluster.node("a", wish=Wish(("t", "u"), policy="topic", options=options))
     cluster.run_until(held_by(node, 3), H)
     for _ in range(20):
         node.consumer.poll(0)
         cluster.run(20)
-    assert told[-1] == {"t", "u"}
+    assert reported[-1] == {"t", "u"}
     node.consumer.close(timeout_ms=0)
-    assert told[-1] == set()
-    assert all(a != b for a, b in itertools.pairwise(told))
+    assert reported[-1] == set()
+    assert all(a != b for a, b in itertools.pairwise(reported))
 
 
 def test_only_whole_topics_are_reported():

@@ -23,8 +23,8 @@ class News(threading.Condition):
 @pytest.fixture
 def engine():
     context = SimpleNamespace(now_ms=7)
-    context.observe = lambda name, fields: context.told.append(name)
-    context.told = []
+    context.observe = lambda name, fields: context.reported.append(name)
+    context.reported = []
     return SimpleNamespace(context=context, changed=News(context), failure=None)
 
 
@@ -81,5 +81,5 @@ def test_leaving_is_over_once_the_log_shows_all_of_it(
         timeout_ms=100,
     )
     assert found is is_left
-    assert engine.context.told == ([] if is_left else ["close_unconfirmed"])
+    assert engine.context.reported == ([] if is_left else ["close_unconfirmed"])
     assert set(map(str, asked)) <= {"([3], False)"}
