@@ -182,7 +182,7 @@ def test_a_client_that_is_back_in_time_keeps_what_it_had(domain, sidecar, unique
         poll_all(consumer, 15)
         consumer.commit()
         tokens = consumer.tokens()
-        link = marshal._link
+        link = marshal._backend
         for _ in range(3):
             stream = eventually(lambda: link._stream, "it follows the events")
             stream.end()

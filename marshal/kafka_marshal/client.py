@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from kafka_marshal.backend import ClaimBackend, LocalBackend, Terms
 from kafka_marshal.claims import HeldClaim
 from kafka_marshal.closing import Closing
 from kafka_marshal.consumer import Consumer
@@ -23,7 +24,6 @@ from kafka_marshal.errors import (
     InvalidTransition,
 )
 from kafka_marshal.kafka_io import ConnectionSettings
-from kafka_marshal.linking import DirectLink, Link, Terms
 from kafka_marshal.observability import FanOut, LoggingObserver
 from kafka_marshal.policies import Policy
 from kafka_marshal.ports import READ_UNCOMMITTED, Observer
@@ -31,7 +31,7 @@ from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.ranges import RangeConsumer
-from kafka_marshal.remote.opening import Wish, open_link
+from kafka_marshal.remote.connect import ConnectOptions, open_backend
 from kafka_marshal.subscribing import Settings
 
 OPEN_MS_MAX = 30_000
@@ -140,20 +140,20 @@ class Marshal(Closing):
             )
             servers = SERVERS if bootstrap_servers is None else bootstrap_servers
             settings = connect(servers, coordination_topic or COORDINATION_TOPIC)
-            self._link: Link = DirectLink(settings, terms, observer=observer)
+            self._backend: ClaimBackend
+            self._backend = LocalBackend(settings, terms, observer=observer)
         else:
             _require_mirror(mirror_offsets)
-            wish = Wish(
-                sidecar,
-                sidecar_token_file,
-                bootstrap_servers,
-                coordination_topic,
-                heartbeat_interval_ms,
-                connect,
-                sidecar_instance,
-            )
-            self._link = open_link(
-                wish,
+            self._backend = open_backend(
+                ConnectOptions(
+                    sidecar=sidecar,
+                    token_file=sidecar_token_file,
+                    servers=bootstrap_servers,
+                    coordination_topic=coordination_topic,
+                    heartbeat_interval_ms=heartbeat_interval_ms,
+                    settings=connect,
+                    instance=sidecar_instance,
+                ),
                 group_id=group_id,
                 client_id=client_id,
                 observer=observer,
@@ -165,17 +165,17 @@ class Marshal(Closing):
     @property
     def engine(self) -> ClaimEngine:
         """What drives the claims, for views and tests."""
-        return self._link.engine
+        return self._backend.engine
 
     @property
     def session(self) -> ClaimSession:
         """What it drives for this client, for metrics and tests."""
-        return self._link.session
+        return self._backend.session
 
     @property
     def coordination_topic(self) -> str:
         """Name of the coordination topic."""
-        return self._link.coordination_topic
+        return self._backend.coordination_topic
 
     @property
     def is_closed(self) -> bool:
@@ -185,7 +185,7 @@ class Marshal(Closing):
     @property
     def transport(self) -> str:
         """The transport in use: ``fast`` or ``kafka-python``."""
-        return self._link.transport
+        return self._backend.transport
 
     @property
     def client_id(self) -> str:
@@ -263,7 +263,7 @@ class Marshal(Closing):
         )
         self._require_open()
         subscription = self._subscription(settings, timeout_ms)
-        self._link.subscribe(subscription, settings.wants)
+        self._backend.subscribe(subscription, settings.wants)
         consumer = Consumer(
             self.engine,
             self.session,
@@ -331,12 +331,12 @@ class Marshal(Closing):
         subscription = self._subscription(settings, timeout_ms)
         rule = attrs.evolve(subscription.start_rule, offsets=dict(starts or {}))
         subscription.start_rule = rule
-        self._link.subscribe(subscription, partial(settings.wants, starts=starts))
+        self._backend.subscribe(subscription, partial(settings.wants, starts=starts))
         ranges = RangeConsumer(
             self.engine,
             self.session,
             subscription=subscription,
-            ask=self._link.last_claims,
+            ask=self._backend.last_claims,
         )
         self._keep(ranges)
         return ranges
@@ -368,9 +368,11 @@ class Marshal(Closing):
             raise ConfigurationError(
                 f"{topic!r} partition {partition} is no data partition", setting="topic"
             )
-        holding = self._link.want(Key(self.group_id, topic, partition))
-        link = self._link
-        claim = HeldClaim(link.engine, link.session, holding=holding, ask=link.ask)
+        holding = self._backend.want(Key(self.group_id, topic, partition))
+        backend = self._backend
+        claim = HeldClaim(
+            backend.engine, backend.session, holding=holding, ask=backend.ask
+        )
         claim.wait_held(timeout_ms)
         return claim
 
@@ -383,7 +385,7 @@ class Marshal(Closing):
             DeadlineExceeded: The log was not read to its end in time.
         """
         self._require_open()
-        return self._link.world(timeout_ms)
+        return self._backend.world(timeout_ms)
 
     def owners(
         self, topic: str, *, timeout_ms: int = OPEN_MS_MAX
@@ -394,7 +396,7 @@ class Marshal(Closing):
             DeadlineExceeded: The log was not read to its end in time.
         """
         self._require_open()
-        return self._link.owners(topic, timeout_ms)
+        return self._backend.owners(topic, timeout_ms)
 
     def stop(self) -> None:
         """End iteration of every consumer soon. For signal handlers."""
@@ -436,8 +438,8 @@ class Marshal(Closing):
             if not consumer.is_close_confirmed:
                 deadline_ms = now_ms
         timeout_ms = max(0, deadline_ms - self.engine.context.now_ms)
-        self._link.leave(release=release, timeout_ms=timeout_ms)
-        self._link.close()
+        self._backend.leave(release=release, timeout_ms=timeout_ms)
+        self._backend.close()
         for function in self._closers:
             function()
 

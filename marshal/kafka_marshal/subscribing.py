@@ -164,7 +164,9 @@ class Settings:
             )
         return subscription
 
-    def wants(self, *, starts: Mapping[TopicPartition, int] | None = None) -> api.Wants:
+    def wants(
+        self, *, starts: Mapping[TopicPartition, int] | None = None
+    ) -> api.SubscriptionSpec:
         """Return the same in words, for a sidecar.
 
         Args:
@@ -179,7 +181,7 @@ class Settings:
                 f"for all clients together; {self.policy!r} is of this process",
                 setting="policy",
             )
-        return api.Wants(
+        return api.SubscriptionSpec(
             topics=tuple(self.topics),
             pattern=None if self.pattern is None else pattern_text(self.pattern),
             delivery=self.delivery.value,

@@ -1,6 +1,6 @@
 """A process in memory that works through the sidecar of its machine, step by step.
 
-The session, the ladders, the desk and the consumer are the production ones; in the
+The session, the ladders, the commands and the consumer are the production ones; in the
 place of threads and HTTP there is one call for each thing that a thread would do.
 Nothing runs by itself, and nothing waits.
 """
@@ -13,7 +13,7 @@ import msgspec
 
 from kafka_marshal.consumer import Consumer
 from kafka_marshal.engine import Holding, StartRule, Subscription
-from kafka_marshal.engine.tickets import Ticket
+from kafka_marshal.engine.grant_requests import Ticket
 from kafka_marshal.errors import (
     ClaimLost,
     ConfigurationError,
@@ -28,10 +28,10 @@ from kafka_marshal.protocol.claiming import Claimant
 from kafka_marshal.protocol.records import LIMIT_DEFAULTS
 from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.remote import api, paths
-from kafka_marshal.remote.desk import SidecarDesk
-from kafka_marshal.remote.engine import RemoteContext, RemoteEngine, RemotePorts
-from kafka_marshal.remote.faults import NotRegistered, error_of
-from kafka_marshal.remote.grants import RemoteGrants
+from kafka_marshal.remote.command_queue import CommandQueue
+from kafka_marshal.remote.context import RemoteContext, RemoteEngine, RemotePorts
+from kafka_marshal.remote.errors import NotRegistered, error_of
+from kafka_marshal.remote.grants import SidecarGrantRequester
 from kafka_marshal.remote.session import RemoteSession
 from kafka_marshal.sidecar.http_errors import GONE, UNKNOWN, to_http_error
 from kafka_marshal.sidecar.process_monitor import Caller, Peer
@@ -44,8 +44,8 @@ from simulator.sidecar.host import SEED_BITS, Host
 if TYPE_CHECKING:
     import threading
 
-    from kafka_marshal.remote.connection import Connection
-    from kafka_marshal.remote.errands import Errands
+    from kafka_marshal.remote.command_queue import WorkerPool
+    from kafka_marshal.remote.transport import Connection
     from kafka_marshal.sidecar.events import EventCursor
 
 T = TypeVar("T")
@@ -113,7 +113,7 @@ class _Asking:
     hub: SidecarService | None = None
     ticket: Ticket | None = None
     until_ms: int = 0
-    answer: api.Granted | MarshalError | None = None
+    answer: api.GrantResponse | MarshalError | None = None
 
 
 class Line:
@@ -153,7 +153,7 @@ class Line:
             raise CoordinationError("the connection broke off")
         return answer
 
-    # What a desk needs of ``Connection``.
+    # What a commands needs of ``Connection``.
 
     def path(self, template: str, parts: Mapping[str, object] | None = None) -> str:
         """Return a name for a path."""
@@ -253,12 +253,12 @@ class Hosted:
         self._answering: _Asking | None = None
         self._wire()
         self.consumer: Consumer | None = None
-        self._wants: api.Wants | None = None
+        self._wants: api.SubscriptionSpec | None = None
         if wish is not None:
             self._consume(wish, cluster)
         self.failure: MarshalError | None = None
         self.has_left = False
-        self._leaving: api.Leaving | None = None
+        self._leaving: api.LeaveRequest | None = None
         self._info: api.Info | None = None
         self._is_known = False
         self._feed: EventCursor | None = None
@@ -266,20 +266,20 @@ class Hosted:
         self._inbox: list[api.Frame] = []
         self._after: str | None = None
         self._beat_at_ms = 0
-        self._told: tuple[api.Standing, ...] | None = None
-        self._heard: api.Beaten | None = None
+        self._told: tuple[api.Progress, ...] | None = None
+        self._heard: api.HeartbeatResponse | None = None
 
     def _wire(self) -> None:
         session = self.session
-        session.desk = self._desk = SidecarDesk(
+        session.commands = self._commands = CommandQueue(
             cast("Connection", self.line),
             lock=self.engine.changed,
-            errands=cast("Errands", self._carriers),
+            workers=cast("WorkerPool", self._carriers),
             stopped=cast("threading.Event", self._stopped),
             standings=lambda: session.standings(everything=True),
             heard=lambda said, told: session.on_flushed(said, told=told),
         )
-        session.grants = RemoteGrants(
+        session.grants = SidecarGrantRequester(
             self.context,
             ask=self._ask,
             run=self._run,
@@ -304,7 +304,7 @@ class Hosted:
             wish.claims_max,
             max_handling_ms=wish.max_handling_ms,
         )
-        self._wants = api.Wants(
+        self._wants = api.SubscriptionSpec(
             topics=wish.topics,
             delivery="amo" if wish.delivery.value == "amo" else "alo",
             policy=str(wish.policy),
@@ -391,7 +391,7 @@ class Hosted:
 
     def _join(self) -> None:
         beat_ms = max(1, min(self._h // BEATS_PER_H, BEAT_MS_MAX))
-        said = api.Registration(instance=self.instance.hex(), beat_ms=beat_ms)
+        said = api.RegisterRequest(instance=self.instance.hex(), beat_ms=beat_ms)
         peer = Peer(self.pid, None, None if self.pid is None else 1)
         answer = self.line.call(
             lambda hub: hub.register(GROUP, self.name, registration=said, peer=peer)
@@ -404,7 +404,7 @@ class Hosted:
         if wants is not None and NAME in self.session.names:
             self.line.call(lambda hub: hub.subscribe(self.line.who, NAME, wants=wants))
         for key in self.session.wanted:
-            self._claim(key, self._desk.wish_of(key))
+            self._claim(key, self._commands.wish_of(key))
         self._is_known = True
 
     def _claim(self, key: Key, wish: int) -> None:
@@ -423,8 +423,8 @@ class Hosted:
                 self._beat_at_ms = self.now_ms + min(self._h // BEATS_PER_H, 1_000)
                 self._told = self.session.standings(everything=False)
 
-    def _send_beat(self, told: tuple[api.Standing, ...]) -> None:
-        said = api.Beat(standings=told)
+    def _send_beat(self, told: tuple[api.Progress, ...]) -> None:
+        said = api.HeartbeatRequest(standings=told)
         try:
             self._heard = self.line.call(lambda hub: hub.beat(self.line.who, said))
         except NotRegistered:
@@ -450,7 +450,7 @@ class Hosted:
         if self.consumer is not None:
             self.consumer.close(timeout_ms=0)
         returned = self.session.begin_close(release=True)
-        self._leaving = api.Leaving(returned=returned)
+        self._leaving = api.LeaveRequest(returned=returned)
 
     # --- grants
 
@@ -460,7 +460,7 @@ class Hosted:
         self._asking.append(_Asking(call))
         return True
 
-    def _ask(self, ask: api.GrantAsk) -> api.Granted:
+    def _ask(self, ask: api.GrantRequest) -> api.GrantResponse:
         """Ask, or answer what was asked: nothing may wait in between."""
         asking = self._answering
         assert asking is not None
@@ -489,7 +489,7 @@ class Hosted:
 
     def _answer(
         self, asking: _Asking, ticket: Ticket
-    ) -> api.Granted | MarshalError | None:
+    ) -> api.GrantResponse | MarshalError | None:
         if self.host.hub is not asking.hub or self.line.is_cut:
             return CoordinationError("the connection broke off")
         if self.host.is_hung:

@@ -171,7 +171,7 @@ class Sidecars(RuleBasedStateMachine):
 
     def ask_for(self, key, holder, *, secret):
         owner = self.machine.service.groups[0].session.claimant.owner
-        ask = api.GrantAsk(
+        ask = api.GrantRequest(
             client_id=owner.client_id,
             incarnation=owner.incarnation.hex(),
             topic=key.topic,
@@ -217,7 +217,7 @@ class Sidecars(RuleBasedStateMachine):
             returned = tuple(client.returned(key) for key in sorted(client.held))
             client.held.clear()
             client.leaving.clear()
-        leaving = api.Leaving(
+        leaving = api.LeaveRequest(
             returned=returned, release=reason != "restart", reason=reason
         )
         with contextlib.suppress(*LOST):
@@ -232,7 +232,7 @@ class Sidecars(RuleBasedStateMachine):
     def one_subscribes_again(self, name, keep, after_ms):
         client = self.clients.get(name)
         if self.is_up and client is not None:
-            none = api.Release(returned=())
+            none = api.ReleaseRequest(returned=())
             with contextlib.suppress(*LOST):
                 self.machine.service.unsubscribe(
                     client.who, "s", release=none, keep=keep

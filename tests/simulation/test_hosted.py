@@ -111,7 +111,7 @@ def confirm_before_it_has_stopped(patch):
         holding = self._find(said, said.epoch)
         plain(self, said)
         if holding is not None:
-            self.desk.give_back([remote_session._returned(holding, "surplus")])
+            self.commands.give_back([remote_session._returned(holding, "surplus")])
             holding.drain = None
 
     patch.setattr(remote_session.RemoteSession, "_on_releasing", on_releasing)

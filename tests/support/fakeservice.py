@@ -5,7 +5,7 @@ from collections import deque
 
 from kafka_marshal.errors import ClaimLost, IdentityConflict
 from kafka_marshal.remote import api
-from kafka_marshal.remote.looking import LocalClient
+from kafka_marshal.remote.answers import LocalClient
 from kafka_marshal.sidecar.http_errors import GONE, UNKNOWN
 
 INCARNATION = "ab" * 16
@@ -15,8 +15,8 @@ SNAPSHOT = api.Snapshot(
 RING = 64
 
 
-def assigned(partition: int = 0) -> api.Assigned:
-    return api.Assigned(
+def assigned(partition: int = 0) -> api.Assignment:
+    return api.Assignment(
         subscription="s",
         topic="orders",
         partition=partition,
@@ -130,18 +130,22 @@ class FakeService:
             now_ms=5,
         )
 
-    def register(self, group_id, client_id, *, registration, peer) -> api.Registered:
+    def register(
+        self, group_id, client_id, *, registration, peer
+    ) -> api.RegisterResponse:
         self._record("register", group_id, client_id, registration, peer)
         known = self.instances.get((group_id, client_id))
         self.instances[group_id, client_id] = registration.instance
-        return api.Registered(
+        return api.RegisterResponse(
             info=self.info(), was_known=known == registration.instance
         )
 
-    def subscribe(self, who, name, *, wants) -> api.Subscribed:
+    def subscribe(self, who, name, *, wants) -> api.SubscribeResponse:
         self._record("subscribe", who, name, wants)
         self._known(who)
-        return api.Subscribed(topics=dict.fromkeys(wants.topics, 3), counts_topics=True)
+        return api.SubscribeResponse(
+            topics=dict.fromkeys(wants.topics, 3), counts_topics=True
+        )
 
     def unsubscribe(self, who, name, *, release, keep) -> None:
         self._record("unsubscribe", who, name, release, keep)
@@ -155,13 +159,13 @@ class FakeService:
         self._record("unclaim", who, topic, partition)
         self._known(who)
 
-    def beat(self, who, beat) -> api.Beaten:
+    def beat(self, who, beat) -> api.HeartbeatResponse:
         self._record("beat", who, beat)
         self._known(who)
-        deadline = api.Deadline(
+        deadline = api.Lease(
             topic="t", partition=0, epoch=1, soft_until_ms=1, hard_until_ms=2
         )
-        return api.Beaten(deadlines=(deadline,), now_ms=6)
+        return api.HeartbeatResponse(deadlines=(deadline,), now_ms=6)
 
     def release(self, who, request) -> None:
         self._record("release", who, request)
@@ -171,10 +175,10 @@ class FakeService:
         self._record("children", who, request)
         self._known(who)
 
-    def leave(self, who, request) -> api.Left:
+    def leave(self, who, request) -> api.LeaveResponse:
         self._record("leave", who, request)
         self._known(who)
-        return api.Left(action="shutdown_now")
+        return api.LeaveResponse(action="shutdown_now")
 
     def feed(self, who, after) -> FakeEventReader:
         self._record("feed", who, after)
@@ -182,9 +186,9 @@ class FakeService:
         self.feeds.append(FakeEventReader(after))
         return self.feeds[-1]
 
-    def grant(self, group_id, ask) -> api.Granted:
+    def grant(self, group_id, ask) -> api.GrantResponse:
         self._record("grant", group_id, ask)
-        return api.Granted(
+        return api.GrantResponse(
             outcome="accepted",
             reason=None,
             first=ask.first,

@@ -8,8 +8,7 @@ import msgspec
 
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.remote import api, paths
-from kafka_marshal.remote.address import Address
-from kafka_marshal.remote.connection import Connection
+from kafka_marshal.remote.transport import Address, Connection
 
 INCARNATION = "ab" * 16
 INSTANCE = "1f" * 16
@@ -114,7 +113,7 @@ class FakeSidecar(httpx.BaseTransport):
             return self._answer(waiting.pop(0))
         if method == "PUT" and path.endswith("/clients/c"):
             self.is_known = True
-            return self._answer(api.Registered(info=self.info(), was_known=False))
+            return self._answer(api.RegisterResponse(info=self.info(), was_known=False))
         if "/clients/c" in path and not self.is_known:
             return self._answer((404, failure("ClaimLost", reason="unknown")))
         return self._usual(method, path, request)
@@ -130,11 +129,15 @@ class FakeSidecar(httpx.BaseTransport):
             return httpx.Response(200, stream=stream, headers=headers)
         if path.endswith("/beat"):
             now_ms = self.clock.now_ms()
-            return self._answer(api.Beaten(deadlines=self.deadlines, now_ms=now_ms))
+            return self._answer(
+                api.HeartbeatResponse(deadlines=self.deadlines, now_ms=now_ms)
+            )
         if "/subscriptions/" in path and method == "PUT":
-            return self._answer(api.Subscribed(topics={"t": 1}, counts_topics=False))
+            return self._answer(
+                api.SubscribeResponse(topics={"t": 1}, counts_topics=False)
+            )
         if method == "DELETE" and path.endswith("/clients/c"):
-            return self._answer(api.Left(action="shutdown_now"))
+            return self._answer(api.LeaveResponse(action="shutdown_now"))
         return httpx.Response(204)
 
     def _answer(self, answer):

@@ -9,8 +9,8 @@ from kafka_marshal.ports import TopicInfo
 from kafka_marshal.protocol.claiming import Claimant
 from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.remote import api
-from kafka_marshal.remote.engine import RemoteContext, RemoteEngine, RemotePorts
-from kafka_marshal.remote.grants import RemoteGrants
+from kafka_marshal.remote.context import RemoteContext, RemoteEngine, RemotePorts
+from kafka_marshal.remote.grants import SidecarGrantRequester
 from kafka_marshal.remote.session import RemoteSession
 from kafka_marshal.testing.clock import InlineBackground, SeededEntropy
 from kafka_marshal.testing.node import Recorder
@@ -75,10 +75,10 @@ class RemoteRig:
         self.session = RemoteSession(
             self.context, claimant, client_id="c", grantee=GRANTEE
         )
-        self.session.desk = self.desk = FakeDesk()
+        self.session.commands = self.commands = FakeDesk()
         self.asked, self.waiting, self.answers = [], [], []
         self.has_room = True
-        self.session.grants = RemoteGrants(
+        self.session.grants = SidecarGrantRequester(
             self.context,
             ask=self._ask,
             run=self._run,
@@ -154,7 +154,7 @@ class RemoteRig:
             "hard_until_ms": self.now_ms + 2 * H,
             "why": "fair",
         }
-        return api.Assigned(**(told | rest))
+        return api.Assignment(**(told | rest))
 
     def snapshot(self, *assigned, releasing=(), paused=NOT_PAUSED):
         return api.Snapshot(
@@ -163,9 +163,9 @@ class RemoteRig:
 
     def beaten(self, *, soft_ms=H, hard_ms=2 * H, epoch=5, partitions=(0,), takers=()):
         now_ms = self.now_ms
-        return api.Beaten(
+        return api.HeartbeatResponse(
             deadlines=tuple(
-                api.Deadline(
+                api.Lease(
                     topic="t",
                     partition=each,
                     epoch=epoch,
@@ -191,7 +191,7 @@ def key(partition=0):
 
 
 def granted(first, last, *, head=None, offset=50, outcome="accepted", reason=None):
-    return api.Granted(
+    return api.GrantResponse(
         outcome=outcome,
         reason=reason,
         first=first,

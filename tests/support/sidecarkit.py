@@ -163,7 +163,7 @@ class Local:
 
     def register(self):
         beat_ms = min(BEAT_MS, self.service.info().client_beat_ms_max)
-        registration = api.Registration(instance=self.instance, beat_ms=beat_ms)
+        registration = api.RegisterRequest(instance=self.instance, beat_ms=beat_ms)
         peer = Peer(self.pid, 0, None if self.pid is None else 1)
         self.registered = self.service.register(
             self.group, self.name, registration=registration, peer=peer
@@ -177,7 +177,7 @@ class Local:
         return self.feed
 
     def subscribe(self, *topics, name="s", **rest):
-        wants = api.Wants(topics=topics or ("t",), **rest)
+        wants = api.SubscriptionSpec(topics=topics or ("t",), **rest)
         return self.service.subscribe(self.who, name, wants=wants)
 
     def claim(self, partition, topic="t"):
@@ -205,7 +205,7 @@ class Local:
                 for each in body.assigned:
                     self.assigned(each)
                 self.is_paused = body.paused.is_paused
-            case api.Assigned():
+            case api.Assignment():
                 self.assigned(body)
             case api.Releasing():
                 key = self.key(body)
@@ -246,7 +246,7 @@ class Local:
 
     def standings(self):
         return tuple(
-            api.Standing(
+            api.Progress(
                 topic=key.topic,
                 partition=key.partition,
                 epoch=epoch,
@@ -257,7 +257,7 @@ class Local:
 
     def beat(self, **rest):
         answer = self.service.beat(
-            self.who, api.Beat(standings=self.standings(), **rest)
+            self.who, api.HeartbeatRequest(standings=self.standings(), **rest)
         )
         for each in answer.deadlines:
             key = self.key(each)
@@ -267,7 +267,7 @@ class Local:
 
     def returned(self, key, **rest):
         epoch, _ = self.held[key]
-        return api.Returned(
+        return api.Release(
             topic=key.topic,
             partition=key.partition,
             epoch=epoch,
@@ -281,7 +281,7 @@ class Local:
         for key in keys:
             self.drop(key)
         self.service.release(
-            self.who, api.Release(returned=returned, timeout_ms=timeout_ms)
+            self.who, api.ReleaseRequest(returned=returned, timeout_ms=timeout_ms)
         )
         return returned
 
@@ -356,5 +356,5 @@ def leaving(client, **rest):
     returned = tuple(client.returned(key) for key in sorted(client.held))
     client.held.clear()
     return client.service.leave(
-        client.who, api.Leaving(returned=returned, timeout_ms=1_000, **rest)
+        client.who, api.LeaveRequest(returned=returned, timeout_ms=1_000, **rest)
     )

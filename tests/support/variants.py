@@ -13,11 +13,11 @@ from kafka_marshal import snapshots
 from kafka_marshal.engine import (
     engine,
     fetch_state,
+    grant_requests,
     kept_states,
     outbox,
     replica,
     session,
-    tickets,
 )
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.protocol import (
@@ -276,7 +276,7 @@ def answer_tickets_by_grantee(patch):
 
 
 def _answer_tickets(patch, fits):
-    plain = tickets.Tickets.on_record
+    plain = grant_requests.GrantRequests.on_record
 
     def on_record(self, record, transition):
         for grantee, seq in self._open:
@@ -285,7 +285,7 @@ def _answer_tickets(patch, fits):
                 break
         plain(self, record, transition)
 
-    patch.setattr(tickets.Tickets, "on_record", on_record)
+    patch.setattr(grant_requests.GrantRequests, "on_record", on_record)
 
 
 def take_any_position(patch):

@@ -226,7 +226,7 @@ def test_several_observers_are_told_alike(cluster, tmp_path):
     first, second = Recorder(), Recorder()
     event = Event("clock_step", {"surplus_ms": 1})
     with opened(tmp_path, observer=[first, second]) as marshal:
-        runtime = marshal._link._runtime
+        runtime = marshal._backend._runtime
         runtime.observers.observe(event)
     runtime.observers.observe(event)
     assert first.events == second.events == [event]

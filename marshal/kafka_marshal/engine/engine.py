@@ -19,13 +19,13 @@ from kafka_marshal.protocol.types import Key, LogEntry, Owner
 from .checkpointing import Checkpointer, CheckpointRule
 from .config_check import agreed_config
 from .context import Context, Ports
+from .grant_requests import GrantRequests
 from .heartbeats import INTERVALS_PER_H
 from .kept_states import KeptStates
 from .rebuilding import Rebuilder
 from .replica import Replica, check_halt, runs_of
 from .session import Session
 from .snapshotter import Snapshotter, StateStore
-from .tickets import Tickets
 from .waits import await_news, wait_for_news
 
 POLL_MS_MAX = 100
@@ -76,7 +76,7 @@ class Engine:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.context = Context(ports, replicas)
-        self.tickets = Tickets(self.context)
+        self.tickets = GrantRequests(self.context)
         kept = sources if store is None else (store, *sources)
         self.rebuilder = Rebuilder(self.context, self.tickets, sources=kept)
         self.saver = Snapshotter(self.context, store)

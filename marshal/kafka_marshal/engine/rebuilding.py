@@ -25,6 +25,7 @@ from kafka_marshal.protocol.state import Transition, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry, Owner, TopicPartition
 
 from .context import Context
+from .grant_requests import GrantRequests, RangeRequest, Ticket
 from .kept_states import (
     ASK_MS_MAX,
     Discards,
@@ -35,7 +36,6 @@ from .kept_states import (
     restore,
 )
 from .session import Session
-from .tickets import Ticket, Tickets, Wish
 
 # Interval between searches for a checkpoint in a log that begins above 0.
 LOG_START_RETRY_MS = 10_000
@@ -145,7 +145,7 @@ class Rebuilder:
     """
 
     def __init__(
-        self, context: Context, tickets: Tickets, *, sources: Sequence[KeptStates]
+        self, context: Context, tickets: GrantRequests, *, sources: Sequence[KeptStates]
     ) -> None:
         self.log_start_missing: dict[int, int] = {}
         self.sources = tuple(sources)
@@ -440,7 +440,7 @@ class Rebuilder:
 
     def _request(self, lost: _LostGrant) -> None:
         first = self._update_reached(lost)
-        wish = Wish(
+        request = RangeRequest(
             lost.key,
             lost.session.claimant.owner,
             lost.epoch,
@@ -449,7 +449,7 @@ class Rebuilder:
             lost.granted - 1,
         )
         try:
-            lost.ticket = self._tickets.ask(wish)
+            lost.ticket = self._tickets.ask(request)
         except CoordinationError:
             lost.ticket = None  # too many pending requests: retry in a later round
 

@@ -19,7 +19,7 @@ INSTANCE_HEADER = "Marshal-Instance"
 EVENT_ID_HEADER = "Last-Event-ID"
 # Longest wait of one request; whoever would wait longer asks again.
 WAIT_MS_MAX = 60_000
-STANDINGS_MAX = 20_000
+PROGRESS_MAX = 20_000
 _NUMBER_MAX = 2**63 - 1
 
 # What a client says is checked where it is read; a pattern of Python also matches
@@ -117,7 +117,7 @@ class Failure(Message, frozen=True, kw_only=True):
 # --- clients
 
 
-class Registration(Message, frozen=True, kw_only=True):
+class RegisterRequest(Message, frozen=True, kw_only=True):
     """``PUT /v1/groups/{group}/clients/{client}``: join, or join again.
 
     Attributes:
@@ -134,7 +134,7 @@ class Registration(Message, frozen=True, kw_only=True):
     pid: Pid | None = None
 
 
-class Registered(Message, frozen=True, kw_only=True):
+class RegisterResponse(Message, frozen=True, kw_only=True):
     """Answer to a registration.
 
     Attributes:
@@ -160,7 +160,7 @@ class Start(Message, frozen=True, kw_only=True):
     offset: Number
 
 
-class Wants(Message, frozen=True, kw_only=True):
+class SubscriptionSpec(Message, frozen=True, kw_only=True):
     """``PUT .../subscriptions/{name}``: what a consumer pursues.
 
     The fields are those of ``Marshal.consumer``; policies go by name only. Clients
@@ -177,17 +177,17 @@ class Wants(Message, frozen=True, kw_only=True):
     isolation_level: Word = "read_uncommitted"
     metadata_refresh_ms: Milliseconds = 30_000
     release_behind: bool = True
-    starts: Annotated[tuple[Start, ...], msgspec.Meta(max_length=STANDINGS_MAX)] = ()
+    starts: Annotated[tuple[Start, ...], msgspec.Meta(max_length=PROGRESS_MAX)] = ()
 
 
-class Subscribed(Message, frozen=True, kw_only=True):
-    """Answer to ``Wants``: the topics that it means now, with their size."""
+class SubscribeResponse(Message, frozen=True, kw_only=True):
+    """Answer to ``SubscriptionSpec``: the topics that it means now, with their size."""
 
     topics: dict[str, int]
     counts_topics: bool
 
 
-class Standing(Message, frozen=True, kw_only=True):
+class Progress(Message, frozen=True, kw_only=True):
     """What a client says of one partition that it has.
 
     Attributes:
@@ -209,10 +209,10 @@ class Standing(Message, frozen=True, kw_only=True):
     done: Number | None = None
 
 
-Standings = Annotated[tuple[Standing, ...], msgspec.Meta(max_length=STANDINGS_MAX)]
+ProgressList = Annotated[tuple[Progress, ...], msgspec.Meta(max_length=PROGRESS_MAX)]
 
 
-class Beat(Message, frozen=True, kw_only=True):
+class HeartbeatRequest(Message, frozen=True, kw_only=True):
     """``POST .../beat``: a sign of life, with the positions.
 
     Attributes:
@@ -221,12 +221,12 @@ class Beat(Message, frozen=True, kw_only=True):
         timeout_ms: How long a flush may take.
     """
 
-    standings: Standings = ()
+    standings: ProgressList = ()
     flush: bool = False
     timeout_ms: WaitMs = 0
 
 
-class Deadline(Message, frozen=True, kw_only=True):
+class Lease(Message, frozen=True, kw_only=True):
     """Until when a client may use one partition (PROTOCOL 5.2).
 
     Attributes:
@@ -244,7 +244,7 @@ class Deadline(Message, frozen=True, kw_only=True):
     hard_until_ms: int
 
 
-class Beaten(Message, frozen=True, kw_only=True):
+class HeartbeatResponse(Message, frozen=True, kw_only=True):
     """Answer to a beat: the deadlines of everything the client has.
 
     None is longer than the sidecar keeps it for a client that falls silent.
@@ -256,12 +256,12 @@ class Beaten(Message, frozen=True, kw_only=True):
             there is anything gained by giving up what one does not come back for.
     """
 
-    deadlines: tuple[Deadline, ...]
+    deadlines: tuple[Lease, ...]
     now_ms: int
     takers: tuple[str, ...] = ()
 
 
-class Returned(Message, frozen=True, kw_only=True):
+class Release(Message, frozen=True, kw_only=True):
     """One partition that a client gives back, or one it confirms to have stopped.
 
     Attributes:
@@ -271,7 +271,7 @@ class Returned(Message, frozen=True, kw_only=True):
         position: Everything below is processed.
         reason: Why, in one word, where nobody asked for it (such as ``wedged``).
         detail: Why, in figures.
-        done: As in ``Standing``.
+        done: As in ``Progress``.
     """
 
     topic: TopicName
@@ -283,10 +283,10 @@ class Returned(Message, frozen=True, kw_only=True):
     done: Number | None = None
 
 
-Returns = Annotated[tuple[Returned, ...], msgspec.Meta(max_length=STANDINGS_MAX)]
+Releases = Annotated[tuple[Release, ...], msgspec.Meta(max_length=PROGRESS_MAX)]
 
 
-class Release(Message, frozen=True, kw_only=True):
+class ReleaseRequest(Message, frozen=True, kw_only=True):
     """``POST .../released``: what the client has stopped to use.
 
     Attributes:
@@ -294,11 +294,11 @@ class Release(Message, frozen=True, kw_only=True):
         timeout_ms: How long to wait until the log shows it; 0 = do not wait.
     """
 
-    returned: Returns
+    returned: Releases
     timeout_ms: WaitMs = 0
 
 
-class GrantAsk(Message, frozen=True, kw_only=True):
+class GrantRequest(Message, frozen=True, kw_only=True):
     """``POST /v1/groups/{group}/grants``: ask for offsets at most once (PROTOCOL 6.2).
 
     Any process of the host may ask, under any claim of the group that stands and
@@ -315,7 +315,7 @@ class GrantAsk(Message, frozen=True, kw_only=True):
         secret: Secret of the claim, in hex.
         first: First offset wanted.
         last: Last offset wanted; not beyond the end of the partition's log.
-        done: As in ``Standing``; for the tags.
+        done: As in ``Progress``; for the tags.
         timeout_ms: How long to wait for the verdict.
         request: Number of the request among those of the grantee. One that comes again
             under its number, because its answer was lost, is answered like the first
@@ -337,7 +337,7 @@ class GrantAsk(Message, frozen=True, kw_only=True):
     request: Number | None = None
 
 
-class Granted(Message, frozen=True, kw_only=True):
+class GrantResponse(Message, frozen=True, kw_only=True):
     """The fold's verdict on a request.
 
     Attributes:
@@ -366,7 +366,7 @@ class Children(Message, frozen=True, kw_only=True):
     pids: Annotated[tuple[Pid, ...], msgspec.Meta(max_length=1_000)]
 
 
-class Leaving(Message, frozen=True, kw_only=True):
+class LeaveRequest(Message, frozen=True, kw_only=True):
     """``DELETE /v1/groups/{group}/clients/{client}``: the process goes.
 
     Attributes:
@@ -376,13 +376,13 @@ class Leaving(Message, frozen=True, kw_only=True):
         timeout_ms: How long to wait until the log shows it.
     """
 
-    returned: Returns = ()
+    returned: Releases = ()
     release: bool = True
     reason: Literal["shutdown", "restart", "downscale"] = "shutdown"
     timeout_ms: WaitMs = 0
 
 
-class Left(Message, frozen=True, kw_only=True):
+class LeaveResponse(Message, frozen=True, kw_only=True):
     """Answer: whether to end now, or to go on working until all was handed over."""
 
     action: Literal["shutdown_now", "wait_for_drain"]
@@ -391,7 +391,7 @@ class Left(Message, frozen=True, kw_only=True):
 # --- events
 
 
-class Assigned(Message, frozen=True, kw_only=True, tag="assigned"):
+class Assignment(Message, frozen=True, kw_only=True, tag="assigned"):
     """A partition is the client's from now on.
 
     Attributes:
@@ -406,8 +406,8 @@ class Assigned(Message, frozen=True, kw_only=True, tag="assigned"):
             for this client and those who work for it.
         position: Where to begin, None = nobody knows (claims without consumption).
         is_anchored: Whether the log has this position, so that grants are safe.
-        soft_until_ms: As in ``Deadline``.
-        hard_until_ms: As in ``Deadline``.
+        soft_until_ms: As in ``Lease``.
+        hard_until_ms: As in ``Lease``.
         why: Why it was claimed.
         stuck: How many owners in a row were wedged at this very position.
         follows: Epoch of the claim before this one, None = not known.
@@ -503,13 +503,13 @@ class Snapshot(Message, frozen=True, kw_only=True, tag="snapshot"):
     restart of the sidecar, or when a client fell too far behind.
     """
 
-    assigned: tuple[Assigned, ...]
+    assigned: tuple[Assignment, ...]
     releasing: tuple[Releasing, ...]
     paused: Paused
     subscriptions: tuple[str, ...]
 
 
-EventBody = Snapshot | Assigned | Releasing | Lost | Paused | Failed
+EventBody = Snapshot | Assignment | Releasing | Lost | Paused | Failed
 """What an event may say. A client passes over tags that it does not know."""
 
 

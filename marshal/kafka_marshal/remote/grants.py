@@ -22,12 +22,12 @@ from kafka_marshal.protocol.granting import AtMostOnce
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.state import ACCEPTED, Transition
 from kafka_marshal.protocol.types import Key
-from kafka_marshal.remote.api import GrantAsk, Granted
-from kafka_marshal.remote.engine import RemoteContext
+from kafka_marshal.remote.api import GrantRequest, GrantResponse
+from kafka_marshal.remote.context import RemoteContext
 
 VERDICT_MS_MAX = 10_000
 
-Ask = Callable[[GrantAsk], Granted]
+Ask = Callable[[GrantRequest], GrantResponse]
 Run = Callable[[Callable[[], None]], bool]
 Under = Callable[[Callable[[], None]], None]
 
@@ -40,10 +40,10 @@ class _Asked:
     record: ClaimingMessages
     done: int
     sent_ms: int
-    answer: Granted | MarshalError | None = None
+    answer: GrantResponse | MarshalError | None = None
 
 
-class RemoteGrants(GrantRequester):
+class SidecarGrantRequester(GrantRequester):
     """Sends one client's requests. Called under the lock.
 
     Args:
@@ -113,7 +113,7 @@ class RemoteGrants(GrantRequester):
         """Ask, on a thread of its own, and take the verdict."""
         half_ms = self._context.heartbeat_interval_ms // 2
         record = asked.record
-        ask = GrantAsk(
+        ask = GrantRequest(
             client_id=record.client_id,
             incarnation=record.incarnation.hex(),
             topic=record.topic,
@@ -127,7 +127,7 @@ class RemoteGrants(GrantRequester):
             done=asked.done,
             request=record.seq,
         )
-        answer: Granted | MarshalError
+        answer: GrantResponse | MarshalError
         try:
             answer = self._ask_sidecar(ask)
         except MarshalError as error:
@@ -137,7 +137,9 @@ class RemoteGrants(GrantRequester):
             self._rest()
         self._under(partial(self._on_outcome, asked, answer))
 
-    def _on_outcome(self, asked: "_Asked", answer: Granted | MarshalError) -> None:
+    def _on_outcome(
+        self, asked: "_Asked", answer: GrantResponse | MarshalError
+    ) -> None:
         """Take an answer, or ask again where there was none, while it is waited for."""
         held = self._holdings.get(asked.holding.key)
         may_repeat = (
@@ -148,14 +150,14 @@ class RemoteGrants(GrantRequester):
         if not (may_repeat and self._run(partial(self._fetch, asked))):
             self._on_answer(asked, answer)
 
-    def _on_answer(self, asked: "_Asked", answer: Granted | MarshalError) -> None:
+    def _on_answer(self, asked: "_Asked", answer: GrantResponse | MarshalError) -> None:
         """Take the answers of a key in the order of asking: its ranges grow then."""
         asked.answer = answer
         key = asked.holding.key
         waiting = self._asked.get(key, deque())
         while waiting and waiting[0].answer is not None:
             first = waiting.popleft()
-            if isinstance(first.answer, Granted):
+            if isinstance(first.answer, GrantResponse):
                 self._on_verdict(first.holding, first.record, granted=first.answer)
             elif isinstance(first.holding.progress, AtMostOnce):
                 first.holding.progress.forget_requests()
@@ -163,7 +165,7 @@ class RemoteGrants(GrantRequester):
             self._asked.pop(key, None)
 
     def _on_verdict(
-        self, holding: Holding, record: ClaimingMessages, *, granted: Granted
+        self, holding: Holding, record: ClaimingMessages, *, granted: GrantResponse
     ) -> None:
         key, heads = holding.key, self._remote.heads
         held = holding if self._holdings.get(key) is holding else None
@@ -174,7 +176,9 @@ class RemoteGrants(GrantRequester):
         self._apply(key, transition, holding=held, head=head, offset=offset)
 
 
-def _transition(key: Key, record: ClaimingMessages, granted: Granted) -> Transition:
+def _transition(
+    key: Key, record: ClaimingMessages, granted: GrantResponse
+) -> Transition:
     """Return a verdict as the fold in this process would have given it."""
     is_granted = granted.outcome == ACCEPTED and granted.first is not None
     detail = None

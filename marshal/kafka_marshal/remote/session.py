@@ -23,23 +23,23 @@ from kafka_marshal.protocol.lease import Lease
 from kafka_marshal.protocol.state import WEDGED
 from kafka_marshal.protocol.types import Key, Owner, Token
 from kafka_marshal.remote import api
-from kafka_marshal.remote.engine import RemoteContext
-from kafka_marshal.remote.faults import error_of
-from kafka_marshal.remote.grants import RemoteGrants
+from kafka_marshal.remote.context import RemoteContext
+from kafka_marshal.remote.errors import error_of
+from kafka_marshal.remote.grants import SidecarGrantRequester
 
 RESTARTED = "sidecar_restarted"
 REASSIGNED = "reassigned"
 OVER_MAX = 100_000
 
 
-class Desk(Protocol):
+class Commands(Protocol):
     """Who carries to the sidecar what the session says. Never blocks."""
 
-    def give_back(self, returned: Sequence[api.Returned]) -> None:
+    def give_back(self, returned: Sequence[api.Release]) -> None:
         """Tell what is not used any more, until the sidecar knows."""
         ...
 
-    def end(self, name: str, returned: Sequence[api.Returned], *, keep: bool) -> int:
+    def end(self, name: str, returned: Sequence[api.Release], *, keep: bool) -> int:
         """Tell that a subscription is over; return what to wait for."""
         ...
 
@@ -69,11 +69,11 @@ class RemoteSession(Holder):
         client_id: The client's own name.
         holdings: What it contends for or holds, by key.
         grants: Asks for ranges of offsets at most once.
-        desk: Carries what is said.
+        commands: Carries what is said.
     """
 
-    desk: Desk
-    grants: RemoteGrants
+    commands: Commands
+    grants: SidecarGrantRequester
 
     def __init__(
         self,
@@ -100,12 +100,12 @@ class RemoteSession(Holder):
         # Every name that was ever used here, and what came for others: an earlier
         # process that this one goes on for had them, and will have them again.
         self._had: set[str] = set()
-        self._early: dict[Key, api.Assigned] = {}
+        self._early: dict[Key, api.Assignment] = {}
         # Which life of the sidecar has told of each claim.
         self._givers: dict[Key, Owner] = {}
         # Newest claim of each key that ended here: what is told of it comes late.
         self._over: dict[Key, int] = {}
-        self._told: dict[Key, api.Standing] = {}
+        self._told: dict[Key, api.Progress] = {}
         self._deadlines_ms = 0
         # Topics that another live member could take partitions of.
         self._takers: frozenset[str] = frozenset()
@@ -143,7 +143,7 @@ class RemoteSession(Holder):
         subscription = self._names.pop(name, None)
         if subscription is not None:
             self._wanted.subs.remove(subscription)
-            self.desk.end(name, (), keep=False)
+            self.commands.end(name, (), keep=False)
 
     def unsubscribe(self, subscription: Subscription, *, release: bool) -> list[int]:
         """Stop to pursue a subscription; give up all that it holds, or keep that."""
@@ -161,7 +161,7 @@ class RemoteSession(Holder):
             elif isinstance(holding.progress, AtLeastOnce):
                 # What is in hand was this consumer's; the next starts below it.
                 holding.forget_hands(holding.progress)
-        seqs = [self.desk.end(name, returned, keep=not release)]
+        seqs = [self.commands.end(name, returned, keep=not release)]
         return seqs if release else [*seqs, *self.beat_now()]
 
     def want(self, key: Key) -> Holding:
@@ -192,7 +192,7 @@ class RemoteSession(Holder):
         match said:
             case api.Snapshot():
                 self._on_snapshot(said)
-            case api.Assigned():
+            case api.Assignment():
                 self._on_assigned(said)
             case api.Releasing():
                 self._on_releasing(said)
@@ -227,7 +227,7 @@ class RemoteSession(Holder):
             self._on_releasing(leaving)
         self._context.pause = said.paused.is_paused
 
-    def _on_assigned(self, said: api.Assigned) -> None:
+    def _on_assigned(self, said: api.Assignment) -> None:
         key = self._key(said)
         if said.epoch <= self._over.get(key, -1):
             return  # it has ended here, and the sidecar is being told
@@ -250,12 +250,12 @@ class RemoteSession(Holder):
         found = self._holding_for(said, key, holding)
         if found is None or self.failure is not None:
             self._over[key] = said.epoch
-            self.desk.give_back([_unused(said)])
+            self.commands.give_back([_unused(said)])
             return
         self._begin(found, said)
 
     def _holding_for(
-        self, said: api.Assigned, key: Key, waiting: Holding | None
+        self, said: api.Assignment, key: Key, waiting: Holding | None
     ) -> Holding | None:
         """Return what a claim is used by, None where nobody wants it any more."""
         if not said.subscription:
@@ -277,7 +277,7 @@ class RemoteSession(Holder):
         is_explicit = holding.key in self._wanted.explicit
         return is_explicit and holding.claim.is_valid(self._context.now_ms)
 
-    def _go_on(self, holding: Holding, said: api.Assigned) -> None:
+    def _go_on(self, holding: Holding, said: api.Assignment) -> None:
         self._note_over(holding.key, holding.claim.epoch or 0)
         holding.claim.reassign(self._sublease(said))
         self._note_terms(holding, said)
@@ -287,7 +287,7 @@ class RemoteSession(Holder):
         self._told.pop(holding.key, None)
         self._held.note_won(holding, effect="resumed", why=holding.why, log_ms=0)
 
-    def _sublease(self, said: api.Assigned) -> Sublease:
+    def _sublease(self, said: api.Assignment) -> Sublease:
         owner = Owner(said.client_id, bytes.fromhex(said.incarnation))
         return Sublease(
             claimant=Claimant(owner, self.claimant.group_id, master=b""),
@@ -298,13 +298,13 @@ class RemoteSession(Holder):
             heartbeat_interval_ms=self._context.heartbeat_interval_ms,
         )
 
-    def _note_terms(self, holding: Holding, said: api.Assigned) -> None:
+    def _note_terms(self, holding: Holding, said: api.Assignment) -> None:
         holding.why = said.why
         topic_id = said.topic_id
         holding.topic_id = None if topic_id is None else bytes.fromhex(topic_id)
         self._givers[holding.key] = self.claimant.owner
 
-    def _begin(self, holding: Holding, said: api.Assigned) -> None:
+    def _begin(self, holding: Holding, said: api.Assignment) -> None:
         key = holding.key
         holding.claim.assign(self._sublease(said))
         self._note_terms(holding, said)
@@ -322,7 +322,7 @@ class RemoteSession(Holder):
         early = self._early.pop(self._key(said), None)
         if early is not None:
             self._over[self._key(said)] = early.epoch
-            self.desk.give_back([_unused(early)])
+            self.commands.give_back([_unused(early)])
         holding = self._find(said, said.epoch)
         if holding is None:
             return
@@ -345,7 +345,9 @@ class RemoteSession(Holder):
             )
             self._held.end(holding, ending)
 
-    def on_deadlines(self, said: api.Beaten, *, told: Iterable[api.Standing]) -> None:
+    def on_deadlines(
+        self, said: api.HeartbeatResponse, *, told: Iterable[api.Progress]
+    ) -> None:
         """Take the answer to a beat.
 
         Args:
@@ -363,7 +365,9 @@ class RemoteSession(Holder):
             if holding is not None:
                 holding.claim.renew_until(_lease_of(deadline))
 
-    def on_flushed(self, said: api.Beaten, *, told: Iterable[api.Standing]) -> None:
+    def on_flushed(
+        self, said: api.HeartbeatResponse, *, told: Iterable[api.Progress]
+    ) -> None:
         """Take the answer to a flush: what it does not list is not ours any more."""
         listed = {(self._key(each), each.epoch) for each in said.deadlines}
         for each in told:
@@ -375,14 +379,14 @@ class RemoteSession(Holder):
 
     # --- what is told
 
-    def standings(self, *, everything: bool) -> tuple[api.Standing, ...]:
+    def standings(self, *, everything: bool) -> tuple[api.Progress, ...]:
         """Return how far what is held is; what has changed, or everything."""
         found = []
         for key, holding in self.holdings.items():
             epoch = holding.claim.epoch
             if epoch is None or not holding.claim.is_owned:
                 continue
-            standing = api.Standing(
+            standing = api.Progress(
                 topic=key.topic,
                 partition=key.partition,
                 epoch=epoch,
@@ -397,16 +401,16 @@ class RemoteSession(Holder):
 
     def beat_now(self) -> list[int]:
         """Tell every position at once; return what to wait for."""
-        return [self.desk.flush()]
+        return [self.commands.flush()]
 
     def is_pending(self, seqs: Iterable[int], *, late: bool = True) -> bool:
         """Return whether any is still to be waited for."""
-        return self.desk.is_pending(seqs, late=late)
+        return self.commands.is_pending(seqs, late=late)
 
     @property
     def leaving_count(self) -> int:
         """Number of keys given back that the sidecar has not confirmed."""
-        return self.desk.returning_count
+        return self.commands.returning_count
 
     # --- the round
 
@@ -474,7 +478,7 @@ class RemoteSession(Holder):
 
     def send_release(self, holding: Holding, drain: Drain) -> None:
         """Return a claim to the sidecar."""
-        self.desk.give_back([_returned(holding, drain.reason, drain.detail)])
+        self.commands.give_back([_returned(holding, drain.reason, drain.detail)])
 
     def on_release(self, key: Key, reason: str) -> None:
         """Do nothing: the sidecar lets it cool down."""
@@ -491,7 +495,7 @@ class RemoteSession(Holder):
             self._context.heads.pop(key, None)
             self._context.follows.pop(key, None)
         if self._wanted.explicit.pop(key, 0) is None:
-            self.desk.unclaim(key)
+            self.commands.unclaim(key)
         return was_there
 
     def on_end(self, holding: Holding, ending: Ending) -> None:
@@ -509,7 +513,7 @@ class RemoteSession(Holder):
         if len(over) > OVER_MAX:
             del over[next(iter(over))]
 
-    def begin_close(self, *, release: bool) -> tuple[api.Returned, ...]:
+    def begin_close(self, *, release: bool) -> tuple[api.Release, ...]:
         """Stop wanting anything; return what is left, with its final positions."""
         left = [h for h in self.holdings.values() if h.claim.is_owned]
         reason = "closed" if release else "kept"
@@ -542,12 +546,12 @@ class _OfPartition(Protocol):
     def partition(self) -> int: ...
 
 
-def _lease_of(said: api.Assigned | api.Deadline) -> Lease:
+def _lease_of(said: api.Assignment | api.Lease) -> Lease:
     return Lease(said.soft_until_ms, said.hard_until_ms)
 
 
-def _returned(holding: Holding, reason: str, detail: str = "") -> api.Returned:
-    return api.Returned(
+def _returned(holding: Holding, reason: str, detail: str = "") -> api.Release:
+    return api.Release(
         topic=holding.key.topic,
         partition=holding.key.partition,
         epoch=holding.claim.epoch or 0,
@@ -558,8 +562,8 @@ def _returned(holding: Holding, reason: str, detail: str = "") -> api.Returned:
     )
 
 
-def _unused(said: api.Assigned) -> api.Returned:
-    return api.Returned(
+def _unused(said: api.Assignment) -> api.Release:
+    return api.Release(
         topic=said.topic,
         partition=said.partition,
         epoch=said.epoch,

@@ -23,7 +23,7 @@ from kafka_marshal.policies import Policy, find_policy
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.planner import targets
 from kafka_marshal.protocol.types import Key, TopicPartition
-from kafka_marshal.remote.api import Wants
+from kafka_marshal.remote.api import SubscriptionSpec
 from kafka_marshal.sidecar.clients import Client, ClientLease, mark_subleased
 from kafka_marshal.sidecar.lease_journal import (
     JournaledClient,
@@ -146,7 +146,7 @@ def counts_topics(policy: Policy) -> bool:
     )
 
 
-def settings_of(wants: Wants) -> Settings:
+def settings_of(wants: SubscriptionSpec) -> Settings:
     """Return the checked consumer settings of a subscription.
 
     ``max_handling_ms`` is 0 because the client itself checks that its application
@@ -170,7 +170,7 @@ def settings_of(wants: Wants) -> Settings:
     )
 
 
-def start_rule_of(wants: Wants) -> StartRule:
+def start_rule_of(wants: SubscriptionSpec) -> StartRule:
     """Return where to start partitions for which the group has no position."""
     offsets = {
         TopicPartition(each.topic, each.partition): each.offset for each in wants.starts
@@ -196,14 +196,14 @@ class SharedSubscription:
             there to receive the error.
     """
 
-    wants: Wants
+    wants: SubscriptionSpec
     subscription: Subscription
     subscribers: dict[str, Subscriber] = attrs.field(factory=dict)
     transfers: dict[Key, Transfer] = attrs.field(factory=dict)
     seen_version: int = -1
     has_unreported_failure: bool = False
 
-    def is_for(self, wants: Wants) -> bool:
+    def is_for(self, wants: SubscriptionSpec) -> bool:
         """Return whether a client with these settings belongs to this subscription.
 
         Raises:
@@ -216,7 +216,7 @@ class SharedSubscription:
         shared = sorted(set(wants.topics) & set(self.subscription.topics))
         if not (is_same or shared):
             return False
-        for field in msgspec.structs.fields(Wants):
+        for field in msgspec.structs.fields(SubscriptionSpec):
             ours, theirs = getattr(wants, field.name), getattr(self.wants, field.name)
             if field.name == "topics":
                 ours, theirs = sorted(ours), sorted(theirs)

@@ -70,13 +70,13 @@ class ClientLease:
     journaled_until_ms: int = 0
     releasing: api.Releasing | None = None
 
-    def deadline(self) -> api.Deadline:
+    def deadline(self) -> api.Lease:
         """Return the deadlines to send, and record them as sent."""
         lease = self.holding.claim.lease
         hard_ms = min(lease.hard_until_ms, self.journaled_until_ms)
         self.sent_until_ms = max(self.sent_until_ms, hard_ms)
         self.last_sent_ms = hard_ms
-        return api.Deadline(
+        return api.Lease(
             topic=self.key.topic,
             partition=self.key.partition,
             epoch=self.epoch,
@@ -89,14 +89,14 @@ class ClientLease:
         if isinstance(self.holding.progress, DelegatedGrants):
             self.holding.progress.record_grant(first, last)
 
-    def record_progress(self, report: api.Standing | api.Returned) -> None:
+    def record_progress(self, report: api.Progress | api.Release) -> None:
         """Record the progress that the client reports."""
         progress = self.holding.progress
         if isinstance(progress, DelegatedGrants):
             progress.record_done(report.done)
         elif isinstance(progress, AtLeastOnce) and report.position is not None:
             progress.position = max(report.position, progress.position or 0)
-        if isinstance(report, api.Standing):
+        if isinstance(report, api.Progress):
             self.holding.handed_count = max(report.handed, self.holding.handed_count)
             if isinstance(progress, AtLeastOnce):
                 progress.tracked_count = report.in_hand
@@ -159,7 +159,7 @@ class Client:
     events: EventBuffer
     seen_ms: int
     beat_at_ms: int | None = None
-    wants: dict[str, api.Wants] = attrs.field(factory=dict)
+    wants: dict[str, api.SubscriptionSpec] = attrs.field(factory=dict)
     leases: dict[Key, ClientLease] = attrs.field(factory=dict)
     watched: Watched | None = None
     children: tuple[int, ...] = ()

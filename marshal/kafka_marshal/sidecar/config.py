@@ -19,7 +19,7 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.identity import state_home
 from kafka_marshal.kafka_io import ConnectionSettings
 from kafka_marshal.protocol.codec import is_identifier
-from kafka_marshal.remote.address import TOKEN_BYTES_MAX
+from kafka_marshal.remote.transport import TOKEN_BYTES_MAX
 from kafka_marshal.sidecar.probe import default_socket
 
 LOG_FORMATS = ("text", "json")

@@ -9,14 +9,20 @@ import threading
 from collections import OrderedDict
 
 from kafka_marshal.engine import Context
-from kafka_marshal.engine.tickets import OnGranted, Ticket, Tickets, Verdict, Wish
+from kafka_marshal.engine.grant_requests import (
+    GrantRequests,
+    OnGranted,
+    RangeRequest,
+    Ticket,
+    Verdict,
+)
 from kafka_marshal.errors import ClaimRejected, ConfigurationError, CoordinationError
 from kafka_marshal.ports import DataLog
 from kafka_marshal.protocol.claiming import grant_secret
 from kafka_marshal.protocol.granting import why_over
 from kafka_marshal.protocol.state import IGNORED, KeyState
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
-from kafka_marshal.remote.api import GrantAsk
+from kafka_marshal.remote.api import GrantRequest
 from kafka_marshal.sidecar.http_errors import WRONG_SECRET
 from kafka_marshal.sidecar.idempotency import IdempotencyCache
 
@@ -32,23 +38,25 @@ class Grants:
         data: Answers where data partitions end.
     """
 
-    def __init__(self, context: Context, tickets: Tickets, *, data: DataLog) -> None:
+    def __init__(
+        self, context: Context, tickets: GrantRequests, *, data: DataLog
+    ) -> None:
         self._context = context
         self._data = data
         self._repeats = IdempotencyCache(tickets)
         self._lock = threading.Lock()
         self._ends: OrderedDict[TopicPartition, int] = OrderedDict()
 
-    def has_read(self, key: Key, ask: GrantAsk) -> bool:
+    def has_read(self, key: Key, ask: GrantRequest) -> bool:
         """Return whether the claim has been read. Under the engine's lock."""
         known = self._known(key)
         return known is not None and known.epoch >= ask.epoch
 
-    def is_over(self, key: Key, ask: GrantAsk) -> bool:
+    def is_over(self, key: Key, ask: GrantRequest) -> bool:
         """Return whether the claim has ended. Under the engine's lock."""
         return self._why_over(key, ask) is not None
 
-    def ticket(self, key: Key, ask: GrantAsk, *, note: OnGranted) -> Ticket:
+    def ticket(self, key: Key, ask: GrantRequest, *, note: OnGranted) -> Ticket:
         """Append a request, or find the ticket of an earlier one.
 
         Called under the engine's lock. A request under a claim that has ended is
@@ -65,7 +73,7 @@ class Grants:
             CoordinationError: The claim is not read yet; or too many requests have no
                 verdict.
         """
-        wish = Wish(
+        wish = RangeRequest(
             *(key, _owner(ask), ask.epoch, bytes.fromhex(ask.grantee)),
             *(ask.first, ask.last, ask.done),
         )
@@ -81,7 +89,7 @@ class Grants:
         verdict = Verdict(IGNORED, reason, None, head, None)
         return Ticket(wish, self._context.now_ms, None, verdict=verdict)
 
-    def require_secret(self, key: Key, ask: GrantAsk) -> None:
+    def require_secret(self, key: Key, ask: GrantRequest) -> None:
         """Require that a request shows the secret of its claim.
 
         Called under the engine's lock.
@@ -110,7 +118,7 @@ class Grants:
                 reason=WRONG_SECRET,
             )
 
-    def require_end(self, key: Key, ask: GrantAsk, *, timeout_ms: int) -> None:
+    def require_end(self, key: Key, ask: GrantRequest, *, timeout_ms: int) -> None:
         """Require that a request ends within the data partition.
 
         The cluster is only asked about offsets beyond the known end, because an end
@@ -141,9 +149,9 @@ class Grants:
     def _known(self, key: Key) -> KeyState | None:
         return self._context.replica_of(key).world.keys.get(key)
 
-    def _why_over(self, key: Key, ask: GrantAsk) -> str | None:
+    def _why_over(self, key: Key, ask: GrantRequest) -> str | None:
         return why_over(self._known(key), _owner(ask), epoch=ask.epoch)
 
 
-def _owner(ask: GrantAsk) -> Owner:
+def _owner(ask: GrantRequest) -> Owner:
     return Owner(ask.client_id, bytes.fromhex(ask.incarnation))

@@ -112,7 +112,7 @@ class EventPublisher:
         )
         return event, self._home()
 
-    def _assigned(self, lease: ClientLease) -> api.Assigned:
+    def _assigned(self, lease: ClientLease) -> api.Assignment:
         known = self._context.replica_of(lease.key).world.keys.get(lease.key)
         if known is None:
             return assigned_event(lease, head=None)
@@ -262,7 +262,7 @@ class LocalGroup:
     # --- subscriptions and explicit claims
 
     def add_subscription(
-        self, wants: api.Wants, subscription: Subscription
+        self, wants: api.SubscriptionSpec, subscription: Subscription
     ) -> SharedSubscription:
         """Subscribe the session to topics that no client consumes yet.
 
@@ -275,7 +275,12 @@ class LocalGroup:
         return shared
 
     def add_subscriber(
-        self, shared: SharedSubscription, client: Client, *, name: str, wants: api.Wants
+        self,
+        shared: SharedSubscription,
+        client: Client,
+        *,
+        name: str,
+        wants: api.SubscriptionSpec,
     ) -> None:
         """Add a client to a shared subscription.
 
@@ -390,7 +395,7 @@ class LocalGroup:
     # --- reports of clients
 
     def record_position(
-        self, client: Client, report: api.Returned
+        self, client: Client, report: api.Release
     ) -> ClientLease | None:
         """Record a client's position; return its lease, None if the report is stale."""
         lease = client.leases.get(Key(self.group_id, report.topic, report.partition))
@@ -400,7 +405,7 @@ class LocalGroup:
         return lease
 
     def accept_returned(
-        self, client: Client, report: api.Returned, *, reason: str = ""
+        self, client: Client, report: api.Release, *, reason: str = ""
     ) -> None:
         """Release a key that a client has stopped using. Idempotent."""
         lease = self.record_position(client, report)
@@ -426,7 +431,7 @@ class LocalGroup:
         why = reason or (SILENT if report.reason in _SILENCES else report.reason)
         self._release(lease.holding, reason=why, detail=report.detail)
 
-    def _accept_late_return(self, client: Client, report: api.Returned) -> None:
+    def _accept_late_return(self, client: Client, report: api.Release) -> None:
         """Free a key that the client had already lost and has now stopped using."""
         key = Key(self.group_id, report.topic, report.partition)
         reserve = self.table.unexpired.get(key)
@@ -454,7 +459,7 @@ class LocalGroup:
             self.session.release(lease.holding, reason=MOVED, successor=own_name)
         self._changed()
 
-    def deadlines(self, client: Client) -> tuple[api.Deadline, ...]:
+    def deadlines(self, client: Client) -> tuple[api.Lease, ...]:
         """Return until when a client may use what it has."""
         now_ms = self._context.now_ms
         leases = [
@@ -669,7 +674,7 @@ class LocalGroup:
 
 def assigned_event(
     lease: ClientLease, *, head: int | None, stuck: int = 0, follows: int | None = None
-) -> api.Assigned:
+) -> api.Assignment:
     """Return the event that gives a lease to its client.
 
     Args:
@@ -684,7 +689,7 @@ def assigned_event(
         position = claim.start_position if head is None else head
     until = lease.deadline()
     owner = claim.claimant.owner
-    return api.Assigned(
+    return api.Assignment(
         subscription=lease.name,
         topic=lease.key.topic,
         partition=lease.key.partition,

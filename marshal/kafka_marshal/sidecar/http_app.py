@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.observability.logs import LOGGER_NAME
 from kafka_marshal.remote import api
-from kafka_marshal.remote.looking import (
+from kafka_marshal.remote.answers import (
     AsOf,
     ClientsNow,
     FenceNow,
@@ -401,7 +401,7 @@ class App:
         caller = caller_of(route, request, parts=parts)
         # Read it even without a service, so that the connection can be reused.
         body = await read_body(route, request)
-        if isinstance(body, api.Registration):
+        if isinstance(body, api.RegisterRequest):
             caller = attrs.evolve(caller, instance=body.instance)
         require_one_client(connection, caller)
         call = ApiRequest(

@@ -10,9 +10,14 @@ from collections import OrderedDict
 
 import attrs
 
-from kafka_marshal.engine.tickets import OnGranted, Ticket, Tickets, Wish
+from kafka_marshal.engine.grant_requests import (
+    GrantRequests,
+    OnGranted,
+    RangeRequest,
+    Ticket,
+)
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.remote.api import GrantAsk
+from kafka_marshal.remote.api import GrantRequest
 
 GRANTEES_MAX = 1_000
 REQUESTS_MAX = 64
@@ -64,11 +69,13 @@ class IdempotencyCache:
     lost response, and never hands out an offset twice.
     """
 
-    def __init__(self, tickets: Tickets) -> None:
+    def __init__(self, tickets: GrantRequests) -> None:
         self._tickets = tickets
         self._grantees: OrderedDict[Asker, OrderedDict[int, _Asked]] = OrderedDict()
 
-    def ticket(self, ask: GrantAsk, wish: Wish, *, note: OnGranted) -> Ticket:
+    def ticket(
+        self, ask: GrantRequest, wish: RangeRequest, *, note: OnGranted
+    ) -> Ticket:
         """Return the ticket of a request, which is appended the first time.
 
         Args:
@@ -78,7 +85,7 @@ class IdempotencyCache:
 
         Raises:
             ConfigurationError: Its number was used for another request.
-            CoordinationError: As ``Tickets.ask``.
+            CoordinationError: As ``GrantRequests.ask``.
         """
         if ask.request is None:
             return self._tickets.ask(wish, on_granted=note)
@@ -94,7 +101,7 @@ class IdempotencyCache:
             requests.popitem(last=False)
         return asked.ticket
 
-    def find(self, ask: GrantAsk, wish: Wish) -> Ticket | None:
+    def find(self, ask: GrantRequest, wish: RangeRequest) -> Ticket | None:
         """Return the ticket of an earlier request of this number, None without one.
 
         Raises:
@@ -125,10 +132,10 @@ class IdempotencyCache:
         return requests
 
 
-def _asker(ask: GrantAsk, wish: Wish) -> Asker:
+def _asker(ask: GrantRequest, wish: RangeRequest) -> Asker:
     return wish.key.group_id, ask.grantee, ask.secret
 
 
-def _is_same(one: Wish, other: Wish) -> bool:
+def _is_same(one: RangeRequest, other: RangeRequest) -> bool:
     """Return whether two requests are equal apart from their marks."""
     return attrs.evolve(one, mark=None) == attrs.evolve(other, mark=None)

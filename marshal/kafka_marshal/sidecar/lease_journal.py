@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from kafka_marshal.remote.api import Wants
+from kafka_marshal.remote.api import SubscriptionSpec
 
 FILE_NAME = "promises.json"
 LEVEL = 1
@@ -53,7 +53,7 @@ class JournaledClient(msgspec.Struct, frozen=True, kw_only=True):
     pid: int | None
     started: int | None
     children: tuple[int, ...]
-    wants: dict[str, Wants]
+    wants: dict[str, SubscriptionSpec]
     keys: tuple[JournaledLease, ...]
     claims: tuple[tuple[str, int], ...] = ()
 

@@ -15,7 +15,7 @@ from kafka_marshal import metrics as library
 from kafka_marshal.engine import Engine, Session
 from kafka_marshal.observability import metrics as known
 from kafka_marshal.observability.metrics import Family, Kind
-from kafka_marshal.remote.looking import LocalClient
+from kafka_marshal.remote.answers import LocalClient
 from kafka_marshal.sidecar.health import State, View, readyz
 
 if TYPE_CHECKING:

@@ -95,7 +95,7 @@ class ClientRegistry:
         client: Client,
         *,
         name: str,
-        wants: api.Wants,
+        wants: api.SubscriptionSpec,
         left_ms: int,
     ) -> None:
         """Restore a subscription of a client of the previous process."""
@@ -196,7 +196,7 @@ class ClientRegistry:
         client = self._new_client(
             group,
             journaled.client_id,
-            api.Registration(instance=journaled.instance, beat_ms=journaled.beat_ms),
+            api.RegisterRequest(instance=journaled.instance, beat_ms=journaled.beat_ms),
             peer=Peer(journaled.pid, None, journaled.started),
         )
         client.mark_away(self._context.now_ms)
@@ -226,7 +226,7 @@ class ClientRegistry:
         group_id: str,
         client_id: str,
         *,
-        registration: api.Registration,
+        registration: api.RegisterRequest,
         peer: Peer,
     ) -> bool:
         """Register a process; return whether it was registered already.
@@ -252,7 +252,7 @@ class ClientRegistry:
         self,
         group: LocalGroup,
         client_id: str,
-        registration: api.Registration,
+        registration: api.RegisterRequest,
         *,
         peer: Peer,
     ) -> Client:
@@ -286,7 +286,7 @@ class ClientRegistry:
         self,
         group: LocalGroup,
         client: Client,
-        registration: api.Registration,
+        registration: api.RegisterRequest,
         *,
         peer: Peer,
     ) -> None:
@@ -381,7 +381,7 @@ class ClientRegistry:
         client: Client,
         *,
         name: str,
-        wants: api.Wants,
+        wants: api.SubscriptionSpec,
         timeout_ms: int,
     ) -> SharedSubscription:
         """Add a client to a subscription; looks up topics without the lock.
@@ -412,7 +412,12 @@ class ClientRegistry:
             return shared
 
     def _find_subscription(
-        self, group: LocalGroup, client: Client, *, name: str, wants: api.Wants
+        self,
+        group: LocalGroup,
+        client: Client,
+        *,
+        name: str,
+        wants: api.SubscriptionSpec,
     ) -> SharedSubscription | None:
         present = group.table.subscription_of(client, name)
         if present is not None and not present.is_for(wants):
@@ -428,7 +433,7 @@ class ClientRegistry:
         return None
 
     def _add_subscription(
-        self, group: LocalGroup, wants: api.Wants, subscription: Subscription
+        self, group: LocalGroup, wants: api.SubscriptionSpec, subscription: Subscription
     ) -> SharedSubscription:
         try:
             return group.add_subscription(wants, subscription)

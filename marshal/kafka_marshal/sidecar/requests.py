@@ -24,7 +24,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from kafka_marshal.errors import IdentityConflict, MarshalError
 from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.remote import api
-from kafka_marshal.remote.address import is_loopback
+from kafka_marshal.remote.transport import is_loopback
 from kafka_marshal.sidecar.config import CONNECTIONS_MAX
 from kafka_marshal.sidecar.http_errors import HttpError, http_error, to_http_error
 from kafka_marshal.sidecar.process_monitor import (
@@ -213,7 +213,7 @@ def caller_of(route: Route, request: Request, *, parts: Mapping[str, str]) -> Ca
     return Caller(parts["group"], parts["client"], instance)
 
 
-def client_process(peer: Peer, registration: api.Registration) -> Peer:
+def client_process(peer: Peer, registration: api.RegisterRequest) -> Peer:
     """Return the process of a client: the peer, or the one that it names.
 
     Raises:
@@ -255,7 +255,7 @@ async def read_body(route: Route, request: Request) -> msgspec.Struct | None:
     if route.takes is None:
         return None
     if not data and route.name == "leave":
-        return api.Leaving()
+        return api.LeaveRequest()
     try:
         found: msgspec.Struct = msgspec.json.decode(data, type=route.takes)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

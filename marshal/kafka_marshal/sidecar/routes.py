@@ -13,7 +13,7 @@ import attrs
 import msgspec
 
 from kafka_marshal import __version__
-from kafka_marshal.remote import api, looking, paths
+from kafka_marshal.remote import answers, api, paths
 
 # --- Routes ----------------------------------------------------------------------
 
@@ -87,16 +87,16 @@ ROUTES: tuple[Route, ...] = (
         path=paths.CLIENT,
         name="register",
         about="Join a group at this sidecar, or join it again.",
-        takes=api.Registration,
-        answers=api.Registered,
+        takes=api.RegisterRequest,
+        answers=api.RegisterResponse,
     ),
     Route(
         method="DELETE",
         path=paths.CLIENT,
         name="leave",
         about="Leave; a body is optional.",
-        takes=api.Leaving,
-        answers=api.Left,
+        takes=api.LeaveRequest,
+        answers=api.LeaveResponse,
         waits=True,
     ),
     Route(
@@ -112,8 +112,8 @@ ROUTES: tuple[Route, ...] = (
         path=paths.BEAT,
         name="beat",
         about="Send a heartbeat with positions; get new deadlines.",
-        takes=api.Beat,
-        answers=api.Beaten,
+        takes=api.HeartbeatRequest,
+        answers=api.HeartbeatResponse,
         waits=True,
     ),
     Route(
@@ -121,7 +121,7 @@ ROUTES: tuple[Route, ...] = (
         path=paths.RELEASED,
         name="released",
         about="Confirm that the client has stopped using partitions.",
-        takes=api.Release,
+        takes=api.ReleaseRequest,
         waits=True,
     ),
     Route(
@@ -136,8 +136,8 @@ ROUTES: tuple[Route, ...] = (
         path=paths.SUBSCRIPTION,
         name="subscribe",
         about="Consume topics; assignments come as events. Idempotent.",
-        takes=api.Wants,
-        answers=api.Subscribed,
+        takes=api.SubscriptionSpec,
+        answers=api.SubscribeResponse,
         waits=True,
     ),
     Route(
@@ -145,7 +145,7 @@ ROUTES: tuple[Route, ...] = (
         path=paths.SUBSCRIPTION_END,
         name="unsubscribe",
         about="End the subscription, with the final positions.",
-        takes=api.Release,
+        takes=api.ReleaseRequest,
         waits=True,
         queries=(KEEP,),
     ),
@@ -168,8 +168,8 @@ ROUTES: tuple[Route, ...] = (
         path=paths.GRANTS,
         name="grant",
         about="Request offsets at most once (PROTOCOL 6.2).",
-        takes=api.GrantAsk,
-        answers=api.Granted,
+        takes=api.GrantRequest,
+        answers=api.GrantResponse,
         waits=True,
     ),
     Route(
@@ -177,7 +177,7 @@ ROUTES: tuple[Route, ...] = (
         path=paths.OWNERS,
         name="owners",
         about="The owner of each partition of a topic, by the log.",
-        answers=looking.OwnersNow,
+        answers=answers.OwnersNow,
         waits=True,
         queries=(TIMEOUT,),
     ),
@@ -186,7 +186,7 @@ ROUTES: tuple[Route, ...] = (
         path=paths.FENCE,
         name="fence",
         about="The newest token of a partition, for sinks to compare with.",
-        answers=looking.FenceNow,
+        answers=answers.FenceNow,
         waits=True,
         queries=(TIMEOUT,),
     ),
@@ -195,7 +195,7 @@ ROUTES: tuple[Route, ...] = (
         path=paths.WORLD,
         name="world",
         about="The whole state of the coordination log.",
-        answers=looking.WorldNow,
+        answers=answers.WorldNow,
         waits=True,
         queries=(TIMEOUT,),
     ),
@@ -204,7 +204,7 @@ ROUTES: tuple[Route, ...] = (
         path=paths.GROUPS,
         name="groups",
         about="All groups, one entry each.",
-        answers=looking.GroupsNow,
+        answers=answers.GroupsNow,
         waits=True,
         queries=(TIMEOUT,),
     ),
@@ -213,7 +213,7 @@ ROUTES: tuple[Route, ...] = (
         path=paths.GROUP,
         name="group",
         about="Claims and pauses of one group.",
-        answers=looking.GroupNow,
+        answers=answers.GroupNow,
         waits=True,
         queries=(TIMEOUT,),
     ),
@@ -222,7 +222,7 @@ ROUTES: tuple[Route, ...] = (
         path=paths.CLIENTS,
         name="clients",
         about="The clients that are registered at this sidecar.",
-        answers=looking.ClientsNow,
+        answers=answers.ClientsNow,
         waits=True,
         queries=(TIMEOUT,),
     ),
@@ -231,7 +231,7 @@ ROUTES: tuple[Route, ...] = (
         path=paths.LIVEZ,
         name="livez",
         about="Liveness: 200 or 503, with reasons.",
-        answers=looking.Verdict,
+        answers=answers.Verdict,
         is_open=True,
     ),
     Route(
@@ -239,7 +239,7 @@ ROUTES: tuple[Route, ...] = (
         path=paths.READYZ,
         name="readyz",
         about="Readiness: 200 or 503, with reasons.",
-        answers=looking.Verdict,
+        answers=answers.Verdict,
         is_open=True,
     ),
     Route(
@@ -247,7 +247,7 @@ ROUTES: tuple[Route, ...] = (
         path=paths.STARTUPZ,
         name="startupz",
         about="Startup: 200 or 503, with reasons.",
-        answers=looking.Verdict,
+        answers=answers.Verdict,
         is_open=True,
     ),
     Route(
@@ -425,7 +425,7 @@ def _schemas() -> dict[str, Any]:
         msgspec.json.encode([components, references[-1]])
     )
     for name, schema in components.items():
-        _describe(schema, getattr(api, name, None) or vars(looking)[name])
+        _describe(schema, getattr(api, name, None) or vars(answers)[name])
     return {**dict(sorted(components.items())), "EventBody": events}
 
 

@@ -27,7 +27,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.observability.logs import LOGGER_NAME
 from kafka_marshal.ports import Event, Observer
-from kafka_marshal.remote.looking import LocalClient
+from kafka_marshal.remote.answers import LocalClient
 from kafka_marshal.runtime import Runtime
 from kafka_marshal.sidecar.config import Settings, tcp_address, token_of
 from kafka_marshal.sidecar.group import DIED

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kafka_marshal.engine.tickets import Ticket, Verdict
+from kafka_marshal.engine.grant_requests import Ticket, Verdict
 from kafka_marshal.engine.waits import await_news
 from kafka_marshal.errors import (
     ClaimLost,
@@ -17,7 +17,7 @@ from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.protocol.text import world_to_object
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api
-from kafka_marshal.remote.looking import LocalClient
+from kafka_marshal.remote.answers import LocalClient
 from kafka_marshal.runtime import Runtime
 from kafka_marshal.sidecar.clients import Client
 from kafka_marshal.sidecar.events import EventCursor
@@ -150,9 +150,9 @@ class SidecarService:
         group_id: str,
         client_id: str,
         *,
-        registration: api.Registration,
+        registration: api.RegisterRequest,
         peer: Peer,
-    ) -> api.Registered:
+    ) -> api.RegisterResponse:
         """Register a process. Idempotent.
 
         Raises:
@@ -175,7 +175,7 @@ class SidecarService:
             was_known = self._registry.register(
                 group_id, client_id, registration=registration, peer=peer
             )
-            return api.Registered(info=self.info(), was_known=was_known)
+            return api.RegisterResponse(info=self.info(), was_known=was_known)
 
     def children(self, who: Caller, request: api.Children) -> None:
         """Replace the processes that work for a client.
@@ -193,7 +193,7 @@ class SidecarService:
                 )
             self._registry.set_children(client, request.pids)
 
-    def leave(self, who: Caller, request: api.Leaving) -> api.Left:
+    def leave(self, who: Caller, request: api.LeaveRequest) -> api.LeaveResponse:
         """Remove a client, or answer that it must wait for a drain.
 
         ``restart`` reserves its place for another process of its name, for a heartbeat
@@ -219,9 +219,9 @@ class SidecarService:
                     group.remove_subscriber(client, name)
             self._engine.act(group.session)
             if client.leases and request.reason == "downscale":
-                return api.Left(action="wait_for_drain")
+                return api.LeaveResponse(action="wait_for_drain")
         self._await_released(group, request.returned, request.timeout_ms)
-        return api.Left(action="shutdown_now")
+        return api.LeaveResponse(action="shutdown_now")
 
     def feed(self, who: Caller, after: str | None) -> EventCursor:
         """Return the events of a client after the id ``after``.
@@ -263,7 +263,9 @@ class SidecarService:
 
     # --- subscriptions and explicit claims
 
-    def subscribe(self, who: Caller, name: str, *, wants: api.Wants) -> api.Subscribed:
+    def subscribe(
+        self, who: Caller, name: str, *, wants: api.SubscriptionSpec
+    ) -> api.SubscribeResponse:
         """Consume topics for a client. Idempotent.
 
         Raises:
@@ -290,13 +292,13 @@ class SidecarService:
         with self._engine.changed:
             self._engine.act(group.session)
             topics = shared.subscription.topics.items()
-            return api.Subscribed(
+            return api.SubscribeResponse(
                 topics={topic: info.partition_count for topic, info in topics},
                 counts_topics=shared.counts_topics,
             )
 
     def unsubscribe(
-        self, who: Caller, name: str, *, release: api.Release, keep: bool
+        self, who: Caller, name: str, *, release: api.ReleaseRequest, keep: bool
     ) -> None:
         """End a subscription; with ``keep`` the client keeps its leases.
 
@@ -365,7 +367,7 @@ class SidecarService:
                 return
             lease = client.leases.get(key)
             if lease is not None and not lease.name:
-                returned = api.Returned(
+                returned = api.Release(
                     topic=topic,
                     partition=partition,
                     epoch=lease.epoch,
@@ -378,7 +380,7 @@ class SidecarService:
 
     # --- heartbeats and releases
 
-    def beat(self, who: Caller, beat: api.Beat) -> api.Beaten:
+    def beat(self, who: Caller, beat: api.HeartbeatRequest) -> api.HeartbeatResponse:
         """Record a heartbeat with positions; return the new deadlines.
 
         Raises:
@@ -403,9 +405,13 @@ class SidecarService:
             deadlines = group.deadlines(client)
             takers = group.takers(client)
             now_ms = self._context.now_ms
-            return api.Beaten(deadlines=deadlines, now_ms=now_ms, takers=takers)
+            return api.HeartbeatResponse(
+                deadlines=deadlines, now_ms=now_ms, takers=takers
+            )
 
-    def _flush(self, group: LocalGroup, who: Caller, beat: api.Beat) -> None:
+    def _flush(
+        self, group: LocalGroup, who: Caller, beat: api.HeartbeatRequest
+    ) -> None:
         """Wait until the log holds the positions that a client reported."""
         session = group.session
         seqs = session.beat_now()
@@ -432,7 +438,7 @@ class SidecarService:
             reason="stale_token",
         )
 
-    def release(self, who: Caller, request: api.Release) -> None:
+    def release(self, who: Caller, request: api.ReleaseRequest) -> None:
         """Release what a client has stopped using. Idempotent.
 
         Raises:
@@ -446,7 +452,7 @@ class SidecarService:
         self._await_released(group, request.returned, request.timeout_ms)
 
     def _await_released(
-        self, group: LocalGroup, returned: Iterable[api.Returned], timeout_ms: int
+        self, group: LocalGroup, returned: Iterable[api.Release], timeout_ms: int
     ) -> None:
         if timeout_ms <= 0:
             return
@@ -469,7 +475,7 @@ class SidecarService:
 
     # --- the log
 
-    def grant(self, group_id: str, ask: api.GrantAsk) -> api.Granted:
+    def grant(self, group_id: str, ask: api.GrantRequest) -> api.GrantResponse:
         """Ask the log for offsets at most once, and wait for the fold's verdict.
 
         Raises:
@@ -495,7 +501,7 @@ class SidecarService:
             left_ms = max(0, until_ms - self._context.now_ms)
             return granted_now(self._await_verdict(ticket, left_ms))
 
-    def begin_grant(self, group_id: str, ask: api.GrantAsk) -> Ticket:
+    def begin_grant(self, group_id: str, ask: api.GrantRequest) -> Ticket:
         """Ask the log for offsets, and wait for nothing; raises as ``grant``.
 
         Where the data log ends is not asked: that waits.
@@ -512,7 +518,7 @@ class SidecarService:
                 raise self._engine.failure
             return self._grants.ticket(key, ask, note=note)
 
-    def _await_claim(self, key: Key, ask: api.GrantAsk) -> None:
+    def _await_claim(self, key: Key, ask: api.GrantRequest) -> None:
         """Wait a moment for a claim of another host that is not read yet."""
         timeout_ms = min(ask.timeout_ms, CLAIM_MS_MAX)
         with suppress(DeadlineExceeded):
@@ -595,7 +601,7 @@ def _is_over(pending: tuple[LocalGroup, list[int]]) -> bool:
     return not session.leaving_count and not session.is_pending(seqs, late=False)
 
 
-def _key_asked(group_id: str, ask: api.GrantAsk) -> Key:
+def _key_asked(group_id: str, ask: api.GrantRequest) -> Key:
     """Return the key that offsets of are asked for.
 
     Raises:
@@ -609,7 +615,7 @@ def _key_asked(group_id: str, ask: api.GrantAsk) -> Key:
     return Key(group_id, ask.topic, ask.partition)
 
 
-def _key(who: Caller, standing: api.Standing) -> Key:
+def _key(who: Caller, standing: api.Progress) -> Key:
     return Key(who.group_id, standing.topic, standing.partition)
 
 
@@ -638,10 +644,10 @@ def _require_name(setting: str, name: str) -> None:
         )
 
 
-def granted_now(verdict: Verdict) -> api.Granted:
+def granted_now(verdict: Verdict) -> api.GrantResponse:
     """Return the verdict of the fold as the API has it."""
     first, last = verdict.granted or (None, None)
-    return api.Granted(
+    return api.GrantResponse(
         outcome=verdict.outcome,
         reason=verdict.reason,
         first=first,

@@ -29,10 +29,9 @@ from kafka_marshal.client import Marshal
 from kafka_marshal.engine import Delivery
 from kafka_marshal.errors import ClaimLost, ConfigurationError, IdentityConflict
 from kafka_marshal.remote import paths
-from kafka_marshal.remote.address import Address
 from kafka_marshal.remote.api import Children
-from kafka_marshal.remote.connection import Connection
-from kafka_marshal.remote.opening import INSTANCE_BYTES
+from kafka_marshal.remote.connect import INSTANCE_BYTES
+from kafka_marshal.remote.transport import Address, Connection
 from kafka_marshal.subscribing import to_delivery
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.protocol.types import TopicPartition
-from kafka_marshal.remote.address import UNIX, Address
+from kafka_marshal.remote.transport import UNIX, Address
 from kafka_marshal.spark.java import settings_of
 from kafka_marshal.spark.kafka_options import IGNORED, REFUSED, meaning_of
 

@@ -10,8 +10,7 @@ from typing import Any
 from kafka_marshal.errors import ConfigurationError, MarshalError
 from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
 from kafka_marshal.kafka_io.settings import AUTO, COORDINATION_TOPIC
-from kafka_marshal.remote.address import Address
-from kafka_marshal.remote.connection import Connection
+from kafka_marshal.remote.transport import Address, Connection
 
 from .log import LogOffice, TicketLog
 from .office import TicketOffice

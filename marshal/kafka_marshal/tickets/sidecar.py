@@ -7,9 +7,9 @@ from kafka_marshal.errors import CoordinationError
 from kafka_marshal.protocol.state import ACCEPTED
 from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.remote import paths
-from kafka_marshal.remote.api import GrantAsk, Granted
-from kafka_marshal.remote.connection import Connection
-from kafka_marshal.remote.looking import FenceNow
+from kafka_marshal.remote.answers import FenceNow
+from kafka_marshal.remote.api import GrantRequest, GrantResponse
+from kafka_marshal.remote.transport import Connection
 
 from .office import ClaimRef, Standing, TicketOffice, Verdict
 
@@ -37,7 +37,7 @@ class SidecarOffice(TicketOffice):
         """Ask for offsets; see ``TicketOffice``."""
         first, last = wanted
         # PROTOCOL 6.2: a grantee is one attempt, and drawn anew for each.
-        said = GrantAsk(
+        said = GrantRequest(
             client_id=ref.client_id,
             incarnation=ref.incarnation.hex(),
             topic=ref.topic,
@@ -69,12 +69,14 @@ class SidecarOffice(TicketOffice):
             granted = (found.first, found.last)
         return Verdict(granted, found.reason, found.offset, found.head)
 
-    def _granted(self, ref: ClaimRef, said: GrantAsk, *, timeout_ms: int) -> Granted:
+    def _granted(
+        self, ref: ClaimRef, said: GrantRequest, *, timeout_ms: int
+    ) -> GrantResponse:
         return self._connection.ask(
             "POST",
             paths.GRANTS.format(group=ref.group_id),
             body=said,
-            answer=Granted,
+            answer=GrantResponse,
             timeout_ms=timeout_ms,
         )
 

@@ -29,9 +29,9 @@ def pass_time(rig, ms):
 
 def test_a_partition_without_polls_is_released(rig, slow):
     pass_time(rig, 400)
-    assert rig.desk.returned == []
+    assert rig.commands.returned == []
     pass_time(rig, 200)
-    (returned,) = rig.desk.returned
+    (returned,) = rig.commands.returned
     assert (returned.reason, returned.position) == ("wedged", 0)
     assert "away for 500 ms of at most 500, 4 in hand" in returned.detail
     with pytest.raises(ClaimLost, match="wedged"):
@@ -42,7 +42,7 @@ def test_a_partition_without_a_taker_stays(rig, slow):
     rig.tick(1)
     rig.session.on_deadlines(rig.beaten(takers=("u",)), told=())
     pass_time(rig, 1_000)
-    assert rig.desk.returned == []
+    assert rig.commands.returned == []
     assert len(rig.events("stuck")) == 1
     slow.commit()
     assert slow.poll() != {}
@@ -56,13 +56,13 @@ def test_a_repeatedly_stuck_partition_gets_more_time(rig):
     consumer.poll()
     rig.session.on_deadlines(rig.beaten(takers=("t",)), told=())
     pass_time(rig, 900)
-    assert rig.desk.returned == []
+    assert rig.commands.returned == []
     pass_time(rig, 300)
-    assert len(rig.desk.returned) == 1
+    assert len(rig.commands.returned) == 1
 
 
 def test_a_stopped_process_is_not_stuck(rig, slow):
     rig.tick(H // 2)
     rig.tick(10)
-    assert rig.desk.returned == []
+    assert rig.commands.returned == []
     assert slow.assignment() != set()

@@ -6,7 +6,7 @@ import pytest
 from kafka_marshal.remote import api
 
 EVENTS = [
-    api.Assigned(
+    api.Assignment(
         subscription="1",
         topic="orders",
         partition=3,
@@ -54,16 +54,16 @@ def test_an_id_names_the_life_the_event_and_the_entry():
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
-        (api.Registration, {"instance": "AB" * 16, "beat_ms": 1}),
-        (api.Registration, {"instance": "ab" * 16 + "\n", "beat_ms": 1}),
-        (api.Registration, {"instance": "ab" * 16, "beat_ms": -1}),
-        (api.Wants, {"topics": ["a/b"]}),
-        (api.Wants, {"topics": ["a\n"]}),
-        (api.Wants, {"delivery": "exactly once"}),
-        (api.Beat, {"timeout_ms": api.WAIT_MS_MAX + 1}),
-        (api.Beat, {"standings": [{"topic": "t", "partition": -1}]}),
+        (api.RegisterRequest, {"instance": "AB" * 16, "beat_ms": 1}),
+        (api.RegisterRequest, {"instance": "ab" * 16 + "\n", "beat_ms": 1}),
+        (api.RegisterRequest, {"instance": "ab" * 16, "beat_ms": -1}),
+        (api.SubscriptionSpec, {"topics": ["a/b"]}),
+        (api.SubscriptionSpec, {"topics": ["a\n"]}),
+        (api.SubscriptionSpec, {"delivery": "exactly once"}),
+        (api.HeartbeatRequest, {"timeout_ms": api.WAIT_MS_MAX + 1}),
+        (api.HeartbeatRequest, {"standings": [{"topic": "t", "partition": -1}]}),
         (api.Children, {"pids": [0]}),
-        (api.Leaving, {"reason": "boredom"}),
+        (api.LeaveRequest, {"reason": "boredom"}),
     ],
     ids=str,
 )

@@ -87,7 +87,7 @@ def test_what_nobody_can_use_is_given_back(rig, told):
     said = rig.assigned(**told)
     rig.say(said)
     rig.say(said)
-    (returned,) = rig.desk.returned
+    (returned,) = rig.commands.returned
     assert (returned.epoch, returned.position) == (5, None)
     assert returned.reason == "unused"
     assert consumer.assignment() == set()
@@ -120,7 +120,7 @@ def test_what_is_of_a_recreated_topic_is_given_back(rig):
     for _ in range(20):
         rig.cluster.kafka.produce(T0, b"new")
     assert settle(rig, consumer) == []
-    (returned,) = rig.desk.returned
+    (returned,) = rig.commands.returned
     assert (returned.reason, returned.epoch, returned.position) == ("topic_gone", 5, 10)
     assert endings(rig) == ["topic_gone"]
     topic_id = rig.cluster.kafka.topic("t").topic_id.hex()
@@ -134,7 +134,7 @@ def test_what_is_of_a_deleted_topic_is_given_back(rig):
     consumer.poll()
     rig.cluster.kafka.delete_topic("t")
     settle(rig, consumer)
-    assert [each.reason for each in rig.desk.returned] == ["topic_gone"]
+    assert [each.reason for each in rig.commands.returned] == ["topic_gone"]
     assert consumer.assignment() == set()
 
 
@@ -143,16 +143,16 @@ def test_what_is_of_a_deleted_topic_is_given_back(rig):
 
 def test_what_an_earlier_process_had_waits_for_the_one_that_goes_on(rig):
     rig.say(rig.snapshot(rig.assigned(position=4)))
-    assert not rig.desk.returned
+    assert not rig.commands.returned
     consumer = rig.consumer()
     assert values(consumer.poll()) == {0: [4, 5, 6, 7, 8, 9]}
-    assert not rig.desk.returned
+    assert not rig.commands.returned
 
 
 def test_what_is_to_be_released_before_anybody_goes_on_is_given_back(rig):
     rig.say(rig.snapshot(rig.assigned()))
     rig.say(releasing())
-    (returned,) = rig.desk.returned
+    (returned,) = rig.commands.returned
     assert returned.reason == "unused"
     assert rig.consumer().poll() == {}
 
@@ -169,7 +169,7 @@ def test_nothing_is_handed_out_after_the_soft_stop(rig, consumer):
     assert consumer.poll() == {}
     consumer.commit()
     rig.tick(H)
-    (returned,) = rig.desk.returned
+    (returned,) = rig.commands.returned
     assert (returned.reason, returned.position) == ("lease_expired", 4)
     assert consumer.assignment() == set()
 
@@ -243,8 +243,8 @@ def test_a_flush_that_does_not_list_a_claim_ends_it(rig, consumer):
 
 def test_a_flush_waits_for_its_answer(rig, consumer):
     consumer.flush()
-    assert rig.desk.flushed == 1
-    rig.desk.pending = {2}
+    assert rig.commands.flushed == 1
+    rig.commands.pending = {2}
     with pytest.raises(DeadlineExceeded):
         consumer.flush(timeout_ms=0)
 
@@ -256,11 +256,11 @@ def test_a_release_is_confirmed_when_nothing_is_in_hand(rig, consumer):
     consumer.poll()
     rig.say(releasing())
     rig.tick()
-    assert rig.desk.returned == []
+    assert rig.commands.returned == []
     assert consumer.poll() == {}
     consumer.commit()
     rig.tick()
-    (returned,) = rig.desk.returned
+    (returned,) = rig.commands.returned
     assert (returned.reason, returned.position) == ("surplus", 4)
     assert consumer.poll() == {}
 
@@ -269,9 +269,9 @@ def test_who_does_not_commit_is_waited_for_until_it_is_due(rig, consumer):
     consumer.poll()
     rig.say(releasing(until_ms=rig.now_ms + 50))
     rig.tick(49)
-    assert rig.desk.returned == []
+    assert rig.commands.returned == []
     rig.tick(1)
-    assert [each.position for each in rig.desk.returned] == [0]
+    assert [each.position for each in rig.commands.returned] == [0]
 
 
 def test_a_release_that_was_called_off_is_over_with_the_next_snapshot(rig, consumer):
@@ -301,7 +301,7 @@ def test_what_is_told_late_of_a_claim_that_ended_is_passed_over(rig, consumer):
     rig.say(rig.assigned())
     rig.say(releasing())
     assert rig.session.holdings == {}
-    assert rig.desk.returned == []
+    assert rig.commands.returned == []
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_a_failure_ends_everything(rig, consumer):
         consumer.poll()
     rig.say(rig.assigned(epoch=9))
     assert rig.session.holdings == {}
-    assert [(x.epoch, x.reason) for x in rig.desk.returned] == [
+    assert [(x.epoch, x.reason) for x in rig.commands.returned] == [
         (5, "failed"),
         (9, "unused"),
     ]
@@ -364,19 +364,19 @@ def test_closing_gives_back_what_is_held(rig, consumer):
     consumer.poll()
     consumer.commit()
     consumer.close()
-    ((name, returned, keep),) = rig.desk.ended
+    ((name, returned, keep),) = rig.commands.ended
     assert (name, keep) == ("s", False)
     assert [(each.position, each.reason) for each in returned] == [(4, "closed")]
     assert rig.session.subscriptions == ()
     consumer.close()
-    assert len(rig.desk.ended) == 1
+    assert len(rig.commands.ended) == 1
 
 
 def test_what_is_kept_goes_on_for_the_next_consumer(rig, consumer):
     consumer.poll()
     consumer.close(release=False)
-    ((_, returned, keep),) = rig.desk.ended
-    assert (returned, keep, rig.desk.flushed) == ((), True, 1)
+    ((_, returned, keep),) = rig.commands.ended
+    assert (returned, keep, rig.commands.flushed) == ((), True, 1)
     again = rig.consumer("s2", most=3)
     assert values(again.poll()) == {0: [0, 1, 2]}
 
@@ -399,7 +399,7 @@ def test_what_the_sidecar_refused_is_forgotten(rig):
     rig.subscribe()
     rig.session.forget("s")
     assert rig.session.subscriptions == ()
-    assert rig.desk.ended == [("s", (), False)]
+    assert rig.commands.ended == [("s", (), False)]
 
 
 # --- Claims without consumption ---
@@ -414,8 +414,8 @@ def test_a_claim_without_consumption(rig):
     assert holding.claim.phase is Phase.HELD
     assert rig.context.glance(key()).holder == "host-a"
     rig.session.unwant(holding)
-    assert rig.desk.unclaimed == [key()]
-    assert [each.reason for each in rig.desk.returned] == ["released"]
+    assert rig.commands.unclaimed == [key()]
+    assert [each.reason for each in rig.commands.returned] == ["released"]
     assert rig.context.glance(key()) is None
 
 
@@ -448,7 +448,7 @@ def test_a_claim_without_consumption_outlives_the_sidecar(rig):
     rig.say(rig.assigned(name="", position=4, epoch=5))
     assert rig.session.holdings[key()].claim.epoch == 9
     assert [e["effect"] for e in rig.events("claimed")] == ["claimed", "resumed"]
-    assert (endings(rig), rig.desk.returned) == ([], [])
+    assert (endings(rig), rig.commands.returned) == ([], [])
     rig.say(lost(epoch=9))
     assert endings(rig) == ["taken_over"]
 
@@ -460,7 +460,7 @@ def test_a_claim_without_consumption_does_not_outlive_its_deadline(rig):
     rig.say(rig.assigned(name="", position=4, epoch=9))
     assert endings(rig) == ["reassigned"]
     assert holding.claim.token == Token(1, 0, 5)
-    assert [each.reason for each in rig.desk.returned] == ["unused"]
+    assert [each.reason for each in rig.commands.returned] == ["unused"]
     assert rig.session.wanted == []
 
 
@@ -474,7 +474,7 @@ def test_a_claim_that_was_not_won_is_given_up(rig):
     holding = rig.session.want(key())
     rig.session.unwant(holding)
     assert holding.claim.ending.reason == "given_up"
-    assert (rig.desk.unclaimed, rig.desk.returned) == ([key()], [])
+    assert (rig.commands.unclaimed, rig.commands.returned) == ([key()], [])
 
 
 # --- Figures ---

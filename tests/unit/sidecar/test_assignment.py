@@ -163,7 +163,9 @@ def test_clients_with_the_same_pattern_share_a_subscription(cluster, machine):
     cluster.fill("u", [1, 1])
     a, b = Local(machine, "a", pid=1), Local(machine, "b", pid=2)
     for client in (a, b):
-        client.service.subscribe(client.who, "s", wants=api.Wants(pattern="[tu]"))
+        client.service.subscribe(
+            client.who, "s", wants=api.SubscriptionSpec(pattern="[tu]")
+        )
     run_until(cluster, [a, b], lambda: sizes(a, b) == [5, 5], 2 * H)
     c = Local(machine, "c", pid=3)
     with pytest.raises(ConfigurationError, match="topics"):
@@ -202,7 +204,7 @@ def test_a_partition_without_position_starts_at_the_given_offset(cluster, machin
 
 
 def takers(client):
-    return client.service.beat(client.who, api.Beat()).takers
+    return client.service.beat(client.who, api.HeartbeatRequest()).takers
 
 
 def test_a_heartbeat_returns_topics_that_others_could_take(cluster, machine):
@@ -296,7 +298,7 @@ def test_whole_topics_go_to_one_client(cluster, machine):
     cluster.fill("u", [1, 1])
     a = having(machine, "a", "t", "u", count=10, policy="topic")
     assert machine.service.subscribe(
-        a.who, "s", wants=api.Wants(topics=("t", "u"), policy="topic")
+        a.who, "s", wants=api.SubscriptionSpec(topics=("t", "u"), policy="topic")
     ).counts_topics
     b = Local(machine, "b", pid=2)
     b.subscribe("t", "u", policy="topic")

@@ -54,7 +54,7 @@ def lease(held):
 
 
 def standing(position=None, **rest):
-    return api.Standing(topic="t", partition=0, epoch=5, position=position, **rest)
+    return api.Progress(topic="t", partition=0, epoch=5, position=position, **rest)
 
 
 # --- At least once ---

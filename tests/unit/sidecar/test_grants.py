@@ -29,7 +29,7 @@ def single():
 def make_request(machine, client, **changes):
     """Return a request of a client, with changes."""
     owner = machine.service.groups[0].session.claimant.owner
-    plain = api.GrantAsk(
+    plain = api.GrantRequest(
         client_id=owner.client_id,
         incarnation=owner.incarnation.hex(),
         topic=KEY.topic,
@@ -93,7 +93,7 @@ def test_the_secret_works_for_claims_of_another_host(single):
     """A task of Spark asks here under the claim of a driver elsewhere."""
     node = owning(single.cluster, "driver")
     claim = node.session.holdings[KEY].claim
-    ask = api.GrantAsk(
+    ask = api.GrantRequest(
         client_id="driver",
         incarnation=node.owner.incarnation.hex(),
         topic=KEY.topic,
@@ -115,7 +115,7 @@ def test_a_request_waits_briefly_for_an_unread_claim(single):
     node = owning(single.cluster, "driver")
     single.cluster.nodes.append(single.node)
     claim = node.session.holdings[KEY].claim
-    ask = api.GrantAsk(
+    ask = api.GrantRequest(
         client_id="driver",
         incarnation=node.owner.incarnation.hex(),
         topic=KEY.topic,

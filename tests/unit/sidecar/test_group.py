@@ -31,7 +31,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.remote import api
-from kafka_marshal.remote.faults import error_of
+from kafka_marshal.remote.errors import error_of
 from kafka_marshal.sidecar.process_monitor import Peer
 
 # --- Events ---
@@ -98,7 +98,7 @@ def test_repeated_events_change_nothing(cluster, machine):
     run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
     held = set(a.held)
     for event in [e for e in a.received if not isinstance(e, api.Snapshot)]:
-        if not isinstance(event, api.Assigned) or a.key(event) in held:
+        if not isinstance(event, api.Assignment) or a.key(event) in held:
             a.apply(event)
     assert set(a.held) == held
 
@@ -112,7 +112,7 @@ def test_an_assignment_names_the_previous_claim(cluster, machine):
     b = Local(machine, "b", pid=2)
     b.subscribe()
     run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
-    assigned = [each for each in b.received if isinstance(each, api.Assigned)]
+    assigned = [each for each in b.received if isinstance(each, api.Assignment)]
     assert len(assigned) == 4
     assert all(each.follows == epochs[each.partition] for each in assigned)
 
@@ -130,7 +130,7 @@ def test_a_slow_reader_of_five_thousand_partitions_converges():
 
     for _ in range(400):
         cluster.run(100)
-        machine.service.beat(a.who, api.Beat())
+        machine.service.beat(a.who, api.HeartbeatRequest())
         if added() == 5_000:
             break
     assert added() == 5_000
@@ -172,8 +172,8 @@ def report_late(machine):
     epoch, _ = a.held[key]
     assert epoch > stale.epoch
     late = msgspec.structs.replace(stale, position=7)
-    machine.service.release(a.who, api.Release(returned=(late,)))
-    leaving = api.Leaving(returned=(late,), release=False, reason="restart")
+    machine.service.release(a.who, api.ReleaseRequest(returned=(late,)))
+    leaving = api.LeaveRequest(returned=(late,), release=False, reason="restart")
     (host,) = machine.service.groups
     assert key in host.table.leases, "it goes on under the later claim"
     machine.service.leave(a.who, leaving)
@@ -334,7 +334,7 @@ def test_a_changed_peer_is_watched_again(machine):
     machine.service.register(
         "g",
         "a",
-        registration=api.Registration(instance=a.instance, beat_ms=9),
+        registration=api.RegisterRequest(instance=a.instance, beat_ms=9),
         peer=Peer(1, 0, None),
     )
     assert all(w.is_closed for w in machine.watch.watched), "a pid alone proves nothing"
@@ -386,7 +386,7 @@ def test_a_downscaling_client_works_until_its_drain_ends(cluster, machine):
     b = Local(machine, "b", pid=2)
     b.subscribe()
     run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
-    ask = api.Leaving(reason="downscale", timeout_ms=1_000)
+    ask = api.LeaveRequest(reason="downscale", timeout_ms=1_000)
     assert machine.service.leave(a.who, ask).action == "wait_for_drain"
     assert sizes(a) == [4], "it works on"
     run_until(cluster, [b], lambda: sizes(b) == [4], H)
@@ -407,7 +407,7 @@ def test_a_downscaling_client_works_until_its_drain_ends(cluster, machine):
 def test_leaving_without_positions_keeps_the_confirmed_ones(cluster, machine):
     """It may still be at work, as far as anybody knows: until its deadline."""
     a = having(machine)
-    machine.service.leave(a.who, api.Leaving())
+    machine.service.leave(a.who, api.LeaveRequest())
     b = Local(machine, "b", pid=2)
     b.subscribe()
     run(cluster, [b], 600)
@@ -420,7 +420,7 @@ def test_a_subscription_ends(cluster, machine):
     a = having(machine)
     returned = tuple(a.returned(key) for key in sorted(a.held))
     a.held.clear()
-    request = api.Release(returned=returned, timeout_ms=1_000)
+    request = api.ReleaseRequest(returned=returned, timeout_ms=1_000)
     machine.service.unsubscribe(a.who, "s", release=request, keep=False)
     assert {r.reason for r in releases(cluster)} <= {"client_left", "closed"}
     assert len(releases(cluster)) == 8
@@ -432,7 +432,7 @@ def test_a_subscription_ends(cluster, machine):
 def test_kept_leases_serve_the_next_subscription(cluster, machine):
     a = having(machine)
     tokens = dict(a.tokens)
-    request = api.Release(returned=())
+    request = api.ReleaseRequest(returned=())
     machine.service.unsubscribe(a.who, "s", release=request, keep=True)
     b = Local(machine, "b", pid=2)
     b.subscribe()
@@ -447,7 +447,7 @@ def test_kept_leases_serve_the_next_subscription(cluster, machine):
 def test_unwanted_leases_are_recalled(cluster, machine):
     a = having(machine)
     machine.service.unsubscribe(
-        a.who, "s", release=api.Release(returned=()), keep=False
+        a.who, "s", release=api.ReleaseRequest(returned=()), keep=False
     )
     a.take()
     assert len(a.leaving) == 8
@@ -523,7 +523,7 @@ def topic_ids(client):
     for body in client.received:
         every = body.assigned if isinstance(body, api.Snapshot) else [body]
         for event in every:
-            if isinstance(event, api.Assigned):
+            if isinstance(event, api.Assignment):
                 found[event.partition] = event.topic_id
     return found
 
@@ -650,7 +650,7 @@ def test_a_confirmed_stop_frees_the_key_at_once(cluster, machine):
     b.subscribe()
     run(cluster, [b], 200)
     assert not b.valid
-    machine.service.release(a.who, api.Release(returned=returned))
+    machine.service.release(a.who, api.ReleaseRequest(returned=returned))
     run_until(cluster, [a, b], lambda: len(a.valid | b.valid) == 8, H)
     assert cluster.clock.now_ms() < until_ms
 

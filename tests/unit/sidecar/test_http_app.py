@@ -25,7 +25,7 @@ from starlette.requests import Request
 
 from kafka_marshal import errors
 from kafka_marshal.remote import api, paths
-from kafka_marshal.remote.looking import GroupLine
+from kafka_marshal.remote.answers import GroupLine
 from kafka_marshal.sidecar import http_app, requests, routes
 from kafka_marshal.sidecar.health import Verdict
 from kafka_marshal.sidecar.http_app import BoundedExecutor
@@ -242,7 +242,7 @@ def test_a_client_may_name_its_process(is_local):
 def test_leaving_needs_no_body(wire):
     response = wire.request("DELETE", CLIENT, headers=HEADERS)
     assert response.json() == {"action": "shutdown_now"}
-    assert ("leave", WHO, api.Leaving()) in wire.service.calls
+    assert ("leave", WHO, api.LeaveRequest()) in wire.service.calls
 
 
 def test_metrics_are_served():

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kafka_marshal.engine.tickets import Ticket, Verdict, Wish
+from kafka_marshal.engine.grant_requests import RangeRequest, Ticket, Verdict
 from kafka_marshal.errors import ConfigurationError, CoordinationError
 from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.sidecar.idempotency import (
@@ -39,7 +39,7 @@ class Bench:
     def ask(self, number=1, *, first=0, grantee=1, group="g", mark=None, secret="5e"):
         key = Key(group, "t", 0)
         grantee = bytes([grantee % 256, grantee // 256])
-        wish = Wish(key, OWNER, 5, grantee, first, first + 9, mark)
+        wish = RangeRequest(key, OWNER, 5, grantee, first, first + 9, mark)
         ask = SimpleNamespace(request=number, grantee=grantee.hex(), secret=secret)
         return self.repeats.ticket(ask, wish, note=lambda *run: self.noted.append(run))
 

@@ -17,7 +17,7 @@ from sidecarkit import (
 from kafka_marshal.errors import ClaimLost, IdentityConflict, LogUnwritable
 from kafka_marshal.protocol.records import ClaimingPartition
 from kafka_marshal.remote import api
-from kafka_marshal.remote.api import Wants
+from kafka_marshal.remote.api import SubscriptionSpec
 from kafka_marshal.sidecar import registry
 from kafka_marshal.sidecar.lease_journal import (
     FILE_NAME,
@@ -34,7 +34,7 @@ KEPT = JournaledClient(
     pid=7,
     started=99,
     children=(8,),
-    wants={"s": Wants(topics=("t",))},
+    wants={"s": SubscriptionSpec(topics=("t",))},
     keys=(JournaledLease(topic="t", partition=0, epoch=5, until_ms=9),),
     claims=(("u", 1),),
 )

@@ -9,7 +9,7 @@ from scraping import Scraped
 from kafka_marshal.errors import ConfigurationError, LogUnreadable
 from kafka_marshal.observability import metrics as library
 from kafka_marshal.observability.metrics import Kind
-from kafka_marshal.remote.looking import LocalClient
+from kafka_marshal.remote.answers import LocalClient
 from kafka_marshal.sidecar import metrics
 from kafka_marshal.sidecar.health import Health, Lifecycle, State
 from kafka_marshal.sidecar.metrics import (

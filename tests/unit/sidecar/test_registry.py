@@ -31,7 +31,7 @@ def test_info_has_what_a_client_needs(machine):
 @pytest.mark.parametrize("beat_ms", [0, H // 6 + 1])
 def test_the_heartbeat_interval_is_bounded(machine, beat_ms):
     """Acceptance KA05."""
-    registration = api.Registration(instance="00" * 16, beat_ms=beat_ms)
+    registration = api.RegisterRequest(instance="00" * 16, beat_ms=beat_ms)
     with pytest.raises(ConfigurationError, match="it must be 1 to 500") as caught:
         machine.service.register("g", "a", registration=registration, peer=UNKNOWN_PEER)
     assert caught.value.setting == "beat_ms"
@@ -40,7 +40,7 @@ def test_the_heartbeat_interval_is_bounded(machine, beat_ms):
 @pytest.mark.parametrize(("group", "name"), [("g", "no name"), ("a/b", "a")])
 def test_malformed_names_are_refused(machine, group, name):
     """Acceptance FC13."""
-    registration = api.Registration(instance="00" * 16, beat_ms=100)
+    registration = api.RegisterRequest(instance="00" * 16, beat_ms=100)
     with pytest.raises(ConfigurationError, match="is no valid name"):
         machine.service.register(
             group, name, registration=registration, peer=UNKNOWN_PEER
@@ -84,7 +84,7 @@ def test_a_client_that_left_frees_its_name(machine):
     """Not only in the next round: the same process may open the next at once."""
     a = Local(machine, "a", pid=1)
     a.subscribe()
-    machine.service.leave(a.who, api.Leaving())
+    machine.service.leave(a.who, api.LeaveRequest())
     again = Local(machine, "a", pid=1)
     assert not again.registered.was_known
     with pytest.raises(ClaimLost):
@@ -93,7 +93,7 @@ def test_a_client_that_left_frees_its_name(machine):
 
 def test_a_leaving_client_with_leases_keeps_its_name(cluster, machine):
     a = having(machine)
-    machine.service.leave(a.who, api.Leaving())
+    machine.service.leave(a.who, api.LeaveRequest())
     with pytest.raises(IdentityConflict):
         Local(machine, "a", pid=2)
 
@@ -109,14 +109,14 @@ def test_over_tcp_a_name_is_free_after_the_last_deadline(cluster, machine):
 def test_an_unregistered_client_is_refused(machine):
     stranger = Caller("g", "nobody", "00" * 16)
     with pytest.raises(ClaimLost) as caught:
-        machine.service.beat(stranger, api.Beat())
+        machine.service.beat(stranger, api.HeartbeatRequest())
     assert caught.value.reason == "unknown"
     Local(machine, "a")
     with pytest.raises(ClaimLost) as caught:
-        machine.service.beat(stranger, api.Beat())
+        machine.service.beat(stranger, api.HeartbeatRequest())
     assert caught.value.reason == "unknown"
     with pytest.raises(ClaimLost) as caught:
-        machine.service.beat(Caller("g", "a", "11" * 16), api.Beat())
+        machine.service.beat(Caller("g", "a", "11" * 16), api.HeartbeatRequest())
     assert caught.value.reason == "gone"
 
 

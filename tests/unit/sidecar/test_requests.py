@@ -87,7 +87,7 @@ def test_an_invalid_body_is_refused_with_a_reason(wire, body):
     response = wire.request("PUT", CLIENT, content=body)
     assert response.status_code == 400
     assert failure(response).message.startswith(
-        "the body is not a valid Registration: "
+        "the body is not a valid RegisterRequest: "
     )
     assert wire.service.calls == []
 

@@ -110,7 +110,7 @@ def test_every_operation_can_fail_with_a_failure():
 
 def test_every_field_has_a_description():
     for name, schema in DOCUMENT["components"]["schemas"].items():
-        if name in {"EventBody", "Wants", "Subscribed"}:
+        if name in {"EventBody", "SubscriptionSpec", "SubscribeResponse"}:
             continue  # a union, and types with descriptions of their own
         fields = schema["properties"]
         mute = [
@@ -144,10 +144,10 @@ def test_events_are_as_described(body):
 @pytest.mark.parametrize(
     ("kind", "good", "bad"),
     [
-        ("Registration", {"instance": "ab" * 16, "beat_ms": 1}, {"beat_ms": 1}),
+        ("RegisterRequest", {"instance": "ab" * 16, "beat_ms": 1}, {"beat_ms": 1}),
         ("Children", {"pids": [1]}, {"pids": [0]}),
-        ("Wants", {"topics": ["a"]}, {"topics": ["a/b"]}),
-        ("Beat", {}, {"timeout_ms": api.WAIT_MS_MAX + 1}),
+        ("SubscriptionSpec", {"topics": ["a"]}, {"topics": ["a/b"]}),
+        ("HeartbeatRequest", {}, {"timeout_ms": api.WAIT_MS_MAX + 1}),
     ],
 )
 def test_bounds_are_described_as_they_are_checked(kind, good, bad):

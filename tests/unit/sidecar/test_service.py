@@ -74,10 +74,10 @@ def test_a_report_for_a_lost_claim_changes_nothing(cluster, machine):
     epoch, _ = a.held[KEY]
     a.positions[KEY] = 2
     a.give_back(KEY, timeout_ms=1_000)
-    late = api.Standing(topic="t", partition=0, epoch=epoch, position=5)
-    machine.service.beat(a.who, api.Beat(standings=(late,)))
+    late = api.Progress(topic="t", partition=0, epoch=epoch, position=5)
+    machine.service.beat(a.who, api.HeartbeatRequest(standings=(late,)))
     with pytest.raises(ClaimLost, match="no longer held under that claim") as caught:
-        machine.service.beat(a.who, api.Beat(standings=(late,), flush=True))
+        machine.service.beat(a.who, api.HeartbeatRequest(standings=(late,), flush=True))
     assert caught.value.reason == "stale_token"
     run(cluster, [a], H)
     assert keys(cluster)[KEY].position == 2
@@ -87,7 +87,9 @@ def test_a_release_is_idempotent(cluster, machine):
     a = having(machine)
     returned = a.give_back(KEY, timeout_ms=1_000)
     for _ in range(3):
-        machine.service.release(a.who, api.Release(returned=returned, timeout_ms=1_000))
+        machine.service.release(
+            a.who, api.ReleaseRequest(returned=returned, timeout_ms=1_000)
+        )
     assert len(releases(cluster)) == 1
 
 
@@ -98,7 +100,7 @@ def granted(machine, client, key, first, last, **rest):
     """Ask as a client does."""
     host = machine.service.groups[0]
     owner = host.session.claimant.owner
-    ask = api.GrantAsk(
+    ask = api.GrantRequest(
         client_id=owner.client_id,
         incarnation=owner.incarnation.hex(),
         topic=key.topic,
@@ -195,8 +197,8 @@ def test_what_a_dead_client_was_granted_is_reported(single):
     a = having(single, count=1, delivery="amo")
     granted(single, a, KEY, 0, 9)
     epoch, _ = a.held[KEY]
-    standing = api.Standing(topic="t", partition=0, epoch=epoch, position=None, done=4)
-    single.service.beat(a.who, api.Beat(standings=(standing,)))
+    standing = api.Progress(topic="t", partition=0, epoch=epoch, position=None, done=4)
+    single.service.beat(a.who, api.HeartbeatRequest(standings=(standing,)))
     single.watch.kill(1)
     (event,) = single.events.named("grant_lost")
     assert event.fields == {"key": KEY, "ranges": [(4, 9)]}
@@ -222,8 +224,8 @@ def test_heartbeats_report_done_offsets(single):
     a = having(single, count=1, delivery="amo")
     granted(single, a, KEY, 0, 9)
     epoch, _ = a.held[KEY]
-    standing = api.Standing(topic="t", partition=0, epoch=epoch, position=None, done=7)
-    single.service.beat(a.who, api.Beat(standings=(standing,)))
+    standing = api.Progress(topic="t", partition=0, epoch=epoch, position=None, done=7)
+    single.service.beat(a.who, api.HeartbeatRequest(standings=(standing,)))
     single.cluster.run(H)
     beats = [x.record for x in of(single.cluster, "host-1", Heartbeat)]
     assert marks_of(beats[-1]) == {0: 7}

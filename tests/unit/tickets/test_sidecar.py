@@ -8,10 +8,9 @@ import pytest
 
 from kafka_marshal.errors import ClaimRejected, CoordinationError, DeadlineExceeded
 from kafka_marshal.protocol.types import Owner
-from kafka_marshal.remote.address import Address
-from kafka_marshal.remote.api import Failure, Granted
-from kafka_marshal.remote.connection import Connection
-from kafka_marshal.remote.looking import AsOf, FenceNow
+from kafka_marshal.remote.answers import AsOf, FenceNow
+from kafka_marshal.remote.api import Failure, GrantResponse
+from kafka_marshal.remote.transport import Address, Connection
 from kafka_marshal.tickets import ClaimRef, Standing, TicketOffice, Verdict
 from kafka_marshal.tickets.sidecar import SidecarOffice
 
@@ -64,7 +63,7 @@ def office(answer, *, first=()):
 
 def granted(**rest):
     fields = {"outcome": "accepted", "reason": None, "first": 2, "last": 9}
-    return Granted(**fields | {"head": 10, "offset": 41} | rest)
+    return GrantResponse(**fields | {"head": 10, "offset": 41} | rest)
 
 
 def fence(**rest):

@@ -24,13 +24,18 @@ from kafka_marshal.policies import find_policy
 from kafka_marshal.ports import TopicInfo
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api
-from kafka_marshal.remote.link import Hello, RemoteLink, beat_ms_of, greet
-from kafka_marshal.remote.looking import AsOf, GroupNow, OwnersNow, WorldNow
+from kafka_marshal.remote.answers import AsOf, GroupNow, OwnersNow, WorldNow
+from kafka_marshal.remote.backend import (
+    ClientIdentity,
+    SidecarBackend,
+    beat_ms_of,
+    greet,
+)
 from kafka_marshal.testing.node import Recorder
 
 KEY = Key("g", "t", 0)
-HELLO = Hello("g", "c", bytes.fromhex(INSTANCE))
-WANTS = api.Wants(topics=("t",))
+HELLO = ClientIdentity("g", "c", bytes.fromhex(INSTANCE))
+WANTS = api.SubscriptionSpec(topics=("t",))
 AS_OF = AsOf(time_ms=1, offsets={})
 
 
@@ -40,10 +45,10 @@ class Linked:
     def __init__(self):
         self.sidecar = FakeSidecar()
         self.observer = Recorder()
-        self.link = RemoteLink(
+        self.link = SidecarBackend(
             connected(self.sidecar),
             info=self.sidecar.info(),
-            hello=HELLO,
+            identity=HELLO,
             data=world(records=(10,)).kafka.data_log(),
             observer=self.observer,
             transport="fake",
@@ -75,7 +80,7 @@ class Linked:
 
     def assigned(self, *, epoch=5, position=0, lasts_ms=60_000, name=None):
         now_ms = self.sidecar.clock.now_ms()
-        return api.Assigned(
+        return api.Assignment(
             subscription=self.name if name is None else name,
             topic="t",
             partition=0,
@@ -152,7 +157,7 @@ def test_beats_take_deadlines(linked):
     linked.stream.push(linked.snapshot(linked.assigned()))
     linked.wait_for(consumer.assignment)
     linked.sidecar.deadlines = (
-        api.Deadline(
+        api.Lease(
             topic="t", partition=0, epoch=5, soft_until_ms=7, hard_until_ms=10**15
         ),
     )

@@ -9,8 +9,7 @@ from fakesidecar import FakeSidecar, connected, failure
 from kafka_marshal.engine.replica import LastClaim
 from kafka_marshal.errors import CoordinationError
 from kafka_marshal.protocol.types import Key, TopicPartition
-from kafka_marshal.remote.asking import Asking
-from kafka_marshal.remote.looking import (
+from kafka_marshal.remote.answers import (
     AsOf,
     ClientsNow,
     GroupNow,
@@ -18,6 +17,7 @@ from kafka_marshal.remote.looking import (
     OwnersNow,
     WorldNow,
 )
+from kafka_marshal.remote.queries import SidecarQueries
 
 KEY = Key("g", "t", 0)
 AS_OF = AsOf(time_ms=1, offsets={})
@@ -35,7 +35,7 @@ def sidecar():
 @pytest.fixture
 def asking(sidecar):
     with closing(connected(sidecar)) as connection:
-        yield Asking(connection, sidecar.info)
+        yield SidecarQueries(connection, sidecar.info)
 
 
 def claim(owner, partition=0, **rest):

@@ -17,8 +17,8 @@ from kafka_marshal.errors import (
     InvalidTransition,
 )
 from kafka_marshal.metrics import MarshalCollector
-from kafka_marshal.remote import opening
-from kafka_marshal.remote.connection import Connection
+from kafka_marshal.remote import connect
+from kafka_marshal.remote.transport import Connection
 from kafka_marshal.testing.node import Recorder
 
 
@@ -34,7 +34,7 @@ def sidecar(monkeypatch):
 
     plain = partial(Connection.open, transport=sidecar)
     monkeypatch.setattr(Connection, "open", plain)
-    monkeypatch.setattr(opening, "open_data_log", open_data)
+    monkeypatch.setattr(connect, "open_data_log", open_data)
     return sidecar
 
 
@@ -134,8 +134,8 @@ def test_a_child_opens_its_own(sidecar, monkeypatch):
     monkeypatch.undo()
     consumer.close(timeout_ms=0)
     stream.end()
-    marshal.session.desk  # noqa: B018 - nothing was torn down
-    marshal._link.close()
+    marshal.session.commands  # noqa: B018 - nothing was torn down
+    marshal._backend.close()
 
 
 def test_metrics(sidecar):

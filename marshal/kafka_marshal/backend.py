@@ -19,13 +19,13 @@ from kafka_marshal.ports import Observer
 from kafka_marshal.protocol.claiming import Claimant, PreviousLife
 from kafka_marshal.protocol.text import world_to_object
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
-from kafka_marshal.remote.api import Wants
+from kafka_marshal.remote.api import SubscriptionSpec
 
 MIRROR_CLOSE_MS_MAX = 1_000
 WAIT_SLICE_MS = 50
 
 
-class Link(Protocol):
+class ClaimBackend(Protocol):
     """What a ``Marshal`` does its work by."""
 
     @property
@@ -48,7 +48,9 @@ class Link(Protocol):
         """The client library that the data comes by."""
         ...
 
-    def subscribe(self, subscription: Subscription, wants: Callable[[], Wants]) -> None:
+    def subscribe(
+        self, subscription: Subscription, wants: Callable[[], SubscriptionSpec]
+    ) -> None:
         """Begin to pursue what a consumer wants.
 
         Args:
@@ -111,7 +113,7 @@ class Terms:
     timeout_ms: int
 
 
-class DirectLink:
+class LocalBackend:
     """Claims of an engine of this process, which its clients share."""
 
     def __init__(
@@ -222,7 +224,9 @@ class DirectLink:
         """The transport in use."""
         return self._runtime.transport
 
-    def subscribe(self, subscription: Subscription, wants: Callable[[], Wants]) -> None:
+    def subscribe(
+        self, subscription: Subscription, wants: Callable[[], SubscriptionSpec]
+    ) -> None:
         """Begin to pursue what a consumer wants, at once."""
         del wants
         with self.engine.changed:

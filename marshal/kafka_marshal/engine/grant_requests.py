@@ -29,7 +29,7 @@ SEQ_FIRST = 2**62
 
 
 @attrs.frozen
-class Wish:
+class RangeRequest:
     """What is asked for.
 
     Attributes:
@@ -85,7 +85,7 @@ class Ticket:
         waiting_count: How many wait for it; kept by those who do.
     """
 
-    wish: Wish
+    wish: RangeRequest
     sent_ms: int
     append: Append | None
     on_granted: OnGranted | None = None
@@ -107,7 +107,7 @@ class Ticket:
         return None if self.append is None else self.append.error()
 
 
-class Tickets:
+class GrantRequests:
     """The requests of one engine. Called under its lock."""
 
     __slots__ = ("_context", "_open")
@@ -121,7 +121,7 @@ class Tickets:
         """Number of requests without a verdict."""
         return len(self._open)
 
-    def ask(self, wish: Wish, *, on_granted: OnGranted | None = None) -> Ticket:
+    def ask(self, wish: RangeRequest, *, on_granted: OnGranted | None = None) -> Ticket:
         """Append a request; the fold's verdict on it comes by ``on_record``.
 
         It asks for no more than the Config's ``span`` allows, so less may be granted

@@ -1,4 +1,4 @@
-"""Opens a client's link to a sidecar: what is checked before anything is claimed."""
+"""Opens a client's backend to a sidecar: what is checked before anything is claimed."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,17 +11,16 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io import ConnectionSettings, choose, open_data_log
 from kafka_marshal.ports import Observer
 from kafka_marshal.remote import api
-from kafka_marshal.remote.address import Address
-from kafka_marshal.remote.connection import Connection
-from kafka_marshal.remote.link import Hello, RemoteLink, greet
+from kafka_marshal.remote.backend import ClientIdentity, SidecarBackend, greet
+from kafka_marshal.remote.transport import Address, Connection
 
 INSTANCE_BYTES = 16
 
 Servers = str | Sequence[str]
 
 
-@attrs.frozen
-class Wish:
+@attrs.frozen(kw_only=True)
+class ConnectOptions:
     """What a client expects of its sidecar, and brings along.
 
     Attributes:
@@ -44,9 +43,14 @@ class Wish:
     instance: bytes | None = None
 
 
-def open_link(
-    wish: Wish, *, group_id: str, client_id: str, observer: Observer, timeout_ms: int
-) -> RemoteLink:
+def open_backend(
+    options: ConnectOptions,
+    *,
+    group_id: str,
+    client_id: str,
+    observer: Observer,
+    timeout_ms: int,
+) -> SidecarBackend:
     """Register at a sidecar, and begin to follow it.
 
     Raises:
@@ -54,35 +58,35 @@ def open_link(
         IdentityConflict: Another process of this name is alive.
         CoordinationError: The sidecar cannot be reached, or was not ready in time.
     """
-    address = Address.parse(wish.sidecar)
+    address = Address.parse(options.sidecar)
     clock, entropy = SystemClock(), SystemEntropy()
-    instance = wish.instance or entropy.random_bytes(INSTANCE_BYTES)
-    hello = Hello(group_id, client_id, instance)
-    if wish.servers is not None:
-        # What is wrong with them is to be told before anybody is asked.
-        wish.settings(wish.servers, wish.coordination_topic or "__marshal")
+    instance = options.instance or entropy.random_bytes(INSTANCE_BYTES)
+    identity = ClientIdentity(group_id, client_id, instance)
+    if options.servers is not None:
+        # Invalid addresses are reported before the sidecar is asked.
+        options.settings(options.servers, options.coordination_topic or "__marshal")
     connection = Connection.open(
         address,
-        token=address.token(wish.token_file),
+        token=address.token(options.token_file),
         group_id=group_id,
         client_id=client_id,
-        instance=hello.instance.hex(),
+        instance=identity.instance.hex(),
     )
     try:
         info = greet(
             connection,
-            hello,
+            identity,
             clock=clock,
-            check=partial(_require_expected, wish),
+            check=partial(_require_expected, options),
             timeout_ms=timeout_ms,
         )
-        settings = wish.settings(
-            wish.servers or info.bootstrap_servers, info.coordination_topic
+        settings = options.settings(
+            options.servers or info.bootstrap_servers, info.coordination_topic
         )
-        link = RemoteLink(
+        backend = SidecarBackend(
             connection,
             info=info,
-            hello=hello,
+            identity=identity,
             data=open_data_log(settings),
             observer=observer,
             transport=choose(settings).name,
@@ -92,20 +96,20 @@ def open_link(
     except BaseException:
         connection.close()
         raise
-    link.start()
-    return link
+    backend.start()
+    return backend
 
 
-def _require_expected(wish: Wish, info: api.Info) -> None:
-    expected = wish.coordination_topic
+def _require_expected(options: ConnectOptions, info: api.Info) -> None:
+    expected = options.coordination_topic
     if expected is not None and expected != info.coordination_topic:
         raise ConfigurationError(
-            f"the sidecar at {wish.sidecar} coordinates by "
+            f"the sidecar at {options.sidecar} coordinates by "
             f"{info.coordination_topic!r}, not by {expected!r}; leave "
             "coordination_topic out, or use another sidecar",
             setting="coordination_topic",
         )
-    h_ms = wish.heartbeat_interval_ms
+    h_ms = options.heartbeat_interval_ms
     if h_ms is not None and h_ms != info.heartbeat_interval_ms:
         raise ConfigurationError(
             f"heartbeat_interval_ms is {h_ms} here and {info.heartbeat_interval_ms} in "

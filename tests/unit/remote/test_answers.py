@@ -2,7 +2,7 @@
 
 import msgspec
 
-from kafka_marshal.remote.looking import AsOf, OwnersNow
+from kafka_marshal.remote.answers import AsOf, OwnersNow
 
 
 def test_partitions_come_back_as_numbers():

@@ -1,9 +1,6 @@
-"""What a client has to say to its sidecar, carried there until it has been heard.
+"""Threads that ask the sidecar for what may take a while, so that no lock waits."""
 
-Nothing here blocks whoever says it. What is given back is told again and again: the
-sidecar would otherwise keep it for us until the last deadline that it promised.
-"""
-
+import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -13,9 +10,84 @@ import attrs
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api, paths
-from kafka_marshal.remote.connection import Connection
-from kafka_marshal.remote.errands import Errands
-from kafka_marshal.remote.faults import NotRegistered
+from kafka_marshal.remote.errors import NotRegistered
+from kafka_marshal.remote.transport import Connection
+
+CALLS_MAX = 1_024
+IDLE_S = 60.0
+
+
+class WorkerPool:
+    """A few daemon threads for calls, which begin in the order they came.
+
+    Args:
+        name: Name of the threads.
+        threads: How many calls run at a time. They start with the first call.
+    """
+
+    def __init__(self, name: str, *, threads: int) -> None:
+        self._name = name
+        self._most = threads
+        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(CALLS_MAX)
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._unfinished = 0
+        self._is_closed = False
+
+    def submit(self, call: Callable[[], None]) -> bool:
+        """Have a call made soon; return whether there was room. Never blocks.
+
+        What it raises ends nothing but itself: calls take care of their errors.
+        """
+        with self._lock:
+            if self._is_closed:
+                return False
+            try:
+                self._queue.put_nowait(call)
+            except queue.Full:
+                return False
+            self._unfinished += 1
+            # Counted until they end: the length of the queue would count a thread that
+            # has just taken a call as one that is free for the next.
+            if len(self._threads) < min(self._unfinished, self._most):
+                thread = threading.Thread(
+                    target=self._run, name=self._name, daemon=True
+                )
+                self._threads.append(thread)
+                thread.start()
+        return True
+
+    def close(self, timeout_ms: int) -> None:
+        """End after the calls under way; what queues is not begun. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            threads = list(self._threads)
+            while True:
+                try:
+                    self._queue.get_nowait()
+                except queue.Empty:
+                    break
+            for _ in threads:
+                self._queue.put_nowait(None)
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout_ms / 1000)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                # The deadline only bounds one wait; a daemon thread may idle.
+                call = self._queue.get(timeout=IDLE_S)
+            except queue.Empty:
+                continue
+            if call is None:
+                return
+            try:
+                call()
+            finally:
+                with self._lock:
+                    self._unfinished -= 1
+
 
 HEARD_MS = 5_000
 REST_S = 0.2
@@ -25,18 +97,18 @@ FLUSH_TRIES_MAX = 100
 @attrs.frozen
 class _End:
     name: str
-    returned: tuple[api.Returned, ...]
+    returned: tuple[api.Release, ...]
     keep: bool
 
 
-class SidecarDesk:
+class CommandQueue:
     """Carries what one session says. Called under the lock, but for its own threads.
 
     Args:
         connection: To the sidecar.
         lock: The lock of the session's engine, as a context.
         news: Called under the lock whenever something was heard.
-        errands: Threads that carry.
+        workers: Threads that carry.
         stopped: Set once nothing is to be carried any more.
         standings: Returns how far everything is. Under the lock.
         heard: Takes the answer to a flush. Under the lock.
@@ -47,14 +119,14 @@ class SidecarDesk:
         connection: Connection,
         *,
         lock: threading.Condition,
-        errands: Errands,
+        workers: WorkerPool,
         stopped: threading.Event,
-        standings: Callable[[], tuple[api.Standing, ...]],
-        heard: Callable[[api.Beaten, tuple[api.Standing, ...]], None],
+        standings: Callable[[], tuple[api.Progress, ...]],
+        heard: Callable[[api.HeartbeatResponse, tuple[api.Progress, ...]], None],
     ) -> None:
         self._connection = connection
         self._lock = lock
-        self._errands = errands
+        self._workers = workers
         self._stopped = stopped
         self._standings = standings
         self._heard = heard
@@ -62,7 +134,7 @@ class SidecarDesk:
         self._open: set[int] = set()
         # Not heard, and not asked any more: they may have been all the same.
         self._late: set[int] = set()
-        self._returned: dict[tuple[str, int, int], api.Returned] = {}
+        self._returned: dict[tuple[str, int, int], api.Release] = {}
         # Number of the wish for each key that is, or was, wanted alone.
         self._wanted: dict[Key, int] = {}
         self._is_returning = False
@@ -84,14 +156,14 @@ class SidecarDesk:
         lost = self._late | self._open if is_over else self._late
         return any(seq in waiting or (late and seq in lost) for seq in seqs)
 
-    def give_back(self, returned: Sequence[api.Returned]) -> None:
+    def give_back(self, returned: Sequence[api.Release]) -> None:
         """Tell what is not used any more, until the sidecar knows."""
         for each in returned:
             self._returned[each.topic, each.partition, each.epoch] = each
         if returned and not self._is_returning:
-            self._is_returning = self._errands.submit(self._return_all)
+            self._is_returning = self._workers.submit(self._return_all)
 
-    def end(self, name: str, returned: Sequence[api.Returned], *, keep: bool) -> int:
+    def end(self, name: str, returned: Sequence[api.Release], *, keep: bool) -> int:
         """Tell that a subscription is over; return what to wait for."""
         return self._carry(partial(self._end, _End(name, tuple(returned), keep)))
 
@@ -125,7 +197,7 @@ class SidecarDesk:
         seq = self._next()
         self._flushes.append(seq)
         if not self._is_flushing:
-            self._is_flushing = self._errands.submit(self._flush_all)
+            self._is_flushing = self._workers.submit(self._flush_all)
         return seq
 
     def _next(self) -> int:
@@ -142,7 +214,7 @@ class SidecarDesk:
             with self._lock:
                 self._settle([seq], is_heard=is_heard)
 
-        if not self._errands.submit(carry):
+        if not self._workers.submit(carry):
             self._settle([seq], is_heard=False)
         return seq
 
@@ -174,20 +246,20 @@ class SidecarDesk:
         self._connection.tell(
             "POST",
             self._connection.path(paths.SUBSCRIPTION_END, parts),
-            body=api.Release(returned=end.returned, timeout_ms=HEARD_MS),
+            body=api.ReleaseRequest(returned=end.returned, timeout_ms=HEARD_MS),
             timeout_ms=HEARD_MS,
             query={"keep": "true"} if end.keep else None,
         )
 
-    def _release(self, returned: tuple[api.Returned, ...]) -> None:
-        said = api.Release(returned=returned, timeout_ms=HEARD_MS)
+    def _release(self, returned: tuple[api.Release, ...]) -> None:
+        said = api.ReleaseRequest(returned=returned, timeout_ms=HEARD_MS)
         path = self._connection.path(paths.RELEASED)
         self._connection.tell("POST", path, body=said, timeout_ms=HEARD_MS)
 
     def _return_all(self) -> None:
         while True:
             with self._lock:
-                taken = dict(list(self._returned.items())[: api.STANDINGS_MAX])
+                taken = dict(list(self._returned.items())[: api.PROGRESS_MAX])
                 if not taken or self._stopped.is_set():
                     self._is_returning = False
                     return
@@ -212,10 +284,14 @@ class SidecarDesk:
                     self._settle(seqs, is_heard=False)
                     return
                 told = self._standings()
-            beat = api.Beat(standings=told, flush=True, timeout_ms=HEARD_MS)
+            beat = api.HeartbeatRequest(standings=told, flush=True, timeout_ms=HEARD_MS)
             try:
                 said = self._connection.ask(
-                    "POST", path, answer=api.Beaten, body=beat, timeout_ms=HEARD_MS
+                    "POST",
+                    path,
+                    answer=api.HeartbeatResponse,
+                    body=beat,
+                    timeout_ms=HEARD_MS,
                 )
             except MarshalError:
                 # Also where a claim of these has ended: the event is on its way,

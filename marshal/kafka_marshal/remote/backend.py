@@ -29,15 +29,13 @@ from kafka_marshal.ports import Clock, DataLog, Entropy, Observer
 from kafka_marshal.protocol.claiming import Claimant
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 from kafka_marshal.remote import api, paths
-from kafka_marshal.remote.address import Address
-from kafka_marshal.remote.asking import Asking
-from kafka_marshal.remote.connection import Connection, Stream
-from kafka_marshal.remote.desk import SidecarDesk, may_pass
-from kafka_marshal.remote.engine import RemoteContext, RemoteEngine, RemotePorts
-from kafka_marshal.remote.errands import Errands
-from kafka_marshal.remote.faults import NotRegistered
-from kafka_marshal.remote.grants import RemoteGrants
+from kafka_marshal.remote.command_queue import CommandQueue, WorkerPool, may_pass
+from kafka_marshal.remote.context import RemoteContext, RemoteEngine, RemotePorts
+from kafka_marshal.remote.errors import NotRegistered
+from kafka_marshal.remote.grants import SidecarGrantRequester
+from kafka_marshal.remote.queries import SidecarQueries
 from kafka_marshal.remote.session import RemoteSession
+from kafka_marshal.remote.transport import Address, Connection, Stream
 
 ASK_MS_MAX = 5_000
 BEAT_MS_MAX = 1_000
@@ -54,7 +52,7 @@ GRANTERS = 4
 
 
 @attrs.frozen
-class Hello:
+class ClientIdentity:
     """How a client presents itself.
 
     Attributes:
@@ -68,13 +66,13 @@ class Hello:
     instance: bytes
 
 
-class RemoteLink:
+class SidecarBackend:
     """A client's claims, by a sidecar.
 
     Args:
         connection: To the sidecar.
         info: What the sidecar said of itself when the client registered.
-        hello: How the client presented itself.
+        identity: How the client presented itself.
         data: Look-ups about data topics, and readers of them.
         observer: Receives events.
         transport: The client library that the data comes by.
@@ -87,7 +85,7 @@ class RemoteLink:
         connection: Connection,
         *,
         info: api.Info,
-        hello: Hello,
+        identity: ClientIdentity,
         data: DataLog,
         observer: Observer,
         transport: str,
@@ -96,7 +94,7 @@ class RemoteLink:
     ) -> None:
         self._connection = connection
         self._info = info
-        self._hello = hello
+        self._identity = identity
         self._transport = transport
         self._entropy = entropy or SystemEntropy()
         background = ThreadBackground()
@@ -107,24 +105,24 @@ class RemoteLink:
         self._engine = RemoteEngine(self._context)
         self._session = RemoteSession(
             self._context,
-            _claimant(info, hello),
-            client_id=hello.client_id,
+            _claimant(info, identity),
+            client_id=identity.client_id,
             # Of this very process, whoever had its instance before (PROTOCOL 6.2).
             grantee=self._entropy.random_bytes(GRANTEE_BYTES),
         )
-        self._asking = Asking(connection, lambda: self._info)
+        self._asking = SidecarQueries(connection, lambda: self._info)
         self._stopped = threading.Event()
-        self._carriers = Errands("marshal-remote-desk", threads=CARRIERS)
-        self._granters = Errands("marshal-remote-grants", threads=GRANTERS)
-        self._session.desk = self._desk = SidecarDesk(
+        self._carriers = WorkerPool("marshal-remote-commands", threads=CARRIERS)
+        self._granters = WorkerPool("marshal-remote-grants", threads=GRANTERS)
+        self._session.commands = self._commands = CommandQueue(
             connection,
             lock=self._engine.changed,
-            errands=self._carriers,
+            workers=self._carriers,
             stopped=self._stopped,
             standings=lambda: self._session.standings(everything=True),
             heard=lambda said, told: self._session.on_flushed(said, told=told),
         )
-        self._session.grants = RemoteGrants(
+        self._session.grants = SidecarGrantRequester(
             self._context,
             ask=self._grant,
             run=self._granters.submit,
@@ -132,7 +130,7 @@ class RemoteLink:
             on_end=self._session.after_verdict,
             rest=lambda: self._rest(REST_MS_MAX),
         )
-        self._wants: dict[str, api.Wants] = {}
+        self._wants: dict[str, api.SubscriptionSpec] = {}
         self._numbers = itertools.count(1)
         self._stream: Stream | None = None
         self._is_known = True
@@ -175,7 +173,7 @@ class RemoteLink:
         return self._transport
 
     def subscribe(
-        self, subscription: Subscription, wants: Callable[[], api.Wants]
+        self, subscription: Subscription, wants: Callable[[], api.SubscriptionSpec]
     ) -> None:
         """Begin to pursue what a consumer wants.
 
@@ -184,7 +182,7 @@ class RemoteLink:
             ConfigurationError: The sidecar's other clients want it otherwise.
         """
         said = wants()
-        name = f"{self._hello.instance.hex()[:8]}-{next(self._numbers)}"
+        name = f"{self._identity.instance.hex()[:8]}-{next(self._numbers)}"
         with self._engine.changed:
             self._session.subscribe(name, subscription)
             self._wants[name] = said
@@ -196,10 +194,10 @@ class RemoteLink:
                 self._session.forget(name)
             raise
 
-    def _put_wants(self, name: str, wants: api.Wants) -> None:
+    def _put_wants(self, name: str, wants: api.SubscriptionSpec) -> None:
         path = self._connection.path(paths.SUBSCRIPTION, {"name": name})
         self._connection.ask(
-            "PUT", path, answer=api.Subscribed, body=wants, timeout_ms=ASK_MS_MAX
+            "PUT", path, answer=api.SubscribeResponse, body=wants, timeout_ms=ASK_MS_MAX
         )
 
     def want(self, key: Key) -> Holding:
@@ -210,7 +208,7 @@ class RemoteLink:
         """
         with self._engine.changed:
             holding = self._session.want(key)
-            wish = self._desk.wish_of(key)
+            wish = self._commands.wish_of(key)
         try:
             self._retry(lambda: self._put_claim(key, wish), ASK_MS_MAX)
         except BaseException:
@@ -248,7 +246,7 @@ class RemoteLink:
         with self._engine.changed:
             returned = self._session.begin_close(release=release)
         wait_ms = min(timeout_ms, ASK_MS_MAX)
-        said = api.Leaving(
+        said = api.LeaveRequest(
             returned=returned,
             release=release,
             reason="shutdown" if release else "restart",
@@ -260,7 +258,11 @@ class RemoteLink:
             # Whoever does not know us has nothing of ours.
             with contextlib.suppress(NotRegistered):
                 self._connection.ask(
-                    "DELETE", path, answer=api.Left, body=said, timeout_ms=wait_ms
+                    "DELETE",
+                    path,
+                    answer=api.LeaveResponse,
+                    body=said,
+                    timeout_ms=wait_ms,
                 )
 
         try:
@@ -346,7 +348,7 @@ class RemoteLink:
 
     def _join(self) -> None:
         """Register anew with a sidecar that does not know this process."""
-        said = register(self._connection, self._hello, info=self._info)
+        said = register(self._connection, self._identity, info=self._info)
         clock, address = self._context.ports.clock, self._connection.address
         require_same_clock(said.info, clock, address=address)
         if said.info.cluster_id != self._info.cluster_id:
@@ -358,10 +360,10 @@ class RemoteLink:
         with self._engine.changed:
             self._info = said.info
             self._context.span = said.info.span
-            self._session.claimant = _claimant(said.info, self._hello)
+            self._session.claimant = _claimant(said.info, self._identity)
             names = self._session.names
             wants = {n: w for n, w in self._wants.items() if n in names}
-            keys = [(key, self._desk.wish_of(key)) for key in self._session.wanted]
+            keys = [(key, self._commands.wish_of(key)) for key in self._session.wanted]
         for name, each in wants.items():
             self._put_wants(name, each)
         for key, wish in keys:
@@ -390,10 +392,13 @@ class RemoteLink:
             if self._is_leaving or self._session.failure or not self._is_known:
                 continue
             with self._engine.changed:
-                told = self._session.standings(everything=False)[: api.STANDINGS_MAX]
+                told = self._session.standings(everything=False)[: api.PROGRESS_MAX]
             try:
                 said = self._connection.ask(
-                    "POST", path, answer=api.Beaten, body=api.Beat(standings=told)
+                    "POST",
+                    path,
+                    answer=api.HeartbeatResponse,
+                    body=api.HeartbeatRequest(standings=told),
                 )
             except NotRegistered:
                 self._is_known = False
@@ -431,11 +436,11 @@ class RemoteLink:
         told.__cause__ = error
         self._under(lambda: self._session.fail(told))
 
-    def _grant(self, ask: api.GrantAsk) -> api.Granted:
+    def _grant(self, ask: api.GrantRequest) -> api.GrantResponse:
         return self._connection.ask(
             "POST",
             self._connection.path(paths.GRANTS),
-            answer=api.Granted,
+            answer=api.GrantResponse,
             body=ask,
             timeout_ms=ask.timeout_ms,
         )
@@ -453,17 +458,21 @@ def beat_ms_of(info: api.Info) -> int:
     return max(1, min(sixth_ms, BEAT_MS_MAX, info.client_beat_ms_max))
 
 
-def register(connection: Connection, hello: Hello, *, info: api.Info) -> api.Registered:
+def register(
+    connection: Connection, identity: ClientIdentity, *, info: api.Info
+) -> api.RegisterResponse:
     """Register this process, or register it again.
 
     Raises:
         IdentityConflict: Another process of that name is alive.
         CoordinationError: The sidecar cannot be reached, or not now.
     """
-    said = api.Registration(instance=hello.instance.hex(), beat_ms=beat_ms_of(info))
+    request = api.RegisterRequest(
+        instance=identity.instance.hex(), beat_ms=beat_ms_of(info)
+    )
     path = connection.path(paths.CLIENT)
     return connection.ask(
-        "PUT", path, answer=api.Registered, body=said, timeout_ms=ASK_MS_MAX
+        "PUT", path, answer=api.RegisterResponse, body=request, timeout_ms=ASK_MS_MAX
     )
 
 
@@ -474,7 +483,7 @@ def look(connection: Connection) -> api.Info:
 
 def greet(
     connection: Connection,
-    hello: Hello,
+    identity: ClientIdentity,
     *,
     clock: Clock,
     check: Callable[[api.Info], None],
@@ -484,7 +493,7 @@ def greet(
 
     Args:
         connection: To the sidecar.
-        hello: How the process presents itself.
+        identity: How the process presents itself.
         clock: Local time.
         check: Raises where the sidecar is not the one that is wanted.
         timeout_ms: How long to wait.
@@ -502,7 +511,7 @@ def greet(
             require_level(info, connection)
             require_same_clock(info, clock, address=connection.address)
             check(info)
-            return register(connection, hello, info=info).info
+            return register(connection, identity, info=info).info
         except (CoordinationError, DeadlineExceeded) as error:
             is_starting = may_pass(error) and not isinstance(error.__cause__, Exception)
             if not is_starting or clock.now_ms() >= deadline_ms:
@@ -550,6 +559,6 @@ def _plain(boot_id: str) -> str:
     return boot_id.replace("-", "").lower()
 
 
-def _claimant(info: api.Info, hello: Hello) -> Claimant:
+def _claimant(info: api.Info, identity: ClientIdentity) -> Claimant:
     owner = Owner(info.client_id, bytes.fromhex(info.incarnation))
-    return Claimant(owner, hello.group_id, master=b"")
+    return Claimant(owner, identity.group_id, master=b"")

@@ -9,15 +9,15 @@ from kafka_marshal.engine.replica import Glance, LastClaim
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.remote import api, paths
-from kafka_marshal.remote.connection import Connection
-from kafka_marshal.remote.looking import ClientsNow, GroupNow, OwnersNow, WorldNow
+from kafka_marshal.remote.answers import ClientsNow, GroupNow, OwnersNow, WorldNow
+from kafka_marshal.remote.transport import Connection
 
 ASK_MS_MAX = 5_000
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class Asking:
+class SidecarQueries:
     """Asks one sidecar for one client.
 
     Args:

@@ -5,7 +5,7 @@ import pytest
 from kafka_marshal import errors
 from kafka_marshal.errors import CoordinationError, MarshalError
 from kafka_marshal.remote.api import Failure
-from kafka_marshal.remote.faults import error_of
+from kafka_marshal.remote.errors import error_of
 from kafka_marshal.sidecar.http_errors import to_http_error
 
 REAL = [

@@ -16,8 +16,8 @@ from enginekit import (
     write,
 )
 
-from kafka_marshal.engine import tickets as tickets_module
-from kafka_marshal.engine.tickets import SEQ_FIRST, Wish
+from kafka_marshal.engine import grant_requests as tickets_module
+from kafka_marshal.engine.grant_requests import SEQ_FIRST, RangeRequest
 from kafka_marshal.errors import CoordinationError, LogUnwritable
 from kafka_marshal.protocol.losses import marks_of
 from kafka_marshal.protocol.records import ClaimingMessages
@@ -47,7 +47,7 @@ def office(cluster):
 
 def wanted(owner, first, last, *, grantee=TASK, **rest):
     epoch = rest.pop("epoch", claim_of(owner).epoch)
-    return Wish(KEY, owner.owner, epoch, grantee, first, last, **rest)
+    return RangeRequest(KEY, owner.owner, epoch, grantee, first, last, **rest)
 
 
 def test_whoever_asks_under_anothers_claim_is_granted(cluster, owner, office):
@@ -198,6 +198,8 @@ def test_a_wish_for_a_group_of_nobody_is_answered_as_well(cluster, office):
     owner = cluster.node("z", group_id="h", wish=wish(delivery=AMO))
     cluster.run_until(lambda: owner.held, 3 * H)
     (holding,) = owner.held.values()
-    ticket = office.ask(Wish(holding.key, owner.owner, holding.claim.epoch, TASK, 0, 1))
+    ticket = office.ask(
+        RangeRequest(holding.key, owner.owner, holding.claim.epoch, TASK, 0, 1)
+    )
     cluster.run(40)
     assert ticket.verdict.granted == (0, 1)
