@@ -24,7 +24,7 @@ def test_the_core_needs_no_kafka_client():
     program = (
         "import sys\n"
         "sys.modules.update(dict.fromkeys(['kafka', 'typer', 'rich', 'crc32c']))\n"
-        "from kafka_marshal.protocol import claiming, rationalizer, text, world\n"
+        "from kafka_marshal.protocol import claiming, rationalizer, text\n"
         "allowed = {'attr', 'attrs', 'mmh3', 'msgspec', 'kafka_marshal',\n"
         "    'typing_extensions'}\n"
         "tops = {name.split('.')[0] for name in sys.modules}\n"

@@ -119,7 +119,10 @@ def test_claims_stand_in_order_and_by_group():
             id="two-formats",
         ),
         pytest.param(
-            World([Log(k=2).state], {}), TopicMisconfigured, "cut down", id="cut-down"
+            World([Log(k=2).state], {}),
+            TopicMisconfigured,
+            "lost partitions",
+            id="cut-down",
         ),
         pytest.param(
             World([Log().state], {}, cluster_id="other"),

@@ -55,7 +55,7 @@ def halted():
             "torn_format: partition 1",
             id="torn",
         ),
-        pytest.param(report(), world(Log(k=2)), 3, "cut down", id="cut"),
+        pytest.param(report(), world(Log(k=2)), 3, "lost partitions", id="cut"),
         pytest.param(
             report("a"), world(Log(), cluster_id="x"), 6, "cluster_id is x", id="other"
         ),
