@@ -460,7 +460,8 @@ def test_the_document_s_commands_do_what_it_says(documented, domain):
     assert answers[-1] == {"action": "shutdown_now"}
     place = TopicPartition(*next(iter(domain.of(documented.text("payments")))))
     assert positions(domain, "billing")[place] == 5
-    assert set(domain.owners("billing").values()) == {None}
+    # The answer may come before the last release, where the time given is over.
+    eventually(lambda: set(domain.owners("billing").values()) == {None}, "all is free")
     used = {f"sidecar_{name}" for name in (*names, "run", "status")}
     assert set(SHELL) == used
 
