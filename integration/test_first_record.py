@@ -43,7 +43,7 @@ def test_a_reader_hurries_until_its_first_record_and_no_longer(reader, place):
 def test_a_reader_that_finds_nothing_does_not_hurry_for_ever(
     reader, place, monkeypatch
 ):
-    monkeypatch.setattr(module, "_HURRY_S_MAX", 0.0)
+    monkeypatch.setattr(module, "_FAST_RETRY_S", 0.0)
     reader.assign([place])
     reader.seek(place, 3)
     while reader._consumer is None:

@@ -277,7 +277,7 @@ def test_claims_that_are_not_told_yet_are_waited_for(domain, sidecar):
             claims.fix_target()
             marks = marks or claims.latest({}, Limit())
             parts = claims.parts({}, marks)
-            return marks, [(part.stretch.first, part.stretch.end) for part in parts]
+            return marks, [(part.planned.first, part.planned.end) for part in parts]
 
     for _ in range(5):
         group = domain.unique("told")
