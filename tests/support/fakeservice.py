@@ -49,12 +49,15 @@ class FakeEventReader:
         with self._lock:
             if len(self._ring) >= RING:
                 self._ring.clear()
-                body = SNAPSHOT
-            self._number += 1
-            frame_id = api.frame_id(INCARNATION, self._number, t=0, offset=0)
-            self._ring.append(api.Frame(frame_id, body))
+                self._append(SNAPSHOT)
+            self._append(body)
         if self.on_news is not None:
             self.on_news()
+
+    def _append(self, body: api.EventBody) -> None:
+        self._number += 1
+        frame_id = api.frame_id(INCARNATION, self._number, t=0, offset=0)
+        self._ring.append(api.Frame(frame_id, body))
 
     def take(self) -> list[api.Frame]:
         with self._lock:
