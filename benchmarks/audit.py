@@ -32,8 +32,8 @@ from support import (
     figure,
     ratios,
     run_again,
-    say,
-    tell,
+    show_progress,
+    write_document,
 )
 
 from kafka_marshal import Admin, World
@@ -143,7 +143,7 @@ def write(
                 except BufferError:
                     producer.poll(0.1)
         producer.flush(TIMEOUT_S)
-        say(f"coordinating partition {t} is written")
+        show_progress(f"coordinating partition {t} is written")
 
 
 def run_one(options: argparse.Namespace) -> None:
@@ -163,13 +163,13 @@ def run_one(options: argparse.Namespace) -> None:
         found = audit(spark, f"{home}/out", source=source)
         took_s = time.monotonic() - start
         rows = found.partitions()
-        told = {
+        result = {
             "took_s": took_s,
             "digests": [row["digest"] for row in rows],
             "entries": sum(row["entries_count"] for row in rows),
             "findings": len(found.check()) if options.check else None,
         }
-    print(json.dumps(told))
+    print(json.dumps(result))
 
 
 def _warm(batches: Iterator[Any]) -> Iterator[Any]:
@@ -189,13 +189,13 @@ class Side:
             *("--cores", str(cores), "--topic", topic, "--bootstrap-servers", servers),
             *(["--check"] if check else []),
         ]
-        self.told: dict[str, Any] = {}
+        self.result: dict[str, Any] = {}
 
     def __call__(self) -> float:
         """Run it once; return the seconds that the audit took."""
-        self.told = run_again(self.command, timeout_s=TIMEOUT_S)
-        say(f"{self.command[3]} cores: {self.told['took_s']:.1f} s")
-        return float(self.told["took_s"])
+        self.result = run_again(self.command, timeout_s=TIMEOUT_S)
+        show_progress(f"{self.command[3]} cores: {self.told['took_s']:.1f} s")
+        return float(self.result["took_s"])
 
 
 def measure(
@@ -213,8 +213,8 @@ def measure(
     }
     took = alternate({str(cores): side for cores, side in sides.items()}, rounds)
     for side in sides.values():
-        assert side.told["digests"] == expected, "the digests differ"
-        assert side.told["entries"] == entries, "records are missing"
+        assert side.result["digests"] == expected, "the digests differ"
+        assert side.result["entries"] == entries, "records are missing"
     figures = [
         figure(
             f"audit, local[{cores}]", "records/s", [entries / s for s in took[cores]]
@@ -240,7 +240,7 @@ def measure(
         "keys": KEYS_PER_T * options.partitions,
         "rounds": rounds,
     }
-    more = {"digests_equal": True, "findings": sides[2].told["findings"]}
+    more = {"digests_equal": True, "findings": sides[2].result["findings"]}
     return document(
         "audit", figures, settings=settings, is_quick=options.quick, more=more
     )
@@ -276,7 +276,7 @@ def main() -> None:
     rounds = options.rounds or (1 if options.quick else 2)
     with cluster(options.bootstrap_servers, BROKER) as servers:
         found = measure(servers, options, records=records, rounds=rounds)
-    tell(found, options.out)
+    write_document(found, options.out)
 
 
 if __name__ == "__main__":

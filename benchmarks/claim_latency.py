@@ -31,8 +31,8 @@ from support import (
     document,
     figure,
     ratios,
-    say,
-    tell,
+    show_progress,
+    write_document,
 )
 
 from kafka_marshal import Admin, Marshal
@@ -285,12 +285,12 @@ def group_delay_ms(servers: str) -> int:
     admin = AdminClient({"bootstrap.servers": servers})
     node = next(iter(admin.list_topics(timeout=PATIENCE_S).brokers))
     resource = ConfigResource(ConfigResource.Type.BROKER, str(node))
-    told = admin.describe_configs([resource])[resource].result(timeout=PATIENCE_S)
-    return int(told[GROUP_DELAY].value)
+    configs = admin.describe_configs([resource])[resource].result(timeout=PATIENCE_S)
+    return int(configs[GROUP_DELAY].value)
 
 
 def formatted(servers: str) -> dict[int, str]:
-    """Format a coordination topic for each H."""
+    """Format a coordination topic for each heartbeat interval."""
     logs = {}
     for h_ms in H_MS:
         logs[h_ms] = unique("marshal")
@@ -313,15 +313,15 @@ def main() -> None:
     with cluster(
         options.bootstrap_servers, {GROUP_DELAY: GROUP_DELAY_DEFAULT_MS}
     ) as servers:
-        say("warm ...")
+        show_progress("warm ...")
         delays["warm"] = group_delay_ms(servers)
         figures = measure_warm(servers, formatted(servers), rounds)
     with cluster(options.bootstrap_servers, {GROUP_DELAY: "0"}) as servers:
-        say("cold ...")
+        show_progress("cold ...")
         delays["cold"] = group_delay_ms(servers)
         figures += measure_cold(servers, formatted(servers), rounds)
     settings = {"rounds": rounds, "records": RECORDS, GROUP_DELAY: delays}
-    tell(
+    write_document(
         document("claim_latency", figures, settings=settings, is_quick=options.quick),
         options.out,
     )

@@ -30,8 +30,8 @@ from support import (
     figure,
     ratios,
     run_again,
-    say,
-    tell,
+    show_progress,
+    write_document,
 )
 
 from kafka_marshal import World
@@ -51,10 +51,10 @@ def run_one(options: argparse.Namespace) -> None:
     """Become ready once in this process, and print what it took."""
     settings = ConnectionSettings(options.bootstrap_servers, options.topic)
     home = Path(options.home) if options.home else None
-    told = {"transport": transport, "view": view}.get(options.side, engine)(
+    result = {"transport": transport, "view": view}.get(options.side, engine)(
         settings, home
     )
-    print(json.dumps(told))
+    print(json.dumps(result))
 
 
 def engine(settings: ConnectionSettings, home: Path | None) -> dict[str, Any]:
@@ -149,15 +149,15 @@ class Side:
             *("--side", side, "--topic", topic, "--bootstrap-servers", servers),
             *(["--home", home] if home else []),
         ]
-        self.told: dict[str, Any] = {}
+        self.result: dict[str, Any] = {}
         self.cpu_s: list[float] = []
 
     def __call__(self) -> float:
         """Run it once; return the seconds until it was ready."""
-        self.told = run_again(self.command, timeout_s=TIMEOUT_S)
-        self.cpu_s.append(float(self.told["cpu_s"]))
-        say(f"{self.side}: {self.told['took_s']:.2f} s")
-        return float(self.told["took_s"])
+        self.result = run_again(self.command, timeout_s=TIMEOUT_S)
+        self.cpu_s.append(float(self.result["cpu_s"]))
+        show_progress(f"{self.side}: {self.told['took_s']:.2f} s")
+        return float(self.result["took_s"])
 
 
 LABELS = {
@@ -175,7 +175,7 @@ def in_turns(
     """Run sides in turns; their digests must be those given. Return the seconds."""
     took = alternate(sides, rounds)
     for name, side in sides.items():
-        assert side.told.get("digests", digests) == digests, name
+        assert side.result.get("digests", digests) == digests, name
     return took
 
 
@@ -197,14 +197,14 @@ def measure(
         first()
         kept_bytes = sum(path.stat().st_size for path in Path(home).rglob("*.snapshot"))
         sides = {name: side(name) for name in SIDES}
-        took = in_turns(sides, first.told["digests"], rounds=rounds)
+        took = in_turns(sides, first.result["digests"], rounds=rounds)
         settings = ConnectionSettings(servers, topic)
         write_checkpoints(settings, Path(home), options.partitions)
         # The log has grown by the checkpoints; keep the states behind them.
         first()
         afterwards = {name: side(name) for name in AFTERWARDS}
-        took_afterwards = in_turns(afterwards, first.told["digests"], rounds=rounds)
-    assert sides["transport"].told["entries"] >= records
+        took_afterwards = in_turns(afterwards, first.result["digests"], rounds=rounds)
+    assert sides["transport"].result["entries"] >= records
     assert kept_bytes or options.quick, "no state was kept"
     beside = {
         "from checkpoints alone beside with kept states": (
@@ -268,7 +268,7 @@ def main() -> None:
     rounds = options.rounds or (1 if options.quick else 3)
     with cluster(options.bootstrap_servers, BROKER) as servers:
         found = measure(servers, options, records=records, rounds=rounds)
-    tell(found, options.out)
+    write_document(found, options.out)
 
 
 if __name__ == "__main__":

@@ -37,8 +37,8 @@ from support import (
     document,
     figure,
     ratios,
-    say_all,
-    tell,
+    show_figures,
+    write_document,
 )
 
 from kafka_marshal import Admin, Batch, Consumer, Delivery, Marshal
@@ -164,9 +164,9 @@ def poll_bare_fast(servers: str, topic: str, *, size: int, watch: Stopwatch) -> 
 def poll_least_fast(servers: str, topic: str, *, size: int, watch: Stopwatch) -> None:
     """Read in polls, by the bare fast client and the least that claims ask for.
 
-    Whoever hands out under claims has to look whether a message is an error and of
-    which partition it is, at the lease of that under a lock, and to note how far it
-    came. Messages are handed out as they are, and without a commit.
+    To hand out under claims a client has to check each message for an error and its
+    partition, to check the lease of that under a lock, and to note the position.
+    Messages are handed out as they are, and without a commit.
     """
     lock, leased_until_s = threading.RLock(), time.monotonic() + GIVE_UP_S
     places: dict[int | None, int | None] = {}
@@ -377,7 +377,7 @@ def compare(
         figure(f"{what}: CPU, {name}", "us/record", times)
         for name, times in cpu.items()
     ]
-    say_all(figures)
+    show_figures(figures)
     return figures
 
 
@@ -491,7 +491,7 @@ def far_away(transports: Sequence[str], rounds: int) -> list[dict[str, Any]]:
                 )
                 for name, samples in beside.items()
             ]
-    say_all(figures)
+    show_figures(figures)
     return figures
 
 
@@ -574,7 +574,7 @@ def main() -> None:
         "heartbeat_interval_ms": H_MS,
     }
     made = document("consume", figures, settings=settings, is_quick=options.quick)
-    tell(made, options.out)
+    write_document(made, options.out)
 
 
 if __name__ == "__main__":

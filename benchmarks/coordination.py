@@ -22,8 +22,8 @@ from support import (
     document,
     figure,
     ratios,
-    say_all,
-    tell,
+    show_figures,
+    write_document,
 )
 
 from kafka_marshal.kafka_io import (
@@ -42,7 +42,7 @@ UNDER_WAY_MAX = 1_000
 
 
 def filled(servers: str, records: int) -> str:
-    """Make a coordination topic with claims and so many Heartbeats in one T."""
+    """Make a coordination topic with claims and so many Heartbeats in one partition."""
     topic = f"coordination-{time.time_ns()}"
     settings = ConnectionSettings(servers, topic, transport="fast")
     with KafkaTopicAdmin(settings) as admin:
@@ -138,10 +138,10 @@ def measured(
     }
     medians = alternate({name: partial(trips, name) for name in fresh}, rounds)
     for name in fresh:
-        told = f"append and read back: {name}"
-        figures.append(figure(f"{told}, median", "ms", medians[name]))
-        figures.append(figure(f"{told}, 99th percentile", "ms", tails[name]))
-    say_all(figures)
+        title = f"append and read back: {name}"
+        figures.append(figure(f"{title}, median", "ms", medians[name]))
+        figures.append(figure(f"{title}, 99th percentile", "ms", tails[name]))
+    show_figures(figures)
     return figures
 
 
@@ -159,7 +159,7 @@ def main() -> None:
     with cluster(options.bootstrap_servers) as servers:
         figures = measured(servers, **load)
     made = document("coordination", figures, settings=load, is_quick=options.quick)
-    tell(made, options.out)
+    write_document(made, options.out)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,15 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 import msgspec
-from support import alternate, arguments, at_least, document, figure, ratios, tell
+from support import (
+    alternate,
+    arguments,
+    at_least,
+    document,
+    figure,
+    ratios,
+    write_document,
+)
 
 from kafka_marshal.protocol.codec import decode, encode
 from kafka_marshal.protocol.hashing import coordinating_partition
@@ -66,7 +74,7 @@ def incarnation(client: int) -> bytes:
 
 
 def partitions_of_t(count: int) -> list[int]:
-    """Return data partitions that this T coordinates."""
+    """Return data partitions that this partition coordinates."""
     found: list[int] = []
     partition = 0
     while len(found) < count:
@@ -248,7 +256,7 @@ def main() -> None:
         "keys": CLIENTS * KEYS_PER_CLIENT,
     }
     figures = measure(records, beats, rounds)
-    tell(
+    write_document(
         document("fold", figures, settings=settings, is_quick=options.quick),
         options.out,
     )

@@ -44,8 +44,8 @@ from support import (
     document,
     figure,
     ratios,
-    say,
-    tell,
+    show_progress,
+    write_document,
 )
 
 from kafka_marshal import Admin, Marshal
@@ -53,7 +53,7 @@ from kafka_marshal.admin import Format
 from kafka_marshal.testing.producing import create_topic
 
 H_MS = 3_000
-SESSION_MS = 6_000  # as long as a killed member of ours is waited for, 2H
+SESSION_MS = 6_000  # as long as the wait for a killed member of ours
 PARTITIONS = 6
 TICK_S = 0.01
 POLL_MS = 100
@@ -100,17 +100,19 @@ class Pen:
         os.write(self._file, line.encode() + b"\n")
 
 
-def by_marshal(told: Mapping[str, Any], pen: Pen, is_over: threading.Event) -> None:
-    """Consume by claims until told to stop."""
+def by_marshal(options: Mapping[str, Any], pen: Pen, is_over: threading.Event) -> None:
+    """Consume by claims until stopped."""
     with Marshal(
-        told["servers"],
-        group_id=told["group"],
-        client_id=told["name"],
-        coordination_topic=told["log"],
-        transport="kafka-python" if told["kind"].endswith("kafka-python") else "auto",
+        options["servers"],
+        group_id=options["group"],
+        client_id=options["name"],
+        coordination_topic=options["log"],
+        transport="kafka-python"
+        if options["kind"].endswith("kafka-python")
+        else "auto",
         state_dir="",
     ) as marshal:
-        consumer = marshal.consumer(told["topic"])
+        consumer = marshal.consumer(options["topic"])
         while not is_over.is_set():
             handed = consumer.poll(POLL_MS)
             if handed:
@@ -119,23 +121,23 @@ def by_marshal(told: Mapping[str, Any], pen: Pen, is_over: threading.Event) -> N
 
 
 def by_kafka_python(
-    told: Mapping[str, Any], pen: Pen, is_over: threading.Event
+    options: Mapping[str, Any], pen: Pen, is_over: threading.Event
 ) -> None:
-    """Consume in a classic group until told to stop."""
+    """Consume in a classic group until stopped."""
     assignors = {}
-    if told["kind"] == "cooperative":
+    if options["kind"] == "cooperative":
         strategy = [CooperativeStickyAssignor]
         assignors["partition_assignment_strategy"] = strategy
     consumer = KafkaConsumer(
-        bootstrap_servers=told["servers"],
-        group_id=told["group"],
+        bootstrap_servers=options["servers"],
+        group_id=options["group"],
         auto_offset_reset="earliest",
         session_timeout_ms=SESSION_MS,
         heartbeat_interval_ms=H_MS // 3,
         **assignors,
     )
-    consumer.partitions_for_topic(told["topic"])  # else its leader assigns nothing
-    consumer.subscribe([told["topic"]])
+    consumer.partitions_for_topic(options["topic"])  # else its leader assigns nothing
+    consumer.subscribe([options["topic"]])
     while not is_over.is_set():
         handed = consumer.poll(timeout_ms=POLL_MS)
         if handed:
@@ -143,17 +145,19 @@ def by_kafka_python(
     consumer.close()
 
 
-def by_confluent(told: Mapping[str, Any], pen: Pen, is_over: threading.Event) -> None:
-    """Consume in a group under KIP-848 until told to stop."""
+def by_confluent(
+    options: Mapping[str, Any], pen: Pen, is_over: threading.Event
+) -> None:
+    """Consume in a group under KIP-848 until stopped."""
     consumer = ConfluentConsumer(
         {
-            "bootstrap.servers": told["servers"],
-            "group.id": told["group"],
+            "bootstrap.servers": options["servers"],
+            "group.id": options["group"],
             "group.protocol": "consumer",
             "auto.offset.reset": "earliest",
         }
     )
-    consumer.subscribe([told["topic"]])
+    consumer.subscribe([options["topic"]])
     while not is_over.is_set():
         # A batch would wait until it is full; so one, and what lies behind it.
         first = consumer.poll(POLL_MS / 1_000)
@@ -164,32 +168,32 @@ def by_confluent(told: Mapping[str, Any], pen: Pen, is_over: threading.Event) ->
     consumer.close()
 
 
-def member(told: Mapping[str, Any]) -> None:
+def member(options: Mapping[str, Any]) -> None:
     """Wait for a word, then consume until SIGTERM."""
     is_over = threading.Event()
     signal.signal(signal.SIGTERM, lambda _number, _frame: is_over.set())
-    pen = Pen(told["path"])
+    pen = Pen(options["path"])
     print("ready", flush=True)
     sys.stdin.readline()
-    if told["kind"].startswith("marshal"):
-        by_marshal(told, pen, is_over)
-    elif told["kind"] == "KIP-848":
-        by_confluent(told, pen, is_over)
+    if options["kind"].startswith("marshal"):
+        by_marshal(options, pen, is_over)
+    elif options["kind"] == "KIP-848":
+        by_confluent(options, pen, is_over)
     else:
-        by_kafka_python(told, pen, is_over)
+        by_kafka_python(options, pen, is_over)
 
 
 # --- the stage
 
 
 class Member:
-    """A process that will consume once it is told to."""
+    """A process that starts to consume on request."""
 
-    def __init__(self, told: Mapping[str, Any]) -> None:
+    def __init__(self, options: Mapping[str, Any]) -> None:
         """Start it; it imports and waits."""
-        self.path = Path(told["path"])
+        self.path = Path(options["path"])
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "--child", json.dumps(dict(told))],
+            [sys.executable, __file__, "--child", json.dumps(dict(options))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -264,7 +268,7 @@ class Stage:
         self.window_s = window_s
         self.topic = unique("data")
         create_topic(servers, self.topic, partitions=PARTITIONS)
-        told = {
+        options = {
             "kind": kind,
             "servers": servers,
             "topic": self.topic,
@@ -272,11 +276,15 @@ class Stage:
             "log": unique("marshal"),
         }
         if kind.startswith("marshal"):
-            with Admin(servers, coordination_topic=told["log"]) as admin:
+            with Admin(servers, coordination_topic=options["log"]) as admin:
                 admin.format_topic(Format(heartbeat_interval_ms=H_MS))
         self.members = [
             Member(
-                {**told, "name": name, "path": str(folder / f"{told['group']}-{name}")}
+                {
+                    **options,
+                    "name": name,
+                    "path": str(folder / f"{options['group']}-{name}"),
+                }
             )
             for name in ("a", "b", "c")
         ]
@@ -351,7 +359,7 @@ class Stage:
 def longest(kind: str, servers: str, window_s: float, kept: dict[str, Any]) -> float:
     """Play one round; keep the longest gap of each phase, return the quiet one.
 
-    A group that does not settle is told of and left out of the round.
+    A group that does not settle is reported and left out of the round.
     """
     with TemporaryDirectory() as folder:
         stage = Stage(kind, servers, Path(folder), window_s=window_s)
@@ -359,7 +367,7 @@ def longest(kind: str, servers: str, window_s: float, kept: dict[str, Any]) -> f
             with producing(servers, stage.topic):
                 gaps = stage.play()
         except Unsettled as error:
-            say(str(error))
+            show_progress(str(error))
             kept["unsettled"] = kept.get("unsettled", 0) + 1
             return math.nan
         finally:
@@ -369,7 +377,9 @@ def longest(kind: str, servers: str, window_s: float, kept: dict[str, Any]) -> f
             raise SystemExit(f"{kind}: every partition moved when: {phase}")
         kept.setdefault(phase, []).append(max(found))
         kept.setdefault(f"{phase}, median", []).append(sorted(found)[len(found) // 2])
-    say(f"{kind}: " + ", ".join(f"{p} {max(g):.0f} ms" for p, g in gaps.items()))
+    show_progress(
+        f"{kind}: " + ", ".join(f"{p} {max(g):.0f} ms" for p, g in gaps.items())
+    )
     return max(gaps["nothing"])
 
 
@@ -422,7 +432,7 @@ def main() -> None:
         "rounds_left_out": {k: kept[k].get("unsettled", 0) for k in kinds},
     }
     found = [each for kind in kinds for each in figures(kind, kept[kind])]
-    tell(
+    write_document(
         document("gaps", found, settings=settings, is_quick=options.quick), options.out
     )
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from support import arguments, at_most, document, figure, say, tell
+from support import arguments, at_most, document, figure, show_progress, write_document
 
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.codec import decode
@@ -56,7 +56,7 @@ class Stopwatch:
             self.total_ns += sign * (time.thread_time_ns() - start_ns)
 
     def take(self) -> float:
-        """Return the milliseconds so far, and start anew."""
+        """Return the milliseconds so far, and start again."""
         total_ns, self.total_ns = self.total_ns, 0
         return total_ns / 1e6
 
@@ -153,7 +153,7 @@ class Point:
         partitions: Partitions of the topic.
         members: Members of the group.
         claim_ms: CPU time from the start until all is shared out.
-        beat_ms: CPU time per H while nothing changes.
+        beat_ms: CPU time per heartbeat interval while nothing changes.
         view_ms: CPU time of one view and policy.
         claims_each: Claiming records in the log, per partition.
         start_ms: Virtual time until then.
@@ -181,7 +181,7 @@ def run(partitions: int, members: int) -> Point:
     point = Point(
         partitions, members, claim_ms, beat_ms, view_ms, claims_each, start_ms
     )
-    say(str(point))
+    show_progress(str(point))
     return point
 
 
@@ -265,7 +265,7 @@ def main() -> None:
         "members_fixed": fixed[1],
         "partitions_fixed": fixed[0],
     }
-    tell(
+    write_document(
         document(
             "growth",
             found,

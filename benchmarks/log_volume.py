@@ -4,7 +4,7 @@ One client holds partitions over a cluster in memory and virtual time, with the
 production engine: every beat and announcement is counted once nothing changes any
 more, as it is encoded. What Kafka adds to a record is measured on a real broker, by
 the size of its log: appended one by one, as beats of different coordinating
-partitions are. Told with BatchHeartbeat, as the product beats, and with one full
+partitions are. Measured with BatchHeartbeat, as the product does, and with one full
 Heartbeat a partition instead.
 """
 
@@ -14,7 +14,15 @@ from contextlib import contextmanager
 
 import attrs
 from kafka.admin import KafkaAdminClient
-from support import arguments, broker_argument, cluster, document, figure, say, tell
+from support import (
+    arguments,
+    broker_argument,
+    cluster,
+    document,
+    figure,
+    show_progress,
+    write_document,
+)
 
 from kafka_marshal import Admin
 from kafka_marshal.admin import Format
@@ -47,8 +55,8 @@ class Volume:
 
     Attributes:
         held: Partitions that it holds.
-        heartbeat_interval_ms: H.
-        is_batched: Whether beats of one T go together.
+        heartbeat_interval_ms: The heartbeat interval.
+        is_batched: Whether heartbeats of one partition are batched.
         beat_records: Records that carry beats.
         beat_bytes: Their encoded values.
         member_records: Announcements.
@@ -94,7 +102,7 @@ def beats_one_by_one(*, is_batched: bool) -> Iterator[None]:
 def hour(
     held: int, heartbeat_interval_ms: int, *, window_h: int, is_batched: bool
 ) -> Volume:
-    """Let one client hold partitions for so many H, and count for an hour of it."""
+    """Hold partitions for so many intervals, and count for an hour of it."""
     cluster = Cluster(heartbeat_interval_ms=heartbeat_interval_ms, partitions=K)
     cluster.kafka.create_topic(TOPIC, held)
     with beats_one_by_one(is_batched=is_batched):
@@ -169,7 +177,7 @@ def main() -> None:
     options = parser.parse_args()
     with cluster(options.bootstrap_servers) as servers:
         overhead = overhead_bytes(servers)
-    say(f"Kafka adds {overhead:.1f} bytes to a record")
+    show_progress(f"Kafka adds {overhead:.1f} bytes to a record")
     figures = [figure("what Kafka adds to a record", "bytes", [overhead])]
     volumes = []
     window_h = WINDOW_H_QUICK if options.quick else WINDOW_H
@@ -184,9 +192,9 @@ def main() -> None:
                 figures.append(figure(name, "records/partition/h", records))
                 figures.append(figure(name, "KiB/partition/h", taken))
                 volumes.append(attrs.asdict(volume))
-                say(f"{name}: {records[0]:.0f} records, {taken[0]:.0f} KiB")
+                show_progress(f"{name}: {records[0]:.0f} records, {taken[0]:.0f} KiB")
     settings = {"coordinating_partitions": K, "window_in_h": window_h}
-    tell(
+    write_document(
         document(
             "log_volume",
             figures,

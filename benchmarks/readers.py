@@ -28,8 +28,8 @@ from support import (
     document,
     figure,
     ratios,
-    say_all,
-    tell,
+    show_figures,
+    write_document,
 )
 
 from kafka_marshal.kafka_io import ConnectionSettings, KafkaDataLog
@@ -234,11 +234,11 @@ def compare(
         for each in spent.values():
             each.clear()
         rates = alternate(runs, rounds)
-        figures += told(f"{client}, {load.size} bytes", rates, spent)
+        figures += figures_of(f"{client}, {load.size} bytes", rates, spent)
     return figures
 
 
-def told(
+def figures_of(
     what: str,
     rates: Mapping[str, list[float]],
     spent: Mapping[str, list[tuple[float, float, float]]],
@@ -261,7 +261,7 @@ def told(
         for index, part in ((1, "all threads"), (2, "the reading thread")):
             costs = [1e6 * each[index] for each in spent[name]]
             figures.append(figure(f"{what}: {name}, CPU of {part}", "us", costs))
-    say_all(figures)
+    show_figures(figures)
     return figures
 
 
@@ -283,7 +283,7 @@ def main() -> None:
         "rounds": rounds,
     }
     made = document("readers", figures, settings=settings, is_quick=options.quick)
-    tell(made, options.out)
+    write_document(made, options.out)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Documents go to build/bench, one JSON file each. Smoke runs share one broker; runs in
 earnest start their own, with the settings that they need. ``--docs`` writes the
-tables of benchmarks/RESULTS.md from the files that are there, whoever made them.
+tables of benchmarks/RESULTS.md from all files that are there.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from support import say
+from support import show_progress
 
 from kafka_marshal.testing.broker import EmbeddedBroker
 
@@ -59,7 +59,7 @@ def run_all(chosen: Iterable[str], *, is_quick: bool) -> None:
     with ExitStack() as stack:
         servers = ""
         for name in chosen:
-            say(f"== {name}")
+            show_progress(f"== {name}")
             extra = ["--quick"] if is_quick else list(IN_EARNEST.get(name, ()))
             if is_quick and needs_broker(name):
                 if not servers:
@@ -146,7 +146,7 @@ def main() -> None:
         PAGE.write_text(fill(PAGE.read_text(), found))
     except ValueError as error:
         parser.error(str(error))
-    say(f"{PAGE.name} has the figures of: {', '.join(found) or 'none'}")
+    show_progress(f"{PAGE.name} has the figures of: {', '.join(found) or 'none'}")
 
 
 if __name__ == "__main__":

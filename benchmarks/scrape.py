@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, generate_latest
-from support import alternate, arguments, document, figure, ratios, tell
+from support import alternate, arguments, document, figure, ratios, write_document
 
 from kafka_marshal.metrics import MarshalCollector
 from kafka_marshal.protocol.types import TopicPartition
@@ -152,7 +152,7 @@ def main() -> None:
         "partitions": 100,
         "scrape_every_s": EVERY_S,
     }
-    tell(
+    write_document(
         document("scrape", found, settings=settings, is_quick=options.quick),
         options.out,
     )

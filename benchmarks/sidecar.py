@@ -3,7 +3,7 @@
 A hundred partitions of one group are held by one sidecar, for one client and for
 fifty: what it appends to the coordination log, its connections to the brokers, its
 time of CPU and its memory, over a while in which nothing changes. Sidecar and clients
-are started anew for each sample, and both sides take turns. Clients share a process,
+are restarted for each sample, and both sides take turns. Clients share a process,
 have a connection each, beat once a second, and find their topic empty.
 """
 
@@ -30,9 +30,9 @@ from support import (
     document,
     figure,
     ratios,
-    say,
-    say_all,
-    tell,
+    show_figures,
+    show_progress,
+    write_document,
 )
 
 from kafka_marshal import Admin, Marshal
@@ -69,7 +69,7 @@ QUICK = Load(partitions=10, few=1, many=5, settle_s=0.5, window_s=2.0)
 
 
 def child(settings: Mapping[str, Any]) -> None:
-    """Consume with so many clients; tell once all partitions are held."""
+    """Consume with so many clients; report once all partitions are held."""
     held: list[int] = [0] * settings["clients"]
     is_over = threading.Event()
 
@@ -98,7 +98,7 @@ def child(settings: Mapping[str, Any]) -> None:
             sys.exit(f"not all is held: {held}")
         time.sleep(0.05)
     print(json.dumps({"most": max(held), "least": min(held)}), flush=True)
-    sys.stdin.read()  # until whoever measures closes it
+    sys.stdin.read()  # until the measuring process closes it
     is_over.set()
     for thread in threads:
         thread.join(PATIENCE_S)
@@ -205,7 +205,7 @@ def measure(servers: str, rounds: int, load: Load) -> list[dict[str, Any]]:
     with TemporaryDirectory() as home:
         for number in range(rounds):
             for clients in (few, many) if number % 2 == 0 else (many, few):
-                say(f"round {number + 1}: {clients} clients ...")
+                show_progress(f"round {number + 1}: {clients} clients ...")
                 found = sample(servers, clients, load=load, home=Path(home))
                 samples[clients].append(found)
     figures = []
@@ -248,13 +248,13 @@ def main() -> None:
     load = QUICK if options.quick else IN_EARNEST
     with cluster(options.bootstrap_servers) as servers:
         figures = measure(servers, rounds, load)
-    say_all(figures)
+    show_figures(figures)
     settings = {
         "rounds": rounds,
         "heartbeat_interval_ms": H_MS,
         **attrs.asdict(load),
     }
-    tell(
+    write_document(
         document("sidecar", figures, settings=settings, is_quick=options.quick),
         options.out,
     )

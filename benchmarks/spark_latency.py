@@ -23,8 +23,8 @@ from support import (
     cluster,
     document,
     figure,
-    say_all,
-    tell,
+    show_figures,
+    write_document,
 )
 
 from kafka_marshal import Admin, Delivery, Marshal
@@ -163,9 +163,9 @@ def main() -> None:
         }
         found = measure(sides, rounds)
         close_offices()
-    say_all(found)
+    show_figures(found)
     settings = {"rounds": rounds, "partitions": PARTITIONS, "H_ms": H_MS}
-    tell(
+    write_document(
         document("spark_latency", found, settings=settings, is_quick=options.quick),
         options.out,
     )

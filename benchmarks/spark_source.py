@@ -35,9 +35,9 @@ from support import (
     document,
     figure,
     ratios,
-    say,
-    say_all,
-    tell,
+    show_figures,
+    show_progress,
+    write_document,
 )
 
 from kafka_marshal import Admin
@@ -256,7 +256,7 @@ def compare(
     """Run all sides over all sizes and return the figures."""
     found = []
     for size, count in load.items():
-        say(f"{count} records of {size} bytes")
+        show_progress(f"{count} records of {size} bytes")
         topic = f"whole-{size}"
         fill(bench.servers, topic, size=size, count=count)
         names = ["fast", "kafka-python", READY, *(["native"] if has_native else [])]
@@ -307,14 +307,14 @@ def main() -> None:
             found = compare(bench, load, rounds=rounds, has_native=bool(jars))
         finally:
             spark.stop()
-    say_all(found)
+    show_figures(found)
     settings = {
         "rounds": rounds,
         "partitions": PARTITIONS,
         "batches": BATCHES,
         "records": json.loads(json.dumps(load)),
     }
-    tell(
+    write_document(
         document("spark_source", found, settings=settings, is_quick=options.quick),
         options.out,
     )

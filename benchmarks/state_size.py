@@ -1,15 +1,15 @@
 """What one key takes in the memory of a process that follows the log.
 
 A world is folded from claims and beats, and Python is asked how much more it holds
-than before, per key. Told for keys without and with all that a key can have, and for
-a digest that was asked for (which keeps a hash of each key).
+than before, per key. Measured for keys without and with all that a key can have, and
+for a requested digest (which keeps a hash of each key).
 """
 
 import gc
 import tracemalloc
 from collections.abc import Iterator, Sequence
 
-from support import arguments, at_most, document, figure, say, tell
+from support import arguments, at_most, document, figure, show_progress, write_document
 
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.rationalizer import apply
@@ -96,11 +96,11 @@ def main() -> None:
     }
     figures = []
     for name, kind in kinds.items():
-        say(name)
+        show_progress(name)
         taken = [bytes_per_key(keys, **kind) for keys in sizes]
         figures.append(figure(name, "bytes", taken, target=at_most(KIB)))
     settings = {"keys": sizes, "keys_per_client": KEYS_PER_CLIENT}
-    tell(
+    write_document(
         document("state_size", figures, settings=settings, is_quick=options.quick),
         options.out,
     )

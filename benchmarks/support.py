@@ -148,7 +148,7 @@ def document(
     Args:
         name: Name of the script, without its ending.
         figures: From ``figure``.
-        settings: What was run: sizes, rounds, H and the like.
+        settings: What was run: sizes, rounds, intervals and the like.
         is_quick: Whether it was a smoke run, whose figures mean little.
         more: Further parts, such as the points of a plot.
     """
@@ -211,21 +211,21 @@ class SidecarProcess:
         home: A folder of its own; its name is the sidecar's in the log.
 
     Attributes:
-        url: What a ``Marshal`` is told to find it by.
+        url: The value for ``Marshal(sidecar=...)``.
     """
 
     def __init__(self, servers: str, log: str, *, home: Path) -> None:
         self._path = home / "own" / "s.sock"
         self.url = f"unix:{self._path}"
         home.mkdir(parents=True)
-        self._said = home / "said.txt"
+        self._output_path = home / "output.txt"
         command = [sys.executable, "-m", "kafka_marshal_cli", "sidecar", "run"]
         command += ["--bootstrap-server", servers, "--coordination-topic", log]
         command += ["--client-id", home.name, "--state-dir", str(home / "state")]
         command += ["--socket", str(self._path)]
-        with self._said.open("wb") as said:
+        with self._output_path.open("wb") as out:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=said, stderr=said
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out
             )
 
     @property
@@ -280,11 +280,11 @@ def run_again(command: Sequence[str], *, timeout_s: float) -> dict[str, Any]:
     done = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, timeout=timeout_s, check=True
     )
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    output: dict[str, Any] = json.loads(done.stdout)
+    return output
 
 
-def tell(document: Mapping[str, Any], out: Path | None) -> None:
+def write_document(document: Mapping[str, Any], out: Path | None) -> None:
     """Print the document, the only thing on stdout, and write it where asked."""
     text = json.dumps(document, indent=1)
     if out is not None:
@@ -293,15 +293,17 @@ def tell(document: Mapping[str, Any], out: Path | None) -> None:
     print(text)
 
 
-def say(text: str) -> None:
-    """Tell a person how far it is, on stderr."""
+def show_progress(text: str) -> None:
+    """Show a person the progress, on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
-def say_all(figures: Iterable[Mapping[str, Any]]) -> None:
-    """Tell a person what was found."""
+def show_figures(figures: Iterable[Mapping[str, Any]]) -> None:
+    """Show a person the results, on stderr."""
     for each in figures:
-        say(f"{each['what']}: {each['median']} {each['quartiles']} {each['unit']}")
+        show_progress(
+            f"{each['what']}: {each['median']} {each['quartiles']} {each['unit']}"
+        )
 
 
 def _rounded(value: float) -> float:

@@ -1,9 +1,9 @@
 """How long after the death of a process others hand out its records.
 
-With sidecars: two hosts, a sidecar each, H = 60 s. A client of the one is killed with
-SIGKILL; its sidecar sees the death and releases what it had, and a client of the other
-takes it over. Without: two processes that hold their claims themselves, at a small H,
-since the survivor has to wait for 2H. Both in turns, in one run.
+With sidecars: two hosts, a sidecar each, heartbeats 60 s apart. A client of the one
+is killed with SIGKILL; its sidecar sees the death and releases its partitions, and a
+client of the other takes them over. Without: two processes that hold their claims
+themselves, at a short interval, since the survivor waits for two. Both in turns.
 
 Each sample is one kill: from the moment before the signal is sent to the moment when
 the survivor has been handed a record of the *last* of the partitions that the victim
@@ -34,9 +34,9 @@ from support import (
     document,
     figure,
     ratios,
-    say,
-    say_all,
-    tell,
+    show_figures,
+    show_progress,
+    write_document,
 )
 
 from kafka_marshal import Admin, Marshal
@@ -73,7 +73,7 @@ class Survivor:
         self._thread.start()
 
     def forget(self) -> None:
-        """Note everything anew."""
+        """Start the notes again."""
         with self._changed:
             self.seen.clear()
 
@@ -105,7 +105,7 @@ class Survivor:
                             self.seen.setdefault(place.partition, now)
                         self._changed.notify_all()
                     consumer.commit()
-        except BaseException as error:  # noqa: BLE001 - told by whoever waits
+        except BaseException as error:  # noqa: BLE001 - raised by the waiting process
             with self._changed:
                 self.failure = error
                 self._changed.notify_all()
@@ -175,8 +175,8 @@ def share_of(victim: "subprocess.Popen[str]") -> set[int]:
 
 
 def child(settings: dict[str, Any]) -> None:
-    """Consume until killed; tell when the share of one of two is being worked on."""
-    share, told = PARTITIONS // 2, False
+    """Consume until killed; report when the share of one of two is being processed."""
+    share, is_reported = PARTITIONS // 2, False
     worked_on: set[int] = set()
     with (
         opened(settings, settings["client"]) as marshal,
@@ -188,8 +188,8 @@ def child(settings: dict[str, Any]) -> None:
             worked_on |= {place.partition for place in polled}
             worked_on &= held
             consumer.commit()
-            if not told and len(held) == len(worked_on) == share:
-                told = True
+            if not is_reported and len(held) == len(worked_on) == share:
+                is_reported = True
                 print(json.dumps(sorted(held)), flush=True)
 
 
@@ -214,11 +214,11 @@ def measure(servers: str, kills: int, home: Path) -> list[dict[str, Any]]:
             stack.enter_context(SidecarProcess(servers, logs[H_MS], home=home / name))
             for name in ("host-a", "host-b")
         ]
-        said = {"group": f"with-{_run}", "log": logs[H_MS]}
-        there = {**said, "sidecar": hosts[1].url, "servers": servers}
+        options = {"group": f"with-{_run}", "log": logs[H_MS]}
+        there = {**options, "sidecar": hosts[1].url, "servers": servers}
         watched = Side(
             servers,
-            {**said, "sidecar": hosts[0].url},
+            {**options, "sidecar": hosts[0].url},
             survivor=opened(there, "survivor"),
         )
         stack.callback(watched.close)
@@ -269,16 +269,16 @@ def main() -> None:
     kills = options.kills or options.rounds
     kills = kills or (KILLS_QUICK if options.quick else KILLS)
     with cluster(options.bootstrap_servers) as servers, TemporaryDirectory() as home:
-        say(f"{kills} kills on each side ...")
+        show_progress(f"{kills} kills on each side ...")
         figures = measure(servers, kills, Path(home))
-    say_all(figures)
+    show_figures(figures)
     settings = {
         "kills": kills,
         "heartbeat_interval_ms": {"with": H_MS, "without": SMALL_H_MS},
         "partitions": PARTITIONS,
         "records_per_second": PER_SECOND,
     }
-    tell(
+    write_document(
         document("takeover", figures, settings=settings, is_quick=options.quick),
         options.out,
     )

@@ -66,7 +66,7 @@ def test_sides_take_turns_and_begin_in_turn():
     assert support.ratios([2, 9], [4, 3]) == [0.5, 3.0]
 
 
-def test_a_figure_tells_its_spread_and_whether_its_target_is_met():
+def test_a_figure_has_its_spread_and_whether_its_target_is_met():
     found = support.figure("x", "ms", [3, 1, 2, 4], target=support.at_most(2.5))
     assert (found["median"], found["min"], found["max"]) == (2.5, 1, 4)
     assert found["quartiles"] == [1.75, 3.25]

@@ -67,7 +67,7 @@ def test_spread_takes_the_nearest_rank():
     }
 
 
-def test_figures_say_whether_they_are_met(report):
+def test_figures_show_whether_they_are_met(report):
     status, found, page = report(KILLS, DEATH, NO_DISK)
     assert status == 0
     totals = {"passed": 2, "failed": 0, "skipped": 1, "losses": 0, "violations": 1}
@@ -89,7 +89,7 @@ def test_figures_say_whether_they_are_met(report):
     assert "&lt;b&gt;escaped" in page
 
 
-def test_what_failed_fails_the_run(report):
+def test_a_failed_test_fails_the_run(report):
     status, found, _ = report(KILLS, BROKEN)
     assert status == 1
     assert found["totals"]["losses"] == 3

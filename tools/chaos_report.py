@@ -170,7 +170,7 @@ def beyond_own(found: dict[str, Any]) -> list[int]:
 
 
 def judged(histories: list[dict[str, Any]]) -> str:
-    """Return what the checker of histories said, in a few words."""
+    """Return the result of the checker of histories, in a few words."""
     if not histories:
         return "-"
     count = sum(each["violations"] for each in histories)
@@ -206,15 +206,15 @@ def figures(findings: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
             {
                 "what": "leader SIGKILL: handing out resumes",
                 "must": "within the brokers' own failover + 1 s",
-                "reached": f"{told(over)} after it, over {len(over)} runs (after bare "
-                f"clients: {told(bare)})",
+                "reached": f"{figures_as_text(over)} after it, over {len(over)} runs "
+                f"(after bare clients: {figures_as_text(bare)})",
                 "met": max(over, default=FIGURE_GAP_MS + 1) <= FIGURE_GAP_MS,
             },
         ]
     return rows
 
 
-def told(values: list[int]) -> str:
+def figures_as_text(values: list[int]) -> str:
     """Return median, 99th percentile and maximum in words."""
     row = spread(values)
     return f"{row['p50']} ms in the median, {row['p99']} ms at p99, {row['max']} ms max"

@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 HOME = ROOT / "build" / "debian"
 DOWNLOAD_S_MAX = 300
-SAID_CHARS_MAX = 500
+OUTPUT_CHARS_MAX = 500
 
 
 class Unavailable(Exception):
@@ -92,11 +92,11 @@ def _with_libraries(package: str) -> list[str]:
         options = [*apt, "-q", "-y", "-o", "Debug::NoLocking=1"]
         if apt != ["apt-get"]:
             _run([*options, "update"], HOME)
-        depends = _said(["apt-cache", *apt[1:], "depends", package]).splitlines()
+        depends = _output_of(["apt-cache", *apt[1:], "depends", package]).splitlines()
         meant = [line.split()[-1] for line in depends if f"Depends: {package}-" in line]
         if not meant:
             continue
-        plan = _said([*options, *command, *meant])
+        plan = _output_of([*options, *command, *meant])
         # 'URI' FILE SIZE HASH, where FILE is name_version_architecture.deb.
         lines = [line.split() for line in plan.splitlines() if line.startswith("'")]
         names = {line[1].partition("_")[0] for line in lines}
@@ -131,18 +131,18 @@ def unpacked(*packages: str) -> Path:
 def _unpack(package: str, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=HOME) as folder:
         if not _download(package, Path(folder)):
-            # Whoever cannot renew the lists of the system has lists of their own.
+            # A user who cannot renew the lists of the system gets separate lists.
             _run([*_apt(), "update", "-q"], HOME)
-            said = _run([*_apt(), "download", "-q", package], Path(folder))
+            error = _run([*_apt(), "download", "-q", package], Path(folder))
             if not list(Path(folder).glob("*.deb")):
                 raise Unavailable(
-                    f"Debian package {package} cannot be downloaded: {said}; install "
+                    f"Debian package {package} cannot be downloaded: {error}; install "
                     f"it: apt-get install {package}"
                 )
         for archive in Path(folder).glob("*.deb"):
-            said = _run(["dpkg-deb", "-x", str(archive), str(target)], HOME)
-            if said:
-                raise Unavailable(f"{archive.name} cannot be unpacked: {said}")
+            error = _run(["dpkg-deb", "-x", str(archive), str(target)], HOME)
+            if error:
+                raise Unavailable(f"{archive.name} cannot be unpacked: {error}")
 
 
 def _download(package: str, folder: Path) -> bool:
@@ -164,7 +164,7 @@ def _apt() -> list[str]:
 
 
 def _run(command: list[str], folder: Path) -> str:
-    """Run a command; return what it said where it failed, else nothing."""
+    """Run a command; return its output if it failed, else nothing."""
     try:
         done = subprocess.run(
             command,
@@ -176,11 +176,15 @@ def _run(command: list[str], folder: Path) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    said = f"{done.stderr} {done.stdout}".strip()
-    return "" if done.returncode == 0 else (said[-SAID_CHARS_MAX:] or "no reason given")
+    output = f"{done.stderr} {done.stdout}".strip()
+    return (
+        ""
+        if done.returncode == 0
+        else (output[-OUTPUT_CHARS_MAX:] or "no reason given")
+    )
 
 
-def _said(command: list[str]) -> str:
+def _output_of(command: list[str]) -> str:
     """Return what a command prints; nothing where it fails."""
     try:
         return subprocess.run(

@@ -169,9 +169,9 @@ def install(uv: str) -> None:
 
 def java_major() -> int | None:
     """Read the major version of the Java on PATH; None if there is none."""
-    said = probe("java", "-version")
+    output = probe("java", "-version")
     # "17.0.15" since Java 9, "1.8.0_292" before.
-    match = re.search(r'version "(?:1\.)?(\d+)', said or "")
+    match = re.search(r'version "(?:1\.)?(\d+)', output or "")
     return int(match[1]) if match else None
 
 

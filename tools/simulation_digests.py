@@ -53,10 +53,10 @@ def digests(ranges: Mapping[str, str], *, jobs: int) -> dict[str, dict[str, str]
     wanted = [(via, seed) for via, text in ranges.items() for seed in _seeds(text)]
     with ProcessPoolExecutor(jobs) as pool:
         found = pool.map(digest, wanted, chunksize=4)
-        told: dict[str, dict[str, str]] = {via: {} for via in ranges}
+        reported: dict[str, dict[str, str]] = {via: {} for via in ranges}
         for (via, seed), each in zip(wanted, found, strict=True):
-            told[via][str(seed)] = each
-    return told
+            reported[via][str(seed)] = each
+    return reported
 
 
 def differences(
