@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Leave out what is of an engine of the process alone."""
+    """Deselect tests of an engine in the process alone."""
     out = [
         item
         for item in items

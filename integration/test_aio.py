@@ -36,7 +36,7 @@ def run(work):
 
 
 def test_workers_that_are_cancelled_lose_nothing(domain, unique):
-    """Every record once, whatever was timed out and whoever was cancelled."""
+    """Every record once, despite timeouts and cancelled tasks."""
     topic = domain.data_topic(3, records_each=200)
     total = sum(domain.of(topic).values())
     group = unique("storm")
@@ -72,7 +72,7 @@ def test_workers_that_are_cancelled_lose_nothing(domain, unique):
 
 
 def test_a_handler_that_blocks_the_loop_does_not_cost_the_claim(domain, unique):
-    """The engine beats on a thread of its own, for 3 H here."""
+    """The engine sends heartbeats on its own thread, for three intervals here."""
     topic = domain.data_topic(1, records_each=20)
 
     async def work():

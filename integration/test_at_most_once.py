@@ -88,9 +88,9 @@ def test_every_offset_that_nobody_processed_is_listed(
     group, topic, journal, found = killed
     missing = journal.lost(domain.of(topic))
     record_testsuite_property("amo.missing", sum(map(len, missing.values())))
-    told = listed(found.lost)
+    reported = listed(found.lost)
     for place, offsets in missing.items():
-        assert set(offsets) <= told[place]
+        assert set(offsets) <= reported[place]
     assert found.at_risk == ()
     for loss in found.lost:
         record_testsuite_property(f"amo.listed.{loss.key.partition}", loss.count)
@@ -100,7 +100,7 @@ def test_every_offset_that_nobody_processed_is_listed(
 
 
 def test_what_lies_below_the_mark_was_processed_by_the_dead_worker(killed):
-    """What the list leaves out is what the worker itself said it was done with."""
+    """The list omits what the worker itself reported as processed."""
     _, _, journal, found = killed
     for loss in found.lost:
         done = {
@@ -124,9 +124,9 @@ def test_the_command_lists_the_same(killed, domain):
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    told = json.loads(ran.stdout)
-    assert told["lost_count"] == sum(loss.count for loss in found.lost)
-    assert [(row["partition"], row["mark"]) for row in told["lost"]] == [
+    output = json.loads(ran.stdout)
+    assert output["lost_count"] == sum(loss.count for loss in found.lost)
+    assert [(row["partition"], row["mark"]) for row in output["lost"]] == [
         (loss.key.partition, loss.mark) for loss in found.lost
     ]
 
@@ -150,10 +150,10 @@ def test_an_orderly_end_makes_the_list_exact(domain, unique):
             if len(done) >= 20 * BATCH:
                 break
     granted = domain.states(group)[(group, topic, 0)].granted
-    told = losses_of(domain, group, topic)
+    report = losses_of(domain, group, topic)
     unused = set(range(granted)) - done
-    assert listed(told.lost).get(place, set()) == unused
-    assert told.at_risk == ()
+    assert listed(report.lost).get(place, set()) == unused
+    assert report.at_risk == ()
     assert len(unused) <= DEPTH * BATCH
     reported = set()
     for event in recorder.named("grant_lost"):

@@ -134,21 +134,21 @@ def test_kept_data_survives(tmp_path):
     assert (tmp_path / "broker.log").is_file()
 
 
-def test_refused_properties_are_told():
+def test_refused_properties_are_in_the_error():
     broker = EmbeddedBroker(properties={"process.roles": "nonsense"})
     with pytest.raises(ConfigurationError, match="nonsense"):
         broker.start()
     assert not broker.is_running
 
 
-def test_late_broker_is_told_and_stopped():
+def test_a_late_broker_is_an_error_and_stopped():
     broker = EmbeddedBroker(start_timeout_ms=1)
     with pytest.raises(DeadlineExceeded, match="start_timeout_ms"):
         broker.start()
     assert not broker.is_running
 
 
-def test_taken_port_is_told():
+def test_a_taken_port_is_an_error():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -47,9 +47,11 @@ class Client:
         return self.marshal.engine.context.replicas[t].world
 
     def written(self):
-        """Return the Begin of the newest checkpoint that it wrote of each T."""
-        told = self.seen.named("checkpoint_written")
-        return {event.fields["partition"]: event.fields["offset"] for event in told}
+        """Return the Begin of the newest checkpoint that it wrote, by partition."""
+        events_of = self.seen.named("checkpoint_written")
+        return {
+            event.fields["partition"]: event.fields["offset"] for event in events_of
+        }
 
     def close(self):
         self.consumer.close()
@@ -107,7 +109,7 @@ def test_retention_takes_the_winning_claims_and_nobody_loses_one(domain):
 
 
 def _compare(one, other, both):
-    """See that replicas agree, and that one that does not is told of."""
+    """Check that replicas agree, and that one that does not is reported."""
     count = len(one.seen.named("checkpoint_written"))
     eventually(
         lambda: both() and len(one.seen.named("checkpoint_written")) >= count + 2,
@@ -146,7 +148,7 @@ def test_without_a_checkpoint_nothing_is_claimed_until_there_is_one(domain):
         one.close()
 
 
-def test_retention_that_is_set_under_members_is_told_and_survived(domain, monkeypatch):
+def test_retention_set_under_members_is_reported_and_survived(domain, monkeypatch):
     monkeypatch.setattr(rebuilding, "TOPIC_CHECK_MS", 500)
     topic = domain.data_topic(2, 5)
     one = Client(domain, "one", topic, checkpoint_interval_ms=60_000)
@@ -154,9 +156,9 @@ def test_retention_that_is_set_under_members_is_told_and_survived(domain, monkey
         context = one.marshal.engine.context
         eventually(lambda: one.poll() or len(one.offsets) == 10, "all is consumed")
         domain.alter_coordination_topic("retention.ms", "1000")
-        told = one.seen.named
-        eventually(lambda: told("topic_misconfigured"), "the setting is told")
-        (event,) = told("topic_misconfigured")
+        events_of = one.seen.named
+        eventually(lambda: events_of("topic_misconfigured"), "the setting is reported")
+        (event,) = events_of("topic_misconfigured")
         assert event.fields["setting"] == "retention.ms"
         assert event.fields["command"].endswith(
             f"--entity-name {domain.topic} --add-config retention.ms=-1"
@@ -267,10 +269,10 @@ def test_a_reset_brings_all_readers_back_to_a_checkpoint(domain):
             engine = fresh.engine
             with one.marshal.engine.changed:
                 ours = one.world(0)
-                at, told = ours.next_offset, digest(ours)
+                at, expected_digest = ours.next_offset, digest(ours)
             theirs = engine.context.replicas[0].world
             if theirs.next_offset == at:
-                assert digest(theirs) == told
+                assert digest(theirs) == expected_digest
         assert place is None or place.key.topic == topic
     finally:
         one.close()

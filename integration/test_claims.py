@@ -51,7 +51,7 @@ def test_a_plain_consumer_loop_under_a_claim(domain, unique):
         assert claim.token > token
 
 
-def test_a_claim_is_kept_alive_without_anybody_asking(domain, unique):
+def test_a_claim_is_renewed_without_calls(domain, unique):
     group = unique("kept")
     topic = domain.data_topic(1)
     with domain.marshal(group, "w1") as marshal, marshal.claim(topic, 0) as claim:
@@ -120,14 +120,14 @@ def test_many_racers_one_winner(domain, unique):
     topic = domain.data_topic(1)
     marshals = [domain.marshal(group, f"w{n}") for n in range(RACERS)]
     start = threading.Barrier(RACERS)
-    won, told = [], []
+    won, reported = [], []
 
     def race(marshal):
         start.wait(timeout=60)
         try:
             won.append(marshal.claim(topic, 0, timeout_ms=RACE_MS))
         except ClaimRejected as rejected:
-            told.append(rejected.holder)
+            reported.append(rejected.holder)
 
     try:
         threads = [threading.Thread(target=race, args=(m,)) for m in marshals]
@@ -137,7 +137,7 @@ def test_many_racers_one_winner(domain, unique):
             thread.join(timeout=60)
         (claim,) = won
         (owner,) = domain.owners(group).values()
-        assert told == [owner] * (RACERS - 1)
+        assert reported == [owner] * (RACERS - 1)
         steps = [s for s in domain.history().steps if s.key == (group, topic, 0)]
         assert steps[0].effect == "claimed"
         assert steps[0].offset == claim.token.offset

@@ -110,7 +110,7 @@ def test_a_topic_that_is_not_formatted_names_the_command(bare):
     assert (checks["format"], checks["clock"]) == ("failed", "skipped")
 
 
-def test_a_torn_format_is_told_and_completed(bare):
+def test_a_torn_format_is_reported_and_completed(bare):
     bare.domain.append(config(make_topic(bare.domain)))
     for arguments in (("topic", "info"), ("claims", "list"), consuming("t", "g")):
         assert "torn_format" in bare.run(*arguments, code=3).stderr
@@ -141,9 +141,9 @@ def test_every_bad_setting_is_named(bare):
         retention_ms="1000",
         cleanup_policy="compact",
     )
-    told = bare.run("topic", "info", code=3).stderr
+    output = bare.run("topic", "info", code=3).stderr
     for setting in ("message.timestamp.type", "retention.ms", "cleanup.policy"):
-        assert f"{bare.domain.topic}: {setting} is " in told
+        assert f"{bare.domain.topic}: {setting} is " in output
     refused = bare.run("topic", "format", code=3)
     assert "message.timestamp.type is CreateTime" in refused.stderr
     with pytest.raises(TopicMisconfigured) as caught, bare.domain.admin() as admin:
@@ -205,12 +205,12 @@ def test_consume_prints_and_commits(cli, unique):
     topic = cli.domain.data_topic(2, records_each=20)
     group = unique("group")
     wanted = (*consuming(topic, group), "--timeout", "2s", "-v")
-    records, told = [], []
+    records, reported = [], []
 
     def look():
         done = cli.run(*wanted)
         records.extend(json.loads(line) for line in done.stdout.splitlines())
-        told.append(done.stderr)
+        reported.append(done.stderr)
         return len(records) >= 40
 
     eventually(look, "40 records")
@@ -218,8 +218,8 @@ def test_consume_prints_and_commits(cli, unique):
     assert found == [(p, n, str(n)) for p in range(2) for n in range(20)]
     assert all(r["handed_out_ms"] >= r["timestamp"] > 0 for r in records)
     assert all(r["token"].count(".") == 2 for r in records)
-    assert f"claimed: {topic}-0 token " in told[-1]
-    assert f"released {topic}-0, {topic}-1\n" in told[-1]
+    assert f"claimed: {topic}-0 token " in reported[-1]
+    assert f"released {topic}-0, {topic}-1\n" in reported[-1]
     claims = cli.json("claims", "list", "--group", group)["claims"]
     assert [(c["position"], c["owner"]) for c in claims] == [(20, None), (20, None)]
     assert [(c["log_end_offset"], c["lag"]) for c in claims] == [(20, 0), (20, 0)]
@@ -255,7 +255,7 @@ def test_a_signal_ends_in_order(cli, unique, signum, delivery):
     assert states <= {"leaving", "left", "fenced"}
 
 
-def test_a_second_process_with_one_client_id_is_told(cli, unique, tmp_path):
+def test_a_second_process_with_one_client_id_is_refused(cli, unique, tmp_path):
     """K14: refused at once on one machine, and by the log across machines."""
     topic = cli.domain.data_topic(1, records_each=1)
     group = unique("group")
@@ -284,9 +284,9 @@ def test_a_closed_pipe_commits_nothing_that_was_not_taken(cli, unique):
     )
     os.close(write)
     os.close(read)
-    _, told = process.communicate(timeout=RUN_S)
-    assert process.returncode == 0, told
-    assert "Traceback" not in told
+    _, output = process.communicate(timeout=RUN_S)
+    assert process.returncode == 0, output
+    assert "Traceback" not in output
     (claim,) = cli.json("claims", "list", "--group", group)["claims"]
     assert (claim["owner"], claim["position"]) == (None, 0)
     done = cli.run(*consuming(topic, group), "--max-records", "5")
@@ -396,9 +396,13 @@ def test_dump_then_replay_gives_the_digests_of_the_live_log(cli, tmp_path):
     live = cli.json("topic", "info")["partitions"]
     verified = cli.json("log", "verify")["partitions"]
     for row, checked in zip(live, verified, strict=True):
-        told = replayed[str(row["partition"])]
-        assert row["digest"] == told["digest"] == checked["digest"]
-        assert row["next_offset"] == told["next_offset"] == checked["next_offset"]
+        digest_replayed = replayed[str(row["partition"])]
+        assert row["digest"] == digest_replayed["digest"] == checked["digest"]
+        assert (
+            row["next_offset"]
+            == digest_replayed["next_offset"]
+            == checked["next_offset"]
+        )
         assert checked["result"] == "ok"
 
 
@@ -413,8 +417,8 @@ def test_a_reader_that_has_enough_ends_the_dump(cli):
     )
     os.close(write)
     os.close(read)
-    _, told = process.communicate(timeout=RUN_S)
-    assert (process.returncode, told) == (0, "")
+    _, output = process.communicate(timeout=RUN_S)
+    assert (process.returncode, output) == (0, "")
 
 
 # --- a broker of one's own

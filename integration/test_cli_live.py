@@ -160,7 +160,7 @@ def on_a_terminal(cli, *arguments, **env):
 SHOW_CURSOR = "\x1b[?25h"
 
 
-def test_on_a_terminal_it_is_a_table_that_is_drawn_anew(cli, unique):
+def test_on_a_terminal_the_table_is_redrawn(cli, unique):
     topic, group = cli.domain.data_topic(1), unique("group")
     watching = ("claims", "watch", "--group", group)
     with on_a_terminal(cli, *watching, NO_COLOR="1") as terminal:
@@ -300,7 +300,7 @@ def test_a_signal_ends_the_process_and_its_record_stays(cli, unique, handler):
 
 
 def test_a_lost_claim_ends_the_process(cli, unique, handler):
-    """Frozen beyond 2H, then woken: another has the record by then."""
+    """Frozen until its claim is stale, then woken: another has the record by then."""
     topic, group = cli.domain.data_topic(1, records_each=2), unique("group")
     command = handler("time.sleep(600)")
     with cli.started(*consuming(topic, group, "slow"), "--exec", command) as slow:

@@ -54,7 +54,7 @@ def test_a_token_is_stale_after_a_takeover(domain, unique):
         assert other.committed(TopicPartition(topic, 0)) == 0
 
 
-def test_lag_is_what_the_broker_s_tools_say(domain, unique):
+def test_lag_equals_that_of_the_broker_s_tools(domain, unique):
     """L19: log end less committed offset, as ``kafka-consumer-groups`` counts."""
     topic = domain.data_topic(2, records_each=30)
     group = unique("lag")
@@ -67,7 +67,7 @@ def test_lag_is_what_the_broker_s_tools_say(domain, unique):
         domain.produce(topic, 5)
         consumer.flush()
 
-        def said_by_kafka():
+        def lag_of_kafka():
             committed = domain.committed(group, topic)
             ends = plain.end_offsets([Place(*place) for place in domain.of(topic)])
             return {
@@ -75,7 +75,7 @@ def test_lag_is_what_the_broker_s_tools_say(domain, unique):
                 for place in domain.of(topic)
             }
 
-        eventually(lambda: consumer.lag() == said_by_kafka(), "the same lag")
+        eventually(lambda: consumer.lag() == lag_of_kafka(), "the same lag")
         assert 0 < sum(consumer.lag().values()) < 70
         consumer.commit(poll_all(consumer, sum(consumer.lag().values())))
         assert set(consumer.lag().values()) == {0}

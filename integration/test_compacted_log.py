@@ -17,7 +17,7 @@ def compacted(broker, unique):
     domain.close()
 
 
-def test_a_compacted_log_refuses_for_good_and_the_error_says_what_to_run(
+def test_a_compacted_log_refuses_for_good_and_the_error_names_the_command(
     compacted, transport
 ):
     """PROTOCOL 2.1: its cleaner drops records without a key, so nobody goes on."""

@@ -367,7 +367,7 @@ def test_a_failed_open_takes_no_share(domain, unique):
     assert {m.client_id for m in domain.history().members(group)} == {"w1"}
 
 
-def test_every_marshal_tells_its_own_observer(domain, unique):
+def test_every_marshal_notifies_its_own_observer(domain, unique):
     """Objects that share an engine do not share the first one's observer only."""
     one, two = Recorder(), Recorder()
     topic = domain.data_topic(1)

@@ -160,7 +160,7 @@ def test_takeover_comes_after_2h_and_not_much_later(
 @pytest.mark.direct(reason="judged by clients that the log names")
 @KINDS
 def test_a_healthy_worker_loses_nothing(crash, delivery):
-    """L2, L31: what w1 and w3 held they held until they were told to end."""
+    """L2, L31: what w1 and w3 held they held until they were stopped."""
     outcome = crash[delivery]
     for tenures in outcome.history.tenures(outcome.group_id).values():
         for tenure in tenures:
@@ -229,7 +229,7 @@ def test_sigterm_finishes_what_is_in_hand(crash, delivery):
 
 @pytest.fixture(scope="module")
 def frozen(domain, tmp_path_factory):
-    """A worker is stopped beyond 2H in the middle of a batch, then goes on."""
+    """A worker is stopped in a batch until its claim is stale, then resumes."""
     home = tmp_path_factory.mktemp("frozen")
     teams = teams_of(domain, home, partitions=2, records_each=400, handle_ms=20)
     with teams["alo"].fleet as alo, teams["amo"].fleet as amo:
@@ -294,19 +294,19 @@ def test_a_zombie_at_most_once_doubles_nothing(frozen):
     assert outcome.largest_loss() <= AT_RISK
 
 
-def test_a_zombie_tells_what_it_was_granted_and_did_not_process(frozen):
+def test_a_zombie_reports_the_granted_ranges_that_it_did_not_process(frozen):
     """The ranges that it reports are the ones that are lost."""
     outcome = frozen["amo"]
-    told = set()
+    reported = set()
     for line in outcome.journal.of("observed", name="grant_lost"):
         for first, last in line["fields"]["ranges"]:
-            told |= set(range(first, last + 1))
+            reported |= set(range(first, last + 1))
     lost = {
         n
         for offsets in outcome.journal.lost(outcome.produced).values()
         for n in offsets
     }
-    assert told == lost
+    assert reported == lost
 
 
 # --- Kafka's committed offsets, for lag tools (PROTOCOL 5.7)

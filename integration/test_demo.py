@@ -25,7 +25,7 @@ def until(condition: Callable[[], bool], *, timeout_s: float = PATIENCE_S) -> No
 
 
 def children(pid: int) -> set[int]:
-    """Return every process that descends from one, as Linux tells."""
+    """Return all descendants of a process, from Linux's /proc."""
     found: set[int] = set()
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in map(int, task.read_text().split()):
@@ -43,7 +43,7 @@ def is_alive(pid: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_every_guarantee_holds_and_the_verdict_says_why():
+def test_every_guarantee_holds_and_the_verdict_explains_it():
     done = subprocess.run(
         [*COMMAND, "-o", "json", "--heartbeat-interval", f"{H_MS}ms", "--seed", "7"],
         capture_output=True,
@@ -87,12 +87,12 @@ def test_every_guarantee_holds_and_the_verdict_says_why():
     ],
 )
 def test_nothing_outlives_it(number, code, tmp_path):
-    told = tmp_path / "told"
+    report_path = tmp_path / "told"
     environment = dict(os.environ, TMPDIR=str(tmp_path))
-    with told.open("wb") as out:
+    with report_path.open("wb") as out:
         demo = subprocess.Popen(COMMAND, stdout=out, stderr=out, env=environment)
     try:
-        until(lambda: b"Killed worker-" in told.read_bytes())
+        until(lambda: b"Killed worker-" in report_path.read_bytes())
         started = children(demo.pid)
         # The keeper, the broker, and two consumers that are left.
         assert len([pid for pid in started if is_alive(pid)]) >= 4
@@ -104,12 +104,12 @@ def test_nothing_outlives_it(number, code, tmp_path):
         demo.wait(timeout=PATIENCE_S)
     if number is not signal.SIGKILL:
         assert b"Interrupted: everything that was started is stopped" in (
-            told.read_bytes()
+            report_path.read_bytes()
         )
         assert [path.name for path in tmp_path.iterdir()] == ["told"]
 
 
-def test_impossible_settings_are_told_before_anything_starts():
+def test_invalid_settings_are_refused_before_anything_starts():
     done = subprocess.run(
         [*COMMAND, "--heartbeat-interval", "1ms"],
         capture_output=True,

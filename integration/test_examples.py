@@ -37,7 +37,7 @@ class Program:
     _numbers = itertools.count(1)
 
     def __init__(self, name: str, *arguments: str, server: str, home: Path) -> None:
-        self.told = home / f"{name}-{next(self._numbers)}.out"
+        self.output_path = home / f"{name}-{next(self._numbers)}.out"
         environment = dict(
             os.environ,
             MARSHAL_BOOTSTRAP_SERVER=server,
@@ -45,14 +45,14 @@ class Program:
             PYTHONUNBUFFERED="1",
         )
         command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
-        with self.told.open("wb") as out:
+        with self.output_path.open("wb") as out:
             self.process = subprocess.Popen(
                 command, stdout=out, stderr=out, env=environment
             )
 
     @property
     def text(self) -> str:
-        return self.told.read_text(errors="replace")
+        return self.output_path.read_text(errors="replace")
 
     def lines(self, start: str) -> list[str]:
         return [line for line in self.text.splitlines() if line.startswith(start)]

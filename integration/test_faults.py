@@ -110,7 +110,7 @@ def test_a_fetch_that_fails_is_tried_again(domain, unique, monkeypatch):
 
 
 def test_partitions_added_to_the_coordination_topic_change_nothing(broker, unique):
-    """L22, PROTOCOL 2.5: K stands in the log; clients old and new go on."""
+    """L22, PROTOCOL 2.5: the log has the number of partitions; all clients continue."""
     with opened(broker, unique, partitions=2) as domain:
         topic = domain.data_topic(3)
         group = unique("grown")
@@ -230,7 +230,7 @@ def test_a_topic_changed_to_create_time_under_us(broker, unique):
 # --- the way to the cluster
 
 
-def test_an_unreachable_broker_is_told_in_time():
+def test_an_unreachable_broker_is_an_error_in_time():
     (port,) = free_ports(1)
     begun = time.monotonic()
     with pytest.raises(CoordinationError, match=f"127.0.0.1:{port}"):
@@ -305,7 +305,7 @@ def test_hostile_bytes_change_nothing(domain, unique):
 
 
 def test_forged_records_of_a_live_claim_are_ignored(domain, unique):
-    """Whoever writes under a name without its incarnation changes nothing."""
+    """A writer with a name but another incarnation changes nothing."""
     topic = domain.data_topic(1, records_each=5)
     group = unique("forged")
     with domain.marshal(group, "w1") as marshal:
@@ -331,7 +331,7 @@ def test_forged_records_of_a_live_claim_are_ignored(domain, unique):
 # --- positions outside the log
 
 
-def test_below_the_logs_start_it_jumps_and_tells(domain, unique):
+def test_a_position_below_the_log_start_jumps_and_is_reported(domain, unique):
     """L13: retention took records that were not read yet."""
     topic = domain.data_topic(1, records_each=100)
     place = TopicPartition(topic, 0)
@@ -375,7 +375,7 @@ def test_beyond_the_logs_end_it_stops(domain, unique, delivery):
             assert consumer.poll(timeout_ms=100) == {}
 
         with pytest.raises(PositionError) as raised:
-            eventually(look, "it is told")
+            eventually(look, "it is reported")
         error = raised.value
         assert (error.requested, error.log_start, error.log_end) == (1_000, 0, 10)
         assert error.partition == place
@@ -388,7 +388,7 @@ def test_no_position_and_none_wanted(domain, unique):
     with domain.marshal(unique("none"), "w1") as marshal:
         consumer = marshal.consumer(topic, auto_offset_reset="none")
         with pytest.raises(PositionError, match="no position"):
-            eventually(lambda: consumer.poll(timeout_ms=100), "it is told")
+            eventually(lambda: consumer.poll(timeout_ms=100), "it is reported")
 
 
 # --- handlers, and children
@@ -449,15 +449,15 @@ def in_a_child(work) -> list[str]:
             os.close(read)
             os.write(write, "\n".join(work()).encode())
             status = 0
-        except BaseException:  # noqa: BLE001 - told to the parent
+        except BaseException:  # noqa: BLE001 - sent to the parent
             os.write(write, traceback.format_exc().encode())
         finally:
             os._exit(status)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
-        said = pipe.read().decode()
-    assert os.waitpid(pid, 0)[1] == 0, said
-    return said.splitlines()
+        message = pipe.read().decode()
+    assert os.waitpid(pid, 0)[1] == 0, message
+    return message.splitlines()
 
 
 def test_a_forked_child_inherits_nothing(domain, unique, tmp_path):
@@ -502,7 +502,7 @@ def test_a_forked_child_inherits_nothing(domain, unique, tmp_path):
                     yield f"{name}: nothing happened"
                 except InvalidTransition:
                     pass
-                except Exception as error:  # noqa: BLE001 - told to the parent
+                except Exception as error:  # noqa: BLE001 - sent to the parent
                     yield f"{name}: {error!r}"
             yield f"valid: {claim.is_valid()}"
             claim.release()
@@ -535,7 +535,7 @@ def test_a_child_does_not_keep_its_parents_name(domain, unique, tmp_path):
     pid = os.fork()
     if pid == 0:
         os.close(write)
-        os.read(read, 1)  # lives until the parent lets go of the pipe
+        os.read(read, 1)  # lives until the parent closes the pipe
         os._exit(0)
     os.close(read)
     try:

@@ -171,12 +171,12 @@ def guarded():
         yield broker
 
 
-def test_refusals_are_told_apart(guarded, transport):
+def test_kinds_of_refusals_are_distinguished(guarded, transport):
     wrong = as_user(guarded, "admin", password="guess", transport=transport)
     with pytest.raises(LogUnreadable, match="sasl_mechanism") as caught:
         open_coordination_log(wrong, timeout_ms=TIMEOUT_MS)
     assert "guess" not in str(caught.value)
-    # Who may not describe a topic is told that there is none.
+    # Without the right to describe it, a topic seems not to exist.
     with pytest.raises((LogUnreadable, TopicMisconfigured)):
         open_coordination_log(
             as_user(guarded, "app", transport=transport), timeout_ms=TIMEOUT_MS
@@ -190,7 +190,7 @@ def test_refusals_are_told_apart(guarded, transport):
     log.close(TIMEOUT_MS)
 
 
-def test_who_may_not_create_topics_is_told(guarded):
+def test_a_missing_right_to_create_topics_is_an_error(guarded):
     with (
         KafkaTopicAdmin(as_user(guarded, "app")) as admin,
         pytest.raises(LogUnwritable),

@@ -140,7 +140,7 @@ def test_missing_topic_names_the_command(settings):
         open_coordination_log(settings)
 
 
-def test_unreachable_cluster_is_told_in_time():
+def test_an_unreachable_cluster_is_an_error_in_time():
     (port,) = free_ports(1)
     settings = ConnectionSettings(f"127.0.0.1:{port}")
     before = set(threading.enumerate())

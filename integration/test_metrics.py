@@ -117,7 +117,7 @@ def test_a_consumer_is_scraped_while_it_works(domain, unique, scrape):
             ends = data.ranges(places, TIMEOUT_MS)
 
             def behind(name, position_of, *, of):
-                """Tell whether the metric is what the broker's figures say."""
+                """Return whether the metric equals the broker's figures."""
                 found = scrape()
                 return all(
                     found(name, **{of: group}, **labels[place])
@@ -214,7 +214,7 @@ def test_at_most_once_and_the_log_itself(domain, unique, scrape):
             eventually(lambda: written() >= others, "every other metric is there")
 
 
-def test_the_command_serves_metrics_and_tells_events_as_json(domain, unique, tmp_path):
+def test_the_command_serves_metrics_and_logs_events_as_json(domain, unique, tmp_path):
     topic, group = domain.data_topic(1, records_each=5), unique("g")
     out, err = tmp_path / "out", tmp_path / "err"
     arguments = ("consume", topic, "--group", group, "--client-id", "c1")
@@ -239,7 +239,9 @@ def test_the_command_serves_metrics_and_tells_events_as_json(domain, unique, tmp
         if process.poll() is None:
             process.kill()
             process.wait(timeout=60)
-    told = [json.loads(line) for line in err.read_text().splitlines() if line[0] == "{"]
-    claimed = [line for line in told if line["event"] == "claimed"]
+    output = [
+        json.loads(line) for line in err.read_text().splitlines() if line[0] == "{"
+    ]
+    claimed = [line for line in output if line["event"] == "claimed"]
     assert [(line["group"], line["topic"]) for line in claimed] == [(group, topic)]
     assert claimed[0]["client"] == "c1"

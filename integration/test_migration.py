@@ -203,7 +203,7 @@ def adopted_plan(domain, group, **options):
     )
 
 
-def test_offsets_that_move_meanwhile_are_told(domain, unique):
+def test_offsets_that_move_meanwhile_are_an_error(domain, unique):
     topic, group = domain.data_topic(PARTITIONS, RECORDS), unique("moving")
     commit(domain, group, {(topic, 0): 5})
     plan = adopted_plan(domain, group)
@@ -220,7 +220,7 @@ def test_offsets_that_move_meanwhile_are_told(domain, unique):
         pytest.param(["g", "--from-topic", "nowhere"], 1, "does not exist", id="topic"),
     ],
 )
-def test_bad_input_says_what_is_wrong(domain, arguments, code, words):
+def test_the_error_for_bad_input_names_the_mistake(domain, arguments, code, words):
     assert words in adopted(domain, *arguments, code=code)
 
 

@@ -59,7 +59,7 @@ class Pump:
 
 @pytest.mark.parametrize("delivery", list(Delivery), ids=lambda d: d.value)
 def test_a_pause_and_its_end(domain, unique, admin, delivery):
-    """M07, U10: drained on all T; another group does not notice; resume wakes."""
+    """M07, U10: all partitions drain; another group is unaffected; resume wakes."""
     topic = domain.data_topic(8, records_each=20)
     paused, other = unique("paused"), unique("other")
     with domain.marshal(paused, "w1") as one, domain.marshal(other, "w1") as two:
@@ -90,7 +90,7 @@ def test_a_pause_and_its_end(domain, unique, admin, delivery):
 
 
 def test_owners_finish_what_is_in_hand(domain, unique, admin):
-    """Nothing new is handed out, and what is in hand can still be committed."""
+    """Nothing new is handed out; records handed out before can be committed."""
     topic = domain.data_topic(1, records_each=10)
     group = unique("inhand")
     with domain.marshal(group, "w1") as marshal:
@@ -132,7 +132,7 @@ def test_a_pause_ends_by_itself_on_an_idle_log(domain, unique, admin):
         eventually(lambda: len(pump.handed) == 24, "it goes on")
         pump.stop()
     history = domain.history()
-    # Log time decides, in each T by itself: renewals moved the ends apart.
+    # The log time of each partition decides: renewals moved the ends apart.
     ends_ms = {
         step.t: step.record.msg_expire_time
         for step in history.of("paused", group_id=group)
@@ -145,7 +145,7 @@ def test_a_pause_ends_by_itself_on_an_idle_log(domain, unique, admin):
 
 
 def test_a_short_pause_is_renewed_until_its_owners_have_let_go(domain, unique, admin):
-    """Whoever has records in hand keeps its claim for longer than the pause lasts."""
+    """An owner with uncommitted records keeps its claim for longer than the pause."""
     topic = domain.data_topic(1, records_each=1)
     group = unique("renewed")
     with domain.marshal(group, "w1") as marshal:
@@ -176,7 +176,7 @@ def test_a_short_pause_is_renewed_until_its_owners_have_let_go(domain, unique, a
         assert result.result(0).held == ()
 
 
-def test_a_second_admin_is_told_who_is_at_work(domain, unique, admin):
+def test_a_second_admin_gets_the_name_of_the_first(domain, unique, admin):
     group = unique("busy")
     first = admin.pause_group(group, for_ms=PAUSE_MS, reason="maintenance")
     with domain.admin(client_id="operator-2") as second:

@@ -113,7 +113,7 @@ def _owners(domain, group, topics):
     return {owners.get(place) for topic in topics for place in domain.of(topic)}
 
 
-# --- too slow, wedged
+# --- too slow, stuck
 
 
 def test_a_slow_owner_gives_up_and_the_lag_falls(domain, unique):
@@ -138,7 +138,7 @@ def test_a_slow_owner_gives_up_and_the_lag_falls(domain, unique):
             arrivals.join(60)
         (event,) = slow.observer.named("lagging")
         listed = _claims_listed(domain, group)[place.partition]
-        told = _cli(domain, "claims", "who", group, topic, str(place.partition))
+        text = _cli(domain, "claims", "who", group, topic, str(place.partition))
     assert step.client_id == "slow"
     assert step.record.successor == "fast"
     assert event.fields["cycles"] == 3
@@ -146,14 +146,14 @@ def test_a_slow_owner_gives_up_and_the_lag_falls(domain, unique):
     assert str(event.fields["lag"]) in step.record.reason
     assert listed["why"]["client_id"] == "fast"
     assert listed["why"]["reason"].startswith("fair: ")
-    assert listed["why"]["reason"] in told
+    assert listed["why"]["reason"] in text
     fetched = [t for t in domain.history().tenures(group)[key] if t.client_id == "slow"]
     assert len(fetched) == 1, "it never came back"
 
 
 def _claims_listed(domain, group):
-    told = _cli(domain, "claims", "list", "--group", group, "-o", "json")
-    return {row["partition"]: row for row in json.loads(told)["claims"]}
+    output = _cli(domain, "claims", "list", "--group", group, "-o", "json")
+    return {row["partition"]: row for row in json.loads(output)["claims"]}
 
 
 def _cli(domain, *arguments):
@@ -168,7 +168,7 @@ def _cli(domain, *arguments):
 
 @pytest.mark.parametrize("delivery", list(Delivery))
 def test_a_blocked_handler_loses_its_partition(domain, unique, delivery):
-    """L09: it moves within H and jitter, by the log's time."""
+    """L09: it moves within the interval and jitter, by the log's time."""
     topic = domain.data_topic(1, records_each=50)
     group = unique("blocked")
     place = TopicPartition(topic, 0)
@@ -201,7 +201,7 @@ def test_a_blocked_handler_loses_its_partition(domain, unique, delivery):
 
 
 def test_what_is_given_up_is_not_retaken_before_h(domain, unique):
-    """L10: by the log, at least an H lies between release and claim."""
+    """L10: at least an interval of log time between release and claim."""
     topic = domain.data_topic(1)
     group = unique("cool")
     wants_out = []

@@ -165,7 +165,7 @@ def test_librdkafka_fetches_while_the_application_handles(
     until(lambda: bool(account.poll(1)))
     write(producer, place, 100, 50)
     producer.flush(timeout=60)
-    # Nobody polls: only a fetch tells where the log ends now.
+    # Nobody polls: only a fetch shows where the log ends now.
     until(lambda: reader.ends() == {place: 150})
     # A poll that may not wait finds what was fetched.
     found = reader.poll(0, 500)
@@ -185,7 +185,7 @@ def test_kafka_python_fetches_while_the_application_handles(reader, places):
     assert account.poll(1)
 
 
-def test_a_position_outside_is_told_while_others_flow(reader, places):
+def test_a_position_out_of_range_is_an_error_while_others_flow(reader, places):
     bad, *good = places[:PARTITIONS]
     account = Account(reader)
     account.assign([bad, *good])
@@ -194,14 +194,14 @@ def test_a_position_outside_is_told_while_others_flow(reader, places):
     account.seek(bad, RECORDS + 10)
     caught: list[PositionError] = []
 
-    def is_told() -> bool:
+    def is_reported() -> bool:
         try:
             account.poll(10)
         except PositionError as error:
             caught.append(error)
         return bool(caught)
 
-    until(is_told)
+    until(is_reported)
     assert (caught[0].partition, caught[0].requested) == (bad, RECORDS + 10)
     assert (caught[0].log_start, caught[0].log_end) == (0, RECORDS)
     # Not only once nothing else was left to read.
@@ -286,24 +286,24 @@ def test_a_record_that_was_damaged_is_never_passed_over(
     account.assign([bad, good])
     account.seek(bad, 0)
     account.seek(good, 0)
-    told: list[LogUnreadable] = []
+    reported: list[LogUnreadable] = []
 
     def is_any_found() -> bool:
         try:
             return bool(account.poll())
         except LogUnreadable as error:
-            told.append(error)
+            reported.append(error)
         except CoordinationError as error:
             # librdkafka may lose its place over it, and is put back.
             if not error.retriable:
                 raise
         return False
 
-    def is_told_again() -> bool:
+    def is_reported_again() -> bool:
         is_any_found()
-        return len(told) >= 3 and account.nexts[good] == 3
+        return len(reported) >= 3 and account.nexts[good] == 3
 
-    until(is_told_again)
+    until(is_reported_again)
     assert account.nexts == {bad: 1, good: 3}
     account.seek(bad, 2)
     until(is_any_found)

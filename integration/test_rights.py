@@ -103,11 +103,11 @@ def domain(listener, unique, transport):
         yield domain
 
 
-# --- What each role does. It returns what it was told that it may not. ---------------
+# --- What each role does. It returns its missing rights. -----------------------------
 
 
 def complaints(recorder: Recorder) -> list[str]:
-    """Return what events say of missing rights."""
+    """Return the events about missing rights."""
     return [
         f"{event.name}: {text}"
         for event in list(recorder.events)
@@ -220,15 +220,15 @@ def test_messages_lead_to_the_rights_of_the_table(listener, domain, unique, name
     def try_it() -> Right | None:
         """Return the right that is missing, None where all was there."""
         try:
-            told = WORK[name](role, topic, group)
+            refused = WORK[name](role, topic, group)
         except (LogUnreadable, LogUnwritable, CoordinationError) as error:
-            told = [str(error)]
-            assert RIGHT.search(told[0]), told
-        return Right(*RIGHT.search(told[0]).groups()) if told else None
+            refused = [str(error)]
+            assert RIGHT.search(refused[0]), refused
+        return Right(*RIGHT.search(refused[0]).groups()) if refused else None
 
     def next_step() -> bool:
         missing = try_it()
-        # Brokers hear of a right a little after it was granted.
+        # A right reaches the brokers a little after it was granted.
         if missing is not None and missing not in granted:
             domain.grant(
                 role.user, missing.operation, kind=missing.kind, name=missing.name

@@ -188,7 +188,7 @@ def open_with(guarded, servers, options, *, transport="auto", timeout_ms=30_000)
     )
 
 
-def test_a_wrong_password_is_told(guarded, transport):
+def test_a_wrong_password_is_an_error(guarded, transport):
     options = login("alice", "drowssap")
     with pytest.raises(LogUnreadable, match="refused the login") as raised:
         open_with(
@@ -202,7 +202,7 @@ def test_a_wrong_password_is_told(guarded, transport):
     )
 
 
-def test_a_login_at_a_port_that_takes_none_is_told(guarded, transport):
+def test_a_login_at_a_port_without_logins_is_an_error(guarded, transport):
     with pytest.raises(LogUnreadable, match="takes no login"):
         open_with(
             guarded,
@@ -213,7 +213,7 @@ def test_a_login_at_a_port_that_takes_none_is_told(guarded, transport):
         )
 
 
-def test_a_certificate_that_nobody_vouches_for_is_told(guarded, transport):
+def test_an_untrusted_certificate_is_an_error(guarded, transport):
     options = {"security.protocol": "SSL"}
     with pytest.raises(
         CoordinationError, match="certificate of the broker is not trusted"
@@ -285,7 +285,7 @@ def test_who_may_only_read_sees_the_world(guarded, unique, transport):
     assert world.to_object() == domain.world().to_object()
 
 
-def test_who_may_not_write_is_told(guarded, unique, transport):
+def test_a_missing_right_to_write_is_an_error(guarded, unique, transport):
     """LogUnwritable, and not a consumer that waits for ever."""
     domain = guarded.domain
     topic = domain.data_topic(1)

@@ -26,9 +26,9 @@ from kafka_marshal.sidecar import routes
 from kafka_marshal.sidecar.routes import ROUTES
 from kafka_marshal_cli.exits import ExitCode
 
-# Long enough for a daemon to be started within its promises, and for one that gets no
-# processor for seconds to keep what it has: on a busy machine both take more than 2H of
-# a shorter one, and then nothing is resumed, or claims are lost in the midst of a test.
+# Long enough for a daemon to start before its subleases expire, and to keep its claims
+# without a processor for seconds: on a busy machine both take more than two shorter
+# intervals, and then nothing is resumed, or claims are lost in the middle of a test.
 H_MS = 30_000
 RECORDS = 10
 # The command is started often, which takes its time on a busy machine.
@@ -89,7 +89,7 @@ def test_a_client_from_its_first_word_to_its_last(domain, sidecar, client, group
     topic = domain.data_topic(3, RECORDS)
     worker = client(sidecar)
     first = worker.frames[0][1]
-    # Nothing is had yet, and that is told, too (rows FR01, KA04).
+    # Holding nothing is reported, too (rows FR01, KA04).
     assert (first["type"], first["assigned"]) == ("snapshot", [])
     assert worker.subscribe(topic).json()["topics"] == {topic: 3}
     worker.wait_has(3)
@@ -97,9 +97,9 @@ def test_a_client_from_its_first_word_to_its_last(domain, sidecar, client, group
     for event in worker.has.values():
         assert event["position"] == 0
         assert event["soft_until_ms"] < event["hard_until_ms"]
-    # Positions that a flush told stand in the log.
-    said = [worker.standing(each, 7) for each in worker.has]
-    beaten = worker.beat(*said, flush=True, timeout_ms=10_000)
+    # Positions that a flush reported are in the log.
+    standings = [worker.standing(each, 7) for each in worker.has]
+    beaten = worker.beat(*standings, flush=True, timeout_ms=10_000)
     assert beaten.status_code == 200, beaten.text
     assert set(worker.deadlines) == set(worker.has)
     assert set(positions(domain, group).values()) == {7}
@@ -129,14 +129,14 @@ def test_two_clients_of_one_host_share_a_topic(domain, sidecar, client, group):
     one.wait_has(2)
     assert set(one.has).isdisjoint(two.has)
     assert {event["position"] for event in two.has.values()} == {5}
-    # What moved is claimed anew: no token is used by two of them.
-    # Those of different keys may look alike: each T counts its own offsets.
+    # Moved partitions are claimed again: no two claims share a token.
+    # Tokens of different keys may be equal: each partition counts its own offsets.
     tokens = {(place(event), event["token"]) for event in one.events("assigned")}
     assert tokens.isdisjoint((key, each["token"]) for key, each in two.has.items())
 
 
 def test_a_client_that_comes_back_hears_what_it_missed(domain, sidecar, client, group):
-    """Rows FR03 and KA06: what did not change is not told, and nothing moves."""
+    """Rows FR03 and KA06: unchanged settings are not reported, and nothing moves."""
     topic = domain.data_topic(2, RECORDS)
     worker = client(sidecar, topic)
     worker.wait_has(2)
@@ -200,7 +200,7 @@ def test_grants_are_the_log_s_to_give(domain, sidecar, client, group):
     assert stale.json().get("outcome") != "accepted"
 
 
-def test_views_say_of_which_moment_they_are(domain, sidecar, client, group):
+def test_views_have_the_time_and_offsets_that_they_show(domain, sidecar, client, group):
     topic = domain.data_topic(2, RECORDS)
     worker = client(sidecar, topic)
     worker.wait_has(2)
@@ -241,14 +241,14 @@ def test_the_command_asks_it(domain, sidecar, client, tmp_path):
 
 
 def test_a_crash_moves_nothing_and_a_shutdown_hands_over(domain, client, group):
-    """Decisions 5 and 8: promises outlive the process; a drain gives all back."""
+    """Decisions 5 and 8: subleases outlive the process; a drain returns them all."""
     topic = domain.data_topic(3, RECORDS)
     env = {"MARSHAL_SIDECAR_LOG_FORMAT": "json"}
     with start_sidecar(domain, client_id="host-2", env=env) as sidecar:
         worker = client(sidecar, topic)
         worker.wait_has(3)
-        said = [worker.standing(each, 4) for each in worker.has]
-        worker.beat(*said, flush=True, timeout_ms=10_000)
+        standings = [worker.standing(each, 4) for each in worker.has]
+        worker.beat(*standings, flush=True, timeout_ms=10_000)
         before = set(worker.has)
         owned = domain.states(group)
         sidecar.kill()
@@ -263,7 +263,7 @@ def test_a_crash_moves_nothing_and_a_shutdown_hands_over(domain, client, group):
         for key, state in domain.states(group).items():
             assert state.owner.client_id == owned[key].owner.client_id == "host-2"
             assert state.position == 4
-        # Now it is asked to end: every key is told to go, and nobody new comes in.
+        # On a request to end, every key is drained and no client may register.
         sidecar.signal(signal.SIGTERM)
         eventually(lambda: len(worker.events("release")) == 3, "all are to go")
         assert {event["reason"] for event in worker.events("release")} == {"shutdown"}
@@ -439,24 +439,24 @@ def documented(domain):
         shutil.rmtree(folder)
 
 
-def test_the_document_s_commands_do_what_it_says(documented, domain):
-    told = documented.start(SHELL["sidecar_status"])
-    assert "RUNNING" in told
+def test_the_documented_commands_work(documented, domain):
+    output = documented.start(SHELL["sidecar_status"])
+    assert "RUNNING" in output
     description = json.loads((documented.folder / "sidecar.json").read_text())
     assert description["openapi"] == "3.1.0"
     names = ("register", "subscribe", "beat", "look", "leave")
-    told = documented.start("\n".join(SHELL[f"sidecar_{name}"] for name in names))
-    answers = [json.loads(x) for x in told.splitlines() if x.startswith("{")]
+    output = documented.start("\n".join(SHELL[f"sidecar_{name}"] for name in names))
+    answers = [json.loads(x) for x in output.splitlines() if x.startswith("{")]
     assert answers[0]["client_id"] == "host-1"
     assert answers[1]["was_known"] is False
     assert len(answers[2]["topics"]) == 1
-    assert "event: snapshot" in told
+    assert "event: snapshot" in output
     assert any(answer.get("deadlines") for answer in answers)
     as_of = [answer for answer in answers if "as_of" in answer]
     assert len(as_of) == 5
     (client,) = as_of[-1]["clients"]
     assert (client["client"], len(client["assigned"])) == ("shell-1", 2)
-    assert 'marshal_sidecar_state{state="RUNNING"} 1.0' in told
+    assert 'marshal_sidecar_state{state="RUNNING"} 1.0' in output
     assert answers[-1] == {"action": "shutdown_now"}
     place = TopicPartition(*next(iter(domain.of(documented.text("payments")))))
     assert positions(domain, "billing")[place] == 5
@@ -466,7 +466,7 @@ def test_the_document_s_commands_do_what_it_says(documented, domain):
     assert set(SHELL) == used
 
 
-def test_the_document_s_program_does_what_it_says(documented, domain):
+def test_the_documented_program_works(documented, domain):
     handled = []
 
     def handle(record, *, token):

@@ -196,7 +196,7 @@ def test_a_client_that_is_back_in_time_keeps_what_it_had(domain, sidecar, unique
     assert not recorder.named("session_failed")
 
 
-# --- what is told
+# --- what is reported
 
 
 def test_no_sidecar_is_one_sentence(domain, unique, tmp_path):
@@ -233,7 +233,7 @@ def test_two_clients_share_a_topic_and_none_starves(domain, unique, delivery):
         assert set(domain.owners(group).values()) == {"w1", "w2"}
 
 
-def test_at_most_once_goes_on_within_a_small_span(broker, unique):
+def test_at_most_once_continues_within_a_small_span(broker, unique):
     """What is fetched at once is more than one request may ask for."""
     with opened(
         broker, unique, via="sidecar", transport="fast", limits={"span": 50}
@@ -252,7 +252,9 @@ def test_a_pause_waits_for_what_is_in_hand(domain, unique):
         consumer = marshal.consumer(topic, max_poll_records=4)
         records = poll_all(consumer, 4)
         admin.pause_group(group, for_ms=60_000)
-        eventually(lambda: marshal.engine.context.is_paused(group), "the pause is told")
+        eventually(
+            lambda: marshal.engine.context.is_paused(group), "the pause is reported"
+        )
         # The home partition is paused first; the key's own follows at once.
         (held,) = marshal.session.holdings.values()
         eventually(lambda: held.drain is not None, "the key is asked for")
@@ -294,7 +296,7 @@ def test_the_command_consumes_through_the_sidecar_of_a_profile(
     file = tmp_path / "config.toml"
     file.write_text(f'[default]\nsidecar = "{domain.sidecar.address}"\n')
     cli = Cli(domain, tmp_path)
-    # Where the cluster is, the sidecar tells.
+    # The sidecar has the address of the cluster.
     del cli.env["MARSHAL_BOOTSTRAP_SERVER"], cli.env["MARSHAL_COORDINATION_TOPIC"]
     group = unique("command")
     done = cli.run(

@@ -1,4 +1,4 @@
-"""States that a host keeps, on a real broker: gone on from, and never just believed."""
+"""Kept states of a host, on a real broker: checked, then used as a start."""
 
 import pytest
 from domain import Recorder, opened

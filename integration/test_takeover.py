@@ -26,7 +26,7 @@ def domain(broker, unique, transport):
 
 @pytest.fixture(scope="module")
 def slow(broker, unique, transport):
-    """A domain with an H that outlasts the start of a process, on a busy machine."""
+    """A domain with an interval longer than the start of a process takes."""
     with opened(broker, unique, h_ms=60_000, transport=transport) as domain:
         yield domain
 
@@ -78,7 +78,7 @@ def test_kept_claims_are_resumed(slow, unique, tmp_path):
 
 
 def test_kept_claims_are_not_free_before_2h(domain, unique, tmp_path):
-    """L18: none before 2H, while a release is taken over within seconds."""
+    """L18: none before two intervals; a release is taken over within seconds."""
     topic = domain.data_topic(2)
     group = unique("kept")
     with domain.marshal(group, "w2") as other:
@@ -123,7 +123,7 @@ def test_a_release_is_taken_over_at_once(slow, unique, tmp_path):
 
 
 def test_two_processes_with_one_state_directory(domain, unique, tmp_path):
-    """K14: the second is told at once, by the lock on the directory."""
+    """K14: the second is refused at once, by the lock on the directory."""
     topic = domain.data_topic(2)
     group = unique("twins")
     with Fleet(domain, tmp_path, group_id=group, topics=[topic]) as fleet:
@@ -139,13 +139,13 @@ def test_two_processes_with_one_state_directory(domain, unique, tmp_path):
 
 
 def test_two_processes_with_one_name_on_two_hosts(domain, unique, tmp_path):
-    """M20, D4: exactly one holds; the younger is told, the elder goes on."""
+    """M20, D4: exactly one holds; the later fails, the earlier continues."""
     topic = domain.data_topic(2, records_each=2_000)
     group = unique("twins")
     other = tmp_path / "other"
     other.mkdir()
     with Fleet(domain, tmp_path, group_id=group, topics=[topic]) as fleet:
-        # So slow that it has work left when the other has been told.
+        # So slow that it has work left when the other has failed.
         first = fleet.start("w1", handle_ms=20)
         domain.wait_owned(group, topic, by={"w1"})
         second = fleet.start("w1", state_dir=str(other))
@@ -172,7 +172,7 @@ def test_a_woken_zombie_of_the_same_name_yields(domain, unique, tmp_path):
         domain.wait_owned(group, topic, by={"w1"})
         eventually(lambda: old.journal.handled, "it works")
         old.signal(signal.SIGSTOP)
-        # So slow that it has work left when the old one has been told.
+        # So slow that it has work left when the old one has failed.
         new = fleet.start("w1", state_dir=str(other), handle_ms=20)
         eventually(lambda: len(new.journal.of("claimed")) == 2, "it is replaced")
         woken_ms = wall_ms()

@@ -17,7 +17,7 @@ from kafka_marshal.tickets import ClaimRef, close_offices, open_office
 
 SPEND_MS = 60_000
 
-# What a task does: it is started with a pickled claim, and asks for ranges as told.
+# What a task does: it is started with a pickled claim, and requests the given ranges.
 TASK = """
 import json, pickle, sys
 from kafka_marshal.tickets import open_office
@@ -38,7 +38,7 @@ def domain(broker, unique, transport):
 
 
 @pytest.fixture
-def office(domain):
+def grants(domain):
     yield open_office(connection_of(domain))
     close_offices()
 
@@ -91,7 +91,7 @@ class Task:
         self._process.stdin.write(f"[{first}, {last}]\n")
         self._process.stdin.flush()
 
-    def told(self):
+    def granted_ranges(self):
         return json.loads(self._process.stdout.readline())
 
     def end(self):
@@ -109,28 +109,32 @@ def test_of_processes_that_race_for_offsets_each_gets_others(domain, owner):
             for task in tasks:
                 task.ask(last - 9, last)
             for task in tasks:
-                given += [n for low, high in task.told() for n in range(low, high + 1)]
+                given += [
+                    n
+                    for low, high in task.granted_ranges()
+                    for n in range(low, high + 1)
+                ]
     finally:
         for task in tasks:
             task.end()
     assert sorted(given) == list(range(100))
 
 
-def test_a_claim_that_is_over_grants_nothing(domain, owner, office):
+def test_a_claim_that_is_over_grants_nothing(domain, owner, grants):
     claim, ref = owner
-    assert office.spend(ref, 0, 4, timeout_ms=SPEND_MS) == [(0, 4)]
-    assert office.is_current(ref, timeout_ms=SPEND_MS)
+    assert grants.spend(ref, 0, 4, timeout_ms=SPEND_MS) == [(0, 4)]
+    assert grants.is_current(ref, timeout_ms=SPEND_MS)
     claim.release()
     eventually(
-        lambda: not office.is_current(ref, timeout_ms=SPEND_MS), "the log shows it"
+        lambda: not grants.is_current(ref, timeout_ms=SPEND_MS), "the log shows it"
     )
-    assert office.spend(ref, 5, 9, timeout_ms=SPEND_MS) == []
+    assert grants.spend(ref, 5, 9, timeout_ms=SPEND_MS) == []
 
 
-def test_the_owner_keeps_its_claim_beside_tasks(domain, owner, office):
+def test_the_owner_keeps_its_claim_beside_tasks(domain, owner, grants):
     claim, ref = owner
     for last in range(50):
-        assert office.spend(ref, last, last, timeout_ms=SPEND_MS) == [(last, last)]
+        assert grants.spend(ref, last, last, timeout_ms=SPEND_MS) == [(last, last)]
     assert claim.is_valid
     history = domain.history()
     asked = [
@@ -141,7 +145,7 @@ def test_the_owner_keeps_its_claim_beside_tasks(domain, owner, office):
     assert len(asked) == 50
 
 
-def test_one_partition_after_the_other_is_read_by_one_office(domain, office):
+def test_one_grant_client_reads_one_partition_after_the_other(domain, grants):
     topic = domain.data_topic(6, records_each=1)
     group = domain.unique("group")
     with domain.marshal(group, "driver") as marshal:
@@ -149,8 +153,8 @@ def test_one_partition_after_the_other_is_read_by_one_office(domain, office):
             marshal.claim(topic, number)
         for number in range(6):
             ref = ref_to(domain, Key(group, topic, number))
-            assert office.spend(ref, 0, 3, timeout_ms=SPEND_MS) == [(0, 3)]
-            assert office.spend(ref, 0, 4, timeout_ms=SPEND_MS) == [(4, 4)]
+            assert grants.spend(ref, 0, 3, timeout_ms=SPEND_MS) == [(0, 3)]
+            assert grants.spend(ref, 0, 4, timeout_ms=SPEND_MS) == [(4, 4)]
     states = domain.states(group)
     assert {states[Key(group, topic, n)].granted for n in range(6)} == {5}
 
@@ -165,7 +169,7 @@ def test_a_broker_that_does_not_answer_grants_nothing(domain, owner):
         close_offices()
 
 
-def test_a_missing_topic_is_told(domain, owner):
+def test_a_missing_topic_is_an_error(domain, owner):
     _, ref = owner
     nowhere = open_office(connection_of(domain, coordination_topic="none-such"))
     try:

@@ -83,7 +83,7 @@ def test_every_record_comes_once_and_the_position_reaches_the_end(
     assert state.next_unclaimed() == end
 
 
-def test_the_command_reads_committed_records_where_it_is_told_to(
+def test_the_command_reads_committed_records_with_isolation_level(
     domain, place, tmp_path
 ):
     options = ("--group", domain.unique("readers"), "--client-id", "c")

@@ -1,8 +1,8 @@
 """The coordination log loses its end while nobody runs; kept states know better.
 
-At most once: a process that starts on a host tells of every offset that the log has
-forgotten to be granted, as far as the state that the host kept knows of it (PROTOCOL
-7.5). The log is cut on the disk of a real broker.
+At most once: a process that starts on a host reports every offset whose grant the log
+has lost, as far as the kept state of the host has it (PROTOCOL 7.5). The log is cut
+on the disk of a real broker.
 """
 
 from typing import NamedTuple
@@ -139,19 +139,21 @@ def test_a_start_reports_what_the_host_knows_to_be_granted(
         assert before is None or not before.granted, "the log knows of grants"
 
         if case.lost is ClaimingMessages:
-            # It ends before it knows whether the owner tells the log again.
+            # It ends before it knows whether the owner repeats its records.
             early = fleet.start("early")
             early.wait_for("observed", name="state_unfit")
             early.kill()
         second = fleet.start(case.name)
-        told = exposed(second, key, timeout_ms=WAIT_MS + 4 * domain.h_ms)
-        assert told == set(range(known))
+        reported = exposed(second, key, timeout_ms=WAIT_MS + 4 * domain.h_ms)
+        assert reported == set(range(known))
         # It is true: what was processed there is handed out again, and nothing says no.
         eventually(lambda: known - 1 in offsets_of(second), "it is processed again")
         twice = set(offsets_of(first)) & set(offsets_of(second))
         assert twice
         # A state that was kept at an orderly end knows of all; a kill may come later.
-        assert {each for each in twice if not case.is_killed or each < known} <= told
+        assert {
+            each for each in twice if not case.is_killed or each < known
+        } <= reported
 
 
 def test_a_start_reports_nothing_where_nothing_is_lost(domain, unique, tmp_path):

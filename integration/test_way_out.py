@@ -199,8 +199,8 @@ def is_refused(worker):
 
 def mending(cli):
     """Return the command by which the doctor mends the setting."""
-    told = cli.run("doctor", "-o", "json", code=1).stdout
-    (found,) = set(re.findall(r"kafka-configs [^\"]*retention\.ms=-1", told))
+    output = cli.run("doctor", "-o", "json", code=1).stdout
+    (found,) = set(re.findall(r"kafka-configs [^\"]*retention\.ms=-1", output))
     return shlex.split(found)
 
 

@@ -16,7 +16,7 @@ def domain(broker, unique, transport):
 
 
 @pytest.fixture(scope="module")
-def told(domain, unique):
+def story(domain, unique):
     """A claim, some progress, a release; with wall times in between."""
     group = unique("story")
     topic = domain.data_topic(1, records_each=5)
@@ -37,16 +37,16 @@ def owners(world, group):
     return found
 
 
-def test_as_of_a_time(domain, told):
-    group, moments = told
+def test_as_of_a_time(domain, story):
+    group, moments = story
     assert owners(domain.world(time_ms=moments["before"]), group) == []
     assert owners(domain.world(time_ms=moments["held"]), group) == [("w1", 5)]
     assert owners(domain.world(time_ms=moments["after"]), group) == [(None, 5)]
     assert owners(domain.world(), group) == [(None, 5)]
 
 
-def test_as_of_an_offset(domain, told):
-    group, _ = told
+def test_as_of_an_offset(domain, story):
+    group, _ = story
     claimed, released = domain.history().of("claimed", "released", group_id=group)
     just_before = dict.fromkeys(range(4), 10**9) | {claimed.t: claimed.offset - 1}
     at_the_claim = just_before | {claimed.t: claimed.offset}
@@ -56,7 +56,7 @@ def test_as_of_an_offset(domain, told):
     assert owners(domain.world(offset=at_the_release), group) == [(None, 5)]
 
 
-def test_it_writes_nothing(domain, told):
+def test_it_writes_nothing(domain, story):
     ends = [world.next_offset for world in domain.world().partitions]
     for _ in range(3):
         domain.world()

@@ -52,7 +52,7 @@ class BaseWorld:
         kafka = self.cluster.kafka
         return kafka.topic(TOPIC).topic_id if kafka.has_topic(TOPIC) else None
 
-    def say(self, line: str) -> None:
+    def trace(self, line: str) -> None:
         """Add a line to the transcript."""
         self.transcript.append(f"{self.now_ms} {line}")
 

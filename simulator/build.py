@@ -14,7 +14,7 @@ def build() -> str:
     except PackageNotFoundError:
         release = "unknown"
     try:
-        said = subprocess.run(
+        output = subprocess.run(
             ["git", "describe", "--always", "--dirty"],  # noqa: S607 - any git will do
             cwd=Path(__file__).parent,
             capture_output=True,
@@ -24,4 +24,4 @@ def build() -> str:
         )
     except (OSError, subprocess.SubprocessError):
         return release
-    return f"{release} ({said.stdout.strip()})"
+    return f"{release} ({output.stdout.strip()})"

@@ -21,7 +21,7 @@ SUITE_SEEDS_MIN = 200
 
 
 @attrs.frozen
-class Wish:
+class CampaignOptions:
     """What to run of each seed.
 
     Attributes:
@@ -95,7 +95,7 @@ class Summary:
     """
 
     build: str
-    wish: Wish
+    options: CampaignOptions
     seed_count: int = 0
     broken: list[Broken] = attrs.field(factory=list)
     seen: Counter[str] = attrs.field(factory=Counter)
@@ -127,7 +127,7 @@ class Summary:
     @property
     def is_suite(self) -> bool:
         """Whether there were enough seeds to ask for every situation."""
-        whole = self.wish.faults is None and self.wish.only is None
+        whole = self.options.faults is None and self.options.only is None
         return whole and self.seed_count >= SUITE_SEEDS_MIN
 
     @property
@@ -136,9 +136,9 @@ class Summary:
         return not self.broken and not (self.is_suite and self.never)
 
 
-def judge(seed: int, wish: Wish) -> Outcome:
+def judge(seed: int, options: CampaignOptions) -> Outcome:
     """Run one seed; never raises for a rule that is broken."""
-    plan = wish.plan(seed)
+    plan = options.plan(seed)
     faults = Counter(fault.kind for fault in plan.faults)
     since = time.process_time_ns()
     broken, seen, virtual_ms = None, {}, 0
@@ -146,10 +146,10 @@ def judge(seed: int, wish: Wish) -> Outcome:
         report = run_plan(plan)
         seen, virtual_ms = dict(report.seen), report.virtual_ms
     except SimulationFailed as failure:
-        small = shrunk(failure) if wish.shrinks else plan
+        small = shrunk(failure) if options.shrinks else plan
         kept = tuple(fault.number for fault in small.faults)
-        told = str(failure.__cause__)
-        broken = Broken(seed, failure.invariant, told, kept)
+        text = str(failure.__cause__)
+        broken = Broken(seed, failure.invariant, text, kept)
     cpu_ms = (time.process_time_ns() - since) // 1_000_000
     return Outcome(broken, seen, faults, virtual_ms, cpu_ms)
 
@@ -167,27 +167,31 @@ def shrunk(failure: SimulationFailed) -> Plan:
     return shrink(failure.plan, fails)
 
 
-def _judge_batch(seeds: Sequence[int], wish: Wish) -> list[Outcome]:
-    return [judge(seed, wish) for seed in seeds]
+def _judge_batch(seeds: Sequence[int], options: CampaignOptions) -> list[Outcome]:
+    return [judge(seed, options) for seed in seeds]
 
 
-def outcomes(seeds: Sequence[int], wish: Wish, *, jobs: int) -> Iterator[Outcome]:
+def outcomes(
+    seeds: Sequence[int], options: CampaignOptions, *, jobs: int
+) -> Iterator[Outcome]:
     """Run seeds on so many processors, and yield what they come to, in any order."""
     if jobs == 1:
-        yield from (judge(seed, wish) for seed in seeds)
+        yield from (judge(seed, options) for seed in seeds)
         return
     batches = [seeds[at : at + BATCH] for at in range(0, len(seeds), BATCH)]
     with ProcessPoolExecutor(jobs) as pool:
-        tasks = [pool.submit(partial(_judge_batch, batch, wish)) for batch in batches]
+        tasks = [
+            pool.submit(partial(_judge_batch, batch, options)) for batch in batches
+        ]
         for task in as_completed(tasks, timeout=BATCH_S_MAX * len(batches)):
             yield from task.result(timeout=0)
 
 
-def run_seeds(seeds: Sequence[int], wish: Wish, *, jobs: int) -> Summary:
+def run_seeds(seeds: Sequence[int], options: CampaignOptions, *, jobs: int) -> Summary:
     """Run seeds and sum up what they come to."""
-    summary = Summary(build(), wish)
+    summary = Summary(build(), options)
     since = time.monotonic_ns()
-    for outcome in outcomes(seeds, wish, jobs=jobs):
+    for outcome in outcomes(seeds, options, jobs=jobs):
         summary.add(outcome)
     summary.broken.sort(key=lambda broken: broken.seed)
     summary.wall_ms = (time.monotonic_ns() - since) // 1_000_000

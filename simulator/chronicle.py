@@ -291,12 +291,14 @@ class Chronicle:
         renews: bool = False,
         topic_id: bytes | None = None,
     ) -> None:
-        told = self._operation(
+        operation = self._operation(
             kind, outcome, of=of, token=token, span=span, number=number
         )
         if renews or topic_id is not None:
-            told = msgspec.structs.replace(told, renews=renews, topic_id=topic_id)
-        self.operations.append(told)
+            operation = msgspec.structs.replace(
+                operation, renews=renews, topic_id=topic_id
+            )
+        self.operations.append(operation)
 
     def _operation(
         self,

@@ -12,8 +12,8 @@ from kafka_marshal_cli.render import Answer, Section, column, escape
 from kafka_marshal_cli.shared import Call, command, emit, notify
 from simulator.campaign import (
     Broken,
+    CampaignOptions,
     Summary,
-    Wish,
     run_seeds,
     shrunk,
 )
@@ -94,17 +94,19 @@ def sim(
     rule held; 1 if one did not, or if 200 seeds or more with all faults never
     reached a situation that matters. A seed repeats its run, byte for byte.
     """
-    wish = Wish(_faults_of(faults), minutes, _numbers_of(only, seed), shrink)
+    options = CampaignOptions(
+        _faults_of(faults), minutes, _numbers_of(only, seed), shrink
+    )
     if transcript:
         if seed is None:
             raise ConfigurationError(
                 "--transcript needs --seed", setting="--transcript"
             )
-        _print_transcript(wish, seed)
+        _print_transcript(options, seed)
         return
     chosen = _seeds_of(seeds) if seed is None else range(seed, seed + 1)
     count = min(len(chosen), jobs or os.cpu_count() or 1)
-    summary = run_seeds(chosen, wish, jobs=count)
+    summary = run_seeds(chosen, options, jobs=count)
     call.answer(_answer(summary))
     if not summary.held:
         raise typer.Exit(ExitCode.FAILED)
@@ -147,13 +149,13 @@ def _numbers_of(text: str, seed: int | None) -> tuple[int, ...] | None:
     return tuple(int(name) for name in names)
 
 
-def _print_transcript(wish: Wish, seed: int) -> None:
+def _print_transcript(options: CampaignOptions, seed: int) -> None:
     try:
-        lines, failure = run_plan(wish.plan(seed)).transcript, None
+        lines, failure = run_plan(options.plan(seed)).transcript, None
     except SimulationFailed as failed:
-        if wish.shrinks:
+        if options.shrinks:
             kept = [fault.number for fault in shrunk(failed).faults]
-            failed = _again(attrs.evolve(wish, only=tuple(kept)), seed) or failed
+            failed = _again(attrs.evolve(options, only=tuple(kept)), seed) or failed
         lines, failure = tuple(failed.transcript), failed
     for line in lines:
         emit(escape(line))
@@ -162,16 +164,16 @@ def _print_transcript(wish: Wish, seed: int) -> None:
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _again(wish: Wish, seed: int) -> SimulationFailed | None:
+def _again(options: CampaignOptions, seed: int) -> SimulationFailed | None:
     try:
-        run_plan(wish.plan(seed))
+        run_plan(options.plan(seed))
     except SimulationFailed as failed:
         return failed
     return None
 
 
 def _answer(summary: Summary) -> Answer:
-    wish = summary.wish
+    options = summary.options
     facts = {
         "build": summary.build,
         "held": summary.held,
@@ -184,7 +186,7 @@ def _answer(summary: Summary) -> Answer:
         "never_reached": list(summary.never) if summary.is_suite else [],
     }
     sections = [
-        Section("broken_seeds", [_row_of(each, wish) for each in summary.broken],
+        Section("broken_seeds", [_row_of(each, options) for each in summary.broken],
                 [column("SEED", "seed"), column("RULE", "invariant"),
                  column("WHAT", "message"), column("REPEAT WITH", "repeat")]),
         Section("situations", [{"situation": name, "count": summary.seen[name],
@@ -199,11 +201,11 @@ def _answer(summary: Summary) -> Answer:
     return Answer({}, facts, sections)
 
 
-def _row_of(broken: Broken, wish: Wish) -> dict[str, Any]:
-    words = [f"{PROGRAM} --seed {broken.seed} --minutes {wish.minutes} --transcript"]
-    if wish.faults is not None:
-        words.append(f"--faults {','.join(wish.faults)}")
-    if wish.shrinks and broken.faults:
+def _row_of(broken: Broken, options: CampaignOptions) -> dict[str, Any]:
+    words = [f"{PROGRAM} --seed {broken.seed} --minutes {options.minutes} --transcript"]
+    if options.faults is not None:
+        words.append(f"--faults {','.join(options.faults)}")
+    if options.shrinks and broken.faults:
         words.append(f"--only {','.join(map(str, broken.faults))}")
     return {
         "seed": broken.seed,

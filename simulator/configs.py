@@ -18,7 +18,7 @@ ABOVE = SUPPORTED_LEVEL + 1
 PERCENT = 100
 FAR = 10**6
 H_DIVISORS = (1, 1, 2, 4)
-"""What H of the plan is divided by: it is the longest, which bounds all waits."""
+"""Divisors of the plan's interval, which is the longest and bounds all waits."""
 OTHER_FORMAT = b"another format.."
 
 
@@ -49,7 +49,7 @@ class Configs:
         self._change(level, fault, numbers=list(self._wanted))
 
     def halt(self, fault: Fault) -> Sequence[int]:
-        """Write a Config above the level of everybody; perhaps not to each T.
+        """Write a Config above all levels; perhaps not to each partition.
 
         Not where the log loses what was read, for then nobody has to halt.
 
@@ -70,7 +70,7 @@ class Configs:
         h_ms = world.plan.h_ms // draw.choice(H_DIVISORS)
         config = self._last = _next(before, level=level, h_ms=h_ms)
         world.levels.wrote(config)
-        world.say(
+        world.trace(
             f"an admin writes level {level} and H = {config.heartbeat_interval_ms} ms"
         )
         rng = chance(world.plan.seed, f"config/{fault.number}")
@@ -81,14 +81,14 @@ class Configs:
             world.loop.at(world.now_ms + late_ms, partial(self._drive, number))
 
     def heal(self) -> None:
-        """Write a Config with the H of the plan, where another is in force."""
+        """Write a Config with the plan's interval, where another is in force."""
         world, last = self._world, self._last
         if self.is_over or last.heartbeat_interval_ms == world.plan.h_ms:
             return
         h_ms = world.plan.h_ms
         self._last = _next(last, level=last.feature_level, h_ms=h_ms)
         world.levels.wrote(self._last)
-        world.say(f"an admin writes H = {h_ms} ms again")
+        world.trace(f"an admin writes H = {h_ms} ms again")
         for number, wanted in self._wanted.items():
             wanted.append(self._last)
             world.loop.at(world.now_ms, partial(self._drive, number))
@@ -102,7 +102,7 @@ class Configs:
             place = world.cluster.place(number)
             offset = world.cluster.kafka.produce(place, encode(ahead[0]))
             level = ahead[0].feature_level
-            world.say(f"a Config of level {level} is written at {number}/{offset}")
+            world.trace(f"a Config of level {level} is written at {number}/{offset}")
         if ahead or world.is_truncating:
             again_ms = world.now_ms + world.plan.h_ms // 4
             world.loop.at(again_ms, partial(self._drive, number))
@@ -116,7 +116,7 @@ class Configs:
             era=last.era + 1,
             feature_level=ABOVE,
         )
-        # Never to fit: not in a T that lags behind, nor written once more later.
+        # Never to fit: not in a partition that lags, nor when it is written again.
         misfits = (
             replace(fit, generation=last.generation + FAR),
             replace(fit, generation=1),
@@ -130,7 +130,7 @@ class Configs:
         misfit = misfits[fault.size % len(misfits)]
         place = world.cluster.place(number)
         offset = world.cluster.kafka.produce(place, encode(misfit))
-        world.say(f"a Config that counts nowhere is written at {number}/{offset}")
+        world.trace(f"a Config that counts nowhere is written at {number}/{offset}")
 
 
 def _next(before: Config, *, level: int, h_ms: int) -> Config:

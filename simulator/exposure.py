@@ -93,7 +93,7 @@ class Exposures:
                 raise Violation(
                     "7.5",
                     f"{key}: {twice.offset} was handed out to {name} and, by a log "
-                    f"that was cut back, to {twice.after.name}: nobody said so",
+                    f"that was cut back, to {twice.after.name}: nobody reported it",
                 )
             self.excused_count += 1
 

@@ -73,7 +73,7 @@ class Fates:
         if kind == "delay":
             return AppendFate(delay_ms=1 + int(size * h_ms / 2))
         if kind == "late":
-            # A ghost: reported as failed, and it lands up to three H later.
+            # A ghost: reported as failed, and appended up to three intervals later.
             fails_ms = 1 + int(size * h_ms / 2)
             late_ms = 1 + int((size * 7 % 1) * 3 * h_ms)
             return AppendFate(delay_ms=late_ms, fails_after_ms=fails_ms)

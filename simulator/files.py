@@ -1,8 +1,8 @@
 """Files of kept states on the hosts of a simulated world, and damage to them.
 
-The files are those of the product, in a folder that goes with the world. Whoever
-starts may begin from what a host kept, and never from what is damaged, or is of
-another log (PROTOCOL 7.1).
+The files are those of the product, in a folder that is deleted with the world. A
+process may start from what its host kept, and never from a damaged file, or from
+one of another log (PROTOCOL 7.1).
 """
 
 import random

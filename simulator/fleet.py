@@ -125,7 +125,7 @@ class Fleet:
         world, rng = self._world, self._ids
         self._starts += 1
         if world.topic_id is None:
-            world.say(f"{client_id} starts and finds no topic")
+            world.trace(f"{client_id} starts and finds no topic")
             world.coverage.note("topic_missing")
             self._plan_restart(f"{client_id}#{self._starts}", client_id, lives)
             return None
@@ -152,7 +152,7 @@ class Fleet:
         app = App(node, f"{client_id}#{self._starts}", own)
         self.apps.append(app)
         world.names[node.owner.incarnation] = app.name
-        world.say(f"{app.name} starts, {len(lives)} lives behind it")
+        world.trace(f"{app.name} starts, {len(lives)} lives behind it")
         now_ms = world.now_ms
         self.call_step(app, now_ms + app.rng.randint(0, 100))
         self._call_turn(app, now_ms + app.rng.randint(0, 500))
@@ -183,7 +183,7 @@ class Fleet:
         self._world.cluster.crash(app.node)
         self._world.on_ended(app.node)
         self.keeping.on_ended(app.node)
-        self._world.say(f"{app.name} ends")
+        self._world.trace(f"{app.name} ends")
 
     def start_later(self, app: App, after_ms: int, *, is_resuming: bool) -> None:
         """Start the client of a process again; it may remember its lives."""
@@ -288,7 +288,7 @@ class Fleet:
             self._on_halt(app)
             return False
         if isinstance(failure, TopicMisconfigured) and world.is_torn(app.node):
-            world.say(f"{app.name} refuses: a new Config has not reached all")
+            world.trace(f"{app.name} refuses: a new Config has not reached all")
             world.coverage.note("refused_torn")
             self.remove(app)
             self.start_later(app, world.plan.h_ms // 2, is_resuming=False)
@@ -310,7 +310,7 @@ class Fleet:
     def _on_halt(self, app: App) -> None:
         """End a process that has read of a level that it does not know."""
         world, owner = self._world, app.node.owner
-        world.say(f"{app.name} halts")
+        world.trace(f"{app.name} halts")
         world.coverage.note("halted")
         if world.levels.is_beside(owner):
             world.coverage.note("started_beside_halt")
@@ -332,12 +332,12 @@ class Fleet:
             polled = app.node.consumer.poll(0)
         except LogUnreadable:
             polled = {}
-            has_said = True
+            has_raised = True
         else:
-            has_said = False
-        if self._world.is_judged and (app.node.held or not has_said):
-            told = f"{app.name} halted, holds {app.node.held}, got {polled}"
-            raise Violation("S6", told)
+            has_raised = False
+        if self._world.is_judged and (app.node.held or not has_raised):
+            text = f"{app.name} halted, holds {app.node.held}, got {polled}"
+            raise Violation("S6", text)
 
     def _fault(self, app: App, error: MarshalError) -> None:
         """Take what must never happen; where steps are not judged, it is an end."""
@@ -350,7 +350,7 @@ class Fleet:
     def _on_failure(self, app: App) -> None:
         """End a process whose session can go no further; others start it again."""
         world = self._world
-        world.say(f"{app.name} fails: {type(app.node.session.failure).__name__}")
+        world.trace(f"{app.name} fails: {type(app.node.session.failure).__name__}")
         world.coverage.note("identity_conflict")
         self.remove(app)
         client_id = app.node.owner.client_id
@@ -393,7 +393,7 @@ class Fleet:
         return rng.randint(0, h_ms // 50)
 
     def _poll(self, app: App) -> bool:
-        """Ask for more; return whether anything came, or is in hand."""
+        """Poll; return whether there are records to process."""
         world, consumer = self._world, app.node.consumer
         assert consumer is not None
         try:
@@ -408,13 +408,13 @@ class Fleet:
         for partition, records in polled.items():
             key = Key(GROUP, *partition)
             offsets = [record.offset for record in records]
-            world.say(f"{app.name} is handed {partition} {offsets}")
+            world.trace(f"{app.name} is handed {partition} {offsets}")
             world.on_handed(app.node, key, records=records)
             app.hand.extend((record, world.now_ms) for record in records)
         return bool(app.hand)
 
     def _work(self, app: App, count: int) -> None:
-        """Process and commit some of what is in hand, at times out of order."""
+        """Process and commit some uncommitted records, at times out of order."""
         world, consumer = self._world, app.node.consumer
         assert consumer is not None
         for _ in range(min(count, len(app.hand))):

@@ -32,8 +32,8 @@ def judge_history(
     Raises:
         Violation: It is no history that may be.
     """
-    plan, told = world.plan, world.chronicle.operations
-    verdict = check(told, delivery=plan.delivery, ends=ends, h_ms=plan.h_ms)
+    plan, operations = world.plan, world.chronicle.operations
+    verdict = check(operations, delivery=plan.delivery, ends=ends, h_ms=plan.h_ms)
     for finding in verdict.findings:
         text = f"by the history, {finding.message}"
         raise Violation(finding.invariant, text, judge=OPERATIONS)
@@ -56,7 +56,7 @@ class Healing(Liveness):
             Violation: Something did not get well in time.
         """
         world = self._world
-        world.say("everything is healed")
+        world.trace("everything is healed")
         world.is_healed = True
         self._strikes.heal()
         self._fleet.restart_all()
@@ -125,7 +125,7 @@ class Healing(Liveness):
 
     @property
     def _takeover_ms(self) -> int:
-        """2H, jitter and three round trips; clocks may drift."""
+        """Two intervals, jitter and three round trips; clocks may drift."""
         jitter_ms = min(JITTER_MS_MAX, self._h_ms // 10)
         trips_ms = 3 * (self._world.plan.latency_ms + TRIP_MS)
         return 2 * self._h_ms + 2 * self._h_ms // DRIFT + jitter_ms + trips_ms
@@ -139,7 +139,7 @@ class Healing(Liveness):
     def _kill(self) -> None:
         """L1: somebody dies, and others have its partitions soon."""
         app = max(self._fleet.apps, key=lambda app: len(app.node.held))
-        self._world.say(f"{app.name} is killed")
+        self._world.trace(f"{app.name} is killed")
         self._fleet.remove(app)
         self._all_owned("L1")
 

@@ -117,7 +117,7 @@ class Keeping:
                     self.files.save(client_id, state)
 
     def damage(self, node: Node, number: int, *, fault: Fault) -> str | None:
-        """Damage what the host of a process keeps of a T; return how, if at all."""
+        """Damage the kept state of a partition at a host; return how, if at all."""
         rng = chance(self._world.plan.seed, f"damage/{fault.number}")
         if self.files is None:
             return None
@@ -171,17 +171,17 @@ class Keeping:
     # --- resets
 
     def reset(self, number: int) -> None:
-        """Have an admin replace the state of a T by that of its last checkpoint."""
+        """Have an admin replace a partition's state by that of its last checkpoint."""
         world = self._world
         log = world.cluster.kafka.coordination_log(name=ADMIN.client_id)
         starts, ends = log.start_offsets(FIND_MS), log.end_offsets(FIND_MS)
         wanted = {number: LogRange(starts[number], ends[number])}
         kept = LogCheckpoints().find(wanted, log=log, timeout_ms=FIND_MS).get(number)
         if kept is None:
-            world.say(f"there is no checkpoint of {number} to go back to")
+            world.trace(f"there is no checkpoint of {number} to go back to")
             return
         self._resets += 1
-        world.say(f"the state of {number} is replaced by that of {kept.offset}")
+        world.trace(f"the state of {number} is replaced by that of {kept.offset}")
         op_id, parts = b"%016d" % self._resets, split(kept.state)
         for at, part in enumerate(parts):
             record = Reset(

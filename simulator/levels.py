@@ -2,8 +2,8 @@
 
 The fold cannot fool this judge: it reads the headers of records by itself, keeps its
 own book of the Configs that an admin wrote, and folds each log a second time, with
-nothing in the place of what is above the level in force then. Whoever follows the log
-must be where that twin is.
+nothing in the place of what is above the level in force then. Every reader of the
+log must be where that twin is.
 """
 
 from collections.abc import Callable, Mapping
@@ -264,7 +264,7 @@ class Levels:
         return has_halted
 
     def is_torn(self, engine: Engine) -> bool:
-        """Return whether a start came between a Config's first T and its last."""
+        """Return whether a start came between a Config's first partition and last."""
         replicas = engine.context.replicas.values()
         configs = {replica.world.config for replica in replicas}
         is_ours = configs <= {*self._configs.values()}
@@ -287,8 +287,8 @@ class Levels:
     def check_use(self, owner: Owner, number: int, *, h_ms: int) -> None:
         """Demand that nobody uses a claim that must have run out since a halt.
 
-        What was renewed before it is over 2H later, by any clock; nothing was
-        renewed behind it.
+        A claim renewed before the halt is over two intervals later, by any clock;
+        none was renewed behind it.
 
         Raises:
             Violation: Somebody does.
@@ -297,7 +297,9 @@ class Levels:
         if self.is_beside(owner):
             raise Violation("S6", f"{owner.client_id} works behind a halt")
         if stop is not None and self._now_ms() > stop.at_ms + 2 * h_ms:
-            raise Violation("S4", f"{owner.client_id} works 2H behind {stop.offset}")
+            raise Violation(
+                "S4", f"{owner.client_id} works behind {stop.offset} with a stale claim"
+            )
 
 
 def _difference(world: WorldState, twin: WorldState) -> str:

@@ -146,8 +146,8 @@ class Newer:
         cluster = self._world.cluster
         value = record if isinstance(record, bytes) else encode(record)
         offset = cluster.kafka.produce(cluster.place(number), value)
-        said = f"a newer program writes {value[:3].hex()} at {number}/{offset}"
-        self._world.say(said)
+        text = f"a newer program writes {value[:3].hex()} at {number}/{offset}"
+        self._world.trace(text)
         return offset
 
     def _above(self, number: int, rng: random.Random) -> bytes:

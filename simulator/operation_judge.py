@@ -188,8 +188,8 @@ class OperationJudge:
         if operation.outcome == INVOKE:
             known.sent.setdefault(sent, operation.at_ms)
         elif sent not in known.sent:
-            told = f"{operation.kind} {number} of {operation.process} never begun"
-            self._find("1.4", operation.key, told)
+            text = f"{operation.kind} {number} of {operation.process} never begun"
+            self._find("1.4", operation.key, text)
 
     def _renew(self, known: KeyHistory, operation: Operation) -> None:
         """Count the lease from when its record was sent (PROTOCOL 5.2)."""
@@ -254,8 +254,10 @@ class OperationJudge:
             if offset < (done or 0) and (*who, offset) in topic.lent
         ]
         if early:
-            told = sorted(early)[:NAMED_MAX]
-            self._find("6.3", operation.key, f"told as done, and in hand: {told}")
+            shown = sorted(early)[:NAMED_MAX]
+            self._find(
+                "6.3", operation.key, f"reported as processed, and is not: {shown}"
+            )
         if operation.first is not None and not self._is_amo:
             # A position only moves forward: all below the present one was checked.
             self._check_skipped(known, operation, operation.first)
@@ -273,8 +275,8 @@ class OperationJudge:
         topic = known.topic(operation.token)
         skipped = set(range(topic.position or 0, position)) - topic.processed
         if skipped:
-            told = sorted(skipped)[:NAMED_MAX]
-            self._find("6.1", operation.key, f"position {position} skips {told}")
+            shown = sorted(skipped)[:NAMED_MAX]
+            self._find("6.1", operation.key, f"position {position} skips {shown}")
 
     def _grant(self, known: KeyHistory, operation: Operation) -> None:
         if operation.outcome != OK:
@@ -356,8 +358,10 @@ class OperationJudge:
         for key, (start, end) in ends.items():
             missed = set(range(start, end)) - self.keys[key].topic().processed
             if missed:
-                told = sorted(missed)[:NAMED_MAX]
-                self._find("6.1", key, f"{len(missed)} records never processed: {told}")
+                shown = sorted(missed)[:NAMED_MAX]
+                self._find(
+                    "6.1", key, f"{len(missed)} records never processed: {shown}"
+                )
 
     def verdict(self) -> Verdict:
         """Return what the history comes to."""
@@ -394,8 +398,9 @@ def check(
         ends: First and next offset of every key that all work is done of, in the
             topic of its last claim; at least once, each record between them must
             have been processed.
-        h_ms: H. With it, hand-outs are held to the leases that their process's own
-            claims and beats gave, which are numbered then (PROTOCOL 5.2).
+        h_ms: The heartbeat interval. With it, hand-outs must be within the leases that
+            the process's own claims and heartbeats gave, which then have numbers
+            (PROTOCOL 5.2).
         late_ms: How much later than its lease was looked at a hand-out may have been
             noted; 0 where both are one.
     """

@@ -93,7 +93,7 @@ class Plan:
 
     Attributes:
         seed: What it was drawn from.
-        h_ms: H.
+        h_ms: The heartbeat interval.
         delivery: The guarantee that is asked for.
         kinds: Faults that exist in this world.
         faults: When they strike.

@@ -30,7 +30,7 @@ class Recreations:
         if any(app.hand for app in self._fleet.apps):
             world.coverage.note("recreated_in_hand")
         world.cluster.kafka.delete_topic(TOPIC)
-        world.say(f"topic {TOPIC} is deleted")
+        world.trace(f"topic {TOPIC} is deleted")
         count = chance(world.plan.seed, f"recreate/{fault.number}").choice(RECORDS)
         if fault.size < PERCENT // 2:
             self._create(count)
@@ -46,5 +46,5 @@ class Recreations:
         world = self._world
         if world.topic_id is None:
             world.cluster.kafka.create_topic(TOPIC, len(world.places))
-            world.say(f"topic {TOPIC} is created again, with {count} records")
+            world.trace(f"topic {TOPIC} is created again, with {count} records")
             world.produce(count)

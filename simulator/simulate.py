@@ -96,7 +96,7 @@ def _run_plan(plan: Plan, *, by_history: bool) -> Report:
     strikes = Strikes(world, fleet)
     start_ms = world.now_ms
     kinds = " ".join(plan.kinds) or "nothing"
-    world.say(f"{plan.delivery.value} H={plan.h_ms} goes wrong: {kinds}")
+    world.trace(f"{plan.delivery.value} H={plan.h_ms} goes wrong: {kinds}")
     for fault in plan.during:
         world.loop.at(start_ms + fault.at_ms, partial(strikes.strike, fault))
     for _ in range(plan.clients):

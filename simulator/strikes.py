@@ -73,7 +73,7 @@ class Strikes:
         """Let one fault strike now."""
         if self._world.is_healed:
             return
-        self._world.say(f"fault {fault.number}: {fault.kind}")
+        self._world.trace(f"fault {fault.number}: {fault.kind}")
         if fault.kind in KINDS:
             self._open_window(fault)
         else:
@@ -94,7 +94,7 @@ class Strikes:
     def pause(self, for_ms: int) -> None:
         """Pause the group."""
         self._pauses.begin(for_ms)
-        self._world.say(f"the group is paused for {for_ms} ms")
+        self._world.trace(f"the group is paused for {for_ms} ms")
 
     def halt(self, fault: Fault) -> None:
         """Write a Config that nobody can follow; newer programs go on behind it."""
@@ -128,7 +128,7 @@ class Strikes:
             app.node.log.cut = True
             app.node.data.cut = fault.size < PERCENT // 2
             self._mend_later(app, fault.for_ms)
-            self._world.say(f"{app.name} is cut off for {fault.for_ms} ms")
+            self._world.trace(f"{app.name} is cut off for {fault.for_ms} ms")
 
     def _deafen(self, fault: Fault) -> None:
         """Cut one way only: what it sends arrives, but it receives nothing, or late."""
@@ -138,7 +138,7 @@ class Strikes:
             lag_ms = self._world.plan.h_ms // 2 if is_late else DEAF_MS
             app.node.log.read_lag_ms = lag_ms
             self._mend_later(app, fault.for_ms)
-            self._world.say(f"{app.name} hears late for {fault.for_ms} ms")
+            self._world.trace(f"{app.name} hears late for {fault.for_ms} ms")
 
     def _mend_later(self, app: App, for_ms: int) -> None:
         app.cut_until_ms = self._world.now_ms + for_ms
@@ -151,7 +151,7 @@ class Strikes:
         app.cut_until_ms = 0
         app.node.cut(is_cut=False)
         app.node.log.read_lag_ms = 0
-        self._world.say(f"{app.name} is connected again")
+        self._world.trace(f"{app.name} is connected again")
         self._fleet.call_step(app, self._world.now_ms)
 
     # --- processes
@@ -163,7 +163,7 @@ class Strikes:
     def _crash(self, fault: Fault) -> None:
         app = self._victim(fault)
         if app is not None:
-            self._world.say(f"{app.name} crashes")
+            self._world.trace(f"{app.name} crashes")
             self._fleet.remove(app)
             is_resuming = fault.size < PERCENT * 2 // 3
             # A supervisor is quick, a person is not.
@@ -174,7 +174,7 @@ class Strikes:
         """Have somebody's host keep its states as they are now."""
         app = self._victim(fault)
         if app is not None:
-            self._world.say(f"{app.name} keeps its states")
+            self._world.trace(f"{app.name} keeps its states")
             self._fleet.keeping.keep(app.node)
 
     def _tear(self, fault: Fault) -> None:
@@ -197,7 +197,7 @@ class Strikes:
 
     def _crash_app(self, app: App, fault: Fault) -> None:
         if not app.is_gone and not self._world.is_healed:
-            self._world.say(f"{app.name} crashes within a checkpoint")
+            self._world.trace(f"{app.name} crashes within a checkpoint")
             self._fleet.remove(app)
             self._fleet.start_later(app, fault.for_ms // 8, is_resuming=True)
 
@@ -211,7 +211,7 @@ class Strikes:
         if how is None:
             return
         self._world.coverage.note("kept_damaged")
-        self._world.say(f"what the host of {app.name} keeps is {how}")
+        self._world.trace(f"what the host of {app.name} keeps is {how}")
         if fault.size % 2:
             self._fleet.remove(app)
             self._fleet.start_later(app, fault.for_ms // 8, is_resuming=True)
@@ -225,7 +225,7 @@ class Strikes:
             app.wakes_ms = max(app.wakes_ms, self._world.now_ms + fault.for_ms)
             if app.hand and fault.for_ms > 2 * self._world.plan.h_ms:
                 self._world.coverage.note("stopped_in_hand")
-            self._world.say(f"{app.name} is stopped for {fault.for_ms} ms")
+            self._world.trace(f"{app.name} is stopped for {fault.for_ms} ms")
 
     def _churn(self, fault: Fault) -> None:
         if len(self._fleet.apps) < APPS_MAX and fault.size < PERCENT // 2:
@@ -233,7 +233,7 @@ class Strikes:
             return
         app = self._victim(fault)
         if app is not None and len(self._fleet.apps) > 1:
-            self._world.say(f"{app.name} leaves")
+            self._world.trace(f"{app.name} leaves")
             if app.node.engine.is_ready:
                 app.is_leaving = True
                 app.node.leave()
@@ -261,10 +261,10 @@ class Strikes:
         for _ in range(lost):
             self._world.coverage.note("tail_lost")
         ahead_ms = kafka.clocks.ahead_ms(leader)
-        self._world.say(f"{place} is led by {leader}, its clock at {ahead_ms:+}")
+        self._world.trace(f"{place} is led by {leader}, its clock at {ahead_ms:+}")
 
     def _set_clock(self, fault: Fault, leader: int) -> None:
-        """Give a leader a clock that is off by up to three H, and drifts."""
+        """Give a leader a clock that is off by up to three intervals, and drifts."""
         plan, clocks = self._world.plan, self._world.cluster.kafka.clocks
         rng = chance(plan.seed, f"leader/{fault.number}")
         clocks.set_ahead(leader, rng.randint(-3 * plan.h_ms, 3 * plan.h_ms))
@@ -282,7 +282,7 @@ class Strikes:
             # Leases that were given before it may overlap with a claim after it.
             lasts_ms = world.now_ms + 3 * h_ms
             world.excused[number] = max(lasts_ms, world.excused.get(number, 0))
-        world.say(f"the clock of {leader} steps by {by_ms:+} ms")
+        world.trace(f"the clock of {leader} steps by {by_ms:+} ms")
 
     def _truncate(self, fault: Fault) -> None:
         """Lose up to ten records that were read: an unclean election."""
@@ -296,7 +296,7 @@ class Strikes:
         self._note_lost(log.read(end, log.end))
         leader = number + BROKERS_PER_EPOCH * (log.leader_epoch + 1)
         self._set_clock(fault, leader)
-        world.say(f"{place} is cut back from {log.end} to {end}")
+        world.trace(f"{place} is cut back from {log.end} to {end}")
         world.cluster.kafka.truncate(place, end=end, leader=leader)
         world.cuts.on_cut(number, log.leader_epoch)
         world.watcher.refold(number)
@@ -338,7 +338,7 @@ class Strikes:
                     value = bent
         offset = self._world.cluster.kafka.produce(place, value)
         size = len(value or b"")
-        self._world.say(f"somebody writes {size} bytes at {number}/{offset}")
+        self._world.trace(f"somebody writes {size} bytes at {number}/{offset}")
 
     def _ask_elsewhere(self, fault: Fault) -> None:
         """Have a process without a claim ask for offsets under one (PROTOCOL 6.2).
@@ -375,10 +375,12 @@ class Strikes:
             min(end - 1, first + fault.size % 3),
         )
         world.cluster.kafka.produce(world.cluster.place(number), encode(record))
-        world.say(f"another process asks for {first} on under the claim of {app.name}")
+        world.trace(
+            f"another process asks for {first} on under the claim of {app.name}"
+        )
 
     def _claim_at_the_edge(self, fault: Fault) -> None:
-        """Have a stranger claim a key 2H after its last renewal, or 1 ms later."""
+        """Claim a key as a stranger when it becomes stale, or 1 ms before."""
         places = self._world.places
         key = Key(GROUP, *places[fault.who % len(places)])
         until_ms = self._world.now_ms + fault.for_ms + 3 * self._world.plan.h_ms

@@ -261,8 +261,8 @@ class World(BaseWorld):
             token = record.token
             assert token is not None
             if record.value != self.watcher.topic_ids.get((key, token)):
-                told = f"{record.offset} of another topic handed out under {token}"
-                raise Violation("5.6", f"{key}: {told}")
+                text = f"{record.offset} of another topic handed out under {token}"
+                raise Violation("5.6", f"{key}: {text}")
 
     def on_processed(self, name: str, key: Key, *, record: Record) -> None:
         """Record that an application has processed a record."""
@@ -317,7 +317,9 @@ class World(BaseWorld):
             self.cuts.on_noticed(node, fields["partition"])
         elif event.name == "grant_exposed":
             key, first, last = fields["key"], fields["first"], fields["last"]
-            self.say(f"{node.owner.client_id} tells: {key} is exposed: {first}, {last}")
+            self.trace(
+                f"{node.owner.client_id} tells: {key} is exposed: {first}, {last}"
+            )
             self.exposures.on_reported(key, first=first, last=last)
 
     @contextmanager

@@ -129,7 +129,7 @@ def run(*command, text=None):
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
-def test_an_alert_is_about_what_we_export_and_says_what_to_do(rule):
+def test_an_alert_uses_exported_metrics_and_names_a_command(rule):
     check_expression(rule["expr"])
     assert rule["labels"]["severity"] in {"critical", "warning"}
     summary, description = (
@@ -145,7 +145,7 @@ def test_an_alert_is_about_what_we_export_and_says_what_to_do(rule):
         assert labels <= {label.strip() for label in kept[1].split(",")}
 
 
-def test_names_of_alerts_are_ours_and_unique():
+def test_names_of_alerts_are_prefixed_and_unique():
     names = [rule["alert"] for rule in rules()]
     assert len(set(names)) == len(names) >= 15
     assert all(re.fullmatch(r"Marshal[A-Z]\w+", name) for name in names)
@@ -168,10 +168,10 @@ def test_each_alert_is_seen_to_fire_and_to_be_silent():
 
 
 def test_prometheus_itself_finds_the_rules_sound(promtool):
-    code, said = run(promtool, "check", "rules", RULES)
-    assert code == 0, said
-    code, said = run(promtool, "test", "rules", RULES_TEST)
-    assert code == 0, said
+    code, message = run(promtool, "check", "rules", RULES)
+    assert code == 0, message
+    code, message = run(promtool, "test", "rules", RULES_TEST)
+    assert code == 0, message
 
 
 def test_the_tests_of_the_rules_can_fail(promtool, tmp_path):
@@ -183,10 +183,10 @@ def test_the_tests_of_the_rules_can_fail(promtool, tmp_path):
                 rule["expr"] = expression
         (tmp_path / RULES.name).write_text(yaml.safe_dump(broken))
         shutil.copy(RULES_TEST, tmp_path)
-        code, said = run(promtool, "test", "rules", tmp_path / RULES_TEST.name)
+        code, message = run(promtool, "test", "rules", tmp_path / RULES_TEST.name)
         assert code != 0
         for rule in rules():
-            assert rule["alert"] in said, rule["alert"]
+            assert rule["alert"] in message, rule["alert"]
 
 
 def test_prometheus_itself_finds_the_metrics_well_named(promtool):
@@ -205,8 +205,8 @@ def test_prometheus_itself_finds_the_metrics_well_named(promtool):
     registry = CollectorRegistry()
     registry.register(Whole)
     text = generate_latest(registry).decode()
-    code, said = run(promtool, "check", "metrics", text=text)
-    assert code == 0, said
+    code, message = run(promtool, "check", "metrics", text=text)
+    assert code == 0, message
 
 
 # --- The dashboard
@@ -282,14 +282,14 @@ def test_variables_are_those_that_are_used_and_ask_for_what_there_is():
             assert label in EXPORTED[metric] | ADDED
 
 
-def test_every_metric_of_ours_is_on_the_dashboard_or_left_out_on_purpose():
+def test_every_metric_is_on_the_dashboard_or_left_out_on_purpose():
     shown = set()
     for panel in panels():
         for target in panel["targets"]:
             shown |= check_expression(replaced(target["expr"]))
     ours = {family.name for family in FAMILIES}
-    told = {re.sub(r"_(bucket|count|sum)$", "", name) for name in shown} | shown
-    assert ours - told == {
+    reported = {re.sub(r"_(bucket|count|sum)$", "", name) for name in shown} | shown
+    assert ours - reported == {
         "marshal_build_info",
         "marshal_claim_fence",
         "marshal_consumer_lag_records",  # kafka_consumergroup_lag is shown
@@ -387,9 +387,9 @@ def test_systemd_itself_finds_the_unit_sound(tmp_path):
     text = re.sub(r"(?m)^User=.*$", "User=root", text)
     copy = tmp_path / UNIT.name
     copy.write_text(text)
-    code, said = run(analyze, "verify", "--recursive-errors=no", copy)
-    assert code == 0, said
-    assert UNIT.name not in said, said
+    code, message = run(analyze, "verify", "--recursive-errors=no", copy)
+    assert code == 0, message
+    assert UNIT.name not in message, message
 
 
 # --- The manifest of Kubernetes
@@ -417,7 +417,7 @@ def environment(container):
     return {each["name"]: each.get("value") for each in container["env"]}
 
 
-def test_it_is_a_native_sidecar_that_sees_the_processes_of_its_pod():
+def test_the_container_is_a_native_sidecar_that_sees_the_pods_processes():
     assert sidecar()["restartPolicy"] == "Always"
     assert pod()["shareProcessNamespace"] is True
 
@@ -490,5 +490,5 @@ def test_there_is_time_to_drain():
 
 def test_shell_of_the_manifest_is_shell():
     words = sidecar()["lifecycle"]["preStop"]["exec"]["command"]
-    code, said = run("sh", "-n", "-c", words[-1])
-    assert code == 0, said
+    code, message = run("sh", "-n", "-c", words[-1])
+    assert code == 0, message

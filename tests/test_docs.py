@@ -153,7 +153,7 @@ def test_sqlite_sink_refuses_zombies_and_repeats():
     assert values == [(b"a",), (b"b",), (b"d",)]
 
 
-def test_service_refuses_strangers_before_it_looks_at_their_token():
+def test_the_service_refuses_strangers_before_it_checks_their_token():
     (block,) = [b for b in PYTHON_BLOCKS if b.mark == "run: sink_service"]
     scope = {}
     exec(compile(block.code, block.place, "exec"), scope)
@@ -483,8 +483,8 @@ def test_effects_and_reasons_are_listed():
     outcome_words = {outcomes.UNDECODABLE, outcomes.HALTED}
     counted_only = {"timestamp_type", "skipped"}
     assert all(f"`{name}`" in PROTOCOL for name in counted_only)
-    told = words_of_the_fold() | outcome_words | {outcomes.SKIPPED}
-    assert effects | reasons | counted_only == told
+    folded = words_of_the_fold() | outcome_words | {outcomes.SKIPPED}
+    assert effects | reasons | counted_only == folded
     assert effects & reasons == {"paused"}, "one counter for two things"
 
 
@@ -502,7 +502,7 @@ def test_canonical_tuples_have_as_many_elements_as_the_code_writes():
     assert operations == []
 
 
-def test_topic_settings_are_those_that_formatting_asks_for():
+def test_topic_settings_are_those_of_formatting():
     listed = {
         name: names(value)[0]
         for names_cell, value, _ in rows(PROTOCOL, "table: topic settings")
@@ -553,7 +553,7 @@ def test_golden_frames():
 
 def test_golden_transitions():
     state = WorldState(0)
-    told = [
+    expected_rows = [
         [
             str(one.offset),
             one.outcome,
@@ -566,7 +566,7 @@ def test_golden_transitions():
         for entry in golden_entries()
         for one in apply(state, entry)
     ]
-    assert told == rows(PROTOCOL, "golden: transitions")
+    assert expected_rows == rows(PROTOCOL, "golden: transitions")
 
 
 def test_golden_digest_of_the_clauses_is_quoted():

@@ -115,7 +115,7 @@ def _is_dunder(name: str) -> bool:
 
 
 def _is_public(function: Function, around: tuple[ast.AST, ...]) -> bool:
-    """Tell whether a caller from outside may use it: not local, not private."""
+    """Return whether a caller from outside may use it: not local, not private."""
     if any(isinstance(scope, Function) for scope in around):
         return False
     if any(isinstance(s, ast.ClassDef) and s.name.startswith("_") for s in around):
@@ -139,7 +139,7 @@ def check_no_kwargs(source: Source) -> Iterator[Finding]:
 
 
 def _is_signature_free(function: Function, around: tuple[ast.AST, ...]) -> bool:
-    """Tell whether the signature is this function's own choice.
+    """Return whether the function chooses its own signature.
 
     It is not for magic methods, for what a Protocol asks of others, and for what
     overrides the method of a base.
@@ -171,12 +171,12 @@ def check_keyword_only(source: Source) -> Iterator[Finding]:
 
 # --- Waits -------------------------------------------------------------------------
 
-# Who is called tells a queue's get() from a context variable's.
+# The receiver distinguishes a queue's get() from a context variable's.
 QUEUE_LIKE = re.compile(
     r"(queue|inbox|outbox|mailbox|future|thread|worker|pipe|pool|process|result)s?$"
 )
-# Functions that wait for as long as it takes, unless told a timeout; with the
-# position that the timeout may stand at, if it may stand among the arguments.
+# Functions that wait for ever without a timeout; with the position of the timeout
+# among the arguments, if it may be positional.
 WAITING_FUNCTIONS: dict[str, int | None] = {
     "asyncio.wait": None,
     "asyncio.wait_for": 1,
@@ -203,9 +203,9 @@ def _is_true(node: ast.expr) -> bool:
 
 
 def _has_deadline(call: ast.Call, position: int | None) -> bool:
-    """Tell whether a timeout is given, by name or at its position, other than None."""
+    """Return whether a timeout is given, by name or position, other than None."""
     given = [k.value for k in call.keywords if k.arg in {"timeout", "timeout_s"}]
-    # ** may hold one: whoever writes that is believed.
+    # ** may contain one: assume that it does.
     has_unpacked = any(k.arg is None for k in call.keywords)
     if position is not None and len(call.args) > position:
         given.append(call.args[position])
@@ -213,7 +213,7 @@ def _has_deadline(call: ast.Call, position: int | None) -> bool:
 
 
 def _blocks(call: ast.Call) -> bool:
-    """Tell whether ``block`` or ``blocking`` is left true."""
+    """Return whether ``block`` or ``blocking`` is left true."""
     flags = [k.value for k in call.keywords if k.arg in {"block", "blocking"}]
     return all(_is_true(flag) for flag in (call.args[:1] or flags))
 
@@ -250,7 +250,7 @@ def _waits_for_ever(call: ast.Call) -> bool:
 
 
 def check_deadlines(source: Source) -> Iterator[Finding]:
-    """Find waits without a timeout, as far as names can tell."""
+    """Find waits without a timeout, as far as names show them."""
     if not source.is_product:
         return
     # asyncio.wait_for(event.wait(), 5): the deadline stands around the wait.

@@ -50,7 +50,7 @@ def cluster() -> Iterator[EmbeddedCluster]:
 
 @pytest.fixture(autouse=True)
 def mended(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Have all nodes of the shared cluster run again, or start it anew."""
+    """Have all nodes of the shared cluster run again, or start the cluster again."""
     is_shared = "cluster" in request.fixturenames
     cluster = request.getfixturevalue("cluster") if is_shared else None
     yield
@@ -92,14 +92,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     """Keep how a scenario ended, also of those that never began."""
     report = yield
     if report.when == "call":
-        said = "passed" if report.passed else f"failed: {call.excinfo.value}"
-        item.verdict = said[:2_000]
+        text = "passed" if report.passed else f"failed: {call.excinfo.value}"
+        item.verdict = text[:2_000]
     if report.skipped or (report.when == "setup" and report.failed):
         name = item.name.removeprefix("test_")
         why = str(call.excinfo.value) if call.excinfo else ""
         doc = (item.function.__doc__ or name).strip().splitlines()[0]
-        said = f"{'skipped' if report.skipped else 'failed'}: {why}"
-        write(name, {"name": name, "title": doc, "verdict": said[:2_000]})
+        text = f"{'skipped' if report.skipped else 'failed'}: {why}"
+        write(name, {"name": name, "title": doc, "verdict": text[:2_000]})
     return report
 
 

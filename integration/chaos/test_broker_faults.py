@@ -53,7 +53,7 @@ def outcomes(unique, tmp_path_factory):
                     group_id=unique(f"shaken-{delivery}"),
                     topics=[topics[delivery]],
                     delivery=delivery,
-                    # At least once much is in hand, so that only the lease stops it.
+                    # At least once much is uncommitted: only the lease stops it.
                     max_poll_records=2_000 if delivery == "alo" else BATCH,
                     max_granted_batches=DEPTH_MAX_DEFAULT,
                     handle_ms=5,
@@ -76,7 +76,7 @@ def outcomes(unique, tmp_path_factory):
 
 
 def shake(domain, broker, fleets, *, topics, at_ms):
-    """Run the scenario: stopped beyond H, then killed and started anew."""
+    """Run the scenario: stopped beyond the interval, then killed and restarted."""
     for fleet in fleets:
         fleet.start("w1", transport="fast")
         fleet.start("w2", transport="kafka-python")
@@ -156,7 +156,7 @@ def test_at_most_once_repeats_nothing(outcomes, record_testsuite_property):
 
 @KINDS
 def test_nothing_is_handed_out_after_the_soft_stop(outcomes, delivery):
-    """L11: no later than H after the last renewal that the broker took."""
+    """L11: no later than an interval after the last renewal that was appended."""
     outcome = outcomes[delivery]
     renewals = [
         step.timestamp_ms

@@ -1,8 +1,8 @@
-"""Clients of sidecars die, hang, hang up, and leave children; H is a minute.
+"""Clients of sidecars die, hang, hang up, and leave children.
 
-Two sidecars, as of two hosts, on one broker. What moves must move long before the H
-that everything would take without a death that is known; what must not move is seen
-to stay while something else, that happened later, moves. Judged from the log.
+Two sidecars, as of two hosts, on one broker; the heartbeat interval is a minute. After
+a known death a partition moves long before that. A partition that must not move is
+seen to stay while another, after a later death, moves. Judged from the log.
 """
 
 import os
@@ -26,7 +26,7 @@ from kafka_marshal.remote import paths
 
 pytestmark = pytest.mark.timeout(240)
 H_MS = 60_000
-# Long enough for any machine, and far below H: the wait itself is the assertion.
+# Long enough for any machine, far below the interval: the wait is the assertion.
 SOON_MS = 40_000
 # From a known death to the claim of the next owner, on a machine that is not busy.
 TAKEOVER_MS = 2_000
@@ -42,7 +42,7 @@ def domain(broker, unique):
 
 @pytest.fixture(scope="module")
 def hosts(domain):
-    """Two sidecars, each of a host of its own as far as anybody can tell."""
+    """Two sidecars, which appear to be on two hosts."""
     with (
         start_sidecar(domain, client_id="host-a", is_ready=False) as a,
         start_sidecar(domain, client_id="host-b", is_ready=False) as b,
@@ -128,7 +128,7 @@ def wait_both_work(domain, topic, *workers):
 def test_what_a_dead_client_had_is_handed_out_by_another_host(
     domain, hosts, fleet, group
 ):
-    """Rows U05 and G23: the death is known, so nobody waits for an H."""
+    """Rows U05 and G23: the death is known, so nobody waits for an interval."""
     topic, victim, heir = mortal(domain, hosts, fleet)
     (lost,) = [p for p, owner in owners(domain, group).items() if owner == "host-a"]
     deaths = figure(hosts[0], DEATHS)
@@ -150,7 +150,7 @@ def test_what_a_dead_client_had_is_handed_out_by_another_host(
     # It went on where the dead one had confirmed to be, and nowhere else.
     place = TopicPartition(topic, lost)
     assert min(heir.journal.offsets()[place]) == release.position
-    # And both hosts tell it: the death, and what the other one has now.
+    # Both hosts report the death, and what the other one has now.
     assert figure(hosts[0], DEATHS) == deaths + 1
     for number in range(2):
         labels = {"consumergroup": group, "topic": topic, "partition": str(number)}
@@ -232,8 +232,8 @@ def test_a_sidecar_that_is_asked_to_end_hands_everything_over(
     env = {"NOTIFY_SOCKET": manager.path, "WATCHDOG_USEC": "30000000"}
     with start_sidecar(domain, client_id="host-c", env=env, is_ready=False) as leaving:
         manager.wait_for("READY=1")
-        assert manager.heard[0].startswith("STATUS=STARTING")
-        # H is a minute: the unit's half a minute would be over between two beats.
+        assert manager.received[0].startswith("STATUS=STARTING")
+        # Between two heartbeats, a minute apart, the unit's 30 s would be over.
         manager.wait_for(f"WATCHDOG_USEC={3 * H_MS * 1000}")
         manager.wait_for("WATCHDOG=1")
         leaving.wait_ready(SOON_MS)
@@ -258,22 +258,22 @@ def test_a_sidecar_that_is_asked_to_end_hands_everything_over(
 
 
 class Manager:
-    """What systemd is to the daemon: it reads all that it is told."""
+    """The daemon's systemd: it reads all notifications."""
 
     def __init__(self, path):
         self.path = str(path)
-        self.heard = []
+        self.received = []
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(self.path)
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self):
         with self._socket:
-            while not self.heard or "NOT_RUNNING" not in self.heard[-1]:
-                self.heard += self._socket.recv(4096).decode().split("\n")
+            while not self.received or "NOT_RUNNING" not in self.received[-1]:
+                self.received += self._socket.recv(4096).decode().split("\n")
 
     def wait_for(self, line):
-        eventually(lambda: line in self.heard, f"it is told {line}", SOON_MS)
+        eventually(lambda: line in self.received, f"it receives {line}", SOON_MS)
 
 
 def figure(host, name, **labels):
@@ -288,7 +288,7 @@ def figure(host, name, **labels):
 def see_another_die(domain, hosts, unique):
     """Have a process die at host-a later than all before; return when that is seen.
 
-    What was to be told of an earlier death has been told by then, too.
+    By then all reports of earlier deaths have arrived, too.
     """
     group, topic = unique("canary"), domain.data_topic(1)
     base = paths.CLIENT.format(group=group, client="canary")

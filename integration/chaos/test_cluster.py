@@ -98,12 +98,12 @@ def test_what_was_never_started_has_nothing():
         cluster.leader("any", 0)
 
 
-def test_a_refused_size_is_told():
+def test_an_invalid_size_is_refused():
     with pytest.raises(ConfigurationError, match="1 to 9"):
         EmbeddedCluster(nodes=0)
 
 
-def test_a_taken_port_is_told_before_what_follows_from_it():
+def test_a_taken_port_is_raised_before_its_consequences():
     cluster = EmbeddedCluster(nodes=2)
     cluster._make_nodes()
 

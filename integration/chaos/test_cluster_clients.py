@@ -28,7 +28,7 @@ WORK_MS = 120_000
 
 @pytest.mark.chaos
 def test_client_stop(cluster, unique, tmp_path, record):
-    """SIGSTOP of an owner beyond 2H in the middle of a hand-out, then SIGCONT."""
+    """SIGSTOP of an owner in a hand-out until its claim is stale, then SIGCONT."""
     title = "an owner stands still for 2.5 H within a hand-out (SIGSTOP), then goes on"
     found = record("client_stop", title)
     servers = cluster.bootstrap_servers
@@ -114,7 +114,7 @@ class Pair:
                 found.gap_ms.append(max(after) - min(before))
 
     def is_done(self) -> bool:
-        """Tell whether all is worked off."""
+        """Return whether all is processed."""
         states = self._domain.states(self.group)
         ends = {key.topic_partition: s.next_unclaimed() for key, s in states.items()}
         return ends == self._domain.of(self.topic)

@@ -14,9 +14,9 @@ from kafka_marshal.testing.cluster import EmbeddedCluster
 from kafka_marshal.testing.slowlink import SlowLink
 
 pytestmark = pytest.mark.timeout(900)
-# Three times what the controller waits for a broker, as with the usual H of a minute.
+# Three times what the controller waits for a broker, as with an interval of a minute.
 ROOMY_MS = 10_000
-# What a fleet has unless told otherwise.
+# The interval of a fleet by default.
 USUAL_MS = 60_000
 KILLS_MS_MAX = 20 * 60_000
 PREFERRED = 0
@@ -49,8 +49,8 @@ def all_topics(ordeal):
 def spread_leaders(cluster, it):
     """Have every node lead some of each topic, the bare clients' as well.
 
-    As Kafka does by itself in time. Otherwise whoever is compared with them might
-    have to wait for an election, and they not.
+    Kafka does so by itself in time. Otherwise only one of the compared clients might
+    have to wait for an election.
     """
     topics = all_topics(it)
     cluster.wait_in_sync(*topics)
@@ -79,7 +79,7 @@ def test_leader_kill(cluster, ordeal, record, times):
 
 @pytest.mark.timeout(1_800)
 def test_leader_kill_short(cluster, ordeal, record, times):
-    """The same with an H that is hardly longer than what an election takes."""
+    """The same with an interval hardly longer than an election."""
     title = "the same, where sending is given up (H/2) when a leader is elected"
     found = record("leader_kill_short", title, ROOMY_MS)
     kills(cluster, ordeal, found, count=times(5))
@@ -233,11 +233,11 @@ def test_slow_link(unique, tmp_path, record):
     found = record("slow_link", "all that comes from brokers takes 150 ms, for 6 H")
     with ExitStack() as stack:
         links = {n: stack.enter_context(SlowLink(delay_ms=150)) for n in (1, 2, 3)}
-        told = {node: link.address for node, link in links.items()}
-        far = stack.enter_context(EmbeddedCluster(advertised=told))
+        addresses = {node: link.address for node, link in links.items()}
+        far = stack.enter_context(EmbeddedCluster(advertised=addresses))
         for node, link in links.items():
             link.lead_to(far.nodes[node].bootstrap_servers)
-        servers = ",".join(told.values())
+        servers = ",".join(addresses.values())
         it = stack.enter_context(Ordeal(found, servers, unique, tmp_path))
         it.start()
         before = it.claims()

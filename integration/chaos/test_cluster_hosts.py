@@ -106,7 +106,7 @@ def ordeal(hosts, unique, tmp_path):
 
 
 def restart_all(hosts):
-    """Start all brokers anew, however they are."""
+    """Start all brokers again, whatever their state."""
     hosts.cluster.kill(*hosts.cluster.nodes)
     hosts.cluster.restart(*hosts.cluster.nodes)
 
@@ -120,7 +120,7 @@ def wait_until(moment_ms):
 
 
 def cut_off(ordeal, found, *, cut, heal):
-    """Cut w2 off for 4 H: the other takes over, and it comes back."""
+    """Cut w2 off for four intervals: the other takes over, and it comes back."""
     with ordeal(found) as it:
         before = it.claims()
         since_ms = wall_ms()
@@ -180,7 +180,7 @@ def test_network_split(hosts, ordeal, record):
             assert late == {"w1"}
         network.heal()
         it.wait_all_work(set(TEAM))
-        # Not before: who asks both sides may be told of either leader.
+        # Not before: a client that asks both sides may get either leader.
         it.note_takeover(since_ms, {"w2"}, before)
         it.settle()
         it.judge()
@@ -257,7 +257,7 @@ def test_clock_back(hosts, ordeal, record, clocks):
 
 
 def test_clock_forward(hosts, ordeal, record, clocks):
-    """The leader's clock leaps ahead: outside of what leases assume; it is told."""
+    """The leader's clock leaps ahead: outside of what leases assume; it is reported."""
     title = "the clock of T0's leader leaps ahead by 3 H: what S4 excludes"
     found = record("clock_forward", title)
     with ordeal(found, has_true_time=False, is_exclusive=False) as it:
@@ -268,8 +268,8 @@ def test_clock_forward(hosts, ordeal, record, clocks):
         it.note_gaps(since_ms)
         it.settle()
         it.judge()
-        told = sorted(it.noticed("clock_step"))
-        found.notes.append(f"the leap was told by {told}")
+        steps_noticed = sorted(it.noticed("clock_step"))
+        found.notes.append(f"the leap was reported by {steps_noticed}")
 
 
 # --- disks

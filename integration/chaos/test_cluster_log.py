@@ -56,7 +56,7 @@ def test_hostile_flood(cluster, unique, tmp_path, record):
 
 @pytest.mark.chaos
 def test_settings_flipped(cluster, unique, tmp_path, record):
-    """Time of creation, short retention and compaction, each for 2 H and back."""
+    """Time of creation, short retention, compaction, each for two intervals."""
     title = "__marshal: CreateTime, retention of a second, compaction; 2 H each"
     found = record("settings_flipped", title)
     with Ordeal(found, cluster.bootstrap_servers, unique, tmp_path) as it:

@@ -63,7 +63,7 @@ class Story:
     def key(self, number, group="g"):
         return Key(group, self.topic, number)
 
-    def say(self, *records):
+    def append(self, *records):
         """Append records at once; return what the fold made of each."""
         waiting = [self.follower.append(self.place(each), each) for each in records]
         self.follower.await_all(waiting, 20_000)
@@ -83,9 +83,9 @@ class Story:
     def claimed(self, client, number, *, group="g", **more):
         record = claim(client, key=self.key(number, group), **more)
         record = msgspec.structs.replace(record, tags=why_to_tags(HOSTILE))
-        (told,) = self.say(record)
-        assert told.outcome == "accepted", told
-        return told.epoch
+        (transition,) = self.append(record)
+        assert transition.outcome == "accepted", runs
+        return transition.epoch
 
     def pause(self, until_ms, seq):
         record = msgspec.structs.replace(pause(until_ms, seq=seq), reason=HOSTILE)
@@ -98,17 +98,17 @@ class Story:
         """Claims, progress, grants; a contender that is refused; bytes of no kind."""
         c1 = [self.claimed("c1", n) for n in range(4)]
         amo = self.claimed("a1", 0, group="amo", resume_hash=hashed(ident("s")))
-        self.say(*[beat(e, 5, key=self.key(n)) for n, e in enumerate(c1)])
+        self.append(*[beat(e, 5, key=self.key(n)) for n, e in enumerate(c1)])
         key = self.key(0, "amo")
-        self.say(messages(amo, 0, 9, client="a1", key=key))
-        self.say(
+        self.append(messages(amo, 0, 9, client="a1", key=key))
+        self.append(
             beat(c1[0], 20, key=self.key(0)),
             claim("c2", key=self.key(0)),
             beat(c1[1], 20, key=self.key(1)),
             claim("c2", key=self.key(1), generation=9),
             beat(c1[1] + 10_000, key=self.key(1)),
         )
-        self.say(member("c2", seq=3), member("c2", seq=2))
+        self.append(member("c2", seq=3), member("c2", seq=2))
         append = self.log.append(1, b"\xff" * 80)
         eventually(append.is_done, "an append")
         self.epochs = {"c1": c1, "amo": amo}
@@ -116,23 +116,23 @@ class Story:
     def second_half(self):
         """What the first half left open ends, one way or another."""
         c1, amo = self.epochs["c1"], self.epochs["amo"]
-        (told,) = self.say(beat(c1[2], 30, key=self.key(2)))
+        (transition,) = self.append(beat(c1[2], 30, key=self.key(2)))
         leaving = release(c1[2], 31, key=self.key(2), successor="c3")
         leaving = msgspec.structs.replace(leaving, reason=HOSTILE)
-        self.say(leaving, claim("c2", key=self.key(2)), claim("c3", key=self.key(2)))
+        self.append(leaving, claim("c2", key=self.key(2)), claim("c3", key=self.key(2)))
 
         def takes_over():
             again = claim("c2", key=self.key(0), inc=ident("c2 again"))
-            _, told = self.say(beat(c1[3], 40, key=self.key(3)), again)
-            return told.outcome == "accepted"
+            _, transition = self.append(beat(c1[3], 40, key=self.key(3)), again)
+            return transition.outcome == "accepted"
 
-        self.say(beat(c1[0], 25, key=self.key(0)))
+        self.append(beat(c1[0], 25, key=self.key(0)))
         eventually(takes_over, "c2 takes over")
-        (told,) = self.say(beat(c1[3], 2, key=self.key(3), rewind=True))
-        assert told.effect == "renewed"
-        self.say(batch((c1[3], 6)))
+        (transition,) = self.append(beat(c1[3], 2, key=self.key(3), rewind=True))
+        assert transition.effect == "renewed"
+        self.append(batch((c1[3], 6)))
         key = self.key(0, "amo")
-        self.say(
+        self.append(
             beat(amo, client="a1", key=key),
             messages(amo, 0, 19, client="a1", key=key),
             messages(amo, 0, 3, client="a1", key=key),
@@ -141,7 +141,7 @@ class Story:
         )
         until_ms = wall_ms() + 60_000
         self.pause(until_ms, 1)
-        self.say(beat(c1[3], 8, key=self.key(3)))
+        self.append(beat(c1[3], 8, key=self.key(3)))
         self.pause(until_ms + 1_000, 2)
         self.pause(0, 3)
 
@@ -153,7 +153,7 @@ def domain(broker, unique):
 
 
 @pytest.fixture(scope="module")
-def told(domain, spark, tmp_path_factory):
+def runs(domain, spark, tmp_path_factory):
     """The whole story, with the audits that were made on the way."""
     home = tmp_path_factory.mktemp("audits")
     story = Story(domain, domain.data_topic(4, records_each=50))
@@ -224,12 +224,12 @@ def by_hand(domain):
     return found, {t: digest(world) for t, world in worlds.items()}
 
 
-# --- what is told
+# --- what is reported
 
 
-def test_its_end_state_is_that_of_the_live_system(domain, told):
+def test_its_end_state_is_that_of_the_live_system(domain, runs):
     live = World.open(domain.servers, coordination_topic=domain.topic)
-    found = told["whole"].partitions()
+    found = runs["whole"].partitions()
     assert [row["digest"] for row in found] == [digest(w) for w in live.partitions]
     assert [row["next_offset"] for row in found] == [
         w.next_offset for w in live.partitions
@@ -240,9 +240,9 @@ def test_its_end_state_is_that_of_the_live_system(domain, told):
     ]
 
 
-def test_its_tables_are_what_the_fold_tells(domain, told):
+def test_the_tables_equal_the_rows_of_the_fold(domain, runs):
     expected, digests = by_hand(domain)
-    whole = told["whole"]
+    whole = runs["whole"]
     for table in tables_of.TABLES:
         if not table.is_final:
             assert contents(whole, table.name) == expected[table.name], table.name
@@ -252,49 +252,49 @@ def test_its_tables_are_what_the_fold_tells(domain, told):
     }
 
 
-def test_runs_that_go_on_tell_the_same_as_a_whole_one(told):
+def test_resumed_runs_write_the_rows_of_a_whole_one(runs):
     """Over the other client library, and with a run in between that died."""
-    assert [run.number for run in told["parted"].runs] == [1, 2]
+    assert [run.number for run in runs["parted"].runs] == [1, 2]
     for table in tables_of.TABLES:
-        parted, whole = (contents(told[name], table.name) for name in told_names())
+        parted, whole = (contents(runs[name], table.name) for name in run_names())
         assert parted == whole, table.name
 
 
-def told_names():
+def run_names():
     return ("parted", "whole")
 
 
-def test_one_task_folds_one_partition(spark, told):
+def test_one_task_folds_one_partition(spark, runs):
     log = job.LogEnds("cluster", None, dict.fromkeys(range(5), 7))
     plan = job._plan(spark, log, state=None)
     sizes = plan.rdd.glom().map(len).collect()
     assert sizes == [1] * 5
-    store = Store(spark.newSession(), told["parted"].out)
-    on = job._plan(store.session, log, state=store.state(told["parted"].runs[-1]))
+    store = Store(spark.newSession(), runs["parted"].out)
+    on = job._plan(store.session, log, state=store.state(runs["parted"].runs[-1]))
     assert on.rdd.glom().map(len).collect() == [1] * 5
     rows = {row["coordinating_partition"]: row for row in on.collect()}
     assert [rows[t]["is_new"] for t in range(5)] == [False] * K + [True] * (5 - K)
 
 
-def test_the_block_of_the_document_counts_claims(told):
-    counts = {row["client_id"]: row["claims"] for row in told["counted"]}
+def test_the_block_of_the_document_counts_claims(runs):
+    counts = {row["client_id"]: row["claims"] for row in runs["counted"]}
     assert counts == {"c1": 4, "a1": 1, "c2": 1, "c3": 1}
 
 
 # --- what must hold
 
 
-def test_a_clean_run_breaks_nothing(told):
-    assert told["whole"].check() == []
-    assert told["parted"].check() == []
+def test_a_clean_run_breaks_nothing(runs):
+    assert runs["whole"].check() == []
+    assert runs["parted"].check() == []
 
 
-def seeded(told):
+def seeded(runs):
     """Return the tables with one corruption for each invariant, on a topic of its own.
 
     The rows are those of real claims, changed in what breaks the rule and nothing else.
     """
-    whole = Audit(told["whole"].spark, told["whole"].out)  # with views of its own
+    whole = Audit(runs["whole"].spark, runs["whole"].out)  # with views of its own
     spark, tables = whole.spark, whole.tables
     intervals = tables["intervals"].collect()
     (grant, *_) = tables["grants"].where("outcome = 'granted'").collect()
@@ -354,8 +354,8 @@ def seeded(told):
     return tables
 
 
-def test_seeded_corruption_is_found(told):
-    findings = check(seeded(told))
+def test_seeded_corruption_is_found(runs):
+    findings = check(seeded(runs))
     assert {f.invariant.name for f in findings} == {i.name for i in INVARIANTS}
     for finding in findings:
         name = finding.invariant.name
@@ -374,17 +374,17 @@ def invoke(*words):
     return CliRunner().invoke(app, ["spark", "audit", *words])
 
 
-def test_a_range_through_the_command(domain, told, tmp_path):
+def test_a_range_through_the_command(domain, runs, tmp_path):
     """The fold begins at the log's start: its end state is the world of then."""
     done = invoke(
         *("-b", domain.servers, "--coordination-topic", domain.topic),
-        *("--out", str(tmp_path / "out"), "--to", _iso(told["middle_ms"])),
+        *("--out", str(tmp_path / "out"), "--to", _iso(runs["middle_ms"])),
         *("-o", "json"),
     )
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     then = World.at(
-        domain.servers, time_ms=told["middle_ms"], coordination_topic=domain.topic
+        domain.servers, time_ms=runs["middle_ms"], coordination_topic=domain.topic
     )
     digests = [row["digest"] for row in found["partitions"]]
     assert digests == [digest(world) for world in then.partitions]
@@ -399,20 +399,20 @@ def _iso(at_ms):
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat()
 
 
-def test_what_was_over_before_a_range_is_left_out(domain, spark, told, tmp_path):
-    bounds = Bounds(from_ms=told["middle_ms"])
-    late = audit(spark, str(tmp_path / "late"), source=told["source"], bounds=bounds)
-    assert late.counts()["claims"] < told["whole"].counts()["claims"]
-    assert late.counts()["handoffs"] == told["whole"].counts()["handoffs"]
+def test_what_was_over_before_a_range_is_left_out(domain, spark, runs, tmp_path):
+    bounds = Bounds(from_ms=runs["middle_ms"])
+    late = audit(spark, str(tmp_path / "late"), source=runs["source"], bounds=bounds)
+    assert late.counts()["claims"] < runs["whole"].counts()["claims"]
+    assert late.counts()["handoffs"] == runs["whole"].counts()["handoffs"]
     assert [r["digest"] for r in late.partitions()] == [
-        r["digest"] for r in told["whole"].partitions()
+        r["digest"] for r in runs["whole"].partitions()
     ]
 
 
-def test_broken_invariants_end_the_command_with_70(domain, told, monkeypatch, tmp_path):
-    """And the page tells of them, and obeys nothing that it shows."""
-    page, whole = tmp_path / "page.html", told["whole"]
-    findings = check(seeded(told))
+def test_broken_invariants_end_the_command_with_70(domain, runs, monkeypatch, tmp_path):
+    """The page reports them, and escapes all that it shows."""
+    page, whole = tmp_path / "page.html", runs["whole"]
+    findings = check(seeded(runs))
     monkeypatch.setattr(Audit, "check", lambda *_, **__: findings)
     monkeypatch.setattr(job, "audit", lambda *_, **__: whole)
     done = invoke(
@@ -422,7 +422,7 @@ def test_broken_invariants_end_the_command_with_70(domain, told, monkeypatch, tm
     assert done.exit_code == 70, done.output
     assert "grants_disjoint" in done.stdout
     assert "invariants are broken" in done.stderr
-    assert set(data_ends(whole, told["source"]).values()) == {50}
+    assert set(data_ends(whole, runs["source"]).values()) == {50}
     text = page.read_text()
     assert "8 of 8 are broken" in text
     assert "Lag over time" in text
@@ -437,37 +437,37 @@ def test_broken_invariants_end_the_command_with_70(domain, told, monkeypatch, tm
 # --- what cannot be
 
 
-def test_what_is_there_is_not_written_over(domain, spark, told, tmp_path):
+def test_what_is_there_is_not_written_over(domain, spark, runs, tmp_path):
     with pytest.raises(ConfigurationError, match="has an audit already"):
-        audit(spark, told["whole"].out, source=told["source"])
+        audit(spark, runs["whole"].out, source=runs["source"])
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(ConfigurationError, match=r"it holds mine\.txt"):
-        audit(spark, str(tmp_path), source=told["source"])
+        audit(spark, str(tmp_path), source=runs["source"])
     with pytest.raises(ConfigurationError, match="is no directory"):
-        audit(spark, str(tmp_path / "mine.txt"), source=told["source"])
+        audit(spark, str(tmp_path / "mine.txt"), source=runs["source"])
     with pytest.raises(ConfigurationError, match="has no audit"):
         Audit(spark, str(tmp_path / "nothing"))
     assert (tmp_path / "mine.txt").read_text() == "mine"
 
 
-def test_an_audit_goes_on_with_its_own_log_only(broker, spark, told, unique):
-    out, go_on = told["parted"].out, {"incremental": True}
+def test_an_audit_goes_on_with_its_own_log_only(broker, spark, runs, unique):
+    out, go_on = runs["parted"].out, {"incremental": True}
     with opened(broker, unique, h_ms=H_MS, partitions=1) as other:
         source = Source(other.servers, other.topic)
         with pytest.raises(ConfigurationError, match="into another directory"):
             audit(spark, out, source=source, **go_on)
     with pytest.raises(ConfigurationError, match="exclude each other"):
-        audit(spark, "x", source=told["source"], bounds=Bounds(to_ms=5), **go_on)
+        audit(spark, "x", source=runs["source"], bounds=Bounds(to_ms=5), **go_on)
 
 
-def test_an_error_in_a_task_is_told_in_its_own_words(
-    spark, told, monkeypatch, tmp_path
+def test_an_error_in_a_task_is_raised_with_its_own_message(
+    spark, runs, monkeypatch, tmp_path
 ):
-    real = job.log_ends(told["source"])
+    real = job.log_ends(runs["source"])
     beyond = {0: real.ends[0] + 1_000}
     monkeypatch.setattr(job, "log_ends", lambda _: job.LogEnds("c", None, beyond))
     with pytest.raises(LogTruncated, match="ends before offset"):
-        audit(spark, str(tmp_path / "out"), source=told["source"])
+        audit(spark, str(tmp_path / "out"), source=runs["source"])
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -478,6 +478,6 @@ def test_a_broker_that_is_not_there_is_a_timeout(spark, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_records_are_refused_for_many_reasons(told):
-    found = {row["reason"] for row in told["whole"].tables["refused"].collect()}
+def test_records_are_refused_for_many_reasons(runs):
+    found = {row["reason"] for row in runs["whole"].tables["refused"].collect()}
     assert found >= {"held", "wrong_generation", "old_epoch", "undecodable", "old_seq"}

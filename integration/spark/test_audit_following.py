@@ -69,7 +69,7 @@ def contents(found, name):
 
 
 def judge(domain, found, whole):
-    """A stream tells what one run over all of the log tells, and the truth."""
+    """A stream writes the rows of one run over the whole log, and they are true."""
     for table in schema.TABLES:
         assert contents(found, table.name) == contents(whole, table.name), table.name
     live = World.open(domain.servers, coordination_topic=domain.topic)
@@ -129,7 +129,7 @@ def test_a_stream_is_killed_and_goes_on(domain, spark, act, tmp_path):
         process.wait(RUN_S)
     before = len(list((out / "runs").glob("*")))
     act("after-the-kill")
-    # In this process now, and for as long as it is not told to stop.
+    # In this process now, until it is stopped.
     seen = []
     query = follow(spark, str(out), source=source, every_ms=100, on_run=seen.append)
     try:
@@ -152,9 +152,9 @@ def test_a_stream_is_killed_and_goes_on(domain, spark, act, tmp_path):
         ],
     )
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
+    output = json.loads(done.stdout)
     found = Audit(spark, str(out))
-    assert told["runs_count"] == len(found.runs) > before + 2
+    assert output["runs_count"] == len(found.runs) > before + 2
     judge(domain, found, audit(spark, str(tmp_path / "whole"), source=source))
     assert not [p for p in out.iterdir() if p.name.startswith("_staging-")]
 
@@ -173,17 +173,17 @@ def test_a_batch_that_spark_repeats_is_one_run(domain, spark, act, tmp_path):
         publish(*given, **rest)
         raise RuntimeError("power is gone after")
 
-    for dies, told, runs in (
+    for dies, expected, runs in (
         (dies_before, "gone before", 1),
         (dies_after, "gone after", 2),
     ):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Store, "publish", dies)
-            with pytest.raises(Exception, match=told):
+            with pytest.raises(Exception, match=expected):
                 drained(spark, out, source)
         assert drained(spark, out, source) == runs
         act("next")
-    # One that goes on by hand in between, and a checkpoint that is gone.
+    # A run by hand in between, and a deleted checkpoint.
     audit(spark, out, source=source, incremental=True)
     assert drained(spark, out, source) == 3
     act("last")

@@ -2,7 +2,7 @@
 
 The driver is a process of its own with the claims; what a task does is done here. A
 driver that is stopped, dead or beyond a cut network looks the same from outside: it
-renews nothing, and nobody tells its tasks.
+renews nothing, and nobody notifies its tasks.
 """
 
 import json
@@ -28,7 +28,7 @@ from kafka_marshal.tickets import ClaimRef, close_offices
 H_MS = 2_000
 RECORDS = 5 * CHUNK_RECORDS // 2
 
-# Holds a partition as a query's driver does, and confirms its batch when told to.
+# Holds a partition as a query's driver does, and confirms its batch on request.
 PROGRAM = """
 import json, sys
 from kafka_marshal import ClaimLost, Delivery, Marshal, TopicPartition
@@ -72,7 +72,7 @@ class Driver:
     """A process that holds the topic's partition for a batch.
 
     Attributes:
-        claim: What its tasks are told.
+        claim: The claim that its tasks get.
     """
 
     def __init__(self, domain, group, topic, *, delivery):
@@ -113,7 +113,7 @@ class Driver:
 
 
 @pytest.fixture(params=["log", "sidecar", "dead sidecar"])
-def office(request, domain):
+def grants(request, domain):
     """What a task asks: the log, the sidecar of its host, or the log instead of it."""
     if request.param == "log":
         yield {}
@@ -125,7 +125,7 @@ def office(request, domain):
     close_offices()
 
 
-def read(domain, topic, claim, *, delivery, office):
+def read(domain, topic, claim, *, delivery, grants):
     """Do what a task does with all of the partition."""
     options = {
         "kafka.bootstrap.servers": domain.servers,
@@ -134,7 +134,7 @@ def read(domain, topic, claim, *, delivery, office):
         "group": claim.group_id,
         "delivery": delivery,
         "transport": "fast",
-        **office,
+        **grants,
     }
     task = Task(partition=TopicPartition(topic, 0), first=0, end=RECORDS, claim=claim)
     schema = columns(has_headers=False, has_token=False)
@@ -149,11 +149,11 @@ def taken_over(domain, group, topic):
     return marshal
 
 
-def test_at_least_once_a_task_reads_no_further(domain, topic, office):
+def test_at_least_once_a_task_reads_no_further(domain, topic, grants):
     group = domain.unique("cut")
     driver = Driver(domain, group, topic, delivery="alo")
     try:
-        rows, fence = read(domain, topic, driver.claim, delivery="alo", office=office)
+        rows, fence = read(domain, topic, driver.claim, delivery="alo", grants=grants)
         assert next(rows).num_rows > 0
         assert fence.holds(topic, 0, token=driver.claim.token)
         driver.cut_off()
@@ -162,11 +162,11 @@ def test_at_least_once_a_task_reads_no_further(domain, topic, office):
                 next(rows)
             assert not fence.holds(topic, 0, token=driver.claim.token)
             # A task that only starts now yields nothing at all.
-            rows, _ = read(domain, topic, driver.claim, delivery="alo", office=office)
+            rows, _ = read(domain, topic, driver.claim, delivery="alo", grants=grants)
             with pytest.raises(ClaimLost):
                 next(rows)
             assert driver.comes_back() == "lost"
-            # What it had in hand is not confirmed.
+            # Its uncommitted records are not confirmed.
             (state,) = domain.states(group).values()
             assert state.epoch > driver.claim.epoch
             assert (state.position or 0) < RECORDS
@@ -179,7 +179,7 @@ def test_at_most_once_the_next_owner_gets_the_rest_only(domain, topic):
     group = domain.unique("cut")
     driver = Driver(domain, group, topic, delivery="amo")
     try:
-        rows, _ = read(domain, topic, driver.claim, delivery="amo", office={})
+        rows, _ = read(domain, topic, driver.claim, delivery="amo", grants={})
         done = next(rows).column("offset").to_pylist()
         driver.cut_off()
         domain.produce(topic, 10)
@@ -187,7 +187,7 @@ def test_at_most_once_the_next_owner_gets_the_rest_only(domain, topic):
             consumer = marshal.consumer(topic, delivery=Delivery.AT_MOST_ONCE)
             found = poll_all(consumer, 10)
             done += [n for batch in rows for n in batch.column("offset").to_pylist()]
-            late, _ = read(domain, topic, driver.claim, delivery="amo", office={})
+            late, _ = read(domain, topic, driver.claim, delivery="amo", grants={})
             assert list(late) == []
         assert done == list(range(RECORDS))
         assert [record.offset for record in found] == list(range(RECORDS, RECORDS + 10))

@@ -118,7 +118,7 @@ def test_tasks_attempts_and_stages_that_are_tried_again(domain, database, driver
     )
     wait_done(domain, database, drivers, group, topic)
     assert drivers.struck() == {*kinds, "amo-slow"}
-    # A task that was tried again, and a stage: its tasks begin at attempt 0 anew.
+    # A task was retried, and a stage, whose tasks begin again at attempt 0.
     assert max(drivers.attempts("amo")) > 0
     assert max(drivers.tries("amo").values()) > 1
     judge(domain, database, drivers, topic, lost_max=4 * 100)

@@ -33,7 +33,7 @@ def sidecar(domain):
 
 
 def working(address, topic, group, *, delivery, idle_ms, mark=None):
-    """Return what a task does: it dies once, after its first batch, if told so."""
+    """Return what a task does: it dies once, after its first batch, if asked to."""
 
     # Nested, so that it travels by value: workers do not know this file.
     def work(_):

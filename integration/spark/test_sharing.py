@@ -64,7 +64,7 @@ class Ledger:
 
 
 class Plain(threading.Thread):
-    """A plain consumer of the group, until it is told to stop."""
+    """A plain consumer of the group, until it is stopped."""
 
     def __init__(self, domain, group, topic, *, ledger):
         super().__init__(daemon=True)
@@ -125,8 +125,8 @@ def far_query(kit, options, ledger):
             partition, offset, token = json.loads(line)
             ledger.write("far", partition, offset, token=token)
 
-    told = (json.dumps(kit.cluster | options), kit.checkpoint("far"))
-    return Far(PROGRAM, *told, on_line=take)
+    arguments = (json.dumps(kit.cluster | options), kit.checkpoint("far"))
+    return Far(PROGRAM, *arguments, on_line=take)
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
-"""Whoever is stopped beyond its claim, and goes on, writes nothing: in every sink.
+"""A process that is stopped beyond its claim, and resumes, writes to no sink.
 
-A process is stopped (SIGSTOP) with a batch in hand, before or within its write. Its
-claim runs out, another process takes the partition and writes everything. Then the
-first goes on (SIGCONT), as if nothing had happened.
+A process is stopped (SIGSTOP) with an uncommitted batch, before or within its write.
+Its claim expires, another process takes the partition over and writes everything.
+Then the first resumes (SIGCONT), as if nothing had happened.
 """
 
 import json
@@ -52,17 +52,17 @@ class Process:
         )
 
     def wait_for(self, event):
-        """Read what it tells up to an event; None at its end."""
+        """Read its events up to one with this name; None at its end."""
         for _ in range(LINES_MAX):
             line = self._process.stdout.readline()
             if not line:
                 return None
-            said = json.loads(line)
-            if said["event"] == event:
-                return said
-        raise AssertionError("it tells no end")
+            output = json.loads(line)
+            if output["event"] == event:
+                return output
+        raise AssertionError("it reports no end")
 
-    def told(self):
+    def remaining_events(self):
         found = []
         for _ in range(LINES_MAX):
             line = self._process.stdout.readline()
@@ -88,16 +88,16 @@ class Process:
 
 
 def run_both(settings):
-    """Return what the stopped process and the one that took over told."""
+    """Return the events of the stopped process and of the one that took over."""
     first = Process(settings | {"client_id": "zombie", "stops": True})
     second = None
     try:
         assert first.wait_for("in_hand") is not None
         first.stop()
         second = Process(settings | {"client_id": "healthy", "stops": False})
-        healthy = second.told()
+        healthy = second.remaining_events()
         first.go_on()
-        return first.told(), healthy
+        return first.remaining_events(), healthy
     finally:
         first.end()
         if second is not None:

@@ -232,7 +232,7 @@ def test_once_and_in_intervals(kit, domain, group, unique):
         assert json.loads(progress["latestOffset"]) == {f"{topic}:0": 7}
     finally:
         query.stop()
-    # Spark never said that the last batch is committed; asking for more did.
+    # Spark never confirmed the last batch; asking for more did.
     await_positions(domain, group, {0: (None, 7)})
 
 
@@ -310,7 +310,7 @@ def test_at_most_once_a_batch_beyond_the_span_is_read_once(
             assert domain.sidecar.answered("grant") == len(grants)
 
 
-def test_the_documented_examples_do_what_they_say(kit, domain, unique):
+def test_the_documented_examples_work(kit, domain, unique):
     page = (Path(__file__).parents[2] / "docs" / "SPARK.md").read_text()
     blocks = dict(re.findall(BLOCK, page, re.MULTILINE | re.DOTALL))
     topic = domain.data_topic(3, records_each=10)
@@ -339,15 +339,15 @@ def test_the_documented_examples_do_what_they_say(kit, domain, unique):
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [
         ({"subcribe": "t"}, "the nearest is subscribe"),
         ({"subscribe": "t", "subscribePattern": "t"}, "exactly one of"),
         ({"subscribe": "t", "transport": "slow"}, "transport is 'slow'"),
     ],
 )
-def test_options_that_cannot_be_are_told_at_once(kit, group, more, told):
-    with pytest.raises(Exception, match=told):
+def test_invalid_options_are_refused_at_once(kit, group, more, message):
+    with pytest.raises(Exception, match=message):
         kit.stream(group, **more)
 
 
@@ -360,7 +360,7 @@ def test_a_stream_needs_a_group_and_a_batch_has_none(kit, topic):
         kit.batch(subscribe=topic, group="g").collect()
 
 
-def test_what_cannot_be_reached_is_told(kit, topic):
+def test_an_unreachable_topic_or_broker_is_an_error(kit, topic):
     with pytest.raises(Exception, match="topic 'no-such' does not exist"):
         kit.batch(subscribe="no-such").collect()
     kit.cluster["kafka.bootstrap.servers"] = "127.0.0.1:1"

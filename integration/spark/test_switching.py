@@ -192,7 +192,7 @@ def queries_of(guarded, topic: str) -> dict[str, dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def job(guarded, tmp_path_factory):
-    """What a job told that runs them all, and the folder of all that it wrote."""
+    """The output of a job that runs them all, and the folder that it wrote."""
     topic = guarded.domain.data_topic(PARTITIONS, records_each=EACH)
     home = tmp_path_factory.mktemp("job")
     queries = queries_of(guarded, topic)
@@ -205,20 +205,20 @@ def job(guarded, tmp_path_factory):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    told = dict(json.loads(line) for line in done.stdout.splitlines())
-    assert set(told) == set(queries)
-    return SimpleNamespace(told=told, log=done.stderr, home=home, queries=queries)
+    output = dict(json.loads(line) for line in done.stdout.splitlines())
+    assert set(output) == set(queries)
+    return SimpleNamespace(results=output, log=done.stderr, home=home, queries=queries)
 
 
 @pytest.mark.parametrize("name", ["scram", "mutual", "batch"])
 def test_the_options_of_sparks_own_source_read_it_all(job, name):
-    told = job.told[name]
-    assert "error" not in told, told
-    assert sorted(map(tuple, told["rows"])) == every(*[EACH] * PARTITIONS)
+    reported = job.results[name]
+    assert "error" not in reported, reported
+    assert sorted(map(tuple, reported["rows"])) == every(*[EACH] * PARTITIONS)
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         (
             "wrong-store",
@@ -228,8 +228,8 @@ def test_the_options_of_sparks_own_source_read_it_all(job, name):
         ("jks", "keytool -importkeystore -srckeystore"),
     ],
 )
-def test_what_cannot_be_is_told(job, name, told):
-    assert told in job.told[name].get("error", job.told[name])
+def test_an_unsupported_combination_is_an_error(job, name, message):
+    assert message in job.results[name].get("error", job.results[name])
 
 
 def test_no_secret_is_shown_or_left_behind(job):
@@ -241,7 +241,7 @@ def test_no_secret_is_shown_or_left_behind(job):
         if path.is_file()
     }
     assert any(name.startswith("scram/") for name in written), "there is a checkpoint"
-    written |= {"log": job.log.encode(), "told": json.dumps(job.told).encode()}
+    written |= {"log": job.log.encode(), "told": json.dumps(job.results).encode()}
     shown = {
         (name, each)
         for name, content in written.items()

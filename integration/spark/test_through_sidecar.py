@@ -1,7 +1,7 @@
 """A query whose claims are held by the sidecar of its host, and whose tasks ask it.
 
-H is a minute: what moves at once does so because a death is known, and not because
-somebody waited for a lease to end.
+The heartbeat interval is a minute: partitions move at once because a death is known,
+and not because a lease ended.
 """
 
 import json
@@ -91,8 +91,8 @@ class FarQueries(Far):
     def __init__(self, queries, checkpoint: str, hold: Path) -> None:
         self.rows = {kind: Counter() for kind in KINDS}
         self.held = set()
-        told = (json.dumps(queries), checkpoint, str(hold))
-        super().__init__(PROGRAM, *told, on_line=self._take)
+        arguments = (json.dumps(queries), checkpoint, str(hold))
+        super().__init__(PROGRAM, *arguments, on_line=self._take)
 
     def _take(self, line):
         kind, *place = json.loads(line)
@@ -103,7 +103,7 @@ class FarQueries(Far):
 
 
 class Plain(threading.Thread):
-    """A plain consumer of one group, without a sidecar, until it is told to stop."""
+    """A plain consumer of one group, without a sidecar, until it is stopped."""
 
     def __init__(self, domain, group, topic, *, kind):
         super().__init__(daemon=True)
@@ -202,7 +202,7 @@ def test_a_driver_is_killed_beside_plain_consumers(kit, domain, sidecar, tmp_pat
         await_rows(2 * EACH)
         unfinished = far.rows["alo"] - Counter(every(*[EACH] * PARTITIONS))
         far.kill()
-        # Long before the H after which a silence would be judged.
+        # Long before the interval after which a silence would be judged.
         soon(
             lambda: all(owners(domain, g) == ["plain"] * 4 for g in groups.values()),
             "the plain consumers have it all",
@@ -210,7 +210,7 @@ def test_a_driver_is_killed_beside_plain_consumers(kit, domain, sidecar, tmp_pat
         )
         domain.produce(topic, EACH)
         await_rows(3 * EACH)
-        # What the killed query had in hand, the next owner did again.
+        # The next owner repeated the uncommitted records of the killed query.
         soon(
             lambda: set(unfinished) <= set(plains["alo"].rows),
             "the unfinished batch is done again",
@@ -231,7 +231,7 @@ def test_a_driver_is_killed_beside_plain_consumers(kit, domain, sidecar, tmp_pat
 
 
 def test_an_unfinished_batch_is_done_again_if_nobody_was_between(kit, domain, sidecar):
-    """The sidecar tells which claim was before; so the restart knows its own."""
+    """The sidecar reports the claim before, so the restart recognizes its own."""
     topic = domain.data_topic(2, records_each=10)
     group = domain.unique("again")
     options = {"subscribe": topic, "sidecar": sidecar.address, "clientId": "driver"}
@@ -242,7 +242,7 @@ def test_an_unfinished_batch_is_done_again_if_nobody_was_between(kit, domain, si
     assert {row[0] for row in found} == {0}, "the very same batch"
 
 
-def test_claims_that_are_not_told_yet_are_waited_for(domain, sidecar):
+def test_claims_without_an_event_yet_are_waited_for(domain, sidecar):
     """The log shows what the sidecar won before the event of it is here."""
     topic = domain.data_topic(2, records_each=10)
     rules = Rules(
@@ -308,9 +308,9 @@ def test_over_tcp_the_token_is_read_where_it_is_shown(kit, domain, tmp_path, cap
             drained(tmp_path / "missing", "missing")
         assert cells(drained(token, "right")) == every(10)
         assert host.answered("grant") > 0
-        told = "".join(capfd.readouterr()) + host.log
+        output = "".join(capfd.readouterr()) + host.log
     secret = token.read_text().strip()
     assert len(secret) >= 32
-    assert secret not in told
+    assert secret not in output
     for path in Path(kit.checkpoint("checkpoint-right")).rglob("*"):
         assert path.is_dir() or secret.encode() not in path.read_bytes()

@@ -32,7 +32,7 @@ def cut_log(broker: EmbeddedBroker, topic: str, partition: int, *, at: int) -> i
     end, size = _end_below(segment.read_bytes(), at)
     with segment.open("r+b") as file:
         file.truncate(size)
-    # Whatever else tells of what is gone; the broker makes it again.
+    # All other files about the lost records; the broker rebuilds them.
     for path in [*folder.glob("*.index"), *folder.glob("*.timeindex")]:
         path.unlink()
     for path in [*folder.glob("*.snapshot"), data / "recovery-point-offset-checkpoint"]:

@@ -50,9 +50,9 @@ class Domain:
 
     Attributes:
         servers: The broker.
-        topic: The coordination topic, formatted unless told otherwise.
+        topic: The coordination topic, formatted by default.
         produced: Number of records written, by data partition.
-        transport: What the library reads and writes by, unless told otherwise.
+        transport: The transport of the library by default.
         via: Where claims come from: ``direct``, or a ``sidecar`` of this domain.
         replication: Number of copies of data topics, and of a coordination topic
             that is made by hand.

@@ -32,7 +32,7 @@ UNDONE = "indeterminate"
 
 
 class Supervised:
-    """A query that is started again from its checkpoint, as whoever runs it would.
+    """A query that is restarted from its checkpoint, as an operator would do.
 
     Attributes:
         query: The query now.
@@ -161,6 +161,6 @@ class Drivers(Leavings):
         assert not ended, f"{ended} ended: {self.told()}"
         return True
 
-    def told(self) -> str:
+    def output(self) -> str:
         """Return what drivers wrote on their way, for a failure's message."""
         return "\n".join(p.read_text()[-3_000:] for p in self.home.glob("*.stderr"))

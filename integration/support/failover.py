@@ -3,7 +3,7 @@
 Two things are looked at from a kill on: when a broker that lives names a new leader
 for every partition, and when each partition of the coordination topic takes a record
 again, copies and all. What it takes is rubbish to every reader (PROTOCOL 1.5), and
-only as much as one knock in 100 ms. Of data partitions the stream tells the same.
+only as much as one knock in 100 ms. The stream shows the same of data partitions.
 
 A client of librdkafka with its own settings would be late itself, so this one asks
 who leads at each turn.

@@ -23,8 +23,8 @@ def main() -> None:
     with httpx.Client(
         transport=transport, base_url="http://sidecar", headers=headers, timeout=30
     ) as client:
-        said = {"instance": instance, "beat_ms": 500}
-        client.put(base, json=said).raise_for_status()
+        registration = {"instance": instance, "beat_ms": 500}
+        client.put(base, json=registration).raise_for_status()
         client.put(f"{base}/children", json={"pids": [child.pid]}).raise_for_status()
         wants = {"topics": [topic]}
         client.put(f"{base}/subscriptions/1", json=wants).raise_for_status()

@@ -127,7 +127,7 @@ class History:
             enable_auto_commit=False,
             auto_offset_reset="none",
             bootstrap_timeout_ms=READ_MS,
-            # A question to a broker that is gone is asked anew in time.
+            # A request to a broker that is gone is repeated in time.
             request_timeout_ms=QUESTION_MS,
         )
         partitions = sorted(consumer.partitions_for_topic(self._topic))

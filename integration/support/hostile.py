@@ -40,7 +40,7 @@ def hostile_values(keys: Iterable[Key], *, seed: int) -> Iterator[bytes | None]:
             ClaimingPartition(*who, 1, *where, None, None, None, None),
             ReleasingPartition(*who, *where, epoch, 1 << 40, None, None),
             ClaimingMessages(*who, *where, epoch, me, 0, 1 << 30),
-            # Long over before it is said: it pauses nobody.
+            # Over before it is sent: it pauses nobody.
             ReleaseGroup(*who, chance.randbytes(16), 1, None),
             # Of a group of its own: legal, and a strain on the limits.
             ClaimingPartition(
@@ -64,7 +64,7 @@ def hostile_values(keys: Iterable[Key], *, seed: int) -> Iterator[bytes | None]:
 
 
 class Flood:
-    """Writes such records into every partition of a topic, as fast as told.
+    """Writes such records into every partition of a topic, at the given rate.
 
     Attributes:
         sent: How many so far.

@@ -108,7 +108,7 @@ def judge_duplicates(
     """Check PROTOCOL 6.1 for every tenure; return the number of repeats.
 
     Whatever is processed again lies at or above the last accepted position of
-    the tenure before, and was processed there less than an H and a round trip
+    the tenure before, and was processed there less than an interval and a round trip
     before that tenure's last sign of life, or after it. The latter is not asked
     where brokers' clocks were wrong (``has_true_time``).
     """
@@ -167,8 +167,8 @@ def judge_overlaps(
 ) -> int:
     """Check S4 and S7 by what was done; return how often two were at work.
 
-    Whoever works under an older token when a newer one is at work already was
-    checked before, and got no further: at most the one record in its hands. With
+    A process that still works under an older token beside a newer one was
+    checked before, and got no further: at most one record. With
     ``late_max`` None they are counted only: clocks were beyond what S4 assumes.
     """
     tokens = {

@@ -2,7 +2,7 @@
 
 Any direction between any two of them can be cut without a word to either side: the
 sender's entry for the other's hardware address is made wrong, and what it sends goes
-nowhere. Linux, with the rights of root; ``is_allowed`` tells.
+nowhere. Linux, with the rights of root; see ``is_allowed``.
 """
 
 import os

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Self
 
 import attrs
+from cluster_history import ClusterHistory, Sender, as_figures, judge
 from domain import Domain
 from failover import Failover
 from fleet import Fleet, Worker
 from journal import judge_duplicates, judge_grants, judge_overlaps
 from stream import PythonPair, Stream, longest_gap_ms
-from telling import Sender, Telling, as_figures, judge
 from waiting import eventually, wall_ms
 
 from kafka_marshal import Delivery
@@ -58,8 +58,8 @@ class Finding:
         unprocessed_max: The most of one claim; the bound is ``AT_RISK``.
         stale_hands: Records that were in an owner's hands when the next began.
         losses: At least once: records that nobody processed.
-        history: What the checker of histories says, by guarantee.
-        notes: Whatever else should be told.
+        history: Findings of the checker of histories, by guarantee.
+        notes: Whatever else should be reported.
     """
 
     name: str
@@ -194,8 +194,8 @@ class Ordeal:
     ) -> None:
         """Wait until records flow and are worked on in every partition again.
 
-        ``is_replacing`` starts anew whoever ended with an error, as those who look
-        after a fleet do.
+        ``is_replacing`` restarts workers that ended with an error, as an operator
+        would do.
         """
         since = wall_ms()
         self.stream.wait_flowing(since, timeout_ms)
@@ -245,7 +245,7 @@ class Ordeal:
             for seen in times.values():
                 seen.sort()
                 gap_ms = longest_gap_ms([at for at, _ in seen], since_ms)
-                # Whoever has it now is who was waited for.
+                # The present owner is the one that was waited for.
                 who = f"{delivery} {self._team.get(seen[-1][1], 'another')}"
                 ours[who] = max(gap_ms, ours.get(who, 0))
         self.finding.gap_ms.append(max(ours.values()))
@@ -301,7 +301,7 @@ class Ordeal:
             self.finding.handed_ms += [max(handed)] if handed else []
 
     def judge_silence(self, since_ms: int, until_ms: int) -> None:
-        """Check L11: whoever could not renew since then has stopped within an H.
+        """Check L11: workers that could not renew stopped within an interval.
 
         One record may have been in its hands.
         """
@@ -343,7 +343,7 @@ class Ordeal:
     # --- where workers or the log itself may end
 
     def replace_the_fallen(self) -> None:
-        """Start anew, under other names, whoever ended with an error; note why."""
+        """Restart workers that ended with an error under other names; note why."""
         for delivery, fleet in self.fleets.items():
             for worker in list(fleet.workers):
                 if worker.is_running or worker.pid in self._replaced:
@@ -359,7 +359,7 @@ class Ordeal:
                 )
 
     def noticed(self, event: str) -> set[tuple[str, str]]:
-        """Return whose engine told of an event, as guarantee and client_id."""
+        """Return whose engine reported an event, as guarantee and client_id."""
         return {
             (delivery, line["client_id"])
             for delivery, fleet in self.fleets.items()
@@ -473,8 +473,8 @@ def judge_histories(
         for fleet in fleets.values()
         for worker in fleet.workers
     ]
-    operations = Telling(domain.history().entries, senders).operations()
-    told = []
+    operations = ClusterHistory(domain.history().entries, senders).operations()
+    figures = []
     for name, fleet in fleets.items():
         (topic,) = fleet.settings["topics"]
         verdict = judge(
@@ -485,9 +485,9 @@ def judge_histories(
             h_ms=found.h_ms,
         )
         found.history[name] = as_figures(verdict)
-        told += [
+        figures += [
             finding
             for finding in verdict.findings
             if is_exclusive or finding.invariant != "S4"
         ]
-    assert not told, f"by the history: {told[:3]}"
+    assert not figures, f"by the history: {figures[:3]}"

@@ -15,7 +15,7 @@ from waiting import eventually
 
 START_S = 60
 STOP_S = 60
-SAID_CHARS_MAX = 1_000
+OUTPUT_CHARS_MAX = 1_000
 UNPRIVILEGED = "nobody"
 
 
@@ -95,7 +95,7 @@ class Postgres:
             raise PostgresUnavailable(f"initdb failed: {done.stderr.strip()}")
 
     def _within_reach(self, programs: Path) -> Path:
-        """Return the programs where whoever runs them may go."""
+        """Return the programs in a folder that their user may read."""
         is_open = all(f.stat().st_mode & 0o001 for f in (programs, *programs.parents))
         if os.geteuid() != 0 or is_open:
             return programs
@@ -120,8 +120,8 @@ class Postgres:
         def is_up() -> bool:
             assert self._process is not None
             if self._process.poll() is not None:
-                said = log.read_text(errors="replace")[-SAID_CHARS_MAX:]
-                raise PostgresUnavailable(f"PostgreSQL did not start: {said}")
+                text = log.read_text(errors="replace")[-OUTPUT_CHARS_MAX:]
+                raise PostgresUnavailable(f"PostgreSQL did not start: {text}")
             try:
                 self.connect().close()
             except psycopg.OperationalError:

@@ -34,7 +34,7 @@ class Sidecar:
         domain: The coordination domain that it works in.
         client_id: Its name in the log.
         path: Its Unix socket.
-        state_dir: Where it keeps identity and promises.
+        state_dir: Where it keeps its identity and lease journal.
         process: Its process now.
     """
 
@@ -59,7 +59,7 @@ class Sidecar:
 
     @property
     def address(self) -> str:
-        """What `Marshal(sidecar=...)` is told."""
+        """The value for `Marshal(sidecar=...)`."""
         return f"unix:{self.path}"
 
     @property
@@ -68,7 +68,7 @@ class Sidecar:
         return self._log.read_text() if self._log.exists() else ""
 
     def start(self, *, is_ready: bool = True) -> "Sidecar":
-        """Start it, or start it again; it is ready then, unless told otherwise."""
+        """Start it, or start it again; by default wait until it is ready."""
         command = [
             *(MARSHAL, "sidecar", "run", "--socket", self.path),
             *("--client-id", self.client_id, "--state-dir", self.state_dir),
@@ -180,8 +180,8 @@ class PlainClient:
 
     Attributes:
         frames: Every event that came, oldest first: its id and its document.
-        has: What it has now, as its events say: place to the ``assigned`` event.
-        deadlines: What the last beat told, place to document.
+        has: What it has now by its events: place to the ``assigned`` event.
+        deadlines: Those of the last heartbeat, place to document.
     """
 
     def __init__(self, sidecar, group: str, client: str, *, beat_ms: int = 100) -> None:
@@ -231,7 +231,7 @@ class PlainClient:
                     client.post(self.base + "/beat", json={})
 
     def standing(self, of: tuple[str, int], position: int, **more) -> dict:
-        """Return what is said of a partition that it has."""
+        """Return the progress to report of a partition that it has."""
         topic, partition = of
         epoch = self.has[of]["epoch"]
         found = {"topic": topic, "partition": partition, "epoch": epoch}
@@ -241,7 +241,7 @@ class PlainClient:
         body = {"returned": returned, "timeout_ms": timeout_ms}
         response = self.http.post(self.base + "/released", json=body)
         if response.is_success:
-            # What it confirmed itself is not told once more.
+            # What it confirmed itself is not reported again.
             for each in returned:
                 had = self.has.get(place(each))
                 # A later claim of it may have been assigned meanwhile.
@@ -249,8 +249,8 @@ class PlainClient:
                     self.has.pop(place(each), None)
         return response
 
-    def leave(self, **said) -> httpx.Response:
-        return self.http.request("DELETE", self.base, json=said)
+    def leave(self, **request) -> httpx.Response:
+        return self.http.request("DELETE", self.base, json=request)
 
     # --- events
 
@@ -327,7 +327,7 @@ class PlainClient:
             assert not self._thread.is_alive()
 
     def close(self) -> None:
-        """Cut everything; nobody is told."""
+        """Cut everything; nobody is notified."""
         self._ended.set()
         if self._beating is not None:
             self._beating.join(END_S)

@@ -5,7 +5,7 @@ Run as ``python spark_program.py SETTINGS``, settings being one JSON object; see
 row as they get it. The other is at least once, into a database. Queries that end are
 started again from their checkpoints, until standard input is closed.
 
-Accidents happen as told, each once in the life of the folder ``accidents``.
+Accidents happen as configured, each once in the life of the folder ``accidents``.
 """
 
 import json

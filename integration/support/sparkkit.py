@@ -33,7 +33,7 @@ class Kit:
         return self.spark.read.format("marshal").options(**self.cluster, **more).load()
 
     def stream(self, group, **more):
-        """A stream of a group, from the earliest offsets unless told otherwise."""
+        """A stream of a group, from the earliest offsets by default."""
         options = {"startingOffsets": "earliest", "stateDir": ""} | more
         reader = self.spark.readStream.format("marshal")
         return reader.options(**self.cluster, group=group, **options).load()
@@ -77,7 +77,7 @@ def has_begun(query):
 
 
 class Far:
-    """A driver in a process of its own, which tells lines and can be killed.
+    """A driver in a process of its own, which prints lines and can be killed.
 
     Attributes:
         process: The driver's process.
@@ -88,7 +88,7 @@ class Far:
 
         Args:
             program: Its source.
-            arguments: What it is told.
+            arguments: Its arguments.
             on_line: Called with each line that it prints, on a thread.
         """
         self._on_line = on_line

@@ -70,8 +70,8 @@ def read_out(consumer: Consumer, count: int) -> list[Record]:
 def subscribed(topic: str, **options: object) -> KafkaConsumer:
     """Return an ordinary consumer of a group, which knows its topic before it joins.
 
-    As the leader it would else assign nothing to anybody; and where it hears of the
-    topic in that moment, it never looks again.
+    As the leader it would otherwise assign nothing; and if it learns of the topic at
+    that moment, it never checks again.
     """
     consumer = KafkaConsumer(**options)
     eventually(lambda: consumer.partitions_for_topic(topic), f"{topic} is known")

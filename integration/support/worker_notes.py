@@ -82,7 +82,7 @@ class NotingLog:
         return append
 
     def _look(self) -> None:
-        """Note which appends have failed, as far as the process was told."""
+        """Note which appends have failed, as far as the process knows."""
         with self._lock:
             for _ in range(len(self._open)):
                 number, append = self._open.popleft()

@@ -51,7 +51,7 @@ class PenObserver(Observer):
 def consume(
     pen: Pen, consumer, *, handle_ms: int, commit: bool, noting: Noting | None
 ) -> None:
-    """Handle one record after the other until told to stop."""
+    """Handle one record after the other until stopped."""
     for record in consumer:
         place = {"topic": record.topic, "partition": record.partition}
         token = str(record.token)
@@ -71,7 +71,7 @@ def consume(
 
 
 def consume_batches(pen: Pen, consumer, *, handle_ms: int) -> None:
-    """Handle batch after batch until told to stop; ``handle_ms`` is of a batch."""
+    """Handle batch after batch until stopped; ``handle_ms`` is of a batch."""
     for batch in consumer.batches():
         place = {"topic": batch.partition.topic, "partition": batch.partition.partition}
         token = str(batch.token)

@@ -27,7 +27,7 @@ class Clocks:
 
     Attributes:
         class_path: What a cluster must have ahead of Kafka's jars.
-        java_options: What its nodes must be told.
+        java_options: Options that its nodes need.
     """
 
     def __init__(self, home: Path, nodes: int) -> None:

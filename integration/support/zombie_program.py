@@ -2,8 +2,8 @@
 
 Run as ``python zombie_program.py SETTINGS``, settings being one JSON object; see
 ``integration/spark/test_sinks_zombies.py``. It takes one batch after the other and
-writes it by one of the library's sinks. With ``stops`` it says so in the midst of its
-first write, and goes on once it is told to on its standard input.
+writes it by one of the library's sinks. With ``stops`` it reports the middle of its
+first write, and resumes when a line arrives on its standard input.
 """
 
 import json
@@ -23,8 +23,8 @@ from kafka_marshal.spark.sinks_kafka import KafkaSink
 from kafka_marshal.spark.sinks_table import TableSink, write_rows
 
 
-def tell(**said: object) -> None:
-    sys.stdout.write(json.dumps(said) + "\n")
+def report(**fields: object) -> None:
+    sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 
 
@@ -68,20 +68,20 @@ class Program:
         try:
             written = self.write(place, token, rows)
         except (MarshalError, psycopg.Error) as error:
-            tell(event="refused", error=type(error).__name__, says=str(error))
+            report(event="refused", error=type(error).__name__, says=str(error))
             sys.exit(0)
-        tell(event="written", count=written, first=rows[0].offset)
+        report(event="written", count=written, first=rows[0].offset)
         try:
             consumer.commit(batch.records)
         except ClaimLost:
-            tell(event="lost")
+            report(event="lost")
             sys.exit(0)
 
     def stop_here(self) -> None:
         """Wait to be stopped, and then for the word to go on."""
         if self.must_stop:
             self.must_stop = False
-            tell(event="in_hand")
+            report(event="in_hand")
             sys.stdin.readline()
 
     def rows_with_a_stop(self, rows):
@@ -106,7 +106,7 @@ class Program:
             insert,
             self.settings["group"],
             rows_at_once=5,
-            # Less than 2H: nobody waits for it. More than a machine is busy for.
+            # Less than two intervals: nobody waits for it. Longer than a busy machine.
             idle_ms_max=3_000,
         )
         if self.settings["where"] == "before":

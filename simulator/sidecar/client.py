@@ -62,7 +62,7 @@ class _NotYet(Exception):
 
 
 class _Stopped:
-    """What says whether a client has stopped; whoever would wait is called again."""
+    """A condition that never waits: its caller is called again instead."""
 
     def __init__(self) -> None:
         self.is_over = False
@@ -78,7 +78,7 @@ class _Stopped:
 
 
 @attrs.define(eq=False)
-class _Errands:
+class _WorkerPool:
     """Calls that wait to be made."""
 
     waiting: list[Callable[[], None]] = attrs.field(factory=list)
@@ -98,7 +98,7 @@ class _Errands:
 
 
 @attrs.define(eq=False)
-class _Asking:
+class _PendingGrant:
     """One request for offsets on its way.
 
     Attributes:
@@ -106,7 +106,7 @@ class _Asking:
         hub: Which life of the sidecar was asked, None before.
         ticket: Its ticket.
         until_ms: When it says that there was no verdict.
-        answer: What the client is told.
+        answer: The response to the client.
     """
 
     call: Callable[[], None]
@@ -148,7 +148,7 @@ class Line:
         try:
             answer = do(hub)
         except MarshalError as error:
-            raise _as_told(error) from error
+            raise _as_received(error) from error
         if self.loses():
             raise CoordinationError("the connection broke off")
         return answer
@@ -194,7 +194,7 @@ class Line:
             )
 
 
-def _as_told(error: MarshalError) -> MarshalError:
+def _as_received(error: MarshalError) -> MarshalError:
     """Return an error of the sidecar as its client gets it."""
     if isinstance(error, ClaimLost) and error.reason in {GONE, UNKNOWN}:
         return NotRegistered(str(error))
@@ -213,7 +213,7 @@ class Hosted:
         consumer: Its consumer, None where it claims partitions one by one.
         claims: What it claims so.
         failure: Why it can go no further.
-        has_left: Whether the sidecar has heard that it leaves.
+        has_left: Whether the sidecar has received its leave request.
     """
 
     def __init__(
@@ -248,9 +248,9 @@ class Hosted:
         self.session = RemoteSession(
             self.context, nobody, client_id=name, grantee=rng.randbytes(16)
         )
-        self._carriers, self._asking = _Errands(), list[_Asking]()
+        self._carriers, self._asking = _WorkerPool(), list[_PendingGrant]()
         self._stopped = _Stopped()
-        self._answering: _Asking | None = None
+        self._answering: _PendingGrant | None = None
         self._wire()
         self.consumer: Consumer | None = None
         self._wants: api.SubscriptionSpec | None = None
@@ -373,7 +373,7 @@ class Hosted:
 
     def _listen(self) -> None:
         if self._heard_of is not self.host.hub:
-            self._drop_feed()  # whoever told of it is dead
+            self._drop_feed()  # its sidecar is dead
             self._heard_of = self.host.hub
         if self._feed is None or self._feed.is_closed:
             self._inbox.clear()
@@ -433,7 +433,7 @@ class Hosted:
             self._told = None
 
     def carry(self) -> None:
-        """Carry one thing that is to be said."""
+        """Send the next pending message."""
         self._carriers.step()
         if self._leaving is not None and not self.has_left:
             said = self._leaving
@@ -457,7 +457,7 @@ class Hosted:
     def _run(self, call: Callable[[], None]) -> bool:
         if len(self._asking) >= GRANTS_MAX:
             return False
-        self._asking.append(_Asking(call))
+        self._asking.append(_PendingGrant(call))
         return True
 
     def _ask(self, ask: api.GrantRequest) -> api.GrantResponse:
@@ -488,7 +488,7 @@ class Hosted:
             self._asking.remove(asking)
 
     def _answer(
-        self, asking: _Asking, ticket: Ticket
+        self, asking: _PendingGrant, ticket: Ticket
     ) -> api.GrantResponse | MarshalError | None:
         if self.host.hub is not asking.hub or self.line.is_cut:
             return CoordinationError("the connection broke off")

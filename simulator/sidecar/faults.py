@@ -72,7 +72,7 @@ class Troubles:
         place.mends_ms = 0
         place.drains_ms = None
         place.starts_ms = self._world.now_ms + after_ms
-        self._world.say(f"{place.host.name} crashes for {after_ms} ms")
+        self._world.trace(f"{place.host.name} crashes for {after_ms} ms")
 
     def _hang_sidecar(self) -> None:
         place = self._running()
@@ -83,7 +83,7 @@ class Troubles:
         place.host.is_hung = True
         place.wakes_ms = until_ms
         for_ms = until_ms - self._world.now_ms
-        self._world.say(f"{place.host.name} is stopped for {for_ms} ms")
+        self._world.trace(f"{place.host.name} is stopped for {for_ms} ms")
 
     def _drain(self) -> None:
         """End it in order, and start it again."""
@@ -91,7 +91,7 @@ class Troubles:
         if place is not None and place.host.hub is not None and not place.host.is_hung:
             place.host.hub.start_drain()
             place.drains_ms = self._world.now_ms + self._span_ms()
-            self._world.say(f"{place.host.name} is told to end")
+            self._world.trace(f"{place.host.name} is told to end")
 
     def _suspend(self) -> None:
         """Stop all of a machine; its boot clock runs on."""
@@ -102,14 +102,14 @@ class Troubles:
         for process in self._world.processes:
             if process.host is place.host:
                 process.wakes_ms = until_ms
-        self._world.say(f"the machine of {place.host.name} is suspended")
+        self._world.trace(f"the machine of {place.host.name} is suspended")
 
     # --- of processes
 
     def _kill(self) -> None:
         process = self._victim()
         if process is not None:
-            self._world.say(f"{process.name} dies")
+            self._world.trace(f"{process.name} dies")
             self._world.remove(process)
             after_ms = self._rng.randint(0, 3 * self._world.h)
             self._world.restarts.append((self._world.now_ms + after_ms, process))
@@ -119,7 +119,7 @@ class Troubles:
         if process is not None:
             for_ms = self._span_ms()
             process.wakes_ms = self._world.now_ms + for_ms
-            self._world.say(f"{process.name} is stopped for {for_ms} ms")
+            self._world.trace(f"{process.name} is stopped for {for_ms} ms")
 
     def _break_line(self) -> None:
         process = self._victim(hosted=True)
@@ -127,7 +127,7 @@ class Troubles:
             for_ms = self._span_ms()
             process.work.line.is_cut = True
             process.mends_ms = self._world.now_ms + for_ms
-            self._world.say(f"{process.name} is cut off from it for {for_ms} ms")
+            self._world.trace(f"{process.name} is cut off from it for {for_ms} ms")
 
     def _churn(self) -> None:
         world = self._world
@@ -137,7 +137,7 @@ class Troubles:
         process = self._victim()
         if process is None or len(world.processes) == 1:
             return
-        world.say(f"{process.name} leaves")
+        world.trace(f"{process.name} leaves")
         work = process.work
         if isinstance(work, Node) and not work.engine.is_ready:
             world.remove(process)  # it never got as far as to have a session
@@ -157,11 +157,11 @@ class Troubles:
                 process.work.cut(is_cut=True)
             else:
                 process.work.data.cut = True
-            world.say(f"{process.name} is cut off for {for_ms} ms")
+            world.trace(f"{process.name} is cut off for {for_ms} ms")
         elif place is not None:
             place.mends_ms = world.now_ms + for_ms
             place.host.cut(is_cut=True)
-            world.say(f"{place.host.name} is cut off for {for_ms} ms")
+            world.trace(f"{place.host.name} is cut off for {for_ms} ms")
 
     def _fail_over(self) -> None:
         world = self._world
@@ -172,7 +172,7 @@ class Troubles:
         leader = LEADERS * (world.cluster.kafka.log(place).leader_epoch + 1) + number
         world.cluster.kafka.set_skew(leader, skew_ms)
         world.cluster.kafka.fail_over(place, leader=leader)
-        world.say(f"{place} is led by {leader}, its clock at {skew_ms:+}")
+        world.trace(f"{place} is led by {leader}, its clock at {skew_ms:+}")
 
     def _pause(self) -> None:
         for_ms = self._span_ms()
@@ -181,7 +181,7 @@ class Troubles:
     def pause(self, for_ms: int) -> None:
         """Pause the group for so long."""
         self._pauses.begin(for_ms)
-        self._world.say(f"the group is paused for {for_ms} ms")
+        self._world.trace(f"the group is paused for {for_ms} ms")
 
     def end_pauses(self) -> None:
         """End every pause."""

@@ -57,7 +57,7 @@ class HostedSimulation(Liveness):
         """
         world = self.world
         start_ms = world.now_ms
-        world.say(f"{world.delivery.value} H={world.h} {sorted(world.faults)}")
+        world.trace(f"{world.delivery.value} H={world.h} {sorted(world.faults)}")
         try:
             for _ in range(rounds):
                 self._round()
@@ -101,7 +101,7 @@ class HostedSimulation(Liveness):
 
     def _heal(self) -> None:
         world = self.world
-        world.say("everything is healed")
+        world.trace("everything is healed")
         world.is_broken = False
         world.fates.faults = ()
         for place in world.hosts:
@@ -191,13 +191,13 @@ class HostedSimulation(Liveness):
         if not fit or sum(map(self._is_consumer, world.processes)) == 1:
             return
         process = world.rng.choice(fit)
-        world.say(f"{process.name} dies while all is well")
+        world.trace(f"{process.name} dies while all is well")
         world.count("death while all is well")
         world.remove(process)
         self._demand_owned("L1", DEATH_MS)
 
     def _check_drain(self) -> None:
-        """L3: a paused group is drained after 2H and a round trip."""
+        """L3: a paused group is drained after two intervals and a round trip."""
         world = self.world
         bound_ms = 2 * world.h + 4 * HEALED_STEP_MS
         self._troubles.pause(2 * bound_ms)

@@ -233,15 +233,15 @@ class HostedWorld(BaseWorld):
         if place.mends_ms and now_ms >= place.mends_ms:
             place.mends_ms = 0
             host.cut(is_cut=False)
-            self.say(f"{host.name} is connected again")
+            self.trace(f"{host.name} is connected again")
         if host.is_hung and now_ms >= place.wakes_ms:
             host.is_hung = False
-            self.say(f"{host.name} goes on")
+            self.trace(f"{host.name} goes on")
         if place.starts_ms is not None and now_ms >= place.starts_ms:
             place.starts_ms = None
             place.checked = {}
             host.start()
-            self.say(f"{host.name} starts")
+            self.trace(f"{host.name} starts")
 
     def drive_host(self, place: Place) -> None:
         """Let a sidecar act once, unless it is stopped."""
@@ -253,7 +253,7 @@ class HostedWorld(BaseWorld):
             place.drains_ms = None
             host.end()
             place.starts_ms = self.now_ms + self.rng.randint(0, self.h)
-            self.say(f"{host.name} has ended in order")
+            self.trace(f"{host.name} has ended in order")
 
     def drive(self, process: Process, *, is_calm: bool = False) -> None:
         """Let one process do what it does, unless it is stopped."""
@@ -276,7 +276,7 @@ class HostedWorld(BaseWorld):
             if not isinstance(failure, IdentityConflict):
                 raise Violation("fault", f"{process.name}: {failure!r}")
             # Its name is not free yet: its supervisor tries again.
-            self.say(f"{process.name} fails: its name is in use")
+            self.trace(f"{process.name} fails: its name is in use")
             self.remove(process)
             self.restarts.append((self.now_ms + self.h // 2, process))
             return
@@ -314,14 +314,14 @@ class HostedWorld(BaseWorld):
         for partition, records in polled.items():
             key = Key(GROUP, *partition)
             offsets = [record.offset for record in records]
-            self.say(f"{process.name} is handed {partition} {offsets}")
+            self.trace(f"{process.name} is handed {partition} {offsets}")
             for record in records:
                 assert record.token is not None
                 self.hand_outs.handed_out(key, record.token, offset=record.offset)
             process.hand.extend(records)
 
     def work(self, process: Process, count: int) -> None:
-        """Process and commit some of what is in hand, in any order."""
+        """Process and commit some uncommitted records, in any order."""
         consumer = process.work.consumer
         if consumer is None:
             return
@@ -442,7 +442,7 @@ class HostedWorld(BaseWorld):
         self._starts += 1
         process = Process(f"{client_id}#{self._starts}", client_id, work)
         self.processes.append(process)
-        self.say(f"{process.name} starts, {where}")
+        self.trace(f"{process.name} starts, {where}")
 
     def start_again(self, process: Process) -> None:
         """Start another process in the place of one that has ended."""
@@ -458,7 +458,7 @@ class HostedWorld(BaseWorld):
         work = process.work
         if isinstance(work, Hosted) and work.pid is not None:
             work.host.deaths.note(work.pid)
-        self.say(f"{process.name} ends")
+        self.trace(f"{process.name} ends")
 
     def mend(self, process: Process) -> None:
         """Mend its connection to its sidecar, and to the cluster."""
@@ -468,7 +468,7 @@ class HostedWorld(BaseWorld):
             work.cut(is_cut=False)
         else:
             work.line.is_cut = work.data.cut = False
-        self.say(f"{process.name} is connected again")
+        self.trace(f"{process.name} is connected again")
 
     def produce(self, count: int) -> None:
         """Write records to consume."""

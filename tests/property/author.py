@@ -64,7 +64,7 @@ def incarnation(client, life):
 
 
 class Author:
-    """Writes one log in text form; ``naive`` must be kept up by whoever folds it."""
+    """Writes one log in text form; ``naive`` the caller folds it by ``naive``."""
 
     def __init__(self, pick: Pick, naive: Naive, *, k: int = 1, may_halt: bool = False):
         self.pick = pick
@@ -147,53 +147,55 @@ class Author:
 
     def owner(self):
         """Return what an owner says, most often a real one of the right epoch."""
-        said = self.sender() | self.key() | {"epoch": self.pick(range(4))}
+        fields = self.sender() | self.key() | {"epoch": self.pick(range(4))}
         known = sorted(self.naive.keys)
         owned = [key for key in known if self.naive.keys[key]["owner"] is not None]
         if known and self.pick((True,) * 6 + (False,)):
             key = self.pick(self.pick((owned, owned, owned, known)) or known)
             state = self.naive.keys[key]
-            said |= dict(zip(("group_id", "topic", "partition"), key, strict=True))
-            said["epoch"] = state["epoch"] - self.pick((0, 0, 0, 0, 0, 1))
-            said["epoch"] = max(0, said["epoch"])
+            fields |= dict(zip(("group_id", "topic", "partition"), key, strict=True))
+            fields["epoch"] = state["epoch"] - self.pick((0, 0, 0, 0, 0, 1))
+            fields["epoch"] = max(0, fields["epoch"])
             if state["owner"] is not None and self.pick((True,) * 6 + (False,)):
-                said["client_id"], said["incarnation"] = state["owner"]
-        return said
+                fields["client_id"], fields["incarnation"] = state["owner"]
+        return fields
 
     def position(self):
         return self.pick((None, 0, 1, 2, 5, 9))
 
     @staticmethod
-    def payload(kind, said, *names):
+    def payload(kind, fields, *names):
         order = ("client_id", "group_id", "incarnation", "seq", *names)
         return {
             "type": kind,
             "version": 0,
-            "data": {name: said[name] for name in order},
+            "data": {name: fields[name] for name in order},
         }
 
     # --- Moves ---
 
     def claim(self, resume=None):
-        said = self.sender() | self.key() | {"resume": resume}
+        fields = self.sender() | self.key() | {"resume": resume}
         known = sorted(self.naive.keys)
         if known and self.pick((True, True, True, False)):
             key = self.pick(known)
-            said |= dict(zip(("group_id", "topic", "partition"), key, strict=True))
+            fields |= dict(zip(("group_id", "topic", "partition"), key, strict=True))
         generation = 1 if self.naive.config is None else self.naive.config["generation"]
-        said["generation"] = generation + self.pick((0,) * 9 + (1,))
-        said["topic_id"] = self.pick(TOPIC_IDS)
+        fields["generation"] = generation + self.pick((0,) * 9 + (1,))
+        fields["topic_id"] = self.pick(TOPIC_IDS)
         secret = self.pick((None, *SECRETS))
-        said["resume_hash"] = secret and sha256(bytes.fromhex(secret)).hexdigest()
-        key = (said["group_id"], said["topic"], said["partition"])
+        fields["resume_hash"] = secret and sha256(bytes.fromhex(secret)).hexdigest()
+        key = (fields["group_id"], fields["topic"], fields["partition"])
         state = self.naive.keys.get(key)
         epoch = 0 if state is None else state["epoch"]
-        said["expected_epoch"] = self.pick((None, None, epoch, epoch, epoch, epoch + 1))
+        fields["expected_epoch"] = self.pick(
+            (None, None, epoch, epoch, epoch, epoch + 1)
+        )
         if resume is not None:
-            self.take_up(said, state)
+            self.take_up(fields, state)
         return self.payload(
             "ClaimingPartition",
-            said,
+            fields,
             "generation",
             "topic",
             "partition",
@@ -206,9 +208,9 @@ class Author:
     def resume(self):
         return self.claim(resume={})
 
-    def take_up(self, said, state):
+    def take_up(self, fields, state):
         """Let a claim take up a former life, most often the right one."""
-        client, life = said["client_id"], said["incarnation"]
+        client, life = fields["client_id"], fields["incarnation"]
         epoch, secret = 0, self.pick(SECRETS)
         if state is not None:
             epoch = state["epoch"] + self.pick((0,) * 7 + (1,))
@@ -219,60 +221,64 @@ class Author:
                 if right == state["resume_hash"] and self.pick((True,) * 5 + (False,)):
                     secret = known
         if self.pick((True,) * 7 + (False,)):
-            said["client_id"] = client
-            said["incarnation"] = incarnation(client, self.pick((0, 1, 2)))
-        said["resume"] = {"incarnation": life, "epoch": epoch, "secret": secret}
+            fields["client_id"] = client
+            fields["incarnation"] = incarnation(client, self.pick((0, 1, 2)))
+        fields["resume"] = {"incarnation": life, "epoch": epoch, "secret": secret}
 
     def beat(self):
-        said = self.owner() | {"position": self.position()}
-        said["rewind"] = self.pick((False, False, False, True))
+        fields = self.owner() | {"position": self.position()}
+        fields["rewind"] = self.pick((False, False, False, True))
         names = ("topic", "partition", "epoch", "position", "rewind")
-        return self.payload("Heartbeat", said, *names)
+        return self.payload("Heartbeat", fields, *names)
 
     def batch(self):
-        said = self.owner()
-        sender = said["client_id"], said["incarnation"]
-        epochs = [said["epoch"], said["epoch"], 99]
+        fields = self.owner()
+        sender = fields["client_id"], fields["incarnation"]
+        epochs = [fields["epoch"], fields["epoch"], 99]
         for state in self.naive.keys.values():
             epochs += [state["epoch"]] * (4 if state["owner"] == sender else 1)
         count = self.pick((1, 2, 3, 3, 4))
-        said["beats"] = [[self.pick(epochs), self.position()] for _ in range(count)]
-        return self.payload("BatchHeartbeat", said, "beats")
+        fields["beats"] = [[self.pick(epochs), self.position()] for _ in range(count)]
+        return self.payload("BatchHeartbeat", fields, "beats")
 
     def release(self):
-        said = self.owner() | {"position": self.position(), "reason": None}
-        said["successor"] = self.pick((None, None, *CLIENTS))
+        fields = self.owner() | {"position": self.position(), "reason": None}
+        fields["successor"] = self.pick((None, None, *CLIENTS))
         names = ("topic", "partition", "epoch", "position", "successor", "reason")
-        return self.payload("ReleasingPartition", said, *names)
+        return self.payload("ReleasingPartition", fields, *names)
 
     def drop(self):
-        said = self.owner()
-        said["client_id"] = "admin"
-        return self.payload("ForgettingPartition", said, "topic", "partition", "epoch")
+        fields = self.owner()
+        fields["client_id"] = "admin"
+        return self.payload(
+            "ForgettingPartition", fields, "topic", "partition", "epoch"
+        )
 
     def messages(self):
-        said = self.owner() | {"grantee": "9a" * 16}
-        key = (said["group_id"], said["topic"], said["partition"])
+        fields = self.owner() | {"grantee": "9a" * 16}
+        key = (fields["group_id"], fields["topic"], fields["partition"])
         state = self.naive.keys.get(key, {"position": None, "granted": None})
         head = max(state["position"] or 0, state["granted"] or 0)
-        said["first"] = head + self.pick((0, 1))
+        fields["first"] = head + self.pick((0, 1))
         last = head + self.pick((-2, -1, -1, 0, 1, 3, 4, 5, 2**24 - 1, 2**24))
-        said["proposed_last_offset"] = max(0, last)
+        fields["proposed_last_offset"] = max(0, last)
         names = ("topic", "partition", "epoch", "grantee", "first")
-        return self.payload("ClaimingMessages", said, *names, "proposed_last_offset")
+        return self.payload("ClaimingMessages", fields, *names, "proposed_last_offset")
 
     def pause(self):
-        said = self.sender() | {"op_id": self.pick(OPS), "reason": None}
-        said["group_id"] = self.pick(GROUPS)
-        pause = self.naive.pauses.get(said["group_id"])
+        fields = self.sender() | {"op_id": self.pick(OPS), "reason": None}
+        fields["group_id"] = self.pick(GROUPS)
+        pause = self.naive.pauses.get(fields["group_id"])
         if pause is not None and self.pick((True, True, False)):
-            said["op_id"] = pause["op_id"]
-            said["seq"] = pause["seq"] + self.pick((0, 1, 1))
-            said["incarnation"] = self.pick((pause["incarnation"], said["incarnation"]))
+            fields["op_id"] = pause["op_id"]
+            fields["seq"] = pause["seq"] + self.pick((0, 1, 1))
+            fields["incarnation"] = self.pick(
+                (pause["incarnation"], fields["incarnation"])
+            )
         until = self.naive.m + self.pick((-1, 0, 1, H, 2 * H, 5 * H, 9 * H))
-        said["msg_expire_time"] = max(0, self.pick((0, until, until, until, until)))
+        fields["msg_expire_time"] = max(0, self.pick((0, until, until, until, until)))
         names = ("op_id", "msg_expire_time", "reason")
-        return self.payload("ReleaseGroup", said, *names)
+        return self.payload("ReleaseGroup", fields, *names)
 
     def config(self):
         old = self.naive.config
@@ -296,8 +302,8 @@ class Author:
         return {"type": "Config", "version": 0, "data": data}
 
     def member(self):
-        said = self.sender()
-        data = {name: said[name] for name in said} | {
+        fields = self.sender()
+        data = {name: fields[name] for name in fields} | {
             "topics": ["t"],
             "host": "host",
             "capacity": 1,
@@ -313,9 +319,9 @@ class Author:
         return self.pick(GARBAGE)
 
     def nobody(self):
-        said = self.sender() | self.key() | {"epoch": 0, "position": 9}
+        fields = self.sender() | self.key() | {"epoch": 0, "position": 9}
         names = ("topic", "partition", "epoch", "position", "rewind")
-        return self.payload("Heartbeat", said | {"rewind": False}, *names)
+        return self.payload("Heartbeat", fields | {"rewind": False}, *names)
 
 
 def write_log(seed: int, entries: int = 60) -> list[LogEntry]:

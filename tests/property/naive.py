@@ -84,39 +84,41 @@ class Naive:
         payload = entry.get("payload")
         named = []
         if payload is None:
-            told = [self.tell(entry, "undecodable", reason="undecodable")]
+            transitions = [self.transition(entry, "undecodable", reason="undecodable")]
         elif payload["type"] == "Member":
-            told = ANYTHING
+            transitions = ANYTHING
         elif payload["type"] == "BatchHeartbeat":
-            told = self.batch(entry, payload["data"], named)
+            transitions = self.batch(entry, payload["data"], named)
         else:
-            told = [self.single(entry, payload["type"], payload["data"], named)]
+            transitions = [self.single(entry, payload["type"], payload["data"], named)]
         if not self.halted:
             self.next_offset = entry["offset"] + 1
             self.forget(named)
-        return told
+        return transitions
 
     def single(self, entry, kind, data, named):
         key = None
         level = 1 if self.config is None else self.config["feature_level"]
         if kind == "ForgettingPartition" and level < 2:  # 3.3
-            return self.tell(entry, "ignored", reason="level")
+            return self.transition(entry, "ignored", reason="level")
         if "topic" in data:
             key = (data["group_id"], data["topic"], data["partition"])
             named.append(key)
         try:
             effect, detail = getattr(self, kind)(entry, data, key)
         except Refused as refused:
-            return self.tell(
+            return self.transition(
                 entry, "refused", reason=refused.reason, key=key, detail=refused.detail
             )
         except Ignored as ignored:
-            return self.tell(entry, "ignored", reason=ignored.reason, key=key)
+            return self.transition(entry, "ignored", reason=ignored.reason, key=key)
         if effect == "halted":
-            return self.tell(entry, "halted", reason="halted")
-        return self.tell(entry, "accepted", effect=effect, key=key, detail=detail)
+            return self.transition(entry, "halted", reason="halted")
+        return self.transition(entry, "accepted", effect=effect, key=key, detail=detail)
 
-    def tell(self, entry, outcome, *, effect=None, reason=None, key=None, detail=None):
+    def transition(
+        self, entry, outcome, *, effect=None, reason=None, key=None, detail=None
+    ):
         self.count(effect or reason)
         state = self.keys.get(key)
         return {
@@ -150,7 +152,7 @@ class Naive:
         else:
             self.count("timestamp_type")
 
-    def end_pauses(self, offset):  # 4.8: a pause with M >= until is over for good
+    def end_pauses(self, offset):  # 4.8: a pause is over at its end
         for group in sorted(self.pauses):
             if self.m >= self.pauses[group]["until"]:
                 self.end_pause(offset, group)
@@ -338,8 +340,8 @@ class Naive:
 
     def batch(self, entry, data, named):  # 3.6, type 6
         if self.config is not None and len(data["beats"]) > self.limit("beats"):
-            return [self.tell(entry, "refused", reason="limits")]
-        told = []
+            return [self.transition(entry, "refused", reason="limits")]
+        transitions = []
         for epoch, position in data["beats"]:
             found = [
                 key
@@ -350,12 +352,16 @@ class Naive:
             named += found
             sender = (data["client_id"], data["incarnation"])
             if key is None or self.keys[key]["owner"] != sender:
-                told.append(self.tell(entry, "ignored", reason="not_owner", key=key))
+                transitions.append(
+                    self.transition(entry, "ignored", reason="not_owner", key=key)
+                )
             else:
                 self.advance(self.keys[key], position)
                 effect = self.renew(key)
-                told.append(self.tell(entry, "accepted", effect=effect, key=key))
-        return told
+                transitions.append(
+                    self.transition(entry, "accepted", effect=effect, key=key)
+                )
+        return transitions
 
     def ReleasingPartition(self, _entry, data, key):  # noqa: N802
         state = self.owned(data, key)  # 4.6

@@ -96,8 +96,8 @@ def test_every_record_survives_its_bytes(record):
 
 @given(records)
 def test_every_record_survives_its_text(record):
-    told = json.loads(to_line(record_to_object(record)))
-    assert object_to_record(told) == record
+    document = json.loads(to_line(record_to_object(record)))
+    assert object_to_record(document) == record
 
 
 @given(st.binary(max_size=300))
@@ -158,11 +158,11 @@ def test_well_formed_payloads_of_anything_decode_to_something(record, fields):
     st.sampled_from([record_to_object(record) for record in all_records()]),
     st.lists(st.tuples(st.integers(0, 20), anything), max_size=2),
 )
-def test_any_data_of_a_payload_reads_as_something(told, changes):
-    data = dict(told["data"])
+def test_any_data_of_a_payload_reads_as_something(document, changes):
+    data = dict(document["data"])
     for at, value in changes:
         data[list(data)[at % len(data)]] = value
-    found = object_to_record(told | {"data": data})
+    found = object_to_record(document | {"data": data})
     assert isinstance(found, Undecodable) or decode(encode(found)) == found
 
 

@@ -57,13 +57,13 @@ def test_a_chain_of_snapshots_is_the_whole(logs):
         for entry in entries:
             expected = apply(whole, entry)
             chain = from_bytes(to_bytes(chain))
-            told = apply(chain, entry)
+            transitions = apply(chain, entry)
             # Members are soft: a snapshot knows none.
-            assert told == expected or isinstance(told[0].record, Member)
+            assert transitions == expected or isinstance(transitions[0].record, Member)
             assert digest(chain) == digest(whole)
 
 
-def test_the_digest_does_not_depend_on_when_it_was_asked(logs):
+def test_the_digest_does_not_depend_on_earlier_digests(logs):
     for entries in logs:
         asked = WorldState(0)
         for entry in entries:
@@ -173,7 +173,7 @@ def test_epochs_and_tokens_grow_and_positions_do_not_fall(logs):
                 assert (epoch == old_epoch) == (bytes(token) == bytes(old_token))
                 if epoch == old_epoch and key not in rewound:
                     assert (position or 0) >= (old_position or 0)
-            # A forgotten key starts anew, but never below an epoch it had.
+            # A forgotten key starts again, but never below an epoch it had.
             last = {**last, **now}
 
 
@@ -373,7 +373,7 @@ def test_operations_that_are_over_never_come_back(logs):
                 record = one.record
                 if one.effect == "paused":
                     # One that the end of another pause has just pushed out of the
-                    # memory of T may pause again (PROTOCOL 13).
+                    # memory of the partition may pause again (PROTOCOL 13).
                     group = state.groups[record.group_id]
                     now = {op_id for _, op_id in group.over}
                     assert record.op_id not in over.get(record.group_id, set()) & now

@@ -22,7 +22,7 @@ LOGS = 150
 SAMPLE_MS = 3_000
 
 
-def told(entries, *, saved_at=()):
+def folded_rows(entries, *, saved_at=()):
     """Return all rows of a log; the fold is put away and taken up again on the way."""
     world, historian, rows = WorldState(0), Historian(SAMPLE_MS), []
     for at, entry in enumerate(entries):
@@ -39,7 +39,7 @@ def told(entries, *, saved_at=()):
 
 @pytest.fixture(scope="module")
 def stories():
-    return [told(write_log(seed)) for seed in range(LOGS)]
+    return [folded_rows(write_log(seed)) for seed in range(LOGS)]
 
 
 def claims_of(historian, rows):
@@ -50,7 +50,7 @@ def claims_of(historian, rows):
     return found
 
 
-def test_what_is_open_is_what_the_world_has(stories):
+def test_open_rows_are_the_claims_of_the_world(stories):
     for world, historian, _ in stories:
         open_rows = [r for r in historian.open_rows() if isinstance(r, Interval)]
         owned = {
@@ -99,7 +99,7 @@ def test_grants_of_a_topic_are_disjoint(stories):
                 reached[row.key, row.topic_id] = row.last
 
 
-def test_the_logs_have_much_to_tell(stories):
+def test_the_logs_have_rows_of_every_kind(stories):
     kinds = {type(row).__name__ for _, _, rows in stories for row in rows}
     assert kinds >= {"Interval", "Attempt", "Handoff", "GrantRow", "PauseRow"}
     endings = {
@@ -111,12 +111,12 @@ def test_the_logs_have_much_to_tell(stories):
     assert endings == {"released", "resumed", "taken_over"}
 
 
-def test_a_chain_of_runs_tells_what_one_run_does(stories):
+def test_a_chain_of_runs_reports_the_rows_of_one_run(stories):
     for seed in range(40):
         _, whole, rows = stories[seed]
         entries = write_log(seed)
         for step in (1, 7):
             places = range(0, len(entries), step)
-            _, chain, parted = told(entries, saved_at=places)
+            _, chain, parted = folded_rows(entries, saved_at=places)
             assert parted == rows, seed
             assert chain.to_bytes() == whole.to_bytes(), seed

@@ -54,14 +54,14 @@ class Holder:
             self.sent[self.seq] = self.now_ms
 
     def won(self, value):
-        if self._hear(verdict("claimed"), self.seq - value):
+        if self._receive(verdict("claimed"), self.seq - value):
             self.proven_ms = self.sent[self.seq - value]
             self.it.start(None)
 
     def refused(self, value):
-        self._hear(verdict(None), self.seq - value)
+        self._receive(verdict(None), self.seq - value)
 
-    def _hear(self, transition, seq):
+    def _receive(self, transition, seq):
         return self.it.on_claim_verdict(
             transition,
             seq=seq,
@@ -139,15 +139,15 @@ def test_runs_and_ranges_are_as_good_as_single_offsets(actions):
             continue
         first = max(0, end - hole * length)
         last = first + hole * length // 3
-        said = []
+        reported = []
         for ladder in (it, model):
             try:
                 ladder.commit(first, last)
             except InvalidTransition:
-                said.append("refused")
+                reported.append("refused")
             else:
-                said.append("taken")
-        assert said[0] == said[1]
+                reported.append("taken")
+        assert reported[0] == reported[1]
         assert it.position == model.position
         assert it.tracked_count == len(model.handed)
         assert it.in_hand_count == len(model.handed) - len(model.done)

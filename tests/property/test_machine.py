@@ -1,7 +1,7 @@
 """The fold as a machine that Hypothesis drives, with the naive twin beside it.
 
-Where the author of random logs follows a taste, Hypothesis looks for its own way:
-each rule is one record, and time stops around H and 2H.
+The author of random logs prefers some records; Hypothesis searches by itself. Each
+rule is one record, and time stops around one and two heartbeat intervals.
 """
 
 import json
@@ -61,12 +61,12 @@ class Fold(RuleBasedStateMachine):
         self.granted = {}
         self.promised = {}
         self.era = 1
-        self.say(
+        self.append_to_both(
             config(h=H, span=4, operations=2, max_pause_ms=4 * H, forget_ms=forget)
         )
 
-    def say(self, record, **where):
-        """Append a record; both folds must tell the same of it."""
+    def append_to_both(self, record, **where):
+        """Append a record; both folds must return the same transitions."""
         state = self.log.state
         transitions = self.log.append(record, **where)
         line = entry_to_object(0, self.log.entries[-1])
@@ -88,7 +88,7 @@ class Fold(RuleBasedStateMachine):
     )
     def claim(self, client, life, key, topic, fence, after):  # noqa: PLR0917
         known = self.log.state.keys.get(key)
-        transition = self.say(
+        transition = self.append_to_both(
             claim(
                 client,
                 key=key,
@@ -116,7 +116,7 @@ class Fold(RuleBasedStateMachine):
             generation=self.era,
             resume_hash=hashed(SECRET),
         )
-        self.say(again, after=after)
+        self.append_to_both(again, after=after)
         return client, ident(client + life), key, self.log.state.next_offset - 1
 
     @rule(
@@ -130,28 +130,28 @@ class Fold(RuleBasedStateMachine):
         client, inc, key, epoch = who
         # Perhaps another process of this client, which knows the epoch.
         inc = inc if life is None else ident(client + life)
-        said = beat(epoch, position, client=client, key=key, inc=inc, rewind=rewind)
-        self.say(said, after=after)
+        record = beat(epoch, position, client=client, key=key, inc=inc, rewind=rewind)
+        self.append_to_both(record, after=after)
 
     @rule(who=claims, other=claims, position=positions, after=waits)
     def batch(self, who, other, position, after):
         client, inc, _, epoch = who
         beats = [(epoch, position), (other[3], None)]
-        self.say(batch(*beats, client=client, inc=inc), after=after)
+        self.append_to_both(batch(*beats, client=client, inc=inc), after=after)
 
     @rule(who=claims, position=positions, successor=st.none() | clients)
     def release(self, who, position, successor):
         client, inc, key, epoch = who
-        said = release(
+        record = release(
             epoch, position, client=client, key=key, inc=inc, successor=successor
         )
-        self.say(said)
+        self.append_to_both(record)
 
     @rule(who=claims, first=st.integers(0, 6), more=st.integers(-2, 5))
     def messages(self, who, first, more):
         client, inc, key, epoch = who
         last = max(0, self.granted.get(key, first) + more)
-        transition = self.say(
+        transition = self.append_to_both(
             messages(epoch, first, last, client=client, key=key, inc=inc)
         )
         if transition.effect == "granted":
@@ -168,22 +168,24 @@ class Fold(RuleBasedStateMachine):
     )
     def pause(self, op, seq, inc, until, after):
         m = self.log.state.append_time_ms
-        self.say(pause(max(0, m + until), op=op, seq=seq, inc=ident(inc)), after=after)
+        self.append_to_both(
+            pause(max(0, m + until), op=op, seq=seq, inc=ident(inc)), after=after
+        )
 
     @rule(h=st.sampled_from([H, H // 2, 2 * H]), after=waits)
     def configure(self, h, after):
         settled = self.log.state.config
         self.era += 1
         again = config(self.era, era=self.era, h=h)
-        self.say(_with_limits(again, settled), after=after)
+        self.append_to_both(_with_limits(again, settled), after=after)
 
     @rule(skew=st.sampled_from([0, -3 * H, 5 * H]))
     def elect(self, skew):
-        self.say(b"?", after=skew, epoch=self.log.leader_epoch + 1)
+        self.append_to_both(b"?", after=skew, epoch=self.log.leader_epoch + 1)
 
     @rule(after=waits, kind=st.sampled_from([0, 1]))
     def noise(self, after, kind):
-        self.say(b"\x01\x01\x00?", after=after, kind=kind)
+        self.append_to_both(b"\x01\x01\x00?", after=after, kind=kind)
 
     @rule()
     def restart(self):

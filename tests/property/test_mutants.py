@@ -169,6 +169,6 @@ def test_a_former_claim_beats_under_the_mutant_only(monkeypatch):
     log = Log()
     epoch = log.claimed()
     log.append(beat(epoch), after=1)
-    assert log.say(beat(epoch - 1, 9)) == "old_epoch"
+    assert log.outcome_of(beat(epoch - 1, 9)) == "old_epoch"
     no_epoch_check(monkeypatch)
-    assert log.say(beat(epoch - 1, 9)) == "renewed"
+    assert log.outcome_of(beat(epoch - 1, 9)) == "renewed"

@@ -1,7 +1,7 @@
 """Small fleets whose topic is deleted and created again at random: S3 of each topic.
 
 Every record's value names the topic that it was written to, so that offsets of
-several topics of one name can be told apart.
+several topics of one name are distinguished.
 """
 
 import random

@@ -45,12 +45,12 @@ def having(rig):
 
 def opened():
     rig = RemoteRig(records=(6, 6))
-    # Nobody is told by an error: what is lost is part of the course.
+    # A loss is part of the course, so it raises no error.
     return rig, rig.consumer(most=2, on_lost=lambda *_: None)
 
 
 @given(st.lists(events(), min_size=6, max_size=30))
-def test_an_event_that_is_told_twice_changes_nothing(course):
+def test_a_repeated_event_changes_nothing(course):
     (once, reader), (twice, other) = opened(), opened()
     for event in course:
         apply(once, reader, event)

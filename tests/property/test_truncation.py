@@ -65,10 +65,10 @@ def test_nothing_is_handed_out_twice_unless_it_was_reported(seed):
     drive(cluster, nodes, seen, 6 * H)
     assert [node.engine.failure for node in nodes] == [None] * NODES
     assert all(node.observer.named("log_truncated") for node in nodes)
-    told = exposed(nodes)
+    reported = exposed(nodes)
     for partition, offsets in seen.items():
         twice = {offset for offset in offsets if offsets.count(offset) > 1}
-        assert twice <= told.get(partition, set()), (seed, partition, sorted(twice))
+        assert twice <= reported.get(partition, set()), (seed, partition, sorted(twice))
     # It has healed: each key has one holder, the one that the log says.
     state = fold(cluster)
     for number in range(4):

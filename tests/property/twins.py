@@ -26,13 +26,13 @@ def compare(pick, *, partition=0, k=1, entries=ENTRIES, may_halt=False):
         line = author.write()
         expected = naive.apply(line)
         transitions = apply(state, object_to_entry(line)[1])
-        told = [transition_to_object(partition, one) for one in transitions]
-        said = Counter(one["effect"] or one["reason"] for one in told)
+        documents = [transition_to_object(partition, one) for one in transitions]
+        counts = Counter(one["effect"] or one["reason"] for one in documents)
         if expected == ANYTHING:
-            soft += said
+            soft += counts
         else:
-            assert told == expected, line
-            names += said
+            assert documents == expected, line
+            names += counts
         assert hard_part(state) == naive.world(), line
     assert Counter(naive.counters) + soft == Counter(state.soft.counters)
     return names

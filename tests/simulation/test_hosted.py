@@ -45,7 +45,7 @@ def test_every_invariant_holds(seeds):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", FOUND)
-def test_what_was_found_before_stays_mended(seed):
+def test_known_failures_stay_fixed(seed):
     assert simulate_hosted(seed).claims > 0
 
 
@@ -55,7 +55,7 @@ def test_a_seed_repeats_byte_for_byte():
     assert len(first.transcript) > 100
 
 
-def test_at_most_once_goes_on_within_a_small_span():
+def test_at_most_once_continues_within_a_small_span():
     """In the end everything is handed out: a refusal of each request would show."""
     report = simulate_hosted(5, rounds=60, delivery=Delivery.AT_MOST_ONCE, span=2)
     assert report.handed > 0
@@ -71,14 +71,14 @@ def test_every_fault_is_drawn(tmp_path):
 # --- Broken variants ---
 
 
-def lend_before_the_deadline(patch):
-    """What somebody was promised is given to the next at once."""
+def grant_before_the_deadline(patch):
+    """A key with an unexpired sublease is granted to the next client at once."""
     patch.setattr(LeaseTable, "is_available", lambda self, key, client: True)
     patch.setattr(LeaseTable, "keep_until_expired", lambda self, lease, now_ms: None)
 
 
 def release_on_a_lost_connection(patch):
-    """Whoever was not heard of for a while is taken for dead."""
+    """A client that is away for a while is treated as dead."""
     plain = LocalGroup._expire
 
     def expire(self, now_ms):
@@ -91,25 +91,25 @@ def release_on_a_lost_connection(patch):
 
 
 def no_deadline(patch):
-    """A client works on until it is told to stop."""
+    """A client continues until it is asked to stop."""
     for_ever = Lease(FOR_EVER_MS, FOR_EVER_MS)
     patch.setattr(remote_session, "Lease", lambda soft_ms, hard_ms: for_ever)
 
 
-def no_promises(patch):
-    """A restarted sidecar resumes, and does not know what it had promised."""
+def no_lease_journal(patch):
+    """A restarted sidecar resumes without the deadlines that it had sent."""
     patch.setattr(
         ClientRegistry, "_restore_unexpired", lambda self, host, promised: None
     )
 
 
 def confirm_before_it_has_stopped(patch):
-    """A client says that it has stopped, and goes on with what it has."""
+    """A client reports that it has stopped, and continues with its records."""
     plain = remote_session.RemoteSession._on_releasing
 
-    def on_releasing(self, said):
-        holding = self._find(said, said.epoch)
-        plain(self, said)
+    def on_releasing(self, message):
+        holding = self._find(message, message.epoch)
+        plain(self, message)
         if holding is not None:
             self.commands.give_back([remote_session._returned(holding, "surplus")])
             holding.drain = None
@@ -120,7 +120,7 @@ def confirm_before_it_has_stopped(patch):
 VARIANTS = [
     # What is planted, the world that shows it, and the seed that does so first.
     pytest.param(
-        lend_before_the_deadline,
+        grant_before_the_deadline,
         ("crash", "stop", "line", "unwatched"),
         13,
         id="lend-before-the-deadline",
@@ -135,7 +135,7 @@ VARIANTS = [
         no_deadline, ("hang", "cut", "line"), 1, id="no-deadline-at-the-client"
     ),
     pytest.param(
-        no_promises, ("crash", "line", "stop"), 0, id="no-promises-after-a-restart"
+        no_lease_journal, ("crash", "line", "stop"), 0, id="no-promises-after-a-restart"
     ),
     pytest.param(
         confirm_before_it_has_stopped,

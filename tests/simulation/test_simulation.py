@@ -11,7 +11,7 @@ import pytest
 import variants
 
 from kafka_marshal.engine import Delivery
-from simulator.campaign import Wish, run_seeds, shrunk
+from simulator.campaign import CampaignOptions, run_seeds, shrunk
 from simulator.checkers import OPERATIONS
 from simulator.coverage import RECREATED, TRUNCATED
 from simulator.plan import CONDITIONS, MINUTE_MS, draw
@@ -73,19 +73,19 @@ REGRESSIONS = [
 @pytest.mark.slow
 @pytest.mark.timeout(60 + 8 * len(SEEDS))
 def test_every_invariant_holds_and_every_situation_is_reached():
-    summary = run_seeds(SEEDS, Wish(), jobs=JOBS)
+    summary = run_seeds(SEEDS, CampaignOptions(), jobs=JOBS)
     assert summary.broken == []
     assert not summary.is_suite or summary.never == ()
 
 
 @pytest.mark.parametrize(("seed", "options"), REGRESSIONS)
-def test_what_was_broken_once_holds(seed, options):
+def test_seeds_that_failed_before_hold(seed, options):
     assert simulate(seed, **options).claims > 0
 
 
 @pytest.mark.slow
 def test_logs_that_lose_what_was_read():
-    summary = run_seeds(LOSING_SEEDS, Wish(faults=LOSING), jobs=JOBS)
+    summary = run_seeds(LOSING_SEEDS, CampaignOptions(faults=LOSING), jobs=JOBS)
     assert summary.broken == []
     assert all(summary.seen[name] for name in TRUNCATED)
 
@@ -103,7 +103,9 @@ def test_topics_that_are_deleted_and_created_again(delivery):
 
 
 def test_a_halt_ends_a_fleet_in_any_world():
-    summary = run_seeds(range(2000, 2012), Wish(faults=HALTING, minutes=4), jobs=JOBS)
+    summary = run_seeds(
+        range(2000, 2012), CampaignOptions(faults=HALTING, minutes=4), jobs=JOBS
+    )
     assert summary.broken == []
     assert all(summary.seen[name] for name in HALTED)
 
@@ -116,7 +118,7 @@ def test_a_seed_repeats_byte_for_byte(seed):
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])
-def test_no_garbage_is_looked_for_in_a_run_and_none_is_left(is_enabled):
+def test_a_run_neither_collects_nor_leaves_garbage(is_enabled):
     was_enabled = gc.isenabled()
     try:
         (gc.enable if is_enabled else gc.disable)()
@@ -315,8 +317,8 @@ BROKEN = variants.listed("broken variants")
 def test_the_table_lists_every_variant():
     planted = {each.values[0].__name__ for each in VARIANTS}
     assert {name for name, row in BROKEN.items() if row[2]} == planted
-    told = {each.values[0].__name__ for each in TOLD}
-    assert {name for name, row in BROKEN.items() if row[4]} == told
+    reported = {each.values[0].__name__ for each in FOUND_BY_HISTORY}
+    assert {name for name, row in BROKEN.items() if row[4]} == reported
 
 
 @pytest.mark.parametrize(("plant", "seed", "options"), VARIANTS)
@@ -330,7 +332,7 @@ def test_a_broken_variant_is_caught(monkeypatch, plant, seed, options):
 
 
 # The same by the history alone, where nothing else is judged.
-TOLD = [
+FOUND_BY_HISTORY = [
     pytest.param(
         variants.any_beat_owns,
         0,
@@ -406,8 +408,8 @@ TOLD = [
 ]
 
 
-@pytest.mark.parametrize(("plant", "seed", "options"), TOLD)
-def test_the_history_alone_tells(monkeypatch, plant, seed, options):
+@pytest.mark.parametrize(("plant", "seed", "options"), FOUND_BY_HISTORY)
+def test_the_history_alone_finds_the_fault(monkeypatch, plant, seed, options):
     plant(monkeypatch)
     with pytest.raises(SimulationFailed) as caught:
         simulate(seed, duration_ms=SHORT_MS, by_history=True, **options)

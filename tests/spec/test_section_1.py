@@ -33,7 +33,7 @@ def test_1_1_no_clock_chance_or_setting_enters(module):
 def test_1_2_h_k_and_limits_live_in_the_log():
     log = Log(h=10, span=2)
     log.claimed()
-    assert log.say(claim("c2"), after=21) == "claimed"
+    assert log.outcome_of(claim("c2"), after=21) == "claimed"
     assert digest(Log(h=10).state) != digest(Log(h=11).state)
     assert digest(Log(span=1).state) != digest(Log(span=2).state)
 
@@ -43,7 +43,7 @@ def test_1_3_a_claim_is_judged_at_its_own_append():
     log.claimed()
     # The sender was right when it sent; the owner's beat landed first.
     log.append(beat(1), after=2 * H + 1)
-    assert log.say(claim("c2")) == "held"
+    assert log.outcome_of(claim("c2")) == "held"
 
 
 def test_1_4_a_late_append_is_judged_like_any_other():
@@ -58,7 +58,7 @@ def test_1_5_an_undecodable_record_moves_the_clock_and_nothing_else(value):
     log = Log()
     log.claimed()
     quiet = fold(log.entries)
-    assert log.say(value, after=7) == "undecodable"
+    assert log.outcome_of(value, after=7) == "undecodable"
     assert log.state.now_ms == START_MS + 7
     assert (log.state.keys, log.state.groups) == (quiet.keys, quiet.groups)
     assert log.state.config == config()

@@ -52,28 +52,28 @@ def test_2_3_ten_thousand_partitions_over_fifty():
     assert all(172 <= count <= 231 for count in counts.values())
 
 
-ELSEWHERE = Key("g", "events", 0)  # 3838325209 is odd: T=1 of 2
+ELSEWHERE = Key("g", "events", 0)  # 3838325209 is odd: partition 1 of 2
 
 
 @pytest.mark.parametrize(
     "record", [beat, release, lambda e, **k: messages(e, 0, 1, **k)]
 )
 def test_2_3_records_of_another_partition_are_ignored(record):
-    assert Log(0, k=2).say(record(0, key=ELSEWHERE)) == "wrong_partition"
-    assert Log(1, k=2).say(record(0, key=ELSEWHERE)) == "not_owner"
+    assert Log(0, k=2).outcome_of(record(0, key=ELSEWHERE)) == "wrong_partition"
+    assert Log(1, k=2).outcome_of(record(0, key=ELSEWHERE)) == "not_owner"
 
 
 def test_2_3_claims_of_another_partition_are_refused_in_their_order():
     log = Log(0, k=2, keys=1)
-    assert log.say(claim(key=ELSEWHERE, generation=2)) == "wrong_generation"
-    assert log.say(claim(key=ELSEWHERE)) == "wrong_partition"
-    assert Log(1, k=2).say(claim(key=ELSEWHERE)) == "claimed"
+    assert log.outcome_of(claim(key=ELSEWHERE, generation=2)) == "wrong_generation"
+    assert log.outcome_of(claim(key=ELSEWHERE)) == "wrong_partition"
+    assert Log(1, k=2).outcome_of(claim(key=ELSEWHERE)) == "claimed"
 
 
 def test_2_3_without_config():
     log = Log(0, configured=False)
-    assert log.say(claim(key=ELSEWHERE)) == "no_config"
-    assert log.say(pause(2**40)) == "no_config"
+    assert log.outcome_of(claim(key=ELSEWHERE)) == "no_config"
+    assert log.outcome_of(pause(2**40)) == "no_config"
     for record in (beat(0), release(0), messages(0, 0, 1)):
         transition = log.one(record)
         assert (transition.outcome, transition.reason) == ("ignored", "not_owner")
@@ -82,9 +82,9 @@ def test_2_3_without_config():
 @pytest.mark.parametrize("topic", ["/checkpoint", "/planner"])
 def test_2_3_reserved_keys_must_name_their_t(topic):
     log = Log(1, k=4)
-    assert log.say(claim(key=Key("marshal", topic, 1))) == "claimed"
-    assert log.say(claim(key=Key("marshal", topic, 0))) == "wrong_partition"
-    assert log.say(beat(0, key=Key("marshal", topic, 0))) == "wrong_partition"
+    assert log.outcome_of(claim(key=Key("marshal", topic, 1))) == "claimed"
+    assert log.outcome_of(claim(key=Key("marshal", topic, 0))) == "wrong_partition"
+    assert log.outcome_of(beat(0, key=Key("marshal", topic, 0))) == "wrong_partition"
 
 
 def test_2_3_a_pause_does_not_touch_the_planner_key():
@@ -92,8 +92,8 @@ def test_2_3_a_pause_does_not_touch_the_planner_key():
     planner = Key("g", "/planner", 0)
     log.append(pause(2**40))
     epoch = log.claimed(key=planner)
-    assert log.say(beat(epoch, key=planner)) == "renewed"
-    assert log.say(claim()) == "paused"
+    assert log.outcome_of(beat(epoch, key=planner)) == "renewed"
+    assert log.outcome_of(claim()) == "paused"
 
 
 @pytest.mark.parametrize(
@@ -106,4 +106,4 @@ def test_2_4_home_of_a_group(group, unsigned):
 
 
 def test_2_5_k_is_pinned():
-    assert Log(k=2).say(config(2, era=2, k=4)) == "config"
+    assert Log(k=2).outcome_of(config(2, era=2, k=4)) == "config"

@@ -92,7 +92,7 @@ def test_3_3_an_accepted_config_beyond_us_halts(level):
 
 def test_3_3_a_refused_config_halts_nobody():
     log = Log()
-    assert log.say(config(3, era=2, level=3)) == "config"
+    assert log.outcome_of(config(3, era=2, level=3)) == "config"
     assert log.state.halted is None
 
 
@@ -107,7 +107,7 @@ def test_3_3_a_refused_config_halts_nobody():
 )
 def test_3_3_bytes_beyond_us_halt_nobody(value):
     log = Log()
-    assert log.say(bytes.fromhex(value)) == "undecodable"
+    assert log.outcome_of(bytes.fromhex(value)) == "undecodable"
     assert log.state.halted is None
 
 
@@ -135,9 +135,9 @@ def test_3_3_a_record_above_the_level_in_force_is_ignored(monkeypatch):
 )
 def test_3_5_client_and_group_names(name, is_valid):
     for field in ("client_id", "group_id"):
-        told = record_to_object(beat(0))
-        told["data"][field] = name
-        assert isinstance(object_to_record(told), Heartbeat) == is_valid
+        document = record_to_object(beat(0))
+        document["data"][field] = name
+        assert isinstance(object_to_record(document), Heartbeat) == is_valid
 
 
 @pytest.mark.parametrize(
@@ -151,9 +151,9 @@ def test_3_5_client_and_group_names(name, is_valid):
     ],
 )
 def test_3_5_topics(topic, is_valid):
-    told = record_to_object(beat(0))
-    told["data"]["topic"] = topic
-    assert isinstance(object_to_record(told), Heartbeat) == is_valid
+    document = record_to_object(beat(0))
+    document["data"]["topic"] = topic
+    assert isinstance(object_to_record(document), Heartbeat) == is_valid
 
 
 def test_3_5_frames_of_48_kib():
@@ -182,11 +182,11 @@ def test_3_6_a_batch_is_that_many_heartbeats():
     for log in (one, other):
         log.claimed()
         log.claimed(key=KEY._replace(partition=1))
-    told = one.append(batch((1, 5), (2, None), (1, 7)), after=5)
+    transitions = one.append(batch((1, 5), (2, None), (1, 7)), after=5)
     other.append(beat(1, 5), after=5)
     other.append(beat(2, None, key=KEY._replace(partition=1)))
     other.append(beat(1, 7))
-    assert [t.effect for t in told] == ["renewed"] * 3
+    assert [t.effect for t in transitions] == ["renewed"] * 3
     assert one.state.keys == other.state.keys
 
 
@@ -210,29 +210,29 @@ def test_3_6_an_empty_batch_is_undecodable():
 
 
 @pytest.mark.parametrize("record", all_records(), ids=lambda r: type(r).__name__)
-def test_3_7_text_and_bytes_say_the_same(record):
+def test_3_7_text_and_bytes_are_equivalent(record):
     entry = LogEntry(12, 0, 1_000, 1, encode(record))
-    told = entry_to_object(3, entry)
-    assert list(told) == [
+    document = entry_to_object(3, entry)
+    assert list(document) == [
         *("partition", "offset", "leader_epoch", "timestamp_ms", "timestamp_type"),
         "payload",
     ]
-    assert list(told["payload"]) == ["type", "version", "data"]
-    assert object_to_entry(told) == (3, entry)
+    assert list(document["payload"]) == ["type", "version", "data"]
+    assert object_to_entry(document) == (3, entry)
 
 
 def test_3_7_an_undecodable_value_is_never_decoded_again():
     value = encode(config())
     entry = LogEntry(0, 0, 0, 1, value, undecodable="an old reader")
-    told = entry_to_object(0, entry)
-    assert set(told["undecodable"]) == {"reason", "value"}
-    assert object_to_entry(told) == (0, entry)
+    document = entry_to_object(0, entry)
+    assert set(document["undecodable"]) == {"reason", "value"}
+    assert object_to_entry(document) == (0, entry)
 
 
 def test_3_7_what_the_codec_cannot_produce_is_undecodable():
-    told = record_to_object(beat(0))
-    told["data"]["epoch"] = -1
-    assert isinstance(object_to_record(told), Undecodable)
+    document = record_to_object(beat(0))
+    document["data"]["epoch"] = -1
+    assert isinstance(object_to_record(document), Undecodable)
 
 
 def test_3_7_dump_then_replay_gives_the_same_digest():
@@ -242,16 +242,16 @@ def test_3_7_dump_then_replay_gives_the_same_digest():
         log.append(what, after=3)
     again = Log(configured=False)
     for entry in log.entries:
-        told = json.loads(json.dumps(entry_to_object(0, entry)))
-        rationalizer.apply(again.state, object_to_entry(told)[1])
+        document = json.loads(json.dumps(entry_to_object(0, entry)))
+        rationalizer.apply(again.state, object_to_entry(document)[1])
     assert digest(again.state) == digest(log.state)
 
 
 def test_3_8_shape_of_a_transition():
     log = Log()
     log.claimed()
-    told = transition_to_object(0, log.one(claim("c2")))
-    assert told == {
+    document = transition_to_object(0, log.one(claim("c2")))
+    assert document == {
         "partition": 0,
         "offset": 2,
         "transition": "refused",
@@ -266,13 +266,13 @@ def test_3_8_shape_of_a_transition():
 def test_3_8_shape_of_the_world():
     log = Log()
     log.claimed()
-    told = world_to_object([log.state])
-    assert list(told) == ["schema", "partitions"]
-    assert list(told["partitions"]["0"]) == [
+    document = world_to_object([log.state])
+    assert list(document) == ["schema", "partitions"]
+    assert list(document["partitions"]["0"]) == [
         *("next_offset", "leader_epoch", "log_time_ms", "digest", "config"),
         *("claims", "pauses", "counters"),
     ]
-    assert list(told["partitions"]["0"]["claims"][0]) == [
+    assert list(document["partitions"]["0"]["claims"][0]) == [
         *("group_id", "topic", "partition", "owner", "epoch", "token", "position"),
         *("granted", "freshness", "age_ms", "locked_by"),
     ]

@@ -114,8 +114,8 @@ def test_4_2_a_key_is_judged_by_the_h_of_its_last_renewal():
     log = Log()
     log.claimed()
     log.append(config(2, era=2, h=1))
-    assert log.say(claim("c2", generation=2), after=2 * H) == "held"
-    assert log.say(claim("c2", generation=2), after=1) == "claimed"
+    assert log.outcome_of(claim("c2", generation=2), after=2 * H) == "held"
+    assert log.outcome_of(claim("c2", generation=2), after=1) == "claimed"
 
 
 # --- 4.3 Claims ---
@@ -132,46 +132,49 @@ def occupied(**settings):
 
 def test_4_3_order_of_refusals():
     other = {"generation": 2, "expected": 99, "topic_id": ident("old")}
-    assert Log(configured=False).say(claim(**other)) == "no_config"
+    assert Log(configured=False).outcome_of(claim(**other)) == "no_config"
     # Each log adds nothing and each record drops what was refused before.
     log = occupied()
     log.append(pause(FOR_EVER))
     log.key().lock = OP
-    assert log.say(claim(**other)) == "wrong_generation"
+    assert log.outcome_of(claim(**other)) == "wrong_generation"
     other.pop("generation")
     misplaced = Log(1 - log.state.partition, k=1)
-    assert misplaced.say(claim(**other)) == "wrong_partition"
+    assert misplaced.outcome_of(claim(**other)) == "wrong_partition"
     full = Log(keys=1)
     full.claimed(key=Key("g", "t", 9))
     full.append(pause(FOR_EVER))
-    assert full.say(claim(**other)) == "limits"
-    assert log.say(claim(**other)) == "paused"
+    assert full.outcome_of(claim(**other)) == "limits"
+    assert log.outcome_of(claim(**other)) == "paused"
     log.append(pause(0, seq=1))
     log.key().handoff = ("c3", FOR_EVER)
-    assert log.say(claim(**other)) == "locked"
+    assert log.outcome_of(claim(**other)) == "locked"
     log.key().lock = None
-    assert log.say(claim("c2", **other)) == "handoff"
+    assert log.outcome_of(claim("c2", **other)) == "handoff"
     log.key().handoff = None
-    assert log.say(claim("c2", **other)) == "duplicate"
-    assert log.say(claim(**other)) == "held"
+    assert log.outcome_of(claim("c2", **other)) == "duplicate"
+    assert log.outcome_of(claim(**other)) == "held"
     log.append(b"", after=2 * H + 1)
-    assert log.say(claim(**other)) == "cas"
+    assert log.outcome_of(claim(**other)) == "cas"
     other["expected"] = log.key().epoch
-    assert log.say(claim(**other)) == "old_topic"
-    assert log.say(claim(topic_id=ident("old"))) == "old_topic"
-    assert log.say(claim(topic_id=ident("new"))) == "cas"
-    assert log.say(claim(topic_id=ident("new"), expected=log.key().epoch)) == "claimed"
+    assert log.outcome_of(claim(**other)) == "old_topic"
+    assert log.outcome_of(claim(topic_id=ident("old"))) == "old_topic"
+    assert log.outcome_of(claim(topic_id=ident("new"))) == "cas"
+    assert (
+        log.outcome_of(claim(topic_id=ident("new"), expected=log.key().epoch))
+        == "claimed"
+    )
 
 
 def test_4_3_a_key_that_does_not_exist_has_no_expected_epoch():
-    assert Log().say(claim(expected=0)) == "cas"
+    assert Log().outcome_of(claim(expected=0)) == "cas"
 
 
 def test_4_3_the_earliest_claim_wins():
     log = Log()
-    told = [log.one(claim(f"c{number}")) for number in range(50)]
-    assert [one.outcome for one in told] == ["accepted"] + ["refused"] * 49
-    assert {one.epoch for one in told} == {1}
+    transitions = [log.one(claim(f"c{number}")) for number in range(50)]
+    assert [one.outcome for one in transitions] == ["accepted"] + ["refused"] * 49
+    assert {one.epoch for one in transitions} == {1}
 
 
 def test_4_3_what_an_accepted_claim_does():
@@ -200,19 +203,19 @@ def resumable():
 
 def test_4_4_order_of_refusals():
     bad = {"secret": ident("guess"), "generation": 2}
-    assert Log(configured=False).say(resume(1, **bad)) == "no_config"
+    assert Log(configured=False).outcome_of(resume(1, **bad)) == "no_config"
     log = resumable()
     log.append(pause(FOR_EVER))
     log.key().lock = OP
-    assert log.say(resume(1, **bad)) == "wrong_generation"
+    assert log.outcome_of(resume(1, **bad)) == "wrong_generation"
     bad.pop("generation")
-    assert Log(1).say(resume(1, **bad)) == "wrong_partition"
-    assert log.say(resume(1, **bad)) == "paused"
+    assert Log(1).outcome_of(resume(1, **bad)) == "wrong_partition"
+    assert log.outcome_of(resume(1, **bad)) == "paused"
     log.append(pause(0, seq=1))
-    assert log.say(resume(1, **bad)) == "locked"
+    assert log.outcome_of(resume(1, **bad)) == "locked"
     log.key().lock = None
-    assert log.say(resume(1, **bad), after=H) == "resume_mismatch"
-    assert log.say(resume(1)) == "resume_not_fresh"
+    assert log.outcome_of(resume(1, **bad), after=H) == "resume_mismatch"
+    assert log.outcome_of(resume(1)) == "resume_not_fresh"
 
 
 @pytest.mark.parametrize(
@@ -227,23 +230,23 @@ def test_4_4_order_of_refusals():
     ids=lambda wrong: list(wrong)[-1],
 )
 def test_4_4_every_part_of_a_former_life_must_match(wrong):
-    assert resumable().say(resume(**wrong)) == "resume_mismatch"
+    assert resumable().outcome_of(resume(**wrong)) == "resume_mismatch"
 
 
 def test_4_4_an_accepted_resume_fences_the_former_life():
     log = resumable()
     transition = log.one(resume(1), after=H - 1)
     assert (transition.effect, transition.epoch) == ("resumed", 2)
-    assert log.say(beat(1)) == "not_owner"
-    assert log.say(beat(2, inc=INC_AGAIN)) == "renewed"
-    assert log.say(resume(2, before=INC_AGAIN, inc=INC)) == "resume_mismatch"
+    assert log.outcome_of(beat(1)) == "not_owner"
+    assert log.outcome_of(beat(2, inc=INC_AGAIN)) == "renewed"
+    assert log.outcome_of(resume(2, before=INC_AGAIN, inc=INC)) == "resume_mismatch"
 
 
-def test_4_4_what_is_not_asked_of_a_resume():
+def test_4_4_checks_that_a_resume_skips():
     log = Log(keys=1, groups=1)
     log.claimed(resume_hash=hashed(SECRET))
     again = resume(1, expected=99, topic_id=ident("topic"))
-    assert log.say(again) == "resumed"
+    assert log.outcome_of(again) == "resumed"
     assert log.key().topic_id is None
 
 
@@ -253,12 +256,12 @@ def test_4_4_what_is_not_asked_of_a_resume():
 def test_4_5_only_the_owners_beat_counts():
     log = Log()
     log.claimed()
-    assert log.say(beat(1)) == "renewed"
-    assert log.say(beat(0)) == "old_epoch"
-    assert log.say(beat(1, client="c2")) == "not_owner"
-    assert log.say(beat(1, inc=INC_AGAIN)) == "not_owner"
+    assert log.outcome_of(beat(1)) == "renewed"
+    assert log.outcome_of(beat(0)) == "old_epoch"
+    assert log.outcome_of(beat(1, client="c2")) == "not_owner"
+    assert log.outcome_of(beat(1, inc=INC_AGAIN)) == "not_owner"
     log.append(release(1))
-    assert log.say(beat(1)) == "not_owner"
+    assert log.outcome_of(beat(1)) == "not_owner"
 
 
 def test_4_5_positions_only_grow_unless_rewound():
@@ -279,17 +282,17 @@ def test_4_5_a_paused_group_does_not_renew():
     log = Log()
     log.claimed()
     log.append(pause(FOR_EVER))
-    assert log.say(beat(1, 5), after=7) == "position_only"
+    assert log.outcome_of(beat(1, 5), after=7) == "position_only"
     assert (log.key().position, log.key().renewed_ms) == (5, START_MS)
-    (told,) = log.append(batch((1, 6)))
-    assert told.effect == "position_only"
+    (transition,) = log.append(batch((1, 6)))
+    assert transition.effect == "position_only"
 
 
 def test_4_5_a_beat_after_expiry_still_renews():
     log = Log()
     log.claimed()
-    assert log.say(beat(1), after=9 * H) == "renewed"
-    assert log.say(claim("c2"), after=2 * H) == "held"
+    assert log.outcome_of(beat(1), after=9 * H) == "renewed"
+    assert log.outcome_of(claim("c2"), after=2 * H) == "held"
 
 
 @pytest.mark.parametrize("write", [beat, lambda epoch: batch((epoch, None))])
@@ -297,15 +300,15 @@ def test_4_5_a_renewal_never_makes_a_key_stale_earlier(write):
     log = Log(h=60)
     log.claimed()
     log.append(config(2, era=2, h=10), after=10)
-    # Ends at 120 as promised, not at 30.
-    assert log.say(write(1)) == "renewed"
-    assert log.say(claim("c2", generation=2), after=21) == "held"
-    # From 100 on a renewal by the new H is no loss.
-    assert log.say(write(1), after=68) == "renewed"
+    # Ends at 120, the longer lease, not at 30.
+    assert log.outcome_of(write(1)) == "renewed"
+    assert log.outcome_of(claim("c2", generation=2), after=21) == "held"
+    # From 100 on, a renewal with the new interval loses nothing.
+    assert log.outcome_of(write(1), after=68) == "renewed"
     assert log.one(claim("c2", generation=2)).detail == {"remaining_ms": 22}
-    assert log.say(write(1), after=1) == "renewed"
-    assert log.say(claim("c2", generation=2), after=20) == "held"
-    assert log.say(claim("c2", generation=2), after=1) == "claimed"
+    assert log.outcome_of(write(1), after=1) == "renewed"
+    assert log.outcome_of(claim("c2", generation=2), after=20) == "held"
+    assert log.outcome_of(claim("c2", generation=2), after=1) == "claimed"
 
 
 # --- 4.6 Release ---
@@ -314,18 +317,18 @@ def test_4_5_a_renewal_never_makes_a_key_stale_earlier(write):
 def test_4_6_release_names_a_successor_for_half_of_h():
     log = Log()
     log.claimed()
-    assert log.say(release(1, 5, successor="c2")) == "released"
+    assert log.outcome_of(release(1, 5, successor="c2")) == "released"
     assert (log.key().owner, log.key().position) == (None, 5)
-    assert log.say(claim("c3"), after=H // 2 - 1) == "handoff"
-    assert log.say(claim("c2")) == "claimed"
-    assert log.say(release(1, 9)) == "not_owner"
+    assert log.outcome_of(claim("c3"), after=H // 2 - 1) == "handoff"
+    assert log.outcome_of(claim("c2")) == "claimed"
+    assert log.outcome_of(release(1, 9)) == "not_owner"
 
 
 def test_4_6_the_preference_ends_at_its_deadline():
     log = Log()
     log.claimed()
     log.append(release(1, successor="c2"))
-    assert log.say(claim("c3"), after=H // 2) == "claimed"
+    assert log.outcome_of(claim("c3"), after=H // 2) == "claimed"
 
 
 # --- 4.7 ClaimingMessages ---
@@ -335,13 +338,13 @@ def test_4_7_order_of_refusals():
     log = Log(span=10)
     log.claimed()
     log.append(beat(1, 5))
-    assert log.say(messages(0, 0, 99)) == "old_epoch"
+    assert log.outcome_of(messages(0, 0, 99)) == "old_epoch"
     log.append(pause(FOR_EVER))
-    assert log.say(messages(1, 0, 4)) == "paused"
-    assert log.say(messages(1, 0, 99)) == "paused"
+    assert log.outcome_of(messages(1, 0, 4)) == "paused"
+    assert log.outcome_of(messages(1, 0, 99)) == "paused"
     log.append(pause(0, seq=1))
-    assert log.say(messages(1, 0, 4)) == "nothing_left"
-    assert log.say(messages(1, 0, 15)) == "span"
+    assert log.outcome_of(messages(1, 0, 4)) == "nothing_left"
+    assert log.outcome_of(messages(1, 0, 15)) == "span"
     assert log.one(messages(1, 0, 14)).detail == {"first": 5, "last": 14}
 
 
@@ -349,7 +352,7 @@ def test_4_7_grants_are_disjoint_and_never_renew():
     log = Log()
     log.claimed()
     assert log.one(messages(1, 3, 9), after=5).detail == {"first": 3, "last": 9}
-    assert log.say(messages(1, 3, 9)) == "nothing_left"
+    assert log.outcome_of(messages(1, 3, 9)) == "nothing_left"
     assert log.one(messages(1, 3, 12)).detail == {"first": 10, "last": 12}
     assert (log.key().position, log.key().granted) == (13, 13)
     assert log.key().renewed_ms == START_MS
@@ -359,41 +362,41 @@ def test_4_7_grants_are_disjoint_and_never_renew():
 
 
 def test_4_8_order_of_refusals():
-    assert Log(configured=False).say(pause(0)) == "no_config"
+    assert Log(configured=False).outcome_of(pause(0)) == "no_config"
     log = Log(groups=1)
     log.append(pause(START_MS + 5))
-    assert log.say(pause(0, group="other")) == "limits"
-    assert log.say(pause(0, op=ident("other"))) == "busy"
-    assert log.say(pause(0)) == "old_seq"
+    assert log.outcome_of(pause(0, group="other")) == "limits"
+    assert log.outcome_of(pause(0, op=ident("other"))) == "busy"
+    assert log.outcome_of(pause(0)) == "old_seq"
     log.append(b"", after=5)
-    assert log.say(pause(0, seq=1)) == "op_over"
-    assert log.say(pause(log.now_ms, op=ident("other"))) == "expired"
-    assert log.say(pause(log.now_ms + 1, op=ident("other"))) == "paused"
+    assert log.outcome_of(pause(0, seq=1)) == "op_over"
+    assert log.outcome_of(pause(log.now_ms, op=ident("other"))) == "expired"
+    assert log.outcome_of(pause(log.now_ms + 1, op=ident("other"))) == "paused"
 
 
 def test_4_8_sixteen_incarnations_of_an_operation():
     log = Log()
     for number in range(16):
-        assert log.say(pause(FOR_EVER, inc=ident(str(number)))) == "paused"
-    assert log.say(pause(FOR_EVER, inc=ident("16"))) == "limits"
-    assert log.say(pause(FOR_EVER, inc=ident("0"), seq=9)) == "old_seq"
-    assert log.say(pause(FOR_EVER, inc=ident("15"), seq=1)) == "paused"
+        assert log.outcome_of(pause(FOR_EVER, inc=ident(str(number)))) == "paused"
+    assert log.outcome_of(pause(FOR_EVER, inc=ident("16"))) == "limits"
+    assert log.outcome_of(pause(FOR_EVER, inc=ident("0"), seq=9)) == "old_seq"
+    assert log.outcome_of(pause(FOR_EVER, inc=ident("15"), seq=1)) == "paused"
 
 
 def test_4_8_a_pause_is_bounded_and_ends():
     log = Log(max_pause_ms=50)
     log.append(pause(FOR_EVER))
     assert log.state.active_pause("g").until_ms == START_MS + 50
-    assert log.say(claim(), after=49) == "paused"
-    assert log.say(claim(), after=1) == "claimed"
-    assert log.say(pause(FOR_EVER, seq=1)) == "op_over"
+    assert log.outcome_of(claim(), after=49) == "paused"
+    assert log.outcome_of(claim(), after=1) == "claimed"
+    assert log.outcome_of(pause(FOR_EVER, seq=1)) == "op_over"
 
 
 def test_4_8_an_ended_pause_is_over_for_good():
     log = Log()
     log.append(pause(FOR_EVER))
-    assert log.say(pause(START_MS, seq=1)) == "unpaused"
-    assert log.say(pause(FOR_EVER, seq=2)) == "op_over"
+    assert log.outcome_of(pause(START_MS, seq=1)) == "unpaused"
+    assert log.outcome_of(pause(FOR_EVER, seq=2)) == "op_over"
 
 
 # --- 4.9 Forgetting ---
@@ -430,17 +433,17 @@ def test_4_9_what_is_held_is_kept(held_by):
 
 def test_4_9_a_record_drops_a_key_that_nobody_owns():
     log = Log(level=2)
-    assert log.say(forgetting(0)) == "cas"
+    assert log.outcome_of(forgetting(0)) == "cas"
     epoch = log.claimed()
     log.append(messages(epoch, 0, 5))
-    assert log.say(forgetting(epoch)) == "held"
+    assert log.outcome_of(forgetting(epoch)) == "held"
     log.append(release(epoch))
-    assert log.say(forgetting(epoch + 1)) == "cas"
-    assert log.say(forgetting(epoch)) == "forgotten"
+    assert log.outcome_of(forgetting(epoch + 1)) == "cas"
+    assert log.outcome_of(forgetting(epoch)) == "forgotten"
     assert (log.state.keys, log.state.groups) == ({}, {})
     assert log.claimed() > epoch
-    assert log.say(forgetting(log.key().epoch), after=2 * H) == "held"
-    assert log.say(forgetting(log.key().epoch), after=1) == "forgotten"
+    assert log.outcome_of(forgetting(log.key().epoch), after=2 * H) == "held"
+    assert log.outcome_of(forgetting(log.key().epoch), after=1) == "forgotten"
 
 
 # --- 4.10 to 4.12 ---
@@ -465,7 +468,7 @@ def test_4_10_a_config_leaves_the_tokens_of_standing_claims():
     log = Log(era=3)
     log.claimed()
     standing = log.state.token(KEY)
-    assert log.say(config(2, era=4)) == "configured"
+    assert log.outcome_of(config(2, era=4)) == "configured"
     assert log.state.token(KEY) == standing == Token(3, 0, 1)
     # The state says so itself, and so do its bytes.
     back = from_bytes(to_bytes(log.state))
@@ -501,7 +504,7 @@ def test_4_11_an_idle_log_never_turns_an_owner_stale():
     log.claimed()
     # However long nobody appends: the claim's own append carries the time.
     assert log.key().freshness(log.state.now_ms).value == "fresh"
-    assert log.say(claim("c2"), after=2 * H + 1) == "claimed"
+    assert log.outcome_of(claim("c2"), after=2 * H + 1) == "claimed"
 
 
 def test_4_12_who_may_follow_a_config():
@@ -517,6 +520,6 @@ def test_4_12_who_may_follow_a_config():
     ):
         transition = log.one(bad)
         assert (transition.outcome, transition.reason) == ("refused", "config")
-    assert log.say(config(2, era=2)) == "configured"
-    assert log.say(claim(generation=1)) == "wrong_generation"
-    assert log.say(claim(generation=2)) == "claimed"
+    assert log.outcome_of(config(2, era=2)) == "configured"
+    assert log.outcome_of(claim(generation=1)) == "wrong_generation"
+    assert log.outcome_of(claim(generation=2)) == "claimed"

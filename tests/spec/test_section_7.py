@@ -87,14 +87,19 @@ def checkpointed(k, *, records=None):
     epoch = log.claimed("w", key=place, generation=generation)
     log.append(begin(epoch, client="w"))
     at, value = log.state.next_offset - 1, to_bytes(log.state)
-    told = bytes.fromhex(digest(log.state))
+    expected_digest = bytes.fromhex(digest(log.state))
     size = len(value) // 3 + 1
     parts = [value[n : n + size] for n in range(0, len(value), size)]
     own = [
         chunk(part, number, epoch=epoch, client="w")
         for number, part in enumerate(parts)
     ]
-    fields = {"epoch": epoch, "parts": len(parts), "size": len(value), "digest": told}
+    fields = {
+        "epoch": epoch,
+        "parts": len(parts),
+        "size": len(value),
+        "digest": expected_digest,
+    }
     own.append(finish(at, client="w", **fields))
     for number, record in enumerate(own[:records]):
         log.append(record)
@@ -134,7 +139,7 @@ def test_7_2_one_that_was_not_completed_is_none(records):
         assert newest(checkpointed(k, records=records)) is None
 
 
-def test_7_2_whoever_reads_the_same_log_finds_the_same_digest():
+def test_7_2_readers_of_the_same_log_compute_the_same_digest():
     for k in range(1, len(STORY) + 1):
         log, watch, state = checkpointed(k), Watch(), WorldState(0)
         seen = [watch.on_entry(state, apply(state, entry)) for entry in log.entries]
@@ -164,7 +169,7 @@ def test_7_2_checkpoints_override_nothing():
     assert digest(log.state) == before
 
 
-def test_7_6_a_reset_stands_for_all_that_was_before():
+def test_7_6_a_reset_replaces_the_log_before_it():
     for k in range(2, len(STORY)):
         log = checkpointed(k)
         state = newest(log)
@@ -176,4 +181,7 @@ def test_7_6_a_reset_stands_for_all_that_was_before():
         assert {known.owner for known in log.state.keys.values()} == {None}
         assert log.state.keys.keys() == state.keys.keys()
         generation = state.config.generation
-        assert log.say(claim("c7", key=FREE, generation=generation), after=1) == "quiet"
+        assert (
+            log.outcome_of(claim("c7", key=FREE, generation=generation), after=1)
+            == "quiet"
+        )

@@ -180,8 +180,8 @@ def fail_engine(node):
 def checkpointed(cluster, node, count=1):
     """Have a node write a checkpoint of each partition, and no more then."""
     node.engine.write_checkpoints("w", DUE)
-    told = node.observer.named
-    cluster.run_until(lambda: len(told("checkpoint_written")) >= count, 6 * H)
+    events_of = node.observer.named
+    cluster.run_until(lambda: len(events_of("checkpoint_written")) >= count, 6 * H)
     node.engine.checkpointer.close()
     cluster.run(100)
     node.observer.events.clear()

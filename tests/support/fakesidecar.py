@@ -1,4 +1,4 @@
-"""A sidecar in memory for a real HTTP client: it says what the test tells it to."""
+"""A sidecar in memory for a real HTTP client; the test sets its answers."""
 
 import queue
 import threading
@@ -55,7 +55,7 @@ class FakeStream(httpx.SyncByteStream):
 
 
 class FakeSidecar(httpx.BaseTransport):
-    """Answers requests; whoever tests it changes what it answers.
+    """Answers requests; a test may replace answers.
 
     Attributes:
         asked: Every request as method, path and body.

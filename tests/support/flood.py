@@ -130,8 +130,8 @@ def main(records: int, seed: int) -> None:
         log.entries.clear()
     assert log.state.halted is None
     digest(log.state)
-    told = {"limits": LIMITS, "half": half, "end": measured(log)}
-    sys.stdout.write(json.dumps(told))
+    output = {"limits": LIMITS, "half": half, "end": measured(log)}
+    sys.stdout.write(json.dumps(output))
 
 
 if __name__ == "__main__":

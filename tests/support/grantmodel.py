@@ -42,7 +42,7 @@ class Sent(NamedTuple):
     last: int = 0
 
 
-class Heard(NamedTuple):
+class UnreadVerdict(NamedTuple):
     """A verdict that a client has yet to read."""
 
     sent: Sent
@@ -66,7 +66,7 @@ class Client(NamedTuple):
     asked: tuple[tuple[int, int], ...]
     granted: tuple[tuple[int, int], ...]
     sent: tuple[Sent, ...]
-    heard: tuple[Heard, ...]
+    inbox: tuple[UnreadVerdict, ...]
 
 
 class World(NamedTuple):
@@ -125,7 +125,7 @@ class GrantModel:
             yield from self._acts(world, index, client)
             for number in range(len(client.sent)):
                 yield from self._lands(world, index, number)
-            if client.heard:
+            if client.inbox:
                 yield self._reads(world, index, client)
 
     def _put(self, world, index, client, **rest):
@@ -222,10 +222,10 @@ class GrantModel:
         client = world.clients[index]
         sent = client.sent[number]
         left = client.sent[:number] + client.sent[number + 1 :]
-        fold, heard = self.append(world.fold, sent)
-        outcome = heard.reason or (
-            f"granted {heard.granted[0]} to {heard.granted[1]}"
-            if heard.granted
+        fold, transition = self.append(world.fold, sent)
+        outcome = transition.reason or (
+            f"granted {transition.granted[0]} to {transition.granted[1]}"
+            if transition.granted
             else "won"
         )
         for stays in (False, True) if self.copies else (False,):
@@ -233,12 +233,16 @@ class GrantModel:
             clients = list(world.clients)
             clients[index] = mine
             if sent.life == client.life:
-                clients[index] = mine._replace(heard=(*mine.heard, heard))
+                clients[index] = mine._replace(inbox=(*mine.inbox, transition))
             other = clients[1 - index]
-            if sent.kind == CLAIM and heard.reason is None and other.epoch != NOBODY:
-                news = Heard(Sent(FOREIGN, 0), None, NOBODY, None, None)
-                clients[1 - index] = other._replace(heard=(*other.heard, news))
-            if all(len(c.heard) <= self.unread for c in clients):
+            if (
+                sent.kind == CLAIM
+                and transition.reason is None
+                and other.epoch != NOBODY
+            ):
+                news = UnreadVerdict(Sent(FOREIGN, 0), None, NOBODY, None, None)
+                clients[1 - index] = other._replace(inbox=(*other.inbox, news))
+            if all(len(c.inbox) <= self.unread for c in clients):
                 copy = " (and is sent again)" if stays else ""
                 label = f"P{index}'s {sent.kind} lands: {outcome}{copy}"
                 yield label, World(fold, tuple(clients), world.done)
@@ -246,10 +250,12 @@ class GrantModel:
         yield f"P{index}'s {sent.kind} is lost", lost
 
     def _reads(self, world, index, client):
-        heard = client.heard[0]
-        kind = heard.sent.kind
-        client = client._replace(heard=client.heard[1:])
-        label = f"P{index} reads its {kind}: {heard.reason or heard.granted or 'won'}"
+        received = client.inbox[0]
+        kind = received.sent.kind
+        client = client._replace(inbox=client.inbox[1:])
+        label = (
+            f"P{index} reads its {kind}: {received.reason or received.granted or 'won'}"
+        )
         ended = client._replace(
             epoch=NOBODY, anchored=False, next_first=0, asked=(), granted=()
         )
@@ -258,39 +264,41 @@ class GrantModel:
                 world, index, ended
             )
         if kind == CLAIM:
-            if heard.reason is None and client.epoch == NOBODY:
-                start = heard.head or 0
+            if received.reason is None and client.epoch == NOBODY:
+                start = received.head or 0
                 client = client._replace(
-                    epoch=heard.epoch,
-                    anchored=heard.head is not None,
+                    epoch=received.epoch,
+                    anchored=received.head is not None,
                     next_first=start,
                 )
             return label, self._put(world, index, client)
         if kind == BEAT:
-            client = client._replace(anchored=True) if heard.reason is None else ended
+            client = (
+                client._replace(anchored=True) if received.reason is None else ended
+            )
             return label, self._put(world, index, client)
         if kind == TASK:
             # The task knows its own grant; its parent must not take it for its own.
             offsets = (
                 ()
-                if heard.granted is None
-                else range(heard.granted[0], heard.granted[1] + 1)
+                if received.granted is None
+                else range(received.granted[0], received.granted[1] + 1)
             )
             world = world._replace(done=self._did(world, *offsets))
-        if heard.sent.epoch != client.epoch:
+        if received.sent.epoch != client.epoch:
             return label, self._put(world, index, client)
         it = self.ladder(client)
-        reason = it.on_verdict(self._transition(heard), head=heard.head)
+        reason = it.on_verdict(self._transition(received), head=received.head)
         if reason not in {None, "nothing_left"}:
             return label, self._put(world, index, ended)
         return label, self._put(world, index, self.after(client, it))
 
-    def _transition(self, heard):
-        granted = heard.granted
+    def _transition(self, received):
+        granted = received.granted
         detail = None if granted is None else {"first": granted[0], "last": granted[1]}
-        outcome = ACCEPTED if heard.reason is None else "refused"
+        outcome = ACCEPTED if received.reason is None else "refused"
         return Transition(
-            0, outcome, None, heard.reason, KEY, 0, detail, record_of(heard.sent)
+            0, outcome, None, received.reason, KEY, 0, detail, record_of(received.sent)
         )
 
     # --- the fold
@@ -338,7 +346,7 @@ class GrantModel:
         life = NOBODY if after is None else fold.owner
         if transition.effect == "claimed":
             life = sent.life
-        return Fold(life, epoch, head), Heard(
+        return Fold(life, epoch, head), UnreadVerdict(
             sent, transition.reason, epoch, granted, head
         )
 
@@ -365,27 +373,27 @@ def record_of(sent):
 
 def unread(client):
     """Drop what comes first and makes no difference when it is read."""
-    heard = client.heard
-    while heard and not _matters(client, heard[0]):
-        heard = heard[1:]
-    return heard
+    received = client.inbox
+    while received and not _matters(client, received[0]):
+        received = received[1:]
+    return received
 
 
-def _matters(client, heard):
-    kind = heard.sent.kind
+def _matters(client, received):
+    kind = received.sent.kind
     if kind == CLAIM:
-        return heard.reason is None and client.epoch == NOBODY
+        return received.reason is None and client.epoch == NOBODY
     if kind == FOREIGN:
         return client.epoch != NOBODY
-    is_task = kind == TASK and heard.granted is not None
-    return is_task or heard.sent.epoch == client.epoch
+    is_task = kind == TASK and received.granted is not None
+    return is_task or received.sent.epoch == client.epoch
 
 
 def lives(world):
     found = {world.fold.owner}
     for client in world.clients:
         found |= {client.life} | {s.life for s in client.sent}
-        found |= {h.sent.life for h in client.heard}
+        found |= {h.sent.life for h in client.inbox}
     return found
 
 

@@ -65,7 +65,7 @@ class Sent(NamedTuple):
     is_known: bool  # whether the claim that sent it still waits for it
 
 
-class Heard(NamedTuple):
+class UnreadVerdict(NamedTuple):
     """A verdict that a client has yet to read."""
 
     kind: str
@@ -74,7 +74,7 @@ class Heard(NamedTuple):
     age: int
     is_known: bool
     reason: str | None = None
-    h: int = 0  # H in force at the record
+    h: int = 0  # heartbeat interval in force at the record
 
 
 class Fold(NamedTuple):
@@ -86,8 +86,8 @@ class Fold(NamedTuple):
     gap: int | None  # ticks since the last entry; None in a new leader epoch
     is_paused: bool
     is_known: bool  # whether the key was ever claimed
-    h: int  # H of the Config in force
-    renewal_h: int  # H of the last renewal
+    h: int  # heartbeat interval of the Config in force
+    renewal_h: int  # heartbeat interval of the last renewal
 
 
 class Client(NamedTuple):
@@ -95,9 +95,9 @@ class Client(NamedTuple):
     phase: Phase
     epoch: int
     age: int  # ticks since the renewal that the lease counts from
-    h: int  # H of that renewal
+    h: int  # heartbeat interval of that renewal
     sent: tuple[Sent, ...]
-    heard: tuple[Heard, ...]
+    inbox: tuple[UnreadVerdict, ...]
     before: tuple[int, int]  # life and epoch that a restart may resume
 
 
@@ -144,7 +144,9 @@ class LeaseModel:
         self.bare_restart = bare_restart
         self.from_read_back = from_read_back
         self.by_newest_h = by_newest_h
-        self.intervals = intervals  # every H that a Config may have; first the first
+        self.intervals = (
+            intervals  # that a Config may have; the first is in force first
+        )
         self.void = 2 * max(intervals) // self.tick_ms  # local ages from here on
         self.stale = self.void + 1  # are alike, and log ages from here on
         self.append = cache(self._append)
@@ -175,15 +177,15 @@ class LeaseModel:
         return it
 
     def after(self, client, it, **rest):
-        """Return the client that its claim has become; an ended one starts anew."""
+        """Return the client as its claim now is; an ended one starts again."""
         if it.phase is Phase.STARTING:
             it.start(None)
         if it.phase is Phase.ENDED:
             assert it.lease == NO_LEASE
             forgotten = [s._replace(is_known=False) for s in client.sent]
-            unheard = [h._replace(is_known=False) for h in client.heard]
+            unconfirmed = [h._replace(is_known=False) for h in client.inbox]
             rest.setdefault("sent", tuple(forgotten))
-            rest.setdefault("heard", tuple(unheard))
+            rest.setdefault("heard", tuple(unconfirmed))
             rest.setdefault("phase", Phase.WAITING)
         if not it.is_owned:
             rest.setdefault("phase", it.phase)
@@ -235,7 +237,7 @@ class LeaseModel:
         for index, client in enumerate(world.clients):
             yield from self._acts(world, index, client)
             yield from self._lands(world, index, client)
-            if client.heard:
+            if client.inbox:
                 yield self._reads(world, index, client)
 
     def _tick(self, world):
@@ -245,7 +247,7 @@ class LeaseModel:
             c._replace(
                 age=min(2 * c.h // self.tick_ms, c.age + 1),
                 sent=tuple(s._replace(age=min(self.void, s.age + 1)) for s in c.sent),
-                heard=tuple(h._replace(age=min(self.void, h.age + 1)) for h in c.heard),
+                inbox=tuple(h._replace(age=min(self.void, h.age + 1)) for h in c.inbox),
             )
             for c in world.clients
         )
@@ -340,27 +342,29 @@ class LeaseModel:
             # What the fold says depends neither on the age nor on who waits.
             record = sent._replace(age=0, is_known=False)
             before = client.before if sent.kind == RESUME else None
-            fold, said = self.append(world.fold, (record, before), world.skew)
-            effect, reason, _ = said
+            fold, transition = self.append(world.fold, (record, before), world.skew)
+            effect, reason, _ = transition
             after = self._put(world, index, client._replace(sent=left))
             after = after._replace(fold=fold)
-            heard = self._tell(after, index, sent, said)
-            if heard is None:
+            received = self._deliver(after, index, sent, transition)
+            if received is None:
                 continue
             label = f"P{index}'s {sent.kind} lands: {effect or reason}"
-            yield label, heard
+            yield label, received
 
-    def _tell(self, world, index, sent, said):
+    def _deliver(self, world, index, sent, transition):
         """Queue the verdict for whom it concerns; None where a queue is full."""
-        effect, reason, epoch = said
+        effect, reason, epoch = transition
         clients = list(world.clients)
         mine = clients[index]
         if sent.life == mine.life and sent.kind != RELEASE:
             kind = BEAT if sent.kind == BEAT else CLAIM
             at = sent.epoch if sent.kind == BEAT else epoch
             h = world.fold.h if effect else 0
-            heard = Heard(kind, effect, at, sent.age, sent.is_known, reason, h)
-            clients[index] = mine._replace(heard=(*mine.heard, heard))
+            received = UnreadVerdict(
+                kind, effect, at, sent.age, sent.is_known, reason, h
+            )
+            clients[index] = mine._replace(inbox=(*mine.inbox, received))
             if self.acknowledged and sent.kind == BEAT:
                 clients[index] = self._acknowledge(clients[index], sent)
         other = clients[1 - index]
@@ -369,9 +373,9 @@ class LeaseModel:
             Phase.HELD,
             Phase.CLAIMING,
         }:
-            heard = Heard(FOREIGN, effect, epoch, self.void, False)
-            clients[1 - index] = other._replace(heard=(*other.heard, heard))
-        if any(len(client.heard) > self.unread for client in clients):
+            received = UnreadVerdict(FOREIGN, effect, epoch, self.void, False)
+            clients[1 - index] = other._replace(inbox=(*other.inbox, received))
+        if any(len(client.inbox) > self.unread for client in clients):
             return None
         return world._replace(clients=tuple(clients))
 
@@ -382,11 +386,11 @@ class LeaseModel:
         return client
 
     def _reads(self, world, index, client):
-        heard = client.heard[0]
+        received = client.inbox[0]
         if self.by_newest_h:
-            heard = heard._replace(h=world.fold.h)
-        client = client._replace(heard=client.heard[1:])
-        it = self.claim(client, heard)
+            received = received._replace(h=world.fold.h)
+        client = client._replace(inbox=client.inbox[1:])
+        it = self.claim(client, received)
         owner = self.owner(client.life)
         record = ClaimingPartition(
             owner.client_id,
@@ -401,53 +405,59 @@ class LeaseModel:
             None,
             None,
         )
-        outcome = ACCEPTED if heard.effect else "refused"
-        if heard.kind == BEAT:
-            outcome = ACCEPTED if heard.effect else "ignored"
+        outcome = ACCEPTED if received.effect else "refused"
+        if received.kind == BEAT:
+            outcome = ACCEPTED if received.effect else "ignored"
         transition = Transition(
-            heard.epoch,
+            received.epoch,
             outcome,
-            heard.effect,
-            heard.reason,
+            received.effect,
+            received.reason,
             KEY,
-            heard.epoch,
+            received.epoch,
             None,
             record,
         )
-        label = f"P{index} reads its {heard.kind}: {heard.effect or heard.reason}"
-        if heard.kind == FOREIGN:
+        label = (
+            f"P{index} reads its {received.kind}: {received.effect or received.reason}"
+        )
+        if received.kind == FOREIGN:
             other = self.owner(1 - index)
             it.on_foreign(_of(transition, other))
             return f"P{index} reads of the other's claim", self._put(
                 world, index, self.after(client, it)
             )
-        if heard.kind == BEAT:
+        if received.kind == BEAT:
             return label, self._put(
-                world, index, self._hears_beat(client, it, heard, transition)
+                world, index, self._read_beat(client, it, received, transition)
             )
-        if self.from_read_back and heard.is_known:
+        if self.from_read_back and received.is_known:
             it._sent_ms[1] = NOW_MS
         won = it.on_claim_verdict(
-            transition, seq=1, now_ms=NOW_MS, heartbeat_interval_ms=heard.h, token=TOKEN
+            transition,
+            seq=1,
+            now_ms=NOW_MS,
+            heartbeat_interval_ms=received.h,
+            token=TOKEN,
         )
         after = self.after(client, it)
-        if heard.effect and not won and len(after.sent) < self.in_flight:
+        if received.effect and not won and len(after.sent) < self.in_flight:
             # PROTOCOL 5.3: a ghost is released at once.
-            ghost = Sent(RELEASE, client.life, heard.epoch, self.void, False)
+            ghost = Sent(RELEASE, client.life, received.epoch, self.void, False)
             after = after._replace(sent=(*after.sent, ghost))
         return label, self._put(world, index, after)
 
-    def _hears_beat(self, client, it, heard, transition):
-        sent_ms = NOW_MS - heard.age * self.tick_ms
+    def _read_beat(self, client, it, received, transition):
+        sent_ms = NOW_MS - received.age * self.tick_ms
         if self.from_read_back:
             sent_ms = NOW_MS
-        if self.bare_restart and heard.effect == "renewed" and not it.is_owned:
-            it.phase, it.epoch, it._base_ms = Phase.HELD, heard.epoch, sent_ms
-            it.heartbeat_interval_ms = heard.h
+        if self.bare_restart and received.effect == "renewed" and not it.is_owned:
+            it.phase, it.epoch, it._base_ms = Phase.HELD, received.epoch, sent_ms
+            it.heartbeat_interval_ms = received.h
             return self.after(client, it)
-        if it.epoch == heard.epoch:
+        if it.epoch == received.epoch:
             it.on_beat_verdict(
-                transition, sent_ms=sent_ms, heartbeat_interval_ms=heard.h
+                transition, sent_ms=sent_ms, heartbeat_interval_ms=received.h
             )
         return self.after(client, it)
 
@@ -577,8 +587,8 @@ class LeaseModel:
                     for s in c.sent
                 ),
                 tuple(
-                    heard._replace(epoch=epoch(heard.epoch))
-                    for heard in self._unread(c)
+                    received._replace(epoch=epoch(received.epoch))
+                    for received in self._unread(c)
                 ),
                 (life(c.before[0]), epoch(c.before[1])),
             )
@@ -592,23 +602,23 @@ class LeaseModel:
         """A claim that nobody answers any more is as good as none."""
         if client.phase is not Phase.CLAIMING:
             return client.phase
-        waits = any(s.is_known for s in client.sent + client.heard if s.kind == CLAIM)
+        waits = any(s.is_known for s in client.sent + client.inbox if s.kind == CLAIM)
         return Phase.CLAIMING if waits else Phase.WAITING
 
     def _unread(self, client):
         """Drop what comes first and makes no difference when it is read."""
-        heard = client.heard
-        while heard and not self._matters(client, heard[0]):
-            heard = heard[1:]
-        return heard
+        received = client.inbox
+        while received and not self._matters(client, received[0]):
+            received = received[1:]
+        return received
 
-    def _matters(self, client, heard):
+    def _matters(self, client, received):
         is_held = client.phase is Phase.HELD
-        if heard.kind == BEAT:
-            return self.bare_restart or (is_held and heard.epoch == client.epoch)
-        if heard.kind == FOREIGN:
+        if received.kind == BEAT:
+            return self.bare_restart or (is_held and received.epoch == client.epoch)
+        if received.kind == FOREIGN:
             return is_held
-        return heard.effect is not None or client.phase is Phase.CLAIMING
+        return received.effect is not None or client.phase is Phase.CLAIMING
 
 
 def _of(transition, owner):

@@ -266,7 +266,7 @@ class Log:
         (transition,) = self.append(what, **where)
         return transition
 
-    def say(self, what, **where) -> str:
+    def outcome_of(self, what, **where) -> str:
         """Return the effect or reason of what is appended."""
         transition = self.one(what, **where)
         return transition.effect or transition.reason

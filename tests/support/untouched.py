@@ -1,4 +1,4 @@
-"""Tells what importing and using kafka_marshal changes in the library ``kafka``.
+"""Prints what importing and using kafka_marshal changes in the library ``kafka``.
 
 A program of its own, so that nothing is imported before it looks. Without an address
 it imports every module of kafka_marshal; with one, it opens clients there as well.

@@ -53,7 +53,7 @@ def listed(table):
 
 
 def any_beat_owns(patch):
-    """No epoch check on beats: whoever beats is the owner."""
+    """No epoch check on heartbeats: any sender counts as the owner."""
     plain = judging.mismatch
 
     def mismatch(state, record, *, key):
@@ -82,7 +82,7 @@ def renew_while_paused(patch):
 
 
 def renew_to_an_earlier_end(patch):
-    """A renewal counts from its own time and H, although more was promised."""
+    """A renewal counts from its own time, although the lease was longer."""
 
     def renew(self, now_ms, heartbeat_interval_ms):
         self.renewed_ms = now_ms
@@ -111,12 +111,12 @@ def renew_on_ack(patch):
         sent_ms = self._context.now_ms
         self._pending[seq] = outbox.Sent(sent_ms, partition, key)
         append = self._context.ports.log.append(partition, outbox.encode(record))
-        acks = UNTOLD.setdefault(self.claimant.owner.incarnation, [])
+        acks = UNSENT.setdefault(self.claimant.owner.incarnation, [])
         acks.append((append, record, sent_ms))
         return seq, sent_ms
 
     def tick(self, now_ms):
-        acks = UNTOLD.setdefault(self.claimant.owner.incarnation, [])
+        acks = UNSENT.setdefault(self.claimant.owner.incarnation, [])
         for item in [item for item in acks if item[0].is_done()]:
             acks.remove(item)
             append, record, sent_ms = item
@@ -126,12 +126,12 @@ def renew_on_ack(patch):
                         renew_locally(holding.claim, sent_ms)
         plain_tick(self, now_ms)
 
-    UNTOLD.clear()
+    UNSENT.clear()
     patch.setattr(outbox.Outbox, "send", send)
     patch.setattr(session.Session, "tick", tick)
 
 
-UNTOLD: dict[bytes, list] = {}
+UNSENT: dict[bytes, list] = {}
 
 
 def _epochs(record):
@@ -171,7 +171,7 @@ def lease_from_read_back(patch):
 
 
 def sender_judges(patch):
-    """The fold trusts that whoever claims has seen the owner stale."""
+    """The fold trusts that the claimant has seen the owner stale."""
     plain = judging._judge_known
 
     def judge(state, known, record):
@@ -252,7 +252,7 @@ def pipeline_without_anchor(patch):
 
 
 def hand_out_after_the_soft_stop(patch):
-    """Whoever holds a claim hands out until the lease ends, or beyond."""
+    """An owner hands out until its lease ends, or beyond."""
 
     def may_hand_out(self, now_ms):
         return self.phase is Phase.HELD
@@ -291,17 +291,17 @@ def _answer_tickets(patch, fits):
 def take_any_position(patch):
     """A sidecar takes what a client says of a key, under whatever claim."""
 
-    def record_position(self, client, said):
-        lease = client.leases.get(Key(self.group_id, said.topic, said.partition))
+    def record_position(self, client, record):
+        lease = client.leases.get(Key(self.group_id, record.topic, record.partition))
         if lease is not None:
-            lease.record_progress(said)
+            lease.record_progress(record)
         return lease
 
     patch.setattr(group.LocalGroup, "record_position", record_position)
 
 
 def mark_what_is_handed_out(patch):
-    """What is in the application's hands is told as done with."""
+    """Records that the application still has are reported as processed."""
     plain = AtMostOnce._use_up
 
     def _use_up(self, offset):
@@ -312,7 +312,7 @@ def mark_what_is_handed_out(patch):
 
 
 def begin_as_if_now(patch):
-    """Whoever begins from a kept state takes what it says for renewed just now."""
+    """A start from a kept state counts its claims as renewed just now."""
     plain = kept_states.world_of
 
     def world_of(kept, log_range):
@@ -371,7 +371,7 @@ def go_on_halted(patch):
 
 
 def begin_behind_a_halt(patch):
-    """Whoever starts goes on from a checkpoint of a level that it does not know."""
+    """A process resumes from a checkpoint of a level that it does not know."""
     patch.setattr(kept_states, "SUPPORTED_LEVEL", FAR_LEVEL)
 
 
@@ -414,12 +414,12 @@ def halt_early(patch):
 
 
 def believe_any_file(patch):
-    """Whoever starts believes a file of its host, whatever the log says of it."""
+    """A process uses a file of its host without checking it against the log."""
     patch.setattr(kept_states, "_unproven", lambda log, states: [])
 
 
 def forget_whose_file(patch):
-    """Whoever starts takes the file of any log for one of this."""
+    """A process uses the state file of another log."""
     patch.setattr(snapshots, "_check", lambda _: b"".ljust(snapshots.CHECK_BYTES))
     patch.setattr(snapshots.SnapshotFolder, "_read", _read_first)
 

@@ -1,4 +1,4 @@
-"""Stories of a log, told in text files: a diff of one is a change of the protocol.
+"""Stories of a log in text files: a diff of one is a change of the protocol.
 
 A file holds blocks, parted by blank lines::
 
@@ -7,7 +7,7 @@ A file holds blocks, parted by blank lines::
     ----
     what it prints
 
-``pytest tests/transcripts --rewrite`` writes the output anew. The commands:
+``pytest tests/transcripts --rewrite`` writes the output again. The commands:
 
 - ``format h=1000 keys=5``: a new log with a Config; settings and limits by name.
 - ``empty partition=1``: a new log without one.
@@ -110,7 +110,7 @@ def value_of(line):
     return encode(record)
 
 
-def told(one):
+def line_of(one):
     """Return one line about a transition."""
     words = [str(one.offset), one.outcome]
     if one.effect or one.reason != one.outcome:
@@ -162,7 +162,7 @@ class Story:
                 log.entries.pop()
                 found.append(f"{type(error).__name__}: {error}")
                 continue
-            found += [told(one) for one in transitions] or ["nothing"]
+            found += [line_of(one) for one in transitions] or ["nothing"]
         return found
 
     def do_world(self, _given, _lines):

@@ -73,7 +73,7 @@ def story(records=(10, 5)):
     return cluster, node
 
 
-def test_a_plan_says_what_goes_back():
+def test_a_plan_names_the_checkpoint_and_the_held_keys():
     cluster, node = story()
     plan = plan_of(cluster)
     assert set(plan.held) == set(node.held)
@@ -92,7 +92,7 @@ def test_a_plan_says_what_goes_back():
         pytest.param((5, 5), (None, None), True, id="gone"),
     ],
 )
-def test_what_is_repeated(now, then, repeats):
+def test_how_many_records_a_change_repeats(now, then, repeats):
     assert KeyChange(KEY, "moved", *now, *then).repeats == repeats
 
 
@@ -107,7 +107,7 @@ def changed(cluster):
     return plan_reset(replica, find(cluster), now_ms=now_ms)
 
 
-def test_each_kind_of_change_is_told():
+def test_each_kind_of_change_is_listed():
     cluster, _ = story()
     plan = changed(cluster)
     assert [(c.key.topic, c.key.partition, c.change) for c in plan.changes] == [
@@ -122,7 +122,7 @@ def test_each_kind_of_change_is_told():
 
 
 def test_a_position_of_an_earlier_topic_is_none():
-    """The next claim names the topic that is there, and would begin anew."""
+    """The next claim names the present topic, and would start again."""
     cluster, _ = story()
     replica = follower(cluster).replicas[0]
     known = replica.world.keys[KEY]
@@ -135,7 +135,7 @@ def test_a_position_of_an_earlier_topic_is_none():
         require_harmless(plan, allow_held=False, allow_reprocess=False)
 
 
-def test_what_is_held_is_not_taken_by_the_way():
+def test_a_reset_of_held_keys_needs_force():
     cluster, _ = story()
     plan = plan_of(cluster)
     with pytest.raises(ClaimRejected, match="--force"):
@@ -143,7 +143,7 @@ def test_what_is_held_is_not_taken_by_the_way():
     require_harmless(plan, allow_held=True, allow_reprocess=False)
 
 
-def test_what_another_reset_had_sent_by_then_does_not_come_back():
+def test_staged_parts_of_another_reset_are_not_restored():
     cluster, _ = story()
     kept = find(cluster)
     state = from_bytes(kept.state)
@@ -170,7 +170,7 @@ def test_a_reset_is_written_and_read_back():
     cluster.run_until(lambda: len(node.held) == 2, 5 * H)
 
 
-def test_a_reset_that_the_log_refuses_is_told():
+def test_a_refused_reset_is_an_error():
     cluster, _ = story()
     kept = find(cluster)
     write(cluster, msgspec.structs.replace(cluster.config, generation=2, era=2))
@@ -266,7 +266,7 @@ def test_an_upgrade_that_was_interrupted_is_completed():
     assert {each.config for each in found.worlds} == {half}
 
 
-def test_a_partition_with_another_config_is_told():
+def test_a_partition_with_another_config_is_an_error():
     cluster = lowered()
     found = follower(cluster)
     plan = plan_upgrade(worlds(found))
@@ -287,7 +287,7 @@ def test_members_of_an_older_release_are_named():
         require_members(plan)
 
 
-def test_a_topic_without_format_is_told():
+def test_an_unformatted_partition_is_an_error():
     cluster = world()
     place = cluster.place(0)
     cluster.kafka.log(place).records.clear()

@@ -38,7 +38,7 @@ def run(work):
 
 
 async def until(condition):
-    while not condition():  # noqa: ASYNC110 - nobody tells of it
+    while not condition():  # noqa: ASYNC110 - nothing notifies
         await asyncio.sleep(0)
 
 
@@ -252,7 +252,7 @@ def test_time_outs_lose_nothing(cluster):
     assert run(work) == [10]
 
 
-def test_what_failed_behind_a_cancelled_wait_is_told_to_the_next(cluster):
+def test_an_error_behind_a_cancelled_wait_is_raised_by_the_next(cluster):
     node = stepping(cluster)
     go_on = threading.Event()
 
@@ -299,7 +299,7 @@ def test_after_a_loss_nothing_of_the_buffer_is_handed_out(cluster):
 # --- Ending ---
 
 
-def test_closing_ends_whoever_waits(cluster):
+def test_closing_ends_all_waits(cluster):
     node = stepping(cluster)
 
     async def work():
@@ -324,7 +324,7 @@ def test_closing_ends_whoever_waits(cluster):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_who_leaves_on_an_error_has_not_finished(cluster, fails):
+def test_leaving_on_an_error_confirms_nothing(cluster, fails):
     """At most once: the log says how far the application was."""
     node = stepping(cluster, delivery=AMO, most=3)
 
@@ -398,7 +398,7 @@ def opened_over(client):
     return marshal
 
 
-def test_it_takes_what_marshal_takes():
+def test_the_signatures_are_those_of_marshal():
     for ours, theirs in (
         (AsyncMarshal.__init__, Marshal.__init__),
         (AsyncMarshal.consumer, Marshal.consumer),
@@ -427,7 +427,7 @@ def test_nothing_is_opened_before_it_is_entered(cluster):
     run(work)
 
 
-def test_what_fails_to_open_is_told():
+def test_an_error_of_opening_is_raised():
     def fail():
         raise DeadlineExceeded("no broker")
 
@@ -439,7 +439,7 @@ def test_what_fails_to_open_is_told():
     run(work)
 
 
-def test_what_opens_after_its_caller_was_cancelled_is_closed(cluster):
+def test_a_client_opened_after_a_cancelled_call_is_closed(cluster):
     client = Client(stepping(cluster))
     go_on, is_closed = threading.Event(), threading.Event()
     client.close = is_closed.set

@@ -162,7 +162,7 @@ def test_a_list_commits_exactly_its_records(cluster, with_holes):
     assert node.consumer.committed(T0) == 5
 
 
-def test_committing_everything_tells_of_a_loss(cluster):
+def test_committing_everything_raises_after_a_loss(cluster):
     node = owning(cluster, most=4)
     polled(node)
     node.cut(is_cut=True)

@@ -120,7 +120,7 @@ def test_releasing_against_a_dead_log_has_a_deadline(cluster):
         claim.release(timeout_ms=500)
 
 
-def test_a_failed_engine_is_told(cluster):
+def test_a_failed_engine_is_an_error(cluster):
     node, claim = wanting(cluster)
     node.step()
     fail_engine(node)
@@ -150,7 +150,7 @@ def test_a_forked_child_may_not_use_it(cluster, monkeypatch):
     assert claim.is_valid()
 
 
-def test_it_keeps_a_consumer_of_the_group_out(cluster):
+def test_a_claim_keeps_a_consumer_of_the_group_out(cluster):
     _, claim = winning(cluster)
     other = cluster.node("b", wish=wish())
     cluster.run(5 * H)

@@ -1,4 +1,4 @@
-"""``Marshal`` over a cluster in memory: what it promises to whoever opens it."""
+"""``Marshal`` over a cluster in memory: its contract."""
 
 import os
 
@@ -208,7 +208,7 @@ def test_a_directory_that_cannot_be_used_is_named(cluster, tmp_path):
     assert caught.value.setting == "state_dir"
 
 
-def test_a_closed_or_forked_marshal_says_so(cluster, tmp_path, monkeypatch):
+def test_a_closed_or_forked_marshal_raises(cluster, tmp_path, monkeypatch):
     marshal = opened(tmp_path)
     monkeypatch.setattr(os, "getpid", lambda: -1)
     with pytest.raises(InvalidTransition, match="after fork"):
@@ -222,7 +222,7 @@ def test_a_closed_or_forked_marshal_says_so(cluster, tmp_path, monkeypatch):
 # --- Observers and metrics ---
 
 
-def test_several_observers_are_told_alike(cluster, tmp_path):
+def test_all_observers_get_every_event(cluster, tmp_path):
     first, second = Recorder(), Recorder()
     event = Event("clock_step", {"surplus_ms": 1})
     with opened(tmp_path, observer=[first, second]) as marshal:
@@ -273,25 +273,27 @@ def test_lag_of_ranges_counts_to_the_end_that_their_work_sees(cluster, tmp_path)
             marshal.ranges("u", isolation_level="dirty")
 
 
-def test_a_repr_says_group_client_and_state(cluster, tmp_path):
+def test_a_repr_has_group_client_and_state(cluster, tmp_path):
     with opened(tmp_path) as marshal:
         assert repr(marshal) == "<Marshal group_id='g' client_id='a' open>"
         with consuming(marshal, cluster) as consumer:
-            told = "<Consumer group_id='g' client_id='a' topics=['t'] {}>"
-            assert repr(consumer) == told.format("open")
+            template = "<Consumer group_id='g' client_id='a' topics=['t'] {}>"
+            assert repr(consumer) == template.format("open")
             consumer.stop()
-            assert repr(consumer) == told.format("stopped")
-        assert repr(consumer) == told.format("closed")
+            assert repr(consumer) == template.format("stopped")
+        assert repr(consumer) == template.format("closed")
     assert repr(marshal) == "<Marshal group_id='g' client_id='a' closed>"
 
 
-def test_a_repr_of_a_claim_says_how_it_stands(cluster, tmp_path):
+def test_a_repr_of_a_claim_has_its_state(cluster, tmp_path):
     with opened(tmp_path) as marshal:
         claim = marshal.claim("t", 0)
-        told = f"<HeldClaim t-0 group_id='g' client_id='a' token={claim.token} {{}}>"
-        assert repr(claim) == told.format("held")
+        template = (
+            f"<HeldClaim t-0 group_id='g' client_id='a' token={claim.token} {{}}>"
+        )
+        assert repr(claim) == template.format("held")
         claim.release()
-        assert repr(claim).startswith(told.format("ended: ")[:-1])
+        assert repr(claim).startswith(template.format("ended: ")[:-1])
     with opened(tmp_path) as marshal:
         marshal.engine.failure = CoordinationError("gone")
         assert repr(marshal).endswith("failed: gone>")

@@ -43,7 +43,7 @@ def test_wall_clock_is_the_systems():
     assert abs(SystemClock().wall_ms() - time.time() * 1000) < 10_000
 
 
-def test_without_boot_clock_another_stands_in(monkeypatch):
+def test_without_a_boot_clock_another_is_used(monkeypatch):
     monkeypatch.delattr(time, "CLOCK_BOOTTIME")
     clock = SystemClock()
     first = clock.now_ms()
@@ -109,7 +109,7 @@ def test_outcome_is_what_the_call_did(background):
     assert background.submit(lambda: 8).result(timeout=60) == 8
 
 
-def test_full_queue_is_told_at_once(background):
+def test_a_full_queue_is_an_error_at_once(background):
     let_go = threading.Event()
     running = threading.Event()
 

@@ -100,8 +100,8 @@ def test_a_record_of_an_earlier_claim_is_lost(cluster):
     assert caught.value.reason == "stale_token"
 
 
-def test_what_is_told_as_lost_stays_lost(cluster):
-    """Acceptance: at least once. The engine was slow, the application was told.
+def test_a_claim_reported_as_lost_stays_lost(cluster):
+    """Acceptance: at least once. The engine was slow, the application was notified.
 
     A beat that is read back after the hard stop must not revive a claim whose
     records the application has dropped: nobody would ever commit them.
@@ -148,19 +148,19 @@ def test_pausing_a_partition_keeps_its_claim(cluster):
     assert [r.offset for r in polled(node)] == [2, 3]
 
 
-def test_callbacks_tell_of_what_comes_and_goes(cluster):
-    told = []
+def test_callbacks_report_claimed_and_lost_partitions(cluster):
+    reported = []
     node = owning(
         cluster,
         most=2,
-        on_claimed=lambda tp, token: told.append((tp, str(token))),
-        on_lost=lambda tp, ending: told.append((tp, ending.reason)),
+        on_claimed=lambda tp, token: reported.append((tp, str(token))),
+        on_lost=lambda tp, ending: reported.append((tp, ending.reason)),
     )
     polled(node)
     node.cut(is_cut=True)
     cluster.run(2 * H)
     assert polled(node) == []
-    assert [what for _, what in told] == [str(told[0][1]), "lease_expired"]
+    assert [what for _, what in reported] == [str(reported[0][1]), "lease_expired"]
 
 
 def test_a_loss_with_empty_hands_is_silent(cluster):
@@ -330,7 +330,7 @@ def test_aborted_records_are_not_handed_out_and_are_passed(delivery):
     assert node.consumer.lag() == {T0: 0}
 
 
-def test_all_records_are_handed_out_unless_told_otherwise():
+def test_all_records_are_handed_out_by_default():
     cluster = world(records=[0])
     cluster.kafka.produce_transaction(T0, [b"aborted"] * 2, is_committed=False)
     cluster.kafka.begin_transaction(T0, [b"open"])
@@ -347,7 +347,7 @@ def test_latest_is_the_end_that_the_reader_sees():
     assert drained(node, cluster) == [3]
 
 
-def test_what_is_granted_and_was_aborted_holds_nobody_up():
+def test_granted_and_aborted_records_do_not_block():
     """Granted to this process before, and read under the other level now."""
     cluster = world(records=[0])
     cluster.kafka.produce_transaction(T0, [b"aborted"] * 4, is_committed=False)
@@ -374,8 +374,8 @@ def test_a_stuck_handler_costs_no_memory():
         handed += len(polled(node))
         cluster.run(100)
     assert handed == 4_000
-    (told,) = node.observer.named("uncommitted_backlog")
-    assert told.fields["uncommitted"] == 1_500
+    (events,) = node.observer.named("uncommitted_backlog")
+    assert events.fields["uncommitted"] == 1_500
     progress = node.session.holdings[KEY].progress
     assert len(progress._runs) == 1
     assert node.held
@@ -384,7 +384,7 @@ def test_a_stuck_handler_costs_no_memory():
 # --- Iterating ---
 
 
-def test_iteration_hands_out_only_what_is_asked_for(cluster):
+def test_iteration_hands_out_one_record_at_a_time(cluster):
     node = owning(cluster)
     for offset in range(3):
         assert next(node.consumer).offset == offset
@@ -472,7 +472,7 @@ def test_a_batch_over_holes_commits_itself():
 # --- For loops that must not block ---
 
 
-def test_what_is_prefetched_is_not_handed_out(cluster):
+def test_prefetched_records_are_not_handed_out(cluster):
     node = owning(cluster, most=4)
     assert node.consumer.poll_fetched() == {}
     node.consumer.prefetch(0)
@@ -571,7 +571,7 @@ def test_a_look_up_that_fails_is_tried_again(cluster):
 
 
 @pytest.mark.parametrize("delivery", ["alo", "amo"])
-def test_below_the_log_s_start_it_goes_on_at_the_start(cluster, delivery):
+def test_a_position_below_the_log_start_moves_to_the_start(cluster, delivery):
     options = {"delivery": AMO} if delivery == "amo" else {}
     a = owning(cluster, most=2, **options)
     got = polled(a)
@@ -620,7 +620,7 @@ def test_new_partitions_appear_live(cluster):
     assert values(node.consumer.poll(0))[2] == [0]
 
 
-def test_metadata_that_cannot_be_had_is_asked_for_again(cluster):
+def test_unavailable_metadata_is_requested_again(cluster):
     node = owning(cluster, refresh_ms=H)
     node.data.cut = True
     cluster.kafka.add_partitions("t", 1)
@@ -661,7 +661,7 @@ def test_stopping_ends_what_iterates(cluster):
     assert list(node.consumer.batches()) == []
 
 
-def test_what_was_granted_is_finished_after_a_stop(cluster):
+def test_granted_records_are_finished_after_a_stop(cluster):
     node = owning(cluster, delivery=AMO, most=4)
     polled(node)
     cluster.run(40)
@@ -689,7 +689,7 @@ def test_a_batch_has_one_partition_and_commits_itself(cluster):
     assert node.consumer.committed(T0) == 4
 
 
-def test_a_log_that_went_back_is_folded_anew(cluster):
+def test_a_truncated_log_is_refolded(cluster):
     """PROTOCOL 7.5: fenced at once; the claim is won again, and work goes on."""
     node = owning(cluster)
     cluster.run(H)
@@ -702,7 +702,7 @@ def test_a_log_that_went_back_is_folded_anew(cluster):
     assert node.consumer.poll(0)
 
 
-def test_a_grant_is_asked_for_in_vain_while_the_log_is_dead(cluster):
+def test_no_grant_arrives_while_the_log_is_dead(cluster):
     node = owning(cluster, delivery=AMO)
     cluster.fates["a"] = AppendFate(is_lost=True)
     for _ in range(100):

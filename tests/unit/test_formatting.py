@@ -56,8 +56,8 @@ def test_another_format_is_not_mended():
     cluster = blank()
     for t in range(2):
         name = bytes([t]) * 16
-        told = msgspec.structs.replace(cluster.config, cluster_id="c", format_id=name)
-        write(cluster, told, t)
+        config = msgspec.structs.replace(cluster.config, cluster_id="c", format_id=name)
+        write(cluster, config, t)
     with pytest.raises(TopicMisconfigured, match="torn_format"):
         formatted(cluster, ignore_formatted=True)
 
@@ -74,7 +74,7 @@ def test_a_log_that_begins_above_0_is_not_formatted():
         formatted(cluster)
 
 
-def test_a_partition_that_takes_nothing_is_told():
+def test_a_refused_append_is_an_error():
     cluster = blank()
     write(cluster, msgspec.structs.replace(cluster.config, feature_level=99))
     with pytest.raises(LogUnreadable):

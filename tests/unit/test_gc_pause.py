@@ -14,7 +14,7 @@ def test_the_collector_rests_and_is_as_it_was():
     assert gc.isenabled()
 
 
-def test_what_is_left_is_collected_once():
+def test_remaining_garbage_is_collected_once():
     gc.collect()
     before_count = gc.get_stats()[0]["collections"]
     with uncollected(leaves_garbage=True):

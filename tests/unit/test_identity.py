@@ -55,7 +55,7 @@ def test_identities_do_not_meet(tmp_path, other):
     assert take(tmp_path, **other).lives == ()
 
 
-def test_what_is_made_on_the_way_is_the_owner_s_alone(tmp_path):
+def test_created_folders_are_the_owners_alone(tmp_path):
     before = os.umask(0)
     try:
         take(tmp_path / "parent" / "home").close()
@@ -124,7 +124,7 @@ def test_secrets_are_the_owner_s_alone(tmp_path):
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-def test_where_identities_are_kept(monkeypatch, tmp_path):
+def test_the_paths_of_identities(monkeypatch, tmp_path):
     monkeypatch.setenv("MARSHAL_STATE_DIR", str(tmp_path / "chosen"))
     assert state_home() == tmp_path / "chosen"
     monkeypatch.delenv("MARSHAL_STATE_DIR")

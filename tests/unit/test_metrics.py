@@ -210,7 +210,7 @@ def test_totals_of_a_key_outlive_its_claims(cluster, registry, scrape):
     assert scrape()("marshal_records_handed_out_total", T0) == 9
 
 
-def test_at_most_once_tells_what_a_crash_would_lose(cluster, registry, scrape):
+def test_at_most_once_exports_what_a_crash_would_lose(cluster, registry, scrape):
     node = owning(cluster, delivery=AMO)
     node.engine.changed = Stepping(cluster)
     exported(node, registry)
@@ -267,7 +267,7 @@ def test_checkpoints_and_settings_of_the_log(cluster, registry, scrape):
     assert scrape()("marshal_replica_diverged", place) == 1
 
 
-def test_what_the_fold_refuses_and_cannot_read(cluster, registry, scrape):
+def test_refused_and_undecodable_records_are_counted(cluster, registry, scrape):
     node = owning(cluster)
     exported(node, registry)
     assert scrape()("marshal_records_undecodable_total") == 0
@@ -302,7 +302,7 @@ def test_replay_lag_is_what_was_not_folded(registry, scrape):
     assert [scrape()("marshal_replay_lag_records", each) for each in labels] == [0, 7]
 
 
-def test_replay_lag_is_told_from_the_last_answer(cluster, registry, scrape):
+def test_replay_lag_is_exported_from_the_last_answer(cluster, registry, scrape):
     node = owning(cluster)
     node.background.is_held = True
     collector = exported(node, registry)
@@ -316,7 +316,7 @@ def test_replay_lag_is_told_from_the_last_answer(cluster, registry, scrape):
     collector.close()
 
 
-def test_the_engine_tells_its_times_and_events(cluster, registry, scrape):
+def test_the_engine_exports_its_times_and_events(cluster, registry, scrape):
     node = owning(cluster)
     exported(node, registry)
     found = scrape()
@@ -568,7 +568,7 @@ def test_scrapes_and_rounds_go_together(registry, scrape):
         while not is_over.is_set():
             try:
                 assert len(scrape().named("marshal_up")) == 1
-            except Exception as error:  # noqa: BLE001 - told by the main thread
+            except Exception as error:  # noqa: BLE001 - raised by the main thread
                 failures.append(error)
 
     askers = [threading.Thread(target=ask, daemon=True) for _ in range(2)]

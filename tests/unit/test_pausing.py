@@ -29,7 +29,7 @@ class Stepping(Follower):
     def __init__(self, cluster, name):
         self.cluster = cluster
         log = cluster.kafka.coordination_log(name=name)
-        self.told = log
+        self.own_log = log
         super().__init__(log, cluster.clock.view())
 
     def step(self, timeout_ms, **rest):
@@ -57,8 +57,8 @@ def sent(cluster, client="admin"):
         for line in lines(cluster, t):
             record = line.record
             if isinstance(record, ReleaseGroup) and record.client_id == client:
-                said = line.transition.effect or line.transition.reason
-                found.append((line.time_ms, t, said))
+                message = line.transition.effect or line.transition.reason
+                found.append((line.time_ms, t, message))
     return [each[1:] for each in sorted(found)]
 
 
@@ -68,7 +68,7 @@ def paused(cluster):
 
 def slow_once(cluster, operation, *, partition, delay_ms):
     """Let the first append to one partition land late."""
-    log = operation._follower.told
+    log = operation._follower.own_log
     plain = log.append
 
     def append(to, value):
@@ -95,7 +95,7 @@ def test_the_home_partition_comes_first(cluster):
     assert {pause.op_id for pause in pauses} == {one.op_id}
 
 
-def test_of_two_admins_one_wins_everywhere(cluster):
+def test_one_of_two_admins_wins_everywhere(cluster):
     # Neither has read what the other writes.
     one, two = operation(cluster, "one"), operation(cluster, "two")
     one.begin(TIMEOUT_MS)
@@ -111,11 +111,11 @@ def test_a_pause_is_renewed_while_one_partition_is_slow(cluster):
     slow_once(cluster, one, partition=OTHERS[0], delay_ms=5 * FOR_MS // 3)
     one.begin(TIMEOUT_MS)
     assert paused(cluster) == set(range(K))
-    told = sent(cluster)
+    reported = sent(cluster)
     # It came after its time, and was sent again; the others were renewed meanwhile.
-    assert told.count((OTHERS[0], "expired")) == 1
-    assert told.count((HOME, "paused")) >= 4
-    assert all(said in {"paused", "expired"} for _, said in told)
+    assert reported.count((OTHERS[0], "expired")) == 1
+    assert reported.count((HOME, "paused")) >= 4
+    assert all(outcome in {"paused", "expired"} for _, outcome in reported)
 
 
 def test_a_pause_is_renewed_as_long_as_it_is_waited_for(cluster):
@@ -141,7 +141,7 @@ def test_nothing_stays_paused_behind_a_dead_admin(cluster):
     assert paused(cluster) == set()
 
 
-def test_what_one_partition_refuses_is_undone_in_all(cluster):
+def test_a_refusal_in_one_partition_is_undone_in_all(cluster):
     held = OTHERS[0]
     other = Sender("other").record("g", b"o" * 16, expire_ms=2**60, reason=None)
     one = operation(cluster)
@@ -150,14 +150,16 @@ def test_what_one_partition_refuses_is_undone_in_all(cluster):
     with pytest.raises(GroupPaused, match="'other'"):
         one.begin(TIMEOUT_MS)
     assert paused(cluster) == {held}
-    told = sent(cluster)
-    assert (held, "busy") in told
+    reported = sent(cluster)
+    assert (held, "busy") in reported
     # Home goes last: up to there no other admin gets anywhere.
-    assert told[-1] == (HOME, "unpaused")
-    assert {t for t, said in told if said == "unpaused"} == set(range(K)) - {held}
+    assert reported[-1] == (HOME, "unpaused")
+    assert {t for t, outcome in reported if outcome == "unpaused"} == set(range(K)) - {
+        held
+    }
 
 
-def test_an_admin_that_lost_its_pause_is_told_and_ends_the_rest(cluster):
+def test_an_admin_that_lost_its_pause_fails_and_ends_the_rest(cluster):
     one = operation(cluster)
     one.begin(TIMEOUT_MS)
     other = Sender("other").record("g", one.op_id, expire_ms=ENDED, reason=None)

@@ -92,13 +92,13 @@ def test_a_class_makes_an_object_for_each_consumer(install):
     assert type(one).made == 2
 
 
-def test_nobody_replaces_what_is_built_in(install):
+def test_a_built_in_policy_cannot_be_replaced(install):
     install("evil", fair=":careful")
     assert find_policy("fair") is fair
 
 
 @pytest.mark.parametrize(
-    ("points", "told"),
+    ("points", "expected"),
     [
         pytest.param({}, "unknown policy 'p'", id="unknown"),
         pytest.param({"p": ":absent"}, "cannot be loaded", id="no-such-name"),
@@ -107,14 +107,14 @@ def test_nobody_replaces_what_is_built_in(install):
         pytest.param({"p": ":Needy"}, "cannot be made without", id="wants-arguments"),
     ],
 )
-def test_what_cannot_be_used_is_told(install, points, told):
+def test_an_unusable_policy_is_an_error(install, points, expected):
     install("acme", **points)
-    with pytest.raises(ConfigurationError, match=told) as caught:
+    with pytest.raises(ConfigurationError, match=expected) as caught:
         find_policy("p")
     assert caught.value.setting == "policy"
 
 
-def test_two_packages_with_one_name_are_told_apart_by_nobody(install):
+def test_a_name_in_two_packages_is_ambiguous(install):
     install("acme", p=":careful")
     install("other", p=":careful")
     with pytest.raises(ConfigurationError, match="more than one package"):

@@ -1,4 +1,4 @@
-"""What a record promises, whoever made it."""
+"""The contract of a record, of any transport."""
 
 import copy
 import pickle
@@ -41,7 +41,7 @@ def test_copies_hold_all_fields():
         assert made == PLAIN
 
 
-def test_it_tells_its_fields():
+def test_a_repr_has_all_fields():
     assert repr(PLAIN) == repr(Other())
     assert repr(PLAIN) == (
         "Record(topic='t', partition=0, offset=4, timestamp_ms=9, timestamp_type=0,"

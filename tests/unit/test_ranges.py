@@ -73,7 +73,7 @@ def test_partitions_of_a_topic_in_doubt_are_wanted_all_the_same(cluster):
     assert ranges.partitions() == [T0]
 
 
-def test_what_is_held_may_be_begun_and_confirmed(cluster):
+def test_a_held_partition_may_be_begun_and_confirmed(cluster):
     node, ranges, token = winning(cluster)
     held = ranges.held()[T0]
     assert (held.position, held.in_hand, held.follows) == (0, 0, None)
@@ -97,7 +97,7 @@ def test_what_is_held_may_be_begun_and_confirmed(cluster):
     assert fold(cluster).keys[KEY].position == 6, "not only with the next beat"
 
 
-def test_what_is_won_and_has_no_position_yet_is_pending(cluster):
+def test_a_won_partition_without_a_position_is_pending(cluster):
     node, ranges = planning(cluster)
     node.data.cut = True
     cluster.run_until(ranges.pending, 4 * H)
@@ -131,7 +131,7 @@ def test_a_replay_of_what_is_confirmed_moves_nothing_back(cluster):
     assert position_of(ranges) == 9
 
 
-def test_what_is_given_back_can_be_begun_again(cluster):
+def test_a_returned_range_can_be_begun_again(cluster):
     _, ranges, token = winning(cluster)
     ranges.begin(T0, token, first=0, end=4)
     ranges.give_back(T0, token)
@@ -164,7 +164,7 @@ def test_a_partition_that_is_to_be_given_up_waits_for_what_is_in_hand():
     assert caught.value.reason == "stale_token"
 
 
-def test_what_is_never_done_is_given_up_an_h_after_the_planner_came_back():
+def test_an_unfinished_range_is_given_up_an_interval_after_the_planner_returns():
     cluster = world(records=(10, 10))
     node, ranges = planning(cluster)
     cluster.run_until(lambda: len(ranges.held()) == 2, 4 * H)
@@ -198,7 +198,7 @@ def test_a_claim_that_lapsed_is_lost_and_stays_so(cluster):
     assert held.token > token
 
 
-def test_a_claim_tells_whether_another_was_in_between(cluster):
+def test_a_claim_shows_whether_another_was_in_between(cluster):
     node, ranges, token = winning(cluster)
     cluster.crash(node)
     other, _, between = winning(cluster, "b")
@@ -260,18 +260,18 @@ def test_waiting_for_a_change_has_an_end(cluster):
     assert RangeConsumer.ends(ranges)
 
 
-def test_nothing_held_asks_nobody(cluster):
+def test_without_partitions_no_request_is_sent(cluster):
     node, ranges = planning(cluster)
     node.cut(is_cut=True)
     assert ranges.ends() == {}
 
 
-def test_the_log_is_asked_for_the_last_claims(cluster):
+def test_last_claims_are_read_from_the_log(cluster):
     _, ranges = planning(cluster)
     assert ranges.last_claims(1_000) == {T0: LastClaim("b", 3)}
 
 
-def test_positions_that_do_not_land_in_time_are_told(cluster):
+def test_positions_not_appended_in_time_are_an_error(cluster):
     node, ranges, token = winning(cluster)
     ranges.commit(T0, token, end=3)
     node.cut(is_cut=True)
@@ -294,7 +294,7 @@ def test_closing_releases_at_the_position(cluster):
         ranges.held()
 
 
-def test_closing_against_a_dead_log_is_told(cluster):
+def test_closing_against_a_dead_log_is_reported(cluster):
     node, ranges, _ = winning(cluster)
     node.cut(is_cut=True)
     ranges.close(timeout_ms=200)
@@ -302,7 +302,7 @@ def test_closing_against_a_dead_log_is_told(cluster):
     assert node.observer.named("close_unconfirmed")
 
 
-def test_a_failed_engine_is_told(cluster):
+def test_a_failed_engine_is_an_error(cluster):
     node, ranges, _ = winning(cluster)
     fail_engine(node)
     with pytest.raises(LogTruncated):

@@ -60,7 +60,7 @@ def same(one, other):
     return attrs.evolve(one, source="") == attrs.evolve(other, source="")
 
 
-def test_what_is_saved_is_found(folder, states):
+def test_a_saved_state_is_found(folder, states):
     assert found(folder) is None
     folder.save(states[0])
     assert same(found(folder), states[0])
@@ -75,7 +75,7 @@ def test_nobody_else_may_read_it(folder, states):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
 
 
-def test_the_newest_wins_whoever_writes_last(folder, states):
+def test_the_newest_state_wins_regardless_of_the_last_writer(folder, states):
     early, late = states
     folder.save(late)
     folder.save(early)
@@ -85,7 +85,7 @@ def test_the_newest_wins_whoever_writes_last(folder, states):
     assert same(found(folder), again)
 
 
-def test_what_does_not_fit_is_removed_unless_it_was_replaced(folder, states):
+def test_a_discarded_state_is_removed_unless_it_was_replaced(folder, states):
     early, late = states
     folder.save(early)
     old = found(folder)
@@ -287,7 +287,7 @@ def test_leftovers_of_the_killed_are_swept(folder, states):
     assert new.exists()
 
 
-def test_a_folder_that_cannot_be_written_says_so(tmp_path, states):
+def test_an_unwritable_folder_is_an_error(tmp_path, states):
     (tmp_path / "state").write_bytes(b"a file")
     folder = SnapshotFolder(tmp_path / "state", cluster_id="c", topic_id=TOPIC_ID)
     with pytest.raises(OSError):

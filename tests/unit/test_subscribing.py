@@ -87,13 +87,13 @@ def test_impossible_settings_are_refused(topics, changed, setting):
         pytest.param({"has_on_topics": True}, "on_topics", id="on-topics"),
     ],
 )
-def test_what_shows_later_is_refused_too(data, changed, setting):
+def test_settings_that_the_subscription_checks_are_refused(data, changed, setting):
     with pytest.raises(ConfigurationError) as caught:
         subscribe(data, "orders-a", **changed)
     assert caught.value.setting == setting
 
 
-def test_a_topic_that_is_not_there_is_told(data):
+def test_a_missing_topic_is_named_in_the_error(data):
     with pytest.raises(LogUnreadable, match="'orders-z' does not exist"):
         subscribe(data, "orders-a", "orders-z")
 
@@ -124,7 +124,7 @@ def test_matching_takes_linear_time_whatever_the_pattern():
 
 
 @pytest.mark.parametrize("pattern", [r"(a)\1", "a(?=b)", "(?<!a)b", "(?P<n>a)(?P=n)"])
-def test_what_takes_no_linear_time_is_refused_with_a_reason(pattern):
+def test_a_pattern_without_linear_time_is_refused(pattern):
     with pytest.raises(ConfigurationError, match="syntax of RE2") as caught:
         settings(pattern=pattern)
     assert caught.value.setting == "pattern"
@@ -164,7 +164,7 @@ def test_a_pattern_may_match_nothing(data):
     assert subscribe(data, pattern="nothing").topics == {}
 
 
-def test_whole_topics_may_be_told_of(data):
+def test_a_policy_may_count_whole_topics(data):
     assert subscribe(data, "orders-a", policy="topic", has_on_topics=True).counts_topics
     mine = type("Mine", (), {"counts_topics": True, "__call__": lambda *_: None})
     assert subscribe(data, "orders-a", policy=mine, has_on_topics=True).counts_topics

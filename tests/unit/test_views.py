@@ -62,7 +62,7 @@ def test_the_first_reason_of_an_operation_is_kept():
     assert prefix.reasons == {("g", OP): "deploy"}
 
 
-def test_reasons_beyond_the_view_are_not_told():
+def test_reasons_beyond_the_view_are_left_out():
     prefix = Prefix({0: -1}, None)
     prefix.accept(0, entry(0, value=released("later")))
     assert prefix.reasons == {}
@@ -88,7 +88,7 @@ def test_an_age_is_estimated_with_the_time_since():
     assert World([log.state], {0: -5}).elapsed_ms(0) == 0
 
 
-def test_claims_stand_in_order_and_by_group():
+def test_claims_are_sorted_and_by_group():
     log = Log()
     for name in ("h", "g"):
         log.claimed(key=KEY._replace(group_id=name))
@@ -187,7 +187,7 @@ def test_the_past_begins_at_the_newest_checkpoint_before_it(past):
         assert view.partitions[0].keys[OWNED].owner.client_id == "a"
 
 
-def test_what_lies_before_every_checkpoint_is_unknown(past):
+def test_offsets_before_every_checkpoint_are_unknown(past):
     past.delete(past.begins[0])
     for at in (0, past.begins[0], past.ends[0] - 1):
         view = World.at(offset={0: at})

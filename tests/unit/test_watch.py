@@ -33,7 +33,7 @@ def story():
     return Story()
 
 
-def told(watch):
+def changes_of(watch):
     return [(c.what, c.client_id) for c in watch.changes(0)]
 
 
@@ -54,10 +54,10 @@ def test_claims_that_come_and_go(story):
     assert (released.reason, released.incarnation) == ("closed", INC)
 
 
-def test_what_was_before_the_start_is_not_told_and_known(story):
+def test_claims_before_the_start_are_known_but_not_reported(story):
     story.write(claim("c1"))
     watch = story.watch()
-    assert told(watch) == []
+    assert changes_of(watch) == []
     story.write(claim("c2"), after=2 * H + 1)
     lost, claimed = watch.changes(0)
     assert (lost.what, lost.client_id, lost.by) == ("lost", "c1", "c2")
@@ -69,7 +69,11 @@ def test_a_claim_after_a_release_is_nobodys_loss(story):
     watch = story.watch()
     story.write(release(story.write(claim("c1"))))
     story.write(claim("c2"))
-    assert told(watch) == [("claimed", "c1"), ("released", "c1"), ("claimed", "c2")]
+    assert changes_of(watch) == [
+        ("claimed", "c1"),
+        ("released", "c1"),
+        ("claimed", "c2"),
+    ]
 
 
 def test_a_restart_resumes(story):
@@ -80,16 +84,16 @@ def test_a_restart_resumes(story):
     assert (resumed.what, resumed.incarnation) == ("resumed", INC_AGAIN)
 
 
-def test_what_is_refused_changes_nothing(story):
+def test_refused_records_are_not_reported(story):
     watch = story.watch()
     epoch = story.write(claim("c1"))
     story.write(claim("c2"))
     story.write(release(epoch + 7))
     story.write(b"garbage")
-    assert told(watch) == [("claimed", "c1")]
+    assert changes_of(watch) == [("claimed", "c1")]
 
 
-def test_a_pause_is_told_once_however_many_partitions_it_is_written_to():
+def test_a_pause_in_several_partitions_is_reported_once():
     story = Story(partitions=2)
     watch = story.watch()
     until_ms = story.clock.wall_ms() + 5_000
@@ -100,22 +104,22 @@ def test_a_pause_is_told_once_however_many_partitions_it_is_written_to():
     assert (paused.what, paused.group_id, paused.client_id) == ("paused", "g", "admin")
     assert (paused.until_ms, paused.key) == (until_ms, None)
     story.write(pause(0, seq=2))
-    assert told(watch) == []
+    assert changes_of(watch) == []
     story.write(pause(0, seq=2), to=1)
-    assert told(watch) == [("unpaused", None)]
+    assert changes_of(watch) == [("unpaused", None)]
     story.write(pause(until_ms, op=ident("other")))
-    assert told(watch) == [("paused", "admin")]
+    assert changes_of(watch) == [("paused", "admin")]
 
 
 def test_a_pause_that_runs_out_is_over_with_the_next_entry(story):
     watch = story.watch()
     story.write(pause(story.clock.wall_ms() + 1_000, op=OP))
-    assert told(watch) == [("paused", "admin")]
+    assert changes_of(watch) == [("paused", "admin")]
     story.write(b"", after=1_000)
-    assert told(watch) == [("unpaused", None)]
+    assert changes_of(watch) == [("unpaused", None)]
 
 
-def test_every_entry_comes_with_what_it_did(story):
+def test_every_entry_has_its_transitions(story):
     watch = story.watch()
     epoch = story.write(claim("c1"))
     story.write(claim("c2"))
@@ -142,7 +146,7 @@ def test_the_view_moves_with_what_is_read(story):
     assert watch.world().estimated_age_ms(world.partitions[0], known) == 700
 
 
-def test_a_broker_that_is_away_is_told_and_waited_for(story):
+def test_an_unreachable_broker_is_reported_and_waited_for(story):
     watch = story.watch()
     story.log.cut = True
     watch.read(0)
@@ -159,7 +163,7 @@ def test_a_broker_that_is_away_is_told_and_waited_for(story):
     watch.read(0)
     story.log.cut = False
     story.write(claim("c1"))
-    assert told(watch) == [("claimed", "c1")]
+    assert changes_of(watch) == [("claimed", "c1")]
     assert watch.outage is None
 
 
@@ -191,15 +195,15 @@ def shelf(story):
     return Shelf(kept(story.watch().world().partitions[0]))
 
 
-def test_it_goes_on_from_a_kept_state_and_knows_who_had_what(story):
+def test_a_watch_resumes_from_a_kept_state_with_its_owners(story):
     story.write(claim("c1"))
     source = shelf(story)
     story.write(beat(1, 4))
     watch = story.watch(source)
     assert source.asked == [[0]]
-    assert told(watch) == []
+    assert changes_of(watch) == []
     story.write(claim("c2"), after=2 * H + 1)
-    assert told(watch) == [("lost", "c1"), ("claimed", "c2")]
+    assert changes_of(watch) == [("lost", "c1"), ("claimed", "c2")]
 
 
 def test_a_pause_in_a_kept_state_is_read_from_the_start_for_its_reason(story):
@@ -212,7 +216,7 @@ def test_a_pause_in_a_kept_state_is_read_from_the_start_for_its_reason(story):
     assert [c.what for c in watch.changes(0)] == ["unpaused"]
 
 
-def test_a_log_that_does_not_say_where_to_begin_is_waited_for(story):
+def test_a_log_without_a_known_start_is_waited_for(story):
     story.write(claim("c1"))
     log = story.kafka.coordination_log(TOPIC)
     watch = WorldWatch(log, story.clock, sources=(shelf(story),))

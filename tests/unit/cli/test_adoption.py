@@ -70,12 +70,12 @@ def test_each_partition_gets_one_action(finding, action, position, lag):
         pytest.param(found(position=60), "is kept", id="keep"),
     ],
 )
-def test_what_is_out_of_the_ordinary_has_a_note(finding, words):
+def test_an_unusual_group_has_a_note(finding, words):
     (step,) = steps_of([finding])
     assert words in step.note
 
 
-def test_what_is_ordinary_has_none():
+def test_an_ordinary_group_has_no_note():
     assert [step.note for step in steps_of([found(), found(position=50)])] == [None] * 2
 
 
@@ -163,7 +163,7 @@ def test_a_group_works_until_it_was_silent_for_two_intervals(silent_s, is_active
         pytest.param(line("Heartbeat", 5, group="a/b"), id="slash-in-a-name"),
     ],
 )
-def test_what_is_no_record_is_counted_and_changes_nothing(value):
+def test_an_undecodable_entry_is_counted_and_changes_nothing(value):
     group = read_group([line("Heartbeat", 10), value], "billing")
     assert group.unreadable_count == 1
     assert group.offsets == {ORIGINAL_PLACE: 10}
@@ -174,7 +174,7 @@ def test_no_bytes_stop_the_reader(values):
     assert read_group(values, "billing").unreadable_count <= len(values)
 
 
-def test_a_claim_of_another_group_is_not_ours():
+def test_a_claim_of_another_group_is_skipped():
     assert read_group([line("Heartbeat", 10, group="x")], "billing").offsets == {}
 
 

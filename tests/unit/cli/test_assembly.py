@@ -136,7 +136,7 @@ def test_nothing_at_all_shows_the_help():
     assert "Usage: marshal" in outcome.output
 
 
-def test_it_runs_as_a_module():
+def test_the_command_runs_as_a_module():
     done = subprocess.run(
         [sys.executable, "-m", "kafka_marshal_cli", "topic", "random-id"],
         capture_output=True,

@@ -39,7 +39,7 @@ def test_names_of_a_world_are_completed():
     assert completion_cache.clients(context(), "") == ["w1", "w2"]
 
 
-def test_names_of_the_cluster_that_is_meant_else_of_the_last():
+def test_names_are_of_the_given_cluster_or_the_last_one():
     save(world(group="one"), "s:1", topic="__marshal")
     save(world(group="two"), "s:2", topic="__marshal")
     assert completion_cache.groups(context("s:1"), "o") == ["one", "other"]
@@ -61,7 +61,7 @@ def test_the_file_is_left_alone_where_nothing_is_new(cache):
     assert cache.stat().st_ino == before
 
 
-def test_it_is_bounded(cache):
+def test_the_completion_cache_is_bounded(cache):
     log = Log()
     for number in range(NAMES_MAX + 5):
         log.claimed(key=Key(f"g{number}", "t", 0))
@@ -106,7 +106,7 @@ def test_a_damaged_file_is_no_names_and_is_replaced(cache, text):
     assert completion_cache.groups(context(), "b") == ["billing"]
 
 
-def test_where_it_cannot_be_kept_nothing_happens(monkeypatch, tmp_path):
+def test_an_unwritable_completion_cache_is_no_error(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     save(world(), "s:1", topic="__marshal")

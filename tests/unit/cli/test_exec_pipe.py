@@ -187,7 +187,7 @@ def test_one_that_ignores_its_end_is_killed(run, capsys):
     assert "t-0 offset 0: ended by signal 9" in capsys.readouterr().err
 
 
-def test_a_lost_claim_ends_its_process_and_the_others_go_on(run, capsys):
+def test_a_lost_claim_ends_its_process_and_the_others_continue(run, capsys):
     one = run(record(0), record(0, place=P1), record(1, place=P1))
 
     def lose():
@@ -212,7 +212,7 @@ def test_a_late_commit_is_reported(run, capsys):
     assert capsys.readouterr().err == "lost: gone\n"
 
 
-def test_asked_to_stop_the_process_is_ended_and_stays_uncommitted(run, capsys):
+def test_a_stop_ends_the_process_and_commits_nothing(run, capsys):
     one = run(record(0), record(1))
 
     def stop():
@@ -221,12 +221,12 @@ def test_asked_to_stop_the_process_is_ended_and_stays_uncommitted(run, capsys):
     one.each_round = stop
     one("note('on'); time.sleep(600)")
     assert one.consumer.committed == []
-    told = capsys.readouterr().err
-    assert "the command was stopped), try 1 of 1; it stays uncommitted" in told
+    output = capsys.readouterr().err
+    assert "the command was stopped), try 1 of 1; it stays uncommitted" in output
     assert one.noted == ["on"]
 
 
-def test_asked_to_stop_one_may_still_end_well(run):
+def test_a_process_may_complete_after_a_stop(run):
     one = run(record(0), record(1))
 
     def stop():
@@ -300,7 +300,7 @@ def test_a_batch_is_a_process(run):
     assert one.consumer.committed == [(0, 0), (0, 1), (1, 0)]
 
 
-def test_a_batch_that_waited_and_is_no_longer_ours_is_dropped(run, capsys):
+def test_a_waiting_batch_of_a_lost_claim_is_dropped(run, capsys):
     one = run(record(0), record(0, place=P1))
     one.each_round = lambda: one.consumer.held.discard(P1)
     one(mode=ExecMode.BATCH, batch_max=10)
@@ -308,7 +308,7 @@ def test_a_batch_that_waited_and_is_no_longer_ours_is_dropped(run, capsys):
     assert "lost: t-1 offset 0" in capsys.readouterr().err
 
 
-def test_what_a_process_reads():
+def test_the_input_of_a_process():
     records = [record(0, value=b"a\xff"), record(1, value=None)]
     assert payload(records[:1], ExecFormat.VALUE) == b"a\xff"
     assert payload(records, ExecFormat.VALUE) == b"a\xff\n\n"
@@ -317,10 +317,10 @@ def test_what_a_process_reads():
 
 
 def test_the_environment_of_a_process():
-    told = variables(
+    text = variables(
         Job(partition=P0, records=[record(7, key=b"\xff", value=None)], attempt=2)
     )
-    assert told == {
+    assert text == {
         "MARSHAL_TOPIC": "t",
         "MARSHAL_PARTITION": "0",
         "MARSHAL_OFFSET": "7",
@@ -370,7 +370,7 @@ def is_running(pid):
 
 
 @pytest.mark.parametrize("size", [0, 5, 4096, 4097, 1_000_000])
-def test_it_reads_all_of_its_input(tmp_path, size):
+def test_a_process_reads_all_of_its_input(tmp_path, size):
     out = tmp_path / "out"
     script = f"import sys; open({str(out)!r}, 'wb').write(sys.stdin.buffer.read())"
     assert ended(started(script, b"x" * size)) == 0
@@ -383,7 +383,7 @@ def test_one_that_does_not_read_is_no_failure(size):
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_its_exit_code(code):
+def test_the_exit_code_of_a_process(code):
     child = started(f"raise SystemExit({code})")
     wait_any([child], WAIT_MS)
     assert child.exit_code() == code
@@ -391,7 +391,7 @@ def test_its_exit_code(code):
     assert child.fd is None
 
 
-def test_what_it_leaves_in_the_background_ends_with_it(tmp_path):
+def test_background_children_end_with_their_process(tmp_path):
     note = tmp_path / "pid"
     script = (
         "import subprocess, sys\n"
@@ -429,7 +429,7 @@ def test_one_that_will_not_end_is_killed(tmp_path):
     child.kill()
 
 
-def test_it_runs_in_a_session_of_its_own():
+def test_a_process_runs_in_its_own_session():
     script = "import os; raise SystemExit(os.getsid(0) != os.getpid())"
     assert ended(started(script)) == 0
 
@@ -452,7 +452,7 @@ def test_a_system_without_pidfd_polls_for_the_end(monkeypatch):
     assert child.exit_code() == 3
 
 
-def test_what_cannot_be_started():
+def test_an_unstartable_process_is_an_error():
     with pytest.raises(ConfigurationError, match="cannot be started"):
         Child(["/no/such/program"], b"", env={})
 
@@ -471,7 +471,7 @@ def of(**given):
     return asked(**{"exec_": "true", **given}).options_for(**rest)
 
 
-def test_without_exec_nothing_is_asked_for():
+def test_without_exec_there_is_no_job():
     assert asked() is None
 
 
@@ -484,7 +484,7 @@ def test_options_that_need_exec(name, value):
         asked(**{name: value})
 
 
-def test_what_is_asked_for_and_what_consume_knows():
+def test_options_of_exec_and_consume_are_combined():
     found = of(exec_="cat -n 'a b'", exec_timeout="2s", workers=3)
     assert found.argv == ["cat", "-n", "a b"]
     assert (found.timeout_ms, found.grace_ms, found.workers) == (2_000, 5_000, 3)
@@ -521,7 +521,7 @@ def test_the_format_that_fits_the_mode(given, expected):
         ({"on_error": OnError.SKIP, "retries": 2}, 2),
     ],
 )
-def test_how_often_it_is_tried_again(given, count):
+def test_the_number_of_retries(given, count):
     assert of(**given).retries_max == count
 
 

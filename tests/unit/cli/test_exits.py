@@ -38,7 +38,7 @@ EVERY_ERROR = [
 ]
 
 
-def test_every_error_stands_in_the_table_and_before_its_bases():
+def test_every_error_is_in_the_table_before_its_bases():
     kinds = [kind for kind, _, _ in _TABLE]
     assert set(kinds) == set(EVERY_ERROR)
     for index, kind in enumerate(kinds):

@@ -48,7 +48,7 @@ def test_pairs():
 
 
 @pytest.mark.parametrize("text", ["hunter2", "=hunter2"])
-def test_what_is_no_pair_is_not_repeated(text):
+def test_an_invalid_pair_is_not_repeated_in_the_error(text):
     with pytest.raises(ConfigurationError, match="name=value") as caught:
         pairs("-C", [text])
     assert "hunter2" not in str(caught.value)

@@ -72,12 +72,12 @@ def test_lag_needs_position_and_log_end():
     rows = presenters.claim_rows(world_of(log))
     t0, t1 = sorted(presenters.data_partitions(rows))
 
-    def told(ends):
+    def presented(ends):
         found = presenters.with_lag(rows, ends)
         return [(row["log_end_offset"], row["lag"]) for row in found]
 
-    assert told({t0: 12, t1: 9}) == [(12, 7), (9, None)], "one has no position yet"
-    assert told({t0: 3}) == [(3, 0), (None, None)], "no look back, none unknown"
+    assert presented({t0: 12, t1: 9}) == [(12, 7), (9, None)], "one has no position yet"
+    assert presented({t0: 3}) == [(3, 0), (None, None)], "no look back, none unknown"
 
 
 def test_a_claim_has_the_reason_of_its_last_change():
@@ -159,8 +159,8 @@ def test_an_owner_that_never_announced_itself_is_unregistered():
     log.claimed("c1")
     log.claimed("c2", key=OTHER)
     rows = presenters.member_rows(world_of(log), group_id="g")
-    told = [(row["client_id"], row["state"], row["claims_count"]) for row in rows]
-    assert told == [("c1", "active", 1), ("c2", "unregistered", 1)]
+    summary = [(row["client_id"], row["state"], row["claims_count"]) for row in rows]
+    assert summary == [("c1", "active", 1), ("c2", "unregistered", 1)]
     assert presenters.member_rows(world_of(log), group_id="h") == []
 
 

@@ -92,7 +92,7 @@ def test_a_profile_wins_over_the_base(file, tmp_path):
     }
 
 
-def test_where_it_is_looked_for(monkeypatch, tmp_path):
+def test_the_paths_of_the_profile_file(monkeypatch, tmp_path):
     assert config_path("/a") == (tmp_path / "/a", True)
     default = tmp_path / "xdg" / "kafka-marshal" / "config.toml"
     assert config_path(None) == (default, False)
@@ -179,12 +179,12 @@ def test_which_options_are_secrets(name, secret):
     ],
     ids=lambda text: text[:30],
 )
-def test_what_means_nothing_is_refused(file, text, message):
+def test_unknown_keys_and_values_are_refused(file, text, message):
     with pytest.raises(ConfigurationError, match=message):
         load(file(text), None)
 
 
-def test_a_file_that_is_asked_for_must_be_there(tmp_path):
+def test_a_named_file_must_exist(tmp_path):
     with pytest.raises(ConfigurationError, match="cannot be read"):
         load(str(tmp_path / "none.toml"), None)
     with pytest.raises(ConfigurationError, match="there is no file"):
@@ -201,7 +201,7 @@ def test_the_example_of_the_reference_is_valid(file):
     assert found.options["security.protocol"].text == "SASL_SSL"
 
 
-def test_every_key_may_stand_in_a_profile(file):
+def test_every_key_may_be_in_a_profile(file):
     lines = "\n".join(f'{key} = "x"' for key in KEYS)
     assert set(load(file(f"[default]\n{lines}"), None).settings) == set(KEYS)
 
@@ -258,7 +258,7 @@ def run(monkeypatch, tmp_path):
     return invoke
 
 
-def test_a_profile_stands_in_for_defaults(run):
+def test_a_profile_replaces_defaults(run):
     _, (call, _, _) = run("--profile", "json", "act")
     assert call.bootstrap_servers == "base:9092"
     assert (call.output, call.timeout_ms) == (Output.JSON, 5_000)
@@ -295,7 +295,7 @@ def test_an_option_of_another_meaning_is_left_alone(run):
     ],
     ids=" ".join,
 )
-def test_it_is_chosen_before_the_command_or_behind_it(run, arguments):
+def test_the_profile_option_may_stand_before_or_behind_the_command(run, arguments):
     _, (call, _, _) = run(*arguments)
     assert call.output is Output.JSON
 
@@ -312,7 +312,7 @@ def test_the_order_of_the_two_options_does_not_matter(run, tmp_path):
         assert call.bootstrap_servers == "other:1"
 
 
-def test_what_is_wrong_is_wrong_usage_that_names_the_option(run):
+def test_a_wrong_value_is_wrong_usage_that_names_the_option(run):
     outcome, _ = run("act", "--profile", "jsno")
     assert outcome.exit_code == 2
     assert "--profile" in outcome.stderr

@@ -59,7 +59,7 @@ def test_different_texts_look_different(one, other):
     assert (escape(one) == escape(other)) == (one == other)
 
 
-def test_a_newline_cannot_begin_a_line_of_ours():
+def test_a_newline_in_a_value_begins_no_line():
     assert escape_lines("error\nmarshal: all is well") == (
         "error\n  marshal: all is well"
     )
@@ -132,10 +132,10 @@ def test_document_and_lines_carry_schema_and_as_of():
     whole = document(ANSWER)
     assert list(whole)[:3] == ["schema", "as_of", "group_id"]
     assert whole["claims"] == list(SECTION.rows)
-    told = lines(ANSWER)
-    assert [line["kind"] for line in told] == ["facts", "claims", "claims"]
-    assert all(line["schema"] == 1 for line in told)
-    assert all(line["as_of"]["offsets"] == {"0": 7} for line in told)
+    reported = lines(ANSWER)
+    assert [line["kind"] for line in reported] == ["facts", "claims", "claims"]
+    assert all(line["schema"] == 1 for line in reported)
+    assert all(line["as_of"]["offsets"] == {"0": 7} for line in reported)
 
 
 def test_lines_of_nothing_but_an_empty_list_are_none():
@@ -143,7 +143,7 @@ def test_lines_of_nothing_but_an_empty_list_are_none():
     assert len(lines(Answer({}))) == 1
 
 
-def test_a_column_of_ones_own():
+def test_a_custom_column():
     own = Column("X", lambda row: row["a"] + row["b"])
     assert table(Section("x", [{"a": "1", "b": "2"}], (own,))) == "X\n12"
 

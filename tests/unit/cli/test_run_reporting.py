@@ -1,4 +1,4 @@
-"""How a long-running command tells of itself."""
+"""How a long-running command reports on itself."""
 
 import json
 import re
@@ -35,8 +35,8 @@ def test_metrics_are_served_for_the_time_of_the_block(capsys):
     client = Client(owning(world()))
     reporting = REPORTING.build(GIVEN | {"metrics_port": 0})
     with reporting.exported(client):
-        told = capsys.readouterr().err
-        (port,) = re.findall(r"^metrics: port (\d+) of 127\.0\.0\.1", told)
+        output = capsys.readouterr().err
+        (port,) = re.findall(r"^metrics: port (\d+) of 127\.0\.0\.1", output)
         url = f"http://127.0.0.1:{port}/metrics"
         with urllib.request.urlopen(url, timeout=10) as answer:
             text = answer.read().decode()

@@ -161,7 +161,7 @@ def test_debug_shows_where(monkeypatch):
     assert shown == [1]
 
 
-def test_data_that_was_written_comes_before_the_error():
+def test_written_data_precedes_the_error():
     def body(*_):
         emit("line")
         raise TopicMisconfigured("x")

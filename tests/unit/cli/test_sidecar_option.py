@@ -28,7 +28,7 @@ def asked(*arguments, env=None):
     return got[0]
 
 
-def test_without_a_sidecar_everything_is_ours():
+def test_without_a_sidecar_the_defaults_apply():
     call, via = asked()
     assert via == SidecarOption()
     assert (via.servers(call), via.topic(call)) == ("localhost:9092", "__marshal")
@@ -54,7 +54,7 @@ def test_a_sidecar_supplies_what_was_not_given():
         ),
     ],
 )
-def test_what_was_given_counts(arguments, env):
+def test_given_options_are_used(arguments, env):
     call, via = asked("--sidecar", UNIX, *arguments, env=env)
     assert (via.servers(call), via.topic(call)) == ("h:1", "t")
 

@@ -77,10 +77,10 @@ def test_a_halted_partition_is_reported(split):
 def test_a_reset_may_go_back(split):
     log = Log(level=2)
     epoch = log.claimed()
-    value, told = to_bytes(log.state), digest(log.state)
+    value, expected_digest = to_bytes(log.state), digest(log.state)
     log.append(messages(epoch, 0, 30))
     log.claimed("c2", key=Key("g", "t", 1))
-    for record in resets(value, told):
+    for record in resets(value, expected_digest):
         log.append(record)
     log.append(b"", after=1)
     log.append(b"", after=3 * H)

@@ -38,7 +38,7 @@ def owner(cluster):
 
 
 @pytest.fixture
-def office(cluster):
+def requests(cluster):
     """A process without any claim, whose engine reads the log."""
     node = cluster.node("office")
     cluster.run_until(lambda: node.engine.is_ready, H)
@@ -50,28 +50,28 @@ def wanted(owner, first, last, *, grantee=TASK, **rest):
     return RangeRequest(KEY, owner.owner, epoch, grantee, first, last, **rest)
 
 
-def test_whoever_asks_under_anothers_claim_is_granted(cluster, owner, office):
+def test_another_process_is_granted_a_range_under_a_claim(cluster, owner, requests):
     granted = []
-    ticket = office.ask(
+    ticket = requests.ask(
         wanted(owner, 0, 4, mark=0), on_granted=lambda *both: granted.append(both)
     )
     assert ticket.verdict is None
-    assert office.open_count == 1
+    assert requests.open_count == 1
     cluster.run(40)
     line = of(cluster, "a", ClaimingMessages)[0]
     assert ticket.verdict == tickets_module.Verdict(
         "accepted", None, (0, 4), 5, line.offset
     )
     assert granted == [(0, 4)]
-    assert office.open_count == 0
+    assert requests.open_count == 0
     assert line.record.seq >= SEQ_FIRST
     assert marks_of(line.record) == {0: 0}
     assert owner.held, "the owner goes on"
 
 
-def test_two_who_ask_for_the_same_do_not_both_get_it(cluster, owner, office):
+def test_two_who_ask_for_the_same_do_not_both_get_it(cluster, owner, requests):
     other = b"other".ljust(16, b".")
-    asked = [office.ask(wanted(owner, 0, 4, grantee=g)) for g in (TASK, other)]
+    asked = [requests.ask(wanted(owner, 0, 4, grantee=g)) for g in (TASK, other)]
     cluster.run(40)
     assert [t.verdict.granted for t in asked] == [(0, 4), None]
     assert (asked[1].verdict.outcome, asked[1].verdict.reason) == (
@@ -81,9 +81,9 @@ def test_two_who_ask_for_the_same_do_not_both_get_it(cluster, owner, office):
     assert asked[1].verdict.head == 5
 
 
-def test_under_an_old_claim_nothing_is_granted(cluster, owner, office):
+def test_under_an_old_claim_nothing_is_granted(cluster, owner, requests):
     """Acceptance FR02: a stale call never changes anything."""
-    ticket = office.ask(wanted(owner, 0, 4, epoch=claim_of(owner).epoch + 1))
+    ticket = requests.ask(wanted(owner, 0, 4, epoch=claim_of(owner).epoch + 1))
     cluster.run(40)
     assert ticket.verdict.granted is None
     assert (ticket.verdict.outcome, ticket.verdict.reason) == ("ignored", "old_epoch")
@@ -98,11 +98,11 @@ def foreign(owner, *, grantee, seq):
     )
 
 
-def answered_by_a_foreign_record(cluster, owner, office, *, is_same_number):
+def answered_by_a_foreign_record(cluster, owner, requests, *, is_same_number):
     """Ask, and let a record land first that is like the request, but not the same."""
     cluster.nodes[-1].entropy.random_bytes = bytes
     cluster.fates["office"] = AppendFate(delay_ms=200)
-    ticket = office.ask(wanted(owner, 0, 9))
+    ticket = requests.ask(wanted(owner, 0, 9))
     if is_same_number:
         other = foreign(owner, grantee=b"other".ljust(16, b"."), seq=SEQ_FIRST)
     else:
@@ -117,29 +117,31 @@ def answered_by_a_foreign_record(cluster, owner, office, *, is_same_number):
 
 @pytest.mark.parametrize("is_same_number", [True, False])
 def test_a_request_is_answered_by_its_own_record_only(
-    cluster, owner, office, is_same_number
+    cluster, owner, requests, is_same_number
 ):
     """PROTOCOL 6.2: numbers are drawn, and drawn twice one day."""
-    answered_by_a_foreign_record(cluster, owner, office, is_same_number=is_same_number)
+    answered_by_a_foreign_record(
+        cluster, owner, requests, is_same_number=is_same_number
+    )
 
 
-def test_an_answer_by_number_alone_is_caught(cluster, owner, office, monkeypatch):
+def test_an_answer_by_number_alone_is_caught(cluster, owner, requests, monkeypatch):
     variants.answer_tickets_by_number(monkeypatch)
     with pytest.raises(AssertionError):
-        answered_by_a_foreign_record(cluster, owner, office, is_same_number=True)
+        answered_by_a_foreign_record(cluster, owner, requests, is_same_number=True)
 
 
-def test_an_answer_by_grantee_alone_is_caught(cluster, owner, office, monkeypatch):
+def test_an_answer_by_grantee_alone_is_caught(cluster, owner, requests, monkeypatch):
     variants.answer_tickets_by_grantee(monkeypatch)
     with pytest.raises(AssertionError):
-        answered_by_a_foreign_record(cluster, owner, office, is_same_number=False)
+        answered_by_a_foreign_record(cluster, owner, requests, is_same_number=False)
 
 
-def test_the_owners_own_requests_are_its_own(cluster, owner, office):
+def test_the_owners_own_requests_are_its_own(cluster, owner, requests):
     """Its requests and beats are not taken for answered by those of others."""
     for _ in range(5):
-        office.ask(wanted(owner, 0, 1))
-        office.ask(wanted(owner, 0, 1))
+        requests.ask(wanted(owner, 0, 1))
+        requests.ask(wanted(owner, 0, 1))
     cluster.run(40)
     handed = []
     for _ in range(100):
@@ -149,56 +151,56 @@ def test_the_owners_own_requests_are_its_own(cluster, owner, office):
     assert handed == list(range(2, 20)), "all but what others were granted"
 
 
-def test_what_is_granted_when_nobody_waits_any_more_is_reported(cluster, owner, office):
+def test_a_grant_that_nobody_waits_for_is_reported(cluster, owner, requests):
     observer = cluster.nodes[-1].observer
     granted = []
-    ticket = office.ask(
+    ticket = requests.ask(
         wanted(owner, 0, 4), on_granted=lambda *both: granted.append(both)
     )
-    office.give_up(ticket)
+    requests.give_up(ticket)
     cluster.run(40)
     assert not granted
     (event,) = observer.named("grant_lost")
     assert event.fields == {"key": KEY, "ranges": [(0, 4)]}
 
 
-def test_what_was_answered_can_be_given_up(cluster, owner, office):
-    ticket = office.ask(wanted(owner, 0, 4))
+def test_an_answered_request_can_be_given_up(cluster, owner, requests):
+    ticket = requests.ask(wanted(owner, 0, 4))
     cluster.run(40)
-    office.give_up(ticket)
+    requests.give_up(ticket)
     assert not cluster.nodes[-1].observer.named("grant_lost")
 
 
-def test_there_are_only_so_many_at_a_time(cluster, owner, office, monkeypatch):
+def test_there_are_only_so_many_at_a_time(cluster, owner, requests, monkeypatch):
     monkeypatch.setattr(tickets_module, "TICKETS_MAX", 2)
     cluster.fates["office"] = AppendFate(is_lost=True)
     for _ in range(2):
-        office.ask(wanted(owner, 0, 4))
+        requests.ask(wanted(owner, 0, 4))
     with pytest.raises(CoordinationError, match="2 requests for offsets"):
-        office.ask(wanted(owner, 0, 4))
+        requests.ask(wanted(owner, 0, 4))
     cluster.run(2 * H + 100)
-    office.ask(wanted(owner, 0, 4))
-    assert office.open_count == 1, "what was never answered is forgotten"
+    requests.ask(wanted(owner, 0, 4))
+    assert requests.open_count == 1, "what was never answered is forgotten"
 
 
-def test_a_log_that_takes_nothing_says_so(cluster, owner, office):
+def test_a_refused_append_raises_its_error(cluster, owner, requests):
     class Refused:
         def error(self):
             return LogUnwritable("no right to write")
 
-    ticket = office.ask(wanted(owner, 0, 4))
+    ticket = requests.ask(wanted(owner, 0, 4))
     ticket.raise_refusal()
     ticket.append = Refused()
     with pytest.raises(LogUnwritable):
         ticket.raise_refusal()
 
 
-def test_a_wish_for_a_group_of_nobody_is_answered_as_well(cluster, office):
+def test_a_request_for_a_group_without_a_session_is_answered(cluster, requests):
     """No session of the group is open here: the log answers all the same."""
     owner = cluster.node("z", group_id="h", wish=wish(delivery=AMO))
     cluster.run_until(lambda: owner.held, 3 * H)
     (holding,) = owner.held.values()
-    ticket = office.ask(
+    ticket = requests.ask(
         RangeRequest(holding.key, owner.owner, holding.claim.epoch, TASK, 0, 1)
     )
     cluster.run(40)

@@ -36,7 +36,7 @@ def cluster():
 
 
 def marks(cluster, kind, client_id="a"):
-    """Return the mark of each record of a kind, None where it tells none."""
+    """Return the mark of each record of a kind, None where it has none."""
     found = of(cluster, client_id, kind)
     return [marks_of(line.record).get(0) for line in found]
 
@@ -72,14 +72,14 @@ def reported(node):
 # --- marks
 
 
-def test_requests_tell_what_the_application_is_done_with(cluster):
+def test_requests_carry_the_mark_of_the_application(cluster):
     node = owning(cluster, delivery=AMO, most=3, batches=1)
     for first in (0, 3, 6):
         assert handed(node, cluster) == [first, first + 1, first + 2]
     assert marks(cluster, ClaimingMessages) == [0, 3, 6]
 
 
-def test_a_beat_tells_it_where_nothing_is_asked_for(cluster):
+def test_a_heartbeat_carries_the_mark_without_requests(cluster):
     node = owning(cluster, delivery=AMO, most=500)
     assert handed(node, cluster) == list(range(20))
     cluster.run(H)
@@ -90,7 +90,7 @@ def test_a_beat_tells_it_where_nothing_is_asked_for(cluster):
     assert losses(cluster) == ([], [])
 
 
-def test_at_least_once_tells_no_marks(cluster):
+def test_at_least_once_sends_no_marks(cluster):
     node = owning(cluster)
     node.consumer.poll(0)
     cluster.run(H)
@@ -100,7 +100,7 @@ def test_at_least_once_tells_no_marks(cluster):
     assert marks(cluster, ReleasingPartition) == [None]
 
 
-def test_a_batch_of_beats_tells_the_marks_of_all_it_has_room_for(monkeypatch):
+def test_a_heartbeat_batch_carries_as_many_marks_as_fit(monkeypatch):
     monkeypatch.setattr("kafka_marshal.engine.heartbeats.MARKS_PER_BATCH_MAX", 2)
     monkeypatch.setattr("kafka_marshal.protocol.losses.MARKS_PER_BATCH_MAX", 2)
     cluster = world(records=(4, 4, 4, 4))
@@ -110,16 +110,18 @@ def test_a_batch_of_beats_tells_the_marks_of_all_it_has_room_for(monkeypatch):
         node.consumer.poll(0)
         cluster.run(20)
     cluster.run(2 * H)
-    told = {}
+    marks_sent = {}
     for line in of(cluster, "a", BatchHeartbeat):
         found = marks_of(line.record)
         assert len(found) <= 2
-        told |= {line.record.beats[index][0]: mark for index, mark in found.items()}
+        marks_sent |= {
+            line.record.beats[index][0]: mark for index, mark in found.items()
+        }
     epochs = {holding.claim.epoch for holding in node.held.values()}
-    assert {epoch for epoch, mark in told.items() if mark == 4} == epochs
+    assert {epoch for epoch, mark in marks_sent.items() if mark == 4} == epochs
 
 
-def test_an_orderly_end_tells_that_all_is_done(cluster):
+def test_an_orderly_end_sends_the_final_mark(cluster):
     node = owning(cluster, delivery=AMO, most=500)
     assert handed(node, cluster) == list(range(20))
     node.leave()
@@ -142,7 +144,7 @@ def test_an_end_on_an_error_leaves_what_was_in_hand_unconfirmed(cluster):
     assert (loss.ranges, loss.ending, at_risk) == (((5, 9),), "released", [])
 
 
-def test_what_is_kept_for_a_restart_is_told_by_the_last_beat(cluster):
+def test_the_last_heartbeat_before_a_restart_carries_the_mark(cluster):
     node = owning(cluster, delivery=AMO, most=500)
     assert handed(node, cluster) == list(range(20))
     node.consumer.close(release=False, timeout_ms=0)
@@ -195,7 +197,7 @@ def test_a_grant_that_comes_after_the_end_is_reported_and_never_handed_out(clust
     assert of(cluster, "a", ClaimingMessages)[0].transition.epoch == claim.epoch
 
 
-def test_what_another_process_is_granted_is_not_ours_to_report(cluster):
+def test_a_grant_of_another_process_is_not_reported(cluster):
     node = owning(cluster, delivery=AMO, most=3)
     node.consumer.poll(0)
     cluster.run(40)
@@ -209,7 +211,7 @@ def test_what_another_process_is_granted_is_not_ours_to_report(cluster):
     assert reported(node) == [(0, 2)]
 
 
-def test_requests_without_an_answer_are_asked_again_together(cluster):
+def test_unanswered_requests_are_repeated_together(cluster):
     node = owning(cluster, delivery=AMO, most=3)
     cluster.fates["a"] = AppendFate(is_lost=True)
     node.consumer.poll(0)
@@ -221,7 +223,7 @@ def test_requests_without_an_answer_are_asked_again_together(cluster):
     assert handed(node, cluster) == [0, 1, 2]
 
 
-def test_only_what_is_consumed_at_most_once_is_asked_for(cluster):
+def test_only_keys_at_most_once_are_requested(cluster):
     node = owning(cluster)
     with pytest.raises(InvalidTransition, match="not consumed at most once"):
         node.session.grants.request(node.session.holdings[KEY], 5)

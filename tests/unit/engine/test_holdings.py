@@ -119,7 +119,7 @@ def test_a_release_is_sent_and_noted_before_the_claim_ends(bench):
     assert bench.held.meters.released == {("t", "closed"): 1}
 
 
-def test_what_another_process_may_use_is_drained_first(bench):
+def test_a_key_that_another_process_uses_is_drained_first(bench):
     holding = bench.own()
     bench.source.used_elsewhere.add(KEY)
     bench.held.release(holding, CLOSED)
@@ -202,7 +202,7 @@ def test_a_key_is_claimed_once_in_a_process(bench):
     assert bench.held.subscriptions == tuple(bench.wishes.subs)
 
 
-def test_what_is_won_is_reported(bench):
+def test_a_won_claim_is_reported(bench):
     holding = bench.own()
     bench.held.note_won(holding, effect="claimed", why="free", log_ms=0)
     (won,) = bench.rig.events("claimed")

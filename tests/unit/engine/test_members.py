@@ -126,7 +126,7 @@ def test_a_wrong_secret_resumes_nothing_and_claims_normally(cluster):
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["older-holds", "younger-holds"])
-def test_of_two_live_sessions_with_one_client_id_one_fails(first):
+def test_one_of_two_live_sessions_with_one_client_id_fails(first):
     """Exactly one holds, and the other fails, whichever claims first."""
     cluster = world(records=[1] * 3)
     nodes = [cluster.node("a"), cluster.node("a")]

@@ -94,7 +94,7 @@ def test_the_winner_of_a_key_with_a_position_beats_before_it_fetches(
 
 
 def test_beats_are_at_most_h_apart_in_log_time(cluster):
-    """Acceptance M03; and no more often than every H/3 less the jitter."""
+    """Acceptance M03; and at most every third of the interval, less the jitter."""
     node = owning(cluster)
     cluster.run(20 * H, step_ms=50)
     times = [line.time_ms for line in of(cluster, "a", Heartbeat)][2:]
@@ -128,7 +128,7 @@ def test_beats_beyond_the_limit_of_a_record_are_split():
     assert not takeovers(cluster)
 
 
-def test_of_two_contenders_the_earliest_wins(cluster):
+def test_the_earliest_of_two_claims_wins(cluster):
     a = cluster.node("a", wish=wish(policy="greedy"))
     b = cluster.node("b", wish=wish(policy="greedy"))
     cluster.run(H)
@@ -138,7 +138,7 @@ def test_of_two_contenders_the_earliest_wins(cluster):
     assert len(a.held) + len(b.held) == 1
 
 
-def test_who_is_alone_claims_at_once(cluster):
+def test_a_single_client_claims_at_once(cluster):
     node = cluster.node("a")
     cluster.run(20)
     node.consume(wish())
@@ -175,7 +175,7 @@ def waited_ms(number):
     return cluster.clock.now_ms() - start_ms
 
 
-def test_who_has_company_waits_a_little_so_that_not_all_claim_at_once():
+def test_several_clients_claim_after_a_random_delay():
     waits = {waited_ms(number) for number in range(8)}
     assert len(waits) > 1
     assert max(waits) <= 51
@@ -233,7 +233,7 @@ def test_two_claims_of_one_key_in_a_process_are_refused(cluster):
 
 
 def test_a_key_released_at_once_is_taken_at_once(cluster):
-    """A refusal that named 2H is not waited for where the owner lets go."""
+    """A release ends the wait that a refusal asked for."""
     a, b = cluster.node("a"), cluster.node("b")
     for node in (a, b):
         node.session.want(KEY)
@@ -254,7 +254,7 @@ def test_a_pause_drains_releases_and_ends(cluster):
     cluster.run(100)
     assert node.consumer.poll(0) == {}
     assert node.session.holdings[KEY].drain.reason == "paused"
-    assert fold(cluster).keys[KEY].owner is not None  # still two in hand
+    assert fold(cluster).keys[KEY].owner is not None  # two are still uncommitted
     node.consumer.commit(records)
     cluster.run(100)
     known = fold(cluster).keys[KEY]
@@ -262,7 +262,7 @@ def test_a_pause_drains_releases_and_ends(cluster):
     assert of(cluster, "a", ReleasingPartition)[0].record.reason == "paused"
     cluster.run(H)
     assert not of(cluster, "a", ClaimingPartition)[1:]
-    # The log may be idle when the pause ends: local time tells (4.11).
+    # The log may be idle when the pause ends: local time decides (4.11).
     cluster.run_until(held_by(node, 1), 3 * H)
     claimed = of(cluster, "a", ClaimingPartition)[-1]
     assert claimed.time_ms >= until_ms
@@ -295,7 +295,7 @@ def test_beats_in_a_pause_move_the_position_only(cluster):
     assert fold(cluster).keys[KEY].position == 1
 
 
-def test_a_pause_that_is_ended_early_lets_all_go_on(cluster):
+def test_all_continue_when_a_pause_ends_early(cluster):
     node = owning(cluster)
     pause_for(cluster, 100 * H)
     cluster.run(H)
@@ -399,7 +399,7 @@ def test_a_log_that_is_cut_off_for_long_is_joined_again(cluster):
     assert a.engine.failure is None
 
 
-def test_of_two_accepted_claims_of_ours_neither_is_used(cluster):
+def test_two_accepted_claims_of_one_session_are_both_unused(cluster):
     """The leader's clock steps forward: the second takes over from the first."""
     node = cluster.node("a")
     cluster.run(100)

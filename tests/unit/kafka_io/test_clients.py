@@ -24,7 +24,7 @@ class Network:
         self.is_closed = False
         self.is_over = False
 
-    def say(self, *arguments):
+    def warn(self, *arguments):
         self._net._io_thread = threading.Thread(
             target=LOGGER.warning, args=(LINE, "bootstrap-0", *arguments)
         )
@@ -54,7 +54,7 @@ def network(watch):
 
 
 def test_a_refusal_of_a_watched_client_is_recorded(watch, network):
-    network.say(WRONG_PASSWORD)
+    network.warn(WRONG_PASSWORD)
     assert watch.refused is WRONG_PASSWORD
     watch.stop()
     assert network.is_closed
@@ -72,21 +72,21 @@ def test_stop_ignores_closed_clients(watch, network):
 def test_an_untrusted_certificate_is_a_permanent_refusal(watch, network):
     error = errors.KafkaConnectionError("handshake")
     error.__context__ = ssl.SSLCertVerificationError("self-signed")
-    network.say(error)
+    network.warn(error)
     assert watch.refused is error.__context__
     assert (watch.refusal, watch.last) == (None, error)
 
 
 def test_transient_errors_are_no_refusals(watch, network):
     error = errors.KafkaConnectionError("reset")
-    network.say(error)
+    network.warn(error)
     assert (watch.refused, watch.refusal, watch.last) == (None, None, error)
     assert "reset" in watch.reason()
 
 
-def test_refusals_of_other_clients_are_not_recorded_as_ours(watch, network):
+def test_refusals_of_other_clients_are_not_recorded(watch, network):
     """Of two clusters, one may be refused to us while we wait for the other."""
-    Network().say(WRONG_PASSWORD)
+    Network().warn(WRONG_PASSWORD)
     LOGGER.warning(LINE, "bootstrap-0", WRONG_PASSWORD)
     assert watch.refused is None
     assert watch.refusal is WRONG_PASSWORD
@@ -95,5 +95,5 @@ def test_refusals_of_other_clients_are_not_recorded_as_ours(watch, network):
 
 def test_nothing_is_recorded_afterwards(network, watch):
     watch.__exit__(None, None, None)
-    network.say(WRONG_PASSWORD)
+    network.warn(WRONG_PASSWORD)
     assert watch.refused is None

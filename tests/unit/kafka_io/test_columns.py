@@ -180,7 +180,7 @@ def test_an_unknown_codec_is_refused():
 
 
 def test_invalid_bytes_of_a_header_name_are_replaced():
-    """As for every other reader: whoever may write must not stop those who read."""
+    """As for every other reader: no writer may stop the readers."""
     batch = built([(0, (1, None, b"v", [(BadText("b"), b"2"), ("good", None)]))])
     found = to_columns([taken(batch)], (0, 1), with_headers=True)
     assert listed(found)["headers"] == [[("a\ufffd", b"2"), ("good", None)]]

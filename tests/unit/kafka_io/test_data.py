@@ -44,7 +44,7 @@ class Admin:
 
 
 @pytest.fixture
-def asking(monkeypatch):
+def fetching(monkeypatch):
     def ask(rows, level="read_uncommitted"):
         offsets = KafkaOffsets(ConnectionSettings("b:1"), isolation_level=level)
         admin = Admin(rows)
@@ -54,16 +54,16 @@ def asking(monkeypatch):
     return ask
 
 
-def test_starts_and_ends(asking):
-    offsets, admin = asking([Row(3, -1), Row(0, -1)], "read_committed")
+def test_starts_and_ends(fetching):
+    offsets, admin = fetching([Row(3, -1), Row(0, -1)], "read_committed")
     assert offsets.starts([A, B], 100) == {A: 3, B: 0}
     assert offsets.ends([A], 100) == {A: 3}
     earliest, latest = {KafkaPlace(*A): -2, KafkaPlace(*B): -2}, {KafkaPlace(*A): -1}
     assert admin.asked == [(earliest, "READ_COMMITTED"), (latest, "READ_COMMITTED")]
 
 
-def test_ends_are_known_of_partitions_that_can_be_queried(asking):
-    offsets, admin = asking([Row(3, -1), Row(4, -1)])
+def test_ends_are_known_of_partitions_that_can_be_queried(fetching):
+    offsets, admin = fetching([Row(3, -1), Row(4, -1)])
     gone = TopicPartition("gone", 0)
     admin.leaders = {"t": [1, -1], "gone": []}
     assert offsets.known_ends([A, B, gone], 100) == {A: 3}
@@ -72,14 +72,14 @@ def test_ends_are_known_of_partitions_that_can_be_queried(asking):
     assert len(admin.asked) == 1
 
 
-def test_times_after_the_last_record(asking):
-    offsets, admin = asking([Row(7, 50), Row(-1, -1)])
+def test_times_after_the_last_record(fetching):
+    offsets, admin = fetching([Row(7, 50), Row(-1, -1)])
     assert offsets.at_times({A: 40, B: 60}, 100) == {A: 7, B: None}
     assert admin.asked[0][1] == "READ_UNCOMMITTED"
 
 
-def test_an_empty_query_sends_nothing(asking):
-    offsets, admin = asking([])
+def test_an_empty_query_sends_nothing(fetching):
+    offsets, admin = fetching([])
     assert offsets.at_times({}, 100) == {}
     assert admin.asked == []
     offsets.close(0)

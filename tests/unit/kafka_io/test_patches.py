@@ -277,7 +277,7 @@ def test_without_a_parser_everything_takes_the_ordinary_way(sock, protocol):
 
 
 def test_tls_starts_the_ordinary_way(line, monkeypatch):
-    """What it has deciphered and nobody has taken, no selector tells of."""
+    """No selector reports bytes that are deciphered and not yet read."""
     transport, _, far = line
     monkeypatch.setattr(module.ssl, "SSLSocket", socket.socket)
     far.send(b"abc")

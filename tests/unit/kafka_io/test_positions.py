@@ -11,14 +11,14 @@ TOKEN = Token(1, 0, 5)
 
 
 @pytest.mark.parametrize(
-    ("span", "told"),
+    ("span", "expected"),
     [((3, 9), "outside its log, which has offsets 3 to 9."), ((-1, -1), "its log.")],
 )
-def test_a_position_outside_the_log_names_the_range_and_the_command(span, told):
+def test_a_position_outside_the_log_names_the_range_and_the_command(span, expected):
     start, end = span
     error = outside_error(A, 12, what="is outside its log", start=start, end=end)
     assert f"Position 12 of {A}" in str(error)
-    assert told in str(error)
+    assert expected in str(error)
     assert f"marshal claims list --topic {A.topic};" in str(error)
     assert "eek" not in str(error), "there is no seek"
     assert (error.requested, error.log_start, error.log_end) == (12, *span)

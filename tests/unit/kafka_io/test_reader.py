@@ -40,7 +40,7 @@ def test_an_unknown_epoch_is_none():
     assert record.headers == ()
 
 
-def test_it_is_a_sequence():
+def test_polled_records_are_a_sequence():
     found = records(3, 5, 6)
     assert [record.offset for record in found] == [3, 5, 6]
     assert [record.offset for record in found] == [3, 5, 6]

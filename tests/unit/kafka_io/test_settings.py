@@ -1,4 +1,4 @@
-"""What may be set, under which names, and what is said of the rest."""
+"""Settings and their names, and the errors for all others."""
 
 import pickle
 import re
@@ -65,7 +65,7 @@ def test_defaults():
 
 
 @pytest.mark.parametrize("client", [KafkaConsumer, KafkaProducer, KafkaAdminClient])
-def test_every_client_knows_every_option(client):
+def test_every_client_accepts_every_option(client):
     assert set(OPTIONS) <= set(client.DEFAULT_CONFIG)
     assert set(DOTTED_OPTIONS.values()) <= set(OPTIONS)
 

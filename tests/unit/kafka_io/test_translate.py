@@ -21,7 +21,7 @@ from kafka_marshal.kafka_io.translate import Access, translate_error
 BOTH = (Access.READ, Access.WRITE)
 
 
-def told(error, access=Access.READ):
+def translated(error, access=Access.READ):
     return translate_error(error, doing="Testing", access=access, addresses="a:1, b:2")
 
 
@@ -50,7 +50,7 @@ def told(error, access=Access.READ):
 def test_table(kind, read, write):
     error = kind("why")
     for access, wanted in zip(BOTH, (read, write), strict=True):
-        made = told(error, access)
+        made = translated(error, access)
         assert type(made) is wanted
         assert made.__cause__ is error
         assert str(made).startswith("Testing failed: ")
@@ -59,7 +59,7 @@ def test_table(kind, read, write):
 
 
 def test_truncation():
-    assert type(told(kafka_errors.LogTruncationError({}))) is LogTruncated
+    assert type(translated(kafka_errors.LogTruncationError({}))) is LogTruncated
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_truncation():
     ],
 )
 def test_unreachable_names_the_addresses(kind):
-    made = told(kind())
+    made = translated(kind())
     assert "no broker answered at a:1, b:2" in str(made)
     assert made.retriable
 
@@ -81,13 +81,13 @@ def test_wrapped_errors_are_unwrapped():
     wrapped = kafka_errors.KafkaError(
         f"Unexpected: {kafka_errors.ClusterAuthorizationFailedError()}"
     )
-    assert type(told(wrapped, Access.WRITE)) is LogUnwritable
-    assert type(told(kafka_errors.KafkaError("[Error x]"))) is CoordinationError
+    assert type(translated(wrapped, Access.WRITE)) is LogUnwritable
+    assert type(translated(kafka_errors.KafkaError("[Error x]"))) is CoordinationError
 
 
 def test_own_errors_are_returned_unchanged():
     ours = TopicMisconfigured("x")
-    assert told(ours) is ours
+    assert translated(ours) is ours
 
 
 @pytest.mark.parametrize("access", BOTH)
@@ -101,7 +101,7 @@ def test_every_error_is_translated(access):
     assert len(kinds) > 100
     for kind in kinds:
         error = kind({}) if kind is kafka_errors.LogTruncationError else kind("x")
-        made = told(error, access)
+        made = translated(error, access)
         assert isinstance(made, MarshalError)
         # What we call passing, kafka-python must not call final for good reason.
         if getattr(error, "retriable", False):
@@ -109,14 +109,14 @@ def test_every_error_is_translated(access):
 
 
 def test_a_port_without_sasl_is_not_reported_as_a_wrong_password():
-    made = told(kafka_errors.IllegalSaslStateError())
+    made = translated(kafka_errors.IllegalSaslStateError())
     assert type(made) is LogUnreadable
     assert "the port at a:1, b:2 takes no login" in str(made)
     assert "security_protocol" in str(made)
 
 
 def test_a_refused_login_names_what_to_check():
-    made = told(kafka_errors.SaslAuthenticationFailedError("x"))
+    made = translated(kafka_errors.SaslAuthenticationFailedError("x"))
     assert type(made) is LogUnreadable
     assert "failed: the broker refused the login (" in str(made)
     assert "password" in str(made)

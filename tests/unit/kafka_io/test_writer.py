@@ -56,7 +56,7 @@ class Outlets(list):
         return self[-1]
 
 
-def told(error, doing, access):
+def translated(error, doing, access):
     return translate_error(error, doing=doing, access=access, addresses="a:1")
 
 
@@ -75,7 +75,7 @@ def new_writer(outlets, *, heartbeat_interval_ms):
     return Writer(
         ConnectionSettings("a:1"),
         connect=outlets.connect,
-        translate=told,
+        translate=translated,
         heartbeat_interval_ms=heartbeat_interval_ms,
         timeout_ms=60_000,
     )

@@ -54,7 +54,7 @@ def test_values_of_the_log_are_escaped(caplog):
     assert caplog.records[0].getMessage() == r"ready host='a b\n\x1b[2J' none=''"
 
 
-def test_what_nobody_reads_is_not_formatted(caplog):
+def test_an_unread_line_is_not_formatted(caplog):
     class Costly:
         def __str__(self):
             raise AssertionError
@@ -84,7 +84,7 @@ def test_ordinary_text_stays(text):
         pytest.param("\ud800", r"\ud800", id="surrogate"),
     ],
 )
-def test_what_acts_is_escaped(text, shown):
+def test_control_characters_are_escaped(text, shown):
     assert escaped(text) == shown
     assert escaped(text).isprintable()
 
@@ -108,7 +108,7 @@ class Broken:
         raise OSError("full")
 
 
-def test_everybody_is_told_in_order():
+def test_all_observers_are_called_in_order():
     first, second, third = Recorder(), Recorder(), Recorder()
     fan = FanOut(first, second)
     fan.add(third)
@@ -120,7 +120,7 @@ def test_everybody_is_told_in_order():
     assert [len(each.events) for each in (first, second, third)] == [2, 1, 2]
 
 
-def test_one_that_raises_is_told_no_more():
+def test_an_observer_that_raises_is_not_called_again():
     broken, sound = Broken(), Recorder()
     fan = FanOut(broken, sound)
     fan.observe(EVENT)
@@ -154,7 +154,7 @@ def lines():
     return Lines()
 
 
-def told(lines, name, **fields):
+def logged(lines, name, **fields):
     StructuredObserver(lines.logger).observe(Event(name, fields))
     return lines()[-1]
 
@@ -163,7 +163,7 @@ def told(lines, name, **fields):
 
 
 def test_a_claim(lines):
-    line = told(
+    line = logged(
         lines,
         "claimed",
         key=Key("g", "t", 3),
@@ -186,7 +186,7 @@ def test_a_claim(lines):
 
 
 def test_an_ending(lines):
-    line = told(lines, "claim_ended", ending=Ending("taken_over", "b", 40))
+    line = logged(lines, "claim_ended", ending=Ending("taken_over", "b", 40))
     assert line == {
         "event": "claim_ended",
         "level": "info",
@@ -198,16 +198,16 @@ def test_an_ending(lines):
 
 
 def test_errors_have_their_type(lines):
-    line = told(lines, "log_poll_failed", error=CoordinationError("no\nanswer"))
+    line = logged(lines, "log_poll_failed", error=CoordinationError("no\nanswer"))
     assert line["level"] == "warning"
     assert line["error"] == r"no\nanswer"
     assert (line["error_type"], line["retriable"]) == ("CoordinationError", True)
-    plain = told(lines, "identity_unavailable", error=OSError("full"))
+    plain = logged(lines, "identity_unavailable", error=OSError("full"))
     assert (plain["error"], plain["error_type"]) == ("full", "OSError")
 
 
 def test_a_partition_and_ranges(lines):
-    line = told(
+    line = logged(
         lines,
         "grant_lost",
         partition=TopicPartition("t", 1),
@@ -218,12 +218,12 @@ def test_a_partition_and_ranges(lines):
 
 
 def test_levels_are_those_of_the_plain_log(lines):
-    levels = [told(lines, name)["level"] for name in ("ready", "session_failed")]
+    levels = [logged(lines, name)["level"] for name in ("ready", "session_failed")]
     assert levels == ["info", "error"]
 
 
-def test_a_field_cannot_stand_for_the_event(lines):
-    line = told(lines, "ready", event="claimed", level="debug")
+def test_a_field_cannot_replace_the_event(lines):
+    line = logged(lines, "ready", event="claimed", level="debug")
     assert (line["event"], line["level"]) == ("ready", "info")
     assert (line["event_"], line["level_"]) == ("claimed", "debug")
 
@@ -238,11 +238,11 @@ def test_control_characters_are_escaped_for_any_renderer(lines):
     )
     texts = json.dumps(fields, ensure_ascii=False)
     assert texts.isprintable()
-    told(lines, "topic_changed", host=bad)
+    logged(lines, "topic_changed", host=bad)
     assert len(lines.file.getvalue().splitlines()) == 1
 
 
-def test_secrets_are_hidden_wherever_they_stand():
+def test_secrets_are_hidden_everywhere():
     secret = "hunter2"
     fields = flat(
         {

@@ -61,7 +61,7 @@ def test_the_core_names_are_there():
     assert {family.name for family in FAMILIES} >= CORE
 
 
-def test_names_are_unique_and_ours():
+def test_metric_names_are_unique_and_prefixed():
     names = [family.name for family in FAMILIES]
     assert len(set(names)) == len(names)
     for name in names:
@@ -111,7 +111,7 @@ def test_labels_are_few_and_known():
 
 def listed():
     rows = {}
-    # What a sidecar tells beside these has a section of its own.
+    # The sidecar's own metrics have a section of their own.
     for line in DOCUMENT.partition("\n## A sidecar\n")[0].splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("| `") and len(cells) == 4:
@@ -205,7 +205,7 @@ def test_hostile_labels_are_escaped_and_bounded():
 # --- Serving ---
 
 
-def test_it_serves_until_it_is_closed():
+def test_the_server_answers_until_it_is_closed():
     scrape = Scrape()
     scrape.add(known.UP, ("g",), value=1)
     registry = CollectorRegistry()

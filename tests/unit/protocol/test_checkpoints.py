@@ -41,7 +41,11 @@ def written(log=None, *, parts=3, between=lambda log: None, **wrong):
     log.claimed()
     epoch = log.claimed("c9", key=PLACE)
     log.append(begin(epoch, client="c9"))
-    at, value, told = log.entries[-1].offset, to_bytes(log.state), digest(log.state)
+    at, value, expected_digest = (
+        log.entries[-1].offset,
+        to_bytes(log.state),
+        digest(log.state),
+    )
     size = -(-len(value) // parts)
     for number in range(parts):
         between(log)
@@ -51,7 +55,7 @@ def written(log=None, *, parts=3, between=lambda log: None, **wrong):
         "epoch": epoch,
         "parts": parts,
         "size": len(value),
-        "digest": bytes.fromhex(told),
+        "digest": bytes.fromhex(expected_digest),
         "client": "c9",
     }
     end = finish(at, **(fields | wrong))
@@ -83,9 +87,9 @@ def test_a_checkpoint_is_the_state_right_after_its_begin():
 def test_every_prefix_gives_the_whole_or_nothing():
     log, end = written()
     for count in range(len(log.entries)):
-        told = put_together(log, end, log.entries[:count])
+        whole = put_together(log, end, log.entries[:count])
         is_whole = count >= len(log.entries) - 1
-        assert isinstance(told, bytes) == is_whole, count
+        assert isinstance(whole, bytes) == is_whole, count
     for left_out in range(end.begin_offset, len(log.entries) - 1):
         rest = [e for e in log.entries if e.offset != left_out]
         assert isinstance(put_together(log, end, rest), str)
@@ -97,7 +101,7 @@ def test_chunks_that_were_written_twice_count_once():
     assert put_together(log, end, twice) == put_together(log, end)
 
 
-def test_what_others_write_meanwhile_is_passed_over():
+def test_records_of_others_between_parts_are_skipped():
     def others(log):
         log.append(chunk(b"?", 0, epoch=1, client="c9"))
         log.append(chunk(b"?", 0, epoch=2, client="c8"))
@@ -149,9 +153,9 @@ def test_bytes_that_are_no_state_are_none():
 def test_only_the_owner_of_the_place_writes_checkpoints():
     log = Watched()
     log.append(begin(0, client="c9"))
-    value, told = to_bytes(log.state), digest(log.state)
+    value, expected_digest = to_bytes(log.state), digest(log.state)
     log.append(chunk(value, client="c9"))
-    end = finish(1, size=len(value), digest=bytes.fromhex(told), client="c9")
+    end = finish(1, size=len(value), digest=bytes.fromhex(expected_digest), client="c9")
     log.append(end)
     assert "did not own" in put_together(log, end)
     assert (log.seen, log.watch.last_offset) == ([], None)
@@ -210,7 +214,7 @@ def test_few_checkpoints_are_waited_for():
     assert [seen.checkpoint_id for seen in log.seen] == names[1:]
 
 
-def test_what_a_next_checkpoint_would_bring_in_is_counted():
+def test_records_for_the_next_checkpoint_are_counted():
     log, _ = written()
     assert log.watch.news_count == 0
     log.append(release(log.key(PLACE).epoch, client="c9", key=PLACE))

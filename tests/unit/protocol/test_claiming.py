@@ -145,7 +145,7 @@ INPUTS = {
 }
 BAD = InvalidTransition
 AFTER = {
-    # phase before:            W    C    S    D    E
+    # Phases before: waiting, claiming, starting, held, ended.
     "wants, not answered": (W, C, S, D, E),
     "wants, answer overdue": (W, W, S, D, E),
     "wants, must wait": (W, W, S, D, E),
@@ -406,7 +406,7 @@ def test_an_earlier_claim_may_win_while_a_later_one_is_under_way():
     assert it.phase is Phase.STARTING
 
 
-def test_a_claim_that_comes_back_after_its_lease_is_of_no_use():
+def test_a_claim_read_back_after_its_lease_is_not_used():
     it = at(Phase.CLAIMING)
     assert not judge(it, WON, now_ms=HARD_MS)
     assert it.epoch is None
@@ -605,17 +605,17 @@ def test_a_fresh_key_of_an_earlier_life_is_resumable():
     assert may_resume(log.key()) is None
 
 
-def test_what_the_ladder_sends_the_fold_resumes():
+def test_the_fold_resumes_the_claims_of_a_restart():
     log = Log()
     it = new_claim()
     epoch = log.one(it.claim_record(1, 1)).epoch
     life = may_resume(log.key())
     again = Claim(Claimant(Owner("c1", INC_AGAIN), "g", master=b"n" * 32), KEY)
     past = Resume(life.incarnation, epoch, key_secret(life.master, KEY))
-    assert log.say(again.claim_record(1, 1, resume=past)) == "resumed"
+    assert log.outcome_of(again.claim_record(1, 1, resume=past)) == "resumed"
     # The old secret is public now, and of no use.
     third = resume(2, inc=ident("third"), before=INC_AGAIN, secret=past.secret)
-    assert log.say(third) == "resume_mismatch"
+    assert log.outcome_of(third) == "resume_mismatch"
 
 
 def test_an_estimate_needs_no_config():

@@ -119,7 +119,7 @@ def test_uvarint(number, encoded):
         ),
     ],
 )
-def test_headers_that_are_not_known(value, expected):
+def test_unknown_headers_are_undecodable(value, expected):
     assert reason(value) == expected
 
 
@@ -403,12 +403,12 @@ def test_tags_inform_or_are_absent(tags, expected):
         pytest.param(beat(object()), id="no value"),
     ],
 )
-def test_what_no_reader_would_accept_is_not_encoded(bad):
+def test_an_unreadable_record_is_not_encoded(bad):
     with pytest.raises(MalformedRecord):
         encode(bad)
 
 
-def test_nothing_is_encoded_that_is_too_deep():
+def test_a_too_deep_record_is_not_encoded():
     deep = []
     for _ in range(100_000):
         deep = [deep]
@@ -440,7 +440,7 @@ def test_names_that_are_remembered_are_short():
     assert (codec._known_ids, codec._known_topics) == (set(), set())
 
 
-def test_as_many_names_as_there_may_be_are_remembered(monkeypatch):
+def test_the_name_cache_is_bounded(monkeypatch):
     monkeypatch.setattr(codec, "NAMES_REMEMBERED_MAX", 3)
     monkeypatch.setattr(codec, "_known_ids", set())
     for number in range(10):
@@ -457,7 +457,7 @@ def test_a_name_that_is_remembered_as_one_thing_is_not_valid_as_another():
 
 
 @pytest.mark.parametrize("record", all_records(), ids=lambda r: type(r).__name__)
-def test_a_kind_is_known_by_the_head_of_its_frames(record):
+def test_the_head_of_a_frame_identifies_its_kind(record):
     assert encode(record).startswith(header_of(type(record)))
     others = {header_of(type(other)) for other in all_records()}
     assert sum(encode(record).startswith(head) for head in others) == 1

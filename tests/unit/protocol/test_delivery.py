@@ -102,7 +102,7 @@ def test_an_unknown_offset_is_an_error(start, handed, committed, unknown):
     assert (it.position, it.in_hand_count, it.tracked_count) == before
 
 
-def test_what_lies_below_the_position_is_done_already():
+def test_offsets_below_the_position_are_already_processed():
     it = alo(7, 7, 8)
     commit(it, 3)
     commit(it, 7)

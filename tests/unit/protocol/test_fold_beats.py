@@ -76,7 +76,7 @@ def test_a_run_of_beats_is_what_its_entries_are():
     assert state.soft.counters["renewed"] == 5
 
 
-def test_it_starts_at_the_given_index():
+def test_the_fold_starts_at_the_given_index():
     log = owned()
     for position in range(4):
         log.one(beat(1, position), after=1)
@@ -89,7 +89,7 @@ def test_it_starts_at_the_given_index():
     assert fold_beats(state, entries, start=len(entries)) == len(entries)
 
 
-def test_time_that_stands_still_moves_nothing_of_the_clock():
+def test_equal_timestamps_do_not_move_the_clock():
     """Also in a state from bytes, whose append time may be below that of its epoch."""
     log = owned()
     log.one(beat(1, 7), after=-2)
@@ -128,7 +128,7 @@ LEFT = {
 
 
 @pytest.mark.parametrize("odd", LEFT.values(), ids=LEFT)
-def test_what_is_not_ordinary_is_left(odd):
+def test_other_records_are_left_to_the_full_fold(odd):
     log = owned()
     log.one(beat(1, 7), after=3)
     log.append(**odd)

@@ -50,8 +50,8 @@ def test_a_pause_holds_a_group(log):
     held = log.state.active_pause("g")
     assert (held.op_id, held.client_id, held.seq) == (OP, "admin", 3)
     assert (held.until_ms, held.incarnations) == (UNTIL, (ident("admin"),))
-    assert log.say(claim()) == "paused"
-    assert log.say(claim(key=Key("h", "t", 0))) == "claimed"
+    assert log.outcome_of(claim()) == "paused"
+    assert log.outcome_of(claim(key=Key("h", "t", 0))) == "claimed"
 
 
 def test_a_pause_without_config_is_refused():
@@ -97,44 +97,44 @@ def test_a_pause_ends_by_itself_for_good(log, after, is_over):
     assert (log.state.active_pause("g") is None) is is_over
     assert ops(log) == [OP] * is_over
     expected = "op_over" if is_over else "paused"
-    assert log.say(pause(UNTIL + 9, seq=1)) == expected
+    assert log.outcome_of(pause(UNTIL + 9, seq=1)) == expected
 
 
 def test_a_pause_ends_before_the_record_of_that_moment_is_judged(log):
     log.append(pause(UNTIL))
-    assert log.say(claim(), at=UNTIL) == "claimed"
+    assert log.outcome_of(claim(), at=UNTIL) == "claimed"
 
 
 def test_a_pause_ends_by_m_and_not_by_log_time(log):
     log.append(pause(UNTIL))
     # A new leader's clock is ahead: log time stands still, append time advances.
-    assert log.say(claim(), at=UNTIL, epoch=1) == "claimed"
+    assert log.outcome_of(claim(), at=UNTIL, epoch=1) == "claimed"
     assert log.state.now_ms == START_MS
 
 
 def test_a_pause_is_renewed_and_shortened_by_its_op(log):
     log.append(pause(UNTIL))
     for seq, until in ((1, UNTIL + 100), (2, UNTIL - 100)):
-        assert log.say(pause(until, seq=seq)) == "paused"
+        assert log.outcome_of(pause(until, seq=seq)) == "paused"
         assert log.state.active_pause("g").until_ms == until
-    assert log.say(claim(), at=UNTIL - 100) == "claimed"
+    assert log.outcome_of(claim(), at=UNTIL - 100) == "claimed"
 
 
-def test_another_admin_may_go_on_with_the_op(log):
+def test_another_admin_may_continue_the_operation(log):
     log.append(pause(UNTIL))
-    assert log.say(pause(UNTIL, client="ops", seq=0)) == "paused"
+    assert log.outcome_of(pause(UNTIL, client="ops", seq=0)) == "paused"
     held = log.state.active_pause("g")
     assert (held.client_id, held.incarnation) == ("ops", ident("ops"))
     assert held.incarnations == (ident("admin"), ident("ops"))
-    assert log.say(pause(UNTIL, seq=9)) == "old_seq"
-    assert log.say(pause(UNTIL, client="ops", seq=1)) == "paused"
+    assert log.outcome_of(pause(UNTIL, seq=9)) == "old_seq"
+    assert log.outcome_of(pause(UNTIL, client="ops", seq=1)) == "paused"
 
 
 def test_sixteen_lives_of_an_op(log):
     for number in range(16):
-        assert log.say(pause(UNTIL, inc=ident(str(number)))) == "paused"
-    assert log.say(pause(UNTIL, inc=ident("16"))) == "limits"
-    assert log.say(pause(0, inc=ident("15"), seq=1)) == "unpaused"
+        assert log.outcome_of(pause(UNTIL, inc=ident(str(number)))) == "paused"
+    assert log.outcome_of(pause(UNTIL, inc=ident("16"))) == "limits"
+    assert log.outcome_of(pause(0, inc=ident("15"), seq=1)) == "unpaused"
 
 
 def test_a_second_operation_is_busy(log):
@@ -152,8 +152,8 @@ def test_an_admin_ends_a_pause(log, until):
     transition = log.one(pause(until, seq=1))
     assert (transition.outcome, transition.effect) == ("accepted", "unpaused")
     assert log.state.active_pause("g") is None
-    assert log.say(pause(UNTIL, seq=2)) == "op_over"
-    assert log.say(pause(UNTIL, op=ident("other"))) == "paused"
+    assert log.outcome_of(pause(UNTIL, seq=2)) == "op_over"
+    assert log.outcome_of(pause(UNTIL, op=ident("other"))) == "paused"
 
 
 def test_sixty_four_operations_of_a_group_are_remembered(log):
@@ -164,8 +164,8 @@ def test_sixty_four_operations_of_a_group_are_remembered(log):
     assert OPS_REMEMBERED_MAX == 64
     assert ops(log) == [ident(str(number)) for number in range(1, 65)]
     assert len(log.state.over) == 64
-    assert log.say(pause(UNTIL, op=ident("1"))) == "op_over"
-    assert log.say(pause(UNTIL, op=ident("0"))) == "paused"
+    assert log.outcome_of(pause(UNTIL, op=ident("1"))) == "op_over"
+    assert log.outcome_of(pause(UNTIL, op=ident("0"))) == "paused"
 
 
 def test_operations_of_all_groups_are_bounded():
@@ -189,18 +189,18 @@ def test_lapsed_pauses_count_among_the_remembered():
     log = Log(operations=1, groups=2)
     log.append(pause(UNTIL, group="b"))
     log.append(pause(UNTIL, group="a"))
-    assert log.say(claim(key=Key("c", "t", 0))) == "limits"
+    assert log.outcome_of(claim(key=Key("c", "t", 0))) == "limits"
     log.append(b"", at=UNTIL)
     # Equally late ones go by name.
     assert {name: ops(log, name) for name in log.state.groups} == {"b": [OP]}
-    assert log.say(claim(key=Key("c", "t", 0))) == "claimed"
+    assert log.outcome_of(claim(key=Key("c", "t", 0))) == "claimed"
 
 
 def test_a_lapse_and_an_end_in_one_entry_are_remembered_by_name():
     log = Log(operations=1)
     log.append(pause(UNTIL, group="z"))
     log.append(pause(UNTIL + H, group="a"))
-    assert log.say(pause(0, group="a", seq=1), at=UNTIL) == "unpaused"
+    assert log.outcome_of(pause(0, group="a", seq=1), at=UNTIL) == "unpaused"
     assert set(log.state.groups) == {"z"}
 
 
@@ -238,7 +238,7 @@ LATEST = START_MS // 1_000 + 24 * 3_600
         pytest.param({"era": LATEST + 1, "level": 3}, False, id="ahead, and above us"),
     ],
 )
-def test_who_may_follow_a_config(log, change, accepted):
+def test_which_configs_may_follow_a_config(log, change, accepted):
     record = config(**{"generation": 2, "era": 2} | change)
     transition = log.one(record)
     if accepted:
@@ -255,16 +255,18 @@ def test_the_first_config_may_be_of_any_generation():
     assert log.state.config.generation == 5
 
 
-@pytest.mark.parametrize(("after", "said"), [(999, "config"), (1_000, "configured")])
-def test_the_first_era_may_be_a_day_ahead_of_its_own_entry(after, said):
+@pytest.mark.parametrize(
+    ("after", "expected"), [(999, "config"), (1_000, "configured")]
+)
+def test_the_first_era_may_be_a_day_ahead_of_its_own_entry(after, expected):
     log = Log(configured=False)
-    assert log.say(config(era=LATEST + 1), after=after) == said
+    assert log.outcome_of(config(era=LATEST + 1), after=after) == expected
 
 
 def test_a_config_without_any_append_time_is_a_day_from_the_epoch_at_most():
     log = Log(configured=False)
-    assert log.say(config(era=24 * 3_600 + 1), kind=CREATE_TIME) == "config"
-    assert log.say(config(era=24 * 3_600), kind=CREATE_TIME) == "configured"
+    assert log.outcome_of(config(era=24 * 3_600 + 1), kind=CREATE_TIME) == "config"
+    assert log.outcome_of(config(era=24 * 3_600), kind=CREATE_TIME) == "configured"
 
 
 def test_a_config_beyond_us_halts(log):
@@ -277,7 +279,7 @@ def test_a_config_beyond_us_halts(log):
 
 def test_the_first_config_may_halt():
     log = Log(configured=False)
-    assert log.say(config(level=3)) == "halted"
+    assert log.outcome_of(config(level=3)) == "halted"
     assert log.state.config is None
 
 
@@ -319,7 +321,7 @@ def test_a_member_without_config_is_ignored():
 def test_a_member_belongs_to_its_groups_home():
     home = home_partition("g", partition_count=2)
     for place, expected in ((home, "member"), (1 - home, "wrong_partition")):
-        assert Log(place, k=2).say(member()) == expected
+        assert Log(place, k=2).outcome_of(member()) == expected
 
 
 def test_members_are_bounded():
@@ -328,7 +330,7 @@ def test_members_are_bounded():
     log.append(member("c2"))
     transition = log.one(member("c3"))
     assert (transition.outcome, transition.reason) == ("refused", "limits")
-    assert log.say(member("c1", seq=1)) == "member"
+    assert log.outcome_of(member("c1", seq=1)) == "member"
 
 
 def test_gone_members_are_dropped_some_with_each_entry(log):

@@ -83,7 +83,7 @@ def test_a_claim_without_config_is_refused_before_all_else():
     transition = log.one(claim(generation=9))
     assert (transition.outcome, transition.reason) == ("refused", "no_config")
     assert (transition.key, transition.epoch) == (KEY, None)
-    assert log.say(resume(0)) == "no_config"
+    assert log.outcome_of(resume(0)) == "no_config"
     assert log.state.keys == {}
 
 
@@ -122,10 +122,10 @@ def test_a_claim_clears_lock_and_handoff(owned):
 def test_a_key_keeps_the_interval_of_its_claim(owned):
     owned.append(config(2, era=2, h=10))
     assert owned.key().heartbeat_interval_ms == H
-    assert owned.say(claim("c2", generation=2), after=2 * H) == "held"
-    assert owned.say(beat(1)) == "renewed"
+    assert owned.outcome_of(claim("c2", generation=2), after=2 * H) == "held"
+    assert owned.outcome_of(beat(1)) == "renewed"
     assert owned.key().heartbeat_interval_ms == 10
-    assert owned.say(claim("c2", generation=2), after=21) == "claimed"
+    assert owned.outcome_of(claim("c2", generation=2), after=21) == "claimed"
 
 
 @pytest.mark.parametrize("write", [beat, lambda epoch: batch((epoch, None))])
@@ -167,8 +167,8 @@ def test_another_topic_of_the_same_name_has_no_position(owned):
     epoch = owned.claimed("c1", topic_id=FIRST)
     owned.append(messages(epoch, 0, 9))
     owned.append(release(epoch))
-    assert owned.say(claim(topic_id=SECOND)) == "cas"
-    assert owned.say(claim(topic_id=SECOND, expected=epoch - 1)) == "cas"
+    assert owned.outcome_of(claim(topic_id=SECOND)) == "cas"
+    assert owned.outcome_of(claim(topic_id=SECOND, expected=epoch - 1)) == "cas"
     owned.claimed("c1", topic_id=SECOND, expected=epoch)
     known = owned.key()
     assert (known.topic_id, known.retired_topic_ids) == (SECOND, (FIRST,))
@@ -184,8 +184,8 @@ def test_the_last_four_retired_topic_ids_are_refused(log):
     retired = [ident(str(number)) for number in (2, 3, 4, 5)]
     assert log.key().retired_topic_ids == tuple(retired)
     for old in retired:
-        assert log.say(claim(topic_id=old, expected=epoch)) == "old_topic"
-    assert log.say(claim(topic_id=ident("1"), expected=epoch)) == "claimed"
+        assert log.outcome_of(claim(topic_id=old, expected=epoch)) == "old_topic"
+    assert log.outcome_of(claim(topic_id=ident("1"), expected=epoch)) == "claimed"
 
 
 # --- Resumes ---
@@ -213,12 +213,12 @@ def test_a_resume_fences_the_former_life(owned):
 def test_a_secret_is_good_once(owned):
     epoch = owned.one(resume(1)).epoch
     third = resume(epoch, inc=ident("third"), before=INC_AGAIN)
-    assert owned.say(third) == "resume_mismatch"
+    assert owned.outcome_of(third) == "resume_mismatch"
 
 
 def test_a_refused_resume_changes_nothing(owned):
-    assert owned.say(resume(1), after=H) == "resume_not_fresh"
-    assert owned.say(resume(1, secret=ident("guess"))) == "resume_mismatch"
+    assert owned.outcome_of(resume(1), after=H) == "resume_not_fresh"
+    assert owned.outcome_of(resume(1, secret=ident("guess"))) == "resume_mismatch"
     assert owned.key().owner == Owner("c1", INC)
 
 
@@ -251,8 +251,8 @@ def test_a_rewind_sets_the_position_and_no_grant(owned, position, expected):
 
 
 def test_a_late_beat_still_renews(owned):
-    assert owned.say(beat(1), after=5 * H) == "renewed"
-    assert owned.say(claim("c2"), after=2 * H) == "held"
+    assert owned.outcome_of(beat(1), after=5 * H) == "renewed"
+    assert owned.outcome_of(claim("c2"), after=2 * H) == "held"
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_a_late_beat_still_renews(owned):
         pytest.param(messages(0, 0, 9), "old_epoch", id="old messages"),
     ],
 )
-def test_who_is_not_the_owner_is_ignored(owned, foreign, reason):
+def test_a_heartbeat_of_another_client_is_ignored(owned, foreign, reason):
     before = owned.key().renewed_ms, owned.key().active_ms
     transition = owned.one(foreign, after=1)
     assert (transition.outcome, transition.reason) == ("ignored", reason)
@@ -296,7 +296,7 @@ def test_names_are_kept_once_however_many_keys_have_them(owned):
 
 def test_a_paused_group_moves_positions_and_renews_nothing(owned):
     owned.append(pause(FAR_MS))
-    assert owned.say(beat(1, 7), after=H) == "position_only"
+    assert owned.outcome_of(beat(1, 7), after=H) == "position_only"
     known = owned.key()
     assert (known.position, known.renewed_ms) == (7, START_MS)
     assert known.active_ms == START_MS + H
@@ -307,9 +307,9 @@ def test_a_pause_leaves_the_planner_alone(log):
     planner = Key("g", "/planner", 0)
     log.append(pause(FAR_MS))
     epoch = log.claimed(key=planner)
-    assert log.say(beat(epoch, key=planner)) == "renewed"
-    assert log.say(messages(epoch, 0, 1, key=planner)) == "granted"
-    assert log.say(claim()) == "paused"
+    assert log.outcome_of(beat(epoch, key=planner)) == "renewed"
+    assert log.outcome_of(messages(epoch, 0, 1, key=planner)) == "granted"
+    assert log.outcome_of(claim()) == "paused"
 
 
 # --- Batches ---
@@ -322,8 +322,8 @@ def test_a_batch_is_that_many_beats_in_order(log):
     beats = [(epochs[1], 5), (foreign, 9), (elsewhere, 9), (99, 9), (epochs[0], None)]
     beats.append((epochs[1], 4))
     transitions = log.append(batch(*beats), after=1)
-    told = [(one.effect or one.reason, one.key, one.epoch) for one in transitions]
-    assert told == [
+    reported = [(one.effect or one.reason, one.key, one.epoch) for one in transitions]
+    assert reported == [
         ("renewed", Key("g", "t", 1), epochs[1]),
         ("not_owner", Key("g", "t", 3), foreign),
         ("not_owner", None, None),
@@ -354,24 +354,24 @@ def test_an_epoch_that_was_replaced_names_no_key(owned):
 
 
 @pytest.mark.parametrize(
-    ("count", "told"),
+    ("count", "expected"),
     [
         pytest.param(3, ["renewed"] * 3, id="at the limit"),
         pytest.param(4, ["limits"], id="one more"),
     ],
 )
-def test_a_batch_has_a_limit(count, told):
+def test_a_batch_has_a_limit(count, expected):
     log = Log(beats=3)
     epoch = log.claimed()
     transitions = log.append(batch(*[(epoch, 1)] * count))
-    assert [one.effect or one.reason for one in transitions] == told
+    assert [one.effect or one.reason for one in transitions] == expected
     assert all(one.outcome != "ignored" for one in transitions)
 
 
 def test_without_config_every_beat_is_nobodys():
     log = Log(configured=False)
-    told = [(one.reason, one.key) for one in log.append(batch((0, 1), (1, 1)))]
-    assert told == [("not_owner", None)] * 2
+    refusals = [(one.reason, one.key) for one in log.append(batch((0, 1), (1, 1)))]
+    assert refusals == [("not_owner", None)] * 2
     for record in (beat(0), release(0), messages(0, 0, 0)):
         transition = log.one(record)
         assert (transition.reason, transition.key) == ("not_owner", KEY)
@@ -387,7 +387,7 @@ def test_a_released_key_keeps_its_epoch_and_position(owned):
     known = owned.key()
     assert (known.owner, known.epoch, known.position) == (None, 1, 7)
     assert (known.handoff, known.active_ms) == (None, START_MS + 1)
-    assert owned.say(claim("c2")) == "claimed"
+    assert owned.outcome_of(claim("c2")) == "claimed"
 
 
 def test_a_release_carries_the_last_position(owned):
@@ -397,19 +397,19 @@ def test_a_release_carries_the_last_position(owned):
 
 def test_a_successor_is_preferred_for_half_an_interval(owned):
     owned.append(release(1, successor="c2"))
-    assert owned.say(claim("c3")) == "handoff"
-    assert owned.say(claim("c3"), after=H // 2 - 1) == "handoff"
-    assert owned.say(claim("c3"), after=1) == "claimed"
+    assert owned.outcome_of(claim("c3")) == "handoff"
+    assert owned.outcome_of(claim("c3"), after=H // 2 - 1) == "handoff"
+    assert owned.outcome_of(claim("c3"), after=1) == "claimed"
 
 
 def test_a_successor_may_claim_at_once(owned):
     owned.append(release(1, successor="c2"))
-    assert owned.say(claim("c2")) == "claimed"
+    assert owned.outcome_of(claim("c2")) == "claimed"
 
 
 def test_a_paused_group_may_release(owned):
     owned.append(pause(FAR_MS))
-    assert owned.say(release(1, 5)) == "released"
+    assert owned.outcome_of(release(1, 5)) == "released"
     assert owned.key().position == 5
 
 
@@ -471,7 +471,7 @@ def test_order_of_refusals_of_messages(last, paused, expected):
 
 def test_nothing_is_granted_twice(owned):
     assert owned.one(messages(1, 0, 9)).detail == {"first": 0, "last": 9}
-    assert owned.say(messages(1, 0, 9)) == "nothing_left"
+    assert owned.outcome_of(messages(1, 0, 9)) == "nothing_left"
     assert owned.one(messages(1, 0, 10)).detail == {"first": 10, "last": 10}
     owned.append(beat(1, 3, rewind=True))
     assert owned.one(messages(1, 3, 12)).detail == {"first": 11, "last": 12}
@@ -480,8 +480,8 @@ def test_nothing_is_granted_twice(owned):
 def test_the_last_offset_of_all_can_be_granted():
     log = Log()
     epoch = log.claimed()
-    assert log.say(messages(epoch, OFFSET_MAX, OFFSET_MAX)) == "granted"
-    assert log.say(messages(epoch, 0, OFFSET_MAX)) == "nothing_left"
+    assert log.outcome_of(messages(epoch, OFFSET_MAX, OFFSET_MAX)) == "granted"
+    assert log.outcome_of(messages(epoch, 0, OFFSET_MAX)) == "nothing_left"
 
 
 # --- Forgetting ---
@@ -527,7 +527,7 @@ def test_equally_old_keys_are_forgotten_by_name():
         pytest.param(lambda log: setattr(log.key(), "lock", OP), id="locked"),
     ],
 )
-def test_what_holds_something_is_kept(keep):
+def test_a_key_with_a_grant_or_owner_is_kept(keep):
     log = Log(forget_ms=100)
     log.claimed()
     keep(log)
@@ -624,8 +624,13 @@ def test_a_key_at_most_once_is_dropped_by_a_record():
     epoch = log.claimed()
     log.append(messages(epoch, 0, 9))
     log.append(release(epoch))
-    (told,) = log.append(forgetting(epoch))
-    assert (told.outcome, told.effect, told.key, told.epoch) == (
+    (transition,) = log.append(forgetting(epoch))
+    assert (
+        transition.outcome,
+        transition.effect,
+        transition.key,
+        transition.epoch,
+    ) == (
         *("accepted", "forgotten"),
         *(KEY, None),
     )
@@ -639,12 +644,12 @@ def test_a_key_at_most_once_is_dropped_by_a_record():
 def test_a_stale_owner_does_not_keep_a_key():
     log = at_level_2()
     epoch = log.claimed()
-    (told,) = log.append(forgetting(epoch), after=2 * H)
-    assert (told.reason, told.detail) == ("held", {"remaining_ms": 1})
-    (told,) = log.append(forgetting(epoch), after=1)
-    assert told.effect == "forgotten"
-    (told,) = log.append(beat(epoch))
-    assert told.reason == "not_owner"
+    (transition,) = log.append(forgetting(epoch), after=2 * H)
+    assert (transition.reason, transition.detail) == ("held", {"remaining_ms": 1})
+    (transition,) = log.append(forgetting(epoch), after=1)
+    assert transition.effect == "forgotten"
+    (transition,) = log.append(beat(epoch))
+    assert transition.reason == "not_owner"
 
 
 @pytest.mark.parametrize(
@@ -656,14 +661,14 @@ def test_a_stale_owner_does_not_keep_a_key():
         pytest.param(Key("g", "/planner", 1), 1, "wrong_partition", id="elsewhere"),
     ],
 )
-def test_what_a_record_does_not_drop(key, epoch, reason):
+def test_keys_that_a_record_does_not_drop(key, epoch, reason):
     log = at_level_2()
     other = Key("g", "t", 1)
     assert log.claimed() == 1
     assert log.claimed("c2", key=other) == 2
     log.append(release(2, client="c2", key=other))
-    (told,) = log.append(forgetting(epoch, key=key))
-    assert (told.outcome, told.reason) == ("refused", reason)
+    (transition,) = log.append(forgetting(epoch, key=key))
+    assert (transition.outcome, transition.reason) == ("refused", reason)
     assert log.state.keys.keys() == {KEY, other}
 
 
@@ -672,16 +677,20 @@ def test_a_locked_key_is_not_dropped():
     epoch = log.claimed()
     log.append(release(epoch))
     log.key().lock = OP
-    (told,) = log.append(forgetting(epoch))
-    assert told.reason == "locked"
+    (transition,) = log.append(forgetting(epoch))
+    assert transition.reason == "locked"
 
 
 def test_a_level_below_2_does_not_know_it():
     log = Log()
     epoch = log.claimed()
     log.append(release(epoch))
-    (told,) = log.append(forgetting(epoch))
-    assert (told.outcome, told.reason, told.key) == ("ignored", "level", None)
+    (transition,) = log.append(forgetting(epoch))
+    assert (transition.outcome, transition.reason, transition.key) == (
+        "ignored",
+        "level",
+        None,
+    )
 
 
 def test_a_key_that_waited_to_be_forgotten_may_be_dropped_and_come_back():

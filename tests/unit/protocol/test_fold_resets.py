@@ -68,7 +68,7 @@ def story():
 
 
 def send_all(log, records, **where):
-    return [log.say(record, **where) for record in records]
+    return [log.outcome_of(record, **where) for record in records]
 
 
 def test_each_record_of_section_7_is_folded_here():
@@ -90,9 +90,9 @@ def test_checkpoints_change_only_the_clock(record):
 @pytest.mark.parametrize(
     "record", [r for r in all_records() if type(r) in FOLDS], ids=type
 )
-def test_a_topic_of_level_1_goes_on_without(record):
+def test_a_topic_of_level_1_ignores_resets(record):
     log = Log()
-    assert log.say(record) == "level"
+    assert log.outcome_of(record) == "level"
     assert log.state.staging is None
 
 
@@ -115,20 +115,20 @@ def test_a_reset_brings_the_carried_state_owned_by_nobody():
     assert log.state.soft.counters["reset"] == 1
 
 
-def test_nothing_is_claimed_until_every_lease_has_run_out():
+def test_nothing_is_claimed_until_every_lease_has_expired():
     log, records = story()
     send_all(log, records)
-    assert log.say(beat(1, 11)) == "not_owner"
+    assert log.outcome_of(beat(1, 11)) == "not_owner"
     refused = log.one(claim("c2"), after=5)  # the first entry only starts the clock
     assert (refused.reason, refused.detail) == ("quiet", {"remaining_ms": 2 * H - 4})
-    assert log.say(claim("c2", key=Key("new", "t", 7)), after=5) == "quiet"
-    assert log.say(resume(1), after=5) == "quiet"
+    assert log.outcome_of(claim("c2", key=Key("new", "t", 7)), after=5) == "quiet"
+    assert log.outcome_of(resume(1), after=5) == "quiet"
     quiet = log.state
     hint = estimate(quiet, KEY, elapsed_ms=40, claimant=Owner("c2", ident("c2")))
     assert hint.wait_ms == quiet.quiet_until_ms - quiet.now_ms - 40
     left_ms = quiet.quiet_until_ms - quiet.now_ms
-    assert log.say(claim("c2"), after=left_ms - 1) == "quiet"
-    assert log.say(claim("c2"), after=1) == "claimed"
+    assert log.outcome_of(claim("c2"), after=left_ms - 1) == "quiet"
+    assert log.outcome_of(claim("c2"), after=1) == "claimed"
     assert (log.state.quiet_until_ms, log.state.ends_ms) == (None, None)
 
 
@@ -192,10 +192,10 @@ def test_every_part_is_in_the_digest():
 def test_parts_wait_for_a_while_only():
     log, records = story()
     log.append(records[0])
-    assert log.say(records[1], after=PATIENCE_MS - 1) == "reset_staged"
+    assert log.outcome_of(records[1], after=PATIENCE_MS - 1) == "reset_staged"
     log.append(b"", after=PATIENCE_MS)
     assert log.state.staging is None
-    assert log.say(records[2]) == "reset_order"
+    assert log.outcome_of(records[2]) == "reset_order"
 
 
 def test_the_quiet_time_and_parts_end_apart():
@@ -225,14 +225,14 @@ def test_a_part_follows_the_one_before_it(change):
     log, records = story()
     log.append(records[0])
     before = log.state.staging
-    assert log.say(replace(records[1], **change)) == "reset_order"
+    assert log.outcome_of(replace(records[1], **change)) == "reset_order"
     assert log.state.staging == before
     assert send_all(log, records[1:])[-1] == "reset"
 
 
 def test_a_part_without_a_first_one_is_refused():
     log, records = story()
-    assert log.say(records[1]) == "reset_order"
+    assert log.outcome_of(records[1]) == "reset_order"
 
 
 def test_another_operation_replaces_the_first():
@@ -241,7 +241,7 @@ def test_another_operation_replaces_the_first():
     log.append(records[1])
     later = [replace(record, op_id=ident("later")) for record in records]
     assert send_all(log, later)[-1] == "reset"
-    assert log.say(records[2]) == "reset_order"
+    assert log.outcome_of(records[2]) == "reset_order"
 
 
 @pytest.mark.parametrize(
@@ -251,9 +251,9 @@ def test_another_operation_replaces_the_first():
         pytest.param({"size_bytes": 2**31 - 1}, id="more than parts can hold"),
     ],
 )
-def test_what_may_be_kept_is_bounded(change):
+def test_staged_parts_are_bounded(change):
     log, records = story()
-    assert log.say(replace(records[0], **change)) == "limits"
+    assert log.outcome_of(replace(records[0], **change)) == "limits"
     assert log.state.staging is None
 
 
@@ -269,37 +269,43 @@ def test_the_limits_bound_the_parts_from_the_first_on(part_count, size_bytes, ex
     log = Log(level=2, **FEW)
     (record,) = resets(b"state", "00" * 16)
     record = replace(record, part_count=part_count, size_bytes=size_bytes)
-    assert log.say(record) == expected
+    assert log.outcome_of(record) == expected
     assert (log.state.staging is None) == (expected == "limits")
 
 
 def test_parts_never_exceed_the_announced_size():
     log, records = story()
     first, second, *_ = records
-    assert log.say(replace(first, size_bytes=len(first.data) - 1)) == "reset_damaged"
+    assert (
+        log.outcome_of(replace(first, size_bytes=len(first.data) - 1))
+        == "reset_damaged"
+    )
     assert log.state.staging is None
-    for size, said in ((-1, "reset_damaged"), (0, "reset_staged")):
+    for size, outcome in ((-1, "reset_damaged"), (0, "reset_staged")):
         size_bytes = len(first.data) + len(second.data) + size
         log.append(replace(first, size_bytes=size_bytes))
-        assert log.say(replace(second, size_bytes=size_bytes)) == said
-        assert len(log.state.staging.parts) == (1 if said == "reset_damaged" else 2)
+        assert log.outcome_of(replace(second, size_bytes=size_bytes)) == outcome
+        assert len(log.state.staging.parts) == (1 if outcome == "reset_damaged" else 2)
 
 
-def as_one(log, value, told, **change):
+def as_one(log, value, expected_digest, **change):
     """Return the verdict on a Reset of one part."""
-    (record,) = resets(value, told, bytes_max=10**6)
-    return log.say(replace(record, **change))
+    (record,) = resets(value, expected_digest, bytes_max=10**6)
+    return log.outcome_of(replace(record, **change))
 
 
 def test_bytes_that_are_no_state_are_refused():
     log, _ = story()
-    value, told = to_bytes(log.state), digest(log.state)
+    value, expected_digest = to_bytes(log.state), digest(log.state)
     before = value
-    assert as_one(log, value, told, size_bytes=len(value) - 1) == "reset_damaged"
-    assert as_one(log, value[:-1], told) == "reset_damaged"
+    assert (
+        as_one(log, value, expected_digest, size_bytes=len(value) - 1)
+        == "reset_damaged"
+    )
+    assert as_one(log, value[:-1], expected_digest) == "reset_damaged"
     assert as_one(log, value, "00" * 16) == "reset_damaged"
     hostile = value.replace(b"\xa1g", b"\xa1/")
-    assert as_one(log, hostile, told) == "reset_damaged"
+    assert as_one(log, hostile, expected_digest) == "reset_damaged"
     assert from_bytes(before).keys == log.state.keys
     assert log.state.staging is None
 
@@ -347,9 +353,9 @@ def test_a_state_beyond_the_limits_is_refused(bounds, spoil):
 @pytest.mark.parametrize("spoiled", ["keys", "groups", "digest", "foreign"])
 def test_a_state_is_made_of_nothing_that_can_be_refused_before(monkeypatch, spoiled):
     log, _ = story()
-    value, told = to_bytes(log.state), digest(log.state)
+    value, expected_digest = to_bytes(log.state), digest(log.state)
     if spoiled == "digest":
-        told = "00" * 16
+        expected_digest = "00" * 16
     elif spoiled == "foreign":
         log.append(config(2, era=2, level=2))
     else:
@@ -359,10 +365,10 @@ def test_a_state_is_made_of_nothing_that_can_be_refused_before(monkeypatch, spoi
         rich.keys[KEY._replace(group_id="h")] = rich.keys.pop(OTHER)
         rich.groups["h"] = GroupState()
         rich.rebuild_derived()
-        value, told = to_bytes(rich), digest(rich)
+        value, expected_digest = to_bytes(rich), digest(rich)
     monkeypatch.setattr(fold_resets, "from_bytes", None)
     expected = {"digest": "reset_damaged", "foreign": "reset_foreign"}
-    assert as_one(log, value, told) == expected.get(spoiled, "limits")
+    assert as_one(log, value, expected_digest) == expected.get(spoiled, "limits")
 
 
 def test_a_row_that_no_fold_gives_is_refused_though_its_digest_is_right():
@@ -374,8 +380,8 @@ def test_a_row_that_no_fold_gives_is_refused_though_its_digest_is_right():
 def test_a_state_with_a_reset_under_way_is_refused():
     log, records = story()
     log.append(records[0])
-    value, told = to_bytes(log.state), digest(log.state)
-    assert as_one(log, value, told) == "reset_damaged"
+    value, expected_digest = to_bytes(log.state), digest(log.state)
+    assert as_one(log, value, expected_digest) == "reset_damaged"
 
 
 def test_hostile_resets_never_raise_and_leave_little():

@@ -99,7 +99,7 @@ def test_the_oldest_request_is_what_is_waited_for(bench):
     assert bench.it.oldest_sent_ms == 8
 
 
-def test_what_is_asked_for_stays_within_the_span(bench):
+def test_a_request_stays_within_the_span(bench):
     """Should all that is under way be lost, the last request is granted it all."""
     assert bench.it.last_within(4, 100) == 4
     assert bench.it.last_within(400, 100) == 99
@@ -161,7 +161,7 @@ def test_each_refusal_means_one_thing(reason, refusal):
     assert (refusal_of(reason) in ENDING) == (refusal.value in {"over", "unexpected"})
 
 
-def test_what_lies_behind_a_cut_request_is_not_taken():
+def test_offsets_behind_a_cut_request_are_not_granted():
     """A cut request may find nothing left although the wanted offsets are free."""
     assert refusal_of("nothing_left", last=9, head=9) is Refusal.LATER
     assert refusal_of("nothing_left", last=9, head=None) is Refusal.TAKEN
@@ -179,7 +179,7 @@ def test_a_claim_is_over_once_the_log_shows_another_or_none(bench):
     assert why_over(bench.log.key(), owner, epoch=epoch) == "not_owner"
 
 
-def test_what_a_cut_request_did_not_get_is_asked_for_again(bench):
+def test_the_rest_of_a_cut_request_is_requested_again(bench):
     """A sidecar cuts a request where ``span`` was lowered meanwhile."""
     request = bench.request(9)
     assert bench.answer(GrantRequest(request.seq, 0, 3)) is None
@@ -189,7 +189,7 @@ def test_what_a_cut_request_did_not_get_is_asked_for_again(bench):
     assert bench.it.unused == (Grant(0, 3), Grant(4, 9))
 
 
-def test_what_a_cut_request_did_not_get_the_one_behind_it_gets(bench):
+def test_the_rest_of_a_cut_request_is_granted_to_the_next(bench):
     first, second = bench.request(9), bench.request(19)
     assert bench.answer(GrantRequest(first.seq, 0, 3)) is None
     assert (bench.it.next_first, bench.it.outstanding_count) == (20, 1)
@@ -198,7 +198,7 @@ def test_what_a_cut_request_did_not_get_the_one_behind_it_gets(bench):
     assert bench.it.next_first == 20
 
 
-def test_a_cut_request_for_which_nothing_is_left_is_asked_again_from_the_head(bench):
+def test_a_cut_request_with_no_rest_is_repeated_from_the_head(bench):
     request = bench.request(9)
     bench.log.append(messages(bench.epoch, 0, 5, seq=99))
     assert bench.answer(GrantRequest(request.seq, 0, 3)) == "nothing_left"
@@ -240,21 +240,21 @@ def test_without_a_position_the_first_request_sets_the_start():
     assert bench.it.unused == (Grant(5, 9),)
 
 
-def test_a_range_granted_to_an_earlier_owner_is_not_ours():
+def test_a_range_granted_to_an_earlier_owner_is_not_counted():
     bench = Bench(start=0)
     bench.log.append(messages(bench.epoch, 0, 3, seq=99))
     bench.granted(9)
     assert bench.it.unused == (Grant(4, 9),)
 
 
-def test_what_others_were_granted_is_asked_for_no_more(bench):
+def test_offsets_granted_to_others_are_not_requested_again(bench):
     request = bench.request(4)
     bench.log.append(messages(bench.epoch, 0, 20, seq=99))
     assert bench.answer(request) == "nothing_left"
     assert (bench.it.next_first, bench.it.outstanding_count) == (21, 0)
 
 
-def test_a_wide_request_is_refused_and_asked_again_from_where_the_log_stands(bench):
+def test_a_refused_wide_request_is_repeated_from_the_log_position(bench):
     bench.it.next_first = 300  # retention took what lies between
     assert bench.answer(bench.request(310)) == "span"
     assert bench.it.unused == ()
@@ -262,7 +262,7 @@ def test_a_wide_request_is_refused_and_asked_again_from_where_the_log_stands(ben
     assert bench.it.last_within(310, 100) == 99
 
 
-def test_after_a_refusal_everything_behind_it_is_asked_for_again(bench):
+def test_requests_behind_a_refused_one_are_repeated(bench):
     first, second, third = bench.request(4), bench.request(9), bench.request(14)
     assert bench.answer(first) is None
     assert bench.deliver(refused("paused", second)) == "paused"
@@ -276,7 +276,7 @@ def test_after_a_refusal_everything_behind_it_is_asked_for_again(bench):
     assert bench.it.unused == (Grant(0, 4), Grant(5, 14))
 
 
-def test_a_refusal_without_a_position_goes_back_to_what_was_asked():
+def test_a_refusal_without_a_position_repeats_the_request():
     bench = Bench(start=None)
     bench.it.next_first = 5
     request = bench.request(9)
@@ -290,7 +290,7 @@ def test_an_ignored_request_has_a_reason(bench):
     assert bench.answer(request) == "old_epoch"
 
 
-def test_a_verdict_of_another_process_is_not_ours(bench):
+def test_a_verdict_of_another_process_is_not_counted(bench):
     """Matched by grantee, never by incarnation and number alone (PROTOCOL 6.2)."""
     request = bench.request(4)
     foreign = messages(bench.epoch, 0, 4, seq=request.seq)
@@ -309,7 +309,7 @@ def test_an_acceptance_without_a_range_grants_nothing(bench):
     assert bench.it.unused == ()
 
 
-def test_an_unanswered_request_is_asked_again_and_counts_once(bench):
+def test_an_unanswered_request_is_repeated_and_counted_once(bench):
     late = bench.request(4)
     bench.it.forget_requests()
     bench.it.forget_requests()
@@ -324,7 +324,7 @@ def test_an_unanswered_request_is_asked_again_and_counts_once(bench):
     assert bench.it.next_first == 7
 
 
-def test_a_late_grant_moves_what_is_asked_next(bench):
+def test_a_late_grant_moves_the_next_request(bench):
     late = bench.request(4)
     bench.it.forget_requests()
     assert bench.answer(late) is None
@@ -387,7 +387,7 @@ def test_offsets_without_records_are_skipped(bench, through, unused):
     assert bench.it.unused == unused
 
 
-def test_what_was_handed_out_is_done_with_once_more_is_asked_for(bench):
+def test_handed_out_records_are_processed_at_the_next_request(bench):
     bench.granted(9)
     bench.it.hand_out(3)
     assert bench.it.done == 0
@@ -409,7 +409,7 @@ def test_offsets_without_records_are_done_with_once_all_before_them_is(bench):
     assert bench.it.done == 5
 
 
-def test_where_to_go_on_is_the_first_that_is_not_handed_out(bench):
+def test_the_next_position_is_the_first_offset_not_handed_out(bench):
     assert bench.it.resume_at == 0
     first = bench.request(4)
     bench.request(9)
@@ -425,7 +425,7 @@ def test_where_to_go_on_is_the_first_that_is_not_handed_out(bench):
     assert bench.it.resume_at == 13
 
 
-def test_what_is_given_up_is_reported_once_and_never_handed_out(bench):
+def test_given_up_ranges_are_reported_once_and_never_handed_out(bench):
     bench.granted(4)
     bench.request(9)
     bench.it.hand_out(1)
@@ -479,14 +479,14 @@ def test_a_bound_of_one_is_no_pipelining():
     assert pace.step == 1
 
 
-def test_it_begins_with_one_and_grows_one_by_one():
+def test_the_pipeline_begins_with_one_request_and_grows_by_one():
     pace = Pace(4)
     assert pace.depth == 1
     assert paced(pace, 5, 10, 100_000) == [2, 3, 4, 4, 4]
     assert pace.step == 1
 
 
-def test_quick_batches_are_asked_for_several_at_once():
+def test_quick_batches_have_several_requests_in_flight():
     pace = Pace(4)
     assert paced(pace, 5, 10, 9_000, 5_000) == [2, 3, 4, 4, 4]
     assert pace.step == 3  # one is uncommitted meanwhile
@@ -500,7 +500,7 @@ def test_without_a_round_trip_nothing_is_decided():
     assert pace.batch_us == 0
 
 
-def test_it_shrinks_only_after_many_batches_in_a_row():
+def test_the_pipeline_shrinks_only_after_many_batches():
     pace = Pace(4)
     paced(pace, 3, 10, 100_000)
     pace.batch_us = 10_000
@@ -510,7 +510,7 @@ def test_it_shrinks_only_after_many_batches_in_a_row():
     assert paced(pace, 1, 10, 10_000) == [3]
 
 
-def test_it_settles_and_stays():
+def test_the_pipeline_depth_settles():
     """Figures that swing about their mean move nothing, once it has settled."""
     pace = Pace(8)
     depths = set()
@@ -544,5 +544,5 @@ def test_a_handler_of_no_time_at_all_gets_the_most():
     ("average", "sample", "now"),
     [(0, 7, 7), (100, 100, 100), (100, 200, 125), (100, 0, 75), (1, 0, 1)],
 )
-def test_an_average_follows_what_comes(average, sample, now):
+def test_an_average_follows_its_samples(average, sample, now):
     assert averaged(average, sample) == now

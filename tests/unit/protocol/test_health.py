@@ -156,7 +156,7 @@ def test_the_limit_doubles_with_each_owner_stuck_at_the_same_position():
 # --- Backoff ---
 
 
-def test_a_backoff_doubles_while_it_goes_on():
+def test_a_backoff_doubles_while_it_lasts():
     backoff = Backoff()
     assert not backoff.is_on(0)
     lengths, now_ms = [], 7
@@ -170,7 +170,7 @@ def test_a_backoff_doubles_while_it_goes_on():
     assert max(lengths) == H << DOUBLINGS_MAX
 
 
-def test_what_goes_at_once_counts_once():
+def test_strikes_during_a_backoff_count_once():
     backoff = Backoff()
     for now_ms in (100, 100, 100 + H - 1):
         backoff.strike(now_ms, interval_ms=H)
@@ -189,7 +189,7 @@ def test_holding_back_is_no_strike():
     assert backoff.until_ms == 1_000 + H
 
 
-def test_who_kept_up_for_long_enough_is_forgiven():
+def test_a_backoff_shrinks_after_a_long_time_without_strikes():
     backoff = Backoff()
     backoff.strike(0, interval_ms=H)
     backoff.strike(2 * H, interval_ms=H)

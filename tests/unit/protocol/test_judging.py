@@ -191,7 +191,7 @@ def test_order_of_refusals_of_a_first_claim(other_keys, groups, full):
         assert reason == first(order), order
 
 
-def test_limits_are_not_asked_of_a_key_that_exists():
+def test_limits_do_not_apply_to_an_existing_key():
     state = world(known=key_state(None))
     assert (
         judge_claim(state, claim(), config=config(k=K, keys=1, groups=1), key=KEY)
@@ -296,7 +296,7 @@ SENDS = [
     ],
 )
 @pytest.mark.parametrize("paused", BOOLEANS)
-def test_who_may_speak_for_a_key(send, owner, epoch, expected, paused):
+def test_which_senders_may_change_a_key(send, owner, epoch, expected, paused):
     known = None if owner == "no key" else key_state(owner, 2 * H + 1)
     state = world(paused=paused, known=known)
     assert mismatch(state, send(epoch), key=KEY) == expected
@@ -397,7 +397,7 @@ def test_a_pause_of_a_group_that_has_no_room():
         assert judge_release_group(state, pause(until), config=settings) == expected
 
 
-def test_room_is_not_asked_of_a_group_that_exists():
+def test_the_group_limit_does_not_apply_to_an_existing_group():
     state = world(groups=("h", "i"))
     assert (
         judge_release_group(state, pause(M + 1), config=config(k=K, groups=1)) is None

@@ -38,8 +38,8 @@ def judged(log, change=lambda world, transition: None, *, tokens=None):
     found = []
     for entry in log.entries:
         for transition in apply(world, entry):
-            told = change(world, transition) or transition
-            found += judge.take(told)
+            changed = change(world, transition) or transition
+            found += judge.take(changed)
     return found
 
 
@@ -93,7 +93,7 @@ def test_a_takeover_of_a_stale_owner_passes():
     assert judged(log) == []
 
 
-def test_a_judge_that_begins_at_a_state_knows_its_keys():
+def test_a_judge_that_starts_from_a_state_has_its_keys():
     log = Log()
     epoch = log.claimed()
     log.append(messages(epoch, 0, 9))
@@ -273,10 +273,10 @@ def test_a_reset_may_bring_grants_back_and_not_those_of_its_state():
     log = Log(level=2)
     epoch = log.claimed()
     log.append(messages(epoch, 0, 9))
-    value, told = to_bytes(log.state), digest(log.state)
+    value, expected_digest = to_bytes(log.state), digest(log.state)
     log.append(messages(epoch, 10, 30))
     log.append(messages(log.claimed("c2", key=OTHER), 0, 9, client="c2", key=OTHER))
-    for record in resets(value, told):
+    for record in resets(value, expected_digest):
         log.append(record)
     log.append(b"", after=1)
     log.append(b"", after=3 * H)

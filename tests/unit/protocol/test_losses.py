@@ -132,7 +132,7 @@ def test_a_batch_has_as_many_marks_as_fit():
         pytest.param(msgspec.msgpack.encode({"done": [0, None, 1]}), id="odd"),
     ],
 )
-def test_what_cannot_be_read_counts_as_absent(value):
+def test_an_unreadable_mark_counts_as_absent(value):
     assert marks_of(msgspec.structs.replace(beat(1), tags=value)) == {}
     assert marks_of(msgspec.structs.replace(batch((1, None)), tags=value)) == {}
 
@@ -160,7 +160,7 @@ def test_above(mark, left):
 # --- losses
 
 
-def test_what_a_dead_owner_was_not_done_with_is_lost_with_the_takeover(bench):
+def test_unprocessed_grants_of_a_dead_owner_are_lost_at_the_takeover(bench):
     bench.claim()
     epoch = bench.epochs[KEY]
     bench.grant(0, 9, mark=0)
@@ -203,7 +203,7 @@ def test_a_release_without_a_mark_lists_everything(bench):
     assert (loss.ranges, loss.mark) == (((0, 19),), None)
 
 
-def test_a_restart_loses_what_the_earlier_life_had(bench):
+def test_a_restart_loses_the_grants_of_the_earlier_instance(bench):
     secret = ident("secret")
     epoch = bench.send(claim(resume_hash=hashed(secret)), after=H).epoch
     bench.epochs[KEY] = epoch
@@ -260,7 +260,7 @@ def test_a_mark_is_of_the_process_that_was_granted(bench):
     assert ranges(bench.open_ones()) == [((0, 4), (10, 11))]
 
 
-def test_what_was_granted_without_a_claim_in_view_counts_not(bench):
+def test_grants_without_a_claim_in_view_are_not_counted(bench):
     epoch = bench.log.claimed()
     bench.epochs[KEY] = epoch
     bench.grant(0, 9)
@@ -291,7 +291,7 @@ def test_open_claims_are_live_until_they_are_stale(bench):
         ({"group_id": "x"}, []),
     ],
 )
-def test_only_what_is_wanted_is_followed(wanted, keys):
+def test_only_requested_keys_are_followed(wanted, keys):
     bench = Bench(**wanted)
     for key in (KEY, U, H_GROUP):
         bench.claim(key=key)
@@ -328,7 +328,7 @@ def test_a_book_that_begins_at_a_state_lists_what_is_granted_from_there_on():
     )
 
 
-def test_what_a_stale_owner_was_granted_is_lost_with_its_key():
+def test_grants_of_a_stale_owner_are_lost_with_its_key():
     bench = Bench(level=2)
     bench.claim()
     bench.grant(0, 9)

@@ -228,7 +228,7 @@ def test_a_member_without_announcement_counts_itself():
     assert len(fair(view("z", [None] * 4, members=["a"])).claim) == 2
 
 
-def test_what_nobody_lacks_is_taken_beyond_the_share():
+def test_partitions_that_nobody_else_can_take_exceed_the_share():
     # b holds its full share; the key that is left is anybody's.
     capped = [MemberView("a", T), MemberView("b", T, claims_max=1)]
     it = view("a", ["a", "a", "b", None], members=capped)
@@ -334,7 +334,7 @@ def test_free_keys_go_to_their_last_owner():
     assert set(order[4:]) == {0, 3}
 
 
-def test_who_comes_back_gets_what_it_had():
+def test_a_returning_member_gets_its_partitions_back():
     rows = [("a", "b", False)] + [("a", None, False)] * 2 + [("a", "b", False)]
     plan = fair(recalled("a", rows, members="ab"))
     assert [(r.key.partition, r.successor) for r in plan.release] == [
@@ -343,7 +343,7 @@ def test_who_comes_back_gets_what_it_had():
     ]
 
 
-def test_what_is_on_its_way_out_counts_as_given():
+def test_a_partition_being_released_counts_as_released():
     rows = [("a", None, False)] * 3 + [("a", None, True)]
     plan = fair(recalled("a", rows, members="ab"))
     assert [(r.key.partition, r.successor) for r in plan.release] == [(2, "b")]
@@ -374,7 +374,7 @@ def test_a_newcomer_gets_its_share_and_no_more_moves_than_needed(owners):
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_any_world_comes_to_rest(seed):
+def test_every_assignment_converges(seed):
     """Bounded rounds, never oscillating; covered where anybody may cover it."""
     room = random_room(random.Random(seed), Subject(fair))
     room.settle()
@@ -398,7 +398,7 @@ def test_any_world_comes_to_rest(seed):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_greedy_comes_to_rest_at_once(seed):
+def test_the_greedy_assignment_converges_at_once(seed):
     room = random_room(random.Random(seed), Subject(greedy))
     assert room.settle() <= 10
     assert room.moves == 0

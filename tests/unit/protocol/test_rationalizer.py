@@ -132,8 +132,8 @@ def test_clock(entries, expected, value):
 def test_the_clock_moves_before_a_record_is_judged():
     log = Log()
     log.claimed()
-    assert log.say(claim("c2"), after=2 * H) == "held"
-    assert log.say(claim("c2"), after=1) == "claimed"
+    assert log.outcome_of(claim("c2"), after=2 * H) == "held"
+    assert log.outcome_of(claim("c2"), after=1) == "claimed"
 
 
 def test_other_timestamp_types_are_counted():
@@ -146,7 +146,7 @@ def test_other_timestamp_types_are_counted():
 def test_create_time_never_makes_an_owner_stale():
     log = Log()
     log.claimed()
-    assert log.say(claim("c2"), at=OFFSET_MAX, kind=CREATE_TIME) == "held"
+    assert log.outcome_of(claim("c2"), at=OFFSET_MAX, kind=CREATE_TIME) == "held"
 
 
 # --- Totality: PROTOCOL 1.5, 3.3 ---
@@ -167,11 +167,11 @@ def test_an_undecodable_record_is_reported_and_kept():
 
 def test_a_tombstone_is_undecodable():
     log = Log()
-    assert log.say(None) == "undecodable"
+    assert log.outcome_of(None) == "undecodable"
     assert log.state.soft.undecodable[0].head == b""
 
 
-def test_what_a_dump_calls_undecodable_is_never_decoded_again():
+def test_an_undecodable_entry_of_a_dump_is_never_decoded_again():
     state = WorldState(0)
     value = encode(config())
     (transition,) = apply(state, LogEntry(0, 0, 0, 1, value, undecodable="old reader"))
@@ -243,8 +243,8 @@ def test_keys_are_forgotten_after_the_entry():
 def test_pauses_end_before_the_entry():
     log = Log()
     log.append(pause(START_MS + 10))
-    assert log.say(claim(), after=9) == "paused"
-    assert log.say(claim(), after=1) == "claimed"
+    assert log.outcome_of(claim(), after=9) == "paused"
+    assert log.outcome_of(claim(), after=1) == "claimed"
 
 
 def test_replay_returns_all_transitions():
@@ -258,10 +258,10 @@ def test_replay_returns_all_transitions():
     assert state == log.state
 
 
-def test_what_a_reset_left_behind_ends_by_log_time():
+def test_an_incomplete_reset_ends_by_log_time():
     log = Log(level=2)
     record = resets(b"state", "00" * 16, bytes_max=1)[0]
-    assert log.say(record) == "reset_staged"
+    assert log.outcome_of(record) == "reset_staged"
     until_ms = log.state.staging.until_ms
     log.append(b"", at=until_ms - 1)
     assert log.state.staging is not None

@@ -74,16 +74,16 @@ def staged():
     log.claimed()
     log.claimed("c2", key=THIRD)
     log.claimed("c3", key=SECOND)
-    assert log.say(resets(bytes(200), "00" * 16)[0]) == "reset_staged"
+    assert log.outcome_of(resets(bytes(200), "00" * 16)[0]) == "reset_staged"
     log.state.quiet_until_ms = START_MS + 9 * H
     log.state.dirty[QUIET] = None
     return log
 
 
 @pytest.mark.parametrize("made", [story, staged])
-def test_what_is_frozen_no_fold_changes(made, monkeypatch):
+def test_a_fold_does_not_change_a_frozen_state(made, monkeypatch):
     log = made()
-    expected, told = to_bytes(log.state), digest(log.state)
+    expected, expected_digest = to_bytes(log.state), digest(log.state)
     frozen = freeze(log.state)
     log.append(pause(log.now_ms + H, op=ident("third"), group="z"))
     log.append(beat(1, 77), after=1)
@@ -93,7 +93,7 @@ def test_what_is_frozen_no_fold_changes(made, monkeypatch):
     # Two heads, the groups, and no more than one key in each of the others.
     assert len(pieces) == 3 + len(from_bytes(expected).keys)
     assert b"".join(pieces) == expected
-    assert frozen.digest() == told
+    assert frozen.digest() == expected_digest
 
 
 @pytest.mark.parametrize("count", [0, 15, 16, 65_535, 65_536])
@@ -275,7 +275,7 @@ def test_a_halted_world_has_a_digest_and_no_bytes():
         to_bytes(log.state)
 
 
-def test_what_was_read_back_goes_on_alike():
+def test_a_state_read_back_folds_the_same():
     log = story()
     back = from_bytes(to_bytes(log.state))
     for what in (beat(4, 5), b"", release(5, client="c3", key=SECOND), claim("c9")):
@@ -341,7 +341,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("value", BAD)
-def test_what_is_no_snapshot(value):
+def test_invalid_bytes_are_no_snapshot(value):
     with pytest.raises(MalformedRecord, match="not a snapshot"):
         from_bytes(value)
 
@@ -393,7 +393,7 @@ def respelled(change):
         ),
     ],
 )
-def test_what_no_fold_gives_is_no_snapshot(change):
+def test_an_impossible_state_is_no_snapshot(change):
     assert from_bytes(respelled(lambda _: None)) == story().state
     with pytest.raises(MalformedRecord):
         from_bytes(respelled(change))
@@ -429,10 +429,10 @@ def test_a_reset_under_way_and_the_quiet_behind_one_are_part_of_it():
     log.append(b"")
     state = log.state
     assert (state.quiet_until_ms, len(state.staging.parts)) == (START_MS + 2 * H + 1, 2)
-    told = digest(state)
+    expected_digest = digest(state)
     back = from_bytes(to_bytes(state))
     assert back == state
-    assert (digest(back), back.ends_ms) == (told, state.ends_ms)
+    assert (digest(back), back.ends_ms) == (expected_digest, state.ends_ms)
     *_, operations = unpack(to_bytes(state))
     assert operations == [
         ["quiet", START_MS + 2 * H + 1],
@@ -446,14 +446,14 @@ def test_a_reset_under_way_and_the_quiet_behind_one_are_part_of_it():
     chain = blake2b(chain + records[1].data, digest_size=16).digest()
     assert chained(chained(b"", records[0].data), records[1].data) == chain
     without = from_bytes(pack([*unpack(to_bytes(state))[:-1], []]))
-    assert digest(without) != told
+    assert digest(without) != expected_digest
     item = pack([*operations[1][:-1], chain])
     quiet = pack(operations[0])
     sums = [
         int.from_bytes(blake2b(each, digest_size=16).digest(), "big")
         for each in (item, quiet)
     ]
-    assert (int(digest(without), 16) + sum(sums)) % 2**128 == int(told, 16)
+    assert (int(digest(without), 16) + sum(sums)) % 2**128 == int(expected_digest, 16)
 
 
 # --- What is read before the rows are ---
@@ -496,13 +496,13 @@ def test_rows_are_counted_before_they_are_read(count):
         pytest.param(put(4, [["reset"]]), id="a Reset under way"),
     ],
 )
-def test_what_has_no_outline(change):
+def test_invalid_bytes_have_no_outline(change):
     with pytest.raises(MalformedRecord, match="not a snapshot"):
         outline(changed(change))
 
 
 @pytest.mark.parametrize("value", [b"", b"\xc1", b"\x91" * 5_000])
-def test_what_is_no_list_has_no_outline(value):
+def test_bytes_without_a_list_have_no_outline(value):
     with pytest.raises(MalformedRecord):
         outline(value)
 

@@ -96,7 +96,7 @@ def test_next_unclaimed_is_the_furthest_known(position, granted, expected):
         pytest.param({"owner": None, "granted": 0}, False, id="granted 0"),
     ],
 )
-def test_what_silence_may_drop(change, expected):
+def test_keys_that_may_be_dropped_after_silence(change, expected):
     assert is_forgettable(key_state(**change)) is expected
 
 
@@ -317,7 +317,7 @@ def test_entries_of_dropped_keys_are_never_more_than_the_keys():
     assert state.stale_count == 0
 
 
-def test_what_the_digest_never_saw_leaves_no_trace():
+def test_a_key_removed_before_a_digest_leaves_no_trace():
     state = WorldState(0, dirty={KEY: None})
     state.note_gone(KEY)
     state.note_gone("never there")
@@ -327,15 +327,15 @@ def test_what_the_digest_never_saw_leaves_no_trace():
     assert state.dirty == {KEY: None}
 
 
-def test_a_state_becomes_another_where_it_stands():
+def test_a_state_is_replaced_in_place():
     here, there = Log().state, Log(level=2, h=7)
     there.claimed()
-    soft, offset, told = here.soft, here.next_offset, digest(there.state)
+    soft, offset, expected_digest = here.soft, here.next_offset, digest(there.state)
     here.become(there.state)
     assert (here.soft is soft, here.next_offset) == (True, offset)
     assert (here.config, here.keys) == (there.state.config, there.state.keys)
     here.next_offset = there.state.next_offset
-    assert digest(here) == told
+    assert digest(here) == expected_digest
 
 
 @pytest.mark.parametrize(
@@ -541,9 +541,9 @@ def test_why_is_bounded_at_both_ends():
 
 def test_a_release_has_a_reason(log):
     epoch = log.claimed()
-    assert log.say(gone(epoch, "behind: lag 12")) == "released"
+    assert log.outcome_of(gone(epoch, "behind: lag 12")) == "released"
     assert note(log) == KeyNote("c1", 2, "behind: lag 12", None, None)
-    assert log.say(gone(epoch, "twice")) == "not_owner"
+    assert log.outcome_of(gone(epoch, "twice")) == "not_owner"
     assert note(log).reason == "behind: lag 12"
 
 
@@ -564,7 +564,7 @@ def test_a_resume_keeps_the_owner_before(log):
     epoch = log.claimed("c0")
     log.append(release(epoch, client="c0"))
     epoch = log.claimed("c1", resume_hash=hashed(SECRET))
-    assert log.say(resume(epoch, before=INC)) == "resumed"
+    assert log.outcome_of(resume(epoch, before=INC)) == "resumed"
     assert (note(log).client_id, note(log).before) == ("c1", "c0")
 
 
@@ -594,7 +594,7 @@ def test_owners_stuck_at_the_same_position_are_counted(log):
     assert wedge(log, 8, "c5") == 1
 
 
-def test_what_never_began_is_stuck_at_its_start(log):
+def test_a_partition_without_progress_is_stuck_at_its_start(log):
     assert [wedge(log, None, "c1"), wedge(log, None, "c2")] == [1, 2]
 
 
@@ -622,7 +622,7 @@ def test_notes_change_neither_bytes_nor_digest(log):
     assert digest(log.state) == digest(twin.state)
 
 
-def test_what_is_forgotten_has_no_note():
+def test_a_forgotten_key_has_no_note():
     log = Log(forget_ms=5)
     epoch = log.claimed()
     log.append(release(epoch))

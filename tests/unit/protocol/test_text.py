@@ -107,13 +107,13 @@ def test_nested_fields_are_written_out():
     ],
 )
 def test_an_undecodable_value_is_written_as_it_is(value, written):
-    told = entry_to_object(3, entry(value))
-    assert told["undecodable"]["value"] == written
-    assert "payload" not in told
-    partition, back = object_to_entry(told)
+    document = entry_to_object(3, entry(value))
+    assert document["undecodable"]["value"] == written
+    assert "payload" not in document
+    partition, back = object_to_entry(document)
     assert (partition, back.value) == (3, value)
-    assert back.undecodable == told["undecodable"]["reason"]
-    assert entry_to_object(3, back) == told
+    assert back.undecodable == document["undecodable"]["reason"]
+    assert entry_to_object(3, back) == document
 
 
 @pytest.mark.parametrize(
@@ -125,9 +125,9 @@ def test_an_undecodable_value_is_written_as_it_is(value, written):
     ],
 )
 def test_timestamp_types_have_names(kind, name):
-    told = entry_to_object(3, entry(b"", timestamp_type=kind))
-    assert told["timestamp_type"] == name
-    assert object_to_entry(told)[1].timestamp_type == kind
+    document = entry_to_object(3, entry(b"", timestamp_type=kind))
+    assert document["timestamp_type"] == name
+    assert object_to_entry(document)[1].timestamp_type == kind
 
 
 @pytest.mark.parametrize(
@@ -162,29 +162,29 @@ def test_transitions(transition, expected):
 def test_every_record_reads_back(record, tagged):
     if tagged:
         record = replace(record, tags=b"\x80")
-    told = json.loads(to_line(record_to_object(record)))
-    assert object_to_record(told) == record
+    document = json.loads(to_line(record_to_object(record)))
+    assert object_to_record(document) == record
     value = encode(record)
     whole = json.loads(to_line(entry_to_object(3, entry(value))))
     assert object_to_entry(whole) == (3, entry(value))
 
 
-def test_what_is_absent_may_be_left_out():
-    told = record_to_object(claim())
+def test_absent_fields_may_be_left_out():
+    document = record_to_object(claim())
     for name in ("topic_id", "resume_hash", "expected_epoch", "resume"):
-        del told["data"][name]
-    del told["version"]
-    assert object_to_record(told) == claim()
-    told = record_to_object(config())
-    told["data"]["limits"] = {}
-    told["data"]["tags"] = None
-    assert object_to_record(told) == config()
+        del document["data"][name]
+    del document["version"]
+    assert object_to_record(document) == claim()
+    document = record_to_object(config())
+    document["data"]["limits"] = {}
+    document["data"]["tags"] = None
+    assert object_to_record(document) == config()
 
 
 def test_the_timestamp_type_may_be_left_out():
-    told = line()
-    del told["timestamp_type"]
-    assert object_to_entry(told)[1].timestamp_type == LOG_APPEND_TIME
+    document = line()
+    del document["timestamp_type"]
+    assert object_to_entry(document)[1].timestamp_type == LOG_APPEND_TIME
 
 
 def test_a_leader_epoch_may_be_missing():
@@ -237,10 +237,10 @@ def test_a_line_is_an_object(value):
 
 
 def test_a_line_needs_a_value():
-    told = line()
-    del told["payload"]
+    document = line()
+    del document["payload"]
     with pytest.raises(MalformedRecord, match="payload or undecodable"):
-        object_to_entry(told)
+        object_to_entry(document)
 
 
 def test_undecodable_needs_neither_reason_nor_value():
@@ -250,15 +250,15 @@ def test_undecodable_needs_neither_reason_nor_value():
 
 def test_a_reason_is_kept_short():
     for value in (None, "/wA="):
-        told = {"reason": "r" * 999, "value": value}
-        found = object_to_entry(line(undecodable=told))[1]
+        undecodable = {"reason": "r" * 999, "value": value}
+        found = object_to_entry(line(undecodable=undecodable))[1]
         assert len(found.undecodable) == 200
 
 
 def test_undecodable_wins_over_a_payload():
     value = base64.b64encode(encode(beat(1))).decode()
-    told = line(undecodable={"reason": "old reader", "value": value})
-    found = object_to_entry(told)[1]
+    document = line(undecodable={"reason": "old reader", "value": value})
+    found = object_to_entry(document)[1]
     assert (found.value, found.undecodable) == (encode(beat(1)), "old reader")
 
 
@@ -267,12 +267,12 @@ def payload(**changes):
 
 
 def data(record=None, **changes):
-    told = record_to_object(beat(1, 2) if record is None else record)
-    return told | {"data": told["data"] | changes}
+    document = record_to_object(beat(1, 2) if record is None else record)
+    return document | {"data": document["data"] | changes}
 
 
 @pytest.mark.parametrize(
-    "told",
+    "document",
     [
         pytest.param(None, id="null"),
         pytest.param([], id="a list"),
@@ -308,17 +308,17 @@ def data(record=None, **changes):
         pytest.param(data(batch((1, 1)), beats=[]), id="no beats"),
     ],
 )
-def test_a_payload_that_the_codec_cannot_produce_is_undecodable(told):
-    record = object_to_record(told)
+def test_a_payload_that_the_codec_cannot_produce_is_undecodable(document):
+    record = object_to_record(document)
     assert isinstance(record, Undecodable)
     assert 0 < len(record.reason) <= 200
-    found = object_to_entry(line(payload=told))[1]
+    found = object_to_entry(line(payload=document))[1]
     assert (found.value, found.undecodable) == (b"", record.reason)
 
 
 def test_more_than_a_frame_is_undecodable():
-    told = data(batch((1, 1)), beats=[[2**62, 2**62]] * 3_000)
-    assert object_to_record(told) == Undecodable("frame too long")
+    document = data(batch((1, 1)), beats=[[2**62, 2**62]] * 3_000)
+    assert object_to_record(document) == Undecodable("frame too long")
 
 
 def test_hex_is_read_in_both_cases():
@@ -326,8 +326,8 @@ def test_hex_is_read_in_both_cases():
 
 
 def test_ids_have_one_spelling():
-    told = record_to_object(claim(topic_id=ident("topic")))
-    assert told["data"]["topic_id"] == ident("topic").hex()
+    document = record_to_object(claim(topic_id=ident("topic")))
+    assert document["data"]["topic_id"] == ident("topic").hex()
     assert record_to_object(all_records()[4])["data"]["op_id"] == OP.hex()
 
 
@@ -338,7 +338,7 @@ def test_an_empty_world():
     assert world_to_object([]) == {"schema": 1, "partitions": {}}
 
 
-def test_partitions_stand_in_order():
+def test_partitions_are_sorted():
     states = [WorldState(10), WorldState(9), WorldState(0)]
     assert list(world_to_object(states)["partitions"]) == ["0", "9", "10"]
 
@@ -421,16 +421,24 @@ def test_freshness_is_reported_with_its_age(age, freshness):
     log = Log()
     log.claimed()
     log.append(b"", after=age)
-    told = claim_to_object(log.state, KEY, known=log.key())
-    assert (told["freshness"], told["age_ms"]) == (freshness, age)
+    document = claim_to_object(log.state, KEY, known=log.key())
+    assert (document["freshness"], document["age_ms"]) == (freshness, age)
 
 
 def test_a_released_key_keeps_its_epoch():
     log = Log()
     log.append(release(log.claimed(), 5))
-    told = claim_to_object(log.state, KEY, known=log.key())
-    assert (told["owner"], told["freshness"], told["age_ms"]) == (None, None, None)
-    assert (told["epoch"], told["token"], told["position"]) == (1, "1.0.1", 5)
+    document = claim_to_object(log.state, KEY, known=log.key())
+    assert (document["owner"], document["freshness"], document["age_ms"]) == (
+        None,
+        None,
+        None,
+    )
+    assert (document["epoch"], document["token"], document["position"]) == (
+        1,
+        "1.0.1",
+        5,
+    )
 
 
 def test_a_lock_is_reported():
@@ -447,7 +455,7 @@ def test_without_config_there_is_no_token():
     assert claim_to_object(log.state, KEY, known=log.key())["token"] is None
 
 
-def test_claims_stand_in_order():
+def test_claims_are_sorted():
     log = Log()
     for group, topic, number in (("h", "a", 0), ("g", "t", 10), ("g", "t", 9)):
         log.claimed(key=Key(group, topic, number))
@@ -471,8 +479,8 @@ def test_active_pauses_are_reported():
     log.claimed(key=Key("without", "t", 0))
     log.append(pause(START_MS + 10, group="z"))
     log.append(pause(START_MS + 20, group="a"))
-    told = state_to_object(log.state)["pauses"]
-    assert told == [
+    document = state_to_object(log.state)["pauses"]
+    assert document == [
         {
             "group_id": name,
             "op_id": OP.hex(),
@@ -485,7 +493,7 @@ def test_active_pauses_are_reported():
     assert [one["group_id"] for one in state_to_object(log.state)["pauses"]] == ["a"]
 
 
-def test_counters_stand_in_order():
+def test_counters_are_sorted():
     log = Log()
     log.append(b"")
     log.claimed()

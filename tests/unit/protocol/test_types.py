@@ -34,7 +34,7 @@ def test_topic_partition_reads_as_kafka_prints_it():
     assert str(TopicPartition("orders", 7)) == "orders-7"
 
 
-def test_a_key_knows_its_data_partition():
+def test_a_key_has_its_data_partition():
     assert Key("g", "orders", 7).topic_partition == TopicPartition("orders", 7)
 
 
@@ -82,7 +82,7 @@ def test_a_token_is_read_back(token, text, digits):
         pytest.param("0.0.18446744073709551616", id="offset out of range"),
     ],
 )
-def test_what_is_not_a_token_is_refused(text):
+def test_an_invalid_token_is_refused(text):
     with pytest.raises(ValueError, match="fencing token"):
         Token.parse(text)
 

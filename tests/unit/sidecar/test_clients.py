@@ -121,7 +121,7 @@ def test_a_reclaimed_claim_keeps_its_grants():
     assert held.progress is before
 
 
-def test_at_least_once_knows_no_grants():
+def test_at_least_once_has_no_grants():
     held = holding()
     lease(held).record_grant(0, 9)
     assert held.in_hand_count == 1

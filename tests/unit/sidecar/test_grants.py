@@ -195,7 +195,7 @@ def test_offsets_beyond_the_end_are_not_granted(single):
     assert single.service.grant("g", make_request(single, a, last=19)).last == 19
 
 
-def test_the_cluster_is_only_asked_beyond_the_known_end(single, monkeypatch):
+def test_the_cluster_is_queried_only_beyond_the_known_end(single, monkeypatch):
     a = having(single, count=1, delivery="amo")
     asked, place = [], TopicPartition("t", 0)
     data = single.node.engine.context.ports.data

@@ -325,7 +325,7 @@ def test_before_there_is_an_engine(cluster):
     assert not found.started().ok
 
 
-def test_it_follows_an_engine_from_its_first_round_on(cluster):
+def test_health_follows_an_engine_from_its_first_round(cluster):
     node = cluster.node("a")
     found = well(node)
     assert found.view().round_at_ms is None

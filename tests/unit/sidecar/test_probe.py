@@ -102,7 +102,7 @@ def test_the_default_socket_is_that_of_the_sidecar(monkeypatch, tmp_path):
     assert probe.default_socket() == str(Settings().socket)
 
 
-def test_it_imports_little():
+def test_the_probe_imports_little():
     program = (
         "import sys\n"
         "before = set(sys.modules)\n"
@@ -127,7 +127,7 @@ def test_it_imports_little():
     assert not names & SLOW
 
 
-def test_it_costs_little_beside_a_bare_interpreter(tmp_path):
+def test_the_probe_costs_little_more_than_a_bare_interpreter(tmp_path):
     def cpu_s(*arguments):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(

@@ -567,7 +567,7 @@ def test_a_slow_request_times_out(served, monkeypatch, begun):
     assert "no request within" in failure_of(last).message
 
 
-def test_an_idle_connection_stands(served, monkeypatch):
+def test_an_idle_connection_stays_open(served, monkeypatch):
     # More than passes between connecting and asking, less than is waited then.
     monkeypatch.setattr(requests, "HEAD_S_MAX", 0.5)
     with served.client() as client:

@@ -54,7 +54,7 @@ def test_it_is_valid():
     assert json.loads(routes.openapi_text()) == DOCUMENT
 
 
-def test_what_is_served_is_described_and_nothing_else():
+def test_all_routes_are_described_and_no_others():
     app = App(AppContext(None))
     served = {
         (method, place.path)

@@ -48,7 +48,7 @@ def states(caplog):
     ]
 
 
-def test_it_starts_serves_drains_and_ends(world, caplog):
+def test_the_server_starts_serves_drains_and_ends(world, caplog):
     caplog.set_level(logging.INFO, LOGGER_NAME)
     world.run(world.wait_ready)
     assert states(caplog) == [
@@ -82,7 +82,7 @@ def test_deaths_are_counted(world):
     world.run(script)
 
 
-def test_it_answers_while_it_connects(world):
+def test_the_server_answers_while_it_connects(world):
     world.hold = threading.Event()
 
     def script():
@@ -128,7 +128,7 @@ def test_a_signal_while_it_connects_ends_it_at_once(world, caplog):
     world.hold.set()
 
 
-def test_what_goes_wrong_at_the_start_is_raised(world):
+def test_an_error_at_the_start_is_raised(world):
     world.fault = CoordinationError("no broker answers on localhost:9092")
     with pytest.raises(CoordinationError, match="no broker answers"):
         server.run(world.settings, NullObserver())

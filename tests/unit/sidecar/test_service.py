@@ -193,7 +193,7 @@ def test_a_request_in_time_is_not_reported_though_one_before_gave_up(single):
     assert not single.events.named("grant_lost")
 
 
-def test_what_a_dead_client_was_granted_is_reported(single):
+def test_grants_of_a_dead_client_are_reported(single):
     a = having(single, count=1, delivery="amo")
     granted(single, a, KEY, 0, 9)
     epoch, _ = a.held[KEY]

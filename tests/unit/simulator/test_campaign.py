@@ -7,20 +7,20 @@ from simulator import campaign
 from simulator.campaign import (
     SUITE_SEEDS_MIN,
     Broken,
+    CampaignOptions,
     Outcome,
     Summary,
-    Wish,
     judge,
     run_seeds,
 )
 from simulator.coverage import SITUATIONS
 
 AMO_SEED = 0  # a world of at most once
-SHORT = Wish(faults=("crash",), minutes=1)
+SHORT = CampaignOptions(faults=("crash",), minutes=1)
 
 
-def summary_of(count, *, seen=(), broken=None, wish=None):
-    summary = Summary("1.0", wish or Wish())
+def summary_of(count, *, seen=(), broken=None, options=None):
+    summary = Summary("1.0", options or CampaignOptions())
     for _ in range(count):
         summary.add(Outcome(broken, dict.fromkeys(seen, 1), {"crash": 2}, 600_000, 500))
     return summary
@@ -50,7 +50,7 @@ def test_a_suite_that_misses_a_situation_does_not_hold():
     "summary",
     [
         pytest.param(summary_of(SUITE_SEEDS_MIN - 1), id="few-seeds"),
-        pytest.param(summary_of(SUITE_SEEDS_MIN, wish=SHORT), id="few-faults"),
+        pytest.param(summary_of(SUITE_SEEDS_MIN, options=SHORT), id="few-faults"),
     ],
 )
 def test_less_than_a_suite_may_miss_some(summary):
@@ -62,10 +62,10 @@ def test_a_broken_seed_is_never_fine():
     assert not summary_of(1, broken=Broken(7, "S4", "two", (1,))).held
 
 
-def test_a_failure_is_told_with_the_faults_that_it_takes(monkeypatch):
+def test_a_failure_is_reported_with_the_faults_that_cause_it(monkeypatch):
     variants.grant_again(monkeypatch)
-    whole = judge(AMO_SEED, Wish(minutes=1)).broken
-    small = judge(AMO_SEED, Wish(minutes=1, shrinks=True)).broken
+    whole = judge(AMO_SEED, CampaignOptions(minutes=1)).broken
+    small = judge(AMO_SEED, CampaignOptions(minutes=1, shrinks=True)).broken
     assert {(each.seed, each.invariant) for each in (whole, small)} == {
         (AMO_SEED, "S3")
     }
@@ -73,7 +73,11 @@ def test_a_failure_is_told_with_the_faults_that_it_takes(monkeypatch):
     assert small.message
 
 
-def test_a_plan_keeps_what_was_asked_for():
-    faults = campaign.Wish(faults=("crash",), minutes=60).plan(1).faults
-    kept = campaign.Wish(faults=("crash",), minutes=60, only=(2,)).plan(1).faults
+def test_a_plan_keeps_the_requested_options():
+    faults = campaign.CampaignOptions(faults=("crash",), minutes=60).plan(1).faults
+    kept = (
+        campaign.CampaignOptions(faults=("crash",), minutes=60, only=(2,))
+        .plan(1)
+        .faults
+    )
     assert kept == faults[1:2]

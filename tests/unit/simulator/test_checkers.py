@@ -65,7 +65,7 @@ def test_a_hand_out_without_a_grant_is_found(amo):
         amo.hand_out(4)
 
 
-def test_what_another_process_was_granted_is_not_the_owners(amo):
+def test_a_grant_of_another_process_is_not_the_owners(amo):
     amo.other = "attempt"
     amo.write(messages(amo.epoch, 0, 3))
     with pytest.raises(Violation, match=r"S3.*handed out twice"):

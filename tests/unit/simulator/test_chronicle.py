@@ -1,4 +1,4 @@
-"""What a history tells of records that were sent, read back, or never heard of."""
+"""The history of records that were sent, read back, or lost."""
 
 import pytest
 from logkit import Log, beat, claim, ident, messages
@@ -13,7 +13,7 @@ OWNER = Owner("c1", ident("c1"))
 
 
 class Pending:
-    """An append of which its writer learns what a test says."""
+    """An append whose result the test sets."""
 
     def __init__(self, *, is_done=False, error=None):
         self._is_done, self._error = is_done, error
@@ -38,7 +38,7 @@ class Surroundings:
         return [self._key]
 
 
-class Told:
+class Recording:
     """A log, and the chronicle of what is done with it."""
 
     def __init__(self):
@@ -58,7 +58,7 @@ class Told:
         return transition
 
     @property
-    def said(self):
+    def outcomes(self):
         operations = self.chronicle.operations
         return [(each.kind, each.outcome, each.number) for each in operations]
 
@@ -67,53 +67,53 @@ def key_of(record):
     return Key(record.group_id, record.topic, record.partition)
 
 
-def test_what_was_sent_ends_where_it_is_read():
-    told, first = Told(), claim("c1")
-    told.send(first)
-    told.land(first)
-    told.land(first)
-    assert told.said == [
+def test_a_sent_record_ends_when_it_is_read_back():
+    recording, first = Recording(), claim("c1")
+    recording.send(first)
+    recording.land(first)
+    recording.land(first)
+    assert recording.outcomes == [
         ("claim", "invoke", first.seq),
         ("claim", "ok", first.seq),
         ("claim", "fail", first.seq),
     ]
-    assert told.chronicle.operations[1].token is not None
+    assert recording.chronicle.operations[1].token is not None
 
 
 @pytest.mark.parametrize("make", [beat, lambda epoch: messages(epoch, 0, 4)])
-def test_what_is_sent_under_a_claim_bears_its_token(make):
-    told = Told()
-    epoch = told.land(claim("c1")).offset
-    told.send(make(epoch))
-    told.land(make(epoch))
-    won, begun, ended = told.chronicle.operations
+def test_a_record_sent_under_a_claim_has_its_token(make):
+    recording = Recording()
+    epoch = recording.land(claim("c1")).offset
+    recording.send(make(epoch))
+    recording.land(make(epoch))
+    won, begun, ended = recording.chronicle.operations
     assert (begun.outcome, ended.outcome) == ("invoke", "ok")
     assert begun.token == ended.token == won.token is not None
 
 
-def test_what_failed_is_unknown_until_it_is_read():
-    told, first = Told(), claim("c1")
-    told.send(first, is_done=True, error=TimeoutError())
-    told.send(first)
-    told.land(first)
-    outcomes = [outcome for _, outcome, _ in told.said]
+def test_a_failed_append_is_unknown_until_it_is_read_back():
+    recording, first = Recording(), claim("c1")
+    recording.send(first, is_done=True, error=TimeoutError())
+    recording.send(first)
+    recording.land(first)
+    outcomes = [outcome for _, outcome, _ in recording.outcomes]
     assert outcomes == ["invoke", "invoke", "unknown", "ok"]
 
 
-def test_of_the_dead_nobody_knows():
-    told, first = Told(), claim("c1")
-    told.send(first)
-    told.chronicle.on_gone("p1")
-    told.chronicle.on_gone("p1")
-    assert [outcome for _, outcome, _ in told.said] == ["invoke", "unknown"]
+def test_records_of_a_dead_process_stay_unknown():
+    recording, first = Recording(), claim("c1")
+    recording.send(first)
+    recording.chronicle.on_gone("p1")
+    recording.chronicle.on_gone("p1")
+    assert [outcome for _, outcome, _ in recording.outcomes] == ["invoke", "unknown"]
 
 
-def test_a_grant_is_told_of_whoever_may_use_it():
-    told = Told()
-    epoch = told.land(claim("c1")).offset
+def test_a_grant_is_recorded_for_its_grantee():
+    recording = Recording()
+    epoch = recording.land(claim("c1")).offset
     asked = messages(epoch, 0, 4)
-    told.chronicle._world.attempts.add(asked.grantee)
-    told.land(asked)
-    kinds = [(each.kind, each.process) for each in told.chronicle.operations[1:]]
+    recording.chronicle._world.attempts.add(asked.grantee)
+    recording.land(asked)
+    kinds = [(each.kind, each.process) for each in recording.chronicle.operations[1:]]
     name = f"attempt {asked.grantee.hex()[:8]}"
     assert kinds == [("grant", name), ("hand_out", name), ("process", name)]

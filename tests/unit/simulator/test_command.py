@@ -16,15 +16,15 @@ def invoke(*arguments):
     return CliRunner().invoke(app, ["--minutes", "1", "--jobs", "1", *arguments])
 
 
-def test_a_report_tells_what_was_reached():
+def test_a_report_lists_the_reached_situations():
     done = invoke("--seeds", "0:2", "--faults", "crash,drift", "-o", "json")
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert (told["held"], told["seeds"], told["broken"]) == (True, 2, 0)
-    assert told["simulated_minutes"] >= 2
-    assert told["broken_seeds"] == []
-    assert [each["situation"] for each in told["situations"]] == list(SITUATIONS)
-    assert {each["fault"] for each in told["faults"]} <= {"crash"}
+    output = json.loads(done.stdout)
+    assert (output["held"], output["seeds"], output["broken"]) == (True, 2, 0)
+    assert output["simulated_minutes"] >= 2
+    assert output["broken_seeds"] == []
+    assert [each["situation"] for each in output["situations"]] == list(SITUATIONS)
+    assert {each["fault"] for each in output["faults"]} <= {"crash"}
 
 
 def test_a_transcript_is_the_same_each_time():
@@ -34,7 +34,7 @@ def test_a_transcript_is_the_same_each_time():
     assert "everything is healed" in first.stdout
 
 
-def test_a_failure_shrinks_and_says_how_to_repeat_it(monkeypatch):
+def test_a_failure_shrinks_and_prints_the_command_that_repeats_it(monkeypatch):
     variants.grant_again(monkeypatch)
     done = invoke("--seed", AMO_SEED, "--shrink", "-o", "json")
     assert done.exit_code == 1
@@ -48,7 +48,7 @@ def test_a_failure_shrinks_and_says_how_to_repeat_it(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         pytest.param(["--seeds", "7"], "no range", id="no-range"),
         pytest.param(["--seeds", "7:7"], "no range", id="no-seed"),
@@ -58,7 +58,7 @@ def test_a_failure_shrinks_and_says_how_to_repeat_it(monkeypatch):
         pytest.param(["--transcript"], "needs --seed", id="transcript"),
     ],
 )
-def test_what_cannot_be_is_told(arguments, said):
+def test_invalid_arguments_are_refused(arguments, message):
     done = invoke(*arguments)
     assert done.exit_code == 2
-    assert said in done.stderr
+    assert message in done.stderr

@@ -55,7 +55,7 @@ def test_a_misfit_counts_nowhere(size):
     assert not scene.world.levels.stops
 
 
-def test_what_a_failover_lost_is_written_again():
+def test_a_config_lost_in_a_failover_is_written_again():
     scene = Scene()
     kafka, place = scene.world.cluster.kafka, scene.world.cluster.place(0)
     scene.configs.strike(Fault(1, 0, LEVEL, 0, 0, BELOW))
@@ -78,7 +78,7 @@ def test_the_last_config_halts_each_t_or_one(dies_early):
     assert scene.world.coverage.counts["level_changed"] == 0
 
 
-def test_where_the_log_loses_what_was_read_nobody_has_to_halt():
+def test_no_reader_must_halt_if_the_log_is_truncated():
     scene = Scene()
     scene.world.is_truncating = True
     assert scene.configs.halt(Fault(1, 0, HALT, 0, 0, 0)) == ()

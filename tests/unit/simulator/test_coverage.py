@@ -74,15 +74,15 @@ def test_refused_at_the_edge(age_ms, count):
 def test_beats_and_grants():
     log = Log()
     epoch = log.claimed()
-    told = [
+    entries = [
         folded(beat(epoch), transition=log.one(beat(epoch)), age_ms=2 * H_MS + 1),
         folded(beat(epoch - 1), transition=log.one(beat(epoch - 1))),
     ]
     asked = messages(epoch, 0, 9)
-    told.append(folded(asked, transition=log.one(asked)))
+    entries.append(folded(asked, transition=log.one(asked)))
     late = messages(epoch - 1, 0, 9)
-    told.append(folded(late, transition=log.one(late)))
-    assert counted(*told) == {
+    entries.append(folded(late, transition=log.one(late)))
+    assert counted(*entries) == {
         "beat_after_2h": 1,
         "late_beat_ignored": 1,
         "granted": 1,
@@ -98,8 +98,8 @@ def test_claims_for_another_topic():
     epoch = log.one(claim("c1", topic_id=one)).offset
     log.one(release(epoch))
     changed = claim("c1", topic_id=two, expected=epoch)
-    told = folded(changed, transition=log.one(changed), owner=None)
-    assert counted(told) == {"claimed": 1, "topic_changed": 1}
+    entry = folded(changed, transition=log.one(changed), owner=None)
+    assert counted(entry) == {"claimed": 1, "topic_changed": 1}
     log.one(release(log.state.next_offset - 1))
     late = claim("c1", topic_id=one)
     assert counted(folded(late, transition=log.one(late))) == {"old_topic": 1}
@@ -118,7 +118,7 @@ def test_clocks_of_leaders():
     assert found["landed_after_failover"] == 1
 
 
-def test_what_engines_tell():
+def test_events_of_engines_are_counted():
     coverage = Coverage(H_MS)
     coverage.observe(Event("clock_step", {}))
     coverage.observe(Event("claim_ended", {"ending": Ending("lease_expired")}))

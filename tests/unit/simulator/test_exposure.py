@@ -1,4 +1,4 @@
-"""What is handed out twice because a log lost it must be told."""
+"""Records handed out twice because a log lost them must be reported."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def handed_twice(*, late=False):
     return exposures
 
 
-def test_what_is_handed_out_once_needs_no_word():
+def test_offsets_handed_out_once_need_no_report():
     exposures = Exposures()
     for offset in range(3):
         exposures.on_handed("a", PLACE, offset=offset, cuts=0)
@@ -36,7 +36,7 @@ def test_twice_by_one_log_is_never_right():
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
-def test_twice_after_a_cut_is_told(late):
+def test_an_unreported_double_hand_out_after_a_cut_is_a_violation(late):
     exposures = handed_twice(late=late)
     with pytest.raises(Violation, match=r"7\.5.*handed out to a and.*to b"):
         exposures.judge()
@@ -49,7 +49,7 @@ def test_twice_after_a_cut_is_told(late):
 
 
 @pytest.mark.parametrize(("settled", "is_excused"), [(0, True), (1, False)])
-def test_who_ended_before_it_could_tell_is_excused(settled, is_excused):
+def test_a_process_that_ended_before_it_could_report_is_excused(settled, is_excused):
     exposures = handed_twice()
     exposures.on_ended("a", KEY, cuts=settled)
     if is_excused:
@@ -60,7 +60,7 @@ def test_who_ended_before_it_could_tell_is_excused(settled, is_excused):
     assert exposures.excused_count == is_excused
 
 
-def test_who_knows_of_a_cut():
+def test_which_processes_detect_a_cut():
     cluster, cuts = Cluster(), Cuts()
     node = cluster.node("a")
     cuts.on_noticed(node, 0)
@@ -76,7 +76,7 @@ def test_who_knows_of_a_cut():
     assert cuts.is_known(node, 0)
 
 
-def test_who_noticed_has_nothing_to_read_yet():
+def test_a_process_that_detected_a_cut_has_nothing_to_read():
     cluster, cuts = Cluster(), Cuts()
     node = cluster.node("a")
     cuts.on_cut(0, 3)

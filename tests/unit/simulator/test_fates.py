@@ -12,7 +12,7 @@ def fates(latency_ms=0):
     return Fates(1, h_ms=H_MS, latency_ms=latency_ms)
 
 
-def test_nothing_but_latency_without_trouble():
+def test_without_faults_there_is_only_latency():
     assert fates().of_append("a", 0) == AppendFate()
     delays = {
         fates.of_append("a", 0).delay_ms for fates in [fates(20)] for _ in range(99)

@@ -52,7 +52,7 @@ def only(monkeypatch, name):
     monkeypatch.setattr(files, "DAMAGES", {name: DAMAGES[name]})
 
 
-def test_what_is_sound_is_begun_from(scene):
+def test_a_process_starts_from_a_sound_file(scene):
     assert scene.start() == [str(scene.files.folder(CLIENT).file_of(0))]
     assert scene.files.misled is None
     assert not scene.files.is_hurt(CLIENT)
@@ -83,7 +83,7 @@ def test_a_damaged_file_is_another_and_mostly_none(name):
         assert not is_whole
 
 
-def test_what_is_damaged_is_not_damaged_twice_and_is_replaced(scene, monkeypatch):
+def test_a_damaged_file_is_damaged_once_and_replaced(scene, monkeypatch):
     only(monkeypatch, "overwritten")
     assert scene.files.damage("nobody", 0, rng=random.Random(1)) is None
     assert scene.files.damage(CLIENT, 0, rng=random.Random(1)) == "overwritten"
@@ -92,7 +92,7 @@ def test_what_is_damaged_is_not_damaged_twice_and_is_replaced(scene, monkeypatch
     assert not scene.files.is_hurt(CLIENT)
 
 
-def test_who_begins_from_a_damaged_file_is_found(scene):
+def test_a_start_from_a_damaged_file_is_found(scene):
     scene.files.damage(CLIENT, 0, rng=random.Random(1))
     source = str(scene.files.folder(CLIENT).file_of(0))
     fields = {"partition": 0, "offset": 3, "source": source}
@@ -102,7 +102,7 @@ def test_who_begins_from_a_damaged_file_is_found(scene):
     assert "began at 3" in scene.files.misled
 
 
-def test_nothing_is_left(scene):
+def test_no_files_are_left(scene):
     home = scene.files.folder(CLIENT).path.parents[2]
     assert home.exists()
     scene.files.close()

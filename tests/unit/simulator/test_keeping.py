@@ -45,7 +45,7 @@ def test_a_host_gives_back_what_it_kept():
     assert scene.world.coverage.counts["began_from_checkpoint"] == 0
 
 
-def test_what_gets_damaged_is_not_begun_from():
+def test_a_damaged_state_is_not_used():
     scene = Scene("keep", "damage")
     scene.run()
     scene.keeping.keep(scene.app.node)
@@ -64,7 +64,7 @@ def test_what_gets_damaged_is_not_begun_from():
     scene.keeping.close()
 
 
-def test_a_shelf_has_what_was_asked_for():
+def test_a_shelf_has_the_requested_states():
     shelf, scene = Shelf(), Scene("keep")
     scene.run()
     scene.keeping.keep(scene.app.node)
@@ -73,14 +73,14 @@ def test_a_shelf_has_what_was_asked_for():
     assert found == {0: shelf.states[0]}
 
 
-def test_nothing_is_kept_where_it_is_not_drawn():
+def test_nothing_is_kept_unless_it_is_drawn():
     scene = Scene("crash")
     assert scene.keeping.sources("a") == ()
     assert scene.keeping.writer(scene.app.node) is None
     assert "checkpoint_written" not in scene.run()
 
 
-def test_who_dies_while_it_writes_tears_a_checkpoint():
+def test_a_process_that_dies_while_it_writes_tears_a_checkpoint():
     scene, begun = Scene("checkpoint"), []
 
     def die(incarnation):
@@ -99,5 +99,5 @@ def test_a_reset_goes_back_to_a_checkpoint(has_checkpoint):
     scene.run()
     scene.keeping.reset(0)
     assert scene.run(4 * H_MS)["reset"] == has_checkpoint
-    said = "is no checkpoint" if not has_checkpoint else "is replaced by"
-    assert any(said in line for line in scene.world.transcript)
+    message = "is no checkpoint" if not has_checkpoint else "is replaced by"
+    assert any(message in line for line in scene.world.transcript)

@@ -69,7 +69,7 @@ def later(value):
     return value[:2] + b"\x01" + value[3:]
 
 
-def test_the_judge_knows_the_levels_of_this_release():
+def test_the_judge_has_the_levels_of_this_release():
     assert {kind.number: kind.level for kind in KINDS} == LEVEL_BY_TYPE
 
 
@@ -90,18 +90,18 @@ def test_the_judge_knows_the_levels_of_this_release():
         (b"\x01" + b"\xff" * 9, NO_RECORD),
     ],
 )
-def test_what_a_header_says(value, level):
+def test_the_header_names_the_level(value, level):
     assert level_of(value) == level
 
 
-def test_what_is_above_changes_nothing():
+def test_a_record_above_the_level_changes_nothing():
     scene = Scene()
     scene.write(encode(claim()), later(encode(claim("c2"))), b"\x01\x07\x00")
     assert scene.seen == ["above_ignored", "above_behind_claim", "above_ignored"]
     assert scene.levels.in_force(0) == 2
 
 
-def test_what_is_known_is_above_a_lower_level():
+def test_a_known_record_is_above_a_lower_level():
     scene = Scene()
     scene.configure(1)
     assert scene.levels.in_force(0) == 1
@@ -164,7 +164,7 @@ def halted(scene):
     return reader, reader.context.replicas[0].world
 
 
-def test_who_halts_elsewhere_or_otherwise_is_found():
+def test_a_wrong_halt_is_found():
     scene = Scene()
     early, world = halted(scene)
     world.halted = Halt(1, 3)
@@ -183,7 +183,7 @@ def test_who_halts_elsewhere_or_otherwise_is_found():
         scene.levels.check_reader(OWNER, other)
 
 
-def test_who_starts_beside_a_halt_writes_and_does_nothing():
+def test_a_process_that_starts_beside_a_halt_writes_nothing():
     scene = Scene()
     scene.levels.started(OWNER)
     scene.configure(3)

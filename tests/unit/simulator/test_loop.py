@@ -8,7 +8,7 @@ def nothing():
     pass
 
 
-def test_calls_come_in_order_of_time_and_then_of_asking():
+def test_calls_run_in_order_of_time_and_then_of_scheduling():
     loop, seen = Loop(VirtualClock()), []
     for at_ms, name in [(20, "c"), (10, "a"), (10, "b"), (99, "never")]:
         loop.at(at_ms, lambda at_ms=at_ms, name=name: seen.append((name, at_ms)))
@@ -24,7 +24,7 @@ def test_a_call_may_ask_for_more_also_for_what_is_past():
     assert seen == [130]
 
 
-def test_it_ends_as_soon_as_what_is_waited_for_holds():
+def test_the_loop_ends_as_soon_as_its_condition_holds():
     loop, afters = Loop(VirtualClock()), []
     for at_ms in (10, 20, 30):
         loop.at(at_ms, nothing)

@@ -41,7 +41,7 @@ class Scene:
         ]
 
 
-def test_what_is_beyond_all_is_no_record_to_anybody():
+def test_a_record_above_all_levels_is_undecodable():
     scene = Scene()
     before = {*scene.values()}
     for number in range(20):
@@ -70,7 +70,7 @@ def test_each_moment_is_waited_for():
         assert scene.run(8 * H_MS)["above_ignored"] > before, moment
 
 
-def test_what_is_known_comes_below_its_level():
+def test_known_records_are_written_below_their_level():
     scene = Scene()
     scene.strike(LEVEL, size=BELOW)
     scene.run()
@@ -81,7 +81,7 @@ def test_what_is_known_comes_below_its_level():
     assert scene.fleet.apps[0].node.held
 
 
-def test_newer_programs_go_on_behind_a_halt():
+def test_newer_programs_continue_behind_a_halt():
     scene = Scene()
     scene.strike(HALT, size=0)
     counts = scene.run()

@@ -32,7 +32,7 @@ def invariants(history, delivery=ALO, **rest):
     ]
 
 
-def test_a_takeover_repeats_what_no_beat_had_told():
+def test_a_takeover_repeats_records_after_the_last_position():
     history = [
         op("claim", "a", ONE),
         *handled("a", ONE, 0, 4),
@@ -98,7 +98,7 @@ def test_a_takeover_repeats_what_no_beat_had_told():
         ),
     ],
 )
-def test_what_must_not_be_at_least_once(history, invariant):
+def test_violations_at_least_once_are_found(history, invariant):
     assert invariants(history) == [invariant]
 
 
@@ -149,7 +149,7 @@ def sent(kind, who, token, number, *, at_ms, outcome="ok", **rest):
         ),
     ],
 )
-def test_what_must_not_be_told(history, invariant):
+def test_an_impossible_operation_is_a_violation(history, invariant):
     assert set(invariants([op("claim", "z", Token(1, 0, 1)), *history])) == {invariant}
 
 
@@ -166,12 +166,12 @@ def test_a_lease_counts_from_sending_what_was_read_back(late_ms, found):
         *sent("beat", "a", ONE, 4, at_ms=9_000),
         handed,
     ]
-    told = check(history, delivery=ALO, h_ms=H_MS).findings
-    assert [finding.invariant for finding in told] == found
+    findings = check(history, delivery=ALO, h_ms=H_MS).findings
+    assert [finding.invariant for finding in findings] == found
     assert check(history, delivery=ALO).findings == ()
 
 
-def test_what_was_unknown_counts_once_it_was_read_back():
+def test_an_unknown_result_counts_after_the_read_back():
     history = [
         op("claim", "a", None, outcome="invoke", number=1),
         op("claim", "a", None, outcome="unknown", number=1),
@@ -231,19 +231,19 @@ def test_a_claim_is_of_one_topic():
     early = op("beat", "b", TWO, 5, outcome="invoke")
     history = of_topics(op("hand_out", "b", TWO, 2, 2, topic_id=b"one"))
     assert invariants(history) == ["5.6"]
-    # It may beat before its claim is told of.
+    # It may send heartbeats before its claim is reported.
     history.insert(5, early)
     assert invariants(history) == ["5.6"]
 
 
-def test_what_is_never_processed_is_lost():
+def test_a_record_that_is_never_processed_is_lost():
     history = [op("claim", "a", ONE), *handled("a", ONE, 0, 4)]
     verdict = check(history, delivery=ALO, ends={KEY: (0, 7)})
     assert [f.invariant for f in verdict.findings] == ["6.1"]
     assert verdict.findings[0].message == "g/t-0: 2 records never processed: [5, 6]"
 
 
-def test_what_may_have_been_processed_does_not_count_as_processed():
+def test_an_interrupted_record_does_not_count_as_processed():
     history = [
         op("claim", "a", ONE),
         op("hand_out", "a", ONE, 0, 0),
@@ -303,11 +303,11 @@ def test_grants_are_used_once_by_those_who_have_them():
         ),
     ],
 )
-def test_what_must_not_be_at_most_once(more, invariant):
+def test_violations_at_most_once_are_found(more, invariant):
     assert invariants([*GRANTED, *more], AMO) == [invariant]
 
 
-def test_what_failed_did_not_happen():
+def test_a_failed_operation_did_not_happen():
     history = [
         op("claim", "a", TWO, outcome="fail"),
         op("claim", "b", ONE),
@@ -334,7 +334,7 @@ def granted(who, token, first, last):
     ("head", "invariant"),
     [pytest.param(5, None, id="back"), pytest.param(8, "S3", id="not-so-far")],
 )
-def test_what_a_reset_took_back_may_be_handed_out_again(head, invariant):
+def test_offsets_taken_back_by_a_reset_may_be_handed_out_again(head, invariant):
     history = [
         op("claim", "a", ONE),
         *granted("a", ONE, 0, 9),

@@ -9,14 +9,14 @@ from simulator.outcome import (
 )
 
 
-def test_a_failure_says_what_broke_and_how_to_repeat_it():
+def test_a_failure_names_the_violation_and_the_command():
     lines = [f"line {number}." for number in range(TRANSCRIPT_TAIL + 1)]
     failed = RunFailed(7, Violation("S4", "two"), repeat="do it", transcript=lines)
     assert (failed.seed, failed.invariant, failed.transcript) == (7, "S4", lines)
-    said = str(failed)
-    assert said.startswith("seed 7: S4: two\ndo it\n")
-    assert said.endswith(lines[-1])
-    assert lines[0] not in said
+    text = str(failed)
+    assert text.startswith("seed 7: S4: two\ndo it\n")
+    assert text.endswith(lines[-1])
+    assert lines[0] not in text
 
 
 def test_a_report_sums_up_what_judged_the_run():

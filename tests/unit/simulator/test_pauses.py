@@ -1,4 +1,4 @@
-"""Pauses begin and end for whoever reads the log."""
+"""Pauses begin and end for every reader of the log."""
 
 from kafka_marshal.testing.node import Cluster
 from simulator.checkers import LogWatcher

@@ -20,14 +20,14 @@ def test_a_plan_depends_on_its_seed_alone():
     assert chance(1, "a").random() != chance(1, "b").random()
 
 
-def test_what_is_asked_for_is_not_drawn():
+def test_a_requested_setting_is_not_drawn():
     plan = draw(3, delivery=Delivery.AT_MOST_ONCE, faults=("cut",), duration_ms=10**6)
     assert plan.delivery is Delivery.AT_MOST_ONCE
     assert {fault.kind for fault in plan.faults} == {"cut"}
     assert 0 <= plan.faults[0].at_ms <= plan.faults[-1].at_ms < 10**6
 
 
-def test_what_is_kept_is_drawn_apart():
+def test_kept_states_are_drawn_separately():
     kept = [draw(seed) for seed in range(40)]
     assert {name for plan in kept for name in plan.kinds} >= set(KEPT)
     for plan in kept:
@@ -51,14 +51,14 @@ def test_levels_are_drawn_apart():
         assert numbers == list(range(1, len(numbers) + 1))
 
 
-def test_what_gets_damaged_is_kept():
+def test_damaged_files_are_of_kept_states():
     plans = [plan for plan in map(draw, range(80)) if DAMAGE in plan.kinds]
     assert plans
     assert all(KEEP in plan.kinds for plan in plans)
     assert all(len({*plan.kinds}) == len(plan.kinds) for plan in plans)
 
 
-def test_the_last_config_comes_late_or_once_all_has_healed():
+def test_the_last_config_is_written_late_or_after_healing():
     halts = [draw(seed, faults=(HALT,)) for seed in range(40)]
     assert all(len(plan.faults) == 1 for plan in halts)
     late = [plan for plan in halts if plan.during]
@@ -67,7 +67,7 @@ def test_the_last_config_comes_late_or_once_all_has_healed():
     assert all(plan.after == plan.faults for plan in halts if not plan.during)
 
 
-def test_nothing_goes_wrong_where_nothing_may():
+def test_a_plan_without_faults_has_none():
     assert draw(3, faults=()).faults == ()
     assert draw(3, faults=("drift",)).faults == ()
     assert draw(3, faults=("drift",)).drift_ppm > 0

@@ -54,7 +54,7 @@ def test_the_next_topic_may_begin_with_more_or_fewer_records(scene):
     assert counts == set(RECORDS)
 
 
-def test_whoever_starts_without_a_topic_is_started_again(scene):
+def test_a_process_that_starts_without_a_topic_is_started_again(scene):
     scene.strike(size=LATER)
     assert scene.world.topic_id is None
     scene.world.produce(5)
@@ -78,7 +78,7 @@ def test_healing_creates_what_is_missing(scene):
     assert scene.world.topic_id == topic_id
 
 
-def test_what_is_consumed_is_of_the_topic_that_there_is(scene):
+def test_records_are_consumed_from_the_present_topic(scene):
     assert scene.world.left() == {}
     scene.strike(size=AT_ONCE)
     scene.world.produce(20)

@@ -153,7 +153,7 @@ def test_batches_are_confirmed_by_the_next_one():
     assert query.batch(Limit(most=7)) == {0: [5, 6, 7, 8, 9], 1: [2, 3]}
     assert query.ranges.held()[T[0]].position == 5
     assert query.batch() is None
-    # Asking for more said that the second batch is committed, too.
+    # Asking for more confirmed the second batch, too.
     query.stop()
     assert (position(cluster, 0), position(cluster, 1)) == (10, 4)
 
@@ -293,7 +293,7 @@ def test_a_range_held_by_another_owner_is_dropped_at_once():
 
 
 def untold(cluster, checkpoint, delay_ms):
-    """Return a query whose claims stand in the log before it is told of them."""
+    """Return a query whose claims are in the log before it is notified of them."""
     query = Query(cluster, checkpoint)
     cluster.run_until(query.ranges.held, 6 * H)
     query.claims.ranges = Untold(query.ranges, cluster, delay_ms)
@@ -537,8 +537,8 @@ def test_at_most_once_a_truncated_log_is_awaited(caplog):
     fill(cluster, 5)
     assert query.batch() is None
     assert query.batch() is None
-    (told,) = jumps(caplog)
-    assert "nothing below it is granted again" in told.message
+    (reported,) = jumps(caplog)
+    assert "nothing below it is granted again" in reported.message
     fill(cluster, 17)
     assert query.batch() == {0: [20, 21]}
 

@@ -32,9 +32,9 @@ def batch(*offsets, commit=lambda *_, **__: None):
 
 
 class FakeMarshal:
-    """A client whose consumer has what it is told."""
+    """A client whose consumer returns the given batches."""
 
-    found: list = []  # noqa: RUF012 - made anew for each test
+    found: list = []  # noqa: RUF012 - created for each test
     has: tuple = ()
 
     def __init__(self, **settings):
@@ -91,7 +91,7 @@ def test_a_batch_that_is_lost_meanwhile_does_not_end_the_task(marshal, monkeypat
     assert len(list(consume())) == 2
 
 
-def test_it_ends_after_its_time(marshal, monkeypatch):
+def test_a_task_ends_after_its_time(marshal, monkeypatch):
     monkeypatch.setattr(marshal, "has", (batch(0), batch(1)))
     assert len(list(consume(for_ms=0))) == 1
 

@@ -22,7 +22,7 @@ OWNER = Owner("a", b"i" * 16)
 LIVE, OLD = "1.0.7", "1.0.3"
 
 
-class Office:
+class FakeGrants:
     """Says what is newest, and counts how often it was asked."""
 
     def __init__(self):
@@ -36,8 +36,8 @@ class Office:
 
 
 @pytest.fixture
-def office(monkeypatch):
-    found = Office()
+def grants(monkeypatch):
+    found = FakeGrants()
     monkeypatch.setattr(fencing, "open_office", lambda *_, **__: found)
     return found
 
@@ -71,18 +71,18 @@ def passed(*batches):
     return [b.column("offset").to_pylist() for b in function(iter(batches))]
 
 
-def test_rows_of_a_current_claim_pass(office):
+def test_rows_of_a_current_claim_pass(grants):
     assert passed(batch(("t", 0, 1, LIVE), ("t", 0, 2, LIVE))) == [[1, 2]]
-    assert office.asked == 1
+    assert grants.asked == 1
 
 
-def test_a_batch_of_a_dead_claim_writes_nothing(office, caplog):
+def test_a_batch_of_a_dead_claim_writes_nothing(grants, caplog):
     assert passed(batch(("t", 0, 1, OLD)), batch(("t", 0, 2, OLD))) == []
     assert "batch 5: rows of t-0 under token 1.0.3 are dropped" in caplog.text
 
 
-def test_only_stale_rows_are_dropped(office):
-    office.known["t", 1] = Standing("1.0.9", 9, OWNER)
+def test_only_stale_rows_are_dropped(grants):
+    grants.known["t", 1] = Standing("1.0.9", 9, OWNER)
     rows = (("t", 0, 1, LIVE), ("t", 1, 2, OLD), ("t", 0, 3, OLD), ("t", 1, 4, "1.0.9"))
     assert passed(batch(*rows)) == [[1, 4]]
 
@@ -95,21 +95,21 @@ def test_only_stale_rows_are_dropped(office):
         pytest.param(Standing("1.1.7", 7, OWNER), id="the log went back"),
     ],
 )
-def test_a_token_holds_only_while_its_claim_does(office, known):
-    office.known = {("t", 0): known} if known else {}
+def test_a_token_holds_only_while_its_claim_does(grants, known):
+    grants.known = {("t", 0): known} if known else {}
     assert passed(batch(("t", 0, 1, LIVE))) == []
 
 
-def test_rows_without_a_token_are_dropped(office):
+def test_rows_without_a_token_are_dropped(grants):
     assert passed(batch(("t", 0, 1, None), ("t", 0, 2, LIVE))) == [[2]]
 
 
-def test_a_claim_is_checked_for_each_row_group(office):
+def test_a_claim_is_checked_for_each_row_group(grants):
     rows = batch(("t", 0, 1, LIVE))
 
     def batches():
         yield rows
-        office.known = {}
+        grants.known = {}
         yield rows
 
     function = fenced(Frame(), 5, options=OPTIONS).function
@@ -125,9 +125,9 @@ def test_a_missing_column_raises(missing):
 
 def test_a_batch_read_has_no_fence():
     options = {name: value for name, value in OPTIONS.items() if name != "group"}
-    with pytest.raises(ConfigurationError) as told:
+    with pytest.raises(ConfigurationError) as raised:
         Fence.of(options)
-    assert told.value.setting == "group"
+    assert raised.value.setting == "group"
 
 
 def test_secrets_do_not_show():
@@ -140,7 +140,7 @@ def test_secrets_do_not_show():
     assert "hush" not in repr(Fence.of(OPTIONS | secret))
 
 
-def test_a_writer_may_be_decorated(office):
+def test_a_writer_may_be_decorated(grants):
     seen = []
 
     @fenced_by(OPTIONS)

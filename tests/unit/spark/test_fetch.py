@@ -25,8 +25,8 @@ def task_of(partition, first, end, claim=None, topic_id=""):
     )
 
 
-class Office:
-    """A ticket office that says what it is told to."""
+class FakeGrants:
+    """A grant client with the given answers."""
 
     def __init__(self, *, is_current=True, grants=()):
         self.current = is_current
@@ -120,7 +120,7 @@ def test_without_a_claim_a_range_is_just_read(world):
 
 
 def test_a_valid_claim_is_read_under_its_token(world):
-    world(Office())
+    world(FakeGrants())
     found = fetch.read(
         task_of(T0, 0, 2, CLAIM),
         parse(BASE | {"includeToken": "true"}),
@@ -131,7 +131,7 @@ def test_a_valid_claim_is_read_under_its_token(world):
 
 
 def test_an_ended_claim_fails_the_task_before_its_first_row(world):
-    world(Office(is_current=False))
+    world(FakeGrants(is_current=False))
     with pytest.raises(ClaimLost, match="no longer held under token") as caught:
         offsets(task_of(T0, 0, 2, CLAIM))
     assert caught.value.reason == "stale_token"
@@ -139,7 +139,7 @@ def test_an_ended_claim_fails_the_task_before_its_first_row(world):
 
 def test_a_claim_is_checked_again_during_a_task(world, monkeypatch):
     """U08: its driver may be gone by then, and another owner at work."""
-    office, clock = Office(), VirtualClock()
+    office, clock = FakeGrants(), VirtualClock()
     world(office)
     monkeypatch.setattr(fetch, "_clock", clock)
     schema = columns(has_headers=False, has_token=False)
@@ -156,7 +156,7 @@ def test_a_claim_is_checked_again_during_a_task(world, monkeypatch):
 
 
 def test_granted_offsets_are_read_to_their_end(world, monkeypatch):
-    office, clock = Office(is_current=False, grants=[(0, 9)]), VirtualClock()
+    office, clock = FakeGrants(is_current=False, grants=[(0, 9)]), VirtualClock()
     world(office)
     monkeypatch.setattr(fetch, "_clock", clock)
     options = parse(BASE | {"delivery": "amo"})
@@ -169,11 +169,11 @@ def test_granted_offsets_are_read_to_their_end(world, monkeypatch):
 
 
 def test_at_most_once_only_granted_offsets_are_read(world):
-    office = Office(grants=[(1, 3), (4, 6)])
+    office = FakeGrants(grants=[(1, 3), (4, 6)])
     world(office)
     assert offsets(task_of(T0, 2, 7, CLAIM), delivery="amo") == [1, 2, 3, 4, 5, 6]
     assert office.asked == [(2, 6), (4, 6)]
-    world(Office())
+    world(FakeGrants())
     assert offsets(task_of(T0, 2, 7, CLAIM), delivery="amo") == []
 
 
@@ -216,7 +216,7 @@ def test_a_repeated_error_at_one_offset_ends_the_task(world):
         offsets(task_of(T0, 2, 9), failOnDataLoss="false")
 
 
-def test_a_position_without_a_known_range_fails(world):
+def test_a_position_without_a_range_fails(world):
     fault = PositionError("?", requested=2, log_start=-1, log_end=-1)
     world(reader=Reader(fault=fault))
     with pytest.raises(PositionError):

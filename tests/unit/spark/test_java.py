@@ -61,7 +61,7 @@ def test_a_login_by_iam_is_its_mechanism():
 
 
 @pytest.mark.parametrize(
-    ("text", "mechanism", "told"),
+    ("text", "mechanism", "expected"),
     [
         ("nonsense", "PLAIN", "it is no login such as"),
         (
@@ -79,8 +79,8 @@ def test_a_login_by_iam_is_its_mechanism():
         ("a.OAuthBearerLoginModule required;", "OAUTHBEARER", "no counterpart"),
     ],
 )
-def test_an_impossible_login_raises_without_its_secret(text, mechanism, told):
-    with pytest.raises(ConfigurationError, match=told) as caught:
+def test_an_impossible_login_raises_without_its_secret(text, mechanism, expected):
+    with pytest.raises(ConfigurationError, match=expected) as caught:
         login(text, mechanism)
     assert HUSH not in str(caught.value)
     assert caught.value.setting == "kafka.sasl.jaas.config"
@@ -242,20 +242,20 @@ def test_a_process_that_is_killed_leaves_no_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         (b"\xfe\xed\xfe\xed rest", "keytool -importkeystore -srckeystore .*own.jks"),
         (b"nothing", "neither PEM nor PKCS12"),
         (None, "cannot be read on this host"),
     ],
 )
-def test_an_unusable_store_raises(tmp_path, content, told):
+def test_an_unusable_store_raises(tmp_path, content, expected):
     path = tmp_path / "own.jks"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=expected):
         python_options({"ssl.truststore.location": str(path)})
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=expected):
         python_options({"ssl.keystore.location": str(path)})
 
 
@@ -277,7 +277,7 @@ def test_contradictory_stores_raise(given):
 
 
 def test_each_host_reads_its_own_files(own, tmp_path, keystore):
-    """Settings that travel are made anew where they arrive."""
+    """Settings are serialized, and rebuilt on each host."""
     options = {
         "kafka.bootstrap.servers": "b:1",
         "subscribe": "t",

@@ -1,4 +1,4 @@
-"""Options: what they mean, and what is told where they cannot be."""
+"""Options: their meaning, and the errors for invalid ones."""
 
 import json
 import pickle
@@ -30,8 +30,8 @@ def parsed(**more):
     return parse(BASE | {"subscribe": "t"} | more)
 
 
-def refused(told, given):
-    with pytest.raises(ConfigurationError, match=told) as caught:
+def refused(reported, given):
+    with pytest.raises(ConfigurationError, match=reported) as caught:
         parse(given)
     return caught.value.setting
 
@@ -164,7 +164,7 @@ def test_an_unknown_connection_option_names_the_nearest():
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "expected"),
     [
         ("kafka.group.id", "g", "name the group by option group"),
         ("groupIdPrefix", "g", "name the group by option group"),
@@ -193,12 +193,12 @@ def test_an_unknown_connection_option_names_the_nearest():
         ("sidecarTokenFile", "/x", "it is for option sidecar"),
     ],
 )
-def test_impossible_options_raise(name, value, told):
-    refused(told, BASE | {"subscribe": "t", name: value})
+def test_impossible_options_raise(name, value, expected):
+    refused(expected, BASE | {"subscribe": "t", name: value})
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "expected"),
     [
         ("group", "no good", "is no name"),
         ("delivery", "exactly once", "neither alo"),
@@ -211,12 +211,12 @@ def test_impossible_options_raise(name, value, told):
         ("clientId", "", "is no name"),
     ],
 )
-def test_impossible_options_of_claims_raise(name, value, told):
-    refused(told, BASE | {"subscribe": "t", "group": "g"} | {name: value})
+def test_impossible_options_of_claims_raise(name, value, expected):
+    refused(expected, BASE | {"subscribe": "t", "group": "g"} | {name: value})
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "expected"),
     [
         ({"subscribe": "t"}, "name at least one broker"),
         (BASE, "exactly one of subscribe, subscribePattern, assign"),
@@ -246,8 +246,8 @@ def test_impossible_options_of_claims_raise(name, value, told):
         ),
     ],
 )
-def test_contradictory_options_raise(given, told):
-    refused(told, given)
+def test_contradictory_options_raise(given, expected):
+    refused(expected, given)
 
 
 def test_a_batch_holds_no_claims_and_a_stream_needs_them():
@@ -298,7 +298,7 @@ def test_the_documented_options_are_those_that_are_known():
 
 
 def test_the_documented_defaults_change_nothing():
-    """What is said to be the default may be given, and means the same."""
+    """A documented default may be given explicitly, and means the same."""
     base = BASE | {"subscribe": "t", "group": "g", "minOffsetsPerTrigger": "1"}
     literal = {
         name: default.strip("`")

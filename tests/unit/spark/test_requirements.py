@@ -83,15 +83,15 @@ def test_the_python_of_workers_is_really_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("says", "code", "told"),
+    ("says", "code", "expected"),
     [
         ("3.9 -", 0, "is Python 3.9, and the driver's is"),
         (f"{HERE} kafka_marshal,pandas", 0, "has no package kafka_marshal,pandas"),
         ("", 3, "cannot be run"),
     ],
 )
-def test_an_unsuitable_python_raises_with_the_remedy(tmp_path, says, code, told):
-    with pytest.raises(ConfigurationError, match=told) as caught:
+def test_an_unsuitable_python_raises_with_the_remedy(tmp_path, says, code, expected):
+    with pytest.raises(ConfigurationError, match=expected) as caught:
         requirements.require_worker_python(python_that(tmp_path, says, code))
     assert "set PYSPARK_PYTHON to" in str(caught.value)
     assert caught.value.setting == "PYSPARK_PYTHON"
@@ -158,9 +158,9 @@ def test_a_session_that_cannot_start_is_one_sentence(monkeypatch, builder):
     monkeypatch.setattr(requirements, "require_java", lambda: None)
     with pytest.raises(
         ConfigurationError, match="did not start with master 'spark://x:1'"
-    ) as told:
+    ) as raised:
         open_session("spark://x:1")
-    assert "no such master;" in str(told.value)
+    assert "no such master;" in str(raised.value)
     assert builder.asked["master"] == "spark://x:1"
     assert "spark.driver.host" not in builder.asked
 

@@ -23,7 +23,7 @@ T0 = TopicPartition("t", 0)
 class Transactions:
     """What the broker keeps for one id."""
 
-    made: list = []  # noqa: RUF012 - made anew for each test
+    made: list = []  # noqa: RUF012 - created for each test
     left = None
 
     def __init__(self, settings, transactional_id, *, group_id, timeout_ms):

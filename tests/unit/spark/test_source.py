@@ -46,7 +46,7 @@ SECRET = "5e" * 16
 END = {T0: Mark(TOKEN, 0, 10)}
 
 
-def test_it_is_found_by_its_names():
+def test_the_source_is_found_by_its_names():
     assert MarshalDataSource.name() == "marshal"
     assert package.MarshalDataSource is MarshalDataSource
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):

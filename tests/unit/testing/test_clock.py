@@ -1,4 +1,4 @@
-"""The clocks, chance and background work of tests do what they are told."""
+"""The clocks, chance and background work of tests, which tests control."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.testing.clock import InlineBackground, SeededEntropy, VirtualClock
 
 
-def test_time_moves_only_when_told():
+def test_time_moves_only_on_request():
     clock = VirtualClock(now_ms=10, wall_ms=1_000)
     assert (clock.now_ms(), clock.wall_ms()) == (10, 1_000)
     clock.advance(5)

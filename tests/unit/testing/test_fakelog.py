@@ -283,7 +283,9 @@ def test_closed_session(log):
         log.poll(0)
 
 
-def test_nobody_sees_or_is_told_what_followers_do_not_have(cluster, log, clock, script):
+def test_unreplicated_records_are_neither_visible_nor_acknowledged(
+    cluster, log, clock, script
+):
     script.fates = [AppendFate(replicates_ms=50), AppendFate()]
     append = log.append(0, b"1")
     clock.advance(1)

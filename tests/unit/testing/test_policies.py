@@ -50,7 +50,7 @@ def drops_and_takes(view):
     return Plan(greedy(view).claim, tuple(Release(key, None) for key in mine[:1]))
 
 
-def to_the_leaver(view):
+def to_the_releasing_client(view):
     mine = [k.key for k in view.keys if k.is_mine]
     gone = [m.client_id for m in view.members if m.is_draining]
     taken = tuple(Release(key, gone[0]) for key in mine[:1]) if gone else ()
@@ -66,7 +66,14 @@ class Moody:
         return greedy(view) if self.turn % 2 else Plan()
 
 
-BAD = [does_nothing, beyond_its_limit, grabs, drops_and_takes, to_the_leaver, Moody]
+BAD = [
+    does_nothing,
+    beyond_its_limit,
+    grabs,
+    drops_and_takes,
+    to_the_releasing_client,
+    Moody,
+]
 
 
 @pytest.mark.parametrize("policy", BAD)

@@ -48,7 +48,7 @@ def test_all_arrives_in_order(echo):
         assert (link.delivered_bytes, link.under_way_bytes) == (len(data), 0)
 
 
-def test_what_is_late_is_under_way(echo):
+def test_delayed_bytes_are_in_transit(echo):
     with SlowLink(delay_ms=NEVER_MS) as link:
         link.lead_to(echo)
         with connect(link) as client:
@@ -60,12 +60,12 @@ def test_what_is_late_is_under_way(echo):
             assert link.delivered_bytes == 0
 
 
-def test_nobody_is_let_through_before_it_leads_anywhere():
+def test_connections_are_closed_until_the_link_has_a_target():
     with SlowLink(delay_ms=0) as link, connect(link) as client:
         assert client.recv(1) == b""
 
 
-def test_it_is_entered_once():
+def test_a_link_is_entered_once():
     link = SlowLink(delay_ms=0)
     with link, pytest.raises(InvalidTransition, match="already"):
         link.__enter__()

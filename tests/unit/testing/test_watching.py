@@ -19,7 +19,7 @@ def story(monkeypatch):
     return made
 
 
-def test_what_was_accepted_is_noted(story):
+def test_accepted_records_are_noted(story):
     epoch = story.write(claim())
     story.write(beat(epoch, 5))
     with LogWatch("broker:9092") as watch:
@@ -33,7 +33,7 @@ def test_what_was_accepted_is_noted(story):
         assert watch.findings() == ()
 
 
-def test_what_must_not_be_is_found(story, monkeypatch):
+def test_violations_are_found(story, monkeypatch):
     def spoil(world, entry):
         transitions = apply(world, entry)
         if transitions[0].effect == "renewed":

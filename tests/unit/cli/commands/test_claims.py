@@ -57,8 +57,8 @@ class Cluster:
 
 
 def test_list(asked):
-    told = invoke("claims", "list").stdout.splitlines()
-    assert [" ".join(line.split()) for line in told] == [
+    output = invoke("claims", "list").stdout.splitlines()
+    assert [" ".join(line.split()) for line in output] == [
         (
             "GROUP TOPIC PARTITION OWNER STATE AGE AGE NOW CURRENT-OFFSET "
             "LOG-END-OFFSET LAG GRANTED TOKEN WHY"
@@ -81,30 +81,32 @@ def test_who(asked):
     assert found["owner"]["client_id"] == "c1"
     assert (found["token"], found["position"]) == ("1.0.1", 7)
     assert (found["at_offset"], found["coordinating_partition"]) == (4, 0)
-    told = invoke("claims", "who", *map(str, KEY)).stdout
-    assert "owner:                  c1\n" in told
+    output = invoke("claims", "who", *map(str, KEY)).stdout
+    assert "owner:                  c1\n" in output
 
 
-def test_who_of_a_key_that_nobody_claimed(asked):
+def test_who_of_a_key_without_claims(asked):
     outcome = invoke("claims", "who", "g", "u", "0")
     assert outcome.exit_code == 0
     assert "nobody, the partition was not claimed then" in outcome.stdout
 
 
 @pytest.mark.parametrize(
-    ("topic", "partition", "told"),
+    ("topic", "partition", "expected"),
     [
         pytest.param("u", 6, "has 6 partitions, 0 to 5", id="partition"),
         pytest.param("v", 0, "'v' does not exist", id="topic"),
     ],
 )
-def test_who_of_what_does_not_exist_is_refused(asked, topic, partition, told):
+def test_who_of_a_missing_topic_or_partition_is_refused(
+    asked, topic, partition, expected
+):
     outcome = invoke("claims", "who", "g", topic, str(partition))
     assert (outcome.exit_code, outcome.stdout) == (2, "")
-    assert told in outcome.stderr
+    assert expected in outcome.stderr
 
 
-def test_who_of_what_may_not_be_seen(asked):
+def test_who_without_the_right_to_describe_the_topic(asked):
     outcome = invoke("claims", "who", "g", "secret", "0")
     assert outcome.exit_code == 0
     assert "nobody" in outcome.stdout

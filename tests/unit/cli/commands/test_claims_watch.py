@@ -64,7 +64,7 @@ def words(outcome):
     return [line.partition("Z ")[2] for line in outcome.stdout.splitlines()]
 
 
-def test_lines_begin_with_what_is_held_and_go_on_with_changes(story, watching):
+def test_lines_show_present_claims_and_then_changes(story, watching):
     epoch = story.write(claim("c1"))
     story.write(beat(epoch, 7))
 
@@ -113,7 +113,7 @@ def test_json_lines(story, watching):
     }
 
 
-def test_log_ends_are_asked_for_now_and_then(story):
+def test_log_ends_are_requested_at_intervals(story):
     story.write(claim("c1"))
     world, now_s, asked = story.watch().world(), [0.0], []
 
@@ -159,7 +159,7 @@ def test_a_pause_has_its_reason_and_end(story, watching):
     assert "\x1b" not in outcome.stdout
 
 
-def test_it_ends_when_nothing_changes(watching):
+def test_watching_ends_when_nothing_changes(watching):
     outcome = watching("--timeout", "1ms")
     assert (outcome.exit_code, outcome.stdout) == (0, "")
 
@@ -232,7 +232,7 @@ def test_the_table_is_drawn_at_changes_and_now_and_then(story, board):
         assert r"DO NOT ANSWER: gone\x1b[31m" in drawn(DRAWN_EVERY_S_MIN)
 
 
-def test_a_change_as_json_where_nothing_is_known():
+def test_a_change_without_a_claim_as_json():
     row = change_row(
         Change(what="unpaused", group_id="g", partition=1, offset=5, time_ms=9), 77
     )

@@ -76,7 +76,7 @@ def test_secrets_are_never_shown(path):
     assert outcome.stderr.count("chmod 600") == 1
 
 
-def test_origins_are_a_column_where_asked_for(path):
+def test_origins_are_a_column_on_request(path):
     assert "ORIGIN" not in show(path).stdout
     assert "ORIGIN" in show(path, "--origin").stdout
 

@@ -58,7 +58,7 @@ def test_records_are_committed_one_by_one(capsys):
     assert err == "lost: gone\n"
 
 
-def test_what_could_not_be_written_is_not_committed(monkeypatch):
+def test_unwritten_records_are_not_committed(monkeypatch):
     def fail(line):
         raise BrokenPipeError
 
@@ -77,7 +77,7 @@ def test_no_more_than_asked_for(capsys):
     assert (printer.count, len(consumer.waiting)) == (2, 3)
 
 
-def test_what_was_granted_is_drained_after_the_stop(capsys):
+def test_granted_records_are_drained_after_the_stop(capsys):
     consumer = FakeConsumer(5)
     printer = Printer(consumer, 0)
     stopper = Stopper()
@@ -162,8 +162,8 @@ def test_events_as_json_include_claims(capsys):
     consume._on_claimed(reporting, TopicPartition("t", 3), Token(1, 0, 5))
     events.flush()
     (line,) = capsys.readouterr().err.splitlines()
-    told = json.loads(line)
-    assert (told["event"], told["level"], told["epoch"]) == ("claimed", "info", 5)
+    output = json.loads(line)
+    assert (output["event"], output["level"], output["epoch"]) == ("claimed", "info", 5)
 
 
 def test_info_events_are_written_if_verbose(capsys):

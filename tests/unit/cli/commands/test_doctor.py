@@ -166,7 +166,7 @@ def test_a_log_that_lost_its_beginning(cluster):
     assert results(checks, "log", "format") == ["failed", "skipped"]
 
 
-def test_a_log_that_goes_on_from_a_checkpoint(cluster):
+def test_a_log_that_starts_with_a_checkpoint(cluster):
     cluster.starts = {0: 3}
     checks = examined()
     assert results(checks, "retention", "log", "format") == ["ok", "ok", "ok"]
@@ -190,7 +190,7 @@ def test_a_clock_that_is_behind_is_a_note(cluster):
     assert "broker 7 is 2s ahead" in check["found"]
 
 
-def test_what_the_guarantees_assume_is_looked_at(cluster):
+def test_the_assumptions_of_the_guarantees_are_checked(cluster):
     """Every line of the table of assumptions in docs/TESTING.md names its check."""
     checks = examined()
     assert {

@@ -32,7 +32,7 @@ def granted(log, epoch, first, last, *, mark, key=KEY, client="c1"):
 
 @pytest.fixture
 def log(monkeypatch):
-    """c1 dies with 4..19 in hand, c2 takes over and works; u-0 was given up."""
+    """c1 dies with 4..19 uncommitted, c2 takes over and works; u-0 was given up."""
     log = Log(cluster_id="cluster")
     epoch = log.claimed("c1")
     log.append(beat(epoch, 0))
@@ -48,14 +48,14 @@ def log(monkeypatch):
 
 
 def test_losses_for_people(log):
-    told = invoke("--group", "g").stdout.splitlines()
-    assert told[:4] == [
+    output = invoke("--group", "g").stdout.splitlines()
+    assert output[:4] == [
         "group id:      g",
         "lost count:    18",
         "at risk count: 5",
         "",
     ]
-    assert [" ".join(line.split()) for line in told[4:]] == [
+    assert [" ".join(line.split()) for line in output[4:]] == [
         "LOST",
         "TOPIC PARTITION OFFSETS COUNT OWNER EPOCH MARK ENDING LOG AT",
         "u 0 0..1 2 c1 5 0 released (closed) 0/7 1970-01-01T00:16:40.000Z",
@@ -103,7 +103,7 @@ def test_an_offset_is_no_time(log):
     assert "write a time" in outcome.stderr
 
 
-def test_a_group_that_nobody_knows(log):
+def test_an_unknown_group_is_an_error(log):
     outcome = invoke("--group", "x")
     assert outcome.exit_code == 3
     assert "marshal groups list" in outcome.stderr

@@ -113,7 +113,7 @@ class FakeAdmin:
 
 @pytest.mark.parametrize("verb", ["pause", "release"])
 @pytest.mark.parametrize(
-    ("held", "arguments", "code", "wait_ms", "told"),
+    ("held", "arguments", "code", "wait_ms", "message"),
     [
         ((), [], 0, 0, ""),
         ((Key("g", "t", 1),), [], 0, 0, "1 claims are not released yet"),
@@ -121,14 +121,14 @@ class FakeAdmin:
         ((Key("g", "t", 1),), ["--wait", "--timeout", "5s"], 5, 5_000, "t-1"),
     ],
 )
-def test_pause(world, monkeypatch, *, verb, held, arguments, code, wait_ms, told):
+def test_pause(world, monkeypatch, *, verb, held, arguments, code, wait_ms, message):
     admin = FakeAdmin(held)
     monkeypatch.setattr(Call, "admin", lambda self: admin)
     outcome = invoke(
         *("groups", verb, "g", "--for", "10m", "--reason", "why"), *arguments
     )
     assert outcome.exit_code == code
-    assert told in outcome.stderr
+    assert message in outcome.stderr
     wanted = {"for_ms": 600_000, "reason": "why", "wait_ms": wait_ms}
     assert admin.asked == [("g", wanted)]
     assert "until ms: 1970-01-01T00:26:40.000Z" in outcome.stdout

@@ -193,8 +193,8 @@ def test_a_snapshot_and_a_difference_begin_there_too(past, tmp_path):
 def test_who_owned_a_key_in_the_past(past):
     who = ("claims", "who", "g", "t", "0", "-o", "json", "--at")
     past.delete(past.begins[0])
-    told = json.loads(invoke(*who, str(past.ends[0])).stdout)
-    assert told["owner"]["client_id"] == "a"
+    output = json.loads(invoke(*who, str(past.ends[0])).stdout)
+    assert output["owner"]["client_id"] == "a"
     outcome = invoke(*who, str(past.ends[0] - 1))
     assert (outcome.exit_code, outcome.stdout) == (1, "")
     assert "owners of its keys are unknown" in outcome.stderr

@@ -66,11 +66,11 @@ def test_the_state_of_the_log_is_written(file, logs):
 
 def test_the_written_states_are_listed(tmp_path, logs):
     path = tmp_path / "it"
-    told = json.loads(invoke("snapshot", str(path), "-o", "json").stdout)
-    assert [row["digest"] for row in told["partitions"]] == [
+    output = json.loads(invoke("snapshot", str(path), "-o", "json").stdout)
+    assert [row["digest"] for row in output["partitions"]] == [
         digest(log.state) for log in logs
     ]
-    assert [row["claims_count"] for row in told["partitions"]] == [0, 1]
+    assert [row["claims_count"] for row in output["partitions"]] == [0, 1]
 
 
 def test_the_state_of_a_dump_is_the_same(tmp_path, logs, file):
@@ -100,13 +100,13 @@ def test_a_file_that_cannot_be_written_is_usage(tmp_path, logs):
     assert "cannot be written" in outcome.stderr
 
 
-def test_what_has_not_changed_does_not_differ(file, logs):
+def test_equal_states_do_not_differ(file, logs):
     outcome = invoke("diff", str(file), "live")
     assert outcome.exit_code == 0
     assert outcome.stdout.startswith("result: equal\n")
 
 
-def test_what_has_changed_differs_key_by_key(file, logs):
+def test_changed_states_differ_by_key(file, logs):
     epoch = logs[1].state.next_offset - 1
     logs[1].append(beat(epoch, 7))
     outcome = invoke("diff", str(file), "live", "-o", "json")
@@ -129,7 +129,7 @@ def test_what_has_changed_differs_key_by_key(file, logs):
         pytest.param(b"kafka-marshal snapshot 1\nxxxx", "not a snapshot", id="cut off"),
     ],
 )
-def test_what_is_neither_is_usage(tmp_path, logs, value, why):
+def test_an_invalid_file_is_wrong_usage(tmp_path, logs, value, why):
     path = tmp_path / "it"
     path.write_bytes(value)
     outcome = invoke("diff", str(path), "live")
@@ -392,7 +392,7 @@ def test_a_line_has_a_limit(monkeypatch):
     assert err == "marshal: line 3: longer than 500 characters\n"
 
 
-def test_what_is_bad_inside_a_payload_is_an_undecodable_entry():
+def test_an_invalid_payload_is_an_undecodable_entry():
     given = entry(payload={"type": "Heartbeat", "data": {"client_id": 5}})
     given = given.replace('"undecodable":{},', "")
     code, out, _ = run([given], transitions=True)
@@ -400,12 +400,12 @@ def test_what_is_bad_inside_a_payload_is_an_undecodable_entry():
     assert json.loads(out.splitlines()[0])["transition"] == "undecodable"
 
 
-def test_what_it_prints_is_printable():
+def test_control_characters_are_not_printed():
     log = Log(cluster_id="\x9b31m\u202e\x7f")
     _, out, _ = run(lines(log))
     assert out.rstrip("\n").isprintable()
-    told = json.loads(out)["partitions"]["0"]["config"]["cluster_id"]
-    assert told == "\x9b31m\u202e\x7f"
+    output = json.loads(out)["partitions"]["0"]["config"]["cluster_id"]
+    assert output == "\x9b31m\u202e\x7f"
 
 
 def test_it_streams():
@@ -426,14 +426,14 @@ def test_it_streams():
     assert seen == [0, 1, 2, 3, 5, 6, 7, 8, 9, 10]
 
 
-def test_worlds_stand_where_the_log_broke():
+def test_worlds_end_where_the_dump_breaks():
     worlds = {}
     log = story()
-    told = []
+    reported = []
     with pytest.raises(Exception, match="line 10"):
-        told.extend(replay_lines([*lines(log), "?"], worlds))
+        reported.extend(replay_lines([*lines(log), "?"], worlds))
     assert worlds == {0: log.state}
-    assert len(told) == 9
+    assert len(reported) == 9
 
 
 def test_the_digest_is_that_of_the_live_log():
@@ -442,9 +442,9 @@ def test_the_digest_is_that_of_the_live_log():
     for one in log.entries:
         apply(live, one)
     _, out, _ = run(lines(log))
-    told = json.loads(out)["partitions"]["0"]
-    assert told["digest"] == world_to_object([live])["partitions"]["0"]["digest"]
-    assert told["claims"][0]["topic"] == KEY.topic
+    output = json.loads(out)["partitions"]["0"]
+    assert output["digest"] == world_to_object([live])["partitions"]["0"]["digest"]
+    assert output["claims"][0]["topic"] == KEY.topic
 
 
 # --- differences

@@ -58,7 +58,7 @@ def places(outcome):
     return [line.split()[0] for line in outcome.stdout.splitlines()]
 
 
-def said(outcome):
+def records_of(outcome):
     """Return each line from the record's type on."""
     return [line.partition("Z ")[2] for line in outcome.stdout.splitlines()]
 
@@ -72,17 +72,17 @@ def test_each_record_with_what_it_did(story, tail):
     story.write(release(epoch, 9))
     outcome = tail()
     assert outcome.exit_code == 0, outcome.stderr
-    told = said(outcome)
-    assert told[0].startswith("Config ")
-    assert told[0].endswith("-> configured")
-    assert told[1].startswith("ClaimingPartition g/c1 t-0 incarnation=63312e2e ")
-    assert told[1].endswith("-> claimed")
-    assert told[2].endswith(f"-> refused: held (remaining_ms={2 * H + 1})")
-    assert told[3].endswith("epoch=1 position=7 -> renewed")
-    assert told[4].endswith("beats=3 -> renewed x2, ignored: not_owner")
-    assert told[5].startswith("undecodable (")
-    assert told[5].endswith("676172621b -> undecodable")
-    assert told[6].endswith("position=9 -> released")
+    reported = records_of(outcome)
+    assert reported[0].startswith("Config ")
+    assert reported[0].endswith("-> configured")
+    assert reported[1].startswith("ClaimingPartition g/c1 t-0 incarnation=63312e2e ")
+    assert reported[1].endswith("-> claimed")
+    assert reported[2].endswith(f"-> refused: held (remaining_ms={2 * H + 1})")
+    assert reported[3].endswith("epoch=1 position=7 -> renewed")
+    assert reported[4].endswith("beats=3 -> renewed x2, ignored: not_owner")
+    assert reported[5].startswith("undecodable (")
+    assert reported[5].endswith("676172621b -> undecodable")
+    assert reported[6].endswith("position=9 -> released")
 
 
 def test_the_last_few_by_time_of_all_partitions(monkeypatch, tail, story):
@@ -123,9 +123,7 @@ def test_two_partitions_are_merged_by_time(monkeypatch):
         (["--from", "start"], False),
     ],
 )
-def test_what_a_state_spares_changes_nothing_that_is_shown(
-    story, tail, arguments, spared
-):
+def test_a_kept_state_does_not_change_the_output(story, tail, arguments, spared):
     epoch = story.write(claim("c1"))
     for number in range(4):
         story.write(beat(epoch, number), after=1)
@@ -143,8 +141,8 @@ def test_filters(story, tail):
     story.write(claim("c1"))
     story.write(claim("c1", key=OTHER))
     story.write(b"garbage")
-    assert [line.split()[1] for line in said(tail("--group", "h"))] == ["h/c1"]
-    found = said(tail("--type", "config,Undecodable"))
+    assert [line.split()[1] for line in records_of(tail("--group", "h"))] == ["h/c1"]
+    found = records_of(tail("--type", "config,Undecodable"))
     assert [line.split()[0] for line in found] == ["Config", "undecodable"]
 
 
@@ -173,12 +171,12 @@ def test_json_is_the_text_form_and_folds_to_the_same_world(story, tail):
     assert all("transitions" not in line for line in lines)
     again = fold(object_to_entry(line)[1] for line in lines)
     assert digest(again) == digest(story.watch().world().partitions[0])
-    told = tail("-o", "jsonl", "--transitions", "-n", "1").stdout
-    (transition,) = json.loads(told)["transitions"]
+    output = tail("-o", "jsonl", "--transitions", "-n", "1").stdout
+    (transition,) = json.loads(output)["transitions"]
     assert transition["transition"] == "undecodable"
 
 
-def test_following_goes_on_until_nothing_comes(story, tail):
+def test_following_ends_when_nothing_arrives(story, tail):
     later = [lambda: story.write(claim("c1")), lambda: story.write(b"x", after=1)]
     outcome = tail("-f", "--from", "end", "--timeout", "300ms", then=later)
     assert outcome.exit_code == 0

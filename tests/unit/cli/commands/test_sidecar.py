@@ -144,7 +144,7 @@ def test_settings_come_from_a_profile_and_options_win(asked, world, tmp_path):
     assert any("clients have 7000 ms" in line["event"] for line in lines)
 
 
-def test_config_show_knows_the_settings(tmp_path):
+def test_config_show_lists_the_settings(tmp_path):
     config = tmp_path / "marshal.toml"
     config.write_text('[default]\ntcp = "127.0.0.1:1"\n')
     arguments = ["config", "show", "--config", str(config), "-o", "json"]
@@ -161,7 +161,7 @@ def test_config_show_knows_the_settings(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ('sockte = "/x"', "'sockte' is unknown; did you mean 'socket'?"),
         ('tcp = "0.0.0.0:7070"', "which other hosts can reach"),
@@ -173,14 +173,14 @@ def test_config_show_knows_the_settings(tmp_path):
         ('checkpoint-interval = "1ms"', "at least 1000 ms"),
     ],
 )
-def test_a_mistake_in_the_file_names_file_and_key(world, tmp_path, text, told):
+def test_a_mistake_in_the_file_names_file_and_key(world, tmp_path, text, expected):
     config = tmp_path / "marshal.toml"
     config.write_text(f"[default]\ntoken-file = '{tmp_path}/token'\n{text}\n")
     env = {} if "socket =" not in text else {"MARSHAL_SIDECAR_SOCKET": None}
     outcome = invoke("run", "--config", str(config), **env)
     assert outcome.exit_code == ExitCode.USAGE
     words = " ".join(outcome.stderr.replace("│", " ").split())
-    assert told in words
+    assert expected in words
     assert f"{config} [default]" in words
     assert text.partition(" ")[0].replace("-", "_") in words.replace("-", "_")
     assert world.done == []

@@ -76,7 +76,7 @@ def invoke(*words):
     return CliRunner().invoke(app, ["spark", "audit", "--out", "tables", *words])
 
 
-def test_everything_that_is_asked_for_reaches_the_job(fake):
+def test_all_options_reach_the_job(fake):
     done = invoke(
         *("-b", "b:1", "--coordination-topic", "m", "--transport", "fast"),
         *("--timeout", "7s", "--master", "local[3]", "--sample", "5s"),
@@ -193,7 +193,7 @@ def test_a_report_that_cannot_be_written_is_an_error(fake, monkeypatch):
     assert (done.exit_code, "read-only" in done.stderr) == (2, True)
 
 
-def test_what_draws_is_looked_for_before_the_work_is_done(fake, monkeypatch):
+def test_missing_plotting_packages_are_found_before_the_work(fake, monkeypatch):
     def missing():
         raise ConfigurationError("a report needs jinja2; run: pip install it")
 

@@ -41,7 +41,7 @@ def halted():
 
 
 @pytest.mark.parametrize(
-    ("told", "found", "code", "problem"),
+    ("expected", "found", "code", "problem"),
     [
         pytest.param(report(), world(Log()), 0, None, id="sound"),
         pytest.param(report("a is 1"), world(Log()), 3, "a is 1", id="setting"),
@@ -65,14 +65,14 @@ def halted():
         ),
     ],
 )
-def test_judge(told, found, code, problem):
-    assert judge(told, found)[0] == code
-    problems = judge(told, found)[1]
+def test_judge(expected, found, code, problem):
+    assert judge(expected, found)[0] == code
+    problems = judge(expected, found)[1]
     assert bool(problems) == (problem is not None)
     assert problem is None or any(problem in each for each in problems)
 
 
-def info(monkeypatch, told, found, *arguments):
+def info(monkeypatch, written, found, *arguments):
     class FakeAdmin:
         def __enter__(self):
             return self
@@ -81,7 +81,7 @@ def info(monkeypatch, told, found, *arguments):
             pass
 
         def report_topic(self):
-            return told
+            return written
 
     monkeypatch.setattr(Call, "admin", lambda self: FakeAdmin())
     monkeypatch.setattr(Call, "world", lambda self, **_: found)
@@ -124,7 +124,7 @@ def test_random_ids_differ():
 
 
 @pytest.mark.parametrize(
-    ("partitions", "words", "told"),
+    ("partitions", "words", "expected"),
     [
         ((0, 1), [], "nothing was written"),
         ((0, 1), ["--execute"], None),
@@ -132,7 +132,9 @@ def test_random_ids_differ():
     ],
     ids=str,
 )
-def test_an_upgrade_is_written_only_with_execute(monkeypatch, partitions, words, told):
+def test_an_upgrade_is_written_only_with_execute(
+    monkeypatch, partitions, words, expected
+):
     class FakeAdmin:
         def __enter__(self):
             return self
@@ -157,4 +159,4 @@ def test_an_upgrade_is_written_only_with_execute(monkeypatch, partitions, words,
     found = json.loads(outcome.stdout)
     assert (found["feature_level"], found["feature_level_then"]) == (1, 2)
     assert found["partitions"] == list(partitions)
-    assert told is None or told in outcome.stderr
+    assert expected is None or expected in outcome.stderr

@@ -37,7 +37,7 @@ def test_a_claim_that_is_released_and_one_that_is_taken():
     assert (before, after, took_ms) == (second, third, 20)
 
 
-def test_what_was_in_hand_is_the_rest_of_the_last_batch():
+def test_uncommitted_records_are_the_rest_of_the_last_batch():
     (tenure,) = tenures_of([fact("claimed", "a", 1, 1)])
     lines = (
         Line(1, "batch", 0, 0, 4, "7.0.1"),

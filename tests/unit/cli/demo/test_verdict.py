@@ -12,7 +12,7 @@ BATCH = 5
 PAUSE = Pause(asked_at_ms=5_000, drained_at_ms=5_300, ended_at_ms=7_300)
 
 # What one partition of 20 records sees at least once: worker a handles 0 to 9 and
-# dies, the log knows of 6, worker b goes on from there, the group rests, c ends it.
+# dies, the log knows of 6, worker b resumes there, the group rests, c ends it.
 DEAD = {"claimed_ms": 100, "renewed_ms": 600, "ending": "taken"}
 HEIR = {"claimed_ms": 600 + 2 * H + 50, "renewed_ms": 4_900, "ending": "released"}
 
@@ -133,7 +133,7 @@ def test_at_least_once_with_a_takeover_holds():
     assert (verdict.lost, verdict.duplicated) == ((), 4)
 
 
-def test_the_bound_counts_what_the_dead_handled_and_had_in_hand():
+def test_the_bound_counts_processed_and_uncommitted_records_of_the_dead():
     check = next(c for c in judge(alo()).checks if c.name.startswith("Duplicates"))
     assert (check.measured, check.bound) == (4, 4 + 2)
 

@@ -58,7 +58,7 @@ def test_nothing_is_requested_without_a_loss(search, world):
     assert search.max_wait_s(5) == 5
 
 
-def test_requests_start_at_once_and_go_on_four_times_a_second(search, world):
+def test_requests_start_at_once_and_repeat_four_times_a_second(search, world):
     search.start()
     search.ask_if_due(world, ("t",))
     assert world.asked == ["t"]
@@ -128,15 +128,17 @@ def test_debug_lines_report_topic_ids():
     client = Client()
     log = clients._Log(client)
 
-    def say(line):
+    def log_line(line):
         log.log(logging.DEBUG, "%s [%s]: %s", "METADATA", "main", line)
 
-    say("Topic t changed id from AAAAAAAAAAAAAAAAAAAAAA to AAAAAAAAAAAAAAAAAAAAAQ")
+    log_line("Topic t changed id from AAAAAAAAAAAAAAAAAAAAAA to AAAAAAAAAAAAAAAAAAAAAQ")
     assert client.topic_ids == {"t": bytes(15) + b"\x01"}
-    say("Topic t changed id from AAAAAAAAAAAAAAAAAAAAAQ to AAAAAAAAAAAAAAAAAAAAAQ")
-    say("Topic u.v-1 changed id from AAAAAAAAAAAAAAAAAAAAAA to +/AAAAAAAAAAAAAAAAAAAA")
+    log_line("Topic t changed id from AAAAAAAAAAAAAAAAAAAAAQ to AAAAAAAAAAAAAAAAAAAAAQ")
+    log_line(
+        "Topic u.v-1 changed id from AAAAAAAAAAAAAAAAAAAAAA to +/AAAAAAAAAAAAAAAAAAAA"
+    )
     assert not client.is_outdated
-    say("Topic t changed id from AAAAAAAAAAAAAAAAAAAAAQ to AAAAAAAAAAAAAAAAAAAAAg")
+    log_line("Topic t changed id from AAAAAAAAAAAAAAAAAAAAAQ to AAAAAAAAAAAAAAAAAAAAAg")
     assert client.is_outdated
     assert client.topic_ids["t"] == bytes(15) + b"\x02"
     assert client.topic_ids["u.v-1"] == b"\xfb\xf0" + bytes(14)

@@ -42,7 +42,7 @@ class Producer:
     def __init__(self):
         self.produced = []
         self.outcomes = []
-        self.told = []
+        self.reports = []
         self.asked = []
         self.purged = threading.Event()
         self.unsent = 0
@@ -57,9 +57,9 @@ class Producer:
 
     def poll(self, timeout):
         assert timeout <= 1
-        for outcome in self.told:
+        for outcome in self.reports:
             outcome(KafkaError(KafkaError._PURGE_INFLIGHT), Delivered(-1001))
-        self.told = []
+        self.reports = []
         threading.Event().wait(0.001)
         if self.faults:
             raise self.faults.pop()
@@ -70,9 +70,9 @@ class Producer:
 
     def purge(self):
         self.purged.set()
-        # As librdkafka does it: told when the producer is polled.
+        # As in librdkafka: reported when the producer is polled.
         outcomes, self.outcomes = self.outcomes, []
-        self.told += outcomes
+        self.reports += outcomes
 
     def list_topics(self, topic, timeout):
         assert topic == "__marshal"
@@ -156,7 +156,7 @@ def test_drop_abandons_pending_sends(outlet, client):
     assert client.handle is None
 
 
-def test_the_producer_asks_for_leaders_once_a_broker_is_lost(outlet, client):
+def test_the_producer_requests_leaders_after_the_loss_of_a_broker(outlet, client):
     at_first = len(client.handle.asked)
     client.on_error(KafkaError(KafkaError._TRANSPORT))
     until(lambda: len(client.handle.asked) > at_first, "leaders are asked for again")
@@ -277,7 +277,7 @@ def test_entries_have_the_values_of_the_wire(log):
     assert log.positions() == {0: 0, 1: 6}
 
 
-def test_the_reader_asks_for_leaders_once_a_broker_is_lost(log):
+def test_the_reader_requests_leaders_after_the_loss_of_a_broker(log):
     at_first = log.handle.asked
     assert log.poll(0) == []
     assert log.handle.asked == at_first
@@ -354,7 +354,7 @@ def test_the_query_handle_outlives_its_queries(log, monkeypatch):
     until(lambda: closed == [log._reader, log._querier], "both are closed")
 
 
-def test_of_two_answers_the_larger_end_is_the_newer(log, monkeypatch):
+def test_the_larger_of_two_ends_is_the_newer(log, monkeypatch):
     log.handle.ends = {0: 3, 1: 0}
     log.end_offsets(1_000)
     log.handle.ends = {0: 2, 1: 0}

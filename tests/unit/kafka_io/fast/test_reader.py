@@ -214,7 +214,7 @@ def test_a_changed_topic_id_is_fetched_by_a_new_client(by_id, handle):
     reader, made = by_id
     handle.made(*of(A, 0, 1), *of(B, 0))
     assert polled(reader) == {A: [0, 1], B: [0]}
-    # What came before and after the change cannot be told apart.
+    # Records from before and after the change cannot be distinguished.
     made[0].on_topic_id("t", NEW)
     handle.made(*of(A, 2, 3), *of(B, 1))
     assert polled(reader) == {}
@@ -293,7 +293,7 @@ def test_messages_are_split_by_partition(reader, handle):
     assert {record.token for record in found[B]} == {None}
 
 
-def test_leaders_are_asked_for_once_a_broker_is_lost(reader, handle):
+def test_leaders_are_requested_after_the_loss_of_a_broker(reader, handle):
     """Also while others bring records; nobody waits for longer than until the next."""
     reader.poll(0, 100)
     assert handle.asked == []
@@ -414,8 +414,8 @@ def test_unreadable_records_are_not_skipped(reader, handle):
     handle.made(*of(A, 0), error(A, BAD, 1), *of(A, 2, 3), *of(B, 0))
     assert polled(reader) == {A: [0], B: [0]}
     handle.made(*of(A, 4), *of(B, 1))
-    told = fails(reader, LogUnreadable)
-    assert "CRC mismatch" in str(told)
+    raised = fails(reader, LogUnreadable)
+    assert "CRC mismatch" in str(raised)
     handle.calls.clear()
     handle.queue.clear()
     handle.made(*of(A, 1, 2))
@@ -428,9 +428,9 @@ def test_an_error_is_raised_while_other_partitions_continue(reader, handle):
     handle.range = (5, 9)
     assert polled(reader) == {B: [0]}
     handle.made(*of(B, 1))
-    told = fails(reader, PositionError)
-    assert (told.partition, told.requested) == (A, 0)
-    assert (told.log_start, told.log_end) == (5, 9)
+    raised = fails(reader, PositionError)
+    assert (raised.partition, raised.requested) == (A, 0)
+    assert (raised.log_start, raised.log_end) == (5, 9)
     handle.calls.clear()
     assert polled(reader) == {B: [1]}
     # Where to go on is for the caller to say.
@@ -443,14 +443,14 @@ def test_an_error_is_raised_while_other_partitions_continue(reader, handle):
 def test_an_unknown_range_is_reported_as_unknown(reader, handle):
     handle.made(error(A, OUT))
     handle.range = None
-    told = fails(reader, PositionError)
-    assert (told.log_start, told.log_end) == (-1, -1)
+    raised = fails(reader, PositionError)
+    assert (raised.log_start, raised.log_end) == (-1, -1)
 
 
 def test_a_refused_position_inside_the_log_is_retried(reader, handle):
     handle.made(error(A, OUT))
-    told = fails(reader, CoordinationError)
-    assert told.retriable
+    raised = fails(reader, CoordinationError)
+    assert raised.retriable
     handle.calls.clear()
     polled(reader)
     assert handle.calls == [("seek", ("t", 0, 0))]
@@ -458,8 +458,8 @@ def test_a_refused_position_inside_the_log_is_retried(reader, handle):
 
 def test_a_truncated_position_raises(reader, handle):
     handle.made(error(A, CUT))
-    told = fails(reader, PositionError)
-    assert "truncation" in str(told)
+    raised = fails(reader, PositionError)
+    assert "truncation" in str(raised)
 
 
 def test_errors_without_partition(reader, handle):
@@ -566,7 +566,7 @@ def test_retained_messages_are_released_when_nothing_more_arrives(reader, handle
 def test_polls_of_varying_sizes_do_not_start_the_garbage_collector(
     reader, handle, monkeypatch
 ):
-    """Small and large ones in turns: as many are let go of as are taken anew."""
+    """Small and large polls alternate: as many objects are freed as are created."""
     at = 0
     sizes = itertools.cycle((500, 500, 20))
 

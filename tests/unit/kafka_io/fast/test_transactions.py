@@ -1,4 +1,4 @@
-"""What librdkafka's transactions tell, in our words."""
+"""Results of librdkafka's transactions, translated to our errors."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ T0 = TopicPartition("t", 0)
 
 
 class Handle:
-    """A producer and a consumer that do as told, and note what they did."""
+    """A scripted producer and consumer that record their calls."""
 
     def __init__(self):
         self.did = []
@@ -71,7 +71,7 @@ def begun(timeout_ms=1_000):
     return Transactions(settings, "an id", group_id="g", timeout_ms=timeout_ms)
 
 
-def told(code):
+def translated(code):
     return KafkaException(KafkaError(code))
 
 
@@ -95,7 +95,7 @@ def test_records_and_the_position_are_one_transaction(handle):
 @pytest.mark.parametrize("step", ["produce", "offsets", "commit"])
 def test_a_later_producer_fences_this_one(handle, step, code):
     with begun() as some:
-        handle.fails[step] = told(code)
+        handle.fails[step] = translated(code)
         with pytest.raises(ClaimLost, match="a later producer") as lost:
             write(some)
         assert lost.value.reason == "fenced"
@@ -103,8 +103,8 @@ def test_a_later_producer_fences_this_one(handle, step, code):
 
 def test_the_cause_of_a_fatal_error_is_polled(handle):
     """Where an answer in the background ended it, the next call says only that."""
-    handle.fails = {"produce": told(KafkaError._FATAL)}
-    handle.fails["poll"] = told(KafkaError._FENCED)
+    handle.fails = {"produce": translated(KafkaError._FATAL)}
+    handle.fails["poll"] = translated(KafkaError._FENCED)
     with begun() as some, pytest.raises(ClaimLost, match="a later producer"):
         write(some)
     del handle.fails["poll"]
@@ -113,14 +113,14 @@ def test_the_cause_of_a_fatal_error_is_polled(handle):
 
 
 def test_close_aborts_an_open_transaction(handle):
-    handle.fails["commit"] = told(KafkaError._TIMED_OUT)
+    handle.fails["commit"] = translated(KafkaError._TIMED_OUT)
     with pytest.raises(CoordinationError), begun() as some:
         write(some)
     assert handle.did[-2:] == ["abort", "forget"]
 
 
 def test_a_failed_open_closes_everything(handle):
-    handle.fails["init"] = told(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    handle.fails["init"] = translated(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     with pytest.raises(CoordinationError):
         begun()
     assert handle.did == ["init", "forget"]
@@ -128,7 +128,7 @@ def test_a_failed_open_closes_everything(handle):
 
 def test_a_failed_position_query_raises(handle):
     with begun() as some:
-        handle.fails["committed"] = told(KafkaError._TIMED_OUT)
+        handle.fails["committed"] = translated(KafkaError._TIMED_OUT)
         with pytest.raises(CoordinationError):
             some.position(T0)
 

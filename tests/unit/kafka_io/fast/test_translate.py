@@ -25,7 +25,7 @@ CODES = {
 }
 
 
-def told(error, access=Access.READ):
+def translated(error, access=Access.READ):
     return translate_error(error, doing="Testing", access=access, addresses="a:1, b:2")
 
 
@@ -53,7 +53,7 @@ def told(error, access=Access.READ):
 def test_table(name, read, write):
     error = KafkaException(KafkaError(CODES[name], "why"))
     for access, wanted in zip(BOTH, (read, write), strict=True):
-        made = told(error, access)
+        made = translated(error, access)
         assert type(made) is wanted
         assert made.__cause__ is error
         assert str(made).startswith("Testing failed: ")
@@ -68,38 +68,38 @@ def test_messages_are_the_same_for_both_clients():
         addresses="a:1, b:2",
     )
     code = KafkaError.TOPIC_AUTHORIZATION_FAILED
-    fast = told(KafkaException(KafkaError(code, "t")))
+    fast = translated(KafkaException(KafkaError(code, "t")))
     assert type(fast) is type(python)
     assert str(fast).split("(")[0] == str(python).split("(")[0]
     assert str(fast).split(")")[1] == str(python).split(")")[1]
 
 
 def test_unreachable_names_the_addresses():
-    made = told(KafkaException(KafkaError(CODES["_ALL_BROKERS_DOWN"])))
+    made = translated(KafkaException(KafkaError(CODES["_ALL_BROKERS_DOWN"])))
     assert "no broker answered at a:1, b:2" in str(made)
     assert made.retriable
 
 
 def test_settings_are_librdkafkas():
-    made = told(KafkaException(KafkaError(CODES["_INVALID_ARG"], "x")))
+    made = translated(KafkaException(KafkaError(CODES["_INVALID_ARG"], "x")))
     assert "librdkafka does not accept the settings" in str(made)
 
 
-def test_what_python_raises():
-    assert type(told(RuntimeError("Consumer closed"))) is InvalidTransition
-    assert type(told(KafkaException())) is CoordinationError
+def test_errors_of_python_are_translated():
+    assert type(translated(RuntimeError("Consumer closed"))) is InvalidTransition
+    assert type(translated(KafkaException())) is CoordinationError
     for error in (
         BufferError("full"),
         OSError("x"),
         KafkaException(),
         NotImplementedError(),
     ):
-        assert type(told(error)) is CoordinationError
+        assert type(translated(error)) is CoordinationError
 
 
 def test_own_errors_are_returned_unchanged():
     ours = TopicMisconfigured("x")
-    assert told(ours) is ours
+    assert translated(ours) is ours
 
 
 @pytest.mark.parametrize("access", BOTH)
@@ -108,14 +108,14 @@ def test_every_error_is_translated(access):
     assert len(CODES) > 100
     for name, code in CODES.items():
         error = KafkaError(code)
-        made = told(KafkaException(error), access)
+        made = translated(KafkaException(error), access)
         assert isinstance(made, MarshalError)
         if error.retriable():
             assert made.retriable, name
 
 
 def test_a_port_without_sasl_is_not_reported_as_a_wrong_password():
-    made = told(KafkaException(KafkaError(CODES["ILLEGAL_SASL_STATE"], "why")))
+    made = translated(KafkaException(KafkaError(CODES["ILLEGAL_SASL_STATE"], "why")))
     assert type(made) is LogUnreadable
     assert "the port at a:1, b:2 takes no login" in str(made)
     assert "security_protocol" in str(made)

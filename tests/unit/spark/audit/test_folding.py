@@ -60,7 +60,7 @@ def log(monkeypatch):
     return made
 
 
-def told(log, *, bounds=None, end=None, **work):
+def folded(log, *, bounds=None, end=None, **work):
     end = len(log.entries) if end is None else end
     work = Work(partition=0, end=end, **work)
     return list(fold(work, Source(), bounds=bounds or Bounds(), sample_ms=SAMPLE_MS))
@@ -71,7 +71,7 @@ def of(rows, table):
 
 
 def test_rows_come_as_they_close_then_open_rows_then_the_state(log):
-    rows = told(log)
+    rows = folded(log)
     assert [r["ending"] for r in of(rows, schema.INTERVALS)] == ["released", "open"]
     assert [row.table.name for row in rows[-3:]] == ["ages", "partitions", "state"]
     (state,) = of(rows, schema.PARTITIONS)
@@ -98,11 +98,11 @@ def test_rows_are_yielded_before_the_log_is_read_to_its_end(monkeypatch, log):
 
 @pytest.mark.parametrize("split", range(7))
 def test_an_incremental_run_has_the_rows_of_one_run(log, split):
-    whole = told(log)
-    first = told(log, end=split)
+    whole = folded(log)
+    first = folded(log, end=split)
     (state,) = of(first, schema.STATE)
     assert state["next_offset"] == split
-    second = told(log, saved=state["saved"], is_new=False)
+    second = folded(log, saved=state["saved"], is_new=False)
     closed = [r for r in first if not r.is_open and not r.table.is_final]
     assert closed + second == whole
 
@@ -118,7 +118,7 @@ def test_an_incremental_run_has_the_rows_of_one_run(log, split):
     ],
 )
 def test_a_range_omits_rows_and_never_moves_the_start(log, bounds, claims, end):
-    rows = told(log, bounds=bounds)
+    rows = folded(log, bounds=bounds)
     assert len(of(rows, schema.CLAIMS)) == claims
     (state,) = of(rows, schema.PARTITIONS)
     assert (state["first_offset"], state["next_offset"]) == (0, end)
@@ -129,16 +129,16 @@ def test_a_range_by_time_is_reached_once_for_all(log):
     """A leader's clock that goes back leaves no hole."""
     late = log.entries[3].timestamp_ms
     log.entries[4] = folding.LogEntry(4, 0, 0, 1, log.entries[4].value)
-    rows = told(log, bounds=Bounds(from_ms=late))
+    rows = folded(log, bounds=Bounds(from_ms=late))
     assert len(of(rows, schema.CLAIMS)) == 1
-    rows = told(log, bounds=Bounds(to_ms=late - 1))
+    rows = folded(log, bounds=Bounds(to_ms=late - 1))
     assert of(rows, schema.PARTITIONS)[0]["next_offset"] == 3
 
 
 def test_a_fold_that_halts_ends_there(log):
     log.append(config(2, era=2, level=9))
     log.append(beat(4, client="c2"))
-    rows = told(log)
+    rows = folded(log)
     assert of(rows, schema.PARTITIONS)[0]["halted_level"] == 9
     assert of(rows, schema.STATE)[0]["saved"] is None
 
@@ -158,9 +158,9 @@ def retained(past, monkeypatch):
 
 
 def test_the_fold_begins_at_the_first_checkpoint_that_remains(retained):
-    whole = told_of(retained)
+    whole = folded_of(retained)
     retained.delete(retained.begins[0])
-    rows = told_of(retained)
+    rows = folded_of(retained)
     (state,), (before,) = of(rows, schema.PARTITIONS), of(whole, schema.PARTITIONS)
     assert (state["digest"], state["owned_count"]) == (before["digest"], 1)
     assert (state["first_offset"], before["first_offset"]) == (
@@ -171,10 +171,10 @@ def test_the_fold_begins_at_the_first_checkpoint_that_remains(retained):
     assert [row["effect"] for row in held if row["topic"] == "t"] == ["restored"]
     bounds = Bounds(to_offset=retained.ends[0] - 1)
     with pytest.raises(LogUnreadable, match="no checkpoint"):
-        told_of(retained, bounds)
+        folded_of(retained, bounds)
 
 
-def told_of(retained, bounds=None):
+def folded_of(retained, bounds=None):
     work = Work(partition=0, end=retained.end)
     return list(fold(work, Source(), bounds=bounds or Bounds(), sample_ms=SAMPLE_MS))
 
@@ -271,12 +271,14 @@ def looked(monkeypatch, log):
 
 
 @pytest.mark.parametrize(
-    ("topic_id", "told"), [(b"\xab\xcd", "abcd"), (None, None)], ids=["id", "none"]
+    ("topic_id", "expected_id"),
+    [(b"\xab\xcd", "abcd"), (None, None)],
+    ids=["id", "none"],
 )
-def test_the_ends_have_the_ids_of_the_log(monkeypatch, topic_id, told):
+def test_the_ends_have_the_ids_of_the_log(monkeypatch, topic_id, expected_id):
     log = OpenedLog({0: 5})
     log.topic_id = topic_id
-    assert looked(monkeypatch, log) == LogEnds("c", told, {0: 5})
+    assert looked(monkeypatch, log) == LogEnds("c", expected_id, {0: 5})
     assert log.is_closed
 
 
@@ -303,12 +305,12 @@ def test_a_checkpoint_has_the_members():
     assert list(world.soft.members) == list(log.state.soft.members)
     assert world.soft.members == log.state.soft.members
     transitions = log.append(member("c1", seq=2))
-    (told,) = apply(world, log.entries[-1])
-    assert told == transitions[0]
-    assert told.reason == "old_seq"
+    (transition,) = apply(world, log.entries[-1])
+    assert transition == transitions[0]
+    assert transition.reason == "old_seq"
 
 
-def test_a_fold_that_halted_cannot_go_on():
+def test_a_halted_fold_cannot_continue():
     log = Log()
     log.append(config(2, era=2, level=9))
     assert to_checkpoint(log.state, Historian()) is None

@@ -57,14 +57,14 @@ def ends(run):
 
 
 def test_each_batch_is_a_run_and_a_repeated_one_is_none(runs):
-    heard = []
-    batches = following._Batches(STEP, "a store", None, heard.append)
+    received = []
+    batches = following._Batches(STEP, "a store", None, received.append)
     batches(frame(), 0)
     assert runs == []
     for given in (frame(5, 7), frame(5, 7), frame(6, 7), frame(5, 7), frame(6, 7, 0)):
         batches(given, 0)
     assert [ends(run) for run in runs] == [[5, 7], [6, 7], [6, 7, 0]]
-    assert heard == runs
+    assert received == runs
 
 
 def test_a_run_never_goes_back_in_one_partition(runs):
@@ -83,10 +83,10 @@ def test_a_recreated_topic_is_another_log(runs):
 
 
 def test_the_error_of_a_query_is_translated():
-    told = "Traceback ...\nkafka_marshal.errors.LogTruncated: it went back\n"
+    text = "Traceback ...\nkafka_marshal.errors.LogTruncated: it went back\n"
 
     def fails(timeout_s):
-        raise PySparkException(told)
+        raise PySparkException(text)
 
     with pytest.raises(LogTruncated, match="it went back"):
         await_end(SimpleNamespace(awaitTermination=fails), 1)
@@ -100,6 +100,6 @@ def test_the_error_of_a_query_is_translated():
     assert await_end(SimpleNamespace(awaitTermination=lambda _: True), 1)
 
 
-def test_it_does_not_run_all_the_time():
+def test_an_interval_of_zero_is_refused():
     with pytest.raises(ConfigurationError, match="at least 1"):
         follow(None, "out", every_ms=0)

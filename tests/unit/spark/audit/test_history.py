@@ -57,15 +57,15 @@ OTHER = Key("g", "u", 1)
 
 
 class Bench:
-    """A log with a historian that watches its fold, and what it told."""
+    """A log with a historian that watches its fold, and the historian's rows."""
 
     def __init__(self, **settings):
         self.log = Log(configured=False)
         self.historian = Historian(10 * H)
         self.rows = []
-        self.say(config(**settings))
+        self.append(config(**settings))
 
-    def say(self, record, **where):
+    def append(self, record, **where):
         transitions = self.log.append(record, **where)
         entry = self.log.entries[-1]
         found = self.historian.take(self.log.state, entry, transitions=transitions)
@@ -94,13 +94,13 @@ def bench():
 
 def test_a_claim_lasts_from_the_record_that_won_to_its_release(bench):
     why = msgspec.structs.replace(claim(), tags=why_to_tags("free"))
-    epoch = bench.say(why, after=5)
-    bench.say(beat(epoch, 10), after=H // 4)
-    bench.say(beat(epoch, 20), after=H // 2)
+    epoch = bench.append(why, after=5)
+    bench.append(beat(epoch, 10), after=H // 4)
+    bench.append(beat(epoch, 20), after=H // 2)
     assert list(bench.historian.open_rows()) == [bench.interval]
     assert bench.of(Interval) == []
     leaving = msgspec.structs.replace(release(epoch, 30), reason="closed")
-    end = bench.say(leaving, after=10)
+    end = bench.append(leaving, after=10)
     row = bench.one(Interval)
     assert (row.key, row.client_id, row.incarnation) == (KEY, "c1", ident("c1"))
     assert (row.token, row.token.offset) == (bench.log.state.token(KEY), epoch)
@@ -116,11 +116,11 @@ def test_a_claim_lasts_from_the_record_that_won_to_its_release(bench):
     assert list(bench.historian.open_rows()) == []
 
 
-def test_a_takeover_ends_a_claim_and_tells_the_gap(bench):
-    epoch = bench.say(claim())
-    bench.say(beat(epoch, 7), after=100)
-    bench.say(claim("c2"), after=2 * H)  # exactly 2H is not stale
-    bench.say(claim("c2"), after=1)
+def test_a_takeover_ends_a_claim_and_records_the_gap(bench):
+    epoch = bench.append(claim())
+    bench.append(beat(epoch, 7), after=100)
+    bench.append(claim("c2"), after=2 * H)  # exactly two intervals are not stale
+    bench.append(claim("c2"), after=1)
     row, handoff = bench.one(Interval), bench.one(Handoff)
     assert (row.ending, row.ended_by, row.end) == ("taken_over", "c2", handoff.at)
     assert (handoff.from_client_id, handoff.to_client_id) == ("c1", "c2")
@@ -133,42 +133,42 @@ def test_a_takeover_ends_a_claim_and_tells_the_gap(bench):
     assert refused.remaining_ms == 1
 
 
-def test_who_was_refused_before_the_last_renewal_is_not_late(bench):
-    epoch = bench.say(claim())
-    bench.say(claim("c2"))
-    bench.say(beat(epoch), after=100)
-    bench.say(claim("c2"), after=90 * H)
+def test_a_claim_refused_before_the_last_renewal_is_not_late(bench):
+    epoch = bench.append(claim())
+    bench.append(claim("c2"))
+    bench.append(beat(epoch), after=100)
+    bench.append(claim("c2"), after=90 * H)
     assert bench.one(Handoff).late_ms is None
 
 
 def test_a_resume_ends_the_life_before(bench):
-    epoch = bench.say(claim(resume_hash=hashed(SECRET)))
-    bench.say(resume_record(epoch), after=10)
+    epoch = bench.append(claim(resume_hash=hashed(SECRET)))
+    bench.append(resume_record(epoch), after=10)
     row, handoff = bench.one(Interval), bench.one(Handoff)
     assert (row.ending, bench.interval.effect) == ("resumed", "resumed")
     assert (handoff.gap_ms, handoff.late_ms) == (10, None)
 
 
-def test_a_release_is_followed_by_whoever_comes(bench):
-    epoch = bench.say(claim())
-    bench.say(release(epoch, 5))
-    bench.say(claim("c2"), after=40)
+def test_a_release_is_handed_off_to_the_next_owner(bench):
+    epoch = bench.append(claim())
+    bench.append(release(epoch, 5))
+    bench.append(claim("c2"), after=40)
     handoff = bench.one(Handoff)
     assert (handoff.ending, handoff.gap_ms, handoff.late_ms) == ("released", 40, None)
     assert (handoff.reason, handoff.position) == (None, 5)
 
 
 def test_the_owner_of_a_claim_may_be_refused_as_a_second_time(bench):
-    bench.say(claim())
-    bench.say(claim(seq=1))
+    bench.append(claim())
+    bench.append(claim(seq=1))
     assert bench.of(Attempt)[-1].reason == "duplicate"
 
 
 def test_ignored_records_end_nothing(bench):
-    epoch = bench.say(claim())
-    bench.say(release(epoch + 5, 1))
-    bench.say(beat(epoch, client="c2"))
-    bench.say(batch((epoch + 9, None)))
+    epoch = bench.append(claim())
+    bench.append(release(epoch + 5, 1))
+    bench.append(beat(epoch, client="c2"))
+    bench.append(batch((epoch + 9, None)))
     assert [row.reason for row in bench.of(Rejected)] == [
         "old_epoch",
         "not_owner",
@@ -178,8 +178,8 @@ def test_ignored_records_end_nothing(bench):
 
 
 def test_batches_renew_each_of_their_keys(bench):
-    one, two = bench.say(claim()), bench.say(claim(key=OTHER))
-    bench.say(batch((one, 4), (two, 5)), after=H // 2)
+    one, two = bench.append(claim()), bench.append(claim(key=OTHER))
+    bench.append(batch((one, 4), (two, 5)), after=H // 2)
     found = {key: track.interval for key, track in bench.historian.tracks.items()}
     assert (found[KEY].beats_count, found[OTHER].beats_count) == (1, 1)
     assert (found[KEY].position, found[OTHER].position) == (4, 5)
@@ -188,22 +188,22 @@ def test_batches_renew_each_of_their_keys(bench):
 
 def test_a_renewal_that_would_shorten_the_lease_is_not_the_last_one(bench):
     """PROTOCOL 4.5: the interval has the renewal by which the key goes stale."""
-    epoch = bench.say(claim())
+    epoch = bench.append(claim())
     begun_ms = bench.interval.renewed_ms
-    bench.say(config(2, era=2, h=H // 10))
-    bench.say(beat(epoch, 3), after=H // 2)
+    bench.append(config(2, era=2, h=H // 10))
+    bench.append(beat(epoch, 3), after=H // 2)
     assert (bench.interval.renewed_ms, bench.interval.beats_count) == (begun_ms, 1)
     assert bench.interval.heartbeat_interval_ms == H
-    bench.say(claim("c2", generation=2), after=2 * H)
+    bench.append(claim("c2", generation=2), after=2 * H)
     handoff = bench.one(Handoff)
     assert (handoff.gap_ms, handoff.heartbeat_interval_ms) == (2 * H + H // 2, H)
 
 
 def test_ages_at_renewal_are_counted(bench):
-    epoch = bench.say(claim())
-    bench.say(beat(epoch), after=H // 2)
-    bench.say(beat(epoch), after=H // 2)
-    bench.say(beat(epoch), after=9 * H)
+    epoch = bench.append(claim())
+    bench.append(beat(epoch), after=H // 2)
+    bench.append(beat(epoch), after=H // 2)
+    bench.append(beat(epoch), after=9 * H)
     ages = bench.historian.ages["g"]
     assert ages[AGES_PER_H // 2] == 2
     assert (ages[AGES_MAX], sum(ages)) == (1, 3)
@@ -211,12 +211,12 @@ def test_ages_at_renewal_are_counted(bench):
 
 def test_beats_that_the_owner_cannot_have_sent_are_counted(bench):
     """As a fold would show that took the beats of an older claim."""
-    epoch = bench.say(claim())
-    bench.say(beat(epoch))
+    epoch = bench.append(claim())
+    bench.append(beat(epoch))
     assert bench.interval.stray_count == 0
     bench.historian.tracks[KEY].epoch += 1
-    bench.say(beat(epoch))
-    bench.say(batch((epoch, 3)))
+    bench.append(beat(epoch))
+    bench.append(batch((epoch, 3)))
     assert bench.interval.stray_count == 2
 
 
@@ -224,21 +224,21 @@ def test_beats_that_the_owner_cannot_have_sent_are_counted(bench):
 
 
 def test_positions_are_sampled(bench):
-    epoch = bench.say(claim())
-    bench.say(beat(epoch))
-    first = bench.say(beat(epoch, 1))
-    bench.say(beat(epoch, 2), after=10 * H - 1)
-    last = bench.say(beat(epoch, 3), after=1)
+    epoch = bench.append(claim())
+    bench.append(beat(epoch))
+    first = bench.append(beat(epoch, 1))
+    bench.append(beat(epoch, 2), after=10 * H - 1)
+    last = bench.append(beat(epoch, 3), after=1)
     rows = bench.of(PositionRow)
     assert [(row.at.offset, row.position) for row in rows] == [(first, 1), (last, 3)]
     assert (rows[0].epoch, rows[0].client_id, rows[0].granted) == (epoch, "c1", None)
 
 
-def test_a_rewind_is_told_apart(bench):
-    epoch = bench.say(claim())
-    bench.say(beat(epoch, 9))
-    bench.say(beat(epoch, 3, rewind=True))
-    bench.say(beat(epoch, 8), after=10 * H)
+def test_a_rewind_is_counted_apart_from_steps_back(bench):
+    epoch = bench.append(claim())
+    bench.append(beat(epoch, 9))
+    bench.append(beat(epoch, 3, rewind=True))
+    bench.append(beat(epoch, 8), after=10 * H)
     assert (bench.interval.rewinds_count, bench.interval.steps_back_count) == (1, 0)
     assert bench.of(PositionRow)[-1].rewinds_count == 1
 
@@ -246,11 +246,11 @@ def test_a_rewind_is_told_apart(bench):
 # --- grants
 
 
-def test_grants_are_told_with_their_range(bench):
-    epoch = bench.say(claim(topic_id=ident("topic")))
-    bench.say(messages(epoch, 0, 9), after=1)
-    bench.say(messages(epoch, 0, 4))
-    bench.say(messages(epoch + 7, 0, 40))
+def test_grants_are_recorded_with_their_range(bench):
+    epoch = bench.append(claim(topic_id=ident("topic")))
+    bench.append(messages(epoch, 0, 9), after=1)
+    bench.append(messages(epoch, 0, 4))
+    bench.append(messages(epoch + 7, 0, 40))
     rows = bench.of(GrantRow)
     assert [(row.outcome, row.first, row.last) for row in rows] == [
         ("granted", 0, 9),
@@ -268,39 +268,39 @@ def test_grants_are_told_with_their_range(bench):
 
 def test_a_pause_that_an_admin_ends(bench):
     now_ms = bench.log.now_ms
-    start = bench.say(
+    start = bench.append(
         msgspec.structs.replace(pause(now_ms + 500, seq=1), reason="deploy")
     )
-    bench.say(pause(now_ms + 900, seq=2))
+    bench.append(pause(now_ms + 900, seq=2))
     (row,) = bench.historian.open_rows()
     assert (row.group_id, row.client_id, row.reason) == ("g", "admin", "deploy")
     assert (row.until_ms, row.renewals_count) == (now_ms + 900, 1)
-    end = bench.say(pause(0, seq=3), after=10)
+    end = bench.append(pause(0, seq=3), after=10)
     assert bench.one(PauseRow) is row
     assert (row.start.offset, row.ending, row.end.offset) == (start, "unpaused", end)
     assert list(bench.historian.open_rows()) == []
 
 
 def test_a_pause_that_runs_out_ends_with_the_next_entry(bench):
-    bench.say(pause(bench.log.now_ms + 500))
-    bench.say(member(), after=499)
+    bench.append(pause(bench.log.now_ms + 500))
+    bench.append(member(), after=499)
     assert bench.of(PauseRow) == []
-    end = bench.say(member(seq=1), after=1)
+    end = bench.append(member(seq=1), after=1)
     row = bench.one(PauseRow)
     assert (row.ending, row.end.offset) == ("ran_out", end)
 
 
-def test_who_waits_when_a_group_is_paused_is_not_late(bench):
-    epoch = bench.say(claim())
-    other = bench.say(claim(key=Key("h", "t", 0)))
+def test_a_claim_that_waits_for_a_pause_is_not_late(bench):
+    epoch = bench.append(claim())
+    other = bench.append(claim(key=Key("h", "t", 0)))
     for group in ("g", "h"):
-        bench.say(claim("c2", key=Key(group, "t", 0)))
-    bench.say(pause(bench.log.now_ms + 5 * H))
-    bench.say(beat(epoch, 1))  # moves the position and renews nothing
+        bench.append(claim("c2", key=Key(group, "t", 0)))
+    bench.append(pause(bench.log.now_ms + 5 * H))
+    bench.append(beat(epoch, 1))  # moves the position and renews nothing
     assert bench.interval.beats_count == 0
     assert bench.interval.position == 1
     for group in ("g", "h"):
-        bench.say(claim("c2", key=Key(group, "t", 0)), after=6 * H)
+        bench.append(claim("c2", key=Key(group, "t", 0)), after=6 * H)
     late = {row.key.group_id: row.late_ms for row in bench.of(Handoff)}
     assert late == {"g": None, "h": 10 * H - 1}
     assert other > epoch
@@ -311,48 +311,48 @@ def test_who_waits_when_a_group_is_paused_is_not_late(bench):
 
 def test_a_checkpoint_is_no_event_and_a_reset_ends_claims():
     bench = Bench(level=2)
-    bench.say(claim())
-    value, told = to_bytes(bench.log.state), digest(bench.log.state)
+    bench.append(claim())
+    value, expected_digest = to_bytes(bench.log.state), digest(bench.log.state)
     before = list(bench.rows)
-    bench.say(begin())
+    bench.append(begin())
     assert bench.rows == before
-    for record in resets(value, told):
-        bench.say(record)
+    for record in resets(value, expected_digest):
+        bench.append(record)
     ended = bench.one(Interval)
     assert (ended.ending, ended.reason, ended.client_id) == ("released", "reset", "c1")
     assert list(bench.historian.open_rows()) == []
-    bench.say(claim("c2"), after=1)
+    bench.append(claim("c2"), after=1)
     assert bench.of(Rejected)[-1].reason == "quiet"
-    bench.say(claim("c2"), after=2 * H + 1)
+    bench.append(claim("c2"), after=2 * H + 1)
     assert bench.one(Handoff).from_client_id == "c1"
 
 
 def reset_to(bench, state):
     for record in resets(*state):
-        bench.say(record)
+        bench.append(record)
 
 
 def state_of(bench):
     return to_bytes(bench.log.state), digest(bench.log.state)
 
 
-def test_what_comes_after_a_reset_is_told_apart():
+def test_rows_after_a_reset_have_its_number():
     """It takes back grants and positions, which may then come again."""
     bench = Bench(level=2)
     before = state_of(bench)
     for number in range(2):
-        epoch = bench.say(claim(), after=2 * H + 1)
-        bench.say(messages(epoch, 0, 9))
+        epoch = bench.append(claim(), after=2 * H + 1)
+        bench.append(messages(epoch, 0, 9))
         assert bench.of(GrantRow)[-1].resets_count == number
         assert bench.interval.resets_count == number
         assert bench.of(GrantRow)[-1].outcome == "granted"
         first_part, _ = resets(*before, bytes_max=(len(before[0]) + 1) // 2)
-        bench.say(first_part)
+        bench.append(first_part)
         assert bench.historian.resets_count == number
         reset_to(bench, before)
         assert bench.historian.resets_count == number + 1
-        # Log time goes on from the first entry after it.
-        bench.say(b"\xff")
+        # Log time resumes with the first entry after it.
+        bench.append(b"\xff")
     again = Historian.from_bytes(bench.historian.to_bytes())
     assert again.resets_count == 2
 
@@ -362,40 +362,40 @@ def test_a_reset_ends_pauses_that_its_state_does_not_have():
     before = state_of(bench)
     until_ms = bench.log.state.append_time_ms + 9 * H
     for group in ("h", "g"):
-        bench.say(pause(until_ms, group=group))
+        bench.append(pause(until_ms, group=group))
     reset_to(bench, before)
-    told = [(row.group_id, row.ending) for row in bench.of(PauseRow)]
-    assert told == [("g", "reset"), ("h", "reset")]
+    reported = [(row.group_id, row.ending) for row in bench.of(PauseRow)]
+    assert reported == [("g", "reset"), ("h", "reset")]
     assert list(bench.historian.open_rows()) == []
 
 
 def test_a_reset_brings_pauses_back_that_its_state_has():
     bench = Bench(level=2)
     until_ms = bench.log.state.append_time_ms + 90 * H
-    bench.say(pause(until_ms))
+    bench.append(pause(until_ms))
     paused = state_of(bench)
-    bench.say(pause(until_ms + H, seq=1))
+    bench.append(pause(until_ms + H, seq=1))
     # The same operation goes on, as it was.
     reset_to(bench, paused)
     (row,) = bench.historian.open_rows()
     assert (row.until_ms, row.start.offset, row.renewals_count) == (until_ms, 1, 1)
     # One that was over is in force again.
-    bench.say(pause(0, seq=2))
+    bench.append(pause(0, seq=2))
     reset_to(bench, paused)
     (row,) = bench.historian.open_rows()
     assert (row.op_id, row.client_id, row.until_ms) == (OP, "admin", until_ms)
     assert row.start.offset == bench.log.entries[-1].offset
     # Another one than before.
-    bench.say(pause(0, seq=3))
-    bench.say(pause(until_ms, op=ident("other")))
+    bench.append(pause(0, seq=3))
+    bench.append(pause(until_ms, op=ident("other")))
     reset_to(bench, paused)
     assert [row.ending for row in bench.of(PauseRow)] == ["unpaused"] * 2 + ["reset"]
-    bench.say(pause(0, seq=4))
+    bench.append(pause(0, seq=4))
     assert bench.of(PauseRow)[-1].ending == "unpaused"
 
 
-def test_what_is_no_record_is_told(bench):
-    bench.say(b"\xff")
+def test_an_undecodable_entry_is_recorded(bench):
+    bench.append(b"\xff")
     row = bench.one(Rejected)
     assert (row.outcome, row.reason, row.record_type) == (
         "undecodable",
@@ -406,9 +406,9 @@ def test_what_is_no_record_is_told(bench):
     assert (row.client_id, row.group_id, row.key) == (None, None, None)
 
 
-def test_a_refused_record_tells_its_sender(bench):
-    bench.say(config())
-    bench.say(claim(generation=9))
+def test_a_refused_record_is_recorded_with_its_sender(bench):
+    bench.append(config())
+    bench.append(claim(generation=9))
     rows = bench.of(Rejected)
     assert [row.reason for row in rows] == ["config", "wrong_generation"]
     assert (rows[0].record_type, rows[0].client_id) == ("Config", None)
@@ -424,9 +424,9 @@ def test_keys_that_the_world_forgot_are_forgotten():
     bench = Bench(forget_ms=10)
     for number in range(GONE_KEYS_MIN + 2):
         key = Key("g", "t", number)
-        epoch = bench.say(claim(key=key))
-        bench.say(release(epoch, key=key))
-        bench.say(member(seq=number), after=100)
+        epoch = bench.append(claim(key=key))
+        bench.append(release(epoch, key=key))
+        bench.append(member(seq=number), after=100)
     assert len(bench.log.state.keys) <= 1
     assert len(bench.historian.tracks) <= GONE_KEYS_MIN
     assert bench.historian.tracks.keys() >= bench.log.state.keys.keys()
@@ -435,21 +435,21 @@ def test_keys_that_the_world_forgot_are_forgotten():
 def scene(bench, start, stop):
     """Play parts of a story; its second half needs what the first one left open."""
     parts = [
-        lambda: bench.say(claim(topic_id=ident("topic"))),
-        lambda: bench.say(beat(1, 5), after=100),
-        lambda: bench.say(messages(1, 5, 9)),
-        lambda: bench.say(pause(bench.log.now_ms + 50, group="h")),
-        lambda: bench.say(claim("c2")),
-        lambda: bench.say(member(), after=100),
-        lambda: bench.say(claim("c2", seq=1), after=3 * H),
-        lambda: bench.say(batch((7, 12), client="c2"), after=10),
+        lambda: bench.append(claim(topic_id=ident("topic"))),
+        lambda: bench.append(beat(1, 5), after=100),
+        lambda: bench.append(messages(1, 5, 9)),
+        lambda: bench.append(pause(bench.log.now_ms + 50, group="h")),
+        lambda: bench.append(claim("c2")),
+        lambda: bench.append(member(), after=100),
+        lambda: bench.append(claim("c2", seq=1), after=3 * H),
+        lambda: bench.append(batch((7, 12), client="c2"), after=10),
     ]
     for part in parts[start:stop]:
         part()
 
 
 @pytest.mark.parametrize("split", range(9))
-def test_it_goes_on_from_its_bytes(split):
+def test_a_historian_resumes_from_its_bytes(split):
     whole, parted = Bench(), Bench()
     scene(whole, 0, 8)
     scene(parted, 0, split)
@@ -481,13 +481,13 @@ def test_bytes_that_are_no_history_are_refused(value):
 # --- from a checkpoint on
 
 
-def test_what_stands_in_a_state_begins_there():
+def test_claims_of_a_state_begin_with_it():
     first = Bench()
-    epoch = first.say(claim())
-    first.say(beat(epoch, 7), after=10)
-    other = first.say(claim("c2", key=OTHER))
-    first.say(release(other, 3, client="c2", key=OTHER))
-    first.say(pause(first.log.now_ms + 100 * H, group="x"))
+    epoch = first.append(claim())
+    first.append(beat(epoch, 7), after=10)
+    other = first.append(claim("c2", key=OTHER))
+    first.append(release(other, 3, client="c2", key=OTHER))
+    first.append(pause(first.log.now_ms + 100 * H, group="x"))
     world = first.log.state
     bench = Bench()
     bench.log, bench.rows = first.log, []
@@ -499,29 +499,29 @@ def test_what_stands_in_a_state_begins_there():
     assert (row.start.offset, row.token.offset) == (world.next_offset - 1, epoch)
     assert (row.position, row.renewed_ms) == (7, world.keys[KEY].renewed_ms)
     assert held.group_id == "x"
-    bench.say(beat(epoch, 9), after=H // 2)
+    bench.append(beat(epoch, 9), after=H // 2)
     assert (row.beats_count, row.gap_ms_max, row.stray_count) == (1, H // 2, 0)
-    bench.say(claim("c2", key=OTHER))
-    bench.say(pause(0, group="x", seq=2))
-    bench.say(release(epoch, 9))
+    bench.append(claim("c2", key=OTHER))
+    bench.append(pause(0, group="x", seq=2))
+    bench.append(release(epoch, 9))
     assert bench.one(Interval).ending == "released"
     assert bench.one(PauseRow).ending == "unpaused"
     assert not bench.of(Handoff)
 
 
-def test_a_key_that_is_forgotten_ends_its_claim_and_begins_anew():
+def test_a_forgotten_key_ends_its_claim_and_starts_again():
     bench = Bench(level=2)
-    epoch = bench.say(claim())
-    bench.say(messages(epoch, 0, 9))
-    bench.say(forgetting(epoch), after=2 * H + 1)
+    epoch = bench.append(claim())
+    bench.append(messages(epoch, 0, 9))
+    bench.append(forgetting(epoch), after=2 * H + 1)
     row = bench.one(Interval)
     assert (row.ending, row.ended_by, row.reason) == ("released", "admin", "forgotten")
     assert bench.historian.tracks == {}
-    epoch = bench.say(claim("c2"))
+    epoch = bench.append(claim("c2"))
     assert bench.interval.resets_count == 1
-    bench.say(release(epoch, client="c2"))
+    bench.append(release(epoch, client="c2"))
     count = len(bench.of(Interval))
-    bench.say(forgetting(epoch))
+    bench.append(forgetting(epoch))
     assert len(bench.of(Interval)) == count
     assert not bench.of(Handoff)
 
@@ -583,7 +583,7 @@ def test_nothing_is_accepted_after_the_end():
 # --- positions
 
 
-def test_a_position_goes_on_or_back_on_purpose_or_against_the_rules():
+def test_positions_move_forward_rewind_or_step_back():
     track = Track(interval(), EPOCH, 0)
     for position, rewinds in ((4, False), (4, False), (9, False), (2, True)):
         move(track, position, rewinds=rewinds)
@@ -627,7 +627,7 @@ def ended(ending, *, log_ms):
     return found
 
 
-def test_who_waits_for_a_silent_owner_may_have_it_after_2h():
+def test_a_claim_waits_two_intervals_for_a_silent_owner():
     before = ended("taken_over", log_ms=1_000 + 2 * H + 30)
     track = Track(before, EPOCH, 0, waiting=[(ident("c2"), 1_500)])
     row = handoff(before, interval("c2", log_ms=1_000 + 2 * H + 30), track=track)
@@ -635,21 +635,21 @@ def test_who_waits_for_a_silent_owner_may_have_it_after_2h():
     assert row.reason is None
 
 
-def test_who_came_later_is_late_from_then_on():
+def test_a_later_claim_is_late_from_its_first_attempt():
     before = ended("taken_over", log_ms=9_000)
     track = Track(before, EPOCH, 0, waiting=[(ident("c2"), 8_000)])
     row = handoff(before, interval("c2", log_ms=9_000), track=track)
     assert row.late_ms == 1_000
 
 
-def test_what_is_kept_for_a_successor_is_not_free():
+def test_a_key_kept_for_a_successor_is_not_free():
     before = ended("released", log_ms=2_000)
     track = Track(before, EPOCH, 0, kept_ms=2_500, waiting=[(ident("c2"), 2_100)])
     row = handoff(before, interval("c2", log_ms=2_600), track=track)
     assert (row.gap_ms, row.late_ms, row.reason) == (600, 100, "closed")
 
 
-def test_nobody_is_late_who_was_not_seen_waiting():
+def test_a_claim_without_earlier_attempts_is_not_late():
     before = ended("taken_over", log_ms=90_000)
     row = handoff(before, interval("c2", log_ms=90_000), track=Track(before, EPOCH, 0))
     assert row.late_ms is None
@@ -659,15 +659,15 @@ def test_nobody_is_late_who_was_not_seen_waiting():
 
 
 @pytest.mark.parametrize(("quiet_ms", "kept_ms"), [(3_001, 3_001), (None, 1_500)])
-def test_a_reset_ends_every_claim_that_stands(quiet_ms, kept_ms):
+def test_a_reset_ends_every_claim(quiet_ms, kept_ms):
     tracks = {name: Track(interval(name), EPOCH, 9_000) for name in ("c2", "c1", "c3")}
     tracks["c3"].interval.ending = "released"
     at = Moment(12, 1_500, 1_500)
     rows = list(taken_away(tracks, "admin", at=at, until_ms=quiet_ms))
     assert [row.client_id for row in rows] == ["c1", "c2"]
     for row in rows:
-        told = (row.ending, row.ended_by, row.reason, row.end)
-        assert told == ("released", "admin", "reset", at)
+        reported = (row.ending, row.ended_by, row.reason, row.end)
+        assert reported == ("released", "admin", "reset", at)
         assert tracks[row.client_id].kept_ms == kept_ms
     # Log time may have gone back: samples are not waited for until it is there again.
     assert {each.sample_due_ms for each in tracks.values()} == {1_500}
@@ -685,7 +685,7 @@ def log():
 
 
 @pytest.fixture
-def say(log):
+def append(log):
     """Append a pause of a group and return the rows that it ended."""
     pauses = {}
 
@@ -702,53 +702,53 @@ def in_ms(log, delay_ms):
     return log.state.append_time_ms + delay_ms
 
 
-def test_one_begins_is_put_off_and_ends(log, say):
-    assert say(in_ms(log, H)) == []
-    (row,) = say.pauses.values()
+def test_one_begins_is_put_off_and_ends(log, append):
+    assert append(in_ms(log, H)) == []
+    (row,) = append.pauses.values()
     assert (row.group_id, row.client_id, row.start) == ("g", "admin", AT)
     until_ms = in_ms(log, 3 * H)
-    assert say(until_ms, seq=1) == []
+    assert append(until_ms, seq=1) == []
     assert (row.until_ms, row.renewals_count, row.ending) == (until_ms, 1, "open")
-    assert say(0, seq=2) == [row]
+    assert append(0, seq=2) == [row]
     assert (row.ending, row.end) == ("unpaused", AT)
-    assert say.pauses == {}
+    assert append.pauses == {}
 
 
-def test_those_that_ran_out_end_by_group(log, say):
+def test_expired_pauses_end_by_group(log, append):
     for group, delay_ms in (("h", H), ("g", H), ("i", 5 * H)):
-        say(in_ms(log, delay_ms), group=group)
-    assert list(ran_out(say.pauses, log.state, entry=log.entries[-1])) == []
+        append(in_ms(log, delay_ms), group=group)
+    assert list(ran_out(append.pauses, log.state, entry=log.entries[-1])) == []
     log.append(b"anything", after=2 * H)
     entry = log.entries[-1]
-    ended = list(ran_out(say.pauses, log.state, entry=entry))
+    ended = list(ran_out(append.pauses, log.state, entry=entry))
     assert [(row.group_id, row.ending) for row in ended] == [
         ("g", "ran_out"),
         ("h", "ran_out"),
     ]
     assert {row.end.offset for row in ended} == {entry.offset}
-    assert list(say.pauses) == ["i"]
+    assert list(append.pauses) == ["i"]
 
 
-def test_another_state_brings_its_own(log, say):
+def test_another_state_brings_its_own(log, append):
     """Kept, ended, another one than before, and one that was over."""
     until_ms = in_ms(log, 9 * H)
     for group in ("kept", "other", "over", "gone"):
-        say(until_ms, group=group)
-    rows = dict(say.pauses)
+        append(until_ms, group=group)
+    rows = dict(append.pauses)
     log.state.groups["gone"].pause = None
     rows["kept"].until_ms = until_ms + H
     rows["other"].op_id = ident("another")
-    del say.pauses["over"]
-    ended = list(replaced(say.pauses, log.state, at=AT))
+    del append.pauses["over"]
+    ended = list(replaced(append.pauses, log.state, at=AT))
     assert [(row.group_id, row.ending, row.end) for row in ended] == [
         ("gone", "reset", AT),
         ("other", "reset", AT),
     ]
-    assert set(say.pauses) == {"kept", "other", "over"}
-    assert say.pauses["kept"] is rows["kept"]
+    assert set(append.pauses) == {"kept", "other", "over"}
+    assert append.pauses["kept"] is rows["kept"]
     assert rows["kept"].until_ms == until_ms
     for group in ("other", "over"):
-        row = say.pauses[group]
+        row = append.pauses[group]
         assert row is not rows[group]
         assert (row.client_id, row.reason, row.start) == ("admin", None, AT)
         assert row.until_ms == until_ms

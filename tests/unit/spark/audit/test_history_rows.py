@@ -24,7 +24,7 @@ def test_rows_hold_plain_data_only(kind):
     assert msgspec.json.schema(kind)
 
 
-def test_what_has_not_ended_is_open_and_goes_on_after_a_round_trip():
+def test_open_rows_stay_open_after_a_round_trip():
     interval = Interval(
         key=KEY,
         client_id="c1",

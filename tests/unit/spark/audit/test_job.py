@@ -21,7 +21,7 @@ kafka_marshal.errors.{name}: {message}
 
 
 @pytest.mark.parametrize("kind", [LogTruncated, DeadlineExceeded])
-def test_an_own_error_comes_back_unchanged(kind):
+def test_an_error_of_the_package_is_raised_unchanged(kind):
     text = TRACE.format(name=kind.__name__, message="partition 3 ends")
     error = translate_error(PySparkException(text))
     assert (type(error), str(error)) == (kind, "partition 3 ends")

@@ -32,31 +32,31 @@ def played():
     """A log in which every kind of row comes up."""
     log, historian, rows = Log(configured=False), Historian(), []
 
-    def say(record, **where):
+    def append(record, **where):
         transitions = log.append(record, **where)
         entry = log.entries[-1]
         rows.extend(historian.take(log.state, entry, transitions=transitions))
         return entry.offset
 
-    say(config())
-    epoch = say(claim(topic_id=ident("topic")))
-    say(beat(epoch, 5), after=H // 2)
-    say(messages(epoch, 0, 9))
-    say(claim("c2"))
-    say(b"\xff")
-    say(pause(log.now_ms + 50))
-    say(release(epoch, 10), after=100)
-    say(claim("c2"), after=10)
+    append(config())
+    epoch = append(claim(topic_id=ident("topic")))
+    append(beat(epoch, 5), after=H // 2)
+    append(messages(epoch, 0, 9))
+    append(claim("c2"))
+    append(b"\xff")
+    append(pause(log.now_ms + 50))
+    append(release(epoch, 10), after=100)
+    append(claim("c2"), after=10)
     return log, historian, rows
 
 
 @pytest.fixture(scope="module")
-def told():
+def rows_of_story():
     return played()
 
 
-def test_every_row_fills_the_columns_of_its_table(told):
-    _, historian, rows = told
+def test_every_row_fills_the_columns_of_its_table(rows_of_story):
+    _, historian, rows = rows_of_story
     found = [staged(3, row) for row in rows]
     found += [staged(3, row, is_open=True) for row in historian.open_rows()]
     tables = {row.table.name for row in found}
@@ -70,8 +70,8 @@ def test_every_row_fills_the_columns_of_its_table(told):
     ]
 
 
-def test_bytes_are_hex_and_tokens_are_split(told):
-    _, _, rows = told
+def test_bytes_are_hex_and_tokens_are_split(rows_of_story):
+    _, _, rows = rows_of_story
     ended = next(s for s in (staged(3, r) for r in rows) if s.table is schema.INTERVALS)
     values = ended.values
     assert values["incarnation"] == ident("c1").hex()
@@ -81,8 +81,8 @@ def test_bytes_are_hex_and_tokens_are_split(told):
     assert (values["group_id"], values["topic"], values["partition"]) == KEY
 
 
-def test_the_end_state_is_that_of_the_fold(told):
-    log, historian, _ = told
+def test_the_end_state_is_that_of_the_fold(rows_of_story):
+    log, historian, _ = rows_of_story
     values = state_row(log.state, historian).values
     assert set(values) == set(schema.PARTITIONS.names)
     assert (values["next_offset"], values["entries_count"]) == (9, 9)
@@ -109,8 +109,8 @@ def test_ages_are_omitted_if_there_are_none():
     ]
 
 
-def test_batches_are_bounded_and_have_one_struct_in_each_row(told):
-    _, _, rows = told
+def test_batches_are_bounded_and_have_one_struct_in_each_row(rows_of_story):
+    _, _, rows = rows_of_story
     source = (staged(3, row) for _ in range(BATCH_ROWS) for row in rows)
     read = []
 
@@ -133,23 +133,23 @@ def test_batches_are_bounded_and_have_one_struct_in_each_row(told):
 
 
 def test_the_largest_numbers_that_a_log_can_hold_fit():
-    """Whoever may write there must not be able to stop an audit."""
+    """No writer of the log can stop an audit."""
     log, historian = Log(configured=False), Historian()
     most = OFFSET_MAX
     rows = []
 
-    def say(record):
+    def append(record):
         transitions = log.append(record, at=most)
         taken = historian.take(log.state, log.entries[-1], transitions=transitions)
         rows.extend(staged(0, row) for row in taken)
 
-    say(config(era=2**32 - 1))
-    say(claim())
-    say(beat(1, most))
-    say(messages(1, most, most))
-    say(pause(most))
-    say(release(1, most))
-    say(claim("c2"))
+    append(config(era=2**32 - 1))
+    append(claim())
+    append(beat(1, most))
+    append(messages(1, most, most))
+    append(pause(most))
+    append(release(1, most))
+    append(claim("c2"))
     assert log.key().position == most + 1
     rows += [staged(0, row, is_open=True) for row in historian.open_rows()]
     rows.append(state_row(log.state, historian))

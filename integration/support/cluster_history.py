@@ -1,7 +1,7 @@
-"""Tells what workers did on a real cluster, to the checker that simulations use.
+"""Gives the history of workers on a cluster to the checker of the simulations.
 
-Workers note what they begin and what ends (`worker_notes`); the coordination log says
-what became of the records that they sent. Both are put into one order and told to
+Workers note what they begin and what ends (`worker_notes`); the coordination log has
+the fate of the records that they sent. Both are put into one order and passed to
 the chronicle of the simulator, so that the same history is judged by the same rules.
 
 All notes are by one boot clock. Of a record of the log only the order is used, and no
@@ -32,7 +32,7 @@ from simulator.operation_judge import Operation, Verdict, check
 
 # From a look at the lease to the note of a hand-out, on a machine that is busy.
 LATE_MS = 300
-TOLD_MAX = 20
+SHOWN_MAX = 20
 
 
 @attrs.define
@@ -78,7 +78,7 @@ class Sender:
 
 
 class _Fate:
-    """What a sender was told of an append: that it failed, or nothing yet."""
+    """The reported result of an append: that it failed, or nothing yet."""
 
     def __init__(self) -> None:
         self.has_failed = self.is_over = False
@@ -90,7 +90,7 @@ class _Fate:
         return None
 
     def error(self) -> CoordinationError | None:
-        return CoordinationError("it was told so") if self.has_failed else None
+        return CoordinationError("it was reported so") if self.has_failed else None
 
 
 @attrs.frozen
@@ -104,13 +104,13 @@ class _Noted:
 Event = tuple[int, Callable[[], None]]
 
 
-class Telling:
-    """Puts notes and log into one order, and tells them to a chronicle."""
+class ClusterHistory:
+    """Puts notes and log into one order, and passes them to a chronicle."""
 
     def __init__(
         self, entries: Mapping[int, Sequence[LogEntry]], senders: Sequence[Sender]
     ) -> None:
-        """Take all that there is to tell.
+        """Take the notes and the log.
 
         Args:
             entries: The coordination log, by partition.
@@ -131,7 +131,7 @@ class Telling:
 
     @property
     def now_ms(self) -> int:
-        """The boot clock of the machine, as of what is being told."""
+        """The boot clock of the machine, as of the present event."""
         return self._now_ns // NS_PER_MS
 
     def name_of(self, incarnation: bytes) -> str:
@@ -152,10 +152,10 @@ class Telling:
             events += self._log_events(t, entries)
         for sender in self._senders:
             events += self._own_events(sender)
-        # What has the same time is in the order in which it was put here: what was
-        # read is known before whoever read it acts on it.
-        for self._now_ns, tell in sorted(events, key=lambda event: event[0]):
-            tell()
+        # Events of the same time keep their order: a read is known before its reader
+        # acts on it.
+        for self._now_ns, handle in sorted(events, key=lambda event: event[0]):
+            handle()
         return self._chronicle.operations
 
     def _log_events(self, t: int, entries: Sequence[LogEntry]) -> list[Event]:
@@ -189,7 +189,7 @@ class Telling:
             found.append((gone, lambda: self._chronicle.on_gone(sender.name)))
         return found
 
-    # --- the telling
+    # --- handling events
 
     def _on_sent(self, sender: Sender, note: dict) -> None:
         fate = self._fates[sender.name, note["number"]] = _Fate()
@@ -224,8 +224,8 @@ class Telling:
             if not isinstance(record, SENT):
                 continue
             is_ours = record.incarnation in self._by_incarnation
-            # What strangers are refused is no part of what our workers did. What
-            # they are not refused is: nobody of ours has begun it, and so it is told.
+            # Refused records of strangers are no part of the history. Accepted ones
+            # are: none of our workers began them, which the checker reports.
             if is_ours or transition.outcome == ACCEPTED:
                 folded = Folded(t, None, transition, None, 0, False)
                 self._chronicle.on_fold(folded, world)
@@ -265,7 +265,7 @@ def judge(
         group_id: The group.
         delivery: Its guarantee.
         ends: How many records each of its partitions has; all are worked off.
-        h_ms: H.
+        h_ms: The heartbeat interval.
     """
     keys = {Key(group_id, *place): (0, end) for place, end in ends.items()}
     ours = (each for each in operations if each.key.group_id == group_id)
@@ -274,6 +274,6 @@ def judge(
 
 def as_figures(verdict: Verdict) -> dict:
     """Return a verdict for the report."""
-    told = [f"{found.invariant}: {found.message}" for found in verdict.findings]
+    texts = [f"{found.invariant}: {found.message}" for found in verdict.findings]
     figures = attrs.asdict(verdict, filter=lambda field, _: field.name != "findings")
-    return figures | {"violations": len(told), "told": told[:TOLD_MAX]}
+    return figures | {"violations": len(texts), "told": texts[:SHOWN_MAX]}

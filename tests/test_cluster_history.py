@@ -1,10 +1,10 @@
-"""What workers noted on a real cluster, told to the checker; faults are planted."""
+"""Histories of workers on a cluster, given to the checker; faults are planted."""
 
 import json
 
 import pytest
+from cluster_history import LATE_MS, ClusterHistory, Sender, as_figures, judge
 from logkit import KEY, LOG_APPEND_TIME, START_MS, H, beat, claim, config, messages
-from telling import LATE_MS, Sender, Telling, as_figures, judge
 
 from kafka_marshal.engine import Delivery
 from kafka_marshal.protocol.codec import encode
@@ -63,9 +63,11 @@ class Recorded:
     def verdict(self, delivery=ALO, end=10):
         names = ("a", "b")
         senders = [Sender.of(self.home / f"{n}.notes", KEY.group_id) for n in names]
-        told = Telling({0: self.entries}, senders).operations()
+        reported = ClusterHistory({0: self.entries}, senders).operations()
         ends = {KEY.topic_partition: end}
-        return judge(told, group_id=KEY.group_id, delivery=delivery, ends=ends, h_ms=H)
+        return judge(
+            reported, group_id=KEY.group_id, delivery=delivery, ends=ends, h_ms=H
+        )
 
 
 @pytest.fixture
@@ -90,7 +92,7 @@ def invariants(verdict):
     return [found.invariant for found in verdict.findings]
 
 
-def test_a_takeover_is_told_as_it_was(recorded):
+def test_a_takeover_is_reported_with_its_duplicates(recorded):
     taken_over(recorded)
     verdict = recorded.verdict()
     assert verdict.findings == ()
@@ -117,7 +119,7 @@ def test_a_lease_ends_an_h_after_its_record_was_sent(recorded, over_ms, found):
     assert set(invariants(recorded.verdict())) == set(found)
 
 
-def test_what_was_noted_late_counts_from_the_look_at_the_lease(recorded):
+def test_a_late_note_counts_from_the_check_of_the_lease(recorded):
     one, _ = taken_over(recorded)
     at = {"topic": "t", "partition": 0, "first": 7, "last": 7, "token": f"1.0.{one}"}
     # It stood still between the look and the note.
@@ -125,14 +127,14 @@ def test_what_was_noted_late_counts_from_the_look_at_the_lease(recorded):
     assert recorded.verdict().findings == ()
 
 
-def test_whoever_does_not_wait_for_its_claim_is_found(recorded):
+def test_records_handled_before_the_claim_is_read_back_are_found(recorded):
     recorded.handle("a", 1, 0, 0)
     recorded.send("a", claim("a", seq=1))
     recorded.handle("a", 1, 1, 9)
     assert invariants(recorded.verdict()) == ["S4"]
 
 
-def test_what_nobody_sent_is_found(recorded):
+def test_an_accepted_record_without_a_sender_is_found(recorded):
     one = recorded.send("a", claim("a", seq=1))
     recorded.send("a", beat(one, None, client="a", seq=2), notes=False)
     assert invariants(recorded.verdict(end=0)) == ["1.4"]
@@ -154,7 +156,7 @@ def test_a_position_beyond_what_is_done_is_found(recorded):
     recorded.handle("a", one, 0, 8)
     recorded.handle("a", one, 9, 9, is_done=False)
     recorded.send("a", beat(one, 10, client="a", seq=2))
-    # When it was told, when it was accepted, and at the end.
+    # When it was sent, when it was accepted, and at the end.
     assert set(invariants(recorded.verdict())) == {"6.1"}
 
 
@@ -163,7 +165,7 @@ def test_a_record_that_nobody_processed_is_found(recorded):
     assert invariants(recorded.verdict(end=11)) == ["6.1"]
 
 
-def test_at_most_once_grants_are_told(recorded):
+def test_at_most_once_grants_are_reported(recorded):
     one = recorded.send("a", claim("a", seq=1))
     recorded.send("a", messages(one, 0, 4, client="a", seq=2))
     recorded.handle("a", one, 0, 4)
@@ -174,8 +176,8 @@ def test_at_most_once_grants_are_told(recorded):
     assert "S3" in invariants(recorded.verdict(AMO))
 
 
-def test_what_failed_by_the_acknowledgement_may_have_landed(recorded):
-    """A send that was reported failed is unknown, and the log tells (1.4)."""
+def test_an_append_with_a_failed_acknowledgement_may_have_landed(recorded):
+    """A send reported as failed is unknown; the log decides (1.4)."""
     one = recorded.send("a", claim("a", seq=1), reads=False)
     recorded.note("a", "failed", number=1)
     recorded.note("a", "read", ends={"0": one})
