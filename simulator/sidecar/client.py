@@ -277,7 +277,7 @@ class Hosted:
             workers=cast("WorkerPool", self._carriers),
             stopped=cast("threading.Event", self._stopped),
             standings=lambda: session.standings(everything=True),
-            heard=lambda said, told: session.on_flushed(said, told=told),
+            on_flushed=lambda answer, sent: session.on_flushed(answer, reported=sent),
         )
         session.grants = SidecarGrantRequester(
             self.context,
@@ -404,7 +404,7 @@ class Hosted:
         if wants is not None and NAME in self.session.names:
             self.line.call(lambda hub: hub.subscribe(self.line.who, NAME, wants=wants))
         for key in self.session.wanted:
-            self._claim(key, self._commands.wish_of(key))
+            self._claim(key, self._commands.want_number(key))
         self._is_known = True
 
     def _claim(self, key: Key, wish: int) -> None:
@@ -415,7 +415,7 @@ class Hosted:
         """Beat where that is due; a beat has three phases, which may come apart."""
         for _ in range(phases):
             if self._heard is not None and self._told is not None:
-                self.session.on_deadlines(self._heard, told=self._told)
+                self.session.on_deadlines(self._heard, reported=self._told)
                 self._told = self._heard = None
             elif self._told is not None:
                 self._send_beat(self._told)

@@ -1,8 +1,8 @@
-"""Asks for offsets at most once on behalf of others, and takes the verdicts.
+"""Requests offsets at most once for other processes, and applies the verdicts.
 
-PROTOCOL 6.2: whoever will process sends its own ClaimingMessages under the owner's
-claim, and finds its record by grantee. A sidecar does so for its clients, and for
-tasks that work under a claim of another host.
+PROTOCOL 6.2: the process that will process the offsets sends its own ClaimingMessages
+under the owner's claim, and finds its record by the grantee. A sidecar does so for its
+clients, and for tasks that work under a claim of another host.
 """
 
 from collections.abc import Callable
@@ -30,16 +30,16 @@ SEQ_FIRST = 2**62
 
 @attrs.frozen
 class RangeRequest:
-    """What is asked for.
+    """The range of offsets that a request asks for.
 
     Attributes:
         key: The key.
-        owner: Who holds it.
-        epoch: Under which claim.
-        grantee: Whoever will process what is granted.
+        owner: Its owner.
+        epoch: Epoch of the claim.
+        grantee: Id of the process that will process the granted offsets.
         first: First offset wanted.
         last: Last offset wanted.
-        mark: Everything granted below it is done with, for the tags; None unknown.
+        mark: All granted offsets below are processed, for the tags; None if unknown.
     """
 
     key: Key
@@ -53,14 +53,14 @@ class RangeRequest:
 
 @attrs.frozen
 class Verdict:
-    """What the fold made of a request.
+    """The fold's verdict on a request.
 
     Attributes:
         outcome: ``accepted``, ``refused`` or ``ignored``.
-        reason: Why not.
-        granted: First and last offset granted, None where none is.
-        head: Next offset that nobody was granted, as of the request.
-        offset: Log offset of the request; None where none was appended, because the
+        reason: Why it was not accepted.
+        granted: First and last offset granted, None if none is.
+        head: Next offset that is not granted, as of the request.
+        offset: Log offset of the request; None if none was appended, because the
             claim had ended before.
     """
 
@@ -73,16 +73,16 @@ class Verdict:
 
 @attrs.define(eq=False)
 class Ticket:
-    """One request under way.
+    """One request in flight.
 
     Attributes:
-        wish: What it asks for.
+        wish: The range that it asks for.
         sent_ms: Local time of sending.
-        append: Tells whether the log takes records of ours at all; None where none
-            was appended.
-        on_granted: Called with what is granted.
-        verdict: The fold's, None before.
-        waiting_count: How many wait for it; kept by those who do.
+        append: Result of the append, which shows whether the log accepts records of
+            this process; None if none was appended.
+        on_granted: Called with the granted range.
+        verdict: The fold's verdict, None before.
+        waiting_count: Number of callers that wait for it; maintained by them.
     """
 
     wish: RangeRequest
@@ -93,10 +93,10 @@ class Ticket:
     waiting_count: int = 0
 
     def raise_refusal(self) -> None:
-        """Raise what the cluster says where it takes no record of ours.
+        """Raise the error of the append if the cluster refuses records of this process.
 
         Raises:
-            LogUnwritable: Nobody will ever answer.
+            LogUnwritable: There will never be a verdict.
         """
         if isinstance(self.error, LogUnwritable):
             raise self.error
@@ -122,17 +122,16 @@ class GrantRequests:
         return len(self._open)
 
     def ask(self, wish: RangeRequest, *, on_granted: OnGranted | None = None) -> Ticket:
-        """Append a request; the fold's verdict on it comes by ``on_record``.
+        """Append a request; ``on_record`` handles the fold's verdict.
 
-        It asks for no more than the Config's ``span`` allows, so less may be granted
-        than the wish names.
+        The request is cut to the Config's ``span``, so less may be granted than wanted.
 
         Args:
-            wish: What to ask for.
-            on_granted: Called with what is granted, unless it was given up before.
+            wish: The range to ask for.
+            on_granted: Called with the granted range, until ``give_up``.
 
         Raises:
-            CoordinationError: Too many are without a verdict.
+            CoordinationError: Too many requests are without a verdict.
         """
         self._forget_old()
         if len(self._open) >= TICKETS_MAX:
@@ -168,11 +167,11 @@ class GrantRequests:
         return ticket
 
     def give_up(self, ticket: Ticket) -> None:
-        """Wait for a verdict no longer; what is granted late is reported as lost."""
+        """Stop waiting for a verdict; a late grant is reported as lost."""
         ticket.on_granted = partial(self._report, ticket.wish.key)
 
     def on_record(self, record: ClaimingMessages, transition: Transition) -> None:
-        """Take a record that was folded, of whomever: only the grantee tells."""
+        """Match a folded record of any process to a pending request by its grantee."""
         ticket = self._open.pop((record.grantee, record.seq), None)
         if ticket is None:
             return
@@ -188,7 +187,7 @@ class GrantRequests:
             ticket.on_granted(*granted)
 
     def _head(self, key: Key) -> int | None:
-        """Return the next offset of a key that nobody was granted, None if unknown."""
+        """Return the next offset of a key that is not granted, None if unknown."""
         known = self._context.replica_of(key).world.keys.get(key)
         return None if known is None else known.next_unclaimed()
 
@@ -197,7 +196,10 @@ class GrantRequests:
         self._context.observe("grant_lost", fields)
 
     def _forget_old(self) -> None:
-        """Forget what is older than 2H: sending was given up after H/2."""
+        """Forget requests older than two heartbeat intervals.
+
+        Sending was given up after half an interval.
+        """
         before_ms = self._context.now_ms - 2 * self._context.heartbeat_interval_ms
         for name, ticket in list(self._open.items()):
             if ticket.sent_ms >= before_ms:

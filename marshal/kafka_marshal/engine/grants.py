@@ -1,8 +1,8 @@
-"""Asks for ranges of offsets at most once, and applies verdicts (PROTOCOL 6.2, 6.3).
+"""Requests ranges of offsets at most once, and applies verdicts (PROTOCOL 6.2, 6.3).
 
-Several requests may be under way. What is granted is what the fold says of each: a
-request whose verdict does not come in time is forgotten, and a later one covers the
-same offsets. Should it be granted after all, that grant counts.
+Several requests may be in flight. The fold decides each: a request without a verdict in
+time is forgotten, and a later one covers the same offsets. If the first is granted
+after all, that grant counts.
 """
 
 from abc import ABC, abstractmethod
@@ -23,9 +23,9 @@ from .outbox import Outbox
 
 
 class GrantRequester(ABC):
-    """Requests offsets for what one client holds. Called under the engine's lock.
+    """Requests offsets for one client's holdings. Called under the engine's lock.
 
-    How a request reaches the log, and its verdict comes back, is a subclass' business.
+    Subclasses send requests to the log and receive verdicts.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class GrantRequester(ABC):
         """Begin without requests.
 
         Args:
-            context: What the parts of one client share.
-            holdings: What it holds, by key.
+            context: State shared by the parts of one client.
+            holdings: The client's holdings, by key.
             on_end: Called with a holding whose claim a verdict has ended.
         """
         self._context = context
@@ -49,26 +49,26 @@ class GrantRequester(ABC):
     @property
     @abstractmethod
     def _span(self) -> int:
-        """Most offsets that the Config allows in one request."""
+        """Most offsets in one request, by the Config."""
 
     @property
     @abstractmethod
     def _verdict_ms_max(self) -> int:
-        """How long a verdict may take."""
+        """How long to wait for a verdict."""
 
     @abstractmethod
     def _send(self, holding: Holding, first: int, last: int) -> tuple[int, int] | None:
-        """Send a request; return its number and the local time, None without room."""
+        """Send a request; return its number and the local time, None if no room."""
 
     @abstractmethod
     def look(self, holding: Holding) -> None:
         """Note whether the log has a position of the key."""
 
     def request(self, holding: Holding, last: int) -> None:
-        """Ask for every offset up to ``last`` at most once (PROTOCOL 6.2).
+        """Request every offset up to ``last`` at most once (PROTOCOL 6.2).
 
         Raises:
-            InvalidTransition: It is consumed otherwise, or not held.
+            InvalidTransition: The key is not held, or is consumed at least once.
         """
         progress, claim = holding.progress, holding.claim
         if not isinstance(progress, AtMostOnce) or claim.epoch is None:
@@ -76,7 +76,7 @@ class GrantRequester(ABC):
         first = progress.next_first
         last = progress.last_within(last, self._span)
         if last < first:
-            return  # what is under way must be answered first
+            return  # requests in flight cover it
         sent = self._send(holding, first, last)
         if sent is None:
             progress.forget_requests()
@@ -85,7 +85,7 @@ class GrantRequester(ABC):
             progress.request(seq, last, sent_ms=sent_ms)
 
     def expire(self, holding: Holding, now_ms: int) -> None:
-        """Forget requests that got no verdict in time, so that they are repeated."""
+        """Forget requests without a verdict in time, so that they are repeated."""
         progress = holding.progress
         if not isinstance(progress, AtMostOnce) or progress.oldest_sent_ms is None:
             return
@@ -106,10 +106,10 @@ class GrantRequester(ABC):
         Args:
             key: The key.
             transition: The fold's verdict.
-            holding: What is held under that claim; None where it has ended.
-            head: Next offset that nobody was granted, as of the verdict.
-            offset: Log offset of the request; None where none was appended, because
-                the claim had ended before.
+            holding: The holding of that claim; None if it has ended.
+            head: Next offset that is not granted, as of the verdict.
+            offset: Log offset of the request; None if none was appended, because the
+                claim had ended before.
         """
         progress = None if holding is None else holding.progress
         if holding is None or not isinstance(progress, AtMostOnce):
@@ -124,7 +124,7 @@ class GrantRequester(ABC):
             self._on_end(holding)
 
     def report_unused(self, holding: Holding) -> None:
-        """Report granted offsets that nobody will ever process (PROTOCOL 6.2)."""
+        """Report granted offsets that will never be processed (PROTOCOL 6.2)."""
         if isinstance(holding.progress, AtMostOnce):
             self._report(holding.key, holding.progress.discard())
 
@@ -162,8 +162,8 @@ class LogGrantRequester(GrantRequester):
     def look(self, holding: Holding) -> None:
         """Note whether the log has a position of the key.
 
-        It has one once the beat of the start is read back. Positions of a held
-        key never go, so what was seen once stays true (PROTOCOL 6.3).
+        It has one once the beat with the start position is read back. The log never
+        drops the position of a held key, so the flag stays set (PROTOCOL 6.3).
         """
         progress = holding.progress
         if isinstance(progress, AtMostOnce) and not progress.is_anchored:
@@ -206,7 +206,7 @@ class LogGrantRequester(GrantRequester):
             or holding.claim.epoch != record.epoch
         ):
             holding = None
-        is_ours = record.grantee == self._outbox.claimant.owner.incarnation
-        if is_ours or holding is not None:
+        is_own = record.grantee == self._outbox.claimant.owner.incarnation
+        if is_own or holding is not None:
             head, offset = self._head(key), transition.offset
             self._apply(key, transition, holding=holding, head=head, offset=offset)

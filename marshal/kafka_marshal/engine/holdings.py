@@ -1,9 +1,9 @@
-"""What the application of one client holds, and how it ends.
+"""The keys that the application of one client holds, and how they end.
 
 A ``ClaimSource`` wins, renews and releases claims: a session of an engine in this
 process, or the connection to a sidecar. ``Holdings`` is the other side of that seam: it
-ends claims whose leases have ended, releases what is drained, and reports what was won
-and what is over. Both are called under the engine's lock.
+ends claims whose leases have expired, releases drained keys, and reports claims that
+were won or have ended. Both are called under the engine's lock.
 """
 
 from typing import Protocol
@@ -25,11 +25,11 @@ LEASE_EXPIRED = "lease_expired"
 
 
 class ClaimSource(GroupView, Protocol):
-    """Who wins, renews and releases the claims of one client."""
+    """Wins, renews and releases the claims of one client."""
 
     @property
     def grants(self) -> GrantRequester:
-        """Asks for ranges of offsets at most once."""
+        """Requests ranges of offsets at most once."""
         ...
 
     def delays_release(self, holding: Holding, drain: Drain) -> bool:
@@ -37,11 +37,11 @@ class ClaimSource(GroupView, Protocol):
         ...
 
     def send_release(self, holding: Holding, drain: Drain) -> None:
-        """Release a claim, again and again until that is confirmed."""
+        """Release a claim; repeat until the release is confirmed."""
         ...
 
     def on_release(self, key: Key, reason: str) -> None:
-        """Note that an owned key is given up, before it ends."""
+        """Note that an owned key is released, before it ends."""
         ...
 
     def remove(self, holding: Holding) -> bool:
@@ -49,7 +49,7 @@ class ClaimSource(GroupView, Protocol):
         ...
 
     def on_end(self, holding: Holding, ending: Ending) -> None:
-        """Note why a claim that was won is over."""
+        """Note why a won claim has ended."""
         ...
 
 
@@ -76,11 +76,11 @@ class Holdings:
         """Begin without holdings.
 
         Args:
-            context: What is shared by all that is used of one engine.
-            source: Who wins and releases the claims.
+            context: State shared by all parts of one engine.
+            source: Wins and releases the claims.
             client_id: The client's name.
-            by_key: Where its holdings are kept.
-            wanted: What it wants.
+            by_key: The client's holdings.
+            wanted: The client's subscriptions and wanted keys.
         """
         self.by_key = by_key
         self.failure: MarshalError | None = None
@@ -135,20 +135,20 @@ class Holdings:
     # --- the round
 
     def drive(self, holding: Holding, now_ms: int) -> None:
-        """Repeat requests without a verdict; release what is drained."""
+        """Repeat requests without a verdict; release a drained key."""
         self._source.grants.expire(holding, now_ms)
         drain = holding.drain
         if drain is None:
             return
         is_due = drain.is_due(now_ms) and not holding.is_asking
         if is_due or holding.in_hand_count == 0:
-            # An application that is stuck in its handler has to learn that others
+            # Report to an application that is stuck in its handler that another owner
             # may repeat its work.
             was_lost = drain.reason == WEDGED and holding.in_hand_count > 0
             self.release(holding, drain, was_lost=was_lost)
 
     def look_at_ends(self, now_ms: int) -> None:
-        """Look up where logs end; doubt the topics whose partitions are missing."""
+        """Look up the ends of logs; have topics with missing partitions checked."""
         self.lags.drive(self.by_key.values(), now_ms)
         self._wanted.doubt(self.lags.take_missing())
 
@@ -157,11 +157,11 @@ class Holdings:
     def release(
         self, holding: Holding, drain: Drain, *, was_lost: bool = False
     ) -> None:
-        """Give a key up at its position, or drain it while another process uses it.
+        """Release a key at its position, or drain it while another process uses it.
 
         Args:
             holding: Its holding.
-            drain: Why, and for whom.
+            drain: Reason and successor.
             was_lost: Whether to report it to the application as lost work.
         """
         if holding.claim.is_owned:
@@ -172,13 +172,13 @@ class Holdings:
         self.end(holding, Ending(drain.reason, was_lost=was_lost))
 
     def check_lease(self, holding: Holding, now_ms: int) -> None:
-        """End a claim whose hard stop has come, and release what the log has of it."""
+        """End a claim whose hard deadline has passed, and release it in the log."""
         if holding.claim.check_lease(now_ms):
             self._source.send_release(holding, Drain(LEASE_EXPIRED, None, None))
             self.after_end(holding)
 
     def end(self, holding: Holding, ending: Ending) -> None:
-        """End a claim without a word to its source."""
+        """End a claim without notifying its source."""
         holding.claim.end(ending)
         self.after_end(holding)
 
@@ -211,7 +211,7 @@ class Holdings:
         self._wanted.bump_all()
 
     def fence(self, failure: MarshalError) -> None:
-        """End everything for good without a word to the source."""
+        """End every claim for good without notifying the source."""
         self.failure = self.failure or failure
         for holding in list(self.by_key.values()):
             self.end(holding, Ending("fenced"))
@@ -230,7 +230,7 @@ class Holdings:
 
 
 class Holder:
-    """A claim source with holdings: answers for both what consumers ask of one."""
+    """Base of claim sources that delegate to their ``Holdings``."""
 
     _held: Holdings
 
@@ -255,7 +255,7 @@ class Holder:
         return False
 
     def check_lease(self, holding: Holding, now_ms: int) -> None:
-        """End a claim whose hard stop has come, and release what the log has of it."""
+        """End a claim whose hard deadline has passed, and release it in the log."""
         self._held.check_lease(holding, now_ms)
 
     def fail(self, failure: MarshalError) -> None:

@@ -1,8 +1,8 @@
 """What consumers and claims need of an engine, as Protocols.
 
-``Engine``, ``Session`` and ``Context`` have these members, and so have their
-stand-ins for a process whose claims a sidecar holds (``remote``): hand-outs look at
-leases alike, whoever renews these.
+``Engine``, ``Session`` and ``Context`` implement them, and so do their replacements in
+a process whose claims a sidecar holds (``remote``). Dispatchers check leases the same
+way in both cases.
 """
 
 import threading
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ClaimPorts(Protocol):
-    """What consumers reach the world outside by."""
+    """The ports that consumers use."""
 
     @property
     def clock(self) -> Clock:
@@ -39,12 +39,12 @@ class ClaimPorts(Protocol):
 
     @property
     def background(self) -> Background:
-        """Where look-ups block without harm."""
+        """Threads for blocking look-ups."""
         ...
 
 
 class ClaimContext(Protocol):
-    """What is shared by all that is used of one engine."""
+    """State shared by all parts of one engine."""
 
     @property
     def ports(self) -> ClaimPorts:
@@ -53,7 +53,7 @@ class ClaimContext(Protocol):
 
     @property
     def replicas(self) -> Mapping[int, Replica]:
-        """The log as folded here; empty where another process does that."""
+        """The log as folded here; empty if the sidecar folds it."""
         ...
 
     @property
@@ -63,7 +63,7 @@ class ClaimContext(Protocol):
 
     @property
     def meters(self) -> EngineMeters:
-        """What is counted on the way."""
+        """Counters."""
         ...
 
     @property
@@ -73,15 +73,15 @@ class ClaimContext(Protocol):
 
     @property
     def heartbeat_interval_ms(self) -> int:
-        """H of the log."""
+        """Heartbeat interval of the log."""
         ...
 
     def glance(self, key: Key) -> Glance | None:
-        """Return what is known of a key, None where nothing is."""
+        """Return the state of a key, None if it is not known."""
         ...
 
     def member_count(self, group_id: str) -> int | None:
-        """Return how many live members a group has, None where that is not known."""
+        """Return the number of live members of a group, None if not known."""
         ...
 
     def is_paused(self, group_id: str) -> bool:
@@ -89,31 +89,31 @@ class ClaimContext(Protocol):
         ...
 
     def observe(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Tell the observer."""
+        """Count an event and pass it to the observer."""
         ...
 
 
 class ClaimEngine(Protocol):
-    """What drives claims, as seen by those that use them."""
+    """The part of an engine that consumers and claims use."""
 
     @property
     def changed(self) -> threading.Condition:
-        """Notified when there is news; its lock guards all state."""
+        """Notified on every change; its lock guards all state."""
         ...
 
     @property
     def lock(self) -> AbstractContextManager[bool]:
-        """The lock of ``changed``; alone it costs a third, once a record."""
+        """The lock of ``changed``: acquiring it directly takes a third of the time."""
         ...
 
     @property
     def context(self) -> ClaimContext:
-        """What its parts share."""
+        """State shared by its parts."""
         ...
 
     @property
     def failure(self) -> MarshalError | None:
-        """Set once it can go no further."""
+        """Set once it cannot continue."""
         ...
 
 
@@ -122,61 +122,66 @@ class ClaimSession(Protocol):
 
     @property
     def claimant(self) -> Claimant:
-        """Who claims, as the log has it."""
+        """Identity of the claimant in the log."""
         ...
 
     @property
     def failure(self) -> MarshalError | None:
-        """Set once it can go no further."""
+        """Set once it cannot continue."""
         ...
 
     @property
     def holdings(self) -> Mapping[Key, Holding]:
-        """What is contended for or held."""
+        """Keys that the client contends for or holds."""
         ...
 
     @property
     def grants(self) -> "GrantRequester":
-        """Asks for ranges of offsets at most once."""
+        """Requests ranges of offsets at most once."""
         ...
 
     @property
     def meters(self) -> SessionMeters:
-        """What is counted on the way."""
+        """Counters."""
         ...
 
     @property
     def subscriptions(self) -> tuple[Subscription, ...]:
-        """What is pursued now."""
+        """The current subscriptions."""
         ...
 
     @property
     def leaving_count(self) -> int:
-        """Number of releases that the log does not show yet."""
+        """Number of releases that are not yet confirmed."""
         ...
 
     def unsubscribe(self, subscription: Subscription, *, release: bool) -> list[int]:
-        """Stop to pursue a subscription; return what to wait for."""
+        """End a subscription; return the numbers to wait for."""
         ...
 
     def unwant(self, holding: Holding) -> None:
-        """Stop to contend for a key that was wanted; release it where held."""
+        """Stop contending for a wanted key; release it if held."""
         ...
 
     def release(self, holding: Holding, *, reason: str) -> None:
-        """Give a held key up at its position."""
+        """Release a held key at its position."""
         ...
 
     def check_lease(self, holding: Holding, now_ms: int) -> None:
-        """End a claim whose hard stop has come."""
+        """End a claim whose hard deadline has passed."""
         ...
 
     def beat_now(self) -> list[int]:
-        """Tell every position at once; return what to wait for."""
+        """Send every position at once; return the numbers to wait for."""
         ...
 
     def is_pending(self, seqs: Iterable[int], *, late: bool = True) -> bool:
-        """Return whether any is still to be waited for."""
+        """Return whether any of the numbers is unconfirmed.
+
+        Args:
+            seqs: The numbers.
+            late: Whether those that were given up count as pending.
+        """
         ...
 
     def lag_of(self, key: Key) -> int | None:

@@ -1,4 +1,4 @@
-"""One claimant in an engine: drives everything it wants, holds and gives up."""
+"""One claimant in an engine: acquires, renews and releases its claims."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
@@ -59,15 +59,15 @@ class Subleaser(Protocol):
         ...
 
     def is_reserved(self, key: Key) -> bool:
-        """Return whether a process may still use a key by an earlier claim."""
+        """Return whether a process may still use a key under an earlier claim."""
         ...
 
     def foresee(self, sub: Subscription, keys: Iterable[Key]) -> Mapping[Key, str]:
-        """Return which process each key will probably be subleased to."""
+        """Return the process that each key will probably be subleased to."""
         ...
 
     def on_no_position(self, key: Key, error: PositionError) -> None:
-        """Note that a key was given up because it has no start position."""
+        """Note that a key was released because it has no start position."""
         ...
 
 
@@ -75,13 +75,13 @@ class Session(Holder):
     """A client_id in a group, for the life of this process.
 
     Every method is called under the engine's lock. With a ``Subleaser``, a key that
-    another process may use is not released before that process has confirmed, or
-    cannot use it any more.
+    another process may use is not released until that process confirms, or cannot use
+    it any more.
 
     Attributes:
         claimant: Identity and secret of this process.
-        holdings: What it contends for or holds, by key.
-        grants: Asks for ranges of offsets at most once.
+        holdings: Keys that it contends for or holds.
+        grants: Requests ranges of offsets at most once.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Session(Holder):
         self._foreseen: Mapping[Key, str] = {}
 
     def sublease_by(self, subleaser: Subleaser) -> None:
-        """Have claims subleased to other processes from now on."""
+        """Sublease claims to other processes from now on."""
         self._subleaser = subleaser
 
     # --- subscriptions
@@ -135,22 +135,21 @@ class Session(Holder):
 
         Raises:
             InvalidTransition: A topic is consumed in this session already
-                (PROTOCOL 5.3: one consumer per key in a process). What a pattern
-                matches is left out instead.
+                (PROTOCOL 5.3: one consumer per key in a process). Topics that a pattern
+                matches are skipped instead.
         """
         self._wanted.add(subscription, client_id=self.claimant.owner.client_id)
         self._announcer.announce_soon()
         self._policy_at_ms = 0
 
     def unsubscribe(self, subscription: Subscription, *, release: bool) -> list[int]:
-        """Stop to pursue a subscription; give up all that it holds, or keep that.
+        """End a subscription; release what it holds, or keep it.
 
-        What it keeps goes on being renewed, for a later subscription or until
-        the session closes.
+        Kept claims are renewed, for a later subscription or until the session closes.
 
         Returns:
-            Sequence numbers to wait for: claims that may still be won, and then
-            are given up as ghosts, or the last beats.
+            Sequence numbers to wait for: claims in flight, which are released as ghosts
+            if they are won, or the last beats.
         """
         if subscription not in self._wanted.subs:
             return []
@@ -164,12 +163,13 @@ class Session(Holder):
             elif release:
                 self.release(holding, reason="closed")
             elif isinstance(holding.progress, AtLeastOnce):
-                # What is in hand was this consumer's; the next starts below it.
+                # The next consumer starts at the position, below the uncommitted
+                # records of this one.
                 holding.forget_hands(holding.progress)
         return seqs if release else [*seqs, *self.beat_now()]
 
     def want(self, key: Key) -> Holding:
-        """Contend for one key without a policy (claims without consumption).
+        """Contend for one key without a subscription (claims without consumption).
 
         Raises:
             InvalidTransition: The key is wanted in this session already.
@@ -182,7 +182,7 @@ class Session(Holder):
         )
 
     def unwant(self, holding: Holding) -> None:
-        """Stop to contend for a key that was wanted; release it where held."""
+        """Stop contending for a wanted key; release it if held."""
         self._wanted.explicit.pop(holding.key, None)
         if holding.claim.is_owned:
             self.release(holding, reason="released")
@@ -190,30 +190,30 @@ class Session(Holder):
             self._held.end(holding, Ending("given_up", was_lost=False))
 
     def drop(self, subscription: Subscription, *, reason: str) -> None:
-        """Stop to pursue a subscription; release what it holds for this reason."""
+        """End a subscription; release what it holds for this reason."""
         mine = [h for h in self.holdings.values() if h.key.topic in subscription.topics]
         for holding in mine:
             if holding.claim.is_owned:
-                # What is subleased follows when its process has confirmed.
+                # Subleased keys are released once their process has confirmed.
                 self.release(holding, reason=reason)
         self.unsubscribe(subscription, release=True)
 
     def drop_want(self, holding: Holding, *, reason: str) -> None:
-        """Stop to contend for a key; release it for this reason where held."""
+        """Stop contending for a key; release it for this reason if held."""
         if holding.claim.is_owned:
             self.release(holding, reason=reason)
         self.unwant(holding)
 
     def forget_want(self, key: Key) -> None:
-        """Stop to want a key that is not held, so that its topic may be consumed."""
+        """Stop wanting a key that is not held, so that its topic may be consumed."""
         self._wanted.explicit.pop(key, None)
 
     def abandon(self, holding: Holding, *, reason: str) -> None:
-        """End a claim here and leave the log to find it stale."""
+        """End a claim here without a release; it becomes stale in the log."""
         self._held.end(holding, Ending(reason))
 
     def reconsider(self) -> None:
-        """Run the policies in the next round: what is wanted has changed."""
+        """Run the policies in the next round, because subscriptions have changed."""
         self._announcer.announce_soon()
         self._policy_at_ms = 0
 
@@ -254,7 +254,7 @@ class Session(Holder):
             self._acquirer.drive(self._index, self._wanted, now_ms=now_ms)
 
     def next_due_ms(self) -> int | None:
-        """Return when to look again though nothing is read; None = no hurry."""
+        """Return when the next round is due if nothing is read; None = no deadline."""
         if self._is_closing or self.failure is not None:
             return None
         return min(self._policy_at_ms, self._index.due_ms(self._context.now_ms))
@@ -271,7 +271,7 @@ class Session(Holder):
         world = self._context.replica_of(holding.key).world
         paused = world.active_pause(holding.key.group_id)
         if paused is not None and holding.drain is None:
-            # PROTOCOL 8.1: finish what is in hand, beat, release.
+            # PROTOCOL 8.1: finish the uncommitted records, beat, release.
             until_ms = holding.claim.lease.hard_until_ms
             holding.drain = Drain("paused", None, until_ms)
             self._wanted.bump(holding.key)
@@ -306,7 +306,7 @@ class Session(Holder):
     # --- keeping up
 
     def _judge(self, now_ms: int) -> None:
-        """Give up what the application is too slow for, or does not come back for."""
+        """Drain partitions that the application is too slow for, or does not poll."""
         for sub in self._wanted.subs:
             was_wedged = sub.wedged_at_ms is not None
             me = self.claimant.owner.client_id
@@ -315,17 +315,17 @@ class Session(Holder):
             for holding, drain in drains:
                 self._drain(holding, drain)
             if drains or was_wedged != (sub.wedged_at_ms is not None):
-                # Others must know how much we take before they see what is free.
+                # Announce the lower capacity before others see the free keys.
                 self._announcer.announce_soon()
                 self._plan_soon(now_ms)
 
     def taker_of(self, sub: Subscription, topic: str) -> str | None:
-        """Return the live member that has most room for a partition, if any has."""
+        """Return the live member with most room for a partition, if there is one."""
         me = self.claimant.owner.client_id
         return best_taker(sub.members, topic, me=me, may_be_behind=True)
 
     def stuck_count(self, key: Key) -> int:
-        """Return how many owners in a row gave a key up because they were stuck."""
+        """Return how many owners in a row released a key because they were stuck."""
         world = self._context.replica_of(key).world
         known = world.keys.get(key)
         return 0 if known is None else stuck_count(world.soft.notes.get(key), known)
@@ -381,7 +381,7 @@ class Session(Holder):
         successor: str | None = None,
         detail: str = "",
     ) -> None:
-        """Have a key given back; a drain that is under way stays as it is."""
+        """Start to drain a key, unless a drain is in progress."""
         if holding.drain is None:
             self._drain(holding, Drain(reason, successor, None, detail))
 
@@ -406,10 +406,10 @@ class Session(Holder):
         self._index.add(holding)
         return holding
 
-    # --- what the log says
+    # --- records that were read back
 
     def on_own(self, transitions: tuple[Transition, ...], now_ms: int) -> None:
-        """Take the verdict on an own record that was read back."""
+        """Handle the verdict on an own record that was read back."""
         record = transitions[0].record
         assert record is not None
         assert not isinstance(record, Config)
@@ -435,9 +435,9 @@ class Session(Holder):
             self._plan_soon(now_ms)
 
     def _plan_soon(self, now_ms: int) -> None:
-        """Ask the policies again: something that they look at has moved.
+        """Run the policies soon, because some of their input has changed.
 
-        Beats and grants are no such thing, and come many times a second.
+        Beats and grants are no input of theirs, and arrive many times a second.
         """
         self._policy_at_ms = min(self._policy_at_ms, now_ms + self._wanted.soon_ms)
 
@@ -468,12 +468,12 @@ class Session(Holder):
             self._start_positions.begin(holding, replica.world.keys[key])
             self._wanted.bump(key)
             if sub is not None and sub.is_over(holding):
-                # An earlier life claimed it; a resume keeps what that was of.
+                # An earlier instance claimed it; a resume keeps the topic id.
                 self.release(holding, reason=TOPIC_GONE)
         elif transition.outcome == ACCEPTED:
             at = transition.offset
             if holding is not None and holding.claim.is_owned:
-                # An earlier one of ours is in use, and was stale by the log's clock.
+                # An earlier claim is in use here, and was stale by the log's clock.
                 self._held.end(holding, Ending("taken_over", record.client_id, at))
             self.release_ghost(key, at)
         else:
@@ -492,7 +492,7 @@ class Session(Holder):
                 self._held.after_end(ended)
 
     def on_foreign(self, transition: Transition) -> None:
-        """Take an accepted record of somebody else about a key of this group."""
+        """Handle an accepted record of another claimant about a key of this group."""
         key = transition.key
         if key is None:
             return
@@ -510,7 +510,7 @@ class Session(Holder):
             self._fail_as_twin(transition, self._context.partition_of(key), host="")
 
     def on_member(self, transition: Transition, now_ms: int) -> None:
-        """Take the announcement of another member of the group."""
+        """Handle the announcement of another member of the group."""
         if self._announcer.is_news(transition):
             self._plan_soon(now_ms)
         other = self._announcer.older_twin(transition)
@@ -539,23 +539,23 @@ class Session(Holder):
         detail: str = "",
         was_lost: bool = False,
     ) -> None:
-        """Give a held key up at its position.
+        """Release a held key at its position.
 
         Args:
             holding: Its holding.
-            reason: Why, in one word.
-            successor: client_id that should have it next.
-            detail: Why, in figures.
-            was_lost: Whether the application has to be told that it lost work.
+            reason: Reason in one word.
+            successor: client_id that should claim it next.
+            detail: Figures behind the reason.
+            was_lost: Whether to report it to the application as lost work.
         """
         drain = Drain(reason, successor, None, detail)
         self._held.release(holding, drain, was_lost=was_lost)
 
     def fail(self, failure: MarshalError) -> None:
-        """End everything for good.
+        """End every claim for good.
 
-        Where claims are subleased, a key without a start position ends alone: other
-        processes continue with theirs.
+        With subleases, a key without a start position ends alone: other processes
+        keep theirs.
         """
         if (
             self._subleaser is not None
@@ -579,16 +579,16 @@ class Session(Holder):
         return True
 
     def _is_subleased(self, holding: Holding) -> bool:
-        """Return whether another process may use a key, by this claim or an earlier."""
+        """Return whether another process may use a key, by this or an earlier claim."""
         if self._subleaser is None:
             return False
         return holding.is_lent or self._subleaser.is_reserved(holding.key)
 
     def send_release(self, holding: Holding, drain: Drain) -> None:
-        """Write a release, again and again until it is read back.
+        """Append a release; repeat until it is read back.
 
-        None is written where the lease has ended and another process may count on a
-        later deadline, sent before a clock stepped: the log finds the claim stale.
+        None is appended if the lease has expired while another process may rely on a
+        later deadline, sent before a clock stepped: the claim becomes stale in the log.
         """
         if drain.reason == LEASE_EXPIRED and self._is_subleased(holding):
             return
@@ -600,11 +600,11 @@ class Session(Holder):
         )
 
     def on_release(self, key: Key, reason: str) -> None:
-        """Let what is given up cool down before it is claimed again."""
+        """Start the cooldown of a released key, and announce an unexpected release."""
         cool_ms = self._context.now_ms + self._context.heartbeat_interval_ms
         self._cooldowns.begin(key, reason, until_ms=cool_ms)
         if reason not in EXPECTED:
-            # Others must know that what was given up is not kept for us.
+            # Announce that the key is not reserved for this member.
             self._wanted.hold_back(key, until_ms=cool_ms)
             self._announcer.announce_soon()
 
@@ -618,7 +618,7 @@ class Session(Holder):
         return True
 
     def on_end(self, holding: Holding, ending: Ending) -> None:
-        """Ask the policies again, and let them know of a loss."""
+        """Run the policies soon, and report an unexpected loss to them."""
         if ending.reason not in EXPECTED | {"topic"}:
             self._wanted.note_loss(holding.key)
         self._plan_soon(self._context.now_ms)
@@ -632,7 +632,10 @@ class Session(Holder):
                 self._wanted.bump_all()
 
     def forget(self, partition: int) -> None:
-        """End what a T judges whose log went back; say nothing to it (PROTOCOL 7.5)."""
+        """End the claims of a coordinating partition whose log went back.
+
+        Nothing is appended to it (PROTOCOL 7.5).
+        """
         for holding in list(self.holdings.values()):
             if self._context.partition_of(holding.key) == partition:
                 self._held.end(holding, Ending("fenced"))
@@ -641,15 +644,16 @@ class Session(Holder):
         self._announcer.forget(partition)
 
     def release_ghost(self, key: Key, epoch: int) -> None:
-        """Release a claim that nobody here uses (PROTOCOL 5.3).
+        """Release a claim that has no holding here (PROTOCOL 5.3).
 
-        Where another process may use its key by an earlier claim, it goes stale.
+        If another process may use its key under an earlier claim, nothing is appended
+        and the claim becomes stale.
         """
         if self._subleaser is None or not self._subleaser.is_reserved(key):
             self._releases.release_ghost(key, epoch)
 
     def fence(self, failure: MarshalError) -> None:
-        """End everything without a word to the log, which cannot be trusted now."""
+        """End every claim without a record to the log, which cannot be trusted now."""
         self._is_mute = True
         self._held.fence(failure)
         if self._subleaser is not None:
@@ -658,16 +662,21 @@ class Session(Holder):
     # --- requests of the consumer's thread
 
     def beat_now(self) -> list[int]:
-        """Send a beat of everything held; return what to wait for."""
+        """Send a beat for every held key; return the numbers to wait for."""
         return self._heartbeater.beat_now(self.holdings.values())
 
     def is_pending(self, seqs: Iterable[int], *, late: bool = True) -> bool:
-        """Return whether any has not been read back (``late``: and never may be)."""
+        """Return whether any has not been read back.
+
+        Args:
+            seqs: Sequence numbers.
+            late: Whether records that may never be read back count as pending.
+        """
         pending = any(self._outbox.is_pending(seq, late=late) for seq in seqs)
         return pending and not self._is_mute
 
     def begin_close(self, *, release: bool) -> list[int]:
-        """Stop wanting anything; give everything up, or beat a last time.
+        """Start to close: release every claim, or send a last beat for it.
 
         Returns:
             Sequence numbers to wait for.
@@ -688,11 +697,11 @@ class Session(Holder):
 
     @property
     def is_mirror_behind(self) -> bool:
-        """Whether Kafka's committed offsets are yet to follow the log's."""
+        """Whether Kafka's committed offsets lag behind the positions in the log."""
         return self._mirror is not None and self._mirror.is_behind
 
     def is_leaving(self, keys: Iterable[Key]) -> bool:
-        """Return whether a release of any of these awaits its read-back."""
+        """Return whether a release of any of these keys is not yet read back."""
         return not self._is_mute and any(self._releases.is_leaving(key) for key in keys)
 
     @property

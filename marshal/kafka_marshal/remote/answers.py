@@ -1,4 +1,4 @@
-"""What a sidecar answers to whoever only looks: the log's world, and its clients."""
+"""Answers of a sidecar to read-only requests: the log's world, and its clients."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ from kafka_marshal.remote.api import Message
 
 
 class AsOf(Message, frozen=True, kw_only=True):
-    """Which moment an answer is of.
+    """The moment that an answer is of.
 
     Attributes:
-        time_ms: People's time of the answer, epoch ms.
+        time_ms: Wall-clock time of the answer, epoch ms.
         offsets: Next offset of each coordinating partition that was folded.
     """
 
@@ -30,9 +30,9 @@ class GroupLine(Message, frozen=True, kw_only=True):
 
     Attributes:
         group: Its name.
-        keys: Number of partitions that it ever claimed, and that are not forgotten.
-        owned: How many of them have an owner.
-        owners: Who owns any of them, by the log.
+        keys: Number of partitions that it ever claimed and that are not forgotten.
+        owned: Number of them that have an owner.
+        owners: Owners of any of them, by the log.
         is_paused: Whether it is paused.
     """
 
@@ -66,11 +66,11 @@ class LocalClient(Message, frozen=True, kw_only=True):
         group: Its group.
         client: Its name in the group, known to this sidecar only.
         pid: Its process, None over TCP.
-        state: What the sidecar makes of it, in one word: ``ready``, ``silent``...
+        state: The sidecar's view of it in one word: ``ready``, ``silent``...
         beat_age_ms: Time since its last beat, None before the first.
-        subscriptions: Names of what it wants.
-        assigned: Partitions that it has, as ``topic-partition``.
-        promised_until_ms: Largest deadline that it was told, None for none.
+        subscriptions: Names of its subscriptions.
+        assigned: Partitions that it holds, as ``topic-partition``.
+        promised_until_ms: Latest deadline that the sidecar sent to it, None for none.
     """
 
     group: str
@@ -84,29 +84,29 @@ class LocalClient(Message, frozen=True, kw_only=True):
 
 
 class ClientsNow(Message, frozen=True, kw_only=True):
-    """``GET /v1/clients``: who is registered at this sidecar."""
+    """``GET /v1/clients``: the clients registered with this sidecar."""
 
     as_of: AsOf
     clients: tuple[LocalClient, ...]
 
 
 class OwnersNow(Message, frozen=True, kw_only=True):
-    """``GET /v1/groups/{group}/owners/{topic}``: who owns each partition."""
+    """``GET /v1/groups/{group}/owners/{topic}``: the owner of each partition."""
 
     as_of: AsOf
     owners: dict[int, str | None]
 
 
 class FenceNow(Message, frozen=True, kw_only=True):
-    """``GET .../owners/{topic}/{partition}``: what a sink compares tokens with.
+    """``GET .../owners/{topic}/{partition}``: the newest claim, for sinks to compare.
 
     Attributes:
-        as_of: Which moment it is of.
-        token: Token of the newest claim, None where there never was one.
-        epoch: The claim.
-        client_id: Owner, None where it was released.
+        as_of: The moment that the answer is of.
+        token: Token of the newest claim, None if the key was never claimed.
+        epoch: Epoch of the newest claim.
+        client_id: Owner, None if the claim was released.
         incarnation: Its process start.
-        position: Everything below is processed, by the log.
+        position: All offsets below are processed, by the log.
     """
 
     as_of: AsOf
@@ -118,12 +118,12 @@ class FenceNow(Message, frozen=True, kw_only=True):
 
 
 class Verdict(Message, frozen=True, kw_only=True):
-    """``GET /livez``, ``/readyz``, ``/startupz``: 200 if it is so, else 503.
+    """``GET /livez``, ``/readyz``, ``/startupz``: 200 if ``ok``, else 503.
 
     Attributes:
-        ok: The answer.
+        ok: Whether the check passed.
         state: State of the sidecar, such as ``RUNNING``.
-        reasons: Why not, a sentence each; where it is well, how it is.
+        reasons: Why the check failed, a sentence each; if it passed, the details.
     """
 
     ok: bool

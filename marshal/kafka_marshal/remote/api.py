@@ -1,13 +1,13 @@
-"""What a sidecar and its clients say to each other: JSON over HTTP, and events.
+"""Messages between a sidecar and its clients: JSON over HTTP, and events.
 
-Both ends use these types, and the published OpenAPI document is made of them. All
-times named ``_ms`` are local time: the boot clock of the host, which both ends read
-(PROTOCOL 5.2); fields of people's time are named ``wall``. Binary identifiers are
+Both ends use these types, and the published OpenAPI document is generated from them.
+All times named ``_ms`` are local time: the boot clock of the host, which both ends
+read (PROTOCOL 5.2); names of wall-clock times contain ``wall``. Binary identifiers are
 lower-case hex. Unknown fields are ignored, so that either end may be newer.
 
-In the log a sidecar is one claimant per group: its own client_id. Which of its
-clients a claim is for stands in the claim's tags, and a token is only ever used by
-one client: what moves between two of them is released and claimed anew.
+In the log a sidecar is one claimant per group, with its own client_id. The tags of a
+claim name the client that it is for. Only one client ever uses a token: a key that
+moves between two clients is released and claimed again.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -17,13 +17,13 @@ import msgspec
 API_LEVEL = 1
 INSTANCE_HEADER = "Marshal-Instance"
 EVENT_ID_HEADER = "Last-Event-ID"
-# Longest wait of one request; whoever would wait longer asks again.
+# Longest wait of one request; a client that waits longer repeats it.
 WAIT_MS_MAX = 60_000
 PROGRESS_MAX = 20_000
 _NUMBER_MAX = 2**63 - 1
 
-# What a client says is checked where it is read; a pattern of Python also matches
-# in front of a last line feed, hence the end of each.
+# Requests are validated when they are decoded. In Python ``$`` also matches before a
+# trailing line feed, hence ``(?!\n)``.
 Hex16 = Annotated[
     str, msgspec.Meta(pattern=r"^[0-9a-f]{32}$", min_length=32, max_length=32)
 ]
@@ -41,14 +41,14 @@ WaitMs = Annotated[int, msgspec.Meta(ge=0, le=WAIT_MS_MAX)]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of everything that is said."""
+    """Base of all messages."""
 
 
 # --- the host
 
 
 class Info(Message, frozen=True, kw_only=True):
-    """``GET /v1/info``: what a client has to know before it registers.
+    """``GET /v1/info``: what a client must know before it registers.
 
     Attributes:
         level: ``API_LEVEL`` of the sidecar.
@@ -59,11 +59,11 @@ class Info(Message, frozen=True, kw_only=True):
         boot_id: Which boot its local times belong to.
         cluster_id: Cluster of the coordination topic.
         coordination_topic: Name of the coordination topic.
-        bootstrap_servers: Where it found the cluster; what a client may use for
-            its data, too, with credentials of its own.
-        heartbeat_interval_ms: H, as the log has it.
+        bootstrap_servers: Brokers that the sidecar connects to; a client may use them
+            for its data, with its own credentials.
+        heartbeat_interval_ms: Heartbeat interval of the log.
         client_beat_ms_max: Longest time between two beats of a client.
-        span: Most offsets that one request for a grant gets, as the log has it.
+        span: Most offsets that one request for a grant gets, by the log's Config.
         now_ms: Local time of the answer.
     """
 
@@ -83,7 +83,7 @@ class Info(Message, frozen=True, kw_only=True):
 
 
 class Failure(Message, frozen=True, kw_only=True):
-    """Body of every answer that is no success (4xx and 5xx).
+    """Body of every error response (4xx and 5xx).
 
     Attributes:
         error: Name of the error class of ``kafka_marshal.errors``.
@@ -92,7 +92,7 @@ class Failure(Message, frozen=True, kw_only=True):
         setting: Setting at fault, of a ``ConfigurationError``.
         reason: Reason in one word, of a ``ClaimLost`` or ``ClaimRejected``.
         holder: Owner by the log, or the other process of an ``IdentityConflict``.
-        at_offset: Log offset that decided, where one did.
+        at_offset: Log offset of the deciding record, if there is one.
         requested: Position at fault, of a ``PositionError``; -1 = there is none.
         log_start: First offset of that log.
         log_end: Next offset of that log to be written.
@@ -121,12 +121,12 @@ class RegisterRequest(Message, frozen=True, kw_only=True):
     """``PUT /v1/groups/{group}/clients/{client}``: join, or join again.
 
     Attributes:
-        instance: 16 random bytes in hex, drawn once per process: a client that
-            comes back with the same one goes on where it was (row KA06); another
-            one is another process.
+        instance: 16 random bytes in hex, drawn once per process. A client that
+            registers again with the same value resumes where it was (row KA06);
+            another value means another process.
         beat_ms: Time between its beats, at most ``client_beat_ms_max``.
-        pid: The client's process, where it is not the one that connects: such as a
-            shell whose commands do. Of the same user; without use over TCP.
+        pid: The client's process, if another process connects for it, such as a
+            command for its shell. Of the same user; not used over TCP.
     """
 
     instance: Hex16
@@ -138,8 +138,8 @@ class RegisterResponse(Message, frozen=True, kw_only=True):
     """Answer to a registration.
 
     Attributes:
-        info: What ``GET /v1/info`` says.
-        was_known: Whether this instance was here before, and keeps what it has.
+        info: As ``GET /v1/info`` returns it.
+        was_known: Whether this instance was registered before and keeps its claims.
     """
 
     info: Info
@@ -147,7 +147,7 @@ class RegisterResponse(Message, frozen=True, kw_only=True):
 
 
 class Start(Message, frozen=True, kw_only=True):
-    """Where to start a partition that the group has no position of.
+    """Where to start a partition without a position in the group.
 
     Attributes:
         topic: Data topic.
@@ -161,10 +161,10 @@ class Start(Message, frozen=True, kw_only=True):
 
 
 class SubscriptionSpec(Message, frozen=True, kw_only=True):
-    """``PUT .../subscriptions/{name}``: what a consumer pursues.
+    """``PUT .../subscriptions/{name}``: the subscription of a consumer.
 
-    The fields are those of ``Marshal.consumer``; policies go by name only. Clients
-    of one group whose topics overlap must agree in all but ``claims_max``. A
+    The fields are those of ``Marshal.consumer``; policies are given by name. Clients
+    of one group whose topics overlap must agree in all fields but ``claims_max``. A
     pattern has the syntax of RE2 and matches whole names.
     """
 
@@ -181,23 +181,23 @@ class SubscriptionSpec(Message, frozen=True, kw_only=True):
 
 
 class SubscribeResponse(Message, frozen=True, kw_only=True):
-    """Answer to ``SubscriptionSpec``: the topics that it means now, with their size."""
+    """Answer to ``SubscriptionSpec``: the matching topics, with partition counts."""
 
     topics: dict[str, int]
     counts_topics: bool
 
 
 class Progress(Message, frozen=True, kw_only=True):
-    """What a client says of one partition that it has.
+    """Progress of a client in one partition that it holds.
 
     Attributes:
         topic: Data topic.
         partition: Data partition.
-        epoch: Claim that it has it under.
-        position: Everything below is processed; None as long as nobody knows one.
-        in_hand: Records handed out and not done with.
+        epoch: Claim under which it holds the partition.
+        position: All offsets below are processed; None while there is no position.
+        in_hand: Records handed out and not yet processed.
         handed: Records handed out under this claim.
-        done: At most once: everything granted below is done with, else None.
+        done: At most once: all granted offsets below are processed, else None.
     """
 
     topic: TopicName
@@ -213,11 +213,11 @@ ProgressList = Annotated[tuple[Progress, ...], msgspec.Meta(max_length=PROGRESS_
 
 
 class HeartbeatRequest(Message, frozen=True, kw_only=True):
-    """``POST .../beat``: a sign of life, with the positions.
+    """``POST .../beat``: a heartbeat, with the positions.
 
     Attributes:
-        standings: What changed since the last beat, at least; all with ``flush``.
-        flush: Whether to answer only once the log holds these positions.
+        standings: At least what changed since the last beat; all with ``flush``.
+        flush: Whether to answer only once these positions are in the log.
         timeout_ms: How long a flush may take.
     """
 
@@ -227,14 +227,14 @@ class HeartbeatRequest(Message, frozen=True, kw_only=True):
 
 
 class Lease(Message, frozen=True, kw_only=True):
-    """Until when a client may use one partition (PROTOCOL 5.2).
+    """Deadlines of a client's use of one partition (PROTOCOL 5.2).
 
     Attributes:
         topic: Data topic.
         partition: Data partition.
         epoch: Claim.
-        soft_until_ms: Nothing new is handed out from then on.
-        hard_until_ms: Everything stops then.
+        soft_until_ms: No new records are handed out from then on.
+        hard_until_ms: All processing stops then.
     """
 
     topic: str
@@ -245,15 +245,15 @@ class Lease(Message, frozen=True, kw_only=True):
 
 
 class HeartbeatResponse(Message, frozen=True, kw_only=True):
-    """Answer to a beat: the deadlines of everything the client has.
+    """Answer to a beat: the deadlines of all partitions that the client holds.
 
-    None is longer than the sidecar keeps it for a client that falls silent.
+    For a client that falls silent, the sidecar keeps each claim up to its deadline.
 
     Attributes:
-        deadlines: One of each partition.
+        deadlines: One for each partition.
         now_ms: Local time of the answer.
-        takers: Topics that another live member could take partitions of: only
-            there is anything gained by giving up what one does not come back for.
+        takers: Topics of which another live member could take partitions: only there
+            does it help to release partitions that the application does not poll.
     """
 
     deadlines: tuple[Lease, ...]
@@ -262,15 +262,16 @@ class HeartbeatResponse(Message, frozen=True, kw_only=True):
 
 
 class Release(Message, frozen=True, kw_only=True):
-    """One partition that a client gives back, or one it confirms to have stopped.
+    """One partition that a client releases, or confirms to have stopped using.
 
     Attributes:
         topic: Data topic.
         partition: Data partition.
-        epoch: Claim that it had it under.
-        position: Everything below is processed.
-        reason: Why, in one word, where nobody asked for it (such as ``wedged``).
-        detail: Why, in figures.
+        epoch: Claim under which it held the partition.
+        position: All offsets below are processed.
+        reason: Reason in one word if the sidecar did not ask for it (``wedged``: the
+            application is stuck).
+        detail: Figures behind the reason.
         done: As in ``Progress``.
     """
 
@@ -287,11 +288,11 @@ Releases = Annotated[tuple[Release, ...], msgspec.Meta(max_length=PROGRESS_MAX)]
 
 
 class ReleaseRequest(Message, frozen=True, kw_only=True):
-    """``POST .../released``: what the client has stopped to use.
+    """``POST .../released``: partitions that the client does not use any more.
 
     Attributes:
-        returned: What it gives back.
-        timeout_ms: How long to wait until the log shows it; 0 = do not wait.
+        returned: The partitions.
+        timeout_ms: How long to wait for the releases in the log; 0 = do not wait.
     """
 
     returned: Releases
@@ -301,9 +302,9 @@ class ReleaseRequest(Message, frozen=True, kw_only=True):
 class GrantRequest(Message, frozen=True, kw_only=True):
     """``POST /v1/groups/{group}/grants``: ask for offsets at most once (PROTOCOL 6.2).
 
-    Any process of the host may ask, under any claim of the group that stands and
-    whose secret it shows: a task of Spark asks under the claim of its query's driver,
-    on another host.
+    Any process of the host may ask under any current claim of the group whose secret
+    it sends: a Spark task asks under the claim of its query's driver, which may run on
+    another host.
 
     Attributes:
         client_id: Owner of the claim, as in the log.
@@ -311,16 +312,16 @@ class GrantRequest(Message, frozen=True, kw_only=True):
         topic: Data topic.
         partition: Data partition.
         epoch: Claim.
-        grantee: 16 random bytes in hex, of whoever will process what is granted.
+        grantee: 16 random bytes in hex that identify the process that will process the
+            granted offsets.
         secret: Secret of the claim, in hex.
         first: First offset wanted.
         last: Last offset wanted; not beyond the end of the partition's log.
         done: As in ``Progress``; for the tags.
         timeout_ms: How long to wait for the verdict.
-        request: Number of the request among those of the grantee. One that comes again
-            under its number, because its answer was lost, is answered like the first
-            time and granted nothing more, as long as the sidecar runs on and among the
-            last 64 requests of the grantee.
+        request: Number of the request among those of the grantee. A repeated number
+            returns the original answer and grants nothing more, until the sidecar
+            restarts, and for the last 64 requests of the grantee.
     """
 
     client_id: Name
@@ -342,11 +343,11 @@ class GrantResponse(Message, frozen=True, kw_only=True):
 
     Attributes:
         outcome: ``accepted``, ``refused`` or ``ignored``.
-        reason: Why not.
-        first: First offset granted, None where none is.
+        reason: Why it was not accepted.
+        first: First offset granted, None if none is.
         last: Last offset granted.
-        head: Next offset that nobody was granted, after it.
-        offset: Log offset of the request; None where the claim had ended before.
+        head: Next offset that is not granted, after this request.
+        offset: Log offset of the request; None if the claim had ended before.
     """
 
     outcome: str
@@ -360,20 +361,21 @@ class GrantResponse(Message, frozen=True, kw_only=True):
 class Children(Message, frozen=True, kw_only=True):
     """``PUT .../children``: processes that work for the client.
 
-    It is known dead only when they are, too (PROTOCOL 12).
+    The client is considered dead only once they have ended too (PROTOCOL 12).
     """
 
     pids: Annotated[tuple[Pid, ...], msgspec.Meta(max_length=1_000)]
 
 
 class LeaveRequest(Message, frozen=True, kw_only=True):
-    """``DELETE /v1/groups/{group}/clients/{client}``: the process goes.
+    """``DELETE /v1/groups/{group}/clients/{client}``: the client leaves.
 
     Attributes:
-        returned: Final positions of what it has.
-        release: False keeps the claims for a restart of the same name within H.
+        returned: Final positions of the partitions that it holds.
+        release: False keeps the claims for a restart of the same name within one
+            heartbeat interval.
         reason: ``shutdown``, ``restart`` or ``downscale`` (row KA23).
-        timeout_ms: How long to wait until the log shows it.
+        timeout_ms: How long to wait for the releases in the log.
     """
 
     returned: Releases = ()
@@ -383,7 +385,7 @@ class LeaveRequest(Message, frozen=True, kw_only=True):
 
 
 class LeaveResponse(Message, frozen=True, kw_only=True):
-    """Answer: whether to end now, or to go on working until all was handed over."""
+    """Whether to end now, or to keep working until all partitions are released."""
 
     action: Literal["shutdown_now", "wait_for_drain"]
 
@@ -392,27 +394,27 @@ class LeaveResponse(Message, frozen=True, kw_only=True):
 
 
 class Assignment(Message, frozen=True, kw_only=True, tag="assigned"):
-    """A partition is the client's from now on.
+    """The client holds a partition from now on.
 
     Attributes:
-        subscription: Which wish it serves; "" = a claim without consumption.
+        subscription: Name of its subscription; "" = a claim without consumption.
         topic: Data topic.
         partition: Data partition.
         epoch: Claim.
         token: Fencing token, dotted.
         client_id: Owner in the log: the sidecar.
         incarnation: Its process start.
-        secret: Shown with requests for offsets at most once under this claim, in hex;
-            for this client and those who work for it.
-        position: Where to begin, None = nobody knows (claims without consumption).
+        secret: Sent with requests for offsets at most once under this claim, in hex;
+            for this client and the processes that work for it.
+        position: Where to begin, None = unknown (claims without consumption).
         is_anchored: Whether the log has this position, so that grants are safe.
         soft_until_ms: As in ``Lease``.
         hard_until_ms: As in ``Lease``.
         why: Why it was claimed.
-        stuck: How many owners in a row were wedged at this very position.
+        stuck: How many owners in a row were stuck at this position.
         follows: Epoch of the claim before this one, None = not known.
-        topic_id: Kafka's id of the topic that the claim is of, hex. Only records of
-            that topic may be processed under it. None = not known.
+        topic_id: Kafka's id of the claimed topic, in hex. Only records of that topic
+            may be processed under the claim. None = not known.
     """
 
     subscription: str
@@ -434,16 +436,16 @@ class Assignment(Message, frozen=True, kw_only=True, tag="assigned"):
 
 
 class Releasing(Message, frozen=True, kw_only=True, tag="release"):
-    """Hand out nothing new of a partition, finish what is in hand, then confirm.
+    """Hand out no new records of a partition, finish the uncommitted ones, confirm.
 
     Attributes:
         topic: Data topic.
         partition: Data partition.
         epoch: Claim.
         reason: Why: ``surplus``, ``moved``, ``paused``, ``behind``, ``shutdown``...
-        successor: Who should have it next, if any.
-        until_ms: It is released whatever is in hand then; None = not before the
-            client confirms, or its deadline.
+        successor: client_id that should claim it next, if any.
+        until_ms: When it is released even with uncommitted records; None = once the
+            client confirms, or its deadline passes.
     """
 
     topic: str
@@ -455,7 +457,7 @@ class Releasing(Message, frozen=True, kw_only=True, tag="release"):
 
 
 class Lost(Message, frozen=True, kw_only=True, tag="lost"):
-    """A partition is the client's no more; stop at once.
+    """The client no longer holds a partition; it must stop at once.
 
     Attributes:
         topic: Data topic.
@@ -464,7 +466,7 @@ class Lost(Message, frozen=True, kw_only=True, tag="lost"):
         reason: As in ``Ending``.
         winner: New owner, where one is known.
         at_offset: Log offset that ended it.
-        was_lost: Whether it was taken rather than given up.
+        was_lost: Whether the claim was lost rather than released.
     """
 
     topic: str
@@ -481,8 +483,8 @@ class Paused(Message, frozen=True, kw_only=True, tag="paused"):
 
     Attributes:
         is_paused: Whether it is.
-        until_wall_ms: Until when at the longest, epoch ms; None where it is not.
-        reason: Why, by whoever paused it.
+        until_wall_ms: Latest end of the pause, epoch ms; None if not paused.
+        reason: Reason, as given by the operator that paused it.
     """
 
     is_paused: bool
@@ -491,16 +493,16 @@ class Paused(Message, frozen=True, kw_only=True, tag="paused"):
 
 
 class Failed(Message, frozen=True, kw_only=True, tag="failed"):
-    """The sidecar can hold nothing for the group any more; all of it is over."""
+    """The sidecar cannot hold claims of the group any more; all of them have ended."""
 
     failure: Failure
 
 
 class Snapshot(Message, frozen=True, kw_only=True, tag="snapshot"):
-    """Everything the client has; always the first event of a stream (row FR01).
+    """All partitions of the client; always the first event of a stream (row FR01).
 
-    Sent anew wherever what was missed cannot be told event by event: after a
-    restart of the sidecar, or when a client fell too far behind.
+    Sent again when missed events cannot be replayed: after a restart of the sidecar, or
+    when a client fell too far behind.
     """
 
     assigned: tuple[Assignment, ...]
@@ -510,17 +512,18 @@ class Snapshot(Message, frozen=True, kw_only=True, tag="snapshot"):
 
 
 EventBody = Snapshot | Assignment | Releasing | Lost | Paused | Failed
-"""What an event may say. A client passes over tags that it does not know."""
+"""Body of an event. Clients ignore tags that they do not know."""
 
 
 class Frame(msgspec.Struct, frozen=True):
     """One event of a client's stream.
 
     Attributes:
-        id: ``INCARNATION.NUMBER.T.OFFSET``: the sidecar's process start (8 hex
-            digits), which event of it this is for this client, and which entry of
-            the log it follows from. What a client shows as ``Last-Event-ID``.
-        body: What it says.
+        id: ``INCARNATION.NUMBER.PARTITION.OFFSET``: the sidecar's process start (8 hex
+            digits), the number of the event for this client, and the coordinating
+            partition and offset of the log entry that caused it. Clients send it as
+            ``Last-Event-ID``.
+        body: The event.
     """
 
     SEPARATOR: ClassVar[str] = "."
@@ -529,7 +532,7 @@ class Frame(msgspec.Struct, frozen=True):
     body: EventBody
 
     def is_of(self, incarnation: str) -> bool:
-        """Return whether this life of the sidecar has said it."""
+        """Return whether the process of the sidecar with this incarnation sent it."""
         return not self.id or self.id.startswith(incarnation[:8] + self.SEPARATOR)
 
 

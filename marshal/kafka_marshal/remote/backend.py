@@ -1,8 +1,8 @@
-"""One client's link to the sidecar of its host: opened, followed, left.
+"""The claims of one client, held by the sidecar of its host.
 
-Three threads of its own. One reads the events, and registers anew after the sidecar
-was started anew; one beats; one looks at deadlines, and must not wait for the other
-two: a sidecar that does not answer is what they are for (PROTOCOL 5.2).
+Three threads: one reads the events, and registers again after a restart of the sidecar;
+one sends heartbeats; one checks deadlines. The last must not wait for the other two,
+because deadlines matter most while the sidecar does not answer (PROTOCOL 5.2).
 """
 
 import contextlib
@@ -53,7 +53,7 @@ GRANTERS = 4
 
 @attrs.frozen
 class ClientIdentity:
-    """How a client presents itself.
+    """Names a client and its process in registrations.
 
     Attributes:
         group_id: Its group.
@@ -67,17 +67,17 @@ class ClientIdentity:
 
 
 class SidecarBackend:
-    """A client's claims, by a sidecar.
+    """Claims of one client that a sidecar holds.
 
     Args:
         connection: To the sidecar.
-        info: What the sidecar said of itself when the client registered.
-        identity: How the client presented itself.
+        info: The sidecar's ``GET /v1/info`` at registration.
+        identity: Identity that the client registered with.
         data: Look-ups about data topics, and readers of them.
         observer: Receives events.
-        transport: The client library that the data comes by.
+        transport: The client library that reads the data.
         clock: Local time.
-        entropy: Chance.
+        entropy: Source of random numbers.
     """
 
     def __init__(
@@ -107,10 +107,10 @@ class SidecarBackend:
             self._context,
             _claimant(info, identity),
             client_id=identity.client_id,
-            # Of this very process, whoever had its instance before (PROTOCOL 6.2).
+            # Unique to this process, also if it took over an instance (PROTOCOL 6.2).
             grantee=self._entropy.random_bytes(GRANTEE_BYTES),
         )
-        self._asking = SidecarQueries(connection, lambda: self._info)
+        self._queries = SidecarQueries(connection, lambda: self._info)
         self._stopped = threading.Event()
         self._carriers = WorkerPool("marshal-remote-commands", threads=CARRIERS)
         self._granters = WorkerPool("marshal-remote-grants", threads=GRANTERS)
@@ -120,7 +120,9 @@ class SidecarBackend:
             workers=self._carriers,
             stopped=self._stopped,
             standings=lambda: self._session.standings(everything=True),
-            heard=lambda said, told: self._session.on_flushed(said, told=told),
+            on_flushed=lambda response, reported: self._session.on_flushed(
+                response, reported=reported
+            ),
         )
         self._session.grants = SidecarGrantRequester(
             self._context,
@@ -146,7 +148,7 @@ class SidecarBackend:
         ]
 
     def start(self) -> None:
-        """Begin to follow the sidecar."""
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
 
@@ -154,7 +156,7 @@ class SidecarBackend:
 
     @property
     def engine(self) -> RemoteEngine:
-        """Stands in for the engine."""
+        """Takes the place of an engine in this process."""
         return self._engine
 
     @property
@@ -169,25 +171,26 @@ class SidecarBackend:
 
     @property
     def transport(self) -> str:
-        """The client library that the data comes by."""
+        """The client library that reads the data."""
         return self._transport
 
     def subscribe(
         self, subscription: Subscription, wants: Callable[[], api.SubscriptionSpec]
     ) -> None:
-        """Begin to pursue what a consumer wants.
+        """Subscribe a consumer.
 
         Raises:
-            InvalidTransition: A topic is consumed by this client already.
-            ConfigurationError: The sidecar's other clients want it otherwise.
+            InvalidTransition: This client consumes one of the topics already.
+            ConfigurationError: Other clients of the sidecar have subscribed to one of
+                the topics with other options.
         """
-        said = wants()
+        spec = wants()
         name = f"{self._identity.instance.hex()[:8]}-{next(self._numbers)}"
         with self._engine.changed:
             self._session.subscribe(name, subscription)
-            self._wants[name] = said
+            self._wants[name] = spec
         try:
-            self._retry(lambda: self._put_wants(name, said), ASK_MS_MAX)
+            self._retry(lambda: self._put_wants(name, spec), ASK_MS_MAX)
         except BaseException:
             with self._engine.changed:
                 self._wants.pop(name, None)
@@ -201,52 +204,56 @@ class SidecarBackend:
         )
 
     def want(self, key: Key) -> Holding:
-        """Begin to contend for one key without consuming it.
+        """Contend for one key without consuming it.
 
         Raises:
-            InvalidTransition: It is wanted already, here or by another client.
+            InvalidTransition: This or another client wants the key already.
         """
         with self._engine.changed:
             holding = self._session.want(key)
-            wish = self._commands.wish_of(key)
+            number = self._commands.want_number(key)
         try:
-            self._retry(lambda: self._put_claim(key, wish), ASK_MS_MAX)
+            self._retry(lambda: self._put_claim(key, number), ASK_MS_MAX)
         except BaseException:
             with self._engine.changed:
                 self._session.unwant(holding)
             raise
         return holding
 
-    def _put_claim(self, key: Key, wish: int) -> None:
+    def _put_claim(self, key: Key, number: int) -> None:
         parts = {"topic": key.topic, "partition": key.partition}
         path = self._connection.path(paths.CLAIM, parts)
-        self._connection.tell("PUT", path, query={"wish": str(wish)})
+        self._connection.send("PUT", path, query={"wish": str(number)})
 
     def ask(self, key: Key) -> Glance | None:
-        """Return what the log says of a key, None where that is not known."""
-        return self._asking.glance(key)
+        """Return the state of a key by the log, None if it is not known."""
+        return self._queries.glance(key)
 
     def last_claims(self, timeout_ms: int) -> dict[TopicPartition, LastClaim]:
         """Return the newest claim of each key of the group, as of this call."""
-        return self._asking.last_claims(timeout_ms)
+        return self._queries.last_claims(timeout_ms)
 
     def world(self, timeout_ms: int) -> dict[str, Any]:
-        """Return the world as plain data, never older than this call."""
-        return self._asking.world(timeout_ms)
+        """Return the world as plain data, as of this call or later."""
+        return self._queries.world(timeout_ms)
 
     def owners(self, topic: str, timeout_ms: int) -> dict[TopicPartition, str | None]:
-        """Return who owns each partition of a topic that was ever claimed."""
-        return self._asking.owners(topic, timeout_ms)
+        """Return the owner of each partition of a topic that was ever claimed."""
+        return self._queries.owners(topic, timeout_ms)
 
     # --- leaving
 
     def leave(self, *, release: bool, timeout_ms: int) -> None:
-        """Leave the group: give everything up, or keep it for a restart within H."""
+        """Leave the group and release all claims.
+
+        With ``release=False`` the sidecar keeps the claims for a restart within one
+        heartbeat interval.
+        """
         self._is_leaving = True
         with self._engine.changed:
             returned = self._session.begin_close(release=release)
         wait_ms = min(timeout_ms, ASK_MS_MAX)
-        said = api.LeaveRequest(
+        request = api.LeaveRequest(
             returned=returned,
             release=release,
             reason="shutdown" if release else "restart",
@@ -254,25 +261,25 @@ class SidecarBackend:
         )
         path = self._connection.path(paths.CLIENT)
 
-        def tell() -> None:
-            # Whoever does not know us has nothing of ours.
+        def send() -> None:
+            # A sidecar that does not know this client holds nothing for it.
             with contextlib.suppress(NotRegistered):
                 self._connection.ask(
                     "DELETE",
                     path,
                     answer=api.LeaveResponse,
-                    body=said,
+                    body=request,
                     timeout_ms=wait_ms,
                 )
 
         try:
-            self._retry(tell, timeout_ms)
+            self._retry(send, timeout_ms)
         except MarshalError:
-            # What it keeps for us runs out by itself.
+            # Leases that the sidecar keeps for this client expire.
             self._context.observe("close_unconfirmed", {})
 
     def close(self) -> None:
-        """End the threads and let go of every connection. Idempotent."""
+        """End the threads and close every connection. Idempotent."""
         self._stopped.set()
         if self._stream is not None:
             self._stream.end()
@@ -286,7 +293,7 @@ class SidecarBackend:
         self._context.ports.data.close(JOIN_MS)
 
     def _retry(self, call: Callable[[], None], timeout_ms: int) -> None:
-        """Make a call until it is answered, for as long as that may help."""
+        """Repeat a call until it is answered, while the error is transient."""
         deadline_ms = self._context.now_ms + timeout_ms
         while True:
             try:
@@ -299,7 +306,7 @@ class SidecarBackend:
                 return
 
     def _rest(self, most_ms: int) -> bool:
-        """Wait a moment, half of it by chance; return whether all is over."""
+        """Wait for half of ``most_ms`` plus jitter; return whether this is closed."""
         half_ms = most_ms // 2
         rest_ms = half_ms + self._entropy.below(half_ms + 1)
         return self._stopped.wait(rest_ms / 1000)
@@ -315,11 +322,12 @@ class SidecarBackend:
                     self._join()
                 for frame in self._frames(after):
                     if not frame.is_of(self._info.incarnation):
-                        # Restarted, and expecting us: it may not know our wants.
+                        # The sidecar was restarted and kept the registration, but
+                        # perhaps not the subscriptions.
                         self._join()
                     after = frame.id or after
                     rest_ms = REST_MS_MIN
-                    self._take(frame.body)
+                    self._on_event(frame.body)
             except NotRegistered:
                 self._is_known = False
             except (IdentityConflict, ConfigurationError) as error:
@@ -342,32 +350,34 @@ class SidecarBackend:
             finally:
                 self._stream = None
 
-    def _take(self, body: api.EventBody) -> None:
+    def _on_event(self, body: api.EventBody) -> None:
         self._note_reached()
         self._under(lambda: self._session.on_event(body))
 
     def _join(self) -> None:
-        """Register anew with a sidecar that does not know this process."""
-        said = register(self._connection, self._identity, info=self._info)
+        """Register again, and repeat subscriptions and wanted keys."""
+        registered = register(self._connection, self._identity, info=self._info)
         clock, address = self._context.ports.clock, self._connection.address
-        require_same_clock(said.info, clock, address=address)
-        if said.info.cluster_id != self._info.cluster_id:
+        require_same_clock(registered.info, clock, address=address)
+        if registered.info.cluster_id != self._info.cluster_id:
             raise ConfigurationError(
                 f"the sidecar at {self._connection.address.text} has moved to another "
                 "cluster; open a new Marshal",
                 setting="sidecar",
             )
         with self._engine.changed:
-            self._info = said.info
-            self._context.span = said.info.span
-            self._session.claimant = _claimant(said.info, self._identity)
+            self._info = registered.info
+            self._context.span = registered.info.span
+            self._session.claimant = _claimant(registered.info, self._identity)
             names = self._session.names
             wants = {n: w for n, w in self._wants.items() if n in names}
-            keys = [(key, self._commands.wish_of(key)) for key in self._session.wanted]
+            keys = [
+                (key, self._commands.want_number(key)) for key in self._session.wanted
+            ]
         for name, each in wants.items():
             self._put_wants(name, each)
-        for key, wish in keys:
-            self._put_claim(key, wish)
+        for key, number in keys:
+            self._put_claim(key, number)
         self._is_known = True
 
     @property
@@ -392,13 +402,13 @@ class SidecarBackend:
             if self._is_leaving or self._session.failure or not self._is_known:
                 continue
             with self._engine.changed:
-                told = self._session.standings(everything=False)[: api.PROGRESS_MAX]
+                reported = self._session.standings(everything=False)[: api.PROGRESS_MAX]
             try:
-                said = self._connection.ask(
+                response = self._connection.ask(
                     "POST",
                     path,
                     answer=api.HeartbeatResponse,
-                    body=api.HeartbeatRequest(standings=told),
+                    body=api.HeartbeatRequest(standings=reported),
                 )
             except NotRegistered:
                 self._is_known = False
@@ -409,7 +419,7 @@ class SidecarBackend:
                 self._note_unreachable(error)
             else:
                 with self._engine.changed:
-                    self._session.on_deadlines(said, told=told)
+                    self._session.on_deadlines(response, reported=reported)
                     self._engine.changed.notify_all()
 
     # --- the thread of the deadlines
@@ -429,12 +439,12 @@ class SidecarBackend:
                 return
 
     def _fail_for(self, error: Exception) -> None:
-        told = CoordinationError(
+        failure = CoordinationError(
             f"following the sidecar stopped on an internal error: {error!r}; "
             "everything it held for this client is over"
         )
-        told.__cause__ = error
-        self._under(lambda: self._session.fail(told))
+        failure.__cause__ = error
+        self._under(lambda: self._session.fail(failure))
 
     def _grant(self, ask: api.GrantRequest) -> api.GrantResponse:
         return self._connection.ask(
@@ -446,14 +456,14 @@ class SidecarBackend:
         )
 
     def _under(self, call: Callable[[], None]) -> None:
-        """Make a call under the lock, and tell whoever waits for news."""
+        """Make a call under the lock, then notify the waiting threads."""
         with self._engine.changed:
             call()
             self._engine.changed.notify_all()
 
 
 def beat_ms_of(info: api.Info) -> int:
-    """Return the time between two beats of a client."""
+    """Return the heartbeat interval of a client."""
     sixth_ms = info.heartbeat_interval_ms // BEATS_PER_H
     return max(1, min(sixth_ms, BEAT_MS_MAX, info.client_beat_ms_max))
 
@@ -465,7 +475,7 @@ def register(
 
     Raises:
         IdentityConflict: Another process of that name is alive.
-        CoordinationError: The sidecar cannot be reached, or not now.
+        CoordinationError: The sidecar cannot be reached, or is not ready.
     """
     request = api.RegisterRequest(
         instance=identity.instance.hex(), beat_ms=beat_ms_of(info)
@@ -477,7 +487,7 @@ def register(
 
 
 def look(connection: Connection) -> api.Info:
-    """Ask the sidecar what it is."""
+    """Return the sidecar's ``GET /v1/info``."""
     return connection.ask("GET", paths.INFO, answer=api.Info, timeout_ms=ASK_MS_MAX)
 
 
@@ -493,15 +503,15 @@ def greet(
 
     Args:
         connection: To the sidecar.
-        identity: How the process presents itself.
+        identity: Identity to register with.
         clock: Local time.
-        check: Raises where the sidecar is not the one that is wanted.
+        check: Raises if the sidecar is not the expected one.
         timeout_ms: How long to wait.
 
     Raises:
-        ConfigurationError: It is no sidecar of this machine or release.
+        ConfigurationError: The sidecar is of another machine or release.
         IdentityConflict: Another process of that name is alive.
-        CoordinationError: It cannot be reached, or was not ready in time.
+        CoordinationError: The sidecar cannot be reached, or was not ready in time.
     """
     deadline_ms = clock.now_ms() + timeout_ms
     rests = threading.Event()
@@ -520,10 +530,10 @@ def greet(
 
 
 def require_level(info: api.Info, connection: Connection) -> None:
-    """Refuse a sidecar that speaks another API.
+    """Check the level of the sidecar's API.
 
     Raises:
-        ConfigurationError: It does.
+        ConfigurationError: The sidecar speaks another level.
     """
     if info.level != api.API_LEVEL:
         raise ConfigurationError(
@@ -534,10 +544,11 @@ def require_level(info: api.Info, connection: Connection) -> None:
 
 
 def require_same_clock(info: api.Info, clock: Clock, *, address: Address) -> None:
-    """Refuse a sidecar whose boot clock is not ours: its deadlines mean nothing here.
+    """Check that the sidecar reads the boot clock of this process.
 
     Raises:
-        ConfigurationError: It is of another machine, or another time namespace.
+        ConfigurationError: The sidecar runs on another machine or in another time
+            namespace, so its deadlines mean nothing here.
     """
     boot_id = ""
     with contextlib.suppress(OSError):

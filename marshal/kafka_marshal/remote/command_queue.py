@@ -1,4 +1,4 @@
-"""Threads that ask the sidecar for what may take a while, so that no lock waits."""
+"""Sends the session's commands to the sidecar on worker threads, outside the lock."""
 
 import queue
 import threading
@@ -18,11 +18,11 @@ IDLE_S = 60.0
 
 
 class WorkerPool:
-    """A few daemon threads for calls, which begin in the order they came.
+    """A few daemon threads that start calls in the order of submission.
 
     Args:
         name: Name of the threads.
-        threads: How many calls run at a time. They start with the first call.
+        threads: Number of calls that run at a time. Threads start on demand.
     """
 
     def __init__(self, name: str, *, threads: int) -> None:
@@ -35,9 +35,9 @@ class WorkerPool:
         self._is_closed = False
 
     def submit(self, call: Callable[[], None]) -> bool:
-        """Have a call made soon; return whether there was room. Never blocks.
+        """Queue a call; return whether there was room. Never blocks.
 
-        What it raises ends nothing but itself: calls take care of their errors.
+        Calls must handle their own errors: an exception ends the worker thread.
         """
         with self._lock:
             if self._is_closed:
@@ -47,8 +47,8 @@ class WorkerPool:
             except queue.Full:
                 return False
             self._unfinished += 1
-            # Counted until they end: the length of the queue would count a thread that
-            # has just taken a call as one that is free for the next.
+            # Calls count until they end: by the length of the queue, a thread that has
+            # just taken a call would count as free.
             if len(self._threads) < min(self._unfinished, self._most):
                 thread = threading.Thread(
                     target=self._run, name=self._name, daemon=True
@@ -58,7 +58,7 @@ class WorkerPool:
         return True
 
     def close(self, timeout_ms: int) -> None:
-        """End after the calls under way; what queues is not begun. Idempotent."""
+        """End after the running calls; drop the queued ones. Idempotent."""
         with self._lock:
             self._is_closed = True
             threads = list(self._threads)
@@ -89,7 +89,7 @@ class WorkerPool:
                     self._unfinished -= 1
 
 
-HEARD_MS = 5_000
+CONFIRM_MS = 5_000
 REST_S = 0.2
 FLUSH_TRIES_MAX = 100
 
@@ -102,16 +102,15 @@ class _End:
 
 
 class CommandQueue:
-    """Carries what one session says. Called under the lock, but for its own threads.
+    """Sends the commands of one session. Called under the lock.
 
     Args:
         connection: To the sidecar.
-        lock: The lock of the session's engine, as a context.
-        news: Called under the lock whenever something was heard.
-        workers: Threads that carry.
-        stopped: Set once nothing is to be carried any more.
-        standings: Returns how far everything is. Under the lock.
-        heard: Takes the answer to a flush. Under the lock.
+        lock: The condition of the session's engine; notified after each confirmation.
+        workers: Threads that send.
+        stopped: Set once nothing is to be sent any more.
+        standings: Returns the progress of every held key. Called under the lock.
+        on_flushed: Handles the answer to a flush. Called under the lock.
     """
 
     def __init__(
@@ -122,26 +121,26 @@ class CommandQueue:
         workers: WorkerPool,
         stopped: threading.Event,
         standings: Callable[[], tuple[api.Progress, ...]],
-        heard: Callable[[api.HeartbeatResponse, tuple[api.Progress, ...]], None],
+        on_flushed: Callable[[api.HeartbeatResponse, tuple[api.Progress, ...]], None],
     ) -> None:
         self._connection = connection
         self._lock = lock
         self._workers = workers
         self._stopped = stopped
         self._standings = standings
-        self._heard = heard
+        self._on_flushed = on_flushed
         self._seq = 0
         self._open: set[int] = set()
-        # Not heard, and not asked any more: they may have been all the same.
+        # Not confirmed and not repeated any more; the sidecar may have applied them.
         self._late: set[int] = set()
         self._returned: dict[tuple[str, int, int], api.Release] = {}
-        # Number of the wish for each key that is, or was, wanted alone.
+        # How many times each key was wanted without a subscription.
         self._wanted: dict[Key, int] = {}
         self._is_returning = False
         self._is_flushing = False
         self._flushes: list[int] = []
 
-    # --- what the session says
+    # --- commands of the session
 
     @property
     def returning_count(self) -> int:
@@ -150,36 +149,36 @@ class CommandQueue:
 
     def is_pending(self, seqs: Iterable[int], *, late: bool) -> bool:
         """Return whether any is still to be waited for."""
-        # What queued when all was stopped is never heard.
+        # Commands still queued at the stop are never sent.
         is_over = self._stopped.is_set()
         waiting = set() if is_over else self._open
         lost = self._late | self._open if is_over else self._late
         return any(seq in waiting or (late and seq in lost) for seq in seqs)
 
     def give_back(self, returned: Sequence[api.Release]) -> None:
-        """Tell what is not used any more, until the sidecar knows."""
+        """Return keys to the sidecar; repeat until it confirms."""
         for each in returned:
             self._returned[each.topic, each.partition, each.epoch] = each
         if returned and not self._is_returning:
             self._is_returning = self._workers.submit(self._return_all)
 
     def end(self, name: str, returned: Sequence[api.Release], *, keep: bool) -> int:
-        """Tell that a subscription is over; return what to wait for."""
-        return self._carry(partial(self._end, _End(name, tuple(returned), keep)))
+        """End a subscription; return the number to wait for."""
+        return self._send(partial(self._end, _End(name, tuple(returned), keep)))
 
-    def wish_of(self, key: Key) -> int:
-        """Return the number of the present wish for a key: the next is another."""
+    def want_number(self, key: Key) -> int:
+        """Return how many times a key has been wanted, at least 1."""
         return self._wanted.get(key, 1)
 
     def unclaim(self, key: Key) -> None:
-        """Tell that a key is wanted no more, after what was given back of it."""
-        wish = self.wish_of(key)
-        self._wanted[key] = wish + 1
+        """Withdraw the claim of a key, after returning what was held of it."""
+        number = self.want_number(key)
+        self._wanted[key] = number + 1
         parts = {"topic": key.topic, "partition": key.partition}
         path = self._connection.path(paths.CLAIM, parts)
 
-        def say() -> None:
-            # That may be under way on another thread, and has the position.
+        def command() -> None:
+            # Another thread may be sending the release with the position just now.
             with self._lock:
                 left = tuple(
                     each
@@ -188,12 +187,12 @@ class CommandQueue:
                 )
             if left:
                 self._release(left)
-            self._connection.tell("DELETE", path, query={"wish": str(wish)})
+            self._connection.send("DELETE", path, query={"wish": str(number)})
 
-        self._carry(say)
+        self._send(command)
 
     def flush(self) -> int:
-        """Tell every position; return what to wait for."""
+        """Report every position; return the number to wait for."""
         seq = self._next()
         self._flushes.append(seq)
         if not self._is_flushing:
@@ -205,32 +204,32 @@ class CommandQueue:
         self._open.add(self._seq)
         return self._seq
 
-    def _carry(self, say: Callable[[], None]) -> int:
-        """Have something said, again and again until it was heard or refused."""
+    def _send(self, command: Callable[[], None]) -> int:
+        """Queue a command, which is repeated until it is confirmed or refused."""
         seq = self._next()
 
-        def carry() -> None:
-            is_heard = self._persist(say)
+        def run() -> None:
+            is_confirmed = self._persist(command)
             with self._lock:
-                self._settle([seq], is_heard=is_heard)
+                self._settle([seq], is_confirmed=is_confirmed)
 
-        if not self._workers.submit(carry):
-            self._settle([seq], is_heard=False)
+        if not self._workers.submit(run):
+            self._settle([seq], is_confirmed=False)
         return seq
 
-    def _settle(self, seqs: Iterable[int], *, is_heard: bool) -> None:
+    def _settle(self, seqs: Iterable[int], *, is_confirmed: bool) -> None:
         self._open.difference_update(seqs)
-        if not is_heard:
+        if not is_confirmed:
             self._late.update(seqs)
         self._lock.notify_all()
 
-    def _persist(self, say: Callable[[], None]) -> bool:
-        """Say something until it was heard; return whether it was."""
+    def _persist(self, command: Callable[[], None]) -> bool:
+        """Repeat a command until it is answered; return False if stopped before."""
         while not self._stopped.is_set():
             try:
-                say()
+                command()
             except NotRegistered:
-                return True  # whoever does not know us has nothing of ours
+                return True  # the sidecar holds nothing for a client it does not know
             except MarshalError as error:
                 if not may_pass(error):
                     return True
@@ -239,22 +238,22 @@ class CommandQueue:
                 return True
         return False
 
-    # --- on threads of its own
+    # --- on worker threads
 
     def _end(self, end: _End) -> None:
         parts = {"name": end.name}
-        self._connection.tell(
+        self._connection.send(
             "POST",
             self._connection.path(paths.SUBSCRIPTION_END, parts),
-            body=api.ReleaseRequest(returned=end.returned, timeout_ms=HEARD_MS),
-            timeout_ms=HEARD_MS,
+            body=api.ReleaseRequest(returned=end.returned, timeout_ms=CONFIRM_MS),
+            timeout_ms=CONFIRM_MS,
             query={"keep": "true"} if end.keep else None,
         )
 
     def _release(self, returned: tuple[api.Release, ...]) -> None:
-        said = api.ReleaseRequest(returned=returned, timeout_ms=HEARD_MS)
+        request = api.ReleaseRequest(returned=returned, timeout_ms=CONFIRM_MS)
         path = self._connection.path(paths.RELEASED)
-        self._connection.tell("POST", path, body=said, timeout_ms=HEARD_MS)
+        self._connection.send("POST", path, body=request, timeout_ms=CONFIRM_MS)
 
     def _return_all(self) -> None:
         while True:
@@ -263,9 +262,9 @@ class CommandQueue:
                 if not taken or self._stopped.is_set():
                     self._is_returning = False
                     return
-            is_heard = self._persist(partial(self._release, tuple(taken.values())))
+            is_confirmed = self._persist(partial(self._release, tuple(taken.values())))
             with self._lock:
-                if is_heard:
+                if is_confirmed:
                     for name, each in taken.items():
                         if self._returned.get(name) is each:
                             del self._returned[name]
@@ -281,31 +280,33 @@ class CommandQueue:
                 if not seqs or is_over:
                     self._flushes.clear()
                     self._is_flushing = False
-                    self._settle(seqs, is_heard=False)
+                    self._settle(seqs, is_confirmed=False)
                     return
-                told = self._standings()
-            beat = api.HeartbeatRequest(standings=told, flush=True, timeout_ms=HEARD_MS)
+                reported = self._standings()
+            beat = api.HeartbeatRequest(
+                standings=reported, flush=True, timeout_ms=CONFIRM_MS
+            )
             try:
-                said = self._connection.ask(
+                response = self._connection.ask(
                     "POST",
                     path,
                     answer=api.HeartbeatResponse,
                     body=beat,
-                    timeout_ms=HEARD_MS,
+                    timeout_ms=CONFIRM_MS,
                 )
             except MarshalError:
-                # Also where a claim of these has ended: the event is on its way,
-                # and the next try tells of the others.
+                # Also raised where one of these claims has ended: its event is on the
+                # way, and the next try reports the others.
                 tries += 1
                 self._stopped.wait(REST_S)
                 continue
             tries = 0
             with self._lock:
-                self._heard(said, told)
+                self._on_flushed(response, reported)
                 del self._flushes[: len(seqs)]
-                self._settle(seqs, is_heard=True)
+                self._settle(seqs, is_confirmed=True)
 
 
 def may_pass(error: MarshalError) -> bool:
-    """Return whether saying the same again may be heard."""
+    """Return whether the same request may succeed later."""
     return error.retriable or isinstance(error, TimeoutError)

@@ -1,4 +1,4 @@
-"""Opens a client's backend to a sidecar: what is checked before anything is claimed."""
+"""Opens a client's backend to a sidecar, and checks its options before any claim."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,17 +21,17 @@ Servers = str | Sequence[str]
 
 @attrs.frozen(kw_only=True)
 class ConnectOptions:
-    """What a client expects of its sidecar, and brings along.
+    """Options of a connection to a sidecar, and what the client expects of it.
 
     Attributes:
         sidecar: Address of the sidecar.
-        token_file: Where its token stands, for TCP.
-        servers: Where the client finds its data; None for where the sidecar does.
-        coordination_topic: Expected name of it; None for whatever it is.
-        heartbeat_interval_ms: Expected H; None for whatever it is.
+        token_file: File with its token, for TCP.
+        servers: Brokers with the client's data; None for those of the sidecar.
+        coordination_topic: Expected name; None accepts any.
+        heartbeat_interval_ms: Expected heartbeat interval; None accepts any.
         settings: Makes connection settings of addresses and coordination topic.
-        instance: Which process this is, for one that comes back in the place of
-            another that is dead; None draws it.
+        instance: Id of the process that this one replaces, which is dead; None draws
+            a new one.
     """
 
     sidecar: str
@@ -51,10 +51,11 @@ def open_backend(
     observer: Observer,
     timeout_ms: int,
 ) -> SidecarBackend:
-    """Register at a sidecar, and begin to follow it.
+    """Register with a sidecar, and start to follow its events.
 
     Raises:
-        ConfigurationError: An address, a token or an expectation is wrong.
+        ConfigurationError: An address or a token is invalid, or the sidecar is not as
+            expected.
         IdentityConflict: Another process of this name is alive.
         CoordinationError: The sidecar cannot be reached, or was not ready in time.
     """
@@ -63,7 +64,7 @@ def open_backend(
     instance = options.instance or entropy.random_bytes(INSTANCE_BYTES)
     identity = ClientIdentity(group_id, client_id, instance)
     if options.servers is not None:
-        # Invalid addresses are reported before the sidecar is asked.
+        # Report invalid addresses before the first request to the sidecar.
         options.settings(options.servers, options.coordination_topic or "__marshal")
     connection = Connection.open(
         address,

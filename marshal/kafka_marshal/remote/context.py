@@ -1,4 +1,4 @@
-"""Stands in for an engine where a sidecar has the claims: a lock, a clock, ports."""
+"""Replaces the engine in a client whose claims a sidecar holds: lock, clock, ports."""
 
 import threading
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from kafka_marshal.protocol.types import Key
 
 @attrs.frozen
 class RemotePorts:
-    """What a process without an engine reaches the world outside by."""
+    """The ports of a process without an engine."""
 
     data: DataLog
     clock: Clock
@@ -35,19 +35,19 @@ class RemotePorts:
 
 @attrs.define(eq=False)
 class RemoteContext:
-    """What the parts of one client share.
+    """State shared by the parts of one client.
 
     Attributes:
         ports: The ports.
-        heartbeat_interval_ms: H, as the sidecar says.
-        span: Most offsets that a request may ask for, as the sidecar says.
-        holdings: What the client contends for or holds.
-        heads: At most once: next offset that nobody was granted, as last heard.
-        follows: Epoch of the claim before the one that is held, where it was told.
+        heartbeat_interval_ms: Heartbeat interval, as reported by the sidecar.
+        span: Most offsets that a request may ask for, as reported by the sidecar.
+        holdings: Keys that the client contends for or holds.
+        heads: At most once: next offset that is not granted, as last reported.
+        follows: Epoch of the claim before the held one, if the sidecar reported it.
         replicas: Empty: the sidecar folds the log.
-        wrong_settings: Empty: the sidecar looks at the topic.
-        meters: What is counted on the way.
-        pause: Whether the group is paused, as last heard.
+        wrong_settings: Empty: the sidecar checks the topic.
+        meters: Counters.
+        pause: Whether the group is paused, as last reported.
     """
 
     ports: RemotePorts
@@ -67,7 +67,7 @@ class RemoteContext:
         return self.ports.clock.now_ms()
 
     def glance(self, key: Key) -> Glance | None:
-        """Return what is known of a key; nothing of what is not held here."""
+        """Return the state of a key, None unless this client holds it."""
         holding = self.holdings.get(key)
         if holding is None or not holding.claim.is_owned:
             return None
@@ -84,24 +84,24 @@ class RemoteContext:
         return None
 
     def is_paused(self, group_id: str) -> bool:
-        """Return whether the group is paused, as last heard."""
+        """Return whether the group is paused, as last reported."""
         del group_id
         return self.pause
 
     def observe(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Tell the observer."""
+        """Count an event and pass it to the observer."""
         self.meters.count_event(name)
         self.ports.observer.observe(Event(name, fields))
 
 
 class RemoteEngine:
-    """What consumers and claims see in an engine's place.
+    """What consumers and claims use instead of an engine.
 
     Attributes:
-        changed: Notified whenever there is news; its lock guards all state.
+        changed: Notified on every change; its lock guards all state.
         lock: The lock of ``changed``.
-        context: What the parts share.
-        failure: Always None: what fails is the session.
+        context: State shared by the parts.
+        failure: Always None: failures are those of the session.
     """
 
     def __init__(self, context: RemoteContext) -> None:

@@ -1,4 +1,4 @@
-"""What a sidecar could not do, as the errors that this library raises anyhow."""
+"""Maps the failures of a sidecar to the errors of this library."""
 
 from kafka_marshal import errors
 from kafka_marshal.errors import (
@@ -28,53 +28,53 @@ _PLAIN = (
 
 
 class NotRegistered(CoordinationError):
-    """The sidecar does not know this process, or knows it no more: register anew."""
+    """The sidecar does not know this process, or has removed it: register again."""
 
 
-def error_of(said: Failure) -> MarshalError:
+def error_of(failure: Failure) -> MarshalError:
     """Return the error that a failure stands for.
 
-    One that this release does not know is a ``CoordinationError`` where the same
-    request may succeed later, else a plain ``MarshalError``.
+    A failure of unknown kind becomes a ``CoordinationError`` if it is retriable, else
+    a plain ``MarshalError``.
     """
-    message, reason = said.message, said.reason
-    match said.error:
+    message, reason = failure.message, failure.reason
+    match failure.error:
         case "ConfigurationError":
-            return ConfigurationError(message, setting=said.setting or "")
+            return ConfigurationError(message, setting=failure.setting or "")
         case "ClaimLost":
             return ClaimLost(
                 message,
-                winner=said.holder,
-                at_offset=said.at_offset,
+                winner=failure.holder,
+                at_offset=failure.at_offset,
                 reason=reason or "",
             )
         case "ClaimRejected":
             return ClaimRejected(
                 message,
-                holder=said.holder,
-                at_offset=said.at_offset,
+                holder=failure.holder,
+                at_offset=failure.at_offset,
                 reason=reason or "held",
             )
         case "IdentityConflict":
-            return IdentityConflict(message, holder=said.holder or "")
+            return IdentityConflict(message, holder=failure.holder or "")
         case "GroupPaused":
-            return GroupPaused(message, until_ms=0, by=said.holder or "")
+            return GroupPaused(message, until_ms=0, by=failure.holder or "")
         case "PositionError":
-            return _position_error(said)
+            return _position_error(failure)
         case name if name in _PLAIN:
             kind: type[MarshalError] = getattr(errors, name)
             return kind(message)
-    return CoordinationError(message) if said.retriable else MarshalError(message)
+    return CoordinationError(message) if failure.retriable else MarshalError(message)
 
 
-def _position_error(said: Failure) -> PositionError:
+def _position_error(failure: Failure) -> PositionError:
     place = None
-    if said.topic is not None and said.partition is not None:
-        place = (said.topic, said.partition)
+    if failure.topic is not None and failure.partition is not None:
+        place = (failure.topic, failure.partition)
     return PositionError(
-        said.message,
-        requested=-1 if said.requested is None else said.requested,
-        log_start=-1 if said.log_start is None else said.log_start,
-        log_end=-1 if said.log_end is None else said.log_end,
+        failure.message,
+        requested=-1 if failure.requested is None else failure.requested,
+        log_start=-1 if failure.log_start is None else failure.log_start,
+        log_end=-1 if failure.log_end is None else failure.log_end,
         partition=place,
     )

@@ -1,8 +1,8 @@
 """Asks the sidecar for ranges of offsets at most once (PROTOCOL 6.2, 6.3).
 
-A request that got no answer may have been granted all the same, so it is sent again
-under its number and is answered as the first one was. If that fails for too long, or
-the sidecar was restarted meanwhile, that grant is lost: nobody processes it.
+A request without an answer may have been granted, so it is sent again with the same
+number, and the sidecar returns the original answer. If that fails for too long, or the
+sidecar was restarted meanwhile, the grant is lost: nobody processes it.
 """
 
 from collections import deque
@@ -34,7 +34,7 @@ Under = Callable[[Callable[[], None]], None]
 
 @attrs.define(eq=False)
 class _Asked:
-    """A request on its way, until its answer is taken."""
+    """A request whose answer is not yet applied."""
 
     holding: Holding
     record: ClaimingMessages
@@ -47,12 +47,12 @@ class SidecarGrantRequester(GrantRequester):
     """Sends one client's requests. Called under the lock.
 
     Args:
-        context: What the client's parts share.
-        ask: Asks the sidecar, and waits for the verdict.
-        run: Has a call made on another thread; says whether there was room.
-        under: Makes a call under the lock, and tells whoever waits for news.
-        on_end: Takes a holding whose claim a verdict has ended.
-        rest: Waits a moment, after a request that got no answer.
+        context: State shared by the client's parts.
+        ask: Sends a request to the sidecar, and waits for the verdict.
+        run: Queues a call for another thread; returns whether there was room.
+        under: Makes a call under the lock, and notifies the waiting threads.
+        on_end: Called with a holding whose claim a verdict has ended.
+        rest: Waits briefly, after a request without an answer.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class SidecarGrantRequester(GrantRequester):
         return max(VERDICT_MS_MAX, self._remote.heartbeat_interval_ms)
 
     def look(self, holding: Holding) -> None:
-        """Do nothing: whether the log has a position came with the claim."""
+        """Do nothing: the ``assigned`` event states whether the log has a position."""
 
     def _send(self, holding: Holding, first: int, last: int) -> tuple[int, int] | None:
         progress, claim, key = holding.progress, holding.claim, holding.key
@@ -110,7 +110,7 @@ class SidecarGrantRequester(GrantRequester):
         return self._seq, asked.sent_ms
 
     def _fetch(self, asked: "_Asked") -> None:
-        """Ask, on a thread of its own, and take the verdict."""
+        """Send a request and apply the verdict. Runs on a worker thread."""
         half_ms = self._context.heartbeat_interval_ms // 2
         record = asked.record
         ask = GrantRequest(
@@ -140,7 +140,7 @@ class SidecarGrantRequester(GrantRequester):
     def _on_outcome(
         self, asked: "_Asked", answer: GrantResponse | MarshalError
     ) -> None:
-        """Take an answer, or ask again where there was none, while it is waited for."""
+        """Apply an answer; without one, send again until the verdict is overdue."""
         held = self._holdings.get(asked.holding.key)
         may_repeat = (
             isinstance(answer, CoordinationError | DeadlineExceeded)
@@ -151,7 +151,7 @@ class SidecarGrantRequester(GrantRequester):
             self._on_answer(asked, answer)
 
     def _on_answer(self, asked: "_Asked", answer: GrantResponse | MarshalError) -> None:
-        """Take the answers of a key in the order of asking: its ranges grow then."""
+        """Apply the answers of a key in the order of the requests: ranges ascend."""
         asked.answer = answer
         key = asked.holding.key
         waiting = self._asked.get(key, deque())
@@ -179,7 +179,7 @@ class SidecarGrantRequester(GrantRequester):
 def _transition(
     key: Key, record: ClaimingMessages, granted: GrantResponse
 ) -> Transition:
-    """Return a verdict as the fold in this process would have given it."""
+    """Return a verdict in the form of a fold in this process."""
     is_granted = granted.outcome == ACCEPTED and granted.first is not None
     detail = None
     if is_granted and granted.first is not None and granted.last is not None:

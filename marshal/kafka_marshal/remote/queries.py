@@ -1,4 +1,4 @@
-"""What a client asks its sidecar of the log: claims, owners, the whole world."""
+"""Queries of a client to its sidecar: claims, owners, the world document."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -18,11 +18,11 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class SidecarQueries:
-    """Asks one sidecar for one client.
+    """Sends the queries of one client.
 
     Args:
         connection: To the sidecar.
-        info: Returns what the sidecar said of itself last.
+        info: Returns the latest ``GET /v1/info`` of the sidecar.
     """
 
     def __init__(self, connection: Connection, info: Callable[[], api.Info]) -> None:
@@ -30,7 +30,7 @@ class SidecarQueries:
         self._info = info
 
     def glance(self, key: Key) -> Glance | None:
-        """Return what the log says of a key, None where that is not known."""
+        """Return the state of a key by the log, None if it is not known."""
         try:
             found = self._group(ASK_MS_MAX)
         except MarshalError:
@@ -50,11 +50,11 @@ class SidecarQueries:
         return None
 
     def last_claims(self, timeout_ms: int) -> dict[TopicPartition, LastClaim]:
-        """Return the newest claim of each key of the group, never older than this call.
+        """Return the newest claim of each key of the group, as of this call or later.
 
-        The log names the sidecar as the owner of what any of its clients has. What it
-        has lent to none of the others may be ours, and the event that says so on its
-        way.
+        The log names the sidecar as the owner of the claims of all its clients. A
+        claim that is subleased to no other client may belong to this one, even before
+        its ``assigned`` event arrives.
         """
         rows = [
             (
@@ -66,31 +66,33 @@ class SidecarQueries:
         ]
         sidecar = self._info().client_id
         is_owner = any(owner == sidecar for _, owner, _ in rows)
-        lent = self._lent_to_others() if is_owner else set()
+        subleased = self._subleased_to_others() if is_owner else set()
         return {
             place: LastClaim(
-                owner, epoch, may_be_ours=owner == sidecar and str(place) not in lent
+                owner,
+                epoch,
+                may_be_ours=owner == sidecar and str(place) not in subleased,
             )
             for place, owner, epoch in rows
         }
 
     def world(self, timeout_ms: int) -> dict[str, Any]:
-        """Return the world as plain data, never older than this call."""
-        found = self._look(paths.WORLD, WorldNow, timeout_ms=timeout_ms)
+        """Return the world as plain data, as of this call or later."""
+        found = self._query(paths.WORLD, WorldNow, timeout_ms=timeout_ms)
         return {"schema": found.schema, "partitions": found.partitions}
 
     def owners(self, topic: str, timeout_ms: int) -> dict[TopicPartition, str | None]:
-        """Return who owns each partition of a topic that was ever claimed."""
+        """Return the owner of each partition of a topic that was ever claimed."""
         path = self._connection.path(paths.OWNERS, {"topic": topic})
-        found = self._look(path, OwnersNow, timeout_ms=timeout_ms)
+        found = self._query(path, OwnersNow, timeout_ms=timeout_ms)
         return {TopicPartition(topic, n): who for n, who in found.owners.items()}
 
     def _group(self, timeout_ms: int) -> GroupNow:
         path = self._connection.path(paths.GROUP)
-        return self._look(path, GroupNow, timeout_ms=timeout_ms)
+        return self._query(path, GroupNow, timeout_ms=timeout_ms)
 
-    def _look(self, path: str, answer: type[T], *, timeout_ms: int) -> T:
-        """Ask for what the log says as of now."""
+    def _query(self, path: str, answer: type[T], *, timeout_ms: int) -> T:
+        """Send a query that the sidecar answers from a fold not older than the call."""
         wait_ms = min(timeout_ms, api.WAIT_MS_MAX)
         return self._connection.ask(
             "GET",
@@ -101,7 +103,7 @@ class SidecarQueries:
         )
 
     def _neighbour(self, key: Key) -> str | None:
-        """Return which client of the same sidecar has a key, None if not known."""
+        """Return the client of the same sidecar that holds a key, None if not known."""
         try:
             found = self._connection.ask("GET", paths.CLIENTS, answer=ClientsNow)
         except MarshalError:
@@ -112,8 +114,8 @@ class SidecarQueries:
                 return each.client
         return None
 
-    def _lent_to_others(self) -> set[str]:
-        """Return what other clients of the group have by the same sidecar."""
+    def _subleased_to_others(self) -> set[str]:
+        """Return the partitions of other clients of the group at the same sidecar."""
         found = self._connection.ask("GET", paths.CLIENTS, answer=ClientsNow)
         own = self._connection
         return {

@@ -1,9 +1,9 @@
-"""What a client has by its sidecar: stands in for a session of an engine's own.
+"""Session of a client whose claims a sidecar holds, in place of an engine's session.
 
-The sidecar claims, beats to the log and releases; this keeps what the application
-sees of it. The claim, the holding and both ladders of delivery are those of the
-engine, and so are the deadlines: they run out by themselves where nobody renews them
-(PROTOCOL 5.2), so that a dead sidecar stops its clients.
+The sidecar claims, sends heartbeats to the log and releases; the session keeps the
+state that the application sees. Claims, holdings, both delivery modes and deadlines are
+those of the engine. A deadline that is not renewed expires here (PROTOCOL 5.2), so that
+the clients of a dead sidecar stop.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,22 +33,22 @@ OVER_MAX = 100_000
 
 
 class Commands(Protocol):
-    """Who carries to the sidecar what the session says. Never blocks."""
+    """Sends the session's commands to the sidecar. Never blocks."""
 
     def give_back(self, returned: Sequence[api.Release]) -> None:
-        """Tell what is not used any more, until the sidecar knows."""
+        """Return keys to the sidecar; repeat until it confirms."""
         ...
 
     def end(self, name: str, returned: Sequence[api.Release], *, keep: bool) -> int:
-        """Tell that a subscription is over; return what to wait for."""
+        """End a subscription; return the number to wait for."""
         ...
 
     def unclaim(self, key: Key) -> None:
-        """Tell that a key is wanted no more."""
+        """Withdraw the claim of a key that was wanted without a subscription."""
         ...
 
     def flush(self) -> int:
-        """Tell every position; return what to wait for."""
+        """Report every position; return the number to wait for."""
         ...
 
     def is_pending(self, seqs: Iterable[int], *, late: bool) -> bool:
@@ -62,14 +62,14 @@ class Commands(Protocol):
 
 
 class RemoteSession(Holder):
-    """A client of a group, by a sidecar. Called under the engine's lock.
+    """A client of a group behind a sidecar. Called under the engine's lock.
 
     Attributes:
-        claimant: Who claims, as the log has it: the sidecar.
+        claimant: Claimant in the log: the sidecar.
         client_id: The client's own name.
-        holdings: What it contends for or holds, by key.
-        grants: Asks for ranges of offsets at most once.
-        commands: Carries what is said.
+        holdings: Keys that it contends for or holds.
+        grants: Requests ranges of offsets at most once.
+        commands: Sends the commands.
     """
 
     commands: Commands
@@ -97,35 +97,36 @@ class RemoteSession(Holder):
             wanted=self._wanted,
         )
         self._names: dict[str, Subscription] = {}
-        # Every name that was ever used here, and what came for others: an earlier
-        # process that this one goes on for had them, and will have them again.
+        # Names of all subscriptions so far, and assignments for other names: they
+        # belong to subscriptions of the process that this one replaces, which the
+        # application is about to repeat.
         self._had: set[str] = set()
         self._early: dict[Key, api.Assignment] = {}
-        # Which life of the sidecar has told of each claim.
-        self._givers: dict[Key, Owner] = {}
-        # Newest claim of each key that ended here: what is told of it comes late.
+        # Sidecar incarnation that announced each claim.
+        self._announced_by: dict[Key, Owner] = {}
+        # Newest claim of each key that ended here: later events about it are ignored.
         self._over: dict[Key, int] = {}
-        self._told: dict[Key, api.Progress] = {}
+        self._reported: dict[Key, api.Progress] = {}
         self._deadlines_ms = 0
         # Topics that another live member could take partitions of.
         self._takers: frozenset[str] = frozenset()
         self._stuck_counts: dict[Key, int] = {}
         self._ticked_ms = context.now_ms
 
-    # --- wishes
+    # --- subscriptions
 
     @property
     def names(self) -> dict[str, Subscription]:
-        """What is pursued now, as the sidecar calls it."""
+        """The current subscriptions, by their names at the sidecar."""
         return dict(self._names)
 
     @property
     def wanted(self) -> list[Key]:
-        """Keys that are wanted without a policy."""
+        """Keys that are wanted without a subscription."""
         return list(self._wanted.explicit)
 
     def subscribe(self, name: str, subscription: Subscription) -> None:
-        """Begin to pursue a subscription.
+        """Start to pursue a subscription.
 
         Raises:
             InvalidTransition: A topic is consumed in this session already.
@@ -133,20 +134,20 @@ class RemoteSession(Holder):
         self._wanted.add(subscription, client_id=self.client_id)
         self._names[name] = subscription
         self._had.add(name)
-        for key, said in list(self._early.items()):
-            if said.subscription == name:
+        for key, assignment in list(self._early.items()):
+            if assignment.subscription == name:
                 del self._early[key]
-                self._on_assigned(said)
+                self._on_assigned(assignment)
 
     def forget(self, name: str) -> None:
-        """Pursue a subscription no more, which the sidecar may never have had."""
+        """Drop a subscription that the sidecar may not have received."""
         subscription = self._names.pop(name, None)
         if subscription is not None:
             self._wanted.subs.remove(subscription)
             self.commands.end(name, (), keep=False)
 
     def unsubscribe(self, subscription: Subscription, *, release: bool) -> list[int]:
-        """Stop to pursue a subscription; give up all that it holds, or keep that."""
+        """End a subscription; release what it holds, or keep it."""
         name = next((n for n, s in self._names.items() if s is subscription), None)
         if name is None:
             return []
@@ -159,13 +160,14 @@ class RemoteSession(Holder):
                 returned.append(_returned(holding, "closed"))
                 self._held.end(holding, Ending("closed", was_lost=False))
             elif isinstance(holding.progress, AtLeastOnce):
-                # What is in hand was this consumer's; the next starts below it.
+                # The next consumer starts at the position, below the uncommitted
+                # records of this one.
                 holding.forget_hands(holding.progress)
         seqs = [self.commands.end(name, returned, keep=not release)]
         return seqs if release else [*seqs, *self.beat_now()]
 
     def want(self, key: Key) -> Holding:
-        """Contend for one key without a policy.
+        """Contend for one key without a subscription.
 
         Raises:
             InvalidTransition: The key is wanted in this session already.
@@ -179,43 +181,43 @@ class RemoteSession(Holder):
         return holding
 
     def unwant(self, holding: Holding) -> None:
-        """Stop to contend for a key that was wanted; release it where held."""
+        """Stop contending for a wanted key; release it if held."""
         if holding.claim.is_owned:
             self.release(holding, reason="released")
         elif self.holdings.get(holding.key) is holding:
             self._held.end(holding, Ending("given_up", was_lost=False))
 
-    # --- what the sidecar says
+    # --- events and answers of the sidecar
 
-    def on_event(self, said: api.EventBody) -> None:
-        """Take an event; one that was taken before changes nothing (row KA28)."""
-        match said:
+    def on_event(self, event: api.EventBody) -> None:
+        """Apply an event; a repeated one changes nothing (row KA28)."""
+        match event:
             case api.Snapshot():
-                self._on_snapshot(said)
+                self._on_snapshot(event)
             case api.Assignment():
-                self._on_assigned(said)
+                self._on_assigned(event)
             case api.Releasing():
-                self._on_releasing(said)
+                self._on_releasing(event)
             case api.Lost():
-                self._on_lost(said)
+                self._on_lost(event)
             case api.Paused():
-                self._context.pause = said.is_paused
+                self._context.pause = event.is_paused
             case api.Failed():
-                self.fail(error_of(said.failure))
+                self.fail(error_of(event.failure))
 
-    def _on_snapshot(self, said: api.Snapshot) -> None:
-        named = {(self._key(each), each.epoch) for each in said.assigned}
+    def _on_snapshot(self, snapshot: api.Snapshot) -> None:
+        named = {(self._key(each), each.epoch) for each in snapshot.assigned}
         for holding in list(self.holdings.values()):
             key, claim = holding.key, holding.claim
             if not claim.is_owned or (key, claim.epoch) in named:
                 continue
-            is_same = self._givers.get(key) == self.claimant.owner
-            if is_same or not self._may_go_on(holding):
+            is_same = self._announced_by.get(key) == self.claimant.owner
+            if is_same or not self._may_continue(holding):
                 self._held.end(holding, Ending(REASSIGNED if is_same else RESTARTED))
         self._early.clear()
-        for each in said.assigned:
+        for each in snapshot.assigned:
             self._on_assigned(each)
-        draining = {(self._key(each), each.epoch) for each in said.releasing}
+        draining = {(self._key(each), each.epoch) for each in snapshot.releasing}
         for holding in self.holdings.values():
             drain = holding.drain
             if drain is None or drain.reason == WEDGED:
@@ -223,164 +225,164 @@ class RemoteSession(Holder):
             if (holding.key, holding.claim.epoch) not in draining:
                 holding.drain = None
                 self._wanted.bump(holding.key)
-        for leaving in said.releasing:
+        for leaving in snapshot.releasing:
             self._on_releasing(leaving)
-        self._context.pause = said.paused.is_paused
+        self._context.pause = snapshot.paused.is_paused
 
-    def _on_assigned(self, said: api.Assignment) -> None:
-        key = self._key(said)
-        if said.epoch <= self._over.get(key, -1):
-            return  # it has ended here, and the sidecar is being told
+    def _on_assigned(self, assignment: api.Assignment) -> None:
+        key = self._key(assignment)
+        if assignment.epoch <= self._over.get(key, -1):
+            return  # it has ended here, and its release is on the way
         holding = self.holdings.get(key)
         if holding is not None and holding.claim.is_owned:
-            if holding.claim.epoch == said.epoch:
-                # Sent again where a deadline has come forward (PROTOCOL S4).
-                holding.claim.limit(_lease_of(said))
+            if holding.claim.epoch == assignment.epoch:
+                # Sent again when a deadline was shortened (PROTOCOL S4).
+                holding.claim.limit(_lease_of(assignment))
                 return
-            if said.epoch < (holding.claim.epoch or 0):
+            if assignment.epoch < (holding.claim.epoch or 0):
                 return  # a later claim has ended that one
-            if not said.subscription and self._may_go_on(holding):
-                self._go_on(holding, said)
+            if not assignment.subscription and self._may_continue(holding):
+                self._continue(holding, assignment)
                 return
             self._held.end(holding, Ending(REASSIGNED))
             holding = None
-        if said.subscription and said.subscription not in self._had:
-            self._early[key] = said
+        if assignment.subscription and assignment.subscription not in self._had:
+            self._early[key] = assignment
             return
-        found = self._holding_for(said, key, holding)
+        found = self._holding_for(assignment, key, holding)
         if found is None or self.failure is not None:
-            self._over[key] = said.epoch
-            self.commands.give_back([_unused(said)])
+            self._over[key] = assignment.epoch
+            self.commands.give_back([_unused(assignment)])
             return
-        self._begin(found, said)
+        self._begin(found, assignment)
 
     def _holding_for(
-        self, said: api.Assignment, key: Key, waiting: Holding | None
+        self, assignment: api.Assignment, key: Key, waiting: Holding | None
     ) -> Holding | None:
-        """Return what a claim is used by, None where nobody wants it any more."""
-        if not said.subscription:
+        """Return the holding for a claim, None if the key is not wanted any more."""
+        if not assignment.subscription:
             return waiting if key in self._wanted.explicit else None
-        sub = self._names.get(said.subscription)
-        if sub is None or said.position is None:
+        sub = self._names.get(assignment.subscription)
+        if sub is None or assignment.position is None:
             return None
         if key.topic not in sub.topics:
             sub.topics[key.topic] = TopicInfo(key.partition + 1, None)
         return Holding(Claim(self.claimant, key), sub.delivery, sub.start_rule)
 
-    def _may_go_on(self, holding: Holding) -> bool:
-        """Return whether a later claim of ours goes on where this one was.
+    def _may_continue(self, holding: Holding) -> bool:
+        """Return whether a later claim of the sidecar may continue this holding.
 
-        Claims without consumption have nothing in hand, and say their token anew
-        with each ``check``. Up to the old deadline nobody else can have had the key
-        in between (PROTOCOL 12).
+        True for claims without consumption, which have no uncommitted records and
+        return the current token with each ``check``, up to the old deadline: until
+        then no other process can have held the key in between (PROTOCOL 12).
         """
         is_explicit = holding.key in self._wanted.explicit
         return is_explicit and holding.claim.is_valid(self._context.now_ms)
 
-    def _go_on(self, holding: Holding, said: api.Assignment) -> None:
+    def _continue(self, holding: Holding, assignment: api.Assignment) -> None:
         self._note_over(holding.key, holding.claim.epoch or 0)
-        holding.claim.reassign(self._sublease(said))
-        self._note_terms(holding, said)
+        holding.claim.reassign(self._sublease(assignment))
+        self._note_terms(holding, assignment)
         progress = holding.progress
-        if isinstance(progress, AtLeastOnce) and said.position is not None:
-            progress.position = max(said.position, progress.position or 0)
-        self._told.pop(holding.key, None)
+        if isinstance(progress, AtLeastOnce) and assignment.position is not None:
+            progress.position = max(assignment.position, progress.position or 0)
+        self._reported.pop(holding.key, None)
         self._held.note_won(holding, effect="resumed", why=holding.why, log_ms=0)
 
-    def _sublease(self, said: api.Assignment) -> Sublease:
-        owner = Owner(said.client_id, bytes.fromhex(said.incarnation))
+    def _sublease(self, assignment: api.Assignment) -> Sublease:
+        owner = Owner(assignment.client_id, bytes.fromhex(assignment.incarnation))
         return Sublease(
             claimant=Claimant(owner, self.claimant.group_id, master=b""),
-            epoch=said.epoch,
-            token=Token.parse(said.token),
-            secret=bytes.fromhex(said.secret),
-            lease=_lease_of(said),
+            epoch=assignment.epoch,
+            token=Token.parse(assignment.token),
+            secret=bytes.fromhex(assignment.secret),
+            lease=_lease_of(assignment),
             heartbeat_interval_ms=self._context.heartbeat_interval_ms,
         )
 
-    def _note_terms(self, holding: Holding, said: api.Assignment) -> None:
-        holding.why = said.why
-        topic_id = said.topic_id
+    def _note_terms(self, holding: Holding, assignment: api.Assignment) -> None:
+        holding.why = assignment.why
+        topic_id = assignment.topic_id
         holding.topic_id = None if topic_id is None else bytes.fromhex(topic_id)
-        self._givers[holding.key] = self.claimant.owner
+        self._announced_by[holding.key] = self.claimant.owner
 
-    def _begin(self, holding: Holding, said: api.Assignment) -> None:
+    def _begin(self, holding: Holding, assignment: api.Assignment) -> None:
         key = holding.key
-        holding.claim.assign(self._sublease(said))
-        self._note_terms(holding, said)
-        holding.begin(said.position, grantee=self._grantee)
+        holding.claim.assign(self._sublease(assignment))
+        self._note_terms(holding, assignment)
+        holding.begin(assignment.position, grantee=self._grantee)
         if isinstance(holding.progress, AtMostOnce):
-            holding.progress.is_anchored = said.is_anchored
+            holding.progress.is_anchored = assignment.is_anchored
         self.holdings[key] = holding
-        self._context.follows[key] = said.follows
-        self._stuck_counts[key] = said.stuck
+        self._context.follows[key] = assignment.follows
+        self._stuck_counts[key] = assignment.stuck
         self._held.watchdog.watch(holding, self._context.now_ms)
         self._held.note_won(holding, effect="claimed", why=holding.why, log_ms=0)
         self._wanted.bump(key)
 
-    def _on_releasing(self, said: api.Releasing) -> None:
-        early = self._early.pop(self._key(said), None)
+    def _on_releasing(self, event: api.Releasing) -> None:
+        early = self._early.pop(self._key(event), None)
         if early is not None:
-            self._over[self._key(said)] = early.epoch
+            self._over[self._key(event)] = early.epoch
             self.commands.give_back([_unused(early)])
-        holding = self._find(said, said.epoch)
+        holding = self._find(event, event.epoch)
         if holding is None:
             return
         old = holding.drain
-        until_ms = said.until_ms
+        until_ms = event.until_ms
         if until_ms is None and old is not None:
             until_ms = old.until_ms
-        holding.drain = Drain(said.reason, said.successor, until_ms)
+        holding.drain = Drain(event.reason, event.successor, until_ms)
         if old is None:
             self._wanted.bump(holding.key)
 
-    def _on_lost(self, said: api.Lost) -> None:
-        key = self._key(said)
-        self._note_over(key, said.epoch)
+    def _on_lost(self, event: api.Lost) -> None:
+        key = self._key(event)
+        self._note_over(key, event.epoch)
         self._early.pop(key, None)
-        holding = self._find(said, said.epoch)
+        holding = self._find(event, event.epoch)
         if holding is not None:
             ending = Ending(
-                said.reason, said.winner, said.at_offset, was_lost=said.was_lost
+                event.reason, event.winner, event.at_offset, was_lost=event.was_lost
             )
             self._held.end(holding, ending)
 
     def on_deadlines(
-        self, said: api.HeartbeatResponse, *, told: Iterable[api.Progress]
+        self, response: api.HeartbeatResponse, *, reported: Iterable[api.Progress]
     ) -> None:
-        """Take the answer to a beat.
+        """Apply the answer to a beat.
 
         Args:
-            said: The answer; an earlier one that comes late changes nothing.
-            told: What the beat told.
+            response: The answer; one older than the last is ignored.
+            reported: Progress that the beat reported.
         """
-        if said.now_ms < self._deadlines_ms:
+        if response.now_ms < self._deadlines_ms:
             return
-        self._deadlines_ms = said.now_ms
-        self._takers = frozenset(said.takers)
-        for each in told:
-            self._told[self._key(each)] = each
-        for deadline in said.deadlines:
+        self._deadlines_ms = response.now_ms
+        self._takers = frozenset(response.takers)
+        for each in reported:
+            self._reported[self._key(each)] = each
+        for deadline in response.deadlines:
             holding = self._find(deadline, deadline.epoch)
             if holding is not None:
                 holding.claim.renew_until(_lease_of(deadline))
 
     def on_flushed(
-        self, said: api.HeartbeatResponse, *, told: Iterable[api.Progress]
+        self, response: api.HeartbeatResponse, *, reported: Iterable[api.Progress]
     ) -> None:
-        """Take the answer to a flush: what it does not list is not ours any more."""
-        listed = {(self._key(each), each.epoch) for each in said.deadlines}
-        for each in told:
+        """Apply the answer to a flush; end the claims that it does not list."""
+        listed = {(self._key(each), each.epoch) for each in response.deadlines}
+        for each in reported:
             holding = self._find(each, each.epoch)
             is_gone = (self._key(each), each.epoch) not in listed
             if holding is not None and is_gone and holding.drain is None:
                 self._held.end(holding, Ending("beat_ignored"))
-        self.on_deadlines(said, told=told)
+        self.on_deadlines(response, reported=reported)
 
-    # --- what is told
+    # --- progress
 
     def standings(self, *, everything: bool) -> tuple[api.Progress, ...]:
-        """Return how far what is held is; what has changed, or everything."""
+        """Return the progress of the held keys; only what changed, or everything."""
         found = []
         for key, holding in self.holdings.items():
             epoch = holding.claim.epoch
@@ -395,12 +397,12 @@ class RemoteSession(Holder):
                 handed=holding.handed_count,
                 done=holding.mark,
             )
-            if everything or self._told.get(key) != standing:
+            if everything or self._reported.get(key) != standing:
                 found.append(standing)
         return tuple(found)
 
     def beat_now(self) -> list[int]:
-        """Tell every position at once; return what to wait for."""
+        """Report every position at once; return the numbers to wait for."""
         return [self.commands.flush()]
 
     def is_pending(self, seqs: Iterable[int], *, late: bool = True) -> bool:
@@ -415,7 +417,7 @@ class RemoteSession(Holder):
     # --- the round
 
     def tick(self, now_ms: int) -> bool:
-        """Do everything that is due; return whether more is to come in a moment."""
+        """Do everything that is due; return whether a key is being drained."""
         for holding in list(self.holdings.values()):
             if holding.claim.is_owned:
                 self._held.check_lease(holding, now_ms)
@@ -433,11 +435,11 @@ class RemoteSession(Holder):
         self._held.look_at_ends(now_ms)
         for sub in self._wanted.subs:
             if sub.has_doubts:
-                self._look_at_topics(sub, now_ms)
+                self._check_topics(sub, now_ms)
         return any(holding.drain is not None for holding in self.holdings.values())
 
     def _drain_stuck(self, sub: Subscription, now_ms: int) -> None:
-        """Give up what the application has stopped polling for."""
+        """Drain the partitions that the application has stopped polling."""
         watchdog = self._held.watchdog
         held = [
             holding
@@ -458,8 +460,8 @@ class RemoteSession(Holder):
         """Return how many owners in a row gave a key up because they were stuck."""
         return self._stuck_counts.get(key, 0)
 
-    def _look_at_topics(self, sub: Subscription, now_ms: int) -> None:
-        """Give back what is of a topic that was deleted, or created again."""
+    def _check_topics(self, sub: Subscription, now_ms: int) -> None:
+        """Release the keys of a topic that was deleted, or created again."""
         look = sub.look_again(self._context, now_ms, taken=set())
         if not (look.has_changed or look.ended):
             return
@@ -473,7 +475,7 @@ class RemoteSession(Holder):
     # --- endings
 
     def release(self, holding: Holding, *, reason: str) -> None:
-        """Give a held key up at its position."""
+        """Release a held key at its position."""
         self._held.release(holding, Drain(reason, None, None))
 
     def send_release(self, holding: Holding, drain: Drain) -> None:
@@ -481,7 +483,7 @@ class RemoteSession(Holder):
         self.commands.give_back([_returned(holding, drain.reason, drain.detail)])
 
     def on_release(self, key: Key, reason: str) -> None:
-        """Do nothing: the sidecar lets it cool down."""
+        """Do nothing: the sidecar delays the next claim of the key."""
 
     def remove(self, holding: Holding) -> bool:
         """Forget a holding that has ended; return whether it was there."""
@@ -490,8 +492,8 @@ class RemoteSession(Holder):
         if was_there:
             del self.holdings[key]
             self._stuck_counts.pop(key, None)
-            self._told.pop(key, None)
-            self._givers.pop(key, None)
+            self._reported.pop(key, None)
+            self._announced_by.pop(key, None)
             self._context.heads.pop(key, None)
             self._context.follows.pop(key, None)
         if self._wanted.explicit.pop(key, 0) is None:
@@ -499,12 +501,12 @@ class RemoteSession(Holder):
         return was_there
 
     def on_end(self, holding: Holding, ending: Ending) -> None:
-        """Refuse what is sent of this claim from here on."""
+        """Ignore later events of this claim."""
         del ending
         self._note_over(holding.key, holding.claim.epoch or 0)
 
     def after_verdict(self, holding: Holding) -> None:
-        """Take that a verdict on a request has ended a claim."""
+        """Remove a holding whose claim a verdict has ended."""
         self._held.after_end(holding)
 
     def _note_over(self, key: Key, epoch: int) -> None:
@@ -514,7 +516,7 @@ class RemoteSession(Holder):
             del over[next(iter(over))]
 
     def begin_close(self, *, release: bool) -> tuple[api.Release, ...]:
-        """Stop wanting anything; return what is left, with its final positions."""
+        """Drop all subscriptions; return the held keys with their final positions."""
         left = [h for h in self.holdings.values() if h.claim.is_owned]
         reason = "closed" if release else "kept"
         returned = tuple(_returned(holding, reason) for holding in left)
@@ -523,21 +525,21 @@ class RemoteSession(Holder):
             self._held.end(holding, Ending("closed", was_lost=False))
         return returned
 
-    # --- looking
+    # --- look-ups
 
-    def _key(self, said: "_OfPartition") -> Key:
-        return Key(self.claimant.group_id, said.topic, said.partition)
+    def _key(self, message: "_PartitionMessage") -> Key:
+        return Key(self.claimant.group_id, message.topic, message.partition)
 
-    def _find(self, said: "_OfPartition", epoch: int) -> Holding | None:
-        """Return what is held under just that claim."""
-        holding = self.holdings.get(self._key(said))
+    def _find(self, message: "_PartitionMessage", epoch: int) -> Holding | None:
+        """Return the holding of a key under exactly that claim."""
+        holding = self.holdings.get(self._key(message))
         if holding is None or not holding.claim.is_owned:
             return None
         return holding if holding.claim.epoch == epoch else None
 
 
-class _OfPartition(Protocol):
-    """What is said of one partition."""
+class _PartitionMessage(Protocol):
+    """A message about one partition."""
 
     @property
     def topic(self) -> str: ...
@@ -546,8 +548,8 @@ class _OfPartition(Protocol):
     def partition(self) -> int: ...
 
 
-def _lease_of(said: api.Assignment | api.Lease) -> Lease:
-    return Lease(said.soft_until_ms, said.hard_until_ms)
+def _lease_of(lease: api.Assignment | api.Lease) -> Lease:
+    return Lease(lease.soft_until_ms, lease.hard_until_ms)
 
 
 def _returned(holding: Holding, reason: str, detail: str = "") -> api.Release:
@@ -562,11 +564,11 @@ def _returned(holding: Holding, reason: str, detail: str = "") -> api.Release:
     )
 
 
-def _unused(said: api.Assignment) -> api.Release:
+def _unused(assignment: api.Assignment) -> api.Release:
     return api.Release(
-        topic=said.topic,
-        partition=said.partition,
-        epoch=said.epoch,
+        topic=assignment.topic,
+        partition=assignment.partition,
+        epoch=assignment.epoch,
         position=None,
         reason="unused",
     )

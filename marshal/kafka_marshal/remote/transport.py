@@ -1,7 +1,7 @@
 """HTTP to the sidecar of this host: its address, requests, and the stream of events.
 
-Every wait has a deadline. A sidecar that cannot be reached is reported in one sentence;
-what it refuses is raised as the error that the engine would have raised here.
+Every wait has a deadline. A refusal of the sidecar is raised as the error that an
+engine in this process would raise.
 """
 
 import contextlib
@@ -33,9 +33,9 @@ class Address:
     """A sidecar's address.
 
     Attributes:
-        text: As it was given; for messages.
+        text: As the application gave it; for messages.
         socket: Path of its Unix socket, None over TCP.
-        base_url: What the paths of its API follow.
+        base_url: Prefix of the paths of its API.
     """
 
     text: str
@@ -44,10 +44,10 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> "Address":
-        """Return the address that a text means.
+        """Parse an address.
 
         Raises:
-            ConfigurationError: It means none.
+            ConfigurationError: The text is not the address of a sidecar here.
         """
         if text.startswith(UNIX):
             path = text.removeprefix(UNIX).removeprefix("//")
@@ -58,7 +58,7 @@ class Address:
         if found is None:
             raise _wrong(text, "it has neither form")
         host, port = found[1].strip("[]"), int(found[2])
-        # A lease is a time of this machine's clock: nobody else can tell one.
+        # A lease is a time of this machine's clock, so the sidecar must run here.
         if not is_loopback(host):
             raise _wrong(text, f"{host!r} is not this machine")
         if not 1 <= port <= 65_535:  # noqa: PLR2004 - what TCP has
@@ -66,10 +66,10 @@ class Address:
         return cls(text, None, f"http://{found[1]}:{port}")
 
     def token(self, file: str | Path | None) -> str | None:
-        """Return the token to show, from its file; a Unix socket needs none.
+        """Read the token from its file; a Unix socket needs none.
 
         Raises:
-            ConfigurationError: There is none, and one is needed.
+            ConfigurationError: A token is required and missing, or cannot be read.
         """
         if file is None:
             if self.socket is None:
@@ -97,7 +97,7 @@ class Address:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host of a URL, without brackets, is this machine."""
+    """Return whether the host of a URL, without brackets, is a loopback address."""
     if host.lower() == "localhost":
         return True
     try:
@@ -136,7 +136,7 @@ def extra() -> ModuleType:
     """
     try:
         import httpx
-        import httpx_sse  # noqa: F401 - missing is to be found before anything is open
+        import httpx_sse  # noqa: F401 - fail here, before anything is open
     except ImportError as error:
         raise ConfigurationError(
             "working through a sidecar needs the extra 'remote'; run: pip install "
@@ -157,7 +157,7 @@ class Stream:
         """Yield each event that this release knows.
 
         Raises:
-            CoordinationError: What came is no stream of events.
+            CoordinationError: The response is no stream of events.
         """
         from httpx_sse import EventSource, SSEError
 
@@ -170,12 +170,12 @@ class Stream:
         except SSEError as error:
             raise CoordinationError(f"no stream of events: {error}") from error
         except httpx.HTTPError:
-            # That it breaks off is no fault where we have ended it ourselves.
+            # After ``end`` the broken connection is expected.
             if not self._is_ended:
                 raise
 
     def end(self) -> None:
-        """Wake whoever reads it, for the last time. Idempotent."""
+        """Shut the connection down, which wakes the reading thread. Idempotent."""
         self._is_ended = True
         network = self._response.extensions.get("network_stream")
         connection = None if network is None else network.get_extra_info("socket")
@@ -185,10 +185,10 @@ class Stream:
 
 
 def decoded(kind: str, data: str) -> api.EventBody | None:
-    """Return what an event says, None where its kind is not known.
+    """Decode an event; return None if its kind is not known.
 
     Raises:
-        CoordinationError: It is of a known kind and cannot be read.
+        CoordinationError: The kind is known, but the body cannot be decoded.
     """
     known = _KINDS.get(kind)
     if known is None:
@@ -217,9 +217,9 @@ class Connection:
 
     Attributes:
         address: Where it is.
-        group_id: Group of the client that asks.
+        group_id: Group of the client.
         client_id: Its name.
-        instance: Which process of that name it is, in hex.
+        instance: Random id of the client's process, in hex.
     """
 
     address: Address
@@ -239,7 +239,7 @@ class Connection:
         instance: str,
         transport: "httpx.BaseTransport | None" = None,
     ) -> "Connection":
-        """Prepare to ask; connecting happens with the first request.
+        """Prepare the connections; the first request connects.
 
         Raises:
             ConfigurationError: The extra is not installed.
@@ -256,7 +256,7 @@ class Connection:
         http = httpx.Client(
             base_url=address.base_url,
             headers=headers,
-            # A proxy of the environment is for elsewhere.
+            # Never through a proxy: the sidecar runs on this machine.
             trust_env=False,
             transport=transport
             or httpx.HTTPTransport(uds=address.socket, limits=limits, trust_env=False),
@@ -282,19 +282,19 @@ class Connection:
         """Make a request and return its answer.
 
         Args:
-            method: Method of HTTP.
+            method: HTTP method.
             path: Path of the API.
             answer: Type of the answer.
-            body: What is said.
+            body: Body of the request.
             timeout_ms: How long the sidecar may take to answer.
-            query: What stands behind the question mark.
+            query: Query parameters.
 
         Raises:
-            NotRegistered: It does not know this client.
-            CoordinationError: It cannot be reached, or not now.
-            MarshalError: What it refused.
+            NotRegistered: The sidecar does not know this client.
+            CoordinationError: The sidecar cannot be reached, or is not ready.
+            MarshalError: The sidecar refused the request.
         """
-        content = self._send(
+        content = self._request(
             method, path, body=body, timeout_ms=timeout_ms, query=query
         )
         try:
@@ -306,7 +306,7 @@ class Connection:
                 "marshal sidecar status"
             ) from error
 
-    def tell(
+    def send(
         self,
         method: str,
         path: str,
@@ -315,10 +315,10 @@ class Connection:
         timeout_ms: int = 0,
         query: Mapping[str, str] | None = None,
     ) -> None:
-        """Make a request whose answer says nothing; raises as ``ask``."""
-        self._send(method, path, body=body, timeout_ms=timeout_ms, query=query)
+        """Make a request whose answer has no content; raises as ``ask``."""
+        self._request(method, path, body=body, timeout_ms=timeout_ms, query=query)
 
-    def _send(
+    def _request(
         self,
         method: str,
         path: str,
@@ -351,11 +351,11 @@ class Connection:
 
     @contextlib.contextmanager
     def events(self, after: str | None) -> Iterator[Stream]:
-        """Open the stream of events, after the one that was seen last.
+        """Open the stream of events after the event with the id ``after``.
 
         Raises:
             NotRegistered: The sidecar does not know this client.
-            CoordinationError: It cannot be reached, or the stream broke off.
+            CoordinationError: The sidecar cannot be reached, or the stream broke off.
         """
         httpx = extra()
         headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
@@ -391,12 +391,12 @@ class Connection:
     def _refused(self, response: "httpx.Response") -> MarshalError:
         status = response.status_code
         try:
-            said = msgspec.json.decode(response.content, type=api.Failure)
+            failure = msgspec.json.decode(response.content, type=api.Failure)
         except msgspec.MsgspecError:
             return CoordinationError(
                 f"the sidecar at {self.address.text} answered {status} without a "
                 "reason; is it a sidecar? See: marshal sidecar status"
             )
         if status in _NOT_KNOWN:
-            return NotRegistered(said.message)
-        return error_of(said)
+            return NotRegistered(failure.message)
+        return error_of(failure)

@@ -219,7 +219,7 @@ def _keep_claims_beyond_worker(
     )
     try:
         path = connection.path(paths.CHILDREN)
-        connection.tell("PUT", path, body=Children(pids=(executor_pid(),)))
+        connection.send("PUT", path, body=Children(pids=(executor_pid(),)))
     finally:
         connection.close()
 

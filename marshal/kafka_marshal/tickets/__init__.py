@@ -1,13 +1,14 @@
 """At most once in another process than the owner's (PROTOCOL 6.2).
 
-A query's driver holds the claims, its tasks process. Each attempt of a task asks
-for its offsets itself: a ClaimingMessages under the driver's claim, with a grantee
-that nobody else has ever used. Grants of a key are pairwise disjoint whatever is
-late, doubled or lost, so of all attempts at a range, retried, speculative or of a
-driver long gone, at most one is given it. What is not given is not processed.
+The driver of a query holds the claims, and its tasks process. Each attempt of a task
+requests its offsets itself: with a ClaimingMessages under the driver's claim, and a
+grantee that no other attempt uses. Grants of a key are pairwise disjoint even if
+records are late, duplicated or lost. So of all attempts at a range (retried,
+speculative, or of an earlier driver) at most one is granted it, and only that one
+processes it.
 
-The verdict comes from the fold of the log, read back here or by the sidecar of this
-host. It is found by the grantee: sequence numbers are the owner's business.
+The verdict comes from the fold of the log, in this process or in the sidecar of this
+host. It is found by the grantee, because sequence numbers belong to the owner.
 """
 
 from .office import ClaimRef, Standing, TicketOffice, Verdict

@@ -1,4 +1,4 @@
-"""Tickets from the log itself: appended, and folded as they come back."""
+"""Requests grants from the log itself: appends them, and folds what is read back."""
 
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -34,11 +34,11 @@ SEQ_FIRST = 2**62
 
 
 class TicketLog(CoordinationLog, Protocol):
-    """A coordination log of which some partitions are read."""
+    """A coordination log that reads only some partitions."""
 
     @property
     def cluster_id(self) -> str | None:
-        """Cluster that it is of."""
+        """Id of the cluster."""
         ...
 
     def read_also(self, partition: int, *, timeout_ms: int) -> None:
@@ -46,20 +46,19 @@ class TicketLog(CoordinationLog, Protocol):
         ...
 
     def configure(self, heartbeat_interval_ms: int, *, timeout_ms: int) -> None:
-        """Make ready to append, now that H is known."""
+        """Prepare for appends, once the heartbeat interval is known."""
         ...
 
 
 OpenLog = Callable[[Callable[[int], Collection[int]], int], TicketLog]
-"""Opens a log: which partitions to read, by their number, and a timeout."""
+"""Opens a log; takes the partitions to read, given their number, and a timeout."""
 
 
 class LogOffice(TicketOffice):
-    """Asks the log itself: appends, and folds what comes back.
+    """Requests grants from the log itself: appends, and folds what is read back.
 
-    Only the coordinating partitions of the keys that are asked for are read, from
-    the last checkpoint the first time, and what is new from then on: a worker process
-    that is used again pays for the log once.
+    It reads only the coordinating partitions of the requested keys: at first from the
+    last checkpoint, later only new entries. A reused worker process reads the log once.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class LogOffice(TicketOffice):
         clock: Clock | None = None,
         entropy: Entropy | None = None,
     ) -> None:
-        """Connect to nothing yet; the first call does."""
+        """Open nothing; the first call connects."""
         self._open_log = open_log
         self.clock = SystemClock() if clock is None else clock
         self._entropy = SystemEntropy() if entropy is None else entropy
@@ -81,7 +80,7 @@ class LogOffice(TicketOffice):
     def ask(
         self, ref: ClaimRef, wanted: tuple[int, int], *, timeout_ms: int
     ) -> Verdict:
-        """Ask for offsets; see ``TicketOffice``."""
+        """Request offsets; see ``TicketOffice``."""
         with self._turn(timeout_ms) as left:
             replica, config = self._opened(ref.key, left)
             reason = why_over(
@@ -112,7 +111,7 @@ class LogOffice(TicketOffice):
             return Standing(str(token), known.epoch, known.owner)
 
     def close(self) -> None:
-        """Let go of the log."""
+        """Close the log."""
         log, self._log, self._follower = self._log, None, None
         self._begun.clear()
         if log is not None:
@@ -132,7 +131,7 @@ class LogOffice(TicketOffice):
         assert self._log is not None
         assert self._follower is not None
         t = replica.world.partition
-        # PROTOCOL 6.2: a grantee is one attempt, and drawn anew for each.
+        # PROTOCOL 6.2: a grantee is drawn for each attempt.
         grantee = self._entropy.random_bytes(GRANTEE_BYTES)
         seq = SEQ_FIRST + int.from_bytes(grantee[:7], "big")
         value = encode(
@@ -159,12 +158,12 @@ class LogOffice(TicketOffice):
                 ):
                     return transition
             check_halt(replica)
-            sending.look()
+            sending.retry()
 
     # --- the log
 
     def _opened(self, key: Key, left: "_Left") -> tuple[Replica, Config]:
-        """Return the partition that judges a key, read to an end of it."""
+        """Return the coordinating partition of a key, read once, and its Config."""
         place = (key.topic, key.partition)
 
         def guess(count: int) -> Collection[int]:
@@ -175,7 +174,7 @@ class LogOffice(TicketOffice):
             self._follower = Follower(self._log, self.clock)
         follower = self._follower
         assert follower is not None
-        # As many partitions as the topic has is a guess at K; each Config tells it.
+        # Guess that all partitions of the topic coordinate; each Config has the number.
         count = self._log.partition_count
         (t,) = guess(count)
         config = self._config_of(t, left) or self._config_of(0, left)
@@ -188,20 +187,20 @@ class LogOffice(TicketOffice):
         return follower.replicas[t], config
 
     def _config_of(self, t: int, left: "_Left") -> Config | None:
-        """Return the Config of a partition; read it first where it is new here."""
+        """Return the Config of a partition; catch up first if it was never read."""
         assert self._log is not None
         assert self._follower is not None
         replica = self._follower.replicas[t]
         if t not in self._begun:
             self._log.read_also(t, timeout_ms=left.ms())
-            # Far from its start, a log is read from its last checkpoint on.
+            # Read a long log from its last checkpoint.
             self._follower.restore([t], sources=(LogCheckpoints(),))
             self._begun.add(t)
             self._catch_up(left)
         elif replica.world.config is None:
             self._catch_up(left)
         if t in self._follower.log_start_missing:
-            # PROTOCOL 7.3: whoever cannot see the winning claims asks nothing.
+            # PROTOCOL 7.3: no requests without the records of the winning claims.
             raise LogUnreadable(
                 f"the log of coordinating partition {t} begins above offset 0, and no "
                 "checkpoint leads up to it: records that decide who owns what may be "
@@ -216,7 +215,7 @@ class LogOffice(TicketOffice):
 
     @contextmanager
     def _turn(self, timeout_ms: int) -> Iterator["_Left"]:
-        """Let one thread ask at a time; forget a log that cannot be read further."""
+        """Serve one thread at a time; close a log that cannot be read further."""
         left = _Left(self.clock, timeout_ms)
         if not self._lock.acquire(timeout=max(0, timeout_ms) / 1000):
             raise _late("another thread still waits for its own verdict")
@@ -231,7 +230,7 @@ class LogOffice(TicketOffice):
 
 
 class _Left:
-    """What is left of a call's time."""
+    """The time left of a call."""
 
     def __init__(self, clock: Clock, timeout_ms: int) -> None:
         self._clock = clock
@@ -249,15 +248,16 @@ class _Left:
         return left_ms
 
     def slice_ms(self) -> int:
-        """Return how long to wait now, at most what is left."""
+        """Return how long to wait now, at most the time left."""
         return min(POLL_MS, self.ms())
 
 
 class _Sending:
-    """A request on its way; sent again where it is told to have failed.
+    """A request in flight; sent again when its append is reported as failed.
 
-    PROTOCOL 1.4: it may land all the same, and then twice. Both name the same
-    grantee, and the first that lands leaves nothing for the second.
+    PROTOCOL 1.4: a failed append may land all the same, so the request may be in the
+    log twice. Both records have the same grantee, and the first leaves nothing for the
+    second.
     """
 
     def __init__(self, log: TicketLog, t: int, value: bytes, clock: Clock) -> None:
@@ -268,8 +268,8 @@ class _Sending:
         self._append: Append = self._log.append(self._t, self._value)
         self._sent_ms = self._clock.now_ms()
 
-    def look(self) -> None:
-        """Send it again if it failed.
+    def retry(self) -> None:
+        """Send the request again if sending failed.
 
         Raises:
             MarshalError: The log refuses this process for good.

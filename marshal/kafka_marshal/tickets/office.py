@@ -1,4 +1,4 @@
-"""What is asked of an office, and what it answers."""
+"""Interface of a grant client (``TicketOffice``), with its requests and verdicts."""
 
 import time
 from typing import Protocol
@@ -17,7 +17,7 @@ PAUSED_MS = 500
 
 @attrs.frozen
 class ClaimRef:
-    """A claim as whoever works for its owner has to know it; can be pickled.
+    """What a process that works for the owner must know of its claim; can be pickled.
 
     Attributes:
         group_id: Group.
@@ -27,7 +27,7 @@ class ClaimRef:
         partition: Data partition.
         epoch: Epoch of the claim.
         token: Its fencing token, dotted.
-        secret: Shown to a sidecar with each request, in hex.
+        secret: Sent to a sidecar with each request, in hex.
     """
 
     group_id: str
@@ -52,14 +52,14 @@ class ClaimRef:
 
 @attrs.frozen
 class Verdict:
-    """What the log says to one request.
+    """The log's verdict on one request.
 
     Attributes:
-        granted: First and last offset that are this grantee's; None = nothing.
-        reason: Why not, such as ``nothing_left`` or ``not_owner``.
-        offset: Log offset of the request; None where none was needed, because
-            the log had ended the claim before.
-        head: Next offset that nobody was granted; None if unknown.
+        granted: First and last offset granted; None = nothing.
+        reason: Why nothing was granted, such as ``nothing_left`` or ``not_owner``.
+        offset: Log offset of the request; None if none was appended, because the log
+            had ended the claim before.
+        head: Next offset that is not granted; None if unknown.
     """
 
     granted: tuple[int, int] | None
@@ -75,7 +75,7 @@ class Standing:
     Attributes:
         token: Its fencing token, dotted.
         epoch: Its epoch.
-        owner: Who holds it; None where it was released.
+        owner: Its owner; None if it was released.
     """
 
     token: str
@@ -83,11 +83,11 @@ class Standing:
     owner: Owner | None
 
 
-_NOT_OURS = frozenset({Refusal.TAKEN, Refusal.OVER})
+_NOT_GRANTED = frozenset({Refusal.TAKEN, Refusal.OVER})
 
 
 class TicketOffice(Protocol):
-    """Where the tasks of one process ask. Thread-safe; one request at a time.
+    """Requests grants for the tasks of one process. Thread-safe; one at a time.
 
     Attributes:
         clock: Local time, for the deadlines of requests.
@@ -98,20 +98,18 @@ class TicketOffice(Protocol):
     def spend(
         self, ref: ClaimRef, first: int, last: int, *, timeout_ms: int
     ) -> list[tuple[int, int]]:
-        """Ask for offsets once, as a grantee that never asked before.
+        """Request offsets once, with a new grantee.
 
         Returns:
-            The range that this call, and no other ever, may process, both ends
-            inclusive; nothing where somebody else was granted it, or the claim is
-            over. A range may begin below ``first``, where nobody was granted what
-            lies before it, and above; it ends at ``last``, or below where the log
-            grants less at a time.
+            The range that only the caller may ever process, both ends inclusive;
+            nothing if it was granted to another grantee, or the claim has ended. The
+            range may begin below ``first``, if the offsets before it were not granted,
+            or above; it ends at ``last``, or below if the log grants less at a time.
 
         Raises:
             DeadlineExceeded: No verdict in time, or the group was paused all the
-                time. Whether the range was granted is unknown: nothing of it may be
-                processed, by this call's caller neither. Another call may be granted
-                it if this one was not.
+                time. Whether the range was granted is unknown, so the caller must not
+                process it. If it was not, a later call may be granted it.
             MarshalError: The log or the sidecar cannot be used; the same holds.
         """
         if not 0 <= first <= last:
@@ -123,7 +121,7 @@ class TicketOffice(Protocol):
             if verdict.granted is not None:
                 return [verdict.granted]
             refusal = refusal_of(verdict.reason, last=last, head=verdict.head)
-            if refusal in _NOT_OURS:
+            if refusal in _NOT_GRANTED:
                 return []
             if refusal is Refusal.UNEXPECTED:
                 raise CoordinationError(
@@ -148,8 +146,8 @@ class TicketOffice(Protocol):
     ) -> Verdict:
         """Make one request, and return the verdict.
 
-        The Config's ``span`` may cut the request: then less is granted than wanted,
-        and ``nothing_left`` says nothing of what lies behind the verdict's head.
+        The Config's ``span`` may shorten the request: then less is granted than
+        wanted, and ``nothing_left`` does not apply to offsets from the verdict's head.
 
         Raises:
             DeadlineExceeded: As ``spend``.
@@ -162,9 +160,9 @@ class TicketOffice(Protocol):
         time.sleep(rest_ms / 1000)
 
     def is_current(self, ref: ClaimRef, *, timeout_ms: int) -> bool:
-        """Return whether the claim stands, by a fold not older than the call.
+        """Return whether the claim is current, by a fold not older than the call.
 
-        It may end the moment after: what must not be written twice needs a sink
+        It may end right after: output that must not be written twice needs a sink
         that compares tokens, or a grant.
 
         Raises:
@@ -179,10 +177,10 @@ class TicketOffice(Protocol):
     def newest(self, key: Key, *, timeout_ms: int) -> Standing | None:
         """Return the newest claim of a key, by a fold not older than the call.
 
-        None where there never was one. Raises as ``is_current``.
+        None if the key was never claimed. Raises as ``is_current``.
         """
         ...
 
     def close(self) -> None:
-        """Let go of every connection. Idempotent."""
+        """Close every connection. Idempotent."""
         ...

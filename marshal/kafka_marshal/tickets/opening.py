@@ -1,4 +1,4 @@
-"""One office per process and connection, made when it is first wanted."""
+"""Keeps one grant client per process and connection, created on first use."""
 
 import atexit
 import os
@@ -21,7 +21,7 @@ _offices: dict[object, TicketOffice] = {}
 
 
 def _forget_lock() -> None:
-    """Make the lock anew in a forked child: its holder is not there (PROTOCOL 1.7)."""
+    """Replace the lock in a forked child, which lacks its holder (PROTOCOL 1.7)."""
     global _lock  # noqa: PLW0603 - the one place that may
     _lock = threading.Lock()
 
@@ -32,20 +32,20 @@ os.register_at_fork(after_in_child=_forget_lock)
 def open_office(
     connection: Mapping[str, str], *, sidecar: str | None = None
 ) -> TicketOffice:
-    """Return this process's office for a connection, made where there is none.
+    """Return this process's grant client for a connection.
 
-    Nothing is connected before it is asked something.
+    It connects with the first request.
 
     Args:
         connection: ``bootstrap_servers``; ``coordination_topic`` and ``transport``
-            unless they are the usual; ``sidecar_token_file`` for one over TCP;
+            if not the defaults; ``sidecar_token_file`` for a sidecar over TCP;
             connection options by any of their names.
-        sidecar: Address of this host's sidecar, such as ``unix:/run/...``. Where
-            it does not answer the call, the log is asked instead.
+        sidecar: Address of this host's sidecar, such as ``unix:/run/...``. If it is
+            not reached, requests go to the log instead.
 
     Raises:
-        ConfigurationError: Something is missing or impossible, or the extra
-            ``remote`` is not installed.
+        ConfigurationError: An option is missing or invalid, or the extra ``remote``
+            is not installed.
     """
     options = dict(connection)
     token_file = options.pop("sidecar_token_file", None)
@@ -62,11 +62,11 @@ def open_office(
 
 
 def close_offices() -> None:
-    """Close every office of this process; the next call makes new ones."""
+    """Close every grant client of this process; later calls create new ones."""
     with _lock:
-        gone = list(_offices.items())
+        closed = list(_offices.items())
         _offices.clear()
-    for name, office in gone:
+    for name, office in closed:
         if isinstance(name, tuple) and name[0] == os.getpid():
             with suppress(MarshalError):
                 office.close()

@@ -1,4 +1,4 @@
-"""Tickets through the sidecar of this host, which reads the log anyway."""
+"""Requests grants from the sidecar of this host, which reads the log anyway."""
 
 import os
 import time
@@ -14,30 +14,29 @@ from kafka_marshal.remote.transport import Connection
 from .office import ClaimRef, Standing, TicketOffice, Verdict
 
 GRANTEE_BYTES = 16
-# A sidecar that is asked for tickets only is told no name.
+# Name of a connection that only requests grants, and registers no client.
 NAMELESS = "tickets"
 
 
 class SidecarOffice(TicketOffice):
-    """Asks the sidecar; where it was not reached, asks elsewhere instead.
+    """Requests grants from the sidecar, or by a fallback if that is not reached.
 
-    Another way means another grantee, so it is safe even where the sidecar did
-    append the first request. It is taken only where it cannot have, because what
-    was granted to the first grantee would be lost.
+    The fallback draws another grantee, so it is safe even if the sidecar has appended
+    the first request. It is used only if the sidecar cannot have appended it, because
+    a grant to the first grantee would be lost.
     """
 
-    def __init__(self, connection: Connection, otherwise: TicketOffice) -> None:
-        """Ask over a connection, or else another office."""
+    def __init__(self, connection: Connection, fallback: TicketOffice) -> None:
         self._connection = connection
-        self._otherwise = otherwise
+        self._fallback = fallback
 
     def ask(
         self, ref: ClaimRef, wanted: tuple[int, int], *, timeout_ms: int
     ) -> Verdict:
-        """Ask for offsets; see ``TicketOffice``."""
+        """Request offsets; see ``TicketOffice``."""
         first, last = wanted
-        # PROTOCOL 6.2: a grantee is one attempt, and drawn anew for each.
-        said = GrantRequest(
+        # PROTOCOL 6.2: a grantee is drawn for each attempt.
+        request = GrantRequest(
             client_id=ref.client_id,
             incarnation=ref.incarnation.hex(),
             topic=ref.topic,
@@ -52,16 +51,16 @@ class SidecarOffice(TicketOffice):
         )
         deadline = time.monotonic() + timeout_ms / 1000
         try:
-            found = self._granted(ref, said, timeout_ms=timeout_ms)
+            found = self._granted(ref, request, timeout_ms=timeout_ms)
         except CoordinationError as error:
-            if is_unheard(error):
-                return self._otherwise.ask(ref, wanted, timeout_ms=timeout_ms)
+            if was_not_received(error):
+                return self._fallback.ask(ref, wanted, timeout_ms=timeout_ms)
             left_ms = int((deadline - time.monotonic()) * 1000)
             if not error.retriable or left_ms <= 0:
                 raise
-            # Under its number it is the same request: what was granted and not heard
-            # is told now. Asked anew it would be lost, so nobody else is asked.
-            found = self._granted(ref, said, timeout_ms=left_ms)
+            # With the same number the sidecar returns the original grant. A request
+            # with another grantee would lose it, so do not use the fallback.
+            found = self._granted(ref, request, timeout_ms=left_ms)
         granted = None
         if found.outcome == ACCEPTED and None not in (found.first, found.last):
             assert found.first is not None
@@ -70,12 +69,12 @@ class SidecarOffice(TicketOffice):
         return Verdict(granted, found.reason, found.offset, found.head)
 
     def _granted(
-        self, ref: ClaimRef, said: GrantRequest, *, timeout_ms: int
+        self, ref: ClaimRef, request: GrantRequest, *, timeout_ms: int
     ) -> GrantResponse:
         return self._connection.ask(
             "POST",
             paths.GRANTS.format(group=ref.group_id),
-            body=said,
+            body=request,
             answer=GrantResponse,
             timeout_ms=timeout_ms,
         )
@@ -96,8 +95,8 @@ class SidecarOffice(TicketOffice):
         except CoordinationError as error:
             if not error.retriable:
                 raise
-            # Nothing is written by looking.
-            return self._otherwise.newest(key, timeout_ms=timeout_ms)
+            # A query appends nothing, so the fallback is always safe.
+            return self._fallback.newest(key, timeout_ms=timeout_ms)
         if found.token is None or found.epoch is None:
             return None
         owner = None
@@ -106,15 +105,15 @@ class SidecarOffice(TicketOffice):
         return Standing(found.token, found.epoch, owner)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection and the fallback."""
         self._connection.close()
-        self._otherwise.close()
+        self._fallback.close()
 
 
-def is_unheard(error: CoordinationError) -> bool:
-    """Return whether a request that failed surely was not taken.
+def was_not_received(error: CoordinationError) -> bool:
+    """Return whether the sidecar certainly did not act on a request that failed.
 
-    Either nobody listened, or who did said that it is not ready.
+    Either no process listened, or the sidecar answered that it is not ready.
     """
     import httpx
 

@@ -18,7 +18,7 @@ def slow(rig):
     consumer = rig.consumer(most=4, max_handling_ms=500)
     rig.say(rig.assigned())
     consumer.poll()
-    rig.session.on_deadlines(rig.beaten(takers=("t",)), told=())
+    rig.session.on_deadlines(rig.beaten(takers=("t",)), reported=())
     return consumer
 
 
@@ -40,7 +40,7 @@ def test_a_partition_without_polls_is_released(rig, slow):
 
 def test_a_partition_without_a_taker_stays(rig, slow):
     rig.tick(1)
-    rig.session.on_deadlines(rig.beaten(takers=("u",)), told=())
+    rig.session.on_deadlines(rig.beaten(takers=("u",)), reported=())
     pass_time(rig, 1_000)
     assert rig.commands.returned == []
     assert len(rig.events("stuck")) == 1
@@ -54,7 +54,7 @@ def test_a_repeatedly_stuck_partition_gets_more_time(rig):
     consumer = rig.consumer(most=4, max_handling_ms=500)
     rig.say(rig.assigned(stuck=1))
     consumer.poll()
-    rig.session.on_deadlines(rig.beaten(takers=("t",)), told=())
+    rig.session.on_deadlines(rig.beaten(takers=("t",)), reported=())
     pass_time(rig, 900)
     assert rig.commands.returned == []
     pass_time(rig, 300)

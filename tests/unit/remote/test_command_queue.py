@@ -31,7 +31,7 @@ class Office:
             workers=self.workers,
             stopped=self.stopped,
             standings=lambda: (STANDING,),
-            heard=lambda said, told: self.heard.append((said, told)),
+            on_flushed=lambda answer, sent: self.heard.append((answer, sent)),
         )
 
     def wait_for(self, is_done):
@@ -109,9 +109,9 @@ def test_a_subscription_ends_with_its_positions(office, keep):
 
 def test_a_claim_is_wanted_no_more(office):
     with office.lock:
-        assert office.commands.wish_of(KEY) == 1
+        assert office.commands.want_number(KEY) == 1
         office.commands.unclaim(KEY)
-        assert office.commands.wish_of(KEY) == 2
+        assert office.commands.want_number(KEY) == 2
     office.wait_for(lambda: office.sidecar.named("DELETE", "/claims/t/0"))
 
 

@@ -31,7 +31,7 @@ def consumer(rig):
 
 def renew(rig):
     partitions = tuple(each.partition for each in rig.session.holdings)
-    rig.session.on_deadlines(rig.beaten(partitions=partitions), told=())
+    rig.session.on_deadlines(rig.beaten(partitions=partitions), reported=())
 
 
 def progress(rig):

@@ -186,7 +186,7 @@ def test_a_commit_after_the_hard_stop_is_refused_without_the_watch(rig, consumer
     rig.cluster.clock.advance(2 * H)
     with pytest.raises(ClaimLost, match="lease_expired"):
         consumer.commit()
-    rig.session.on_deadlines(rig.beaten(), told=())
+    rig.session.on_deadlines(rig.beaten(), reported=())
     with pytest.raises(ClaimLost, match="lease_expired"):
         consumer.poll()
     assert consumer.poll() == {}
@@ -194,7 +194,7 @@ def test_a_commit_after_the_hard_stop_is_refused_without_the_watch(rig, consumer
 
 def test_beats_move_the_deadlines(rig, consumer):
     rig.tick(H - 1)
-    rig.session.on_deadlines(rig.beaten(), told=())
+    rig.session.on_deadlines(rig.beaten(), reported=())
     rig.tick(H - 1)
     assert consumer.poll() != {}
 
@@ -202,8 +202,8 @@ def test_beats_move_the_deadlines(rig, consumer):
 def test_an_answer_that_was_overtaken_changes_nothing(rig, consumer):
     late = rig.beaten(soft_ms=10 * H, hard_ms=20 * H)
     rig.tick(10)
-    rig.session.on_deadlines(rig.beaten(soft_ms=20), told=())
-    rig.session.on_deadlines(late, told=())
+    rig.session.on_deadlines(rig.beaten(soft_ms=20), reported=())
+    rig.session.on_deadlines(late, reported=())
     rig.tick(20)
     assert consumer.poll() == {}
 
@@ -218,7 +218,7 @@ def test_a_claim_that_is_told_anew_lasts_no_longer(rig, consumer):
 
 
 def test_deadlines_of_another_claim_are_passed_over(rig, consumer):
-    rig.session.on_deadlines(rig.beaten(epoch=4, soft_ms=0, hard_ms=0), told=())
+    rig.session.on_deadlines(rig.beaten(epoch=4, soft_ms=0, hard_ms=0), reported=())
     rig.tick()
     assert consumer.poll() != {}
 
@@ -226,7 +226,7 @@ def test_deadlines_of_another_claim_are_passed_over(rig, consumer):
 def test_only_news_are_told(rig, consumer):
     told = rig.session.standings(everything=False)
     assert len(told) == 1
-    rig.session.on_deadlines(rig.beaten(), told=told)
+    rig.session.on_deadlines(rig.beaten(), reported=told)
     assert rig.session.standings(everything=False) == ()
     assert rig.session.standings(everything=True) == told
     consumer.poll()
@@ -236,7 +236,7 @@ def test_only_news_are_told(rig, consumer):
 def test_a_flush_that_does_not_list_a_claim_ends_it(rig, consumer):
     consumer.poll()
     told = rig.session.standings(everything=True)
-    rig.session.on_flushed(rig.beaten(partitions=()), told=told)
+    rig.session.on_flushed(rig.beaten(partitions=()), reported=told)
     with pytest.raises(ClaimLost, match="beat_ignored"):
         consumer.poll()
 

@@ -31,7 +31,7 @@ def test_a_request_and_its_answer(sidecar):
         assert headers[api.INSTANCE_HEADER] == INSTANCE
         path = asking.path(paths.CLAIM, {"topic": "t", "partition": 3})
         assert path == "/v1/groups/g/clients/c/claims/t/3"
-        asking.tell("PUT", path, body=api.Children(pids=(1,)), query={"a": "b"})
+        asking.send("PUT", path, body=api.Children(pids=(1,)), query={"a": "b"})
     assert sidecar.asked[-1] == ("PUT", path, {"pids": [1]})
 
 
