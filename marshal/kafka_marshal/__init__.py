@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-# Type checkers take it for typing's own, whose import doubles the start of a probe.
+# Type checkers treat it as typing's own, whose import doubles the start of a probe.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from kafka_marshal.admin import Admin
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
     __version__: str
 
-# Names are imported when they are first used: the pure core must be importable
-# without any Kafka client.
+# Names are imported on first use: the pure core must be importable without a Kafka
+# client.
 _HOMES = {
     "Admin": "kafka_marshal.admin",
     "AsyncConsumer": "kafka_marshal.aio",
@@ -88,7 +88,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name from where it lives."""
+    """Import a public name from its module."""
     if name == "__version__":
         return _version()
     home = _HOMES.get(name)
@@ -98,12 +98,12 @@ def __getattr__(name: str) -> object:
 
 
 def _version() -> str:
-    """Return the version that is installed; to look it up takes 30 ms."""
+    """Return the installed version; looking it up takes 30 ms."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
         found = version("kafka-marshal")
-    except PackageNotFoundError:  # a source tree that was not installed
+    except PackageNotFoundError:  # a source tree that is not installed
         found = "0+unknown"
     globals()["__version__"] = found
     return found

@@ -1,7 +1,6 @@
-"""Admin operations: formatting the coordination topic, pausing groups, looking.
+"""Admin operations: formatting the coordination topic, pausing groups, queries.
 
-Everything here reads the coordination log by itself and takes no part in any
-group.
+Admins read the coordination log by themselves and join no group.
 """
 
 import os
@@ -83,7 +82,7 @@ UNCLEAN = "unclean.leader.election.enable"
 
 @attrs.frozen
 class PauseResult:
-    """What a pause or its end achieved.
+    """Result of a pause, or of its end.
 
     Attributes:
         op_id: Identifies the operation, in hex.
@@ -98,13 +97,13 @@ class PauseResult:
 
 @attrs.frozen
 class TopicReport:
-    """What is known of the coordination topic, and what is wrong with it.
+    """Description of the coordination topic, and its problems.
 
     Attributes:
-        cluster: The cluster that was asked.
-        topic: What it says of the topic.
-        found: What violates PROTOCOL 2.1.
-        note: Why settings could not be looked at, None where they could.
+        cluster: The cluster.
+        topic: Its description of the topic.
+        found: Violations of PROTOCOL 2.1.
+        note: Why settings could not be read, None if they could.
     """
 
     cluster: ClusterInfo
@@ -128,8 +127,8 @@ class Admin(Closing):
         coordination_topic: Name of the coordination topic.
         options: Security and connection options.
         transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
-        client_id: Who acts, as the log will name it.
-        timeout_ms: When to give up on each step.
+        client_id: Name of the admin in the log.
+        timeout_ms: Longest time of each step.
     """
 
     def __init__(
@@ -160,17 +159,17 @@ class Admin(Closing):
 
     @property
     def transport(self) -> Choice:
-        """The transport that the log is read and written by, and why.
+        """The transport for reading and writing the log, and why it was chosen.
 
         Raises:
-            ConfigurationError: The one that is asked for cannot be used.
+            ConfigurationError: The requested transport cannot be used.
         """
         return choose(self._settings)
 
     # --- the coordination topic
 
     def describe_topic(self) -> tuple[TopicDescription, tuple[Problem, ...]]:
-        """Return what the cluster says of the coordination topic, and what is wrong.
+        """Return the cluster's description of the coordination topic, and its problems.
 
         The second part has one item per violated setting of PROTOCOL 2.1.
         """
@@ -190,7 +189,7 @@ class Admin(Closing):
         return self._topics.cluster(timeout_ms=self._timeout_ms)
 
     def report_topic(self) -> TopicReport:
-        """Return ``describe_topic`` as far as our rights allow, with a note."""
+        """Return ``describe_topic`` as far as the ACLs allow, with a note."""
         cluster = self.cluster()
         try:
             found, wrong = self.describe_topic()
@@ -203,14 +202,14 @@ class Admin(Closing):
         return TopicReport(cluster, found, wrong)
 
     def risk_of(self, topic: str) -> str | None:
-        """Return why records of a data topic may get lost by its settings, or None.
+        """Return why a data topic may lose records by its settings, or None.
 
-        Both guarantees hold for records that Kafka keeps. Where the settings may not
-        be seen, nothing is known against the topic.
+        Both guarantees hold for records that Kafka keeps. If this principal may not
+        read the settings, no risk is reported.
 
         Raises:
             LogUnreadable: This principal may not describe the topic.
-            CoordinationError: There was no answer.
+            CoordinationError: The cluster did not answer.
         """
         try:
             found = self._topics.describe(topic, timeout_ms=self._timeout_ms)
@@ -224,11 +223,11 @@ class Admin(Closing):
         return None if unclean == "false" else UNCLEAN
 
     def partition_count(self, topic: str) -> int | None:
-        """Return how many partitions a data topic has; None if it does not exist.
+        """Return the number of partitions of a data topic; None if it does not exist.
 
         Raises:
             LogUnreadable: This principal may not describe the topic.
-            CoordinationError: There was no answer.
+            CoordinationError: The cluster did not answer.
         """
         found = self._topics.describe_bare(topic, timeout_ms=self._timeout_ms)
         return found.partition_count if found.exists else None
@@ -236,11 +235,10 @@ class Admin(Closing):
     def log_ends(
         self, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, int]:
-        """Return where the logs of data partitions end; absent is what is not known.
+        """Return the log ends of data partitions, as far as they are known.
 
-        One look-up, of at most ``LOG_ENDS_MS_MAX``; a partition that does not exist,
-        has no leader or may not be seen is absent, and so is every one where there is
-        no answer in time.
+        One look-up, of at most ``LOG_ENDS_MS_MAX``. Partitions that do not exist, have
+        no leader or may not be described are absent; without an answer in time all are.
         """
         timeout_ms = min(self._timeout_ms, LOG_ENDS_MS_MAX)
         try:
@@ -253,24 +251,24 @@ class Admin(Closing):
     ) -> Config:
         """Create and format the coordination topic; complete a torn format.
 
-        T0's Config goes first and decides; whoever wins there writes the
-        others (PROTOCOL 2.2).
+        The Config of coordinating partition 0 is written first and decides; the process
+        that wins there writes the others (PROTOCOL 2.2).
 
         Raises:
-            TopicMisconfigured: It is formatted already, or with other settings,
+            TopicMisconfigured: The topic is formatted already, or with other settings,
                 or breaks PROTOCOL 2.1.
         """
         chosen = wanted or Format()
         topic = self._settings.coordination_topic
         found, wrong = self.describe_topic()
         if found.exists and wrong:
-            # Nobody may coordinate by a topic that can lose or date claims wrongly.
-            told = tuple(each.text for each in wrong)
+            # Do not format a topic that can lose claims, or give them wrong times.
+            texts = tuple(each.text for each in wrong)
             raise TopicMisconfigured(
                 f"topic {topic} exists with settings that the protocol forbids "
-                f"({'; '.join(told)}); mend them (marshal doctor says how), or delete "
-                "the topic, then run: marshal topic format",
-                problems=told,
+                f"({'; '.join(texts)}); correct them (marshal doctor shows how), or "
+                "delete the topic, then run: marshal topic format",
+                problems=texts,
             )
         if not found.exists:
             self._topics.create_coordination_topic(
@@ -294,8 +292,8 @@ class Admin(Closing):
         """Raise the feature level of the topic to that of this release.
 
         Args:
-            execute: Whether to do it; else it is only planned.
-            ignore_members: Whether to go on though live members would halt.
+            execute: Whether to execute the plan.
+            ignore_members: Whether to continue although live members would halt.
 
         Raises:
             ClaimRejected: Live members would halt.
@@ -321,14 +319,15 @@ class Admin(Closing):
         """Replace the state of a coordinating partition by that of a checkpoint.
 
         Args:
-            partition: T.
-            checkpoint_id: Which, in hex; None for the newest.
-            execute: Whether to do it; else it is only planned.
+            partition: The coordinating partition.
+            checkpoint_id: Id of the checkpoint, in hex; None for the newest.
+            execute: Whether to execute the plan.
             allow_held: Whether to take keys away from live clients.
             allow_reprocess: Whether records may be handed out again.
 
         Raises:
-            ClaimRejected: It would take or repeat what was not asked for.
+            ClaimRejected: It would take keys or repeat records, and that is not
+                allowed.
         """
         log = open_coordination_log(
             self._settings, heartbeat_interval_ms=None, timeout_ms=self._timeout_ms
@@ -363,21 +362,21 @@ class Admin(Closing):
         execute: bool = False,
         allow_existing: bool = False,
     ) -> ForgetPlan:
-        """Drop keys of a group that nobody owns, with their positions and grants.
+        """Drop keys of a group without an owner, with their positions and grants.
 
         Args:
             group_id: The group.
-            topic: Of this data topic only.
-            execute: Whether to do it; else it is only planned.
-            allow_existing: Whether to drop keys of topics that the cluster has, too:
-                the group starts there as if it had never read them, and records are
-                processed again, also at most once.
+            topic: Only keys of this data topic.
+            execute: Whether to execute the plan.
+            allow_existing: Whether to drop keys of topics that still exist in the
+                cluster: the group starts these again as if it had never read them, so
+                records are processed again, also at most once.
 
         Returns:
-            What would be dropped, or was.
+            The keys that were dropped, or would be.
 
         Raises:
-            ConfigurationError: The topic is of a feature level below 2.
+            ConfigurationError: The topic has a feature level below 2.
             ClaimRejected: The log has no such keys.
         """
         _require_group(group_id)
@@ -421,19 +420,19 @@ class Admin(Closing):
         reason: str | None = None,
         wait_ms: int = 0,
     ) -> PauseResult:
-        """Pause a group: its owners finish what is in hand and let go.
+        """Pause a group: its owners finish uncommitted records and release their keys.
 
         Args:
             group_id: The group.
-            for_ms: How long, from the later of wall time and log time on. The pause
-                is renewed until this returns, each third of that time.
+            for_ms: Length of the pause, from the later of wall time and log time. It is
+                renewed each third of that time until this method returns.
             reason: Stored in the log, for people.
-            wait_ms: How long to wait until nobody owns anything any more.
+            wait_ms: How long to wait until no key of the group has an owner.
 
         Raises:
             GroupPaused: Another operation holds the group.
-            ClaimRejected: The pause was ended by somebody else meanwhile.
-            ConfigurationError: Longer than the log's limit allows.
+            ClaimRejected: Another operation ended the pause meanwhile.
+            ConfigurationError: The pause is longer than the log's limit.
         """
         _require_group(group_id)
         config = self._settled()
@@ -484,7 +483,7 @@ class Admin(Closing):
             sent = follower.append(partition, record)
             follower.await_all([sent], self._timeout_ms)
             verdict = sent.transition
-            assert verdict is not None  # or it would not have come in time
+            assert verdict is not None  # else the wait would have raised
             if verdict.outcome != ACCEPTED and verdict.reason != "op_over":
                 raise refusal(follower, sent, group_id=group_id)
         return len(pauses)
@@ -504,7 +503,7 @@ class Admin(Closing):
     # --- internals
 
     def _has_checkpoints(self) -> bool:
-        """Return whether each T has a checkpoint that a reader could begin from."""
+        """Return whether each coordinating partition has a checkpoint to start from."""
         log = open_coordination_log(
             self._settings, heartbeat_interval_ms=None, timeout_ms=self._timeout_ms
         )
@@ -536,7 +535,7 @@ class Admin(Closing):
         }
 
     def close(self) -> None:
-        """Let go of every connection. Idempotent."""
+        """Close every connection. Idempotent."""
         if self._follower is not None:
             self._follower.close()
             self._follower = None
@@ -545,7 +544,7 @@ class Admin(Closing):
 
 
 def remedy(problem: Problem, topic: str, *, servers: str) -> str:
-    """Return what to run, or to do, against a problem of a topic."""
+    """Return the command, or the action, that corrects a problem of a topic."""
     if problem.setting is None:
         return "kafka-topics --describe, then bring back or add brokers"
     change = {"setting": problem.setting, "value": problem.value}

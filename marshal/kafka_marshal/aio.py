@@ -1,9 +1,9 @@
-"""The asyncio face: the same client, consumers and claims, for an event loop.
+"""The asyncio API: the same client, consumers and claims, for an event loop.
 
-Nothing is done a second time here. What is fetched already is handed out on the
-event loop, under the same look at the lease (PROTOCOL 5.2); only waiting goes to a
-thread, one for each consumer, in slices of at most 100 ms. That thread hands nothing
-out: a call that is cancelled while it waits has taken nothing, and nothing is lost.
+It wraps the synchronous classes. Fetched records are handed out on the event loop, with
+the same check of the lease (PROTOCOL 5.2). Only waiting runs on a thread, one for each
+consumer, in slices of at most 100 ms. That thread hands nothing out, so cancelling a
+call that waits loses no records.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ SETTLE_SLICE_S = 1.0
 
 
 class _Hop(Generic[T]):
-    """A thread that waits for an event loop, one call after the other."""
+    """A thread that makes blocking calls for an event loop, one at a time."""
 
     def __init__(self, name: str) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
@@ -39,14 +39,14 @@ class _Hop(Generic[T]):
 
     @property
     def is_busy(self) -> bool:
-        """Whether the outcome of a call has yet to be taken."""
+        """Whether a call is running, or its outcome is not yet retrieved."""
         return self._running is not None
 
     async def run(self, call: Callable[[], T]) -> T:
-        """Make a blocking call there; the loop goes on meanwhile.
+        """Make a blocking call on the thread, without blocking the loop.
 
-        A caller that is cancelled leaves the call to end by itself, and its
-        outcome, should it be an error, to whoever comes next.
+        If the caller is cancelled, the call runs to its end, and the next caller gets
+        its error, if it raised one.
         """
         await self.settle()
         loop = asyncio.get_running_loop()
@@ -55,7 +55,7 @@ class _Hop(Generic[T]):
         return found[0]
 
     async def settle(self) -> tuple[T, ...]:
-        """Wait for the call under way, if there is one, and return its outcome."""
+        """Wait for the running call, if there is one, and return its outcome."""
         running = self._running
         if running is None:
             return ()
@@ -65,7 +65,7 @@ class _Hop(Generic[T]):
         return (await running,)
 
     def end(self, call: Callable[[], object] | None = None) -> None:
-        """Take no more calls; make a last one once the others are over."""
+        """Accept no more calls; make a last one after the others."""
         if call is not None:
             self._executor.submit(call)
         self._executor.shutdown(wait=False)
@@ -74,9 +74,9 @@ class _Hop(Generic[T]):
 class AsyncConsumer:
     """A ``Consumer`` for an event loop; made by ``AsyncMarshal.consumer``.
 
-    It is opened when it is entered, or first used. Tasks of one event loop may
-    use it together; each record goes to one of them. ``Batch.commit`` and
-    ``commit`` never wait for the log, and may be used from any thread.
+    Entering it, or its first use, opens it. Tasks of one event loop may use it
+    together; each record goes to one of them. ``Batch.commit`` and ``commit`` never
+    wait for the log, and may be called from any thread.
     """
 
     def __init__(self, make: Callable[[], Consumer]) -> None:
@@ -89,11 +89,11 @@ class AsyncConsumer:
     # --- reading
 
     def __aiter__(self) -> Self:
-        """Iterate over records, each handed out when it is asked for."""
+        """Iterate over records; each is handed out when the iterator advances to it."""
         return self
 
     async def __anext__(self) -> Record:
-        """Return the next record; its lease is looked at now, not when fetched."""
+        """Return the next record; its lease is checked now, not when it was fetched."""
         consumer = self._consumer
         if consumer is not None and not self._hop.is_busy:
             record = consumer.next_fetched()
@@ -146,8 +146,8 @@ class AsyncConsumer:
                 await self._hop.settle()
                 if partitions_max is not None and consumer.is_finished:
                     return {}
-                # From here to the return nothing is awaited: what is handed out
-                # reaches the caller, or was not handed out.
+                # No await from here to the return: records that are handed out always
+                # reach the caller.
                 handed = consumer.poll_fetched(
                     max_records, partitions_max=partitions_max
                 )
@@ -165,12 +165,12 @@ class AsyncConsumer:
         (await self._opened()).commit(records)
 
     async def flush(self, timeout_ms: int = CLOSE_MS_MAX) -> None:
-        """Wait until every position stands in the log; see ``Consumer.flush``."""
+        """Wait until every position is in the log; see ``Consumer.flush``."""
         consumer = await self._opened()
         await asyncio.to_thread(consumer.flush, timeout_ms)
 
     def commit_token(self, record: Record) -> CommitToken:
-        """Return what ``commit`` takes in the record's stead, once it is dropped."""
+        """Return a small token that ``commit`` accepts instead of the record."""
         return CommitToken.of(record)
 
     # --- questions
@@ -184,11 +184,11 @@ class AsyncConsumer:
         return await self._ask(Consumer.tokens)
 
     async def position(self, partition: TopicPartition) -> int | None:
-        """Return the next offset to be handed out, None where it is not held."""
+        """Return the next offset to hand out, None if the partition is not held."""
         return await self._ask(lambda consumer: consumer.position(partition))
 
     async def committed(self, partition: TopicPartition) -> int | None:
-        """Return the position of the partition: everything below is processed."""
+        """Return the position of the partition: all offsets below are processed."""
         return await self._ask(lambda consumer: consumer.committed(partition))
 
     async def lag(self) -> dict[TopicPartition, int]:
@@ -215,12 +215,12 @@ class AsyncConsumer:
     # --- beginning and ending
 
     def abandon(self) -> None:
-        """Say that what is in hand was not finished; see ``Consumer.abandon``."""
+        """Mark the uncommitted records as not processed; see ``Consumer.abandon``."""
         if self._consumer is not None:
             self._consumer.abandon()
 
     def stop(self) -> None:
-        """End iteration soon. For signal handlers and other threads."""
+        """End the iteration soon. For signal handlers and other threads."""
         self._is_stopped = True
         if self._consumer is not None:
             self._consumer.stop()
@@ -228,7 +228,7 @@ class AsyncConsumer:
     async def close(
         self, *, release: bool = True, timeout_ms: int = CLOSE_MS_MAX
     ) -> None:
-        """Give every partition up at its committed position. Idempotent."""
+        """Release every partition at its committed position. Idempotent."""
         self.stop()
         async with self._turn:
             await self._settle()
@@ -239,7 +239,7 @@ class AsyncConsumer:
             self._hop.end()
 
     async def _settle(self) -> None:
-        """Wait for what the thread does; whoever closes has no use for its errors."""
+        """Wait for the thread's calls; ignore their errors, because this is closing."""
         with suppress(MarshalError):
             await self._hop.settle()
 
@@ -269,7 +269,7 @@ class AsyncConsumer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close; what was not committed is handed out again, by somebody."""
+        """Close; uncommitted records are handed out again, here or elsewhere."""
         if kind is not None:
             self.abandon()
         await self.close()
@@ -305,7 +305,7 @@ def _making_what_marshal_makes(
 class AsyncMarshal:
     """A ``Marshal`` for an event loop, with the same arguments.
 
-    It opens where it is entered::
+    Entering it opens it::
 
         async with AsyncMarshal("localhost:9092", group_id="g", client_id="c") as m:
             async for record in m.consumer("payments"):
@@ -316,7 +316,7 @@ class AsyncMarshal:
     consumer = _making_what_marshal_makes(Marshal.consumer)
 
     def prepare(self, make: Callable[[], Marshal]) -> None:
-        """Remember how to open; entering does."""
+        """Store how to open the client."""
         self._make = make
         self._marshal: Marshal | None = None
         self._hop: _Hop[Any] = _Hop("marshal-aio")
@@ -325,7 +325,7 @@ class AsyncMarshal:
 
     @property
     def marshal(self) -> Marshal:
-        """The client underneath, for all that does not wait.
+        """The synchronous client, for calls that do not wait.
 
         Raises:
             InvalidTransition: It is not open.
@@ -335,7 +335,7 @@ class AsyncMarshal:
         return self._marshal
 
     def adopt(self, make: Callable[[], Consumer]) -> AsyncConsumer:
-        """Return a consumer that is opened later, and closed with this client."""
+        """Return a consumer that opens later, and closes with this client."""
         consumer = AsyncConsumer(make)
         self._consumers.append(consumer)
         return consumer
@@ -346,8 +346,8 @@ class AsyncMarshal:
     ) -> AsyncIterator[HeldClaim]:
         """Claim one partition without consuming it; see ``Marshal.claim``.
 
-        The claim's own methods do not wait, but for ``release``, which leaving
-        the block does on a thread.
+        The methods of the claim do not wait, except ``release``, which runs on a thread
+        at the end of the block.
         """
         hop: _Hop[None] = _Hop("marshal-claim")
         won: list[HeldClaim] = []
@@ -356,18 +356,18 @@ class AsyncMarshal:
         def win() -> None:
             won.append(marshal.claim(topic, partition, timeout_ms=timeout_ms))
 
-        def let_go() -> None:
+        def release() -> None:
             for claim in won:
                 claim.release()
 
         try:
             await hop.run(win)
             yield won[0]
-            await hop.run(let_go)
+            await hop.run(release)
         finally:
-            # Releasing is idempotent. After an error or a cancelled wait it is left
-            # to the thread: what is under way may be won yet.
-            hop.end(let_go)
+            # Releasing is idempotent. After an error or a cancelled wait the thread
+            # releases, because the claim may still be won.
+            hop.end(release)
 
     async def world(self, *, timeout_ms: int = OPEN_MS_MAX) -> dict[str, Any]:
         """Return the world as plain data; see ``Marshal.world``."""
@@ -376,12 +376,12 @@ class AsyncMarshal:
     async def owners(
         self, topic: str, *, timeout_ms: int = OPEN_MS_MAX
     ) -> dict[TopicPartition, str | None]:
-        """Return who owns each partition of a topic; see ``Marshal.owners``."""
+        """Return the owner of each partition of a topic; see ``Marshal.owners``."""
         ask = partial(self.marshal.owners, topic, timeout_ms=timeout_ms)
         return await asyncio.to_thread(ask)
 
     def stop(self) -> None:
-        """End iteration of every consumer soon. For signal handlers."""
+        """End the iteration of every consumer soon. For signal handlers."""
         for consumer in self._consumers:
             consumer.stop()
 

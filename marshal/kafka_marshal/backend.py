@@ -1,4 +1,4 @@
-"""Where a client's claims come from: an engine of this process, or a sidecar."""
+"""Sources of a client's claims: an engine of this process, or a sidecar."""
 
 import socket
 from collections.abc import Callable
@@ -26,7 +26,7 @@ WAIT_SLICE_MS = 50
 
 
 class ClaimBackend(Protocol):
-    """What a ``Marshal`` does its work by."""
+    """What a ``Marshal`` needs of its source of claims."""
 
     @property
     def engine(self) -> ClaimEngine:
@@ -45,34 +45,34 @@ class ClaimBackend(Protocol):
 
     @property
     def transport(self) -> str:
-        """The client library that the data comes by."""
+        """The client library that reads the data."""
         ...
 
     def subscribe(
         self, subscription: Subscription, wants: Callable[[], SubscriptionSpec]
     ) -> None:
-        """Begin to pursue what a consumer wants.
+        """Subscribe a consumer.
 
         Args:
-            subscription: What it wants.
-            wants: Returns the same in words, for another process.
+            subscription: Its subscription.
+            wants: Returns the same in a form for another process.
         """
         ...
 
     def want(self, key: Key) -> Holding:
-        """Begin to contend for one key without consuming it."""
+        """Contend for one key without consuming it."""
         ...
 
     def ask(self, key: Key) -> Glance | None:
-        """Return what is known of a key, by whoever reads the log. May block."""
+        """Return the state of a key by the log, None if not known. May block."""
         ...
 
     def world(self, timeout_ms: int) -> dict[str, Any]:
-        """Return the world as plain data, never older than this call."""
+        """Return the world as plain data, as of this call or later."""
         ...
 
     def owners(self, topic: str, timeout_ms: int) -> dict[TopicPartition, str | None]:
-        """Return who owns each partition of a topic that was ever claimed."""
+        """Return the owner of each partition of a topic that was ever claimed."""
         ...
 
     def last_claims(self, timeout_ms: int) -> dict[TopicPartition, LastClaim]:
@@ -80,27 +80,31 @@ class ClaimBackend(Protocol):
         ...
 
     def leave(self, *, release: bool, timeout_ms: int) -> None:
-        """Leave the group: give everything up, or keep it for a restart within H."""
+        """Leave the group and release all claims.
+
+        With ``release=False`` they are kept for a restart within one heartbeat
+        interval.
+        """
         ...
 
     def close(self) -> None:
-        """Let go of every connection. Idempotent."""
+        """Close every connection. Idempotent."""
         ...
 
 
 @attrs.frozen
 class Terms:
-    """What a client with an engine of its own asks for when it opens.
+    """Options of a client with its own engine.
 
     Attributes:
         group_id: The group.
         client_id: Name of the client.
-        heartbeat_interval_ms: Expected H; None for whatever it is.
-        state_dir: Where the identity is kept; None for the user's directory.
+        heartbeat_interval_ms: Expected heartbeat interval; None accepts any.
+        state_dir: Directory of the identity; None for the user's directory.
         check_topic: Whether to refuse an unsafe coordination topic.
         mirror_offsets: Whether positions are also committed in Kafka.
         checkpoint_interval_ms: How often to write checkpoints; 0 = never.
-        timeout_ms: When to give up.
+        timeout_ms: Longest time to open.
     """
 
     group_id: str
@@ -114,15 +118,15 @@ class Terms:
 
 
 class LocalBackend:
-    """Claims of an engine of this process, which its clients share."""
+    """Claims of an engine in this process, which its clients share."""
 
     def __init__(
         self, settings: ConnectionSettings, terms: Terms, *, observer: Observer
     ) -> None:
-        """Connect, or use the connection that is there, and read the log to its end.
+        """Connect, or share the existing connection, and read the log to its end.
 
         Raises:
-            MarshalError: What went wrong; nothing is left open.
+            MarshalError: Opening failed; nothing is left open.
         """
         self._terms = terms
         self._observer = observer
@@ -186,7 +190,7 @@ class LocalBackend:
             if state_dir is not None:
                 raise ConfigurationError(
                     f"state_dir {str(home)!r} cannot be used: {error}; name a "
-                    "writable directory, or '' to go without resuming",
+                    "writable directory, or '' to start without resuming",
                     setting="state_dir",
                 ) from error
             context.observe("identity_unavailable", {"error": error})
@@ -199,7 +203,7 @@ class LocalBackend:
         if expected_ms is not None and expected_ms != actual_ms:
             raise ConfigurationError(
                 f"heartbeat_interval_ms is {expected_ms} here and {actual_ms} in the "
-                "log, where it holds for everybody; leave it out, or format a new "
+                "log, where it applies to all clients; omit it, or format a new "
                 "coordination topic",
                 setting="heartbeat_interval_ms",
             )
@@ -211,7 +215,7 @@ class LocalBackend:
 
     @property
     def session(self) -> Session:
-        """What it drives for this client."""
+        """The engine's session of this client."""
         return self._session
 
     @property
@@ -227,21 +231,21 @@ class LocalBackend:
     def subscribe(
         self, subscription: Subscription, wants: Callable[[], SubscriptionSpec]
     ) -> None:
-        """Begin to pursue what a consumer wants, at once."""
+        """Subscribe a consumer, at once."""
         del wants
         with self.engine.changed:
             self._session.subscribe(subscription)
             self.engine.act(self._session)
 
     def want(self, key: Key) -> Holding:
-        """Begin to contend for one key, at once."""
+        """Contend for one key, at once."""
         with self.engine.changed:
             holding = self._session.want(key)
             self.engine.act(self._session)
             return holding
 
     def ask(self, key: Key) -> Glance | None:
-        """Return what is known of a key."""
+        """Return the state of a key by the folded log."""
         with self.engine.changed:
             return self.engine.context.glance(key)
 
@@ -253,7 +257,7 @@ class LocalBackend:
             return world_to_object(replica.world for replica in replicas)
 
     def owners(self, topic: str, timeout_ms: int) -> dict[TopicPartition, str | None]:
-        """Read the log to its end, and return who owns what of a topic."""
+        """Read the log to its end, and return the owner of each partition."""
         self.engine.catch_up(timeout_ms)
         with self.engine.changed:
             return {
@@ -280,11 +284,11 @@ class LocalBackend:
             }
 
     def leave(self, *, release: bool, timeout_ms: int) -> None:
-        """Give everything up, or beat a last time; wait until the log shows it."""
+        """Release every claim, or send a last beat; wait until that is read back."""
         session = self._session
         with self.engine.changed:
             seqs = session.begin_close(release=release)
-            # What is not confirmed in time runs out by itself within 2H.
+            # Claims without a confirmed release expire within two heartbeat intervals.
             self._await_while(
                 lambda: (
                     session.leaving_count > 0 or session.is_pending(seqs, late=False)
@@ -306,9 +310,9 @@ class LocalBackend:
             engine.changed.wait(min(left_ms, WAIT_SLICE_MS) / 1000)
 
     def close(self) -> None:
-        """Let go of identity and connection."""
+        """Release the identity and the connection."""
         if self._identity is not None:
             self._identity.close()
             self._identity = None
         self._runtime.observers.remove(self._observer)
-        runtimes.let_go(self._runtime)
+        runtimes.release(self._runtime)

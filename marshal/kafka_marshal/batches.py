@@ -53,9 +53,9 @@ class Batch:
 
 
 class CommitToken(msgspec.Struct, frozen=True, gc=False):
-    """What is needed to commit a record, without the record; see ``Consumer.commit``.
+    """Identifies a record to commit, without its content; see ``Consumer.commit``.
 
-    A few dozen bytes, which can be pickled: another process that does the work can
+    It has a few dozen bytes and can be pickled: another process that does the work can
     return it to the process that holds the claim.
 
     Attributes:

@@ -113,7 +113,7 @@ class HeldClaim:
         """Release the partition at its position. Idempotent.
 
         Raises:
-            DeadlineExceeded: The release was not read back in time; it may come later.
+            DeadlineExceeded: The release was not read back in time, but may still be.
         """
         if os.getpid() != self._pid:
             return
@@ -128,7 +128,7 @@ class HeldClaim:
         """Wait until the claim is won.
 
         Raises:
-            ClaimRejected: Not within the time; names the owner and the reason.
+            ClaimRejected: Not won in time; names the owner and the reason.
         """
         deadline_ms = self._clock.now_ms() + timeout_ms
         with self._engine.changed:
@@ -137,7 +137,7 @@ class HeldClaim:
                 if failure is not None:
                     raise failure
                 if self._holding.claim.phase is Phase.ENDED:
-                    # Closing the client released it, and nothing contends for it now.
+                    # The client was closed, so nothing contends for the key any more.
                     break
                 try:
                     self._wait(deadline_ms, "won")

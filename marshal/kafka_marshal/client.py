@@ -50,41 +50,41 @@ class Marshal(Closing):
     Args:
         bootstrap_servers: Addresses of the cluster, ``host:port`` with commas,
             or a sequence of them; one live address is enough. By default
-            ``localhost:9092``, or where the sidecar found the cluster.
+            ``localhost:9092``, or the addresses that the sidecar uses.
         group_id: The group; groups are independent readers.
-        client_id: Name of this client, unique in the group. Keep it stable, and
-            a restart within H resumes what it held.
+        client_id: Name of this client, unique in the group. With a stable name, a
+            restart within one heartbeat interval resumes the claims.
         coordination_topic: Name of the coordination topic; by default
             ``__marshal``, or the sidecar's.
         options: Security and connection options, by kafka-python's names or
             librdkafka's dotted ones (``sasl.mechanism``, ``ssl_cafile``, ...).
         transport: The client library of the logs: ``fast`` (librdkafka, extra
             ``fast``), ``kafka-python``, or ``auto`` for the first that can be used.
-        heartbeat_interval_ms: H that this client expects, checked against the
-            log; H itself stands in the log alone.
-        state_dir: Where the identity is kept that lets a restart resume; None
-            for the user's state directory, ``""`` to go without.
-        observer: Receives events, or several of them; by default they are logged.
+        heartbeat_interval_ms: Heartbeat interval that this client expects. It is
+            stored in the log; another value here is an error.
+        state_dir: Directory of the identity with which a restart resumes; None
+            for the user's state directory, ``""`` for no identity.
+        observer: Observer of events, or several; by default events are logged.
         check_topic: Whether to refuse a coordination topic whose settings would
-            endanger what the claims promise, where they may be read.
+            break the guarantees of claims, if this principal may read them.
         mirror_offsets: Whether positions are also committed as the group's
             offsets in Kafka, best effort, for tools that show lag.
-        checkpoint_interval_ms: How often a coordinating partition gets a checkpoint
-            where nobody else has written one; 0 = write none.
+        checkpoint_interval_ms: How often to write a checkpoint of a coordinating
+            partition, unless another process has; 0 = never.
         sidecar: Address of a sidecar of this host that holds the claims instead of
             an engine of this process: ``unix:/path/of/the.sock`` or
-            ``http://127.0.0.1:PORT``. Data still comes from Kafka directly. It has
-            its own ``state_dir``, ``check_topic`` and ``mirror_offsets``.
+            ``http://127.0.0.1:PORT``. Records are still read from Kafka directly. The
+            sidecar has its own ``state_dir``, ``check_topic`` and ``mirror_offsets``.
         sidecar_token_file: File with the sidecar's token, for TCP.
-        sidecar_instance: With a sidecar: 16 bytes by which it knows this process.
-            Whoever comes with those of an earlier process goes on in its place, and
-            must know that to be dead. None draws them.
-        timeout_ms: When to give up opening.
+        sidecar_instance: With a sidecar: 16 bytes that identify this process. A
+            process with those of an earlier one takes its place; the earlier process
+            must be dead. None draws them.
+        timeout_ms: Longest time to open.
 
     Raises:
-        ConfigurationError: A setting is impossible.
+        ConfigurationError: A setting is invalid.
         TopicMisconfigured: The coordination topic is missing, unformatted, torn
-            or that of another cluster.
+            or formatted for another cluster.
         IdentityConflict: Another live process on this machine has this client_id.
         CoordinationError: The cluster did not answer.
     """
@@ -164,12 +164,12 @@ class Marshal(Closing):
 
     @property
     def engine(self) -> ClaimEngine:
-        """What drives the claims, for views and tests."""
+        """The engine that drives the claims, for views and tests."""
         return self._backend.engine
 
     @property
     def session(self) -> ClaimSession:
-        """What it drives for this client, for metrics and tests."""
+        """The engine's session of this client, for metrics and tests."""
         return self._backend.session
 
     @property
@@ -230,11 +230,11 @@ class Marshal(Closing):
     ) -> Consumer:
         """Return a consumer of some topics; it contends for partitions at once.
 
-        What each setting does: docs/reference.md, and the attributes of
+        The settings are described in docs/reference.md, and as attributes of
         ``kafka_marshal.subscribing.Settings`` and ``ConsumerOptions``.
 
         Raises:
-            ConfigurationError: A setting is impossible.
+            ConfigurationError: A setting is invalid.
             LogUnreadable: A topic does not exist.
             InvalidTransition: This client consumes one of the topics already.
         """
@@ -290,27 +290,28 @@ class Marshal(Closing):
         max_handling_ms: int | None = 0,
         timeout_ms: int = OPEN_MS_MAX,
     ) -> RangeConsumer:
-        """Hold partitions as a consumer does, for work that is read elsewhere.
+        """Hold partitions as a consumer does, for records that are read elsewhere.
 
-        The settings are those of ``consumer``. Nothing is given up because work
-        takes long, unless ``max_handling_ms`` says so, or because it falls behind.
+        The settings are those of ``consumer``. Partitions are not released because
+        processing is slow or lags, except by ``max_handling_ms``.
 
         Args:
             topics: Data topics by name.
             pattern: Or a regular expression in RE2's syntax that whole names match.
-            delivery: The guarantee; also by its word, ``alo`` or ``amo``.
+            delivery: The guarantee; also as ``"alo"`` or ``"amo"``.
             policy: Which partitions to hold.
-            claims_max: Most of them; 0 = no limit.
-            auto_offset_reset: Where to start what the group has no position of.
+            claims_max: Most partitions to hold; 0 = no limit.
+            auto_offset_reset: Where to start partitions without a position.
             starts: Where to start instead, by partition.
-            isolation_level: How the work reads; lag counts to the end as it sees it.
-            metadata_refresh_ms: Time between two looks at metadata.
-            max_handling_ms: How long nothing may be asked for or committed; 0 = no
-                limit, None = H.
-            timeout_ms: When to give up looking the topics up.
+            isolation_level: Isolation level of the readers; the lag is counted to the
+                end at this level.
+            metadata_refresh_ms: Time between two refreshes of metadata.
+            max_handling_ms: Longest time without a call of ``held`` or a commit; 0 =
+                no limit, None = the heartbeat interval.
+            timeout_ms: Longest time to look the topics up.
 
         Raises:
-            ConfigurationError: A setting is impossible.
+            ConfigurationError: A setting is invalid.
             LogUnreadable: A topic does not exist.
             InvalidTransition: This client consumes one of the topics already.
         """
@@ -350,7 +351,7 @@ class Marshal(Closing):
         )
 
     def _keep(self, opened: Consumer | RangeConsumer) -> None:
-        """Remember what has to be closed with this client."""
+        """Register a consumer to be closed with this client."""
         open_ones = [other for other in self._consumers if not other.is_closed]
         self._consumers = [*open_ones, opened]
 
@@ -360,8 +361,8 @@ class Marshal(Closing):
         """Claim one partition without consuming it, and wait until it is won.
 
         Raises:
-            ClaimRejected: Somebody else held it all the time.
-            InvalidTransition: This client wants it already.
+            ClaimRejected: Another process held it for the whole time.
+            InvalidTransition: This client claims or consumes it already.
         """
         self._require_open()
         if not is_topic(topic) or partition < 0:
@@ -377,7 +378,7 @@ class Marshal(Closing):
         return claim
 
     def world(self, *, timeout_ms: int = OPEN_MS_MAX) -> dict[str, Any]:
-        """Return the world as plain data, never older than this call.
+        """Return the world as plain data, as of this call or later.
 
         The same document that ``marshal log replay`` prints (PROTOCOL 3.8).
 
@@ -390,7 +391,7 @@ class Marshal(Closing):
     def owners(
         self, topic: str, *, timeout_ms: int = OPEN_MS_MAX
     ) -> dict[TopicPartition, str | None]:
-        """Return who owns each partition of a topic in this group, by the log.
+        """Return the owner of each partition of a topic in this group, by the log.
 
         Raises:
             DeadlineExceeded: The log was not read to its end in time.
@@ -399,7 +400,7 @@ class Marshal(Closing):
         return self._backend.owners(topic, timeout_ms)
 
     def stop(self) -> None:
-        """End iteration of every consumer soon. For signal handlers."""
+        """End the iteration of every consumer soon. For signal handlers."""
         for consumer in self._consumers:
             consumer.stop()
 
@@ -419,9 +420,9 @@ class Marshal(Closing):
         """Close every consumer and claim, and leave the group. Idempotent.
 
         Args:
-            release: False keeps the claims for a restart within H.
-            timeout_ms: How long to wait in all. A log that left a consumer
-                without an answer is not waited for again.
+            release: False keeps the claims for a restart within one heartbeat interval.
+            timeout_ms: Longest time in all. If the log did not answer a consumer,
+                closing does not wait for it again.
         """
         if self._is_closed:
             return
@@ -444,7 +445,7 @@ class Marshal(Closing):
             function()
 
     def call_on_close(self, function: Callable[[], None]) -> None:
-        """Have a function called once this is closed, on the closing thread."""
+        """Register a function to call after the close, on the closing thread."""
         self._closers.append(function)
 
     def _require_open(self) -> None:
@@ -462,7 +463,7 @@ class Marshal(Closing):
 def _require_none(setting: str, value: object) -> None:
     if value is not None:
         raise ConfigurationError(
-            f"{setting} is of use with a sidecar only; name that, too",
+            f"{setting} is used only with a sidecar; set sidecar, too",
             setting="sidecar",
         )
 
@@ -470,8 +471,8 @@ def _require_none(setting: str, value: object) -> None:
 def _require_mirror(mirror_offsets: object) -> None:
     if not mirror_offsets:
         raise ConfigurationError(
-            "over a sidecar mirror_offsets cannot be turned off: it mirrors for all "
-            "of its clients; leave it out",
+            "with a sidecar mirror_offsets cannot be turned off, because the sidecar "
+            "mirrors for all its clients; omit it",
             setting="mirror_offsets",
         )
 

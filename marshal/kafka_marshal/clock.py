@@ -1,7 +1,7 @@
-"""The sole readers of time and chance, and the thread for what blocks.
+"""The only readers of time and random numbers, and the thread for blocking calls.
 
-Everything else is given a ``ports.Clock``, ``ports.Entropy`` and
-``ports.Background``, so that a simulator can stand in for them.
+All other code gets a ``ports.Clock``, ``ports.Entropy`` and ``ports.Background``, so
+that a simulator can replace them.
 """
 
 import os
@@ -25,10 +25,10 @@ QUEUE_CALLS_MAX = 64
 class _Elapsed:
     """A boot clock for systems that have none.
 
-    PROTOCOL 5.2: elsewhere the larger of elapsed monotonic and elapsed realtime.
-    The larger is taken of each interval between two readings: taken of the whole,
-    a wall clock that jumps ahead and is then set back would make time stand
-    still, and a lease seem to last.
+    PROTOCOL 5.2: the larger of elapsed monotonic and elapsed realtime. It adds up the
+    larger of the two for each interval between two readings. If it compared totals,
+    time would stop after a wall clock jumps ahead and is set back, and a lease would
+    seem to last.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class _Elapsed:
         self._total_ns = self._last[0]
 
     def __call__(self) -> int:
-        """Return nanoseconds that go on while the machine is suspended."""
+        """Return nanoseconds, which advance while the machine is suspended."""
         with self._lock:
             reading = (self._monotonic_ns(), self._realtime_ns())
             elapsed = [new - old for new, old in zip(reading, self._last, strict=True)]
@@ -59,10 +59,10 @@ def _boot_clock() -> Callable[[], int]:
 
 
 class SystemClock(Clock):
-    """Time of this machine. Thread-safe."""
+    """The clocks of this machine. Thread-safe."""
 
     def __init__(self) -> None:
-        """Choose the boot clock that this system has."""
+        """Choose the boot clock of this system."""
         self._boot_ns = _boot_clock()
 
     def now_ms(self) -> int:
@@ -75,7 +75,7 @@ class SystemClock(Clock):
 
 
 class SystemEntropy(Entropy):
-    """Chance from the operating system. Thread-safe, also after a fork."""
+    """Random numbers of the operating system. Thread-safe, also after a fork."""
 
     def random_bytes(self, count: int) -> bytes:
         """Return ``count`` random bytes fit for secrets."""
@@ -87,10 +87,10 @@ class SystemEntropy(Entropy):
 
 
 class ThreadBackground(Background):
-    """One daemon thread that makes blocking calls in the order they came.
+    """One daemon thread that makes blocking calls in the order of submission.
 
-    Its queue is bounded: a cluster that does not answer would otherwise let
-    calls pile up that nobody waits for any more.
+    Its queue is bounded: otherwise calls that no caller waits for any more would pile
+    up while a cluster does not answer.
     """
 
     def __init__(self, *, name: str = "marshal-background") -> None:
@@ -104,9 +104,9 @@ class ThreadBackground(Background):
         self._is_closed = False
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Run ``call`` soon and return its outcome-to-be. Never blocks.
+        """Run ``call`` soon; return its pending outcome. Never blocks.
 
-        Where the queue is full or closed, the outcome is an error at once.
+        If the queue is full or closed, the outcome is an error at once.
         """
         future: Future[T] = Future()
         with self._lock:
@@ -118,7 +118,7 @@ class ThreadBackground(Background):
             except queue.Full:
                 future.set_exception(
                     CoordinationError(
-                        f"{QUEUE_CALLS_MAX} look-ups wait already, so the cluster does "
+                        f"{QUEUE_CALLS_MAX} look-ups are queued, so the cluster does "
                         "not answer. Check the addresses, the network and that the "
                         "brokers run."
                     )
@@ -132,7 +132,7 @@ class ThreadBackground(Background):
         return future
 
     def close(self, timeout_ms: int) -> None:
-        """Stop after the call under way; what waits fails. Idempotent."""
+        """Stop after the running call; queued calls fail. Idempotent."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
@@ -143,7 +143,7 @@ class ThreadBackground(Background):
             thread.join(timeout=max(0.0, timeout_ms / 1000))
 
     def _fail_waiting(self) -> None:
-        """Empty the queue, telling those who wait."""
+        """Empty the queue and fail its calls."""
         while True:
             try:
                 item = self._queue.get_nowait()

@@ -1,4 +1,4 @@
-"""What closes at the end of a ``with`` block."""
+"""Base class of context managers that close themselves."""
 
 from abc import ABC, abstractmethod
 from types import TracebackType
@@ -10,7 +10,7 @@ class Closing(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what it holds. Idempotent."""
+        """Release all resources. Idempotent."""
 
     def __enter__(self) -> Self:
         """Return the object itself."""

@@ -1,9 +1,8 @@
 """The consumer: hands out records of the partitions that its claims hold.
 
-It runs on the application's thread; the engine's thread keeps the claims
-alive meanwhile, however long a handler takes. Before every hand-out the lease
-is looked at (PROTOCOL 5.2), and what was fetched under a claim that has ended
-is dropped, not handed out.
+It runs on the application's thread. The engine's thread renews the claims, however long
+a handler takes. Before every hand-out the lease is checked (PROTOCOL 5.2); records
+fetched under a claim that has ended are dropped.
 """
 
 import os
@@ -37,17 +36,17 @@ ASK_MS_MAX = 10_000
 
 
 class _Process:
-    """This process; told by the fork itself, so that looking costs no system call."""
+    """Id of this process, updated at a fork, so that checks need no system call."""
 
     pid = os.getpid()
 
     @classmethod
-    def look(cls) -> None:
-        """Look again, in a child."""
+    def refresh(cls) -> None:
+        """Read the id again, in a forked child."""
         cls.pid = os.getpid()
 
 
-os.register_at_fork(after_in_child=_Process.look)
+os.register_at_fork(after_in_child=_Process.refresh)
 
 
 _ONE = (Record, CommitToken)
@@ -56,11 +55,11 @@ _ONE = (Record, CommitToken)
 class Consumer(Closing):
     """Consumes topics in a group; made by ``Marshal.consumer``.
 
-    One thread reads: polls, iterates and asks. ``commit``, ``flush`` and ``stop``
+    One thread reads: polls, iterates and queries. ``commit``, ``flush`` and ``stop``
     may be called from any thread, ``stop`` also in signal handlers.
 
     Attributes:
-        is_close_confirmed: False once closing got no answer from the log.
+        is_close_confirmed: False if the log did not confirm the close in time.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class Consumer(Closing):
             options=options,
         )
         self._places = self._hands.places
-        # The same: a plain tuple finds what its named kind does, and costs less.
+        # The same dict: plain tuples are equal to TopicPartition, and cheaper to make.
         self._places_by_name = cast("dict[tuple[str, int], FetchState]", self._places)
         self._is_stopped = False
         self._is_closed = False
@@ -115,15 +114,15 @@ class Consumer(Closing):
             max_records: Most records to return; by default ``max_poll_records``.
 
         Returns:
-            Records by partition, in offset order; empty when none came in time
-            and while the group is paused. After ``stop`` nothing more is fetched
-            or asked for: what comes then was fetched or granted before.
+            Records by partition, in offset order; empty if none arrived in time, and
+            while the group is paused. After ``stop`` nothing more is fetched or
+            requested: later calls return what was fetched or granted before.
 
         Raises:
-            ClaimLost: A partition was lost while records of it were in hand,
-                and there is no ``on_lost``. Other partitions are unaffected.
+            ClaimLost: A partition with uncommitted records was lost, and there is no
+                ``on_lost``. Other partitions are unaffected.
             PositionError: A position lies beyond the end of its log.
-            IdentityConflict: Another live process uses our client_id.
+            IdentityConflict: Another live process uses this client_id.
             CoordinationError: The engine failed for good.
         """
         most = max_records or self._options.max_poll_records
@@ -158,14 +157,14 @@ class Consumer(Closing):
     def poll_fetched(
         self, max_records: int | None = None, *, partitions_max: int | None = None
     ) -> dict[TopicPartition, list[Record]]:
-        """Hand out what is fetched already; never wait.
+        """Hand out records that are already fetched; never wait.
 
-        With ``prefetch`` on another thread in between, this is for loops that
-        must not block, such as asyncio's. Calls of the two never overlap.
+        Together with ``prefetch`` on another thread, this is for loops that must not
+        block, such as asyncio's. Calls of the two must not overlap.
 
         Args:
             max_records: Most records to return; by default ``max_poll_records``.
-            partitions_max: Most partitions that they come from; None = any.
+            partitions_max: Most partitions to return records of; None = no limit.
 
         Returns:
             As ``poll``, whose errors it raises.
@@ -176,10 +175,10 @@ class Consumer(Closing):
         return self._hands.hand_out(most, partitions_max=partitions_max)
 
     def prefetch(self, timeout_ms: int) -> None:
-        """Fetch, or wait for what is under way, and hand nothing out.
+        """Fetch, or wait for fetches in flight, without handing anything out.
 
         Args:
-            timeout_ms: How long at most; it returns after a slice of 100 ms.
+            timeout_ms: Longest time; it returns after at most 100 ms.
 
         Raises:
             PositionError: A position lies beyond the end of its log.
@@ -194,18 +193,18 @@ class Consumer(Closing):
     @property
     def is_finished(self) -> bool:
         """Whether iteration is over: stopped, and nothing granted is left."""
-        # What was granted is nobody else's: it is finished after a stop, too.
+        # No other process gets what was granted here, so it is handed out after a stop.
         return self._is_stopped and (self._is_closed or not self._hands.holds_grants())
 
     def __iter__(self) -> Iterator[Record]:
         """Iterate over records, one hand-out at a time, until ``stop``.
 
-        Under at most once, what was granted before is still handed out.
+        At most once, records granted before the stop are still handed out.
         """
         return self
 
     def __next__(self) -> Record:
-        """Return the next record; its lease is looked at now, not when fetched."""
+        """Return the next record; its lease is checked now, not when it was fetched."""
         record = self.next_fetched()
         if record is not None:
             return record
@@ -214,11 +213,11 @@ class Consumer(Closing):
         raise StopIteration
 
     def next_fetched(self) -> Record | None:
-        """Hand out one record that is fetched already, the short way.
+        """Hand out one record that is already fetched, by a fast path.
 
         Returns:
-            None where ``poll`` has to look: nothing is fetched, claims came or
-            went, or the guarantee is at most once.
+            None if the fast path does not apply and ``poll`` must be called: nothing
+            is fetched, claims have changed, or the guarantee is at most once.
         """
         if self._is_stopped or self._pid != _Process.pid:
             return None
@@ -227,7 +226,7 @@ class Consumer(Closing):
     def batches(self, max_records: int | None = None) -> Iterator[Batch]:
         """Iterate over batches of one partition each, until ``stop``.
 
-        Each batch is handed out when it is asked for, not before.
+        A batch is handed out when the iterator advances to it, not before.
         """
         most = max_records or self._options.max_poll_records
         for partition, records in self._forever(most):
@@ -236,7 +235,7 @@ class Consumer(Closing):
     def batch_of(self, partition: TopicPartition, records: Sequence[Record]) -> Batch:
         """Return records of one partition, as one poll handed them out, as a batch."""
         token = records[0].token
-        assert token is not None, "what is handed out was fetched under a claim"
+        assert token is not None, "records are fetched under a claim"
         return Batch(partition, tuple(records), token, self._commit_range)
 
     def _forever(self, most: int) -> Iterator[tuple[TopicPartition, list[Record]]]:
@@ -260,18 +259,17 @@ class Consumer(Closing):
     ) -> None:
         """Note records as processed; the next beat carries the position.
 
-        Out of order is fine: the position moves over the contiguous prefix
-        (PROTOCOL 6.1). Under at most once the grant was the commit, so nothing
-        is written, and the call only tells of a claim that has ended. Any thread
-        may commit.
+        Records may be committed out of order: the position moves over the contiguous
+        prefix (PROTOCOL 6.1). At most once, the grant was the commit, so nothing is
+        written, and the call only raises if a claim has ended. Any thread may commit.
 
         Args:
-            records: What is processed: a record, the ``commit_token`` of one, or
-                several of them; None = everything handed out so far.
+            records: The processed records: a record, its ``commit_token``, or several
+                of them; None = everything handed out so far.
 
         Raises:
-            ClaimLost: A record was handed out under a claim that has ended;
-                somebody else may process it again.
+            ClaimLost: A record was handed out under a claim that has ended; another
+                process may process it again.
             InvalidTransition: A record was never handed out by this consumer.
         """
         if records is None:
@@ -289,13 +287,13 @@ class Consumer(Closing):
                 self._commit_range(partition, token, first=first, last=last)
 
     def commit_token(self, record: Record) -> CommitToken:
-        """Return what ``commit`` takes in the record's stead, once it is dropped."""
+        """Return a small token that ``commit`` accepts instead of the record."""
         return CommitToken.of(record)
 
     def _commit_range(
         self, partition: tuple[str, int], token: Token | None, *, first: int, last: int
     ) -> None:
-        """Note what was handed out of one partition, both ends inclusive."""
+        """Commit a range that was handed out of one partition, both ends inclusive."""
         self._require_usable()
         with self._engine.lock:
             place = self._places_by_name.get(partition)
@@ -324,18 +322,18 @@ class Consumer(Closing):
     def _require_valid(self, place: FetchState, now_ms: int) -> None:
         claim = place.holding.claim
         if not claim.is_valid(now_ms):
-            # What is told as lost stays lost: a beat that is read back later would
-            # revive the claim, and nobody would ever commit what was dropped.
+            # A claim reported as lost stays lost: a beat that is read back later would
+            # revive it, and the dropped records would never be committed.
             with self._engine.changed:
                 self._session.check_lease(place.holding, now_ms)
             raise lost_claim(place.partition, claim.ending or Ending("lease_expired"))
 
     def flush(self, timeout_ms: int = CLOSE_MS_MAX) -> None:
-        """Write every position to the log and wait until it stands there.
+        """Write every position to the log and wait until it is read back.
 
         Raises:
-            ClaimLost: A claim ended meanwhile; its position was not taken.
-            DeadlineExceeded: Not in time; the positions may still land.
+            ClaimLost: A claim ended meanwhile; its position was not recorded.
+            DeadlineExceeded: Not read back in time; the positions may still land.
         """
         self._require_usable()
         with self._engine.changed:
@@ -364,13 +362,13 @@ class Consumer(Closing):
         }
 
     def position(self, partition: TopicPartition) -> int | None:
-        """Return the next offset to be handed out, None where it is not held."""
+        """Return the next offset to hand out, None if the partition is not held."""
         self._sync(quiet=True)
         place = self._places.get(TopicPartition(*partition))
         return None if place is None else place.next_offset
 
     def committed(self, partition: TopicPartition) -> int | None:
-        """Return the position of the partition: everything below is processed."""
+        """Return the position of the partition: all offsets below are processed."""
         self._sync(quiet=True)
         place = self._places.get(TopicPartition(*partition))
         if place is None:
@@ -384,12 +382,12 @@ class Consumer(Closing):
     def lag(self, timeout_ms: int = ASK_MS_MAX) -> dict[TopicPartition, int]:
         """Return how many offsets each held partition's position is behind its log.
 
-        As consumer groups count it: log end less position; under
-        ``read_committed`` the end is the last stable offset. The cluster is asked.
+        As for consumer groups: log end less position; under ``read_committed`` the end
+        is the last stable offset. The ends are looked up in the cluster.
 
         Raises:
-            DeadlineExceeded: It did not answer in time.
-            CoordinationError: It could not be asked.
+            DeadlineExceeded: The cluster did not answer in time.
+            CoordinationError: The look-up failed.
         """
         positions = {
             partition: position
@@ -407,7 +405,7 @@ class Consumer(Closing):
         }
 
     def load(self) -> int:
-        """Return how many partitions are held: what this consumer carries."""
+        """Return the number of partitions held."""
         return len(self.assignment())
 
     def pause(self, *partitions: TopicPartition) -> None:
@@ -428,13 +426,13 @@ class Consumer(Closing):
 
     @property
     def options(self) -> ConsumerOptions:
-        """How it hands out."""
+        """The options of this consumer."""
         return self._options
 
     def abandon(self) -> None:
-        """Say that what is in hand was not finished, and never will be.
+        """Mark the uncommitted records as not processed, for good.
 
-        Under at most once the log then does not count it as done (PROTOCOL 6.3).
+        At most once, the log then does not count them as processed (PROTOCOL 6.3).
         """
         self._hands.let_go(is_done=False)
 
@@ -448,13 +446,13 @@ class Consumer(Closing):
         self._is_stopped = True
 
     def close(self, *, release: bool = True, timeout_ms: int = CLOSE_MS_MAX) -> None:
-        """Give every partition up at its committed position. Idempotent.
+        """Release every partition at its committed position. Idempotent.
 
         Args:
-            release: False keeps the claims for a restart of the same client_id
-                within H: a last beat is sent and nothing is released. They are
-                kept alive until the ``Marshal`` closes.
-            timeout_ms: How long to wait until the log shows it.
+            release: False keeps the claims for a restart of the same client_id within
+                one heartbeat interval: a last beat is sent and nothing is released.
+                The claims are renewed until the ``Marshal`` closes.
+            timeout_ms: How long to wait for the confirmation of the log.
         """
         if self._is_closed or self._pid != _Process.pid:
             return
@@ -462,7 +460,7 @@ class Consumer(Closing):
         session = self._session
         self._hands.pass_over()
         with self._engine.changed:
-            # Who leaves on an error has not finished what is in hand.
+            # On an error, the uncommitted records are not finished.
             self._hands.let_go(is_done=sys.exc_info()[0] is None)
             seqs = session.unsubscribe(self._subscription, release=release)
         self.is_close_confirmed = await_left(
@@ -476,7 +474,7 @@ class Consumer(Closing):
 
     def _require_usable(self) -> None:
         if self._pid != _Process.pid:
-            # PROTOCOL 1.7: nothing inherits.
+            # PROTOCOL 1.7: a forked child inherits no claims.
             raise InvalidTransition(
                 "this consumer belongs to the parent process; open a Marshal of its "
                 "own after fork"
@@ -488,7 +486,7 @@ class Consumer(Closing):
             raise InvalidTransition("the consumer is closed")
 
     def _sync(self, *, quiet: bool = False) -> None:
-        """Take notice of claims that came and went."""
+        """Apply changes of the claims."""
         self._require_usable()
         self._hands.follow()
         if not quiet and self._hands.lost:

@@ -1,9 +1,9 @@
-"""Every exception that kafka-marshal raises, and what each one carries.
+"""The exceptions of kafka-marshal, with their attributes.
 
 ::
 
     MarshalError                        retriable = False
-    ├─ ConfigurationError (ValueError)  found before any IO
+    ├─ ConfigurationError (ValueError)  raised before any IO
     ├─ ProtocolError
     │  ├─ InvalidTransition             a state machine was misused: a bug
     │  └─ MalformedRecord               codec only
@@ -22,10 +22,9 @@
        │  └─ WrongCluster               formatted for another cluster
        └─ LogTruncated                  retriable = False: rebuild from the start
 
-A lost race is an ordinary outcome, so the core never raises for one: it
-returns a verdict, and only the public library turns verdicts into exceptions.
-Messages say what happened, why, and what to run next; the values stand in
-attributes so that callers need not parse text.
+A lost race is a normal outcome: the core returns a verdict, and only the public library
+turns verdicts into exceptions. Messages state what happened, why, and which command to
+run next; attributes have the values, so that callers need not parse text.
 """
 
 from typing import ClassVar
@@ -38,7 +37,7 @@ class MarshalError(Exception):
 
 
 class ConfigurationError(MarshalError, ValueError):
-    """A setting is impossible; found before any IO took place.
+    """A setting is invalid; raised before any IO.
 
     Attributes:
         setting: Name of the offending setting, or an empty string.
@@ -50,22 +49,22 @@ class ConfigurationError(MarshalError, ValueError):
 
 
 class ProtocolError(MarshalError):
-    """The rules of the protocol were broken by the caller or by bytes."""
+    """The caller, or encoded bytes, broke the rules of the protocol."""
 
 
 class InvalidTransition(ProtocolError):
-    """A state machine was driven in a way it does not allow; its state is kept."""
+    """An operation is not allowed in the current state; the state is unchanged."""
 
 
 class MalformedRecord(ProtocolError):
     """Bytes or values that the codec does not accept.
 
-    ``apply`` never lets this out: it becomes an undecodable transition.
+    ``apply`` never raises it: it returns an undecodable transition instead.
     """
 
 
 class ClaimError(MarshalError):
-    """Something about a claim prevents the work that was asked for."""
+    """A claim prevents the requested work."""
 
 
 class ClaimRejected(ClaimError):
@@ -95,7 +94,7 @@ class ClaimRejected(ClaimError):
 
 
 class ClaimLost(ClaimError):
-    """A claim is gone; whoever processes under it must stop at once.
+    """A claim has ended; processing under it must stop at once.
 
     Attributes:
         winner: client_id of the new owner, or None when unknown.
@@ -122,8 +121,8 @@ class IdentityConflict(ClaimError):
 
     Attributes:
         holder: client_id that is in use twice.
-        host: Host of the other process where known, else an empty string.
-        age_ms: Age of the other process's last sign of life, or None.
+        host: Host of the other process if known, else an empty string.
+        age_ms: Age of the other process's last record, or None.
     """
 
     def __init__(
@@ -153,10 +152,10 @@ class PositionError(MarshalError):
     """A position lies outside the data partition's log.
 
     Attributes:
-        requested: The offset that was asked for.
-        log_start: First offset that exists, or -1 where it could not be asked.
-        log_end: Next offset that will be written, or -1 the same way.
-        partition: Topic and partition that the position is of, or None.
+        requested: The requested offset.
+        log_start: First offset that exists, or -1 if unknown.
+        log_end: Next offset that will be written, or -1 if unknown.
+        partition: Topic and partition of the position, or None.
     """
 
     def __init__(
@@ -176,19 +175,19 @@ class PositionError(MarshalError):
 
 
 class DeadlineExceeded(MarshalError, TimeoutError):
-    """A wait reached its deadline; what was awaited may still happen."""
+    """A wait reached its deadline; the awaited event may still happen."""
 
 
 class CoordinationError(MarshalError):
-    """Kafka did not do what was asked; the cause is chained."""
+    """An operation of Kafka failed; the cause is chained."""
 
     retriable: ClassVar[bool] = True
 
 
 class UnknownTopicId(CoordinationError):
-    """A data topic of this id cannot be fetched: there is another one of its name.
+    """A data topic of this id cannot be fetched.
 
-    Or none, or the broker that was asked does not know the topic yet.
+    Its name belongs to another topic or to none, or the broker does not know it yet.
 
     Attributes:
         partition: Topic and partition that were fetched.
@@ -200,19 +199,19 @@ class UnknownTopicId(CoordinationError):
 
 
 class LogUnreadable(CoordinationError):
-    """The coordination log cannot be read as it is; trying again will not help."""
+    """The coordination log cannot be read; retries do not help."""
 
     retriable: ClassVar[bool] = False
 
 
 class LogUnwritable(CoordinationError):
-    """The coordination log refuses our records; trying again will not help."""
+    """The coordination log refuses the records of this process; retries do not help."""
 
     retriable: ClassVar[bool] = False
 
 
 class TopicMisconfigured(CoordinationError):
-    """The coordination topic is missing, unformatted, torn or wrongly set.
+    """The coordination topic is missing, unformatted, torn or misconfigured.
 
     Attributes:
         problems: One line per finding, in the order they were found.
@@ -230,10 +229,10 @@ class WrongCluster(TopicMisconfigured):
 
 
 class LogTruncated(CoordinationError):
-    """Offset or leader epoch went back: what we knew is gone, refold it all.
+    """Offset or leader epoch went back: the state is invalid, fold the log again.
 
     Attributes:
-        partition: Coordinating partition that it is about, or None if unknown.
+        partition: The coordinating partition, or None if unknown.
     """
 
     retriable: ClassVar[bool] = False

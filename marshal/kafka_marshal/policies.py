@@ -1,10 +1,9 @@
-"""Policies: which partitions a member tries, keeps and gives up (PROTOCOL 1.6).
+"""Policies: which partitions a member claims, keeps and releases (PROTOCOL 1.6).
 
-A policy is a function from a ``View`` to a ``Plan``. What it advises can be wrong
-without harm to any record: the claim is judged by the log, whatever was planned.
-Other packages bring policies of their own under the entry point group
-``kafka_marshal.policies``; ``kafka_marshal.testing.policies`` tells whether one
-behaves.
+A policy is a function from a ``View`` to a ``Plan``. A wrong plan harms no record,
+because the log judges every claim. Other packages provide policies under the entry
+point group ``kafka_marshal.policies``; ``kafka_marshal.testing.policies`` tests whether
+a policy behaves.
 """
 
 from collections.abc import Callable
@@ -44,17 +43,17 @@ BUILT_IN: dict[str, Policy] = {"fair": fair, "greedy": greedy, "topic": topic}
 
 
 def policy_names() -> tuple[str, ...]:
-    """Return the names that ``policy=`` takes: built in, and installed."""
+    """Return the names that ``policy=`` accepts: built-in and installed."""
     installed = {point.name for point in metadata.entry_points(group=ENTRY_POINTS)}
     return tuple(sorted(installed | set(BUILT_IN)))
 
 
 def find_policy(policy: str | Policy) -> Policy:
-    """Return the policy of a name, or the one that was given.
+    """Return the policy of a name, or the given policy itself.
 
-    A name is looked up among those built in, then among installed packages. Where
-    an entry point leads to a class, an object of it is made, one per consumer, so
-    that a policy may remember something.
+    A name is looked up among the built-in policies, then in installed packages. If an
+    entry point names a class, each consumer gets its own object, so that a policy may
+    have state.
 
     Raises:
         ConfigurationError: There is no such policy, or it cannot be loaded.
@@ -73,13 +72,13 @@ def find_policy(policy: str | Policy) -> Policy:
     if len({point.value for point in points}) > 1:
         values = ", ".join(sorted(point.value for point in points))
         raise ConfigurationError(
-            f"policy {policy!r} is brought by more than one package: {values}; "
+            f"policy {policy!r} is provided by more than one package: {values}; "
             "uninstall all but one, or pass the policy itself",
             setting="policy",
         )
     try:
         loaded = points[0].load()
-    except Exception as error:  # whatever a foreign module raises
+    except Exception as error:  # a foreign module may raise anything
         raise ConfigurationError(
             f"policy {policy!r} cannot be loaded from {points[0].value}: {error!r}",
             setting="policy",
@@ -88,10 +87,10 @@ def find_policy(policy: str | Policy) -> Policy:
 
 
 def _made(loaded: Callable[..., object], origin: str) -> Policy:
-    """Return a policy from what was loaded: itself, or an object of a class."""
+    """Return a loaded function itself, or an object of a loaded class."""
     try:
         made: object = loaded() if isinstance(loaded, type) else loaded
-    except Exception as error:  # whatever a foreign class raises
+    except Exception as error:  # a foreign class may raise anything
         raise ConfigurationError(
             f"the policy {origin} cannot be made without arguments: {error!r}",
             setting="policy",
@@ -99,7 +98,7 @@ def _made(loaded: Callable[..., object], origin: str) -> Policy:
     if not callable(made):
         raise ConfigurationError(
             f"the policy {origin} is {made!r}; it must be a function of a View that "
-            "returns a Plan, or a class of such",
+            "returns a Plan, or a class of such objects",
             setting="policy",
         )
     return made

@@ -1,8 +1,8 @@
-"""What the engine needs from the world outside, as Protocols.
+"""What the engine needs from its environment, as Protocols.
 
 Two sets of implementations exist: ``kafka_io`` over a real cluster, and
-``testing`` over memory with a virtual clock. One conformance kit
-(``kafka_marshal.testing.conformance``) holds both to the same behaviour.
+``testing`` in memory with a virtual clock. One conformance kit
+(``kafka_marshal.testing.conformance``) tests that both behave the same.
 All timeouts are milliseconds; no call may outlast its timeout by more than a
 scheduling delay.
 """
@@ -26,10 +26,10 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Append(Protocol):
-    """An append under way. It informs; what counts is reading the record back.
+    """An append in flight. Only reading the record back proves that it is in the log.
 
-    PROTOCOL 1.4: an append that failed or timed out is *unknown*. The engine
-    uses the outcome only for messages and counters.
+    PROTOCOL 1.4: the outcome of an append that failed or timed out is *unknown*. The
+    engine uses it only for messages and counters.
     """
 
     def is_done(self) -> bool:
@@ -53,7 +53,7 @@ class CoordinationLog(Protocol):
 
     Attributes:
         topic: Name of the topic.
-        topic_id: Id that it had when it was opened, None where there are none.
+        topic_id: Its id when it was opened, None if brokers have no ids.
     """
 
     topic: str
@@ -61,13 +61,13 @@ class CoordinationLog(Protocol):
 
     @property
     def partition_count(self) -> int:
-        """Number of partitions that the topic has in Kafka (at least K)."""
+        """Number of the topic's partitions in Kafka; not all need to coordinate."""
         ...
 
     def append(self, partition: int, value: bytes) -> Append:
         """Start appending one record (null key, acks=all, idempotent, in order).
 
-        Returns at once. Never raises for a broker's fault: the returned Append
+        Returns at once. Never raises for a broker's error: the returned Append
         reports it.
         """
         ...
@@ -75,36 +75,34 @@ class CoordinationLog(Protocol):
     def poll(self, timeout_ms: int) -> Sequence[tuple[int, LogEntry]]:
         """Return new entries of all partitions, waiting up to ``timeout_ms``.
 
-        Entries of one partition come in offset order without omission, from
-        the log's start on, or from where ``read_from`` has set it. An empty
-        result is ordinary.
+        Entries of one partition are returned in offset order without gaps, from the
+        start of the log or the offset set by ``read_from``. Empty results are normal.
 
         Raises:
-            LogTruncated: Offset or leader epoch went back in the partition that
-                the error names. Raised again until ``read_from`` has set that
-                one anew; the others have lost nothing.
+            LogTruncated: Offset or leader epoch went back in the partition that the
+                error names. Raised again until ``read_from`` sets its offset; other
+                partitions lose nothing.
             LogUnreadable: An entry has no leader epoch, or access is denied.
-            CoordinationError: A fault that passes; poll again.
+            CoordinationError: A transient error; poll again.
         """
         ...
 
     def read_from(self, offsets: Mapping[int, int]) -> None:
-        """Go on reading these partitions at other offsets; the others stay.
+        """Continue to read these partitions at other offsets; others are unaffected.
 
-        For whoever has kept what lies below, or begins anew. Nothing is known
-        then of the entries before, so whoever needs that they are still the same
-        reads one of them. Offsets are to lie within the log; one that does not is
-        a LogTruncated of the next ``poll``.
+        For readers that have a state of the entries below, or start from the beginning.
+        Entries below are not checked: a reader that depends on them must read one of
+        them. For an offset outside the log the next ``poll`` raises LogTruncated.
 
         Raises:
-            CoordinationError: A fault that passes; nothing has changed.
+            CoordinationError: A transient error; nothing has changed.
         """
         ...
 
     def positions(self) -> Mapping[int, int]:
-        """Return the next offset that ``poll`` will look at, per partition.
+        """Return the next offset that ``poll`` will read, per partition.
 
-        Offsets that hold no record for readers (control records) are passed.
+        Offsets without a record for readers (control records) are skipped.
         """
         ...
 
@@ -115,18 +113,18 @@ class CoordinationLog(Protocol):
     def end_offsets(self, timeout_ms: int) -> Mapping[int, int]:
         """Return the next offset to be written, per partition (a barrier).
 
-        For any thread, also while another one polls or closes: whoever waits for
-        the log's end must not wait for a poll first.
+        May be called from any thread, also while another one polls or closes: a wait
+        for the end of the log must not wait for a poll.
         """
         ...
 
     def close(self, timeout_ms: int) -> None:
-        """Flush appends and let go of every resource. Idempotent."""
+        """Flush appends and release every resource. Idempotent."""
         ...
 
 
 class TopicInfo(NamedTuple):
-    """What the cluster says of one data topic."""
+    """The cluster's description of one data topic."""
 
     partition_count: int
     topic_id: bytes | None
@@ -137,8 +135,8 @@ class WrongSetting(NamedTuple):
 
     Attributes:
         setting: Its name in Kafka.
-        problem: What it is, what it must be, and why.
-        command: The command of Kafka's tools that mends it.
+        problem: Its value, the value that it must have, and why.
+        command: The command of Kafka's tools that corrects it.
     """
 
     setting: str
@@ -156,10 +154,10 @@ class LogRange(NamedTuple):
 class Record:
     """One record of a data topic, as it is handed to the application.
 
-    Immutable. Two records are equal if all their fields are, whoever read them;
-    they can be hashed, copied and pickled. Those that readers make look up what
-    is rarely asked for when it is; ``PlainRecord`` holds everything, and is what
-    a pickle comes back as. A test of a handler makes that one.
+    Immutable. Two records are equal if all their fields are equal, whatever reader made
+    them; they can be hashed, copied and pickled. Readers return records that decode
+    rarely used fields on access. A ``PlainRecord`` stores all fields: pickles are
+    loaded as one, and tests of handlers make one.
     """
 
     __slots__ = ()
@@ -201,7 +199,7 @@ class Record:
 
     @property
     def headers(self) -> tuple[tuple[str, bytes], ...]:
-        """Pairs of name and value; U+FFFD stands for what is no text in a name."""
+        """Pairs of name and value; U+FFFD replaces bytes of a name that are no text."""
         raise NotImplementedError
 
     @property
@@ -211,7 +209,7 @@ class Record:
 
     @property
     def token(self) -> Token | None:
-        """Fencing token of the claim that it was fetched under."""
+        """Fencing token of the claim under which it was fetched."""
         raise NotImplementedError
 
     def __eq__(self, other: object) -> bool:
@@ -252,17 +250,17 @@ class DataReader(Protocol):
     """Fetches records of data partitions. Used by one thread at a time.
 
     Attributes:
-        fetches_ahead: Whether it fetches on though what it has fetched is not
-            taken from it yet, so that nobody need take more than is used.
+        fetches_ahead: Whether it continues to fetch while fetched records are waiting,
+            so that callers need not poll more records than they use.
     """
 
     fetches_ahead: bool = False
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
-        """Make this the exact set of partitions; those that stay keep their place.
+        """Set the assigned partitions; those that stay keep their positions.
 
-        A partition that is new needs a ``seek`` before the next ``poll``.
-        Buffered records of partitions that went are dropped.
+        A new partition needs a ``seek`` before the next ``poll``. Buffered records of
+        removed partitions are dropped.
         """
         ...
 
@@ -274,12 +272,12 @@ class DataReader(Protocol):
         token: Token | None = None,
         topic_id: bytes | None = None,
     ) -> None:
-        """Continue at ``offset``; what was buffered of the partition is dropped.
+        """Continue at ``offset``; buffered records of the partition are dropped.
 
         Args:
             partition: An assigned partition.
             offset: First offset to return.
-            token: What records of the partition carry from here on.
+            token: Fencing token of the records of the partition from here on.
             topic_id: Kafka's id of the topic to read. Records of another topic of
                 this name are never returned. None reads any topic of the name.
         """
@@ -290,7 +288,7 @@ class DataReader(Protocol):
         ...
 
     def resume(self, partitions: Sequence[TopicPartition]) -> None:
-        """Undo ``pause``; unknown or running partitions are left alone."""
+        """Undo ``pause``; unknown or running partitions are ignored."""
         ...
 
     def poll(
@@ -302,33 +300,33 @@ class DataReader(Protocol):
             PositionError: A partition's position is outside its log; the error
                 has an attribute ``partition`` (TopicPartition). Other
                 partitions are unaffected; seek before polling again.
-            UnknownTopicId: No broker that was asked has the topic of the id that
-                was given to ``seek``. Other partitions are unaffected; poll again.
-            CoordinationError: A fault that passes; poll again.
+            UnknownTopicId: The queried brokers do not have the topic id that was given
+                to ``seek``. Other partitions are unaffected; poll again.
+            CoordinationError: A transient error; poll again.
         """
         ...
 
     def positions(self) -> Mapping[TopicPartition, int]:
-        """Return the next offset that ``poll`` will look at, of assigned partitions.
+        """Return the next offset that ``poll`` will read, of assigned partitions.
 
-        Everything between the last record that ``poll`` returned, or the place of
-        the last ``seek``, and this offset holds no record for this reader: control
-        records, records of aborted transactions under ``read_committed``, and what
-        compaction removed. A partition that was never sought is absent. Asks nobody.
+        The offsets between the last record that ``poll`` returned, or the last
+        ``seek``, and this offset have no record for this reader: they are control
+        records, records of aborted transactions under ``read_committed``, or removed by
+        compaction. A partition without a ``seek`` is absent. Does not block.
         """
         ...
 
     def ends(self) -> Mapping[TopicPartition, int]:
-        """Return the log ends that fetches told of, of assigned partitions.
+        """Return the log ends from the last fetches, of assigned partitions.
 
-        An end is the next offset to be written; under ``read_committed`` it may
-        be the first of an open transaction. It is as old as the last fetch, and
-        a partition of which nothing was fetched yet is absent. Asks nobody.
+        An end is the next offset to be written; under ``read_committed`` it may be the
+        first offset of an open transaction. It is as old as the last fetch. A partition
+        that was never fetched is absent. Does not block.
         """
         ...
 
     def close(self, timeout_ms: int) -> None:
-        """Let go of every resource. Idempotent."""
+        """Release every resource. Idempotent."""
         ...
 
 
@@ -338,19 +336,19 @@ class DataLog(Protocol):
     def describe(
         self, topics: Sequence[str], timeout_ms: int
     ) -> Mapping[str, TopicInfo]:
-        """Return what is known of each topic; a topic that does not exist is absent."""
+        """Describe topics; a topic that does not exist is absent."""
         ...
 
     def wrong_settings(
         self, topic: str, *, has_checkpoints: bool, timeout_ms: int
     ) -> Sequence[WrongSetting]:
-        """Return which settings of a coordination topic break PROTOCOL 2.1.
+        """Return the settings of a coordination topic that break PROTOCOL 2.1.
 
         Args:
             topic: The coordination topic.
             has_checkpoints: Whether each partition has a checkpoint, so that
                 retention may be a week or more.
-            timeout_ms: When to give up.
+            timeout_ms: Longest time of the call.
 
         Raises:
             LogUnreadable: This principal may not see the settings.
@@ -359,7 +357,7 @@ class DataLog(Protocol):
         ...
 
     def topics(self, timeout_ms: int) -> Sequence[str]:
-        """Return the names of all topics that may be seen, internal ones included."""
+        """Return the names of all visible topics, including internal ones."""
         ...
 
     def ranges(
@@ -371,9 +369,9 @@ class DataLog(Protocol):
     ) -> Mapping[TopicPartition, LogRange]:
         """Return log-start and log-end offsets of each partition.
 
-        The end is the next offset to be written, which bounds what a position may
-        be; under ``read_committed`` it is the last stable offset: a reader gets no
-        further before the first open transaction ends.
+        The end is the next offset to be written, the upper bound of a position; under
+        ``read_committed`` it is the last stable offset: readers get no further until
+        the first open transaction ends.
 
         A partition that does not exist is absent.
         """
@@ -384,7 +382,7 @@ class DataLog(Protocol):
     ) -> Mapping[TopicPartition, int]:
         """Return the next offset to be written of each partition.
 
-        Half of what ``ranges`` asks, in half of the time.
+        It takes half of the requests, and of the time, of ``ranges``.
         """
         ...
 
@@ -403,30 +401,30 @@ class DataLog(Protocol):
     def reader(self, *, isolation_level: str = READ_UNCOMMITTED) -> DataReader:
         """Return a new reader with nothing assigned.
 
-        Under ``read_committed`` it returns records of transactions once these are
-        committed, and none of aborted ones.
+        Under ``read_committed`` it returns records of transactions only after their
+        commit.
         """
         ...
 
     def close(self, timeout_ms: int) -> None:
-        """Let go of every resource. Idempotent."""
+        """Release every resource. Idempotent."""
         ...
 
 
 class Clock(Protocol):
-    """Local and wall time. ``now_ms`` goes on while the machine is suspended."""
+    """Local and wall time. ``now_ms`` advances while the machine is suspended."""
 
     def now_ms(self) -> int:
         """Return the boot clock in milliseconds: local time, for leases."""
         ...
 
     def wall_ms(self) -> int:
-        """Return wall time in epoch milliseconds: for people and admins only."""
+        """Return wall time in epoch milliseconds: for display and admins only."""
         ...
 
 
 class Entropy(Protocol):
-    """Chance, so that the simulator can replay it."""
+    """Source of random numbers, which the simulator can replay."""
 
     def random_bytes(self, count: int) -> bytes:
         """Return ``count`` random bytes fit for secrets."""
@@ -438,18 +436,18 @@ class Entropy(Protocol):
 
 
 class Pending(Protocol[T_co]):
-    """The outcome of a background call: the part of a Future that we use."""
+    """The outcome of a background call: the used part of a Future."""
 
     def done(self) -> bool:
         """Return whether the call has ended."""
         ...
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return what it raised, or None."""
+        """Return the exception that it raised, or None."""
         ...
 
     def result(self, timeout: float | None = None) -> T_co:
-        """Return what it returned, or raise what it raised."""
+        """Return its result, or raise its exception."""
         ...
 
 
@@ -457,17 +455,17 @@ class Background(Protocol):
     """Runs blocking look-ups away from the engine's thread, in order."""
 
     def submit(self, call: Callable[[], T]) -> Pending[T]:
-        """Run ``call`` soon and return its outcome-to-be."""
+        """Run ``call`` soon; return its pending outcome."""
         ...
 
     def close(self, timeout_ms: int) -> None:
-        """Stop after the call under way. Idempotent."""
+        """Stop after the running call. Idempotent."""
         ...
 
 
 @attrs.frozen
 class Event:
-    """Something an operator may want to know; see ``observability`` for names."""
+    """An event for operators; see ``observability`` for the names."""
 
     name: str
     fields: Mapping[str, Any] = attrs.field(factory=dict)
@@ -477,5 +475,5 @@ class Observer(Protocol):
     """Receives events. Called on the engine's thread: must not block or raise."""
 
     def observe(self, event: Event) -> None:
-        """Take one event."""
+        """Handle one event."""
         ...

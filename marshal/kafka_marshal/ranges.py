@@ -1,8 +1,8 @@
-"""Claims by policy with positions and without fetching: for whoever plans ranges.
+"""Claims by policy with positions and without fetching, for planners of ranges.
 
-A planner, such as a Spark driver, holds partitions of a topic as a consumer does,
-and has the records read elsewhere. It takes what it may start now (``held``), says
-what is in hand (``begin``) and what is processed (``commit``).
+A planner, such as a Spark driver, holds partitions of a topic as a consumer does, while
+other processes read the records. It queries what may start now (``held``), and notes
+which ranges have begun (``begin``) and are processed (``commit``).
 """
 
 import os
@@ -31,22 +31,22 @@ CLOSE_MS_MAX = 10_000
 
 @attrs.frozen
 class HeldRange:
-    """A partition that may be worked on now, and from where.
+    """A partition that may be processed now, and where to start.
 
     Attributes:
         token: Fencing token of the claim.
         epoch: Offset of the claim in the log.
-        owner: client_id and incarnation that hold it.
-        position: Next offset that nobody has confirmed; at most once, that nobody
-            was granted. None while the group has none.
-        in_hand: Offsets that were begun and not committed or given back.
+        owner: client_id and incarnation of the owner.
+        position: Next offset that is not processed; at most once, the next one that is
+            not granted. None while the group has none.
+        in_hand: Number of offsets begun, and neither committed nor given back.
         start_until_ms: Local time until which work may start.
-        follows: Epoch of the claim before this one, None where it is not known. The
-            same client may rely on its own notes where they are of that claim:
-            nobody else had the partition in between.
-        secret: Shown to a sidecar with requests for offsets under this claim, in hex.
-        topic_id: Kafka's id of the topic that the claim is of, in hex; empty where it
-            is not known. Only ranges of that topic may be worked on.
+        follows: Epoch of the claim before this one, None if it is not known. A client
+            may rely on its own state of that claim: no other process held the
+            partition in between.
+        secret: Sent to a sidecar with requests for offsets under this claim, in hex.
+        topic_id: Kafka's id of the claimed topic, in hex; empty if it is not known.
+            Only ranges of that topic may be processed.
     """
 
     token: Token
@@ -60,7 +60,7 @@ class HeldRange:
     topic_id: str = ""
 
     def is_of_another(self, topic_id: str) -> bool:
-        """Return whether the claim is of another topic than that of an id, in hex."""
+        """Return whether the claim is of a topic with another id (in hex)."""
         return bool(self.topic_id and topic_id) and self.topic_id != topic_id
 
     def may_start(self, now_ms: int) -> bool:
@@ -69,13 +69,13 @@ class HeldRange:
 
 
 class RangeConsumer(Closing):
-    """The partitions of some topics that one client holds; by ``Marshal.ranges``.
+    """The partitions of some topics that one client holds; made by ``Marshal.ranges``.
 
     The engine renews them in the background. One thread plans; every method may be
-    called from any.
+    called from any thread.
 
     Attributes:
-        is_close_confirmed: False once closing got no answer from the log.
+        is_close_confirmed: False if the log did not confirm the close in time.
     """
 
     def __init__(
@@ -99,15 +99,15 @@ class RangeConsumer(Closing):
     # --- planning
 
     def held(self) -> dict[TopicPartition, HeldRange]:
-        """Return what may be worked on now, in order.
+        """Return the partitions that may be processed now, in order.
 
-        A partition that is to be given up is absent, as is one whose lease is in its
-        last part. Asking is a sign of life; what is to be given up and still in hand
-        is waited for another H from then on, as with a consumer.
+        Partitions that are being drained, or whose leases are about to expire, are
+        absent. The call counts as a poll: a drained partition with ranges in progress
+        is released at the latest one heartbeat interval after it, as with a consumer.
 
         Raises:
             CoordinationError: The engine failed for good.
-            IdentityConflict: Another live process uses our client_id.
+            IdentityConflict: Another live process uses this client_id.
         """
         self._require_usable()
         found = {}
@@ -126,16 +126,16 @@ class RangeConsumer(Closing):
         return dict(sorted(found.items()))
 
     def partitions(self) -> list[TopicPartition]:
-        """Return every partition that is wanted, whoever holds it, in order."""
+        """Return every partition of the subscription, held or not, in order."""
         self._require_usable()
         with self._engine.changed:
             wanted = self._subscription.wanted_keys()
             return sorted(key.topic_partition for key in wanted)
 
     def tokens(self) -> dict[TopicPartition, Token]:
-        """Return the token of every claim that stands, also of those on their way out.
+        """Return the token of every valid claim, including drained ones.
 
-        What was begun under it may be finished and committed.
+        Ranges that were begun under it may be finished and committed.
         """
         self._require_usable()
         with self._engine.changed:
@@ -147,7 +147,7 @@ class RangeConsumer(Closing):
             }
 
     def secrets(self) -> dict[TopicPartition, str]:
-        """Return the secret of every claim that stands; see ``HeldRange``."""
+        """Return the secret of every valid claim; see ``HeldRange``."""
         self._require_usable()
         with self._engine.changed:
             now_ms = self._clock.now_ms()
@@ -158,7 +158,7 @@ class RangeConsumer(Closing):
             }
 
     def pending(self) -> set[TopicPartition]:
-        """Return what is claimed or won, and cannot be worked on yet."""
+        """Return partitions that are contended for or won, and not yet ready."""
         self._require_usable()
         topics = self._subscription.topics
         with self._engine.changed:
@@ -175,8 +175,8 @@ class RangeConsumer(Closing):
     ) -> dict[TopicPartition, LastClaim]:
         """Return the newest claim of each of the group's partitions, by the log.
 
-        It is not older than this call, and may be ahead of what ``tokens`` and
-        ``pending`` tell: with a sidecar those come to this process by another way.
+        The result is not older than this call, and may be newer than ``tokens`` and
+        ``pending``: with a sidecar those are updated by events.
 
         Raises:
             DeadlineExceeded: The log was not read to its end in time.
@@ -185,7 +185,7 @@ class RangeConsumer(Closing):
         return self._ask(timeout_ms)
 
     def leaving(self) -> set[TopicPartition]:
-        """Return what is held and on its way to another member."""
+        """Return the held partitions that are being drained."""
         self._require_usable()
         with self._engine.changed:
             return {
@@ -195,11 +195,11 @@ class RangeConsumer(Closing):
             }
 
     def ends(self, timeout_ms: int = ASK_MS_MAX) -> dict[TopicPartition, LogRange]:
-        """Return which offsets exist in each partition held; the cluster is asked.
+        """Look up which offsets exist in each held partition.
 
         Raises:
-            DeadlineExceeded: It did not answer in time.
-            CoordinationError: It could not be asked.
+            DeadlineExceeded: The cluster did not answer in time.
+            CoordinationError: The look-up failed.
         """
         partitions = list(self.held())
         if not partitions:
@@ -211,41 +211,41 @@ class RangeConsumer(Closing):
     def begin(
         self, partition: TopicPartition, token: Token, *, first: int, end: int
     ) -> None:
-        """Note that every offset from ``first`` up to, not including, ``end`` begins.
+        """Note that processing of the offsets from ``first`` to before ``end`` begins.
 
         Raises:
-            ClaimLost: The claim of that token does not stand, or may start no more.
-            InvalidTransition: An offset is in hand already.
+            ClaimLost: The claim of that token has ended, or may start nothing new.
+            InvalidTransition: An offset is in progress already.
         """
         self._require_usable()
         with self._engine.changed:
             holding = self._require(partition, token)
             if not holding.may_hand_out(self._clock.now_ms()):
                 raise ClaimLost(
-                    f"{TopicPartition(*partition)} may start nothing new under token "
-                    f"{token}: its lease is in its last part, or it is given up",
+                    f"{TopicPartition(*partition)} cannot start new work under token "
+                    f"{token}: its lease is about to expire, or it is being released",
                     reason="lease_expiring",
                 )
             progress = holding.progress
             if not isinstance(progress, AtLeastOnce):
-                # Whoever is granted takes it from here (PROTOCOL 6.2).
+                # The grantees process it (PROTOCOL 6.2).
                 holding.lent_count += max(0, end - first)
             else:
-                # What a later beat has confirmed before is nobody's to confirm.
+                # Offsets below a position that is already confirmed need no commit.
                 first = max(first, progress.position or 0)
                 if first < end:
                     progress.hand_out(first, end - 1)
             holding.handed_count += max(0, end - first)
 
     def commit(self, partition: TopicPartition, token: Token, *, end: int) -> None:
-        """Note that everything below ``end`` is processed; a beat carries it.
+        """Note that all offsets below ``end`` are processed; the next beat has that.
 
-        Under at most once the grants were the commit: this says that what was begun
-        is done with.
+        At most once, the grants were the commit, and this only ends the ranges that
+        were begun.
 
         Raises:
-            ClaimLost: The claim of that token does not stand. Somebody else starts
-                at the last position that was confirmed.
+            ClaimLost: The claim of that token has ended. The next owner starts at the
+                last confirmed position.
         """
         self._require_usable()
         with self._engine.changed:
@@ -256,10 +256,10 @@ class RangeConsumer(Closing):
                 holding.take_back()
 
     def give_back(self, partition: TopicPartition, token: Token) -> None:
-        """Note that nothing of a partition is in hand any more, and none of it done.
+        """Note that the ranges begun in a partition were abandoned.
 
         Raises:
-            ClaimLost: The claim of that token does not stand.
+            ClaimLost: The claim of that token has ended.
         """
         self._require_usable()
         with self._engine.changed:
@@ -269,16 +269,16 @@ class RangeConsumer(Closing):
             holding.lent_count = 0
 
     def send(self) -> None:
-        """Write every position to the log soon; wait for nothing."""
+        """Write every position to the log soon, without waiting."""
         self._require_usable()
         with self._engine.changed:
             self._session.beat_now()
 
     def flush(self, timeout_ms: int = CLOSE_MS_MAX) -> None:
-        """Write every position to the log and wait until it stands there.
+        """Write every position to the log and wait until it is read back.
 
         Raises:
-            DeadlineExceeded: Not in time; the positions may still land.
+            DeadlineExceeded: Not read back in time; the positions may still land.
         """
         self._require_usable()
         with self._engine.changed:
@@ -286,10 +286,10 @@ class RangeConsumer(Closing):
         self._await(lambda: not self._session.is_pending(seqs), timeout_ms)
 
     def wait_for_change(self, timeout_ms: int) -> bool:
-        """Wait until claims came or went since ``held`` or this was last asked.
+        """Wait until claims have changed since the last call of this or of ``held``.
 
         Returns:
-            Whether they did.
+            Whether they have.
         """
         self._require_usable()
         seen = self._seen_version
@@ -308,15 +308,15 @@ class RangeConsumer(Closing):
         return self._is_closed
 
     def stop(self) -> None:
-        """Do nothing: who plans asks for no more by himself. For ``Marshal.stop``."""
+        """Do nothing: a planner stops by not beginning ranges. For ``Marshal.stop``."""
 
     def close(self, *, release: bool = True, timeout_ms: int = CLOSE_MS_MAX) -> None:
-        """Give every partition up at its committed position. Idempotent.
+        """Release every partition at its committed position. Idempotent.
 
         Args:
-            release: False keeps the claims for a restart of the same client_id
-                within H.
-            timeout_ms: How long to wait until the log shows it.
+            release: False keeps the claims for a restart of the same client_id within
+                one heartbeat interval.
+            timeout_ms: How long to wait for the confirmation of the log.
         """
         if self._is_closed or self._pid != os.getpid():
             return
@@ -328,7 +328,7 @@ class RangeConsumer(Closing):
             self._engine, session, seqs=seqs, wait=self._await, timeout_ms=timeout_ms
         )
 
-    # --- looking
+    # --- look-ups
 
     def _mine(self) -> list[Holding]:
         topics = self._subscription.topics
@@ -349,7 +349,7 @@ class RangeConsumer(Closing):
         return HeldRange(
             claim.token,
             claim.epoch,
-            # With a sidecar the log knows that, and no name of this process.
+            # With a sidecar this is the owner in the log, not a name of this process.
             claim.claimant.owner,
             position,
             holding.in_hand_count,
@@ -365,12 +365,12 @@ class RangeConsumer(Closing):
         return start if granted is None else granted
 
     def _follows(self, key: Key, epoch: int) -> int | None:
-        """Return the epoch before ours, where the log is folded here."""
+        """Return the epoch of the claim before, if the log is folded here."""
         seen = self._engine.context.glance(key)
         return seen.follows if seen is not None and seen.noted == epoch else None
 
     def _require(self, partition: TopicPartition, token: Token) -> Holding:
-        """Return the holding of a claim that stands now."""
+        """Return the holding of a valid claim."""
         topic, number = partition
         key = Key(self._session.claimant.group_id, topic, number)
         holding = self._session.holdings.get(key)
@@ -378,7 +378,7 @@ class RangeConsumer(Closing):
         if holding is not None and holding.claim.token == token:
             if holding.claim.is_valid(now_ms):
                 return holding
-            # What is told as lost stays lost, as in the consumer.
+            # A claim reported as lost stays lost, as in the consumer.
             self._session.check_lease(holding, now_ms)
         raise ClaimLost(
             f"{TopicPartition(topic, number)} is no longer held under token {token}; "
@@ -388,7 +388,7 @@ class RangeConsumer(Closing):
 
     def _require_usable(self) -> None:
         if self._pid != os.getpid():
-            # PROTOCOL 1.7: nothing inherits.
+            # PROTOCOL 1.7: a forked child inherits no claims.
             raise InvalidTransition(
                 "these ranges belong to the parent process; open a Marshal of your "
                 "own after fork"

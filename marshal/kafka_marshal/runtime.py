@@ -1,4 +1,4 @@
-"""One engine per process and cluster, on a thread of its own.
+"""Runs one engine per process and cluster, on its own thread.
 
 All ``Marshal`` objects of a process that name the same cluster, topic and
 credentials share one fetch session over the coordination log, whatever their
@@ -41,10 +41,10 @@ class Runtime:
 
     Attributes:
         engine: The engine.
-        ports: What it reaches the world by.
-        description: What the cluster said of the topic when it was opened.
+        ports: The engine's ports.
+        description: The cluster's description of the topic when it was opened.
         observers: Observers of all its users.
-        transport: Which client library it reaches the cluster by.
+        transport: The client library in use.
         users: Number of ``Marshal`` objects that use it.
     """
 
@@ -75,19 +75,19 @@ class Runtime:
         Args:
             settings: How to reach the cluster.
             observer: Receives events until it is open.
-            timeout_ms: When to give up connecting.
-            read_ms: When to give up reading, where that is another time.
-            state_home: Directory in which to keep states for later starts; None
-                keeps none, and reads the log from its start.
-            checkpoint_interval_ms: How often to write checkpoints where nobody else
-                does; 0 = never.
-            on_connected: Called in between.
+            timeout_ms: Longest time to connect.
+            read_ms: Longest time to read, if it differs.
+            state_home: Directory for states that shorten later starts; None stores
+                none, and reads the log from its start.
+            checkpoint_interval_ms: How often to write checkpoints unless another
+                process does; 0 = never.
+            on_connected: Called between connecting and reading.
 
         Raises:
-            MarshalError: What went wrong; nothing is left open.
+            MarshalError: Opening failed; nothing is left open.
         """
         transport = choose(settings).name
-        # H stands in the log: what appends is made once that is read.
+        # The heartbeat interval is in the log: read that before making the writer.
         log = open_coordination_log(
             settings, heartbeat_interval_ms=None, timeout_ms=timeout_ms
         )
@@ -124,9 +124,9 @@ class Runtime:
         return runtime
 
     def require_safe_topic(self) -> None:
-        """Refuse a topic whose settings endanger what claims promise.
+        """Refuse a topic whose settings would break the guarantees of claims.
 
-        Where they may not be read, that is told to the observers instead.
+        If this principal may not read them, that is reported to the observers instead.
 
         Raises:
             TopicMisconfigured: Lists every such setting.
@@ -142,7 +142,7 @@ class Runtime:
             raise TopicMisconfigured(
                 f"coordination topic {found.name} cannot be relied on: "
                 f"{'; '.join(problems)}. See: marshal topic info; check_topic=False "
-                "goes on all the same",
+                "skips this check",
                 problems=problems,
             )
 
@@ -173,7 +173,7 @@ class Runtime:
 
 
 def _writer_id() -> str:
-    """Return who this process is where it writes checkpoints."""
+    """Return the name of this process in the checkpoints that it writes."""
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:150] or "host"
     return f"{host}:{os.getpid()}"
 
@@ -183,7 +183,7 @@ _running: dict[object, Runtime] = {}
 
 
 def _forget_lock() -> None:
-    """Make the lock anew in a forked child: its holder is not there (PROTOCOL 1.7)."""
+    """Replace the lock in a forked child, which lacks its holder (PROTOCOL 1.7)."""
     global _lock  # noqa: PLW0603 - the one place that may
     _lock = threading.Lock()
 
@@ -202,7 +202,7 @@ def _name(settings: ConnectionSettings) -> object:
 
 
 def acquire(settings: ConnectionSettings, make: Callable[[], Runtime]) -> Runtime:
-    """Return the process's runtime for a connection, made where there is none."""
+    """Return the process's runtime for a connection; make it if there is none."""
     name = _name(settings)
     with _lock:
         runtime = _running.get(name)
@@ -213,8 +213,8 @@ def acquire(settings: ConnectionSettings, make: Callable[[], Runtime]) -> Runtim
         return runtime
 
 
-def let_go(runtime: Runtime) -> None:
-    """Give a runtime back; the last user stops it."""
+def release(runtime: Runtime) -> None:
+    """Return a runtime; the last user stops it."""
     with _lock:
         runtime.users -= 1
         if runtime.users > 0:

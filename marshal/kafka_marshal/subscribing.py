@@ -1,4 +1,4 @@
-"""From the settings of a consumer to what the engine pursues, checked on the way."""
+"""Checks the settings of a consumer and makes its subscription."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -29,10 +29,10 @@ _INLINE_FLAGS = {re.IGNORECASE: "i", re.MULTILINE: "m", re.DOTALL: "s"}
 
 
 def to_delivery(given: Delivery | str) -> Delivery:
-    """Return a guarantee that is given as itself, ``"alo"`` or ``"amo"``.
+    """Return the guarantee for a ``Delivery``, ``"alo"`` or ``"amo"``.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: The value is something else.
     """
     try:
         return Delivery(given)
@@ -46,21 +46,21 @@ def to_delivery(given: Delivery | str) -> Delivery:
 
 @attrs.frozen
 class Settings:
-    """What a consumer is to pursue; see ``Marshal.consumer``.
+    """Settings of a consumer's subscription; see ``Marshal.consumer``.
 
     Attributes:
         topics: Data topics by name, or none with a pattern.
         pattern: Which topics to join, or None.
         delivery: The guarantee.
-        policy: Name of a policy, or one.
+        policy: Name of a policy, or a policy.
         claims_max: Most partitions, or whole topics.
         auto_offset_reset: Where to start without a position.
-        metadata_refresh_ms: Time between two looks at metadata.
-        max_handling_ms: How long the application may be away; None = H.
-        release_behind: Whether to give up what is too much.
-        has_on_topics: Whether it is to be told of whole topics.
-        isolation_level: ``read_uncommitted``, or ``read_committed`` for records of
-            transactions only once these are committed, and none of aborted ones.
+        metadata_refresh_ms: Time between two refreshes of metadata.
+        max_handling_ms: Longest time between two polls; None = the heartbeat interval.
+        release_behind: Whether to release partitions when the consumer lags.
+        has_on_topics: Whether the application has a callback for whole topics.
+        isolation_level: ``read_uncommitted``, or ``read_committed`` to return records
+            of transactions only after their commit.
     """
 
     topics: Sequence[str]
@@ -89,8 +89,8 @@ class Settings:
                 )
         if len(self.topics) > TOPICS_MAX:
             raise ConfigurationError(
-                f"{len(self.topics)} topics are named, at most {TOPICS_MAX} can be; "
-                "use more consumers, of clients of their own",
+                f"{len(self.topics)} topics are named, and at most {TOPICS_MAX} are "
+                "allowed; use more consumers, each of its own client",
                 setting="topics",
             )
         for name in ("claims_max", "max_handling_ms"):
@@ -121,16 +121,16 @@ class Settings:
     def subscription(
         self, group_id: str, data: DataLog, *, coordination_topic: str, timeout_ms: int
     ) -> Subscription:
-        """Look the topics up, and return what to pursue.
+        """Look the topics up, and return the subscription.
 
         Raises:
             ConfigurationError: The policy cannot be used.
-            LogUnreadable: A topic that was named does not exist.
+            LogUnreadable: A named topic does not exist.
         """
         policy = find_policy(self.policy)
         if coordination_topic in self.topics:
             raise ConfigurationError(
-                f"{coordination_topic!r} is the coordination topic, and no data topic; "
+                f"{coordination_topic!r} is the coordination topic, not a data topic; "
                 "to read it, run: marshal log tail",
                 setting="topics",
             )
@@ -159,7 +159,7 @@ class Settings:
         )
         if self.has_on_topics and not subscription.counts_topics:
             raise ConfigurationError(
-                "on_topics tells of whole topics; it needs policy='topic'",
+                "on_topics reports whole topics; it needs policy='topic'",
                 setting="on_topics",
             )
         return subscription
@@ -167,18 +167,18 @@ class Settings:
     def wants(
         self, *, starts: Mapping[TopicPartition, int] | None = None
     ) -> api.SubscriptionSpec:
-        """Return the same in words, for a sidecar.
+        """Return the subscription in the form for a sidecar.
 
         Args:
-            starts: Where to start what the group has no position of, if told.
+            starts: Where to start partitions without a position, if given.
 
         Raises:
-            ConfigurationError: It cannot be said in words.
+            ConfigurationError: It cannot be sent to another process.
         """
         if not isinstance(self.policy, str):
             raise ConfigurationError(
-                "over a sidecar a policy goes by its name, because it decides there, "
-                f"for all clients together; {self.policy!r} is of this process",
+                "with a sidecar a policy is given by name, because the sidecar runs it "
+                f"for all its clients; {self.policy!r} is an object of this process",
                 setting="policy",
             )
         return api.SubscriptionSpec(
@@ -198,7 +198,7 @@ class Settings:
         )
 
     def _matches(self, coordination_topic: str) -> Matches | None:
-        """Return which topics to join: a full match, and never internal ones."""
+        """Return the test for topics to join: a full match, and never internal ones."""
         if self.pattern is None:
             return None
         is_match = topic_pattern(self.pattern)
@@ -211,7 +211,7 @@ class Settings:
 
 
 def topic_pattern(pattern: str | re.Pattern[str]) -> Matches:
-    """Return the test whether a pattern matches a whole topic name.
+    """Return the test for names of topics that a pattern matches in full.
 
     The syntax is RE2's, as in Kafka's own consumer protocol. Matching takes time
     linear in the length of the name for every pattern, and releases the GIL: a
@@ -221,7 +221,7 @@ def topic_pattern(pattern: str | re.Pattern[str]) -> Matches:
         pattern: A regular expression, or a compiled one of the standard library.
 
     Raises:
-        ConfigurationError: RE2 does not support it, or it is too large.
+        ConfigurationError: RE2 does not support the pattern, or it is too large.
     """
     text = pattern_text(pattern)
     options = re2.Options()
@@ -243,10 +243,11 @@ def topic_pattern(pattern: str | re.Pattern[str]) -> Matches:
 
 
 def pattern_text(pattern: str | re.Pattern[str]) -> str:
-    """Return a pattern as text; flags of a compiled one are written into it.
+    """Return a pattern as text; flags of a compiled one become inline flags.
 
     Raises:
-        ConfigurationError: It is no pattern of text, or a flag has no inline form.
+        ConfigurationError: The pattern is not one of text, or a flag has no inline
+            form.
     """
     if isinstance(pattern, str):
         return pattern
@@ -256,7 +257,7 @@ def pattern_text(pattern: str | re.Pattern[str]) -> str:
             f"pattern {pattern!r} is no regular expression for text; give a str",
             setting="pattern",
         )
-    # Topic names are ASCII: these two change nothing.
+    # Topic names are ASCII, so these two flags have no effect.
     flags = re.RegexFlag(pattern.flags) & ~(re.UNICODE | re.ASCII)
     inline = "".join(letter for flag, letter in _INLINE_FLAGS.items() if flags & flag)
     if flags & ~(re.IGNORECASE | re.MULTILINE | re.DOTALL):

@@ -441,7 +441,7 @@ class SidecarBackend:
     def _fail_for(self, error: Exception) -> None:
         failure = CoordinationError(
             f"following the sidecar stopped on an internal error: {error!r}; "
-            "everything it held for this client is over"
+            "all claims of this client have ended"
         )
         failure.__cause__ = error
         self._under(lambda: self._session.fail(failure))
@@ -548,7 +548,7 @@ def require_same_clock(info: api.Info, clock: Clock, *, address: Address) -> Non
 
     Raises:
         ConfigurationError: The sidecar runs on another machine or in another time
-            namespace, so its deadlines mean nothing here.
+            namespace, so its deadlines are not valid here.
     """
     boot_id = ""
     with contextlib.suppress(OSError):
@@ -559,9 +559,9 @@ def require_same_clock(info: api.Info, clock: Clock, *, address: Address) -> Non
     ahead_ms = info.now_ms - clock.now_ms()
     if is_other or ahead_ms > CLOCK_MS_MAX or ahead_ms < -ASK_MS_MAX:
         raise ConfigurationError(
-            f"the sidecar at {address.text} runs by another clock "
-            f"({ahead_ms} ms apart), so that its deadlines mean nothing here; use the "
-            "sidecar of this machine, in the same time namespace",
+            f"the sidecar at {address.text} reads another clock ({ahead_ms} ms apart), "
+            "so its deadlines are not valid here; use the sidecar of this machine, in "
+            "the same time namespace",
             setting="sidecar",
         )
 

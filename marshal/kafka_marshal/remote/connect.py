@@ -105,16 +105,16 @@ def _require_expected(options: ConnectOptions, info: api.Info) -> None:
     expected = options.coordination_topic
     if expected is not None and expected != info.coordination_topic:
         raise ConfigurationError(
-            f"the sidecar at {options.sidecar} coordinates by "
-            f"{info.coordination_topic!r}, not by {expected!r}; leave "
-            "coordination_topic out, or use another sidecar",
+            f"the sidecar at {options.sidecar} uses coordination topic "
+            f"{info.coordination_topic!r}, not {expected!r}; omit coordination_topic, "
+            "or use another sidecar",
             setting="coordination_topic",
         )
     h_ms = options.heartbeat_interval_ms
     if h_ms is not None and h_ms != info.heartbeat_interval_ms:
         raise ConfigurationError(
             f"heartbeat_interval_ms is {h_ms} here and {info.heartbeat_interval_ms} in "
-            "the log, where it holds for everybody; leave it out, or format a new "
+            "the log, where it applies to all clients; omit it, or format a new "
             "coordination topic",
             setting="heartbeat_interval_ms",
         )

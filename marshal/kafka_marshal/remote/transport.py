@@ -56,13 +56,13 @@ class Address:
             return cls(text, path, "http://sidecar")
         found = _HTTP.fullmatch(text)
         if found is None:
-            raise _wrong(text, "it has neither form")
+            raise _wrong(text, "it has neither format")
         host, port = found[1].strip("[]"), int(found[2])
         # A lease is a time of this machine's clock, so the sidecar must run here.
         if not is_loopback(host):
             raise _wrong(text, f"{host!r} is not this machine")
         if not 1 <= port <= 65_535:  # noqa: PLR2004 - what TCP has
-            raise _wrong(text, f"{port} is no port")
+            raise _wrong(text, f"{port} is not a valid port")
         return cls(text, None, f"http://{found[1]}:{port}")
 
     def token(self, file: str | Path | None) -> str | None:
@@ -74,7 +74,7 @@ class Address:
         if file is None:
             if self.socket is None:
                 raise ConfigurationError(
-                    f"a sidecar at {self.text} asks for a token; name its file with "
+                    f"a sidecar at {self.text} requires a token; name its file with "
                     "sidecar_token_file, or use its Unix socket",
                     setting="sidecar_token_file",
                 )
@@ -89,8 +89,8 @@ class Address:
             ) from error
         if not text or not text.isprintable():
             raise ConfigurationError(
-                f"the file {str(file)!r} holds no token: one line of text, as written "
-                "by the sidecar",
+                f"the file {str(file)!r} has no token: it must be one line of text, as "
+                "the sidecar writes it",
                 setting="sidecar_token_file",
             )
         return text
@@ -108,8 +108,8 @@ def is_loopback(host: str) -> bool:
 
 def _wrong(text: str, why: str) -> ConfigurationError:
     return ConfigurationError(
-        f"sidecar {text!r} is no address of one: {why}; write unix:/path/of/the.sock "
-        "or http://127.0.0.1:PORT",
+        f"sidecar {text!r} is not a valid address: {why}; write "
+        "unix:/path/of/the.sock or http://127.0.0.1:PORT",
         setting="sidecar",
     )
 
@@ -139,7 +139,7 @@ def extra() -> ModuleType:
         import httpx_sse  # noqa: F401 - fail here, before anything is open
     except ImportError as error:
         raise ConfigurationError(
-            "working through a sidecar needs the extra 'remote'; run: pip install "
+            "connecting to a sidecar needs the extra 'remote'; run: pip install "
             f"'kafka-marshal[remote]' ({error})",
             setting="sidecar",
         ) from error
@@ -168,7 +168,9 @@ class Stream:
                 if body is not None:
                     yield api.Frame(event.id, body)
         except SSEError as error:
-            raise CoordinationError(f"no stream of events: {error}") from error
+            raise CoordinationError(
+                f"the sidecar did not send a stream of events: {error}"
+            ) from error
         except httpx.HTTPError:
             # After ``end`` the broken connection is expected.
             if not self._is_ended:
@@ -385,7 +387,7 @@ class Connection:
         why = str(error) or type(error).__name__
         return CoordinationError(
             f"no sidecar answers at {self.address.text} ({why}); start one with: "
-            "marshal sidecar run, or look at it with: marshal sidecar status"
+            "marshal sidecar run, or check it with: marshal sidecar status"
         )
 
     def _refused(self, response: "httpx.Response") -> MarshalError:

@@ -285,7 +285,7 @@ class _Sending:
 
 def _late(what: str) -> DeadlineExceeded:
     return DeadlineExceeded(
-        f"no verdict of the coordination log in time, so nothing is processed; {what}"
+        f"the coordination log gave no verdict in time, so nothing is processed; {what}"
     )
 
 

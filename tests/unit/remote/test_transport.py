@@ -42,7 +42,7 @@ def test_a_request_and_its_answer(sidecar):
             httpx.ConnectError("Connection refused"),
             CoordinationError,
             "no sidecar answers at unix:/run/s.sock .Connection refused.; start one "
-            "with: marshal sidecar run, or look at it with: marshal sidecar status",
+            "with: marshal sidecar run, or check it with: marshal sidecar status",
             id="nobody",
         ),
         pytest.param(
@@ -125,7 +125,7 @@ def test_what_is_no_stream_is_a_fault(sidecar):
     with (
         closing(connected(sidecar)) as asking,
         asking.events(None) as stream,
-        pytest.raises(CoordinationError, match="no stream of events"),
+        pytest.raises(CoordinationError, match="did not send a stream of events"),
     ):
         list(stream.frames())
 
@@ -228,7 +228,7 @@ def test_tokens(tmp_path):
     file.write_text("abc\n")
     tcp, unix = Address.parse("http://127.0.0.1:1"), Address.parse("unix:/s")
     assert (tcp.token(file), unix.token(file), unix.token(None)) == ("abc", "abc", None)
-    with pytest.raises(ConfigurationError, match="asks for a token"):
+    with pytest.raises(ConfigurationError, match="requires a token"):
         tcp.token(None)
 
 
