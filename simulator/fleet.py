@@ -144,7 +144,7 @@ class Fleet:
             sources=self.keeping.sources(client_id),
         )
         self.keeping.take_part(node)
-        node.observer.tell = partial(self._observe, node)
+        node.observer.forward = partial(self._observe, node)
         world.on_started(node)
         world.levels.started(node.owner)
         node.log.on_append = partial(self._on_append, node)

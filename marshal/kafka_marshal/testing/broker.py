@@ -1,10 +1,9 @@
 """A real Apache Kafka for tests, demos and development, in one Java process.
 
-KRaft combined mode: one node that is broker and controller. It needs a Java
-runtime (``testing.java``) and the jars (``testing.jars``); both are found or
-fetched by themselves. Ports and cluster id are drawn afresh for each broker,
-data lives in a temporary directory, and the process ends with the one that
-started it.
+KRaft combined mode: one node that is broker and controller. It needs a Java runtime
+(``testing.java``) and the jars (``testing.jars``), which are found or downloaded
+automatically. Each broker has its own ports, cluster id and temporary data directory,
+and ends with the process that started it.
 """
 
 import atexit
@@ -56,7 +55,7 @@ _JAVA_OPTIONS = (
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSS",
 )
 
-# Good for a single node: nothing can be replicated, and nothing is waited for.
+# For a single node: no replication, and no delays.
 _PROPERTIES = {
     "node.id": "1",
     "process.roles": "broker,controller",
@@ -74,12 +73,12 @@ _PROPERTIES = {
     "share.coordinator.state.topic.min.isr": "1",
     "share.coordinator.state.topic.num.partitions": "4",
     "group.initial.rebalance.delay.ms": "0",
-    # After a kill the new start must wait until the old session has run out.
+    # After a kill the next start must wait until the old session expires.
     "broker.heartbeat.interval.ms": "500",
     "broker.session.timeout.ms": "3000",
     # Tests write records with any CreateTime; Kafka 4 refuses the future.
     "log.message.timestamp.after.max.ms": str(2**63 - 1),
-    # The default is a quarter of our heap.
+    # The default is a quarter of the heap.
     "log.cleaner.dedupe.buffer.size": "8388608",
 }
 
@@ -94,7 +93,7 @@ def new_cluster_id() -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ``count`` TCP ports that nobody listens on at this moment."""
+    """Return ``count`` TCP ports that are free at this moment."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:
@@ -106,7 +105,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _await_stopped(pid: int) -> None:
-    """Wait until a process has taken a SIGSTOP: on a busy machine that takes time."""
+    """Wait until SIGSTOP has stopped a process: on a busy machine that takes time."""
     deadline = time.monotonic() + _STOPPED_S_MAX
     with suppress(OSError):  # there is no /proc, or the process has ended
         while time.monotonic() < deadline:
@@ -126,7 +125,7 @@ def _errors_in(log: bytes) -> str:
 
 
 class PortTaken(CoordinationError):
-    """Somebody took the port between our looking and the broker's binding."""
+    """Another process took the port before the broker bound it."""
 
 
 class EmbeddedBroker:
@@ -141,7 +140,7 @@ class EmbeddedBroker:
     that made the object can start and stop the broker.
 
     Attributes:
-        log_path: The broker's log; it goes with the data directory.
+        log_path: The broker's log; it is removed with the data directory.
         cluster_id: Id of the cluster; known once the broker was started.
     """
 
@@ -158,20 +157,20 @@ class EmbeddedBroker:
         cluster_id: str = "",
         start_timeout_ms: int = 180_000,
     ) -> None:
-        """Prepare a broker; nothing happens before ``start``.
+        """Prepare a broker; ``start`` starts it.
 
         Args:
             port: Port that clients connect to; 0 draws a free one.
             data_dir: Directory to keep data in across runs. Without it the
                 data is temporary and removed by ``stop``.
-            properties: Server properties that win over ours.
+            properties: Server properties that override the defaults.
             java_options: Further options for Java, such as ``-Xmx1g``.
-            class_path: What Java finds classes in ahead of Kafka's own jars.
-            host: Address that the broker listens at and tells its clients.
+            class_path: Class path ahead of Kafka's own jars.
+            host: Address that the broker listens at and advertises to clients.
             launcher: Words of a command that runs Java as its last step, such as
                 ``ip netns exec NAME``; it must become Java, not its parent.
-            cluster_id: Id for fresh storage; an empty one is drawn.
-            start_timeout_ms: How long a start may take, fetching aside.
+            cluster_id: Id for new storage; if empty, a random one.
+            start_timeout_ms: How long a start may take, without the download of jars.
         """
         self._wanted_port = port
         self._keeps_data = data_dir is not None
@@ -191,7 +190,7 @@ class EmbeddedBroker:
         self._wanted_cluster_id = cluster_id
         self.cluster_id = ""
 
-    # What clients need to know.
+    # Properties.
 
     @property
     def bootstrap_servers(self) -> str:
@@ -202,7 +201,7 @@ class EmbeddedBroker:
 
     @property
     def log_path(self) -> Path:
-        """Where the broker writes its log."""
+        """Path of the broker's log."""
         if self._data_dir is None:
             raise InvalidTransition("The broker has no log yet; call start() first.")
         return self._data_dir / "broker.log"
@@ -228,7 +227,7 @@ class EmbeddedBroker:
 
         Raises:
             ConfigurationError: Java or jgo is missing, or a setting is wrong.
-            CoordinationError: The broker ended; the message has its last words.
+            CoordinationError: The broker ended; the message has the end of its log.
             DeadlineExceeded: It was not ready in time; it is stopped again.
         """
         self._require_owner()
@@ -250,7 +249,7 @@ class EmbeddedBroker:
         return self
 
     def _start_on_free_ports(self) -> None:
-        """Start; where we drew the ports and lost them again, draw others."""
+        """Start; if drawn ports were taken meanwhile, draw others."""
         drawn = self._ports is None
         for attempt in range(1, _START_ATTEMPTS + 1):
             if drawn:
@@ -264,7 +263,7 @@ class EmbeddedBroker:
             try:
                 self._wait_ready(offset, deadline)
             except PortTaken:
-                # A port that was asked for, or that clients know, is no choice.
+                # A requested port, or one that clients know, cannot change.
                 is_free_to_move = drawn and self._wanted_port == 0
                 if not is_free_to_move or attempt == _START_ATTEMPTS:
                     raise
@@ -274,8 +273,8 @@ class EmbeddedBroker:
     def stop(self, *, timeout_ms: int = 20_000) -> None:
         """Stop the broker; temporary data is removed. Idempotent.
 
-        Data that is kept gets an orderly shutdown; temporary data needs none,
-        and a kill is faster.
+        With a permanent data directory the shutdown is orderly. Temporary data needs
+        none, and a kill is faster.
 
         Args:
             timeout_ms: How long an orderly shutdown may take before a kill.
@@ -293,7 +292,7 @@ class EmbeddedBroker:
         self._end(signal.SIGKILL, 0)
 
     def restart(self, *, timeout_ms: int = 20_000) -> None:
-        """Start the broker anew on the same ports and data.
+        """Start the broker again on the same ports and data.
 
         A broker that still runs gets an orderly shutdown first; after ``kill``
         or a crash it recovers its data.
@@ -310,15 +309,15 @@ class EmbeddedBroker:
     def pause(self) -> None:
         """Stop the broker's process from running (SIGSTOP); sockets stay open.
 
-        On Linux it stands still when this returns. Elsewhere, and where it gets no
-        processor to take the signal with for long, it may still answer a little.
+        On Linux it is stopped when this returns. On other systems, or if it gets no
+        processor time for the signal for long, it may still answer for a while.
         """
         self._require_running()
         os.kill(self._java_pid, signal.SIGSTOP)
         _await_stopped(self._java_pid)
 
     def resume(self) -> None:
-        """Let a paused broker run on (SIGCONT)."""
+        """Continue a paused broker (SIGCONT)."""
         self._require_running()
         os.kill(self._java_pid, signal.SIGCONT)
 
@@ -343,7 +342,7 @@ class EmbeddedBroker:
     ) -> None:
         self.stop()
 
-    # How it is done.
+    # Implementation.
 
     def _require_owner(self) -> None:
         if os.getpid() != self._owner_pid:
@@ -413,10 +412,10 @@ class EmbeddedBroker:
             check=False,
         )
         if done.returncode != 0:
-            said = (done.stdout + done.stderr).strip()[-_TAIL_BYTES:]
+            output = (done.stdout + done.stderr).strip()[-_TAIL_BYTES:]
             raise ConfigurationError(
-                "Kafka refused to format its storage; look at the properties given "
-                f"to EmbeddedBroker. It said:\n{said}",
+                "Kafka refused to format its storage; check the properties of "
+                f"EmbeddedBroker. Its output:\n{output}",
                 setting="properties",
             )
 
@@ -430,7 +429,7 @@ class EmbeddedBroker:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                # An interrupt from the terminal is ours to handle, not its.
+                # This process handles interrupts of the terminal, not the broker.
                 start_new_session=True,
             )
         assert self._keeper.stdout is not None
@@ -441,7 +440,7 @@ class EmbeddedBroker:
         self._java_pid = int(line)
 
     def _wait_ready(self, log_offset: int, deadline: float) -> None:
-        """Wait until the log says so and the port answers."""
+        """Wait until the log reports the start and the port answers."""
         assert self._ports is not None
         while True:
             ended = not self.is_running
@@ -471,12 +470,12 @@ class EmbeddedBroker:
             time.sleep(_LOOK_INTERVAL_S)
 
     def _end(self, first: signal.Signals, timeout_ms: int) -> None:
-        """End the process we started: ``first``, then SIGKILL; wait for it."""
+        """End the broker's process by ``first``, then by SIGKILL; wait for it."""
         keeper = self._keeper
         if keeper is None:
             return
         if keeper.poll() is None and self._java_pid:
-            # A paused process would sleep through SIGTERM.
+            # A paused process does not handle SIGTERM.
             for signum in (first, signal.SIGCONT):
                 with suppress(ProcessLookupError):
                     os.kill(self._java_pid, signum)
@@ -495,10 +494,10 @@ class EmbeddedBroker:
 
 
 class ContainerBroker:
-    """A Kafka broker in a container, where a Docker engine answers."""
+    """A Kafka broker in a container; needs a Docker engine."""
 
     def __init__(self) -> None:
-        """Prepare a broker; nothing happens before the context is entered."""
+        """Prepare a broker; entering the context starts it."""
         self._container: Any = None
 
     @property
@@ -565,7 +564,7 @@ def start_container_broker() -> ContainerBroker:
 
 
 def _stop_at_exit(reference: "weakref.ref[EmbeddedBroker]") -> None:
-    """Stop a broker that nobody stopped, in the process that started it."""
+    """Stop a broker that still runs, in the process that started it."""
     broker = reference()
     if broker is not None and broker._owner_pid == os.getpid():  # noqa: SLF001
         broker.stop()

@@ -1,4 +1,4 @@
-"""Wall clocks of simulated brokers: each is off, drifts and may be stepped."""
+"""Wall clocks of simulated brokers, with offsets, drifts and steps."""
 
 import attrs
 
@@ -9,7 +9,7 @@ _MILLION = 1_000_000
 
 @attrs.define
 class _Hand:
-    """One broker's clock against true time, from a moment on."""
+    """One broker's clock relative to true time, from a moment on."""
 
     ahead_ms: int = 0
     drift_ppm: int = 0
@@ -20,10 +20,10 @@ class _Hand:
 
 
 class BrokerClocks:
-    """The wall clocks that leaders stamp records with."""
+    """The wall clocks for timestamps by leaders."""
 
     def __init__(self, clock: Clock) -> None:
-        """Start with clocks that are all right."""
+        """Start with exact clocks."""
         self._clock = clock
         self._hands: dict[int, _Hand] = {}
 
@@ -39,7 +39,7 @@ class BrokerClocks:
         return 0 if hand is None else hand.ahead_at(self._clock.now_ms())
 
     def set_ahead(self, broker: int, ahead_ms: int) -> None:
-        """Step a broker's clock so that it is so much ahead now."""
+        """Step a broker's clock to be ahead by ``ahead_ms`` now."""
         hand = self._hands.setdefault(broker, _Hand())
         hand.ahead_ms, hand.since_ms = ahead_ms, self._clock.now_ms()
 
@@ -47,7 +47,7 @@ class BrokerClocks:
         """Let a broker's clock run faster from now on, or slower below 0.
 
         Args:
-            broker: Which.
+            broker: The broker.
             drift_ppm: Parts per million.
         """
         ahead_ms = self.ahead_ms(broker)

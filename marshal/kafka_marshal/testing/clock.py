@@ -1,4 +1,4 @@
-"""Time, chance and background work that a test decides about."""
+"""Clocks, random numbers and background work under control of a test."""
 
 import random
 from collections import deque
@@ -16,10 +16,10 @@ _MILLION = 1_000_000
 
 
 class VirtualClock(Clock):
-    """True time of a simulated world; it moves when it is told to.
+    """True time of a simulated world, which advances only by ``advance``.
 
     Attributes:
-        at_ms: The virtual boot clock, for those that ask a million times a run.
+        at_ms: The virtual boot clock, for callers that read it a million times a run.
     """
 
     def __init__(self, *, now_ms: int = 0, wall_ms: int = EPOCH_MS) -> None:
@@ -36,16 +36,16 @@ class VirtualClock(Clock):
         return self.at_ms + self._wall_offset_ms
 
     def advance(self, duration_ms: int) -> None:
-        """Let time pass.
+        """Advance the time.
 
         Args:
-            duration_ms: How much, at least 0.
+            duration_ms: By how much, at least 0.
         """
         assert duration_ms >= 0
         self.at_ms += duration_ms
 
     def step_wall(self, by_ms: int) -> None:
-        """Set the wall clock ahead or back, as an administrator or NTP does."""
+        """Step the wall clock forward or back, as an administrator or NTP does."""
         self._wall_offset_ms += by_ms
 
     def view(
@@ -73,7 +73,7 @@ class ClockView(Clock):
     def __init__(
         self, base: VirtualClock, *, drift_ppm: int, offset_ms: int, wall_offset_ms: int
     ) -> None:
-        """Remember when this clock was true; see ``VirtualClock.view``."""
+        """Store when this clock was exact; see ``VirtualClock.view``."""
         self._base = base
         self._drift_ppm = drift_ppm
         self._start_ms = base.now_ms()
@@ -92,10 +92,10 @@ class ClockView(Clock):
 
 
 class SeededEntropy(Entropy):
-    """Chance that a seed repeats. Never for secrets."""
+    """Random numbers that a seed reproduces. Never for secrets."""
 
     def __init__(self, seed: int) -> None:
-        """Start the sequence that belongs to ``seed``."""
+        """Start the sequence of ``seed``."""
         self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose
 
     def random_bytes(self, count: int) -> bytes:
@@ -108,13 +108,13 @@ class SeededEntropy(Entropy):
 
 
 class InlineBackground(Background):
-    """Background work without a thread: at once, or when the test says so."""
+    """Background work without a thread: at once, or by ``run_waiting``."""
 
     def __init__(self, *, is_held: bool = False) -> None:
         """Choose when calls run.
 
         Args:
-            is_held: Keep calls waiting until ``run_waiting``.
+            is_held: Whether calls wait until ``run_waiting``.
         """
         self.is_held = is_held
         self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
@@ -122,11 +122,11 @@ class InlineBackground(Background):
 
     @property
     def waiting_count(self) -> int:
-        """Number of calls that wait."""
+        """Number of waiting calls."""
         return len(self._waiting)
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Run ``call`` now, or keep it waiting; return its outcome(-to-be)."""
+        """Run ``call`` now, or queue it; return its outcome, which may be pending."""
         future: Future[T] = Future()
         if self._is_closed:
             future.set_exception(InvalidTransition("The background is closed."))
@@ -137,13 +137,13 @@ class InlineBackground(Background):
         return future
 
     def run_waiting(self, *, count: int | None = None) -> int:
-        """Run calls that wait, oldest first.
+        """Run waiting calls, oldest first.
 
         Args:
-            count: How many at most; all that wait now without it.
+            count: Most calls to run; None for all that wait now.
 
         Returns:
-            How many ran.
+            Number of calls that ran.
         """
         chosen = min(len(self._waiting), len(self._waiting) if count is None else count)
         for _ in range(chosen):
@@ -157,10 +157,10 @@ class InlineBackground(Background):
         return chosen
 
     def close(self, timeout_ms: int) -> None:
-        """Fail what waits. Idempotent.
+        """Fail the waiting calls. Idempotent.
 
         Args:
-            timeout_ms: Ignored: nothing is ever under way.
+            timeout_ms: Ignored: no call is ever running.
         """
         del timeout_ms
         self._is_closed = True

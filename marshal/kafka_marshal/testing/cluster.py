@@ -1,8 +1,8 @@
-"""Several real Kafka brokers that are one cluster, for tests of their faults.
+"""A real Kafka cluster of several brokers, for tests of their faults.
 
-KRaft combined mode: each node is broker and controller, on loopback unless told
-otherwise, with ports and a cluster id of their own. Nodes are killed, stopped and
-started one by one; what they replicate and elect is Kafka's own doing::
+KRaft combined mode: each node is broker and controller, by default on loopback, with
+ports and a cluster id of its own. Nodes are killed, stopped and started one by one;
+replication and elections are Kafka's own::
 
     with EmbeddedCluster() as cluster:
         use(cluster.bootstrap_servers)
@@ -46,7 +46,7 @@ _JAVA_OPTIONS = ("-Xms64m", "-Xmx256m", "-XX:TieredStopAtLevel=1")
 
 
 def _replicated(nodes: int) -> dict[str, str]:
-    """Return what a node is told so that the loss of one of them loses nothing."""
+    """Return properties of a node with which the loss of one node loses no record."""
     copies = str(min(nodes, 3))
     enough = str(min(nodes, 2))
     return {
@@ -57,7 +57,7 @@ def _replicated(nodes: int) -> dict[str, str]:
         "transaction.state.log.min.isr": enough,
         "share.coordinator.state.topic.replication.factor": copies,
         "share.coordinator.state.topic.min.isr": enough,
-        # Leaders stay where a fault left them: nothing else moves them.
+        # Leaders stay where a fault left them: Kafka does not move them back.
         "auto.leader.rebalance.enable": "false",
     }
 
@@ -86,19 +86,19 @@ class EmbeddedCluster:
         data_dirs: Mapping[int, str | PathLike[str]] | None = None,
         start_timeout_ms: int = 180_000,
     ) -> None:
-        """Prepare a cluster; nothing happens before ``start``.
+        """Prepare a cluster; ``start`` starts it.
 
         Args:
             nodes: Number of brokers, 1 to 9.
-            properties: Server properties of every node, which win over ours.
+            properties: Server properties of every node, which override the defaults.
             java_options: Further options for Java, by node id.
-            class_path: What Java finds classes in ahead of Kafka's own jars.
+            class_path: Class path ahead of Kafka's own jars.
             hosts: Addresses that nodes listen at, by node id; loopback otherwise.
-            advertised: What nodes tell clients to connect to, ``host:port`` by node
-                id, such as a link that leads to them; their own address otherwise.
-            launchers: What runs Java, by node id, as ``EmbeddedBroker`` takes it.
+            advertised: Addresses that nodes advertise to clients, ``host:port`` by node
+                id, such as that of a proxy; their own address otherwise.
+            launchers: Commands that run Java, by node id; see ``EmbeddedBroker``.
             data_dirs: Directories that keep data, by node id; temporary otherwise.
-            start_timeout_ms: How long a start may take, fetching aside.
+            start_timeout_ms: How long a start may take, without the download of jars.
         """
         if not 0 < nodes <= _NODES_MAX:
             raise ConfigurationError(
@@ -134,7 +134,7 @@ class EmbeddedCluster:
 
         Raises:
             ConfigurationError: Java or jgo is missing, or a setting is wrong.
-            CoordinationError: A node ended; the message has its last words.
+            CoordinationError: A node ended; the message has the end of its log.
             DeadlineExceeded: A node was not ready in time.
         """
         if self.nodes:
@@ -144,7 +144,7 @@ class EmbeddedCluster:
             try:
                 self._on_each(self._ids, EmbeddedBroker.start)
             except PortTaken:
-                # Somebody took one between our looking and the node's binding.
+                # Another process took a port before the node bound it.
                 self.stop()
                 if attempt == _START_ATTEMPTS:
                     raise
@@ -170,7 +170,7 @@ class EmbeddedCluster:
         self._on_each(nodes, EmbeddedBroker.kill)
 
     def restart(self, *nodes: int) -> None:
-        """Start nodes anew, on their ports and data; those that run end in order.
+        """Restart nodes on their ports and data; running ones shut down in order.
 
         Several start together: a majority of the controllers must be up before
         any of them is ready.
@@ -186,11 +186,11 @@ class EmbeddedCluster:
             self.nodes[node].pause()
 
     def resume(self, *nodes: int) -> None:
-        """Let paused nodes run on (SIGCONT)."""
+        """Continue paused nodes (SIGCONT)."""
         for node in nodes:
             self.nodes[node].resume()
 
-    # Looking.
+    # Queries.
 
     def leader(
         self, topic: str, partition: int, *, timeout_ms: int = _LOOK_TIMEOUT_MS
@@ -240,13 +240,13 @@ class EmbeddedCluster:
         """Wait until partitions have leaders and complete copies.
 
         Args:
-            topics: The topics; all of their partitions are looked at.
+            topics: The topics; all of their partitions are checked.
             nodes: The nodes whose copies must be complete, and no others; by
                 default all that have one.
-            timeout_ms: When to give up.
+            timeout_ms: Longest wait.
 
         Raises:
-            DeadlineExceeded: They had not in time.
+            DeadlineExceeded: They are not complete in time.
         """
         wanted = None if nodes is None else frozenset(nodes)
 
@@ -276,7 +276,7 @@ class EmbeddedCluster:
     ) -> None:
         self.stop()
 
-    # How it is done.
+    # Implementation.
 
     def _make_nodes(self) -> None:
         """Draw ports and a cluster id, and prepare a broker for each node."""
@@ -294,8 +294,8 @@ class EmbeddedCluster:
                 f"CONTROLLER://{host}:{controllers[node]}",
             }
             if node in self._advertised:
-                told = f"PLAINTEXT://{self._advertised[node]}"
-                own["advertised.listeners"] = told
+                listener = f"PLAINTEXT://{self._advertised[node]}"
+                own["advertised.listeners"] = listener
             self.nodes[node] = EmbeddedBroker(
                 port=clients[node],
                 data_dir=self._data_dirs.get(node),
@@ -311,15 +311,15 @@ class EmbeddedCluster:
     def _on_each(
         self, nodes: Iterable[int], act: Callable[[EmbeddedBroker], object]
     ) -> None:
-        """Do something to several nodes at once; raise what failed first."""
+        """Call a function for several nodes at once; raise the first error."""
         chosen = [self.nodes[node] for node in nodes]
         if not chosen:
             return
-        # None is left alone: the others end or start whatever becomes of one.
+        # Wait for all nodes: the others end or start even if one fails.
         with ThreadPoolExecutor(len(chosen), "marshal-cluster") as pool:
             done = [pool.submit(act, node) for node in chosen]
         failed = [error for each in done if (error := each.exception(timeout=0))]
-        # A taken port ends one node, and the others then fail for want of it.
+        # A port that is in use ends one node, and the others then fail without it.
         failed.sort(key=lambda error: not isinstance(error, PortTaken))
         if failed:
             raise failed[0]

@@ -1,8 +1,8 @@
-"""One set of checks for every implementation of the logs in ``ports``.
+"""Checks for every implementation of the logs in ``ports``.
 
-The fake and the real cluster are held to the same behaviour: what the simulator
-proves on the one is worth something on the other only because of that. Each
-check takes a ``Rig`` on fresh topics, asserts, and returns nothing.
+They test that the fake and the real cluster behave the same: only then do results of
+the simulator apply to a real cluster. Each check takes a ``Rig`` with new topics, and
+asserts.
 
 ::
 
@@ -105,7 +105,7 @@ def poll_honours_its_timeout(rig: Rig) -> None:
 
 
 def end_offsets_are_a_barrier(rig: Rig) -> None:
-    """What was acknowledged lies below the end; reading up to it shows it."""
+    """Acknowledged records lie below the end; a reader that reaches it has them."""
     writer, reader = rig.coordination_log(), rig.coordination_log()
     assert reader.end_offsets(TIMEOUT_MS) == {0: 0, 1: 0, 2: 0}
     append = writer.append(2, b"x")
@@ -148,8 +148,8 @@ def appends_come_from_any_thread(rig: Rig) -> None:
     log.close(TIMEOUT_MS)
 
 
-def ends_are_told_to_any_thread(rig: Rig) -> None:
-    """Several threads ask for the ends while one polls, and one closes in the end."""
+def end_offsets_work_from_any_thread(rig: Rig) -> None:
+    """Several threads look up the ends while one polls, and one closes at the end."""
     log = rig.coordination_log()
     is_over = threading.Event()
     entries: Entries = []
@@ -190,7 +190,7 @@ def ends_are_told_to_any_thread(rig: Rig) -> None:
 
 
 def large_values_come_through(rig: Rig) -> None:
-    """Values up to the largest record of the protocol are kept whole."""
+    """Values up to the largest record of the protocol are unchanged."""
     log = rig.coordination_log()
     wanted = [bytes([n]) * size for n, size in enumerate((1, 16_384, RECORD_BYTES_MAX))]
     for value in wanted:
@@ -200,7 +200,7 @@ def large_values_come_through(rig: Rig) -> None:
 
 
 def foreign_records_come_through(rig: Rig) -> None:
-    """Keys, tombstones, hostile bytes and odd times of others reach the fold."""
+    """Foreign keys, tombstones, hostile bytes and odd times reach the fold."""
     log = rig.coordination_log()
     place = TopicPartition(rig.coordination_topic, 1)
     for value in HOSTILE:
@@ -209,7 +209,7 @@ def foreign_records_come_through(rig: Rig) -> None:
     entries = read_entries(log, len(HOSTILE) + 1)
     assert values_of(entries, 1) == [*HOSTILE, None]
     for _, entry in entries:
-        # The leader's clock wins over what a writer claims.
+        # The leader's clock replaces the writer's timestamp.
         assert entry.timestamp_type == TimestampType.LOG_APPEND_TIME
         assert entry.timestamp_ms > 1
     log.append(1, b"ours")
@@ -218,7 +218,7 @@ def foreign_records_come_through(rig: Rig) -> None:
 
 
 def a_session_starts_at_the_log_start(rig: Rig) -> None:
-    """Deleted records are not looked for; the start is told."""
+    """Deleted records are skipped; the start offset is reported."""
     place = TopicPartition(rig.coordination_topic, 0)
     for number in range(5):
         rig.write(place, b"%d" % number)
@@ -229,8 +229,8 @@ def a_session_starts_at_the_log_start(rig: Rig) -> None:
     log.close(TIMEOUT_MS)
 
 
-def a_reader_that_was_overtaken_says_so(rig: Rig) -> None:
-    """A reader below the new start raises LogTruncated, again and again."""
+def a_reader_below_the_log_start_fails(rig: Rig) -> None:
+    """A reader below the new start raises LogTruncated at every poll."""
     log = rig.coordination_log()
     place = TopicPartition(rig.coordination_topic, 0)
     rig.write(place, b"seen")
@@ -238,7 +238,7 @@ def a_reader_that_was_overtaken_says_so(rig: Rig) -> None:
     other = rig.coordination_log()
     assert values_of(read_entries(other, 1), 0) == [b"seen"]
     other.close(TIMEOUT_MS)
-    # What kafka-python has fetched ahead is real; so keep on until it is used up.
+    # kafka-python returns the records that it has fetched ahead first.
     for number in range(50):
         rig.write(place, b"%d" % number)
     rig.delete_records(place, before=51)
@@ -246,18 +246,18 @@ def a_reader_that_was_overtaken_says_so(rig: Rig) -> None:
     values: list[bytes | None] = []
     caught: list[LogTruncated] = []
 
-    def is_told() -> bool:
+    def is_reported() -> bool:
         try:
             values.extend(values_of(list(log.poll(POLL_MS)), 0))
         except LogTruncated as error:
             caught.append(error)
         return bool(caught) or b"after" in values
 
-    until(is_told, "the gap told, or nothing missed")
+    until(is_reported, "the gap reported, or nothing missed")
     if caught:
         with suppress(LogTruncated):
             log.poll(0)
-            raise AssertionError("a second poll went on")
+            raise AssertionError("a second poll did not raise")
         assert not caught[0].retriable
     else:
         assert values == [*(b"%d" % number for number in range(50)), b"after"]
@@ -265,7 +265,7 @@ def a_reader_that_was_overtaken_says_so(rig: Rig) -> None:
 
 
 def a_log_is_read_on_from_elsewhere(rig: Rig) -> None:
-    """What is named goes on elsewhere, back or ahead; the others miss nothing."""
+    """The named partitions continue elsewhere, back or ahead; others miss nothing."""
     log = rig.coordination_log()
     wanted = [b"%d" % number for number in range(30)]
     for number, value in enumerate(wanted):
@@ -286,7 +286,7 @@ def a_log_is_read_on_from_elsewhere(rig: Rig) -> None:
 
 
 def a_place_that_is_gone_is_named(rig: Rig) -> None:
-    """LogTruncated says where; set anew, the log goes on as if nothing had been."""
+    """LogTruncated names the partition; after ``read_from`` reading continues."""
     place = TopicPartition(rig.coordination_topic, 0)
     for number in range(6):
         rig.write(place, b"%d" % number)
@@ -297,14 +297,14 @@ def a_place_that_is_gone_is_named(rig: Rig) -> None:
     log.read_from({0: 1})
     caught: list[LogTruncated] = []
 
-    def is_told() -> bool:
+    def is_reported() -> bool:
         try:
             assert list(log.poll(POLL_MS)) == []
         except LogTruncated as error:
             caught.append(error)
         return bool(caught)
 
-    until(is_told, "the gap told")
+    until(is_reported, "the gap reported")
     assert caught[0].partition == 0
     log.read_from({0: 4})
     assert values_of(read_entries(log, 2), 0) == [b"4", b"5"]
@@ -314,7 +314,7 @@ def a_place_that_is_gone_is_named(rig: Rig) -> None:
 
 
 def a_bad_partition_is_reported_by_the_append(rig: Rig) -> None:
-    """An append that cannot be sent does not raise; its outcome tells."""
+    """An append that cannot be sent does not raise; its outcome is the error."""
     log = rig.coordination_log()
     append = log.append(99, b"x")
     until(append.is_done, "reported")
@@ -324,7 +324,7 @@ def a_bad_partition_is_reported_by_the_append(rig: Rig) -> None:
 
 
 def a_closed_log_stays_closed(rig: Rig) -> None:
-    """Close flushes and is idempotent; afterwards nothing works, nothing hangs."""
+    """Close flushes and is idempotent; afterwards calls fail and do not hang."""
     log = rig.coordination_log()
     log.append(0, b"last words")
     log.close(TIMEOUT_MS)
@@ -361,7 +361,7 @@ def topics_are_described(rig: Rig) -> None:
 
 
 def added_partitions_are_seen(rig: Rig) -> None:
-    """A topic that grows is described anew, and its new partitions are read."""
+    """A topic that grows is described again, and its new partitions are read."""
     data = rig.data_log()
     topic = rig.new_data_topic(1)
     reader = data.reader()
@@ -399,7 +399,7 @@ def ranges_follow_the_log(rig: Rig) -> None:
 
 
 def unknown_partitions_have_no_range(rig: Rig) -> None:
-    """What does not exist is absent from an answer; the others are in it."""
+    """Partitions that do not exist are absent from the answer; others are in it."""
     data = rig.data_log()
     (place,) = filled(rig, [3])
     missing = [TopicPartition("no-such-topic", 0), TopicPartition(place.topic, 7)]
@@ -410,7 +410,7 @@ def unknown_partitions_have_no_range(rig: Rig) -> None:
 
 
 def commits_are_found_again(rig: Rig) -> None:
-    """Committed offsets round trip per group; none is None."""
+    """Committed offsets are stored per group; without a commit they are None."""
     data = rig.data_log()
     places = filled(rig, [3, 3])
     group, other = rig.new_group(), rig.new_group()
@@ -445,11 +445,11 @@ CHECKS: tuple[Check, ...] = (
     poll_honours_its_timeout,
     end_offsets_are_a_barrier,
     appends_come_from_any_thread,
-    ends_are_told_to_any_thread,
+    end_offsets_work_from_any_thread,
     large_values_come_through,
     foreign_records_come_through,
     a_session_starts_at_the_log_start,
-    a_reader_that_was_overtaken_says_so,
+    a_reader_below_the_log_start_fails,
     a_log_is_read_on_from_elsewhere,
     a_place_that_is_gone_is_named,
     a_bad_partition_is_reported_by_the_append,

@@ -46,7 +46,7 @@ def records_come_whole_and_in_order(rig: Rig) -> None:
 
 
 def _polled(reader: DataReader, count: int) -> list[Sequence[Record]]:
-    """Poll until so many records came; return what held them, as it came."""
+    """Poll until ``count`` records were returned; return the sequences as they came."""
     found: list[Sequence[Record]] = []
 
     def has_all() -> bool:
@@ -58,7 +58,7 @@ def _polled(reader: DataReader, count: int) -> list[Sequence[Record]]:
 
 
 def records_are_values(rig: Rig) -> None:
-    """Sequences can be cut and gone through again; records cannot be changed."""
+    """Sequences can be sliced and iterated again; records cannot be changed."""
     (place,) = filled(rig, [5])
     reader = rig.data_log().reader()
     reader.assign([place])
@@ -83,7 +83,7 @@ def records_are_values(rig: Rig) -> None:
 
 
 def records_carry_the_token_of_their_seek(rig: Rig) -> None:
-    """A seek sets the token of what comes after it, and of nothing before."""
+    """A seek sets the token of later records, not of earlier ones."""
     (place,) = filled(rig, [4])
     reader = rig.data_log().reader()
     reader.assign([place])
@@ -102,7 +102,7 @@ def records_carry_the_token_of_their_seek(rig: Rig) -> None:
 
 
 def ends_come_with_fetches(rig: Rig) -> None:
-    """The reader knows where the logs end that it fetches from, and no others."""
+    """The reader knows the ends of the logs that it fetches from, and of no others."""
     a, b = filled(rig, [5, 3])
     reader = rig.data_log().reader()
     reader.assign([a, b])
@@ -124,13 +124,13 @@ def ends_come_with_fetches(rig: Rig) -> None:
 
 
 def _passes(reader: DataReader, place: TopicPartition, wanted: int) -> bool:
-    """Poll once, which finds nothing; return whether it stands at an offset."""
+    """Poll once without records; return whether the position is ``wanted``."""
     assert not reader.poll(POLL_MS, 10)
     return reader.positions() == {place: wanted}
 
 
 def control_records_are_passed(rig: Rig) -> None:
-    """The position stands behind a transaction's end, and only once it was read."""
+    """The position passes the end of a transaction once its records are read."""
     (place,) = filled(rig, [1])
     reader = rig.data_log().reader()
     reader.assign([place])
@@ -155,7 +155,7 @@ def control_records_are_passed(rig: Rig) -> None:
 
 
 def aborted_records_are_hidden_from_who_reads_committed(rig: Rig) -> None:
-    """They are passed; an open transaction holds reader and log end up."""
+    """They are skipped; an open transaction delays the reader and the log end."""
     (place,) = filled(rig, [1])
     rig.begin_transaction(place, [b"aborted"] * 3)(is_committed=False)
     end = rig.begin_transaction(place, [b"open", b"open"])
@@ -182,7 +182,7 @@ def aborted_records_are_hidden_from_who_reads_committed(rig: Rig) -> None:
 
 
 def polls_are_bounded(rig: Rig) -> None:
-    """A poll returns at most what was asked for, and ends by its timeout."""
+    """A poll returns at most ``max_records``, and ends by its timeout."""
     places = filled(rig, [20, 20])
     reader = rig.data_log().reader()
     reader.assign(places)
@@ -212,7 +212,7 @@ def polls_are_bounded(rig: Rig) -> None:
 
 
 def assignment_is_exact(rig: Rig) -> None:
-    """Partitions that stay keep their place; those that went are dropped."""
+    """Partitions that stay keep their positions; removed ones are dropped."""
     a, b, c = filled(rig, [30, 30, 30])
     reader = rig.data_log().reader()
     reader.assign([a, b])
@@ -231,7 +231,7 @@ def assignment_is_exact(rig: Rig) -> None:
     assert {record.partition for record in rest} <= {b.partition, c.partition}
     found = [r.offset for r in rest if r.partition == b.partition]
     assert found == list(range(nexts[b], 30))
-    # One that comes back starts where it is put, not where it was.
+    # A partition that is assigned again starts at its seek, not where it was.
     reader.assign([a])
     reader.seek(a, 28)
     assert [record.offset for record in read_records(reader, 2)] == [28, 29]
@@ -255,12 +255,12 @@ def a_seek_drops_what_was_buffered(rig: Rig) -> None:
     assert [record.value for record in read_records(reader, 1)] == [b"new"]
     with suppress(InvalidTransition):
         reader.seek(TopicPartition(place.topic, 77), 0)
-        raise AssertionError("a seek in what is not assigned")
+        raise AssertionError("a seek in a partition that is not assigned")
     reader.close(TIMEOUT_MS)
 
 
 def paused_partitions_rest(rig: Rig) -> None:
-    """A paused partition returns nothing and then goes on where it was."""
+    """A paused partition returns nothing, and after a resume continues where it was."""
     a, b = filled(rig, [10, 10])
     reader = rig.data_log().reader()
     reader.assign([a, b])
@@ -282,10 +282,10 @@ def paused_partitions_rest(rig: Rig) -> None:
 def _position_error(
     reader: DataReader, sound: TopicPartition, seen: list[int]
 ) -> PositionError:
-    """Poll until a position is refused; note what the sound partition gave."""
+    """Poll until a position is refused; collect the records of the valid partition."""
     caught: list[PositionError] = []
 
-    def is_told() -> bool:
+    def is_reported() -> bool:
         try:
             for place, records in reader.poll(POLL_MS, 100).items():
                 assert place == sound
@@ -294,12 +294,12 @@ def _position_error(
             caught.append(error)
         return bool(caught)
 
-    until(is_told, "a position outside the log told")
+    until(is_reported, "a position outside the log reported")
     return caught[0]
 
 
 def positions_outside_the_log_are_errors(rig: Rig) -> None:
-    """Above the end and below the start: told, others unaffected, seek heals."""
+    """Above the end or below the start: an error; others are unaffected; seek helps."""
     bad, good = filled(rig, [10, 10])
     rig.delete_records(bad, before=4)
     reader = rig.data_log().reader()
@@ -321,7 +321,7 @@ def positions_outside_the_log_are_errors(rig: Rig) -> None:
 
 
 def a_recreated_topic_is_not_read_as_the_old_one(rig: Rig) -> None:
-    """Records of a topic with another id never come, wherever the reader stands."""
+    """Records of a topic with another id are never returned, at any position."""
     (old,), (other,) = filled(rig, [20]), filled(rig, [1])
     data = rig.data_log()
 
@@ -334,7 +334,7 @@ def a_recreated_topic_is_not_read_as_the_old_one(rig: Rig) -> None:
     reader.seek(old, 0, topic_id=before)
     reader.seek(other, 0, topic_id=id_of(other))
     read_records(reader, 21)
-    # Longer than the old one by the time that the reader looks again.
+    # Longer than the old topic when the reader polls again.
     rig.recreate_topic(old.topic, 1)
     for number in range(60):
         rig.write(old, b"new %d" % number)
@@ -375,7 +375,7 @@ def a_recreated_topic_is_not_read_as_the_old_one(rig: Rig) -> None:
 
 
 def _read_through(reader: DataReader, count: int) -> list[Record]:
-    """Read so many records, however often a broker has yet to learn of the topic."""
+    """Read ``count`` records, also while brokers do not know the topic yet."""
     found: list[Record] = []
 
     def has_all() -> bool:

@@ -1,4 +1,4 @@
-"""Appends of the fake on their way, and what their writers are told of them."""
+"""Appends of the fake in flight, and the outcomes that their writers see."""
 
 from typing import Protocol
 
@@ -10,18 +10,18 @@ from kafka_marshal.testing.fakestore import AppendFate
 
 
 class World(Protocol):
-    """What an append has to know of its cluster."""
+    """What an append needs of its cluster."""
 
     clock: Clock
 
     def settle(self) -> None:
-        """Let everything happen that is due by now."""
+        """Apply all changes that are due by now."""
         ...
 
 
 @attrs.define(order=True)
 class Pending:
-    """An append on its way."""
+    """An append in flight."""
 
     lands_ms: int
     number: int
@@ -37,9 +37,9 @@ class FakeAppend(Append):
     """An append of the fake: its outcome depends on the clock.
 
     Attributes:
-        fails_ms: When it is given up on, unless it is committed before.
-        is_sure_to_fail: It is reported as failed whatever becomes of it.
-        landed: Where it lies, and when it was committed.
+        fails_ms: When it is reported as failed, unless it is committed before.
+        is_sure_to_fail: Whether it is reported as failed even if it lands.
+        landed: Its offset, and when it was committed.
         refusal: Why it will never land.
     """
 
@@ -62,18 +62,18 @@ class FakeAppend(Append):
         )
 
     def is_done(self) -> bool:
-        """Return whether its writer knows what became of it."""
+        """Return whether its writer knows the outcome."""
         self._cluster.settle()
         return self.refusal is not None or self._is_acknowledged() or self._is_failed()
 
     def offset(self) -> int | None:
-        """Return where it lies, once that is acknowledged."""
+        """Return its offset, once it is acknowledged."""
         self._cluster.settle()
         is_told = self.refusal is None and self._is_acknowledged()
         return self.landed[0] if is_told and self.landed is not None else None
 
     def error(self) -> MarshalError | None:
-        """Return why it is given up on, None where it is not."""
+        """Return why it is reported as failed, None if it is not."""
         self._cluster.settle()
         if self.refusal is not None:
             return self.refusal

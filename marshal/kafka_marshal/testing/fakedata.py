@@ -29,14 +29,14 @@ class FakeDataLog(DataLog):
     Attributes:
         cut: Whether the network between this client and the cluster is cut;
             its readers share it.
-        wrong: What is wrong with the settings of coordination topics; a test sets
-            it, for all clients at once or for one.
+        wrong: Wrong settings of coordination topics; a test sets them, for all clients
+            or for one.
     """
 
     wrong: Sequence[WrongSetting] = ()
 
     def __init__(self, cluster: FakeKafka) -> None:
-        """Open a session; nothing can fail yet."""
+        """Open a session; this cannot fail."""
         self.cut = False
         self._cluster = cluster
         self._is_closed = False
@@ -44,7 +44,7 @@ class FakeDataLog(DataLog):
     def describe(
         self, topics: Sequence[str], timeout_ms: int
     ) -> Mapping[str, TopicInfo]:
-        """Return what is known of each topic; a topic that does not exist is absent."""
+        """Describe topics; a topic that does not exist is absent."""
         with self._cluster.lock:
             self._require_answer(timeout_ms)
             found = [each for each in topics if self._cluster.has_topic(each)]
@@ -59,7 +59,7 @@ class FakeDataLog(DataLog):
     def wrong_settings(
         self, topic: str, *, has_checkpoints: bool, timeout_ms: int
     ) -> Sequence[WrongSetting]:
-        """Return what a test says is wrong with the settings of the topic."""
+        """Return the wrong settings that the test has set."""
         del topic, has_checkpoints
         with self._cluster.lock:
             self._require_answer(timeout_ms)
@@ -124,7 +124,7 @@ class FakeDataLog(DataLog):
         return FakeDataReader(self, self._cluster, isolation_level=isolation_level)
 
     def close(self, timeout_ms: int) -> None:
-        """Let go. Idempotent; readers live on."""
+        """Close the session. Idempotent; readers stay open."""
         del timeout_ms
         self._is_closed = True
 
@@ -154,7 +154,7 @@ class FakeDataReader(DataReader):
         self._is_closed = False
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
-        """Make this the exact set of partitions; see ``ports.DataReader``."""
+        """Set the assigned partitions; see ``ports.DataReader``."""
         self._require_open()
         wanted = dict.fromkeys(partitions)
         self._places = {each: self._places.get(each) for each in wanted}
@@ -184,7 +184,7 @@ class FakeDataReader(DataReader):
         self._paused.update(each for each in partitions if each in self._places)
 
     def resume(self, partitions: Sequence[TopicPartition]) -> None:
-        """Undo ``pause``; unknown or running partitions are left alone."""
+        """Undo ``pause``; unknown or running partitions are ignored."""
         self._require_open()
         self._paused.difference_update(partitions)
 
@@ -199,7 +199,7 @@ class FakeDataReader(DataReader):
                 for partition, place in self._places.items():
                     if place is None:
                         raise InvalidTransition(
-                            f"Cannot poll: {partition} is new and has no place."
+                            f"Cannot poll: {partition} is new and has no position."
                         )
                 self._cluster.settle()
                 found = {} if self._session.cut else self._read(max(1, max_records))
@@ -207,7 +207,7 @@ class FakeDataReader(DataReader):
                     return found
 
     def positions(self) -> Mapping[TopicPartition, int]:
-        """Return where each partition goes on; see ``ports.DataReader``."""
+        """Return the next offset of each partition; see ``ports.DataReader``."""
         self._require_open()
         return {each: at for each, at in self._places.items() if at is not None}
 
@@ -217,7 +217,7 @@ class FakeDataReader(DataReader):
         return dict(self._ends)
 
     def close(self, timeout_ms: int) -> None:
-        """Let go. Idempotent."""
+        """Close the reader. Idempotent."""
         del timeout_ms
         self._is_closed = True
 
@@ -235,23 +235,23 @@ class FakeDataReader(DataReader):
                 refused.append(partition)
                 continue
             if not self._cluster.has_partition(partition):
-                continue  # what does not exist is waited for
+                continue  # the partition may be created later
             records = self._read_one(partition, room)
             if records:
                 found[partition] = records
                 room -= len(records)
-                # Whoever was served goes to the end, so that none starves.
+                # Move a partition that was served to the end, so that none starves.
                 self._places[partition] = self._places.pop(partition)
         if refused and not found:
             raise UnknownTopicId(
-                f"{refused[0]} was not read: there is no topic of the id that it is "
-                "claimed under.",
+                f"{refused[0]} was not read: there is no topic with the id of its "
+                "claim.",
                 partition=refused[0],
             )
         return found
 
     def _is_foreign(self, partition: TopicPartition) -> bool:
-        """Return whether there is no topic of the id that is to be read."""
+        """Return whether the topic has another id than the one to read."""
         wanted = self._topic_ids.get(partition)
         if wanted is None:
             return False

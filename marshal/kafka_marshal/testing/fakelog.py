@@ -1,14 +1,13 @@
 """A Kafka cluster in memory: coordination topics, data topics, group offsets.
 
-It behaves like the real one in what the protocol depends on: LogAppendTime is
-the raw wall clock of a partition's leader, leader epochs grow with each
-failover, a truncation is noticed by its epochs, and an append may be late, lost,
-doubled, or reported as failed and land all the same. One conformance kit holds
-it and a real broker to the same behaviour.
+It behaves like the real one in everything that the protocol depends on: LogAppendTime
+is the raw wall clock of a partition's leader, leader epochs grow with each failover, a
+truncation shows in its epochs, and an append may be late, lost, duplicated, or reported
+as failed and land all the same. One conformance kit tests both it and a real broker.
 
-With a ``VirtualClock`` nothing ever blocks, and what is due happens at the next
-call of anything. With any other clock ``poll`` waits on real time, and handles
-may be used from several threads.
+With a ``VirtualClock`` no call ever blocks, and due changes happen at the next call of
+any method. With any other clock ``poll`` waits in real time, and handles may be used
+from several threads.
 """
 
 import heapq
@@ -53,9 +52,8 @@ class FakeKafka:
         groups: Committed offsets by group.
         changes: Grows with each record that is sent or written.
         changed: Notified of each change.
-        lock: The lock of ``changed``, several times quicker to take by itself.
-        busy_groups: Groups that have active members, whose offsets none but
-            they may set.
+        lock: The lock of ``changed``; acquiring it directly is several times faster.
+        busy_groups: Groups with active members: only these may set their offsets.
     """
 
     _numbers = itertools.count(1)
@@ -67,7 +65,7 @@ class FakeKafka:
 
         Args:
             clock: Time; a fresh ``VirtualClock`` without it.
-            policy: Fate of appends; without it each lands at once.
+            policy: Fate of appends; by default each lands at once.
         """
         self.clock = clock if clock is not None else VirtualClock()
         self.policy: FatePolicy = policy if policy is not None else Prompt()
@@ -96,8 +94,8 @@ class FakeKafka:
         Args:
             name: Its name, not in use.
             partitions: Number of partitions.
-            is_log_append_time: Whether the leader stamps records (as for a
-                coordination topic), and not the writer.
+            is_log_append_time: Whether the leader sets timestamps (as for a
+                coordination topic) instead of the writer.
         """
         with self.lock:
             assert name not in self._topics
@@ -112,7 +110,7 @@ class FakeKafka:
             self.changed.notify_all()
 
     def delete_topic(self, name: str) -> None:
-        """Remove a topic; one made anew under its name has another id."""
+        """Remove a topic; a new one of its name has another id."""
         with self.lock:
             del self._topics[name]
             self.changed.notify_all()
@@ -172,7 +170,7 @@ class FakeKafka:
         log = self.log(place)
         return LogRange(log.start, log.end_for(isolation_level))
 
-    # What happens in the world.
+    # Faults and foreign writers.
 
     def set_skew(self, broker: int, skew_ms: int) -> None:
         """Set how far a broker's wall clock is ahead of true time."""
@@ -186,13 +184,13 @@ class FakeKafka:
         """Give a partition another leader, with the next leader epoch.
 
         Args:
-            place: Which partition.
+            place: The partition.
             leader: Broker that leads it from now on.
-            retry_ms: What is not committed yet is lost, and written anew by its
-                writers after this time; None: the new leader has all of it.
+            retry_ms: Uncommitted records are lost, and their writers send them again
+                after this time; None: the new leader has all of them.
 
         Returns:
-            How many records were lost by it for the time being.
+            Number of records that are lost for now.
         """
         with self.lock:
             self.settle()
@@ -203,7 +201,7 @@ class FakeKafka:
             log.leader_epoch += 1
             log.epochs.append((log.leader_epoch, log.end))
             tail = self._tails.pop(place, [])
-            # What was not lost is still to be committed, and seen then.
+            # Records that are not lost are committed later, and visible then.
             self._tails[place] = [each for each in tail if each[0] not in lost]
             for offset, item in tail:
                 if retry_ms is not None and offset in lost:
@@ -284,9 +282,9 @@ class FakeKafka:
             value: Value; None is a tombstone.
             key: Key.
             headers: Headers.
-            timestamp_ms: What the writer says; the leader's clock wins where
-                the topic has LogAppendTime.
-            timestamp_type: Overrides the topic's, as if it had been set wrong.
+            timestamp_ms: The writer's timestamp; with LogAppendTime the leader's clock
+                replaces it.
+            timestamp_type: Overrides the topic's type, as if that were misconfigured.
 
         Returns:
             Its offset.
@@ -313,7 +311,7 @@ class FakeKafka:
 
         Args:
             topic: The topic.
-            name: What the fate policy knows this writer as.
+            name: Name of this writer for the fate policy.
 
         Raises:
             TopicMisconfigured: There is no such topic.
@@ -339,7 +337,7 @@ class FakeKafka:
     # For handles.
 
     def settle(self) -> None:
-        """Let everything happen that is due by now."""
+        """Apply all changes that are due by now."""
         if not self._pending:
             return
         with self.lock:
@@ -348,7 +346,7 @@ class FakeKafka:
                 self._land(heapq.heappop(self._pending))
 
     def next_change_ms(self) -> int | None:
-        """Return when something lands or is committed next, None for nothing."""
+        """Return when the next record lands or is committed, None if none is due."""
         now_ms = self.clock.now_ms()
         due = [self._pending[0].lands_ms] if self._pending else []
         for place, tail in self._tails.items():
@@ -361,7 +359,7 @@ class FakeKafka:
         self, place: TopicPartition, value: bytes, *, lands_ms: int, fate: AppendFate,
         append: FakeAppend,
     ) -> None:  # fmt: skip
-        """Have an append land at a time, in so many copies and replicas."""
+        """Schedule when an append lands, with its copies and its commit."""
         with self.lock:
             item = Pending(
                 lands_ms=lands_ms,
@@ -378,10 +376,10 @@ class FakeKafka:
             self.changed.notify_all()
 
     def wait(self, deadline: float) -> bool:
-        """Wait for a change on real time; False at once where time is virtual.
+        """Wait for a change in real time; with virtual time return False at once.
 
         Args:
-            deadline: When to give up, on ``time.monotonic``.
+            deadline: Latest return, on ``time.monotonic``.
         """
         if self.is_virtual:
             return False
@@ -425,7 +423,7 @@ class FakeKafka:
                 self._follow(place, offset, item)
 
     def _follow(self, place: TopicPartition, offset: int, item: Pending) -> None:
-        """Remember what followers do not have yet: a failover may lose it."""
+        """Store records that followers do not have yet: a failover may lose them."""
         now_ms = self.clock.now_ms()
         log = self.log(place)
         tail = [each for each in self._tails.get(place, ()) if

@@ -21,20 +21,20 @@ class FakeCoordinationLog(CoordinationLog):
     """One client's session with a coordination topic of a ``FakeKafka``.
 
     Attributes:
-        name: What the fate policy knows this writer as.
+        name: Name of this writer for the fate policy.
         cut: Whether the network between this client and the cluster is cut.
-            Reads then find nothing and questions fail; appends wait, and land
-            when it heals within the delivery timeout.
-        read_lag_ms: How much later than others this client sees records.
-        poll_entries_max: How many entries one ``poll`` returns at most.
+            Reads then return nothing and look-ups fail; appends wait, and land
+            if it is restored within the delivery timeout.
+        read_lag_ms: Delay with which this client sees records.
+        poll_entries_max: Most entries that one ``poll`` returns.
         topic: Its name.
         topic_id: Id of the topic when it was opened.
         cluster_id: Id of the cluster.
-        on_append: Told of each record that is sent: partition, value, append.
+        on_append: Called for each record sent: partition, value, append.
     """
 
     def __init__(self, cluster: FakeKafka, topic: str, *, name: str) -> None:
-        """Stand at each partition's start."""
+        """Start at the beginning of each partition."""
         self.name = name
         self.read_lag_ms = 0
         self.poll_entries_max = 5_000
@@ -77,7 +77,7 @@ class FakeCoordinationLog(CoordinationLog):
     def configure(
         self, heartbeat_interval_ms: int, *, timeout_ms: int = DELIVERY_TIMEOUT_MS
     ) -> None:
-        """Adapt the delivery timeout to H (PROTOCOL 2.1)."""
+        """Adapt the delivery timeout to the heartbeat interval (PROTOCOL 2.1)."""
         del timeout_ms
         self.delivery_timeout_ms = heartbeat_interval_ms // 2
 
@@ -87,7 +87,7 @@ class FakeCoordinationLog(CoordinationLog):
         return len(self._next)
 
     def append(self, partition: int, value: bytes) -> Append:
-        """Start appending one record; its fate is the policy's."""
+        """Start appending one record; the policy decides its fate."""
         append = self._append(partition, value)
         if self.on_append is not None:
             self.on_append(partition, value, append)
@@ -115,7 +115,7 @@ class FakeCoordinationLog(CoordinationLog):
             if fate.is_lost:
                 return append
             if append.fails_ms > lands_ms:
-                # In order; but one that was given up on holds up no other.
+                # In order, except that a failed append does not delay later ones.
                 lands_ms = max(lands_ms, self._lands_ms[partition])
                 self._lands_ms[partition] = lands_ms
             cluster.schedule(place, value, lands_ms=lands_ms, fate=fate, append=append)
@@ -134,7 +134,7 @@ class FakeCoordinationLog(CoordinationLog):
                     return entries
 
     def read_from(self, offsets: Mapping[int, int]) -> None:
-        """Go on elsewhere in some partitions; see ``ports.CoordinationLog``."""
+        """Continue at other offsets; see ``ports.CoordinationLog``."""
         with self._cluster.lock:
             self._require_open()
             for number, offset in offsets.items():
@@ -142,7 +142,7 @@ class FakeCoordinationLog(CoordinationLog):
             self._has_kept = True
 
     def positions(self) -> Mapping[int, int]:
-        """Return the next offset that ``poll`` will look at, per partition."""
+        """Return the next offset that ``poll`` will read, per partition."""
         return dict(enumerate(self._next))
 
     def start_offsets(self, timeout_ms: int) -> Mapping[int, int]:
@@ -156,7 +156,7 @@ class FakeCoordinationLog(CoordinationLog):
         return {number: log.high_watermark(now_ms) for number, log in logs}
 
     def close(self, timeout_ms: int) -> None:
-        """Let go. Idempotent; appends on their way still land."""
+        """Close the session. Idempotent; appends in flight still land."""
         del timeout_ms
         with self._cluster.lock:
             self._is_closed = True
@@ -179,10 +179,10 @@ class FakeCoordinationLog(CoordinationLog):
             return self._logs()
 
     def _read(self) -> list[tuple[int, LogEntry]]:
-        """Return what lies beyond our positions, and check that nothing went back."""
+        """Return entries from the positions on; check that no log went back."""
         entries: list[tuple[int, LogEntry]] = []
         seen_ms = self._cluster.clock.now_ms() - self.read_lag_ms
-        # All of them first: what is taken must be handed on.
+        # Check all logs first: entries that are read must be returned.
         logs = self._logs()
         for number, log in logs:
             is_same = self._epochs[number] == log.leader_epoch
@@ -202,7 +202,7 @@ class FakeCoordinationLog(CoordinationLog):
                 self._next[number] = stored.offset + 1
                 self._epochs[number] = stored.leader_epoch
             if is_all and self._next[number] < log.end:
-                # Control records at the end are passed without a trace.
+                # Skip control records at the end.
                 self._next[number] = log.end
                 self._epochs[number] = log.epoch_at(log.end - 1)
         return entries
@@ -215,6 +215,6 @@ class FakeCoordinationLog(CoordinationLog):
         if position > log.end or position < log.start or is_cut_off:
             raise LogTruncated(
                 f"{self._topic}-{number} went back: position {position}, but the log "
-                f"has {log.start} to {log.end}. Read it anew from its start.",
+                f"has {log.start} to {log.end}. Read it again from its start.",
                 partition=number,
             )

@@ -1,4 +1,4 @@
-"""What a ``FakeKafka`` is made of: stored records, logs, and fates of appends."""
+"""Data of a ``FakeKafka``: stored records, logs, and fates of appends."""
 
 from bisect import bisect_left
 from operator import attrgetter
@@ -12,17 +12,16 @@ from kafka_marshal.protocol.types import LogEntry, Token, TopicPartition
 
 @attrs.frozen
 class AppendFate:
-    """What happens to one append.
+    """The fate of one append.
 
     Attributes:
         delay_ms: Time until it lands in the log.
-        is_lost: It never lands.
+        is_lost: Whether it never lands.
         copies: How many times it lands.
-        fails_after_ms: It is reported as failed after this time, whether or not
-            it lands. None: it is acknowledged when it lands, or fails with the
-            delivery timeout.
-        replicates_ms: Time from there until it is committed: nobody can read it
-            before, nor is it acknowledged, and a failover may lose it.
+        fails_after_ms: Time until it is reported as failed, even if it lands. None: it
+            is acknowledged when it lands, or fails with the delivery timeout.
+        replicates_ms: Time from landing until it is committed: before, it is neither
+            visible nor acknowledged, and a failover may lose it.
     """
 
     delay_ms: int = 0
@@ -51,12 +50,12 @@ class Prompt:
 
 @attrs.define
 class Stored:
-    """One record as it lies in a log.
+    """One record in a log.
 
     Attributes:
         landed_ms: When it is committed.
         sent_epoch: Leader epoch at which its writer sent it, if that is known.
-        is_ghost: Its writer had given it up before it was committed.
+        is_ghost: Whether its writer had given it up before it was committed.
     """
 
     offset: int
@@ -71,7 +70,7 @@ class Stored:
     is_ghost: bool = False
 
     def entry(self) -> LogEntry:
-        """Return it as a reader of a coordination topic sees it."""
+        """Return the record as an entry of a coordination topic."""
         return LogEntry(
             self.offset,
             self.leader_epoch,
@@ -81,7 +80,7 @@ class Stored:
         )
 
     def record(self, place: TopicPartition, token: Token | None = None) -> Record:
-        """Return it as a reader of a data topic sees it."""
+        """Return the record as one of a data topic."""
         return PlainRecord(
             place.topic,
             place.partition,
@@ -118,7 +117,7 @@ class Partition:
         return self.end
 
     def epoch_end(self, leader_epoch: int) -> int:
-        """Return where an epoch ends in this log (OffsetForLeaderEpoch)."""
+        """Return the end offset of an epoch in this log (OffsetForLeaderEpoch)."""
         for epoch, first in self.epochs:
             if epoch > leader_epoch:
                 return first
@@ -129,12 +128,12 @@ class Partition:
         return next(epoch for epoch, first in reversed(self.epochs) if first <= offset)
 
     def high_watermark(self, now_ms: int) -> int:
-        """Return the end of what is committed, which is what readers can see."""
+        """Return the end of the committed records, which readers can see."""
         at = self._committed_count(now_ms)
         return self.end if at == len(self.records) else self.records[at].offset
 
     def next_commit_ms(self, now_ms: int) -> int | None:
-        """Return when a record is committed next, None where all are."""
+        """Return when the next record is committed, None if all are."""
         at = self._committed_count(now_ms)
         return None if at == len(self.records) else self.records[at].landed_ms
 
@@ -145,7 +144,7 @@ class Partition:
         return at
 
     def drop_uncommitted(self, now_ms: int) -> set[int]:
-        """Lose what is not committed; return the offsets."""
+        """Drop uncommitted records; return their offsets."""
         end = self.high_watermark(now_ms)
         lost = {each.offset for each in self.records if each.offset >= end}
         self.records = [each for each in self.records if each.offset < end]

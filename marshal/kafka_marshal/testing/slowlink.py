@@ -1,7 +1,7 @@
-"""A TCP proxy with a delay: a broker that seems far away.
+"""A TCP proxy with a delay, to make a broker seem far away.
 
-What comes from the broker arrives late; what goes there does not, so that a round
-trip takes the delay and no more. A broker behind it advertises the proxy's address::
+Only data from the broker is delayed, so that a round trip takes exactly the delay. A
+broker behind the proxy advertises the proxy's address::
 
     link = SlowLink(delay_ms=50)
     listeners = {"advertised.listeners": f"PLAINTEXT://{link.address}"}
@@ -30,15 +30,15 @@ class SlowLink:
 
     Attributes:
         address: Where it listens, ``host:port``; known before it is entered.
-        delivered_bytes: What it has brought from the far end so far.
-        under_way_bytes: What left the far end and has not arrived yet.
+        delivered_bytes: Bytes delivered from the far end so far.
+        under_way_bytes: Bytes sent by the far end and not yet delivered.
     """
 
     def __init__(self, *, delay_ms: int) -> None:
-        """Draw a port; nothing is forwarded before it is entered.
+        """Draw a port; forwarding starts when it is entered.
 
         Args:
-            delay_ms: How long everything from the far end takes.
+            delay_ms: Delay of all data from the far end.
         """
         self._delay_s = delay_ms / 1000
         self._socket = socket.create_server((_HOST, 0))
@@ -91,7 +91,7 @@ class SlowLink:
         with suppress(OSError):
             far_reader, far_writer = await asyncio.open_connection(*target)
             late: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_CHUNKS_MAX)
-            # The first to end, whichever side hung up, ends the others.
+            # The first task to end, on either side, ends the others.
             pumps = [
                 asyncio.ensure_future(pump)
                 for pump in (

@@ -1,8 +1,8 @@
-"""Follows the coordination log from beside, and notes all that it accepts.
+"""Follows the coordination log, and records everything that it accepts.
 
-What the log accepted is the evidence that the demo judges by: who owned what, from
-when on, at which position, and which offsets were granted. Besides, the log judge
-judges each record.
+Accepted records are the evidence for the demo's verdict: who owned each key, from
+when on, at which position, and which offsets were granted. The log judge also checks
+each record.
 """
 
 import threading
@@ -31,12 +31,12 @@ _LOOK_INTERVAL_S = 0.01
 
 @attrs.frozen
 class Fact:
-    """One thing that the log accepted about one key.
+    """One accepted record about one key.
 
     Attributes:
-        key: What it is about.
-        effect: What happened, in the words of PROTOCOL 3.8 (``claimed``, ...).
-        client_id: Who wrote the record.
+        key: The key.
+        effect: Its effect, as named in PROTOCOL 3.8 (``claimed``, ...).
+        client_id: Writer of the record.
         epoch: The key's epoch after it; the offset of the winning claim.
         offset: Offset of the record in its coordinating partition.
         timestamp_ms: When the broker appended it, by the broker's clock.
@@ -56,7 +56,7 @@ class Fact:
 
 @attrs.frozen
 class Holder:
-    """Who holds a key now, by the log; ``client_id`` is None once released."""
+    """The owner of a key now, by the log; ``client_id`` is None once released."""
 
     client_id: str | None
     token: str
@@ -64,7 +64,7 @@ class Holder:
 
 
 class LogWatch(Closing):
-    """Reads the whole coordination log on a thread of its own. Context manager."""
+    """Reads the whole coordination log on its own thread. Context manager."""
 
     def __init__(
         self, bootstrap_servers: str, *, coordination_topic: str = "__marshal"
@@ -109,7 +109,7 @@ class LogWatch(Closing):
             return tuple(fact for fact in self._facts if fact.key.group_id == group_id)
 
     def holders(self, group_id: str) -> Mapping[Key, Holder]:
-        """Return who holds each key of a group that was ever claimed, in order."""
+        """Return the holder of each key of a group that was ever claimed, in order."""
         with self._lock:
             if self._failure is not None:
                 raise self._failure
@@ -122,14 +122,14 @@ class LogWatch(Closing):
         return dict(sorted(found.items()))
 
     def findings(self) -> tuple[str, ...]:
-        """Return the last invariants of the log that did not hold, a line each."""
+        """Return the last violated invariants of the log, a line each."""
         with self._lock:
             return tuple(self._findings)
 
     def slowest_read_ms(self, *, since_s: float) -> int:
         """Return the longest delay from a record's append to its arrival here.
 
-        Right only where the broker shares our clock, as an embedded one does.
+        Correct only if the broker has the same clock, as an embedded one does.
 
         Args:
             since_s: Only of records that arrived after this ``time.monotonic``.
@@ -139,7 +139,7 @@ class LogWatch(Closing):
         return max(delays, default=0)
 
     def catch_up(self, timeout_ms: int = OPEN_MS_MAX) -> None:
-        """Wait until all that the log holds now has been noted.
+        """Wait until all records that the log has now are read.
 
         Raises:
             CoordinationError: The log cannot be read.
@@ -156,7 +156,7 @@ class LogWatch(Closing):
             time.sleep(_LOOK_INTERVAL_S)
 
     def close(self) -> None:
-        """Stop reading and let go of the connection. Idempotent."""
+        """Stop reading and close the connection. Idempotent."""
         self._is_over.set()
         self._thread.join(timeout=CLOSE_MS_MAX / 1000)
         self._log.close(CLOSE_MS_MAX)
@@ -184,7 +184,7 @@ class LogWatch(Closing):
                 return
 
     def _step(self) -> None:
-        # Only this thread may ask the log, so the end is asked for here.
+        # Only this thread may use the log, so it looks up the end.
         with self._lock:
             is_asked = self._ends is None
         if is_asked:

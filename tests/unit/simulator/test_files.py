@@ -35,7 +35,7 @@ class Scene:
     def start(self):
         """Return what a process began from that starts with what is kept."""
         node = self.cluster.node(CLIENT, sources=[self.files.folder(CLIENT)])
-        node.observer.tell = lambda event: self.files.observe(CLIENT, event)
+        node.observer.forward = lambda event: self.files.observe(CLIENT, event)
         self.cluster.run(1_000)
         assert node.engine.is_ready
         return [event.fields["source"] for event in node.observer.named("restored")]
