@@ -94,7 +94,7 @@ def test_nothing_outlives_it(number, code, tmp_path):
     try:
         until(lambda: b"Killed worker-" in report_path.read_bytes())
         started = children(demo.pid)
-        # The keeper, the broker, and two consumers that are left.
+        # The supervisor, the broker, and two consumers that are left.
         assert len([pid for pid in started if is_alive(pid)]) >= 4
         demo.send_signal(number)
         assert demo.wait(timeout=PATIENCE_S) == code

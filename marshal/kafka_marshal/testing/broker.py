@@ -43,7 +43,7 @@ _STOPPED_S_MAX = 10.0
 _STOPPED_LOOK_S = 0.001
 _TAIL_BYTES = 4_000
 _ERRORS_SHOWN = 6
-_KEEPER = Path(__file__).with_name("keeper.py")
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 _JAVA_OPTIONS = (
     "-Xms128m",
@@ -182,7 +182,7 @@ class EmbeddedBroker:
         self._launcher = tuple(launcher)
         self._start_timeout_s = start_timeout_ms / 1000
         self._owner_pid = os.getpid()
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._supervisor: subprocess.Popen[bytes] | None = None
         self._java_pid = 0
         self._java: Java | None = None
         self._class_path = ""
@@ -209,7 +209,7 @@ class EmbeddedBroker:
     @property
     def is_running(self) -> bool:
         """Whether the broker's process exists (also while it is paused)."""
-        return self._keeper is not None and self._keeper.poll() is None
+        return self._supervisor is not None and self._supervisor.poll() is None
 
     @property
     def pid(self) -> int:
@@ -422,18 +422,25 @@ class EmbeddedBroker:
     def _spawn(self) -> None:
         java = self._command("kafka.Kafka", str(self._properties_path()))
         command = [*self._launcher, *java]
-        keeper = [sys.executable, "-I", "-S", str(_KEEPER), str(os.getpid()), *command]
+        supervisor = [
+            sys.executable,
+            "-I",
+            "-S",
+            str(_SUPERVISOR),
+            str(os.getpid()),
+            *command,
+        ]
         with self.log_path.open("ab") as log:
-            self._keeper = subprocess.Popen(
-                keeper,
+            self._supervisor = subprocess.Popen(
+                supervisor,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 # This process handles interrupts of the terminal, not the broker.
                 start_new_session=True,
             )
-        assert self._keeper.stdout is not None
-        with self._keeper.stdout as pipe:
+        assert self._supervisor.stdout is not None
+        with self._supervisor.stdout as pipe:
             line = pipe.readline()
         if not line.strip().isdigit():
             raise CoordinationError(f"The broker did not start:\n{self.log_tail()}")
@@ -471,25 +478,25 @@ class EmbeddedBroker:
 
     def _end(self, first: signal.Signals, timeout_ms: int) -> None:
         """End the broker's process by ``first``, then by SIGKILL; wait for it."""
-        keeper = self._keeper
-        if keeper is None:
+        supervisor = self._supervisor
+        if supervisor is None:
             return
-        if keeper.poll() is None and self._java_pid:
+        if supervisor.poll() is None and self._java_pid:
             # A paused process does not handle SIGTERM.
             for signum in (first, signal.SIGCONT):
                 with suppress(ProcessLookupError):
                     os.kill(self._java_pid, signum)
             if first is not signal.SIGKILL:
                 with suppress(subprocess.TimeoutExpired):
-                    keeper.wait(timeout_ms / 1000)
-        if keeper.poll() is None:
+                    supervisor.wait(timeout_ms / 1000)
+        if supervisor.poll() is None:
             if self._java_pid:
                 with suppress(ProcessLookupError):
                     os.kill(self._java_pid, signal.SIGKILL)
             else:
-                keeper.kill()
-        keeper.wait(30)
-        self._keeper = None
+                supervisor.kill()
+        supervisor.wait(30)
+        self._supervisor = None
         self._java_pid = 0
 
 

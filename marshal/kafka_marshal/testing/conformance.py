@@ -153,7 +153,7 @@ def end_offsets_work_from_any_thread(rig: Rig) -> None:
     log = rig.coordination_log()
     is_over = threading.Event()
     entries: Entries = []
-    told: list[list[int]] = [[], [], []]
+    ends: list[list[int]] = [[], [], []]
     refused: list[Exception] = []
 
     def read() -> None:
@@ -168,14 +168,14 @@ def end_offsets_work_from_any_thread(rig: Rig) -> None:
             refused.append(error)  # it is closed
 
     reading = threading.Thread(target=read)
-    asking = [threading.Thread(target=ask, args=(mine,)) for mine in told]
+    asking = [threading.Thread(target=ask, args=(mine,)) for mine in ends]
     for thread in (reading, *asking):
         thread.start()
     for number in range(30):
         log.append(0, b"%d" % number)
     until(lambda: len(entries) == 30, "all are read")
     until(
-        lambda: bool(refused) or all(mine and mine[-1] == 30 for mine in told),
+        lambda: bool(refused) or all(mine and mine[-1] == 30 for mine in ends),
         "all know the end",
     )
     is_over.set()
@@ -185,7 +185,7 @@ def end_offsets_work_from_any_thread(rig: Rig) -> None:
     for thread in asking:
         thread.join(WAIT_S)
         assert not thread.is_alive()
-    for mine in told:
+    for mine in ends:
         assert mine == sorted(mine)
 
 

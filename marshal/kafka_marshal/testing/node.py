@@ -262,7 +262,7 @@ class Cluster:
 
     @property
     def heartbeat_interval_ms(self) -> int:
-        """H."""
+        """Heartbeat interval of the log."""
         return self.config.heartbeat_interval_ms
 
     def place(self, partition: int) -> TopicPartition:

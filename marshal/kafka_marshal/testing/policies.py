@@ -310,7 +310,7 @@ def nothing_moves_where_nothing_changes(subject: Subject) -> None:
         assert (room.owners, room.moves) == (owners, moves)
 
 
-def what_the_leaver_had_is_taken(subject: Subject) -> None:
+def keys_of_a_leaving_member_are_claimed(subject: Subject) -> None:
     """After a member leaves, every key is held again."""
     topics = {"t": 7, "u": 3, "v": 1}
     room = Room(topics, _peers(4, topics), subject=subject)
@@ -372,7 +372,7 @@ CHECKS: tuple[Check, ...] = (
     any_group_comes_to_rest,
     limits_are_never_exceeded,
     nothing_moves_where_nothing_changes,
-    what_the_leaver_had_is_taken,
+    keys_of_a_leaving_member_are_claimed,
     newcomers_do_no_harm,
     draining_members_get_nothing,
     fresh_claims_are_left_alone,

@@ -1,6 +1,6 @@
 """Runs one child process and ends it when the process that started this one ends.
 
-Executed as a script, never imported: ``python -I keeper.py PARENT_PID COMMAND``.
+Executed as a script, never imported: ``python -I supervisor.py PARENT_PID COMMAND``.
 A broker must not outlive the test that started it, even if the test ends by SIGKILL.
 The parent-death signal of the kernel is bound to the *thread* that forked, so this is a
 separate process with a single thread: the kernel ends the child when this process dies,
@@ -21,7 +21,7 @@ _PR_SET_PDEATHSIG = 1
 _LOOK_INTERVAL_S = 0.1
 
 
-def _die_with_keeper() -> None:
+def _die_with_supervisor() -> None:
     """Ask Linux to kill this process when its parent ends (in the child)."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -37,7 +37,7 @@ def main() -> int:
         # stdout is the pipe for the process id; stderr is the log file.
         stdout=sys.stderr.fileno(),
         # One thread, no locks held: the fork is safe to run Python in.
-        preexec_fn=_die_with_keeper if on_linux else None,  # noqa: PLW1509
+        preexec_fn=_die_with_supervisor if on_linux else None,  # noqa: PLW1509
     )
     # Not print(), which buffers: the line must be in the pipe first.
     os.write(sys.stdout.fileno(), f"{child.pid}\n".encode())
