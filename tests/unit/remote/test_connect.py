@@ -115,7 +115,7 @@ def test_nobody_there(sidecar):
 def test_policies_go_by_name(sidecar):
     with opened() as marshal:
         stream = sidecar.stream()
-        with pytest.raises(ConfigurationError, match="by its name") as caught:
+        with pytest.raises(ConfigurationError, match="given by name") as caught:
             marshal.consumer("t", policy=lambda _view: None)
         assert caught.value.setting == "policy"
         stream.end()

@@ -152,7 +152,7 @@ def test_what_may_have_been_granted_is_not_asked_elsewhere(answer):
     with pytest.raises(CoordinationError):
         asker.ask(REF, (0, 1), timeout_ms=1_000)
     assert len(asked) == 2
-    assert asker._otherwise.asked == 0
+    assert asker._fallback.asked == 0
 
 
 def test_a_wrong_secret_is_an_error_and_not_a_reason_to_ask_elsewhere():
@@ -161,7 +161,7 @@ def test_a_wrong_secret_is_an_error_and_not_a_reason_to_ask_elsewhere():
     with pytest.raises(ClaimRejected) as caught:
         asker.spend(REF, 0, 1, timeout_ms=1_000)
     assert caught.value.reason == "wrong_secret"
-    assert asker._otherwise.asked == 0
+    assert asker._fallback.asked == 0
 
 
 def test_an_answer_that_was_lost_is_asked_for_under_the_same_number():
@@ -213,4 +213,4 @@ def test_looking_may_be_done_elsewhere(error):
 def test_both_are_closed():
     asker, _ = office((200, granted()))
     asker.close()
-    assert asker._otherwise.is_closed
+    assert asker._fallback.is_closed
