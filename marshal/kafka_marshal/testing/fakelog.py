@@ -190,7 +190,7 @@ class FakeKafka:
                 after this time; None: the new leader has all of them.
 
         Returns:
-            Number of records that are lost for now.
+            Number of records that are lost until then.
         """
         with self.lock:
             self.settle()
