@@ -164,7 +164,7 @@ class Line:
         self._named[name] = (template, parts or {})
         return name
 
-    def tell(
+    def send(
         self,
         method: str,
         path: str,
