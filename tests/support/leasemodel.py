@@ -185,7 +185,7 @@ class LeaseModel:
             forgotten = [s._replace(is_known=False) for s in client.sent]
             unconfirmed = [h._replace(is_known=False) for h in client.inbox]
             rest.setdefault("sent", tuple(forgotten))
-            rest.setdefault("heard", tuple(unconfirmed))
+            rest.setdefault("inbox", tuple(unconfirmed))
             rest.setdefault("phase", Phase.WAITING)
         if not it.is_owned:
             rest.setdefault("phase", it.phase)
