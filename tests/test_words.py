@@ -301,8 +301,12 @@ def test_only_commits_since_the_lint_are_read(tmp_path):
     git("add", ".")
     git("commit", "-q", "-m", "tools: tell of words")
     git("commit", "-q", "--allow-empty", "-m", "engine: publish to all")
-    ((_, subject),) = commits(tmp_path)
-    assert subject == "engine: publish to all"
+    git("checkout", "-q", "-b", "side")
+    git("commit", "-q", "--allow-empty", "-m", "engine: close")
+    git("checkout", "-q", "-")
+    git("merge", "-q", "--no-ff", "--no-edit", "side")
+    found = {subject for _, subject in commits(tmp_path)}
+    assert found == {"engine: publish to all", "engine: close"}, "and no merges"
 
 
 def test_a_distribution_without_history_has_no_commits(tmp_path):

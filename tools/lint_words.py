@@ -237,7 +237,8 @@ def commits(root: Path) -> list[tuple[str, str]]:
     first = _git(root, "log", *added).split()
     if not first:
         return []
-    lines = _git(root, "log", "--format=%h%x09%s", f"{first[-1]}..HEAD").splitlines()
+    since = ("--no-merges", "--format=%h%x09%s", f"{first[-1]}..HEAD")
+    lines = _git(root, "log", *since).splitlines()
     return [(line.partition("\t")[0], line.partition("\t")[2]) for line in lines]
 
 
