@@ -194,7 +194,7 @@ class Side:
     def __call__(self) -> float:
         """Run it once; return the seconds that the audit took."""
         self.result = run_again(self.command, timeout_s=TIMEOUT_S)
-        show_progress(f"{self.command[3]} cores: {self.told['took_s']:.1f} s")
+        show_progress(f"{self.command[3]} cores: {self.result['took_s']:.1f} s")
         return float(self.result["took_s"])
 
 

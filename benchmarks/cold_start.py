@@ -156,7 +156,7 @@ class Side:
         """Run it once; return the seconds until it was ready."""
         self.result = run_again(self.command, timeout_s=TIMEOUT_S)
         self.cpu_s.append(float(self.result["cpu_s"]))
-        show_progress(f"{self.side}: {self.told['took_s']:.2f} s")
+        show_progress(f"{self.side}: {self.result['took_s']:.2f} s")
         return float(self.result["took_s"])
 
 

@@ -253,7 +253,9 @@ class SidecarProcess:
         deadline = time.monotonic() + SIDECAR_READY_S
         while self.get("/readyz")[0] != http.client.OK:
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"no sidecar: {self._said.read_text()[-2_000:]}")
+                raise SystemExit(
+                    f"no sidecar: {self._output_path.read_text()[-2_000:]}"
+                )
             time.sleep(0.05)
 
     def __enter__(self) -> Self:

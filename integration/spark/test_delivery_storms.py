@@ -93,7 +93,7 @@ def wait_done(domain, database, drivers, group, topic):
             WAIT_MS,
         )
     except AssertionError as error:
-        raise AssertionError(f"{error}\n{drivers.told()}") from error
+        raise AssertionError(f"{error}\n{drivers.output()}") from error
 
 
 @pytest.mark.slow

@@ -158,7 +158,7 @@ class Drivers(Leavings):
         ended = [
             n for n, process in self._running.items() if process.poll() is not None
         ]
-        assert not ended, f"{ended} ended: {self.told()}"
+        assert not ended, f"{ended} ended: {self.output()}"
         return True
 
     def output(self) -> str:
