@@ -378,14 +378,16 @@ def _takeovers(evidence: Evidence) -> list[Check]:
         is_early = took_ms <= 2 * h_ms
         text = (
             f"Partition {tenure.partition}: {each.after.client_id} took it "
-            f"{_seconds(took_ms)} after {tenure.client_id}'s last beat; allowed are "
-            f"{_seconds(bound_ms)}: 2H, jitter of {_seconds(evidence.jitter_ms)} and "
-            f"3 round trips of {_seconds(round_trip_ms)}, the slowest seen."
+            f"{_seconds(took_ms)} after {tenure.client_id}'s last heartbeat; allowed "
+            f"are {_seconds(bound_ms)}: two intervals, jitter of "
+            f"{_seconds(evidence.jitter_ms)} and 3 round trips of "
+            f"{_seconds(round_trip_ms)}, the slowest seen."
         )
         if is_early:
             text = (
                 f"Partition {tenure.partition} was taken {_seconds(took_ms)} after "
-                f"the last beat, before 2H ({_seconds(2 * h_ms)}) were over."
+                f"the last heartbeat, before two intervals of {_seconds(h_ms)} "
+                "were over."
             )
         held = not is_early and took_ms <= bound_ms
         checks.append(
@@ -418,7 +420,8 @@ def _pause(evidence: Evidence, works: list[Work]) -> list[Check]:
     bound_ms = 2 * evidence.heartbeat_interval_ms + round_trips_ms
     drained = (
         f"All partitions were released {_seconds(drain_ms)} after the pause was "
-        f"requested; allowed are 2H + 3 round trips, {_seconds(bound_ms)}."
+        "requested; allowed are two heartbeat intervals and 3 "
+        f"round trips, {_seconds(bound_ms)}."
     )
     is_soon = drain_ms <= bound_ms
     resumed = any(work.at_ms >= pause.ended_at_ms for work in works)

@@ -423,12 +423,12 @@ class RemoteSession(Holder):
                 self._held.check_lease(holding, now_ms)
             if holding.claim.is_owned:
                 self._held.drive(holding, now_ms)
-        gap_ms, interval_ms = (
+        is_back = was_stopped(
             now_ms - self._ticked_ms,
-            self._context.heartbeat_interval_ms,
+            heartbeat_interval_ms=self._context.heartbeat_interval_ms,
         )
         for sub in self._wanted.subs:
-            if was_stopped(gap_ms, heartbeat_interval_ms=interval_ms):
+            if is_back:
                 sub.moved_at_ms = now_ms
             self._drain_stuck(sub, now_ms)
         self._ticked_ms = now_ms

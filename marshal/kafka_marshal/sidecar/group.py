@@ -24,7 +24,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.identity import Identity
 from kafka_marshal.protocol.claiming import Ending
-from kafka_marshal.protocol.state import stuck_count
+from kafka_marshal.protocol.state import WEDGED, stuck_count
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api
 from kafka_marshal.sidecar.assignment import (
@@ -161,7 +161,6 @@ SILENT = "client_silent"
 LEFT = "client_left"
 CLOSED = "closed"
 RELEASED = "released"
-WEDGED = "wedged"
 OUT_OF_RANGE = "position_out_of_range"
 # Reasons of a client that mean no more than a missed deadline.
 _SILENCES = frozenset({"lease_expired", "taken_over", "identity_conflict", "fenced"})
