@@ -288,6 +288,26 @@ def fold(entries: Iterable[LogEntry], partition=0) -> WorldState:
     return state
 
 
+def sound_log() -> Log:
+    """Return a log with most kinds of records that breaks no rule."""
+    log = Log()
+    epoch = log.claimed()
+    log.append(beat(epoch, 5))
+    log.append(messages(epoch, 5, 9))
+    log.append(batch((epoch, 12)))
+    log.append(messages(epoch, 12, 20))
+    log.append(claim("c2"))
+    log.append(beat(epoch, 3, rewind=True))
+    log.append(release(epoch, 4))
+    log.append(b"\xff garbage")
+    epoch = log.claimed("c2", topic_id=ident("topic"))
+    log.append(messages(epoch, 0, 30, client="c2"))
+    log.append(release(epoch, client="c2"))
+    epoch = log.claimed("c1", topic_id=ident("other"), expected=epoch)
+    log.append(messages(epoch, 0, 3))
+    return log
+
+
 def all_records() -> list[Record]:
     """Return one record of every kind, all optional fields given."""
     past = Resume(INC, 7, SECRET)

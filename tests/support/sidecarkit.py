@@ -352,6 +352,14 @@ def having(machine, name="a", *topics, count=8, pid=1, **rest):
     return client
 
 
+def sharing(cluster, machine):
+    """Return two clients that hold four of eight partitions each."""
+    a, b = having(machine), Local(machine, "b", pid=2)
+    b.subscribe()
+    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    return a, b
+
+
 def leaving(client, **rest):
     returned = tuple(client.returned(key) for key in sorted(client.held))
     client.held.clear()

@@ -5,15 +5,13 @@ import pytest
 from logkit import (
     H,
     Log,
-    batch,
-    beat,
     claim,
     config,
     forgetting,
-    ident,
     messages,
     release,
     resets,
+    sound_log,
 )
 
 from kafka_marshal.protocol.snapshot import digest, to_bytes
@@ -21,24 +19,6 @@ from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key
 from kafka_marshal_cli import verify
 from kafka_marshal_cli.verify import FINDINGS_MAX, Verifier
-
-
-def sound_log():
-    log = Log()
-    epoch = log.claimed()
-    log.append(beat(epoch, 5))
-    log.append(messages(epoch, 5, 9))
-    log.append(batch((epoch, 12)))
-    log.append(messages(epoch, 12, 20))
-    log.append(beat(epoch, 3, rewind=True))
-    log.append(release(epoch, 4))
-    log.append(b"\xff garbage")
-    epoch = log.claimed("c2", topic_id=ident("topic"))
-    log.append(messages(epoch, 0, 30, client="c2"))
-    log.append(release(epoch, client="c2"))
-    epoch = log.claimed("c1", topic_id=ident("other"), expected=epoch)
-    log.append(messages(epoch, 0, 3))
-    return log
 
 
 def verified(log, split=4, chunk_max=3):

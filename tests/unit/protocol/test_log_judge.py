@@ -6,15 +6,14 @@ from logkit import (
     KEY,
     H,
     Log,
-    batch,
     beat,
-    claim,
     forgetting,
     ident,
     messages,
     pause,
     release,
     resets,
+    sound_log,
 )
 
 from kafka_marshal.protocol.log_judge import LogJudge
@@ -64,24 +63,6 @@ def spoiling(**fields):
     return spoil
 
 
-def sound_log():
-    log = Log()
-    epoch = log.claimed()
-    log.append(beat(epoch, 5))
-    log.append(messages(epoch, 5, 9))
-    log.append(claim("c2"))
-    log.append(batch((epoch, 12)))
-    log.append(beat(epoch, 3, rewind=True))
-    log.append(release(epoch, 4))
-    log.append(b"\xff garbage")
-    epoch = log.claimed("c2", topic_id=ident("topic"))
-    log.append(messages(epoch, 0, 30, client="c2"))
-    log.append(release(epoch, client="c2"))
-    epoch = log.claimed("c1", topic_id=ident("other"), expected=epoch)
-    log.append(messages(epoch, 0, 3))
-    return log
-
-
 def test_a_sound_log_passes():
     assert judged(sound_log()) == []
 
@@ -126,7 +107,7 @@ def test_a_refusal_that_changes_a_key_is_found():
             world.keys[transition.key].position = 99
 
     (found, *_) = judged(sound_log(), change)
-    assert found == ("S1", f"offset 4: {KEY} changed by a record without effect")
+    assert found == ("S1", f"offset 6: {KEY} changed by a record without effect")
 
 
 def test_a_beat_of_a_former_owner_is_found():

@@ -14,7 +14,17 @@ from enginekit import (
     wish,
     world,
 )
-from sidecarkit import Local, Machine, find, having, releases, run, run_until, sizes
+from sidecarkit import (
+    Local,
+    Machine,
+    find,
+    having,
+    releases,
+    run,
+    run_until,
+    sharing,
+    sizes,
+)
 
 from kafka_marshal.errors import (
     ConfigurationError,
@@ -234,10 +244,7 @@ def test_another_host_counts_as_a_taker(cluster, machine):
 
 
 def test_clients_share_and_tokens_are_never_shared(cluster, machine):
-    a = having(machine)
-    b = Local(machine, "b", pid=2)
-    b.subscribe()
-    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    a, b = sharing(cluster, machine)
     assert all(a.tokens[key] != b.tokens[key] for key in b.held)
     found = [event for event in a.received if isinstance(event, api.Releasing)]
     assert {event.reason for event in found} == {"moved"}

@@ -21,6 +21,7 @@ from sidecarkit import (
     releases,
     run,
     run_until,
+    sharing,
     sizes,
 )
 
@@ -92,10 +93,7 @@ def test_a_client_with_a_foreign_event_id_gets_a_snapshot(machine, after):
 
 def test_repeated_events_change_nothing(cluster, machine):
     """Acceptance KA28, FR04."""
-    a = having(machine)
-    b = Local(machine, "b", pid=2)
-    b.subscribe()
-    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    a, _ = sharing(cluster, machine)
     held = set(a.held)
     for event in [e for e in a.received if not isinstance(e, api.Snapshot)]:
         if not isinstance(event, api.Assignment) or a.key(event) in held:
@@ -237,10 +235,7 @@ def test_a_client_that_dies_before_it_gets_anything_is_evicted(
 
 
 def test_a_death_frees_everything_for_other_clients_here(cluster, machine):
-    a = having(machine)
-    b = Local(machine, "b", pid=2)
-    b.subscribe()
-    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    a, b = sharing(cluster, machine)
     machine.watch.kill(1)
     took_ms = run_until(cluster, [b], lambda: len(b.valid) == 8, H)
     assert took_ms < 1_000
@@ -249,10 +244,7 @@ def test_a_death_frees_everything_for_other_clients_here(cluster, machine):
 
 def test_silence_is_not_death(cluster, machine):
     """Acceptance KA06: back before its deadline, nothing has moved."""
-    a = having(machine)
-    b = Local(machine, "b", pid=2)
-    b.subscribe()
-    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    a, b = sharing(cluster, machine)
     before = dict(a.tokens)
     count = len(releases(cluster))
     run(cluster, [b], H)
@@ -264,10 +256,7 @@ def test_silence_is_not_death(cluster, machine):
 
 
 def test_a_key_is_reserved_until_its_deadline_only(cluster, machine):
-    a = having(machine)
-    b = Local(machine, "b", pid=2)
-    b.subscribe()
-    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    a, b = sharing(cluster, machine)
     a.positions = dict.fromkeys(a.held, 2)
     a.beat()
     until_ms = min(until for _, until in a.held.values())
@@ -286,10 +275,7 @@ def test_a_key_is_reserved_until_its_deadline_only(cluster, machine):
 
 def test_a_process_that_was_stopped_has_lost_its_leases(cluster, machine):
     """SIGSTOP for longer than the lease, then SIGCONT."""
-    a = having(machine)
-    b = Local(machine, "b", pid=2)
-    b.subscribe()
-    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    a, b = sharing(cluster, machine)
     run(cluster, [b], 3 * H)
     assert not a.valid, "by its own clock"
     assert len(b.valid) == 8
@@ -354,10 +340,7 @@ def test_a_leaving_client_releases_everything(cluster, machine):
 
 def test_an_announced_restart_keeps_the_leases(cluster, machine):
     """Acceptance KA23: a rollout. The next process has other tokens."""
-    a = having(machine)
-    b = Local(machine, "b", pid=2)
-    b.subscribe()
-    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    a, b = sharing(cluster, machine)
     had = set(a.held)
     assert leaving(a, release=False, reason="restart").action == "shutdown_now"
     machine.watch.kill(1)
@@ -371,10 +354,7 @@ def test_an_announced_restart_keeps_the_leases(cluster, machine):
 
 
 def test_the_reservation_for_a_restart_ends(cluster, machine):
-    a = having(machine)
-    b = Local(machine, "b", pid=2)
-    b.subscribe()
-    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    a, b = sharing(cluster, machine)
     leaving(a, release=False, reason="restart")
     took_ms = run_until(cluster, [b], lambda: sizes(b) == [8], 2 * H)
     assert took_ms >= H
@@ -382,10 +362,7 @@ def test_the_reservation_for_a_restart_ends(cluster, machine):
 
 def test_a_downscaling_client_works_until_its_drain_ends(cluster, machine):
     """Acceptance KA23."""
-    a = having(machine)
-    b = Local(machine, "b", pid=2)
-    b.subscribe()
-    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    a, b = sharing(cluster, machine)
     ask = api.LeaveRequest(reason="downscale", timeout_ms=1_000)
     assert machine.service.leave(a.who, ask).action == "wait_for_drain"
     assert sizes(a) == [4], "it works on"
@@ -499,10 +476,7 @@ def test_a_pause_is_published_and_all_leases_return(cluster, machine):
 
 
 def test_a_key_released_as_stuck_goes_to_others(cluster, machine):
-    a = having(machine)
-    b = Local(machine, "b", pid=2)
-    b.subscribe()
-    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    a, b = sharing(cluster, machine)
     key = min(a.held)
     a.give_back(key, reason="wedged", detail="away for 9 ms")
     run(cluster, [a, b], H - 200)
@@ -624,10 +598,7 @@ def step_ahead(cluster, skew_ms):
 
 def test_a_subleased_claim_that_ends_stays_reserved(cluster, machine):
     """A client that reads no events may use it until the deadline that was sent."""
-    a = having(machine)
-    b = Local(machine, "b", pid=2)
-    b.subscribe()
-    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    a, b = sharing(cluster, machine)
     step_ahead(cluster, 3 * H)
     assert len(a.valid) == 4
     while a.valid:

@@ -11,6 +11,7 @@ from sidecarkit import (
     releases,
     run,
     run_until,
+    sharing,
     sizes,
 )
 
@@ -168,10 +169,7 @@ def test_clients_of_a_crashed_sidecar_stop_by_their_deadline(cluster, machine):
 
 def test_a_restarted_sidecar_resumes_its_claims(cluster, machine):
     """Acceptance U06: and gives them to the same clients, with new tokens."""
-    a = having(machine)
-    b = Local(machine, "b", pid=2)
-    b.subscribe()
-    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    a, b = sharing(cluster, machine)
     other = cluster.node("other", wish=wish(claims_max=1))
     run_until(
         cluster, [a, b], lambda: len(other.held) == 1 and sum(sizes(a, b)) == 7, 2 * H
