@@ -59,14 +59,12 @@ AT = (
     Column("log_ms", LONG, "log time after it"),
     Column("append_ms", LONG, "time of the record, epoch ms"),
 )
-RESETS = Column("resets_count", LONG, "Resets before it; they take back what was")
+RESETS = Column("resets_count", LONG, "Resets before it")
 WHY = Column("why", STRING, "why it was claimed, from the claim's tags")
 
 
 def _moment(name: str, what: str) -> tuple[Column, ...]:
-    return tuple(
-        Column(f"{name}_{each.name}", each.kind, f"{what}: {each.name}") for each in AT
-    )
+    return tuple(Column(f"{name}_{each.name}", each.kind, what) for each in AT)
 
 
 INTERVALS = Table(
@@ -75,8 +73,8 @@ INTERVALS = Table(
     (
         T,
         *KEY,
-        Column("client_id", STRING, "who owned it"),
-        Column("incarnation", STRING, "which process start of it, hex"),
+        Column("client_id", STRING, "the owner"),
+        Column("incarnation", STRING, "its process start, hex"),
         Column("token", STRING, "fencing token, `era.leader_epoch.offset`"),
         Column("token_era", LONG, "its first part"),
         Column("token_leader_epoch", INT, "its second part"),
@@ -85,8 +83,7 @@ INTERVALS = Table(
         Column(
             "effect",
             STRING,
-            "`claimed`, `resumed`, or `restored`: it stood in the checkpoint that the "
-            "fold begins at",
+            "`claimed`, `resumed`, or `restored` from the first checkpoint",
         ),
         WHY,
         *_moment("start", "where it was won, or that checkpoint"),
@@ -106,9 +103,9 @@ INTERVALS = Table(
         Column("steps_back_count", LONG, "records that set it back without a rewind"),
         Column("stray_count", LONG, "accepted records that the owner cannot have sent"),
         Column("ending", STRING, "`open`, `released`, `taken_over` or `resumed`"),
-        Column("ended_by", STRING, "who released it or took it over"),
-        Column("reason", STRING, "what the release says, or why the next one claimed"),
-        *_moment("end", "where it ended, null while open"),
+        Column("ended_by", STRING, "client that released it or took it over"),
+        Column("reason", STRING, "reason of the release, or `why` of the next claim"),
+        *_moment("end", "where it ended; null while open"),
         RESETS,
     ),
     has_open_rows=True,
@@ -120,12 +117,12 @@ CLAIMS = Table(
         T,
         *KEY,
         *AT,
-        Column("client_id", STRING, "who asked"),
-        Column("incarnation", STRING, "which process start of it, hex"),
+        Column("client_id", STRING, "the client that sent it"),
+        Column("incarnation", STRING, "its process start, hex"),
         Column("outcome", STRING, "`won`, `refused` or `ignored`"),
-        Column("reason", STRING, "why not, null where won"),
-        Column("holder", STRING, "owner afterwards"),
-        Column("remaining_ms", LONG, "log time that the holder had left"),
+        Column("reason", STRING, "why not; null if won"),
+        Column("holder", STRING, "the owner afterwards"),
+        Column("remaining_ms", LONG, "log time until the key can be claimed"),
         WHY,
     ),
 )
@@ -140,7 +137,7 @@ HANDOFFS = Table(
         Column("to_client_id", STRING, "the owner after"),
         Column("token", STRING, "fencing token of the next claim"),
         Column("ending", STRING, "how the claim before ended, as in `intervals`"),
-        Column("reason", STRING, "what its release says"),
+        Column("reason", STRING, "reason of its release"),
         WHY,
         Column("gap_ms", LONG, "log time since the release, or since the last renewal"),
         Column(
@@ -151,63 +148,63 @@ HANDOFFS = Table(
         Column(
             "late_ms",
             LONG,
-            "log time from when the next owner could have had the key until it had "
-            "it; null unless the log shows that it waited",
+            "log time by which the next owner got the key later than possible; null "
+            "unless the log shows that it waited",
         ),
-        Column("position", LONG, "position handed on"),
+        Column("position", LONG, "position at which the next owner starts"),
     ),
 )
 GRANTS = Table(
     "grants",
-    "one request for offsets at most once",
+    "one request for a grant, at most once",
     (
         T,
         *KEY,
         *AT,
-        Column("client_id", STRING, "who asked"),
-        Column("grantee", STRING, "process that may process them, hex"),
-        Column("epoch", LONG, "epoch that the record names"),
+        Column("client_id", STRING, "the client that sent it"),
+        Column("grantee", STRING, "process that may process the offsets, hex"),
+        Column("epoch", LONG, "epoch in the record"),
         Column("topic_id", STRING, "Kafka's id of the data topic, hex, if named"),
         Column("outcome", STRING, "`granted`, `paused`, `nothing_left` or `span`"),
-        Column("first_offset", LONG, "first offset granted, or asked for"),
+        Column("first_offset", LONG, "first offset granted, or requested"),
         Column("last_offset", LONG, "last one, inclusive"),
         RESETS,
     ),
 )
 PAUSES = Table(
     "pauses",
-    "a group that an admin held, as one coordinating partition has it",
+    "a pause of a group, as one coordinating partition has it",
     (
         T,
         Column("group_id", STRING, "the group"),
         Column("op_id", STRING, "the operation, hex"),
         Column("client_id", STRING, "the admin"),
-        Column("reason", STRING, "what the first record of the operation says"),
+        Column("reason", STRING, "reason in its first record"),
         *_moment("start", "where it began"),
-        Column("until_ms", LONG, "until when, epoch ms, as of the last renewal"),
-        Column("renewals_count", LONG, "how often the end was put off"),
+        Column("until_ms", LONG, "its end as of the last renewal, epoch ms"),
+        Column("renewals_count", LONG, "how often the pause was renewed"),
         Column("ending", STRING, "`open`, `unpaused`, `ran_out` or `reset`"),
-        *_moment("end", "where it ended, null while open"),
+        *_moment("end", "where it ended; null while open"),
     ),
     has_open_rows=True,
 )
 REFUSED = Table(
     "refused",
-    "a record that took no effect, or one beat of it",
+    "a record without effect, or one beat of it",
     (
         T,
         *AT,
         Column("outcome", STRING, "`refused`, `ignored`, `undecodable` or `halted`"),
         Column("reason", STRING, "the counter's name, as in PROTOCOL.md"),
-        Column("detail", STRING, "what the codec says of an undecodable value"),
-        Column("record_type", STRING, "kind of the record, null where it is none"),
-        Column("client_id", STRING, "who sent it"),
+        Column("detail", STRING, "why the value is undecodable"),
+        Column("record_type", STRING, "kind of the record; null if undecodable"),
+        Column("client_id", STRING, "the client that sent it"),
         *KEY,
     ),
 )
 POSITIONS = Table(
     "positions",
-    "how far a key was: at most one row a key for each sample interval",
+    "progress of a key: at most one row per key and sample interval",
     (
         T,
         *KEY,
@@ -216,20 +213,20 @@ POSITIONS = Table(
         Column("epoch", LONG, "epoch under which the record was accepted"),
         Column("topic_id", STRING, "Kafka's id of the data topic, hex, if named"),
         Column("position", LONG, "next offset to process"),
-        Column("granted", LONG, "next offset that nobody was granted, at most once"),
+        Column("granted", LONG, "next offset to grant, at most once"),
         Column("rewinds_count", LONG, "how often the position was set back so far"),
     ),
 )
 AGES = Table(
     "ages",
-    "how old claims of a group were when they were renewed",
+    "age of a group's claims when they were renewed",
     (
         T,
         Column("group_id", STRING, "the group"),
         Column(
             "twentieths_of_h",
             INT,
-            "age in twentieths of a heartbeat interval; 80 for all above",
+            "age in twentieths of a heartbeat interval; 80 = 80 or more",
         ),
         Column("beats_count", LONG, "renewals at that age"),
     ),
@@ -243,29 +240,29 @@ PARTITIONS = Table(
         Column(
             "first_offset",
             LONG,
-            "first entry that the fold saw; above 0 where the start of the log is gone",
+            "first folded entry; above 0 if the start of the log is gone",
         ),
         Column("next_offset", LONG, "offset after the last one"),
         Column("leader_epoch", INT, "leader epoch of the last one"),
         Column("log_ms", LONG, "log time"),
         Column("append_ms", LONG, "largest time of an entry, epoch ms"),
-        Column("digest", STRING, "digest of the world state, as the live system has"),
+        Column("digest", STRING, "digest of the state"),
         Column("entries_count", LONG, "entries folded"),
         Column("generation", INT, "generation of the Config in force"),
         Column("heartbeat_interval_ms", LONG, "heartbeat interval of that Config"),
-        Column("keys_count", LONG, "keys that were claimed and not forgotten"),
-        Column("owned_count", LONG, "those that have an owner"),
-        Column("halted_offset", LONG, "where a Config needs a newer release"),
+        Column("keys_count", LONG, "known keys"),
+        Column("owned_count", LONG, "keys with an owner"),
+        Column("halted_offset", LONG, "offset of a Config that needs a newer release"),
         Column("halted_level", INT, "the feature level that it needs"),
     ),
     is_final=True,
 )
 STATE = Table(
     "state",
-    "what the next run goes on from; private",
+    "where the next run starts; private",
     (
         T,
-        Column("next_offset", LONG, "offset to go on at"),
+        Column("next_offset", LONG, "next offset to read"),
         Column("saved", BINARY, "snapshot and history, as `folding.py` writes them"),
     ),
     is_final=True,
