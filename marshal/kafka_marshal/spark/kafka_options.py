@@ -27,70 +27,70 @@ def _all(kind: str, note: str, *names: str) -> dict[str, Meaning]:
 
 
 KAFKA_OPTIONS = {
-    **_all(SAME, "a stream takes subscribe or subscribePattern only", "assign"),
-    **_all(SAME, "topics with commas", "subscribe"),
-    **_all(SAME, "of the syntax of re2, for whole names", "subscribePattern"),
+    **_all(SAME, "of a batch; a stream needs subscribe or subscribePattern", "assign"),
+    **_all(SAME, "topics, separated by commas", "subscribe"),
+    **_all(SAME, "in the syntax of RE2, for whole names", "subscribePattern"),
     **_all(SAME, "addresses of the cluster", "kafka.bootstrap.servers"),
     **_all(
         SAME,
-        "where the group has no position; a stream goes on where its group is",
+        "a stream uses it only where the group has no position",
         "startingOffsets",
         "startingOffsetsByTimestamp",
         "startingTimestamp",
     ),
-    **_all(SAME, "as there", "startingOffsetsByTimestampStrategy"),
     **_all(
         SAME,
-        "of a batch; a stream is refused that has one",
+        "of a batch; refused for a stream",
         "endingOffsets",
         "endingOffsetsByTimestamp",
         "endingTimestamp",
     ),
-    **_all(SAME, "see What is gone", "failOnDataLoss"),
-    **_all(SAME, "120000 unless given", "kafkaConsumer.pollTimeoutMs"),
-    **_all(SAME, "as there", "maxOffsetsPerTrigger"),
-    **_all(SAME, "as there", "minOffsetsPerTrigger", "maxTriggerDelay"),
+    **_all(SAME, "see Missing offsets", "failOnDataLoss"),
+    **_all(SAME, "default 120000", "kafkaConsumer.pollTimeoutMs"),
     **_all(
         SAME,
         "ignored at most once: a range is granted as a whole",
         "minPartitions",
         "maxRecordsPerPartition",
     ),
-    **_all(SAME, "as there", "includeHeaders"),
     **_all(
         IGNORED,
-        "offsets are asked for again by itself, for 15 s; leave it out",
+        "requests for offsets are repeated for 15 s; omit it",
         "fetchOffset.numRetries",
         "fetchOffset.retryIntervalMs",
     ),
     **_all(
         REFUSED,
-        "claims need no group of Kafka's; name the group by option group",
+        "claims need no consumer group; use the option group",
         "groupIdPrefix",
         "kafka.group.id",
     ),
     **_all(REFUSED, "use startingOffsets", "kafka.auto.offset.reset"),
     **_all(
         REFUSED,
-        "positions follow the batches that are committed",
+        "positions follow committed batches",
         "kafka.enable.auto.commit",
     ),
     **_all(
         REFUSED,
-        "it would have to run in Java; transform the columns",
+        "interceptors need Java; transform the columns",
         "kafka.interceptor.classes",
     ),
     **_all(REFUSED, "keys are bytes; cast the column", "kafka.key.deserializer"),
     **_all(REFUSED, "values are bytes; cast the column", "kafka.value.deserializer"),
     **_all(
         REFUSED,
-        "a token of OAuth needs an object of Python, which no option can carry; use "
-        "another mechanism or mutual TLS",
+        "OAuth needs a Python object; use another mechanism or mutual TLS",
         "kafka.sasl.oauthbearer.token.endpoint.url",
     ),
     **_all(
         SAME,
-        "as there",
+        "the same meaning",
+        "startingOffsetsByTimestampStrategy",
+        "maxOffsetsPerTrigger",
+        "minOffsetsPerTrigger",
+        "maxTriggerDelay",
+        "includeHeaders",
         "kafka.client.dns.lookup",
         "kafka.client.id",
         "kafka.client.rack",
@@ -113,13 +113,13 @@ KAFKA_OPTIONS = {
     ),
     **_all(
         MAPPED,
-        "PlainLoginModule and ScramLoginModule to sasl.username and sasl.password; "
-        "Krb5LoginModule to the service name, with a ticket of kinit; IAMLoginModule",
+        "PlainLoginModule, ScramLoginModule, IAMLoginModule, and Krb5LoginModule with "
+        "a ticket of kinit",
         "kafka.sasl.jaas.config",
     ),
     **_all(
         MAPPED,
-        "PEM and PKCS12, by what is in the file; JKS is refused with the command that "
+        "PEM or PKCS12, detected by content; JKS is refused with the command that "
         "converts it",
         "kafka.ssl.truststore.location",
         "kafka.ssl.truststore.password",
@@ -137,14 +137,13 @@ KAFKA_OPTIONS = {
     ),
     **_all(
         IGNORED,
-        "a task reads all of its range; limit a micro-batch by maxOffsetsPerTrigger, a "
-        "task by maxRecordsPerPartition",
+        "a task reads its whole range; use maxOffsetsPerTrigger or "
+        "maxRecordsPerPartition",
         "kafka.max.poll.records",
     ),
     **_all(
         IGNORED,
-        "fetches are as large as what is left of the range; limit that by "
-        "maxOffsetsPerTrigger",
+        "a fetch is as large as the rest of the range; use maxOffsetsPerTrigger",
         "kafka.fetch.max.bytes",
         "kafka.fetch.max.wait.ms",
         "kafka.fetch.min.bytes",
@@ -152,7 +151,7 @@ KAFKA_OPTIONS = {
     ),
     **_all(
         IGNORED,
-        "how long a task waits is kafkaConsumer.pollTimeoutMs",
+        "use kafkaConsumer.pollTimeoutMs",
         "kafka.default.api.timeout.ms",
         "kafka.request.timeout.ms",
         "kafka.retry.backoff.max.ms",
@@ -172,19 +171,19 @@ KAFKA_OPTIONS = {
     ),
     **_all(
         IGNORED,
-        "positions follow the batches that are committed",
+        "positions follow committed batches",
         "kafka.auto.commit.interval.ms",
     ),
     **_all(IGNORED, "checksums are always compared", "kafka.check.crcs"),
     **_all(
         IGNORED,
-        "topics are not created, and those of Kafka's own not read by a pattern",
+        "topics are never created, and a pattern never matches internal topics",
         "kafka.allow.auto.create.topics",
         "kafka.exclude.internal.topics",
     ),
     **_all(
         IGNORED,
-        "see the metrics of the query in Spark",
+        "see the query's metrics in Spark",
         "kafka.metric.reporters",
         "kafka.metrics.num.samples",
         "kafka.metrics.recording.level",
@@ -192,7 +191,7 @@ KAFKA_OPTIONS = {
     ),
     **_all(
         IGNORED,
-        "the host's OpenSSL decides; set it there",
+        "configure OpenSSL of the host",
         "kafka.ssl.cipher.suites",
         "kafka.ssl.enabled.protocols",
         "kafka.ssl.keymanager.algorithm",
@@ -203,7 +202,7 @@ KAFKA_OPTIONS = {
     ),
     **_all(
         IGNORED,
-        "the login of Python's client does without; for Kerberos, run kinit",
+        "not needed; for Kerberos, run kinit",
         "kafka.sasl.client.callback.handler.class",
         "kafka.sasl.kerberos.kinit.cmd",
         "kafka.sasl.kerberos.min.time.before.relogin",

@@ -273,8 +273,8 @@ class _Reader:
         if path is None and sidecar is not None and not sidecar.startswith(UNIX):
             raise _wrong(
                 "sidecarTokenFile",
-                f"a sidecar at {sidecar} asks for a token; name the file that has it "
-                "on each host, or use the Unix socket",
+                f"a sidecar at {sidecar} requires a token; name its file on each host, "
+                "or use the Unix socket",
             )
         return {} if path is None else {"sidecar_token_file": path}
 

@@ -166,8 +166,8 @@ def test_an_unknown_connection_option_names_the_nearest():
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("kafka.group.id", "g", "name the group by option group"),
-        ("groupIdPrefix", "g", "name the group by option group"),
+        ("kafka.group.id", "g", "use the option group"),
+        ("groupIdPrefix", "g", "use the option group"),
         ("kafka.auto.offset.reset", "earliest", "use startingOffsets"),
         ("path", "t", "call load"),
         ("kafka.isolation.level", "serializable", "read_uncommitted or read_committed"),
@@ -207,7 +207,7 @@ def test_impossible_options_raise(name, value, expected):
         ("sidecar", " ", "it is empty"),
         ("sidecar", "unix:s", "must be absolute"),
         ("sidecar", "http://far:80", "not this machine"),
-        ("sidecar", "http://localhost:80", "asks for a token; name the file"),
+        ("sidecar", "http://localhost:80", "requires a token; name its file"),
         ("clientId", "", "is no name"),
     ],
 )
