@@ -79,14 +79,14 @@ def beats(data: list[int], first_epoch: int) -> Iterator[bytes]:
         for at, partition in enumerate(data):
             client = at % CLIENTS
             record = Heartbeat(
-                f"worker-{client:04}",
-                GROUP,
-                incarnation(client),
-                seq,
-                TOPIC,
-                partition,
-                first_epoch + at,
-                50_000_000 + seq,
+                client_id=f"worker-{client:04}",
+                group_id=GROUP,
+                incarnation=incarnation(client),
+                seq=seq,
+                topic=TOPIC,
+                partition=partition,
+                epoch=first_epoch + at,
+                position=50_000_000 + seq,
                 rewind=False,
             )
             yield encode(record)
@@ -98,17 +98,17 @@ def claims(data: list[int]) -> Iterator[bytes]:
     for at, partition in enumerate(data):
         client = at % CLIENTS
         record = ClaimingPartition(
-            f"worker-{client:04}",
-            GROUP,
-            incarnation(client),
-            at,
-            1,
-            TOPIC,
-            partition,
-            bytes(16),
-            bytes(32),
-            None,
-            None,
+            client_id=f"worker-{client:04}",
+            group_id=GROUP,
+            incarnation=incarnation(client),
+            seq=at,
+            generation=1,
+            topic=TOPIC,
+            partition=partition,
+            topic_id=bytes(16),
+            resume_hash=bytes(32),
+            expected_epoch=None,
+            resume=None,
         )
         yield encode(record)
 
@@ -150,7 +150,11 @@ def run_one(options: argparse.Namespace) -> None:
     """Audit once in this process, and print what it took: the child of a round."""
     from kafka_marshal.spark.audit import Source, audit, spark_session
 
-    source = Source(options.bootstrap_servers, options.topic, timeout_ms=120_000)
+    source = Source(
+        bootstrap_servers=options.bootstrap_servers,
+        coordination_topic=options.topic,
+        timeout_ms=120_000,
+    )
     with (
         tempfile.TemporaryDirectory() as home,
         spark_session(f"local[{options.cores}]") as spark,

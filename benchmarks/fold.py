@@ -56,14 +56,31 @@ class Log:
     def __init__(self) -> None:
         """Begin with the Config."""
         self.entries: list[LogEntry] = []
-        limits = Limits(*[None] * len(LIMIT_DEFAULTS))
-        self.write(Config(1, bytes(16), 1, "cluster", H_MS, K, 1, limits))
+        limits = Limits(**dict.fromkeys(LIMIT_DEFAULTS))
+        self.write(
+            Config(
+                generation=1,
+                format_id=bytes(16),
+                era=1,
+                cluster_id="cluster",
+                heartbeat_interval_ms=H_MS,
+                partition_count=K,
+                feature_level=1,
+                limits=limits,
+            )
+        )
 
     def write(self, record: Record) -> int:
         """Append a record, one millisecond after the last; return its offset."""
         offset = len(self.entries)
         kind = int(TimestampType.LOG_APPEND_TIME)
-        entry = LogEntry(offset, 0, START_MS + offset, kind, encode(record))
+        entry = LogEntry(
+            offset=offset,
+            leader_epoch=0,
+            timestamp_ms=START_MS + offset,
+            timestamp_type=kind,
+            value=encode(record),
+        )
         self.entries.append(entry)
         return offset
 
@@ -94,17 +111,17 @@ def claimed(clients: int, keys_each: int) -> tuple[Log, list[list[tuple[int, int
         for seq in range(keys_each):
             partition = next(numbers)
             record = ClaimingPartition(
-                f"worker-{client:04}",
-                GROUP,
-                incarnation(client),
-                seq,
-                1,
-                TOPIC,
-                partition,
-                bytes(16),
-                bytes(32),
-                None,
-                None,
+                client_id=f"worker-{client:04}",
+                group_id=GROUP,
+                incarnation=incarnation(client),
+                seq=seq,
+                generation=1,
+                topic=TOPIC,
+                partition=partition,
+                topic_id=bytes(16),
+                resume_hash=bytes(32),
+                expected_epoch=None,
+                resume=None,
             )
             mine.append((partition, log.write(record)))
         held.append(mine)
@@ -120,14 +137,14 @@ def heartbeats(records: int) -> tuple[list[LogEntry], list[LogEntry]]:
         client, partition, epoch = keys[number % len(keys)]
         log.write(
             Heartbeat(
-                f"worker-{client:04}",
-                GROUP,
-                incarnation(client),
-                number,
-                TOPIC,
-                partition,
-                epoch,
-                50_000_000 + number,
+                client_id=f"worker-{client:04}",
+                group_id=GROUP,
+                incarnation=incarnation(client),
+                seq=number,
+                topic=TOPIC,
+                partition=partition,
+                epoch=epoch,
+                position=50_000_000 + number,
                 rewind=False,
             )
         )
@@ -143,7 +160,15 @@ def batches(beats: int) -> tuple[list[LogEntry], list[LogEntry]]:
         position = 50_000_000 + number
         mine = tuple((epoch, position) for _, epoch in held[client])
         name = f"worker-{client:04}"
-        log.write(BatchHeartbeat(name, GROUP, incarnation(client), number, mine))
+        log.write(
+            BatchHeartbeat(
+                client_id=name,
+                group_id=GROUP,
+                incarnation=incarnation(client),
+                seq=number,
+                beats=mine,
+            )
+        )
     return log.entries[:claims], log.entries[claims:]
 
 

@@ -81,7 +81,7 @@ class Fleet:
         self.cluster.kafka.create_topic("t", partitions)
         self.partitions = partitions
         self.watch = Stopwatch()
-        wish = Wish(("t",))
+        wish = Wish(topics=("t",))
         self.nodes = [
             self.cluster.node(f"m{number:03}", wish=wish) for number in range(members)
         ]
@@ -179,7 +179,13 @@ def run(partitions: int, members: int) -> Point:
     beat_ms = fleet.watch.take() * H_MS / (STEADY_STEPS * STEP_MS)
     view_ms = fleet.view()
     point = Point(
-        partitions, members, claim_ms, beat_ms, view_ms, claims_each, start_ms
+        partitions=partitions,
+        members=members,
+        claim_ms=claim_ms,
+        beat_ms=beat_ms,
+        view_ms=view_ms,
+        claims_each=claims_each,
+        start_ms=start_ms,
     )
     show_progress(str(point))
     return point

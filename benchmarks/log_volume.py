@@ -106,7 +106,7 @@ def hour(
     cluster = Cluster(heartbeat_interval_ms=heartbeat_interval_ms, partitions=K)
     cluster.kafka.create_topic(TOPIC, held)
     with beats_one_by_one(is_batched=is_batched):
-        node = cluster.node("worker-0001", group_id=GROUP, wish=Wish((TOPIC,)))
+        node = cluster.node("worker-0001", group_id=GROUP, wish=Wish(topics=(TOPIC,)))
         patience_ms = 4 * heartbeat_interval_ms
         cluster.run_until(lambda: len(node.held) == held, patience_ms, step_ms=STEP_MS)
         for holding in node.session.holdings.values():
@@ -136,7 +136,15 @@ def overhead_bytes(servers: str) -> float:
     settings = ConnectionSettings(servers, coordination_topic=topic)
     value = encode(
         Heartbeat(
-            "worker-0001", GROUP, bytes(16), 1, TOPIC, 0, 1, POSITION, rewind=True
+            client_id="worker-0001",
+            group_id=GROUP,
+            incarnation=bytes(16),
+            seq=1,
+            topic=TOPIC,
+            partition=0,
+            epoch=1,
+            position=POSITION,
+            rewind=True,
         )
     )
     before = _log_size(servers, topic)

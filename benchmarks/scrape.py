@@ -66,7 +66,7 @@ def holding(partitions: int) -> tuple[Cluster, Node]:
     """Return a node that holds every partition of a topic."""
     cluster = Cluster(heartbeat_interval_ms=H_MS, partitions=8)
     cluster.fill("t", [0] * partitions)
-    node = cluster.node("a", wish=Wish(("t",)))
+    node = cluster.node("a", wish=Wish(topics=("t",)))
     cluster.run_until(lambda: len(node.held) == partitions, CLAIM_MS_MAX, step_ms=1_000)
     return cluster, node
 

@@ -110,7 +110,12 @@ def side(
             if time.monotonic() > deadline:
                 raise SystemExit(f"only {len(ranges.held())} partitions were won")
             ranges.wait_for_change(100)
-        yield Side(ranges, open_office(connection, sidecar=sidecar), group, is_granted)
+        yield Side(
+            ranges=ranges,
+            office=open_office(connection, sidecar=sidecar),
+            group_id=group,
+            is_granted=is_granted,
+        )
 
 
 def measure(sides: Mapping[str, Side], rounds: int) -> list[dict[str, Any]]:

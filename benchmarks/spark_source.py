@@ -167,7 +167,14 @@ class _ReadyReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         key, value = b"%08d" % 0, bytes(self.size - 8)
         count = CHUNK_BYTES // self.size
         same = [0] * count
-        rows = Slice(range(count), same, same, [key] * count, [value] * count, None)
+        rows = Slice(
+            offsets=range(count),
+            times_ms=same,
+            kinds=same,
+            keys=[key] * count,
+            values=[value] * count,
+            headers=None,
+        )
         place = TopicPartition(READY, 0)
         return batch_maker(arrow_schema(self.schema), place, token=None)(rows)
 

@@ -38,22 +38,50 @@ KIB = 1_024
 def records(keys: int, *, is_amo: bool) -> Iterator[Record]:
     """Yield claims of a fleet, a beat of each, and grants where asked for."""
     limits = dict.fromkeys(LIMIT_DEFAULTS) | {"keys": 2 * keys}
-    yield Config(1, bytes(16), 1, "cluster", H_MS, 1, 1, Limits(**limits))
+    yield Config(
+        generation=1,
+        format_id=bytes(16),
+        era=1,
+        cluster_id="cluster",
+        heartbeat_interval_ms=H_MS,
+        partition_count=1,
+        feature_level=1,
+        limits=Limits(**limits),
+    )
     for partition in range(keys):
         client = partition // KEYS_PER_CLIENT
         name, incarnation = f"worker-{client:05}", client.to_bytes(16, "big")
-        who = (name, GROUP, incarnation, partition)
-        where = (TOPIC, partition)
+        who = {
+            "client_id": name,
+            "group_id": GROUP,
+            "incarnation": incarnation,
+            "seq": partition,
+            "topic": TOPIC,
+            "partition": partition,
+        }
         secret = partition.to_bytes(32, "big")
         topic_id = b"\1" * 16
         epoch = 1 + partition * (3 if is_amo else 2)
         position = 5_000_000_000 + partition
         why = why_to_tags(f"fair: {partition % 100} held, {WHY}")
-        yield ClaimingPartition(*who, 1, *where, topic_id, secret, None, None, why)
-        yield Heartbeat(*who, *where, epoch, position, rewind=False)
+        yield ClaimingPartition(
+            **who,
+            generation=1,
+            topic_id=topic_id,
+            resume_hash=secret,
+            expected_epoch=None,
+            resume=None,
+            tags=why,
+        )
+        yield Heartbeat(**who, epoch=epoch, position=position, rewind=False)
         if is_amo:
-            last = position + 499
-            yield ClaimingMessages(*who, *where, epoch, incarnation, position, last)
+            yield ClaimingMessages(
+                **who,
+                epoch=epoch,
+                grantee=incarnation,
+                first=position,
+                proposed_last_offset=position + 499,
+            )
 
 
 def folded(entries: Sequence[bytes], *, has_digest: bool) -> WorldState:
@@ -61,7 +89,16 @@ def folded(entries: Sequence[bytes], *, has_digest: bool) -> WorldState:
     state = WorldState(0)
     kind = int(TimestampType.LOG_APPEND_TIME)
     for offset, value in enumerate(entries):
-        apply(state, LogEntry(offset, 0, START_MS + offset, kind, value))
+        apply(
+            state,
+            LogEntry(
+                offset=offset,
+                leader_epoch=0,
+                timestamp_ms=START_MS + offset,
+                timestamp_type=kind,
+                value=value,
+            ),
+        )
     state.dirty.clear()  # as after any digest, which counts on its own below
     if has_digest:
         state.dirty.update(dict.fromkeys(state.keys))

@@ -174,16 +174,16 @@ def test_a_foreign_release_is_ignored(domain, unique):
         )
         for incarnation, client_id in ((b"\0" * 16, "w1"), (b"\1" * 16, "w2")):
             forged = ReleasingPartition(
-                client_id,
-                group,
-                incarnation,
-                1,
-                topic,
-                0,
-                known.epoch,
-                99,
-                None,
-                "forged",
+                client_id=client_id,
+                group_id=group,
+                incarnation=incarnation,
+                seq=1,
+                topic=topic,
+                partition=0,
+                epoch=known.epoch,
+                position=99,
+                successor=None,
+                reason="forged",
             )
             domain.append(encode(forged), t=world.partition)
         after = domain.world().partitions[world.partition]

@@ -16,7 +16,7 @@ from kafka_marshal.kafka_io import ConnectionSettings, KafkaTopicAdmin
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.records import Config, Limits
 
-NO_LIMITS = Limits(*[None] * len(Limits.__struct_fields__))
+NO_LIMITS = Limits(**dict.fromkeys(Limits.__struct_fields__))
 HOSTILE = "[red]\x1b[31m\u202e\x9b\nmarshal: fine"
 SHOWN = r"[red]\x1b[31m\u202e\x9b\nmarshal: fine"
 
@@ -52,7 +52,16 @@ def make_topic(domain, **configs):
 
 def config(cluster_id, *, k=3):
     return encode(
-        Config(1, bytes(16), 1, cluster_id, HEARTBEAT_MS, k, 1, NO_LIMITS),
+        Config(
+            generation=1,
+            format_id=bytes(16),
+            era=1,
+            cluster_id=cluster_id,
+            heartbeat_interval_ms=HEARTBEAT_MS,
+            partition_count=k,
+            feature_level=1,
+            limits=NO_LIMITS,
+        ),
     )
 
 

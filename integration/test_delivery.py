@@ -85,13 +85,13 @@ class Team:
 
     def outcome(self, slowness: float = 1.0) -> Outcome:
         return Outcome(
-            self.group_id,
-            self.domain.of(self.topic),
-            self.fleet.journal,
-            self.domain.history(),
-            self.at_ms,
-            self.domain.h_ms,
-            slowness,
+            group_id=self.group_id,
+            produced=self.domain.of(self.topic),
+            journal=self.fleet.journal,
+            history=self.domain.history(),
+            at_ms=self.at_ms,
+            h_ms=self.domain.h_ms,
+            slowness=slowness,
         )
 
 

@@ -270,7 +270,19 @@ def hostile_values():
     yield from (b"", b"\x00", b"\xff" * 100, b"\x01\x01\x00" + b"\x91" * 5_000)
     for size in range(1, 40):
         yield chance.randbytes(size)
-    beat = encode(Heartbeat("w1", "g", b"i" * 16, 1, "t", 0, 1, 5, rewind=True))
+    beat = encode(
+        Heartbeat(
+            client_id="w1",
+            group_id="g",
+            incarnation=b"i" * 16,
+            seq=1,
+            topic="t",
+            partition=0,
+            epoch=1,
+            position=5,
+            rewind=True,
+        )
+    )
     for cut in range(1, len(beat)):
         yield beat[:cut]
     for at in range(3, len(beat)):
@@ -319,7 +331,15 @@ def test_forged_records_of_a_live_claim_are_ignored(domain, unique):
         )
         for seq in range(1, 4):
             beat = Heartbeat(
-                "w1", group, b"x" * 16, seq, topic, 0, known.epoch, 99, rewind=True
+                client_id="w1",
+                group_id=group,
+                incarnation=b"x" * 16,
+                seq=seq,
+                topic=topic,
+                partition=0,
+                epoch=known.epoch,
+                position=99,
+                rewind=True,
             )
             domain.append(encode(beat), t=t)
         consumer.flush()

@@ -59,7 +59,7 @@ class Broken:
     faults: tuple[int, ...]
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Outcome:
     """What one seed came to; without its transcript.
 
@@ -78,7 +78,7 @@ class Outcome:
     cpu_ms: int
 
 
-@attrs.define
+@attrs.define(kw_only=True)
 class Summary:
     """What a campaign came to.
 
@@ -149,9 +149,13 @@ def judge(seed: int, options: CampaignOptions) -> Outcome:
         small = shrunk(failure) if options.shrinks else plan
         kept = tuple(fault.number for fault in small.faults)
         text = str(failure.__cause__)
-        broken = Broken(seed, failure.invariant, text, kept)
+        broken = Broken(
+            seed=seed, invariant=failure.invariant, message=text, faults=kept
+        )
     cpu_ms = (time.process_time_ns() - since) // 1_000_000
-    return Outcome(broken, seen, faults, virtual_ms, cpu_ms)
+    return Outcome(
+        broken=broken, seen=seen, faults=faults, virtual_ms=virtual_ms, cpu_ms=cpu_ms
+    )
 
 
 def shrunk(failure: SimulationFailed) -> Plan:
@@ -189,7 +193,7 @@ def outcomes(
 
 def run_seeds(seeds: Sequence[int], options: CampaignOptions, *, jobs: int) -> Summary:
     """Run seeds and sum up what they come to."""
-    summary = Summary(build(), options)
+    summary = Summary(build=build(), options=options)
     since = time.monotonic_ns()
     for outcome in outcomes(seeds, options, jobs=jobs):
         summary.add(outcome)

@@ -314,7 +314,16 @@ class Chronicle:
         (name, key), (first, last) = of, span
         at_ms = self._world.now_ms
         return Operation(
-            kind, outcome, name, key, token, at_ms, first, last, number, done
+            kind=kind,
+            outcome=outcome,
+            process=name,
+            key=key,
+            token=token,
+            at_ms=at_ms,
+            first=first,
+            last=last,
+            number=number,
+            done=done,
         )
 
 

@@ -95,7 +95,10 @@ def sim(
     reached a situation that matters. A seed repeats its run, byte for byte.
     """
     options = CampaignOptions(
-        _faults_of(faults), minutes, _numbers_of(only, seed), shrink
+        faults=_faults_of(faults),
+        minutes=minutes,
+        only=_numbers_of(only, seed),
+        shrinks=shrink,
     )
     if transcript:
         if seed is None:

@@ -67,7 +67,9 @@ class Exposures:
         if other.cuts == cuts:
             raise Violation("S3", f"{place[0]}: {offset} handed out twice by one log")
         before, after = sorted((this, other), key=lambda each: each.cuts)
-        self._twice.append(_Twice(place, offset, before, after))
+        self._twice.append(
+            _Twice(place=place, offset=offset, before=before, after=after)
+        )
         self._handed[place, offset] = after
 
     def on_reported(self, key: Key, *, first: int, last: int) -> None:

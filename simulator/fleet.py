@@ -36,7 +36,7 @@ LONG_HANDLING = 0.02
 HEALED_HANDLING_MS = 100
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, kw_only=True)
 class App:
     """One process and its application.
 
@@ -89,8 +89,8 @@ class Fleet:
         self._ids = chance(world.plan.seed, "ids")
         plan = world.plan
         self._wish = Wish(
-            (TOPIC,),
-            plan.delivery,
+            topics=(TOPIC,),
+            delivery=plan.delivery,
             policy=plan.policy,
             options=ConsumerOptions(
                 max_poll_records=plan.poll_max,
@@ -149,7 +149,7 @@ class Fleet:
         world.levels.started(node.owner)
         node.log.on_append = partial(self._on_append, node)
         own = chance(world.plan.seed, f"app/{self._starts}")
-        app = App(node, f"{client_id}#{self._starts}", own)
+        app = App(node=node, name=f"{client_id}#{self._starts}", rng=own)
         self.apps.append(app)
         world.names[node.owner.incarnation] = app.name
         world.trace(f"{app.name} starts, {len(lives)} lives behind it")

@@ -185,7 +185,15 @@ class Keeping:
         op_id, parts = b"%016d" % self._resets, split(kept.state)
         for at, part in enumerate(parts):
             record = Reset(
-                *(ADMIN.client_id, ADMIN_GROUP, ADMIN.incarnation, at, op_id, at),
-                *(len(parts), len(kept.state), bytes.fromhex(kept.digest), part),
+                client_id=ADMIN.client_id,
+                group_id=ADMIN_GROUP,
+                incarnation=ADMIN.incarnation,
+                seq=at,
+                op_id=op_id,
+                number=at,
+                part_count=len(parts),
+                size_bytes=len(kept.state),
+                digest=bytes.fromhex(kept.digest),
+                data=part,
             )
             world.cluster.kafka.produce(world.cluster.place(number), encode(record))

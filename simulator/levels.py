@@ -188,7 +188,12 @@ class Levels:
         if config is not None and halts:
             twin.next_offset = stored.offset
             twin.halted = Halt(stored.offset, config.feature_level)
-            stop = Stop(stored.offset, config, self._now_ms(), digest(twin))
+            stop = Stop(
+                offset=stored.offset,
+                config=config,
+                at_ms=self._now_ms(),
+                digest=digest(twin),
+            )
             self.stops[number] = stop
         elif is_above:
             self._on_above(number, stored, transitions=transitions)

@@ -7,6 +7,7 @@ rewinds, grants, pauses or replaces what somebody has.
 import random
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -108,12 +109,18 @@ class Newer:
         state, key = world.levels.state_behind(number), checkpoint_key(number)
         config, log = state.config, world.cluster.kafka.log(world.cluster.place(number))
         assert config is not None
-        sender = (owner.client_id, key.group_id, owner.incarnation)
+        sender: dict[str, Any] = {
+            "client_id": owner.client_id,
+            "group_id": key.group_id,
+            "incarnation": owner.incarnation,
+        }
         epoch = self._write(
             number,
             _claim(owner, key, generation=config.generation),
         )
-        begin = CheckpointBegin(*sender, 2, epoch, checkpoint_id)
+        begin = CheckpointBegin(
+            **sender, seq=2, epoch=epoch, checkpoint_id=checkpoint_id
+        )
         offset = self._write(number, begin)
         state.next_offset, state.leader_epoch = offset + 1, log.leader_epoch
         state.groups.setdefault(key.group_id, GroupState())
@@ -131,14 +138,25 @@ class Newer:
         value, digest_ = to_bytes(state), bytes.fromhex(digest(state))
         parts = split(value)
         for at, part in enumerate(parts):
-            chunk = CheckpointChunk(*sender, 3 + at, epoch, checkpoint_id, at, part)
+            chunk = CheckpointChunk(
+                **sender,
+                seq=3 + at,
+                epoch=epoch,
+                checkpoint_id=checkpoint_id,
+                number=at,
+                data=part,
+            )
             self._write(number, chunk)
         end = CheckpointEnd(
-            *(*sender, 3 + len(parts), epoch, checkpoint_id, offset),
-            log.leader_epoch,
-            len(parts),
-            len(value),
-            digest_,
+            **sender,
+            seq=3 + len(parts),
+            epoch=epoch,
+            checkpoint_id=checkpoint_id,
+            begin_offset=offset,
+            begin_leader_epoch=log.leader_epoch,
+            part_count=len(parts),
+            size_bytes=len(value),
+            digest=digest_,
         )
         self._write(number, end)
 
@@ -191,8 +209,13 @@ class Newer:
         harms: list[Record] = [
             _claim(owner, key, generation=generation),
             ReleaseGroup(
-                *(owner.client_id, GROUP, owner.incarnation, 1, rng.randbytes(16)),
-                *(state.append_time_ms + FAR, "upgrade"),
+                client_id=owner.client_id,
+                group_id=GROUP,
+                incarnation=owner.incarnation,
+                seq=1,
+                op_id=rng.randbytes(16),
+                msg_expire_time=state.append_time_ms + FAR,
+                reason="upgrade",
             ),
         ]
         if config is not None:
@@ -203,17 +226,17 @@ class Newer:
 
 def _claim(owner: Owner, key: Key, *, generation: int) -> ClaimingPartition:
     return ClaimingPartition(
-        owner.client_id,
-        key.group_id,
-        owner.incarnation,
-        1,
-        generation,
-        key.topic,
-        key.partition,
-        None,
-        None,
-        None,
-        None,
+        client_id=owner.client_id,
+        group_id=key.group_id,
+        incarnation=owner.incarnation,
+        seq=1,
+        generation=generation,
+        topic=key.topic,
+        partition=key.partition,
+        topic_id=None,
+        resume_hash=None,
+        expected_epoch=None,
+        resume=None,
     )
 
 
@@ -233,8 +256,16 @@ def _reset(state: WorldState, config: Config, owner: Owner) -> Reset:
     bare.leader_epoch, bare.log_time_ms = state.leader_epoch, state.log_time_ms
     data = to_bytes(bare)
     return Reset(
-        *(owner.client_id, "marshal", owner.incarnation, 1, OPERATION, 0, 1),
-        *(len(data), bytes.fromhex(digest(bare)), data),
+        client_id=owner.client_id,
+        group_id="marshal",
+        incarnation=owner.incarnation,
+        seq=1,
+        op_id=OPERATION,
+        number=0,
+        part_count=1,
+        size_bytes=len(data),
+        digest=bytes.fromhex(digest(bare)),
+        data=data,
     )
 
 
@@ -245,16 +276,36 @@ def _owners(
     owner, epoch = known.owner, known.epoch
     assert owner is not None
     seq = rng.randrange(FAR)
-    sender = (owner.client_id, key.group_id, owner.incarnation, seq)
-    named = (*sender, key.topic, key.partition, epoch)
+    sender: dict[str, Any] = {
+        "client_id": owner.client_id,
+        "group_id": key.group_id,
+        "incarnation": owner.incarnation,
+        "seq": seq,
+    }
+    named: dict[str, Any] = {
+        "topic": key.topic,
+        "partition": key.partition,
+        "epoch": epoch,
+        **sender,
+    }
     head = known.next_unclaimed() or 0
     harms: list[Record] = [
-        Heartbeat(*named, rng.choice([0, head + FAR]), rewind=True),
-        ReleasingPartition(*named, rng.choice([None, head + FAR]), None, "upgrade"),
-        ReleasingPartition(*named, None, "newer", None),
-        ClaimingMessages(*named, rng.randbytes(16), head, head + rng.randrange(9)),
-        BatchHeartbeat(*sender, ((epoch, head + FAR),)),
-        CheckpointBegin(*sender, epoch, rng.randbytes(16)),
+        Heartbeat(**named, position=rng.choice([0, head + FAR]), rewind=True),
+        ReleasingPartition(
+            **named,
+            position=rng.choice([None, head + FAR]),
+            successor=None,
+            reason="upgrade",
+        ),
+        ReleasingPartition(**named, position=None, successor="newer", reason=None),
+        ClaimingMessages(
+            **named,
+            grantee=rng.randbytes(16),
+            first=head,
+            proposed_last_offset=head + rng.randrange(9),
+        ),
+        BatchHeartbeat(**sender, beats=((epoch, head + FAR),)),
+        CheckpointBegin(**sender, epoch=epoch, checkpoint_id=rng.randbytes(16)),
     ]
     if state.config is not None:
         harms.append(_reset(state, state.config, owner))

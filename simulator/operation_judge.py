@@ -28,7 +28,7 @@ NAMED_MAX = 10
 DRIFT, ROUNDING_MS = 1_000, 2
 
 
-class Operation(msgspec.Struct, frozen=True):
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that one process did to one key, or tried to.
 
     Attributes:
@@ -96,7 +96,7 @@ class Verdict:
     duplicates_max: int
 
 
-@attrs.define
+@attrs.define(kw_only=True)
 class TopicHistory:
     """What is known of the offsets of one key, in one topic of its name."""
 
@@ -111,7 +111,7 @@ class TopicHistory:
     count: int = 0
 
 
-@attrs.define
+@attrs.define(kw_only=True)
 class KeyHistory:
     """What is known of one key so far."""
 

@@ -32,7 +32,7 @@ class RunFailed(AssertionError):
         self.transcript = transcript
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Report:
     """What a run that held did.
 
@@ -70,12 +70,12 @@ class Report:
     ) -> "Report":
         """Sum up a run by what judged it."""
         return cls(
-            seed,
-            tuple(faults),
-            virtual_ms,
-            hand_outs.count,
-            hand_outs.duplicate_count,
-            watcher.claims,
-            dict(sorted(seen.items())),
-            tuple(transcript),
+            seed=seed,
+            faults=tuple(faults),
+            virtual_ms=virtual_ms,
+            handed=hand_outs.count,
+            duplicates=hand_outs.duplicate_count,
+            claims=watcher.claims,
+            seen=dict(sorted(seen.items())),
+            transcript=tuple(transcript),
         )

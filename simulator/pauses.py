@@ -36,12 +36,12 @@ class Pauses:
         for number, world in enumerate(self._watcher.worlds):
             wall_ms = max(cluster.clock.wall_ms(), world.append_time_ms)
             record = ReleaseGroup(
-                ADMIN.client_id,
-                self._group_id,
-                ADMIN.incarnation,
-                seq,
-                op_id,
-                wall_ms + for_ms,
-                None,
+                client_id=ADMIN.client_id,
+                group_id=self._group_id,
+                incarnation=ADMIN.incarnation,
+                seq=seq,
+                op_id=op_id,
+                msg_expire_time=wall_ms + for_ms,
+                reason=None,
             )
             cluster.kafka.produce(cluster.place(number), encode(record))

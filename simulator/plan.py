@@ -65,7 +65,7 @@ CONDITIONS = frozenset({"drift", CHECKPOINT})
 """What is so all the time, rather than something that happens."""
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Fault:
     """One thing that goes wrong.
 
@@ -87,7 +87,7 @@ class Fault:
     size: int
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Plan:
     """Everything that a seed decides before its run.
 
@@ -235,7 +235,14 @@ def _draw_halt(rng: random.Random, duration_ms: int) -> Fault:
     """Draw the Config that nobody can follow: late, or once everything has healed."""
     late_ms = duration_ms - 1 - int(rng.random() * duration_ms / 2)
     at_ms = duration_ms if rng.random() < PRESENT else late_ms
-    return Fault(0, at_ms, HALT, 0, rng.randrange(1_000_000), rng.randrange(100))
+    return Fault(
+        number=0,
+        at_ms=at_ms,
+        kind=HALT,
+        for_ms=0,
+        who=rng.randrange(1_000_000),
+        size=rng.randrange(100),
+    )
 
 
 def _draw_kept(seed: int) -> tuple[str, ...]:

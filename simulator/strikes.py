@@ -363,16 +363,16 @@ class Strikes:
         grantee = chance(world.plan.seed, f"attempt/{fault.number}").randbytes(16)
         world.attempts.add(grantee)
         record = ClaimingMessages(
-            owner.client_id,
-            key.group_id,
-            owner.incarnation,
-            world.seqs.get(owner.incarnation, 0) + 1,
-            key.topic,
-            key.partition,
-            known.epoch,
-            grantee,
-            first,
-            min(end - 1, first + fault.size % 3),
+            client_id=owner.client_id,
+            group_id=key.group_id,
+            incarnation=owner.incarnation,
+            seq=world.seqs.get(owner.incarnation, 0) + 1,
+            topic=key.topic,
+            partition=key.partition,
+            epoch=known.epoch,
+            grantee=grantee,
+            first=first,
+            proposed_last_offset=min(end - 1, first + fault.size % 3),
         )
         world.cluster.kafka.produce(world.cluster.place(number), encode(record))
         world.trace(
@@ -411,17 +411,17 @@ class Strikes:
     def _claim(self, key: Key, stranger: Owner, number: int) -> None:
         config = self._world.levels.config(number)
         record = ClaimingPartition(
-            stranger.client_id,
-            key.group_id,
-            stranger.incarnation,
-            1,
-            1 if config is None else config.generation,
-            key.topic,
-            key.partition,
-            None,
-            None,
-            None,
-            None,
+            client_id=stranger.client_id,
+            group_id=key.group_id,
+            incarnation=stranger.incarnation,
+            seq=1,
+            generation=1 if config is None else config.generation,
+            topic=key.topic,
+            partition=key.partition,
+            topic_id=None,
+            resume_hash=None,
+            expected_epoch=None,
+            resume=None,
         )
         cluster, value = self._world.cluster, encode(record)
         self._world.names[stranger.incarnation] = stranger.client_id

@@ -27,7 +27,13 @@ class Recorded:
     def append(self, record):
         offset = len(self.entries)
         moment_ms = START_MS + self.at_ms
-        entry = LogEntry(offset, 0, moment_ms, LOG_APPEND_TIME, encode(record))
+        entry = LogEntry(
+            offset=offset,
+            leader_epoch=0,
+            timestamp_ms=moment_ms,
+            timestamp_type=LOG_APPEND_TIME,
+            value=encode(record),
+        )
         self.entries.append(entry)
         return offset
 

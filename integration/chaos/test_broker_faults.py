@@ -62,12 +62,12 @@ def outcomes(unique, tmp_path_factory):
                 shake(domain, broker, (alo, amo), topics=topics, at_ms=at_ms)
             yield {
                 delivery: Outcome(
-                    fleet.settings["group_id"],
-                    domain.of(topics[delivery]),
-                    fleet.journal,
-                    domain.history(),
-                    domain.h_ms,
-                    at_ms,
+                    group_id=fleet.settings["group_id"],
+                    produced=domain.of(topics[delivery]),
+                    journal=fleet.journal,
+                    history=domain.history(),
+                    h_ms=domain.h_ms,
+                    at_ms=at_ms,
                 )
                 for delivery, fleet in fleets.items()
             }

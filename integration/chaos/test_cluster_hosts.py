@@ -64,7 +64,12 @@ def hosts(tmp_path_factory):
             java_options=clocks.java_options if clocks else None,
             data_dirs={DISK_NODE: disk} if disk else None,
         )
-        yield Hosts(stack.enter_context(cluster), network, clocks, disk)
+        yield Hosts(
+            cluster=stack.enter_context(cluster),
+            network=network,
+            clocks=clocks,
+            disk=disk,
+        )
 
 
 def mounted(place, stack):

@@ -157,7 +157,11 @@ def runs(domain, spark, tmp_path_factory):
     """The whole story, with the audits that were made on the way."""
     home = tmp_path_factory.mktemp("audits")
     story = Story(domain, domain.data_topic(4, records_each=50))
-    slow = Source(domain.servers, domain.topic, transport="kafka-python")
+    slow = Source(
+        bootstrap_servers=domain.servers,
+        coordination_topic=domain.topic,
+        transport="kafka-python",
+    )
     story.first_half()
     middle_ms = wall_ms()
     parted = str(home / "parted")
@@ -169,7 +173,11 @@ def runs(domain, spark, tmp_path_factory):
         with pytest.raises(RuntimeError, match="power is gone"):
             audit(spark, parted, source=slow, incremental=True)
     pieces = audit(spark, parted, source=slow, incremental=True)
-    source = Source(domain.servers, domain.topic, transport="fast")
+    source = Source(
+        bootstrap_servers=domain.servers,
+        coordination_topic=domain.topic,
+        transport="fast",
+    )
     counted = documented()["run"](
         spark, str(home / "whole"), servers=domain.servers, topic=domain.topic
     )
@@ -453,7 +461,7 @@ def test_what_is_there_is_not_written_over(domain, spark, runs, tmp_path):
 def test_an_audit_goes_on_with_its_own_log_only(broker, spark, runs, unique):
     out, go_on = runs["parted"].out, {"incremental": True}
     with opened(broker, unique, h_ms=H_MS, partitions=1) as other:
-        source = Source(other.servers, other.topic)
+        source = Source(bootstrap_servers=other.servers, coordination_topic=other.topic)
         with pytest.raises(ConfigurationError, match="into another directory"):
             audit(spark, out, source=source, **go_on)
     with pytest.raises(ConfigurationError, match="exclude each other"):

@@ -44,7 +44,11 @@ def domain(broker, unique):
 
 
 def source_of(domain):
-    return Source(domain.servers, domain.topic, transport="fast")
+    return Source(
+        bootstrap_servers=domain.servers,
+        coordination_topic=domain.topic,
+        transport="fast",
+    )
 
 
 @pytest.fixture
@@ -197,7 +201,9 @@ def test_a_stream_follows_its_own_log_only(broker, domain, spark, unique, tmp_pa
     source, out = source_of(domain), str(tmp_path / "tables")
     audit(spark, out, source=source)
     with opened(broker, unique, h_ms=H_MS, partitions=1) as other:
-        elsewhere = Source(other.servers, other.topic)
+        elsewhere = Source(
+            bootstrap_servers=other.servers, coordination_topic=other.topic
+        )
         with pytest.raises(ConfigurationError, match="into another directory"):
             follow(spark, out, source=elsewhere)
     with pytest.raises(ConfigurationError, match="with the same samples"):

@@ -273,7 +273,7 @@ def test_claims_without_an_event_yet_are_waited_for(domain, sidecar):
                     for topic, found in data.describe(list(topics), WAIT_MS).items()
                 },
             )
-            claims = Claims(marshal.ranges(topic), logs, rules)
+            claims = Claims(ranges=marshal.ranges(topic), logs=logs, rules=rules)
             claims.fix_target()
             marks = marks or claims.latest({}, Limit())
             parts = claims.parts({}, marks)

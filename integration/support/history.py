@@ -174,23 +174,23 @@ class History:
     def _fold(self, t: int, record) -> None:
         world = self.worlds.setdefault(t, WorldState(t))
         entry = LogEntry(
-            record.offset,
-            record.leader_epoch,
-            record.timestamp,
-            record.timestamp_type,
-            record.value,
+            offset=record.offset,
+            leader_epoch=record.leader_epoch,
+            timestamp_ms=record.timestamp,
+            timestamp_type=record.timestamp_type,
+            value=record.value,
         )
         self.entries[t].append(entry)
         for transition in apply(world, entry):
             known = world.keys.get(transition.key) if transition.key else None
             self.steps.append(
                 Step(
-                    t,
-                    entry.offset,
-                    entry.leader_epoch,
-                    entry.timestamp_ms,
-                    transition,
-                    None if known is None else known.next_unclaimed(),
+                    t=t,
+                    offset=entry.offset,
+                    leader_epoch=entry.leader_epoch,
+                    timestamp_ms=entry.timestamp_ms,
+                    transition=transition,
+                    position=None if known is None else known.next_unclaimed(),
                 )
             )
 
@@ -243,15 +243,15 @@ class History:
                         now, ended_ms=step.timestamp_ms, ended_by=step.effect
                     )
                 open_now[key] = Tenure(
-                    key,
-                    step.client_id,
-                    step.offset,
-                    self._token(step),
-                    step.effect,
-                    step.timestamp_ms,
-                    step.timestamp_ms,
-                    step.position,
-                    step.position,
+                    key=key,
+                    client_id=step.client_id,
+                    epoch=step.offset,
+                    token=self._token(step),
+                    effect=step.effect,
+                    begun_ms=step.timestamp_ms,
+                    renewed_ms=step.timestamp_ms,
+                    start=step.position,
+                    position=step.position,
                 )
                 found[key].append(open_now[key])
                 continue
@@ -281,12 +281,12 @@ class History:
                 if key.group_id == group_id:
                     found[key].append(
                         Grant(
-                            key,
-                            step.client_id,
-                            tokens[key],
-                            detail["first"],
-                            detail["last"],
-                            step.timestamp_ms,
+                            key=key,
+                            client_id=step.client_id,
+                            token=tokens[key],
+                            first=detail["first"],
+                            last=detail["last"],
+                            timestamp_ms=step.timestamp_ms,
                         )
                     )
         return dict(found)

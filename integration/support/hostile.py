@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Self
 
+import msgspec
 from confluent_kafka import Producer
 
 from kafka_marshal.protocol.codec import encode
@@ -32,19 +33,37 @@ def hostile_values(keys: Iterable[Key], *, seed: int) -> Iterator[bytes | None]:
     while True:
         seq += 1
         key = chance.choice(keys)
-        who = ("w1", key.group_id, me, seq)
-        where = (key.topic, key.partition)
-        epoch = chance.randrange(50)
+        who = {
+            "client_id": "w1",
+            "group_id": key.group_id,
+            "incarnation": me,
+            "seq": seq,
+        }
+        where = {"topic": key.topic, "partition": key.partition}
+        owned = {**who, **where, "epoch": chance.randrange(50)}
+        claimed = ClaimingPartition(
+            **who,
+            **where,
+            generation=1,
+            topic_id=None,
+            resume_hash=None,
+            expected_epoch=None,
+            resume=None,
+        )
         honest = [
-            Heartbeat(*who, *where, epoch, 1 << 40, True),
-            ClaimingPartition(*who, 1, *where, None, None, None, None),
-            ReleasingPartition(*who, *where, epoch, 1 << 40, None, None),
-            ClaimingMessages(*who, *where, epoch, me, 0, 1 << 30),
+            Heartbeat(**owned, position=1 << 40, rewind=True),
+            claimed,
+            ReleasingPartition(**owned, position=1 << 40, successor=None, reason=None),
+            ClaimingMessages(
+                **owned, grantee=me, first=0, proposed_last_offset=1 << 30
+            ),
             # Over before it is sent: it pauses nobody.
-            ReleaseGroup(*who, chance.randbytes(16), 1, None),
+            ReleaseGroup(
+                **who, op_id=chance.randbytes(16), msg_expire_time=1, reason=None
+            ),
             # Of a group of its own: legal, and a strain on the limits.
-            ClaimingPartition(
-                "x", f"flood-{chance.randrange(500)}", me, seq, 1, *where, *[None] * 4
+            msgspec.structs.replace(
+                claimed, client_id="x", group_id=f"flood-{chance.randrange(500)}"
             ),
         ]
         frame = encode(chance.choice(honest))

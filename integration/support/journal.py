@@ -67,12 +67,12 @@ class Journal:
         """Every record processed, in order of time."""
         return [
             Handled(
-                line["client_id"],
-                line["pid"],
-                TopicPartition(line["topic"], line["partition"]),
-                line["offset"],
-                line["token"],
-                line["at_ms"],
+                client_id=line["client_id"],
+                pid=line["pid"],
+                place=TopicPartition(line["topic"], line["partition"]),
+                offset=line["offset"],
+                token=line["token"],
+                at_ms=line["at_ms"],
             )
             for line in self.of("handled")
         ]

@@ -136,7 +136,12 @@ class Program:
     def write_kafka(self, place, token, rows) -> int:
         s = self.settings
         settings = ConnectionSettings(s["servers"], s["coordination_topic"])
-        sink = KafkaSink(s["out"], self.fence, settings, f"{s['group']}.{s['out']}")
+        sink = KafkaSink(
+            topic=s["out"],
+            fence=self.fence,
+            settings=settings,
+            name=f"{s['group']}.{s['out']}",
+        )
         if s["where"] == "before":
             self.stop_here()
         return sink.write(place, token=token, rows=self.rows_with_a_stop(rows))

@@ -232,9 +232,16 @@ def write_reset(
             follower.append(
                 kept.partition,
                 Reset(
-                    *(client_id, "marshal", incarnation, number, op_id, number),
-                    *(len(parts), len(value), state_digest),
-                    parts[number],
+                    client_id=client_id,
+                    group_id="marshal",
+                    incarnation=incarnation,
+                    seq=number,
+                    op_id=op_id,
+                    number=number,
+                    part_count=len(parts),
+                    size_bytes=len(value),
+                    digest=state_digest,
+                    data=parts[number],
                 ),
             )
             for number in range(first, min(first + IN_FLIGHT_MAX, len(parts)))
@@ -339,7 +346,13 @@ def write_forgetting(
         for seq, (key, epoch) in enumerate(some, first):
             group_id, topic, number = key
             record = ForgettingPartition(
-                client_id, group_id, incarnation, seq, topic, number, epoch
+                client_id=client_id,
+                group_id=group_id,
+                incarnation=incarnation,
+                seq=seq,
+                topic=topic,
+                partition=number,
+                epoch=epoch,
             )
             t = coordinating_partition(
                 topic, number, partition_count=config.partition_count

@@ -103,8 +103,8 @@ def runs_of(records: Iterable[Committable]) -> Iterator[Run]:
             last = offset
             continue
         if number >= 0:
-            yield Run((topic, number), token, first, last)
+            yield Run(partition=(topic, number), token=token, first=first, last=last)
         topic, number, token = record.topic, record.partition, record.token
         first = last = offset
     if number >= 0:
-        yield Run((topic, number), token, first, last)
+        yield Run(partition=(topic, number), token=token, first=first, last=last)

@@ -236,7 +236,12 @@ class Consumer(Closing):
         """Return records of one partition, as one poll handed them out, as a batch."""
         token = records[0].token
         assert token is not None, "records are fetched under a claim"
-        return Batch(partition, tuple(records), token, self._commit_range)
+        return Batch(
+            partition=partition,
+            records=tuple(records),
+            token=token,
+            commit=self._commit_range,
+        )
 
     def _forever(self, most: int) -> Iterator[tuple[TopicPartition, list[Record]]]:
         timeout_ms = self._options.consumer_timeout_ms

@@ -294,13 +294,13 @@ def _group_figures(engine: ClaimEngine, session: ClaimSession) -> _GroupFigures:
     context, meters = engine.context, session.meters
     group_id = session.claimant.group_id
     return _GroupFigures(
-        engine.failure is None and session.failure is None,
-        context.heartbeat_interval_ms,
-        context.member_count(group_id),
-        context.is_paused(group_id),
-        max(map(_workers_max, session.subscriptions), default=0),
-        (dict(meters.won), dict(meters.lost), dict(meters.released)),
-        {name: found.copy() for name, found in meters.takeovers.items()},
+        is_up=engine.failure is None and session.failure is None,
+        heartbeat_ms=context.heartbeat_interval_ms,
+        member_count=context.member_count(group_id),
+        is_paused=context.is_paused(group_id),
+        desired_count=max(map(_workers_max, session.subscriptions), default=0),
+        counts=(dict(meters.won), dict(meters.lost), dict(meters.released)),
+        takeovers={name: found.copy() for name, found in meters.takeovers.items()},
     )
 
 
@@ -329,26 +329,44 @@ def _key_figures(engine: ClaimEngine, session: ClaimSession, key: Key) -> _KeyFi
     tally = session.meters.tallies.get(key, Tally())
     holding = session.holdings.get(key)
     if holding is None:
-        return _KeyFigures(None, None, None, None, None, None, None, tally)
+        return _KeyFigures(
+            state=None,
+            epoch=None,
+            age_ms=None,
+            remaining_ms=None,
+            lag=None,
+            group_lag=None,
+            unconfirmed=None,
+            tally=tally,
+        )
     tally = tally.plus(holding.tally)
     state = _state_of(holding)
     seen = engine.context.glance(key)
     if seen is None or not holding.claim.is_owned:
-        return _KeyFigures(state, None, None, None, None, None, None, tally)
+        return _KeyFigures(
+            state=state,
+            epoch=None,
+            age_ms=None,
+            remaining_ms=None,
+            lag=None,
+            group_lag=None,
+            unconfirmed=None,
+            tally=tally,
+        )
     claim = holding.claim
     end, position = session.end_of(key), seen.position
     group_lag = None
     if end is not None and position is not None:
         group_lag = max(0, end - position)
     return _KeyFigures(
-        state,
-        claim.epoch,
-        seen.age_ms,
-        max(0, claim.lease.hard_until_ms - engine.context.now_ms),
-        session.lag_of(key),
-        group_lag,
-        _unconfirmed_count(holding),
-        tally,
+        state=state,
+        epoch=claim.epoch,
+        age_ms=seen.age_ms,
+        remaining_ms=max(0, claim.lease.hard_until_ms - engine.context.now_ms),
+        lag=session.lag_of(key),
+        group_lag=group_lag,
+        unconfirmed=_unconfirmed_count(holding),
+        tally=tally,
     )
 
 

@@ -40,13 +40,13 @@ class Sender:
         """Return the next record, which pauses a group until ``expire_ms``."""
         self._seq += 1
         return ReleaseGroup(
-            self.client_id,
-            group_id,
-            self._incarnation,
-            self._seq,
-            op_id,
-            expire_ms,
-            reason,
+            client_id=self.client_id,
+            group_id=group_id,
+            incarnation=self._incarnation,
+            seq=self._seq,
+            op_id=op_id,
+            msg_expire_time=expire_ms,
+            reason=reason,
         )
 
 

@@ -31,7 +31,7 @@ LEFTOVER_S = 3_600
 TEMP_PREFIX = ".writing-"
 
 
-class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True, kw_only=True):
     cluster_id: str
     topic_id: bytes
     partition: int
@@ -84,14 +84,14 @@ def to_file_bytes(snapshot: Snapshot) -> bytes:
     soft = state.soft or b""
     head = _encode(
         _Head(
-            snapshot.cluster_id,
-            snapshot.topic_id,
-            state.partition,
-            state.offset,
-            state.leader_epoch,
-            state.digest,
-            len(state.state),
-            len(soft),
+            cluster_id=snapshot.cluster_id,
+            topic_id=snapshot.topic_id,
+            partition=state.partition,
+            offset=state.offset,
+            leader_epoch=state.leader_epoch,
+            digest=state.digest,
+            state_bytes=len(state.state),
+            soft_bytes=len(soft),
         )
     )
     body = b"".join((MAGIC, len(head).to_bytes(4, "big"), head, state.state, soft))
@@ -115,12 +115,12 @@ def read_sections(value: bytes, *, source: str) -> Iterator[Snapshot]:
             raise MalformedRecord(f"{source} is not a snapshot: its checksum is wrong")
         middle = at + head.state_bytes
         state = KeptState(
-            head.partition,
-            head.offset,
-            head.leader_epoch,
-            head.digest,
-            bytes(view[at:middle]),
-            source,
+            partition=head.partition,
+            offset=head.offset,
+            leader_epoch=head.leader_epoch,
+            digest=head.digest,
+            state=bytes(view[at:middle]),
+            source=source,
             soft=bytes(view[middle:end]) or None,
         )
         yield Snapshot(head.cluster_id, head.topic_id, state)

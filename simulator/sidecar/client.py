@@ -97,7 +97,7 @@ class _WorkerPool:
             del self.waiting[0]
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, kw_only=True)
 class _PendingGrant:
     """One request for offsets on its way.
 
@@ -234,14 +234,16 @@ class Hosted:
         self.observer = Recorder()
         self.data = cluster.kafka.data_log()
         ports = RemotePorts(
-            self.data,
-            host.clock,
-            SeededEntropy(rng.getrandbits(SEED_BITS)),
-            InlineBackground(),
-            self.observer,
+            data=self.data,
+            clock=host.clock,
+            entropy=SeededEntropy(rng.getrandbits(SEED_BITS)),
+            background=InlineBackground(),
+            observer=self.observer,
         )
         self._h = cluster.heartbeat_interval_ms
-        self.context = RemoteContext(ports, self._h, LIMIT_DEFAULTS["span"])
+        self.context = RemoteContext(
+            ports=ports, heartbeat_interval_ms=self._h, span=LIMIT_DEFAULTS["span"]
+        )
         self.engine = RemoteEngine(self.context)
         # Until it registers it does not know the sidecar's name.
         nobody = Claimant(Owner(host.name, bytes(16)), GROUP, master=b"")
@@ -457,7 +459,7 @@ class Hosted:
     def _run(self, call: Callable[[], None]) -> bool:
         if len(self._asking) >= GRANTS_MAX:
             return False
-        self._asking.append(_PendingGrant(call))
+        self._asking.append(_PendingGrant(call=call))
         return True
 
     def _ask(self, ask: api.GrantRequest) -> api.GrantResponse:

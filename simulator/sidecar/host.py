@@ -154,7 +154,7 @@ class Host:
         ports = node.engine.context.ports
         count = self._cluster.config.partition_count
         description = TopicDescription(
-            COORDINATION_TOPIC, exists=True, partition_count=count
+            name=COORDINATION_TOPIC, exists=True, partition_count=count
         )
         hub = SidecarService(
             Runtime(node.engine, ports, description, FanOut(), "simulated"),

@@ -48,7 +48,7 @@ FAULTS = (
 OF_APPENDS = frozenset({"delay", "late", "loss", "copies"})
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, kw_only=True)
 class Process:
     """An application, over a sidecar or not.
 
@@ -83,7 +83,7 @@ class Process:
         return self.work.held
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, kw_only=True)
 class Place:
     """A host's sidecar, and what is wrong with it.
 
@@ -175,8 +175,8 @@ class HostedWorld(BaseWorld):
         is_amo = self.delivery is Delivery.AT_MOST_ONCE
         super().__init__(cluster, places, is_at_most_once=is_amo)
         self.wish = Wish(
-            (TOPIC,),
-            self.delivery,
+            topics=(TOPIC,),
+            delivery=self.delivery,
             policy=rng.choice(["fair", "fair", "greedy"]),
             options=ConsumerOptions(
                 max_poll_records=rng.choice([1, 3, 20]),
@@ -189,7 +189,7 @@ class HostedWorld(BaseWorld):
         self._names = self._pids = self._starts = 0
         self.restarts: list[tuple[int, Process]] = []
         self.hosts = [
-            Place(self._host(f"host-{number}", folder))
+            Place(host=self._host(f"host-{number}", folder))
             for number in range(rng.randint(1, 2))
         ]
         for place in self.hosts:
@@ -440,7 +440,9 @@ class HostedWorld(BaseWorld):
 
     def _add(self, client_id: str, work: Hosted | Node, *, where: str) -> None:
         self._starts += 1
-        process = Process(f"{client_id}#{self._starts}", client_id, work)
+        process = Process(
+            name=f"{client_id}#{self._starts}", client_id=client_id, work=work
+        )
         self.processes.append(process)
         self.trace(f"{process.name} starts, {where}")
 

@@ -266,11 +266,11 @@ def test_hostile_bytes_move_only_the_clock(values, seed):
 
 def entry_after(state, last, value):
     return LogEntry(
-        state.next_offset,
-        state.leader_epoch,
-        last.timestamp_ms,
-        last.timestamp_type,
-        value,
+        offset=state.next_offset,
+        leader_epoch=state.leader_epoch,
+        timestamp_ms=last.timestamp_ms,
+        timestamp_type=last.timestamp_type,
+        value=value,
     )
 
 

@@ -24,7 +24,7 @@ SAMPLE_MS = 3_000
 
 def folded_rows(entries, *, saved_at=()):
     """Return all rows of a log; the fold is put away and taken up again on the way."""
-    world, historian, rows = WorldState(0), Historian(SAMPLE_MS), []
+    world, historian, rows = WorldState(0), Historian(sample_ms=SAMPLE_MS), []
     for at, entry in enumerate(entries):
         if at in saved_at:
             world, historian = from_checkpoint(

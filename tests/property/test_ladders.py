@@ -18,7 +18,16 @@ ME = Owner("c1", ident("c1"))
 
 def verdict(effect, *, of=None):
     outcome = "accepted" if effect else "refused"
-    return Transition(7, outcome, effect, None, KEY, 7, None, of)
+    return Transition(
+        offset=7,
+        outcome=outcome,
+        effect=effect,
+        reason=None,
+        key=KEY,
+        epoch=7,
+        detail=None,
+        record=of,
+    )
 
 
 STEPS = st.lists(

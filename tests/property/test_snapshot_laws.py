@@ -47,7 +47,16 @@ def goes_on(state):
     epoch = (state.leader_epoch or 0) + 1
     for value in FRAMES:
         if state.halted is None and state.next_offset < OFFSET_MAX:
-            apply(state, LogEntry(state.next_offset, epoch, 10**9, 1, value))
+            apply(
+                state,
+                LogEntry(
+                    offset=state.next_offset,
+                    leader_epoch=epoch,
+                    timestamp_ms=10**9,
+                    timestamp_type=1,
+                    value=value,
+                ),
+            )
 
 
 anything = st.recursive(

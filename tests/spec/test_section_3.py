@@ -211,7 +211,13 @@ def test_3_6_an_empty_batch_is_undecodable():
 
 @pytest.mark.parametrize("record", all_records(), ids=lambda r: type(r).__name__)
 def test_3_7_text_and_bytes_are_equivalent(record):
-    entry = LogEntry(12, 0, 1_000, 1, encode(record))
+    entry = LogEntry(
+        offset=12,
+        leader_epoch=0,
+        timestamp_ms=1_000,
+        timestamp_type=1,
+        value=encode(record),
+    )
     document = entry_to_object(3, entry)
     assert list(document) == [
         *("partition", "offset", "leader_epoch", "timestamp_ms", "timestamp_type"),
@@ -223,7 +229,14 @@ def test_3_7_text_and_bytes_are_equivalent(record):
 
 def test_3_7_an_undecodable_value_is_never_decoded_again():
     value = encode(config())
-    entry = LogEntry(0, 0, 0, 1, value, undecodable="an old reader")
+    entry = LogEntry(
+        offset=0,
+        leader_epoch=0,
+        timestamp_ms=0,
+        timestamp_type=1,
+        value=value,
+        undecodable="an old reader",
+    )
     document = entry_to_object(0, entry)
     assert set(document["undecodable"]) == {"reason", "value"}
     assert object_to_entry(document) == (0, entry)

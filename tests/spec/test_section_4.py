@@ -54,18 +54,42 @@ def test_4_golden_log_digest_and_canonical_bytes():
 def test_4_1_what_goes_back_is_an_environment_fault(offset, epoch, error):
     log = Log()
     with pytest.raises(error):
-        fold([*log.entries, LogEntry(offset, epoch, START_MS, 1, b"")])
+        fold(
+            [
+                *log.entries,
+                LogEntry(
+                    offset=offset,
+                    leader_epoch=epoch,
+                    timestamp_ms=START_MS,
+                    timestamp_type=1,
+                    value=b"",
+                ),
+            ]
+        )
 
 
 def test_4_1_a_leader_epoch_that_goes_back():
-    entries = [LogEntry(0, 5, 0, 1, b""), LogEntry(1, 4, 0, 1, b"")]
+    entries = [
+        LogEntry(offset=0, leader_epoch=5, timestamp_ms=0, timestamp_type=1, value=b""),
+        LogEntry(offset=1, leader_epoch=4, timestamp_ms=0, timestamp_type=1, value=b""),
+    ]
     with pytest.raises(LogTruncated):
         fold(entries)
 
 
 @pytest.mark.parametrize("kind", [0, 1])
 def test_4_1_the_first_entry_starts_log_time(kind):
-    state = fold([LogEntry(0, 0, 70, kind, b"")])
+    state = fold(
+        [
+            LogEntry(
+                offset=0,
+                leader_epoch=0,
+                timestamp_ms=70,
+                timestamp_type=kind,
+                value=b"",
+            )
+        ]
+    )
     assert state.log_time_ms == 70
     assert state.append_time_ms == (70 if kind == 1 else 0)
 

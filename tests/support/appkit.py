@@ -36,7 +36,7 @@ class Wire:
 
     def __init__(self, service, **serving):
         self.service = service
-        self.serving = AppContext(Healthy(), service=service, **serving)
+        self.serving = AppContext(health=Healthy(), service=service, **serving)
         self.app = App(self.serving)
 
     def connect(self, connection=None):

@@ -81,14 +81,19 @@ def wish(
         on_claimed=on_claimed,
         on_lost=on_lost,
     )
-    return Wish(topics or ("t",), delivery, options=options, **rest)
+    return Wish(topics=topics or ("t",), delivery=delivery, options=options, **rest)
 
 
 def lines(cluster, partition=0):
     """Fold one coordinating partition afresh and return every transition."""
     state = WorldState(partition)
     return [
-        Line(stored.offset, stored.timestamp_ms, transition.record, transition)
+        Line(
+            offset=stored.offset,
+            time_ms=stored.timestamp_ms,
+            record=transition.record,
+            transition=transition,
+        )
         for stored in cluster.kafka.log(cluster.place(partition)).records
         for transition in apply(state, stored.entry())
     ]
@@ -159,7 +164,15 @@ def claim_of(node, key=KEY):
 
 def pause_record(cluster, until_ms, *, seq=1, op=b"o" * 16):
     inc = b"admin".ljust(16, b".")
-    return ReleaseGroup("admin", "g", inc, seq, op, until_ms, None)
+    return ReleaseGroup(
+        client_id="admin",
+        group_id="g",
+        incarnation=inc,
+        seq=seq,
+        op_id=op,
+        msg_expire_time=until_ms,
+        reason=None,
+    )
 
 
 def pause_for(cluster, for_ms, **rest):

@@ -109,7 +109,19 @@ class GrantModel:
         self.append = cache(self._append)
 
     def start(self):
-        clients = tuple(Client(n, NOBODY, False, 0, (), (), (), ()) for n in range(2))
+        clients = tuple(
+            Client(
+                life=n,
+                epoch=NOBODY,
+                anchored=False,
+                next_first=0,
+                asked=(),
+                granted=(),
+                sent=(),
+                inbox=(),
+            )
+            for n in range(2)
+        )
         return World(Fold(NOBODY, NOBODY, None), clients, (0,) * self.offsets)
 
     def broken(self, world):
@@ -168,7 +180,16 @@ class GrantModel:
             yield from self._consumes(world, index, client, room=room)
         if self.crashes and (client.epoch != NOBODY or client.sent):
             life = min(n for n in range(index, 20, 2) if n not in lives(world))
-            reborn = Client(life, NOBODY, False, 0, (), (), client.sent, ())
+            reborn = Client(
+                life=life,
+                epoch=NOBODY,
+                anchored=False,
+                next_first=0,
+                asked=(),
+                granted=(),
+                sent=client.sent,
+                inbox=(),
+            )
             yield f"{name} crashes and restarts", self._put(world, index, reborn)
 
     def _consumes(self, world, index, client, *, room):
@@ -182,7 +203,13 @@ class GrantModel:
         for last in range(client.next_first, self.offsets if room else 0):
             it = self.ladder(client)
             request = it.request(last, last)
-            sent = Sent(ASK, client.life, client.epoch, request.first, last)
+            sent = Sent(
+                kind=ASK,
+                life=client.life,
+                epoch=client.epoch,
+                first=request.first,
+                last=last,
+            )
             asking = self.after(client, it, sent=(*client.sent, sent))
             yield (
                 f"{name} asks for {request.first} to {last}",
@@ -190,7 +217,9 @@ class GrantModel:
             )
         if self.tasks and room and client.next_first < self.offsets:
             at = client.next_first
-            sent = Sent(TASK, client.life, client.epoch, at, at)
+            sent = Sent(
+                kind=TASK, life=client.life, epoch=client.epoch, first=at, last=at
+            )
             asking = client._replace(sent=(*client.sent, sent))
             yield f"a task of {name} asks for {at}", self._put(world, index, asking)
         if client.asked and self.gives_up:
@@ -240,7 +269,13 @@ class GrantModel:
                 and transition.reason is None
                 and other.epoch != NOBODY
             ):
-                news = UnreadVerdict(Sent(FOREIGN, 0), None, NOBODY, None, None)
+                news = UnreadVerdict(
+                    sent=Sent(FOREIGN, 0),
+                    reason=None,
+                    epoch=NOBODY,
+                    granted=None,
+                    head=None,
+                )
                 clients[1 - index] = other._replace(inbox=(*other.inbox, news))
             if all(len(c.inbox) <= self.unread for c in clients):
                 copy = " (and is sent again)" if stays else ""
@@ -298,7 +333,14 @@ class GrantModel:
         detail = None if granted is None else {"first": granted[0], "last": granted[1]}
         outcome = ACCEPTED if received.reason is None else "refused"
         return Transition(
-            0, outcome, None, received.reason, KEY, 0, detail, record_of(received.sent)
+            offset=0,
+            outcome=outcome,
+            effect=None,
+            reason=received.reason,
+            key=KEY,
+            epoch=0,
+            detail=detail,
+            record=record_of(received.sent),
         )
 
     # --- the fold
@@ -328,7 +370,13 @@ class GrantModel:
             state.keys[KEY], state.epochs[fold.epoch] = known, KEY
         state.groups["g"] = GroupState(key_count=len(state.keys))
         # Every claim finds the owner stale; no other record cares for the time.
-        entry = LogEntry(NEXT_OFFSET, 1, NOW_MS + 10_000, 1, encode(record_of(sent)))
+        entry = LogEntry(
+            offset=NEXT_OFFSET,
+            leader_epoch=1,
+            timestamp_ms=NOW_MS + 10_000,
+            timestamp_type=1,
+            value=encode(record_of(sent)),
+        )
         (transition,) = apply(state, entry)
         after = state.keys.get(KEY)
         head = None if after is None else max(after.position or 0, after.granted or 0)
@@ -347,7 +395,7 @@ class GrantModel:
         if transition.effect == "claimed":
             life = sent.life
         return Fold(life, epoch, head), UnreadVerdict(
-            sent, transition.reason, epoch, granted, head
+            sent=sent, reason=transition.reason, epoch=epoch, granted=granted, head=head
         )
 
 
@@ -358,16 +406,17 @@ def record_of(sent):
     if sent.kind == BEAT:
         return beat(max(0, sent.epoch), 0, client=who.client_id, inc=who.incarnation)
     grantee = who.incarnation if sent.kind == ASK else ident("task")
-    at = ("t", 0, max(0, sent.epoch))
     return ClaimingMessages(
-        who.client_id,
-        "g",
-        who.incarnation,
-        sent.last,
-        *at,
-        grantee,
-        sent.first,
-        sent.last,
+        client_id=who.client_id,
+        group_id="g",
+        incarnation=who.incarnation,
+        seq=sent.last,
+        topic="t",
+        partition=0,
+        epoch=max(0, sent.epoch),
+        grantee=grantee,
+        first=sent.first,
+        proposed_last_offset=sent.last,
     )
 
 
@@ -420,14 +469,14 @@ def renamed(world):
 
     clients = tuple(
         Client(
-            life(c.life),
-            epoch(c.epoch),
-            c.anchored,
-            c.next_first,
-            c.asked,
-            c.granted,
-            tuple(sent(s) for s in c.sent if s.kind == CLAIM or s.epoch == at),
-            tuple(
+            life=life(c.life),
+            epoch=epoch(c.epoch),
+            anchored=c.anchored,
+            next_first=c.next_first,
+            asked=c.asked,
+            granted=c.granted,
+            sent=tuple(sent(s) for s in c.sent if s.kind == CLAIM or s.epoch == at),
+            inbox=tuple(
                 h._replace(sent=sent(h.sent), epoch=epoch(h.epoch)) for h in unread(c)
             ),
         )

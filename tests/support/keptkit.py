@@ -24,11 +24,11 @@ class Shelf:
 
 def kept(world, **changes) -> KeptState:
     made = KeptState(
-        world.partition,
-        world.next_offset,
-        world.leader_epoch,
-        digest(world),
-        to_bytes(world),
-        "a test",
+        partition=world.partition,
+        offset=world.next_offset,
+        leader_epoch=world.leader_epoch,
+        digest=digest(world),
+        state=to_bytes(world),
+        source="a test",
     )
     return attrs.evolve(made, **changes)

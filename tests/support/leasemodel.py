@@ -13,7 +13,7 @@ from itertools import count
 from typing import NamedTuple
 
 import msgspec
-from logkit import KEY, OP, config, ident
+from logkit import KEY, OP, beat, config, ident, release
 from search import Broken
 
 from kafka_marshal.protocol.claiming import (
@@ -29,9 +29,7 @@ from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import (
     ClaimingPartition,
-    Heartbeat,
     ReleaseGroup,
-    ReleasingPartition,
     Resume,
 )
 from kafka_marshal.protocol.state import (
@@ -197,9 +195,27 @@ class LeaseModel:
     # --- the world
 
     def start(self):
-        fold = Fold(NOBODY, NOBODY, 0, 0, False, False, self.intervals[0], 0)
+        fold = Fold(
+            owner=NOBODY,
+            epoch=NOBODY,
+            age=0,
+            gap=0,
+            is_paused=False,
+            is_known=False,
+            h=self.intervals[0],
+            renewal_h=0,
+        )
         clients = tuple(
-            Client(n, Phase.WAITING, NOBODY, 0, 0, (), (), (NOBODY, NOBODY))
+            Client(
+                life=n,
+                phase=Phase.WAITING,
+                epoch=NOBODY,
+                age=0,
+                h=0,
+                sent=(),
+                inbox=(),
+                before=(NOBODY, NOBODY),
+            )
             for n in range(2)
         )
         return World(fold, clients, 0)
@@ -209,7 +225,16 @@ class LeaseModel:
         return "S4: two hold the key at one instant" if holders > 1 else None
 
     def _is_valid(self, phase, age, h):
-        client = Client(0, phase, NOBODY, age, h, (), (), (NOBODY, NOBODY))
+        client = Client(
+            life=0,
+            phase=phase,
+            epoch=NOBODY,
+            age=age,
+            h=h,
+            sent=(),
+            inbox=(),
+            before=(NOBODY, NOBODY),
+        )
         return self.claim(client).is_valid(NOW_MS)
 
     def steps(self, world):
@@ -272,7 +297,13 @@ class LeaseModel:
                 )
             else:
                 if room:
-                    beat = Sent(BEAT, client.life, client.epoch, 0, True)
+                    beat = Sent(
+                        kind=BEAT,
+                        life=client.life,
+                        epoch=client.epoch,
+                        age=0,
+                        is_known=True,
+                    )
                     beating = client._replace(sent=(*client.sent, beat))
                     yield f"{name} sends a beat", self._put(world, index, beating)
                 if self.gives_up:
@@ -294,15 +325,27 @@ class LeaseModel:
             return
         it.phase = Phase.WAITING  # as ``wants_to_claim`` does where none answers
         it.claim_sent(1, NOW_MS)
-        sent = Sent(CLAIM, client.life, NOBODY, 0, True)
+        sent = Sent(kind=CLAIM, life=client.life, epoch=NOBODY, age=0, is_known=True)
         claiming = self.after(client, it, sent=(*client.sent, sent))
         yield f"{name} sends a claim", self._put(world, index, claiming)
         if self.resumes and client.before[0] != NOBODY:
-            sent = Sent(RESUME, client.life, client.before[1], 0, True)
+            sent = Sent(
+                kind=RESUME,
+                life=client.life,
+                epoch=client.before[1],
+                age=0,
+                is_known=True,
+            )
             resuming = self.after(client, it, sent=(*client.sent, sent))
             yield f"{name} asks to resume", self._put(world, index, resuming)
         if self.bare_restart and world.fold.owner != NOBODY:
-            sent = Sent(BEAT, client.life, world.fold.epoch, 0, True)
+            sent = Sent(
+                kind=BEAT,
+                life=client.life,
+                epoch=world.fold.epoch,
+                age=0,
+                is_known=True,
+            )
             beating = client._replace(sent=(*client.sent, sent))
             yield f"{name} sends a bare heartbeat", self._put(world, index, beating)
 
@@ -315,7 +358,13 @@ class LeaseModel:
         epoch = client.epoch
         ended = self.after(client, it)
         if len(ended.sent) < self.in_flight:
-            sent = Sent(RELEASE, client.life, epoch, self.void, False)
+            sent = Sent(
+                kind=RELEASE,
+                life=client.life,
+                epoch=epoch,
+                age=self.void,
+                is_known=False,
+            )
             ended = ended._replace(sent=(*ended.sent, sent))
         return self._put(world, index, ended)
 
@@ -325,7 +374,16 @@ class LeaseModel:
         before = (NOBODY, NOBODY)
         if self.resumes and client.phase is Phase.HELD:
             before = (client.life, client.epoch)
-        reborn = Client(life, Phase.WAITING, NOBODY, 0, 0, ghosts, (), before)
+        reborn = Client(
+            life=life,
+            phase=Phase.WAITING,
+            epoch=NOBODY,
+            age=0,
+            h=0,
+            sent=ghosts,
+            inbox=(),
+            before=before,
+        )
         return self._put(world, index, reborn)
 
     def _lives(self, world):
@@ -362,7 +420,13 @@ class LeaseModel:
             at = sent.epoch if sent.kind == BEAT else epoch
             h = world.fold.h if effect else 0
             received = UnreadVerdict(
-                kind, effect, at, sent.age, sent.is_known, reason, h
+                kind=kind,
+                effect=effect,
+                epoch=at,
+                age=sent.age,
+                is_known=sent.is_known,
+                reason=reason,
+                h=h,
             )
             clients[index] = mine._replace(inbox=(*mine.inbox, received))
             if self.acknowledged and sent.kind == BEAT:
@@ -373,7 +437,9 @@ class LeaseModel:
             Phase.HELD,
             Phase.CLAIMING,
         }:
-            received = UnreadVerdict(FOREIGN, effect, epoch, self.void, False)
+            received = UnreadVerdict(
+                kind=FOREIGN, effect=effect, epoch=epoch, age=self.void, is_known=False
+            )
             clients[1 - index] = other._replace(inbox=(*other.inbox, received))
         if any(len(client.inbox) > self.unread for client in clients):
             return None
@@ -393,30 +459,30 @@ class LeaseModel:
         it = self.claim(client, received)
         owner = self.owner(client.life)
         record = ClaimingPartition(
-            owner.client_id,
-            "g",
-            owner.incarnation,
-            1,
-            1,
-            "t",
-            0,
-            None,
-            None,
-            None,
-            None,
+            client_id=owner.client_id,
+            group_id="g",
+            incarnation=owner.incarnation,
+            seq=1,
+            generation=1,
+            topic="t",
+            partition=0,
+            topic_id=None,
+            resume_hash=None,
+            expected_epoch=None,
+            resume=None,
         )
         outcome = ACCEPTED if received.effect else "refused"
         if received.kind == BEAT:
             outcome = ACCEPTED if received.effect else "ignored"
         transition = Transition(
-            received.epoch,
-            outcome,
-            received.effect,
-            received.reason,
-            KEY,
-            received.epoch,
-            None,
-            record,
+            offset=received.epoch,
+            outcome=outcome,
+            effect=received.effect,
+            reason=received.reason,
+            key=KEY,
+            epoch=received.epoch,
+            detail=None,
+            record=record,
         )
         label = (
             f"P{index} reads its {received.kind}: {received.effect or received.reason}"
@@ -443,7 +509,13 @@ class LeaseModel:
         after = self.after(client, it)
         if received.effect and not won and len(after.sent) < self.in_flight:
             # PROTOCOL 5.3: a ghost is released at once.
-            ghost = Sent(RELEASE, client.life, received.epoch, self.void, False)
+            ghost = Sent(
+                kind=RELEASE,
+                life=client.life,
+                epoch=received.epoch,
+                age=self.void,
+                is_known=False,
+            )
             after = after._replace(sent=(*after.sent, ghost))
         return label, self._put(world, index, after)
 
@@ -475,7 +547,13 @@ class LeaseModel:
             record = config(2, era=2, h=what)
         else:
             record = self._record(*what)
-        entry = LogEntry(NEXT_OFFSET, 7, now_ms, 1, encode(record))
+        entry = LogEntry(
+            offset=NEXT_OFFSET,
+            leader_epoch=7,
+            timestamp_ms=now_ms,
+            timestamp_type=1,
+            value=encode(record),
+        )
         (transition,) = apply(state, entry)
         after = state.keys.get(KEY)
         pause = state.active_pause("g")
@@ -547,17 +625,22 @@ class LeaseModel:
                 self.owner(before[0]).incarnation, sent.epoch, key_secret(MASTER, KEY)
             )
             return it.claim_record(1, 1, resume=past)
+        who = {"client": owner.client_id, "inc": owner.incarnation, "seq": 1}
         if sent.kind == BEAT:
-            return Heartbeat(
-                *owner[:1], "g", owner[1], 1, "t", 0, sent.epoch, None, False
-            )
-        return ReleasingPartition(
-            *owner[:1], "g", owner[1], 1, "t", 0, sent.epoch, None, None, None
-        )
+            return beat(sent.epoch, **who)
+        return release(sent.epoch, **who)
 
     def _pause(self, fold):
         until_ms = 0 if fold.is_paused else 2**60
-        return ReleaseGroup("admin", "g", ident("admin"), 2, OP, until_ms, None)
+        return ReleaseGroup(
+            client_id="admin",
+            group_id="g",
+            incarnation=ident("admin"),
+            seq=2,
+            op_id=OP,
+            msg_expire_time=until_ms,
+            reason=None,
+        )
 
     # --- names
 
@@ -577,20 +660,26 @@ class LeaseModel:
 
         clients = tuple(
             Client(
-                life(c.life),
-                self._phase(c),
-                epoch(c.epoch),
-                c.age,
-                c.h,
-                tuple(
-                    Sent(s.kind, life(s.life), epoch(s.epoch), s.age, s.is_known)
+                life=life(c.life),
+                phase=self._phase(c),
+                epoch=epoch(c.epoch),
+                age=c.age,
+                h=c.h,
+                sent=tuple(
+                    Sent(
+                        kind=s.kind,
+                        life=life(s.life),
+                        epoch=epoch(s.epoch),
+                        age=s.age,
+                        is_known=s.is_known,
+                    )
                     for s in c.sent
                 ),
-                tuple(
+                inbox=tuple(
                     received._replace(epoch=epoch(received.epoch))
                     for received in self._unread(c)
                 ),
-                (life(c.before[0]), epoch(c.before[1])),
+                before=(life(c.before[0]), epoch(c.before[1])),
             )
             for c in world.clients
         )

@@ -36,7 +36,7 @@ CREATE_TIME = 0
 LOG_APPEND_TIME = 1
 
 KEY = Key("g", "t", 0)
-NO_LIMITS = Limits(*[None] * len(Limits.__struct_fields__))
+NO_LIMITS = Limits(**dict.fromkeys(Limits.__struct_fields__))
 
 
 def ident(name: str) -> bytes:
@@ -72,7 +72,16 @@ def config(
     level=1,
     **bounds,
 ):
-    return Config(generation, format_id, era, cluster_id, h, k, level, limits(**bounds))
+    return Config(
+        generation=generation,
+        format_id=format_id,
+        era=era,
+        cluster_id=cluster_id,
+        heartbeat_interval_ms=h,
+        partition_count=k,
+        feature_level=level,
+        limits=limits(**bounds),
+    )
 
 
 def claim(
@@ -89,17 +98,17 @@ def claim(
 ):
     inc = ident(client) if inc is None else inc
     return ClaimingPartition(
-        client,
-        key.group_id,
-        inc,
-        seq,
-        generation,
-        key.topic,
-        key.partition,
-        topic_id,
-        resume_hash,
-        expected,
-        resume,
+        client_id=client,
+        group_id=key.group_id,
+        incarnation=inc,
+        seq=seq,
+        generation=generation,
+        topic=key.topic,
+        partition=key.partition,
+        topic_id=topic_id,
+        resume_hash=resume_hash,
+        expected_epoch=expected,
+        resume=resume,
     )
 
 
@@ -111,21 +120,23 @@ def resume(epoch, *, client="c1", inc=INC_AGAIN, before=INC, secret=SECRET, **re
 def beat(epoch, position=None, *, client="c1", key=KEY, inc=None, seq=0, rewind=False):
     inc = ident(client) if inc is None else inc
     return Heartbeat(
-        client,
-        key.group_id,
-        inc,
-        seq,
-        key.topic,
-        key.partition,
-        epoch,
-        position,
-        rewind,
+        client_id=client,
+        group_id=key.group_id,
+        incarnation=inc,
+        seq=seq,
+        topic=key.topic,
+        partition=key.partition,
+        epoch=epoch,
+        position=position,
+        rewind=rewind,
     )
 
 
 def batch(*beats, client="c1", group="g", inc=None, seq=0):
     inc = ident(client) if inc is None else inc
-    return BatchHeartbeat(client, group, inc, seq, beats)
+    return BatchHeartbeat(
+        client_id=client, group_id=group, incarnation=inc, seq=seq, beats=beats
+    )
 
 
 def release(
@@ -133,50 +144,77 @@ def release(
 ):
     inc = ident(client) if inc is None else inc
     return ReleasingPartition(
-        client,
-        key.group_id,
-        inc,
-        seq,
-        key.topic,
-        key.partition,
-        epoch,
-        position,
-        successor,
-        None,
+        client_id=client,
+        group_id=key.group_id,
+        incarnation=inc,
+        seq=seq,
+        topic=key.topic,
+        partition=key.partition,
+        epoch=epoch,
+        position=position,
+        successor=successor,
+        reason=None,
     )
 
 
 def forgetting(epoch, *, client="admin", key=KEY):
     inc = ident(client)
     group, topic, partition = key
-    return ForgettingPartition(client, group, inc, 0, topic, partition, epoch)
+    return ForgettingPartition(
+        client_id=client,
+        group_id=group,
+        incarnation=inc,
+        seq=0,
+        topic=topic,
+        partition=partition,
+        epoch=epoch,
+    )
 
 
 def messages(epoch, first, last, *, client="c1", key=KEY, inc=None, seq=0):
     inc = ident(client) if inc is None else inc
     return ClaimingMessages(
-        client,
-        key.group_id,
-        inc,
-        seq,
-        key.topic,
-        key.partition,
-        epoch,
-        ident("grantee"),
-        first,
-        last,
+        client_id=client,
+        group_id=key.group_id,
+        incarnation=inc,
+        seq=seq,
+        topic=key.topic,
+        partition=key.partition,
+        epoch=epoch,
+        grantee=ident("grantee"),
+        first=first,
+        proposed_last_offset=last,
     )
 
 
 def pause(until, *, op=OP, group="g", client="admin", inc=None, seq=0):
     inc = ident(client) if inc is None else inc
-    return ReleaseGroup(client, group, inc, seq, op, until, None)
+    return ReleaseGroup(
+        client_id=client,
+        group_id=group,
+        incarnation=inc,
+        seq=seq,
+        op_id=op,
+        msg_expire_time=until,
+        reason=None,
+    )
 
 
 def member(client="c1", *, group="g", inc=None, seq=0, plan_generation=None):
     inc = ident(client) if inc is None else inc
     return Member(
-        client, group, inc, seq, ("t",), "host", 1, 0, {}, False, 1, plan_generation
+        client_id=client,
+        group_id=group,
+        incarnation=inc,
+        seq=seq,
+        topics=("t",),
+        host="host",
+        capacity=1,
+        load=0,
+        labels={},
+        draining=False,
+        feature_level_max=1,
+        plan_generation=plan_generation,
     )
 
 
@@ -186,12 +224,27 @@ DIGEST = ident("digest")
 
 def begin(epoch=0, *, client="c1", inc=None, seq=0, checkpoint=CHECKPOINT):
     inc = ident(client) if inc is None else inc
-    return CheckpointBegin(client, "marshal", inc, seq, epoch, checkpoint)
+    return CheckpointBegin(
+        client_id=client,
+        group_id="marshal",
+        incarnation=inc,
+        seq=seq,
+        epoch=epoch,
+        checkpoint_id=checkpoint,
+    )
 
 
 def chunk(data, number=0, *, epoch=0, client="c1", seq=0, checkpoint=CHECKPOINT):
-    name = ("marshal", ident(client), seq, epoch, checkpoint)
-    return CheckpointChunk(client, *name, number, data)
+    return CheckpointChunk(
+        client_id=client,
+        group_id="marshal",
+        incarnation=ident(client),
+        seq=seq,
+        epoch=epoch,
+        checkpoint_id=checkpoint,
+        number=number,
+        data=data,
+    )
 
 
 def finish(
@@ -206,8 +259,19 @@ def finish(
     seq=0,
     checkpoint=CHECKPOINT,
 ):
-    name = ("marshal", ident(client), seq, epoch, checkpoint)
-    return CheckpointEnd(client, *name, begin_offset, leader_epoch, parts, size, digest)
+    return CheckpointEnd(
+        client_id=client,
+        group_id="marshal",
+        incarnation=ident(client),
+        seq=seq,
+        epoch=epoch,
+        checkpoint_id=checkpoint,
+        begin_offset=begin_offset,
+        begin_leader_epoch=leader_epoch,
+        part_count=parts,
+        size_bytes=size,
+        digest=digest,
+    )
 
 
 def resets(value, digest, *, bytes_max=100, op=OP, client="admin"):
@@ -215,16 +279,16 @@ def resets(value, digest, *, bytes_max=100, op=OP, client="admin"):
     parts = [value[at : at + bytes_max] for at in range(0, len(value), bytes_max)]
     return [
         Reset(
-            client,
-            "marshal",
-            ident(client),
-            number,
-            op,
-            number,
-            len(parts),
-            len(value),
-            bytes.fromhex(digest),
-            part,
+            client_id=client,
+            group_id="marshal",
+            incarnation=ident(client),
+            seq=number,
+            op_id=op,
+            number=number,
+            part_count=len(parts),
+            size_bytes=len(value),
+            digest=bytes.fromhex(digest),
+            data=part,
         )
         for number, part in enumerate(parts)
     ]
@@ -253,11 +317,11 @@ class Log:
         self.leader_epoch = self.leader_epoch if epoch is None else epoch
         value = what if isinstance(what, bytes | None) else encode(what)
         entry = LogEntry(
-            self.state.next_offset if offset is None else offset,
-            self.leader_epoch,
-            self.now_ms,
-            kind,
-            value,
+            offset=self.state.next_offset if offset is None else offset,
+            leader_epoch=self.leader_epoch,
+            timestamp_ms=self.now_ms,
+            timestamp_type=kind,
+            value=value,
         )
         self.entries.append(entry)
         return apply(self.state, entry)

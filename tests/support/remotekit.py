@@ -62,13 +62,13 @@ class RemoteRig:
         self.clock = self.cluster.clock.view()
         self.observer = Recorder()
         ports = RemotePorts(
-            self.cluster.kafka.data_log(),
-            self.clock,
-            SeededEntropy(1),
-            InlineBackground(),
-            self.observer,
+            data=self.cluster.kafka.data_log(),
+            clock=self.clock,
+            entropy=SeededEntropy(1),
+            background=InlineBackground(),
+            observer=self.observer,
         )
-        self.context = RemoteContext(ports, H, span)
+        self.context = RemoteContext(ports=ports, heartbeat_interval_ms=H, span=span)
         self.engine = RemoteEngine(self.context)
         owner = Owner("host-a", bytes.fromhex(INCARNATION))
         claimant = Claimant(owner, "g", master=b"")

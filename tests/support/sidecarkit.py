@@ -88,7 +88,7 @@ class Machine:
         for state in (State.STARTING, State.RECOVERY, State.RUNNING):
             self.states.move(state, reason="a test")
         ports = self.node.engine.context.ports
-        description = TopicDescription("__marshal", exists=True, partition_count=1)
+        description = TopicDescription(name="__marshal", exists=True, partition_count=1)
         observers = FanOut()
         self.service = SidecarService(
             Runtime(self.node.engine, ports, description, observers, "fake"),

@@ -2,6 +2,7 @@ import attrs
 import msgspec
 import pytest
 from enginekit import KEY, H, fold, owning, wish, world, write
+from logkit import claim, member, messages, release
 
 from kafka_marshal.admin_reset import (
     ForgetPlan,
@@ -26,10 +27,6 @@ from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import (
     SUPPORTED_LEVEL,
-    ClaimingMessages,
-    ClaimingPartition,
-    Member,
-    ReleasingPartition,
     Reset,
 )
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
@@ -147,8 +144,25 @@ def test_staged_parts_of_another_reset_are_not_restored():
     cluster, _ = story()
     kept = find(cluster)
     state = from_bytes(kept.state)
-    part = Reset("other", "marshal", b"i" * 16, 1, b"o" * 16, 0, 2, 9, b"d" * 16, b"?")
-    entry = LogEntry(state.next_offset, state.leader_epoch, 0, 1, encode(part))
+    part = Reset(
+        client_id="other",
+        group_id="marshal",
+        incarnation=b"i" * 16,
+        seq=1,
+        op_id=b"o" * 16,
+        number=0,
+        part_count=2,
+        size_bytes=9,
+        digest=b"d" * 16,
+        data=b"?",
+    )
+    entry = LogEntry(
+        offset=state.next_offset,
+        leader_epoch=state.leader_epoch,
+        timestamp_ms=0,
+        timestamp_type=1,
+        value=encode(part),
+    )
     (staged,) = apply(state, entry)
     assert staged.effect == "reset_staged"
     state.next_offset = entry.offset
@@ -279,8 +293,7 @@ def test_a_partition_with_another_config_is_an_error():
 
 def test_members_of_an_older_release_are_named():
     cluster = lowered(1)
-    name = ("old", "g", b"i" * 16, 1)
-    write(cluster, Member(*name, ("t",), "host", 0, 0, {}, False, 1, None))
+    write(cluster, member("old", inc=b"i" * 16))
     plan = plan_upgrade(worlds(follower(cluster)))
     assert plan.too_old == ("g/old",)
     with pytest.raises(ClaimRejected, match="g/old"):
@@ -305,12 +318,11 @@ def owning_what_is_gone():
     """Return a cluster with a held key, and one released at most once."""
     cluster = world()
     node = owning(cluster)
-    owner = ("z", bytes(16))
-    write(cluster, ClaimingPartition("z", "g", owner[1], 1, 1, *GONE[1:], *[None] * 4))
+    who = {"key": GONE, "client": "z", "inc": bytes(16)}
+    write(cluster, claim(**who, seq=1))
     epoch = fold(cluster).keys[GONE].epoch
-    who = ("z", "g", owner[1])
-    write(cluster, ClaimingMessages(*who, 2, *GONE[1:], epoch, bytes(16), 0, 9))
-    write(cluster, ReleasingPartition(*who, 3, *GONE[1:], epoch, None, None, None))
+    write(cluster, messages(epoch, 0, 9, **who, seq=2))
+    write(cluster, release(epoch, **who, seq=3))
     assert fold(cluster).keys[GONE].granted == 10
     return cluster, node, epoch
 

@@ -14,7 +14,7 @@ OLD, NEW = Token(1, 0, 7), Token(1, 0, 9)
 
 def record(partition, offset, *, token=OLD, topic="t"):
     """Return what counts of a record here."""
-    return CommitToken(topic, partition, offset, token)
+    return CommitToken(topic=topic, partition=partition, offset=offset, token=token)
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,13 @@ def test_a_token_of_another_offset_or_partition_is_refused(cluster):
     (record, *_) = polled(node)
     token = node.consumer.commit_token(record)
     with pytest.raises(InvalidTransition, match="8"):
-        node.consumer.commit(CommitToken("t", 0, 8, token.token))
+        node.consumer.commit(
+            CommitToken(topic="t", partition=0, offset=8, token=token.token)
+        )
     with pytest.raises(ClaimLost, match="t-7 offset 0"):
-        node.consumer.commit(CommitToken("t", 7, 0, token.token))
+        node.consumer.commit(
+            CommitToken(topic="t", partition=7, offset=0, token=token.token)
+        )
     assert node.consumer.committed(T0) == 0
 
 

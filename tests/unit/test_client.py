@@ -22,7 +22,7 @@ from kafka_marshal.observability.logs import FanOut
 from kafka_marshal.ports import Event
 from kafka_marshal.testing.node import Recorder
 
-SAFE = TopicDescription("__marshal", exists=True)
+SAFE = TopicDescription(name="__marshal", exists=True)
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_an_interval_that_differs_from_the_log_s_is_refused(cluster, tmp_path):
 
 def test_a_dangerous_topic_is_refused(cluster, tmp_path):
     cluster.description = TopicDescription(
-        "__marshal", exists=True, configs={"message.timestamp.type": "CreateTime"}
+        name="__marshal", exists=True, configs={"message.timestamp.type": "CreateTime"}
     )
     with pytest.raises(TopicMisconfigured, match="cannot be relied on"):
         opened(tmp_path)

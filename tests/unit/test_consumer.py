@@ -82,7 +82,9 @@ def test_a_record_that_was_never_handed_out_is_an_error(cluster):
     node = owning(cluster, most=4)
     (record, *_) = polled(node)
     with pytest.raises(InvalidTransition, match="7"):
-        node.consumer.commit(CommitToken("t", 0, 7, record.token))
+        node.consumer.commit(
+            CommitToken(topic="t", partition=0, offset=7, token=record.token)
+        )
 
 
 def test_a_record_of_an_earlier_claim_is_lost(cluster):

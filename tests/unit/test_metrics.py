@@ -332,14 +332,38 @@ def test_the_engine_exports_its_times_and_events(cluster, registry, scrape):
 
 def claiming(group, topic, partition=0, client="x"):
     incarnation = client.encode().ljust(16, b".")
-    record = (client, group, incarnation, 1, 1, topic, partition, None, b"h" * 32)
-    return ClaimingPartition(*record, None, None)
+    return ClaimingPartition(
+        client_id=client,
+        group_id=group,
+        incarnation=incarnation,
+        seq=1,
+        generation=1,
+        topic=topic,
+        partition=partition,
+        topic_id=None,
+        resume_hash=b"h" * 32,
+        expected_epoch=None,
+        resume=None,
+    )
 
 
 def member(group, client):
     incarnation = client.encode().ljust(16, b".")
     topics = (f"topic-of-{client}",)
-    return Member(client, group, incarnation, 1, topics, "h", 0, 0, {}, False, 1, None)
+    return Member(
+        client_id=client,
+        group_id=group,
+        incarnation=incarnation,
+        seq=1,
+        topics=topics,
+        host="h",
+        capacity=0,
+        load=0,
+        labels={},
+        draining=False,
+        feature_level_max=1,
+        plan_generation=None,
+    )
 
 
 def test_names_of_others_make_no_series(cluster, registry, scrape):

@@ -217,16 +217,16 @@ def test_at_most_once_the_grants_of_others_move_the_position(cluster):
     write(
         cluster,
         ClaimingMessages(
-            owner.client_id,
-            "g",
-            owner.incarnation,
-            2**40,
-            "t",
-            0,
-            token.offset,
-            grantee,
-            0,
-            3,
+            client_id=owner.client_id,
+            group_id="g",
+            incarnation=owner.incarnation,
+            seq=2**40,
+            topic="t",
+            partition=0,
+            epoch=token.offset,
+            grantee=grantee,
+            first=0,
+            proposed_last_offset=3,
         ),
     )
     cluster.run(100)

@@ -28,7 +28,13 @@ UNTIL = 2_000_000
 
 
 def entry(offset, timestamp_ms=0, value=b""):
-    return LogEntry(offset, 0, timestamp_ms, 1, value)
+    return LogEntry(
+        offset=offset,
+        leader_epoch=0,
+        timestamp_ms=timestamp_ms,
+        timestamp_type=1,
+        value=value,
+    )
 
 
 def accepted(prefix, *entries, partition=0):
@@ -49,7 +55,15 @@ def test_a_view_of_a_time_is_a_prefix_though_a_clock_goes_back():
 
 
 def released(reason, *, op=OP, seq=0):
-    record = ReleaseGroup("admin", "g", bytes(16), seq, op, UNTIL, reason)
+    record = ReleaseGroup(
+        client_id="admin",
+        group_id="g",
+        incarnation=bytes(16),
+        seq=seq,
+        op_id=op,
+        msg_expire_time=UNTIL,
+        reason=reason,
+    )
     return encode(record)
 
 

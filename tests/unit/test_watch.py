@@ -47,7 +47,18 @@ def test_claims_that_come_and_go(story):
     assert claimed.token == watch.world().partitions[0].token(KEY)
     story.write(beat(epoch, 4))
     assert watch.changes(0) == []
-    record = ReleasingPartition("c1", "g", INC, 0, "t", 0, epoch, 9, None, "closed")
+    record = ReleasingPartition(
+        client_id="c1",
+        group_id="g",
+        incarnation=INC,
+        seq=0,
+        topic="t",
+        partition=0,
+        epoch=epoch,
+        position=9,
+        successor=None,
+        reason="closed",
+    )
     story.write(record)
     (released,) = watch.changes(0)
     assert (released.what, released.position) == ("released", 9)

@@ -253,11 +253,11 @@ def _source(call: Call) -> "Source":
     from kafka_marshal.spark.audit import Source
 
     return Source(
-        call.bootstrap_servers,
-        call.coordination_topic,
-        dict(call.options),
-        call.transport,
-        call.timeout_ms,
+        bootstrap_servers=call.bootstrap_servers,
+        coordination_topic=call.coordination_topic,
+        options=dict(call.options),
+        transport=call.transport,
+        timeout_ms=call.timeout_ms,
     )
 
 

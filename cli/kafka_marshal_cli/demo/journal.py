@@ -22,7 +22,7 @@ LOST = "lost"
 END = "end"
 
 
-class Line(msgspec.Struct, frozen=True, omit_defaults=True):
+class Line(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One line of a journal.
 
     Attributes:
@@ -73,7 +73,15 @@ class JournalWriter:
         note: str = "",
     ) -> None:
         """Write one line; the operating system has it when the call returns."""
-        line = Line(monotonic_ms(), kind, partition, offset, last, token, note)
+        line = Line(
+            at=monotonic_ms(),
+            kind=kind,
+            partition=partition,
+            offset=offset,
+            last=last,
+            token=token,
+            note=note,
+        )
         os.write(self._file, msgspec.json.encode(line) + b"\n")
 
 

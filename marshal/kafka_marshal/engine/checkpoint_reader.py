@@ -226,12 +226,12 @@ def _first_whole(
             value, end = assembly.state(t), assembly.end
             if isinstance(value, bytes):
                 found[t] = KeptState(
-                    t,
-                    end.begin_offset + 1,
-                    end.begin_leader_epoch,
-                    end.digest.hex(),
-                    value,
-                    f"checkpoint {end.checkpoint_id.hex()}",
+                    partition=t,
+                    offset=end.begin_offset + 1,
+                    leader_epoch=end.begin_leader_epoch,
+                    digest=end.digest.hex(),
+                    state=value,
+                    source=f"checkpoint {end.checkpoint_id.hex()}",
                     is_in_log=True,
                 )
 

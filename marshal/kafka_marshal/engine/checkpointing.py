@@ -6,6 +6,7 @@ checkpoints, so a fleet writes as few of them as a single process.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import attrs
 
@@ -71,7 +72,7 @@ class CheckpointRule:
     entries: int = ENTRIES_DEFAULT
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, kw_only=True)
 class _Work:
     """A checkpoint being written.
 
@@ -100,7 +101,7 @@ class _Work:
     is_ending: bool = False
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, kw_only=True)
 class _Schedule:
     """Checkpoint schedule of one coordinating partition.
 
@@ -137,7 +138,9 @@ class Checkpointer:
         self._context = context
         self._outbox = Outbox(context, claimant)
         now_ms = context.now_ms
-        self._schedules = [_Schedule(t, now_ms) for t in sorted(context.replicas)]
+        self._schedules = [
+            _Schedule(partition=t, since_ms=now_ms) for t in sorted(context.replicas)
+        ]
 
     def drive(self, now_ms: int) -> None:
         """Write what is due, a few chunks per round."""
@@ -203,7 +206,7 @@ class Checkpointer:
             return
         schedule.try_at_ms = None
         random_id = self._context.ports.entropy.random_bytes(16)
-        schedule.work = _Work(claim, random_id)
+        schedule.work = _Work(claim=claim, checkpoint_id=random_id)
         generation = (replica.world.config or self._context.settled).generation
         seq, sent_ms = self._outbox.send(
             schedule.partition, lambda seq: claim.claim_record(seq, generation), key=key
@@ -237,14 +240,14 @@ class Checkpointer:
         self._outbox.send(
             schedule.partition,
             lambda seq: Heartbeat(
-                owner.client_id,
-                key.group_id,
-                owner.incarnation,
-                seq,
-                key.topic,
-                key.partition,
-                epoch,
-                None,
+                client_id=owner.client_id,
+                group_id=key.group_id,
+                incarnation=owner.incarnation,
+                seq=seq,
+                topic=key.topic,
+                partition=key.partition,
+                epoch=epoch,
+                position=None,
                 rewind=False,
             ),
             key=key,
@@ -254,12 +257,19 @@ class Checkpointer:
         """Send the next record of a checkpoint; return whether another may follow."""
         if len(work.pending) >= UNDER_WAY_MAX or work.is_ending:
             return False
-        head = (*self._head(), self._epoch(work), work.checkpoint_id)
+        owner = self.claimant.owner
+        head: dict[str, Any] = {
+            "client_id": owner.client_id,
+            "group_id": self.claimant.group_id,
+            "incarnation": owner.incarnation,
+            "epoch": self._epoch(work),
+            "checkpoint_id": work.checkpoint_id,
+        }
         if work.parts is None:
             if work.pending:
                 return False
             self._send(
-                schedule, work, now_ms, lambda seq: CheckpointBegin(*_at(head, seq))
+                schedule, work, now_ms, lambda seq: CheckpointBegin(**head, seq=seq)
             )
             return False
         number, data = work.sent_count, next(work.parts, None)
@@ -270,7 +280,7 @@ class Checkpointer:
                 schedule,
                 work,
                 now_ms,
-                lambda seq: CheckpointChunk(*_at(head, seq), number, data),
+                lambda seq: CheckpointChunk(**head, seq=seq, number=number, data=data),
             )
             return True
         if work.pending or work.begin is None:
@@ -282,15 +292,17 @@ class Checkpointer:
             work,
             now_ms,
             lambda seq: CheckpointEnd(
-                *_at(head, seq), *begin, count, work.size_bytes, checksum
+                **head,
+                seq=seq,
+                begin_offset=begin[0],
+                begin_leader_epoch=begin[1],
+                part_count=count,
+                size_bytes=work.size_bytes,
+                digest=checksum,
             ),
         )
         work.is_ending = True
         return False
-
-    def _head(self) -> tuple[str, str, bytes]:
-        owner = self.claimant.owner
-        return owner.client_id, self.claimant.group_id, owner.incarnation
 
     def _epoch(self, work: _Work) -> int:
         assert work.claim.epoch is not None
@@ -314,16 +326,16 @@ class Checkpointer:
         self._outbox.send(
             partition,
             lambda seq: ReleasingPartition(
-                owner.client_id,
-                key.group_id,
-                owner.incarnation,
-                seq,
-                key.topic,
-                key.partition,
-                epoch,
-                None,
-                None,
-                "checkpointed",
+                client_id=owner.client_id,
+                group_id=key.group_id,
+                incarnation=owner.incarnation,
+                seq=seq,
+                topic=key.topic,
+                partition=key.partition,
+                epoch=epoch,
+                position=None,
+                successor=None,
+                reason="checkpointed",
             ),
             key=key,
         )
@@ -408,11 +420,3 @@ class Checkpointer:
             if schedule.work is not None:
                 self._end(schedule, schedule.work)
         self.rule = CheckpointRule(interval_ms=0)
-
-
-def _at(
-    head: tuple[str, str, bytes, int, bytes], seq: int
-) -> tuple[str, str, bytes, int, int, bytes]:
-    """Return the leading fields of all records of a checkpoint."""
-    client_id, group_id, incarnation, epoch, checkpoint_id = head
-    return client_id, group_id, incarnation, seq, epoch, checkpoint_id

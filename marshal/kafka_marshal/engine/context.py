@@ -28,7 +28,7 @@ from .meters import EngineMeters
 from .replica import Glance, Replica
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Ports:
     """The engine's interfaces to Kafka, time, threads and observers."""
 

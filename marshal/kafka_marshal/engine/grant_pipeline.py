@@ -29,7 +29,7 @@ from .interfaces import ClaimEngine, ClaimSession
 _offset = attrgetter("offset")
 
 
-@attrs.define
+@attrs.define(kw_only=True)
 class _Meter:
     """Measures how fast one place is consumed, without waits for its grants."""
 
@@ -109,7 +109,9 @@ class GrantPipeline:
     def _meter(self, place: FetchState) -> _Meter:
         meter = self._meters.get(place.partition)
         if meter is None or meter.place is not place:
-            meter = _Meter(place, Pace(self._batches_max), self._clock.now_ms())
+            meter = _Meter(
+                place=place, pace=Pace(self._batches_max), since_ms=self._clock.now_ms()
+            )
             self._meters[place.partition] = meter
         return meter
 

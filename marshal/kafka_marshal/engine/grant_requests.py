@@ -147,17 +147,17 @@ class GrantRequests:
         first = wish.first if head is None else head
         span = self._context.settled.limit("span")
         record = ClaimingMessages(
-            owner.client_id,
-            key.group_id,
-            owner.incarnation,
-            seq,
-            key.topic,
-            key.partition,
-            wish.epoch,
-            wish.grantee,
-            wish.first,
-            last_within(wish.last, first, span=span),
-            mark_to_tags(wish.mark),
+            client_id=owner.client_id,
+            group_id=key.group_id,
+            incarnation=owner.incarnation,
+            seq=seq,
+            topic=key.topic,
+            partition=key.partition,
+            epoch=wish.epoch,
+            grantee=wish.grantee,
+            first=wish.first,
+            proposed_last_offset=last_within(wish.last, first, span=span),
+            tags=mark_to_tags(wish.mark),
         )
         partition = self._context.partition_of(key)
         sent_ms = self._context.now_ms

@@ -205,7 +205,12 @@ class Heartbeater:
         seq, _ = self._outbox.send(
             partition,
             lambda seq: BatchHeartbeat(
-                owner.client_id, claimant.group_id, owner.incarnation, seq, beats, tags
+                client_id=owner.client_id,
+                group_id=claimant.group_id,
+                incarnation=owner.incarnation,
+                seq=seq,
+                beats=beats,
+                tags=tags,
             ),
         )
         return seq
@@ -217,14 +222,14 @@ class Heartbeater:
         seq, _ = self._outbox.send(
             partition,
             lambda seq: Heartbeat(
-                owner.client_id,
-                key.group_id,
-                owner.incarnation,
-                seq,
-                key.topic,
-                key.partition,
-                holding.claim.epoch or 0,
-                position,
+                client_id=owner.client_id,
+                group_id=key.group_id,
+                incarnation=owner.incarnation,
+                seq=seq,
+                topic=key.topic,
+                partition=key.partition,
+                epoch=holding.claim.epoch or 0,
+                position=position,
                 rewind=False,
                 tags=mark_to_tags(holding.mark),
             ),

@@ -31,7 +31,7 @@ POLL_MS = 100
 POLLS_MAX = 100
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class KeptState:
     """The state of one coordinating partition after every entry below ``offset``.
 
@@ -338,7 +338,7 @@ FORMAT_VERSION = 1
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class _Soft(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+class _Soft(msgspec.Struct, array_like=True, forbid_unknown_fields=True, kw_only=True):
     version: int
     counters: dict[str, int]
     undecodable: list[tuple[int, str, bytes]]
@@ -374,7 +374,13 @@ def freeze_soft(soft: SoftState) -> Callable[[], bytes]:
     ]
     notes: list[Any] = [(key, note) for key, note in soft.notes.items()]
     ring = [(each.offset, each.reason, each.head) for each in soft.undecodable]
-    frozen = _Soft(FORMAT_VERSION, dict(soft.counters), ring, members, notes)
+    frozen = _Soft(
+        version=FORMAT_VERSION,
+        counters=dict(soft.counters),
+        undecodable=ring,
+        members=members,
+        notes=notes,
+    )
     return lambda: _encode(frozen)
 
 

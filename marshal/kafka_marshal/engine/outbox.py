@@ -67,7 +67,9 @@ class Outbox:
         value = encode(record)
         # PROTOCOL 5.2: leases count from here, before anything can be delayed.
         sent_ms = self._context.now_ms
-        self._pending[seq] = Sent(sent_ms, partition, key, grantee_of(record))
+        self._pending[seq] = Sent(
+            sent_ms=sent_ms, partition=partition, key=key, grantee=grantee_of(record)
+        )
         if len(self._pending) > PENDING_MAX:
             del self._pending[next(iter(self._pending))]
         self._appends.append(self._context.ports.log.append(partition, value))

@@ -45,7 +45,7 @@ class GroupView(Protocol):
         ...
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Stuck:
     """A partition whose application has stopped polling.
 
@@ -84,7 +84,9 @@ class Stuck:
             f"the application is away for {self.quiet_ms} ms of at most "
             f"{self.limit_ms}, {self.in_hand} in hand, lag {lag}"
         )
-        return Drain(WEDGED, self.taker or None, now_ms, detail)
+        return Drain(
+            reason=WEDGED, successor=self.taker or None, until_ms=now_ms, detail=detail
+        )
 
 
 @attrs.define(eq=False)
@@ -161,7 +163,14 @@ class PollWatchdog:
         if not is_stuck(quiet_ms, limit_ms=limit_ms, in_hand=hand, lag=lag):
             return None
         taker = self._group.taker_of(sub, holding.key.topic)
-        stuck = Stuck(holding, quiet_ms, limit_ms, hand, lag, taker)
+        stuck = Stuck(
+            holding=holding,
+            quiet_ms=quiet_ms,
+            limit_ms=limit_ms,
+            in_hand=hand,
+            lag=lag,
+            taker=taker,
+        )
         if taker is not None or not watch.is_reported:
             watch.is_reported = True
             self._context.observe("stuck", stuck.fields)

@@ -45,7 +45,7 @@ TOPIC_CHECK_MS = 30_000
 OWNERSHIP_STARTS = frozenset({"claimed", "resumed"})
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, kw_only=True)
 class _LostGrant:
     """A key of this process whose grants the log has lost (7.5).
 
@@ -351,7 +351,13 @@ class Rebuilder:
             granted = truncated.keys[place].granted if place in truncated.keys else 0
             reached = known.next_unclaimed() or 0
             if granted > reached:
-                lost = _LostGrant(session, key, known.epoch, granted, reached)
+                lost = _LostGrant(
+                    session=session,
+                    key=key,
+                    epoch=known.epoch,
+                    granted=granted,
+                    reached=reached,
+                )
                 lost.topic_id = known.topic_id
                 self._lost_grants.append(lost)
             else:
@@ -372,7 +378,9 @@ class Rebuilder:
                 if owner is not None and now is not None and now.owner == owner:
                     # A live owner restores its grants in the log itself.
                     self._foreign_grants.append(
-                        _ForeignGrant(key, owner, granted, head or 0)
+                        _ForeignGrant(
+                            key=key, owner=owner, granted=granted, reached=head or 0
+                        )
                     )
                 else:
                     self._expose(key, head, granted)

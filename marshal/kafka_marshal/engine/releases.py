@@ -16,7 +16,7 @@ from kafka_marshal.protocol.types import Key
 REASON_CHARS_MAX = 250  # a reason is 1 KiB at most, a character 4 bytes at most
 
 
-@attrs.define
+@attrs.define(kw_only=True)
 class _PendingRelease:
     epoch: int
     position: int | None
@@ -69,14 +69,20 @@ class ReleaseRetrier:
             return  # a later claim of this client has replaced this one in the log
         text = f"{reason}: {detail}"[:REASON_CHARS_MAX] if detail else reason
         pending = _PendingRelease(
-            claim.epoch, holding.position, text, successor, holding.mark
+            epoch=claim.epoch,
+            position=holding.position,
+            reason=text,
+            successor=successor,
+            mark=holding.mark,
         )
         self._pending[claim.key] = pending
         self.send_due(self._context.now_ms)
 
     def release_ghost(self, key: Key, epoch: int) -> None:
         """Release a claim that was won but is no longer wanted."""
-        self._pending[key] = _PendingRelease(epoch, None, "ghost", None)
+        self._pending[key] = _PendingRelease(
+            epoch=epoch, position=None, reason="ghost", successor=None
+        )
         self.send_due(self._context.now_ms)
 
     def forget(self, partition: int) -> None:
@@ -110,17 +116,17 @@ class ReleaseRetrier:
         self._outbox.send(
             self._context.partition_of(key),
             lambda seq: ReleasingPartition(
-                owner.client_id,
-                key.group_id,
-                owner.incarnation,
-                seq,
-                key.topic,
-                key.partition,
-                pending.epoch,
-                pending.position,
-                pending.successor,
-                pending.reason,
-                mark_to_tags(pending.mark),
+                client_id=owner.client_id,
+                group_id=key.group_id,
+                incarnation=owner.incarnation,
+                seq=seq,
+                topic=key.topic,
+                partition=key.partition,
+                epoch=pending.epoch,
+                position=pending.position,
+                successor=pending.successor,
+                reason=pending.reason,
+                tags=mark_to_tags(pending.mark),
             ),
             key=key,
         )

@@ -130,11 +130,15 @@ class Replica:
         log_ms = self.world.now_ms + self.elapsed_ms(now_ms)
         age_ms, position = known.age_ms(log_ms), known.next_unclaimed()
         note = self.world.soft.notes.get(key)
-        at = (None, None) if note is None else (note.offset, note.follows)
-        if known.owner is None:
-            return Glance(None, None, age_ms, position, *at)
-        fresh = known.freshness(log_ms).value
-        return Glance(known.owner.client_id, fresh, age_ms, position, *at)
+        owner = known.owner
+        return Glance(
+            holder=None if owner is None else owner.client_id,
+            freshness=None if owner is None else known.freshness(log_ms).value,
+            age_ms=age_ms,
+            position=position,
+            noted=None if note is None else note.offset,
+            follows=None if note is None else note.follows,
+        )
 
     def elapsed_ms(self, now_ms: int) -> int:
         """Return the local time since the last entry (PROTOCOL 4.11)."""

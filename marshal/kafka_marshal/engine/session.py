@@ -370,7 +370,12 @@ class Session(Holder):
         if holding is None or not holding.claim.is_owned or holding.drain is not None:
             return
         self._context.observe("given_up", attrs.asdict(release, recurse=False))
-        drain = Drain(release.reason, release.successor, None, release.detail)
+        drain = Drain(
+            reason=release.reason,
+            successor=release.successor,
+            until_ms=None,
+            detail=release.detail,
+        )
         self._drain(holding, drain)
 
     def drain(
@@ -383,7 +388,10 @@ class Session(Holder):
     ) -> None:
         """Start to drain a key, unless a drain is in progress."""
         if holding.drain is None:
-            self._drain(holding, Drain(reason, successor, None, detail))
+            self._drain(
+                holding,
+                Drain(reason=reason, successor=successor, until_ms=None, detail=detail),
+            )
 
     def _drain(self, holding: Holding, drain: Drain) -> None:
         holding.drain = drain
@@ -548,7 +556,7 @@ class Session(Holder):
             detail: Figures behind the reason.
             was_lost: Whether to report it to the application as lost work.
         """
-        drain = Drain(reason, successor, None, detail)
+        drain = Drain(reason=reason, successor=successor, until_ms=None, detail=detail)
         self._held.release(holding, drain, was_lost=was_lost)
 
     def fail(self, failure: MarshalError) -> None:

@@ -177,7 +177,14 @@ class SlowConsumerPolicy:
         if taker is None:
             return []
         # A slow application first finishes its uncommitted records.
-        return [(holding, Drain(BEHIND, taker, None, _figures(pace)))]
+        return [
+            (
+                holding,
+                Drain(
+                    reason=BEHIND, successor=taker, until_ms=None, detail=_figures(pace)
+                ),
+            )
+        ]
 
 
 def _figures(pace: Pace) -> str:

@@ -54,7 +54,15 @@ def capture_lazily(world: WorldState, *, source: str) -> Callable[[], KeptState]
     def encoded() -> KeptState:
         value = b"".join(hard.pieces())
         checksum = hard.digest()
-        return KeptState(partition, offset, epoch, checksum, value, source, soft=soft())
+        return KeptState(
+            partition=partition,
+            offset=offset,
+            leader_epoch=epoch,
+            digest=checksum,
+            state=value,
+            source=source,
+            soft=soft(),
+        )
 
     return encoded
 

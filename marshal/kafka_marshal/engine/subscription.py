@@ -354,8 +354,8 @@ class Subscription:
             holding = holdings.get(key)
             keys.append(
                 KeyView(
-                    key,
-                    None if who is None else who.client_id,
+                    key=key,
+                    owner=None if who is None else who.client_id,
                     is_mine=_is_mine(holding),
                     is_claimable=is_claimable and not is_left,
                     is_ours_before=bool(lives)
@@ -374,11 +374,11 @@ class Subscription:
         suspects.discard(owner.client_id)
         self.members = tuple(m for m in members if m.client_id not in suspects)
         return View(
-            owner.client_id,
-            tuple(keys),
-            self.members,
-            self.claims_max,
-            min(self.weight, WEIGHT_MAX),
+            me=owner.client_id,
+            keys=tuple(keys),
+            members=self.members,
+            claims_max=self.claims_max,
+            weight=min(self.weight, WEIGHT_MAX),
         )
 
     def _still_suspect(self, suspects: set[str]) -> set[str]:
@@ -448,8 +448,8 @@ def weight_of(labels: Mapping[str, str]) -> int:
 def _member_view(member: MemberState) -> MemberView:
     record = member.record
     return MemberView(
-        record.client_id,
-        frozenset(record.topics),
+        client_id=record.client_id,
+        topics=frozenset(record.topics),
         is_draining=record.draining,
         claims_max=record.capacity,
         held=record.load,

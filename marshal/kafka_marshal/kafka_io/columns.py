@@ -167,12 +167,12 @@ def to_columns(
         appended = np.array([b.append_ms or 0 for b in batches], np.int64)
         times = np.where(kinds == 1, np.repeat(appended, counts), times)
     return Slice(
-        offsets[cut],
-        times[cut],
-        kinds[cut],
-        _binary_column(data, keys),
-        _binary_column(data, values),
-        headers,
+        offsets=offsets[cut],
+        times_ms=times[cut],
+        kinds=kinds[cut],
+        keys=_binary_column(data, keys),
+        values=_binary_column(data, values),
+        headers=headers,
     )
 
 

@@ -209,11 +209,11 @@ class KafkaCoordinationLog(TopicLog):
             (
                 place.partition,
                 LogEntry(
-                    record.offset,
-                    record.leader_epoch,
-                    record.timestamp,
-                    record.timestamp_type,
-                    record.value,
+                    offset=record.offset,
+                    leader_epoch=record.leader_epoch,
+                    timestamp_ms=record.timestamp,
+                    timestamp_type=record.timestamp_type,
+                    value=record.value,
                 ),
             )
             for place, records in batches.items()

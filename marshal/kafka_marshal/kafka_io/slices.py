@@ -245,12 +245,16 @@ def _records_to_columns(
     if not wanted:
         return None
     return Slice(
-        [each.offset for each in wanted],
-        [each.timestamp if each.timestamp is not None else -1 for each in wanted],
-        [-1 if each.timestamp is None else each.timestamp_type for each in wanted],
-        [each.key for each in wanted],
-        [each.value for each in wanted],
-        [tuple(each.headers) for each in wanted] if with_headers else None,
+        offsets=[each.offset for each in wanted],
+        times_ms=[
+            each.timestamp if each.timestamp is not None else -1 for each in wanted
+        ],
+        kinds=[
+            -1 if each.timestamp is None else each.timestamp_type for each in wanted
+        ],
+        keys=[each.key for each in wanted],
+        values=[each.value for each in wanted],
+        headers=[tuple(each.headers) for each in wanted] if with_headers else None,
     )
 
 

@@ -54,7 +54,7 @@ _DANGEROUS = (
 TIMEOUT_MS = 15_000
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class TopicDescription:
     """A topic as described by the cluster.
 

@@ -121,11 +121,11 @@ class Watch:
         record = first.record
         if isinstance(record, CheckpointBegin) and is_writer(world, record):
             self._open[record.checkpoint_id] = _Seen(
-                record,
-                first.offset,
-                digest(world),
-                self.news_count,
-                world.append_time_ms,
+                begin=record,
+                offset=first.offset,
+                digest=digest(world),
+                news_count=self.news_count,
+                append_ms=world.append_time_ms,
             )
             if len(self._open) > OPEN_MAX:
                 del self._open[next(iter(self._open))]
@@ -150,7 +150,13 @@ class Watch:
         self.last_ms = append_ms
         self.news_count -= news_count
         theirs = end.digest.hex()
-        return Comparison(end.checkpoint_id, offset, end.client_id, ours, theirs)
+        return Comparison(
+            checkpoint_id=end.checkpoint_id,
+            begin_offset=offset,
+            client_id=end.client_id,
+            ours=ours,
+            theirs=theirs,
+        )
 
 
 class Assembly:

@@ -309,17 +309,17 @@ class Claim:
         """Return the claiming record to append."""
         owner = self.claimant.owner
         return ClaimingPartition(
-            owner.client_id,
-            self.key.group_id,
-            owner.incarnation,
-            seq,
-            generation,
-            self.key.topic,
-            self.key.partition,
-            topic_id,
-            self._resume_hash(),
-            expected_epoch,
-            resume,
+            client_id=owner.client_id,
+            group_id=self.key.group_id,
+            incarnation=owner.incarnation,
+            seq=seq,
+            generation=generation,
+            topic=self.key.topic,
+            partition=self.key.partition,
+            topic_id=topic_id,
+            resume_hash=self._resume_hash(),
+            expected_epoch=expected_epoch,
+            resume=resume,
         )
 
     def _resume_hash(self) -> bytes:

@@ -153,7 +153,18 @@ def _take_heartbeat(
     state.dirty[key] = None
     count(state, effect)
     offset, epoch = step.entry.offset, known.epoch
-    return (Transition(offset, ACCEPTED, effect, None, key, epoch, None, record),)
+    return (
+        Transition(
+            offset=offset,
+            outcome=ACCEPTED,
+            effect=effect,
+            reason=None,
+            key=key,
+            epoch=epoch,
+            detail=None,
+            record=record,
+        ),
+    )
 
 
 def _renewal(state: WorldState, key: Key) -> int | None:
@@ -221,7 +232,18 @@ def _batch_heartbeat(step: Step, record: BatchHeartbeat) -> Transitions:
         elif renewal is not None:
             known.renew(now_ms, renewal)
         dirty[key] = None
-        append(Transition(offset, accepted, effect, None, key, epoch, None, record))
+        append(
+            Transition(
+                offset=offset,
+                outcome=accepted,
+                effect=effect,
+                reason=None,
+                key=key,
+                epoch=epoch,
+                detail=None,
+                record=record,
+            )
+        )
     count(state, "position_only", times=held)
     count(state, "renewed", times=len(transitions) - ignored - held)
     return tuple(transitions)

@@ -90,15 +90,15 @@ def _with_part(state: WorldState, record: Reset) -> Staging:
     before = state.staging
     parts, chain = ((), b"") if before is None else (before.parts, before.chain)
     return Staging(
-        record.op_id,
-        record.client_id,
-        record.incarnation,
-        record.part_count,
-        record.size_bytes,
-        record.digest,
-        min(state.now_ms + PATIENCE_MS, OFFSET_MAX),
-        (*parts, record.data),
-        chained(chain, record.data),
+        op_id=record.op_id,
+        client_id=record.client_id,
+        incarnation=record.incarnation,
+        part_count=record.part_count,
+        size_bytes=record.size_bytes,
+        digest=record.digest,
+        until_ms=min(state.now_ms + PATIENCE_MS, OFFSET_MAX),
+        parts=(*parts, record.data),
+        chain=chained(chain, record.data),
     )
 
 

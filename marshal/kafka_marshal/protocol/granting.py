@@ -213,7 +213,9 @@ class AtMostOnce:
         may = self.may_request(REQUESTS_IN_FLIGHT_MAX)
         if last < self.next_first or not may:
             raise InvalidTransition(f"cannot request offsets up to {last}")
-        request = GrantRequest(seq, self.next_first, last, sent_ms)
+        request = GrantRequest(
+            seq=seq, first=self.next_first, last=last, sent_ms=sent_ms
+        )
         self._requests.append(request)
         self.next_first = last + 1
         return request

@@ -137,7 +137,7 @@ class Loss:
         return sum(last - first + 1 for first, last in self.ranges)
 
 
-@attrs.define
+@attrs.define(kw_only=True)
 class _Tenure:
     """One claim so far: grants and marks of each grantee."""
 
@@ -198,7 +198,7 @@ class LossBook:
         self._topic = topic
         keys = {} if begun is None else begun.keys
         self._tenures = {
-            key: _Tenure(known.owner, known.epoch)
+            key: _Tenure(owner=known.owner, epoch=known.epoch)
             for key, known in keys.items()
             if known.owner is not None and self._wants(key)
         }
@@ -255,7 +255,7 @@ class LossBook:
             if transition.outcome != ACCEPTED:
                 return []
             owner = Owner(record.client_id, record.incarnation)
-            self._tenures[key] = _Tenure(owner, entry.offset)
+            self._tenures[key] = _Tenure(owner=owner, epoch=entry.offset)
             ending = TAKEN_OVER if record.resume is None else RESUMED
             return self._loss(key, tenure, ending=ending, at=at, winner=owner.client_id)
         if tenure is None:

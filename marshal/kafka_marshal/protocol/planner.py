@@ -13,7 +13,7 @@ from kafka_marshal.protocol.types import Key
 
 
 # Created for every wanted partition at each plan: not tracked by the collector.
-class KeyView(msgspec.Struct, frozen=True, gc=False):
+class KeyView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One wanted key in the view of a member.
 
     Attributes:
@@ -42,7 +42,7 @@ class KeyView(msgspec.Struct, frozen=True, gc=False):
     last_owner: str | None = None
 
 
-class MemberView(msgspec.Struct, frozen=True, gc=False):
+class MemberView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One live member of the group, as it announced itself.
 
     Attributes:
@@ -65,7 +65,7 @@ class MemberView(msgspec.Struct, frozen=True, gc=False):
     weight: int = 1
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class View:
     """Everything that a policy may use.
 
@@ -368,7 +368,11 @@ def topic(view: View) -> Plan:
                 is_lead = key.key.partition == LEAD and name in given
                 successor = given[name].successor if is_lead else None
                 name_of = "surplus" if name in given else "topic"
-                release.append(Release(key.key, successor, name_of, reason))
+                release.append(
+                    Release(
+                        key=key.key, successor=successor, reason=name_of, detail=reason
+                    )
+                )
     return Plan(tuple(claim), tuple(release), why)
 
 

@@ -49,7 +49,7 @@ class Resume(Fields, frozen=True):
     secret: Id
 
 
-class Limits(Fields, frozen=True):
+class Limits(Fields, frozen=True, kw_only=True):
     """Bounds on the state that every reader keeps (PROTOCOL 2.2).
 
     None means the default, see ``LIMIT_DEFAULTS``.
@@ -77,7 +77,7 @@ LIMIT_DEFAULTS = {
 }
 
 
-class Heartbeat(Fields, frozen=True):
+class Heartbeat(Fields, frozen=True, kw_only=True):
     """Renews a lease and carries the position (PROTOCOL 4.5)."""
 
     client_id: Name
@@ -92,7 +92,7 @@ class Heartbeat(Fields, frozen=True):
     tags: Tags | UnsetType = UNSET
 
 
-class ClaimingPartition(Fields, frozen=True):
+class ClaimingPartition(Fields, frozen=True, kw_only=True):
     """Claims a key; the first that the fold accepts wins (PROTOCOL 4.3)."""
 
     client_id: Name
@@ -109,7 +109,7 @@ class ClaimingPartition(Fields, frozen=True):
     tags: Tags | UnsetType = UNSET
 
 
-class ReleasingPartition(Fields, frozen=True):
+class ReleasingPartition(Fields, frozen=True, kw_only=True):
     """Releases a key at a position, optionally to a successor (PROTOCOL 4.6)."""
 
     client_id: Name
@@ -125,7 +125,7 @@ class ReleasingPartition(Fields, frozen=True):
     tags: Tags | UnsetType = UNSET
 
 
-class ClaimingMessages(Fields, frozen=True):
+class ClaimingMessages(Fields, frozen=True, kw_only=True):
     """Requests a range of messages to process at most once (PROTOCOL 4.7)."""
 
     client_id: Name
@@ -141,7 +141,7 @@ class ClaimingMessages(Fields, frozen=True):
     tags: Tags | UnsetType = UNSET
 
 
-class ForgettingPartition(Fields, frozen=True):
+class ForgettingPartition(Fields, frozen=True, kw_only=True):
     """Drops a key without an owner, with its granted offsets (PROTOCOL 4.9)."""
 
     client_id: Name
@@ -154,7 +154,7 @@ class ForgettingPartition(Fields, frozen=True):
     tags: Tags | UnsetType = UNSET
 
 
-class ReleaseGroup(Fields, frozen=True):
+class ReleaseGroup(Fields, frozen=True, kw_only=True):
     """Pauses a group until a log time, or ends the pause (PROTOCOL 4.8)."""
 
     client_id: Name
@@ -167,7 +167,7 @@ class ReleaseGroup(Fields, frozen=True):
     tags: Tags | UnsetType = UNSET
 
 
-class BatchHeartbeat(Fields, frozen=True):
+class BatchHeartbeat(Fields, frozen=True, kw_only=True):
     """Many heartbeats of one claimant in one record (PROTOCOL 3.6)."""
 
     client_id: Name
@@ -178,7 +178,7 @@ class BatchHeartbeat(Fields, frozen=True):
     tags: Tags | UnsetType = UNSET
 
 
-class Config(Fields, frozen=True):
+class Config(Fields, frozen=True, kw_only=True):
     """Settings of the topic: first record of each partition (PROTOCOL 2.2)."""
 
     generation: Counting
@@ -197,7 +197,7 @@ class Config(Fields, frozen=True):
         return LIMIT_DEFAULTS[name] if value is None else value
 
 
-class Member(Fields, frozen=True):
+class Member(Fields, frozen=True, kw_only=True):
     """Announces a live consumer on its group's home partition; soft state."""
 
     client_id: Name
@@ -215,7 +215,7 @@ class Member(Fields, frozen=True):
     tags: Tags | UnsetType = UNSET
 
 
-class Reset(Fields, frozen=True):
+class Reset(Fields, frozen=True, kw_only=True):
     """One part of a state that replaces its partition's state (PROTOCOL 7.6)."""
 
     client_id: Name
@@ -231,7 +231,7 @@ class Reset(Fields, frozen=True):
     tags: Tags | UnsetType = UNSET
 
 
-class CheckpointBegin(Fields, frozen=True):
+class CheckpointBegin(Fields, frozen=True, kw_only=True):
     """Starts a checkpoint of the state after this record (PROTOCOL 7.2)."""
 
     client_id: Name
@@ -243,7 +243,7 @@ class CheckpointBegin(Fields, frozen=True):
     tags: Tags | UnsetType = UNSET
 
 
-class CheckpointChunk(Fields, frozen=True):
+class CheckpointChunk(Fields, frozen=True, kw_only=True):
     """A part of a checkpoint's canonical bytes (PROTOCOL 7.2)."""
 
     client_id: Name
@@ -257,7 +257,7 @@ class CheckpointChunk(Fields, frozen=True):
     tags: Tags | UnsetType = UNSET
 
 
-class CheckpointEnd(Fields, frozen=True):
+class CheckpointEnd(Fields, frozen=True, kw_only=True):
     """Completes a checkpoint; has its size and digest (PROTOCOL 7.2)."""
 
     client_id: Name

@@ -68,7 +68,7 @@ Next = Annotated[int, Meta(ge=0)]
 Time = Annotated[int, Meta(ge=-(2**63), le=OFFSET_MAX)]
 
 
-class _Header(Fields, frozen=True):
+class _Header(Fields, frozen=True, kw_only=True):
     tag: Literal["header"]
     partition: Partition
     next_offset: Next
@@ -79,7 +79,7 @@ class _Header(Fields, frozen=True):
     config: bytes | None
 
 
-class _Key(Fields, frozen=True):
+class _Key(Fields, frozen=True, kw_only=True):
     tag: Literal["key"]
     group_id: Name
     topic: Name
@@ -100,7 +100,7 @@ class _Key(Fields, frozen=True):
     handoff: tuple[Name, Time] | None
 
 
-class _Pause(Fields, frozen=True):
+class _Pause(Fields, frozen=True, kw_only=True):
     op_id: Id
     client_id: Name
     incarnation: Id
@@ -120,7 +120,7 @@ class _Quiet(Fields, frozen=True, tag="quiet"):
     until_ms: Time
 
 
-class _Staging(Fields, frozen=True, tag="reset"):
+class _Staging(Fields, frozen=True, tag="reset", kw_only=True):
     op_id: Id
     client_id: Name
     incarnation: Id
@@ -135,7 +135,7 @@ class _Eras(Fields, frozen=True, tag="eras"):
     eras: Annotated[tuple[tuple[Offset, U32], ...], Meta(max_length=ERAS_MAX)]
 
 
-class _World(Fields, frozen=True):
+class _World(Fields, frozen=True, kw_only=True):
     version: Literal[1]
     header: _Header
     keys: tuple[_Key, ...]
@@ -143,7 +143,7 @@ class _World(Fields, frozen=True):
     operations: tuple[_Quiet | _Staging | _Eras, ...]
 
 
-class _Parts(Fields, frozen=True):
+class _Parts(Fields, frozen=True, kw_only=True):
     version: Literal[1]
     header: msgspec.Raw
     keys: msgspec.Raw
@@ -227,12 +227,12 @@ def freeze(state: WorldState) -> Frozen:
         keys[group_id, topic].append((partition, *_fields_of(known)))
     groups = [_group(name, group) for name, group in state.groups.items()]
     return Frozen(
-        _header(state),
-        keys,
-        groups,
-        state.quiet_until_ms,
-        state.staging,
-        state.eras,
+        header=_header(state),
+        keys=keys,
+        groups=groups,
+        quiet_until_ms=state.quiet_until_ms,
+        staging=state.staging,
+        eras=state.eras,
     )
 
 
@@ -311,7 +311,9 @@ def outline(value: bytes) -> Outline:
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise MalformedRecord(f"not a snapshot: {error}") from error
     raw = (parts.header, *lists, parts.operations)
-    return Outline(header, key_count, group_count, raw)
+    return Outline(
+        header=header, key_count=key_count, group_count=group_count, parts=raw
+    )
 
 
 def _count_of_list(value: bytes) -> int:
@@ -501,13 +503,13 @@ def _read_staging(row: _Staging) -> Staging:
     for part in row.parts:
         chain = chained(chain, part)
     return Staging(
-        row.op_id,
-        row.client_id,
-        row.incarnation,
-        row.part_count,
-        row.size_bytes,
-        row.digest,
-        row.until_ms,
-        row.parts,
-        chain,
+        op_id=row.op_id,
+        client_id=row.client_id,
+        incarnation=row.incarnation,
+        part_count=row.part_count,
+        size_bytes=row.size_bytes,
+        digest=row.digest,
+        until_ms=row.until_ms,
+        parts=row.parts,
+        chain=chain,
     )

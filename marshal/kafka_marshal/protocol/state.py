@@ -454,7 +454,7 @@ SKIPPED = "skipped"
 Detail = dict[str, int]
 
 
-class Transition(msgspec.Struct, frozen=True, gc=False):
+class Transition(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Effect of one record on a key, a group or the whole state.
 
     Attributes:
@@ -535,7 +535,14 @@ class Step(msgspec.Struct, gc=False):
         effect, reason = why
         offset = self.entry.offset
         return Transition(
-            offset, outcome, effect, reason, key, epoch, detail, self.record
+            offset=offset,
+            outcome=outcome,
+            effect=effect,
+            reason=reason,
+            key=key,
+            epoch=epoch,
+            detail=detail,
+            record=self.record,
         )
 
 
@@ -600,7 +607,14 @@ def note_claim(
             last = old.before
         stuck = old.stuck
     reason = why_of(record)
-    notes[key] = KeyNote(owner.client_id, known.epoch, reason, last, stuck, follows)
+    notes[key] = KeyNote(
+        client_id=owner.client_id,
+        offset=known.epoch,
+        reason=reason,
+        before=last,
+        stuck=stuck,
+        follows=follows,
+    )
 
 
 def note_release(
@@ -615,7 +629,13 @@ def note_release(
         at = state.keys[key].next_unclaimed() or 0
         times = stuck[1] if stuck is not None and stuck[0] == at else 0
         stuck = (at, times + 1)
-    notes[key] = KeyNote(record.client_id, offset, record.reason, before, stuck)
+    notes[key] = KeyNote(
+        client_id=record.client_id,
+        offset=offset,
+        reason=record.reason,
+        before=before,
+        stuck=stuck,
+    )
 
 
 def stuck_count(note: KeyNote | None, known: KeyState) -> int:

@@ -99,7 +99,7 @@ class Token(NamedTuple):
         )
 
 
-class LogEntry(msgspec.Struct, frozen=True, gc=False):
+class LogEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One entry of a coordinating partition, as a reader receives it.
 
     Attributes:

@@ -99,9 +99,17 @@ class SidecarBackend:
         self._entropy = entropy or SystemEntropy()
         background = ThreadBackground()
         ports = RemotePorts(
-            data, clock or SystemClock(), self._entropy, background, observer
+            data=data,
+            clock=clock or SystemClock(),
+            entropy=self._entropy,
+            background=background,
+            observer=observer,
         )
-        self._context = RemoteContext(ports, info.heartbeat_interval_ms, info.span)
+        self._context = RemoteContext(
+            ports=ports,
+            heartbeat_interval_ms=info.heartbeat_interval_ms,
+            span=info.span,
+        )
         self._engine = RemoteEngine(self._context)
         self._session = RemoteSession(
             self._context,
@@ -138,6 +146,10 @@ class SidecarBackend:
         self._is_known = True
         self._is_reached = True
         self._is_leaving = False
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Start the threads."""
         self._threads = [
             threading.Thread(target=target, name=f"marshal-remote-{name}", daemon=True)
             for name, target in (
@@ -146,9 +158,6 @@ class SidecarBackend:
                 ("clock", self._watch),
             )
         ]
-
-    def start(self) -> None:
-        """Start the threads."""
         for thread in self._threads:
             thread.start()
 

@@ -22,7 +22,7 @@ from kafka_marshal.ports import (
 from kafka_marshal.protocol.types import Key
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class RemotePorts:
     """The ports of a process without an engine."""
 
@@ -33,7 +33,7 @@ class RemotePorts:
     observer: Observer
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, kw_only=True)
 class RemoteContext:
     """State shared by the parts of one client.
 
@@ -75,8 +75,14 @@ class RemoteContext:
         if position is None:
             position = self.heads.get(key, holding.claim.start_position)
         owner = holding.claim.claimant.owner
-        at = (holding.claim.epoch, self.follows.get(key))
-        return Glance(owner.client_id, "fresh", None, position, *at)
+        return Glance(
+            holder=owner.client_id,
+            freshness="fresh",
+            age_ms=None,
+            position=position,
+            noted=holding.claim.epoch,
+            follows=self.follows.get(key),
+        )
 
     def member_count(self, group_id: str) -> int | None:
         """Return None: only the sidecar knows the members of a group."""

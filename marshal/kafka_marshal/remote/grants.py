@@ -32,7 +32,7 @@ Run = Callable[[Callable[[], None]], bool]
 Under = Callable[[Callable[[], None]], None]
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, kw_only=True)
 class _Asked:
     """A request whose answer is not yet applied."""
 
@@ -92,18 +92,23 @@ class SidecarGrantRequester(GrantRequester):
         self._seq += 1
         owner = claim.claimant.owner
         record = ClaimingMessages(
-            owner.client_id,
-            key.group_id,
-            owner.incarnation,
-            self._seq,
-            key.topic,
-            key.partition,
-            claim.epoch,
-            progress.grantee,
-            first,
-            last,
+            client_id=owner.client_id,
+            group_id=key.group_id,
+            incarnation=owner.incarnation,
+            seq=self._seq,
+            topic=key.topic,
+            partition=key.partition,
+            epoch=claim.epoch,
+            grantee=progress.grantee,
+            first=first,
+            proposed_last_offset=last,
         )
-        asked = _Asked(holding, record, progress.done, self._remote.now_ms)
+        asked = _Asked(
+            holding=holding,
+            record=record,
+            done=progress.done,
+            sent_ms=self._remote.now_ms,
+        )
         if not self._run(partial(self._fetch, asked)):
             return None
         self._asked.setdefault(key, deque()).append(asked)
@@ -185,12 +190,12 @@ def _transition(
     if is_granted and granted.first is not None and granted.last is not None:
         detail = {"first": granted.first, "last": granted.last}
     return Transition(
-        record.epoch if granted.offset is None else granted.offset,
-        granted.outcome,
-        "granted" if is_granted else None,
-        granted.reason,
-        key,
-        record.epoch,
-        detail,
-        record,
+        offset=record.epoch if granted.offset is None else granted.offset,
+        outcome=granted.outcome,
+        effect="granted" if is_granted else None,
+        reason=granted.reason,
+        key=key,
+        epoch=record.epoch,
+        detail=detail,
+        record=record,
     )

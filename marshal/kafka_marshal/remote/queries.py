@@ -42,10 +42,10 @@ class SidecarQueries:
                 if holder == self._info().client_id:
                     holder = self._neighbour(key) or holder
                 return Glance(
-                    holder,
-                    claim["freshness"],
-                    claim["age_ms"],
-                    claim["position"],
+                    holder=holder,
+                    freshness=claim["freshness"],
+                    age_ms=claim["age_ms"],
+                    position=claim["position"],
                 )
         return None
 

@@ -256,7 +256,7 @@ _ID = re.compile(r"[0-9a-f]{1,16}(\.[0-9]{1,20}){3}")
 _log = logging.getLogger(LOGGER_NAME)
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, kw_only=True)
 class AppContext:
     """What the application serves; it grows while the daemon starts.
 

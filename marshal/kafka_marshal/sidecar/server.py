@@ -194,7 +194,7 @@ class Daemon:
             self._inside, counts, coordination_topic=settings.coordination_topic
         )
         self._serving = AppContext(
-            self._inside.health,
+            health=self._inside.health,
             metrics=Exposition(collector),
             counts=counts,
             explain=lambda: f"{self.states.state.value}, {self.states.reason}",

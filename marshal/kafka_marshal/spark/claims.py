@@ -153,7 +153,7 @@ class Part:
     secret: str = attrs.field(repr=False)
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, kw_only=True)
 class Claims:
     """The claims of one query. For one thread.
 
@@ -286,7 +286,13 @@ class Claims:
             if mark is not None:
                 restarts = mark.restarts
                 position = self._inherited(partition, mark, each)
-            found[partition] = Mark(each.token, position, position, restarts, topic_id)
+            found[partition] = Mark(
+                token=each.token,
+                begin=position,
+                next=position,
+                restarts=restarts,
+                topic_id=topic_id,
+            )
             if self._seen.get(partition) != each.token:
                 new.append(partition)
         self._restart_all(found, restarting)
@@ -496,7 +502,13 @@ class Claims:
         found = []
         for each in ranges:
             topic_id = self._ids.get(each.partition.topic, "")
-            mark = Mark(_token(each), each.first, each.end, 0, each.topic_id)
+            mark = Mark(
+                token=_token(each),
+                begin=each.first,
+                next=each.end,
+                restarts=0,
+                topic_id=each.topic_id,
+            )
             if mark.is_of_other_topic(topic_id):
                 self._report_loss(
                     *(each.partition, each.first),

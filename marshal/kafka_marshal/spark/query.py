@@ -86,7 +86,7 @@ class Query:
                 "minPartitions and maxRecordsPerPartition are ignored at most once: a "
                 "range is granted as a whole, to one task"
             )
-        claims = Claims(ranges, cluster, rules)
+        claims = Claims(ranges=ranges, logs=cluster, rules=rules)
         return cls(marshal, cluster, claims)
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ class World(Protocol):
         ...
 
 
-@attrs.define(order=True)
+@attrs.define(order=True, kw_only=True)
 class Pending:
     """An append in flight."""
 

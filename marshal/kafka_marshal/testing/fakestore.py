@@ -10,7 +10,7 @@ from kafka_marshal.ports import READ_COMMITTED, PlainRecord, Record
 from kafka_marshal.protocol.types import LogEntry, Token, TopicPartition
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class AppendFate:
     """The fate of one append.
 
@@ -48,7 +48,7 @@ class Prompt:
         return AppendFate()
 
 
-@attrs.define
+@attrs.define(kw_only=True)
 class Stored:
     """One record in a log.
 
@@ -72,30 +72,30 @@ class Stored:
     def entry(self) -> LogEntry:
         """Return the record as an entry of a coordination topic."""
         return LogEntry(
-            self.offset,
-            self.leader_epoch,
-            self.timestamp_ms,
-            self.timestamp_type,
-            self.value,
+            offset=self.offset,
+            leader_epoch=self.leader_epoch,
+            timestamp_ms=self.timestamp_ms,
+            timestamp_type=self.timestamp_type,
+            value=self.value,
         )
 
     def record(self, place: TopicPartition, token: Token | None = None) -> Record:
         """Return the record as one of a data topic."""
         return PlainRecord(
-            place.topic,
-            place.partition,
-            self.offset,
-            self.timestamp_ms,
-            self.timestamp_type,
-            self.key,
-            self.value,
-            self.headers,
-            self.leader_epoch,
-            token,
+            topic=place.topic,
+            partition=place.partition,
+            offset=self.offset,
+            timestamp_ms=self.timestamp_ms,
+            timestamp_type=self.timestamp_type,
+            key=self.key,
+            value=self.value,
+            headers=self.headers,
+            leader_epoch=self.leader_epoch,
+            token=token,
         )
 
 
-@attrs.define
+@attrs.define(kw_only=True)
 class Partition:
     """The log of one partition. Offsets may have gaps."""
 

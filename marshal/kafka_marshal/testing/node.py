@@ -45,7 +45,7 @@ EVENTS_MAX = 10_000
 LIVES_MAX = 8
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Wish:
     """Settings of a node's consumer; see ``Marshal.consumer``.
 

@@ -116,8 +116,8 @@ class Room:
         """Return the view of a member."""
         keys = tuple(
             KeyView(
-                key,
-                owner,
+                key=key,
+                owner=owner,
                 is_mine=owner == me.client_id,
                 is_claimable=self._is_claimable(key, me.client_id),
                 is_orphan=owner is None and self._free_for[key] > ORPHAN_ROUNDS,
@@ -130,7 +130,9 @@ class Room:
             msgspec.structs.replace(other, held=self.load(other.client_id))
             for other in self.members
         )
-        return View(me.client_id, keys, members, me.claims_max)
+        return View(
+            me=me.client_id, keys=keys, members=members, claims_max=me.claims_max
+        )
 
     def _is_claimable(self, key: Key, client_id: str) -> bool:
         meant_for = self._meant_for.get(key) or client_id
@@ -215,8 +217,8 @@ def random_room(rng: random.Random, subject: Subject, *, is_used: bool = True) -
     topics = _topics(rng)
     members = [
         MemberView(
-            f"m{n}",
-            frozenset(rng.sample(sorted(topics), rng.randint(1, len(topics)))),
+            client_id=f"m{n}",
+            topics=frozenset(rng.sample(sorted(topics), rng.randint(1, len(topics)))),
             claims_max=rng.choice([0, 0, 0, 1, 2, 5]),
         )
         for n in range(rng.randint(1, 6))
@@ -251,7 +253,9 @@ def _check_covered(room: Room) -> None:
 
 
 def _peers(count: int, topics: Mapping[str, int]) -> list[MemberView]:
-    return [MemberView(f"c{n:02}", frozenset(topics)) for n in range(count)]
+    return [
+        MemberView(client_id=f"c{n:02}", topics=frozenset(topics)) for n in range(count)
+    ]
 
 
 # --- The checks ----------------------------------------------------------------------
@@ -291,7 +295,7 @@ def limits_are_never_exceeded(subject: Subject) -> None:
                 load = room.load(member.client_id)
                 assert not member.claims_max or load <= member.claims_max
     topics = {f"t{n}": 2 for n in range(5)}
-    capped = [MemberView("a", frozenset(topics), claims_max=2)]
+    capped = [MemberView(client_id="a", topics=frozenset(topics), claims_max=2)]
     room = Room(topics, capped, subject=subject)
     room.settle()
     assert room.load("a") == 2
@@ -336,8 +340,8 @@ def newcomers_do_no_harm(subject: Subject) -> None:
 def draining_members_get_nothing(subject: Subject) -> None:
     """They keep their keys, and get no others."""
     topics = {"t": 6, "u": 2}
-    stay = MemberView("a", frozenset(topics))
-    gone = MemberView("b", frozenset(topics), is_draining=True)
+    stay = MemberView(client_id="a", topics=frozenset(topics))
+    gone = MemberView(client_id="b", topics=frozenset(topics), is_draining=True)
     owners = {_key("u", n): "b" for n in range(2)}
     room = Room(topics, [stay, gone], owners, subject=subject)
     room.settle()

@@ -29,7 +29,7 @@ NS_PER_MS = 1_000_000
 _LOOK_INTERVAL_S = 0.01
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Fact:
     """One accepted record about one key.
 
@@ -212,14 +212,14 @@ class LogWatch(Closing):
             granted = (found.detail["first"], found.detail["last"])
         self._facts.append(
             Fact(
-                key,
-                found.effect or "",
-                getattr(record, "client_id", ""),
-                found.epoch or 0,
-                entry.offset,
-                entry.timestamp_ms,
-                None if known is None else known.position,
-                granted,
+                key=key,
+                effect=found.effect or "",
+                client_id=getattr(record, "client_id", ""),
+                epoch=found.epoch or 0,
+                offset=entry.offset,
+                timestamp_ms=entry.timestamp_ms,
+                position=None if known is None else known.position,
+                granted=granted,
             )
         )
 

@@ -136,15 +136,16 @@ class LogOffice(TicketOffice):
         seq = SEQ_FIRST + int.from_bytes(grantee[:7], "big")
         value = encode(
             ClaimingMessages(
-                ref.client_id,
-                ref.group_id,
-                ref.incarnation,
-                seq,
-                ref.topic,
-                ref.partition,
-                ref.epoch,
-                grantee,
-                *wanted,
+                client_id=ref.client_id,
+                group_id=ref.group_id,
+                incarnation=ref.incarnation,
+                seq=seq,
+                topic=ref.topic,
+                partition=ref.partition,
+                epoch=ref.epoch,
+                grantee=grantee,
+                first=wanted[0],
+                proposed_last_offset=wanted[1],
             )
         )
         sending = _Sending(self._log, t, value, self.clock)

@@ -24,7 +24,7 @@ def test_only_a_failure_fails():
 
 SECOND = checks.NS_PER_S
 SOUND = TopicDescription(
-    "__marshal",
+    name="__marshal",
     exists=True,
     partition_count=2,
     replication=3,
@@ -35,7 +35,10 @@ SOUND = TopicDescription(
 
 def report(**changes):
     return TopicReport(
-        ClusterInfo("cluster", 1, ()), attrs.evolve(SOUND, **changes), (), None
+        cluster=ClusterInfo("cluster", 1, ()),
+        topic=attrs.evolve(SOUND, **changes),
+        found=(),
+        note=None,
     )
 
 

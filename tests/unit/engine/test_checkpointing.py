@@ -293,16 +293,16 @@ def test_a_reset_ends_all_claims_until_two_intervals_later():
     write(
         cluster,
         Reset(
-            "admin",
-            "marshal",
-            b"i" * 16,
-            0,
-            b"o" * 16,
-            0,
-            1,
-            len(value),
-            checksum,
-            value,
+            client_id="admin",
+            group_id="marshal",
+            incarnation=b"i" * 16,
+            seq=0,
+            op_id=b"o" * 16,
+            number=0,
+            part_count=1,
+            size_bytes=len(value),
+            digest=checksum,
+            data=value,
         ),
     )
     at_ms = cluster.clock.now_ms()

@@ -118,16 +118,16 @@ def test_an_ignored_request_ends_the_claim(cluster):
     write(
         cluster,
         ReleasingPartition(
-            owner.client_id,
-            "g",
-            owner.incarnation,
-            0,
-            "t",
-            0,
-            claim.epoch,
-            None,
-            None,
-            None,
+            client_id=owner.client_id,
+            group_id="g",
+            incarnation=owner.incarnation,
+            seq=0,
+            topic="t",
+            partition=0,
+            epoch=claim.epoch,
+            position=None,
+            successor=None,
+            reason=None,
         ),
     )
     node.consumer.poll(0)
@@ -158,7 +158,7 @@ def test_fetching_ahead_is_limited(monkeypatch):
     options = ConsumerOptions(
         max_poll_records=10, max_granted_batches=2, max_fetched=50
     )
-    node = cluster.node("a", wish=Wish(("t",), AMO, options=options))
+    node = cluster.node("a", wish=Wish(topics=("t",), delivery=AMO, options=options))
     cluster.run_until(lambda: len(node.held) == 3, 4 * H)
     reader = node.consumer._reader
     fetched = []

@@ -11,7 +11,18 @@ from kafka_marshal.testing.fakelog import FakeKafka
 
 INCARNATION = b"i" * 16
 MEMBER = Member(
-    "c", "g", INCARNATION, 1, ("t",), "host", 0, 0, {"rack": "a"}, False, 1, None
+    client_id="c",
+    group_id="g",
+    incarnation=INCARNATION,
+    seq=1,
+    topics=("t",),
+    host="host",
+    capacity=0,
+    load=0,
+    labels={"rack": "a"},
+    draining=False,
+    feature_level_max=1,
+    plan_generation=None,
 )
 
 
@@ -25,7 +36,15 @@ def log():
 def test_an_own_record_is_found_among_those_of_members(log):
     follower = Follower(log, VirtualClock())
     log.append(0, encode(MEMBER))
-    own = ReleaseGroup("admin", "g", b"a" * 16, 1, b"o" * 16, 1, None)
+    own = ReleaseGroup(
+        client_id="admin",
+        group_id="g",
+        incarnation=b"a" * 16,
+        seq=1,
+        op_id=b"o" * 16,
+        msg_expire_time=1,
+        reason=None,
+    )
     awaited = follower.append(0, own)
     log.append(0, encode(MEMBER))
     follower.await_all([awaited], 1_000)

@@ -176,7 +176,7 @@ def test_requests_grow_while_others_hide_the_round_trip(
 ):
     cluster = world(records=records)
     options = ConsumerOptions(max_poll_records=3, max_fetched=fetched)
-    node = cluster.node("a", wish=Wish(("t",), AMO, options=options))
+    node = cluster.node("a", wish=Wish(topics=("t",), delivery=AMO, options=options))
     cluster.run_until(held_by(node, len(records)), 3 * H)
     cluster.run(40)
     got = []
@@ -270,13 +270,16 @@ def test_records_granted_to_others_are_dropped(eager):
     write(
         cluster,
         ClaimingMessages(
-            owner.client_id,
-            "g",
-            owner.incarnation,
-            9_999,
-            *("t", 0, epoch),
-            b"task".ljust(16, b"."),
-            *(0, 13),
+            client_id=owner.client_id,
+            group_id="g",
+            incarnation=owner.incarnation,
+            seq=9_999,
+            topic="t",
+            partition=0,
+            epoch=epoch,
+            grantee=b"task".ljust(16, b"."),
+            first=0,
+            proposed_last_offset=13,
         ),
     )
     assert consumed(node, cluster) == list(range(14, 30))

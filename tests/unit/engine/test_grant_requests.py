@@ -93,8 +93,16 @@ def foreign(owner, *, grantee, seq):
     """Return a request of another process under the same claim."""
     claim = claim_of(owner)
     return ClaimingMessages(
-        *(owner.owner.client_id, "g", owner.owner.incarnation, seq, "t", 0),
-        *(claim.epoch, grantee, 0, 4),
+        client_id=owner.owner.client_id,
+        group_id="g",
+        incarnation=owner.owner.incarnation,
+        seq=seq,
+        topic="t",
+        partition=0,
+        epoch=claim.epoch,
+        grantee=grantee,
+        first=0,
+        proposed_last_offset=4,
     )
 
 

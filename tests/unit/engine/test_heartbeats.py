@@ -107,16 +107,16 @@ def test_an_ignored_heartbeat_stops_at_once(cluster):
     # A process with our full identity releases the key.
     owner = node.owner
     forged = ReleasingPartition(
-        owner.client_id,
-        "g",
-        owner.incarnation,
-        0,
-        "t",
-        0,
-        claim.epoch,
-        None,
-        None,
-        None,
+        client_id=owner.client_id,
+        group_id="g",
+        incarnation=owner.incarnation,
+        seq=0,
+        topic="t",
+        partition=0,
+        epoch=claim.epoch,
+        position=None,
+        successor=None,
+        reason=None,
     )
     write(cluster, forged)
     cluster.run(H // 2)

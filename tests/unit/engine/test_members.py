@@ -36,7 +36,16 @@ def test_only_a_changed_announcement_is_news(cluster):
     announcer = owning(cluster).session._announcer
 
     def is_news(record):
-        transition = Transition(0, "accepted", "member", None, None, None, None, record)
+        transition = Transition(
+            offset=0,
+            outcome="accepted",
+            effect="member",
+            reason=None,
+            key=None,
+            epoch=None,
+            detail=None,
+            record=record,
+        )
         return announcer.is_news(transition)
 
     first = replace(member("b"), capacity=0)
@@ -62,7 +71,16 @@ def test_the_number_of_remembered_members_is_bounded(cluster, monkeypatch):
     announcer = owning(cluster).session._announcer
     for number in range(10):
         record = member(f"b{number}")
-        transition = Transition(0, "accepted", "member", None, None, None, None, record)
+        transition = Transition(
+            offset=0,
+            outcome="accepted",
+            effect="member",
+            reason=None,
+            key=None,
+            epoch=None,
+            detail=None,
+            record=record,
+        )
         assert announcer.is_news(transition)
         assert not announcer.is_news(transition)
     assert len(announcer._announced) <= 3

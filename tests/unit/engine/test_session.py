@@ -350,16 +350,16 @@ def test_l27_a_forged_release_is_ignored(cluster, what):
     write(
         cluster,
         ReleasingPartition(
-            forged["client_id"],
-            "g",
-            forged["incarnation"],
-            9,
-            "t",
-            0,
-            forged["epoch"],
-            99,
-            None,
-            None,
+            client_id=forged["client_id"],
+            group_id="g",
+            incarnation=forged["incarnation"],
+            seq=9,
+            topic="t",
+            partition=0,
+            epoch=forged["epoch"],
+            position=99,
+            successor=None,
+            reason=None,
         ),
     )
     cluster.run(3 * H)

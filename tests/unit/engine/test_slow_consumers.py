@@ -405,7 +405,7 @@ def test_at_most_once_lost_grants_are_reported():
 
 
 def member(name, **rest):
-    return MemberView(name, frozenset({"t"}), **rest)
+    return MemberView(client_id=name, topics=frozenset({"t"}), **rest)
 
 
 @pytest.mark.parametrize(
@@ -417,7 +417,12 @@ def member(name, **rest):
         pytest.param([member("b", is_draining=True)], True, None, id="leaving"),
         pytest.param([member("b", claims_max=2, held=2)], True, None, id="full"),
         pytest.param([member("b", claims_max=2, held=1)], True, "b", id="not-full"),
-        pytest.param([MemberView("b", frozenset({"u"}))], True, None, id="other-topic"),
+        pytest.param(
+            [MemberView(client_id="b", topics=frozenset({"u"}))],
+            True,
+            None,
+            id="other-topic",
+        ),
         pytest.param([member("b", is_behind=True)], False, None, id="behind"),
         pytest.param([member("b", is_behind=True)], True, "b", id="better-than-none"),
         pytest.param(

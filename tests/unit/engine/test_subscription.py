@@ -93,9 +93,17 @@ def test_nothing_is_released_for_a_dead_member():
     write(cluster, msgspec.structs.replace(last[-1], seq=10**6), partition=home)
     for key, holding in a.session.holdings.items():
         if a.engine.context.partition_of(key) == 1:
-            late = Heartbeat("a", "g", a.owner.incarnation, 10**6, key.topic,
-                             key.partition, holding.claim.epoch, None,
-                             rewind=False)  # fmt: skip
+            late = Heartbeat(
+                client_id="a",
+                group_id="g",
+                incarnation=a.owner.incarnation,
+                seq=10**6,
+                topic=key.topic,
+                partition=key.partition,
+                epoch=holding.claim.epoch,
+                position=None,
+                rewind=False,
+            )
             write(cluster, late, partition=1)
     cluster.run_until(held_by(b, 8), 3 * H)
     assert not b.observer.named("given_up")
@@ -385,10 +393,12 @@ A, B, C = (Key("g", "t", number) for number in range(3))
 
 def view(*rows):
     keys = tuple(
-        KeyView(key, "me" if mine else None, is_mine=mine, is_claimable=not mine)
+        KeyView(
+            key=key, owner="me" if mine else None, is_mine=mine, is_claimable=not mine
+        )
         for key, mine in rows
     )
-    return View("me", keys, ())
+    return View(me="me", keys=keys, members=())
 
 
 VIEW = view((A, True), (B, False))
@@ -414,7 +424,10 @@ def planned(plan):
         pytest.param(Plan((B,)), id="claim"),
         pytest.param(Plan((A, B), why={B: "why"}), id="mine-as-well"),
         pytest.param(Plan((), (Release(A, None),)), id="release"),
-        pytest.param(Plan((), (Release(A, "b", "tired", "of it"),)), id="reason"),
+        pytest.param(
+            Plan((), (Release(key=A, successor="b", reason="tired", detail="of it"),)),
+            id="reason",
+        ),
     ],
 )
 def test_a_valid_plan_is_followed(plan):
@@ -438,7 +451,11 @@ def test_a_valid_plan_is_followed(plan):
         pytest.param(Plan((), (Release(A, "b c"),)), "successor", id="bad-name"),
         pytest.param(Plan((), (Release(A, None, "x" * 65),)), "reason", id="long"),
         pytest.param(Plan((), (Release(A, None, ""),)), "reason", id="no-reason"),
-        pytest.param(Plan((), (Release(A, None, "r", 5),)), "no text", id="detail"),
+        pytest.param(
+            Plan((), (Release(key=A, successor=None, reason="r", detail=5),)),
+            "no text",
+            id="detail",
+        ),
     ],
 )
 def test_an_invalid_plan_is_reported(plan, problem):

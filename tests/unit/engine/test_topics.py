@@ -426,7 +426,9 @@ def test_a_consumer_reports_topics_and_their_end():
     cluster.fill("u", [1])
     reported = []
     options = ConsumerOptions(on_topics=reported.append)
-    node = cluster.node("a", wish=Wish(("t", "u"), policy="topic", options=options))
+    node = cluster.node(
+        "a", wish=Wish(topics=("t", "u"), policy="topic", options=options)
+    )
     cluster.run_until(held_by(node, 3), H)
     for _ in range(20):
         node.consumer.poll(0)

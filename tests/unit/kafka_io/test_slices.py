@@ -223,7 +223,18 @@ def group(*offsets):
         kept = [each for each in offsets if span[0] <= each < span[1]]
         same = [0] * len(kept)
         headers = [()] * len(kept) if with_headers else None
-        return Slice(kept, same, same, same, same, headers) if kept else None
+        return (
+            Slice(
+                offsets=kept,
+                times_ms=same,
+                kinds=same,
+                keys=same,
+                values=same,
+                headers=headers,
+            )
+            if kept
+            else None
+        )
 
     return columns
 
@@ -403,7 +414,14 @@ def test_an_unsupported_release_returns_records(monkeypatch):
     (fetched,) = reader.take(1)
     assert fetched.offset == 4
     rows = fetched.groups[0]((4, 9), with_headers=True)
-    assert rows == Slice([4], [5], [1], [b"k"], [b"v"], [(("h", b"x"),)])
+    assert rows == Slice(
+        offsets=[4],
+        times_ms=[5],
+        kinds=[1],
+        keys=[b"k"],
+        values=[b"v"],
+        headers=[(("h", b"x"),)],
+    )
 
 
 def test_a_process_keeps_one_reader_for_each_connection(monkeypatch):

@@ -49,7 +49,16 @@ ANSWER_MS = H // 2
 def verdict(
     outcome="accepted", effect=None, reason=None, *, offset=EPOCH, detail=None, of=None
 ):
-    return Transition(offset, outcome, effect, reason, KEY, EPOCH, detail, of)
+    return Transition(
+        offset=offset,
+        outcome=outcome,
+        effect=effect,
+        reason=reason,
+        key=KEY,
+        epoch=EPOCH,
+        detail=detail,
+        record=of,
+    )
 
 
 WON = verdict(effect="claimed")

@@ -427,7 +427,14 @@ def test_kind_of_names_the_wire_type():
 def test_a_config_of_defaults_is_small():
     assert len(encode(config())) == 46
     assert decode(encode(config())) == Config(
-        1, ident("format"), 1, "cluster", 1_000, 1, 1, Limits(*[None] * 8)
+        generation=1,
+        format_id=ident("format"),
+        era=1,
+        cluster_id="cluster",
+        heartbeat_interval_ms=1_000,
+        partition_count=1,
+        feature_level=1,
+        limits=Limits(**dict.fromkeys(Limits.__struct_fields__)),
     )
 
 

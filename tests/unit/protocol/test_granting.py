@@ -62,7 +62,16 @@ def bench():
 
 def refused(reason, request):
     record = messages(1, request.first, request.last, seq=request.seq)
-    return Transition(9, "refused", None, reason, KEY, 1, None, record)
+    return Transition(
+        offset=9,
+        outcome="refused",
+        effect=None,
+        reason=reason,
+        key=KEY,
+        epoch=1,
+        detail=None,
+        record=record,
+    )
 
 
 # --- asking
@@ -70,7 +79,9 @@ def refused(reason, request):
 
 def test_requests_cover_offsets_once(bench):
     assert bench.request(4) == GrantRequest(1, 0, 4)
-    assert bench.request(9, sent_ms=7) == GrantRequest(2, 5, 9, 7)
+    assert bench.request(9, sent_ms=7) == GrantRequest(
+        seq=2, first=5, last=9, sent_ms=7
+    )
     assert (bench.it.next_first, bench.it.outstanding_count) == (10, 2)
     with pytest.raises(InvalidTransition, match="up to 9"):
         bench.request(9)
@@ -304,7 +315,16 @@ def test_a_verdict_of_another_process_is_not_counted(bench):
 def test_an_acceptance_without_a_range_grants_nothing(bench):
     request = bench.request(4)
     record = messages(bench.epoch, 0, 4, seq=request.seq)
-    strange = Transition(9, "accepted", "granted", None, KEY, 1, None, record)
+    strange = Transition(
+        offset=9,
+        outcome="accepted",
+        effect="granted",
+        reason=None,
+        key=KEY,
+        epoch=1,
+        detail=None,
+        record=record,
+    )
     assert bench.it.on_verdict(strange) == "refused"
     assert bench.it.unused == ()
 

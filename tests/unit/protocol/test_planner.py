@@ -29,8 +29,8 @@ def view(me, owners, *, members=None, topic="t", claims_max=0, **special):
     names = sorted({o for o in owners if o} | {me}) if members is None else members
     keys = [
         KeyView(
-            key(number, topic),
-            owner,
+            key=key(number, topic),
+            owner=owner,
             is_mine=owner == me,
             is_claimable=owner is None,
             is_ours_before=number in special.get("before", ()),
@@ -39,9 +39,10 @@ def view(me, owners, *, members=None, topic="t", claims_max=0, **special):
         for number, owner in enumerate(owners)
     ]
     views = tuple(
-        name if isinstance(name, MemberView) else MemberView(name, T) for name in names
+        name if isinstance(name, MemberView) else MemberView(client_id=name, topics=T)
+        for name in names
     )
-    return View(me, tuple(keys), views, claims_max)
+    return View(me=me, keys=tuple(keys), members=views, claims_max=claims_max)
 
 
 def numbers(keys):
@@ -109,13 +110,13 @@ def test_a_member_of_weight_n_gets_what_n_members_would_get():
 
 
 def test_the_view_has_the_weights():
-    members = (MemberView("a", T), MemberView("b", T))
+    members = (MemberView(client_id="a", topics=T), MemberView(client_id="b", topics=T))
     seen = view("a", ["a"] * 4 + ["b"] * 4, members=members)
     assert fair(seen) == Plan()
-    heavy = View("a", seen.keys, members, weight=3)
+    heavy = View(me="a", keys=seen.keys, members=members, weight=3)
     assert fair(heavy) == Plan(), "b gives up first"
-    members = (members[0], MemberView("b", T, weight=3))
-    plan = fair(View("a", seen.keys, members))
+    members = (members[0], MemberView(client_id="b", topics=T, weight=3))
+    plan = fair(View(me="a", keys=seen.keys, members=members))
     assert [release.successor for release in plan.release] == ["b", "b"]
     assert plan.release[0].detail == "4 held, share 2 of 8 among 4"
 
@@ -155,12 +156,18 @@ def test_greedy_keeps_its_limit():
 def test_an_earlier_life_is_taken_up_first():
     it = view("b", [None, None, "b", None], members=["a", "b"], before={2})
     mine = tuple(
-        KeyView(k.key, k.owner, is_mine=False, is_claimable=False, is_ours_before=True)
+        KeyView(
+            key=k.key,
+            owner=k.owner,
+            is_mine=False,
+            is_claimable=False,
+            is_ours_before=True,
+        )
         if k.key.partition == 2
         else k
         for k in it.keys
     )
-    resumed = View("b", mine, it.members, 1)
+    resumed = View(me="b", keys=mine, members=it.members, claims_max=1)
     assert numbers(greedy(resumed).claim) == [2]
     assert numbers(fair(resumed).claim) == [2]
 
@@ -213,14 +220,20 @@ def test_nothing_moves_where_all_is_balanced(me, owners):
 
 
 def test_surplus_stays_where_nobody_can_have_it():
-    capped = MemberView("b", T, claims_max=1)
-    it = view("a", ["a", "a", "a", "b"], members=[MemberView("a", T), capped])
+    capped = MemberView(client_id="b", topics=T, claims_max=1)
+    it = view(
+        "a", ["a", "a", "a", "b"], members=[MemberView(client_id="a", topics=T), capped]
+    )
     assert fair(it) == Plan()
 
 
 def test_a_draining_member_gets_nothing_and_gives_nothing():
-    leaving = MemberView("b", T, is_draining=True)
-    it = view("a", ["a", "b", "b", None], members=[MemberView("a", T), leaving])
+    leaving = MemberView(client_id="b", topics=T, is_draining=True)
+    it = view(
+        "a",
+        ["a", "b", "b", None],
+        members=[MemberView(client_id="a", topics=T), leaving],
+    )
     assert numbers(fair(it).claim) == [3]
 
 
@@ -230,7 +243,10 @@ def test_a_member_without_announcement_counts_itself():
 
 def test_partitions_that_nobody_else_can_take_exceed_the_share():
     # b holds its full share; the key that is left is anybody's.
-    capped = [MemberView("a", T), MemberView("b", T, claims_max=1)]
+    capped = [
+        MemberView(client_id="a", topics=T),
+        MemberView(client_id="b", topics=T, claims_max=1),
+    ]
     it = view("a", ["a", "a", "b", None], members=capped)
     assert numbers(fair(it).claim) == [3]
 
@@ -250,50 +266,58 @@ def test_fair_keeps_its_limit():
 
 def test_the_limit_holds_over_all_topics():
     keys = tuple(
-        KeyView(key(0, topic), None, is_mine=False, is_claimable=True)
+        KeyView(key=key(0, topic), owner=None, is_mine=False, is_claimable=True)
         for topic in ("t", "u", "v")
     )
     members = (
-        MemberView("a", frozenset({"t", "u", "v"})),
-        MemberView("b", frozenset({"u"})),
-        MemberView("c", frozenset({"v"})),
+        MemberView(client_id="a", topics=frozenset({"t", "u", "v"})),
+        MemberView(client_id="b", topics=frozenset({"u"})),
+        MemberView(client_id="c", topics=frozenset({"v"})),
     )
-    assert len(fair(View("a", keys, members, 2)).claim) <= 2
-    assert len(fair(View("a", keys, members[:1], 2)).claim) == 2
+    assert len(fair(View(me="a", keys=keys, members=members, claims_max=2)).claim) <= 2
+    assert (
+        len(fair(View(me="a", keys=keys, members=members[:1], claims_max=2)).claim) == 2
+    )
 
 
 def test_small_topics_of_the_same_members_are_shared_like_one():
     keys = tuple(
-        KeyView(key(0, f"t{n}"), None, is_mine=False, is_claimable=True)
+        KeyView(key=key(0, f"t{n}"), owner=None, is_mine=False, is_claimable=True)
         for n in range(6)
     )
     topics = frozenset(f"t{n}" for n in range(6))
-    members = tuple(MemberView(name, topics) for name in "abc")
-    assert [len(fair(View(me, keys, members)).claim) for me in "abc"] == [2, 2, 2]
+    members = tuple(MemberView(client_id=name, topics=topics) for name in "abc")
+    assert [
+        len(fair(View(me=me, keys=keys, members=members)).claim) for me in "abc"
+    ] == [2, 2, 2]
 
 
 def test_a_limit_used_up_elsewhere_is_no_room_here():
     """b is full with another topic: what a gives up to it nobody would take."""
     keys = tuple(
-        KeyView(key(n, topic), owner, is_mine=owner == "a", is_claimable=False)
+        KeyView(
+            key=key(n, topic), owner=owner, is_mine=owner == "a", is_claimable=False
+        )
         for topic, owner in (("t", "a"), ("u", "b"))
         for n in range(3)
     )
     members = (
-        MemberView("a", frozenset({"t", "u"})),
-        MemberView("b", frozenset({"t", "u"}), claims_max=3),
+        MemberView(client_id="a", topics=frozenset({"t", "u"})),
+        MemberView(client_id="b", topics=frozenset({"t", "u"}), claims_max=3),
     )
-    assert fair(View("a", keys, members)) == Plan()
+    assert fair(View(me="a", keys=keys, members=members)) == Plan()
     hidden = (
-        MemberView("a", frozenset({"t"})),
-        MemberView("b", frozenset({"t", "w"}), claims_max=3, held=3),
+        MemberView(client_id="a", topics=frozenset({"t"})),
+        MemberView(client_id="b", topics=frozenset({"t", "w"}), claims_max=3, held=3),
     )
-    assert fair(View("a", keys[:3], hidden)) == Plan()
+    assert fair(View(me="a", keys=keys[:3], members=hidden)) == Plan()
 
 
 def test_plans_are_compared_by_what_they_advise():
     assert Plan() == Plan((), (), {key(0): "for no reason"})
-    assert Release(key(0), None) == Release(key(0), None, "surplus", "")
+    assert Release(key(0), None) == Release(
+        key=key(0), successor=None, reason="surplus", detail=""
+    )
 
 
 def test_the_reason_has_figures():
@@ -312,8 +336,8 @@ def recalled(me, rows, *, members):
     """Return a view of keys given as (owner, last owner, is leaving)."""
     keys = tuple(
         KeyView(
-            key(number),
-            owner,
+            key=key(number),
+            owner=owner,
             is_mine=owner == me,
             is_claimable=owner is None,
             is_leaving=leaving,
@@ -321,7 +345,11 @@ def recalled(me, rows, *, members):
         )
         for number, (owner, last, leaving) in enumerate(rows)
     )
-    return View(me, keys, tuple(MemberView(name, T) for name in members))
+    return View(
+        me=me,
+        keys=keys,
+        members=tuple(MemberView(client_id=name, topics=T) for name in members),
+    )
 
 
 def test_free_keys_go_to_their_last_owner():
@@ -355,7 +383,7 @@ def test_a_partition_being_released_counts_as_released():
 
 
 def test_twenty_clients_share_twenty_partitions():
-    members = [MemberView(f"c{n:02}", T) for n in range(20)]
+    members = [MemberView(client_id=f"c{n:02}", topics=T) for n in range(20)]
     room = Room({"t": 20}, members, subject=Subject(fair))
     assert room.settle() <= 10
     assert set(Counter(room.owners.values()).values()) == {1}
@@ -365,7 +393,7 @@ def test_twenty_clients_share_twenty_partitions():
 def test_a_newcomer_gets_its_share_and_no_more_moves_than_needed(owners):
     names = [f"c{n}" for n in range(owners + 1)]
     held = {key(n): names[n % max(1, owners)] for n in range(24)} if owners else {}
-    members = [MemberView(name, T) for name in names]
+    members = [MemberView(client_id=name, topics=T) for name in names]
     room = Room({"t": 24}, members, held, subject=Subject(fair))
     room.settle()
     counts = Counter(room.owners.values())
@@ -413,8 +441,8 @@ def keys(name, row, *, me="a", start=0):
     owners = {".": None, "!": "b", "+": None, "-": me, "^": me}
     return tuple(
         KeyView(
-            Key("g", name, number),
-            owners.get(mark, mark),
+            key=Key("g", name, number),
+            owner=owners.get(mark, mark),
             is_mine=mark in {me, "+", "-"},
             is_claimable=mark in ".+",
             is_ours_before=mark == "^",
@@ -428,7 +456,12 @@ def keys(name, row, *, me="a", start=0):
 def topic_view(*rows, members="ab", claims_max=0):
     names = frozenset(f"t{n}" for n in range(len(rows)))
     found = sum((keys(f"t{n}", row) for n, row in enumerate(rows)), ())
-    return View("a", found, tuple(MemberView(m, names) for m in members), claims_max)
+    return View(
+        me="a",
+        keys=found,
+        members=tuple(MemberView(client_id=m, topics=names) for m in members),
+        claims_max=claims_max,
+    )
 
 
 def parts(names):
@@ -495,6 +528,12 @@ def test_the_reason_names_what_was_lost():
 def test_without_partition_0_nothing_of_a_topic_is_taken():
     """It cannot be consumed from its position, so nobody holds the topic."""
     rest = keys("t0", "a.", start=1)
-    plan = topic(View("a", rest, (MemberView("a", frozenset({"t0"})),)))
+    plan = topic(
+        View(
+            me="a",
+            keys=rest,
+            members=(MemberView(client_id="a", topics=frozenset({"t0"})),),
+        )
+    )
     assert parts(plan.claim) == []
     assert parts(r.key for r in plan.release) == ["0-1"]

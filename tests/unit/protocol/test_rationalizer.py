@@ -26,7 +26,13 @@ from kafka_marshal.protocol.types import OFFSET_MAX, LogEntry, TimestampType
 
 
 def entry(offset=0, epoch=0, at=START_MS, kind=LOG_APPEND_TIME, value=b""):
-    return LogEntry(offset, epoch, at, kind, value)
+    return LogEntry(
+        offset=offset,
+        leader_epoch=epoch,
+        timestamp_ms=at,
+        timestamp_type=kind,
+        value=value,
+    )
 
 
 def clock(state):
@@ -174,7 +180,17 @@ def test_a_tombstone_is_undecodable():
 def test_an_undecodable_entry_of_a_dump_is_never_decoded_again():
     state = WorldState(0)
     value = encode(config())
-    (transition,) = apply(state, LogEntry(0, 0, 0, 1, value, undecodable="old reader"))
+    (transition,) = apply(
+        state,
+        LogEntry(
+            offset=0,
+            leader_epoch=0,
+            timestamp_ms=0,
+            timestamp_type=1,
+            value=value,
+            undecodable="old reader",
+        ),
+    )
     assert transition.outcome == "undecodable"
     assert state.config is None
     assert state.soft.undecodable[0].reason == "old reader"

@@ -135,7 +135,14 @@ def test_timestamp_types_have_names(kind, name):
     [
         pytest.param(
             Transition(
-                5, "accepted", "granted", None, KEY, 2, {"first": 1, "last": 2}, None
+                offset=5,
+                outcome="accepted",
+                effect="granted",
+                reason=None,
+                key=KEY,
+                epoch=2,
+                detail={"first": 1, "last": 2},
+                record=None,
             ),
             '{"partition":3,"offset":5,"transition":"accepted","effect":"granted",'
             '"reason":null,"key":{"group_id":"g","topic":"t","partition":0},'
@@ -143,7 +150,16 @@ def test_timestamp_types_have_names(kind, name):
             id="with key",
         ),
         pytest.param(
-            Transition(5, "ignored", None, "not_owner", None, None, None, None),
+            Transition(
+                offset=5,
+                outcome="ignored",
+                effect=None,
+                reason="not_owner",
+                key=None,
+                epoch=None,
+                detail=None,
+                record=None,
+            ),
             '{"partition":3,"offset":5,"transition":"ignored","effect":null,'
             '"reason":"not_owner","key":null,"epoch":null,"detail":null}',
             id="without key",

@@ -102,4 +102,9 @@ def test_tokens_order_alike_as_tuples_and_as_bytes(smaller, greater):
 
 
 def test_an_entry_is_decodable_unless_a_dump_marks_it():
-    assert LogEntry(0, 0, 0, 1, b"").undecodable is None
+    assert (
+        LogEntry(
+            offset=0, leader_epoch=0, timestamp_ms=0, timestamp_type=1, value=b""
+        ).undecodable
+        is None
+    )

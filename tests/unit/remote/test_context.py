@@ -21,7 +21,9 @@ def test_a_glance_tells_position_or_head():
     rig = RemoteRig()
     consumer = rig.consumer(delivery=AMO, most=4)
     rig.say(rig.assigned(position=2))
-    assert rig.context.glance(key()) == Glance("host-a", "fresh", None, 2, 5)
+    assert rig.context.glance(key()) == Glance(
+        holder="host-a", freshness="fresh", age_ms=None, position=2, noted=5
+    )
     consumer.poll()
     rig.answer(granted(2, 5, head=6))
     assert rig.context.glance(key()).position == 6

@@ -201,7 +201,9 @@ def test_an_incomplete_log_is_reported():
     view = health.take_view(node.engine, states, clock=cluster.clock.view())
     assert (view.log_start_missing, view.rebuilding, view.diverged) == ((), (), ())
     replica = node.engine.context.replicas[1]
-    replica.compared = Comparison(b"id", 7, "other", "aa", "bb")
+    replica.compared = Comparison(
+        checkpoint_id=b"id", begin_offset=7, client_id="other", ours="aa", theirs="bb"
+    )
     node.engine.context.rebuilding.add(0)
     view = health.take_view(node.engine, states, clock=cluster.clock.view())
     assert (view.rebuilding, view.diverged) == ((0,), (1,))

@@ -237,7 +237,8 @@ class Served:
         self.port = self._tcp.getsockname()[1]
         self.app = App(
             AppContext(
-                *(Healthy(), self.service),
+                health=Healthy(),
+                service=self.service,
                 token=TOKEN,
                 socket_gid=gid,
                 keep_alive_s=0.05,

@@ -20,9 +20,17 @@ SHORT = CampaignOptions(faults=("crash",), minutes=1)
 
 
 def summary_of(count, *, seen=(), broken=None, options=None):
-    summary = Summary("1.0", options or CampaignOptions())
+    summary = Summary(build="1.0", options=options or CampaignOptions())
     for _ in range(count):
-        summary.add(Outcome(broken, dict.fromkeys(seen, 1), {"crash": 2}, 600_000, 500))
+        summary.add(
+            Outcome(
+                broken=broken,
+                seen=dict.fromkeys(seen, 1),
+                faults={"crash": 2},
+                virtual_ms=600_000,
+                cpu_ms=500,
+            )
+        )
     return summary
 
 
@@ -59,7 +67,9 @@ def test_less_than_a_suite_may_miss_some(summary):
 
 
 def test_a_broken_seed_is_never_fine():
-    assert not summary_of(1, broken=Broken(7, "S4", "two", (1,))).held
+    assert not summary_of(
+        1, broken=Broken(seed=7, invariant="S4", message="two", faults=(1,))
+    ).held
 
 
 def test_a_failure_is_reported_with_the_faults_that_cause_it(monkeypatch):

@@ -52,7 +52,16 @@ class Recording:
 
     def land(self, record):
         transition = self.log.one(record)
-        stored = Stored(0, 0, 1_000, 1, None, encode(record), (), 0)
+        stored = Stored(
+            offset=0,
+            leader_epoch=0,
+            timestamp_ms=1_000,
+            timestamp_type=1,
+            key=None,
+            value=encode(record),
+            headers=(),
+            landed_ms=0,
+        )
         folded = Folded(0, stored, transition, None, 0, False)
         self.chronicle.on_fold(folded, self.log.state)
         return transition

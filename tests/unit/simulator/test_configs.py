@@ -19,7 +19,9 @@ class Scene:
 
     def run(self, *sizes, kind=LEVEL, who=0):
         for number, size in enumerate(sizes):
-            fault = Fault(number, 0, kind, 0, who, size)
+            fault = Fault(
+                number=number, at_ms=0, kind=kind, for_ms=0, who=who, size=size
+            )
             (self.configs.halt if kind == HALT else self.configs.strike)(fault)
             self.world.run(4 * self.world.plan.h_ms)
 
@@ -40,7 +42,9 @@ def test_levels_fall_and_rise_everywhere():
 def test_two_changes_at_once_come_one_after_the_other():
     scene = Scene()
     for size in (BELOW, EQUAL):
-        scene.configs.strike(Fault(size, 0, LEVEL, 0, 0, size))
+        scene.configs.strike(
+            Fault(number=size, at_ms=0, kind=LEVEL, for_ms=0, who=0, size=size)
+        )
     scene.world.run(8 * scene.world.plan.h_ms)
     assert {w.config.generation for w in scene.world.watcher.worlds} == {3}
 
@@ -58,7 +62,9 @@ def test_a_misfit_counts_nowhere(size):
 def test_a_config_lost_in_a_failover_is_written_again():
     scene = Scene()
     kafka, place = scene.world.cluster.kafka, scene.world.cluster.place(0)
-    scene.configs.strike(Fault(1, 0, LEVEL, 0, 0, BELOW))
+    scene.configs.strike(
+        Fault(number=1, at_ms=0, kind=LEVEL, for_ms=0, who=0, size=BELOW)
+    )
     while kafka.log(place).end == 1:
         scene.world.run(1)
     kafka.truncate(place, end=1, leader=9)
@@ -74,12 +80,18 @@ def test_the_last_config_halts_each_t_or_one(dies_early):
     assert set(scene.world.levels.stops) == ({0} if dies_early else {*scene.numbers})
     assert scene.configs.is_over
     scene.run(BELOW, EQUAL)
-    assert scene.configs.halt(Fault(9, 0, HALT, 0, 0, 0)) == ()
+    assert (
+        scene.configs.halt(Fault(number=9, at_ms=0, kind=HALT, for_ms=0, who=0, size=0))
+        == ()
+    )
     assert scene.world.coverage.counts["level_changed"] == 0
 
 
 def test_no_reader_must_halt_if_the_log_is_truncated():
     scene = Scene()
     scene.world.is_truncating = True
-    assert scene.configs.halt(Fault(1, 0, HALT, 0, 0, 0)) == ()
+    assert (
+        scene.configs.halt(Fault(number=1, at_ms=0, kind=HALT, for_ms=0, who=0, size=0))
+        == ()
+    )
     assert not scene.configs.is_over

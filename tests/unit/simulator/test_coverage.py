@@ -25,7 +25,19 @@ OWNER = Owner("c1", ident("c1"))
 
 def stored(record, **rest):
     value = None if record is None else encode(record)
-    return attrs.evolve(Stored(0, 0, 1_000, 1, None, value, (), 0), **rest)
+    return attrs.evolve(
+        Stored(
+            offset=0,
+            leader_epoch=0,
+            timestamp_ms=1_000,
+            timestamp_type=1,
+            key=None,
+            value=value,
+            headers=(),
+            landed_ms=0,
+        ),
+        **rest,
+    )
 
 
 def folded(record, *, transition=None, age_ms=0, owner=OWNER, moved=False, **rest):

@@ -49,7 +49,7 @@ def test_a_damaged_state_is_not_used():
     scene = Scene("keep", "damage")
     scene.run()
     scene.keeping.keep(scene.app.node)
-    fault = Fault(1, 0, "damage", 0, 0, 0)
+    fault = Fault(number=1, at_ms=0, kind="damage", for_ms=0, who=0, size=0)
     for number in range(scene.world.plan.coordinators):
         assert scene.keeping.damage(scene.app.node, number, fault=fault)
     scene.fleet.remove(scene.app)

@@ -29,7 +29,9 @@ class Scene:
         return self.world.coverage.counts
 
     def strike(self, kind, *, number=1, who=0, size=4):
-        self.strikes.strike(Fault(number, 0, kind, 0, who, size))
+        self.strikes.strike(
+            Fault(number=number, at_ms=0, kind=kind, for_ms=0, who=who, size=size)
+        )
 
     def values(self):
         kafka, cluster = self.world.cluster.kafka, self.world.cluster

@@ -15,7 +15,17 @@ H_MS = 10_000
 
 
 def op(kind, who, token, first=None, last=None, *, outcome="ok", at_ms=0, **rest):
-    return Operation(kind, outcome, who, KEY, token, at_ms, first, last, **rest)
+    return Operation(
+        kind=kind,
+        outcome=outcome,
+        process=who,
+        key=KEY,
+        token=token,
+        at_ms=at_ms,
+        first=first,
+        last=last,
+        **rest,
+    )
 
 
 def handled(who, token, first, last):

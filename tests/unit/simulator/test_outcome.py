@@ -32,5 +32,14 @@ def test_a_report_sums_up_what_judged_the_run():
         seen={"b": 1, "a": 2},
         transcript=["x"],
     )
-    assert report == Report(7, ("cut",), 9, 5, 2, 3, {"a": 2, "b": 1}, ("x",))
+    assert report == Report(
+        seed=7,
+        faults=("cut",),
+        virtual_ms=9,
+        handed=5,
+        duplicates=2,
+        claims=3,
+        seen={"a": 2, "b": 1},
+        transcript=("x",),
+    )
     assert list(report.seen) == ["a", "b"]

@@ -24,7 +24,11 @@ class Scene:
         self.recreations = Recreations(self.world, self.fleet)
 
     def strike(self, number=1, *, size):
-        self.recreations.strike(Fault(number, 0, RECREATE, FOR_MS, 0, size))
+        self.recreations.strike(
+            Fault(
+                number=number, at_ms=0, kind=RECREATE, for_ms=FOR_MS, who=0, size=size
+            )
+        )
 
     @property
     def ends(self):

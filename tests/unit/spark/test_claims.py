@@ -64,9 +64,9 @@ class Query:
             "patience_ms": 3 * H,
         }
         self.claims = Claims(
-            self.ranges,
-            Logs(self.node),
-            Rules(**(settings | rules)),
+            ranges=self.ranges,
+            logs=Logs(self.node),
+            rules=Rules(**(settings | rules)),
             now=lambda: cluster.clock.now_ms() / 1000,
         )
 
@@ -395,16 +395,16 @@ def grant(query, last):
     owner = query.node.owner
     known = query.ranges.held()[T[0]]
     record = ClaimingMessages(
-        owner.client_id,
-        "g",
-        owner.incarnation,
-        2**62,
-        "t",
-        0,
-        known.epoch,
-        b"task".ljust(16, b"."),
-        0,
-        last,
+        client_id=owner.client_id,
+        group_id="g",
+        incarnation=owner.incarnation,
+        seq=2**62,
+        topic="t",
+        partition=0,
+        epoch=known.epoch,
+        grantee=b"task".ljust(16, b"."),
+        first=0,
+        proposed_last_offset=last,
     )
     write(query.cluster, record)
     query.cluster.run(40)

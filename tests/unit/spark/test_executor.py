@@ -28,7 +28,7 @@ def batch(*offsets, commit=lambda *_, **__: None):
     records = tuple(
         PlainRecord("t", 0, n, 1_000 + n, 0, None, b"%d" % n) for n in offsets
     )
-    return Batch(T0, records, Token(1, 0, 7), commit)
+    return Batch(partition=T0, records=records, token=Token(1, 0, 7), commit=commit)
 
 
 class FakeMarshal:

@@ -80,7 +80,14 @@ class Reader:
         for at in range(first, min(end, self.end), 4):
             offsets = list(range(at, min(at + 4, end, self.end)))
             same = [None] * len(offsets)
-            yield Slice(offsets, [0 for _ in same], [0 for _ in same], same, same, None)
+            yield Slice(
+                offsets=offsets,
+                times_ms=[0 for _ in same],
+                kinds=[0 for _ in same],
+                keys=same,
+                values=same,
+                headers=None,
+            )
         if end > self.end:
             raise PositionError(
                 *("cut off",),

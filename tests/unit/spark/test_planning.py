@@ -32,7 +32,10 @@ def planned(partition, token, first, end, topic_id=""):
 
 
 def test_offsets_round_trip():
-    marks = {B: Mark(NEW, 3, 4, 1, "0f"), A: Mark(OLD, 0, 2)}
+    marks = {
+        B: Mark(token=NEW, begin=3, next=4, restarts=1, topic_id="0f"),
+        A: Mark(OLD, 0, 2),
+    }
     offset = to_offset(marks)
     assert json.dumps(offset) == (
         '{"a.b-c:0": "7.0.5 0 2 0 ", "a.b-c:10": "7.1.9 3 4 1 0f"}'
@@ -71,15 +74,21 @@ def test_a_batch_is_the_difference_of_two_offsets():
 
 
 def test_a_restart_begins_a_new_range():
-    start = {A: Mark(OLD, 0, 20, 0, "0f")}
-    end = {A: Mark(OLD, 0, 5, 1, "0f")}
+    start = {A: Mark(token=OLD, begin=0, next=20, restarts=0, topic_id="0f")}
+    end = {A: Mark(token=OLD, begin=0, next=5, restarts=1, topic_id="0f")}
     assert planned_ranges(start, end) == [planned(A, OLD, 0, 5, "0f")]
 
 
 def test_offsets_are_of_another_topic_where_both_ids_are_known():
-    assert Mark(OLD, 0, 2, 0, "0f").is_of_other_topic("0e")
-    assert not Mark(OLD, 0, 2, 0, "0f").is_of_other_topic("0f")
-    assert not Mark(OLD, 0, 2, 0, "0f").is_of_other_topic("")
+    assert Mark(
+        token=OLD, begin=0, next=2, restarts=0, topic_id="0f"
+    ).is_of_other_topic("0e")
+    assert not Mark(
+        token=OLD, begin=0, next=2, restarts=0, topic_id="0f"
+    ).is_of_other_topic("0f")
+    assert not Mark(
+        token=OLD, begin=0, next=2, restarts=0, topic_id="0f"
+    ).is_of_other_topic("")
     assert not Mark(OLD, 0, 2).is_of_other_topic("0e")
 
 

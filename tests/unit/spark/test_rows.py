@@ -26,7 +26,12 @@ def made(rows, **extra):
 
 def test_columns_become_rows():
     rows = Slice(
-        [5, 9], [1_700_000_000_123, 0], [0, 1], [b"k", None], [b"v", b""], None
+        offsets=[5, 9],
+        times_ms=[1_700_000_000_123, 0],
+        kinds=[0, 1],
+        keys=[b"k", None],
+        values=[b"v", b""],
+        headers=None,
     )
     first, second = made(rows)
     assert first == {
@@ -44,7 +49,16 @@ def test_columns_become_rows():
 def test_columns_come_as_lists_and_as_arrays():
     times, kinds = [1_700_000_000_123, 0, -1], [1, 0, 1]
     kept = [None, b"k", None]
-    as_lists = made(Slice([5, 6, 7], times, kinds, kept, kept, None))
+    as_lists = made(
+        Slice(
+            offsets=[5, 6, 7],
+            times_ms=times,
+            kinds=kinds,
+            keys=kept,
+            values=kept,
+            headers=None,
+        )
+    )
     ready = pa.array(kept, pa.binary())
     arrays = np.array(times), np.array(kinds, np.int32), ready, ready
     assert made(Slice(np.array([5, 6, 7]), *arrays, None)) == as_lists
@@ -56,14 +70,30 @@ def test_slices_of_any_length_have_their_own_partition_and_token():
     )
     for count in (2, 3, 2):
         none = [None] * count
-        batch = make(Slice(range(count), [0] * count, [0] * count, none, none, None))
+        batch = make(
+            Slice(
+                offsets=range(count),
+                times_ms=[0] * count,
+                kinds=[0] * count,
+                keys=none,
+                values=none,
+                headers=None,
+            )
+        )
         assert batch.column("token").to_pylist() == ["1.0.5"] * count
         assert batch.column("partition").to_pylist() == [3] * count
 
 
 def test_headers_and_tokens_are_optional():
     headers = [[("a", b"1"), ("b", None)], ()]
-    rows = Slice([5, 6], [0, 0], [0, 0], [None, None], [None, None], headers)
+    rows = Slice(
+        offsets=[5, 6],
+        times_ms=[0, 0],
+        kinds=[0, 0],
+        keys=[None, None],
+        values=[None, None],
+        headers=headers,
+    )
     first, second = made(rows, has_headers=True, has_token=True)
     assert first["headers"] == [
         {"key": "a", "value": b"1"},
@@ -74,7 +104,9 @@ def test_headers_and_tokens_are_optional():
 
 
 def test_a_column_of_nothing_keeps_its_type():
-    rows = Slice([1], [0], [0], [None], [None], None)
+    rows = Slice(
+        offsets=[1], times_ms=[0], kinds=[0], keys=[None], values=[None], headers=None
+    )
     schema = arrow_schema(columns(has_headers=False, has_token=False))
     batch = batch_maker(schema, T3, token=None)(rows)
     assert batch.column("key").type == pa.binary()

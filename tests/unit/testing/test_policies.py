@@ -88,7 +88,7 @@ def test_a_bad_policy_is_caught(policy):
 
 
 def test_the_limit_of_whole_topics_counts_topics():
-    capped = MemberView("a", frozenset({"t"}), claims_max=1)
+    capped = MemberView(client_id="a", topics=frozenset({"t"}), claims_max=1)
     assert capped.claims_max == 1
     with pytest.raises(AssertionError):
         check_policy(greedy, counts=Counts.TOPICS)

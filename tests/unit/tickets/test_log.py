@@ -402,8 +402,16 @@ def test_a_tasks_number_is_not_taken_for_the_owners(cluster):
     (seq,) = session.beat_now()
     ref = ref_of(node)
     record = ClaimingMessages(
-        *(ref.client_id, ref.group_id, ref.incarnation, seq, ref.topic),
-        *(ref.partition, ref.epoch, b"g" * 16, 0, 3),
+        client_id=ref.client_id,
+        group_id=ref.group_id,
+        incarnation=ref.incarnation,
+        seq=seq,
+        topic=ref.topic,
+        partition=ref.partition,
+        epoch=ref.epoch,
+        grantee=b"g" * 16,
+        first=0,
+        proposed_last_offset=3,
     )
     write(cluster, encode(record))
     cluster.run(100)

@@ -313,11 +313,11 @@ class FastCoordinationLog(TopicLog):
             if error is None:
                 kind, timestamp_ms = message.timestamp()
                 entry = LogEntry(
-                    message.offset(),
-                    message.leader_epoch(),
-                    timestamp_ms,
-                    kind - 1,  # librdkafka counts from 1
-                    message.value(),
+                    offset=message.offset(),
+                    leader_epoch=message.leader_epoch(),
+                    timestamp_ms=timestamp_ms,
+                    timestamp_type=kind - 1,  # librdkafka counts from 1
+                    value=message.value(),
                 )
                 entries.append((message.partition(), entry))
             elif error.code() == _EOF:

@@ -49,7 +49,7 @@ Fields = tuple[int, bytes, bytes, list[tuple[bytes, int, int, int]]]
 _DECODER = msgspec.msgpack.Decoder(Fields)
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Source:
     """Connection to the log; sent to every task.
 
@@ -140,7 +140,10 @@ def fold(
     """
     number, start = work.partition, None
     if work.is_new:
-        world, historian = begin(source, work, bounds=bounds), Historian(sample_ms)
+        world, historian = (
+            begin(source, work, bounds=bounds),
+            Historian(sample_ms=sample_ms),
+        )
         if world.next_offset:
             historian.begin(world)
             start = world.next_offset

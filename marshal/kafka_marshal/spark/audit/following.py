@@ -81,7 +81,7 @@ def follow(
         .load()
         .writeStream.queryName("marshal_audit")
         .option("checkpointLocation", store.checkpoint)
-        .foreachBatch(_Batches(step, store, last, on_run))
+        .foreachBatch(_Batches(step=step, store=store, last=last, on_run=on_run))
     )
     if available_now:
         return writer.trigger(availableNow=True).start()

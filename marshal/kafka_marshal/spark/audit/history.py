@@ -60,7 +60,7 @@ CONTENDERS_MAX = 8
 _WAITING = ("held", "handoff")
 
 
-class Track(msgspec.Struct, gc=False):
+class Track(msgspec.Struct, gc=False, kw_only=True):
     """The last claim of a key, and the processes that wait for the next.
 
     Attributes:
@@ -256,7 +256,7 @@ _FORMAT_VERSION = 2
 _BEATS = (Heartbeat, BatchHeartbeat)
 
 
-class Historian(msgspec.Struct, gc=False):
+class Historian(msgspec.Struct, gc=False, kw_only=True):
     """Observes the fold of one coordinating partition.
 
     It starts at the first entry, or at a checkpoint (``begin``).
@@ -307,7 +307,9 @@ class Historian(msgspec.Struct, gc=False):
                 first_position=known.position,
                 position=known.position,
             )
-            self.tracks[key] = Track(interval, known.epoch, at.log_ms)
+            self.tracks[key] = Track(
+                interval=interval, epoch=known.epoch, sample_due_ms=at.log_ms
+            )
         list(replaced(self.pauses, world, at=at))  # no pause ends here
 
     def take(
@@ -361,14 +363,21 @@ class Historian(msgspec.Struct, gc=False):
             MalformedRecord: The bytes are not a historian of this version.
         """
         try:
-            version, sample_ms, tracks, pauses, *rest = _DECODER.decode(value)
+            version, sample_ms, tracks, pauses, *counted = _DECODER.decode(value)
         except msgspec.MsgspecError as error:
             raise MalformedRecord(f"not a history: {error}") from error
         if version != _FORMAT_VERSION:
             raise MalformedRecord(f"a history of version {version} is unknown")
-        by_key = {track.interval.key: track for track in tracks}
-        by_group = {pause.group_id: pause for pause in pauses}
-        return cls(sample_ms, by_key, by_group, *rest)
+        ages, entries_count, first_offset, resets_count = counted
+        return cls(
+            sample_ms=sample_ms,
+            tracks={track.interval.key: track for track in tracks},
+            pauses={pause.group_id: pause for pause in pauses},
+            ages=ages,
+            entries_count=entries_count,
+            first_offset=first_offset,
+            resets_count=resets_count,
+        )
 
     def _beats(
         self, world: WorldState, entry: LogEntry, *, transitions: Transitions
@@ -505,7 +514,9 @@ class Historian(msgspec.Struct, gc=False):
         )
         track = self.tracks.get(key)
         if track is None:
-            self.tracks[key] = Track(interval, at.offset, at.log_ms)
+            self.tracks[key] = Track(
+                interval=interval, epoch=at.offset, sample_due_ms=at.log_ms
+            )
             return
         before, track.interval, track.epoch = track.interval, interval, at.offset
         if before.ending == OPEN:

@@ -338,10 +338,10 @@ def _bars(spark: "SparkSession") -> tuple[list[plots.Bar], int]:
     count = spark.sql("SELECT DISTINCT group_id, topic, partition FROM intervals")
     found = [
         plots.Bar(
-            f"{row['group_id']} {row['topic']}-{row['partition']}",
-            row["client_id"],
-            row["start_ms"],
-            max(row["start_ms"], row["end_ms"] or 0),
+            lane=f"{row['group_id']} {row['topic']}-{row['partition']}",
+            client_id=row["client_id"],
+            start_ms=row["start_ms"],
+            end_ms=max(row["start_ms"], row["end_ms"] or 0),
         )
         for row in _rows(spark, _BARS, limit=BARS_SHOWN_MAX)
     ]

@@ -147,7 +147,15 @@ def test_only_what_is_asked_for(story, watching):
 
 def test_a_pause_has_its_reason_and_end(story, watching):
     until_ms = story.clock.wall_ms() + 10_000
-    why = ReleaseGroup("admin", "g", bytes(16), 0, OP, until_ms, "deploy\x1b[31m")
+    why = ReleaseGroup(
+        client_id="admin",
+        group_id="g",
+        incarnation=bytes(16),
+        seq=0,
+        op_id=OP,
+        msg_expire_time=until_ms,
+        reason="deploy\x1b[31m",
+    )
     outcome = watching(
         "--count",
         "2",

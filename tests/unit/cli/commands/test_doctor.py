@@ -39,14 +39,16 @@ class Cluster:
     def reported(*problems, exists=True, note=None):
         info = ClusterInfo("cluster", 1, ())
         topic = TopicDescription(
-            "__marshal",
+            name="__marshal",
             exists=exists,
             partition_count=1,
             replication=1,
             in_sync=1,
             leaders={0: 7},
         )
-        return TopicReport(info, topic, tuple(map(Problem, problems)), note)
+        return TopicReport(
+            cluster=info, topic=topic, found=tuple(map(Problem, problems)), note=note
+        )
 
     def __enter__(self):
         return self

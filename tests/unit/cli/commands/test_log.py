@@ -112,7 +112,14 @@ class FakeResetter:
 
     def reset_state(self, partition, **asked):
         self.asked.append((partition, asked))
-        change = KeyChange(Key("g", "t", 1), "moved", 9, None, 4, None)
+        change = KeyChange(
+            key=Key("g", "t", 1),
+            change="moved",
+            position=9,
+            granted=None,
+            position_then=4,
+            granted_then=None,
+        )
         return ResetPlan(
             partition=partition,
             checkpoint_id="ab" * 16,

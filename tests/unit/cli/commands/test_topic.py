@@ -19,9 +19,11 @@ CLUSTER = ClusterInfo("cluster", 1, ())
 
 def report(*problems, exists=True, note=None):
     topic = TopicDescription(
-        "__marshal", exists=exists, partition_count=1, replication=1
+        name="__marshal", exists=exists, partition_count=1, replication=1
     )
-    return TopicReport(CLUSTER, topic, tuple(map(Problem, problems)), note)
+    return TopicReport(
+        cluster=CLUSTER, topic=topic, found=tuple(map(Problem, problems)), note=note
+    )
 
 
 def world(*logs, cluster_id="cluster"):

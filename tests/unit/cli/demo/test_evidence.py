@@ -10,7 +10,16 @@ KEY = Key("g", "t", 0)
 
 def fact(effect, client_id, epoch, offset, *, position=None, granted=None):
     time_ms = offset * 10
-    return Fact(KEY, effect, client_id, epoch, offset, time_ms, position, granted)
+    return Fact(
+        key=KEY,
+        effect=effect,
+        client_id=client_id,
+        epoch=epoch,
+        offset=offset,
+        timestamp_ms=time_ms,
+        position=position,
+        granted=granted,
+    )
 
 
 def test_a_claim_that_is_released_and_one_that_is_taken():
@@ -40,12 +49,15 @@ def test_a_claim_that_is_released_and_one_that_is_taken():
 def test_uncommitted_records_are_the_rest_of_the_last_batch():
     (tenure,) = tenures_of([fact("claimed", "a", 1, 1)])
     lines = (
-        Line(1, "batch", 0, 0, 4, "7.0.1"),
-        *(Line(2, "record", 0, offset, token="7.0.1") for offset in range(5)),
-        Line(3, "batch", 1, 0, 9, "7.0.1"),
-        Line(4, "batch", 0, 5, 9, "7.0.1"),
-        Line(5, "record", 0, 5, token="7.0.1"),
-        Line(6, "batch", 0, 50, 99, "7.0.30"),
+        Line(at=1, kind="batch", partition=0, offset=0, last=4, token="7.0.1"),
+        *(
+            Line(at=2, kind="record", partition=0, offset=offset, token="7.0.1")
+            for offset in range(5)
+        ),
+        Line(at=3, kind="batch", partition=1, offset=0, last=9, token="7.0.1"),
+        Line(at=4, kind="batch", partition=0, offset=5, last=9, token="7.0.1"),
+        Line(at=5, kind="record", partition=0, offset=5, token="7.0.1"),
+        Line(at=6, kind="batch", partition=0, offset=50, last=99, token="7.0.30"),
     )
     evidence = evidence_of(journals={"a": lines})
     assert evidence.in_hand(tenure) == 4

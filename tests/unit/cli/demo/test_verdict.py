@@ -18,12 +18,20 @@ HEIR = {"claimed_ms": 600 + 2 * H + 50, "renewed_ms": 4_900, "ending": "released
 
 
 def batch(at, first, last, epoch):
-    return Line(at, "batch", 0, first, last, f"1.0.{epoch}")
+    return Line(
+        at=at, kind="batch", partition=0, offset=first, last=last, token=f"1.0.{epoch}"
+    )
 
 
 def records(at, first, last, epoch):
     return [
-        Line(at + n, "record", 0, first + n, token=f"1.0.{epoch}")
+        Line(
+            at=at + n,
+            kind="record",
+            partition=0,
+            offset=first + n,
+            token=f"1.0.{epoch}",
+        )
         for n in range(last - first + 1)
     ]
 
@@ -271,7 +279,7 @@ def test_a_partition_that_nobody_took_is_caught():
     ],
 )
 def test_work_without_a_claim_is_caught(token):
-    line = Line(7_800, "record", 0, 20, token=token)
+    line = Line(at=7_800, kind="record", partition=0, offset=20, token=token)
     assert broken(with_lines(alo(produced={0: 21}), "c", line)) == [CLAIMED]
 
 

@@ -128,7 +128,13 @@ def test_a_range_omits_rows_and_never_moves_the_start(log, bounds, claims, end):
 def test_a_range_by_time_is_reached_once_for_all(log):
     """A leader's clock that goes back leaves no hole."""
     late = log.entries[3].timestamp_ms
-    log.entries[4] = folding.LogEntry(4, 0, 0, 1, log.entries[4].value)
+    log.entries[4] = folding.LogEntry(
+        offset=4,
+        leader_epoch=0,
+        timestamp_ms=0,
+        timestamp_type=1,
+        value=log.entries[4].value,
+    )
     rows = folded(log, bounds=Bounds(from_ms=late))
     assert len(of(rows, schema.CLAIMS)) == 1
     rows = folded(log, bounds=Bounds(to_ms=late - 1))
@@ -267,7 +273,9 @@ def looked(monkeypatch, log):
         return log
 
     monkeypatch.setattr(folding, "open_coordination_log", opened)
-    return log_ends(Source("b:1", "m", timeout_ms=7_000))
+    return log_ends(
+        Source(bootstrap_servers="b:1", coordination_topic="m", timeout_ms=7_000)
+    )
 
 
 @pytest.mark.parametrize(

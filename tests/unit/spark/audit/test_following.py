@@ -58,7 +58,9 @@ def ends(run):
 
 def test_each_batch_is_a_run_and_a_repeated_one_is_none(runs):
     received = []
-    batches = following._Batches(STEP, "a store", None, received.append)
+    batches = following._Batches(
+        step=STEP, store="a store", last=None, on_run=received.append
+    )
     batches(frame(), 0)
     assert runs == []
     for given in (frame(5, 7), frame(5, 7), frame(6, 7), frame(5, 7), frame(6, 7, 0)):

@@ -61,7 +61,7 @@ class Bench:
 
     def __init__(self, **settings):
         self.log = Log(configured=False)
-        self.historian = Historian(10 * H)
+        self.historian = Historian(sample_ms=10 * H)
         self.rows = []
         self.append(config(**settings))
 
@@ -491,7 +491,7 @@ def test_claims_of_a_state_begin_with_it():
     world = first.log.state
     bench = Bench()
     bench.log, bench.rows = first.log, []
-    bench.historian = Historian(10 * H)
+    bench.historian = Historian(sample_ms=10 * H)
     bench.historian.begin(world)
     assert bench.historian.first_offset == world.next_offset
     (row, held) = bench.historian.open_rows()
@@ -549,7 +549,16 @@ def interval(client="c1", *, log_ms=1_000, epoch=EPOCH):
 
 
 def transition(record, *, epoch=EPOCH):
-    return Transition(9, ACCEPTED, "renewed", None, KEY, epoch, None, record)
+    return Transition(
+        offset=9,
+        outcome=ACCEPTED,
+        effect="renewed",
+        reason=None,
+        key=KEY,
+        epoch=epoch,
+        detail=None,
+        record=record,
+    )
 
 
 # --- strays
@@ -584,7 +593,7 @@ def test_nothing_is_accepted_after_the_end():
 
 
 def test_positions_move_forward_rewind_or_step_back():
-    track = Track(interval(), EPOCH, 0)
+    track = Track(interval=interval(), epoch=EPOCH, sample_due_ms=0)
     for position, rewinds in ((4, False), (4, False), (9, False), (2, True)):
         move(track, position, rewinds=rewinds)
     found = track.interval
@@ -600,7 +609,7 @@ def test_positions_move_forward_rewind_or_step_back():
 
 
 def test_the_last_refusal_of_a_process_counts():
-    track = Track(interval(), EPOCH, 0)
+    track = Track(interval=interval(), epoch=EPOCH, sample_due_ms=0)
     for log_ms, reason in ((1, "held"), (2, "handoff"), (3, "held")):
         note_waiting(track, ident("c2"), reason=reason, at=Moment(1, log_ms, 0))
     assert track.waiting == [(ident("c2"), 3)]
@@ -609,7 +618,7 @@ def test_the_last_refusal_of_a_process_counts():
 
 
 def test_a_few_contenders_are_remembered():
-    track = Track(interval(), EPOCH, 0)
+    track = Track(interval=interval(), epoch=EPOCH, sample_due_ms=0)
     for number in range(CONTENDERS_MAX + 3):
         name = ident(f"c{number}")
         note_waiting(track, name, reason="held", at=Moment(1, number, 0))
@@ -629,7 +638,9 @@ def ended(ending, *, log_ms):
 
 def test_a_claim_waits_two_intervals_for_a_silent_owner():
     before = ended("taken_over", log_ms=1_000 + 2 * H + 30)
-    track = Track(before, EPOCH, 0, waiting=[(ident("c2"), 1_500)])
+    track = Track(
+        interval=before, epoch=EPOCH, sample_due_ms=0, waiting=[(ident("c2"), 1_500)]
+    )
     row = handoff(before, interval("c2", log_ms=1_000 + 2 * H + 30), track=track)
     assert (row.gap_ms, row.late_ms) == (2 * H + 30, 29)
     assert row.reason is None
@@ -637,21 +648,33 @@ def test_a_claim_waits_two_intervals_for_a_silent_owner():
 
 def test_a_later_claim_is_late_from_its_first_attempt():
     before = ended("taken_over", log_ms=9_000)
-    track = Track(before, EPOCH, 0, waiting=[(ident("c2"), 8_000)])
+    track = Track(
+        interval=before, epoch=EPOCH, sample_due_ms=0, waiting=[(ident("c2"), 8_000)]
+    )
     row = handoff(before, interval("c2", log_ms=9_000), track=track)
     assert row.late_ms == 1_000
 
 
 def test_a_key_kept_for_a_successor_is_not_free():
     before = ended("released", log_ms=2_000)
-    track = Track(before, EPOCH, 0, kept_ms=2_500, waiting=[(ident("c2"), 2_100)])
+    track = Track(
+        interval=before,
+        epoch=EPOCH,
+        sample_due_ms=0,
+        kept_ms=2_500,
+        waiting=[(ident("c2"), 2_100)],
+    )
     row = handoff(before, interval("c2", log_ms=2_600), track=track)
     assert (row.gap_ms, row.late_ms, row.reason) == (600, 100, "closed")
 
 
 def test_a_claim_without_earlier_attempts_is_not_late():
     before = ended("taken_over", log_ms=90_000)
-    row = handoff(before, interval("c2", log_ms=90_000), track=Track(before, EPOCH, 0))
+    row = handoff(
+        before,
+        interval("c2", log_ms=90_000),
+        track=Track(interval=before, epoch=EPOCH, sample_due_ms=0),
+    )
     assert row.late_ms is None
 
 
@@ -660,7 +683,10 @@ def test_a_claim_without_earlier_attempts_is_not_late():
 
 @pytest.mark.parametrize(("quiet_ms", "kept_ms"), [(3_001, 3_001), (None, 1_500)])
 def test_a_reset_ends_every_claim(quiet_ms, kept_ms):
-    tracks = {name: Track(interval(name), EPOCH, 9_000) for name in ("c2", "c1", "c3")}
+    tracks = {
+        name: Track(interval=interval(name), epoch=EPOCH, sample_due_ms=9_000)
+        for name in ("c2", "c1", "c3")
+    }
     tracks["c3"].interval.ending = "released"
     at = Moment(12, 1_500, 1_500)
     rows = list(taken_away(tracks, "admin", at=at, until_ms=quiet_ms))

@@ -16,7 +16,12 @@ YEAR_MS = 1_700_000_000_000
 
 def bars(clients):
     return [
-        Bar(f"lane {n % 3}", c, YEAR_MS + n, YEAR_MS + n + 9)
+        Bar(
+            lane=f"lane {n % 3}",
+            client_id=c,
+            start_ms=YEAR_MS + n,
+            end_ms=YEAR_MS + n + 9,
+        )
         for n, c in enumerate(clients)
     ]
 
@@ -27,7 +32,10 @@ def bars(clients):
         pytest.param(plots.timeline([]), id="no-claims"),
         pytest.param(plots.timeline(bars([HOSTILE] * 3)), id="hostile-names"),
         pytest.param(plots.timeline(bars([f"c{n}" for n in range(40)])), id="many"),
-        pytest.param(plots.timeline([Bar("l", "c", 0, 2**62)]), id="hostile-times"),
+        pytest.param(
+            plots.timeline([Bar(lane="l", client_id="c", start_ms=0, end_ms=2**62)]),
+            id="hostile-times",
+        ),
         pytest.param(plots.gaps({}), id="no-gaps"),
         pytest.param(
             plots.gaps({"taken_over": {2_000.0: 3}, "x": {1.0: 1}}), id="gaps"

@@ -11,7 +11,7 @@ from kafka_marshal.spark.audit import Source, tail
 from kafka_marshal.spark.audit.folding import LogEnds
 
 ALL = ReadAllAvailable()
-SOURCE = Source("b:1", options={"sasl.password": "hush"})
+SOURCE = Source(bootstrap_servers="b:1", options={"sasl.password": "hush"})
 
 
 @pytest.fixture
