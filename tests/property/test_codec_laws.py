@@ -63,7 +63,9 @@ FIELDS = {
     "heartbeat_interval_ms": counts,
     "partition_count": counts,
     "feature_level": counts,
-    "limits": st.builds(Limits, *[maybe(counts)] * len(Limits.__struct_fields__)),
+    "limits": st.builds(
+        Limits, **dict.fromkeys(Limits.__struct_fields__, maybe(counts))
+    ),
     "host": texts,
     "capacity": offsets,
     "load": offsets,

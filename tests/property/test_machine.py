@@ -32,6 +32,7 @@ from logkit import (
     release,
     resume,
 )
+from msgspec.structs import replace
 from naive import Naive
 
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
@@ -177,7 +178,7 @@ class Fold(RuleBasedStateMachine):
         settled = self.log.state.config
         self.era += 1
         again = config(self.era, era=self.era, h=h)
-        self.append_to_both(_with_limits(again, settled), after=after)
+        self.append_to_both(replace(again, limits=settled.limits), after=after)
 
     @rule(skew=st.sampled_from([0, -3 * H, 5 * H]))
     def elect(self, skew):
@@ -218,15 +219,6 @@ class Fold(RuleBasedStateMachine):
             token_before, until_before_ms = before.get(claim_, (token, until_ms))
             assert token == token_before
             assert until_ms >= until_before_ms
-
-
-def _with_limits(record, settled):
-    return type(record)(
-        *[
-            settled.limits if name == "limits" else getattr(record, name)
-            for name in record.__struct_fields__
-        ]
-    )
 
 
 Fold.TestCase.settings = settings(max_examples=300, stateful_step_count=40)
