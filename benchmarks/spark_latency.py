@@ -29,9 +29,14 @@ from support import (
 
 from kafka_marshal import Admin, Delivery, Marshal
 from kafka_marshal.admin import Format
+from kafka_marshal.grants import (
+    ClaimRef,
+    GrantClient,
+    close_grant_clients,
+    open_grant_client,
+)
 from kafka_marshal.ranges import RangeConsumer
 from kafka_marshal.testing.producing import create_topic
-from kafka_marshal.tickets import ClaimRef, TicketOffice, close_offices, open_office
 
 PARTITIONS = 12
 H_MS = 10_000
@@ -47,13 +52,13 @@ class Side:
 
     Attributes:
         ranges: What is held.
-        office: Where a task asks.
+        client: Grant client of a task.
         group_id: The group.
         is_granted: Whether tasks ask for grants.
     """
 
     ranges: RangeConsumer
-    office: TicketOffice
+    client: GrantClient
     group_id: str
     is_granted: bool
 
@@ -76,11 +81,11 @@ class Side:
             each.secret,
         )
         if self.is_granted:
-            granted = self.office.spend(ref, first, end - 1, timeout_ms=ASK_MS)
-            if not granted:
+            granted = self.client.acquire(ref, (first, end - 1), timeout_ms=ASK_MS)
+            if granted is None:
                 raise SystemExit(f"nothing of {first} to {end - 1} was granted")
-        elif not self.office.is_current(ref, timeout_ms=ASK_MS):
-            raise SystemExit(f"the claim of {place} does not stand")
+        elif not self.client.is_current(ref, timeout_ms=ASK_MS):
+            raise SystemExit(f"the claim of {place} is not current")
         asked = time.perf_counter()
         for place, each in held.items():
             self.ranges.commit(place, each.token, end=end)
@@ -112,7 +117,7 @@ def side(
             ranges.wait_for_change(100)
         yield Side(
             ranges=ranges,
-            office=open_office(connection, sidecar=sidecar),
+            client=open_grant_client(connection, sidecar=sidecar),
             group_id=group,
             is_granted=is_granted,
         )
@@ -167,7 +172,7 @@ def main() -> None:
             for way, url in (("by a sidecar", daemon.url), ("by the log", None))
         }
         found = measure(sides, rounds)
-        close_offices()
+        close_grant_clients()
     show_figures(found)
     settings = {"rounds": rounds, "partitions": PARTITIONS, "H_ms": H_MS}
     write_document(

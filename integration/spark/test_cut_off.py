@@ -17,13 +17,13 @@ from sidecars import start_sidecar
 from waiting import poll_all
 
 from kafka_marshal import ClaimLost, Delivery, TopicPartition
+from kafka_marshal.grants import ClaimRef, close_grant_clients
 from kafka_marshal.kafka_io.slices import CHUNK_RECORDS
 from kafka_marshal.spark import fetch
 from kafka_marshal.spark.fencing import Fence
 from kafka_marshal.spark.options import parse
 from kafka_marshal.spark.planning import Task
 from kafka_marshal.spark.rows import columns
-from kafka_marshal.tickets import ClaimRef, close_offices
 
 H_MS = 2_000
 RECORDS = 5 * CHUNK_RECORDS // 2
@@ -122,7 +122,7 @@ def grants(request, domain):
             if request.param == "dead sidecar":
                 sidecar.kill()
             yield {"sidecar": sidecar.address}
-    close_offices()
+    close_grant_clients()
 
 
 def read(domain, topic, claim, *, delivery, grants):
@@ -194,4 +194,4 @@ def test_at_most_once_the_next_owner_gets_the_rest_only(domain, topic):
         assert driver.comes_back() == "lost"
     finally:
         driver.close()
-        close_offices()
+        close_grant_clients()

@@ -15,9 +15,9 @@ from drivers import Supervised
 from pyspark import cloudpickle
 from waiting import eventually
 
+from kafka_marshal.grants import close_grant_clients
 from kafka_marshal.spark.fencing import Fence
 from kafka_marshal.spark.sinks_files import FileSink
-from kafka_marshal.tickets import close_offices
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "spark"
 TESTED = {"billing", "notifier", "shared_topic"}
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(500)
 def domain(broker, unique):
     with opened(broker, unique, h_ms=3_000) as domain:
         yield domain
-    close_offices()
+    close_grant_clients()
 
 
 @contextmanager

@@ -9,11 +9,11 @@ from domain import opened
 from pyspark import cloudpickle
 from waiting import eventually
 
+from kafka_marshal.grants import close_grant_clients
 from kafka_marshal.spark.fencing import fenced
 from kafka_marshal.spark.sinks_files import FileSink
 from kafka_marshal.spark.sinks_kafka import KafkaSink
 from kafka_marshal.spark.sinks_table import TableSink
-from kafka_marshal.tickets import close_offices
 
 pytestmark = pytest.mark.timeout(500)
 
@@ -33,7 +33,7 @@ def by_value():
 def domain(broker, unique):
     with opened(broker, unique, h_ms=20_000) as domain:
         yield domain
-    close_offices()
+    close_grant_clients()
 
 
 class Stream:

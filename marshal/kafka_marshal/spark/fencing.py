@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.grants import GrantClient, open_grant_client
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.spark.java import python_options
 from kafka_marshal.spark.options import parse
-from kafka_marshal.tickets import TicketOffice, open_office
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +44,7 @@ class Fence:
 
     Attributes:
         group: The group.
-        connection: Connection to the coordination log; see ``open_office``.
+        connection: Connection to the coordination log; see ``open_grant_client``.
         sidecar: Address of the sidecar on the current host, or None.
     """
 
@@ -71,14 +71,14 @@ class Fence:
             DeadlineExceeded: The log was not read to its end in time.
             CoordinationError: The log or the sidecar did not answer.
         """
-        found = self.office().newest(
+        found = self.grant_client().newest(
             Key(self.group, topic, partition), timeout_ms=LOOK_MS_MAX
         )
         return found is not None and found.owner is not None and found.token == token
 
-    def office(self) -> TicketOffice:
+    def grant_client(self) -> GrantClient:
         """Return this process's client for grants."""
-        return open_office(python_options(self.connection), sidecar=self.sidecar)
+        return open_grant_client(python_options(self.connection), sidecar=self.sidecar)
 
 
 def fenced(

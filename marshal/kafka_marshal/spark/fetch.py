@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from kafka_marshal.tickets import ClaimRef, TicketOffice
+    from kafka_marshal.grants import ClaimRef, GrantClient
 
 LOGGER = logging.getLogger("kafka_marshal")
 GRANT_MS_MAX = 30_000
@@ -110,25 +110,27 @@ def _require_current(task: Task, options: Options) -> None:
         )
 
 
-def _grant_client(options: Options) -> "TicketOffice":
+def _grant_client(options: Options) -> "GrantClient":
     """Return this process's client for grants; loaded only for reads under a claim."""
-    from kafka_marshal.tickets import open_office
+    from kafka_marshal.grants import open_grant_client
 
-    return open_office(python_options(options.connection), sidecar=options.sidecar)
+    return open_grant_client(
+        python_options(options.connection), sidecar=options.sidecar
+    )
 
 
 def _granted(
-    client: "TicketOffice", claim: "ClaimRef", wanted: tuple[int, int]
+    client: "GrantClient", claim: "ClaimRef", wanted: tuple[int, int]
 ) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     first, last = wanted
     while first <= last:
-        granted = client.spend(claim, first, last, timeout_ms=GRANT_MS_MAX)
-        if not granted:
+        granted = client.acquire(claim, (first, last), timeout_ms=GRANT_MS_MAX)
+        if granted is None:
             break
-        found += granted
+        found.append(granted)
         # One grant may cover less than a batch.
-        first = granted[-1][1] + 1
+        first = granted[1] + 1
     return found
 
 

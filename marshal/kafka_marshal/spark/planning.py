@@ -20,7 +20,7 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.types import Token, TopicPartition
 
 if TYPE_CHECKING:
-    from kafka_marshal.tickets import ClaimRef
+    from kafka_marshal.grants import ClaimRef
 
 Span = tuple[int, int]
 

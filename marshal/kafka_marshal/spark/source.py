@@ -186,7 +186,7 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, start: dict[str, Any], end: dict[str, Any]
     ) -> Sequence[TaskPartition]:
         """Return the tasks of a batch."""
-        from kafka_marshal.tickets import ClaimRef
+        from kafka_marshal.grants import ClaimRef
 
         options = self._options
         query = self._opened()

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.grants import ClaimState
 from kafka_marshal.protocol.types import Owner
 from kafka_marshal.spark import fencing
 from kafka_marshal.spark.fencing import Fence, fenced, fenced_by
-from kafka_marshal.tickets import Standing
 
 OPTIONS = {
     "kafka.bootstrap.servers": "localhost:1",
@@ -26,7 +26,7 @@ class FakeGrants:
     """Says what is newest, and counts how often it was asked."""
 
     def __init__(self):
-        self.known = {("t", 0): Standing(LIVE, 7, OWNER)}
+        self.known = {("t", 0): ClaimState(LIVE, 7, OWNER)}
         self.asked = 0
 
     def newest(self, key, *, timeout_ms):
@@ -38,7 +38,7 @@ class FakeGrants:
 @pytest.fixture
 def grants(monkeypatch):
     found = FakeGrants()
-    monkeypatch.setattr(fencing, "open_office", lambda *_, **__: found)
+    monkeypatch.setattr(fencing, "open_grant_client", lambda *_, **__: found)
     return found
 
 
@@ -82,7 +82,7 @@ def test_a_batch_of_a_dead_claim_writes_nothing(grants, caplog):
 
 
 def test_only_stale_rows_are_dropped(grants):
-    grants.known["t", 1] = Standing("1.0.9", 9, OWNER)
+    grants.known["t", 1] = ClaimState("1.0.9", 9, OWNER)
     rows = (("t", 0, 1, LIVE), ("t", 1, 2, OLD), ("t", 0, 3, OLD), ("t", 1, 4, "1.0.9"))
     assert passed(batch(*rows)) == [[1, 4]]
 
@@ -91,8 +91,8 @@ def test_only_stale_rows_are_dropped(grants):
     "known",
     [
         pytest.param(None, id="never claimed"),
-        pytest.param(Standing(LIVE, 7, None), id="released"),
-        pytest.param(Standing("1.1.7", 7, OWNER), id="the log went back"),
+        pytest.param(ClaimState(LIVE, 7, None), id="released"),
+        pytest.param(ClaimState("1.1.7", 7, OWNER), id="the log went back"),
     ],
 )
 def test_a_token_holds_only_while_its_claim_does(grants, known):

@@ -4,6 +4,7 @@ import pytest
 from pyspark import TaskContext
 
 from kafka_marshal.errors import ClaimLost, CoordinationError, PositionError
+from kafka_marshal.grants import ClaimRef
 from kafka_marshal.kafka_io.columns import Slice
 from kafka_marshal.kafka_io.slices import TopicReplaced
 from kafka_marshal.protocol.types import TopicPartition
@@ -12,7 +13,6 @@ from kafka_marshal.spark.options import parse
 from kafka_marshal.spark.planning import Task
 from kafka_marshal.spark.rows import columns
 from kafka_marshal.testing.clock import VirtualClock
-from kafka_marshal.tickets import ClaimRef
 
 T0 = TopicPartition("t", 0)
 CLAIM = ClaimRef("g", "c", b"i" * 16, "t", 0, 5, "1.0.5", "5e" * 16)
@@ -40,9 +40,9 @@ class FakeGrants:
         self.looks += 1
         return self.current
 
-    def spend(self, ref, first, last, *, timeout_ms):
-        self.asked.append((first, last))
-        return [self.grants.pop(0)] if self.grants else []
+    def acquire(self, ref, wanted, *, timeout_ms):
+        self.asked.append(wanted)
+        return self.grants.pop(0) if self.grants else None
 
 
 class Reader:
@@ -100,11 +100,11 @@ class Reader:
 
 @pytest.fixture
 def world(monkeypatch):
-    """Have tasks meet an office and a reader of the test's."""
+    """Give tasks a grant client and a reader of the test."""
     dropped = []
 
-    def meet(office=None, reader=None):
-        monkeypatch.setattr(fetch, "_grant_client", lambda _: office)
+    def meet(client=None, reader=None):
+        monkeypatch.setattr(fetch, "_grant_client", lambda _: client)
         monkeypatch.setattr(
             fetch._slices, "reader", lambda *_, **__: reader or Reader()
         )
@@ -146,25 +146,25 @@ def test_an_ended_claim_fails_the_task_before_its_first_row(world):
 
 def test_a_claim_is_checked_again_during_a_task(world, monkeypatch):
     """U08: its driver may be gone by then, and another owner at work."""
-    office, clock = FakeGrants(), VirtualClock()
-    world(office)
+    client, clock = FakeGrants(), VirtualClock()
+    world(client)
     monkeypatch.setattr(fetch, "_clock", clock)
     schema = columns(has_headers=False, has_token=False)
     found = fetch.read(task_of(T0, 0, 10, CLAIM), parse(BASE), schema=schema)
     assert next(found).num_rows == 4
     clock.advance(fetch.CHECK_MS - 1)
     assert next(found).num_rows == 4
-    assert office.looks == 1
+    assert client.looks == 1
     clock.advance(1)
-    office.current = False
+    client.current = False
     with pytest.raises(ClaimLost, match="reads no further"):
         next(found)
-    assert office.looks == 2
+    assert client.looks == 2
 
 
 def test_granted_offsets_are_read_to_their_end(world, monkeypatch):
-    office, clock = FakeGrants(is_current=False, grants=[(0, 9)]), VirtualClock()
-    world(office)
+    client, clock = FakeGrants(is_current=False, grants=[(0, 9)]), VirtualClock()
+    world(client)
     monkeypatch.setattr(fetch, "_clock", clock)
     options = parse(BASE | {"delivery": "amo"})
     schema = columns(has_headers=False, has_token=False)
@@ -172,14 +172,14 @@ def test_granted_offsets_are_read_to_their_end(world, monkeypatch):
     for batch in fetch.read(task_of(T0, 0, 10, CLAIM), options, schema=schema):
         rows += batch.num_rows
         clock.advance(10 * fetch.CHECK_MS)
-    assert (rows, office.looks) == (10, 0)
+    assert (rows, client.looks) == (10, 0)
 
 
 def test_at_most_once_only_granted_offsets_are_read(world):
-    office = FakeGrants(grants=[(1, 3), (4, 6)])
-    world(office)
+    client = FakeGrants(grants=[(1, 3), (4, 6)])
+    world(client)
     assert offsets(task_of(T0, 2, 7, CLAIM), delivery="amo") == [1, 2, 3, 4, 5, 6]
-    assert office.asked == [(2, 6), (4, 6)]
+    assert client.asked == [(2, 6), (4, 6)]
     world(FakeGrants())
     assert offsets(task_of(T0, 2, 7, CLAIM), delivery="amo") == []
 

@@ -89,7 +89,7 @@ def test_another_schema_is_refused():
 
 
 PLANNERS = ("kafka_marshal.spark.source", "kafka_marshal.spark.source")
-READERS = ("kafka_marshal.spark.fetch", "kafka_marshal.tickets")
+READERS = ("kafka_marshal.spark.fetch", "kafka_marshal.grants")
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,14 @@ from kafka_marshal.remote.answers import FenceNow
 from kafka_marshal.remote.api import GrantRequest, GrantResponse
 from kafka_marshal.remote.transport import Connection
 
-from .office import ClaimRef, Standing, TicketOffice, Verdict
+from .client import ClaimRef, ClaimState, GrantClient, Verdict
 
 GRANTEE_BYTES = 16
 # Name of a connection that only requests grants, and registers no client.
-NAMELESS = "tickets"
+NAMELESS = "grants"
 
 
-class SidecarOffice(TicketOffice):
+class SidecarGrantClient(GrantClient):
     """Requests grants from the sidecar, or by a fallback if that is not reached.
 
     The fallback draws another grantee, so it is safe even if the sidecar has appended
@@ -26,17 +26,17 @@ class SidecarOffice(TicketOffice):
     a grant to the first grantee would be lost.
     """
 
-    def __init__(self, connection: Connection, fallback: TicketOffice) -> None:
+    def __init__(self, connection: Connection, fallback: GrantClient) -> None:
         self._connection = connection
         self._fallback = fallback
 
-    def ask(
+    def request(
         self, ref: ClaimRef, wanted: tuple[int, int], *, timeout_ms: int
     ) -> Verdict:
-        """Request offsets; see ``TicketOffice``."""
+        """Make one request; see ``GrantClient``."""
         first, last = wanted
         # PROTOCOL 6.2: a grantee is drawn for each attempt.
-        request = GrantRequest(
+        message = GrantRequest(
             client_id=ref.client_id,
             incarnation=ref.incarnation.hex(),
             topic=ref.topic,
@@ -51,16 +51,16 @@ class SidecarOffice(TicketOffice):
         )
         deadline = time.monotonic() + timeout_ms / 1000
         try:
-            found = self._granted(ref, request, timeout_ms=timeout_ms)
+            found = self._granted(ref, message, timeout_ms=timeout_ms)
         except CoordinationError as error:
             if was_not_received(error):
-                return self._fallback.ask(ref, wanted, timeout_ms=timeout_ms)
+                return self._fallback.request(ref, wanted, timeout_ms=timeout_ms)
             left_ms = int((deadline - time.monotonic()) * 1000)
             if not error.retriable or left_ms <= 0:
                 raise
             # With the same number the sidecar returns the original grant. A request
             # with another grantee would lose it, so do not use the fallback.
-            found = self._granted(ref, request, timeout_ms=left_ms)
+            found = self._granted(ref, message, timeout_ms=left_ms)
         granted = None
         if found.outcome == ACCEPTED and None not in (found.first, found.last):
             assert found.first is not None
@@ -69,18 +69,18 @@ class SidecarOffice(TicketOffice):
         return Verdict(granted, found.reason, found.offset, found.head)
 
     def _granted(
-        self, ref: ClaimRef, request: GrantRequest, *, timeout_ms: int
+        self, ref: ClaimRef, message: GrantRequest, *, timeout_ms: int
     ) -> GrantResponse:
         return self._connection.ask(
             "POST",
             paths.GRANTS.format(group=ref.group_id),
-            body=request,
+            body=message,
             answer=GrantResponse,
             timeout_ms=timeout_ms,
         )
 
-    def newest(self, key: Key, *, timeout_ms: int) -> Standing | None:
-        """Return the newest claim of a key; see ``TicketOffice``."""
+    def newest(self, key: Key, *, timeout_ms: int) -> ClaimState | None:
+        """Return the newest claim of a key; see ``GrantClient``."""
         path = paths.FENCE.format(
             group=key.group_id, topic=key.topic, partition=key.partition
         )
@@ -102,7 +102,7 @@ class SidecarOffice(TicketOffice):
         owner = None
         if found.client_id is not None and found.incarnation is not None:
             owner = Owner(found.client_id, bytes.fromhex(found.incarnation))
-        return Standing(found.token, found.epoch, owner)
+        return ClaimState(found.token, found.epoch, owner)
 
     def close(self) -> None:
         """Close the connection and the fallback."""

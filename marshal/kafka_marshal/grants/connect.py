@@ -12,12 +12,12 @@ from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
 from kafka_marshal.kafka_io.settings import AUTO, COORDINATION_TOPIC
 from kafka_marshal.remote.transport import Address, Connection
 
-from .log import LogOffice, TicketLog
-from .office import TicketOffice
-from .sidecar import GRANTEE_BYTES, NAMELESS, SidecarOffice
+from .client import GrantClient
+from .log import LogGrantClient, PartialLog
+from .sidecar import GRANTEE_BYTES, NAMELESS, SidecarGrantClient
 
 _lock = threading.Lock()
-_offices: dict[object, TicketOffice] = {}
+_clients: dict[object, GrantClient] = {}
 
 
 def _forget_lock() -> None:
@@ -29,9 +29,9 @@ def _forget_lock() -> None:
 os.register_at_fork(after_in_child=_forget_lock)
 
 
-def open_office(
+def open_grant_client(
     connection: Mapping[str, str], *, sidecar: str | None = None
-) -> TicketOffice:
+) -> GrantClient:
     """Return this process's grant client for a connection.
 
     It connects with the first request.
@@ -52,24 +52,24 @@ def open_office(
     settings = _settings(options)
     name = (os.getpid(), sidecar, *sorted(connection.items()))
     with _lock:
-        found = _offices.get(name)
+        found = _clients.get(name)
         if found is None:
-            found = _office_of(settings, sidecar, token_file=token_file)
-            _offices[name] = found
-            if len(_offices) == 1:
-                atexit.register(close_offices)
+            found = _create(settings, sidecar, token_file=token_file)
+            _clients[name] = found
+            if len(_clients) == 1:
+                atexit.register(close_grant_clients)
         return found
 
 
-def close_offices() -> None:
+def close_grant_clients() -> None:
     """Close every grant client of this process; later calls create new ones."""
     with _lock:
-        closed = list(_offices.items())
-        _offices.clear()
-    for name, office in closed:
+        closed = list(_clients.items())
+        _clients.clear()
+    for name, client in closed:
         if isinstance(name, tuple) and name[0] == os.getpid():
             with suppress(MarshalError):
-                office.close()
+                client.close()
 
 
 def _settings(connection: Mapping[str, str]) -> ConnectionSettings:
@@ -86,17 +86,17 @@ def _settings(connection: Mapping[str, str]) -> ConnectionSettings:
     return ConnectionSettings(servers, topic, options, transport=transport)
 
 
-def _office_of(
+def _create(
     settings: ConnectionSettings, sidecar: str | None, *, token_file: str | None
-) -> TicketOffice:
-    def open_log(only: Callable[[int], Collection[int]], timeout_ms: int) -> TicketLog:
+) -> GrantClient:
+    def open_log(only: Callable[[int], Collection[int]], timeout_ms: int) -> PartialLog:
         return open_coordination_log(
             settings, heartbeat_interval_ms=None, timeout_ms=timeout_ms, only=only
         )
 
-    office = LogOffice(open_log)
+    client = LogGrantClient(open_log)
     if sidecar is None:
-        return office
+        return client
     address = Address.parse(sidecar)
     connection = Connection.open(
         address,
@@ -105,4 +105,4 @@ def _office_of(
         client_id=NAMELESS,
         instance=os.urandom(GRANTEE_BYTES).hex(),
     )
-    return SidecarOffice(connection, office)
+    return SidecarGrantClient(connection, client)

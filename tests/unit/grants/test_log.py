@@ -1,4 +1,4 @@
-"""Tickets that are asked of the log itself."""
+"""Grants requested from the log itself."""
 
 import threading
 
@@ -19,7 +19,7 @@ from enginekit import (
     world,
     write,
 )
-from officekit import Log, Office, ref_of
+from grantkit import Log, MemoryGrantClient, ref_of
 
 from kafka_marshal.engine.checkpointing import CheckpointRule
 from kafka_marshal.errors import (
@@ -31,11 +31,11 @@ from kafka_marshal.errors import (
     TopicMisconfigured,
     WrongCluster,
 )
+from kafka_marshal.grants import Verdict
+from kafka_marshal.grants.client import PAUSED_MS
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.testing.fakestore import AppendFate
-from kafka_marshal.tickets import Verdict
-from kafka_marshal.tickets.office import PAUSED_MS
 
 SOON_MS = 5_000
 
@@ -61,8 +61,8 @@ def lowered(cluster, **limits):
     )
 
 
-def spend(office, ref, first, last, timeout_ms=SOON_MS):
-    return office.spend(ref, first, last, timeout_ms=timeout_ms)
+def acquire(client, ref, first, last, timeout_ms=SOON_MS):
+    return client.acquire(ref, (first, last), timeout_ms=timeout_ms)
 
 
 # --- verdicts
@@ -70,23 +70,23 @@ def spend(office, ref, first, last, timeout_ms=SOON_MS):
 
 def test_what_is_asked_for_first_is_granted_and_nothing_twice(cluster):
     ref = ref_of(owning(cluster))
-    office, other = Office(cluster), Office(cluster, "other")
-    assert spend(office, ref, 0, 9) == [(0, 9)]
-    assert spend(office, ref, 0, 9) == []
-    assert spend(other, ref, 5, 14) == [(10, 14)]
+    client, other = MemoryGrantClient(cluster), MemoryGrantClient(cluster, "other")
+    assert acquire(client, ref, 0, 9) == (0, 9)
+    assert acquire(client, ref, 0, 9) is None
+    assert acquire(other, ref, 5, 14) == (10, 14)
     assert fold(cluster).keys[KEY].granted == 15
 
 
 def test_a_grant_begins_where_nobody_was_granted_anything(cluster):
     ref = ref_of(owning(cluster))
-    assert spend(Office(cluster), ref, 6, 9) == [(0, 9)]
+    assert acquire(MemoryGrantClient(cluster), ref, 6, 9) == (0, 9)
 
 
 def test_each_attempt_is_a_grantee_of_its_own(cluster):
     ref = ref_of(owning(cluster))
-    office = Office(cluster)
+    client = MemoryGrantClient(cluster)
     for last in (3, 3, 7):
-        spend(office, ref, 0, last)
+        acquire(client, ref, 0, last)
     asked = [line.record for line in of(cluster, "a", ClaimingMessages)]
     assert len({record.grantee for record in asked}) == 3
     assert len({record.seq for record in asked}) == 3
@@ -95,89 +95,89 @@ def test_each_attempt_is_a_grantee_of_its_own(cluster):
 
 def test_the_reason_is_told_where_nothing_is_granted(cluster):
     ref = ref_of(owning(cluster))
-    office = Office(cluster)
-    spend(office, ref, 0, 9)
-    verdict = office.ask(ref, (0, 9), timeout_ms=SOON_MS)
+    client = MemoryGrantClient(cluster)
+    acquire(client, ref, 0, 9)
+    verdict = client.request(ref, (0, 9), timeout_ms=SOON_MS)
     assert (verdict.granted, verdict.reason) == (None, "nothing_left")
     pause_for(cluster, 10 * H)
-    assert office.ask(ref, (10, 12), timeout_ms=SOON_MS).reason == "paused"
+    assert client.request(ref, (10, 12), timeout_ms=SOON_MS).reason == "paused"
 
 
 @pytest.mark.parametrize(("first", "last"), [(5, 4), (-1, 3)])
 def test_an_empty_range_asks_for_nothing(cluster, first, last):
     ref = ref_of(owning(cluster))
     before = len(lines(cluster))
-    office = Office(cluster)
-    assert spend(office, ref, first, last) == []
-    assert (len(lines(cluster)), office.logs) == (before, [])
+    client = MemoryGrantClient(cluster)
+    assert acquire(client, ref, first, last) is None
+    assert (len(lines(cluster)), client.logs) == (before, [])
 
 
 def test_no_more_is_asked_for_than_the_log_may_grant():
     cluster = world(records=(20,), span=4)
     ref = ref_of(owning(cluster))
-    office = Office(cluster)
-    assert spend(office, ref, 0, 19) == [(0, 3)]
-    assert spend(office, ref, 10, 19) == [(4, 7)], "from the head, not from its first"
+    client = MemoryGrantClient(cluster)
+    assert acquire(client, ref, 0, 19) == (0, 3)
+    assert acquire(client, ref, 10, 19) == (4, 7), "from the head, not from its first"
 
 
 def test_a_range_that_others_were_not_granted_is_not_given_up():
     """What this process has read is old: the cut of its request is below the head."""
     cluster = world(records=(20,), span=4)
     ref = ref_of(owning(cluster))
-    office, other = Office(cluster), Office(cluster, "other")
-    assert spend(office, ref, 0, 1) == [(0, 1)]
+    client, other = MemoryGrantClient(cluster), MemoryGrantClient(cluster, "other")
+    assert acquire(client, ref, 0, 1) == (0, 1)
     for first in (2, 6):
-        assert spend(other, ref, first, first + 3) == [(first, first + 3)]
-    assert spend(office, ref, 10, 13) == [(10, 13)]
-    assert spend(office, ref, 2, 13) == []
+        assert acquire(other, ref, first, first + 3) == (first, first + 3)
+    assert acquire(client, ref, 10, 13) == (10, 13)
+    assert acquire(client, ref, 2, 13) is None
 
 
 def test_a_request_that_is_too_wide_by_now_is_cut_again(cluster):
     """The limit was lowered, and the verdict is the first to show it."""
     ref = ref_of(owning(cluster))
-    office = Office(cluster)
-    assert spend(office, ref, 0, 1) == [(0, 1)]
-    office.before_request = lambda: write(cluster, lowered(cluster, span=4))
-    assert spend(office, ref, 2, 19) == [(2, 5)]
+    client = MemoryGrantClient(cluster)
+    assert acquire(client, ref, 0, 1) == (0, 1)
+    client.before_request = lambda: write(cluster, lowered(cluster, span=4))
+    assert acquire(client, ref, 2, 19) == (2, 5)
 
 
 def test_a_pause_is_waited_for(cluster):
     """A range that was refused is nobody else's: an empty batch would lose it."""
     ref = ref_of(stopped(cluster))
-    office = Office(cluster)
-    assert spend(office, ref, 0, 1) == [(0, 1)]
+    client = MemoryGrantClient(cluster)
+    assert acquire(client, ref, 0, 1) == (0, 1)
     pause_for(cluster, H // 2)
-    assert spend(office, ref, 2, 9) == [(2, 9)]
+    assert acquire(client, ref, 2, 9) == (2, 9)
 
 
 def test_a_pause_that_lasts_too_long_is_an_error(cluster):
     ref = ref_of(stopped(cluster))
-    office = Office(cluster)
+    client = MemoryGrantClient(cluster)
     pause_for(cluster, 100 * H)
     with pytest.raises(DeadlineExceeded, match="marshal groups resume"):
-        spend(office, ref, 0, 9)
+        acquire(client, ref, 0, 9)
     assert len(of(cluster, "a", ClaimingMessages)) <= 1 + SOON_MS // PAUSED_MS
 
 
 def test_a_log_with_another_config_is_an_error(cluster, monkeypatch):
     ref = ref_of(owning(cluster))
-    office = Office(cluster)
+    client = MemoryGrantClient(cluster)
     strange = Verdict(None, "wrong_partition", 9)
-    monkeypatch.setattr(office, "ask", lambda *_, **__: strange)
+    monkeypatch.setattr(client, "request", lambda *_, **__: strange)
     with pytest.raises(CoordinationError, match="'wrong_partition'"):
-        spend(office, ref, 0, 9)
+        acquire(client, ref, 0, 9)
 
 
 def test_a_claim_that_is_over_asks_for_nothing(cluster):
     node = owning(cluster)
     ref = ref_of(node)
-    office = Office(cluster)
-    assert office.is_current(ref, timeout_ms=SOON_MS)
+    client = MemoryGrantClient(cluster)
+    assert client.is_current(ref, timeout_ms=SOON_MS)
     node.leave()
     cluster.run_until(lambda: node.has_left, 3 * H)
-    assert not office.is_current(ref, timeout_ms=SOON_MS)
+    assert not client.is_current(ref, timeout_ms=SOON_MS)
     before = len(of(cluster, "a", ClaimingMessages))
-    verdict = office.ask(ref, (0, 9), timeout_ms=SOON_MS)
+    verdict = client.request(ref, (0, 9), timeout_ms=SOON_MS)
     assert (verdict.granted, verdict.reason, verdict.offset) == (
         None,
         "not_owner",
@@ -189,22 +189,22 @@ def test_a_claim_that_is_over_asks_for_nothing(cluster):
 def test_a_claim_taken_over_is_over_though_nobody_told_this_process(cluster):
     node = owning(cluster)
     ref = ref_of(node)
-    office = Office(cluster)
-    assert spend(office, ref, 0, 3) == [(0, 3)]
+    client = MemoryGrantClient(cluster)
+    assert acquire(client, ref, 0, 3) == (0, 3)
     cluster.crash(node)
     owning(cluster, "b")
-    assert spend(office, ref, 4, 9) == []
-    assert not office.is_current(ref, timeout_ms=SOON_MS)
+    assert acquire(client, ref, 4, 9) is None
+    assert not client.is_current(ref, timeout_ms=SOON_MS)
 
 
 def test_another_incarnation_or_epoch_is_not_the_claim(cluster):
     node = owning(cluster)
-    office = Office(cluster)
+    client = MemoryGrantClient(cluster)
     stranger = ref_of(node, incarnation=b"x" * 16)
-    assert not office.is_current(stranger, timeout_ms=SOON_MS)
-    assert spend(office, stranger, 0, 3) == []
+    assert not client.is_current(stranger, timeout_ms=SOON_MS)
+    assert acquire(client, stranger, 0, 3) is None
     old = ref_of(node, epoch=claim_of(node).epoch - 1)
-    verdict = office.ask(old, (0, 3), timeout_ms=SOON_MS)
+    verdict = client.request(old, (0, 3), timeout_ms=SOON_MS)
     assert (verdict.reason, verdict.offset) == ("old_epoch", None)
 
 
@@ -215,27 +215,27 @@ def test_what_gets_no_verdict_in_time_grants_nothing(cluster):
     ref = ref_of(owning(cluster))
     cluster.fates["task"] = AppendFate(delay_ms=1_000)
     with pytest.raises(DeadlineExceeded, match="nothing is processed"):
-        spend(Office(cluster), ref, 0, 9, timeout_ms=500)
+        acquire(MemoryGrantClient(cluster), ref, 0, 9, timeout_ms=500)
     cluster.run(1_000)
     # It was granted after all, and is lost: nobody may have it now.
     assert fold(cluster).keys[KEY].granted == 10
-    assert spend(Office(cluster, "retry"), ref, 0, 9) == []
+    assert acquire(MemoryGrantClient(cluster, "retry"), ref, 0, 9) is None
 
 
 def test_what_was_never_appended_is_granted_to_the_next_attempt(cluster):
     ref = ref_of(owning(cluster))
     cluster.fates["task"] = AppendFate(is_lost=True)
     with pytest.raises(DeadlineExceeded):
-        spend(Office(cluster), ref, 0, 9, timeout_ms=500)
-    assert spend(Office(cluster, "retry"), ref, 0, 9) == [(0, 9)]
+        acquire(MemoryGrantClient(cluster), ref, 0, 9, timeout_ms=500)
+    assert acquire(MemoryGrantClient(cluster, "retry"), ref, 0, 9) == (0, 9)
 
 
 def test_a_doubled_request_is_granted_once(cluster):
     ref = ref_of(owning(cluster))
     cluster.fates["task"] = AppendFate(copies=2)
-    office = Office(cluster)
-    assert spend(office, ref, 0, 4) == [(0, 4)]
-    assert spend(office, ref, 0, 9) == [(5, 9)]
+    client = MemoryGrantClient(cluster)
+    assert acquire(client, ref, 0, 4) == (0, 4)
+    assert acquire(client, ref, 0, 9) == (5, 9)
 
 
 def test_what_is_told_to_have_failed_is_asked_again_by_the_same_grantee(cluster):
@@ -252,13 +252,13 @@ def test_what_is_told_to_have_failed_is_asked_again_by_the_same_grantee(cluster)
         now = fate
 
     cluster.kafka.policy = Once()
-    assert spend(Office(cluster), ref, 0, 9) == [(0, 9)]
+    assert acquire(MemoryGrantClient(cluster), ref, 0, 9) == (0, 9)
 
 
 def test_a_log_that_refuses_this_process_is_told_at_once(cluster):
     ref = ref_of(owning(cluster))
-    office = Office(cluster)
-    spend(office, ref, 0, 1)
+    client = MemoryGrantClient(cluster)
+    acquire(client, ref, 0, 1)
 
     class Refused:
         def is_done(self):
@@ -267,9 +267,9 @@ def test_a_log_that_refuses_this_process_is_told_at_once(cluster):
         def error(self):
             return LogUnwritable("no right to write")
 
-    office.logs[0].append = lambda partition, value: Refused()
+    client.logs[0].append = lambda partition, value: Refused()
     with pytest.raises(LogUnwritable):
-        spend(office, ref, 2, 3)
+        acquire(client, ref, 2, 3)
 
 
 # --- what of the log is read
@@ -278,13 +278,13 @@ def test_a_log_that_refuses_this_process_is_told_at_once(cluster):
 def test_only_the_partitions_that_judge_are_read():
     cluster = world(8, records=(5, 5))
     node = cluster.node("a")
-    office = Office(cluster)
+    client = MemoryGrantClient(cluster)
     for number in range(2):
         key = KEY._replace(partition=number)
         node.session.want(key)
         cluster.run_until(lambda key=key: key in node.held, 3 * H)
-        spend(office, ref_of(node, key), 0, 1)
-    (log,) = office.logs
+        acquire(client, ref_of(node, key), 0, 1)
+    (log,) = client.logs
     assert log.read == {
         node.engine.context.partition_of(KEY._replace(partition=n)) for n in range(2)
     }
@@ -297,14 +297,14 @@ def test_partitions_added_in_kafka_change_nothing(added):
     cluster = world(2, records=(20,))
     ref = ref_of(owning(cluster))
     cluster.kafka.add_partitions("__marshal", added)
-    assert spend(Office(cluster), ref, 0, 9) == [(0, 9)]
+    assert acquire(MemoryGrantClient(cluster), ref, 0, 9) == (0, 9)
 
 
 def test_a_log_that_lost_its_start_says_nothing(cluster):
     ref = ref_of(owning(cluster))
     cluster.kafka.delete_records(cluster.place(0), before=1)
     with pytest.raises(LogUnreadable, match="begins above offset 0"):
-        spend(Office(cluster), ref, 0, 9)
+        acquire(MemoryGrantClient(cluster), ref, 0, 9)
 
 
 def checkpointed(cluster, node):
@@ -326,12 +326,12 @@ def test_a_log_is_read_from_its_last_checkpoint_on(number):
     checkpointed(cluster, node)
     for t in range(2):
         cluster.kafka.delete_records(cluster.place(t), before=2)
-    office = Office(cluster)
+    client = MemoryGrantClient(cluster)
     one, other = keys[number], keys[1 - number]
     for key, first in ((one, 0), (other, 0), (one, 5)):
         last = first + 4
-        assert spend(office, ref_of(node, key), first, last) == [(first, last)]
-    began = office._follower.began_at
+        assert acquire(client, ref_of(node, key), first, last) == (first, last)
+    began = client._follower.began_at
     assert began.keys() == {node.engine.context.partition_of(key) for key in keys}
     assert min(began.values()) > 2
 
@@ -339,10 +339,10 @@ def test_a_log_is_read_from_its_last_checkpoint_on(number):
 def test_an_unformatted_topic_is_told(cluster):
     ref = ref_of(owning(cluster))
     cluster.kafka.create_topic("bare", 1, is_log_append_time=True)
-    office = Office(cluster)
-    office._open_log = lambda only, timeout_ms: Bare(cluster, only)
+    client = MemoryGrantClient(cluster)
+    client._open_log = lambda only, timeout_ms: Bare(cluster, only)
     with pytest.raises(TopicMisconfigured, match="marshal topic format"):
-        spend(office, ref, 0, 9)
+        acquire(client, ref, 0, 9)
 
 
 class Bare(Log):
@@ -353,26 +353,26 @@ class Bare(Log):
 
 def test_another_cluster_is_told(cluster):
     ref = ref_of(owning(cluster))
-    office = Office(cluster)
-    spend(office, ref, 0, 1)
-    office.logs[0].cluster_id = "elsewhere"
+    client = MemoryGrantClient(cluster)
+    acquire(client, ref, 0, 1)
+    client.logs[0].cluster_id = "elsewhere"
     with pytest.raises(WrongCluster):
-        spend(office, ref, 2, 3)
+        acquire(client, ref, 2, 3)
 
 
 def test_a_log_that_went_back_is_read_anew(cluster):
     ref = ref_of(owning(cluster))
-    office = Office(cluster)
-    assert spend(office, ref, 0, 3) == [(0, 3)]
+    client = MemoryGrantClient(cluster)
+    assert acquire(client, ref, 0, 3) == (0, 3)
     end = cluster.kafka.range(cluster.place(0)).end
     cluster.nodes.clear()
     cluster.kafka.truncate(cluster.place(0), end=end - 1, leader=1)
     with pytest.raises(LogTruncated):
-        spend(office, ref, 4, 9)
-    assert office.logs[0].is_closed
+        acquire(client, ref, 4, 9)
+    assert client.logs[0].is_closed
     # What it had asked for landed; nobody knows it to be theirs.
-    assert spend(office, ref, 4, 12) == [(10, 12)]
-    assert len(office.logs) == 2
+    assert acquire(client, ref, 4, 12) == (10, 12)
+    assert len(client.logs) == 2
 
 
 # --- the owner beside its tasks
@@ -380,11 +380,11 @@ def test_a_log_that_went_back_is_read_anew(cluster):
 
 def test_tasks_do_not_confuse_the_owner(cluster):
     node = owning(cluster, delivery=AMO, most=3, batches=1)
-    office, ref = Office(cluster), ref_of(node)
+    client, ref = MemoryGrantClient(cluster), ref_of(node)
     first = values(node.consumer.poll(0))
     cluster.run(40)
     seen = first.get(0, []) or values(node.consumer.poll(0))[0]
-    (granted,) = spend(office, ref, 0, 9)
+    granted = acquire(client, ref, 0, 9)
     for _ in range(50):
         seen += values(node.consumer.poll(0)).get(0, [])
         cluster.run(20)
@@ -422,22 +422,22 @@ def test_a_tasks_number_is_not_taken_for_the_owners(cluster):
 
 def test_at_least_once_the_owner_goes_on_beside_tasks(cluster):
     node = owning(cluster, delivery=ALO)
-    assert spend(Office(cluster), ref_of(node), 0, 9) == [(0, 9)]
+    assert acquire(MemoryGrantClient(cluster), ref_of(node), 0, 9) == (0, 9)
     cluster.run(3 * H)
     assert KEY in node.held
     assert fold(cluster).keys[KEY].granted == 10
 
 
-# --- offices of a process
+# --- grant clients of a process
 
 
 def test_threads_wait_for_their_turn_only_so_long(cluster):
     ref = ref_of(owning(cluster))
-    office = Office(cluster)
+    client = MemoryGrantClient(cluster)
     entered, done = threading.Event(), threading.Event()
 
     def occupy():
-        with office._turn(SOON_MS):
+        with client._turn(SOON_MS):
             entered.set()
             done.wait(timeout=30)
 
@@ -446,8 +446,8 @@ def test_threads_wait_for_their_turn_only_so_long(cluster):
     try:
         assert entered.wait(timeout=30)
         with pytest.raises(DeadlineExceeded, match="another thread"):
-            spend(office, ref, 0, 9, timeout_ms=10)
+            acquire(client, ref, 0, 9, timeout_ms=10)
     finally:
         done.set()
         thread.join(timeout=30)
-    assert spend(office, ref, 0, 9) == [(0, 9)]
+    assert acquire(client, ref, 0, 9) == (0, 9)

@@ -1,26 +1,28 @@
-"""Which office a process gets for a connection."""
+"""The grant clients of a process."""
 
 import sys
 
 import pytest
 
-from kafka_marshal import tickets
+from kafka_marshal import grants
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.tickets import open_office
-from kafka_marshal.tickets.log import LogOffice
-from kafka_marshal.tickets.sidecar import SidecarOffice
+from kafka_marshal.grants import open_grant_client
+from kafka_marshal.grants.log import LogGrantClient
+from kafka_marshal.grants.sidecar import SidecarGrantClient
 
 
-def test_a_process_has_one_office_per_connection():
+def test_a_process_has_one_grant_client_per_connection():
     here = {"bootstrap_servers": "localhost:1"}
     try:
-        assert open_office(here, sidecar=None) is open_office(dict(here))
-        assert open_office(here) is not open_office(here | {"client.id": "x"})
-        before = open_office(here)
-        tickets.close_offices()
-        assert open_office(here) is not before
+        assert open_grant_client(here, sidecar=None) is open_grant_client(dict(here))
+        assert open_grant_client(here) is not open_grant_client(
+            here | {"client.id": "x"}
+        )
+        before = open_grant_client(here)
+        grants.close_grant_clients()
+        assert open_grant_client(here) is not before
     finally:
-        tickets.close_offices()
+        grants.close_grant_clients()
 
 
 @pytest.mark.parametrize(
@@ -36,18 +38,18 @@ def test_a_process_has_one_office_per_connection():
 )
 def test_a_wrong_connection_is_told_before_anything_is_connected(connection, named):
     with pytest.raises(ConfigurationError) as told:
-        open_office(connection)
+        open_grant_client(connection)
     assert told.value.setting == named
 
 
 def test_a_sidecar_is_asked_where_there_is_one():
     here = {"bootstrap_servers": "localhost:1"}
     try:
-        assert isinstance(open_office(here), LogOffice)
-        beside = open_office(here, sidecar="unix:/run/nobody.sock")
-        assert isinstance(beside, SidecarOffice)
+        assert isinstance(open_grant_client(here), LogGrantClient)
+        beside = open_grant_client(here, sidecar="unix:/run/nobody.sock")
+        assert isinstance(beside, SidecarGrantClient)
     finally:
-        tickets.close_offices()
+        grants.close_grant_clients()
 
 
 @pytest.mark.parametrize(
@@ -59,11 +61,13 @@ def test_a_sidecar_is_asked_where_there_is_one():
 )
 def test_a_wrong_sidecar_is_told_before_anything_is_connected(sidecar, named):
     with pytest.raises(ConfigurationError) as told:
-        open_office({"bootstrap_servers": "localhost:1"}, sidecar=sidecar)
+        open_grant_client({"bootstrap_servers": "localhost:1"}, sidecar=sidecar)
     assert told.value.setting == named
 
 
 def test_a_missing_extra_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "httpx", None)
     with pytest.raises(ConfigurationError, match=r"kafka-marshal\[remote\]"):
-        open_office({"bootstrap_servers": "localhost:1"}, sidecar="unix:/run/n.sock")
+        open_grant_client(
+            {"bootstrap_servers": "localhost:1"}, sidecar="unix:/run/n.sock"
+        )

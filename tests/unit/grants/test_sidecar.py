@@ -1,4 +1,4 @@
-"""Tickets through a sidecar, and what is done where it does not answer."""
+"""Grants through a sidecar, and through the fallback if it does not answer."""
 
 import json
 
@@ -7,37 +7,37 @@ import msgspec
 import pytest
 
 from kafka_marshal.errors import ClaimRejected, CoordinationError, DeadlineExceeded
+from kafka_marshal.grants import ClaimRef, ClaimState, GrantClient, Verdict
+from kafka_marshal.grants.sidecar import SidecarGrantClient
 from kafka_marshal.protocol.types import Owner
 from kafka_marshal.remote.answers import AsOf, FenceNow
 from kafka_marshal.remote.api import Failure, GrantResponse
 from kafka_marshal.remote.transport import Address, Connection
-from kafka_marshal.tickets import ClaimRef, Standing, TicketOffice, Verdict
-from kafka_marshal.tickets.sidecar import SidecarOffice
 
 REF = ClaimRef("g", "a", b"i" * 16, "t", 3, 7, "1.0.7", "5e" * 16)
-ELSEWHERE = Verdict((0, 1), None, 99)
-STANDING = Standing("1.0.7", 7, REF.owner)
+FALLBACK_VERDICT = Verdict((0, 1), None, 99)
+NEWEST = ClaimState("1.0.7", 7, REF.owner)
 
 
-class Otherwise(TicketOffice):
+class Fallback(GrantClient):
     def __init__(self):
         self.asked = 0
         self.is_closed = False
 
-    def ask(self, ref, wanted, *, timeout_ms):
+    def request(self, ref, wanted, *, timeout_ms):
         self.asked += 1
-        return ELSEWHERE
+        return FALLBACK_VERDICT
 
     def newest(self, key, *, timeout_ms):
         self.asked += 1
-        return STANDING
+        return NEWEST
 
     def close(self):
         self.is_closed = True
 
 
-def office(answer, *, first=()):
-    """An office whose sidecar answers as told; and what it was asked."""
+def opened(answer, *, first=()):
+    """Return a client whose sidecar gives these answers, and the requests to it."""
     asked = []
 
     answers = iter([*first, *[answer] * 9])
@@ -58,7 +58,7 @@ def office(answer, *, first=()):
         instance="00" * 16,
         transport=httpx.MockTransport(handle),
     )
-    return SidecarOffice(connection, Otherwise()), asked
+    return SidecarGrantClient(connection, Fallback()), asked
 
 
 def granted(**rest):
@@ -72,9 +72,9 @@ def fence(**rest):
     return FenceNow(**{"as_of": of, "incarnation": (b"i" * 16).hex()} | fields | rest)
 
 
-def test_what_is_granted_is_what_the_sidecar_says():
-    asker, asked = office((200, granted()))
-    assert asker.spend(REF, 0, 9, timeout_ms=1_000) == [(2, 9)]
+def test_the_grant_of_the_sidecar_is_returned():
+    client, asked = opened((200, granted()))
+    assert client.acquire(REF, (0, 9), timeout_ms=1_000) == (2, 9)
     assert asked[0].url.path == "/v1/groups/g/grants"
     said = json.loads(asked[0].content)
     assert said["client_id"] == "a"
@@ -85,16 +85,16 @@ def test_what_is_granted_is_what_the_sidecar_says():
 
 
 def test_each_request_has_a_grantee_of_its_own():
-    asker, asked = office((200, granted()))
+    client, asked = opened((200, granted()))
     for _ in range(3):
-        asker.spend(REF, 0, 9, timeout_ms=1_000)
+        client.acquire(REF, (0, 9), timeout_ms=1_000)
     assert len({json.loads(each.content)["grantee"] for each in asked}) == 3
 
 
 @pytest.mark.parametrize("outcome", ["refused", "ignored"])
-def test_nothing_is_granted_but_by_acceptance(outcome):
-    asker, _ = office((200, granted(outcome=outcome, reason="why")))
-    assert asker.ask(REF, (0, 9), timeout_ms=1_000) == Verdict(None, "why", 41, 10)
+def test_only_an_accepted_request_is_granted(outcome):
+    client, _ = opened((200, granted(outcome=outcome, reason="why")))
+    assert client.request(REF, (0, 9), timeout_ms=1_000) == Verdict(None, "why", 41, 10)
 
 
 def refused(reason, **rest):
@@ -103,24 +103,24 @@ def refused(reason, **rest):
 
 
 @pytest.mark.parametrize("reason", ["span", "nothing_left"])
-def test_what_may_be_granted_to_the_next_request_is_asked_for_again(reason):
+def test_a_range_that_may_be_granted_later_is_requested_again(reason):
     """The sidecar cut the request by what it had read until then."""
-    asker, asked = office((200, granted()), first=[refused(reason, head=5)])
-    assert asker.spend(REF, 2, 9, timeout_ms=1_000) == [(2, 9)]
+    client, asked = opened((200, granted()), first=[refused(reason, head=5)])
+    assert client.acquire(REF, (2, 9), timeout_ms=1_000) == (2, 9)
     assert len({json.loads(each.content)["grantee"] for each in asked}) == 2
 
 
 @pytest.mark.parametrize("reason", ["nothing_left", "not_owner", "old_epoch"])
-def test_what_is_not_ours_is_asked_for_once(reason):
-    asker, asked = office(refused(reason))
-    assert asker.spend(REF, 2, 9, timeout_ms=1_000) == []
+def test_a_final_refusal_ends_the_request(reason):
+    client, asked = opened(refused(reason))
+    assert client.acquire(REF, (2, 9), timeout_ms=1_000) is None
     assert len(asked) == 1
 
 
 def test_a_paused_group_is_an_error_and_not_an_empty_range():
-    asker, asked = office(refused("paused"))
+    client, asked = opened(refused("paused"))
     with pytest.raises(DeadlineExceeded, match="not granted within 200 ms"):
-        asker.spend(REF, 2, 9, timeout_ms=200)
+        client.acquire(REF, (2, 9), timeout_ms=200)
     assert len(asked) == 1
 
 
@@ -135,9 +135,9 @@ def test_a_paused_group_is_an_error_and_not_an_empty_range():
         ),
     ],
 )
-def test_where_nobody_heard_the_log_is_asked(answer):
-    asker, _ = office(answer)
-    assert asker.ask(REF, (0, 1), timeout_ms=1_000) == ELSEWHERE
+def test_the_log_is_used_if_the_sidecar_did_not_receive_the_request(answer):
+    client, _ = opened(answer)
+    assert client.request(REF, (0, 1), timeout_ms=1_000) == FALLBACK_VERDICT
 
 
 @pytest.mark.parametrize(
@@ -147,47 +147,47 @@ def test_where_nobody_heard_the_log_is_asked(answer):
         pytest.param(httpx.ReadError("gone"), id="it died"),
     ],
 )
-def test_what_may_have_been_granted_is_not_asked_elsewhere(answer):
-    asker, asked = office(httpx.ConnectError("it is gone"), first=[answer])
+def test_a_request_that_may_be_granted_does_not_go_to_the_log(answer):
+    client, asked = opened(httpx.ConnectError("it is gone"), first=[answer])
     with pytest.raises(CoordinationError):
-        asker.ask(REF, (0, 1), timeout_ms=1_000)
+        client.request(REF, (0, 1), timeout_ms=1_000)
     assert len(asked) == 2
-    assert asker._fallback.asked == 0
+    assert client._fallback.asked == 0
 
 
-def test_a_wrong_secret_is_an_error_and_not_a_reason_to_ask_elsewhere():
+def test_a_wrong_secret_is_an_error_and_does_not_go_to_the_log():
     said = Failure(error="ClaimRejected", message="no", reason="wrong_secret")
-    asker, _ = office((403, said))
+    client, _ = opened((403, said))
     with pytest.raises(ClaimRejected) as caught:
-        asker.spend(REF, 0, 1, timeout_ms=1_000)
+        client.acquire(REF, (0, 1), timeout_ms=1_000)
     assert caught.value.reason == "wrong_secret"
-    assert asker._fallback.asked == 0
+    assert client._fallback.asked == 0
 
 
-def test_an_answer_that_was_lost_is_asked_for_under_the_same_number():
-    """What was granted and not heard would be nobody's."""
-    asker, asked = office((200, granted()), first=[httpx.ReadError("gone")])
-    assert asker.spend(REF, 0, 9, timeout_ms=1_000) == [(2, 9)]
+def test_a_request_with_a_lost_response_is_repeated_by_its_number():
+    """Another number would lose the grant."""
+    client, asked = opened((200, granted()), first=[httpx.ReadError("gone")])
+    assert client.acquire(REF, (0, 9), timeout_ms=1_000) == (2, 9)
     one, other = (json.loads(each.content) for each in asked)
     assert one == other
     assert one["request"] is not None
 
 
-def test_without_time_left_it_is_not_asked_again():
-    asker, asked = office((200, granted()), first=[httpx.ReadTimeout("late")])
+def test_without_time_left_nothing_is_repeated():
+    client, asked = opened((200, granted()), first=[httpx.ReadTimeout("late")])
     with pytest.raises(CoordinationError):
-        asker.ask(REF, (0, 1), timeout_ms=0)
+        client.request(REF, (0, 1), timeout_ms=0)
     assert len(asked) == 1
 
 
-def test_an_answer_that_is_none_is_no_grant():
-    asker, _ = office((200, {"outcome": 1}))
+def test_an_invalid_response_is_an_error():
+    client, _ = opened((200, {"outcome": 1}))
     with pytest.raises(CoordinationError):
-        asker.ask(REF, (0, 1), timeout_ms=1_000)
+        client.request(REF, (0, 1), timeout_ms=1_000)
 
 
 @pytest.mark.parametrize(
-    ("said", "is_current"),
+    ("found", "is_current"),
     [
         (fence(), True),
         (fence(epoch=8, token="1.0.8"), False),
@@ -197,20 +197,20 @@ def test_an_answer_that_is_none_is_no_grant():
         (fence(token=None, epoch=None), False),
     ],
 )
-def test_whether_a_claim_stands_is_what_the_sidecar_says(said, is_current):
-    asker, asked = office((200, said))
-    assert asker.is_current(REF, timeout_ms=1_000) is is_current
+def test_the_sidecar_knows_whether_a_claim_is_current(found, is_current):
+    client, asked = opened((200, found))
+    assert client.is_current(REF, timeout_ms=1_000) is is_current
     assert asked[0].url.path == "/v1/groups/g/owners/t/3"
 
 
 @pytest.mark.parametrize("error", [httpx.ConnectError("x"), httpx.ReadTimeout("x")])
-def test_looking_may_be_done_elsewhere(error):
-    asker, _ = office(error)
-    assert asker.newest(REF.key, timeout_ms=1_000) == STANDING
-    assert Owner(*STANDING.owner) == REF.owner
+def test_queries_may_use_the_log(error):
+    client, _ = opened(error)
+    assert client.newest(REF.key, timeout_ms=1_000) == NEWEST
+    assert Owner(*NEWEST.owner) == REF.owner
 
 
 def test_both_are_closed():
-    asker, _ = office((200, granted()))
-    asker.close()
-    assert asker._fallback.is_closed
+    client, _ = opened((200, granted()))
+    client.close()
+    assert client._fallback.is_closed

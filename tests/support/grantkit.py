@@ -1,9 +1,9 @@
-"""An office for tickets over the cluster in memory, under which time passes."""
+"""A grant client over the cluster in memory; time passes as it reads."""
 
 from enginekit import KEY, claim_of
 
-from kafka_marshal.tickets import ClaimRef
-from kafka_marshal.tickets.log import LogOffice
+from kafka_marshal.grants import ClaimRef
+from kafka_marshal.grants.log import LogGrantClient
 
 
 class Log:
@@ -55,8 +55,8 @@ class Log:
         self.is_closed = True
 
 
-class Office(LogOffice):
-    """An office over the cluster in memory; ``logs`` are those it opened."""
+class MemoryGrantClient(LogGrantClient):
+    """A grant client over the cluster in memory; ``logs`` are those it opened."""
 
     def __init__(self, cluster, name="task"):
         self.logs = []

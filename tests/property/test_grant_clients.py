@@ -1,15 +1,15 @@
-"""Of all who ask for an offset at most once, at most one is ever given it.
+"""An offset is granted to at most one of the processes that request it.
 
-The attempts are the product's ``LogOffice``, the log is the one in memory. Appends are
-late, lost, doubled, or reported as failed and land all the same; calls give up
-before their verdict comes; the owner consumes for itself meanwhile, is taken over,
-and attempts under its old claim go on.
+The attempts use the product's ``LogGrantClient``, over the log in memory. Appends are
+late, lost, doubled, or reported as failed and land all the same; calls time out before
+their verdict; the owner consumes meanwhile, loses its claim, and attempts under the old
+claim continue.
 """
 
 from enginekit import AMO, H, claim_of, owning, values, wish, world
+from grantkit import MemoryGrantClient, ref_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from officekit import Office, ref_of
 
 from kafka_marshal.errors import DeadlineExceeded
 from kafka_marshal.testing.fakestore import AppendFate
@@ -48,19 +48,23 @@ class Run:
         self.cluster = world(records=(RECORDS + 10,))
         self.owner = owning(self.cluster, delivery=AMO, most=4, batches=2)
         self.refs = [ref_of(self.owner)]
-        self.offices = {n: Office(self.cluster, f"task{n}") for n in range(3)}
+        self.clients = {
+            n: MemoryGrantClient(self.cluster, f"task{n}") for n in range(3)
+        }
         self.given = []
 
     def attempt(self, number, first, length, fate, timeout_ms):
         self.cluster.fates[f"task{number}"] = fate
-        office = self.offices[number]
+        client = self.clients[number]
         for ref in self.refs:
             try:
-                found = office.spend(ref, first, first + length, timeout_ms=timeout_ms)
+                found = client.acquire(
+                    ref, (first, first + length), timeout_ms=timeout_ms
+                )
             except DeadlineExceeded:
                 continue
-            for low, high in found:
-                self.given += range(low, high + 1)
+            if found is not None:
+                self.given += range(found[0], found[1] + 1)
 
     def owner_polls(self, fate):
         self.cluster.fates[self.owner.owner.client_id] = fate
@@ -108,7 +112,7 @@ def test_retries_that_get_through_leave_nothing_out(bad, first):
         run.attempt(0, first, 7, fate, 400)
     run.cluster.run(2_000)
     before = set(run.given)
-    head = run.offices[1].ask(run.refs[0], (0, 0), timeout_ms=5_000)
+    head = run.clients[1].request(run.refs[0], (0, 0), timeout_ms=5_000)
     run.attempt(1, first, 7, AppendFate(), 5_000)
     after = set(run.given) - before
     assert not after & before

@@ -1,4 +1,4 @@
-"""Interface of a grant client (``TicketOffice``), with its requests and verdicts."""
+"""Interface of a grant client, with its requests and verdicts."""
 
 import time
 from typing import Protocol
@@ -69,7 +69,7 @@ class Verdict:
 
 
 @attrs.frozen
-class Standing:
+class ClaimState:
     """The newest claim of a key.
 
     Attributes:
@@ -86,7 +86,7 @@ class Standing:
 _NOT_GRANTED = frozenset({Refusal.TAKEN, Refusal.OVER})
 
 
-class TicketOffice(Protocol):
+class GrantClient(Protocol):
     """Requests grants for the tasks of one process. Thread-safe; one at a time.
 
     Attributes:
@@ -95,16 +95,22 @@ class TicketOffice(Protocol):
 
     clock: Clock = SystemClock()
 
-    def spend(
-        self, ref: ClaimRef, first: int, last: int, *, timeout_ms: int
-    ) -> list[tuple[int, int]]:
+    def acquire(
+        self, ref: ClaimRef, wanted: tuple[int, int], *, timeout_ms: int
+    ) -> tuple[int, int] | None:
         """Request offsets once, with a new grantee.
+
+        Args:
+            ref: The claim.
+            wanted: First and last offset wanted.
+            timeout_ms: How long to wait for a verdict that grants or denies them.
 
         Returns:
             The range that only the caller may ever process, both ends inclusive;
-            nothing if it was granted to another grantee, or the claim has ended. The
-            range may begin below ``first``, if the offsets before it were not granted,
-            or above; it ends at ``last``, or below if the log grants less at a time.
+            None if it was granted to another grantee, or the claim has ended. The
+            range may begin below the wanted one, if the offsets before it were not
+            granted, or above; it ends with the wanted one, or below if the log grants
+            less at a time.
 
         Raises:
             DeadlineExceeded: No verdict in time, or the group was paused all the
@@ -112,17 +118,18 @@ class TicketOffice(Protocol):
                 process it. If it was not, a later call may be granted it.
             MarshalError: The log or the sidecar cannot be used; the same holds.
         """
+        first, last = wanted
         if not 0 <= first <= last:
-            return []
+            return None
         until_ms = self.clock.now_ms() + timeout_ms
         left_ms = timeout_ms
         while True:
-            verdict = self.ask(ref, (first, last), timeout_ms=left_ms)
+            verdict = self.request(ref, wanted, timeout_ms=left_ms)
             if verdict.granted is not None:
-                return [verdict.granted]
+                return verdict.granted
             refusal = refusal_of(verdict.reason, last=last, head=verdict.head)
             if refusal in _NOT_GRANTED:
-                return []
+                return None
             if refusal is Refusal.UNEXPECTED:
                 raise CoordinationError(
                     f"the log judged the request for offsets {first} to {last} of "
@@ -141,7 +148,7 @@ class TicketOffice(Protocol):
                     f"{ref.group_id!r} is paused, run: marshal groups resume"
                 )
 
-    def ask(
+    def request(
         self, ref: ClaimRef, wanted: tuple[int, int], *, timeout_ms: int
     ) -> Verdict:
         """Make one request, and return the verdict.
@@ -150,8 +157,8 @@ class TicketOffice(Protocol):
         wanted, and ``nothing_left`` does not apply to offsets from the verdict's head.
 
         Raises:
-            DeadlineExceeded: As ``spend``.
-            MarshalError: As ``spend``.
+            DeadlineExceeded: As ``acquire``.
+            MarshalError: As ``acquire``.
         """
         ...
 
@@ -174,7 +181,7 @@ class TicketOffice(Protocol):
             found is not None and found.owner == ref.owner and found.epoch == ref.epoch
         )
 
-    def newest(self, key: Key, *, timeout_ms: int) -> Standing | None:
+    def newest(self, key: Key, *, timeout_ms: int) -> ClaimState | None:
         """Return the newest claim of a key, by a fold not older than the call.
 
         None if the key was never claimed. Raises as ``is_current``.

@@ -1,11 +1,11 @@
-"""What every office does alike, and what travels to tasks."""
+"""What all grant clients share, and what is sent to tasks."""
 
 import pickle
 
 from enginekit import KEY, owning, world
-from officekit import Office, ref_of
+from grantkit import MemoryGrantClient, ref_of
 
-from kafka_marshal.tickets import ClaimRef, Standing
+from kafka_marshal.grants import ClaimRef, ClaimState
 
 REF = ClaimRef("g", "a", b"i" * 16, "t", 0, 7, "1.0.7", "5e" * 16)
 
@@ -20,15 +20,17 @@ def test_a_secret_is_not_shown():
     assert REF.secret not in repr(REF)
 
 
-def test_the_newest_claim_is_told_with_its_token():
+def test_the_newest_claim_has_its_token():
     cluster = world(records=(5,))
-    office = Office(cluster)
-    assert office.newest(KEY, timeout_ms=5_000) is None
+    client = MemoryGrantClient(cluster)
+    assert client.newest(KEY, timeout_ms=5_000) is None
     node = owning(cluster)
     ref = ref_of(node)
-    assert office.newest(KEY, timeout_ms=5_000) == Standing(
+    assert client.newest(KEY, timeout_ms=5_000) == ClaimState(
         ref.token, ref.epoch, ref.owner
     )
     node.leave()
     cluster.run_until(lambda: node.has_left, 10_000)
-    assert office.newest(KEY, timeout_ms=5_000) == Standing(ref.token, ref.epoch, None)
+    assert client.newest(KEY, timeout_ms=5_000) == ClaimState(
+        ref.token, ref.epoch, None
+    )

@@ -1,4 +1,4 @@
-"""Offsets asked for by other processes than the owner, over a real broker."""
+"""Grants requested by other processes than the owner, over a real broker."""
 
 import json
 import pickle
@@ -10,22 +10,22 @@ from domain import opened
 from waiting import eventually
 
 from kafka_marshal.errors import MarshalError, TopicMisconfigured
+from kafka_marshal.grants import ClaimRef, close_grant_clients, open_grant_client
 from kafka_marshal.protocol.claiming import grant_secret
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import Key
-from kafka_marshal.tickets import ClaimRef, close_offices, open_office
 
-SPEND_MS = 60_000
+ACQUIRE_MS = 60_000
 
 # What a task does: it is started with a pickled claim, and requests the given ranges.
 TASK = """
 import json, pickle, sys
-from kafka_marshal.tickets import open_office
+from kafka_marshal.grants import open_grant_client
 connection, ref = json.loads(sys.argv[1]), pickle.loads(bytes.fromhex(sys.argv[2]))
-office = open_office(connection)
+client = open_grant_client(connection)
 for line in sys.stdin:
     first, last = json.loads(line)
-    print(json.dumps(office.spend(ref, first, last, timeout_ms=60000)), flush=True)
+    print(json.dumps(client.acquire(ref, (first, last), timeout_ms=60000)), flush=True)
 """
 
 
@@ -39,8 +39,8 @@ def domain(broker, unique, transport):
 
 @pytest.fixture
 def grants(domain):
-    yield open_office(connection_of(domain))
-    close_offices()
+    yield open_grant_client(connection_of(domain))
+    close_grant_clients()
 
 
 def connection_of(domain, **rest):
@@ -91,7 +91,7 @@ class Task:
         self._process.stdin.write(f"[{first}, {last}]\n")
         self._process.stdin.flush()
 
-    def granted_ranges(self):
+    def granted(self):
         return json.loads(self._process.stdout.readline())
 
     def end(self):
@@ -109,11 +109,9 @@ def test_of_processes_that_race_for_offsets_each_gets_others(domain, owner):
             for task in tasks:
                 task.ask(last - 9, last)
             for task in tasks:
-                given += [
-                    n
-                    for low, high in task.granted_ranges()
-                    for n in range(low, high + 1)
-                ]
+                granted = task.granted()
+                if granted is not None:
+                    given += range(granted[0], granted[1] + 1)
     finally:
         for task in tasks:
             task.end()
@@ -122,19 +120,19 @@ def test_of_processes_that_race_for_offsets_each_gets_others(domain, owner):
 
 def test_a_claim_that_is_over_grants_nothing(domain, owner, grants):
     claim, ref = owner
-    assert grants.spend(ref, 0, 4, timeout_ms=SPEND_MS) == [(0, 4)]
-    assert grants.is_current(ref, timeout_ms=SPEND_MS)
+    assert grants.acquire(ref, (0, 4), timeout_ms=ACQUIRE_MS) == (0, 4)
+    assert grants.is_current(ref, timeout_ms=ACQUIRE_MS)
     claim.release()
     eventually(
-        lambda: not grants.is_current(ref, timeout_ms=SPEND_MS), "the log shows it"
+        lambda: not grants.is_current(ref, timeout_ms=ACQUIRE_MS), "the log shows it"
     )
-    assert grants.spend(ref, 5, 9, timeout_ms=SPEND_MS) == []
+    assert grants.acquire(ref, (5, 9), timeout_ms=ACQUIRE_MS) is None
 
 
 def test_the_owner_keeps_its_claim_beside_tasks(domain, owner, grants):
     claim, ref = owner
     for last in range(50):
-        assert grants.spend(ref, last, last, timeout_ms=SPEND_MS) == [(last, last)]
+        assert grants.acquire(ref, (last, last), timeout_ms=ACQUIRE_MS) == (last, last)
     assert claim.is_valid
     history = domain.history()
     asked = [
@@ -153,27 +151,27 @@ def test_one_grant_client_reads_one_partition_after_the_other(domain, grants):
             marshal.claim(topic, number)
         for number in range(6):
             ref = ref_to(domain, Key(group, topic, number))
-            assert grants.spend(ref, 0, 3, timeout_ms=SPEND_MS) == [(0, 3)]
-            assert grants.spend(ref, 0, 4, timeout_ms=SPEND_MS) == [(4, 4)]
+            assert grants.acquire(ref, (0, 3), timeout_ms=ACQUIRE_MS) == (0, 3)
+            assert grants.acquire(ref, (0, 4), timeout_ms=ACQUIRE_MS) == (4, 4)
     states = domain.states(group)
     assert {states[Key(group, topic, n)].granted for n in range(6)} == {5}
 
 
 def test_a_broker_that_does_not_answer_grants_nothing(domain, owner):
     _, ref = owner
-    nowhere = open_office(connection_of(domain, bootstrap_servers="localhost:1"))
+    nowhere = open_grant_client(connection_of(domain, bootstrap_servers="localhost:1"))
     try:
         with pytest.raises(MarshalError, match=r"localhost:1|in time"):
-            nowhere.spend(ref, 0, 4, timeout_ms=1_000)
+            nowhere.acquire(ref, (0, 4), timeout_ms=1_000)
     finally:
-        close_offices()
+        close_grant_clients()
 
 
 def test_a_missing_topic_is_an_error(domain, owner):
     _, ref = owner
-    nowhere = open_office(connection_of(domain, coordination_topic="none-such"))
+    nowhere = open_grant_client(connection_of(domain, coordination_topic="none-such"))
     try:
         with pytest.raises(TopicMisconfigured, match="marshal topic format"):
-            nowhere.spend(ref, 0, 4, timeout_ms=SPEND_MS)
+            nowhere.acquire(ref, (0, 4), timeout_ms=ACQUIRE_MS)
     finally:
-        close_offices()
+        close_grant_clients()

@@ -23,7 +23,7 @@ from kafka_marshal.protocol.records import ClaimingMessages, Config
 from kafka_marshal.protocol.state import Transition
 from kafka_marshal.protocol.types import Key
 
-from .office import ClaimRef, Standing, TicketOffice, Verdict
+from .client import ClaimRef, ClaimState, GrantClient, Verdict
 
 POLL_MS = 100
 RESEND_MS = 100
@@ -33,7 +33,7 @@ GRANTEE_BYTES = 16
 SEQ_FIRST = 2**62
 
 
-class TicketLog(CoordinationLog, Protocol):
+class PartialLog(CoordinationLog, Protocol):
     """A coordination log that reads only some partitions."""
 
     @property
@@ -50,11 +50,11 @@ class TicketLog(CoordinationLog, Protocol):
         ...
 
 
-OpenLog = Callable[[Callable[[int], Collection[int]], int], TicketLog]
+OpenLog = Callable[[Callable[[int], Collection[int]], int], PartialLog]
 """Opens a log; takes the partitions to read, given their number, and a timeout."""
 
 
-class LogOffice(TicketOffice):
+class LogGrantClient(GrantClient):
     """Requests grants from the log itself: appends, and folds what is read back.
 
     It reads only the coordinating partitions of the requested keys: at first from the
@@ -73,14 +73,14 @@ class LogOffice(TicketOffice):
         self.clock = SystemClock() if clock is None else clock
         self._entropy = SystemEntropy() if entropy is None else entropy
         self._lock = threading.Lock()
-        self._log: TicketLog | None = None
+        self._log: PartialLog | None = None
         self._follower: Follower | None = None
         self._begun: set[int] = set()
 
-    def ask(
+    def request(
         self, ref: ClaimRef, wanted: tuple[int, int], *, timeout_ms: int
     ) -> Verdict:
-        """Request offsets; see ``TicketOffice``."""
+        """Make one request; see ``GrantClient``."""
         with self._turn(timeout_ms) as left:
             replica, config = self._opened(ref.key, left)
             reason = why_over(
@@ -100,15 +100,15 @@ class LogOffice(TicketOffice):
             granted = (detail["first"], detail["last"])
         return Verdict(granted, transition.reason, transition.offset, head)
 
-    def newest(self, key: Key, *, timeout_ms: int) -> Standing | None:
-        """Return the newest claim of a key; see ``TicketOffice``."""
+    def newest(self, key: Key, *, timeout_ms: int) -> ClaimState | None:
+        """Return the newest claim of a key; see ``GrantClient``."""
         with self._turn(timeout_ms) as left:
             replica, _ = self._opened(key, left)
             self._catch_up(left)
             known, token = replica.world.keys.get(key), replica.world.token(key)
             if known is None or token is None:
                 return None
-            return Standing(str(token), known.epoch, known.owner)
+            return ClaimState(str(token), known.epoch, known.owner)
 
     def close(self) -> None:
         """Close the log."""
@@ -261,7 +261,7 @@ class _Sending:
     second.
     """
 
-    def __init__(self, log: TicketLog, t: int, value: bytes, clock: Clock) -> None:
+    def __init__(self, log: PartialLog, t: int, value: bytes, clock: Clock) -> None:
         self._log, self._t, self._value, self._clock = log, t, value, clock
         self._send()
 

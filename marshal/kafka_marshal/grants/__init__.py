@@ -11,14 +11,14 @@ The verdict comes from the fold of the log, in this process or in the sidecar of
 host. It is found by the grantee, because sequence numbers belong to the owner.
 """
 
-from .office import ClaimRef, Standing, TicketOffice, Verdict
-from .opening import close_offices, open_office
+from .client import ClaimRef, ClaimState, GrantClient, Verdict
+from .connect import close_grant_clients, open_grant_client
 
 __all__ = [
     "ClaimRef",
-    "Standing",
-    "TicketOffice",
+    "ClaimState",
+    "GrantClient",
     "Verdict",
-    "close_offices",
-    "open_office",
+    "close_grant_clients",
+    "open_grant_client",
 ]
