@@ -67,7 +67,7 @@ UP = Family(
     "marshal_up",
     Kind.GAUGE,
     _GROUP,
-    "1 while the client can work; 0 once it failed, or where it does not answer.",
+    "1 while the client works; 0 after it failed, or if it does not answer.",
 )
 INTERVAL = Family(
     "marshal_heartbeat_interval_seconds",
@@ -85,7 +85,7 @@ PAUSED = Family(
     "marshal_group_paused",
     Kind.GAUGE,
     _GROUP,
-    "1 while an admin holds the group, else 0.",
+    "1 while the group is paused, else 0.",
 )
 DESIRED = Family(
     "marshal_desired_clients",
@@ -127,14 +127,14 @@ GROUP_LAG = Family(
     "kafka_consumergroup_lag",
     Kind.GAUGE,
     ("consumergroup", "topic", "partition"),
-    "The same from the position that stands in the log, under the usual name.",
+    "The same from the position in the log, under the usual name.",
     is_of_client=False,
 )
 UNCONFIRMED = Family(
     "marshal_amo_unconfirmed_records",
     Kind.GAUGE,
     _KEY,
-    "At most once: offsets granted and not done with; a crash now loses them.",
+    "At most once: offsets granted and not processed; a crash loses them.",
 )
 HANDED = Family(
     "marshal_records_handed_out_total",
@@ -152,13 +152,13 @@ WON = Family(
     "marshal_claims_won_total",
     Kind.COUNTER,
     (*_TOPIC, "reason"),
-    "Claims won: claimed, or resumed from an earlier life.",
+    "Claims won: claimed, or resumed after a restart.",
 )
 LOST = Family(
     "marshal_claims_lost_total",
     Kind.COUNTER,
     (*_TOPIC, "reason"),
-    "Claims that were taken away or ran out.",
+    "Claims that were taken over or expired.",
 )
 RELEASED = Family(
     "marshal_claims_released_total",
@@ -170,27 +170,27 @@ TAKEOVER = Family(
     "marshal_takeover_duration_seconds",
     Kind.HISTOGRAM,
     (*_TOPIC, "after"),
-    "Log time from the earlier owner's last renewal or release to our claim.",
+    "Log time from the earlier owner's last renewal or release to this claim.",
 )
 IGNORED = Family(
     "marshal_records_ignored_total",
     Kind.COUNTER,
     ("reason",),
-    "Records of the coordination log that this host read and the fold did not accept.",
+    "Records of the coordination log that the fold did not accept.",
     is_of_client=False,
 )
 UNDECODABLE = Family(
     "marshal_records_undecodable_total",
     Kind.COUNTER,
     (),
-    "Values of the coordination log that this host read and that are no record.",
+    "Values of the coordination log that are no record.",
     is_of_client=False,
 )
 REPLAY_LAG = Family(
     "marshal_replay_lag_records",
     Kind.GAUGE,
     ("topic", "partition"),
-    "Entries of a coordinating partition that are yet to be folded.",
+    "Entries of a coordinating partition that are not folded yet.",
     is_of_client=False,
 )
 CHECKPOINT_AGE = Family(
@@ -204,7 +204,7 @@ DIVERGED = Family(
     "marshal_replica_diverged",
     Kind.GAUGE,
     ("topic", "partition"),
-    "1 where the last checkpoint has another digest than our own state, else 0.",
+    "1 if the last checkpoint has another digest than this process, else 0.",
     is_of_client=False,
 )
 WRONG_SETTINGS = Family(
@@ -225,14 +225,14 @@ APPEND_FAILURES = Family(
     "marshal_append_failures_total",
     Kind.COUNTER,
     (),
-    "Appends to the coordination log that were reported as failed.",
+    "Failed appends to the coordination log.",
     is_of_client=False,
 )
 STEP = Family(
     "marshal_engine_step_duration_seconds",
     Kind.HISTOGRAM,
     (),
-    "Folding and acting in one step of the engine, without the wait for the log.",
+    "Duration of a step of the engine, without the wait for the log.",
     is_of_client=False,
 )
 EVENTS = Family(
