@@ -16,7 +16,7 @@ PYTHON_DIRS := $(wildcard marshal cli simulator tests integration examples bench
 ARGS ?=
 # Of `make test`: 1 runs one thing after the other, 4 what waits beside what computes.
 JOBS ?= 4
-# Seeds of `make sim`.
+# Seeds of `make sim` and `make proof`.
 SEEDS ?= 0:20000
 
 .PHONY: help
@@ -65,26 +65,25 @@ cover: env ## Each module of the core: all branches, by its own test file
 bench: env ## Every benchmark once, as a smoke run; documents in build/bench
 	@$(BIN)/python benchmarks/run.py $(ARGS)
 
+.PHONY: proof
+proof: env ## What only computes long, at full size; report in build/proof
+	@SEEDS=$(SEEDS) $(BIN)/python tools/proof.py -- $(ARGS)
+
 .PHONY: model
-model: env ## The exhaustive search of small worlds, with larger bounds
-	@MODEL_SIZE=large $(BIN)/python -m pytest -q -m model --timeout=7200 tests $(ARGS)
+model: env ## Of the proof: every state of small worlds, with larger bounds
+	@$(BIN)/python tools/proof.py model -- $(ARGS)
 
 .PHONY: flood
-flood: env ## Ten million records of a flood: state and memory stay as they are
-	@FLOOD_RECORDS=10000000 $(BIN)/python -m pytest -q tests/growth $(ARGS)
+flood: env ## Of the proof: ten million hostile records; memory stays flat
+	@$(BIN)/python tools/proof.py flood -- $(ARGS)
 
 .PHONY: chaos
-chaos: env ## Every fault on three real brokers; the report is in build/chaos
-	@rm -rf build/chaos && mkdir -p build/chaos
-	@CHAOS_REPORT="$(CURDIR)/build/chaos" $(BIN)/python -m pytest -q integration/chaos \
-		$(ARGS); said=$$?; \
-		$(BIN)/python tools/chaos_report.py build/chaos && exit $$said
+chaos: env ## Of the proof: every fault on three real brokers; see build/chaos
+	@$(BIN)/python tools/proof.py chaos -- $(ARGS)
 
 .PHONY: sim
-sim: env ## 20,000 simulated fleets; what they came to in build/sim.json
-	@mkdir -p build
-	@$(BIN)/python -m simulator --seeds $(SEEDS) --shrink -o json $(ARGS) > build/sim.json; \
-		code=$$?; cat build/sim.json; exit $$code
+sim: env ## Of the proof: 20,000 simulated fleets, summed up in build/sim.json
+	@SEEDS=$(SEEDS) $(BIN)/python tools/proof.py sim -- $(ARGS)
 
 .PHONY: docs
 docs: env ## Generate docs/cli.md, the reference of the command

@@ -27,6 +27,7 @@ from waiting import eventually
 from kafka_marshal import Admin, Token, TopicPartition, World
 from kafka_marshal.admin import Format
 from kafka_marshal.kafka_io import ConnectionSettings, KafkaDataLog, KafkaTopicAdmin
+from kafka_marshal.testing.jars import cache_dir
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKED = re.compile(
@@ -133,6 +134,8 @@ class Shell:
             "MARSHAL_BOOTSTRAP_SERVER": servers,
             "MARSHAL_STATE_DIR": str(folder / "state"),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            # The jars of Kafka are 120 MB: every test uses those of the machine.
+            "KAFKA_MARSHAL_CACHE": str(cache_dir()),
             "XDG_CACHE_HOME": str(folder / "cache"),
             "XDG_CONFIG_HOME": str(folder / "config"),
         }

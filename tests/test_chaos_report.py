@@ -43,14 +43,13 @@ BROKEN = {"name": "quorum_lost", "title": "none", "losses": 3, "verdict": "faile
 
 
 @pytest.fixture
-def report(tmp_path, monkeypatch, capsys):
+def report(tmp_path, capsys):
     def make(*found):
         folder = tmp_path / "findings"
         folder.mkdir()
         for each in found:
             (folder / f"{each['name']}.json").write_text(json.dumps(each))
-        monkeypatch.setattr("sys.argv", ["chaos_report.py", str(tmp_path)])
-        status = chaos_report.main()
+        status = chaos_report.main(tmp_path)
         page = (tmp_path / "report.html").read_text()
         return status, json.loads((tmp_path / "report.json").read_text()), page
 

@@ -256,9 +256,8 @@ def make(folder: Path) -> dict[str, Any]:
     return report
 
 
-def main() -> int:
+def main(folder: Path) -> int:
     """Write the report; return 1 where a fault broke something."""
-    folder = Path(sys.argv[1])
     report = make(folder)
     rows = report["rows"]
     for row in rows:
@@ -270,4 +269,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(Path(sys.argv[1])))

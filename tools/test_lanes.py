@@ -4,11 +4,12 @@
 
 Two lanes have deadlines in real time, and the processors first: what takes a cluster
 or Spark to itself and then the tests that need nothing, and all else that talks to a
-broker. Two only compute, on virtual clocks, and take what those leave: the checks,
-with the tests of the core, and what simulates and searches. Each is an ordinary
-command, whose output goes to ``build/tests``; their output is printed when they have
-ended, and the worst of their results is the result. With paths or ``JOBS=1`` the checks
-come first, then one run of pytest.
+broker, in two processes with a broker each. Two only compute, on virtual clocks, and
+take what those leave: the checks, with the tests of the core, and what simulates and
+searches. Each is an ordinary command, whose output goes to ``build/tests``; their
+output is printed when they have ended, with how long they took, and the worst of their
+results is the result. With paths or ``JOBS=1`` the checks come first, then one run of
+pytest.
 """
 
 import os
@@ -23,17 +24,21 @@ OUT = ROOT / "build" / "tests"
 HEAVY = ("integration/spark", "integration/chaos")
 COMPUTING = tuple(
     f"tests/{each}"
-    for each in ("growth", "model", "property", "simulation", "spec", "transcripts")
+    # The longest test comes first.
+    for each in ("simulation", "model", "growth", "property", "spec", "transcripts")
 )
 # `make cover` runs them, each file for the module that it is about.
 CORE = "tests/unit/protocol"
 CHECKS = ("make", "check", "cover")
-# For who may have to wait long for a processor.
+# For tests that may have to wait long for a processor.
 PATIENT = "--timeout=1800"
+# Files one by one, to whichever process is free; of tests that compute, test by test.
+BY_FILE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+BY_TEST = ("-n", "2", "--dist", "loadgroup")
 LANES = {
     "heavy": [*HEAVY],
-    "brokers": ["integration", *(f"--ignore={each}" for each in HEAVY)],
-    "computing": [*COMPUTING, PATIENT, "-n", "2", "--dist", "loadscope"],
+    "brokers": ["integration", *(f"--ignore={each}" for each in HEAVY), *BY_FILE],
+    "computing": [*COMPUTING, PATIENT, *BY_TEST],
     "checks": [],
     "unit": ["tests", *(f"--ignore={each}" for each in (*COMPUTING, CORE))],
 }
@@ -61,6 +66,7 @@ def run_lanes(arguments: list[str]) -> int:
     waiting = dict(LANES)
     running: dict[str, subprocess.Popen[bytes]] = {}
     codes: dict[str, int] = {}
+    since = {}
     late = time.monotonic() + RUN_S_MAX
     try:
         while waiting or running:
@@ -68,11 +74,16 @@ def run_lanes(arguments: list[str]) -> int:
                 if name not in AFTER or AFTER[name] in codes:
                     del waiting[name]
                     running[name] = _start(name, paths, arguments)
+                    since[name] = time.monotonic()
             for name, process in list(running.items()):
+                before_s = _cpu_s()
                 if process.poll() is None and time.monotonic() < late:
                     continue
                 del running[name]
                 codes[name] = _end(name, process)
+                took_s = time.monotonic() - since[name]
+                cpu_s = _cpu_s() - before_s
+                print(f"-- {name}: {took_s:.0f} s, {cpu_s:.0f} s of processors\n")
             time.sleep(LOOK_S)
     finally:
         for process in running.values():
@@ -98,6 +109,12 @@ def _start(
         )
     os.setpriority(os.PRIO_PROCESS, process.pid, NICE.get(name, 0))
     return process
+
+
+def _cpu_s() -> float:
+    """Return the processor time of all that has ended and was waited for."""
+    used = os.times()
+    return used.children_user + used.children_system
 
 
 def _end(name: str, process: "subprocess.Popen[bytes]") -> int:

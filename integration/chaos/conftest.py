@@ -1,7 +1,7 @@
 """A cluster of three brokers, which a module breaks in turn and leaves whole.
 
-What scenarios find goes to ``$CHAOS_REPORT``, a directory, where that is set; then
-all of them run, and as often as figures need it. Otherwise a slice runs, once each.
+What scenarios find goes to ``$CHAOS_REPORT``, a directory, where that is set. At full
+size all of them run, and as often as figures need it; otherwise a slice, once each.
 Each finding is written when its scenario ends, with a report of all so far, and
 whatever a scenario leaves broken is mended before the next: no run is lost to one.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 import attrs
 import pytest
 from ordeal import Finding
+from slices import IS_PROOF, slice_of
 
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.testing.cluster import EmbeddedCluster
@@ -26,12 +27,14 @@ def pytest_collection_modifyitems(
 ) -> None:
     """Leave out what only a full run is for; there, what makes findings comes first."""
     here = Path(__file__).parent
-    if REPORT:
+    if IS_PROOF:
         items.sort(key=lambda item: item.path.parent == here and not finds(item))
     out = [
         item
         for item in items
-        if not REPORT and item.path.parent == here and item.get_closest_marker("chaos")
+        if not IS_PROOF
+        and item.path.parent == here
+        and item.get_closest_marker("chaos")
     ]
     if out:
         config.hook.pytest_deselected(items=out)
@@ -69,7 +72,7 @@ def mended(request: pytest.FixtureRequest) -> Iterator[None]:
 def times() -> Callable[[int], int]:
     """How often to repeat what a full run does so often: once in a slice."""
     factor = float(os.environ.get("CHAOS_FACTOR", "1"))
-    return lambda count: max(1, round(count * factor)) if REPORT else 1
+    return lambda count: slice_of(quick=1, full=max(1, round(count * factor)))
 
 
 @pytest.fixture

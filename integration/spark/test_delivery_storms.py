@@ -2,19 +2,27 @@
 
 Each hazard is forced, and seen to have happened. At most once, no row is ever given to
 two attempts; at least once into a sink that compares tokens, each row is there once.
+``make proof`` kills drivers more often, and over more records.
 """
 
 import postgres
 import pytest
 from domain import opened
 from drivers import Drivers
+from slices import slice_of
 from waiting import eventually
 
 H_MS = 3_000
 PARTITIONS, RECORDS = 4, 100
 WAIT_MS = 400_000
+# Which driver is killed, at how many rows that were processed at most once.
+KILLS = slice_of(
+    quick=[("one", 40)],
+    full=[(name, 200 * n + 40) for n, name in enumerate(("one", "two") * 3)],
+)
+RECORDS_STORM = slice_of(quick=60, full=600)
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(slice_of(quick=900, full=7_200))
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +105,9 @@ def wait_done(domain, database, drivers, group, topic):
 
 
 @pytest.mark.slow
-def test_tasks_attempts_and_stages_that_are_tried_again(domain, database, drivers):
+def test_tasks_attempts_and_stages_that_are_tried_again(
+    domain, database, drivers, record_property
+):
     topic = domain.data_topic(PARTITIONS, records_each=RECORDS)
     group = domain.unique("tries")
     sink_of(database, f"{group}-alo")
@@ -122,11 +132,15 @@ def test_tasks_attempts_and_stages_that_are_tried_again(domain, database, driver
     assert max(drivers.attempts("amo")) > 0
     assert max(drivers.tries("amo").values()) > 1
     judge(domain, database, drivers, topic, lost_max=4 * 100)
+    record_property("records", PARTITIONS * RECORDS)
+    record_property("accidents", len(kinds) + 1)
 
 
 @pytest.mark.slow
-def test_drivers_that_are_killed_and_come_back(domain, database, drivers):
-    topic = domain.data_topic(PARTITIONS, records_each=60)
+def test_drivers_that_are_killed_and_come_back(
+    domain, database, drivers, record_property
+):
+    topic = domain.data_topic(PARTITIONS, records_each=RECORDS_STORM)
     group = domain.unique("storm")
     sink_of(database, f"{group}-alo")
     both = queries(domain, topic, group, maxOffsetsPerTrigger="20")
@@ -136,9 +150,12 @@ def test_drivers_that_are_killed_and_come_back(domain, database, drivers):
 
     drivers.start("one", both)
     drivers.start("two", both)
-    for name, count in (("one", 40), ("two", 100)):
+    for name, count in KILLS:
         eventually(has_begun(count), f"{count} rows are processed", WAIT_MS)
         drivers.kill(name)
         drivers.start(name, both)
     wait_done(domain, database, drivers, group, topic)
-    judge(domain, database, drivers, topic, lost_max=2 * 2 * 20 * PARTITIONS)
+    lost_max = 2 * len(KILLS) * 20 * PARTITIONS
+    judge(domain, database, drivers, topic, lost_max=lost_max)
+    record_property("records", PARTITIONS * RECORDS_STORM)
+    record_property("kills", len(KILLS))

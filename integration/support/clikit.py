@@ -10,6 +10,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 from waiting import WAIT_MS, eventually
 
+from kafka_marshal.testing.jars import cache_dir
 from kafka_marshal_cli.assembly import app
 
 MARSHAL = Path(sys.executable).with_name("marshal")
@@ -25,6 +26,8 @@ class Cli:
             "MARSHAL_BOOTSTRAP_SERVER": domain.servers,
             "MARSHAL_COORDINATION_TOPIC": domain.topic,
             "MARSHAL_STATE_DIR": str(state_dir),
+            # The jars of Kafka are 120 MB: every test uses those of the machine.
+            "KAFKA_MARSHAL_CACHE": str(cache_dir()),
             "XDG_CACHE_HOME": str(state_dir / "cache"),
             "XDG_CONFIG_HOME": str(state_dir / "config"),
         }

@@ -4,13 +4,12 @@
 be reached; what does not is shown with the shortest way there.
 """
 
-import os
-
 import pytest
 import variants
 from grantmodel import GrantModel
 from leasemodel import LeaseModel
 from search import search
+from slices import slice_of
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
@@ -43,8 +42,8 @@ LARGER_GRANTS = {
     "pipelined-three-offsets": {"copies": False, "crashes": False, "offsets": 3},
     "copies-and-tasks": {"in_flight": 1, "tasks": True},
 }
-if os.environ.get("MODEL_SIZE") == "large":
-    LEASES, GRANTS = LARGER_LEASES, LARGER_GRANTS
+LEASES = slice_of(quick=LEASES, full=LARGER_LEASES)
+GRANTS = slice_of(quick=GRANTS, full=LARGER_GRANTS)
 
 
 @pytest.mark.parametrize("world", LEASES)

@@ -4,9 +4,8 @@ Look for trouble with other seeds by:
 SIMULATION_SEEDS=1000:1200 pytest tests/simulation/test_hosted.py
 """
 
-import os
-
 import pytest
+import slices
 import variants
 
 from kafka_marshal.engine import Delivery
@@ -19,8 +18,7 @@ from simulator.outcome import RunFailed
 from simulator.sidecar.simulate import simulate_hosted
 from simulator.sidecar.world import FAULTS, HostedWorld
 
-FIRST, _, LAST = os.environ.get("SIMULATION_SEEDS", "0:12").partition(":")
-SEEDS = range(int(FIRST), int(LAST))
+SEEDS = slices.seeds_of(quick=12, full=400)
 BATCH = 4
 FOR_EVER_MS = 10**12
 NEAR = 8
@@ -38,9 +36,12 @@ def batches():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", batches(), ids=lambda r: f"{r.start}-{r.stop - 1}")
-def test_every_invariant_holds(seeds):
+def test_every_invariant_holds(seeds, record_property):
     reports = [simulate_hosted(seed) for seed in seeds]
-    assert sum(report.handed for report in reports) > 0
+    handed = sum(report.handed for report in reports)
+    record_property("seeds", len(seeds))
+    record_property("records", handed)
+    assert handed > 0
 
 
 @pytest.mark.slow

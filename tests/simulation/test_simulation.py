@@ -1,17 +1,24 @@
 """A bounded slice of the simulation: many seeds, and broken variants to catch.
 
+Full size: ``make sim``, and ``PROOF=1`` for the seeds of this file.
+
 Look for trouble with other seeds by: SIMULATION_SEEDS=1000:1200 pytest tests/simulation
 """
 
 import gc
-import os
 from collections import Counter
 
 import pytest
+import slices
 import variants
 
 from kafka_marshal.engine import Delivery
-from simulator.campaign import CampaignOptions, run_seeds, shrunk
+from simulator.campaign import (
+    SUITE_SEEDS_MIN,
+    CampaignOptions,
+    run_seeds,
+    shrunk,
+)
 from simulator.checkers import OPERATIONS
 from simulator.coverage import RECREATED, TRUNCATED
 from simulator.plan import CONDITIONS, MINUTE_MS, draw
@@ -25,9 +32,8 @@ from simulator.simulate import (
 )
 from simulator.world import World
 
-FIRST, _, LAST = os.environ.get("SIMULATION_SEEDS", "0:500").partition(":")
-SEEDS = range(int(FIRST), int(LAST))
-JOBS = int(os.environ.get("SIMULATION_JOBS", "1"))
+# As few as still must reach every situation; `make sim` runs many more.
+SEEDS = slices.seeds_of(quick=SUITE_SEEDS_MIN, full=500)
 AMO = Delivery.AT_MOST_ONCE
 # Logs that lose what was read, and what makes that hurt.
 LOSING = (TRUNCATE, "crash", "stop", "late", "slow", "cut", "churn", "failover")
@@ -73,7 +79,7 @@ REGRESSIONS = [
 @pytest.mark.slow
 @pytest.mark.timeout(60 + 8 * len(SEEDS))
 def test_every_invariant_holds_and_every_situation_is_reached():
-    summary = run_seeds(SEEDS, CampaignOptions(), jobs=JOBS)
+    summary = run_seeds(SEEDS, CampaignOptions(), jobs=1)
     assert summary.broken == []
     assert not summary.is_suite or summary.never == ()
 
@@ -85,7 +91,7 @@ def test_seeds_that_failed_before_hold(seed, options):
 
 @pytest.mark.slow
 def test_logs_that_lose_what_was_read():
-    summary = run_seeds(LOSING_SEEDS, CampaignOptions(faults=LOSING), jobs=JOBS)
+    summary = run_seeds(LOSING_SEEDS, CampaignOptions(faults=LOSING), jobs=1)
     assert summary.broken == []
     assert all(summary.seen[name] for name in TRUNCATED)
 
@@ -104,7 +110,7 @@ def test_topics_that_are_deleted_and_created_again(delivery):
 
 def test_a_halt_ends_a_fleet_in_any_world():
     summary = run_seeds(
-        range(2000, 2012), CampaignOptions(faults=HALTING, minutes=4), jobs=JOBS
+        range(2000, 2012), CampaignOptions(faults=HALTING, minutes=4), jobs=1
     )
     assert summary.broken == []
     assert all(summary.seen[name] for name in HALTED)

@@ -1,0 +1,141 @@
+"""Run what only computes long, at full size, and report it.
+
+    python tools/proof.py [PART ...] [-- ARGUMENTS]
+
+Without parts all of them run, one after the other; one that fails does not stop the
+next. ARGUMENTS are those of the simulator or of pytest. Output is printed as it comes;
+the report, of all parts that ran here so far, is ``build/proof/report.md``.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+import attrs
+import chaos_report
+import proof_report
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "build" / "proof"
+CHAOS = ROOT / "build" / "chaos"
+SIMULATION = ROOT / "build" / "sim.json"
+# Hours: 20,000 seeds take two processors more than one.
+PART_S_MAX = 12 * 3_600
+
+
+@attrs.frozen(kw_only=True)
+class Part:
+    """Something to run.
+
+    Attributes:
+        title: Its heading in the report.
+        tests: What pytest runs of it, with options; nothing for the simulator.
+    """
+
+    title: str
+    tests: tuple[str, ...] = ()
+
+
+PARTS = {
+    "sim": Part(title="Simulated fleets"),
+    "sidecars": Part(
+        title="Simulated sidecars",
+        tests=("tests/simulation/test_hosted.py", "-k", "invariant_holds"),
+    ),
+    "model": Part(
+        title="Small worlds", tests=("tests", "-m", "model", "--timeout=7200")
+    ),
+    "chaos": Part(title="Real faults", tests=("integration/chaos",)),
+    "storms": Part(
+        title="Spark storms", tests=("integration/spark/test_delivery_storms.py",)
+    ),
+    "flood": Part(title="Flood", tests=("tests/growth",)),
+}
+
+
+def simulate(arguments: list[str]) -> int:
+    """Run the simulator; its summary is `SIMULATION`."""
+    seeds = os.environ.get("SEEDS", "0:20000")
+    command = [sys.executable, "-m", "simulator", "--seeds", seeds, "--shrink"]
+    with SIMULATION.open("wb") as out:
+        code = run([*command, "-o", "json", *arguments], out=out)
+    sys.stdout.write(SIMULATION.read_text())
+    return code
+
+
+def search(name: str, arguments: list[str]) -> int:
+    """Run the tests of a part at full size; its results are ``NAME.xml``."""
+    results = OUT / f"{name}.xml"
+    results.unlink(missing_ok=True)
+    environment = {"PROOF": "1"}
+    if name == "chaos":
+        CHAOS.mkdir(parents=True, exist_ok=True)
+        for old in (CHAOS / "findings").glob("*.json"):
+            old.unlink()
+        environment["CHAOS_REPORT"] = str(CHAOS)
+    pytest = [sys.executable, "-m", "pytest", "-q", *PARTS[name].tests]
+    code = run([*pytest, f"--junitxml={results}", *arguments], environment)
+    if name == "chaos":
+        code = chaos_report.main(CHAOS) or code
+    return code
+
+
+def run(
+    command: list[str],
+    environment: dict[str, str] | None = None,
+    *,
+    out: IO[bytes] | None = None,
+) -> int:
+    """Run a command of the repository; return its code."""
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | (environment or {}),
+        stdout=out,
+        check=False,
+        timeout=PART_S_MAX,
+    )
+    return done.returncode
+
+
+def run_part(name: str, arguments: list[str]) -> int:
+    """Run one part and write down how it ended."""
+    print(f"== {PARTS[name].title}", flush=True)
+    since = time.monotonic()
+    code = simulate(arguments) if name == "sim" else search(name, arguments)
+    ended = {
+        "title": PARTS[name].title,
+        "commit": proof_report.commit(),
+        "at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "seconds": round(time.monotonic() - since, 1),
+        "code": code,
+    }
+    (OUT / f"{name}.json").write_text(json.dumps(ended, indent=2) + "\n")
+    return code
+
+
+def main(arguments: list[str]) -> int:
+    """Run the parts that are named, or all; return 0 if all of them held."""
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    chosen, more = arguments[:at], arguments[at + 1 :]
+    unknown = [name for name in chosen if name not in PARTS]
+    if unknown:
+        known = ", ".join(PARTS)
+        print(f"no part {', '.join(unknown)}; there are: {known}", file=sys.stderr)
+        return 2
+    OUT.mkdir(parents=True, exist_ok=True)
+    if not chosen:
+        for old in OUT.glob("*.json"):
+            old.unlink()
+    codes = [run_part(name, more) for name in chosen or PARTS]
+    report = proof_report.write(OUT, simulation=SIMULATION, chaos=CHAOS)
+    print(f"written: {report.relative_to(ROOT)}")
+    return 1 if any(codes) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
