@@ -48,6 +48,7 @@ check: env ## Style, types, layers, generated documents
 		|| { echo "Badly formatted; run: make fmt" >&2; exit 1; }
 	@echo "== mypy"
 	@$(BIN)/mypy --strict --no-error-summary
+	@$(BIN)/mypy --config-file tools/mypy_names.ini --no-error-summary
 	@echo "== import-linter"
 	@said=$$($(BIN)/lint-imports --no-logo 2>&1) || { echo "$$said" >&2; exit 1; }
 ifneq ($(wildcard tools/cli_reference.py),)

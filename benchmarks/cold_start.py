@@ -35,8 +35,9 @@ from support import (
 )
 
 from kafka_marshal import World
+from kafka_marshal.engine import Engine
 from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
-from kafka_marshal.observability import LoggingObserver
+from kafka_marshal.observability import FanOut, LoggingObserver
 from kafka_marshal.ports import Event, Observer
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.runtime import Runtime
@@ -122,6 +123,12 @@ class Written(Observer):
 def write_checkpoints(settings: ConnectionSettings, home: Path, count: int) -> None:
     """Have one process write a checkpoint of each coordinating partition."""
     written = Written()
+
+    def attach(engine: Engine) -> None:
+        observer = engine.context.ports.observer
+        assert isinstance(observer, FanOut)
+        observer.add(written)
+
     runtime = Runtime.open(
         settings,
         LoggingObserver(),
@@ -129,7 +136,7 @@ def write_checkpoints(settings: ConnectionSettings, home: Path, count: int) -> N
         read_ms=TIMEOUT_S * 1_000,
         state_home=home,
         checkpoint_interval_ms=CHECKPOINT_MS,
-        on_connected=lambda engine: engine.context.ports.observer.add(written),
+        on_connected=attach,
     )
     deadline = time.monotonic() + TIMEOUT_S
     while len(written.partitions) < count:

@@ -65,7 +65,7 @@ def pytest_collection_modifyitems(
         for item in items
         if item.get_closest_marker("direct")
         and getattr(item, "callspec", None)
-        and item.callspec.params.get("via") == "sidecar"
+        and item.callspec.params.get("via") == "sidecar"  # type: ignore[attr-defined]
     ]
     if out:
         config.hook.pytest_deselected(items=out)

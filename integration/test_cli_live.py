@@ -252,7 +252,10 @@ def handler(tmp_path):
         program.write_text(HANDLER.format(notes=str(notes), then=then))
         return f"{sys.executable} {program}"
 
-    make.noted = lambda: notes.read_text().splitlines() if notes.exists() else []
+    def noted():
+        return notes.read_text().splitlines() if notes.exists() else []
+
+    make.noted = noted  # type: ignore[attr-defined]
     return make
 
 

@@ -47,4 +47,5 @@ def test_nobody_starts_on_a_compacted_log(compacted):
         compacted.marshal("g", "late").close()
 
     error = fails(start, TopicMisconfigured)
+    assert isinstance(error, TopicMisconfigured)
     assert any("cleanup.policy" in problem for problem in error.problems)

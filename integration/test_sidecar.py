@@ -473,7 +473,7 @@ def test_the_documented_program_works(documented, domain):
         handled.append((record.partition, record.offset))
         assert str(token)
         if len(handled) == RECORDS:
-            scope["consumer"].stop()
+            scope["consumer"].stop()  # type: ignore[attr-defined]
 
     ((name, code),) = PYTHON.items()
     assert name == "sidecar_python"

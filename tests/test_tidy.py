@@ -295,7 +295,7 @@ def check_claims_are_set_by_themselves(source: Source) -> Iterator[Finding]:
             if not isinstance(target, ast.Attribute):
                 continue
             if _dotted(target.value).rpartition(".")[2] == "claim":
-                yield node.lineno, f"{ast.unparse(target)} is set from outside"
+                yield target.lineno, f"{ast.unparse(target)} is set from outside"
 
 
 # --- Words -------------------------------------------------------------------------

@@ -96,11 +96,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     report = yield
     if report.when == "call":
         text = "passed" if report.passed else f"failed: {call.excinfo.value}"
-        item.verdict = text[:2_000]
+        item.verdict = text[:2_000]  # type: ignore[attr-defined]
     if report.skipped or (report.when == "setup" and report.failed):
         name = item.name.removeprefix("test_")
         why = str(call.excinfo.value) if call.excinfo else ""
-        doc = (item.function.__doc__ or name).strip().splitlines()[0]
+        text = item.function.__doc__ or name  # type: ignore[attr-defined]
+        doc = text.strip().splitlines()[0]
         text = f"{'skipped' if report.skipped else 'failed'}: {why}"
         write(name, {"name": name, "title": doc, "verdict": text[:2_000]})
     return report

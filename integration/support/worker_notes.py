@@ -111,13 +111,13 @@ class Noting:
     def __init__(self, path: str, runtime: ModuleType) -> None:
         self._notes = Notes(path)
         self.clock = NotingClock()
-        runtime.SystemClock = lambda: self.clock
+        runtime.SystemClock = lambda: self.clock  # type: ignore[attr-defined]
         opened = runtime.open_coordination_log
 
         def open_log(*args, **settings):
             return NotingLog(opened(*args, **settings), self._notes)
 
-        runtime.open_coordination_log = open_log
+        runtime.open_coordination_log = open_log  # type: ignore[attr-defined]
 
     def handed(self, place: dict, *, first: int, last: int, token: str) -> None:
         """Note a hand-out, and that work on it begins."""

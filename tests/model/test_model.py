@@ -111,7 +111,7 @@ def test_the_table_lists_what_is_planted_in_small_worlds():
     found = {}
     for plant, _, rule in (each.values for each in (*BROKEN_LEASES, *BROKEN_GRANTS)):
         if plant is not None:
-            found[plant.__name__] = rule
+            found[plant.__name__] = rule  # type: ignore[attr-defined]
     rows = variants.listed("broken variants").items()
     assert {name: row[1] for name, row in rows if row[1]} == found
 

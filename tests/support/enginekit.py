@@ -61,7 +61,7 @@ def world(partitions=1, *, records=(10,), h=H, topic="t", **limits):
     cluster = Cluster(
         heartbeat_interval_ms=h, partitions=partitions, policy=fates, limits=limits
     )
-    cluster.fates = fates.now
+    cluster.fates = fates.now  # type: ignore[attr-defined]
     cluster.fill(topic, records)
     return cluster
 

@@ -43,7 +43,7 @@ class FakeWatch:
 
     def watch(self, pid, started, *, on_dead):
         found = FakeWatched(on_dead)
-        found.pid = pid
+        found.pid = pid  # type: ignore[attr-defined]
         found.is_dead = pid in self.dead
         self.watched.append(found)
         return found

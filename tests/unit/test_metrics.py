@@ -558,7 +558,8 @@ def test_many_keys_are_read_in_several_holds(cluster, registry, scrape, monkeypa
     plain = known.Scrape.add
 
     def add(*args, **kwargs):
-        assert not lock._is_owned(), "figures are formatted without the lock"
+        is_owned = lock._is_owned()  # type: ignore[attr-defined]
+        assert not is_owned, "figures are formatted without the lock"
         return plain(*args, **kwargs)
 
     monkeypatch.setattr(known.Scrape, "add", add)

@@ -53,4 +53,4 @@ def test_it_does_not_change():
     with pytest.raises(AttributeError):
         PLAIN.offset = 5
     with pytest.raises(AttributeError):
-        PLAIN.note = "x"
+        PLAIN.note = "x"  # type: ignore[attr-defined]

@@ -37,7 +37,8 @@ P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
 def record(offset=0, *, place=P0, key=b"k", value=b"v"):
-    return PlainRecord(*place, offset, 99, 0, key, value, token=TOKEN)
+    topic, partition = place
+    return PlainRecord(topic, partition, offset, 99, 0, key, value, token=TOKEN)
 
 
 class FakeConsumer:

@@ -51,7 +51,8 @@ class Callers:
 
     def all_wait(self):
         """Whether all but the first wait for another request."""
-        return len(self.flight._changed._waiters) == len(self.threads) - 1
+        waiters = self.flight._changed._waiters  # type: ignore[attr-defined]
+        return len(waiters) == len(self.threads) - 1
 
     def join(self):
         for thread in self.threads:

@@ -278,7 +278,7 @@ def read(*fetches, span, **more):
     reader._reader = Reader(*fetches)
     settings = {"timeout_ms": 0, "with_headers": False} | more
     found = list(reader.read(T0, span, **settings))
-    assert reader._reader.assigned == []
+    assert reader._reader.assigned == []  # type: ignore[attr-defined]
     return found
 
 
@@ -451,4 +451,4 @@ def test_a_process_keeps_one_reader_for_each_connection(monkeypatch):
     again = slices.reader(one, **way)
     monkeypatch.setattr(module.os, "getpid", lambda: -1)
     assert slices.reader(one, **way) is not again, "a child has its own"
-    assert not again.closed
+    assert not again.closed  # type: ignore[attr-defined]

@@ -285,7 +285,9 @@ def test_parts_never_exceed_the_announced_size():
         size_bytes = len(first.data) + len(second.data) + size
         log.append(replace(first, size_bytes=size_bytes))
         assert log.outcome_of(replace(second, size_bytes=size_bytes)) == outcome
-        assert len(log.state.staging.parts) == (1 if outcome == "reset_damaged" else 2)
+        staging = log.state.staging
+        assert staging is not None
+        assert len(staging.parts) == (1 if outcome == "reset_damaged" else 2)
 
 
 def as_one(log, value, expected_digest, **change):

@@ -26,10 +26,10 @@ from kafka_marshal.testing.node import Recorder
 def sidecar(monkeypatch):
     """A sidecar that every ``Marshal`` of the test reaches, over a data topic ``t``."""
     sidecar = FakeSidecar()
-    sidecar.settings = []
+    sidecar.settings = []  # type: ignore[attr-defined]
 
     def open_data(settings):
-        sidecar.settings.append(settings)
+        sidecar.settings.append(settings)  # type: ignore[attr-defined]
         return world(records=(10,)).kafka.data_log()
 
     plain = partial(Connection.open, transport=sidecar)

@@ -38,7 +38,7 @@ def answering(tmp_path):
         threads[-1].start()
         return path
 
-    start.asked = asked
+    start.asked = asked  # type: ignore[attr-defined]
     yield start
     for each in threads:
         each.join(30)

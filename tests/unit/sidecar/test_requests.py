@@ -396,7 +396,8 @@ def test_only_members_of_the_socket_group_are_admitted(tmp_path):
     )
 
     def run(*groups):
-        command = [sys.executable, "-c", program, str(served.path), *groups]
+        path = str(served.path)  # type: ignore[attr-defined]
+        command = [sys.executable, "-c", program, path, *groups]
         return subprocess.run(
             command, capture_output=True, text=True, timeout=180, check=False
         )

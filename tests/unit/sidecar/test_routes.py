@@ -58,7 +58,7 @@ def test_all_routes_are_described_and_no_others():
     app = App(AppContext(health=None))
     served = {
         (method, place.path)
-        for place in app._asgi.routes
+        for place in app._asgi.routes  # type: ignore[attr-defined]
         if isinstance(place, Place)
         for method in place.methods
     }

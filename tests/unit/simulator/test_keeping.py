@@ -68,7 +68,9 @@ def test_a_shelf_has_the_requested_states():
     shelf, scene = Shelf(), Scene("keep")
     scene.run()
     scene.keeping.keep(scene.app.node)
-    shelf.states = scene.keeping.sources(scene.app.node.owner.client_id)[0].states
+    kept = scene.keeping.sources(scene.app.node.owner.client_id)[0]
+    assert isinstance(kept, Shelf)
+    shelf.states = kept.states
     found = shelf.find({0: LogRange(0, 9), 99: LogRange(0, 9)}, log=None, timeout_ms=1)
     assert found == {0: shelf.states[0]}
 

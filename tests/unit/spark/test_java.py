@@ -124,7 +124,9 @@ def as_pem(certificate):
 def keystore(own, tmp_path):
     hidden = serialization.BestAvailableEncryption(HUSH.encode())
     path = tmp_path / "own.p12"
-    path.write_bytes(pkcs12.serialize_key_and_certificates(b"me", *own, None, hidden))
+    key, certificate = own
+    data = pkcs12.serialize_key_and_certificates(b"me", key, certificate, None, hidden)
+    path.write_bytes(data)
     return str(path)
 
 

@@ -241,7 +241,7 @@ def reader(monkeypatch):
 
     def read(**more):
         reader = MarshalStreamReader(parse(STREAM | more), None)
-        reader.made = made
+        reader.made = made  # type: ignore[attr-defined]
         return reader
 
     return read

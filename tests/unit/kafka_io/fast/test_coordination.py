@@ -93,7 +93,7 @@ def outlet(client):
     made = fast_outlets(NOBODY)(writer_timeouts(2_000), 1_000)
     yield made
     made.end().join(timeout=30)
-    made.collector.join(timeout=30)
+    made.collector.join(timeout=30)  # type: ignore[attr-defined]
     assert client.handle is None
 
 

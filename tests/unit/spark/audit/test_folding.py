@@ -207,7 +207,8 @@ class FakeLog:
         found = self.polls.pop(0) if self.polls else []
         if isinstance(found, Exception):
             raise found
-        folding.SystemClock().advance(timeout_ms if not found else 0)
+        clock = folding.SystemClock()  # replaced by a virtual one
+        clock.advance(timeout_ms if not found else 0)  # type: ignore[attr-defined]
         if found:
             self.at = found[-1].offset + 1
         return [(2, entry) for entry in found]

@@ -720,7 +720,7 @@ def append(log):
         log.append(made)
         return list(apply_pause(pauses, log.state, record=made, at=AT))
 
-    run.pauses = pauses
+    run.pauses = pauses  # type: ignore[attr-defined]
     return run
 
 
