@@ -20,11 +20,32 @@ def test_commands_options_defaults_and_environment_are_listed():
     text = reference()
     assert "### `marshal groups pause GROUP --for DURATION`" in text
     assert "### `marshal groups release" not in text  # an alias, hidden
-    delivery = "| `--delivery` `alo\\|amo` | At least once, or at most once."
-    assert f"{delivery} Default: `alo`. |" in text
+    delivery = "- `--delivery` `alo|amo`: At least once, or at most once."
+    assert f"{delivery} Default: `alo`.\n" in text
     assert "Environment: `MARSHAL_BOOTSTRAP_SERVER`." in text
     assert "| 6 | the coordination topic was formatted for another cluster |" in text
     assert "--debug" not in text
+
+
+def section(command):
+    return reference().partition(f"### `marshal {command}`\n")[2].partition("\n#")[0]
+
+
+def test_shared_options_are_listed_once():
+    text = reference()
+    assert text.count("- `--transport` ") == text.count("- `--config` ") == 1
+    assert "\nAlso: all shared options.\n" in section("doctor")
+    tail = section("log tail")
+    assert "\nAlso: all shared options except `--timeout`, `--output`.\n" in tail
+    assert "- `--timeout` `MS`: Follow" in tail
+    assert "\nAlso: `--config`.\n" in section("config path")
+
+
+def test_options_of_another_command_are_referred_to():
+    text = section("config show")
+    assert "As for `marshal sidecar run`: `--socket`," in text
+    assert "- `--socket`" not in text
+    assert "- `--socket` `PATH`: Unix socket" in section("sidecar run")
 
 
 def helps(command):

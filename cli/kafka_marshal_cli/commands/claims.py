@@ -33,7 +33,7 @@ def list_claims(
 ) -> None:
     """List every claim with its owner, age, position, lag, token and reason.
 
-    LOG-END-OFFSET and LAG are looked up in the cluster, `-` where they are unknown.
+    LOG-END-OFFSET and LAG come from the cluster, `-` where they are unknown.
     """
     world = call.formatted_world()
     rows = call.with_lag(presenters.claim_rows(world, group_id=group, topic=topic))

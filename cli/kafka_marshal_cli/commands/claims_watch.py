@@ -338,12 +338,11 @@ def watch(
 ) -> None:
     """Show claims live: a table on a terminal, else a line for each change.
 
-    The table has estimated ages (AGE NOW), as `claims list` does, and looks up log
-    ends every 5 s. Lines begin with the claims that are held (`-o jsonl`: kind
-    `claims`), then follow the changes (kind `change`): claimed, resumed, released,
-    lost (taken over from an owner that did not release), paused, unpaused, with the
-    offset and time of the entry that made the change. The command waits for brokers
-    that do not answer. Ctrl-C ends it with 130, SIGTERM with 0.
+    The table looks up log ends every 5 s. Lines begin with the held claims (`-o jsonl`:
+    kind `claims`), then follow the changes (kind `change`): claimed, resumed, released,
+    lost (taken over from an owner that did not release), paused, unpaused, with offset
+    and time of the entry. The command waits for brokers that do not answer. Ctrl-C ends
+    it with 130, SIGTERM with 0.
     """
     idle_ms = None if timeout is None else parsing.duration_ms("--timeout", timeout)
     open_ms = parsing.duration_ms("--open-timeout", open_timeout)

@@ -55,9 +55,8 @@ def forget(
     """Remove the identity directory of a client that will not come back.
 
     The directory has the secrets with which a restarted client resumes its claims.
-    Nothing is written to the log, which drops members by itself; the claims of a
-    client that is gone become stale two heartbeat intervals after its last heartbeat.
-    Refused while the client runs on this host.
+    Nothing is written to the log; claims of a client that is gone become stale by
+    themselves. Refused while the client runs on this host.
     """
     for setting, name in (("GROUP", group), ("CLIENT", client)):
         if not is_identifier(name):

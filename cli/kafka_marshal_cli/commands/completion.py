@@ -38,9 +38,9 @@ def show(
     """Print the completion script of a shell.
 
     For this session: `source <(marshal completion show bash)`, likewise for zsh, or
-    `marshal completion show fish | source`. `marshal --install-completion` installs
-    it permanently if it can detect the shell. Names of groups, topics and clients come
-    from a cache that other commands fill; no broker is asked.
+    `marshal completion show fish | source`. `marshal --install-completion` installs it
+    permanently. Names of groups, topics and clients come from a cache that other
+    commands fill.
     """
     del call
     script = get_completion_script(

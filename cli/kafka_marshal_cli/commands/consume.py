@@ -64,19 +64,17 @@ HELP = """\
 Consume topics in a group and print one JSON object for each record.
 
 Fields: topic, partition, offset, token, timestamp (of the record, epoch ms),
-handed_out_ms (when it was handed out), key and value as text, or key_base64
-and value_base64 if they are not UTF-8. A record is committed after its line
-was flushed. SIGTERM and SIGINT stop it in order: it finishes uncommitted
-records, writes positions and releases claims. At the end it reports how many
-records it consumed and which partitions it released.
+handed_out_ms, key and value as text, or key_base64 and value_base64 if they
+are not UTF-8. A record is committed after its line was flushed. SIGTERM and
+SIGINT stop it in order: it finishes uncommitted records, writes positions and
+releases claims.
 
-With --exec it runs a process for each record and prints nothing. The
-environment of the process has MARSHAL_TOPIC, MARSHAL_PARTITION,
-MARSHAL_OFFSET (also LAST_OFFSET and COUNT), MARSHAL_KEY, MARSHAL_TOKEN,
-MARSHAL_TIMESTAMP_MS, MARSHAL_ATTEMPT and MARSHAL_GROUP. The process and all
-that it started are terminated (TERM, then KILL) when the claim is lost, when
-the timeout is over, and when the command is stopped; records that were not
-processed stay uncommitted.
+With --exec it runs a process for each record and prints nothing. The process
+has MARSHAL_TOPIC, MARSHAL_PARTITION, MARSHAL_OFFSET (also LAST_OFFSET and
+COUNT), MARSHAL_KEY, MARSHAL_TOKEN, MARSHAL_TIMESTAMP_MS, MARSHAL_ATTEMPT and
+MARSHAL_GROUP in its environment. It is terminated with all that it started
+(TERM, then KILL) when the claim is lost, the timeout is over, or the command
+is stopped; records that were not processed stay uncommitted.
 """
 # The callbacks of the consumer report claims won and lost.
 _REPORTED_ELSEWHERE = frozenset({"claimed", "claim_ended", "ready", "session_failed"})
@@ -299,8 +297,7 @@ FromBeginning = Annotated[
 IsolationOption = Annotated[
     Isolation,
     typer.Option(
-        help="Whether records of open and aborted transactions are read, or only "
-        "committed ones."
+        help="Whether to read all records, or only those of committed transactions."
     ),
 ]
 ExpectedInterval = Annotated[

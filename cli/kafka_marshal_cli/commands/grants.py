@@ -34,16 +34,13 @@ def losses(
 ) -> None:
     """List the offsets that were granted at most once and never processed.
 
-    LOST are offsets of claims that ended (taken over from a dead or frozen owner,
-    resumed by a restarted owner, released with unused offsets) or whose owner has been
-    silent for more than two heartbeat intervals. AT RISK are the offsets that a crash
-    of the owners would lose now. An owner records its progress when it asks for
-    grants, sends a heartbeat or releases, so after a crash the list has the batch in
-    progress and the batches processed since the last of these records. MARK is the
-    recorded progress; `-` if there is none, so that every granted offset is listed.
-    Both ends of a range are inclusive; offsets without a record are counted. If
-    retention has deleted the start of the log, the list begins at the first checkpoint
-    that remains.
+    LOST are offsets of claims that ended, or whose owner has been silent for more than
+    two heartbeat intervals. AT RISK are the offsets that a crash of the owners would
+    lose now. MARK is the progress that the owner recorded with its last request,
+    heartbeat or release; without it (`-`) every granted offset is listed. So after a
+    crash the list may also have offsets that were processed since. Both ends of a range
+    are inclusive; offsets without a record are counted. If retention has deleted the
+    start of the log, the list begins at the first remaining checkpoint.
     """
     time_ms = None
     if at is not None:

@@ -42,11 +42,10 @@ def list_groups(call: Call) -> None:
 def describe(call: Call, group: Group) -> None:
     """Show a group's pause, members and claims.
 
-    AGE is by log time, which stands still while nothing is appended; AGE NOW
-    adds the time since. A member is active, leaving, left, fenced (silent for more
-    than two heartbeat intervals) or unregistered (it owns claims without having
-    announced itself).
-    LOG-END-OFFSET and LAG are looked up in the cluster, `-` where they are unknown.
+    AGE is by log time, which advances with appends only; AGE NOW adds the time since.
+    A member is active, leaving, left, fenced (silent for more than two heartbeat
+    intervals) or unregistered (it owns claims, and has not announced itself).
+    LOG-END-OFFSET and LAG come from the cluster, `-` where they are unknown.
     """
     world = call.formatted_world()
     pauses = presenters.pause_rows(world, group_id=group)

@@ -197,11 +197,10 @@ def verify(
 ) -> None:
     """Fold the log twice and check the invariants of the protocol.
 
-    The second fold uses chunks of another size and restores a snapshot at a random
-    offset; checkpoints in the log are compared with the folded state. If retention has
-    deleted the start of a partition, its fold begins at the first checkpoint that
-    remains. Ends with 70 if an invariant is broken, with 1 if only a snapshot file
-    differs or a partition cannot be verified.
+    Also compares checkpoints in the log with the folded state. If retention has deleted
+    the start of a partition, its fold begins at the first remaining checkpoint. Ends
+    with 70 if an invariant is broken, with 1 if only a snapshot file differs or a
+    partition cannot be verified.
     """
     sections = [] if snapshot is None else log_states.snapshots_of(snapshot)
     kept = {section.state.partition: section.state for section in sections}

@@ -371,8 +371,7 @@ def tail(
     A line has the coordinating partition and offset, the time of the append, the
     record, and after an arrow what it did, or why it had no effect. `-o jsonl` writes
     the text form that `marshal log replay` reads. The log is read from its start, or
-    from an earlier state that this host has stored: the effect of an entry depends on
-    the state before it. Ctrl-C ends it with 130, SIGTERM with 0.
+    from a state that this host has kept. Ctrl-C ends it with 130, SIGTERM with 0.
     """
     idle_ms = None if timeout is None else parsing.duration_ms("--timeout", timeout)
     open_ms = parsing.duration_ms("--open-timeout", open_timeout)

@@ -155,13 +155,8 @@ def audit(
 ) -> None:
     """Fold the coordination log on Spark, and write what happened as Parquet tables.
 
-    One task folds one coordinating partition, with the fold that members use: owners
-    of keys over time, claims won and lost, handoffs with their gaps, grants, pauses,
-    records without effect and why, positions, heartbeat ages, and the end state with
-    its digest. docs/AUDIT.md lists the tables.
-
-    With --follow, Ctrl-C ends it with 130; SIGTERM ends it in order, and the answer
-    is that of all runs.
+    docs/AUDIT.md lists the tables. With --follow, Ctrl-C ends it with 130; SIGTERM
+    ends it in order, with the answer of all runs.
     """
     from kafka_marshal.spark import audit as jobs
 
