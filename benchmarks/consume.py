@@ -43,7 +43,7 @@ from support import (
 
 from kafka_marshal import Admin, Batch, Consumer, Delivery, Marshal
 from kafka_marshal.admin import Format
-from kafka_marshal.engine.dispatcher import ConsumerOptions
+from kafka_marshal.config import ConsumerConfig
 from kafka_marshal.testing.broker import EmbeddedBroker
 from kafka_marshal.testing.producing import create_topic
 from kafka_marshal.testing.slowlink import SlowLink
@@ -301,8 +301,8 @@ def held_ours(
     It waits for nothing and asks for nothing, but holds as many records as are fetched
     ahead of their grants.
     """
-    options = ConsumerOptions()
-    most = max(options.max_fetched, size * options.max_granted_batches)
+    config = ConsumerConfig(topics=(topic,))
+    most = max(config.max_fetched, size * config.max_granted_batches)
     settings = {"max_poll_records": size, "max_uncommitted": 2 * most}
     held: deque[Batch] = deque()
     count = 0

@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 from support import arguments, at_most, document, figure, show_progress, write_document
 
+from kafka_marshal.config import ConsumerConfig
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.codec import decode
 from kafka_marshal.protocol.records import ClaimingPartition
@@ -81,7 +82,9 @@ class Fleet:
         self.cluster.kafka.create_topic("t", partitions)
         self.partitions = partitions
         self.watch = Stopwatch()
-        wish = Wish(topics=("t",))
+        wish = Wish(
+            ConsumerConfig(topics=("t",), max_handling_ms=0, release_behind=False)
+        )
         self.nodes = [
             self.cluster.node(f"m{number:03}", wish=wish) for number in range(members)
         ]

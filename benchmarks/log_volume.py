@@ -26,6 +26,7 @@ from support import (
 
 from kafka_marshal import Admin
 from kafka_marshal.admin import Format
+from kafka_marshal.config import ConsumerConfig
 from kafka_marshal.engine import Holding
 from kafka_marshal.engine.heartbeats import Heartbeater
 from kafka_marshal.kafka_io import ConnectionSettings
@@ -106,7 +107,13 @@ def hour(
     cluster = Cluster(heartbeat_interval_ms=heartbeat_interval_ms, partitions=K)
     cluster.kafka.create_topic(TOPIC, held)
     with beats_one_by_one(is_batched=is_batched):
-        node = cluster.node("worker-0001", group_id=GROUP, wish=Wish(topics=(TOPIC,)))
+        node = cluster.node(
+            "worker-0001",
+            group_id=GROUP,
+            wish=Wish(
+                ConsumerConfig(topics=(TOPIC,), max_handling_ms=0, release_behind=False)
+            ),
+        )
         patience_ms = 4 * heartbeat_interval_ms
         cluster.run_until(lambda: len(node.held) == held, patience_ms, step_ms=STEP_MS)
         for holding in node.session.holdings.values():

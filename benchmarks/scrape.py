@@ -13,6 +13,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, generate_latest
 from support import alternate, arguments, document, figure, ratios, write_document
 
+from kafka_marshal.config import ConsumerConfig
 from kafka_marshal.metrics import MarshalCollector
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.testing.node import Cluster, Node, Wish
@@ -66,7 +67,12 @@ def holding(partitions: int) -> tuple[Cluster, Node]:
     """Return a node that holds every partition of a topic."""
     cluster = Cluster(heartbeat_interval_ms=H_MS, partitions=8)
     cluster.fill("t", [0] * partitions)
-    node = cluster.node("a", wish=Wish(topics=("t",)))
+    node = cluster.node(
+        "a",
+        wish=Wish(
+            ConsumerConfig(topics=("t",), max_handling_ms=0, release_behind=False)
+        ),
+    )
     cluster.run_until(lambda: len(node.held) == partitions, CLAIM_MS_MAX, step_ms=1_000)
     return cluster, node
 

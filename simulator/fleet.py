@@ -9,8 +9,7 @@ from functools import partial
 
 import attrs
 
-from kafka_marshal.engine import Delivery
-from kafka_marshal.engine.dispatcher import ConsumerOptions
+from kafka_marshal.config import Callbacks, ConsumerConfig, Delivery
 from kafka_marshal.errors import (
     ClaimLost,
     LogTruncated,
@@ -89,23 +88,23 @@ class Fleet:
         self._ids = chance(world.plan.seed, "ids")
         plan = world.plan
         self._wish = Wish(
-            topics=(TOPIC,),
-            delivery=plan.delivery,
-            policy=plan.policy,
-            options=ConsumerOptions(
+            ConsumerConfig(
+                topics=(TOPIC,),
+                delivery=plan.delivery,
+                policy=plan.policy,
                 max_poll_records=plan.poll_max,
                 max_granted_batches=plan.depth_max,
-                on_lost=lambda _tp, _end: None,
+                max_handling_ms=None if plan.gives_up_slow else 0,
+                release_behind=plan.gives_up_slow,
             ),
-            max_handling_ms=None if plan.gives_up_slow else 0,
-            releases_behind=plan.gives_up_slow,
+            Callbacks(on_lost=lambda _tp, _end: None),
         )
         self._is_amo = plan.delivery is Delivery.AT_MOST_ONCE
 
     @property
     def refresh_ms(self) -> int:
         """How often processes look at the topics, where nothing hurries them."""
-        return self._wish.refresh_ms
+        return self._wish.config.metadata_refresh_ms
 
     # --- coming and going
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from kafka_marshal.engine import Delivery
+from kafka_marshal.config import Delivery
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.testing.node import COORDINATION_TOPIC

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 import attrs
 import msgspec
 
-from kafka_marshal.engine import Delivery
+from kafka_marshal.config import Delivery
 from kafka_marshal.protocol.log_judge import Finding
 from kafka_marshal.protocol.types import Key, Token
 

@@ -11,7 +11,7 @@ from functools import partial
 
 import attrs
 
-from kafka_marshal.engine import Delivery
+from kafka_marshal.config import Delivery
 
 MINUTE_MS = 60_000
 PRESENT = 0.5

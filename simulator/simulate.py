@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from random import Random
 
-from kafka_marshal.engine import Delivery
+from kafka_marshal.config import Delivery
 from kafka_marshal.gc_pause import uncollected
 from simulator.build import build
 from simulator.checkers import Violation

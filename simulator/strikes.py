@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from kafka_marshal.engine import Delivery
+from kafka_marshal.config import Delivery
 from kafka_marshal.protocol.codec import Undecodable, decode, encode
 from kafka_marshal.protocol.records import (
     ClaimingMessages,

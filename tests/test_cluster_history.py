@@ -6,7 +6,7 @@ import pytest
 from cluster_history import LATE_MS, ClusterHistory, Sender, as_figures, judge
 from logkit import KEY, LOG_APPEND_TIME, START_MS, H, beat, claim, config, messages
 
-from kafka_marshal.engine import Delivery
+from kafka_marshal.config import Delivery
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.types import LogEntry
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import attrs
 
 from kafka_marshal.clock import NS_PER_MS
-from kafka_marshal.engine import Delivery
+from kafka_marshal.config import Delivery
 from kafka_marshal.errors import CoordinationError
 from kafka_marshal.protocol.codec import decode
 from kafka_marshal.protocol.rationalizer import apply

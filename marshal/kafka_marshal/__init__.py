@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from kafka_marshal.batches import Batch, CommitToken
     from kafka_marshal.claims import HeldClaim
     from kafka_marshal.client import Marshal
+    from kafka_marshal.config import Delivery
     from kafka_marshal.consumer import Consumer
-    from kafka_marshal.engine import Delivery
     from kafka_marshal.errors import (
         ClaimError,
         ClaimLost,
@@ -51,7 +51,7 @@ _HOMES = {
     "HeldClaim": "kafka_marshal.claims",
     "Marshal": "kafka_marshal.client",
     "Consumer": "kafka_marshal.consumer",
-    "Delivery": "kafka_marshal.engine",
+    "Delivery": "kafka_marshal.config",
     "ClaimError": "kafka_marshal.errors",
     "ClaimLost": "kafka_marshal.errors",
     "ClaimRejected": "kafka_marshal.errors",

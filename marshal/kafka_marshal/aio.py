@@ -121,7 +121,7 @@ class AsyncConsumer:
         self, max_records: int | None
     ) -> dict[TopicPartition, list[Record]]:
         consumer = await self._opened()
-        timeout_ms = consumer.options.consumer_timeout_ms
+        timeout_ms = consumer.config.consumer_timeout_ms
         return await self._hand_out(
             max_records, timeout_ms=timeout_ms, partitions_max=1
         )

@@ -19,7 +19,6 @@ from kafka_marshal.ports import Observer
 from kafka_marshal.protocol.claiming import Claimant, PreviousLife
 from kafka_marshal.protocol.text import world_to_object
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
-from kafka_marshal.remote.api import SubscriptionSpec
 
 MIRROR_CLOSE_MS_MAX = 1_000
 WAIT_SLICE_MS = 50
@@ -48,15 +47,8 @@ class ClaimBackend(Protocol):
         """The client library that reads the data."""
         ...
 
-    def subscribe(
-        self, subscription: Subscription, wants: Callable[[], SubscriptionSpec]
-    ) -> None:
-        """Subscribe a consumer.
-
-        Args:
-            subscription: Its subscription.
-            wants: Returns the same in a form for another process.
-        """
+    def subscribe(self, subscription: Subscription) -> None:
+        """Subscribe a consumer."""
         ...
 
     def want(self, key: Key) -> Holding:
@@ -92,7 +84,7 @@ class ClaimBackend(Protocol):
         ...
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Terms:
     """Options of a client with its own engine.
 
@@ -228,11 +220,8 @@ class LocalBackend:
         """The transport in use."""
         return self._runtime.transport
 
-    def subscribe(
-        self, subscription: Subscription, wants: Callable[[], SubscriptionSpec]
-    ) -> None:
+    def subscribe(self, subscription: Subscription) -> None:
         """Subscribe a consumer, at once."""
-        del wants
         with self.engine.changed:
             self._session.subscribe(subscription)
             self.engine.act(self._session)

@@ -8,17 +8,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import attrs
-
 from kafka_marshal.backend import ClaimBackend, LocalBackend, Terms
 from kafka_marshal.claims import HeldClaim
 from kafka_marshal.closing import Closing
+from kafka_marshal.config import (
+    MAX_POLL_RECORDS,
+    Callbacks,
+    ConsumerConfig,
+    Delivery,
+    OnClaimed,
+    OnLost,
+    OnTopics,
+)
 from kafka_marshal.consumer import Consumer
-from kafka_marshal.engine import Delivery, Subscription
+from kafka_marshal.engine import Subscription
 from kafka_marshal.engine.checkpointing import INTERVAL_MS_DEFAULT, checked_interval_ms
-from kafka_marshal.engine.dispatcher import ConsumerOptions, OnClaimed, OnLost
 from kafka_marshal.engine.interfaces import ClaimEngine, ClaimSession
-from kafka_marshal.engine.topics import OnTopics
 from kafka_marshal.errors import (
     ConfigurationError,
     InvalidTransition,
@@ -32,7 +37,7 @@ from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.ranges import RangeConsumer
 from kafka_marshal.remote.connect import ConnectOptions, open_backend
-from kafka_marshal.subscribing import Settings
+from kafka_marshal.subscribing import new_subscription
 
 OPEN_MS_MAX = 30_000
 CLOSE_MS_MAX = 10_000
@@ -127,16 +132,16 @@ class Marshal(Closing):
             _require_none("sidecar_token_file", sidecar_token_file)
             _require_none("sidecar_instance", sidecar_instance)
             terms = Terms(
-                group_id,
-                client_id,
-                heartbeat_interval_ms,
-                state_dir,
-                check_topic,
-                mirror_offsets,
-                checked_interval_ms(
+                group_id=group_id,
+                client_id=client_id,
+                heartbeat_interval_ms=heartbeat_interval_ms,
+                state_dir=state_dir,
+                check_topic=check_topic,
+                mirror_offsets=mirror_offsets,
+                checkpoint_interval_ms=checked_interval_ms(
                     checkpoint_interval_ms, setting="checkpoint_interval_ms"
                 ),
-                timeout_ms,
+                timeout_ms=timeout_ms,
             )
             servers = SERVERS if bootstrap_servers is None else bootstrap_servers
             settings = connect(servers, coordination_topic or COORDINATION_TOPIC)
@@ -215,7 +220,7 @@ class Marshal(Closing):
         claims_max: int = 0,
         auto_offset_reset: str = "earliest",
         isolation_level: str = READ_UNCOMMITTED,
-        max_poll_records: int = 500,
+        max_poll_records: int = MAX_POLL_RECORDS,
         max_granted_batches: int = DEPTH_MAX_DEFAULT,
         max_uncommitted: int = 10_000,
         max_fetched: int = 5_000,
@@ -231,47 +236,55 @@ class Marshal(Closing):
         """Return a consumer of some topics; it contends for partitions at once.
 
         The settings are described in docs/reference.md, and as attributes of
-        ``kafka_marshal.subscribing.Settings`` and ``ConsumerOptions``.
+        ``kafka_marshal.config.ConsumerConfig``.
 
         Raises:
             ConfigurationError: A setting is invalid.
             LogUnreadable: A topic does not exist.
             InvalidTransition: This client consumes one of the topics already.
         """
-        options = ConsumerOptions(
+        config = ConsumerConfig(
+            topics=topics,
+            pattern=pattern,
+            delivery=delivery,
+            policy=policy,
+            claims_max=claims_max,
+            auto_offset_reset=auto_offset_reset,
+            isolation_level=isolation_level,
             max_poll_records=max_poll_records,
             max_granted_batches=max_granted_batches,
             max_uncommitted=max_uncommitted,
             max_fetched=max_fetched,
+            max_handling_ms=max_handling_ms,
+            release_behind=release_behind,
             consumer_timeout_ms=consumer_timeout_ms,
-            on_claimed=on_claimed,
-            on_lost=on_lost,
-            on_topics=on_topics,
+            metadata_refresh_ms=metadata_refresh_ms,
         )
-        settings = Settings(
-            topics,
-            pattern,
-            delivery,
-            policy,
-            claims_max,
-            auto_offset_reset,
-            metadata_refresh_ms,
-            max_handling_ms,
-            release_behind,
-            on_topics is not None,
-            isolation_level,
+        callbacks = Callbacks(
+            on_claimed=on_claimed, on_lost=on_lost, on_topics=on_topics
         )
-        self._require_open()
-        subscription = self._subscription(settings, timeout_ms)
-        self._backend.subscribe(subscription, settings.wants)
+        return self.open_consumer(config, callbacks, timeout_ms=timeout_ms)
+
+    def open_consumer(
+        self,
+        config: ConsumerConfig,
+        callbacks: Callbacks | None = None,
+        *,
+        timeout_ms: int = OPEN_MS_MAX,
+    ) -> Consumer:
+        """Return a consumer with these settings; see ``consumer``."""
+        callbacks = callbacks or Callbacks()
+        subscription = self._new_subscription(config, timeout_ms)
+        callbacks.require_fit(counts_topics=subscription.counts_topics)
+        self._backend.subscribe(subscription)
         consumer = Consumer(
             self.engine,
             self.session,
             subscription=subscription,
             reader=self.engine.context.ports.data.reader(
-                isolation_level=isolation_level
+                isolation_level=config.isolation_level
             ),
-            options=options,
+            callbacks=callbacks,
         )
         self._keep(consumer)
         return consumer
@@ -315,24 +328,27 @@ class Marshal(Closing):
             LogUnreadable: A topic does not exist.
             InvalidTransition: This client consumes one of the topics already.
         """
-        self._require_open()
-        settings = Settings(
-            topics,
-            pattern,
-            delivery,
-            policy,
-            claims_max,
-            auto_offset_reset,
-            metadata_refresh_ms,
-            max_handling_ms,
-            release_behind=False,
-            has_on_topics=False,
+        config = ConsumerConfig(
+            topics=topics,
+            pattern=pattern,
+            delivery=delivery,
+            policy=policy,
+            claims_max=claims_max,
+            auto_offset_reset=auto_offset_reset,
+            starts=dict(starts or {}),
             isolation_level=isolation_level,
+            max_handling_ms=max_handling_ms,
+            release_behind=False,
+            metadata_refresh_ms=metadata_refresh_ms,
         )
-        subscription = self._subscription(settings, timeout_ms)
-        rule = attrs.evolve(subscription.start_rule, offsets=dict(starts or {}))
-        subscription.start_rule = rule
-        self._backend.subscribe(subscription, partial(settings.wants, starts=starts))
+        return self.open_ranges(config, timeout_ms=timeout_ms)
+
+    def open_ranges(
+        self, config: ConsumerConfig, *, timeout_ms: int = OPEN_MS_MAX
+    ) -> RangeConsumer:
+        """Hold partitions with these settings; see ``ranges``."""
+        subscription = self._new_subscription(config, timeout_ms)
+        self._backend.subscribe(subscription)
         ranges = RangeConsumer(
             self.engine,
             self.session,
@@ -342,10 +358,14 @@ class Marshal(Closing):
         self._keep(ranges)
         return ranges
 
-    def _subscription(self, settings: Settings, timeout_ms: int) -> Subscription:
-        return settings.subscription(
-            self.group_id,
+    def _new_subscription(
+        self, config: ConsumerConfig, timeout_ms: int
+    ) -> Subscription:
+        self._require_open()
+        return new_subscription(
+            config,
             self.engine.context.ports.data,
+            group_id=self.group_id,
             coordination_topic=self.coordination_topic,
             timeout_ms=timeout_ms,
         )

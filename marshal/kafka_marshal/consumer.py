@@ -12,10 +12,10 @@ from typing import cast
 
 from kafka_marshal.batches import Batch, Committable, CommitToken, runs_of
 from kafka_marshal.closing import Closing
+from kafka_marshal.config import Callbacks, ConsumerConfig
 from kafka_marshal.engine import Subscription
 from kafka_marshal.engine.dispatcher import (
     FETCH_SLICE_MS,
-    ConsumerOptions,
     Dispatcher,
     lost_claim,
 )
@@ -69,20 +69,20 @@ class Consumer(Closing):
         *,
         subscription: Subscription,
         reader: DataReader,
-        options: ConsumerOptions,
+        callbacks: Callbacks,
     ) -> None:
         self._engine = engine
         self._session = session
         self._subscription = subscription
         self._reader = reader
-        self._options = options
+        self._config = subscription.config
         self._clock = engine.context.ports.clock
         self._hands = Dispatcher(
             engine,
             session,
             subscription=subscription,
             reader=reader,
-            options=options,
+            callbacks=callbacks,
         )
         self._places = self._hands.places
         # The same dict: plain tuples are equal to TopicPartition, and cheaper to make.
@@ -125,7 +125,7 @@ class Consumer(Closing):
             IdentityConflict: Another live process uses this client_id.
             CoordinationError: The engine failed for good.
         """
-        most = max_records or self._options.max_poll_records
+        most = max_records or self._config.max_poll_records
         if most == 1 and (record := self.next_fetched()) is not None:
             return {TopicPartition(record.topic, record.partition): [record]}
         return self._poll(timeout_ms, most)
@@ -171,7 +171,7 @@ class Consumer(Closing):
         """
         self._hands.take_back()
         self._sync()
-        most = max_records or self._options.max_poll_records
+        most = max_records or self._config.max_poll_records
         return self._hands.hand_out(most, partitions_max=partitions_max)
 
     def prefetch(self, timeout_ms: int) -> None:
@@ -228,7 +228,7 @@ class Consumer(Closing):
 
         A batch is handed out when the iterator advances to it, not before.
         """
-        most = max_records or self._options.max_poll_records
+        most = max_records or self._config.max_poll_records
         for partition, records in self._forever(most):
             yield self.batch_of(partition, records)
 
@@ -244,7 +244,7 @@ class Consumer(Closing):
         )
 
     def _forever(self, most: int) -> Iterator[tuple[TopicPartition, list[Record]]]:
-        timeout_ms = self._options.consumer_timeout_ms
+        timeout_ms = self._config.consumer_timeout_ms
         since_ms = self._clock.now_ms()
         while not self.is_finished:
             handed = self._poll(FETCH_SLICE_MS, most, partitions_max=1)
@@ -400,7 +400,7 @@ class Consumer(Closing):
             if (position := self.committed(partition)) is not None
         }
         data = self._engine.context.ports.data
-        level = self._subscription.start_rule.isolation_level
+        level = self._config.isolation_level
         places = list(positions)
         ranges = data.ranges(places, timeout_ms, isolation_level=level)
         return {
@@ -430,9 +430,9 @@ class Consumer(Closing):
     # --- ending
 
     @property
-    def options(self) -> ConsumerOptions:
-        """The options of this consumer."""
-        return self._options
+    def config(self) -> ConsumerConfig:
+        """The settings of this consumer."""
+        return self._config
 
     def abandon(self) -> None:
         """Mark the uncommitted records as not processed, for good.

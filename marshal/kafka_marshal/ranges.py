@@ -11,7 +11,7 @@ from collections.abc import Callable
 import attrs
 
 from kafka_marshal.closing import Closing
-from kafka_marshal.engine import Delivery, Holding, Subscription
+from kafka_marshal.engine import Holding, Subscription
 from kafka_marshal.engine.interfaces import ClaimEngine, ClaimSession
 from kafka_marshal.engine.replica import LastClaim
 from kafka_marshal.engine.waits import await_left, await_news
@@ -344,7 +344,7 @@ class RangeConsumer(Closing):
         assert claim.epoch is not None
         progress = holding.progress
         position = progress.position if isinstance(progress, AtLeastOnce) else None
-        if self._subscription.delivery is Delivery.AT_MOST_ONCE:
+        if self._subscription.config.is_at_most_once:
             position = self._granted_up_to(holding.key, claim.start_position)
         return HeldRange(
             claim.token,

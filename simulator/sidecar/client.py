@@ -12,7 +12,7 @@ import attrs
 import msgspec
 
 from kafka_marshal.consumer import Consumer
-from kafka_marshal.engine import Holding, StartRule, Subscription
+from kafka_marshal.engine import Holding, Subscription
 from kafka_marshal.engine.grant_requests import Ticket
 from kafka_marshal.errors import (
     ClaimLost,
@@ -291,37 +291,25 @@ class Hosted:
         )
 
     def _consume(self, wish: Wish, cluster: Cluster) -> None:
+        config = wish.config
         infos = {
             topic: TopicInfo(len(cluster.kafka.topic(topic).partitions), None)
-            for topic in wish.topics
+            for topic in config.topics
         }
         subscription = Subscription(
-            GROUP,
-            infos,
-            find_policy(wish.policy),
-            wish.delivery,
-            StartRule(
-                offset_reset=wish.offset_reset, isolation_level=wish.isolation_level
-            ),
-            wish.claims_max,
-            max_handling_ms=wish.max_handling_ms,
+            group_id=GROUP,
+            topics=infos,
+            policy=find_policy(config.policy),
+            config=config,
         )
-        self._wants = api.SubscriptionSpec(
-            topics=wish.topics,
-            delivery="amo" if wish.delivery.value == "amo" else "alo",
-            policy=str(wish.policy),
-            claims_max=wish.claims_max,
-            auto_offset_reset=wish.offset_reset,
-            isolation_level=wish.isolation_level,
-            release_behind=wish.releases_behind,
-        )
+        self._wants = api.SubscriptionSpec.of(config)
         self.session.subscribe(NAME, subscription)
         self.consumer = Consumer(
             self.engine,
             self.session,
             subscription=subscription,
-            reader=self.data.reader(isolation_level=wish.isolation_level),
-            options=wish.options,
+            reader=self.data.reader(isolation_level=config.isolation_level),
+            callbacks=wish.callbacks,
         )
 
     @property

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kafka_marshal.engine import Delivery
+from kafka_marshal.config import Delivery
 from kafka_marshal.protocol.types import TopicPartition
 from simulator.base import GROUP, Liveness
 from simulator.checkers import Violation
@@ -125,9 +125,9 @@ class HostedSimulation(Liveness):
         self._check_death()
         self._check_drain()
         if world.delivery is Delivery.AT_MOST_ONCE and not world.faults & UNANSWERED:
-            options = world.wish.options
-            batches = options.max_granted_batches
-            world.hand_outs.check_losses(most=batches * options.max_poll_records)
+            config = world.wish.config
+            batches = config.max_granted_batches
+            world.hand_outs.check_losses(most=batches * config.max_poll_records)
 
     def _is_consumer(self, process: object) -> bool:
         work = getattr(process, "work", None)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import attrs
 
-from kafka_marshal.engine import Delivery, Holding
-from kafka_marshal.engine.dispatcher import ConsumerOptions
+from kafka_marshal.config import Callbacks, ConsumerConfig, Delivery
+from kafka_marshal.engine import Holding
 from kafka_marshal.errors import ClaimLost, IdentityConflict, MarshalError
 from kafka_marshal.ports import Record
 from kafka_marshal.protocol.types import Key, Owner, Token
@@ -175,14 +175,16 @@ class HostedWorld(BaseWorld):
         is_amo = self.delivery is Delivery.AT_MOST_ONCE
         super().__init__(cluster, places, is_at_most_once=is_amo)
         self.wish = Wish(
-            topics=(TOPIC,),
-            delivery=self.delivery,
-            policy=rng.choice(["fair", "fair", "greedy"]),
-            options=ConsumerOptions(
+            ConsumerConfig(
+                topics=(TOPIC,),
+                delivery=self.delivery,
+                policy=rng.choice(["fair", "fair", "greedy"]),
                 max_poll_records=rng.choice([1, 3, 20]),
                 max_granted_batches=rng.choice([1, 2, 4]),
-                on_lost=lambda _tp, _end: None,
+                max_handling_ms=0,
+                release_behind=False,
             ),
+            Callbacks(on_lost=lambda _tp, _end: None),
         )
         self.processes: list[Process] = []
         self._users: dict[tuple[Key, Token], Process] = {}

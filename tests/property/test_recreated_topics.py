@@ -26,7 +26,7 @@ class Fleet:
         self.settings = {
             "delivery": delivery,
             "most": self.rng.choice([1, 3, 20]),
-            "refresh_ms": self.rng.choice([500, 20 * H]),
+            "metadata_refresh_ms": self.rng.choice([500, 20 * H]),
         }
         self.commits = delivery is ALO
         self.life = 1

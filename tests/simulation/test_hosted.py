@@ -8,7 +8,7 @@ import pytest
 import slices
 import variants
 
-from kafka_marshal.engine import Delivery
+from kafka_marshal.config import Delivery
 from kafka_marshal.protocol.lease import Lease
 from kafka_marshal.remote import session as remote_session
 from kafka_marshal.sidecar.assignment import LeaseTable

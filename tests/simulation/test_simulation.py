@@ -12,7 +12,7 @@ import pytest
 import slices
 import variants
 
-from kafka_marshal.engine import Delivery
+from kafka_marshal.config import Delivery
 from simulator.campaign import (
     SUITE_SEEDS_MIN,
     CampaignOptions,

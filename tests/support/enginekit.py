@@ -3,9 +3,8 @@
 import threading
 from typing import NamedTuple
 
-from kafka_marshal.engine import Delivery
+from kafka_marshal.config import Callbacks, ConsumerConfig, Delivery
 from kafka_marshal.engine.checkpointing import CheckpointRule
-from kafka_marshal.engine.dispatcher import ConsumerOptions
 from kafka_marshal.errors import LogTruncated
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.rationalizer import apply
@@ -73,15 +72,27 @@ def wish(
     batches=4,
     on_claimed=None,
     on_lost=None,
+    on_topics=None,
+    max_handling_ms=0,
+    release_behind=False,
     **rest,
 ):
-    options = ConsumerOptions(
+    """Return what to consume.
+
+    By default nothing is released because the consumer is stuck or lags: most tests
+    are about something else, and poll irregularly.
+    """
+    callbacks = Callbacks(on_claimed=on_claimed, on_lost=on_lost, on_topics=on_topics)
+    config = ConsumerConfig(
+        topics=() if "pattern" in rest else topics or ("t",),
+        delivery=delivery,
         max_poll_records=most,
         max_granted_batches=batches,
-        on_claimed=on_claimed,
-        on_lost=on_lost,
+        max_handling_ms=max_handling_ms,
+        release_behind=release_behind,
+        **rest,
     )
-    return Wish(topics=topics or ("t",), delivery=delivery, options=options, **rest)
+    return Wish(config, callbacks)
 
 
 def lines(cluster, partition=0):

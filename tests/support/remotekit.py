@@ -3,7 +3,7 @@
 from enginekit import H, wish, world
 
 from kafka_marshal.consumer import Consumer
-from kafka_marshal.engine import StartRule, Subscription
+from kafka_marshal.engine import Subscription
 from kafka_marshal.policies import find_policy
 from kafka_marshal.ports import TopicInfo
 from kafka_marshal.protocol.claiming import Claimant
@@ -115,12 +115,10 @@ class RemoteRig:
         wants = wish(topic, **rest)
         found = self.cluster.kafka.topic(topic)
         subscription = Subscription(
-            "g",
-            {topic: TopicInfo(len(found.partitions), None)},
-            find_policy("fair"),
-            wants.delivery,
-            StartRule(),
-            max_handling_ms=wants.max_handling_ms,
+            group_id="g",
+            topics={topic: TopicInfo(len(found.partitions), None)},
+            policy=find_policy("fair"),
+            config=wants.config,
         )
         self.session.subscribe(name, subscription)
         return subscription, wants
@@ -132,7 +130,7 @@ class RemoteRig:
             self.session,
             subscription=subscription,
             reader=self.context.ports.data.reader(),
-            options=wants.options,
+            callbacks=wants.callbacks,
         )
 
     def say(self, body):

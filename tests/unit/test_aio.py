@@ -5,6 +5,7 @@ import inspect
 import random
 import threading
 
+import attrs
 import pytest
 from enginekit import AMO, KEY, T0, H, Stepping, fold, held_by, owning, wish, world
 
@@ -111,8 +112,7 @@ def test_polling_has_a_deadline(cluster):
 
 def test_iteration_ends_after_the_consumer_s_own_time_out(cluster):
     node = stepping(cluster)
-    options = type(node.consumer.options)
-    node.consumer._options = options(consumer_timeout_ms=50)
+    node.consumer._config = attrs.evolve(node.consumer.config, consumer_timeout_ms=50)
 
     async def work():
         return [record.offset async for record in face(node)]

@@ -1,13 +1,16 @@
 """``Marshal`` over a cluster in memory: its contract."""
 
+import inspect
 import os
 
+import attrs
 import pytest
 from enginekit import KEY, T0, H, Stepping, fold, lines, world
 from prometheus_client import CollectorRegistry
 
 from kafka_marshal import runtime as runtimes
 from kafka_marshal.client import Marshal
+from kafka_marshal.config import ConsumerConfig
 from kafka_marshal.errors import (
     ConfigurationError,
     CoordinationError,
@@ -298,3 +301,22 @@ def test_a_repr_of_a_claim_has_its_state(cluster, tmp_path):
         marshal.engine.failure = CoordinationError("gone")
         assert repr(marshal).endswith("failed: gone>")
         marshal.engine.failure = None
+
+
+OF_RANGES = {"max_handling_ms": 0}
+
+
+@pytest.mark.parametrize(
+    ("method", "changed"), [(Marshal.consumer, {}), (Marshal.ranges, OF_RANGES)]
+)
+def test_the_arguments_have_the_defaults_of_the_configuration(method, changed):
+    given = {
+        name: each.default
+        for name, each in inspect.signature(method).parameters.items()
+    }
+    plain = attrs.asdict(ConsumerConfig(topics=("t",))) | {"starts": None} | changed
+    settings = given.keys() & plain.keys() - {"topics"}
+    assert len(settings) > 8
+    assert {name: given[name] for name in settings} == {
+        name: plain[name] for name in settings
+    }

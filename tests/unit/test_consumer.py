@@ -128,10 +128,7 @@ def test_a_claim_reported_as_lost_stays_lost(cluster):
 
 
 def test_nothing_is_handed_out_in_excess_of_what_may_be_uncommitted(cluster):
-    node = owning(cluster, most=2)
-    node.consumer._hands._options = type(node.consumer._options)(
-        max_poll_records=2, max_uncommitted=4
-    )
+    node = owning(cluster, most=2, max_uncommitted=4)
     first, second = polled(node), polled(node)
     assert polled(node) == []
     node.consumer.commit(first + second)
@@ -344,7 +341,7 @@ def test_latest_is_the_end_that_the_reader_sees():
     """As with Kafka's own clients: what is open is read once it is committed."""
     cluster = world(records=[3])
     cluster.kafka.begin_transaction(T0, [b"open"])
-    node = owning(cluster, offset_reset="latest", isolation_level="read_committed")
+    node = owning(cluster, auto_offset_reset="latest", isolation_level="read_committed")
     cluster.kafka.end_transaction(T0, is_committed=True)
     assert drained(node, cluster) == [3]
 
@@ -367,10 +364,7 @@ def test_granted_and_aborted_records_do_not_block():
 def test_a_stuck_handler_costs_no_memory():
     """Acceptance L17: the warning comes once, and what is kept stays flat."""
     cluster = world(records=[6_000])
-    node = owning(cluster, most=500)
-    node.consumer._hands._options = type(node.consumer._options)(
-        max_poll_records=500, max_uncommitted=4_000
-    )
+    node = owning(cluster, most=500, max_uncommitted=4_000)
     handed = 0
     for _ in range(40):
         handed += len(polled(node))
@@ -503,14 +497,14 @@ def test_prefetched_records_are_not_handed_out(cluster):
 def test_without_a_position_of_its_own(cluster, reset, committed, first):
     if committed is not None:
         cluster.kafka.groups["g"] = {T0: committed}
-    node = owning(cluster, offset_reset=reset)
+    node = owning(cluster, auto_offset_reset=reset)
     cluster.kafka.produce(T0, b"new")
     assert [r.offset for r in polled(node)] == list(range(first, 11))
     assert fold(cluster).keys[KEY].position == first
 
 
 def test_without_any_position_none_is_an_error(cluster):
-    node = cluster.node("a", wish=wish(offset_reset="none"))
+    node = cluster.node("a", wish=wish(auto_offset_reset="none"))
     cluster.run(H)
     with pytest.raises(PositionError, match="auto_offset_reset"):
         node.consumer.poll(0)
@@ -532,7 +526,7 @@ def test_position_zero_in_the_log_is_a_position(cluster):
     a.leave()
     cluster.run(200)
     assert fold(cluster).keys[KEY].position == 0
-    b = owning(cluster, "b", offset_reset="latest")
+    b = owning(cluster, "b", auto_offset_reset="latest")
     assert [r.offset for r in polled(b)][:1] == [0]
 
 
@@ -614,7 +608,7 @@ def test_beyond_the_log_s_end_it_stops_with_an_error(cluster):
 
 def test_new_partitions_appear_live(cluster):
     """Acceptance L21."""
-    node = owning(cluster, refresh_ms=H)
+    node = owning(cluster, metadata_refresh_ms=H)
     cluster.kafka.add_partitions("t", 2)
     assert cluster.run_until(held_by(node, 3), 3 * H) <= H + H // 2
     cluster.run(40)
@@ -623,7 +617,7 @@ def test_new_partitions_appear_live(cluster):
 
 
 def test_unavailable_metadata_is_requested_again(cluster):
-    node = owning(cluster, refresh_ms=H)
+    node = owning(cluster, metadata_refresh_ms=H)
     node.data.cut = True
     cluster.kafka.add_partitions("t", 1)
     cluster.run(3 * H)

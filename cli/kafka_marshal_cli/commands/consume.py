@@ -26,6 +26,13 @@ from kafka_marshal import (
     Token,
     TopicPartition,
 )
+from kafka_marshal.config import (
+    LEAST,
+    MAX_POLL_RECORDS,
+    Callbacks,
+    ConsumerConfig,
+    OffsetReset,
+)
 from kafka_marshal.ports import READ_COMMITTED, READ_UNCOMMITTED
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
@@ -54,7 +61,6 @@ from kafka_marshal_cli.shared import (
 from kafka_marshal_cli.sidecar_option import SIDECAR, SidecarOption
 
 POLL_MS = 200
-POLL_RECORDS_DEFAULT = 500
 DRAIN_MS = 2_000
 EVENTS_MAX = 1_000
 EPILOG = (
@@ -80,27 +86,12 @@ is stopped; records that were not processed stay uncommitted.
 _REPORTED_ELSEWHERE = frozenset({"claimed", "claim_ended", "ready", "session_failed"})
 
 
-class Guarantee(StrEnum):
-    """Delivery guarantee."""
-
-    ALO = "alo"
-    AMO = "amo"
-
-
 class Policy(StrEnum):
     """Which partitions are claimed."""
 
     FAIR = "fair"
     GREEDY = "greedy"
     TOPIC = "topic"
-
-
-class Reset(StrEnum):
-    """Where a partition without a position starts."""
-
-    EARLIEST = "earliest"
-    LATEST = "latest"
-    NONE = "none"
 
 
 class Isolation(StrEnum):
@@ -252,14 +243,17 @@ ClientId = Annotated[
     ),
 ]
 DeliveryOption = Annotated[
-    Guarantee, typer.Option(help="At least once, or at most once.")
+    Delivery, typer.Option(help="At least once, or at most once.")
 ]
 PolicyOption = Annotated[
     Policy, typer.Option(help="An equal share, all free partitions, or whole topics.")
 ]
 ClaimsMax = Annotated[
     int,
-    typer.Option(min=0, help="Most partitions, or whole topics; 0 for no limit."),
+    typer.Option(
+        min=LEAST["claims_max"],
+        help="Most partitions, or whole topics; 0 for no limit.",
+    ),
 ]
 MaxRecords = Annotated[
     int,
@@ -281,14 +275,14 @@ OpenTimeout = Annotated[
 MaxPollRecords = Annotated[
     int | None,
     typer.Option(
-        min=1,
+        min=LEAST["max_poll_records"],
         metavar="N",
         help="Records of a batch; at most once, the most that a crash can lose of a "
         "partition. By default 500; 1 for --exec of single records at most once.",
     ),
 ]
 ResetOption = Annotated[
-    Reset, typer.Option(help="Where to start a partition without a position.")
+    OffsetReset, typer.Option(help="Where to start a partition without a position.")
 ]
 FromBeginning = Annotated[
     bool,
@@ -328,14 +322,14 @@ def consume(
     topics: Topics,
     group: Group,
     client_id: ClientId,
-    delivery: DeliveryOption = Guarantee.ALO,
+    delivery: DeliveryOption = Delivery.AT_LEAST_ONCE,
     policy: PolicyOption = Policy.FAIR,
     claims_max: ClaimsMax = 0,
     max_records: MaxRecords = 0,
     timeout: IdleTimeout = None,
     open_timeout: OpenTimeout = "30s",
     max_poll_records: MaxPollRecords = None,
-    auto_offset_reset: ResetOption = Reset.EARLIEST,
+    auto_offset_reset: ResetOption = OffsetReset.EARLIEST,
     from_beginning: FromBeginning = False,
     isolation_level: IsolationOption = Isolation.UNCOMMITTED,
     heartbeat_interval: ExpectedInterval = None,
@@ -347,11 +341,22 @@ def consume(
     """Consume topics in a group: print records, or run processes on them."""
     open_ms = parsing.duration_ms("--open-timeout", open_timeout)
     h_ms = _optional_ms("--heartbeat-interval", heartbeat_interval)
-    is_amo = delivery is Guarantee.AMO
+    is_amo = delivery is Delivery.AT_MOST_ONCE
     batch_max = max_poll_records or _batch_max(execs, is_amo=is_amo)
     batch_max = min(batch_max, max_records or batch_max)
     processes = _processes(
         execs, group=group, is_amo=is_amo, batch_max=batch_max, records_max=max_records
+    )
+    config = ConsumerConfig(
+        topics=tuple(topics),
+        delivery=delivery,
+        policy=policy.value,
+        claims_max=claims_max,
+        auto_offset_reset="earliest" if from_beginning else auto_offset_reset.value,
+        isolation_level=isolation_level.value,
+        max_poll_records=batch_max,
+        max_granted_batches=_depth(max_records, processes),
+        max_handling_ms=_handling_ms(processes),
     )
     stopper, events, summary = Stopper(), EventBuffer(reporting), Summary()
     control = RunControl(stopper, events, _optional_ms("--timeout", timeout))
@@ -373,19 +378,8 @@ def consume(
             timeout_ms=open_ms,
         ) as marshal,
         reporting.exported(marshal),
-        marshal.consumer(
-            *topics,
-            delivery=_DELIVERIES[delivery],
-            policy=policy.value,
-            claims_max=claims_max,
-            auto_offset_reset="earliest" if from_beginning else auto_offset_reset.value,
-            isolation_level=isolation_level.value,
-            max_poll_records=batch_max,
-            max_granted_batches=_depth(max_records, processes),
-            max_handling_ms=_handling_ms(processes),
-            on_claimed=partial(_on_claimed, reporting),
-            on_lost=partial(_on_lost, reporting),
-            timeout_ms=open_ms,
+        marshal.open_consumer(
+            config, _callbacks(reporting), timeout_ms=open_ms
         ) as consumer,
     ):
         stopper.consumer = summary.consumer = consumer
@@ -408,6 +402,13 @@ def _work(
         summary.count = lambda: how.count
         print_all(how, control, is_amo=is_amo)
     consumer.flush()
+
+
+def _callbacks(reporting: Reporting) -> Callbacks:
+    return Callbacks(
+        on_claimed=partial(_on_claimed, reporting),
+        on_lost=partial(_on_lost, reporting),
+    )
 
 
 def _processes(
@@ -450,7 +451,7 @@ def _batch_max(execs: ExecRequest | None, *, is_amo: bool) -> int:
     process works on.
     """
     is_single = execs is not None and execs.options.mode is ExecMode.RECORD
-    return 1 if is_amo and is_single else POLL_RECORDS_DEFAULT
+    return 1 if is_amo and is_single else MAX_POLL_RECORDS
 
 
 def exec_loop(
@@ -481,12 +482,6 @@ def run_processes(loop: ExecLoop, control: RunControl) -> None:
 
 def _optional_ms(option: str, text: str | None) -> int | None:
     return None if text is None else parsing.duration_ms(option, text)
-
-
-_DELIVERIES = {
-    Guarantee.ALO: Delivery.AT_LEAST_ONCE,
-    Guarantee.AMO: Delivery.AT_MOST_ONCE,
-}
 
 
 class Printer:

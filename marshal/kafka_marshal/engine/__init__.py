@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .context import Context, Ports
     from .engine import Engine
-    from .holding import Delivery, Holding, StartRule
+    from .holding import Holding, StartRule
     from .session import Session
     from .subscription import Subscription
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 # tasks, never load the rest of the engine.
 _HOMES = {
     "Context": "context",
-    "Delivery": "holding",
     "Engine": "engine",
     "Holding": "holding",
     "Ports": "context",
@@ -30,7 +29,6 @@ _HOMES = {
 }
 __all__ = [
     "Context",
-    "Delivery",
     "Engine",
     "Holding",
     "Ports",

@@ -2,10 +2,11 @@
 
 import msgspec
 
+from kafka_marshal.config import Delivery
 from kafka_marshal.engine.claim_index import ClaimIndex
 from kafka_marshal.engine.context import Context
 from kafka_marshal.engine.heartbeats import Heartbeater
-from kafka_marshal.engine.holding import Delivery, Holding, Lookup
+from kafka_marshal.engine.holding import Holding, Lookup
 from kafka_marshal.engine.meters import vacancy
 from kafka_marshal.engine.outbox import Outbox
 from kafka_marshal.engine.subscription import SubscriptionSet

@@ -6,7 +6,9 @@ visited each of them would cost more than everything else it does.
 
 from typing import TYPE_CHECKING
 
-from .holding import Delivery, Holding
+from kafka_marshal.config import Delivery
+
+from .holding import Holding
 
 if TYPE_CHECKING:
     from kafka_marshal.protocol.types import Key

@@ -5,13 +5,13 @@ engine ends claims under. Records fetched under a claim that has ended are dropp
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
+from kafka_marshal.config import Callbacks
 from kafka_marshal.errors import (
     ClaimLost,
-    ConfigurationError,
     CoordinationError,
     MarshalError,
     PositionError,
@@ -20,15 +20,15 @@ from kafka_marshal.errors import (
 from kafka_marshal.ports import DataReader, Record
 from kafka_marshal.protocol.claiming import Ending, Phase
 from kafka_marshal.protocol.delivery import AtLeastOnce
-from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT, AtMostOnce
-from kafka_marshal.protocol.types import Token, TopicPartition
+from kafka_marshal.protocol.granting import AtMostOnce
+from kafka_marshal.protocol.types import TopicPartition
 
 from .fetch_state import FetchState, Prefetch
 from .grant_pipeline import GrantPipeline
-from .holding import Delivery, Holding
+from .holding import Holding
 from .interfaces import ClaimEngine, ClaimSession
 from .subscription import Subscription
-from .topics import OnTopics, TopicCallback
+from .topics import TopicCallback
 
 BACKLOG_WARNING = 1_000
 FETCH_SLICE_MS = 100
@@ -36,57 +36,6 @@ WAIT_SLICE_MS = 50
 RECHECK_MS = 1_000
 # Minimum time between two checks for control records; each visits all partitions.
 PASS_MS = 200
-
-BOUNDS = (
-    "max_poll_records",
-    "max_granted_batches",
-    "max_uncommitted",
-    "max_fetched",
-)
-
-OnClaimed = Callable[[TopicPartition, Token], None]
-OnLost = Callable[[TopicPartition, Ending], None]
-
-
-@attrs.frozen
-class ConsumerOptions:
-    """Limits and callbacks of one consumer.
-
-    Attributes:
-        max_poll_records: Most records of one poll; under at most once also the
-            size of a batch.
-        max_granted_batches: At most once: most batches of a partition that are
-            requested, granted or being processed, together: what a crash loses
-            (PROTOCOL 6.3). The consumer uses as many as hide the round trip; 1 =
-            only the batch being processed.
-        max_uncommitted: Most uncommitted records per partition; at this limit no
-            more are handed out or fetched until some are committed.
-        max_fetched: Most records fetched ahead of their hand-out, of all partitions
-            together; at most once never less than may be at risk of one partition.
-            The consumer uses as many as hide the time that a fetch takes.
-        consumer_timeout_ms: Iteration ends after this long without a record;
-            None waits for ever.
-        on_claimed: Called on the application's thread for each new partition.
-        on_lost: Called for each partition that is lost or released while the consumer
-            is open; closing does not call it. Without it, a partition that is lost
-            with uncommitted records raises ``ClaimLost`` from the next call.
-        on_topics: Called with all topics whose partition 0 is held, whenever that set
-            changes, also to the empty set.
-    """
-
-    max_poll_records: int = 500
-    max_granted_batches: int = DEPTH_MAX_DEFAULT
-    max_uncommitted: int = 10_000
-    max_fetched: int = 5_000
-    consumer_timeout_ms: int | None = None
-    on_claimed: OnClaimed | None = None
-    on_lost: OnLost | None = None
-    on_topics: OnTopics | None = None
-
-    def __attrs_post_init__(self) -> None:
-        for name in BOUNDS:
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name} must be at least 1", setting=name)
 
 
 class Dispatcher:
@@ -105,7 +54,7 @@ class Dispatcher:
         *,
         subscription: Subscription,
         reader: DataReader,
-        options: ConsumerOptions,
+        callbacks: Callbacks,
     ) -> None:
         self.places: dict[TopicPartition, FetchState] = {}
         self.paused = subscription.paused
@@ -114,17 +63,18 @@ class Dispatcher:
         self._session = session
         self._subscription = subscription
         self._reader = reader
-        self._options = options
+        self._config = config = subscription.config
+        self._callbacks = callbacks
         self._clock = engine.context.ports.clock
         self._pipeline = GrantPipeline(
             engine,
             session,
             reader=reader,
-            most=options.max_poll_records,
-            batches_max=options.max_granted_batches,
-            fetched_max=options.max_fetched,
+            most=config.max_poll_records,
+            batches_max=config.max_granted_batches,
+            fetched_max=config.max_fetched,
         )
-        self._is_at_most_once = subscription.delivery is Delivery.AT_MOST_ONCE
+        self._is_at_most_once = config.is_at_most_once
         # Places with fetched records; the first is served next.
         self._ready: deque[FetchState] = deque()
         # At most once: holdings with records handed out since the last poll.
@@ -132,11 +82,11 @@ class Dispatcher:
         self._fault: MarshalError | None = None
         self._has_drains = False
         # The records of one poll are no backlog yet, whatever their number.
-        self._backlog = max(BACKLOG_WARNING, options.max_poll_records)
-        self._watched_count = min(self._backlog, options.max_uncommitted - 1)
+        self._backlog = max(BACKLOG_WARNING, config.max_poll_records)
+        self._watched_count = min(self._backlog, config.max_uncommitted - 1)
         self._ahead = Prefetch(
-            options.max_poll_records,
-            options.max_fetched,
+            config.max_poll_records,
+            config.max_fetched,
             is_needed=not reader.fetches_ahead,
         )
         # Partitions paused at the reader, and until when that set is current.
@@ -145,7 +95,7 @@ class Dispatcher:
         self._leased_until_ms = 0
         self._pass_due_ms = 0
         self._version = -1
-        on_topics = options.on_topics
+        on_topics = callbacks.on_topics
         self._topic_callback = None if on_topics is None else TopicCallback(on_topics)
 
     def follow(self) -> None:
@@ -177,8 +127,8 @@ class Dispatcher:
         for place in gained:
             place.restart(self._reader, place.next_offset)
             token = place.holding.claim.token
-            if self._options.on_claimed is not None and token is not None:
-                self._options.on_claimed(place.partition, token)
+            if self._callbacks.on_claimed is not None and token is not None:
+                self._callbacks.on_claimed(place.partition, token)
         self.notify_topics(self.places)
 
     def notify_topics(self, partitions: Iterable[TopicPartition]) -> None:
@@ -191,8 +141,8 @@ class Dispatcher:
         had_work = place.holding.in_hand_count > 0
         if not self._is_at_most_once:
             had_work = had_work or place.buffered_count > 0
-        if self._options.on_lost is not None:
-            self._options.on_lost(place.partition, ending)
+        if self._callbacks.on_lost is not None:
+            self._callbacks.on_lost(place.partition, ending)
         elif ending.was_lost and had_work:
             self.lost.append(lost_claim(place.partition, ending))
 
@@ -284,7 +234,7 @@ class Dispatcher:
                 return None
             if not holding.may_hand_out(now_ms) or now_ms >= self._ahead.due_ms:
                 return None
-            if progress.tracked_count >= self._options.max_uncommitted:
+            if progress.tracked_count >= self._config.max_uncommitted:
                 return None
             record = place.fetched[place.at]
             offset = record.offset
@@ -317,7 +267,7 @@ class Dispatcher:
                 return []
             if progress is None:
                 return []
-            room = self._options.max_uncommitted - progress.tracked_count
+            room = self._config.max_uncommitted - progress.tracked_count
             records = place.take(min(most, room)) if room > 0 else []
             if records:
                 for first, last in runs_of(records):
@@ -330,7 +280,7 @@ class Dispatcher:
 
     def _watch_backlog(self, place: FetchState, progress: AtLeastOnce) -> None:
         count = progress.tracked_count
-        if count >= self._options.max_uncommitted:
+        if count >= self._config.max_uncommitted:
             self._is_stale = True
         if count > self._backlog and not place.has_warned:
             place.has_warned = True
@@ -429,7 +379,7 @@ class Dispatcher:
         Partitions are not paused one by one: a client library would fetch again the
         records that it had already fetched of a paused partition.
         """
-        least = self._options.max_poll_records
+        least = self._config.max_poll_records
         fetched = sum(place.buffered_count for place in self.unpaused())
         room = self._pipeline.fetched_max - fetched
         if room < least:
@@ -489,7 +439,7 @@ class Dispatcher:
             progress = holding.progress
             if (
                 isinstance(progress, AtLeastOnce)
-                and progress.tracked_count >= self._options.max_uncommitted
+                and progress.tracked_count >= self._config.max_uncommitted
             ):
                 self._is_stale = True  # until a commit, on any thread
                 wanted.add(partition)

@@ -1,10 +1,10 @@
 """A key that a session wants or holds, with the delivery under its claim."""
 
 from collections.abc import Mapping
-from enum import Enum
 
 import attrs
 
+from kafka_marshal.config import Delivery
 from kafka_marshal.ports import READ_UNCOMMITTED, LogRange, Pending
 from kafka_marshal.protocol.claiming import Claim
 from kafka_marshal.protocol.delivery import AtLeastOnce
@@ -12,13 +12,6 @@ from kafka_marshal.protocol.granting import AtMostOnce
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 
 from .meters import Tally, Vacancy
-
-
-class Delivery(Enum):
-    """The delivery guarantee of a consumer (PROTOCOL 6)."""
-
-    AT_LEAST_ONCE = "alo"
-    AT_MOST_ONCE = "amo"
 
 
 @attrs.frozen

@@ -5,6 +5,7 @@ from typing import Protocol
 
 import attrs
 
+from kafka_marshal.config import Delivery
 from kafka_marshal.errors import (
     MarshalError,
     PositionError,
@@ -34,7 +35,7 @@ from .claim_index import ClaimIndex
 from .context import Context
 from .grants import LogGrantRequester
 from .heartbeats import Heartbeater
-from .holding import Delivery, Drain, Holding, StartRule
+from .holding import Drain, Holding, StartRule
 from .holdings import LEASE_EXPIRED, Holder, Holdings
 from .members import Announcer, identity_conflict
 from .mirror import Mirror
@@ -361,7 +362,8 @@ class Session(Holder):
         self._drop_contenders(sub, wanted)
         for key, why in wanted.items():
             if key not in self.holdings and not self._releases.is_leaving(key):
-                self._contend_for(key, sub.delivery, sub.start_rule, why=why)
+                delivery = sub.config.delivery
+                self._contend_for(key, delivery, sub.start_rule, why=why)
         for release in plan.release:
             self._give_up(release)
 

@@ -100,7 +100,7 @@ class SlowConsumerPolicy:
         self._watchdog.note_signs(sub, held, now_ms=now_ms)
         stuck = self._watchdog.find_stuck(sub, held, now_ms=now_ms)
         drains = [(each.holding, each.drain(now_ms)) for each in stuck]
-        if not drains and sub.releases_behind and not sub.counts_topics:
+        if not drains and sub.config.release_behind and not sub.counts_topics:
             drains = self._find_lagging(sub, held, me=me)
         if drains:
             interval_ms = self._context.heartbeat_interval_ms

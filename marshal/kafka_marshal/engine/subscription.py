@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from kafka_marshal.config import ConsumerConfig, Matches
 from kafka_marshal.engine.context import Context
-from kafka_marshal.engine.holding import Delivery, Holding, StartRule
+from kafka_marshal.engine.holding import Holding, StartRule
 from kafka_marshal.engine.releases import ReleaseCooldowns
-from kafka_marshal.engine.topics import Look, Matches, TopicWatch
+from kafka_marshal.engine.topics import Look, TopicWatch
 from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.ports import TopicInfo
 from kafka_marshal.protocol.claiming import PreviousLife, estimate, resumable
@@ -132,7 +133,7 @@ WEIGHT_LABEL = "weight"
 WEIGHT_MAX = 1_000  # also for the weights that other members announce
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, kw_only=True)
 class Subscription:
     """One consumer's subscription, and what is known of its progress.
 
@@ -140,16 +141,11 @@ class Subscription:
         group_id: Group of the session.
         topics: Metadata of each topic, in the order given.
         policy: Decides which keys to claim and which to release.
-        delivery: Guarantee of every holding.
+        config: The settings of the consumer.
+        matches: The pattern that selects topics; None if they were named.
         start_rule: How start positions are found.
         claims_max: Most keys to hold, 0 = no limit; most topics, if the policy
-            counts topics.
-        refresh_ms: Time between two requests for the topics' metadata.
-        matches: The pattern that selects topics; None if they were named.
-        max_handling_ms: How long the application may go without a poll while records
-            wait, before its partitions are released; None = the heartbeat interval,
-            0 = without limit.
-        releases_behind: Whether to release partitions whose application is too slow.
+            counts topics. A sidecar sets the sum of its clients' limits.
         paused: Partitions that the application has paused; the consumer's thread
             changes it.
         back_at_ms: Local time of the application's last poll, which shows that it
@@ -169,13 +165,10 @@ class Subscription:
     group_id: str
     topics: dict[str, TopicInfo]
     policy: Policy
-    delivery: Delivery
-    start_rule: StartRule
-    claims_max: int = 0
-    refresh_ms: int = 30_000
+    config: ConsumerConfig
     matches: Matches | None = None
-    max_handling_ms: int | None = None
-    releases_behind: bool = True
+    start_rule: StartRule = attrs.field(init=False)
+    claims_max: int = attrs.field(init=False)
     paused: set[TopicPartition] = attrs.field(factory=set)
     back_at_ms: int = 0
     moved_at_ms: int = 0
@@ -197,9 +190,16 @@ class Subscription:
     _suspected: dict[str, int | None] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
+        config = self.config
+        self.start_rule = StartRule(
+            offset_reset=config.auto_offset_reset,
+            offsets=config.starts,
+            isolation_level=config.isolation_level,
+        )
+        self.claims_max = config.claims_max
         self._policy_runner = PolicyRunner(self.policy)
         self._watch = TopicWatch(
-            self.topics, refresh_ms=self.refresh_ms, matches=self.matches
+            self.topics, refresh_ms=config.metadata_refresh_ms, matches=self.matches
         )
 
     @property
@@ -220,7 +220,7 @@ class Subscription:
 
     def handling_limit_ms(self, heartbeat_interval_ms: int) -> int:
         """Return how long the application may go without a poll, 0 = without limit."""
-        limit_ms = self.max_handling_ms
+        limit_ms = self.config.max_handling_ms
         return heartbeat_interval_ms if limit_ms is None else limit_ms
 
     def load(self, holdings: Iterable[Holding]) -> int:

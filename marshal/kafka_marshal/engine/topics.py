@@ -1,9 +1,10 @@
 """Follows one consumer's data topics: new, changed and deleted ones."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from kafka_marshal.config import TOPICS_MAX, Matches, OnTopics
 from kafka_marshal.ports import DataLog, Pending, TopicInfo
 from kafka_marshal.protocol.planner import LEAD
 from kafka_marshal.protocol.types import TopicPartition
@@ -12,12 +13,9 @@ if TYPE_CHECKING:
     from kafka_marshal.engine.interfaces import ClaimContext
 
 DESCRIBE_MS_MAX = 10_000
-TOPICS_MAX = 1_000
 MISSES_UNTIL_GONE = 2
 # Time until a missing or doubted topic is looked up again.
 RECHECK_MS = 500
-
-Matches = Callable[[str], bool]
 
 
 class Look(NamedTuple):
@@ -219,9 +217,6 @@ def matching_topics(
     # One more than the limit, so that an excess is noticed.
     found = data.describe(names[: TOPICS_MAX + 1], timeout_ms)
     return dict(sorted(found.items()))
-
-
-OnTopics = Callable[[frozenset[str]], None]
 
 
 class TopicCallback:

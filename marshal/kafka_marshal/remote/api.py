@@ -14,6 +14,10 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
+from kafka_marshal.config import ConsumerConfig
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.protocol.types import TopicPartition
+
 API_LEVEL = 1
 INSTANCE_HEADER = "Marshal-Instance"
 EVENT_ID_HEADER = "Last-Event-ID"
@@ -178,6 +182,60 @@ class SubscriptionSpec(Message, frozen=True, kw_only=True):
     metadata_refresh_ms: Milliseconds = 30_000
     release_behind: bool = True
     starts: Annotated[tuple[Start, ...], msgspec.Meta(max_length=PROGRESS_MAX)] = ()
+
+    @classmethod
+    def of(cls, config: ConsumerConfig) -> "SubscriptionSpec":
+        """Return the settings that the sidecar needs.
+
+        Raises:
+            ConfigurationError: They cannot be sent to another process.
+        """
+        if not isinstance(config.policy, str):
+            raise ConfigurationError(
+                "with a sidecar a policy is given by name, because the sidecar runs it "
+                f"for all its clients; {config.policy!r} is an object of this process",
+                setting="policy",
+            )
+        return cls(
+            topics=config.topics,
+            pattern=config.pattern,
+            delivery=config.delivery.value,
+            policy=config.policy,
+            claims_max=config.claims_max,
+            auto_offset_reset=config.auto_offset_reset,
+            isolation_level=config.isolation_level,
+            metadata_refresh_ms=config.metadata_refresh_ms,
+            release_behind=config.release_behind,
+            starts=tuple(
+                Start(topic=topic, partition=number, offset=offset)
+                for (topic, number), offset in sorted(config.starts.items())
+            ),
+        )
+
+    def config(self) -> ConsumerConfig:
+        """Return the checked settings.
+
+        There is no limit to the handling time, because the client itself checks that
+        its application polls.
+
+        Raises:
+            ConfigurationError: A setting is invalid.
+        """
+        return ConsumerConfig(
+            topics=self.topics,
+            pattern=self.pattern,
+            delivery=self.delivery,
+            policy=self.policy,
+            claims_max=self.claims_max,
+            auto_offset_reset=self.auto_offset_reset,
+            isolation_level=self.isolation_level,
+            metadata_refresh_ms=self.metadata_refresh_ms,
+            release_behind=self.release_behind,
+            starts={
+                TopicPartition(s.topic, s.partition): s.offset for s in self.starts
+            },
+            max_handling_ms=0,
+        )
 
 
 class SubscribeResponse(Message, frozen=True, kw_only=True):

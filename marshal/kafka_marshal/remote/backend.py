@@ -183,17 +183,16 @@ class SidecarBackend:
         """The client library that reads the data."""
         return self._transport
 
-    def subscribe(
-        self, subscription: Subscription, wants: Callable[[], api.SubscriptionSpec]
-    ) -> None:
+    def subscribe(self, subscription: Subscription) -> None:
         """Subscribe a consumer.
 
         Raises:
             InvalidTransition: This client consumes one of the topics already.
-            ConfigurationError: Other clients of the sidecar have subscribed to one of
-                the topics with other options.
+            ConfigurationError: The settings cannot be sent to another process, or
+                other clients of the sidecar have subscribed to one of the topics with
+                other settings.
         """
-        spec = wants()
+        spec = api.SubscriptionSpec.of(subscription.config)
         name = f"{self._identity.instance.hex()[:8]}-{next(self._numbers)}"
         with self._engine.changed:
             self._session.subscribe(name, subscription)

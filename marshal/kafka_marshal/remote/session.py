@@ -9,7 +9,8 @@ the clients of a dead sidecar stop.
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from kafka_marshal.engine import Delivery, Holding, StartRule, Subscription
+from kafka_marshal.config import Delivery
+from kafka_marshal.engine import Holding, StartRule, Subscription
 from kafka_marshal.engine.holding import Drain
 from kafka_marshal.engine.holdings import Holder, Holdings
 from kafka_marshal.engine.poll_watchdog import was_stopped
@@ -267,7 +268,7 @@ class RemoteSession(Holder):
             return None
         if key.topic not in sub.topics:
             sub.topics[key.topic] = TopicInfo(key.partition + 1, None)
-        return Holding(Claim(self.claimant, key), sub.delivery, sub.start_rule)
+        return Holding(Claim(self.claimant, key), sub.config.delivery, sub.start_rule)
 
     def _may_continue(self, holding: Holding) -> bool:
         """Return whether a later claim of the sidecar may continue this holding.

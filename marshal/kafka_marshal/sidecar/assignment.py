@@ -11,18 +11,12 @@ from heapq import heapify, heappop, heappush
 import attrs
 import msgspec
 
-from kafka_marshal.engine import (
-    Context,
-    Holding,
-    Session,
-    StartRule,
-    Subscription,
-)
+from kafka_marshal.engine import Context, Holding, Session, Subscription
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.policies import Policy, find_policy
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.planner import targets
-from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote.api import SubscriptionSpec
 from kafka_marshal.sidecar.clients import Client, ClientLease, mark_subleased
 from kafka_marshal.sidecar.lease_journal import (
@@ -30,7 +24,6 @@ from kafka_marshal.sidecar.lease_journal import (
     JournaledLease,
     LeaseJournal,
 )
-from kafka_marshal.subscribing import Settings, to_delivery
 
 # --- The assignment --------------------------------------------------------------
 
@@ -143,42 +136,6 @@ def counts_topics(policy: Policy) -> bool:
     """Return whether a policy assigns whole topics, so that limits count topics."""
     return policy is find_policy("topic") or bool(
         getattr(policy, "counts_topics", False)
-    )
-
-
-def settings_of(wants: SubscriptionSpec) -> Settings:
-    """Return the checked consumer settings of a subscription.
-
-    ``max_handling_ms`` is 0 because the client itself checks that its application
-    polls.
-
-    Raises:
-        ConfigurationError: A setting is invalid.
-    """
-    return Settings(
-        topics=wants.topics,
-        pattern=wants.pattern,
-        delivery=to_delivery(wants.delivery),
-        policy=wants.policy,
-        claims_max=wants.claims_max,
-        auto_offset_reset=wants.auto_offset_reset,
-        isolation_level=wants.isolation_level,
-        metadata_refresh_ms=wants.metadata_refresh_ms,
-        max_handling_ms=0,
-        release_behind=wants.release_behind,
-        has_on_topics=False,
-    )
-
-
-def start_rule_of(wants: SubscriptionSpec) -> StartRule:
-    """Return where to start partitions for which the group has no position."""
-    offsets = {
-        TopicPartition(each.topic, each.partition): each.offset for each in wants.starts
-    }
-    return StartRule(
-        offset_reset=wants.auto_offset_reset,
-        offsets=offsets,
-        isolation_level=wants.isolation_level,
     )
 
 

@@ -7,9 +7,9 @@ latest deadline that was sent to it (PROTOCOL 5.2, 12).
 
 from collections.abc import Iterable, Mapping
 
+from kafka_marshal.config import Delivery
 from kafka_marshal.engine import (
     Context,
-    Delivery,
     Holding,
     Session,
     Subscription,

@@ -17,17 +17,13 @@ from kafka_marshal.protocol.claiming import Claimant
 from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.remote import api
 from kafka_marshal.runtime import Runtime
-from kafka_marshal.sidecar.assignment import (
-    SharedSubscription,
-    UnexpiredLease,
-    settings_of,
-    start_rule_of,
-)
+from kafka_marshal.sidecar.assignment import SharedSubscription, UnexpiredLease
 from kafka_marshal.sidecar.clients import Client
 from kafka_marshal.sidecar.events import EventBuffer
 from kafka_marshal.sidecar.group import DIED, LEFT, SILENT, LocalGroup
 from kafka_marshal.sidecar.lease_journal import FILE_NAME, JournaledClient, LeaseJournal
 from kafka_marshal.sidecar.process_monitor import DeathWatch, Peer
+from kafka_marshal.subscribing import new_subscription
 
 GROUPS_MAX = 1_000
 CLIENTS_MAX = 10_000
@@ -391,18 +387,18 @@ class ClientRegistry:
                 clients.
             LogUnreadable: A topic does not exist.
         """
-        settings = settings_of(wants)
+        config = wants.config()
         with self._engine.changed:
             shared = self._find_subscription(group, client, name=name, wants=wants)
             if shared is not None:
                 return shared
-        subscription = settings.subscription(
-            group.group_id,
+        subscription = new_subscription(
+            config,
             self._runtime.ports.data,
+            group_id=group.group_id,
             coordination_topic=self._runtime.description.name,
             timeout_ms=timeout_ms,
         )
-        subscription.start_rule = start_rule_of(wants)
         with self._engine.changed:
             group.find(client.client_id, client.instance)
             shared = self._find_subscription(group, client, name=name, wants=wants)

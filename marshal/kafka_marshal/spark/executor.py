@@ -26,13 +26,12 @@ from typing import IO, TYPE_CHECKING
 
 from kafka_marshal.batches import Batch
 from kafka_marshal.client import Marshal
-from kafka_marshal.engine import Delivery
+from kafka_marshal.config import Delivery, to_delivery
 from kafka_marshal.errors import ClaimLost, ConfigurationError, IdentityConflict
 from kafka_marshal.remote import paths
 from kafka_marshal.remote.api import Children
 from kafka_marshal.remote.connect import INSTANCE_BYTES
 from kafka_marshal.remote.transport import Address, Connection
-from kafka_marshal.subscribing import to_delivery
 
 if TYPE_CHECKING:
     import pyarrow as pa

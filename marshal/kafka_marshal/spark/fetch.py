@@ -56,7 +56,7 @@ def read(
         span = (first, last + 1)
         for batch in _rows(task, span, options=options, schema=schema):
             now_ms = _clock.now_ms()
-            if options.delivery == "alo" and now_ms - checked_ms >= CHECK_MS:
+            if not options.config.is_at_most_once and now_ms - checked_ms >= CHECK_MS:
                 _require_current(task, options)
                 checked_ms = now_ms
             yield batch
@@ -87,7 +87,7 @@ def spans(task: Task, options: Options) -> list[tuple[int, int]]:
     wanted = (task.first, task.end - 1)
     if task.claim is None:
         return [wanted]
-    if options.delivery == "amo":
+    if options.config.is_at_most_once:
         client = _grant_client(options)
         return _granted(client, task.claim, wanted)
     _require_current(task, options)
@@ -149,7 +149,7 @@ def _rows(
     while first < end:
         reader = _slices.reader(
             options.settings,
-            isolation_level=options.isolation_level,
+            isolation_level=options.config.isolation_level,
             client_rack=options.rack,
         )
         try:

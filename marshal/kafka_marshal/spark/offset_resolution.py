@@ -8,11 +8,9 @@ from kafka_marshal.kafka_io.data import KafkaOffsets
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark.options import EARLIEST, LATEST, Bound, Options
-from kafka_marshal.subscribing import topic_pattern
 
 ASK_MS_MAX = 15_000
 CLOSE_MS_MAX = 1_000
-INTERNAL_PREFIX = "__"
 
 
 class Cluster:
@@ -22,7 +20,7 @@ class Cluster:
         self._options = options
         self._data = KafkaDataLog(options.settings)
         self._offsets = KafkaOffsets(
-            options.settings, isolation_level=options.isolation_level
+            options.settings, isolation_level=options.config.isolation_level
         )
 
     def partitions(self) -> list[TopicPartition]:
@@ -32,18 +30,10 @@ class Cluster:
             LogUnreadable: A topic does not exist.
         """
         options = self._options
-        names: Sequence[str] = options.topics
-        if options.pattern is not None:
-            is_wanted = topic_pattern(options.pattern)
-            names = [
-                name
-                for name in self._data.topics(ASK_MS_MAX)
-                if is_wanted(name)
-                and not name.startswith(INTERNAL_PREFIX)
-                and name != options.settings.coordination_topic
-            ]
-        elif options.assigned:
-            names = sorted({each.topic for each in options.assigned})
+        names: Sequence[str] = options.config.topics
+        matches = options.config.matches(options.settings.coordination_topic)
+        if matches is not None:
+            names = list(filter(matches, self._data.topics(ASK_MS_MAX)))
         found = self._data.describe(names, ASK_MS_MAX)
         for name in names:
             if name not in found:

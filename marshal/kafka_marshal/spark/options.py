@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from kafka_marshal.config import ConsumerConfig
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.protocol.codec import is_identifier, is_topic
@@ -101,19 +102,16 @@ class Options:
         settings: Connection.
         connection: The same as text, for other hosts; with Java's security settings
             as given (``java.python_options``).
-        topics: Topics by name; empty with a pattern or an assignment.
-        pattern: Or a regular expression in RE2's syntax for their names.
-        assigned: Or partitions, read without a group only.
+        config: The topics, of an assignment too, and how claims hold them; of a batch
+            read only topics, pattern and isolation level apply.
+        assigned: Partitions to read, without a group only; empty for all.
         start: Start of a new query or a batch read; None = as in Spark's own source: a
             batch at the earliest offsets, a stream at the latest.
         end: End of a batch read; None = the latest offsets.
         group: The group that shares the topics; None for a batch read.
         client_id: Name in the group; None for a random one.
-        delivery: ``alo`` or ``amo``.
         sidecar: Address of the sidecar that holds the claims, or None.
         sidecar_token_file: File with its token on each host, for TCP.
-        policy: Which partitions to hold.
-        claims_max: Most partitions to hold, 0 = no limit.
         state_dir: Directory of the identity; None for the user's.
         max_offsets: Most offsets of a micro-batch, None = no limit.
         min_offsets: Fewest offsets of a micro-batch.
@@ -123,25 +121,20 @@ class Options:
         fails_on_data_loss: Whether lost offsets end the query.
         has_headers: Whether there is a column of headers.
         has_token: Whether there is a column with the fencing token.
-        isolation_level: ``read_uncommitted`` or ``read_committed``.
         rack: Rack of the executors.
         poll_timeout_ms: Longest wait of a task for the next record of its range.
     """
 
     settings: ConnectionSettings
     connection: Mapping[str, str] = attrs.field(repr=False)
-    topics: tuple[str, ...]
-    pattern: str | None
+    config: ConsumerConfig
     assigned: tuple[TopicPartition, ...]
     start: Bound | None
     end: Bound | None
     group: str | None
     client_id: str | None
-    delivery: str
     sidecar: str | None
     sidecar_token_file: str | None
-    policy: str
-    claims_max: int
     state_dir: str | None
     max_offsets: int | None
     min_offsets: int | None
@@ -151,7 +144,6 @@ class Options:
     fails_on_data_loss: bool
     has_headers: bool
     has_token: bool
-    isolation_level: str
     rack: str
     poll_timeout_ms: int
 
@@ -225,9 +217,8 @@ class _Reader:
         self._at_most_one(TOPICS, must=True)
         self._at_most_one(STARTS)
         self._at_most_one(ENDINGS)
-        isolation = self._kafka.pop(ISOLATION, "read_uncommitted")
-        if isolation not in {"read_uncommitted", "read_committed"}:
-            raise _wrong(ISOLATION, "it is read_uncommitted or read_committed")
+        assigned = self._take("assign", _assigned, ())
+        config = self._config(assigned)
         rack = self._kafka.pop(RACK, "")
         connection = self._connection()
         settings = settings_of(connection)
@@ -237,9 +228,8 @@ class _Reader:
         return Options(
             settings=settings,
             connection=connection,
-            topics=self._take("subscribe", _topics, ()),
-            pattern=self._take("subscribePattern", _pattern, None),
-            assigned=self._take("assign", _assigned, ()),
+            config=config,
+            assigned=assigned,
             start=self._bound("starting", everywhere=EARLIEST) if is_placed else None,
             end=self._bound("ending", everywhere=LATEST) if has_end else None,
             **self._claims(),
@@ -247,10 +237,25 @@ class _Reader:
             fails_on_data_loss=self._take("failOnDataLoss", _flag, default=True),
             has_headers=self._take("includeHeaders", _flag, default=False),
             has_token=self._take("includeToken", _flag, default=False),
-            isolation_level=isolation,
             rack=rack,
             poll_timeout_ms=self._take("kafkaConsumer.pollTimeoutMs", _whole, 120_000),
         )
+
+    def _config(self, assigned: tuple[TopicPartition, ...]) -> ConsumerConfig:
+        given = dict(self._given)
+        if ISOLATION in self._kafka:
+            given[ISOLATION] = self._kafka.pop(ISOLATION)
+        settings = {
+            setting: read(name, given[name])
+            for name, (setting, read) in _SETTINGS.items()
+            if name in given
+        }
+        if assigned:
+            settings["topics"] = tuple(sorted({each.topic for each in assigned}))
+        try:
+            return ConsumerConfig(max_handling_ms=0, release_behind=False, **settings)
+        except ConfigurationError as error:
+            raise _wrong(_OPTION_OF[error.setting], str(error)) from error
 
     def _connection(self) -> dict[str, str]:
         servers = self._kafka.pop(SERVERS, None)
@@ -282,11 +287,8 @@ class _Reader:
         found = {
             "group": self._take("group", _identifier, None),
             "client_id": self._take("clientId", _identifier, None),
-            "delivery": self._take("delivery", _delivery, "alo"),
             "sidecar": self._take("sidecar", _sidecar, None),
             "sidecar_token_file": self._take("sidecarTokenFile", _text, None),
-            "policy": self._take("policy", _policy, "fair"),
-            "claims_max": self._take("claimsMax", _whole_or_none, 0),
             "state_dir": self._take("stateDir", _as_is, None),
         }
         if found["group"] is None:
@@ -399,22 +401,8 @@ def _by_partition(name: str, text: str, *, least: int) -> dict[TopicPartition, i
     return pairs
 
 
-def _topics(name: str, text: str) -> tuple[str, ...]:
-    topics = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-    for topic in topics:
-        if not is_topic(topic):
-            raise _wrong(name, f"{topic!r} is no valid topic name")
-    return topics
-
-
-def _pattern(name: str, text: str) -> str:
-    from kafka_marshal.subscribing import topic_pattern
-
-    try:
-        topic_pattern(text)
-    except ConfigurationError as error:
-        raise _wrong(name, str(error)) from error
-    return text
+def _topics(_: str, text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
 
 
 def _assigned(name: str, text: str) -> tuple[TopicPartition, ...]:
@@ -459,12 +447,6 @@ def _identifier(name: str, text: str) -> str:
     return text
 
 
-def _delivery(name: str, text: str) -> str:
-    if text not in {"alo", "amo"}:
-        raise _wrong(name, f"{text!r} is neither alo (at least once) nor amo (at most)")
-    return text
-
-
 def _policy(_: str, text: str) -> str:
     from kafka_marshal.policies import find_policy
 
@@ -505,3 +487,15 @@ def _strategy(name: str, text: str) -> bool:
     if text not in {"error", "latest"}:
         raise _wrong(name, f"{text!r} is neither error nor latest")
     return text == "error"
+
+
+# The setting of a ``ConsumerConfig`` that an option is, and how its text is read.
+_SETTINGS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
+    "subscribe": ("topics", _topics),
+    "subscribePattern": ("pattern", _as_is),
+    "delivery": ("delivery", _as_is),
+    "policy": ("policy", _policy),
+    "claimsMax": ("claims_max", _whole_or_none),
+    ISOLATION: ("isolation_level", _as_is),
+}
+_OPTION_OF = {setting: name for name, (setting, _) in _SETTINGS.items()}

@@ -14,7 +14,6 @@ import threading
 import attrs
 
 from kafka_marshal.client import Marshal
-from kafka_marshal.engine import Delivery
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark.claims import Claims, Rules
 from kafka_marshal.spark.offset_resolution import Cluster
@@ -59,27 +58,19 @@ class Query:
                 sidecar_token_file=options.sidecar_token_file,
             )
             opened.append(marshal)
-            ranges = marshal.ranges(
-                *options.topics,
-                pattern=options.pattern,
-                delivery=Delivery(options.delivery),
-                policy=options.policy,
-                claims_max=options.claims_max,
-                starts=starts,
-                isolation_level=options.isolation_level,
-            )
+            ranges = marshal.open_ranges(attrs.evolve(options.config, starts=starts))
         except BaseException:
             for each in reversed(opened):
                 each.close()
             raise
         rules = Rules(
-            is_at_most_once=options.delivery == "amo",
+            is_at_most_once=options.config.is_at_most_once,
             fails_on_data_loss=options.fails_on_data_loss,
             max_delay_ms=options.max_delay_ms,
             patience_ms=2 * marshal.engine.context.heartbeat_interval_ms + PATIENCE_MS,
-            claims_max=options.claims_max,
+            claims_max=options.config.claims_max,
         )
-        if options.delivery == "amo" and (
+        if options.config.is_at_most_once and (
             options.min_partitions or options.max_task_offsets
         ):
             LOGGER.warning(

@@ -193,7 +193,7 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         parts = query.claims.parts(to_marks(start), to_marks(end))
         of = {part.planned.partition: part for part in parts}
         ranges = [part.planned for part in parts]
-        if options.delivery == "alo":
+        if not options.config.is_at_most_once:
             most = options.max_task_offsets
             ranges = split_ranges(ranges, options.min_partitions, most=most)
         tasks = []

@@ -5,24 +5,22 @@ consumer, with its own connection and its own clock. Nothing runs by itself: the
 steps the nodes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
+from kafka_marshal.config import Callbacks, ConsumerConfig
 from kafka_marshal.consumer import Consumer
 from kafka_marshal.engine import (
-    Delivery,
     Engine,
     Holding,
     Ports,
     Session,
-    StartRule,
     Subscription,
 )
-from kafka_marshal.engine.dispatcher import ConsumerOptions
 from kafka_marshal.engine.kept_states import KeptStates
-from kafka_marshal.policies import Policy, find_policy
-from kafka_marshal.ports import READ_UNCOMMITTED, Event, TopicInfo
+from kafka_marshal.policies import find_policy
+from kafka_marshal.ports import Event, TopicInfo
 from kafka_marshal.protocol.claiming import Claimant, PreviousLife
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.records import (
@@ -45,25 +43,17 @@ EVENTS_MAX = 10_000
 LIVES_MAX = 8
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Wish:
-    """Settings of a node's consumer; see ``Marshal.consumer``.
+    """What a node consumes.
 
-    By default nothing is released because the consumer is stuck or lags: most tests
-    are about something else, and poll irregularly.
+    Attributes:
+        config: The settings of its consumer.
+        callbacks: And its callbacks.
     """
 
-    topics: tuple[str, ...]
-    delivery: Delivery = Delivery.AT_LEAST_ONCE
-    policy: str | Policy = "fair"
-    claims_max: int = 0
-    offset_reset: str = "earliest"
-    isolation_level: str = READ_UNCOMMITTED
-    refresh_ms: int = 30_000
-    matches: Callable[[str], bool] | None = None
-    max_handling_ms: int | None = 0
-    releases_behind: bool = False
-    options: ConsumerOptions = attrs.field(factory=ConsumerOptions)
+    config: ConsumerConfig
+    callbacks: Callbacks = attrs.field(factory=Callbacks)
 
 
 class Recorder:
@@ -168,31 +158,29 @@ class Node:
 
     def consume(self, wish: Wish) -> Consumer:
         """Subscribe; the consumer starts to contend for partitions in the next step."""
+        config = wish.config
+        matches = config.matches(COORDINATION_TOPIC)
+        topics: Iterable[str] = config.topics
+        if matches is not None:
+            topics = filter(matches, self._kafka.topic_names())
         infos = {}
-        for topic in wish.topics:
+        for topic in topics:
             found = self._kafka.topic(topic)
             infos[topic] = TopicInfo(len(found.partitions), found.topic_id)
         subscription = Subscription(
-            self.session.claimant.group_id,
-            infos,
-            find_policy(wish.policy),
-            wish.delivery,
-            StartRule(
-                offset_reset=wish.offset_reset, isolation_level=wish.isolation_level
-            ),
-            wish.claims_max,
-            wish.refresh_ms,
-            wish.matches,
-            wish.max_handling_ms,
-            wish.releases_behind,
+            group_id=self.session.claimant.group_id,
+            topics=infos,
+            policy=find_policy(config.policy),
+            config=config,
+            matches=matches,
         )
         self.session.subscribe(subscription)
         self.consumer = Consumer(
             self.engine,
             self.session,
             subscription=subscription,
-            reader=self.data.reader(isolation_level=wish.isolation_level),
-            options=wish.options,
+            reader=self.data.reader(isolation_level=config.isolation_level),
+            callbacks=wish.callbacks,
         )
         return self.consumer
 

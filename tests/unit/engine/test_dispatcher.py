@@ -17,14 +17,12 @@ from enginekit import (
     write,
 )
 
-from kafka_marshal.engine.dispatcher import ConsumerOptions
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.records import (
     ClaimingMessages,
     ReleasingPartition,
 )
 from kafka_marshal.testing.fakestore import AppendFate
-from kafka_marshal.testing.node import Wish
 
 
 @pytest.fixture
@@ -155,10 +153,8 @@ def test_a_drain_waits_for_granted_records(cluster):
 
 def test_fetching_ahead_is_limited(monkeypatch):
     cluster = world(records=(400, 400, 400))
-    options = ConsumerOptions(
-        max_poll_records=10, max_granted_batches=2, max_fetched=50
-    )
-    node = cluster.node("a", wish=Wish(topics=("t",), delivery=AMO, options=options))
+    frugal = wish(delivery=AMO, most=10, batches=2, max_fetched=50)
+    node = cluster.node("a", wish=frugal)
     cluster.run_until(lambda: len(node.held) == 3, 4 * H)
     reader = node.consumer._reader
     fetched = []

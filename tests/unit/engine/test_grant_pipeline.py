@@ -19,7 +19,6 @@ from enginekit import (
 )
 
 from kafka_marshal.engine import grant_pipeline
-from kafka_marshal.engine.dispatcher import ConsumerOptions
 from kafka_marshal.errors import ClaimLost
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.granting import Pace
@@ -27,7 +26,6 @@ from kafka_marshal.protocol.losses import marks_of
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.testing.fakestore import AppendFate
-from kafka_marshal.testing.node import Wish
 
 T1 = TopicPartition("t", 1)
 
@@ -175,8 +173,7 @@ def test_requests_grow_while_others_hide_the_round_trip(
     records, fetched, at_once, eager
 ):
     cluster = world(records=records)
-    options = ConsumerOptions(max_poll_records=3, max_fetched=fetched)
-    node = cluster.node("a", wish=Wish(topics=("t",), delivery=AMO, options=options))
+    node = cluster.node("a", wish=wish(delivery=AMO, most=3, max_fetched=fetched))
     cluster.run_until(held_by(node, len(records)), 3 * H)
     cluster.run(40)
     got = []

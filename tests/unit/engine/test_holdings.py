@@ -4,7 +4,8 @@ import pytest
 from enginekit import KEY
 from remotekit import RemoteRig
 
-from kafka_marshal.engine import Delivery, Holding, StartRule
+from kafka_marshal.config import ConsumerConfig, Delivery
+from kafka_marshal.engine import Holding, StartRule
 from kafka_marshal.engine.holding import Drain
 from kafka_marshal.engine.holdings import LEASE_EXPIRED, Holdings
 from kafka_marshal.engine.subscription import Subscription, SubscriptionSet
@@ -23,11 +24,10 @@ CLOSED = Drain("closed", None, None)
 
 def subscription():
     return Subscription(
-        "g",
-        {"t": TopicInfo(2, None)},
-        fair,
-        Delivery.AT_LEAST_ONCE,
-        StartRule(),
+        group_id="g",
+        topics={"t": TopicInfo(2, None)},
+        policy=fair,
+        config=ConsumerConfig(topics=("t",)),
     )
 
 

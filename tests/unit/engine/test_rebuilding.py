@@ -393,7 +393,7 @@ def recreated(cluster, node):
 
 def test_grants_of_a_forgotten_topic_are_exposed(cluster):
     """Grants of the earlier topic were higher; they do not apply to the later one."""
-    node = owning(cluster, delivery=AMO, most=5, batches=1, refresh_ms=500)
+    node = owning(cluster, delivery=AMO, most=5, batches=1, metadata_refresh_ms=500)
     drain_to(cluster, node, 9)
     end = fold(cluster).next_offset
     assert recreated(cluster, node) == [0, 1, 2]

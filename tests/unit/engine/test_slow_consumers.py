@@ -65,7 +65,7 @@ def live(cluster, actors, duration_ms, *, until=lambda: False):
 
 def careful(*topics, **rest):
     """Return a subscription with all policies enabled, as in production."""
-    return wish(*topics, max_handling_ms=None, releases_behind=True, **rest)
+    return wish(*topics, max_handling_ms=None, release_behind=True, **rest)
 
 
 def start(cluster, name, per_s, **rest):
@@ -184,7 +184,7 @@ def test_a_member_that_keeps_up_keeps_its_partition():
 
 def test_releasing_lagging_partitions_can_be_disabled():
     cluster = world(records=[0] * 2)
-    wished = wish(max_handling_ms=None, releases_behind=False)
+    wished = wish(max_handling_ms=None, release_behind=False)
     apps = [App(cluster.node(name, wish=wished), 3) for name in "ab"]
     apps[1].per_s = 200
     load = Load(cluster, 2, 10)
@@ -353,7 +353,7 @@ def test_an_idle_consumer_without_polls_loses_partitions_with_records():
 @pytest.mark.parametrize(("limit_ms", "least_ms"), [(0, 8 * H), (3 * H, 3 * H)])
 def test_max_handling_ms_extends_the_limit(limit_ms, least_ms):
     cluster = world(records=[9])
-    wished = wish(max_handling_ms=limit_ms, releases_behind=True)
+    wished = wish(max_handling_ms=limit_ms, release_behind=True)
     a = cluster.node("a", wish=wished)
     cluster.run_until(held_by(a, 1), H)
     a.consumer.poll(0)

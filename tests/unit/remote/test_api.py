@@ -3,6 +3,10 @@
 import msgspec
 import pytest
 
+from kafka_marshal.config import ConsumerConfig
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.protocol.planner import fair
+from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.remote import api
 
 EVENTS = [
@@ -70,3 +74,37 @@ def test_an_id_names_the_life_the_event_and_the_entry():
 def test_what_a_client_says_is_checked_where_it_is_read(kind, body):
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(msgspec.json.encode(body), type=kind)
+
+
+@pytest.mark.parametrize("field", api.SubscriptionSpec.__struct_fields__)
+def test_a_subscription_has_the_defaults_of_a_consumer(field):
+    bare = api.SubscriptionSpec.of(ConsumerConfig(topics=("t",)))
+    assert getattr(bare, field) == getattr(api.SubscriptionSpec(topics=("t",)), field)
+
+
+def test_a_subscription_has_the_settings_of_its_consumer():
+    config = ConsumerConfig(
+        pattern="t-.*",
+        delivery="amo",
+        policy="greedy",
+        claims_max=3,
+        auto_offset_reset="latest",
+        isolation_level="read_committed",
+        metadata_refresh_ms=500,
+        release_behind=False,
+        starts={TopicPartition("t-1", 0): 7},
+        max_handling_ms=0,
+    )
+    sent = msgspec.json.encode(api.SubscriptionSpec.of(config))
+    assert msgspec.json.decode(sent, type=api.SubscriptionSpec).config() == config
+
+
+def test_a_sidecar_checks_the_settings_that_it_receives():
+    with pytest.raises(ConfigurationError, match="at least 1") as caught:
+        api.SubscriptionSpec(topics=("t",), metadata_refresh_ms=0).config()
+    assert caught.value.setting == "metadata_refresh_ms"
+
+
+def test_a_policy_that_is_an_object_is_not_sent():
+    with pytest.raises(ConfigurationError, match="given by name"):
+        api.SubscriptionSpec.of(ConsumerConfig(topics=("t",), policy=fair))

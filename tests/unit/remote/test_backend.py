@@ -9,9 +9,9 @@ from enginekit import T0, world
 from fakesidecar import EMPTY, INSTANCE, WAIT_S, FakeSidecar, H, connected, failure
 
 from kafka_marshal.claims import HeldClaim
+from kafka_marshal.config import Callbacks, ConsumerConfig
 from kafka_marshal.consumer import Consumer
-from kafka_marshal.engine import Delivery, StartRule, Subscription
-from kafka_marshal.engine.dispatcher import ConsumerOptions
+from kafka_marshal.engine import Subscription
 from kafka_marshal.errors import (
     ClaimLost,
     ClaimRejected,
@@ -58,13 +58,12 @@ class Linked:
 
     def subscribe(self):
         subscription = Subscription(
-            "g",
-            {"t": TopicInfo(1, None)},
-            find_policy("fair"),
-            Delivery.AT_LEAST_ONCE,
-            StartRule(),
+            group_id="g",
+            topics={"t": TopicInfo(1, None)},
+            policy=find_policy("fair"),
+            config=ConsumerConfig(topics=("t",), max_poll_records=4),
         )
-        self.link.subscribe(subscription, lambda: WANTS)
+        self.link.subscribe(subscription)
         (self.name,) = self.link.session.names
         return subscription
 
@@ -75,7 +74,7 @@ class Linked:
             self.link.session,
             subscription=subscription,
             reader=self.link.engine.context.ports.data.reader(),
-            options=ConsumerOptions(max_poll_records=4),
+            callbacks=Callbacks(),
         )
 
     def assigned(self, *, epoch=5, position=0, lasts_ms=60_000, name=None):

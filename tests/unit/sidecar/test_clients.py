@@ -2,7 +2,8 @@
 
 import pytest
 
-from kafka_marshal.engine import Delivery, Holding, StartRule
+from kafka_marshal.config import Delivery
+from kafka_marshal.engine import Holding, StartRule
 from kafka_marshal.protocol.claiming import Claim, Claimant, Phase
 from kafka_marshal.protocol.lease import Lease
 from kafka_marshal.protocol.types import Key, Owner

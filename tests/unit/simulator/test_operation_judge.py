@@ -2,7 +2,7 @@
 
 import pytest
 
-from kafka_marshal.engine import Delivery
+from kafka_marshal.config import Delivery
 from kafka_marshal.protocol.types import Key, Token
 from simulator.operation_judge import Operation, check
 

@@ -1,6 +1,6 @@
 """What a seed draws."""
 
-from kafka_marshal.engine import Delivery
+from kafka_marshal.config import Delivery
 from simulator.plan import (
     DAMAGE,
     FAULTS,

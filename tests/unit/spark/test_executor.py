@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from kafka_marshal.batches import Batch
-from kafka_marshal.engine import Delivery
+from kafka_marshal.config import Delivery
 from kafka_marshal.errors import ClaimLost, ConfigurationError, IdentityConflict
 from kafka_marshal.ports import PlainRecord
 from kafka_marshal.protocol.types import Token, TopicPartition

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kafka_marshal.config import ConsumerConfig
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark.options import (
@@ -39,7 +40,7 @@ def refused(reported, given):
 def test_defaults_are_those_of_sparks_own_source():
     found = parsed()
     assert found.settings.bootstrap_servers == ("one:9092", "two:9092")
-    assert found.topics == ("t",)
+    assert found.config.topics == ("t",)
     assert (found.start, found.end) == (None, None)
     assert found.fails_on_data_loss
     assert (found.max_offsets, found.min_offsets, found.min_partitions) == (
@@ -47,7 +48,10 @@ def test_defaults_are_those_of_sparks_own_source():
         None,
         0,
     )
-    assert (found.group, found.delivery, found.policy) == (None, "alo", "fair")
+    assert found.group is None
+    assert found.config == ConsumerConfig(
+        topics=("t",), max_handling_ms=0, release_behind=False
+    )
     assert not found.has_headers
     assert not found.has_token
 
@@ -83,17 +87,21 @@ def test_options_are_case_insensitive():
             "kafka.sasl.password": "secret",
         }
     )
-    assert (found.pattern, found.start) == ("a.*", Bound(EARLIEST))
+    assert found.start == Bound(EARLIEST)
+    assert found.config == ConsumerConfig(
+        pattern="a.*",
+        delivery="amo",
+        policy="greedy",
+        claims_max=3,
+        isolation_level="read_committed",
+        max_handling_ms=0,
+        release_behind=False,
+    )
     assert (found.max_offsets, found.min_offsets) == (10, 5)
     assert (found.max_delay_ms, found.min_partitions) == (120_000, 4)
-    assert (found.group, found.client_id, found.delivery) == ("g", "c", "amo")
-    assert (found.sidecar, found.policy, found.claims_max) == (
-        "unix:/run/s",
-        "greedy",
-        3,
-    )
+    assert (found.group, found.client_id, found.sidecar) == ("g", "c", "unix:/run/s")
     assert (found.state_dir, found.poll_timeout_ms) == ("", 50)
-    assert (found.isolation_level, found.rack) == ("read_committed", "r1")
+    assert found.rack == "r1"
     assert found.settings.coordination_topic == "__other"
     assert found.settings.options["sasl_plain_username"] == "u"
     assert found.connection["sasl.password"] == "secret"
@@ -138,6 +146,7 @@ def test_times():
 def test_partitions_by_name():
     found = parse(BASE | {"assign": '{"t": [1, 0, 1]}'})
     assert found.assigned == (T0, T1)
+    assert found.config.topics == ("t",)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +179,7 @@ def test_an_unknown_connection_option_names_the_nearest():
         ("groupIdPrefix", "g", "use the option group"),
         ("kafka.auto.offset.reset", "earliest", "use startingOffsets"),
         ("path", "t", "call load"),
-        ("kafka.isolation.level", "serializable", "read_uncommitted or read_committed"),
+        ("kafka.isolation.level", "serializable", "must be one of read_uncommitted"),
         ("assign", '{"t": [0]}', "exactly one of subscribe"),
         ("startingOffsets", "begin", "cannot be read"),
         ("startingOffsets", "[1]", "cannot be read"),
@@ -201,7 +210,7 @@ def test_impossible_options_raise(name, value, expected):
     ("name", "value", "expected"),
     [
         ("group", "no good", "is no name"),
-        ("delivery", "exactly once", "neither alo"),
+        ("delivery", "exactly once", "neither 'alo'"),
         ("policy", "best", "policy"),
         ("claimsMax", "-1", "no whole number"),
         ("sidecar", " ", "it is empty"),

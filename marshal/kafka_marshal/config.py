@@ -1,0 +1,278 @@
+"""The settings of a consumer: each name, default, bound and message, once.
+
+``Marshal.consumer`` makes a ``ConsumerConfig`` of its arguments, Spark of options, the
+command of flags, and a sidecar of ``remote.api.SubscriptionSpec``. Callbacks are apart,
+because a configuration can be sent to another process.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from enum import Enum, StrEnum
+
+import attrs
+import re2
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.ports import ISOLATION_LEVELS, READ_UNCOMMITTED
+from kafka_marshal.protocol.claiming import Ending
+from kafka_marshal.protocol.codec import is_topic
+from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
+from kafka_marshal.protocol.planner import Policy
+from kafka_marshal.protocol.types import Token, TopicPartition
+
+TOPICS_MAX = 1_000
+MAX_POLL_RECORDS = 500
+INTERNAL_PREFIX = "__"
+# The smallest value of each number; 0 = no limit.
+LEAST = {
+    "claims_max": 0,
+    "max_handling_ms": 0,
+    "max_poll_records": 1,
+    "max_granted_batches": 1,
+    "max_uncommitted": 1,
+    "max_fetched": 1,
+    "metadata_refresh_ms": 1,
+}
+# Bounds the size of a compiled pattern, and so the time to match one name: the
+# largest that compiles takes about 10 ms for a name of 249 characters.
+PATTERN_BYTES_MAX = 256 * 1024
+_INLINE_FLAGS = {re.IGNORECASE: "i", re.MULTILINE: "m", re.DOTALL: "s"}
+
+Matches = Callable[[str], bool]
+OnClaimed = Callable[[TopicPartition, Token], None]
+OnLost = Callable[[TopicPartition, Ending], None]
+OnTopics = Callable[[frozenset[str]], None]
+
+
+class Delivery(Enum):
+    """The delivery guarantee of a consumer (PROTOCOL 6)."""
+
+    AT_LEAST_ONCE = "alo"
+    AT_MOST_ONCE = "amo"
+
+
+class OffsetReset(StrEnum):
+    """Where to start a partition without a position."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    NONE = "none"
+
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "auto_offset_reset": tuple(OffsetReset),
+    "isolation_level": ISOLATION_LEVELS,
+}
+
+
+def to_delivery(given: Delivery | str) -> Delivery:
+    """Return the guarantee for a ``Delivery``, ``"alo"`` or ``"amo"``.
+
+    Raises:
+        ConfigurationError: The value is something else.
+    """
+    try:
+        return Delivery(given)
+    except ValueError:
+        raise ConfigurationError(
+            f"delivery {given!r} is neither 'alo' (at least once) nor 'amo' (at most "
+            "once)",
+            setting="delivery",
+        ) from None
+
+
+def pattern_text(pattern: str | re.Pattern[str] | None) -> str | None:
+    """Return a pattern as text; flags of a compiled one become inline flags.
+
+    Raises:
+        ConfigurationError: The pattern is not one of text, or a flag has no inline
+            form.
+    """
+    if pattern is None or isinstance(pattern, str):
+        return pattern
+    text = getattr(pattern, "pattern", None)
+    if not isinstance(text, str):
+        raise ConfigurationError(
+            f"pattern {pattern!r} is no regular expression for text; give a str",
+            setting="pattern",
+        )
+    # Topic names are ASCII, so these two flags have no effect.
+    flags = re.RegexFlag(pattern.flags) & ~(re.UNICODE | re.ASCII)
+    inline = "".join(letter for flag, letter in _INLINE_FLAGS.items() if flags & flag)
+    if flags & ~(re.IGNORECASE | re.MULTILINE | re.DOTALL):
+        raise ConfigurationError(
+            f"pattern {text!r} is compiled with {flags!r}; of the flags "
+            "only IGNORECASE, MULTILINE and DOTALL can be used",
+            setting="pattern",
+        )
+    return f"(?{inline}){text}" if inline else text
+
+
+def topic_pattern(text: str) -> Matches:
+    """Return the test for names of topics that a pattern matches in full.
+
+    The syntax is RE2's, as in Kafka's own consumer protocol. Matching takes time
+    linear in the length of the name for every pattern, and releases the GIL: a
+    pattern of one client cannot stop a sidecar, nor the heartbeats of a process.
+
+    Raises:
+        ConfigurationError: RE2 does not support the pattern, or it is too large.
+    """
+    options = re2.Options()
+    options.max_mem = PATTERN_BYTES_MAX
+    options.never_capture = True
+    options.log_errors = False
+    try:
+        compiled = re2.compile(text, options)
+    except re2.error as error:
+        why = error.args[0] if error.args else error
+        words = why.decode("utf-8", "replace") if isinstance(why, bytes) else str(why)
+        raise ConfigurationError(
+            f"pattern {text[:200]!r} cannot be used: {words}. Patterns have the "
+            "syntax of RE2 (https://github.com/google/re2/wiki/Syntax), without "
+            "back-references and look-around; write it without, or name the topics",
+            setting="pattern",
+        ) from error
+    return lambda name: compiled.fullmatch(name) is not None
+
+
+@attrs.frozen(kw_only=True)
+class ConsumerConfig:
+    """The settings of a consumer, checked. Can be pickled if the policy is a name.
+
+    Attributes:
+        topics: Data topics by name, or none with a pattern.
+        pattern: Or a regular expression in RE2's syntax that whole names match.
+        delivery: The guarantee; also given as ``"alo"`` or ``"amo"``.
+        policy: Which partitions to hold: the name of a policy, or a policy.
+        claims_max: Most partitions to hold, or whole topics; 0 = no limit.
+        auto_offset_reset: Where to start partitions without a position.
+        starts: Where to start instead, by partition.
+        isolation_level: ``read_uncommitted``, or ``read_committed`` to return records
+            of transactions only after their commit.
+        max_poll_records: Most records of one poll; under at most once also the
+            size of a batch.
+        max_granted_batches: At most once: most batches of a partition that are
+            requested, granted or being processed, together: what a crash loses
+            (PROTOCOL 6.3). The consumer uses as many as hide the round trip; 1 =
+            only the batch being processed.
+        max_uncommitted: Most uncommitted records per partition; at this limit no
+            more are handed out or fetched until some are committed.
+        max_fetched: Most records fetched ahead of their hand-out, of all partitions
+            together; at most once never less than may be at risk of one partition.
+            The consumer uses as many as hide the time that a fetch takes.
+        max_handling_ms: Longest time between two polls while records wait; 0 = no
+            limit, None = the heartbeat interval.
+        release_behind: Whether to release partitions when the consumer lags.
+        consumer_timeout_ms: Iteration ends after this long without a record; None
+            waits for ever.
+        metadata_refresh_ms: Time between two refreshes of metadata.
+
+    Raises:
+        ConfigurationError: A setting is invalid; ``setting`` has its name.
+    """
+
+    topics: tuple[str, ...] = ()
+    pattern: str | None = attrs.field(default=None, converter=pattern_text)
+    delivery: Delivery = attrs.field(
+        default=Delivery.AT_LEAST_ONCE, converter=to_delivery
+    )
+    policy: str | Policy = "fair"
+    claims_max: int = 0
+    auto_offset_reset: str = "earliest"
+    starts: Mapping[TopicPartition, int] = attrs.field(factory=dict)
+    isolation_level: str = READ_UNCOMMITTED
+    max_poll_records: int = MAX_POLL_RECORDS
+    max_granted_batches: int = DEPTH_MAX_DEFAULT
+    max_uncommitted: int = 10_000
+    max_fetched: int = 5_000
+    max_handling_ms: int | None = None
+    release_behind: bool = True
+    consumer_timeout_ms: int | None = None
+    metadata_refresh_ms: int = 30_000
+
+    def __attrs_post_init__(self) -> None:
+        self._check_topics()
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                bound = f"at least {least}" if least else "0 (no limit) or more"
+                raise ConfigurationError(f"{name} must be {bound}", setting=name)
+        for name, choices in CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise ConfigurationError(
+                    f"{name} {value!r} must be one of {', '.join(choices)}",
+                    setting=name,
+                )
+
+    def _check_topics(self) -> None:
+        if bool(self.topics) == (self.pattern is not None):
+            raise ConfigurationError(
+                "name at least one topic, or give a pattern, not both",
+                setting="topics",
+            )
+        for topic in self.topics:
+            if not is_topic(topic):
+                raise ConfigurationError(
+                    f"{topic!r} is no valid topic name: 1 to 249 of A-Z a-z 0-9 . _ -",
+                    setting="topics",
+                )
+        if len(self.topics) > TOPICS_MAX:
+            raise ConfigurationError(
+                f"{len(self.topics)} topics are named, and at most {TOPICS_MAX} are "
+                "allowed; use more consumers, each of its own client",
+                setting="topics",
+            )
+        if self.pattern is not None:
+            topic_pattern(self.pattern)
+
+    @property
+    def is_at_most_once(self) -> bool:
+        """Whether records are granted before they are processed."""
+        return self.delivery is Delivery.AT_MOST_ONCE
+
+    def matches(self, coordination_topic: str) -> Matches | None:
+        """Return the test for topics to join, None if they are named.
+
+        A name matches in full; the coordination topic and internal ones never match.
+        """
+        if self.pattern is None:
+            return None
+        is_match = topic_pattern(self.pattern)
+
+        def matches(name: str) -> bool:
+            is_reserved = name == coordination_topic or name.startswith(INTERNAL_PREFIX)
+            return not is_reserved and is_match(name)
+
+        return matches
+
+
+@attrs.frozen(kw_only=True)
+class Callbacks:
+    """The callbacks of one consumer, called on the application's thread.
+
+    Attributes:
+        on_claimed: Called for each new partition.
+        on_lost: Called for each partition that is lost or released while the consumer
+            is open; closing does not call it. Without it, a partition that is lost
+            with uncommitted records raises ``ClaimLost`` from the next call.
+        on_topics: Called with all topics whose partition 0 is held, whenever that set
+            changes, also to the empty set.
+    """
+
+    on_claimed: OnClaimed | None = None
+    on_lost: OnLost | None = None
+    on_topics: OnTopics | None = None
+
+    def require_fit(self, *, counts_topics: bool) -> None:
+        """Raise if a callback would never be called.
+
+        Raises:
+            ConfigurationError: The policy does not assign whole topics.
+        """
+        if self.on_topics is not None and not counts_topics:
+            raise ConfigurationError(
+                "on_topics reports whole topics; it needs policy='topic'",
+                setting="on_topics",
+            )

@@ -1,0 +1,112 @@
+"""The settings of a consumer are checked in one place."""
+
+import pickle
+import re
+
+import pytest
+
+from kafka_marshal.config import (
+    LEAST,
+    TOPICS_MAX,
+    Callbacks,
+    ConsumerConfig,
+    Delivery,
+    topic_pattern,
+)
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.protocol.types import TopicPartition
+
+
+def refused(**settings):
+    with pytest.raises(ConfigurationError) as caught:
+        ConsumerConfig(**settings)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("settings", "setting"),
+    [
+        pytest.param({}, "topics", id="neither"),
+        pytest.param({"topics": ("t",), "pattern": "t"}, "topics", id="both"),
+        pytest.param({"topics": ("a b",)}, "topics", id="bad-name"),
+        pytest.param(
+            {"topics": tuple(f"t{n}" for n in range(TOPICS_MAX + 1))},
+            "topics",
+            id="many",
+        ),
+        pytest.param({"pattern": "("}, "pattern", id="pattern"),
+        pytest.param({"pattern": 7}, "pattern", id="no-pattern"),
+        pytest.param({"pattern": re.compile(b"t")}, "pattern", id="bytes"),
+        pytest.param({"pattern": re.compile("t", re.VERBOSE)}, "pattern", id="verbose"),
+        pytest.param({"pattern": "(a{1,1000}){1,1000}"}, "pattern", id="large"),
+        pytest.param({"pattern": r"(\w{200}|\pL{200}){4}"}, "pattern", id="huge"),
+    ],
+)
+def test_impossible_topics_are_refused(settings, setting):
+    assert refused(**settings).setting == setting
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("isolation_level", "dirty"),
+        ("auto_offset_reset", "late"),
+        ("delivery", "exactly"),
+        ("delivery", None),
+    ],
+)
+def test_unknown_words_are_refused(setting, value):
+    error = refused(topics=("t",), **{setting: value})
+    assert error.setting == setting
+    assert repr(value) in str(error)
+
+
+@pytest.mark.parametrize(("setting", "least"), LEAST.items())
+def test_numbers_have_a_least_value(setting, least):
+    assert getattr(ConsumerConfig(topics=("t",), **{setting: least}), setting) == least
+    error = refused(topics=("t",), **{setting: least - 1})
+    assert error.setting == setting
+    assert str(error).startswith(f"{setting} must be ")
+
+
+@pytest.mark.parametrize("pattern", [r"(a)\1", "a(?=b)", "(?<!a)b", "(?P<n>a)(?P=n)"])
+def test_a_pattern_without_linear_time_is_refused(pattern):
+    error = refused(pattern=pattern)
+    assert error.setting == "pattern"
+    assert "syntax of RE2" in str(error)
+
+
+def test_flags_of_a_compiled_pattern_become_text():
+    pattern = re.compile(r"ORDERS-.*", re.IGNORECASE | re.ASCII)
+    config = ConsumerConfig(pattern=pattern)
+    assert config.pattern == "(?i)ORDERS-.*"
+    assert topic_pattern(config.pattern)("orders-a")
+
+
+@pytest.mark.parametrize("delivery", Delivery)
+def test_a_guarantee_may_be_named_by_its_word(delivery):
+    config = ConsumerConfig(topics=("t",), delivery=delivery.value)
+    assert config.delivery is delivery
+    assert config.is_at_most_once == (delivery is Delivery.AT_MOST_ONCE)
+
+
+def test_internal_topics_and_the_coordination_topic_never_match():
+    assert ConsumerConfig(topics=("t",)).matches("log") is None
+    matches = ConsumerConfig(pattern=".*").matches("log")
+    names = ("orders", "__internal", "log")
+    assert [name for name in names if matches(name)] == ["orders"]
+
+
+def test_settings_can_be_pickled():
+    starts = {TopicPartition("t", 0): 5}
+    config = ConsumerConfig(topics=("t",), starts=starts, delivery="amo")
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_whole_topics_are_reported_only_where_the_policy_counts_them():
+    Callbacks().require_fit(counts_topics=False)
+    callbacks = Callbacks(on_topics=print)
+    callbacks.require_fit(counts_topics=True)
+    with pytest.raises(ConfigurationError) as caught:
+        callbacks.require_fit(counts_topics=False)
+    assert caught.value.setting == "on_topics"
