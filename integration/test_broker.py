@@ -5,11 +5,10 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from slowness import until
 
 from kafka_marshal.errors import (
     ConfigurationError,
@@ -26,13 +25,6 @@ broker = EmbeddedBroker().start()
 print(broker.pid, broker.log_path, flush=True)
 time.sleep(600)
 """
-
-
-def until(condition: Callable[[], bool], *, timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.02)
 
 
 def is_alive(pid: int) -> bool:

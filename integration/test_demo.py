@@ -5,23 +5,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from slowness import until
 
 COMMAND = [sys.executable, "-m", "kafka_marshal_cli", "demo"]
 PATIENCE_S = 200
 H_MS = 2_000
 LATE_MS_MAX = 30_000
-
-
-def until(condition: Callable[[], bool], *, timeout_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.05)
 
 
 def children(pid: int) -> set[int]:
@@ -92,13 +84,16 @@ def test_nothing_outlives_it(number, code, tmp_path):
     with report_path.open("wb") as out:
         demo = subprocess.Popen(COMMAND, stdout=out, stderr=out, env=environment)
     try:
-        until(lambda: b"Killed worker-" in report_path.read_bytes())
+        until(
+            lambda: b"Killed worker-" in report_path.read_bytes(),
+            timeout_s=PATIENCE_S,
+        )
         started = children(demo.pid)
         # The supervisor, the broker, and two consumers that are left.
         assert len([pid for pid in started if is_alive(pid)]) >= 4
         demo.send_signal(number)
         assert demo.wait(timeout=PATIENCE_S) == code
-        until(lambda: not any(map(is_alive, started)))
+        until(lambda: not any(map(is_alive, started)), timeout_s=PATIENCE_S)
     finally:
         demo.kill()
         demo.wait(timeout=PATIENCE_S)

@@ -1,11 +1,10 @@
 """Both readers on a real broker: fetching ahead, pauses, seeks amid full queues."""
 
 import random
-import time
-from collections.abc import Callable
 
 import pytest
 from kafka import KafkaProducer
+from slowness import until
 
 from kafka_marshal.errors import CoordinationError, LogUnreadable, PositionError
 from kafka_marshal.kafka_io.settings import ConnectionSettings
@@ -16,13 +15,6 @@ from kafka_marshal.protocol.types import Token, TopicPartition
 TIMEOUT_MS = 30_000
 PARTITIONS = 3
 RECORDS = 3_000
-
-
-def until(condition: Callable[[], bool], *, timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,8 @@
     python tools/test_lanes.py [ARGUMENTS OF PYTEST]
 
 Two lanes have deadlines in real time, and the processors first: what takes a cluster
-or Spark to itself and then the tests that need nothing, and all else that talks to a
-broker, in two processes with a broker each. Two only compute, on virtual clocks, and
+or Spark to itself, and all else that talks to a broker, in two processes with a broker
+each, and then the tests that need nothing. Two only compute, on virtual clocks, and
 take what those leave: the checks, with the tests of the core, and what simulates and
 searches. Each is an ordinary command, whose output goes to ``build/tests``; their
 output is printed when they have ended, with how long they took, and the worst of their
@@ -43,7 +43,7 @@ LANES = {
     "unit": ["tests", *(f"--ignore={each}" for each in (*COMPUTING, CORE))],
 }
 NICE = {"computing": 15, "checks": 12}
-AFTER = {"unit": "heavy"}
+AFTER = {"unit": "brokers"}
 SLOWEST = ("--durations=12", "--durations-min=10")
 RUN_S_MAX = 5_000
 LOOK_S = 0.5

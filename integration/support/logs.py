@@ -1,7 +1,8 @@
 """Reading and appending by hand: what tests of the coordination log share."""
 
-import time
 from collections.abc import Callable
+
+from slowness import until
 
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.ports import CoordinationLog
@@ -9,13 +10,6 @@ from kafka_marshal.ports import CoordinationLog
 TIMEOUT_MS = 30_000
 # What may pass on a busy machine; clients that keep no time wait longer by default.
 LATE_S = 8.0
-
-
-def until(condition: Callable[[], bool], *, timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.01)
 
 
 def read(log: CoordinationLog, count: int, *, timeout_s: float = 60) -> list:

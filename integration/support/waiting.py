@@ -1,11 +1,11 @@
 """Bounded waits on conditions."""
 
-import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from kafka import KafkaConsumer
+from slowness import until
 
 from kafka_marshal import Consumer, Record
 
@@ -22,15 +22,7 @@ def eventually(condition: Callable[[], T], what: str, timeout_ms: int = WAIT_MS)
     Raises:
         AssertionError: Not within the time.
     """
-    deadline = time.monotonic() + timeout_ms / 1000
-    pause = threading.Event()
-    while True:
-        found = condition()
-        if found:
-            return found
-        if time.monotonic() >= deadline:
-            raise AssertionError(f"not within {timeout_ms} ms: {what}")
-        pause.wait(LOOK_INTERVAL_S)
+    return until(condition, what, timeout_s=timeout_ms / 1000, pause_s=LOOK_INTERVAL_S)
 
 
 def wall_ms() -> int:

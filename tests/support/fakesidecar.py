@@ -13,7 +13,7 @@ from kafka_marshal.remote.transport import Address, Connection
 INCARNATION = "ab" * 16
 INSTANCE = "1f" * 16
 H = 1_000
-WAIT_S = 10
+WAIT_S = 60
 EMPTY = api.Snapshot(
     assigned=(), releasing=(), paused=api.Paused(is_paused=False), subscriptions=()
 )

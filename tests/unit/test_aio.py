@@ -14,7 +14,7 @@ from kafka_marshal.client import Marshal
 from kafka_marshal.errors import ClaimLost, DeadlineExceeded, InvalidTransition
 from kafka_marshal.protocol.types import TopicPartition
 
-WAIT_S = 20
+WAIT_S = 60
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import time
 
 import pytest
 from kafka import errors as kafka_errors
+from slowness import until
 
 from kafka_marshal.errors import CoordinationError, InvalidTransition, LogUnwritable
 from kafka_marshal.kafka_io import writer as module
@@ -86,13 +87,6 @@ def writer(outlets):
     made = new_writer(outlets, heartbeat_interval_ms=10_000)
     yield made
     made.close(1_000)
-
-
-def until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from slowness import until
 
 from kafka_marshal.sidecar import process_monitor
 from kafka_marshal.sidecar.process_monitor import (
@@ -178,13 +178,6 @@ def let_another_die(watch):
         watch_process(watch, canary.pid, bell)
         canary.kill()
         bell.wait()
-
-
-def until(condition):
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def state_of(pid):

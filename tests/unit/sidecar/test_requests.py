@@ -9,7 +9,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from functools import partial
 
 import httpx
@@ -19,6 +18,7 @@ from appkit import CLIENT, HEADERS, OURS, REQUESTS, Wire, failure
 from fakeservice import FakeService, assigned
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from slowness import until
 
 from kafka_marshal.remote import api, paths
 from kafka_marshal.sidecar import process_monitor, requests
@@ -279,10 +279,7 @@ class Served:
 
 
 def eventually(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    until(condition, pause_s=0.005)
 
 
 def read(connection):

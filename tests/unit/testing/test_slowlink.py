@@ -7,7 +7,7 @@ from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.testing.slowlink import SlowLink
 
 NEVER_MS = 3_600_000
-WAIT_S = 10
+WAIT_S = 60
 
 
 @pytest.fixture

@@ -1,13 +1,17 @@
-"""How slow the machine is while a test measures, for bounds in real time.
+"""How slow the machine is, for bounds and deadlines in real time.
 
 A bound that holds on an idle machine fails on one that is busy with something else, and
 a bound that holds on every machine says nothing. So tests measure both: what took how
-long, and how long a fixed piece of work took meanwhile.
+long, and how long a fixed piece of work took meanwhile. A wait that is over its time
+continues for as many times longer as the machine is slow at that moment.
 """
 
 import threading
 import time
-from typing import Self
+from collections.abc import Callable
+from typing import Self, TypeVar
+
+T = TypeVar("T")
 
 # The work below takes 15 ms on an idle core of the machines that the bounds were
 # written on; up to this, a machine counts as fast.
@@ -24,6 +28,41 @@ def work_ms() -> float:
     for step in range(ROUNDS):
         number = (number * 31 + step) & 0xFFFF_FFFF
     return (time.perf_counter() - began) * 1000
+
+
+def factor_now() -> float:
+    """Return how many times slower than the reference the machine is, at least 1."""
+    return max(1.0, work_ms() / REFERENCE_MS)
+
+
+def is_over(since_s: float, allowed_s: float) -> bool:
+    """Return whether more time has passed than this machine is allowed now.
+
+    Args:
+        since_s: When it began, by `time.monotonic`.
+        allowed_s: How long it may take on a machine that is not busy.
+    """
+    took_s = time.monotonic() - since_s
+    return took_s >= allowed_s and took_s >= allowed_s * factor_now()
+
+
+def until(
+    condition: Callable[[], T],
+    what: str = "the condition",
+    *,
+    timeout_s: float = 60,
+    pause_s: float = 0.01,
+) -> T:
+    """Return what ``condition`` returns as soon as it is true.
+
+    Raises:
+        AssertionError: Not within the time.
+    """
+    since_s = time.monotonic()
+    while not (found := condition()):
+        assert not is_over(since_s, timeout_s), f"not within {timeout_s} s: {what}"
+        time.sleep(pause_s)
+    return found
 
 
 class Slowness:
@@ -50,7 +89,7 @@ class Slowness:
         self._note()
 
     def _note(self) -> None:
-        self.factor = max(self.factor, work_ms() / REFERENCE_MS)
+        self.factor = max(self.factor, factor_now())
 
     def _run(self) -> None:
         while not self._ended.wait(PAUSE_S):
