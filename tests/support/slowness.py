@@ -18,6 +18,7 @@ T = TypeVar("T")
 REFERENCE_MS = 22.0
 ROUNDS = 210_000
 PAUSE_S = 0.5
+LOOK_PAUSES = 3
 JOIN_S = 60
 
 
@@ -55,14 +56,19 @@ def until(
 ) -> T:
     """Return what ``condition`` returns as soon as it is true.
 
+    Between looks it pauses, longer where a look costs processor time: others need that.
+
     Raises:
         AssertionError: Not within the time.
     """
     since_s = time.monotonic()
-    while not (found := condition()):
+    while True:
+        before_s = time.thread_time()
+        if found := condition():
+            return found
+        look_s = time.thread_time() - before_s
         assert not is_over(since_s, timeout_s), f"not within {timeout_s} s: {what}"
-        time.sleep(pause_s)
-    return found
+        time.sleep(max(pause_s, LOOK_PAUSES * look_s))
 
 
 class Slowness:

@@ -145,6 +145,15 @@ def test_a_stream_that_breaks_off_is_a_fault(sidecar):
             pass
 
 
+def test_no_certificates_are_loaded_for_plain_http(monkeypatch):
+    """They take 25 ms of each start."""
+    monkeypatch.setattr("ssl.create_default_context", pytest.fail)
+    address = Address.parse("unix:/run/s.sock")
+    Connection.open(
+        address, token=None, group_id="g", client_id="c", instance=INSTANCE
+    ).close()
+
+
 def test_ending_a_stream_wakes_its_reader(tmp_path):
     path = tmp_path / "s.sock"
     with socket.socket(socket.AF_UNIX) as listening:
