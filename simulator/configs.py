@@ -71,7 +71,7 @@ class Configs:
         config = self._last = _next(before, level=level, h_ms=h_ms)
         world.levels.wrote(config)
         world.trace(
-            f"an admin writes level {level} and H = {config.heartbeat_interval_ms} ms"
+            f"an admin writes level {level}, interval {config.heartbeat_interval_ms} ms"
         )
         rng = chance(world.plan.seed, f"config/{fault.number}")
         longest_ms = rng.choice([world.plan.h_ms // 8, 2 * world.plan.h_ms])
@@ -88,7 +88,7 @@ class Configs:
         h_ms = world.plan.h_ms
         self._last = _next(last, level=last.feature_level, h_ms=h_ms)
         world.levels.wrote(self._last)
-        world.trace(f"an admin writes H = {h_ms} ms again")
+        world.trace(f"an admin writes interval {h_ms} ms again")
         for number, wanted in self._wanted.items():
             wanted.append(self._last)
             world.loop.at(world.now_ms, partial(self._drive, number))

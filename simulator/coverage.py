@@ -23,8 +23,8 @@ from simulator.checkers import Folded
 SITUATIONS: Mapping[str, str] = {
     "claimed": "a claim was accepted",
     "taken_over": "a stale owner lost its key to a claim",
-    "takeover_at_2h_1": "a key was taken 2H + 1 ms after its last renewal",
-    "refused_at_2h": "a claim was refused 2H after the last renewal, as held",
+    "takeover_at_2h_1": "a key was taken 1 ms after its owner became stale",
+    "refused_at_2h": "a claim was refused at the last ms of the owner",
     "resumed": "a restarted process went on with its claim",
     "resume_refused": "a resume came too late, or with the wrong secret",
     "duplicate_claim": "a claiming record came twice",
@@ -45,9 +45,9 @@ SITUATIONS: Mapping[str, str] = {
     "undecodable": "somebody wrote what is no record",
     "identity_conflict": "two processes had one client_id",
     "lease_expired": "an owner stopped because its own lease had run out",
-    "stopped_in_hand": "a process was stopped beyond 2H with records in hand",
-    "crashed_in_hand": "a process died with records in hand",
-    "handled_beyond_2h": "records were handled for longer than 2H",
+    "stopped_with_records": "a process with records was stopped for over two intervals",
+    "crashed_with_records": "a process died with uncommitted records",
+    "handled_beyond_2h": "records were handled for longer than two intervals",
     "duplicates": "a record was handed out again, at least once",
     "granted": "offsets were granted",
     "granted_to_another": "a process without a claim was granted offsets under one",
@@ -66,7 +66,7 @@ SITUATIONS: Mapping[str, str] = {
     "above_in_pause": "one of them came while the group was paused",
     "known_above_level": "a known record came while a level below its own was in force",
     "level_changed": "a Config of another level was accepted, that all can follow",
-    "interval_changed": "a Config of another H was accepted",
+    "interval_changed": "a Config of another interval was accepted",
     "config_refused": "a Config above everybody's level was refused: nobody halted",
     "halted": "a reader halted at a Config above its level",
     "behind_a_halt": "a record came behind such a Config, and changed nothing",
@@ -74,7 +74,7 @@ SITUATIONS: Mapping[str, str] = {
     "checkpoint_above": "it did not begin from a newer program's checkpoint, either",
 }
 SELDOM: Mapping[str, str] = {
-    "halted_in_hand": "a reader halted with records in hand",
+    "halted_with_records": "a reader halted with uncommitted records",
     "refused_torn": "a process started before a Config had reached all, and refused",
     "old_topic": "a claim for an earlier topic of the name was refused",
     "topic_missing": "a process started while its topic was deleted, and refused",
@@ -89,7 +89,7 @@ TRUNCATED: Mapping[str, str] = {
 }
 RECREATED: Mapping[str, str] = {
     "recreated": "the data topic was deleted, to be created again",
-    "recreated_in_hand": "somebody had records of it in hand then",
+    "recreated_with_records": "a client had uncommitted records of it then",
     "topic_ended": "a claim ended because its topic was gone",
     "topic_changed": "a key was claimed for a topic of another id",
 }

@@ -176,7 +176,7 @@ class Fleet:
     def remove(self, app: App) -> None:
         """End a process without a word."""
         if app.hand:
-            self._world.coverage.note("crashed_in_hand")
+            self._world.coverage.note("crashed_with_records")
         app.is_gone = True
         self.apps.remove(app)
         self._world.cluster.crash(app.node)
@@ -314,7 +314,7 @@ class Fleet:
         if world.levels.is_beside(owner):
             world.coverage.note("started_beside_halt")
         if app.hand:
-            world.coverage.note("halted_in_hand")
+            world.coverage.note("halted_with_records")
         if not app.is_leaving:
             self._poll_halted(app)
         self.remove(app)

@@ -28,7 +28,7 @@ class Recreations:
             return
         world.coverage.note("recreated")
         if any(app.hand for app in self._fleet.apps):
-            world.coverage.note("recreated_in_hand")
+            world.coverage.note("recreated_with_records")
         world.cluster.kafka.delete_topic(TOPIC)
         world.trace(f"topic {TOPIC} is deleted")
         count = chance(world.plan.seed, f"recreate/{fault.number}").choice(RECORDS)

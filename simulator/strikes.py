@@ -138,7 +138,7 @@ class Strikes:
             lag_ms = self._world.plan.h_ms // 2 if is_late else DEAF_MS
             app.node.log.read_lag_ms = lag_ms
             self._mend_later(app, fault.for_ms)
-            self._world.trace(f"{app.name} hears late for {fault.for_ms} ms")
+            self._world.trace(f"{app.name} reads late for {fault.for_ms} ms")
 
     def _mend_later(self, app: App, for_ms: int) -> None:
         app.cut_until_ms = self._world.now_ms + for_ms
@@ -224,7 +224,7 @@ class Strikes:
         if app is not None:
             app.wakes_ms = max(app.wakes_ms, self._world.now_ms + fault.for_ms)
             if app.hand and fault.for_ms > 2 * self._world.plan.h_ms:
-                self._world.coverage.note("stopped_in_hand")
+                self._world.coverage.note("stopped_with_records")
             self._world.trace(f"{app.name} is stopped for {fault.for_ms} ms")
 
     def _churn(self, fault: Fault) -> None:

@@ -91,7 +91,7 @@ class Troubles:
         if place is not None and place.host.hub is not None and not place.host.is_hung:
             place.host.hub.start_drain()
             place.drains_ms = self._world.now_ms + self._span_ms()
-            self._world.trace(f"{place.host.name} is told to end")
+            self._world.trace(f"{place.host.name} is asked to end")
 
     def _suspend(self) -> None:
         """Stop all of a machine; its boot clock runs on."""

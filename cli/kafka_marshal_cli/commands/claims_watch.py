@@ -248,7 +248,7 @@ def change_text(change: Change) -> str:
     also = [f"{name} {value}" for name, value in details.items() if value is not None]
     if change.what == "lost":
         parts[-1] = parts[-1].replace("by ", "of ", 1)
-    also.append(f"at T{change.partition} offset {change.offset}")
+    also.append(f"at log partition {change.partition} offset {change.offset}")
     return ", ".join([" ".join(parts), *also])
 
 

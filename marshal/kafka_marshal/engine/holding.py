@@ -141,7 +141,7 @@ class Holding:
         return max(count, self.is_lent)
 
     @property
-    def is_asking(self) -> bool:
+    def has_requests(self) -> bool:
         """Whether a verdict on requested offsets is pending (at most once)."""
         progress = self.progress
         return isinstance(progress, AtMostOnce) and progress.outstanding_count > 0

@@ -140,7 +140,7 @@ class Holdings:
         drain = holding.drain
         if drain is None:
             return
-        is_due = drain.is_due(now_ms) and not holding.is_asking
+        is_due = drain.is_due(now_ms) and not holding.has_requests
         if is_due or holding.in_hand_count == 0:
             # Report to an application that is stuck in its handler that another owner
             # may repeat its work.

@@ -185,7 +185,7 @@ class ReleaseCooldowns:
         del self._until_ms[key]
         return True
 
-    def is_cooling(self, key: Key, now_ms: int) -> bool:
+    def is_in_cooldown(self, key: Key, now_ms: int) -> bool:
         """Return whether a key is in its cooldown at this local time."""
         until_ms = self._until_ms.get(key)
         return until_ms is not None and now_ms < until_ms

@@ -357,7 +357,7 @@ class Session(Holder):
         wanted = {
             key: plan.why.get(key, "")
             for key in plan.claim
-            if not self._cooldowns.is_cooling(key, now_ms)
+            if not self._cooldowns.is_in_cooldown(key, now_ms)
         }
         self._drop_contenders(sub, wanted)
         for key, why in wanted.items():

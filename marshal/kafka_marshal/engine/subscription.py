@@ -347,8 +347,8 @@ class Subscription:
                 since_ms = self._claimable_since.setdefault(key, now_ms)
                 is_orphan = now_ms - since_ms > interval_ms
                 # Released keys are left to others, unless no member claims them.
-                is_cooling = cooldowns.is_cooling(key, now_ms)
-                is_left = is_cooling or (is_off and not is_orphan)
+                is_held_off = cooldowns.is_in_cooldown(key, now_ms)
+                is_left = is_held_off or (is_off and not is_orphan)
             else:
                 self._claimable_since.pop(key, None)
             holding = holdings.get(key)

@@ -162,30 +162,18 @@ def _received(
 class ResponseBuffer:
     """A response buffer of kafka-python whose large parts are read as views."""
 
-    __slots__ = ("buffer",)
+    __slots__ = ("buffer", "seek", "tell", "write")
 
     def __init__(self, buffer: Any) -> None:
         self.buffer = buffer
+        self.tell, self.seek, self.write = buffer.tell, buffer.seek, buffer.write
 
     def __len__(self) -> int:
         return len(self.buffer)
 
-    def tell(self) -> int:
-        """Return the offset of the next byte."""
-        at: int = self.buffer.tell()
-        return at
-
-    def seek(self, at: int) -> None:
-        """Continue at an offset."""
-        self.buffer.seek(at)
-
-    def write(self, data: bytes) -> None:
-        """Append received data."""
-        self.buffer.write(data)
-
     def read(self, nbytes: int | None = None) -> "bytes | memoryview":
         """Return the next bytes; a view if they are at least ``LARGE``."""
-        start = self.tell()
+        start: int = self.tell()
         count = len(self) - start if nbytes is None else nbytes
         if count < LARGE:
             found: bytes = self.buffer.read(count)

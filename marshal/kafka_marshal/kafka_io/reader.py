@@ -140,7 +140,7 @@ class KafkaRecord(Record, msgspec.Struct, frozen=True, gc=False):
 
 def kafka_records(sources: Sequence[Any], token: Token | None) -> Iterator[Record]:
     """Make records from those of kafka-python."""
-    # All callables are in C: no Python frame per record.
+    # All callables are built in: no Python frame per record.
     return map(
         KafkaRecord,
         map(_offset, sources),

@@ -29,7 +29,7 @@ from kafka_marshal.protocol.types import LogEntry
 
 OPEN_TIMEOUT_MS = 30_000
 READER_REQUEST_TIMEOUT_MS = 10_000
-# The protocol's default, in use until the log's own H is known.
+# The protocol's default, in use until that of the log is known.
 HEARTBEAT_INTERVAL_MS_DEFAULT = 60_000
 FETCH_WAIT_MS = 250
 # Bounds the duration of a poll; a cold start polls often.
@@ -51,7 +51,7 @@ class TopicLog(CoordinationLog):
         topic: Name of the topic.
         topic_id: Id of the topic (16 bytes) when it was opened, or None.
         description: Description of the topic when it was opened.
-        writer: The writer, None until H is known.
+        writer: The writer, None until the heartbeat interval is known.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class TopicLog(CoordinationLog):
 
         Args:
             settings: Connection and name of the topic.
-            heartbeat_interval_ms: H if known; ``configure`` changes it. With None
+            heartbeat_interval_ms: None if unknown; ``configure`` changes it. With None
                 nothing can be appended before that: readers need no producer, nor the
                 right to write.
             timeout_ms: Limit for the whole call.
@@ -222,13 +222,13 @@ class TopicLog(CoordinationLog):
     def configure(
         self, heartbeat_interval_ms: int, *, timeout_ms: int = OPEN_TIMEOUT_MS
     ) -> None:
-        """Set the writer's timeouts by H; do nothing if H is unchanged.
+        """Set the writer's timeouts; do nothing if the interval is unchanged.
 
         The best moment is before the first append: one that finds an earlier append to
         its partition under way waits for it, to keep the order.
 
         Args:
-            heartbeat_interval_ms: H.
+            heartbeat_interval_ms: Heartbeat interval in force.
             timeout_ms: Limit for the new connection; on failure the old one stays.
 
         Raises:

@@ -88,7 +88,7 @@ def open_coordination_log(
 
     Args:
         settings: Connection, name of the topic, and transport.
-        heartbeat_interval_ms: H if known; see ``TopicLog``.
+        heartbeat_interval_ms: None if unknown; see ``TopicLog``.
         timeout_ms: Limit for the whole call.
         only: Returns the partitions to read, from the number of partitions.
 

@@ -16,7 +16,8 @@ never moves a position back (4.5), of two requests for offsets the lower one tha
 late gets nothing (4.7), and a claim that nobody waits for is released (5.3). Simulated
 logs also let abandoned appends land late and in any order.
 
-Appends that arrive meanwhile are queued, for up to a quarter of H.
+Appends that arrive meanwhile are queued, for up to a quarter of the
+heartbeat interval.
 
 ``Outlet`` hides the differences between client libraries.
 """
@@ -35,7 +36,8 @@ from kafka_marshal.kafka_io.faults import Access, Failure
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.ports import Append
 
-# PROTOCOL 2.1: request timeout min(H/4, 10 s), delivery timeout H/2, linger <= 5 ms.
+# PROTOCOL 2.1: a quarter of the heartbeat interval or 10 s for a request, half of the
+# interval for the delivery, linger <= 5 ms.
 REQUEST_TIMEOUT_MS_MAX = 10_000
 LINGER_MS = 2
 # Client libraries expire late requests once per turn of their loop.
@@ -101,8 +103,8 @@ Translate = Callable[[Exception, str, Access], MarshalError]
 def writer_timeouts(heartbeat_interval_ms: int) -> dict[str, int]:
     """Return the producer's timeouts for a heartbeat interval (PROTOCOL 2.1).
 
-    Client libraries require the delivery timeout to cover linger and one request; H/2
-    and H/4 do so from an H of a few milliseconds on.
+    Client libraries require the delivery timeout to cover linger and one request; half
+    and a quarter of the interval do so from a few milliseconds on.
     """
     request_ms = max(1, min(heartbeat_interval_ms // 4, REQUEST_TIMEOUT_MS_MAX))
     return {
@@ -285,7 +287,7 @@ class Writer:
             settings: Connection and name of the topic.
             connect: Factory of outlets.
             translate: Translates errors of an outlet.
-            heartbeat_interval_ms: H.
+            heartbeat_interval_ms: Heartbeat interval in force.
             timeout_ms: Limit for the connection.
 
         Raises:
@@ -331,7 +333,8 @@ class Writer:
                     )
                 )
             append = _SentAppend(
-                # Queued and then sent, it ends within H, for which callers wait.
+                # Queued and then sent, it ends within the heartbeat interval,
+                # for which callers wait.
                 limit_s=self._timeouts["delivery_timeout_ms"] / 2000,
                 settings=self._settings,
                 doing=doing,
@@ -347,7 +350,7 @@ class Writer:
             self._watch()
 
     def configure(self, heartbeat_interval_ms: int, *, timeout_ms: int) -> None:
-        """Adapt the timeouts to H; without a change it does nothing.
+        """Adapt the timeouts; do nothing if the interval is unchanged.
 
         Raises:
             Exception: No connection could be made; the old one stays in use.

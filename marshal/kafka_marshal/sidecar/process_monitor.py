@@ -41,8 +41,8 @@ class Peer:
     Attributes:
         pid: Its id, None if unknown (TCP, another namespace).
         uid: Its user, None if unknown.
-        started: Its start time in clock ticks since the boot, which tells processes
-            with the same id apart. None once it is gone.
+        started: Its start time in clock ticks since the boot, which distinguishes
+            processes with the same id. None once it is gone.
         gids: Its groups.
     """
 

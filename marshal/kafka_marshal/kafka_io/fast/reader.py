@@ -185,7 +185,7 @@ def fast_records(messages: Sequence[Any], token: Token | None) -> Iterator[Recor
         # Offsets ascend, so none between these two is missing.
         range(first, last + 1) if is_whole else map(_offset, messages)
     )
-    # All callables are in C: no Python frame per record.
+    # All callables are built in: no Python frame per record.
     return map(
         FastRecord, offsets, map(Message.value, messages), repeat(token), messages
     )

@@ -120,17 +120,17 @@ def distances(lines: Mapping[str, Sequence[tuple[int, float]]], what: str) -> st
 
 
 def ages(counts: Mapping[int, int]) -> str:
-    """Draw how old claims were when they were renewed, in twentieths of H."""
+    """Draw how old claims were when they were renewed, in twentieths of an interval."""
     figure, axes = _axes(2.6)
     edges = [twentieths / AGES_PER_H for twentieths in sorted(counts)]
     heights = [counts[twentieths] for twentieths in sorted(counts)]
     axes.bar(edges, heights, 1 / AGES_PER_H, align="edge")
-    for bound, name in ((1, "H"), (2, "2H")):
+    for bound, name in ((1, "1 interval"), (2, "2 intervals")):
         axes.axvline(bound, color="#c62828", linewidth=0.8)
         axes.text(bound, 1, f" {name}", transform=axes.get_xaxis_transform(), va="top")
     if counts:
         axes.set_yscale("log")
-    axes.set_xlabel("age at renewal, in H")
+    axes.set_xlabel("age at renewal, in heartbeat intervals")
     axes.set_ylabel("renewals")
     return _svg(figure)
 

@@ -183,8 +183,9 @@ claims.</p>
 {{ timeline }}
 
 <h2>Takeover times</h2>
-<p class="note">From the release, or from the last renewal of an owner that fell silent,
-to the next claim, in log time. A silent owner is stale after 2H at the earliest.</p>
+<p class="note">From the release, or from the last renewal of a silent owner, to the
+next claim, in log time. A silent owner is stale after two heartbeat intervals at the
+earliest.</p>
 {{ grid(takeovers, ["ending", "handoffs_count", "p50_ms", "p99_ms", "max_ms",
  "late_ms_max"]) }}
 {{ gaps }}
