@@ -21,13 +21,13 @@ def apply(rig, consumer, event):
     what, partition, epoch = event
     match what:
         case "assigned":
-            rig.say(rig.assigned(partition, epoch=epoch))
+            rig.send(rig.assigned(partition, epoch=epoch))
         case "lost":
-            rig.say(lost(partition, epoch=epoch, was_lost=False))
+            rig.send(lost(partition, epoch=epoch, was_lost=False))
         case "releasing":
-            rig.say(releasing(partition, epoch=epoch))
+            rig.send(releasing(partition, epoch=epoch))
         case "snapshot":
-            rig.say(rig.snapshot(rig.assigned(partition, epoch=epoch)))
+            rig.send(rig.snapshot(rig.assigned(partition, epoch=epoch)))
         case "poll":
             consumer.poll()
             consumer.commit()
@@ -79,6 +79,6 @@ def test_a_snapshot_ends_whatever_it_does_not_list(course, epoch):
     rig, consumer = opened()
     for event in course:
         apply(rig, consumer, event)
-    rig.say(rig.snapshot(rig.assigned(0, epoch=epoch)))
+    rig.send(rig.snapshot(rig.assigned(0, epoch=epoch)))
     assert set(having(rig)) <= {key(0)}
     assert all(found == epoch for found, *_ in having(rig).values())

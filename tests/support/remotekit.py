@@ -1,4 +1,4 @@
-"""A client by a sidecar, without the sidecar: what it says is said by the test."""
+"""A client of a sidecar, without the sidecar: the test sends its events."""
 
 from enginekit import H, wish, world
 
@@ -21,8 +21,8 @@ SECRET = "5e" * 16
 NOT_PAUSED = api.Paused(is_paused=False)
 
 
-class FakeDesk:
-    """Notes what the session says."""
+class FakeCommandQueue:
+    """Notes the commands of a session."""
 
     def __init__(self):
         self.returned, self.ended, self.unclaimed, self.flushed = [], [], [], 0
@@ -75,7 +75,7 @@ class RemoteRig:
         self.session = RemoteSession(
             self.context, claimant, client_id="c", grantee=GRANTEE
         )
-        self.session.commands = self.commands = FakeDesk()
+        self.session.commands = self.commands = FakeCommandQueue()
         self.asked, self.waiting, self.answers = [], [], []
         self.has_room = True
         self.session.grants = SidecarGrantRequester(
@@ -133,7 +133,7 @@ class RemoteRig:
             callbacks=wants.callbacks,
         )
 
-    def say(self, body):
+    def send(self, body):
         self.session.on_event(body)
 
     def assigned(self, partition=0, *, epoch=5, name="s", position=0, **rest):

@@ -16,7 +16,7 @@ def rig():
 def slow(rig):
     """A consumer with four uncommitted records and a limit of half a second."""
     consumer = rig.consumer(most=4, max_handling_ms=500)
-    rig.say(rig.assigned())
+    rig.send(rig.assigned())
     consumer.poll()
     rig.session.on_deadlines(rig.beaten(takers=("t",)), reported=())
     return consumer
@@ -52,7 +52,7 @@ def test_a_partition_without_a_taker_stays(rig, slow):
 
 def test_a_repeatedly_stuck_partition_gets_more_time(rig):
     consumer = rig.consumer(most=4, max_handling_ms=500)
-    rig.say(rig.assigned(stuck=1))
+    rig.send(rig.assigned(stuck=1))
     consumer.poll()
     rig.session.on_deadlines(rig.beaten(takers=("t",)), reported=())
     pass_time(rig, 900)

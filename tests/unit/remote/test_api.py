@@ -43,7 +43,7 @@ def test_an_event_comes_back_as_it_was(event):
     assert msgspec.json.decode(wire, type=api.EventBody) == event
 
 
-def test_a_newer_end_may_say_more():
+def test_a_newer_peer_may_send_more():
     wire = b'{"type":"lost","topic":"t","partition":0,"epoch":1,"reason":"x","new":1}'
     assert msgspec.json.decode(wire, type=api.EventBody).was_lost
 
@@ -71,7 +71,7 @@ def test_an_id_names_the_life_the_event_and_the_entry():
     ],
     ids=str,
 )
-def test_what_a_client_says_is_checked_where_it_is_read(kind, body):
+def test_what_a_client_sends_is_checked_where_it_is_read(kind, body):
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(msgspec.json.encode(body), type=kind)
 

@@ -136,7 +136,7 @@ def handed(consumer):
 # --- Following ---
 
 
-def test_what_is_assigned_is_handed_out_and_told(linked):
+def test_what_is_assigned_is_handed_out_and_reported(linked):
     consumer = linked.consumer()
     (told,) = linked.sidecar.named("PUT", linked.name)
     assert told["topics"] == ["t"]
@@ -144,12 +144,12 @@ def test_what_is_assigned_is_handed_out_and_told(linked):
     assert handed(consumer) == [0, 1, 2, 3]
     consumer.commit()
 
-    def is_told():
+    def is_reported():
         beats = linked.sidecar.named("POST", "/beat")
         standings = [s for beat in beats for s in beat["standings"]]
         return any(each["position"] == 4 for each in standings)
 
-    linked.wait_for(is_told)
+    linked.wait_for(is_reported)
 
 
 def test_beats_take_deadlines(linked):
@@ -191,7 +191,7 @@ def test_it_goes_on_where_it_was_after_a_lost_connection(linked):
     assert consumer.assignment() == {T0}
 
 
-def test_a_restarted_sidecar_is_told_everything_anew(linked):
+def test_a_restarted_sidecar_is_sent_everything_again(linked):
     consumer = linked.consumer()
     linked.stream.push(linked.snapshot(linked.assigned()))
     assert handed(consumer) == [0, 1, 2, 3]
@@ -223,7 +223,7 @@ def test_a_claim_that_is_unchanged_goes_on_after_a_restart(linked):
     consumer.commit()
 
 
-def test_a_restarted_sidecar_that_expects_us_is_told_our_wants(linked):
+def test_a_restarted_sidecar_that_expects_the_client_is_sent_its_subscriptions(linked):
     """It knows this process, and may know nothing of what that consumes."""
     linked.consumer()
     linked.stream.push(linked.snapshot(linked.assigned()))
@@ -280,7 +280,7 @@ def test_a_bug_leaves_no_zombies(linked, monkeypatch):
 # --- SubscriptionSet ---
 
 
-def test_a_wish_that_is_refused_is_raised_and_forgotten(linked):
+def test_a_refused_subscription_raises_and_is_forgotten(linked):
     linked.sidecar.answers["PUT", f"{INSTANCE[:8]}-1"] = [
         (400, failure("ConfigurationError", setting="policy"))
     ]
@@ -302,7 +302,7 @@ def test_a_claim_without_consumption(linked):
     claim.release()
     assert claim.position == 7
     linked.wait_for(lambda: linked.sidecar.named("DELETE", "/claims/t/0"))
-    # Said again before the last word, where the first may still be on its way.
+    # Sent again before the end, since the first may still be on its way.
     told = linked.sidecar.named("POST", "/released")
     assert {each["position"] for said in told for each in said["returned"]} == {7}
 
@@ -351,7 +351,7 @@ def test_the_log_is_asked_by_way_of_the_sidecar(linked):
 # --- Leaving ---
 
 
-def test_whoever_leaves_is_not_told_that_the_sidecar_is_gone(linked):
+def test_a_client_that_leaves_is_not_notified_of_a_lost_sidecar(linked):
     """It knows this client no more, and ends its stream: that is as it should be."""
     linked.stream.push(linked.snapshot())
     linked.link.leave(release=True, timeout_ms=1_000)
@@ -372,7 +372,7 @@ def test_whoever_leaves_is_not_told_that_the_sidecar_is_gone(linked):
         pytest.param(False, "restart", id="for-a-moment"),
     ],
 )
-def test_leaving_tells_why(linked, release, reason):
+def test_leaving_sends_the_reason(linked, release, reason):
     linked.link.leave(release=release, timeout_ms=1_000)
     (told,) = linked.sidecar.named("DELETE", "/clients/c")
     assert (told["release"], told["reason"]) == (release, reason)

@@ -1,4 +1,4 @@
-"""What a client says is carried until it was heard, and its lock never waits."""
+"""Commands are sent until they are answered, and the lock is never held meanwhile."""
 
 import threading
 import time
@@ -17,22 +17,22 @@ KEY = Key("g", "t", 0)
 STANDING = api.Progress(topic="t", partition=0, epoch=5, position=3)
 
 
-class Office:
-    """A commands over a sidecar in memory."""
+class Rig:
+    """A queue of commands to a sidecar in memory."""
 
     def __init__(self):
         self.sidecar = FakeSidecar()
         self.lock = threading.Condition(threading.RLock())
         self.stopped = threading.Event()
         self.workers = WorkerPool("test", threads=2)
-        self.heard = []
+        self.answered = []
         self.commands = CommandQueue(
             connected(self.sidecar),
             lock=self.lock,
             workers=self.workers,
             stopped=self.stopped,
             standings=lambda: (STANDING,),
-            on_flushed=lambda answer, sent: self.heard.append((answer, sent)),
+            on_flushed=lambda answer, sent: self.answered.append((answer, sent)),
         )
 
     def wait_for(self, is_done):
@@ -42,7 +42,7 @@ class Office:
                 assert not is_over(since_s, WAIT_S)
                 self.lock.wait(0.01)
 
-    def wait_heard(self, *seqs):
+    def wait_answered(self, *seqs):
         self.wait_for(lambda: not self.commands.is_pending(seqs, late=False))
 
     def stop(self):
@@ -51,28 +51,28 @@ class Office:
 
 
 @pytest.fixture
-def office():
-    office = Office()
-    yield office
-    office.stop()
+def rig():
+    rig = Rig()
+    yield rig
+    rig.stop()
 
 
 def returned(partition=0, *, position=3):
     return api.Release(topic="t", partition=partition, epoch=5, position=position)
 
 
-def test_what_is_given_back_is_told_until_it_was_heard(office):
+def test_a_release_is_sent_until_it_is_answered(rig):
     late = failure("DeadlineExceeded")
-    office.sidecar.answers["POST", "released"] = [
+    rig.sidecar.answers["POST", "released"] = [
         httpx.ConnectError("refused"),
         (503, failure("CoordinationError", retriable=True)),
         (504, late),
     ]
-    with office.lock:
-        office.commands.give_back([returned(), returned(1)])
-        assert office.commands.returning_count == 2
-    office.wait_for(lambda: office.commands.returning_count == 0)
-    told = office.sidecar.named("POST", "/released")
+    with rig.lock:
+        rig.commands.give_back([returned(), returned(1)])
+        assert rig.commands.returning_count == 2
+    rig.wait_for(lambda: rig.commands.returning_count == 0)
+    told = rig.sidecar.named("POST", "/released")
     assert len(told) == 4
     assert [each["partition"] for each in told[0]["returned"]] == [0, 1]
 
@@ -84,85 +84,85 @@ def test_what_is_given_back_is_told_until_it_was_heard(office):
         pytest.param((409, failure("InvalidTransition")), id="refused"),
     ],
 )
-def test_what_is_refused_is_not_told_again(office, answer):
-    office.sidecar.answers["POST", "released"] = [answer]
-    with office.lock:
-        office.commands.give_back([returned()])
-    office.wait_for(lambda: office.commands.returning_count == 0)
-    assert len(office.sidecar.named("POST", "/released")) == 1
+def test_a_refused_release_is_not_sent_again(rig, answer):
+    rig.sidecar.answers["POST", "released"] = [answer]
+    with rig.lock:
+        rig.commands.give_back([returned()])
+    rig.wait_for(lambda: rig.commands.returning_count == 0)
+    assert len(rig.sidecar.named("POST", "/released")) == 1
 
 
-def test_nothing_given_back_is_nothing_to_tell(office):
-    office.commands.give_back([])
-    assert office.commands.returning_count == 0
+def test_an_empty_release_sends_nothing(rig):
+    rig.commands.give_back([])
+    assert rig.commands.returning_count == 0
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_subscription_ends_with_its_positions(office, keep):
-    with office.lock:
-        seq = office.commands.end("s", [returned()], keep=keep)
-        assert office.commands.is_pending([seq], late=True)
-    office.wait_heard(seq)
-    (told,) = office.sidecar.named("POST", "/subscriptions/s/end")
+def test_a_subscription_ends_with_its_positions(rig, keep):
+    with rig.lock:
+        seq = rig.commands.end("s", [returned()], keep=keep)
+        assert rig.commands.is_pending([seq], late=True)
+    rig.wait_answered(seq)
+    (told,) = rig.sidecar.named("POST", "/subscriptions/s/end")
     assert told["returned"][0]["position"] == 3
     assert told["timeout_ms"] > 0
 
 
-def test_a_claim_is_wanted_no_more(office):
-    with office.lock:
-        assert office.commands.want_number(KEY) == 1
-        office.commands.unclaim(KEY)
-        assert office.commands.want_number(KEY) == 2
-    office.wait_for(lambda: office.sidecar.named("DELETE", "/claims/t/0"))
+def test_a_claim_is_wanted_no_more(rig):
+    with rig.lock:
+        assert rig.commands.want_number(KEY) == 1
+        rig.commands.unclaim(KEY)
+        assert rig.commands.want_number(KEY) == 2
+    rig.wait_for(lambda: rig.sidecar.named("DELETE", "/claims/t/0"))
 
 
-def test_a_claim_is_wanted_no_more_only_after_its_position_is_told(office):
-    """On two threads: whoever lets go of it first would do so where it last heard."""
+def test_a_claim_is_ended_only_after_its_position_was_sent(rig):
+    """On two threads the sidecar would release it at an earlier position."""
     refused = httpx.ConnectError("refused")
-    office.sidecar.answers["POST", "released"] = [refused, refused]
-    with office.lock:
-        office.commands.give_back([returned(), returned(1)])
-        office.commands.unclaim(KEY)
-    office.wait_for(lambda: office.sidecar.named("DELETE", "/claims/t/0"))
-    asked = [path for _, path, _ in office.sidecar.asked]
+    rig.sidecar.answers["POST", "released"] = [refused, refused]
+    with rig.lock:
+        rig.commands.give_back([returned(), returned(1)])
+        rig.commands.unclaim(KEY)
+    rig.wait_for(lambda: rig.sidecar.named("DELETE", "/claims/t/0"))
+    asked = [path for _, path, _ in rig.sidecar.asked]
     before = asked[: next(n for n, path in enumerate(asked) if "/claims/" in path)]
-    told = office.sidecar.named("POST", "/released")[: len(before)]
+    told = rig.sidecar.named("POST", "/released")[: len(before)]
     assert len(told) > 2
     assert any({"t"} == {r["topic"] for r in each["returned"]} for each in told[2:])
-    office.wait_for(lambda: office.commands.returning_count == 0)
+    rig.wait_for(lambda: rig.commands.returning_count == 0)
 
 
-def test_flushes_that_wait_are_one(office):
-    office.sidecar.answers["POST", "beat"] = [httpx.ReadError("reset")]
-    with office.lock:
-        seqs = [office.commands.flush() for _ in range(3)]
-        assert office.commands.is_pending(seqs[2:], late=False)
-    office.wait_heard(*seqs)
-    told = office.sidecar.named("POST", "/beat")
+def test_flushes_that_wait_are_one(rig):
+    rig.sidecar.answers["POST", "beat"] = [httpx.ReadError("reset")]
+    with rig.lock:
+        seqs = [rig.commands.flush() for _ in range(3)]
+        assert rig.commands.is_pending(seqs[2:], late=False)
+    rig.wait_answered(*seqs)
+    told = rig.sidecar.named("POST", "/beat")
     assert len(told) == 2
     assert told[1]["flush"]
     assert told[1]["standings"][0]["position"] == 3
-    assert [what for _, what in office.heard] == [(STANDING,)]
+    assert [what for _, what in rig.answered] == [(STANDING,)]
 
 
-def test_what_was_never_heard_stays_so(office):
-    office.sidecar.is_dead = True
-    with office.lock:
-        seqs = [office.commands.flush(), office.commands.end("s", [], keep=False)]
-        office.commands.give_back([returned()])
-    office.wait_for(lambda: office.sidecar.named("POST", "/beat"))
-    office.stop()
-    assert not office.commands.is_pending(seqs, late=False)
-    assert office.commands.is_pending(seqs, late=True)
-    assert office.commands.returning_count == 1
+def test_commands_without_an_answer_stay_pending(rig):
+    rig.sidecar.is_dead = True
+    with rig.lock:
+        seqs = [rig.commands.flush(), rig.commands.end("s", [], keep=False)]
+        rig.commands.give_back([returned()])
+    rig.wait_for(lambda: rig.sidecar.named("POST", "/beat"))
+    rig.stop()
+    assert not rig.commands.is_pending(seqs, late=False)
+    assert rig.commands.is_pending(seqs, late=True)
+    assert rig.commands.returning_count == 1
 
 
-def test_after_the_end_nothing_is_carried(office):
-    office.stop()
-    with office.lock:
-        seq = office.commands.end("s", [], keep=False)
-    assert not office.commands.is_pending([seq], late=False)
-    assert office.sidecar.asked == []
+def test_after_the_end_nothing_is_carried(rig):
+    rig.stop()
+    with rig.lock:
+        seq = rig.commands.end("s", [], keep=False)
+    assert not rig.commands.is_pending([seq], late=False)
+    assert rig.sidecar.asked == []
 
 
 # --- Calls on threads: bounded, in order, and over when they are over ---

@@ -65,7 +65,7 @@ def test_a_whole_life(sidecar):
         pytest.param("other:9092", ("other:9092",), id="its-own"),
     ],
 )
-def test_data_comes_from_where_it_is_told(sidecar, servers, expected):
+def test_data_is_read_from_the_given_servers(sidecar, servers, expected):
     options = {"security_protocol": "SSL"}
     with opened(bootstrap_servers=servers, options=options):
         sidecar.stream().end()

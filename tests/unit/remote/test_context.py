@@ -1,4 +1,4 @@
-"""What stands in for an engine: nothing is known that nobody told."""
+"""What stands in for an engine: nothing is known that was not reported."""
 
 from enginekit import AMO, H
 from prometheus_client import CollectorRegistry, generate_latest
@@ -17,10 +17,10 @@ def test_a_key_that_is_not_held_is_unknown():
     assert rig.engine.failure is None
 
 
-def test_a_glance_tells_position_or_head():
+def test_a_glance_has_the_position_or_the_head():
     rig = RemoteRig()
     consumer = rig.consumer(delivery=AMO, most=4)
-    rig.say(rig.assigned(position=2))
+    rig.send(rig.assigned(position=2))
     assert rig.context.glance(key()) == Glance(
         holder="host-a", freshness="fresh", age_ms=None, position=2, noted=5
     )
@@ -29,12 +29,12 @@ def test_a_glance_tells_position_or_head():
     assert rig.context.glance(key()).position == 6
 
 
-def test_a_glance_tells_which_claim_was_before():
+def test_a_glance_has_the_claim_before():
     rig = RemoteRig()
     rig.consumer(delivery=AMO, most=4)
-    rig.say(rig.assigned(follows=3))
+    rig.send(rig.assigned(follows=3))
     assert rig.context.glance(key())[-2:] == (5, 3)
-    rig.say(lost())
+    rig.send(lost())
     assert rig.context.follows == {}
 
 
@@ -45,10 +45,10 @@ def test_observing_counts():
     assert rig.events("ready") == [{"a": 1}]
 
 
-def test_metrics_tell_what_a_client_knows_and_no_more():
+def test_metrics_have_what_a_client_knows_and_no_more():
     rig = RemoteRig()
     consumer = rig.consumer(most=4)
-    rig.say(rig.assigned())
+    rig.send(rig.assigned())
     registry = CollectorRegistry()
     MarshalCollector(Client(rig), registry=registry)
     rig.tick()
@@ -65,6 +65,6 @@ def test_metrics_tell_what_a_client_knows_and_no_more():
     for unknown in ("marshal_members", "marshal_heartbeat_age_seconds"):
         assert found.named(unknown) == {}
     assert found.named("marshal_records_undecodable_total") == {}
-    rig.say(lost())
+    rig.send(lost())
     found = Scraped(generate_latest(registry).decode())
     assert found("marshal_claim_state", labels, state="held") is None

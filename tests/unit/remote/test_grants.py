@@ -25,7 +25,7 @@ def rig():
 def consumer(rig):
     """A consumer at most once of batches of four, with partition 0."""
     consumer = rig.consumer(delivery=AMO, most=4)
-    rig.say(rig.assigned())
+    rig.send(rig.assigned())
     return consumer
 
 
@@ -57,7 +57,7 @@ def test_nothing_is_handed_out_that_was_not_granted(rig, consumer):
     assert consumer.committed(T0) == 2
 
 
-def test_answers_are_taken_in_the_order_of_asking(rig, consumer):
+def test_answers_are_applied_in_the_order_of_requests(rig, consumer):
     consumer.poll()
     holding = rig.session.holdings[key()]
     rig.session.grants.request(holding, 7)
@@ -82,7 +82,7 @@ def asked_within_the_span(rig, consumer):
     assert [(ask.first, ask.last) for ask in rig.asked] == [(0, 2), (3, 5)]
 
 
-def test_no_request_asks_for_more_than_the_span_that_the_sidecar_told(rig, consumer):
+def test_no_request_is_for_more_than_the_span_of_the_sidecar(rig, consumer):
     """The log refuses a wider one: nothing would ever be granted."""
     asked_within_the_span(rig, consumer)
 
@@ -94,7 +94,7 @@ def test_a_request_beyond_the_span_is_caught(rig, consumer, monkeypatch):
 
 
 def test_what_the_sidecar_cut_off_is_asked_for_again(rig, consumer):
-    """The span was lowered after the sidecar told it."""
+    """The span was lowered after the sidecar reported it."""
     consumer.poll()
     rig.answer(granted(0, 1))
     assert values(consumer.poll()) == {0: [0, 1]}
@@ -153,7 +153,7 @@ def test_it_is_not_repeated_for_ever(rig, consumer):
 
 def test_for_a_claim_that_is_over_it_is_not_repeated(rig, consumer):
     consumer.poll()
-    rig.say(lost())
+    rig.send(lost())
     rig.answer(CoordinationError("no sidecar"))
     assert not rig.waiting
 
@@ -192,7 +192,7 @@ def test_where_there_is_no_room_it_is_asked_later(rig, consumer):
 
 def test_a_grant_after_the_claim_is_reported_and_not_used(rig, consumer):
     consumer.poll()
-    rig.say(lost())
+    rig.send(lost())
     rig.answer(granted(0, 3))
     assert consumer.poll() == {}
     assert [each["ranges"] for each in rig.events("grant_lost")] == [[(0, 3)]]
@@ -201,7 +201,7 @@ def test_a_grant_after_the_claim_is_reported_and_not_used(rig, consumer):
 def test_what_is_granted_and_unused_is_reported_with_the_end(rig, consumer):
     consumer.poll()
     rig.answer(granted(0, 3))
-    rig.say(lost())
+    rig.send(lost())
     with pytest.raises(ClaimLost, match="taken_over"):
         consumer.poll()
     assert [each["ranges"] for each in rig.events("grant_lost")] == [[(0, 3)]]
@@ -221,6 +221,6 @@ def test_a_request_that_the_log_ignored_ends_the_claim(rig, consumer, offset):
 
 def test_grants_are_for_at_most_once(rig):
     rig.consumer()
-    rig.say(rig.assigned())
+    rig.send(rig.assigned())
     with pytest.raises(InvalidTransition, match="not consumed at most once"):
         rig.session.grants.request(rig.session.holdings[key()], 3)

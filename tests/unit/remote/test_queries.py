@@ -33,7 +33,7 @@ def sidecar():
 
 
 @pytest.fixture
-def asking(sidecar):
+def queries(sidecar):
     with closing(connected(sidecar)) as connection:
         yield SidecarQueries(connection, sidecar.info)
 
@@ -50,13 +50,13 @@ def claim(owner, partition=0, **rest):
     } | rest
 
 
-def told(sidecar, *claims, count=1):
-    """Have the sidecar tell of its group."""
+def report(sidecar, *claims, count=1):
+    """Have the sidecar report these claims of the group."""
     group = GroupNow(as_of=AS_OF, group="g", claims=claims, pauses=())
     sidecar.answers["GET", "g"] = [group] * count
 
 
-def lent(client, *places, group="g"):
+def row_of(client, *places, group="g"):
     row = LocalClient(
         group=group,
         client=client,
@@ -70,59 +70,59 @@ def lent(client, *places, group="g"):
     return ClientsNow(as_of=AS_OF, clients=(row,))
 
 
-def test_a_key_of_a_neighbour_names_the_neighbour(sidecar, asking):
-    told(sidecar, claim(HERE), count=3)
+def test_a_key_of_a_neighbour_names_the_neighbour(sidecar, queries):
+    report(sidecar, claim(HERE), count=3)
     nobody = ClientsNow(as_of=AS_OF, clients=())
-    sidecar.answers["GET", "clients"] = [lent("b", "t-0"), nobody, UNKNOWN]
-    asked = [asking.glance(KEY).holder for _ in range(3)]
+    sidecar.answers["GET", "clients"] = [row_of("b", "t-0"), nobody, UNKNOWN]
+    asked = [queries.glance(KEY).holder for _ in range(3)]
     assert asked == ["b", "host-a", "host-a"]
 
 
-def test_what_is_not_known_is_no_glance(sidecar, asking):
-    told(sidecar, claim(HERE, partition=1))
-    assert asking.glance(KEY) is None
+def test_what_is_not_known_is_no_glance(sidecar, queries):
+    report(sidecar, claim(HERE, partition=1))
+    assert queries.glance(KEY) is None
     sidecar.answers["GET", "g"] = [UNKNOWN]
-    assert asking.glance(KEY) is None
+    assert queries.glance(KEY) is None
 
 
 @pytest.mark.parametrize(
     ("clients", "may_be_ours"),
     [
         pytest.param(ClientsNow(as_of=AS_OF, clients=()), True, id="of-nobody-yet"),
-        pytest.param(lent("c", "t-0"), True, id="ours"),
-        pytest.param(lent("b", "t-0"), False, id="a-neighbour-s"),
-        pytest.param(lent("b", "t-1"), True, id="a-neighbour-has-another"),
-        pytest.param(lent("b", "t-0", group="h"), True, id="of-another-group"),
+        pytest.param(row_of("c", "t-0"), True, id="ours"),
+        pytest.param(row_of("b", "t-0"), False, id="a-neighbour-s"),
+        pytest.param(row_of("b", "t-1"), True, id="a-neighbour-has-another"),
+        pytest.param(row_of("b", "t-0", group="h"), True, id="of-another-group"),
     ],
 )
-def test_what_the_sidecar_has_lent_to_no_other_may_be_ours(
-    sidecar, asking, clients, may_be_ours
+def test_a_claim_that_no_other_client_has_may_be_of_this_process(
+    sidecar, queries, clients, may_be_ours
 ):
-    told(sidecar, claim(HERE))
+    report(sidecar, claim(HERE))
     sidecar.answers["GET", "clients"] = [clients]
-    assert asking.last_claims(1_000) == {T0: LastClaim("host-a", 5, may_be_ours)}
+    assert queries.last_claims(1_000) == {T0: LastClaim("host-a", 5, may_be_ours)}
 
 
-def test_claims_of_others_ask_nobody_for_neighbours(sidecar, asking):
-    told(sidecar, claim(THERE), claim(None, 1, epoch=7))
-    assert asking.last_claims(1_000) == {
+def test_claims_of_others_ask_nobody_for_neighbours(sidecar, queries):
+    report(sidecar, claim(THERE), claim(None, 1, epoch=7))
+    assert queries.last_claims(1_000) == {
         T0: LastClaim("host-b", 5),
         TopicPartition("t", 1): LastClaim(None, 7),
     }
     assert sidecar.named("GET", "clients") == []
 
 
-def test_claims_that_are_not_known_are_an_error(sidecar, asking):
+def test_claims_that_are_not_known_are_an_error(sidecar, queries):
     sidecar.answers["GET", "g"] = [UNKNOWN]
     with pytest.raises(CoordinationError):
-        asking.last_claims(1_000)
+        queries.last_claims(1_000)
 
 
-def test_the_world_and_its_owners(sidecar, asking):
+def test_the_world_and_its_owners(sidecar, queries):
     sidecar.answers["GET", "world"] = [
         WorldNow(as_of=AS_OF, schema=1, partitions={"0": {"next_offset": 3}})
     ]
     sidecar.answers["GET", "t"] = [OwnersNow(as_of=AS_OF, owners={0: "host-a"})]
-    found = asking.world(1_000)
+    found = queries.world(1_000)
     assert found == {"schema": 1, "partitions": {"0": {"next_offset": 3}}}
-    assert asking.owners("t", 1_000) == {T0: "host-a"}
+    assert queries.owners("t", 1_000) == {T0: "host-a"}

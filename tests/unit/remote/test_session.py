@@ -24,7 +24,7 @@ def rig():
 def consumer(rig):
     """A consumer with partition 0, of ten records."""
     consumer = rig.consumer(most=4)
-    rig.say(rig.snapshot(rig.assigned()))
+    rig.send(rig.snapshot(rig.assigned()))
     return consumer
 
 
@@ -49,8 +49,8 @@ def test_what_is_assigned_is_consumed_under_its_token(rig, consumer):
 def test_events_that_come_twice_change_nothing(rig, consumer):
     consumer.poll()
     version = rig.session.subscriptions[0].version
-    rig.say(rig.assigned())
-    rig.say(rig.snapshot(rig.assigned()))
+    rig.send(rig.assigned())
+    rig.send(rig.snapshot(rig.assigned()))
     assert rig.session.holdings[key()].in_hand_count == 4
     assert rig.session.subscriptions[0].version == version
     assert len(rig.events("claimed")) == 1
@@ -58,18 +58,18 @@ def test_events_that_come_twice_change_nothing(rig, consumer):
 
 def test_a_later_claim_of_a_key_replaces_the_earlier(rig, consumer):
     consumer.poll()
-    rig.say(rig.assigned(epoch=9, position=2))
+    rig.send(rig.assigned(epoch=9, position=2))
     with pytest.raises(ClaimLost, match="reassigned"):
         consumer.poll()
     assert values(consumer.poll()) == {0: [2, 3, 4, 5]}
-    rig.say(rig.assigned(epoch=5))
+    rig.send(rig.assigned(epoch=5))
     assert consumer.tokens() == {T0: Token(1, 0, 9)}
 
 
 def test_a_topic_of_a_pattern_joins_with_its_first_partition(rig):
     consumer = rig.consumer()
     rig.cluster.fill("u", (3,))
-    rig.say(rig.assigned(topic="u"))
+    rig.send(rig.assigned(topic="u"))
     assert {each.topic for each in consumer.assignment()} == {"u"}
 
 
@@ -85,8 +85,8 @@ def test_what_nobody_can_use_is_given_back(rig, told):
     consumer = rig.consumer()
     rig.session._had.add("other")
     said = rig.assigned(**told)
-    rig.say(said)
-    rig.say(said)
+    rig.send(said)
+    rig.send(said)
     (returned,) = rig.commands.returned
     assert (returned.epoch, returned.position) == (5, None)
     assert returned.reason == "unused"
@@ -99,7 +99,7 @@ def test_what_nobody_can_use_is_given_back(rig, told):
 def of_topic(rig):
     """Assign partition 0 under the id that its topic has now."""
     topic_id = rig.cluster.kafka.topic("t").topic_id.hex()
-    rig.say(rig.snapshot(rig.assigned(topic_id=topic_id)))
+    rig.send(rig.snapshot(rig.assigned(topic_id=topic_id)))
 
 
 def settle(rig, consumer):
@@ -124,7 +124,7 @@ def test_what_is_of_a_recreated_topic_is_given_back(rig):
     assert (returned.reason, returned.epoch, returned.position) == ("topic_gone", 5, 10)
     assert endings(rig) == ["topic_gone"]
     topic_id = rig.cluster.kafka.topic("t").topic_id.hex()
-    rig.say(rig.assigned(epoch=9, topic_id=topic_id))
+    rig.send(rig.assigned(epoch=9, topic_id=topic_id))
     assert settle(rig, consumer) == [b"new"] * 20
 
 
@@ -142,7 +142,7 @@ def test_what_is_of_a_deleted_topic_is_given_back(rig):
 
 
 def test_what_an_earlier_process_had_waits_for_the_one_that_goes_on(rig):
-    rig.say(rig.snapshot(rig.assigned(position=4)))
+    rig.send(rig.snapshot(rig.assigned(position=4)))
     assert not rig.commands.returned
     consumer = rig.consumer()
     assert values(consumer.poll()) == {0: [4, 5, 6, 7, 8, 9]}
@@ -150,16 +150,16 @@ def test_what_an_earlier_process_had_waits_for_the_one_that_goes_on(rig):
 
 
 def test_what_is_to_be_released_before_anybody_goes_on_is_given_back(rig):
-    rig.say(rig.snapshot(rig.assigned()))
-    rig.say(releasing())
+    rig.send(rig.snapshot(rig.assigned()))
+    rig.send(releasing())
     (returned,) = rig.commands.returned
     assert returned.reason == "unused"
     assert rig.consumer().poll() == {}
 
 
 def test_what_is_lost_before_anybody_goes_on_is_gone(rig):
-    rig.say(rig.snapshot(rig.assigned()))
-    rig.say(lost())
+    rig.send(rig.snapshot(rig.assigned()))
+    rig.send(lost())
     assert rig.consumer().poll() == {}
 
 
@@ -174,7 +174,7 @@ def test_nothing_is_handed_out_after_the_soft_stop(rig, consumer):
     assert consumer.assignment() == set()
 
 
-def test_a_hard_stop_tells_whoever_has_records_in_hand(rig, consumer):
+def test_a_hard_stop_notifies_a_consumer_with_records(rig, consumer):
     consumer.poll()
     rig.tick(2 * H)
     with pytest.raises(ClaimLost, match="lease_expired"):
@@ -208,9 +208,9 @@ def test_an_answer_that_was_overtaken_changes_nothing(rig, consumer):
     assert consumer.poll() == {}
 
 
-def test_a_claim_that_is_told_anew_lasts_no_longer(rig, consumer):
-    rig.say(rig.assigned(soft_until_ms=rig.now_ms + 20))
-    rig.say(rig.snapshot(rig.assigned(soft_until_ms=rig.now_ms + 10 * H)))
+def test_a_claim_that_is_assigned_again_lasts_no_longer(rig, consumer):
+    rig.send(rig.assigned(soft_until_ms=rig.now_ms + 20))
+    rig.send(rig.snapshot(rig.assigned(soft_until_ms=rig.now_ms + 10 * H)))
     rig.tick(19)
     assert consumer.poll() != {}
     rig.tick(1)
@@ -223,7 +223,7 @@ def test_deadlines_of_another_claim_are_passed_over(rig, consumer):
     assert consumer.poll() != {}
 
 
-def test_only_news_are_told(rig, consumer):
+def test_only_changes_are_reported(rig, consumer):
     told = rig.session.standings(everything=False)
     assert len(told) == 1
     rig.session.on_deadlines(rig.beaten(), reported=told)
@@ -254,7 +254,7 @@ def test_a_flush_waits_for_its_answer(rig, consumer):
 
 def test_a_release_is_confirmed_when_nothing_is_in_hand(rig, consumer):
     consumer.poll()
-    rig.say(releasing())
+    rig.send(releasing())
     rig.tick()
     assert rig.commands.returned == []
     assert consumer.poll() == {}
@@ -267,7 +267,7 @@ def test_a_release_is_confirmed_when_nothing_is_in_hand(rig, consumer):
 
 def test_who_does_not_commit_is_waited_for_until_it_is_due(rig, consumer):
     consumer.poll()
-    rig.say(releasing(until_ms=rig.now_ms + 50))
+    rig.send(releasing(until_ms=rig.now_ms + 50))
     rig.tick(49)
     assert rig.commands.returned == []
     rig.tick(1)
@@ -275,15 +275,15 @@ def test_who_does_not_commit_is_waited_for_until_it_is_due(rig, consumer):
 
 
 def test_a_release_that_was_called_off_is_over_with_the_next_snapshot(rig, consumer):
-    rig.say(rig.snapshot(rig.assigned(), releasing=(releasing(),)))
+    rig.send(rig.snapshot(rig.assigned(), releasing=(releasing(),)))
     assert consumer.poll() == {}
-    rig.say(rig.snapshot(rig.assigned()))
+    rig.send(rig.snapshot(rig.assigned()))
     assert consumer.poll() != {}
 
 
 def test_a_loss_names_winner_and_offset(rig, consumer):
     consumer.poll()
-    rig.say(lost(winner="host-b", at_offset=77))
+    rig.send(lost(winner="host-b", at_offset=77))
     with pytest.raises(ClaimLost) as caught:
         consumer.poll()
     error = caught.value
@@ -294,12 +294,12 @@ def test_a_loss_names_winner_and_offset(rig, consumer):
     )
 
 
-def test_what_is_told_late_of_a_claim_that_ended_is_passed_over(rig, consumer):
-    rig.say(lost(epoch=4))
+def test_late_events_of_an_ended_claim_are_ignored(rig, consumer):
+    rig.send(lost(epoch=4))
     assert consumer.poll() != {}
-    rig.say(lost())
-    rig.say(rig.assigned())
-    rig.say(releasing())
+    rig.send(lost())
+    rig.send(rig.assigned())
+    rig.send(releasing())
     assert rig.session.holdings == {}
     assert rig.commands.returned == []
 
@@ -316,7 +316,7 @@ def test_what_a_snapshot_does_not_list_is_over(rig, consumer, incarnation, reaso
     claimant = rig.session.claimant
     owner = claimant.owner._replace(incarnation=bytes.fromhex(incarnation))
     rig.session.claimant = type(claimant)(owner, "g", master=b"")
-    rig.say(rig.snapshot(rig.assigned(epoch=9, incarnation=incarnation)))
+    rig.send(rig.snapshot(rig.assigned(epoch=9, incarnation=incarnation)))
     assert endings(rig) == [reason]
     with pytest.raises(ClaimLost, match=reason):
         consumer.poll()
@@ -325,10 +325,10 @@ def test_what_a_snapshot_does_not_list_is_over(rig, consumer, incarnation, reaso
 
 def test_a_failure_ends_everything(rig, consumer):
     said = api.Failure(error="ConfigurationError", message="no", setting="policy")
-    rig.say(api.Failed(failure=said))
+    rig.send(api.Failed(failure=said))
     with pytest.raises(ConfigurationError, match="no"):
         consumer.poll()
-    rig.say(rig.assigned(epoch=9))
+    rig.send(rig.assigned(epoch=9))
     assert rig.session.holdings == {}
     assert [(x.epoch, x.reason) for x in rig.commands.returned] == [
         (5, "failed"),
@@ -337,9 +337,9 @@ def test_a_failure_ends_everything(rig, consumer):
 
 
 def test_a_pause_is_known(rig, consumer):
-    rig.say(api.Paused(is_paused=True, until_wall_ms=1, reason="r"))
+    rig.send(api.Paused(is_paused=True, until_wall_ms=1, reason="r"))
     assert rig.context.is_paused("g")
-    rig.say(rig.snapshot(rig.assigned()))
+    rig.send(rig.snapshot(rig.assigned()))
     assert not rig.context.is_paused("g")
     del consumer
 
@@ -349,7 +349,7 @@ def test_a_pause_is_known(rig, consumer):
 
 def test_at_most_once_is_never_consumed_otherwise(rig):
     consumer = rig.consumer(delivery=AMO)
-    rig.say(rig.assigned(position=3))
+    rig.send(rig.assigned(position=3))
     assert consumer.poll() == {}
     (call,) = rig.waiting
     assert call is not None
@@ -381,7 +381,7 @@ def test_what_is_kept_goes_on_for_the_next_consumer(rig, consumer):
     assert values(again.poll()) == {0: [0, 1, 2]}
 
 
-def test_leaving_tells_the_final_positions(rig, consumer):
+def test_leaving_sends_the_final_positions(rig, consumer):
     consumer.poll()
     consumer.commit()
     (returned,) = rig.session.begin_close(release=False)
@@ -410,7 +410,7 @@ def test_a_claim_without_consumption(rig):
     with pytest.raises(InvalidTransition, match="already claimed"):
         rig.session.want(key())
     assert rig.session.wanted == [key()]
-    rig.say(rig.assigned(name="", position=None))
+    rig.send(rig.assigned(name="", position=None))
     assert holding.claim.phase is Phase.HELD
     assert rig.context.glance(key()).holder == "host-a"
     rig.session.unwant(holding)
@@ -422,7 +422,7 @@ def test_a_claim_without_consumption(rig):
 def claiming(rig, **rest):
     """Return a claim without consumption, of epoch 5."""
     holding = rig.session.want(key())
-    rig.say(rig.assigned(name="", position=None, **rest))
+    rig.send(rig.assigned(name="", position=None, **rest))
     return holding
 
 
@@ -439,17 +439,17 @@ def test_a_claim_without_consumption_outlives_the_sidecar(rig):
     holding.progress.position = 7
     restart(rig)
     rig.tick(1_000)
-    rig.say(rig.snapshot())
+    rig.send(rig.snapshot())
     assert holding.claim.token == Token(1, 0, 5)
-    rig.say(rig.assigned(name="", position=4, epoch=9))
+    rig.send(rig.assigned(name="", position=4, epoch=9))
     assert holding.claim.is_valid(rig.now_ms + 2 * H - 1)
     assert (holding.claim.token, holding.position) == (Token(1, 0, 9), 7)
-    rig.say(lost(epoch=5))
-    rig.say(rig.assigned(name="", position=4, epoch=5))
+    rig.send(lost(epoch=5))
+    rig.send(rig.assigned(name="", position=4, epoch=5))
     assert rig.session.holdings[key()].claim.epoch == 9
     assert [e["effect"] for e in rig.events("claimed")] == ["claimed", "resumed"]
     assert (endings(rig), rig.commands.returned) == ([], [])
-    rig.say(lost(epoch=9))
+    rig.send(lost(epoch=9))
     assert endings(rig) == ["taken_over"]
 
 
@@ -457,7 +457,7 @@ def test_a_claim_without_consumption_does_not_outlive_its_deadline(rig):
     holding = claiming(rig)
     restart(rig)
     rig.cluster.clock.advance(2 * H)
-    rig.say(rig.assigned(name="", position=4, epoch=9))
+    rig.send(rig.assigned(name="", position=4, epoch=9))
     assert endings(rig) == ["reassigned"]
     assert holding.claim.token == Token(1, 0, 5)
     assert [each.reason for each in rig.commands.returned] == ["unused"]
@@ -466,7 +466,7 @@ def test_a_claim_without_consumption_does_not_outlive_its_deadline(rig):
 
 def test_what_the_same_sidecar_does_not_list_is_over_without_consumption_too(rig):
     claiming(rig)
-    rig.say(rig.snapshot())
+    rig.send(rig.snapshot())
     assert endings(rig) == ["reassigned"]
 
 
@@ -489,5 +489,5 @@ def test_figures_for_metrics(rig, consumer):
     assert rig.session.lag_of(key()) == 6
     assert rig.session.lag_of(key(1)) is None
     assert rig.session.meters.won == {("t", "claimed"): 1}
-    rig.say(lost())
+    rig.send(lost())
     assert rig.session.meters.lost == {("t", "taken_over"): 1}

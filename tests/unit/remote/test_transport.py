@@ -62,7 +62,7 @@ def test_a_request_and_its_answer(sidecar):
         pytest.param(b"{}", CoordinationError, "cannot be read", id="no-answer-of-it"),
     ],
 )
-def test_what_goes_wrong_is_told_in_one_sentence(sidecar, answer, kind, says):
+def test_an_error_is_reported_in_one_sentence(sidecar, answer, kind, says):
     sidecar.answers["GET", "info"] = [answer]
     asking = connected(sidecar)
     with pytest.raises(kind, match=says):
@@ -71,7 +71,7 @@ def test_what_goes_wrong_is_told_in_one_sentence(sidecar, answer, kind, says):
     asking.close()
 
 
-def test_a_closed_connection_says_so(sidecar):
+def test_a_closed_connection_raises(sidecar):
     asking = connected(sidecar)
     asking.close()
     with pytest.raises(CoordinationError, match="closed"):
@@ -80,7 +80,7 @@ def test_a_closed_connection_says_so(sidecar):
         pass
 
 
-def test_no_socket_is_told(tmp_path):
+def test_a_missing_socket_is_reported(tmp_path):
     address = Address.parse(f"unix:{tmp_path}/none.sock")
     asking = Connection.open(
         address, token=None, group_id="g", client_id="c", instance=INSTANCE

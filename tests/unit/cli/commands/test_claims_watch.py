@@ -75,10 +75,11 @@ def test_lines_show_present_claims_and_then_changes(story, watching):
     outcome = watching("--count", "2", then=[let_go])
     assert outcome.exit_code == 0, outcome.stderr
     era = story.watch().world().config().era
+    log = "log partition 0"
     assert words(outcome) == [
         f"held     g t-0 by c1, token {era}.0.1, position 7, lag 2",
-        "released g t-0 by c1, position 9, at log partition 0 offset 3",
-        f"claimed  g t-0 by c2, token {era}.0.4, position 9, at log partition 0 offset 4",
+        f"released g t-0 by c1, position 9, at {log} offset 3",
+        f"claimed  g t-0 by c2, token {era}.0.4, position 9, at {log} offset 4",
     ]
 
 
