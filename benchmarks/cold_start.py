@@ -36,7 +36,7 @@ from support import (
 
 from kafka_marshal import World
 from kafka_marshal.engine import Engine
-from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
+from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
 from kafka_marshal.observability import FanOut, LoggingObserver
 from kafka_marshal.ports import Event, Observer
 from kafka_marshal.protocol.snapshot import digest
@@ -50,7 +50,9 @@ CHECKPOINT_MS = 1_000
 
 def run_one(options: argparse.Namespace) -> None:
     """Become ready once in this process, and print what it took."""
-    settings = ConnectionSettings(options.bootstrap_servers, options.topic)
+    settings = ConnectionConfig(
+        options.bootstrap_servers, coordination_topic=options.topic
+    )
     home = Path(options.home) if options.home else None
     result = {"transport": transport, "view": view}.get(options.side, engine)(
         settings, home
@@ -58,7 +60,7 @@ def run_one(options: argparse.Namespace) -> None:
     print(json.dumps(result))
 
 
-def engine(settings: ConnectionSettings, home: Path | None) -> dict[str, Any]:
+def engine(settings: ConnectionConfig, home: Path | None) -> dict[str, Any]:
     """Open what a client opens, but for its claims."""
     start, cpu = time.monotonic(), time.process_time()
     runtime = Runtime.open(
@@ -77,7 +79,7 @@ def engine(settings: ConnectionSettings, home: Path | None) -> dict[str, Any]:
     return {"took_s": took_s, "cpu_s": cpu_s, "digests": digests}
 
 
-def view(settings: ConnectionSettings, home: Path | None) -> dict[str, Any]:
+def view(settings: ConnectionConfig, home: Path | None) -> dict[str, Any]:
     """Look at the world as ``marshal claims list`` does."""
     start, cpu = time.monotonic(), time.process_time()
     world = World.open(
@@ -91,7 +93,7 @@ def view(settings: ConnectionSettings, home: Path | None) -> dict[str, Any]:
     return {"took_s": took_s, "cpu_s": cpu_s, "digests": digests}
 
 
-def transport(settings: ConnectionSettings, home: Path | None) -> dict[str, Any]:
+def transport(settings: ConnectionConfig, home: Path | None) -> dict[str, Any]:
     """Read every entry and fold none."""
     del home
     start, cpu = time.monotonic(), time.process_time()
@@ -120,7 +122,7 @@ class Written(Observer):
             self.partitions.add(event.fields["partition"])
 
 
-def write_checkpoints(settings: ConnectionSettings, home: Path, count: int) -> None:
+def write_checkpoints(settings: ConnectionConfig, home: Path, count: int) -> None:
     """Have one process write a checkpoint of each coordinating partition."""
     written = Written()
 
@@ -205,7 +207,7 @@ def measure(
         kept_bytes = sum(path.stat().st_size for path in Path(home).rglob("*.snapshot"))
         sides = {name: side(name) for name in SIDES}
         took = in_turns(sides, first.result["digests"], rounds=rounds)
-        settings = ConnectionSettings(servers, topic)
+        settings = ConnectionConfig(servers, coordination_topic=topic)
         write_checkpoints(settings, Path(home), options.partitions)
         # The log has grown by the checkpoints; keep the states behind them.
         first()

@@ -27,7 +27,7 @@ from support import (
 )
 
 from kafka_marshal.kafka_io import (
-    ConnectionSettings,
+    ConnectionConfig,
     KafkaTopicAdmin,
     open_coordination_log,
 )
@@ -44,7 +44,7 @@ UNDER_WAY_MAX = 1_000
 def filled(servers: str, records: int) -> str:
     """Make a coordination topic with claims and so many Heartbeats in one partition."""
     topic = f"coordination-{time.time_ns()}"
-    settings = ConnectionSettings(servers, topic, transport="fast")
+    settings = ConnectionConfig(servers, coordination_topic=topic, transport="fast")
     with KafkaTopicAdmin(settings) as admin:
         admin.create_coordination_topic(partitions=K)
     claims, beats = heartbeats(records)
@@ -62,7 +62,7 @@ def filled(servers: str, records: int) -> str:
     return topic
 
 
-def read_rate(settings: ConnectionSettings, records: int, *, is_folded: bool) -> float:
+def read_rate(settings: ConnectionConfig, records: int, *, is_folded: bool) -> float:
     """Return the entries per second of CPU time of reading a log to its end."""
     log = open_coordination_log(settings, heartbeat_interval_ms=None)
     world = WorldState(T)
@@ -88,7 +88,7 @@ def _require_before(deadline: float) -> None:
         raise TimeoutError("the log was not read in time")
 
 
-def round_trips(settings: ConnectionSettings, count: int) -> list[float]:
+def round_trips(settings: ConnectionConfig, count: int) -> list[float]:
     """Return the milliseconds from an append to its entry, one after the other."""
     log = open_coordination_log(settings)
     taken: list[float] = []
@@ -112,7 +112,8 @@ def measured(
     """Return the figures of both transports."""
     topic = filled(servers, records)
     settings = {
-        name: ConnectionSettings(servers, topic, transport=name) for name in TRANSPORTS
+        name: ConnectionConfig(servers, coordination_topic=topic, transport=name)
+        for name in TRANSPORTS
     }
     figures: list[Mapping[str, Any]] = []
     for what, is_folded in (("polled", False), ("polled and folded", True)):
@@ -133,7 +134,9 @@ def measured(
         return statistics.median(taken)
 
     fresh = {
-        name: ConnectionSettings(servers, filled(servers, 1), transport=name)
+        name: ConnectionConfig(
+            servers, coordination_topic=filled(servers, 1), transport=name
+        )
         for name in TRANSPORTS
     }
     medians = alternate({name: partial(trips, name) for name in fresh}, rounds)

@@ -29,7 +29,7 @@ from kafka_marshal.admin import Format
 from kafka_marshal.config import ConsumerConfig
 from kafka_marshal.engine import Holding
 from kafka_marshal.engine.heartbeats import Heartbeater
-from kafka_marshal.kafka_io import ConnectionSettings
+from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.kafka_io.coordination import KafkaCoordinationLog
 from kafka_marshal.protocol.codec import decode, encode
 from kafka_marshal.protocol.delivery import AtLeastOnce
@@ -140,7 +140,7 @@ def overhead_bytes(servers: str) -> float:
     topic = f"marshal-volume-{time.time_ns()}"
     with Admin(servers, coordination_topic=topic) as admin:
         admin.format_topic(Format(partition_count=1))
-    settings = ConnectionSettings(servers, coordination_topic=topic)
+    settings = ConnectionConfig(servers, coordination_topic=topic)
     value = encode(
         Heartbeat(
             client_id="worker-0001",

@@ -32,7 +32,7 @@ from support import (
     write_document,
 )
 
-from kafka_marshal.kafka_io import ConnectionSettings, KafkaDataLog
+from kafka_marshal.kafka_io import ConnectionConfig, KafkaDataLog
 from kafka_marshal.kafka_io.fast.clients import new_consumer
 from kafka_marshal.kafka_io.fast.reader import FETCHING, FastDataLog
 from kafka_marshal.ports import DataLog, DataReader
@@ -115,7 +115,7 @@ def bare_fast(servers: str, topic: str, watch: Stopwatch) -> None:
 
 def tuned_fast(servers: str, topic: str, watch: Stopwatch) -> None:
     """Read by the same, with the settings that our reader gives it."""
-    client = new_consumer(ConnectionSettings(servers), FETCHING)
+    client = new_consumer(ConnectionConfig(servers), FETCHING)
     consume(client.handle, topic, watch)
 
 
@@ -199,7 +199,7 @@ def fill(servers: str, topic: str, load: Load) -> None:
 
 def sides_of(servers: str) -> Mapping[str, Mapping[str, Read]]:
     """Return what is compared, by the client that both stand on."""
-    settings = ConnectionSettings(servers)
+    settings = ConnectionConfig(servers)
 
     def of(log: DataLog) -> Read:
         return lambda _, topic, watch: ours(log.reader(), topic, watch)

@@ -12,7 +12,7 @@ from domain import HEARTBEAT_MS, opened
 from waiting import eventually
 
 from kafka_marshal.errors import TopicMisconfigured
-from kafka_marshal.kafka_io import ConnectionSettings, KafkaTopicAdmin
+from kafka_marshal.kafka_io import ConnectionConfig, KafkaTopicAdmin
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.records import Config, Limits
 
@@ -40,7 +40,7 @@ def bare(broker, unique, tmp_path):
 
 
 def make_topic(domain, **configs):
-    settings = ConnectionSettings(domain.servers, coordination_topic=domain.topic)
+    settings = ConnectionConfig(domain.servers, coordination_topic=domain.topic)
     with KafkaTopicAdmin(settings) as topics:
         if configs:
             named = {name.replace("_", "."): value for name, value in configs.items()}

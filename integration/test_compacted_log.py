@@ -5,7 +5,7 @@ from domain import Domain
 from logs import fails
 
 from kafka_marshal.errors import LogUnwritable, TopicMisconfigured
-from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.transport import open_coordination_log
 
 
@@ -21,8 +21,8 @@ def test_a_compacted_log_refuses_for_good_and_the_error_names_the_command(
     compacted, transport
 ):
     """PROTOCOL 2.1: its cleaner drops records without a key, so nobody goes on."""
-    settings = ConnectionSettings(
-        compacted.servers, compacted.topic, transport=transport
+    settings = ConnectionConfig(
+        compacted.servers, coordination_topic=compacted.topic, transport=transport
     )
     log = open_coordination_log(settings, heartbeat_interval_ms=2_000)
 

@@ -5,7 +5,7 @@ from kafka import KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 from recreating import recreate_topic
 
-from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
 from kafka_marshal.kafka_io.transport import open_coordination_log, open_data_log
 from kafka_marshal.testing.conformance import CHECKS
@@ -18,8 +18,10 @@ class KafkaRig:
         self._cluster = cluster
         self._unique = unique
         self.coordination_topic = unique("marshal")
-        self._settings = ConnectionSettings(
-            cluster.servers, self.coordination_topic, transport=transport
+        self._settings = ConnectionConfig(
+            cluster.servers,
+            coordination_topic=self.coordination_topic,
+            transport=transport,
         )
         cluster.topics.create(
             self.coordination_topic,
@@ -91,7 +93,7 @@ class Cluster:
 
     def __init__(self, servers):
         self.servers = servers
-        self.topics = KafkaTopicAdmin(ConnectionSettings(servers))
+        self.topics = KafkaTopicAdmin(ConnectionConfig(servers))
         self.admin = KafkaAdminClient(bootstrap_servers=servers)
         self.producer = KafkaProducer(bootstrap_servers=servers)
 

@@ -26,7 +26,7 @@ from waiting import eventually
 
 from kafka_marshal import Admin, Token, TopicPartition, World
 from kafka_marshal.admin import Format
-from kafka_marshal.kafka_io import ConnectionSettings, KafkaDataLog, KafkaTopicAdmin
+from kafka_marshal.kafka_io import ConnectionConfig, KafkaDataLog, KafkaTopicAdmin
 from kafka_marshal.testing.jars import cache_dir
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -80,7 +80,7 @@ def servers(bootstrap_servers):
     form = Format(partition_count=4, heartbeat_interval_ms=HEARTBEAT_MS)
     with Admin(bootstrap_servers) as admin:
         admin.format_topic(form, ignore_formatted=True)
-    with KafkaTopicAdmin(ConnectionSettings(bootstrap_servers)) as topics:
+    with KafkaTopicAdmin(ConnectionConfig(bootstrap_servers)) as topics:
         for name, count in TOPICS.items():
             if not topics.describe_bare(name).exists:
                 topics.create_data_topic(name, partitions=count, replication=1)
@@ -375,7 +375,7 @@ def test_structured_logs(run, capsys):
 
 def test_kafka_sink(run, servers):
     place = TopicPartition("receipts", 0)
-    data = KafkaDataLog(ConnectionSettings(servers))
+    data = KafkaDataLog(ConnectionConfig(servers))
     stopper = Helper()
 
     def stop_once_written():

@@ -25,7 +25,7 @@ from kafka_marshal import (
     WrongCluster,
 )
 from kafka_marshal.admin import Format
-from kafka_marshal.kafka_io import ConnectionSettings, open_data_log
+from kafka_marshal.kafka_io import ConnectionConfig, open_data_log
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.records import LIMIT_DEFAULTS, Config, Heartbeat, Limits
 from kafka_marshal.testing.broker import free_ports
@@ -60,7 +60,7 @@ def test_a_resumed_partition_is_read_on(domain):
     long, short = TopicPartition(topic, 0), TopicPartition(topic, 1)
     domain.produce_to(long, 100)
     domain.produce_to(short, 5)
-    data = open_data_log(ConnectionSettings(domain.servers, transport=domain.transport))
+    data = open_data_log(ConnectionConfig(domain.servers, transport=domain.transport))
     reader = data.reader()
     try:
         reader.assign([long])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kafka_marshal.kafka_io import ConnectionSettings
+from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.kafka_io import reader as module
 from kafka_marshal.kafka_io.reader import KafkaDataReader
 from kafka_marshal.protocol.types import TopicPartition
@@ -20,7 +20,7 @@ def place(bootstrap_servers, unique):
 
 @pytest.fixture
 def reader(bootstrap_servers):
-    made = KafkaDataReader(ConnectionSettings(bootstrap_servers))
+    made = KafkaDataReader(ConnectionConfig(bootstrap_servers))
     yield made
     made.close(1_000)
 

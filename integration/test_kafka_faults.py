@@ -14,7 +14,7 @@ from kafka_marshal.errors import (
     LogUnwritable,
     TopicMisconfigured,
 )
-from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
 from kafka_marshal.kafka_io.transport import open_coordination_log, open_data_log
 from kafka_marshal.testing.broker import EmbeddedBroker
@@ -31,8 +31,10 @@ def own_broker():
 
 @pytest.fixture
 def own_settings(own_broker, unique, transport):
-    return ConnectionSettings(
-        own_broker.bootstrap_servers, unique("marshal"), transport=transport
+    return ConnectionConfig(
+        own_broker.bootstrap_servers,
+        coordination_topic=unique("marshal"),
+        transport=transport,
     )
 
 
@@ -146,8 +148,8 @@ SECURED = {
 
 def as_user(
     broker, user: str, *, password: str = "", transport: str = "auto"
-) -> ConnectionSettings:
-    return ConnectionSettings(
+) -> ConnectionConfig:
+    return ConnectionConfig(
         broker.bootstrap_servers,
         transport=transport,
         options={

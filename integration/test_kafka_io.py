@@ -24,7 +24,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.kafka_io import slices
 from kafka_marshal.kafka_io.columns import Slice
-from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topics import KafkaTopicAdmin, problems
 from kafka_marshal.kafka_io.transport import open_coordination_log, open_data_log
 from kafka_marshal.kafka_io.writer import writer_timeouts
@@ -46,7 +46,7 @@ class BadText(str):
 @pytest.fixture
 def place(bootstrap_servers, unique):
     """A topic's name on the broker, whichever the transport."""
-    return ConnectionSettings(bootstrap_servers, coordination_topic=unique("marshal"))
+    return ConnectionConfig(bootstrap_servers, coordination_topic=unique("marshal"))
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_missing_topic_names_the_command(settings):
 
 def test_an_unreachable_cluster_is_an_error_in_time():
     (port,) = free_ports(1)
-    settings = ConnectionSettings(f"127.0.0.1:{port}")
+    settings = ConnectionConfig(f"127.0.0.1:{port}")
     before = set(threading.enumerate())
     start = time.monotonic()
     with pytest.raises(CoordinationError, match=str(port)):
@@ -428,7 +428,7 @@ def test_a_release_that_is_not_known_gives_the_same_columns(
     for is_supported in (True, False):
         monkeypatch.setattr(slices, "is_supported", lambda known=is_supported: known)
         reader = slices.SliceReader(
-            ConnectionSettings(bootstrap_servers),
+            ConnectionConfig(bootstrap_servers),
             isolation_level="read_committed",
             client_rack="",
         )

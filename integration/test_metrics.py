@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from waiting import eventually
 
 from kafka_marshal import Delivery, TopicPartition
-from kafka_marshal.kafka_io import ConnectionSettings, KafkaDataLog
+from kafka_marshal.kafka_io import ConnectionConfig, KafkaDataLog
 from kafka_marshal.metrics import MarshalCollector
 from kafka_marshal.observability.metrics import FAMILIES, Server
 
@@ -106,7 +106,7 @@ def test_a_consumer_is_scraped_while_it_works(domain, unique, scrape):
     topic, group = domain.data_topic(PARTITIONS, records_each=RECORDS_EACH), unique("g")
     places = [TopicPartition(topic, number) for number in range(PARTITIONS)]
     labels = {p: {"topic": topic, "partition": str(p.partition)} for p in places}
-    settings = ConnectionSettings(domain.servers)
+    settings = ConnectionConfig(domain.servers)
     data = KafkaDataLog(settings)
     with domain.marshal(group, "w1") as marshal:
         MarshalCollector(marshal, registry=scrape.registry)

@@ -7,7 +7,7 @@ from kafka import KafkaProducer
 from slowness import until
 
 from kafka_marshal.errors import CoordinationError, LogUnreadable, PositionError
-from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
 from kafka_marshal.kafka_io.transport import open_data_log
 from kafka_marshal.protocol.types import Token, TopicPartition
@@ -26,7 +26,7 @@ def producer(bootstrap_servers):
 
 @pytest.fixture(scope="module")
 def topics(bootstrap_servers):
-    with KafkaTopicAdmin(ConnectionSettings(bootstrap_servers)) as admin:
+    with KafkaTopicAdmin(ConnectionConfig(bootstrap_servers)) as admin:
         yield admin
 
 
@@ -54,7 +54,7 @@ def places(producer, topics, unique):
 
 @pytest.fixture(params=["fast", "kafka-python"])
 def reader(request, bootstrap_servers):
-    settings = ConnectionSettings(bootstrap_servers, transport=request.param)
+    settings = ConnectionConfig(bootstrap_servers, transport=request.param)
     made = open_data_log(settings).reader()
     yield made
     made.close(TIMEOUT_MS)

@@ -21,7 +21,7 @@ from kafka_marshal import (
     TopicPartition,
     World,
 )
-from kafka_marshal.kafka_io import ConnectionSettings, patches
+from kafka_marshal.kafka_io import ConnectionConfig, patches
 from kafka_marshal.kafka_io.slices import SliceReader
 from kafka_marshal.testing.broker import EmbeddedBroker, free_ports
 
@@ -159,7 +159,9 @@ def test_ranges_are_read_as_columns(guarded, unique, listener, monkeypatch):
         },
         "sasl": login("alice"),
     }[listener]
-    settings = ConnectionSettings(getattr(guarded, listener), domain.topic, options)
+    settings = ConnectionConfig(
+        getattr(guarded, listener), coordination_topic=domain.topic, options=options
+    )
     with closing(
         SliceReader(settings, isolation_level="read_uncommitted", client_rack="")
     ) as reader:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
+from kafka_marshal.config import COORDINATION_TOPIC
 from kafka_marshal.engine import Engine
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
 from kafka_marshal.protocol.log_judge import CLAIMS, LogJudge, Place
@@ -20,7 +21,7 @@ from kafka_marshal.protocol.state import Transition, Transitions, WorldState
 from kafka_marshal.protocol.types import Key, Owner, Token, TopicPartition
 from kafka_marshal.testing.fakelog import FakeKafka
 from kafka_marshal.testing.fakestore import Stored
-from kafka_marshal.testing.node import COORDINATION_TOPIC, Node
+from kafka_marshal.testing.node import Node
 from simulator.operation_judge import (
     BEAT,
     CLAIM,

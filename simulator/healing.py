@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Mapping
 
-from kafka_marshal.config import Delivery
+from kafka_marshal.config import COORDINATION_TOPIC, Delivery
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key, TopicPartition
-from kafka_marshal.testing.node import COORDINATION_TOPIC
 from simulator.base import GROUP, Liveness
 from simulator.checkers import OPERATIONS, Violation
 from simulator.fleet import Fleet

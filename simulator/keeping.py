@@ -6,6 +6,7 @@ reader that has folded everything, at each offset.
 
 from collections.abc import Callable, Mapping
 
+from kafka_marshal.config import COORDINATION_TOPIC
 from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
 from kafka_marshal.engine.checkpointing import CheckpointRule
 from kafka_marshal.engine.kept_states import KeptState, KeptStates
@@ -18,7 +19,7 @@ from kafka_marshal.protocol.records import (
     CheckpointEnd,
     Reset,
 )
-from kafka_marshal.testing.node import COORDINATION_TOPIC, Node
+from kafka_marshal.testing.node import Node
 from simulator.checkers import Violation
 from simulator.files import HostFiles
 from simulator.pauses import ADMIN

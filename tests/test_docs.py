@@ -22,7 +22,7 @@ import pytest
 
 import kafka_marshal
 from kafka_marshal import Marshal, errors
-from kafka_marshal.kafka_io import ConnectionSettings
+from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.kafka_io.topics import coordination_configs
 from kafka_marshal.observability import logs
 from kafka_marshal.protocol import state as outcomes
@@ -186,7 +186,7 @@ def test_security_options_are_accepted():
     (block,) = [b for b in PYTHON_BLOCKS if b.mark == "run: security"]
     scope = {}
     exec(compile(block.code, block.place, "exec"), scope)
-    ConnectionSettings("broker-1:9092", options=scope["options"])
+    ConnectionConfig("broker-1:9092", options=scope["options"])
 
 
 def test_the_policy_that_is_shown_conforms():

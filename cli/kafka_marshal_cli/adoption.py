@@ -14,13 +14,14 @@ from typing import Any
 import attrs
 
 from kafka_marshal.client import Marshal
+from kafka_marshal.config import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.errors import (
     ClaimRejected,
     ConfigurationError,
     DeadlineExceeded,
     LogUnreadable,
 )
-from kafka_marshal.kafka_io import ConnectionSettings, KafkaDataLog
+from kafka_marshal.kafka_io import ConnectionConfig, KafkaDataLog
 from kafka_marshal.kafka_io.data import GroupOffsets, KafkaGroups
 from kafka_marshal.ports import DataReader, LogRange
 from kafka_marshal.protocol.codec import is_identifier
@@ -263,13 +264,13 @@ class _Source:
 
 
 def plan_adoption(
-    bootstrap_servers: str | Sequence[str] = "localhost:9092",
+    bootstrap_servers: str | Sequence[str] = SERVERS,
     *,
     group_id: str,
     from_group: str | None = None,
     from_topic: str | None = None,
     topics: Sequence[str] = (),
-    coordination_topic: str = "__marshal",
+    coordination_topic: str = COORDINATION_TOPIC,
     options: Mapping[str, Any] | None = None,
     transport: str = "auto",
     timeout_ms: int = TIMEOUT_MS,
@@ -294,8 +295,11 @@ def plan_adoption(
         ConfigurationError: A name is invalid, or both topics are the same.
         ClaimRejected: The old group has no committed offsets.
     """
-    settings = ConnectionSettings(
-        bootstrap_servers, coordination_topic, options or {}, transport=transport
+    settings = ConnectionConfig(
+        bootstrap_servers,
+        coordination_topic=coordination_topic,
+        options=options or {},
+        transport=transport,
     )
     left = from_group or group_id
     _check(group_id, from_topic, coordination_topic=coordination_topic)
@@ -330,10 +334,10 @@ def plan_adoption(
 
 
 def adopt(
-    bootstrap_servers: str | Sequence[str] = "localhost:9092",
+    bootstrap_servers: str | Sequence[str] = SERVERS,
     *,
     plan: AdoptionPlan,
-    coordination_topic: str = "__marshal",
+    coordination_topic: str = COORDINATION_TOPIC,
     options: Mapping[str, Any] | None = None,
     transport: str = "auto",
     timeout_ms: int = TIMEOUT_MS,

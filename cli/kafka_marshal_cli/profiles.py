@@ -20,6 +20,7 @@ import attrs
 import typer
 
 from kafka_marshal import ConfigurationError
+from kafka_marshal.config import COORDINATION_TOPIC, SERVERS
 from kafka_marshal_cli.render import escape
 
 FILE_BYTES_MAX = 1_000_000
@@ -50,8 +51,8 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("bootstrap-server", "MARSHAL_BOOTSTRAP_SERVER", "localhost:9092"),
-    Setting("coordination-topic", "MARSHAL_COORDINATION_TOPIC", "__marshal"),
+    Setting("bootstrap-server", "MARSHAL_BOOTSTRAP_SERVER", SERVERS),
+    Setting("coordination-topic", "MARSHAL_COORDINATION_TOPIC", COORDINATION_TOPIC),
     Setting("transport", "MARSHAL_TRANSPORT", "auto"),
     Setting("command-config", "MARSHAL_COMMAND_CONFIG"),
     Setting("timeout", "MARSHAL_TIMEOUT", "30s"),

@@ -21,6 +21,7 @@ import attrs
 import typer
 
 from kafka_marshal import Admin, ConfigurationError, World, WorldWatch
+from kafka_marshal.config import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.ports import LogRange
 from kafka_marshal.views import LogScan
 from kafka_marshal_cli import completion_cache, parsing, presenters, profiles, render
@@ -133,8 +134,8 @@ class Call:
         is_topic_given: Whether the coordination topic was set.
     """
 
-    bootstrap_servers: str = "localhost:9092"
-    coordination_topic: str = "__marshal"
+    bootstrap_servers: str = SERVERS
+    coordination_topic: str = COORDINATION_TOPIC
     options: Mapping[str, str] = attrs.field(factory=dict)
     timeout_ms: int = TIMEOUT_MS_DEFAULT
     is_timeout_given: bool = False
@@ -258,8 +259,8 @@ def terminal(stream: TextIO) -> tuple[int | None, bool]:
 _CONNECTION = {
     "config": (Config, None),
     "profile": (ProfileName, None),
-    "bootstrap_server": (BootstrapServer, "localhost:9092"),
-    "coordination_topic": (CoordinationTopic, "__marshal"),
+    "bootstrap_server": (BootstrapServer, SERVERS),
+    "coordination_topic": (CoordinationTopic, COORDINATION_TOPIC),
     "command_property": (CommandProperty, None),
     "command_config": (CommandConfig, None),
     "transport": (Transport, "auto"),
@@ -363,9 +364,9 @@ def call_of(given: Mapping[str, Any]) -> Call:
     if selected is not None and selected.profile.warning is not None:
         notify(f"warning: {selected.profile.warning}")
     options = {n: value.resolved(n) for n, value in options_of(given).items()}
-    servers = given.get("bootstrap_server", "localhost:9092")
+    servers = given.get("bootstrap_server", SERVERS)
     named = options.pop("bootstrap.servers", None)
-    if named is not None and servers == "localhost:9092":
+    if named is not None and servers == SERVERS:
         servers = named
     timeout = given.get("timeout")
     timeout_ms = TIMEOUT_MS_DEFAULT
@@ -375,7 +376,7 @@ def call_of(given: Mapping[str, Any]) -> Call:
             raise ConfigurationError("--timeout must be at least 1 ms")
     return Call(
         bootstrap_servers=servers,
-        coordination_topic=given.get("coordination_topic", "__marshal"),
+        coordination_topic=given.get("coordination_topic", COORDINATION_TOPIC),
         options=options,
         timeout_ms=timeout_ms,
         # A timeout of a profile does not limit the wait of `groups pause --wait`.

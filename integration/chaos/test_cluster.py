@@ -7,7 +7,7 @@ import pytest
 from waiting import eventually
 
 from kafka_marshal.errors import ConfigurationError, DeadlineExceeded, InvalidTransition
-from kafka_marshal.kafka_io import ConnectionSettings, KafkaTopicAdmin
+from kafka_marshal.kafka_io import ConnectionConfig, KafkaTopicAdmin
 from kafka_marshal.kafka_io.topics import KafkaReplicas
 from kafka_marshal.testing import cluster as module
 from kafka_marshal.testing.broker import PortTaken
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def topics(cluster):
-    with KafkaTopicAdmin(ConnectionSettings(cluster.bootstrap_servers)) as topics:
+    with KafkaTopicAdmin(ConnectionConfig(cluster.bootstrap_servers)) as topics:
         yield topics
 
 
@@ -49,7 +49,7 @@ def test_a_killed_leader_is_followed_and_comes_back(cluster, topics, unique):
         cluster.wait_in_sync(topic, timeout_ms=1)
     cluster.restart(victim)
     cluster.wait_in_sync(topic)
-    with KafkaReplicas(ConnectionSettings(cluster.bootstrap_servers)) as replicas:
+    with KafkaReplicas(ConnectionConfig(cluster.bootstrap_servers)) as replicas:
         rows = replicas.of(topic)
         assert all(sorted(row.nodes) == [1, 2, 3] for row in rows)
         assert replicas.of(unique("none")) == ()

@@ -15,7 +15,7 @@ from waiting import eventually, wall_ms
 from kafka_marshal import ConfigurationError, Key, LogTruncated, World
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.engine.follower import Follower
-from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
+from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
 from kafka_marshal.protocol.hashing import coordinating_partition, home_partition
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.snapshot import digest
@@ -53,7 +53,7 @@ class Story:
     def __init__(self, domain, topic):
         self.domain = domain
         self.topic = topic
-        settings = ConnectionSettings(
+        settings = ConnectionConfig(
             domain.servers, coordination_topic=domain.topic, transport="fast"
         )
         self.log = open_coordination_log(settings)

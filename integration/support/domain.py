@@ -21,7 +21,7 @@ from waiting import eventually
 
 from kafka_marshal import Admin, Marshal, TopicPartition, World
 from kafka_marshal.admin import Format
-from kafka_marshal.kafka_io import ConnectionSettings, KafkaTopicAdmin
+from kafka_marshal.kafka_io import ConnectionConfig, KafkaTopicAdmin
 from kafka_marshal.kafka_io.topics import coordination_configs
 from kafka_marshal.ports import Event, Observer
 from kafka_marshal.protocol.state import KeyState
@@ -79,7 +79,7 @@ class Domain:
         self.h_ms = h_ms
         self.topic = unique("marshal")
         self.produced: dict[TopicPartition, int] = {}
-        self.topics = KafkaTopicAdmin(ConnectionSettings(servers))
+        self.topics = KafkaTopicAdmin(ConnectionConfig(servers))
         self._producer = KafkaProducer(bootstrap_servers=servers, linger_ms=20)
         self._kafka: KafkaAdminClient | None = None
         self._history: History | None = None

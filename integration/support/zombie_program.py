@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kafka_marshal import ClaimLost, Marshal, MarshalError
-from kafka_marshal.kafka_io import ConnectionSettings
+from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark.fencing import Fence
 from kafka_marshal.spark.sinks_files import DATA, FileSink, Link
@@ -135,7 +135,9 @@ class Program:
 
     def write_kafka(self, place, token, rows) -> int:
         s = self.settings
-        settings = ConnectionSettings(s["servers"], s["coordination_topic"])
+        settings = ConnectionConfig(
+            s["servers"], coordination_topic=s["coordination_topic"]
+        )
         sink = KafkaSink(
             topic=s["out"],
             fence=self.fence,

@@ -27,6 +27,7 @@ from kafka_marshal.admin_reset import (
 )
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.closing import Closing
+from kafka_marshal.config import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.engine.checkpoint_reader import has_checkpoints, kept_in
 from kafka_marshal.engine.config_check import agreed_config
 from kafka_marshal.engine.follower import Follower
@@ -47,7 +48,7 @@ from kafka_marshal.identity import home_of
 from kafka_marshal.kafka_io import (
     Choice,
     ClusterInfo,
-    ConnectionSettings,
+    ConnectionConfig,
     KafkaTopicAdmin,
     Problem,
     TopicDescription,
@@ -133,16 +134,19 @@ class Admin(Closing):
 
     def __init__(
         self,
-        bootstrap_servers: str | Sequence[str] = "localhost:9092",
+        bootstrap_servers: str | Sequence[str] = SERVERS,
         *,
-        coordination_topic: str = "__marshal",
+        coordination_topic: str = COORDINATION_TOPIC,
         options: Mapping[str, Any] | None = None,
         transport: str = "auto",
         client_id: str | None = None,
         timeout_ms: int = TIMEOUT_MS,
     ) -> None:
-        self._settings = ConnectionSettings(
-            bootstrap_servers, coordination_topic, options or {}, transport=transport
+        self._settings = ConnectionConfig(
+            bootstrap_servers,
+            coordination_topic=coordination_topic,
+            options=options or {},
+            transport=transport,
         )
         name = client_id or _default_client_id()
         if not is_identifier(name):

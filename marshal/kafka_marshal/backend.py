@@ -14,7 +14,7 @@ from kafka_marshal.engine.interfaces import ClaimEngine, ClaimSession
 from kafka_marshal.engine.replica import Glance, LastClaim
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.identity import Identity, home_of
-from kafka_marshal.kafka_io import ConnectionSettings
+from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.ports import Observer
 from kafka_marshal.protocol.claiming import Claimant, PreviousLife
 from kafka_marshal.protocol.text import world_to_object
@@ -113,7 +113,7 @@ class LocalBackend:
     """Claims of an engine in this process, which its clients share."""
 
     def __init__(
-        self, settings: ConnectionSettings, terms: Terms, *, observer: Observer
+        self, settings: ConnectionConfig, terms: Terms, *, observer: Observer
     ) -> None:
         """Connect, or share the existing connection, and read the log to its end.
 

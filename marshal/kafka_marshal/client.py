@@ -4,7 +4,6 @@ import os
 import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,9 @@ from kafka_marshal.backend import ClaimBackend, LocalBackend, Terms
 from kafka_marshal.claims import HeldClaim
 from kafka_marshal.closing import Closing
 from kafka_marshal.config import (
+    COORDINATION_TOPIC,
     MAX_POLL_RECORDS,
+    SERVERS,
     Callbacks,
     ConsumerConfig,
     Delivery,
@@ -28,7 +29,7 @@ from kafka_marshal.errors import (
     ConfigurationError,
     InvalidTransition,
 )
-from kafka_marshal.kafka_io import ConnectionSettings
+from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.observability import FanOut, LoggingObserver
 from kafka_marshal.policies import Policy
 from kafka_marshal.ports import READ_UNCOMMITTED, Observer
@@ -41,8 +42,6 @@ from kafka_marshal.subscribing import new_subscription
 
 OPEN_MS_MAX = 30_000
 CLOSE_MS_MAX = 10_000
-SERVERS = "localhost:9092"
-COORDINATION_TOPIC = "__marshal"
 
 
 class Marshal(Closing):
@@ -116,18 +115,19 @@ class Marshal(Closing):
     ) -> None:
         _require_name("group_id", group_id)
         _require_name("client_id", client_id)
-        if isinstance(observer, Sequence):
-            observer = FanOut(*observer)
         self._is_closed = False
         self._pid = os.getpid()
         self._client_id, self._group_id = client_id, group_id
         self._consumers: list[Consumer | RangeConsumer] = []
         self._handlers: dict[signal.Signals, Any] = {}
         self._closers: list[Callable[[], None]] = []
-        connect = partial(
-            ConnectionSettings, options=options or {}, transport=transport
+        settings = ConnectionConfig(
+            SERVERS if bootstrap_servers is None else bootstrap_servers,
+            coordination_topic=coordination_topic or COORDINATION_TOPIC,
+            options=options or {},
+            transport=transport,
         )
-        observer = observer or LoggingObserver()
+        observer = _one_observer(observer)
         if sidecar is None:
             _require_none("sidecar_token_file", sidecar_token_file)
             _require_none("sidecar_instance", sidecar_instance)
@@ -143,20 +143,19 @@ class Marshal(Closing):
                 ),
                 timeout_ms=timeout_ms,
             )
-            servers = SERVERS if bootstrap_servers is None else bootstrap_servers
-            settings = connect(servers, coordination_topic or COORDINATION_TOPIC)
-            self._backend: ClaimBackend
-            self._backend = LocalBackend(settings, terms, observer=observer)
+            self._backend: ClaimBackend = LocalBackend(
+                settings, terms, observer=observer
+            )
         else:
             _require_mirror(mirror_offsets)
             self._backend = open_backend(
                 ConnectOptions(
                     sidecar=sidecar,
                     token_file=sidecar_token_file,
-                    servers=bootstrap_servers,
+                    has_servers=bootstrap_servers is not None,
                     coordination_topic=coordination_topic,
                     heartbeat_interval_ms=heartbeat_interval_ms,
-                    settings=connect,
+                    settings=settings,
                     instance=sidecar_instance,
                 ),
                 group_id=group_id,
@@ -478,6 +477,12 @@ class Marshal(Closing):
         failure = self.engine.failure or self.session.failure
         if failure is not None:
             raise failure
+
+
+def _one_observer(given: Observer | Sequence[Observer] | None) -> Observer:
+    if isinstance(given, Sequence):
+        return FanOut(*given)
+    return given or LoggingObserver()
 
 
 def _require_none(setting: str, value: object) -> None:

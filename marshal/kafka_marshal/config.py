@@ -20,6 +20,8 @@ from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
 from kafka_marshal.protocol.planner import Policy
 from kafka_marshal.protocol.types import Token, TopicPartition
 
+SERVERS = "localhost:9092"
+COORDINATION_TOPIC = "__marshal"
 TOPICS_MAX = 1_000
 MAX_POLL_RECORDS = 500
 INTERNAL_PREFIX = "__"

@@ -21,7 +21,7 @@ from kafka_marshal.engine.checkpointing import INTERVAL_MS_DEFAULT, CheckpointRu
 from kafka_marshal.engine.engine import POLL_MS_MAX
 from kafka_marshal.errors import TopicMisconfigured
 from kafka_marshal.kafka_io import (
-    ConnectionSettings,
+    ConnectionConfig,
     TopicDescription,
     choose,
     dangers,
@@ -61,7 +61,7 @@ class Runtime:
     @classmethod
     def open(
         cls,
-        settings: ConnectionSettings,
+        settings: ConnectionConfig,
         observer: Observer,
         *,
         timeout_ms: int,
@@ -191,7 +191,7 @@ def _forget_lock() -> None:
 os.register_at_fork(after_in_child=_forget_lock)
 
 
-def _name(settings: ConnectionSettings) -> object:
+def _name(settings: ConnectionConfig) -> object:
     options = tuple(
         (name, value if isinstance(value, str | int) else id(value))
         for name, value in sorted(settings.options.items())
@@ -201,7 +201,7 @@ def _name(settings: ConnectionSettings) -> object:
     return (os.getpid(), servers, topic, options, transport)
 
 
-def acquire(settings: ConnectionSettings, make: Callable[[], Runtime]) -> Runtime:
+def acquire(settings: ConnectionConfig, make: Callable[[], Runtime]) -> Runtime:
     """Return the process's runtime for a connection; make it if there is none."""
     name = _name(settings)
     with _lock:

@@ -10,6 +10,7 @@ from typing import Any
 
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.closing import Closing
+from kafka_marshal.config import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.engine.checkpoint_reader import RetainedCheckpoints, kept_in
 from kafka_marshal.engine.config_check import agreed_config
 from kafka_marshal.engine.follower import Follower
@@ -18,7 +19,7 @@ from kafka_marshal.engine.replica import Replica
 from kafka_marshal.engine.snapshotter import capture
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded, LogUnreadable
 from kafka_marshal.identity import home_of
-from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
+from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
 from kafka_marshal.kafka_io.topiclog import TopicLog
 from kafka_marshal.protocol.codec import decode
 from kafka_marshal.protocol.lease import Freshness, freshness
@@ -74,9 +75,9 @@ class World:
     @classmethod
     def open(
         cls,
-        bootstrap_servers: str | Sequence[str] = "localhost:9092",
+        bootstrap_servers: str | Sequence[str] = SERVERS,
         *,
-        coordination_topic: str = "__marshal",
+        coordination_topic: str = COORDINATION_TOPIC,
         options: Mapping[str, Any] | None = None,
         transport: str = "auto",
         state_dir: str | Path | None = None,
@@ -95,11 +96,11 @@ class World:
     @classmethod
     def at(
         cls,
-        bootstrap_servers: str | Sequence[str] = "localhost:9092",
+        bootstrap_servers: str | Sequence[str] = SERVERS,
         *,
         offset: Mapping[int, int] | None = None,
         time_ms: int | None = None,
-        coordination_topic: str = "__marshal",
+        coordination_topic: str = COORDINATION_TOPIC,
         options: Mapping[str, Any] | None = None,
         transport: str = "auto",
         state_dir: str | Path | None = None,
@@ -128,8 +129,11 @@ class World:
             TopicMisconfigured: There is no such topic.
             DeadlineExceeded: The log was not read in time.
         """
-        settings = ConnectionSettings(
-            bootstrap_servers, coordination_topic, options or {}, transport=transport
+        settings = ConnectionConfig(
+            bootstrap_servers,
+            coordination_topic=coordination_topic,
+            options=options or {},
+            transport=transport,
         )
         clock = SystemClock()
         log = open_coordination_log(
@@ -338,15 +342,18 @@ class LogScan(Closing):
 
     def __init__(
         self,
-        bootstrap_servers: str | Sequence[str] = "localhost:9092",
+        bootstrap_servers: str | Sequence[str] = SERVERS,
         *,
-        coordination_topic: str = "__marshal",
+        coordination_topic: str = COORDINATION_TOPIC,
         options: Mapping[str, Any] | None = None,
         transport: str = "auto",
         timeout_ms: int = TIMEOUT_MS,
     ) -> None:
-        settings = ConnectionSettings(
-            bootstrap_servers, coordination_topic, options or {}, transport=transport
+        settings = ConnectionConfig(
+            bootstrap_servers,
+            coordination_topic=coordination_topic,
+            options=options or {},
+            transport=transport,
         )
         self._timeout_ms = timeout_ms
         self._clock = SystemClock()
@@ -470,12 +477,12 @@ class Losses:
     @classmethod
     def open(
         cls,
-        bootstrap_servers: str | Sequence[str] = "localhost:9092",
+        bootstrap_servers: str | Sequence[str] = SERVERS,
         *,
         group_id: str | None = None,
         topic: str | None = None,
         time_ms: int | None = None,
-        coordination_topic: str = "__marshal",
+        coordination_topic: str = COORDINATION_TOPIC,
         options: Mapping[str, Any] | None = None,
         transport: str = "auto",
         timeout_ms: int = TIMEOUT_MS,

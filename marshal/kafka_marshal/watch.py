@@ -10,12 +10,13 @@ import attrs
 
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.closing import Closing
+from kafka_marshal.config import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.engine.checkpoint_reader import RetainedCheckpoints, kept_in
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.engine.kept_states import Discards, KeptState, KeptStates
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded
 from kafka_marshal.identity import home_of
-from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
+from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
 from kafka_marshal.ports import Clock, CoordinationLog, LogRange
 from kafka_marshal.protocol.records import (
     ClaimingPartition,
@@ -289,9 +290,9 @@ class WorldWatch(Closing):
     @classmethod
     def open(
         cls,
-        bootstrap_servers: str | Sequence[str] = "localhost:9092",
+        bootstrap_servers: str | Sequence[str] = SERVERS,
         *,
-        coordination_topic: str = "__marshal",
+        coordination_topic: str = COORDINATION_TOPIC,
         options: Mapping[str, Any] | None = None,
         transport: str = "auto",
         first: Callable[[LogRange], int] | None = None,
@@ -314,8 +315,11 @@ class WorldWatch(Closing):
             TopicMisconfigured: There is no such topic.
             CoordinationError: The cluster did not answer.
         """
-        settings = ConnectionSettings(
-            bootstrap_servers, coordination_topic, options or {}, transport=transport
+        settings = ConnectionConfig(
+            bootstrap_servers,
+            coordination_topic=coordination_topic,
+            options=options or {},
+            transport=transport,
         )
         log = open_coordination_log(
             settings, heartbeat_interval_ms=None, timeout_ms=timeout_ms

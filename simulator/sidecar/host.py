@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from kafka_marshal.config import COORDINATION_TOPIC
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.kafka_io.topics import TopicDescription
 from kafka_marshal.observability import FanOut
@@ -17,7 +18,7 @@ from kafka_marshal.runtime import Runtime
 from kafka_marshal.sidecar.health import Lifecycle, State
 from kafka_marshal.sidecar.service import SidecarService
 from kafka_marshal.testing.clock import ClockView
-from kafka_marshal.testing.node import COORDINATION_TOPIC, Cluster, Node
+from kafka_marshal.testing.node import Cluster, Node
 
 if TYPE_CHECKING:
     from kafka_marshal.sidecar.process_monitor import DeathWatch

@@ -88,7 +88,7 @@ def use_plainly(servers, topic):
 
 def use_ours(servers, topic, coordination_topic):
     from kafka_marshal import Marshal, TopicPartition
-    from kafka_marshal.kafka_io import ConnectionSettings
+    from kafka_marshal.kafka_io import ConnectionConfig
     from kafka_marshal.kafka_io.slices import SliceReader
 
     with (
@@ -106,7 +106,7 @@ def use_ours(servers, topic, coordination_topic):
         consumer.commit()
         consumer.flush()
     reader = SliceReader(
-        ConnectionSettings(servers), isolation_level="read_committed", client_rack=""
+        ConnectionConfig(servers), isolation_level="read_committed", client_rack=""
     )
     with closing(reader):
         rows = list(

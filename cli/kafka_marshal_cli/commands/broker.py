@@ -18,6 +18,7 @@ import typer
 
 from kafka_marshal import Admin, CoordinationError
 from kafka_marshal.admin import Format
+from kafka_marshal.config import COORDINATION_TOPIC
 from kafka_marshal_cli import parsing
 from kafka_marshal_cli.shared import Call, command, emit, notify
 
@@ -57,7 +58,7 @@ def run(
             metavar="TOPIC",
             help="Name of the coordination topic.",
         ),
-    ] = "__marshal",
+    ] = COORDINATION_TOPIC,
     partitions: Annotated[
         int, typer.Option(metavar="K", help="Coordinating partitions.")
     ] = 8,

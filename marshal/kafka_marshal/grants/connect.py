@@ -5,11 +5,10 @@ import os
 import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from typing import Any
 
-from kafka_marshal.errors import ConfigurationError, MarshalError
-from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
-from kafka_marshal.kafka_io.settings import AUTO, COORDINATION_TOPIC
+from kafka_marshal.errors import MarshalError
+from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
+from kafka_marshal.kafka_io.settings import fields_of
 from kafka_marshal.remote.transport import Address, Connection
 
 from .client import GrantClient
@@ -47,14 +46,14 @@ def open_grant_client(
         ConfigurationError: An option is missing or invalid, or the extra ``remote``
             is not installed.
     """
-    options = dict(connection)
-    token_file = options.pop("sidecar_token_file", None)
-    settings = _settings(options)
+    settings = ConnectionConfig(**fields_of(connection))
     name = (os.getpid(), sidecar, *sorted(connection.items()))
     with _lock:
         found = _clients.get(name)
         if found is None:
-            found = _create(settings, sidecar, token_file=token_file)
+            found = _create(
+                settings, sidecar, token_file=connection.get("sidecar_token_file")
+            )
             _clients[name] = found
             if len(_clients) == 1:
                 atexit.register(close_grant_clients)
@@ -72,22 +71,8 @@ def close_grant_clients() -> None:
                 client.close()
 
 
-def _settings(connection: Mapping[str, str]) -> ConnectionSettings:
-    options: dict[str, Any] = dict(connection)
-    servers = options.pop("bootstrap_servers", None)
-    if servers is None:
-        raise ConfigurationError(
-            "bootstrap_servers is missing: name at least one broker, like "
-            "broker-1:9092",
-            setting="bootstrap_servers",
-        )
-    topic = options.pop("coordination_topic", COORDINATION_TOPIC)
-    transport = options.pop("transport", AUTO)
-    return ConnectionSettings(servers, topic, options, transport=transport)
-
-
 def _create(
-    settings: ConnectionSettings, sidecar: str | None, *, token_file: str | None
+    settings: ConnectionConfig, sidecar: str | None, *, token_file: str | None
 ) -> GrantClient:
     def open_log(only: Callable[[int], Collection[int]], timeout_ms: int) -> PartialLog:
         return open_coordination_log(

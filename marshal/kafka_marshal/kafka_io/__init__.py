@@ -7,7 +7,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from kafka_marshal.kafka_io.coordination import KafkaCoordinationLog
     from kafka_marshal.kafka_io.data import KafkaDataLog
-    from kafka_marshal.kafka_io.settings import ConnectionSettings
+    from kafka_marshal.kafka_io.settings import ConnectionConfig
     from kafka_marshal.kafka_io.topics import (
         ClusterInfo,
         KafkaTopicAdmin,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Choice": "kafka_marshal.kafka_io.transport",
     "ClusterInfo": "kafka_marshal.kafka_io.topics",
-    "ConnectionSettings": "kafka_marshal.kafka_io.settings",
+    "ConnectionConfig": "kafka_marshal.kafka_io.settings",
     "KafkaCoordinationLog": "kafka_marshal.kafka_io.coordination",
     "KafkaDataLog": "kafka_marshal.kafka_io.data",
     "KafkaTopicAdmin": "kafka_marshal.kafka_io.topics",
@@ -47,7 +47,7 @@ _HOMES = {
 __all__ = [
     "Choice",
     "ClusterInfo",
-    "ConnectionSettings",
+    "ConnectionConfig",
     "KafkaCoordinationLog",
     "KafkaDataLog",
     "KafkaTopicAdmin",

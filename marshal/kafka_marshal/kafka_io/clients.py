@@ -26,7 +26,7 @@ from kafka.admin import KafkaAdminClient
 
 from kafka_marshal.errors import CoordinationError, InvalidTransition, MarshalError
 from kafka_marshal.kafka_io.patches import change_transports, keep_last_data
-from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.translate import Access, translate_error
 
 _LOGGER = "kafka.net.manager"
@@ -180,7 +180,7 @@ class AdminClient:
     The first call connects.
     """
 
-    def __init__(self, settings: ConnectionSettings) -> None:
+    def __init__(self, settings: ConnectionConfig) -> None:
         self._settings = settings
         self._pid = os.getpid()
         self._lock = threading.Lock()

@@ -21,7 +21,7 @@ from kafka_marshal.kafka_io.clients import close_by_force, new_client
 from kafka_marshal.kafka_io.data import KafkaOffsets
 from kafka_marshal.kafka_io.faults import required_right
 from kafka_marshal.kafka_io.patches import accept_any_header
-from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topiclog import (
     ENTRIES_PER_POLL,
     FETCH_WAIT_MS,
@@ -48,7 +48,7 @@ class KafkaOutlet(Outlet):
 
     def __init__(
         self,
-        settings: ConnectionSettings,
+        settings: ConnectionConfig,
         timeouts: Mapping[str, int],
         *,
         timeout_ms: int,
@@ -136,7 +136,7 @@ def _in_background(act: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def kafka_outlets(settings: ConnectionSettings) -> Connect:
+def kafka_outlets(settings: ConnectionConfig) -> Connect:
     """Return the factory of outlets to one cluster."""
 
     def connect(timeouts: Mapping[str, int], timeout_ms: int) -> Outlet:

@@ -13,7 +13,7 @@ from kafka.structs import OffsetAndMetadata
 from kafka_marshal.kafka_io.clients import AdminClient
 from kafka_marshal.kafka_io.faults import Access, required_right
 from kafka_marshal.kafka_io.reader import KafkaDataReader
-from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topics import (
     describe_topic,
     described,
@@ -55,7 +55,7 @@ class KafkaOffsets:
     """
 
     def __init__(
-        self, settings: ConnectionSettings, *, isolation_level: str = READ_UNCOMMITTED
+        self, settings: ConnectionConfig, *, isolation_level: str = READ_UNCOMMITTED
     ) -> None:
         self._admin = AdminClient(settings)
         self._level = LEVELS[isolation_level]
@@ -173,7 +173,7 @@ class GroupOffsets:
 class KafkaGroups:
     """Reads consumer groups. Thread-safe, blocking; the first call connects."""
 
-    def __init__(self, settings: ConnectionSettings) -> None:
+    def __init__(self, settings: ConnectionConfig) -> None:
         self._admin = AdminClient(settings)
 
     def read(self, group_id: str, *, timeout_ms: int = TIMEOUT_MS) -> GroupOffsets:
@@ -225,7 +225,7 @@ class KafkaDataLog(DataLog):
 
     def __init__(
         self,
-        settings: ConnectionSettings,
+        settings: ConnectionConfig,
         *,
         client_rack: str = "",
     ) -> None:

@@ -17,7 +17,7 @@ from kafka.errors import KafkaError
 from kafka_marshal.closing import Closing
 from kafka_marshal.errors import DeadlineExceeded, MarshalError
 from kafka_marshal.kafka_io.clients import close_by_force, new_client
-from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.translate import Access, translate_error
 
 LINGER_MS = 5
@@ -35,7 +35,7 @@ class KafkaRecordWriter(Closing):
     a partition keep the order in which they were sent.
     """
 
-    def __init__(self, settings: ConnectionSettings) -> None:
+    def __init__(self, settings: ConnectionConfig) -> None:
         """Connect.
 
         Raises:

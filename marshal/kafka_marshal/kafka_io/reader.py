@@ -18,7 +18,7 @@ from kafka_marshal.kafka_io.clients import forked_error, new_client
 from kafka_marshal.kafka_io.faults import required_right
 from kafka_marshal.kafka_io.patches import TopicIds, accept_any_header, fetch_by_id
 from kafka_marshal.kafka_io.positions import Positions, outside_error
-from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.translate import Access, translate_error
 from kafka_marshal.ports import READ_UNCOMMITTED, DataReader, Record
 from kafka_marshal.protocol.types import Token, TopicPartition
@@ -212,7 +212,7 @@ class KafkaDataReader(DataReader):
 
     def __init__(
         self,
-        settings: ConnectionSettings,
+        settings: ConnectionConfig,
         *,
         isolation_level: str = READ_UNCOMMITTED,
         client_rack: str = "",

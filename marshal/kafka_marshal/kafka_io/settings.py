@@ -12,9 +12,9 @@ from typing import Any
 
 import attrs
 
+from kafka_marshal.config import COORDINATION_TOPIC
 from kafka_marshal.errors import ConfigurationError
 
-COORDINATION_TOPIC = "__marshal"
 DEFAULT_PORT = 9092
 AUTO, FAST, KAFKA_PYTHON = "auto", "fast", "kafka-python"
 TRANSPORTS = (AUTO, FAST, KAFKA_PYTHON)
@@ -274,8 +274,31 @@ def _transport(_: object, __: object, value: str) -> None:
         )
 
 
+def fields_of(connection: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a ``ConnectionConfig`` that a flat mapping describes.
+
+    Args:
+        connection: The other fields by their names, and connection options by any of
+            theirs. The token file of a sidecar is left out.
+
+    Raises:
+        ConfigurationError: There are no addresses.
+    """
+    options = dict(connection)
+    options.pop("sidecar_token_file", None)
+    if "bootstrap_servers" not in options:
+        raise ConfigurationError(
+            "bootstrap_servers is missing: name at least one broker, like "
+            "broker-1:9092",
+            setting="bootstrap_servers",
+        )
+    names = ("bootstrap_servers", "coordination_topic", "transport")
+    fields = {name: options.pop(name) for name in names if name in options}
+    return fields | {"options": options}
+
+
 @attrs.frozen
-class ConnectionSettings:
+class ConnectionConfig:
     """Addresses and security of a cluster. Secrets are hidden in the repr.
 
     Attributes:
@@ -291,8 +314,12 @@ class ConnectionSettings:
     """
 
     bootstrap_servers: tuple[str, ...] = attrs.field(converter=_addresses)
-    coordination_topic: str = attrs.field(default=COORDINATION_TOPIC, validator=_topic)
-    options: Mapping[str, Any] = attrs.field(factory=dict, converter=_options)
+    coordination_topic: str = attrs.field(
+        default=COORDINATION_TOPIC, validator=_topic, kw_only=True
+    )
+    options: Mapping[str, Any] = attrs.field(
+        factory=dict, converter=_options, kw_only=True
+    )
     transport: str = attrs.field(default=AUTO, validator=_transport, kw_only=True)
 
     @property

@@ -22,7 +22,7 @@ from kafka_marshal.gc_pause import uncollected
 from kafka_marshal.kafka_io.columns import Batch, Slice, decompress, to_columns
 from kafka_marshal.kafka_io.patches import read_in_place
 from kafka_marshal.kafka_io.reader import KafkaDataReader, Records
-from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.protocol.types import TopicPartition
 
 # Releases of kafka-python with the internals that are used here.
@@ -308,7 +308,7 @@ class SliceReader:
     """
 
     def __init__(
-        self, settings: ConnectionSettings, *, isolation_level: str, client_rack: str
+        self, settings: ConnectionConfig, *, isolation_level: str, client_rack: str
     ) -> None:
         self._reader = _RangeReader(
             settings, isolation_level=isolation_level, client_rack=client_rack
@@ -371,7 +371,7 @@ class _RangeReader(KafkaDataReader):
     """A data reader that returns whole fetches, up to the end of a range."""
 
     def __init__(
-        self, settings: ConnectionSettings, *, isolation_level: str, client_rack: str
+        self, settings: ConnectionConfig, *, isolation_level: str, client_rack: str
     ) -> None:
         super().__init__(
             settings, isolation_level=isolation_level, client_rack=client_rack
@@ -476,7 +476,7 @@ class SliceReaders:
         self._pid = os.getpid()
 
     def reader(
-        self, settings: ConnectionSettings, *, isolation_level: str, client_rack: str
+        self, settings: ConnectionConfig, *, isolation_level: str, client_rack: str
     ) -> SliceReader:
         """Return the reader for some settings."""
         if self._pid != os.getpid():

@@ -20,7 +20,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.kafka_io.clients import forked_error
 from kafka_marshal.kafka_io.faults import Access
-from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.single_flight import SingleFlight
 from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
 from kafka_marshal.kafka_io.writer import Connect, FailedAppend, Writer, left_ms
@@ -56,7 +56,7 @@ class TopicLog(CoordinationLog):
 
     def __init__(
         self,
-        settings: ConnectionSettings,
+        settings: ConnectionConfig,
         *,
         heartbeat_interval_ms: int | None = HEARTBEAT_INTERVAL_MS_DEFAULT,
         timeout_ms: int = OPEN_TIMEOUT_MS,

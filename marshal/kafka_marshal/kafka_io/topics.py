@@ -12,7 +12,7 @@ from kafka.admin import ConfigResource, ConfigResourceType
 from kafka_marshal.closing import Closing
 from kafka_marshal.errors import TopicMisconfigured
 from kafka_marshal.kafka_io.clients import AdminClient
-from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.translate import Access
 from kafka_marshal.protocol.types import PARTITION_MAX
 
@@ -353,7 +353,7 @@ class KafkaTopicAdmin(Closing):
     The first call connects.
     """
 
-    def __init__(self, settings: ConnectionSettings) -> None:
+    def __init__(self, settings: ConnectionConfig) -> None:
         self._settings = settings
         self._admin = AdminClient(settings)
 
@@ -524,7 +524,7 @@ class KafkaReplicas(Closing):
     The first call connects.
     """
 
-    def __init__(self, settings: ConnectionSettings) -> None:
+    def __init__(self, settings: ConnectionConfig) -> None:
         self._admin = AdminClient(settings)
 
     def of(self, topic: str, *, timeout_ms: int = TIMEOUT_MS) -> tuple[Replicas, ...]:

@@ -17,7 +17,7 @@ from kafka_marshal.kafka_io.fast.settings import fast_config, impossible
 from kafka_marshal.kafka_io.settings import (
     FAST,
     KAFKA_PYTHON,
-    ConnectionSettings,
+    ConnectionConfig,
 )
 from kafka_marshal.kafka_io.topiclog import (
     HEARTBEAT_INTERVAL_MS_DEFAULT,
@@ -51,7 +51,7 @@ def _missing() -> str | None:
     return None
 
 
-def choose(settings: ConnectionSettings) -> Choice:
+def choose(settings: ConnectionConfig) -> Choice:
     """Return the transport set in the settings, or the fastest possible one.
 
     Raises:
@@ -78,7 +78,7 @@ def choose(settings: ConnectionSettings) -> Choice:
 
 
 def open_coordination_log(
-    settings: ConnectionSettings,
+    settings: ConnectionConfig,
     *,
     heartbeat_interval_ms: int | None = HEARTBEAT_INTERVAL_MS_DEFAULT,
     timeout_ms: int = OPEN_TIMEOUT_MS,
@@ -115,7 +115,7 @@ def open_coordination_log(
     )
 
 
-def open_data_log(settings: ConnectionSettings, *, client_rack: str = "") -> DataLog:
+def open_data_log(settings: ConnectionConfig, *, client_rack: str = "") -> DataLog:
     """Return the data log over the chosen transport.
 
     Args:

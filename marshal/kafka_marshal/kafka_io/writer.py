@@ -33,7 +33,7 @@ import attrs
 from kafka_marshal.errors import CoordinationError, InvalidTransition, MarshalError
 from kafka_marshal.kafka_io import faults
 from kafka_marshal.kafka_io.faults import Access, Failure
-from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.ports import Append
 
 # PROTOCOL 2.1: a quarter of the heartbeat interval or 10 s for a request, half of the
@@ -208,7 +208,7 @@ class _SentAppend(Append):
         self,
         *,
         limit_s: float,
-        settings: ConnectionSettings,
+        settings: ConnectionConfig,
         doing: str,
         translate: Translate,
     ) -> None:
@@ -274,7 +274,7 @@ class Writer:
 
     def __init__(
         self,
-        settings: ConnectionSettings,
+        settings: ConnectionConfig,
         *,
         connect: Connect,
         translate: Translate,

@@ -1,6 +1,5 @@
 """Opens a client's backend to a sidecar, and checks its options before any claim."""
 
-from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -8,15 +7,13 @@ import attrs
 
 from kafka_marshal.clock import SystemClock, SystemEntropy
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.kafka_io import ConnectionSettings, choose, open_data_log
+from kafka_marshal.kafka_io import ConnectionConfig, choose, open_data_log
 from kafka_marshal.ports import Observer
 from kafka_marshal.remote import api
 from kafka_marshal.remote.backend import ClientIdentity, SidecarBackend, greet
 from kafka_marshal.remote.transport import Address, Connection
 
 INSTANCE_BYTES = 16
-
-Servers = str | Sequence[str]
 
 
 @attrs.frozen(kw_only=True)
@@ -26,20 +23,20 @@ class ConnectOptions:
     Attributes:
         sidecar: Address of the sidecar.
         token_file: File with its token, for TCP.
-        servers: Brokers with the client's data; None for those of the sidecar.
+        has_servers: Whether the client names brokers; else it uses the sidecar's.
         coordination_topic: Expected name; None accepts any.
         heartbeat_interval_ms: Expected heartbeat interval; None accepts any.
-        settings: Makes connection settings of addresses and coordination topic.
+        settings: Connection to the data.
         instance: Id of the process that this one replaces, which is dead; None draws
             a new one.
     """
 
     sidecar: str
     token_file: str | Path | None
-    servers: Servers | None
+    has_servers: bool
     coordination_topic: str | None
     heartbeat_interval_ms: int | None
-    settings: Callable[[Servers, str], ConnectionSettings]
+    settings: ConnectionConfig
     instance: bytes | None = None
 
 
@@ -63,9 +60,6 @@ def open_backend(
     clock, entropy = SystemClock(), SystemEntropy()
     instance = options.instance or entropy.random_bytes(INSTANCE_BYTES)
     identity = ClientIdentity(group_id, client_id, instance)
-    if options.servers is not None:
-        # Report invalid addresses before the first request to the sidecar.
-        options.settings(options.servers, options.coordination_topic or "__marshal")
     connection = Connection.open(
         address,
         token=address.token(options.token_file),
@@ -81,8 +75,12 @@ def open_backend(
             check=partial(_require_expected, options),
             timeout_ms=timeout_ms,
         )
-        settings = options.settings(
-            options.servers or info.bootstrap_servers, info.coordination_topic
+        settings = attrs.evolve(
+            options.settings,
+            coordination_topic=info.coordination_topic,
+            bootstrap_servers=options.settings.bootstrap_servers
+            if options.has_servers
+            else info.bootstrap_servers,
         )
         backend = SidecarBackend(
             connection,

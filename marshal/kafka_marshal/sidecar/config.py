@@ -14,10 +14,11 @@ from typing import Any, Literal
 
 import attrs
 
+from kafka_marshal.config import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.engine.checkpointing import INTERVAL_MS_DEFAULT, checked_interval_ms
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.identity import state_home
-from kafka_marshal.kafka_io import ConnectionSettings
+from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.remote.transport import TOKEN_BYTES_MAX
 from kafka_marshal.sidecar.probe import default_socket
@@ -75,8 +76,8 @@ class Settings:
         connections_max: Most connections at a time.
     """
 
-    bootstrap_servers: str = "localhost:9092"
-    coordination_topic: str = "__marshal"
+    bootstrap_servers: str = SERVERS
+    coordination_topic: str = COORDINATION_TOPIC
     options: Mapping[str, Any] = attrs.field(factory=dict)
     transport: str = "auto"
     client_id: str = attrs.field(factory=default_client_id)
@@ -157,16 +158,16 @@ class Settings:
             return state_home()
         return Path(self.state_dir) if str(self.state_dir) else None
 
-    def connection(self) -> ConnectionSettings:
+    def connection(self) -> ConnectionConfig:
         """Return the settings of the connection to the cluster.
 
         Raises:
             ConfigurationError: They are invalid.
         """
-        return ConnectionSettings(
+        return ConnectionConfig(
             self.bootstrap_servers,
-            self.coordination_topic,
-            self.options,
+            coordination_topic=self.coordination_topic,
+            options=self.options,
             transport=self.transport,
         )
 

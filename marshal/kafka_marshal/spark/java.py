@@ -20,7 +20,7 @@ from typing import Any
 import attrs
 
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.settings import ConnectionConfig, fields_of
 
 JAAS = "sasl.jaas.config"
 STORES = (
@@ -77,23 +77,18 @@ def python_options(connection: Mapping[str, str]) -> dict[str, str]:
     return found | more
 
 
-def settings_of(connection: Mapping[str, str]) -> ConnectionSettings:
+def settings_of(connection: Mapping[str, str]) -> ConnectionConfig:
     """Return settings for this host; on unpickling they are made for that host.
 
     Raises:
         ConfigurationError: An option is wrong.
     """
-    options = python_options(connection)
-    options.pop("sidecar_token_file", None)
-    servers = options.pop("bootstrap_servers")
-    topic, transport = options.pop("coordination_topic"), options.pop("transport")
-    return _HostSettings(
-        servers, topic, options, transport=transport, given=dict(connection)
-    )
+    fields = fields_of(python_options(connection))
+    return _HostConfig(**fields, given=dict(connection))
 
 
 @attrs.frozen
-class _HostSettings(ConnectionSettings):
+class _HostConfig(ConnectionConfig):
     """Settings that name files of this host.
 
     Attributes:

@@ -12,9 +12,9 @@ from typing import Any
 
 import attrs
 
-from kafka_marshal.config import ConsumerConfig
+from kafka_marshal.config import COORDINATION_TOPIC, ConsumerConfig
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.settings import AUTO, ConnectionConfig
 from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.remote.transport import UNIX, Address
@@ -125,7 +125,7 @@ class Options:
         poll_timeout_ms: Longest wait of a task for the next record of its range.
     """
 
-    settings: ConnectionSettings
+    settings: ConnectionConfig
     connection: Mapping[str, str] = attrs.field(repr=False)
     config: ConsumerConfig
     assigned: tuple[TopicPartition, ...]
@@ -264,8 +264,10 @@ class _Reader:
         return {
             **{name.removeprefix(KAFKA_PREFIX): v for name, v in self._kafka.items()},
             "bootstrap_servers": servers,
-            "coordination_topic": self._given.get("coordinationTopic", "__marshal"),
-            "transport": self._given.get("transport", "auto"),
+            "coordination_topic": self._given.get(
+                "coordinationTopic", COORDINATION_TOPIC
+            ),
+            "transport": self._given.get("transport", AUTO),
             **self._token_file(),
         }
 

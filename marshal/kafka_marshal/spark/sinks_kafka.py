@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.kafka_io import ConnectionSettings
+from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.protocol.codec import is_topic
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark.fencing import Fence, require_columns, write_by_claim
@@ -50,7 +50,7 @@ class KafkaSink:
 
     topic: str
     fence: Fence
-    settings: ConnectionSettings
+    settings: ConnectionConfig
     name: str
 
     @classmethod

@@ -22,7 +22,7 @@ from kafka_marshal.errors import (
     DeadlineExceeded,
     InvalidTransition,
 )
-from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topics import KafkaReplicas
 from kafka_marshal.testing.broker import (
     EmbeddedBroker,
@@ -153,7 +153,7 @@ class EmbeddedCluster:
                 raise
             else:
                 break
-        settings = ConnectionSettings(self.bootstrap_servers)
+        settings = ConnectionConfig(self.bootstrap_servers)
         self._replicas = KafkaReplicas(settings)
         return self
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from kafka_marshal.config import COORDINATION_TOPIC
 from kafka_marshal.errors import (
     CoordinationError,
     TopicMisconfigured,
@@ -305,7 +306,7 @@ class FakeKafka:
     # Handles.
 
     def coordination_log(
-        self, topic: str = "__marshal", *, name: str = ""
+        self, topic: str = COORDINATION_TOPIC, *, name: str = ""
     ) -> "FakeCoordinationLog":
         """Return a client's session with a coordination topic, from its start.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
-from kafka_marshal.config import Callbacks, ConsumerConfig
+from kafka_marshal.config import COORDINATION_TOPIC, Callbacks, ConsumerConfig
 from kafka_marshal.consumer import Consumer
 from kafka_marshal.engine import (
     Engine,
@@ -38,7 +38,6 @@ from kafka_marshal.testing.clock import (
 )
 from kafka_marshal.testing.fakelog import FakeKafka, FatePolicy
 
-COORDINATION_TOPIC = "__marshal"
 EVENTS_MAX = 10_000
 LIVES_MAX = 8
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from kafka_marshal.closing import Closing
 from kafka_marshal.errors import InvalidTransition, MarshalError
-from kafka_marshal.kafka_io import ConnectionSettings, KafkaTopicAdmin
+from kafka_marshal.kafka_io import ConnectionConfig, KafkaTopicAdmin
 from kafka_marshal.kafka_io.producing import KafkaRecordWriter
 
 TICK_S = 0.05
@@ -29,7 +29,7 @@ def create_topic(
         TopicMisconfigured: The topic exists, or the cluster refuses it.
         CoordinationError: The cluster did not answer; the topic may exist anyway.
     """
-    with KafkaTopicAdmin(ConnectionSettings(bootstrap_servers)) as admin:
+    with KafkaTopicAdmin(ConnectionConfig(bootstrap_servers)) as admin:
         admin.create_data_topic(topic, partitions=partitions, timeout_ms=timeout_ms)
 
 
@@ -64,7 +64,7 @@ class Producing(Closing):
         Raises:
             CoordinationError: The cluster did not answer.
         """
-        self._writer = KafkaRecordWriter(ConnectionSettings(bootstrap_servers))
+        self._writer = KafkaRecordWriter(ConnectionConfig(bootstrap_servers))
         self._topic = topic
         self._partitions = partitions
         self._make_value = make_value

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 import attrs
 
 from kafka_marshal.closing import Closing
+from kafka_marshal.config import COORDINATION_TOPIC
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded, MarshalError
-from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
+from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
 from kafka_marshal.protocol.log_judge import LogJudge
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.state import ACCEPTED, KeyState, Transition, WorldState
@@ -67,7 +68,7 @@ class LogWatch(Closing):
     """Reads the whole coordination log on its own thread. Context manager."""
 
     def __init__(
-        self, bootstrap_servers: str, *, coordination_topic: str = "__marshal"
+        self, bootstrap_servers: str, *, coordination_topic: str = COORDINATION_TOPIC
     ) -> None:
         """Connect and start to read, from the log's start.
 
@@ -79,7 +80,9 @@ class LogWatch(Closing):
             TopicMisconfigured: There is no such topic.
             CoordinationError: The cluster did not answer.
         """
-        settings = ConnectionSettings(bootstrap_servers, coordination_topic)
+        settings = ConnectionConfig(
+            bootstrap_servers, coordination_topic=coordination_topic
+        )
         self._log = open_coordination_log(
             settings, heartbeat_interval_ms=None, timeout_ms=OPEN_MS_MAX
         )

@@ -8,10 +8,10 @@ from kafka.future import Future
 
 from kafka_marshal.kafka_io import coordination as module
 from kafka_marshal.kafka_io.coordination import kafka_outlets
-from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.writer import writer_timeouts
 
-SETTINGS = ConnectionSettings("a:1")
+SETTINGS = ConnectionConfig("a:1")
 
 
 class Metadata:

@@ -6,7 +6,7 @@ import pytest
 from kafka import TopicPartition as KafkaPlace
 
 from kafka_marshal.kafka_io.data import KafkaOffsets
-from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.protocol.types import TopicPartition
 
 
@@ -46,7 +46,7 @@ class Admin:
 @pytest.fixture
 def fetching(monkeypatch):
     def ask(rows, level="read_uncommitted"):
-        offsets = KafkaOffsets(ConnectionSettings("b:1"), isolation_level=level)
+        offsets = KafkaOffsets(ConnectionConfig("b:1"), isolation_level=level)
         admin = Admin(rows)
         monkeypatch.setattr(offsets._admin, "call", lambda work, **_: work(admin))
         return offsets, admin

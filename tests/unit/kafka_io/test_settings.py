@@ -11,8 +11,9 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io.settings import (
     DOTTED_OPTIONS,
     OPTIONS,
-    ConnectionSettings,
+    ConnectionConfig,
     Secret,
+    fields_of,
 )
 
 SASL = {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN"}
@@ -32,7 +33,7 @@ USER = {"sasl_plain_username": "me", "sasl_plain_password": "hush"}
     ],
 )
 def test_addresses(given, expected):
-    assert ConnectionSettings(given).bootstrap_servers == expected
+    assert ConnectionConfig(given).bootstrap_servers == expected
 
 
 @pytest.mark.parametrize(
@@ -41,19 +42,19 @@ def test_addresses(given, expected):
 )
 def test_bad_addresses_are_refused(given):
     with pytest.raises(ConfigurationError) as caught:
-        ConnectionSettings(given)
+        ConnectionConfig(given)
     assert caught.value.setting == "bootstrap_servers"
 
 
 @pytest.mark.parametrize("topic", ["", ".", "..", "a b", "a/b", "x" * 250, "ü"])
 def test_bad_topics_are_refused(topic):
     with pytest.raises(ConfigurationError) as caught:
-        ConnectionSettings("a", topic)
+        ConnectionConfig("a", coordination_topic=topic)
     assert caught.value.setting == "coordination_topic"
 
 
 def test_defaults():
-    settings = ConnectionSettings("a,b:1")
+    settings = ConnectionConfig("a,b:1")
     assert settings.coordination_topic == "__marshal"
     assert settings.addresses == "a:9092, b:1"
     assert settings.client_config() == {
@@ -64,6 +65,18 @@ def test_defaults():
     }
 
 
+def test_a_flat_mapping_has_fields_and_options():
+    given = {
+        "bootstrap_servers": "a",
+        "transport": "fast",
+        "client.id": "c",
+        "sidecar_token_file": "/run/token",
+    }
+    assert ConnectionConfig(**fields_of(given)) == ConnectionConfig(
+        "a", transport="fast", options={"client_id": "c"}
+    )
+
+
 @pytest.mark.parametrize("client", [KafkaConsumer, KafkaProducer, KafkaAdminClient])
 def test_every_client_accepts_every_option(client):
     assert set(OPTIONS) <= set(client.DEFAULT_CONFIG)
@@ -71,8 +84,8 @@ def test_every_client_accepts_every_option(client):
 
 
 def test_dotted_names_mean_the_same():
-    plain = ConnectionSettings("a", options=SASL | USER)
-    dotted = ConnectionSettings(
+    plain = ConnectionConfig("a", options=SASL | USER)
+    dotted = ConnectionConfig(
         "a",
         options={
             "security.protocol": "sasl_ssl",
@@ -94,7 +107,7 @@ def test_dotted_names_mean_the_same():
     ],
 )
 def test_values_are_converted(name, given, expected):
-    config = ConnectionSettings("a", options={name: given}).client_config()
+    config = ConnectionConfig("a", options={name: given}).client_config()
     assert config[DOTTED_OPTIONS.get(name, name)] == expected
 
 
@@ -115,7 +128,7 @@ def test_host_name_check(given, expected):
         "security.protocol": "SSL",
         "ssl.endpoint.identification.algorithm": given,
     }
-    config = ConnectionSettings("a", options=options).client_config()
+    config = ConnectionConfig("a", options=options).client_config()
     assert config["ssl_check_hostname"] is expected
 
 
@@ -181,7 +194,7 @@ def test_host_name_check(given, expected):
 )
 def test_impossible_options_are_named(options, setting, words):
     with pytest.raises(ConfigurationError, match=re.escape(words)) as caught:
-        ConnectionSettings("a", options=options)
+        ConnectionConfig("a", options=options)
     assert caught.value.setting == setting
 
 
@@ -192,12 +205,12 @@ def test_objects_are_passed_through():
         "sasl_mechanism": "OAUTHBEARER",
         "sasl_oauth_token_provider": provider,
     }
-    config = ConnectionSettings("a", options=options).client_config()
+    config = ConnectionConfig("a", options=options).client_config()
     assert config["sasl_oauth_token_provider"] is provider
 
 
 def test_secrets_do_not_show():
-    settings = ConnectionSettings(
+    settings = ConnectionConfig(
         "a", options=SASL | USER | {"ssl_password": "quiet", "proxy_url": "x://u:p@h"}
     )
     # kafka-python logs the whole configuration of an admin client.
@@ -209,7 +222,7 @@ def test_secrets_do_not_show():
 
 
 def test_settings_travel_to_other_processes():
-    settings = ConnectionSettings("a", options=SASL | USER)
+    settings = ConnectionConfig("a", options=SASL | USER)
     again = pickle.loads(pickle.dumps(settings))
     assert again == settings
     assert "hush" not in repr(again)
@@ -226,7 +239,7 @@ def test_settings_travel_to_other_processes():
 )
 def test_an_unknown_option_names_the_nearest_one(name, near):
     with pytest.raises(ConfigurationError, match=f"option '{name}'") as caught:
-        ConnectionSettings("a:1", options={name: "x"})
+        ConnectionConfig("a:1", options={name: "x"})
     assert caught.value.setting == name
     if near is None:
         assert "nearest" not in str(caught.value)

@@ -15,7 +15,7 @@ from kafka_marshal.errors import DeadlineExceeded, PositionError, UnknownTopicId
 from kafka_marshal.kafka_io import slices as module
 from kafka_marshal.kafka_io.columns import Slice
 from kafka_marshal.kafka_io.reader import Records
-from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.slices import (
     Fetch,
     FetchTarget,
@@ -273,7 +273,7 @@ class Reader:
 
 def read(*fetches, span, **more):
     reader = SliceReader(
-        ConnectionSettings("b:1"), isolation_level="read_committed", client_rack=""
+        ConnectionConfig("b:1"), isolation_level="read_committed", client_rack=""
     )
     reader._reader = Reader(*fetches)
     settings = {"timeout_ms": 0, "with_headers": False} | more
@@ -338,7 +338,7 @@ class Consumer:
 
 def beneath(consumer, span=(3, 9), **more):
     found = module._RangeReader(
-        ConnectionSettings("b:1"), isolation_level="read_committed", client_rack=""
+        ConnectionConfig("b:1"), isolation_level="read_committed", client_rack=""
     )
     found._consumer = consumer
     found.start(T0, span, **more)
@@ -388,7 +388,7 @@ def test_the_range_is_set_before_the_first_fetch(monkeypatch):
     monkeypatch.setattr(module, "read_in_place", hooked.append)
     monkeypatch.setattr(module, "fetch_batches", lambda *each: hooked.append(each))
     reader = module._RangeReader(
-        ConnectionSettings("b:1"), isolation_level="read_committed", client_rack=""
+        ConnectionConfig("b:1"), isolation_level="read_committed", client_rack=""
     )
     reader.start(T0, (3, 9))
     assert (reader.position_of(T0), reader._aim.end) == (3, 9)
@@ -403,7 +403,7 @@ def test_an_unsupported_release_returns_records(monkeypatch):
     monkeypatch.setattr(module, "read_in_place", hooked.append)
     monkeypatch.setattr(module, "fetch_batches", lambda *each: hooked.append(each))
     reader = module._RangeReader(
-        ConnectionSettings("b:1"), isolation_level="read_committed", client_rack=""
+        ConnectionConfig("b:1"), isolation_level="read_committed", client_rack=""
     )
     assert reader._new_consumer() == "a consumer"
     assert hooked == []
@@ -440,10 +440,10 @@ def test_a_process_keeps_one_reader_for_each_connection(monkeypatch):
     monkeypatch.setattr(module, "SliceReader", opened)
     slices = SliceReaders()
     way = {"isolation_level": "read_committed", "client_rack": ""}
-    one = ConnectionSettings("b:1", options={"security.protocol": "PLAINTEXT"})
+    one = ConnectionConfig("b:1", options={"security.protocol": "PLAINTEXT"})
     first = slices.reader(one, **way)
     assert slices.reader(one, **way) is first
-    assert slices.reader(ConnectionSettings("b:1"), **way) is not first
+    assert slices.reader(ConnectionConfig("b:1"), **way) is not first
     assert slices.reader(one, **(way | {"client_rack": "r"})) is not first
     assert len(made) == 3
     slices.drop()

@@ -7,7 +7,7 @@ import pytest
 from kafka import errors as kafka_errors
 
 from kafka_marshal.errors import TopicMisconfigured
-from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topics import (
     WEEK_MS,
     KafkaTopicAdmin,
@@ -157,7 +157,7 @@ def test_only_a_missing_topic_is_no_error():
 @pytest.mark.parametrize("count", [0, -1, 2**31])
 def test_impossible_counts_are_refused_before_any_connection(count):
     with (
-        KafkaTopicAdmin(ConnectionSettings("nowhere.invalid")) as admin,
+        KafkaTopicAdmin(ConnectionConfig("nowhere.invalid")) as admin,
         pytest.raises(TopicMisconfigured),
     ):
         admin.create("t", partitions=count, replication=1, configs={})

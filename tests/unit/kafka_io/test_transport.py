@@ -7,7 +7,7 @@ import pytest
 
 from kafka_marshal.errors import ConfigurationError, CoordinationError
 from kafka_marshal.kafka_io import transport as module
-from kafka_marshal.kafka_io.settings import TRANSPORTS, ConnectionSettings
+from kafka_marshal.kafka_io.settings import TRANSPORTS, ConnectionConfig
 from kafka_marshal.kafka_io.transport import (
     choose,
     open_coordination_log,
@@ -16,7 +16,7 @@ from kafka_marshal.kafka_io.transport import (
 
 
 def settings(transport="auto", servers="127.0.0.1:1", **options):
-    return ConnectionSettings(servers, options=options, transport=transport)
+    return ConnectionConfig(servers, options=options, transport=transport)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from slowness import until
 
 from kafka_marshal.errors import CoordinationError, InvalidTransition, LogUnwritable
 from kafka_marshal.kafka_io import writer as module
-from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.translate import translate_error
 from kafka_marshal.kafka_io.writer import Writer, left_ms, writer_timeouts
 
@@ -74,7 +74,7 @@ def outlets():
 
 def new_writer(outlets, *, heartbeat_interval_ms):
     return Writer(
-        ConnectionSettings("a:1"),
+        ConnectionConfig("a:1"),
         connect=outlets.connect,
         translate=translated,
         heartbeat_interval_ms=heartbeat_interval_ms,

@@ -4,11 +4,12 @@ import random
 
 import pytest
 
+from kafka_marshal.config import COORDINATION_TOPIC
 from kafka_marshal.engine.snapshotter import capture
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.ports import Event
 from kafka_marshal.snapshots import read_sections
-from kafka_marshal.testing.node import COORDINATION_TOPIC, Cluster
+from kafka_marshal.testing.node import Cluster
 from simulator import files
 from simulator.files import DAMAGES, HostFiles
 

@@ -33,7 +33,7 @@ from confluent_kafka import (
 )
 
 from kafka_marshal.kafka_io.fast.settings import fast_config
-from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 
 ASK_INTERVAL_S = 0.25
 # Longer than failover of a broker and the active controller usually takes: broker
@@ -192,7 +192,7 @@ class _Log:
 
 def _new_client(
     kind: Callable[..., Any],
-    settings: ConnectionSettings,
+    settings: ConnectionConfig,
     config: Mapping[str, Any],
 ) -> Client:
     client = Client()
@@ -209,7 +209,7 @@ def _new_client(
     return client
 
 
-def new_consumer(settings: ConnectionSettings, config: Mapping[str, Any]) -> Client:
+def new_consumer(settings: ConnectionConfig, config: Mapping[str, Any]) -> Client:
     """Return a consumer for assigned partitions, which connects in the background.
 
     PROTOCOL 2.1: no commits, and no silent jump to another offset.
@@ -235,7 +235,7 @@ def new_consumer(settings: ConnectionSettings, config: Mapping[str, Any]) -> Cli
     return _new_client(Consumer, settings, fixed | dict(config))
 
 
-def new_producer(settings: ConnectionSettings, config: Mapping[str, Any]) -> Client:
+def new_producer(settings: ConnectionConfig, config: Mapping[str, Any]) -> Client:
     """Return an idempotent producer, which connects in the background.
 
     Args:

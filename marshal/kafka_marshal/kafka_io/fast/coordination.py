@@ -32,7 +32,7 @@ from kafka_marshal.kafka_io.fast.clients import (
 )
 from kafka_marshal.kafka_io.fast.translate import Access, cause_of, translate_error
 from kafka_marshal.kafka_io.faults import required_right
-from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topiclog import (
     EPOCH_NONE,
     FETCH_WAIT_MS,
@@ -94,7 +94,7 @@ class FastOutlet(Outlet):
 
     def __init__(
         self,
-        settings: ConnectionSettings,
+        settings: ConnectionConfig,
         timeouts: Mapping[str, int],
         *,
         timeout_ms: int,
@@ -209,7 +209,7 @@ class FastOutlet(Outlet):
         self._is_over.set()
 
 
-def fast_outlets(settings: ConnectionSettings) -> Connect:
+def fast_outlets(settings: ConnectionConfig) -> Connect:
     """Return the factory of outlets to one cluster."""
 
     def connect(timeouts: Mapping[str, int], timeout_ms: int) -> Outlet:

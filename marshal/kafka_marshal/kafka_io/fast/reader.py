@@ -38,7 +38,7 @@ from kafka_marshal.kafka_io.positions import (
     unknown_topic_error,
 )
 from kafka_marshal.kafka_io.reader import FETCH_WAIT_MS, REQUEST_TIMEOUT_MS
-from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.ports import READ_UNCOMMITTED, DataReader, Record
 from kafka_marshal.protocol.types import Token, TopicPartition
 
@@ -207,7 +207,7 @@ class FastDataReader(DataReader):
 
     def __init__(
         self,
-        settings: ConnectionSettings,
+        settings: ConnectionConfig,
         *,
         isolation_level: str = READ_UNCOMMITTED,
         client_rack: str = "",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.kafka_io.settings import DOTTED_OPTIONS, ConnectionSettings
+from kafka_marshal.kafka_io.settings import DOTTED_OPTIONS, ConnectionConfig
 
 _NAMES = {ours: dotted for dotted, ours in DOTTED_OPTIONS.items()} | {
     # librdkafka's metadata.max.age.ms only bounds a cache.
@@ -38,7 +38,7 @@ _IMPOSSIBLE_MECHANISMS = {
 TOKEN_LIFE_S = 300.0
 
 
-def impossible(settings: ConnectionSettings) -> Mapping[str, str]:
+def impossible(settings: ConnectionConfig) -> Mapping[str, str]:
     """Return the options that librdkafka does not support, each with the reason."""
     found = {
         name: reason for name, reason in _IMPOSSIBLE.items() if name in settings.options
@@ -68,7 +68,7 @@ def _token_callback(provider: Any) -> Callable[[object], Any]:
     return answer
 
 
-def fast_config(settings: ConnectionSettings) -> dict[str, Any]:
+def fast_config(settings: ConnectionConfig) -> dict[str, Any]:
     """Return the configuration common to all librdkafka clients.
 
     Raises:

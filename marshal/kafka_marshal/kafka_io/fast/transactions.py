@@ -20,7 +20,7 @@ from kafka_marshal.kafka_io.fast.clients import (
     new_producer,
 )
 from kafka_marshal.kafka_io.fast.translate import Access, cause_of, translate_error
-from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.protocol import types
 
 _FENCED = (
@@ -48,7 +48,7 @@ class Transactions(Closing):
 
     def __init__(
         self,
-        settings: ConnectionSettings,
+        settings: ConnectionConfig,
         transactional_id: str,
         *,
         group_id: str,

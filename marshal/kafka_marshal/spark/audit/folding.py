@@ -15,6 +15,7 @@ import attrs
 import msgspec
 
 from kafka_marshal.clock import SystemClock
+from kafka_marshal.config import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.engine.checkpoint_reader import RetainedCheckpoints
 from kafka_marshal.engine.kept_states import restore
 from kafka_marshal.errors import (
@@ -24,7 +25,7 @@ from kafka_marshal.errors import (
     LogUnreadable,
     MalformedRecord,
 )
-from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
+from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
 from kafka_marshal.kafka_io.topiclog import TopicLog
 from kafka_marshal.ports import CoordinationLog
 from kafka_marshal.protocol.codec import decode, encode
@@ -61,18 +62,18 @@ class Source:
         timeout_ms: Limit for opening, and for a wait for missing entries.
     """
 
-    bootstrap_servers: str = "localhost:9092"
-    coordination_topic: str = "__marshal"
+    bootstrap_servers: str = SERVERS
+    coordination_topic: str = COORDINATION_TOPIC
     options: Mapping[str, Any] = attrs.field(factory=dict)
     transport: str = "auto"
     timeout_ms: int = 30_000
 
-    def settings(self) -> ConnectionSettings:
+    def settings(self) -> ConnectionConfig:
         """Return connection settings."""
-        return ConnectionSettings(
+        return ConnectionConfig(
             self.bootstrap_servers,
-            self.coordination_topic,
-            self.options,
+            coordination_topic=self.coordination_topic,
+            options=self.options,
             transport=self.transport,
         )
 

@@ -17,9 +17,9 @@ from kafka_marshal.kafka_io.fast.clients import (
     new_consumer,
     new_producer,
 )
-from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 
-NOBODY = ConnectionSettings("127.0.0.1:1")
+NOBODY = ConnectionConfig("127.0.0.1:1")
 
 
 class World:
@@ -155,7 +155,7 @@ def test_refusals_are_recorded():
 
 def test_bad_settings_are_refused():
     with pytest.raises(ConfigurationError):
-        new_producer(ConnectionSettings("a", options={"proxy_url": "http://b"}), {})
+        new_producer(ConnectionConfig("a", options={"proxy_url": "http://b"}), {})
     with pytest.raises(KafkaException):
         new_producer(NOBODY, {"no.such.setting": 1})
 

@@ -21,11 +21,11 @@ from kafka_marshal.kafka_io.fast.coordination import (
     fast_outlets,
     writer_config,
 )
-from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.writer import writer_timeouts
 from kafka_marshal.testing.rig import WAIT_S, until
 
-NOBODY = ConnectionSettings("127.0.0.1:1")
+NOBODY = ConnectionConfig("127.0.0.1:1")
 
 
 class Delivered:
@@ -260,7 +260,7 @@ class Log(FastCoordinationLog):
 
 @pytest.fixture
 def log():
-    made = Log(ConnectionSettings("127.0.0.1:1"), heartbeat_interval_ms=None)
+    made = Log(ConnectionConfig("127.0.0.1:1"), heartbeat_interval_ms=None)
     assert made.handle.assigned == [], "nothing is fetched before it is read"
     assert made.poll(0) == []
     assert made.handle.assigned == [{0: 0, 1: 0}]

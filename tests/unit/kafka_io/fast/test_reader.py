@@ -20,7 +20,7 @@ from kafka_marshal.errors import (
 from kafka_marshal.kafka_io.fast import reader as module
 from kafka_marshal.kafka_io.fast.clients import Client
 from kafka_marshal.kafka_io.fast.reader import FastRecord, fast_records, headers_of
-from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.ports import PlainRecord
 from kafka_marshal.protocol.types import Token, TopicPartition
 
@@ -197,7 +197,7 @@ def by_id(handle, monkeypatch):
 
     monkeypatch.setattr(module, "new_consumer", make)
     monkeypatch.setattr(module, "close_consumer", lambda _: handle.assigned.clear())
-    reader = module.FastDataReader(ConnectionSettings("nobody:1"))
+    reader = module.FastDataReader(ConnectionConfig("nobody:1"))
     reader.assign([A, B])
     reader.seek(A, 0, topic_id=OLD)
     reader.seek(B, 0)
@@ -262,7 +262,7 @@ def test_a_topic_without_a_reported_id_is_not_read(by_id, handle):
 
 @pytest.fixture
 def reader(handle):
-    made = module.FastDataReader(ConnectionSettings("nobody:1"))
+    made = module.FastDataReader(ConnectionConfig("nobody:1"))
     made.assign([A, B])
     made.seek(A, 0, token=TOKEN)
     made.seek(B, 0)
@@ -511,7 +511,7 @@ def test_misuse_is_refused(reader):
 
 
 def test_queues_are_bounded():
-    config = module.FastDataReader(ConnectionSettings("nobody:1"))._config
+    config = module.FastDataReader(ConnectionConfig("nobody:1"))._config
     assert config["queued.max.messages.kbytes"] == 8_192
     assert config["fetch.max.bytes"] == module.ANSWER_BYTES
     assert config["fetch.message.max.bytes"] == module.FETCH_BYTES

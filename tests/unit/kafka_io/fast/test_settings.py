@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, Producer
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io.fast.settings import TOKEN_LIFE_S, fast_config, impossible
-from kafka_marshal.kafka_io.settings import DOTTED_OPTIONS, OPTIONS, ConnectionSettings
+from kafka_marshal.kafka_io.settings import DOTTED_OPTIONS, OPTIONS, ConnectionConfig
 
 SASL = {"security_protocol": "SASL_SSL", "sasl_mechanism": "SCRAM-SHA-256"}
 USER = {"sasl_plain_username": "me", "sasl_plain_password": "hush"}
@@ -18,7 +18,7 @@ OAUTH = {"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER"}
 
 
 def config(**options):
-    return fast_config(ConnectionSettings("a:1,b", options=options))
+    return fast_config(ConnectionConfig("a:1,b", options=options))
 
 
 class Provider:
@@ -111,7 +111,7 @@ def test_librdkafka_accepts_the_result(kind):
     ],
 )
 def test_options_without_equivalent_are_named(options, name):
-    settings = ConnectionSettings("a", options=options)
+    settings = ConnectionConfig("a", options=options)
     assert list(impossible(settings)) == [name]
     with pytest.raises(ConfigurationError, match="kafka-python") as caught:
         fast_config(settings)
@@ -123,7 +123,7 @@ def test_every_option_has_an_equivalent_or_a_reason():
     hard |= {"sasl_kerberos_domain_name", "sasl_kerberos_service_name"}
     for name in set(OPTIONS) - hard - {"sasl_oauth_token_provider"}:
         assert name in DOTTED_OPTIONS.values(), name
-    assert impossible(ConnectionSettings("a")) == {}
+    assert impossible(ConnectionConfig("a")) == {}
 
 
 def test_tokens_come_from_the_provider():

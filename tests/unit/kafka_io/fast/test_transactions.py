@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_marshal.errors import ClaimLost, CoordinationError, DeadlineExceeded
-from kafka_marshal.kafka_io import ConnectionSettings
+from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.kafka_io.fast import transactions
 from kafka_marshal.kafka_io.fast.transactions import Outgoing, Transactions
 from kafka_marshal.protocol.types import TopicPartition
@@ -67,7 +67,7 @@ def handle(monkeypatch):
 
 
 def begun(timeout_ms=1_000):
-    settings = ConnectionSettings("localhost:1")
+    settings = ConnectionConfig("localhost:1")
     return Transactions(settings, "an id", group_id="g", timeout_ms=timeout_ms)
 
 
