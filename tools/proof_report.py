@@ -124,7 +124,9 @@ def found_by_tests(found: list[Case]) -> Found:
         for case in found
     ]
     return Found(
-        amount=", ".join([f"{len(found)} tests", *counted]),
+        amount=", ".join(
+            [f"{len(found)} test{'' if len(found) == 1 else 's'}", *counted]
+        ),
         head=("Test", "How much", "Outcome", "Took"),
         rows=tuple(rows),
         failures=tuple(
@@ -209,7 +211,7 @@ def page(parts: list[tuple[dict[str, Any], Found]]) -> str:
             "held" if ended["code"] == 0 else "**failed**",
             duration(ended["seconds"]),
             ended["at"],
-            ended["commit"],
+            ended.get("commit", "unknown"),
         )
         for ended, found in parts
     ]

@@ -30,17 +30,22 @@ COMPUTING = tuple(
 # `make cover` runs them, each file for the module that it is about.
 CORE = "tests/unit/protocol"
 CHECKS = ("make", "check", "cover")
-# For tests that may have to wait long for a processor.
-PATIENT = "--timeout=1800"
+# For tests that may have to wait long for a processor: twice the usual limit, or more.
+PATIENT = "--timeout=600"
+MORE_PATIENT = "--timeout=1800"
 # Files one by one, to whichever process is free; of tests that compute, test by test.
 BY_FILE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 BY_TEST = ("-n", "2", "--dist", "loadgroup")
 LANES = {
-    "heavy": [*HEAVY],
-    "brokers": ["integration", *(f"--ignore={each}" for each in HEAVY), *BY_FILE],
-    "computing": [*COMPUTING, PATIENT, *BY_TEST],
+    "heavy": [*HEAVY, PATIENT],
+    "brokers": [
+        "integration",
+        *(f"--ignore={each}" for each in HEAVY),
+        *(PATIENT, *BY_FILE),
+    ],
+    "computing": [*COMPUTING, MORE_PATIENT, *BY_TEST],
     "checks": [],
-    "unit": ["tests", *(f"--ignore={each}" for each in (*COMPUTING, CORE))],
+    "unit": ["tests", *(f"--ignore={each}" for each in (*COMPUTING, CORE)), PATIENT],
 }
 NICE = {"computing": 15, "checks": 12}
 AFTER = {"unit": "brokers"}
