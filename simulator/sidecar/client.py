@@ -13,7 +13,7 @@ import msgspec
 
 from kafka_marshal.consumer import Consumer
 from kafka_marshal.engine import Holding, Subscription
-from kafka_marshal.engine.grant_requests import Ticket
+from kafka_marshal.engine.grant_requests import PendingGrant
 from kafka_marshal.errors import (
     ClaimLost,
     ConfigurationError,
@@ -31,11 +31,11 @@ from kafka_marshal.remote import api, paths
 from kafka_marshal.remote.command_queue import CommandQueue
 from kafka_marshal.remote.context import RemoteContext, RemoteEngine, RemotePorts
 from kafka_marshal.remote.errors import NotRegistered, error_of
-from kafka_marshal.remote.grants import SidecarGrantRequester
+from kafka_marshal.remote.grants import SidecarGrantRequester, encode_verdict
 from kafka_marshal.remote.session import RemoteSession
 from kafka_marshal.sidecar.http_errors import GONE, UNKNOWN, to_http_error
 from kafka_marshal.sidecar.process_monitor import Caller, Peer
-from kafka_marshal.sidecar.service import SidecarService, granted_now
+from kafka_marshal.sidecar.service import SidecarService
 from kafka_marshal.testing.clock import InlineBackground, SeededEntropy
 from kafka_marshal.testing.node import Cluster, Recorder, Wish
 from simulator.base import GROUP
@@ -98,20 +98,20 @@ class _WorkerPool:
 
 
 @attrs.define(eq=False, kw_only=True)
-class _PendingGrant:
+class _GrantCall:
     """One request for offsets on its way.
 
     Attributes:
         call: What asks; called again once there is an answer.
         hub: Which life of the sidecar was asked, None before.
-        ticket: Its ticket.
+        pending: The request in flight.
         until_ms: When it says that there was no verdict.
         answer: The response to the client.
     """
 
     call: Callable[[], None]
     hub: SidecarService | None = None
-    ticket: Ticket | None = None
+    pending: PendingGrant | None = None
     until_ms: int = 0
     answer: api.GrantResponse | MarshalError | None = None
 
@@ -250,9 +250,9 @@ class Hosted:
         self.session = RemoteSession(
             self.context, nobody, client_id=name, grantee=rng.randbytes(16)
         )
-        self._carriers, self._asking = _WorkerPool(), list[_PendingGrant]()
+        self._carriers, self._asking = _WorkerPool(), list[_GrantCall]()
         self._stopped = _Stopped()
-        self._answering: _PendingGrant | None = None
+        self._answering: _GrantCall | None = None
         self._wire()
         self.consumer: Consumer | None = None
         self._wants: api.SubscriptionSpec | None = None
@@ -447,7 +447,7 @@ class Hosted:
     def _run(self, call: Callable[[], None]) -> bool:
         if len(self._asking) >= GRANTS_MAX:
             return False
-        self._asking.append(_PendingGrant(call=call))
+        self._asking.append(_GrantCall(call=call))
         return True
 
     def _ask(self, ask: api.GrantRequest) -> api.GrantResponse:
@@ -457,7 +457,7 @@ class Hosted:
         if isinstance(asking.answer, MarshalError):
             raise asking.answer
         if asking.answer is None:
-            asking.ticket = self.line.call(lambda hub: hub.begin_grant(GROUP, ask))
+            asking.pending = self.line.call(lambda hub: hub.begin_grant(GROUP, ask))
             asking.hub = self.host.hub
             asking.until_ms = self.now_ms + ask.timeout_ms
             raise _NotYet
@@ -466,8 +466,8 @@ class Hosted:
     def grant(self) -> None:
         """Ask for offsets, and take answers, a few at a time."""
         for asking in self._asking[:GRANTS_AT_A_TIME]:
-            if asking.ticket is not None:
-                asking.answer = self._answer(asking, asking.ticket)
+            if asking.pending is not None:
+                asking.answer = self._answer(asking, asking.pending)
                 if asking.answer is None:
                     continue
             self._answering = asking
@@ -478,18 +478,18 @@ class Hosted:
             self._asking.remove(asking)
 
     def _answer(
-        self, asking: _PendingGrant, ticket: Ticket
+        self, asking: _GrantCall, pending: PendingGrant
     ) -> api.GrantResponse | MarshalError | None:
         if self.host.hub is not asking.hub or self.line.is_cut:
             return CoordinationError("the connection broke off")
         if self.host.is_hung:
             return None
-        if ticket.verdict is not None:
+        if pending.verdict is not None:
             if self.line.loses():
                 return CoordinationError("the connection broke off")
-            return granted_now(ticket.verdict)
+            return encode_verdict(pending.verdict)
         if self.now_ms < asking.until_ms:
             return None
         if self.host.node is not None:
-            self.host.node.engine.tickets.give_up(ticket)
+            self.host.node.engine.grant_requests.give_up(pending)
         return DeadlineExceeded("the log did not show the verdict")

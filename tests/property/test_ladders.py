@@ -8,7 +8,7 @@ from logkit import KEY, Log, beat, claim, ident, messages
 from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.protocol.claiming import Claim, Claimant, Lease, Phase
 from kafka_marshal.protocol.delivery import AtLeastOnce
-from kafka_marshal.protocol.granting import AtMostOnce
+from kafka_marshal.protocol.granting import AtMostOnce, verdict_of
 from kafka_marshal.protocol.state import Transition
 from kafka_marshal.protocol.types import Owner, Token
 
@@ -218,7 +218,8 @@ class Taker:
             # Whatever overtakes what: no offset is left out for ever.
             assert transition.detail["first"] == before
         head = self.log.key().next_unclaimed()
-        self.it.on_verdict(transition, head=head)
+        verdict = verdict_of(transition, head=head)
+        self.it.on_verdict(verdict, grantee=record.grantee, seq=record.seq)
 
     def hand_out(self):
         first = self.it.granted.first

@@ -69,10 +69,10 @@ class MemoryGrantClient(LogGrantClient):
 
         super().__init__(open_log, clock=cluster.clock)
 
-    def _settle(self, *given, **named):
+    def _append(self, *given, **named):
         self.before_request()
         self.before_request = lambda: None
-        return super()._settle(*given, **named)
+        return super()._append(*given, **named)
 
     def _rest(self, rest_ms):
         self._cluster.run(rest_ms)

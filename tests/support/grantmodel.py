@@ -17,14 +17,13 @@ from logkit import KEY, beat, claim, ident
 from search import Broken
 
 from kafka_marshal.protocol.codec import encode
-from kafka_marshal.protocol.granting import AtMostOnce, Grant, GrantRequest
+from kafka_marshal.protocol.granting import AtMostOnce, Grant, GrantVerdict, SentRange
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.state import (
     ACCEPTED,
     GroupState,
     KeyState,
-    Transition,
     WorldState,
 )
 from kafka_marshal.protocol.types import LogEntry, Owner
@@ -152,7 +151,7 @@ class GrantModel:
         it = AtMostOnce(client.next_first, grantee=ident(f"life {client.life}"))
         it.is_anchored = client.anchored
         it._requests = deque(
-            GrantRequest(last, first, last) for first, last in client.asked
+            SentRange(last, first, last) for first, last in client.asked
         )
         it._grants = deque(Grant(first, last) for first, last in client.granted)
         return it
@@ -323,25 +322,18 @@ class GrantModel:
         if received.sent.epoch != client.epoch:
             return label, self._put(world, index, client)
         it = self.ladder(client)
-        reason = it.on_verdict(self._transition(received), head=received.head)
+        verdict = GrantVerdict(
+            outcome=ACCEPTED if received.reason is None else "refused",
+            reason=received.reason,
+            granted=received.granted,
+            head=received.head,
+            offset=0,
+        )
+        record = record_of(received.sent)
+        reason = it.on_verdict(verdict, grantee=record.grantee, seq=record.seq)
         if reason not in {None, "nothing_left"}:
             return label, self._put(world, index, ended)
         return label, self._put(world, index, self.after(client, it))
-
-    def _transition(self, received):
-        granted = received.granted
-        detail = None if granted is None else {"first": granted[0], "last": granted[1]}
-        outcome = ACCEPTED if received.reason is None else "refused"
-        return Transition(
-            offset=0,
-            outcome=outcome,
-            effect=None,
-            reason=received.reason,
-            key=KEY,
-            epoch=0,
-            detail=detail,
-            record=record_of(received.sent),
-        )
 
     # --- the fold
 

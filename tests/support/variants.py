@@ -36,7 +36,7 @@ from kafka_marshal.protocol.records import (
     Config,
     Heartbeat,
 )
-from kafka_marshal.protocol.state import ACCEPTED, Halt
+from kafka_marshal.protocol.state import Halt
 from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.sidecar import group
 
@@ -220,8 +220,8 @@ def process_without_grant(patch):
         self._requests.clear()
         return asked
 
-    def on_verdict(self, transition, **_heard):
-        return None if transition.outcome == ACCEPTED else transition.reason
+    def on_verdict(self, verdict, **_request):
+        return None if verdict.granted is not None else verdict.reason
 
     patch.setattr(AtMostOnce, "request", request)
     patch.setattr(AtMostOnce, "on_verdict", on_verdict)
@@ -230,13 +230,13 @@ def process_without_grant(patch):
 def grant_by_number(patch):
     """A grant is matched by incarnation and seq, not by its grantee."""
 
-    def on_verdict(self, transition, **_heard):
+    def on_verdict(self, verdict, **_request):
         self._requests.clear()
-        detail = transition.detail
-        if transition.outcome != ACCEPTED or detail is None:
-            return transition.reason
-        self._grants.append(Grant(detail["first"], detail["last"]))
-        self.next_first = max(self.next_first, detail["last"] + 1)
+        if verdict.granted is None:
+            return verdict.reason
+        grant = Grant(*verdict.granted)
+        self._grants.append(grant)
+        self.next_first = max(self.next_first, grant.last + 1)
         return None
 
     patch.setattr(AtMostOnce, "on_verdict", on_verdict)
@@ -265,21 +265,21 @@ def ask_beyond_the_span(patch):
     patch.setattr(AtMostOnce, "last_within", lambda self, last, span: last)
 
 
-def answer_tickets_by_number(patch):
-    """A request for somebody else is answered by any record of its number."""
-    _answer_tickets(patch, lambda grantee, seq, record: seq == record.seq)
+def match_requests_by_number(patch):
+    """A request for another process is matched to any record with its number."""
+    _match_requests(patch, lambda grantee, seq, record: seq == record.seq)
 
 
-def answer_tickets_by_grantee(patch):
-    """A request for somebody else is answered by any record of its grantee."""
-    _answer_tickets(patch, lambda grantee, seq, record: grantee == record.grantee)
+def match_requests_by_grantee(patch):
+    """A request for another process is matched to any record with its grantee."""
+    _match_requests(patch, lambda grantee, seq, record: grantee == record.grantee)
 
 
-def _answer_tickets(patch, fits):
+def _match_requests(patch, fits):
     plain = grant_requests.GrantRequests.on_record
 
     def on_record(self, record, transition):
-        for grantee, seq in self._open:
+        for grantee, seq in self._pending:
             if fits(grantee, seq, record):
                 record = msgspec.structs.replace(record, grantee=grantee, seq=seq)
                 break

@@ -47,7 +47,7 @@ class Engine:
         changed: Notified after every step that folded something or acted.
         lock: The lock of ``changed``; taken alone, once per record, it costs a third.
         context: Ports, replicas and, once ready, the Config.
-        tickets: Requests for offsets on behalf of other processes.
+        grant_requests: Requests for offsets on behalf of other processes.
         saver: Saves states for later starts.
         rebuilder: Starts partitions, and starts them again after truncation.
         checkpointer: Writes checkpoints when they are due, None if disabled.
@@ -76,9 +76,9 @@ class Engine:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.context = Context(ports, replicas)
-        self.tickets = GrantRequests(self.context)
+        self.grant_requests = GrantRequests(self.context)
         kept = sources if store is None else (store, *sources)
-        self.rebuilder = Rebuilder(self.context, self.tickets, sources=kept)
+        self.rebuilder = Rebuilder(self.context, self.grant_requests, sources=kept)
         self.saver = Snapshotter(self.context, store)
         self.checkpointer: Checkpointer | None = None
         self.failure: MarshalError | None = None
@@ -349,7 +349,7 @@ class Engine:
         if record is None or isinstance(record, Config):
             return
         if isinstance(record, ClaimingMessages):
-            self.tickets.on_record(record, first)
+            self.grant_requests.on_record(record, first)
         own = self._sessions.get(record.incarnation)
         if own is not None and own.claimant.group_id == record.group_id:
             own.on_own(transitions, now_ms)

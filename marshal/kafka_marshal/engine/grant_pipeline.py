@@ -163,7 +163,7 @@ class GrantPipeline:
         is_idle = progress.granted is None and not progress.outstanding_count
         if not is_idle and place.fetched[-1].offset < progress.next_first:
             return  # all fetched records are requested
-        self._session.grants.look(holding)
+        self._session.grants.update_anchor(holding)
         meter = self._meter(place)
         pace = meter.pace
         if not progress.may_request(pace.depth):
@@ -210,7 +210,7 @@ class GrantPipeline:
             and holding.may_hand_out(now_ms)
         ):
             meter.asked_ms = now_ms
-            self._session.grants.look(holding)
+            self._session.grants.update_anchor(holding)
             self._session.grants.request(holding, place.next_offset - 1)
 
     def _drop_foreign(

@@ -10,10 +10,17 @@ from collections.abc import Callable, Iterable, Mapping
 
 from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.protocol.claiming import Ending
-from kafka_marshal.protocol.granting import ENDING, AtMostOnce, Grant, refusal_of
-from kafka_marshal.protocol.losses import mark_to_tags
+from kafka_marshal.protocol.granting import (
+    ENDING,
+    AtMostOnce,
+    Grant,
+    GrantRequest,
+    GrantVerdict,
+    refusal_of,
+    verdict_of,
+)
 from kafka_marshal.protocol.records import ClaimingMessages
-from kafka_marshal.protocol.state import ACCEPTED, Transition
+from kafka_marshal.protocol.state import Transition
 from kafka_marshal.protocol.types import Key
 
 from .context import Context
@@ -57,12 +64,12 @@ class GrantRequester(ABC):
         """How long to wait for a verdict."""
 
     @abstractmethod
-    def _send(self, holding: Holding, first: int, last: int) -> tuple[int, int] | None:
+    def _send(self, holding: Holding, request: GrantRequest) -> tuple[int, int] | None:
         """Send a request; return its number and the local time, None if no room."""
 
     @abstractmethod
-    def look(self, holding: Holding) -> None:
-        """Note whether the log has a position of the key."""
+    def update_anchor(self, holding: Holding) -> None:
+        """Update whether the log has a position of the key."""
 
     def request(self, holding: Holding, last: int) -> None:
         """Request every offset up to ``last`` at most once (PROTOCOL 6.2).
@@ -77,7 +84,16 @@ class GrantRequester(ABC):
         last = progress.last_within(last, self._span)
         if last < first:
             return  # requests in flight cover it
-        sent = self._send(holding, first, last)
+        request = GrantRequest(
+            key=holding.key,
+            owner=claim.claimant.owner,
+            epoch=claim.epoch,
+            grantee=progress.grantee,
+            first=first,
+            last=last,
+            mark=progress.done,
+        )
+        sent = self._send(holding, request)
         if sent is None:
             progress.forget_requests()
         else:
@@ -95,32 +111,30 @@ class GrantRequester(ABC):
     def _apply(
         self,
         key: Key,
-        transition: Transition,
+        verdict: GrantVerdict,
         *,
+        grantee: bytes,
+        seq: int,
         holding: Holding | None,
-        head: int | None,
-        offset: int | None,
     ) -> None:
         """Apply the verdict on a request that was made under a holding's claim.
 
         Args:
             key: The key.
-            transition: The fold's verdict.
+            verdict: The fold's verdict.
+            grantee: Grantee of the request.
+            seq: Its sequence number.
             holding: The holding of that claim; None if it has ended.
-            head: Next offset that is not granted, as of the verdict.
-            offset: Log offset of the request; None if none was appended, because the
-                claim had ended before.
         """
         progress = None if holding is None else holding.progress
         if holding is None or not isinstance(progress, AtMostOnce):
-            detail = transition.detail
-            if transition.outcome == ACCEPTED and detail is not None:
-                self._report(key, [Grant(detail["first"], detail["last"])])
+            if verdict.granted is not None:
+                self._report(key, [Grant(*verdict.granted)])
             return
         now_ms = self._context.now_ms
-        reason = progress.on_verdict(transition, head=head, now_ms=now_ms)
+        reason = progress.on_verdict(verdict, grantee=grantee, seq=seq, now_ms=now_ms)
         if reason is not None and refusal_of(reason) in ENDING:
-            holding.claim.end(Ending("grant_ignored", at_offset=offset))
+            holding.claim.end(Ending("grant_ignored", at_offset=verdict.offset))
             self._on_end(holding)
 
     def report_unused(self, holding: Holding) -> None:
@@ -159,8 +173,8 @@ class LogGrantRequester(GrantRequester):
     def _verdict_ms_max(self) -> int:
         return self._log.heartbeat_interval_ms // 2
 
-    def look(self, holding: Holding) -> None:
-        """Note whether the log has a position of the key.
+    def update_anchor(self, holding: Holding) -> None:
+        """Update whether the log has a position of the key.
 
         It has one once the beat with the start position is read back. The log never
         drops the position of a held key, so the flag stays set (PROTOCOL 6.3).
@@ -173,28 +187,10 @@ class LogGrantRequester(GrantRequester):
         known = self._log.replica_of(key).world.keys.get(key)
         return None if known is None else known.next_unclaimed()
 
-    def _send(self, holding: Holding, first: int, last: int) -> tuple[int, int] | None:
-        progress, key, epoch = holding.progress, holding.key, holding.claim.epoch
-        assert isinstance(progress, AtMostOnce)
-        assert epoch is not None
-        owner = self._outbox.claimant.owner
-        return self._outbox.send(
-            self._log.partition_of(key),
-            lambda seq: ClaimingMessages(
-                client_id=owner.client_id,
-                group_id=key.group_id,
-                incarnation=owner.incarnation,
-                seq=seq,
-                topic=key.topic,
-                partition=key.partition,
-                epoch=epoch,
-                grantee=progress.grantee,
-                first=first,
-                proposed_last_offset=last,
-                tags=mark_to_tags(progress.done),
-            ),
-            key=key,
-        )
+    def _send(self, holding: Holding, request: GrantRequest) -> tuple[int, int] | None:
+        key = holding.key
+        partition = self._log.partition_of(key)
+        return self._outbox.send(partition, request.to_record, key=key)
 
     def on_verdict(self, record: ClaimingMessages, transition: Transition) -> None:
         """Apply the fold's verdict on an own record that was read back."""
@@ -208,5 +204,6 @@ class LogGrantRequester(GrantRequester):
             holding = None
         is_own = record.grantee == self._outbox.claimant.owner.incarnation
         if is_own or holding is not None:
-            head, offset = self._head(key), transition.offset
-            self._apply(key, transition, holding=holding, head=head, offset=offset)
+            verdict = verdict_of(transition, head=self._head(key))
+            grantee, seq = record.grantee, record.seq
+            self._apply(key, verdict, grantee=grantee, seq=seq, holding=holding)

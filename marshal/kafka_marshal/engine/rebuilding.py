@@ -19,13 +19,14 @@ from kafka_marshal.errors import (
     TopicMisconfigured,
 )
 from kafka_marshal.ports import Pending, TopicInfo, WrongSetting
+from kafka_marshal.protocol.granting import GrantRequest
 from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.snapshot import digest, from_bytes
 from kafka_marshal.protocol.state import Transition, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry, Owner, TopicPartition
 
 from .context import Context
-from .grant_requests import GrantRequests, RangeRequest, Ticket
+from .grant_requests import GrantRequests, PendingGrant, draw_grantee
 from .kept_states import (
     ASK_MS_MAX,
     Discards,
@@ -55,7 +56,7 @@ class _LostGrant:
         epoch: Epoch of the claim.
         granted: Next offset that was granted to nobody.
         reached: Highest position in the log while this session owned the key.
-        ticket: The request that restores the grants in the log.
+        pending: The request that restores the grants in the log.
         topic_id: Topic id of the claim.
     """
 
@@ -64,7 +65,7 @@ class _LostGrant:
     epoch: int
     granted: int
     reached: int = 0
-    ticket: Ticket | None = None
+    pending: PendingGrant | None = None
     topic_id: bytes | None = None
 
 
@@ -145,12 +146,16 @@ class Rebuilder:
     """
 
     def __init__(
-        self, context: Context, tickets: GrantRequests, *, sources: Sequence[KeptStates]
+        self,
+        context: Context,
+        requests: GrantRequests,
+        *,
+        sources: Sequence[KeptStates],
     ) -> None:
         self.log_start_missing: dict[int, int] = {}
         self.sources = tuple(sources)
         self._context = context
-        self._tickets = tickets
+        self._requests = requests
         self._unplaced = set(context.replicas)
         self._barriers: dict[int, int] = {}
         self._truncated: dict[int, _Truncated] = {}
@@ -406,10 +411,10 @@ class Rebuilder:
             return
         half_ms = self._context.heartbeat_interval_ms // 2
         for lost in list(self._lost_grants):
-            ticket = lost.ticket
-            if ticket is not None and ticket.verdict is not None:
-                self._close(lost, ticket)
-            elif ticket is None or now_ms - ticket.sent_ms > half_ms:
+            pending = lost.pending
+            if pending is not None and pending.verdict is not None:
+                self._close(lost, pending)
+            elif pending is None or now_ms - pending.sent_ms > half_ms:
                 self._request(lost)
 
     def _discard_evidence(self) -> None:
@@ -448,18 +453,19 @@ class Rebuilder:
 
     def _request(self, lost: _LostGrant) -> None:
         first = self._update_reached(lost)
-        request = RangeRequest(
-            lost.key,
-            lost.session.claimant.owner,
-            lost.epoch,
-            self._context.ports.entropy.random_bytes(16),  # no process uses this grant
-            min(first, lost.granted - 1),
-            lost.granted - 1,
+        request = GrantRequest(
+            key=lost.key,
+            owner=lost.session.claimant.owner,
+            epoch=lost.epoch,
+            # No process uses this grant.
+            grantee=draw_grantee(self._context.ports.entropy),
+            first=min(first, lost.granted - 1),
+            last=lost.granted - 1,
         )
         try:
-            lost.ticket = self._tickets.ask(request)
+            lost.pending = self._requests.send(request)
         except CoordinationError:
-            lost.ticket = None  # too many pending requests: retry in a later round
+            lost.pending = None  # too many pending requests: retry in a later round
 
     def _update_reached(self, lost: _LostGrant) -> int:
         """Update and return the highest position in the log under our own claim."""
@@ -469,14 +475,14 @@ class Rebuilder:
             lost.reached = max(lost.reached, known.next_unclaimed() or 0)
         return lost.reached
 
-    def _close(self, lost: _LostGrant, ticket: Ticket) -> None:
-        verdict = ticket.verdict
+    def _close(self, lost: _LostGrant, pending: PendingGrant) -> None:
+        verdict = pending.verdict
         granted = None if verdict is None else verdict.granted
         if granted is not None:
             lost.reached = max(lost.reached, granted[1] + 1)
         if self._update_reached(lost) < lost.granted:
             if granted is not None:
-                lost.ticket = None  # one request was not enough: send another
+                lost.pending = None  # one request was not enough: send another
                 return
             # A new owner started at this position, however far it is by now.
             self._expose(lost.key, lost.reached, lost.granted)

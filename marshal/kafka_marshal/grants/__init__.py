@@ -11,14 +11,13 @@ The verdict comes from the fold of the log, in this process or in the sidecar of
 host. It is found by the grantee, because sequence numbers belong to the owner.
 """
 
-from .client import ClaimRef, ClaimState, GrantClient, Verdict
+from .client import ClaimRef, ClaimState, GrantClient
 from .connect import close_grant_clients, open_grant_client
 
 __all__ = [
     "ClaimRef",
     "ClaimState",
     "GrantClient",
-    "Verdict",
     "close_grant_clients",
     "open_grant_client",
 ]

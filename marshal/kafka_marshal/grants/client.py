@@ -8,7 +8,12 @@ import attrs
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded
 from kafka_marshal.ports import Clock
-from kafka_marshal.protocol.granting import Refusal, refusal_of
+from kafka_marshal.protocol.granting import (
+    GrantRequest,
+    GrantVerdict,
+    Refusal,
+    refusal_of,
+)
 from kafka_marshal.protocol.types import Key, Owner
 
 PAUSED_MS = 500
@@ -49,23 +54,17 @@ class ClaimRef:
         """The claimant."""
         return Owner(self.client_id, self.incarnation)
 
-
-@attrs.frozen
-class Verdict:
-    """The log's verdict on one request.
-
-    Attributes:
-        granted: First and last offset granted; None = nothing.
-        reason: Why nothing was granted, such as ``nothing_left`` or ``not_owner``.
-        offset: Log offset of the request; None if none was appended, because the log
-            had ended the claim before.
-        head: Next offset that is not granted; None if unknown.
-    """
-
-    granted: tuple[int, int] | None
-    reason: str | None
-    offset: int | None
-    head: int | None = None
+    def request(self, wanted: tuple[int, int], *, grantee: bytes) -> GrantRequest:
+        """Return a request under this claim for a first and a last offset."""
+        first, last = wanted
+        return GrantRequest(
+            key=self.key,
+            owner=self.owner,
+            epoch=self.epoch,
+            grantee=grantee,
+            first=first,
+            last=last,
+        )
 
 
 @attrs.frozen
@@ -150,7 +149,7 @@ class GrantClient(Protocol):
 
     def request(
         self, ref: ClaimRef, wanted: tuple[int, int], *, timeout_ms: int
-    ) -> Verdict:
+    ) -> GrantVerdict:
         """Make one request, and return the verdict.
 
         The Config's ``span`` may shorten the request: then less is granted than

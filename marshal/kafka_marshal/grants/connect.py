@@ -13,7 +13,7 @@ from kafka_marshal.remote.transport import Address, Connection
 
 from .client import GrantClient
 from .log import LogGrantClient, PartialLog
-from .sidecar import GRANTEE_BYTES, NAMELESS, SidecarGrantClient
+from .sidecar import NAMELESS, SidecarGrantClient
 
 _lock = threading.Lock()
 _clients: dict[object, GrantClient] = {}
@@ -88,6 +88,6 @@ def _create(
         token=address.token(token_file),
         group_id=NAMELESS,
         client_id=NAMELESS,
-        instance=os.urandom(GRANTEE_BYTES).hex(),
+        instance=os.urandom(16).hex(),
     )
     return SidecarGrantClient(connection, client)

@@ -9,6 +9,7 @@ from kafka_marshal.clock import SystemClock, SystemEntropy
 from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
 from kafka_marshal.engine.config_check import require_cluster, unformatted
 from kafka_marshal.engine.follower import Follower
+from kafka_marshal.engine.grant_requests import draw_grantee, draw_seq
 from kafka_marshal.engine.replica import Replica, check_halt
 from kafka_marshal.errors import (
     CoordinationError,
@@ -17,20 +18,16 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.ports import Append, Clock, CoordinationLog, Entropy
 from kafka_marshal.protocol.codec import encode
-from kafka_marshal.protocol.granting import last_within, why_over
+from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict, verdict_of
 from kafka_marshal.protocol.hashing import coordinating_partition
 from kafka_marshal.protocol.records import ClaimingMessages, Config
-from kafka_marshal.protocol.state import Transition
 from kafka_marshal.protocol.types import Key
 
-from .client import ClaimRef, ClaimState, GrantClient, Verdict
+from .client import ClaimRef, ClaimState, GrantClient
 
 POLL_MS = 100
 RESEND_MS = 100
 CLOSE_MS = 1_000
-GRANTEE_BYTES = 16
-# The owner counts from 0, so that its own numbers never come up here.
-SEQ_FIRST = 2**62
 
 
 class PartialLog(CoordinationLog, Protocol):
@@ -79,26 +76,18 @@ class LogGrantClient(GrantClient):
 
     def request(
         self, ref: ClaimRef, wanted: tuple[int, int], *, timeout_ms: int
-    ) -> Verdict:
+    ) -> GrantVerdict:
         """Make one request; see ``GrantClient``."""
+        # PROTOCOL 6.2: a grantee is drawn for each attempt.
+        request = ref.request(wanted, grantee=draw_grantee(self._entropy))
         with self._turn(timeout_ms) as left:
             replica, config = self._opened(ref.key, left)
-            reason = why_over(
-                replica.world.keys.get(ref.key), ref.owner, epoch=ref.epoch
-            )
-            if reason is not None:
-                return Verdict(None, reason, None)
-            first, last = wanted
+            over = request.verdict_if_over(replica.world.keys.get(ref.key))
+            if over is not None:
+                return over
             head = _head(replica, ref.key)
-            span = config.limit("span")
-            last = last_within(last, first if head is None else head, span=span)
-            transition = self._settle(ref, (first, last), replica=replica, left=left)
-            head = _head(replica, ref.key)
-        detail = transition.detail
-        granted = None
-        if transition.effect == "granted" and detail is not None:
-            granted = (detail["first"], detail["last"])
-        return Verdict(granted, transition.reason, transition.offset, head)
+            cut = request.within(config.limit("span"), head=head)
+            return self._append(cut, replica=replica, left=left)
 
     def newest(self, key: Key, *, timeout_ms: int) -> ClaimState | None:
         """Return the newest claim of a key; see ``GrantClient``."""
@@ -119,35 +108,14 @@ class LogGrantClient(GrantClient):
 
     # --- one request
 
-    def _settle(
-        self,
-        ref: ClaimRef,
-        wanted: tuple[int, int],
-        *,
-        replica: Replica,
-        left: "_Left",
-    ) -> Transition:
+    def _append(
+        self, request: GrantRequest, *, replica: Replica, left: "_Left"
+    ) -> GrantVerdict:
         """Append a request and return the fold's verdict on it."""
         assert self._log is not None
         assert self._follower is not None
         t = replica.world.partition
-        # PROTOCOL 6.2: a grantee is drawn for each attempt.
-        grantee = self._entropy.random_bytes(GRANTEE_BYTES)
-        seq = SEQ_FIRST + int.from_bytes(grantee[:7], "big")
-        value = encode(
-            ClaimingMessages(
-                client_id=ref.client_id,
-                group_id=ref.group_id,
-                incarnation=ref.incarnation,
-                seq=seq,
-                topic=ref.topic,
-                partition=ref.partition,
-                epoch=ref.epoch,
-                grantee=grantee,
-                first=wanted[0],
-                proposed_last_offset=wanted[1],
-            )
-        )
+        value = encode(request.to_record(draw_seq(self._entropy)))
         sending = _Sending(self._log, t, value, self.clock)
         while True:
             for partition, transition in self._follower.step(left.slice_ms()):
@@ -155,9 +123,9 @@ class LogGrantClient(GrantClient):
                 if (
                     partition == t
                     and isinstance(record, ClaimingMessages)
-                    and record.grantee == grantee
+                    and record.grantee == request.grantee
                 ):
-                    return transition
+                    return verdict_of(transition, head=_head(replica, request.key))
             check_halt(replica)
             sending.retry()
 

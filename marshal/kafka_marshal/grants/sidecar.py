@@ -1,19 +1,20 @@
 """Requests grants from the sidecar of this host, which reads the log anyway."""
 
-import os
 import time
 
+from kafka_marshal.clock import SystemEntropy
+from kafka_marshal.engine.grant_requests import draw_grantee
 from kafka_marshal.errors import CoordinationError
-from kafka_marshal.protocol.state import ACCEPTED
+from kafka_marshal.protocol.granting import GrantVerdict
 from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.remote import paths
 from kafka_marshal.remote.answers import FenceNow
 from kafka_marshal.remote.api import GrantRequest, GrantResponse
+from kafka_marshal.remote.grants import decode_verdict, encode_request
 from kafka_marshal.remote.transport import Connection
 
-from .client import ClaimRef, ClaimState, GrantClient, Verdict
+from .client import ClaimRef, ClaimState, GrantClient
 
-GRANTEE_BYTES = 16
 # Name of a connection that only requests grants, and registers no client.
 NAMELESS = "grants"
 
@@ -29,29 +30,22 @@ class SidecarGrantClient(GrantClient):
     def __init__(self, connection: Connection, fallback: GrantClient) -> None:
         self._connection = connection
         self._fallback = fallback
+        self._entropy = SystemEntropy()
 
     def request(
         self, ref: ClaimRef, wanted: tuple[int, int], *, timeout_ms: int
-    ) -> Verdict:
+    ) -> GrantVerdict:
         """Make one request; see ``GrantClient``."""
-        first, last = wanted
-        # PROTOCOL 6.2: a grantee is drawn for each attempt.
-        message = GrantRequest(
-            client_id=ref.client_id,
-            incarnation=ref.incarnation.hex(),
-            topic=ref.topic,
-            partition=ref.partition,
-            epoch=ref.epoch,
-            grantee=os.urandom(GRANTEE_BYTES).hex(),
-            secret=ref.secret,
-            first=first,
-            last=last,
+        message = encode_request(
+            # PROTOCOL 6.2: a grantee is drawn for each attempt.
+            ref.request(wanted, grantee=draw_grantee(self._entropy)),
+            secret=bytes.fromhex(ref.secret),
+            number=1,
             timeout_ms=timeout_ms,
-            request=1,
         )
         deadline = time.monotonic() + timeout_ms / 1000
         try:
-            found = self._granted(ref, message, timeout_ms=timeout_ms)
+            return self._send(ref, message, timeout_ms=timeout_ms)
         except CoordinationError as error:
             if was_not_received(error):
                 return self._fallback.request(ref, wanted, timeout_ms=timeout_ms)
@@ -60,24 +54,19 @@ class SidecarGrantClient(GrantClient):
                 raise
             # With the same number the sidecar returns the original grant. A request
             # with another grantee would lose it, so do not use the fallback.
-            found = self._granted(ref, message, timeout_ms=left_ms)
-        granted = None
-        if found.outcome == ACCEPTED and None not in (found.first, found.last):
-            assert found.first is not None
-            assert found.last is not None
-            granted = (found.first, found.last)
-        return Verdict(granted, found.reason, found.offset, found.head)
+            return self._send(ref, message, timeout_ms=left_ms)
 
-    def _granted(
+    def _send(
         self, ref: ClaimRef, message: GrantRequest, *, timeout_ms: int
-    ) -> GrantResponse:
-        return self._connection.ask(
+    ) -> GrantVerdict:
+        response = self._connection.ask(
             "POST",
             paths.GRANTS.format(group=ref.group_id),
             body=message,
             answer=GrantResponse,
             timeout_ms=timeout_ms,
         )
+        return decode_verdict(response)
 
     def newest(self, key: Key, *, timeout_ms: int) -> ClaimState | None:
         """Return the newest claim of a key; see ``GrantClient``."""

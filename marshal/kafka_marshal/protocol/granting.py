@@ -12,9 +12,10 @@ from enum import Enum
 import attrs
 
 from kafka_marshal.errors import InvalidTransition
+from kafka_marshal.protocol.losses import mark_to_tags
 from kafka_marshal.protocol.records import ClaimingMessages
-from kafka_marshal.protocol.state import ACCEPTED, KeyState, Transition
-from kafka_marshal.protocol.types import Owner
+from kafka_marshal.protocol.state import ACCEPTED, IGNORED, KeyState, Transition
+from kafka_marshal.protocol.types import Key, Owner
 
 REQUESTS_IN_FLIGHT_MAX = 64
 DEPTH_MAX_DEFAULT = 4
@@ -98,9 +99,111 @@ def last_within(last: int, head: int, *, span: int) -> int:
     return min(last, head + span - 1)
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class GrantRequest:
-    """A ClaimingMessages that was sent.
+    """A request for a range of offsets under a claim (PROTOCOL 6.2).
+
+    Attributes:
+        key: The key.
+        owner: Its owner.
+        epoch: Epoch of the claim.
+        grantee: Id of the process that will process the granted offsets.
+        first: First offset wanted.
+        last: Last offset wanted.
+        mark: All granted offsets below are processed, for the tags; None if unknown.
+    """
+
+    key: Key
+    owner: Owner
+    epoch: int
+    grantee: bytes
+    first: int
+    last: int
+    mark: int | None = None
+
+    def within(self, span: int, *, head: int | None) -> "GrantRequest":
+        """Return the request cut to what ``span`` allows the log to grant.
+
+        Args:
+            span: Limit of the Config.
+            head: First offset that is not granted, None if unknown.
+        """
+        start = self.first if head is None else head
+        return attrs.evolve(self, last=last_within(self.last, start, span=span))
+
+    def to_record(self, seq: int) -> ClaimingMessages:
+        """Return the record for the log."""
+        return ClaimingMessages(
+            client_id=self.owner.client_id,
+            group_id=self.key.group_id,
+            incarnation=self.owner.incarnation,
+            seq=seq,
+            topic=self.key.topic,
+            partition=self.key.partition,
+            epoch=self.epoch,
+            grantee=self.grantee,
+            first=self.first,
+            proposed_last_offset=self.last,
+            tags=mark_to_tags(self.mark),
+        )
+
+    def verdict_if_over(self, known: KeyState | None) -> "GrantVerdict | None":
+        """Return the verdict if the claim has ended, None if the log must decide.
+
+        Args:
+            known: The key, as far as the log is read.
+        """
+        reason = why_over(known, self.owner, epoch=self.epoch)
+        if reason is None or known is None:
+            return None
+        return GrantVerdict(
+            outcome=IGNORED, reason=reason, head=known.next_unclaimed(), offset=None
+        )
+
+
+@attrs.frozen(kw_only=True)
+class GrantVerdict:
+    """The fold's verdict on a request for offsets.
+
+    Attributes:
+        outcome: ``accepted``, ``refused`` or ``ignored``.
+        reason: Why it was not accepted, such as ``nothing_left`` or ``not_owner``.
+        granted: First and last offset granted, None if none is.
+        head: Next offset that is not granted, after this request; None if unknown.
+        offset: Log offset of the request; None if none was appended, because the
+            claim had ended before.
+    """
+
+    outcome: str
+    reason: str | None
+    granted: tuple[int, int] | None = None
+    head: int | None
+    offset: int | None
+
+
+def verdict_of(transition: Transition, *, head: int | None) -> GrantVerdict:
+    """Return the verdict on a ClaimingMessages that was folded.
+
+    Args:
+        transition: What the record did.
+        head: First offset that is not granted, as of that record.
+    """
+    detail = transition.detail
+    granted = None
+    if transition.outcome == ACCEPTED and detail is not None:
+        granted = (detail["first"], detail["last"])
+    return GrantVerdict(
+        outcome=transition.outcome,
+        reason=transition.reason,
+        granted=granted,
+        head=head,
+        offset=transition.offset,
+    )
+
+
+@attrs.frozen
+class SentRange:
+    """The range of a request that has no verdict yet.
 
     Attributes:
         seq: Its sequence number.
@@ -155,7 +258,7 @@ class AtMostOnce:
         self.is_anchored = False
         self.round_trip_us = 0
         self._is_over = False
-        self._requests: deque[GrantRequest] = deque()
+        self._requests: deque[SentRange] = deque()
         self._grants: deque[Grant] = deque()
 
     # --- state
@@ -203,7 +306,7 @@ class AtMostOnce:
 
     # --- requesting
 
-    def request(self, seq: int, last: int, *, sent_ms: int = 0) -> GrantRequest:
+    def request(self, seq: int, last: int, *, sent_ms: int = 0) -> SentRange:
         """Record a request for everything up to ``last``.
 
         Raises:
@@ -213,9 +316,7 @@ class AtMostOnce:
         may = self.may_request(REQUESTS_IN_FLIGHT_MAX)
         if last < self.next_first or not may:
             raise InvalidTransition(f"cannot request offsets up to {last}")
-        request = GrantRequest(
-            seq=seq, first=self.next_first, last=last, sent_ms=sent_ms
-        )
+        request = SentRange(seq=seq, first=self.next_first, last=last, sent_ms=sent_ms)
         self._requests.append(request)
         self.next_first = last + 1
         return request
@@ -231,36 +332,36 @@ class AtMostOnce:
 
     def on_verdict(
         self,
-        transition: Transition,
+        verdict: GrantVerdict,
         *,
-        head: int | None = None,
+        grantee: bytes,
+        seq: int,
         now_ms: int | None = None,
     ) -> str | None:
-        """Apply the fold's verdict on an own ClaimingMessages.
+        """Apply the fold's verdict on a request.
 
-        Only a record that names this process as grantee counts: another process may
-        send under the same incarnation (PROTOCOL 6.2).
+        Only a request of this grantee counts: another process may send under the same
+        incarnation (PROTOCOL 6.2).
 
         Args:
-            transition: What the record did.
-            head: First offset that is not granted, as of that record.
+            verdict: The verdict.
+            grantee: Grantee of the request.
+            seq: Its sequence number.
             now_ms: Local time, to measure the round trip.
 
         Returns:
-            The reason of a refusal; None if the range is granted, or the record names
-            another grantee.
+            The reason of a refusal; None if the range is granted, or the request is
+            that of another grantee.
         """
-        record = transition.record
-        if not isinstance(record, ClaimingMessages) or record.grantee != self.grantee:
+        if grantee != self.grantee:
             return None
-        detail = transition.detail
-        if transition.outcome == ACCEPTED and detail is not None:
+        if verdict.granted is not None:
             if now_ms is not None:
-                self._measure(record.seq, now_ms)
-            self._take(Grant(detail["first"], detail["last"]), seq=record.seq)
+                self._measure(seq, now_ms)
+            self._take(Grant(*verdict.granted), seq=seq)
             return None
-        self._refused(record.seq, transition.reason, head)
-        return transition.reason or "refused"
+        self._refused(seq, verdict.reason, verdict.head)
+        return verdict.reason or "refused"
 
     def _measure(self, seq: int, now_ms: int) -> None:
         for request in self._requests:

@@ -17,6 +17,7 @@ import attrs
 
 from kafka_marshal.clock import SystemClock, SystemEntropy, ThreadBackground
 from kafka_marshal.engine import Holding, Subscription
+from kafka_marshal.engine.grant_requests import draw_grantee
 from kafka_marshal.engine.replica import Glance, LastClaim
 from kafka_marshal.errors import (
     ConfigurationError,
@@ -45,7 +46,6 @@ CALM_S = 0.1
 REST_MS_MIN = 50
 REST_MS_MAX = 2_000
 CLOCK_MS_MAX = 2
-GRANTEE_BYTES = 16
 JOIN_MS = 2_000
 CARRIERS = 2
 GRANTERS = 4
@@ -116,7 +116,7 @@ class SidecarBackend:
             _claimant(info, identity),
             client_id=identity.client_id,
             # Unique to this process, also if it took over an instance (PROTOCOL 6.2).
-            grantee=self._entropy.random_bytes(GRANTEE_BYTES),
+            grantee=draw_grantee(self._entropy),
         )
         self._queries = SidecarQueries(connection, lambda: self._info)
         self._stopped = threading.Event()

@@ -1,4 +1,4 @@
-"""Asks the sidecar for ranges of offsets at most once (PROTOCOL 6.2, 6.3).
+"""Requests offsets at most once through the sidecar (PROTOCOL 6.2, 6.3).
 
 A request without an answer may have been granted, so it is sent again with the same
 number, and the sidecar returns the original answer. If that fails for too long, or the
@@ -18,29 +18,97 @@ from kafka_marshal.errors import (
     DeadlineExceeded,
     MarshalError,
 )
-from kafka_marshal.protocol.granting import AtMostOnce
-from kafka_marshal.protocol.records import ClaimingMessages
-from kafka_marshal.protocol.state import ACCEPTED, Transition
-from kafka_marshal.protocol.types import Key
-from kafka_marshal.remote.api import GrantRequest, GrantResponse
+from kafka_marshal.protocol.granting import AtMostOnce, GrantRequest, GrantVerdict
+from kafka_marshal.protocol.state import ACCEPTED
+from kafka_marshal.protocol.types import Key, Owner
+from kafka_marshal.remote import api
 from kafka_marshal.remote.context import RemoteContext
 
 VERDICT_MS_MAX = 10_000
 
-Ask = Callable[[GrantRequest], GrantResponse]
+Ask = Callable[[api.GrantRequest], api.GrantResponse]
 Run = Callable[[Callable[[], None]], bool]
 Under = Callable[[Callable[[], None]], None]
 
 
+def encode_request(
+    request: GrantRequest, *, secret: bytes, number: int, timeout_ms: int
+) -> api.GrantRequest:
+    """Return the message to the sidecar.
+
+    Args:
+        request: The request.
+        secret: Secret of the claim.
+        number: Number of the request among those of its grantee.
+        timeout_ms: How long the sidecar waits for the verdict.
+    """
+    return api.GrantRequest(
+        client_id=request.owner.client_id,
+        incarnation=request.owner.incarnation.hex(),
+        topic=request.key.topic,
+        partition=request.key.partition,
+        epoch=request.epoch,
+        grantee=request.grantee.hex(),
+        secret=secret.hex(),
+        first=request.first,
+        last=request.last,
+        timeout_ms=timeout_ms,
+        done=request.mark,
+        request=number,
+    )
+
+
+def decode_request(group_id: str, message: api.GrantRequest) -> GrantRequest:
+    """Return the request of a client of the sidecar."""
+    return GrantRequest(
+        key=Key(group_id, message.topic, message.partition),
+        owner=Owner(message.client_id, bytes.fromhex(message.incarnation)),
+        epoch=message.epoch,
+        grantee=bytes.fromhex(message.grantee),
+        first=message.first,
+        last=message.last,
+        mark=message.done,
+    )
+
+
+def encode_verdict(verdict: GrantVerdict) -> api.GrantResponse:
+    """Return the response of the sidecar."""
+    first, last = verdict.granted or (None, None)
+    return api.GrantResponse(
+        outcome=verdict.outcome,
+        reason=verdict.reason,
+        first=first,
+        last=last,
+        head=verdict.head,
+        offset=verdict.offset,
+    )
+
+
+def decode_verdict(response: api.GrantResponse) -> GrantVerdict:
+    """Return the verdict in a response of the sidecar."""
+    first, last = response.first, response.last
+    is_granted = response.outcome == ACCEPTED
+    granted = None
+    if is_granted and first is not None and last is not None:
+        granted = (first, last)
+    return GrantVerdict(
+        outcome=response.outcome,
+        reason=response.reason,
+        granted=granted,
+        head=response.head,
+        offset=response.offset,
+    )
+
+
 @attrs.define(eq=False, kw_only=True)
-class _Asked:
+class _Sent:
     """A request whose answer is not yet applied."""
 
     holding: Holding
-    record: ClaimingMessages
-    done: int
+    request: GrantRequest
+    seq: int
     sent_ms: int
-    answer: GrantResponse | MarshalError | None = None
+    answer: GrantVerdict | MarshalError | None = None
 
 
 class SidecarGrantRequester(GrantRequester):
@@ -72,7 +140,7 @@ class SidecarGrantRequester(GrantRequester):
         self._under = under
         self._rest = rest
         self._seq = 0
-        self._asked: dict[Key, deque[_Asked]] = {}
+        self._sent: dict[Key, deque[_Sent]] = {}
 
     @property
     def _span(self) -> int:
@@ -82,120 +150,66 @@ class SidecarGrantRequester(GrantRequester):
     def _verdict_ms_max(self) -> int:
         return max(VERDICT_MS_MAX, self._remote.heartbeat_interval_ms)
 
-    def look(self, holding: Holding) -> None:
+    def update_anchor(self, holding: Holding) -> None:
         """Do nothing: the ``assigned`` event states whether the log has a position."""
 
-    def _send(self, holding: Holding, first: int, last: int) -> tuple[int, int] | None:
-        progress, claim, key = holding.progress, holding.claim, holding.key
-        assert isinstance(progress, AtMostOnce)
-        assert claim.epoch is not None
+    def _send(self, holding: Holding, request: GrantRequest) -> tuple[int, int] | None:
         self._seq += 1
-        owner = claim.claimant.owner
-        record = ClaimingMessages(
-            client_id=owner.client_id,
-            group_id=key.group_id,
-            incarnation=owner.incarnation,
-            seq=self._seq,
-            topic=key.topic,
-            partition=key.partition,
-            epoch=claim.epoch,
-            grantee=progress.grantee,
-            first=first,
-            proposed_last_offset=last,
-        )
-        asked = _Asked(
-            holding=holding,
-            record=record,
-            done=progress.done,
-            sent_ms=self._remote.now_ms,
-        )
-        if not self._run(partial(self._fetch, asked)):
+        now_ms = self._remote.now_ms
+        sent = _Sent(holding=holding, request=request, seq=self._seq, sent_ms=now_ms)
+        if not self._run(partial(self._fetch, sent)):
             return None
-        self._asked.setdefault(key, deque()).append(asked)
-        return self._seq, asked.sent_ms
+        self._sent.setdefault(holding.key, deque()).append(sent)
+        return sent.seq, now_ms
 
-    def _fetch(self, asked: "_Asked") -> None:
+    def _fetch(self, sent: "_Sent") -> None:
         """Send a request and apply the verdict. Runs on a worker thread."""
         half_ms = self._context.heartbeat_interval_ms // 2
-        record = asked.record
-        ask = GrantRequest(
-            client_id=record.client_id,
-            incarnation=record.incarnation.hex(),
-            topic=record.topic,
-            partition=record.partition,
-            epoch=record.epoch,
-            grantee=record.grantee.hex(),
-            secret=asked.holding.claim.secret.hex(),
-            first=record.first,
-            last=record.proposed_last_offset,
+        message = encode_request(
+            sent.request,
+            secret=sent.holding.claim.secret,
+            number=sent.seq,
             timeout_ms=min(half_ms, VERDICT_MS_MAX),
-            done=asked.done,
-            request=record.seq,
         )
-        answer: GrantResponse | MarshalError
+        answer: GrantVerdict | MarshalError
         try:
-            answer = self._ask_sidecar(ask)
+            answer = decode_verdict(self._ask_sidecar(message))
         except MarshalError as error:
             answer = error
-            fields = {"key": asked.holding.key, "error": error}
+            fields = {"key": sent.holding.key, "error": error}
             self._context.observe("grant_unanswered", fields)
             self._rest()
-        self._under(partial(self._on_outcome, asked, answer))
+        self._under(partial(self._on_outcome, sent, answer))
 
-    def _on_outcome(
-        self, asked: "_Asked", answer: GrantResponse | MarshalError
-    ) -> None:
+    def _on_outcome(self, sent: "_Sent", answer: GrantVerdict | MarshalError) -> None:
         """Apply an answer; without one, send again until the verdict is overdue."""
-        held = self._holdings.get(asked.holding.key)
+        held = self._holdings.get(sent.holding.key)
         may_repeat = (
             isinstance(answer, CoordinationError | DeadlineExceeded)
-            and held is asked.holding
-            and self._context.now_ms - asked.sent_ms <= self._verdict_ms_max
+            and held is sent.holding
+            and self._context.now_ms - sent.sent_ms <= self._verdict_ms_max
         )
-        if not (may_repeat and self._run(partial(self._fetch, asked))):
-            self._on_answer(asked, answer)
+        if not (may_repeat and self._run(partial(self._fetch, sent))):
+            self._on_answer(sent, answer)
 
-    def _on_answer(self, asked: "_Asked", answer: GrantResponse | MarshalError) -> None:
+    def _on_answer(self, sent: "_Sent", answer: GrantVerdict | MarshalError) -> None:
         """Apply the answers of a key in the order of the requests: ranges ascend."""
-        asked.answer = answer
-        key = asked.holding.key
-        waiting = self._asked.get(key, deque())
+        sent.answer = answer
+        key = sent.holding.key
+        waiting = self._sent.get(key, deque())
         while waiting and waiting[0].answer is not None:
             first = waiting.popleft()
-            if isinstance(first.answer, GrantResponse):
-                self._on_verdict(first.holding, first.record, granted=first.answer)
+            if isinstance(first.answer, GrantVerdict):
+                self._on_verdict(first, first.answer)
             elif isinstance(first.holding.progress, AtMostOnce):
                 first.holding.progress.forget_requests()
         if not waiting:
-            self._asked.pop(key, None)
+            self._sent.pop(key, None)
 
-    def _on_verdict(
-        self, holding: Holding, record: ClaimingMessages, *, granted: GrantResponse
-    ) -> None:
-        key, heads = holding.key, self._remote.heads
-        held = holding if self._holdings.get(key) is holding else None
-        if held is not None and granted.head is not None:
-            heads[key] = max(heads.get(key, 0), granted.head)
-        transition = _transition(key, record, granted)
-        head, offset = granted.head, granted.offset
-        self._apply(key, transition, holding=held, head=head, offset=offset)
-
-
-def _transition(
-    key: Key, record: ClaimingMessages, granted: GrantResponse
-) -> Transition:
-    """Return a verdict in the form of a fold in this process."""
-    is_granted = granted.outcome == ACCEPTED and granted.first is not None
-    detail = None
-    if is_granted and granted.first is not None and granted.last is not None:
-        detail = {"first": granted.first, "last": granted.last}
-    return Transition(
-        offset=record.epoch if granted.offset is None else granted.offset,
-        outcome=granted.outcome,
-        effect="granted" if is_granted else None,
-        reason=granted.reason,
-        key=key,
-        epoch=record.epoch,
-        detail=detail,
-        record=record,
-    )
+    def _on_verdict(self, sent: "_Sent", verdict: GrantVerdict) -> None:
+        key, heads = sent.holding.key, self._remote.heads
+        held = sent.holding if self._holdings.get(key) is sent.holding else None
+        if held is not None and verdict.head is not None:
+            heads[key] = max(heads.get(key, 0), verdict.head)
+        grantee, seq = sent.request.grantee, sent.seq
+        self._apply(key, verdict, grantee=grantee, seq=seq, holding=held)

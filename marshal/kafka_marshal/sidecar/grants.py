@@ -1,32 +1,56 @@
-"""Checks requests for offsets at most once.
+"""Checks and numbers requests for offsets at most once.
 
 PROTOCOL 12: a process touches only what it claimed. So each request shows the secret of
 its claim, and reaches no further than the end of the data partition.
+
+A request that is appended twice is granted twice, and the range of a lost response
+would go to nobody. So clients number their requests, and a repeated one is answered
+from the record that was appended for it. Numbers belong to one grantee, so that no two
+processes ever get the same grant (PROTOCOL 6.2).
 """
 
 import hmac
 import threading
 from collections import OrderedDict
 
+import attrs
+
 from kafka_marshal.engine import Context
-from kafka_marshal.engine.grant_requests import (
-    GrantRequests,
-    OnGranted,
-    RangeRequest,
-    Ticket,
-    Verdict,
-)
+from kafka_marshal.engine.grant_requests import GrantRequests, OnGranted, PendingGrant
 from kafka_marshal.errors import ClaimRejected, ConfigurationError, CoordinationError
 from kafka_marshal.ports import DataLog
 from kafka_marshal.protocol.claiming import grant_secret
-from kafka_marshal.protocol.granting import why_over
-from kafka_marshal.protocol.state import IGNORED, KeyState
-from kafka_marshal.protocol.types import Key, Owner, TopicPartition
-from kafka_marshal.remote.api import GrantRequest
+from kafka_marshal.protocol.granting import GrantRequest, why_over
+from kafka_marshal.protocol.state import KeyState
+from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.sidecar.http_errors import WRONG_SECRET
-from kafka_marshal.sidecar.idempotency import IdempotencyCache
 
 ENDS_MAX = 10_000
+GRANTEES_MAX = 1_000
+NUMBERS_MAX = 64
+
+Sender = tuple[str, bytes, bytes]
+"""Group, grantee, and the secret of the request."""
+
+
+@attrs.frozen(kw_only=True)
+class NumberedRequest:
+    """A request of a client.
+
+    Attributes:
+        request: The request.
+        secret: Secret of the claim, as the client knows it.
+        number: Number of the request among those of its grantee, None without one.
+    """
+
+    request: GrantRequest
+    secret: bytes
+    number: int | None
+
+    @property
+    def sender(self) -> Sender:
+        """Who numbers it."""
+        return self.request.key.group_id, self.request.grantee, self.secret
 
 
 class Grants:
@@ -34,37 +58,37 @@ class Grants:
 
     Args:
         context: State of the coordination log.
-        tickets: Appends requests.
+        requests: Appends requests.
         data: Answers where data partitions end.
     """
 
     def __init__(
-        self, context: Context, tickets: GrantRequests, *, data: DataLog
+        self, context: Context, requests: GrantRequests, *, data: DataLog
     ) -> None:
         self._context = context
         self._data = data
-        self._repeats = IdempotencyCache(tickets)
+        self._cache = IdempotencyCache(requests)
         self._lock = threading.Lock()
         self._ends: OrderedDict[TopicPartition, int] = OrderedDict()
 
-    def has_read(self, key: Key, ask: GrantRequest) -> bool:
+    def has_read(self, request: GrantRequest) -> bool:
         """Return whether the claim has been read. Under the engine's lock."""
-        known = self._known(key)
-        return known is not None and known.epoch >= ask.epoch
+        known = self._known(request.key)
+        return known is not None and known.epoch >= request.epoch
 
-    def is_over(self, key: Key, ask: GrantRequest) -> bool:
+    def is_over(self, request: GrantRequest) -> bool:
         """Return whether the claim has ended. Under the engine's lock."""
-        return self._why_over(key, ask) is not None
+        known = self._known(request.key)
+        return why_over(known, request.owner, epoch=request.epoch) is not None
 
-    def ticket(self, key: Key, ask: GrantRequest, *, note: OnGranted) -> Ticket:
-        """Append a request, or find the ticket of an earlier one.
+    def send(self, asked: NumberedRequest, *, note: OnGranted) -> PendingGrant:
+        """Append a request, or find an earlier one of its number.
 
         Called under the engine's lock. A request under a claim that has ended is
         answered at once, without a record in the log.
 
         Args:
-            key: The key.
-            ask: The request.
+            asked: The request.
             note: Called with the granted range.
 
         Raises:
@@ -73,23 +97,20 @@ class Grants:
             CoordinationError: The claim is not read yet; or too many requests have no
                 verdict.
         """
-        wish = RangeRequest(
-            *(key, _owner(ask), ask.epoch, bytes.fromhex(ask.grantee)),
-            *(ask.first, ask.last, ask.done),
-        )
-        reason = self._why_over(key, ask)
-        if reason is None:
-            self.require_secret(key, ask)
-            return self._repeats.ticket(ask, wish, note=note)
-        before = self._repeats.find(ask, wish)
+        request = asked.request
+        verdict = request.verdict_if_over(self._known(request.key))
+        if verdict is None:
+            self.require_secret(asked)
+            return self._cache.send(asked, note=note)
+        before = self._cache.find(asked)
         if before is not None:
             return before
-        known = self._known(key)
-        head = None if known is None else known.next_unclaimed()
-        verdict = Verdict(IGNORED, reason, None, head, None)
-        return Ticket(wish, self._context.now_ms, None, verdict=verdict)
+        now_ms = self._context.now_ms
+        return PendingGrant(
+            request=request, sent_ms=now_ms, append=None, verdict=verdict
+        )
 
-    def require_secret(self, key: Key, ask: GrantRequest) -> None:
+    def require_secret(self, asked: NumberedRequest) -> None:
         """Require that a request shows the secret of its claim.
 
         Called under the engine's lock.
@@ -98,27 +119,28 @@ class Grants:
             ClaimRejected: It does not.
             CoordinationError: The claim is not read yet.
         """
+        request = asked.request
+        key, client_id = request.key, request.owner.client_id
         known = self._known(key)
-        if known is None or known.epoch < ask.epoch:
+        if known is None or known.epoch < request.epoch:
             raise CoordinationError(
                 f"this sidecar has not read the claim of {key.topic_partition} at log "
-                f"offset {ask.epoch} yet; ask again in a moment"
+                f"offset {request.epoch} yet; ask again in a moment"
             )
-        given = bytes.fromhex(ask.secret)
         known_hash = known.resume_hash
         if known_hash is None or not hmac.compare_digest(
-            given, grant_secret(known_hash, key, epoch=ask.epoch)
+            asked.secret, grant_secret(known_hash, key, epoch=request.epoch)
         ):
             raise ClaimRejected(
                 f"the request does not show the secret of the claim of "
-                f"{key.topic_partition} that {ask.client_id!r} holds; take it from the "
-                "event 'assigned', or from the ticket of the claim's holder",
-                holder=ask.client_id,
-                at_offset=ask.epoch,
+                f"{key.topic_partition} that {client_id!r} holds; take it from the "
+                "event 'assigned', or from the ClaimRef of the claim's holder",
+                holder=client_id,
+                at_offset=request.epoch,
                 reason=WRONG_SECRET,
             )
 
-    def require_end(self, key: Key, ask: GrantRequest, *, timeout_ms: int) -> None:
+    def require_end(self, request: GrantRequest, *, timeout_ms: int) -> None:
         """Require that a request ends within the data partition.
 
         The cluster is only asked about offsets beyond the known end, because an end
@@ -128,9 +150,9 @@ class Grants:
             ConfigurationError: It reaches beyond the end.
             CoordinationError: The cluster did not answer.
         """
-        place = key.topic_partition
+        place, last = request.key.topic_partition, request.last
         with self._lock:
-            if ask.last < self._ends.get(place, 0):
+            if last < self._ends.get(place, 0):
                 return
         end = self._data.ends([place], timeout_ms).get(place, 0)
         with self._lock:
@@ -138,9 +160,9 @@ class Grants:
             self._ends.move_to_end(place)
             while len(self._ends) > ENDS_MAX:
                 self._ends.popitem(last=False)
-        if ask.last >= end:
+        if last >= end:
             raise ConfigurationError(
-                f"the request reaches offset {ask.last} of {place}, whose log ends at "
+                f"the request reaches offset {last} of {place}, whose log ends at "
                 f"{end}: offsets granted before they are written are lost for the "
                 "group; request only what was fetched",
                 setting="last",
@@ -149,9 +171,109 @@ class Grants:
     def _known(self, key: Key) -> KeyState | None:
         return self._context.replica_of(key).world.keys.get(key)
 
-    def _why_over(self, key: Key, ask: GrantRequest) -> str | None:
-        return why_over(self._known(key), _owner(ask), epoch=ask.epoch)
+
+@attrs.define(eq=False, kw_only=True)
+class _Appended:
+    """A request that was appended.
+
+    Attributes:
+        pending: The request in flight.
+        note: Called with the granted range.
+        is_noted: Whether it was called.
+    """
+
+    pending: PendingGrant
+    note: OnGranted
+    is_noted: bool = False
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the log did not accept it, as far as is known (PROTOCOL 1.4)."""
+        return self.pending.verdict is None and self.pending.error is not None
+
+    def report(self, first: int, last: int) -> None:
+        """Report the granted range, once."""
+        if not self.is_noted:
+            self.is_noted = True
+            self.note(first, last)
+
+    def repeat(self) -> PendingGrant:
+        """Return the original request for a repeated one."""
+        verdict = self.pending.verdict
+        if verdict is None:
+            self.pending.on_granted = self.report
+        elif verdict.granted is not None:
+            self.report(*verdict.granted)
+        return self.pending
 
 
-def _owner(ask: GrantRequest) -> Owner:
-    return Owner(ask.client_id, bytes.fromhex(ask.incarnation))
+class IdempotencyCache:
+    """The last numbered requests of each grantee. Used under the engine's lock.
+
+    A request that was dropped from it is appended again: that costs the range of the
+    lost response, and never hands out an offset twice.
+    """
+
+    def __init__(self, requests: GrantRequests) -> None:
+        self._requests = requests
+        self._senders: OrderedDict[Sender, OrderedDict[int, _Appended]] = OrderedDict()
+
+    def send(self, asked: NumberedRequest, *, note: OnGranted) -> PendingGrant:
+        """Return the request in flight, which is appended the first time.
+
+        Args:
+            asked: The request.
+            note: Called with the granted range.
+
+        Raises:
+            ConfigurationError: Its number was used for another request.
+            CoordinationError: As ``GrantRequests.send``.
+        """
+        if asked.number is None:
+            return self._requests.send(asked.request, on_granted=note)
+        before = self.find(asked)
+        if before is not None:
+            return before
+        numbers = self._numbers_of(asked.sender)
+        # A failed append may still land: then its range is lost, as without numbers.
+        appended = _Appended(pending=self._requests.send(asked.request), note=note)
+        appended.pending.on_granted = appended.report
+        numbers[asked.number] = appended
+        while len(numbers) > NUMBERS_MAX:
+            numbers.popitem(last=False)
+        return appended.pending
+
+    def find(self, asked: NumberedRequest) -> PendingGrant | None:
+        """Return the earlier request of this number, None without one.
+
+        Raises:
+            ConfigurationError: Its number was used for another request.
+        """
+        numbers = self._senders.get(asked.sender)
+        if numbers is None or asked.number is None:
+            return None
+        before = numbers.get(asked.number)
+        if before is None:
+            return None
+        if not _is_same(before.pending.request, asked.request):
+            raise ConfigurationError(
+                f"request {asked.number} of this grantee asked for something else "
+                "before; number requests one by one",
+                setting="request",
+            )
+        if before.is_failed:
+            return None
+        self._senders.move_to_end(asked.sender)
+        return before.repeat()
+
+    def _numbers_of(self, sender: Sender) -> OrderedDict[int, _Appended]:
+        numbers = self._senders.setdefault(sender, OrderedDict())
+        self._senders.move_to_end(sender)
+        while len(self._senders) > GRANTEES_MAX:
+            self._senders.popitem(last=False)
+        return numbers
+
+
+def _is_same(one: GrantRequest, other: GrantRequest) -> bool:
+    """Return whether two requests are equal apart from their marks."""
+    return attrs.evolve(one, mark=None) == attrs.evolve(other, mark=None)

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kafka_marshal.engine.grant_requests import Ticket, Verdict
+from kafka_marshal.engine.grant_requests import PendingGrant
 from kafka_marshal.engine.waits import await_news
 from kafka_marshal.errors import (
     ClaimLost,
@@ -14,14 +14,16 @@ from kafka_marshal.errors import (
     DeadlineExceeded,
 )
 from kafka_marshal.protocol.codec import is_identifier, is_topic
+from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict
 from kafka_marshal.protocol.text import world_to_object
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api
 from kafka_marshal.remote.answers import LocalClient
+from kafka_marshal.remote.grants import decode_request, encode_verdict
 from kafka_marshal.runtime import Runtime
 from kafka_marshal.sidecar.clients import Client
 from kafka_marshal.sidecar.events import EventCursor
-from kafka_marshal.sidecar.grants import Grants
+from kafka_marshal.sidecar.grants import Grants, NumberedRequest
 from kafka_marshal.sidecar.group import LEFT, LocalGroup
 from kafka_marshal.sidecar.health import Lifecycle, State
 from kafka_marshal.sidecar.http_errors import UNKNOWN
@@ -84,7 +86,9 @@ class SidecarService:
             boot_id=self._boot_id,
         )
         engine = runtime.engine
-        self._grants = Grants(engine.context, engine.tickets, data=runtime.ports.data)
+        self._grants = Grants(
+            engine.context, engine.grant_requests, data=runtime.ports.data
+        )
         self._is_draining = False
         self._is_closed = False
 
@@ -486,60 +490,62 @@ class SidecarService:
             DeadlineExceeded: There was none in time; it may come later, and what is
                 granted then is reported as lost.
         """
-        key = _key_asked(group_id, ask)
+        asked = _grant_request(group_id, ask)
+        request = asked.request
         until_ms = self._context.now_ms + ask.timeout_ms
         with self._engine.changed:
-            self._await_claim(key, ask)
-            is_over = self._grants.is_over(key, ask)
+            self._await_claim(request, ask.timeout_ms)
+            is_over = self._grants.is_over(request)
             if not is_over:
-                self._grants.require_secret(key, ask)
+                self._grants.require_secret(asked)
         if not is_over:
             left_ms = max(0, until_ms - self._context.now_ms)
-            self._grants.require_end(key, ask, timeout_ms=left_ms)
+            self._grants.require_end(request, timeout_ms=left_ms)
         with self._engine.changed:
-            ticket = self.begin_grant(group_id, ask)
+            pending = self.begin_grant(group_id, ask)
             left_ms = max(0, until_ms - self._context.now_ms)
-            return granted_now(self._await_verdict(ticket, left_ms))
+            return encode_verdict(self._await_verdict(pending, left_ms))
 
-    def begin_grant(self, group_id: str, ask: api.GrantRequest) -> Ticket:
-        """Ask the log for offsets, and wait for nothing; raises as ``grant``.
+    def begin_grant(self, group_id: str, ask: api.GrantRequest) -> PendingGrant:
+        """Request offsets without waiting; raises as ``grant``.
 
-        Where the data log ends is not asked: that waits.
+        The end of the data log is not checked, because that waits.
         """
-        key = _key_asked(group_id, ask)
+        asked = _grant_request(group_id, ask)
+        key, epoch = asked.request.key, asked.request.epoch
 
         def note(first: int, last: int) -> None:
             group = self._registry.groups.get(group_id)
             if group is not None:
-                group.record_grant(key, ask.epoch, first=first, last=last)
+                group.record_grant(key, epoch, first=first, last=last)
 
         with self._engine.changed:
             if self._engine.failure is not None:
                 raise self._engine.failure
-            return self._grants.ticket(key, ask, note=note)
+            return self._grants.send(asked, note=note)
 
-    def _await_claim(self, key: Key, ask: api.GrantRequest) -> None:
+    def _await_claim(self, request: GrantRequest, timeout_ms: int) -> None:
         """Wait a moment for a claim of another host that is not read yet."""
-        timeout_ms = min(ask.timeout_ms, CLAIM_MS_MAX)
+        timeout_ms = min(timeout_ms, CLAIM_MS_MAX)
         with suppress(DeadlineExceeded):
             self._await(
-                lambda: self._grants.has_read(key, ask), timeout_ms, what="claim"
+                lambda: self._grants.has_read(request), timeout_ms, what="claim"
             )
 
-    def _await_verdict(self, ticket: Ticket, timeout_ms: int) -> Verdict:
+    def _await_verdict(self, pending: PendingGrant, timeout_ms: int) -> GrantVerdict:
         def is_answered() -> bool:
-            ticket.raise_refusal()
-            return ticket.verdict is not None
+            pending.raise_refusal()
+            return pending.verdict is not None
 
-        ticket.waiting_count += 1
+        pending.waiting_count += 1
         try:
             self._await(is_answered, timeout_ms, what="verdict")
         finally:
-            ticket.waiting_count -= 1
-            if ticket.verdict is None and not ticket.waiting_count:
-                self._engine.tickets.give_up(ticket)
-        assert ticket.verdict is not None
-        return ticket.verdict
+            pending.waiting_count -= 1
+            if pending.verdict is None and not pending.waiting_count:
+                self._engine.grant_requests.give_up(pending)
+        assert pending.verdict is not None
+        return pending.verdict
 
     def world(self, *, timeout_ms: int) -> dict[str, Any]:
         """Return the world document, never older than this call (PROTOCOL 3.8).
@@ -601,18 +607,22 @@ def _is_over(pending: tuple[LocalGroup, list[int]]) -> bool:
     return not session.leaving_count and not session.is_pending(seqs, late=False)
 
 
-def _key_asked(group_id: str, ask: api.GrantRequest) -> Key:
-    """Return the key that offsets of are asked for.
+def _grant_request(group_id: str, ask: api.GrantRequest) -> NumberedRequest:
+    """Return the request in a message.
 
     Raises:
-        ConfigurationError: The request asks for nothing, or of no group.
+        ConfigurationError: It requests nothing, or names no group.
     """
     _require_name("group_id", group_id)
     if ask.last < ask.first:
         raise ConfigurationError(
             f"offsets {ask.first} to {ask.last} are none", setting="last"
         )
-    return Key(group_id, ask.topic, ask.partition)
+    return NumberedRequest(
+        request=decode_request(group_id, ask),
+        secret=bytes.fromhex(ask.secret),
+        number=ask.request,
+    )
 
 
 def _key(who: Caller, standing: api.Progress) -> Key:
@@ -642,16 +652,3 @@ def _require_name(setting: str, name: str) -> None:
             "1 to 200 of A-Z a-z 0-9 . _ : -, not . or ..",
             setting=setting,
         )
-
-
-def granted_now(verdict: Verdict) -> api.GrantResponse:
-    """Return the verdict of the fold as the API has it."""
-    first, last = verdict.granted or (None, None)
-    return api.GrantResponse(
-        outcome=verdict.outcome,
-        reason=verdict.reason,
-        first=first,
-        last=last,
-        head=verdict.head,
-        offset=verdict.offset,
-    )

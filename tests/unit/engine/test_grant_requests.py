@@ -16,9 +16,10 @@ from enginekit import (
     write,
 )
 
-from kafka_marshal.engine import grant_requests as tickets_module
-from kafka_marshal.engine.grant_requests import SEQ_FIRST, RangeRequest
+from kafka_marshal.engine import grant_requests
+from kafka_marshal.engine.grant_requests import SEQ_FIRST
 from kafka_marshal.errors import CoordinationError, LogUnwritable
+from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict
 from kafka_marshal.protocol.losses import marks_of
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.testing.fakestore import AppendFate
@@ -40,30 +41,42 @@ def owner(cluster):
 @pytest.fixture
 def requests(cluster):
     """A process without any claim, whose engine reads the log."""
-    node = cluster.node("office")
+    node = cluster.node("helper")
     cluster.run_until(lambda: node.engine.is_ready, H)
-    return node.engine.tickets
+    return node.engine.grant_requests
 
 
 def wanted(owner, first, last, *, grantee=TASK, **rest):
     epoch = rest.pop("epoch", claim_of(owner).epoch)
-    return RangeRequest(KEY, owner.owner, epoch, grantee, first, last, **rest)
+    return GrantRequest(
+        key=KEY,
+        owner=owner.owner,
+        epoch=epoch,
+        grantee=grantee,
+        first=first,
+        last=last,
+        **rest,
+    )
 
 
 def test_another_process_is_granted_a_range_under_a_claim(cluster, owner, requests):
     granted = []
-    ticket = requests.ask(
+    pending = requests.send(
         wanted(owner, 0, 4, mark=0), on_granted=lambda *both: granted.append(both)
     )
-    assert ticket.verdict is None
-    assert requests.open_count == 1
+    assert pending.verdict is None
+    assert requests.pending_count == 1
     cluster.run(40)
     line = of(cluster, "a", ClaimingMessages)[0]
-    assert ticket.verdict == tickets_module.Verdict(
-        "accepted", None, (0, 4), 5, line.offset
+    assert pending.verdict == GrantVerdict(
+        outcome="accepted",
+        reason=None,
+        granted=(0, 4),
+        head=5,
+        offset=line.offset,
     )
     assert granted == [(0, 4)]
-    assert requests.open_count == 0
+    assert requests.pending_count == 0
     assert line.record.seq >= SEQ_FIRST
     assert marks_of(line.record) == {0: 0}
     assert owner.held, "the owner goes on"
@@ -71,7 +84,7 @@ def test_another_process_is_granted_a_range_under_a_claim(cluster, owner, reques
 
 def test_two_who_ask_for_the_same_do_not_both_get_it(cluster, owner, requests):
     other = b"other".ljust(16, b".")
-    asked = [requests.ask(wanted(owner, 0, 4, grantee=g)) for g in (TASK, other)]
+    asked = [requests.send(wanted(owner, 0, 4, grantee=g)) for g in (TASK, other)]
     cluster.run(40)
     assert [t.verdict.granted for t in asked] == [(0, 4), None]
     assert (asked[1].verdict.outcome, asked[1].verdict.reason) == (
@@ -83,10 +96,10 @@ def test_two_who_ask_for_the_same_do_not_both_get_it(cluster, owner, requests):
 
 def test_under_an_old_claim_nothing_is_granted(cluster, owner, requests):
     """Acceptance FR02: a stale call never changes anything."""
-    ticket = requests.ask(wanted(owner, 0, 4, epoch=claim_of(owner).epoch + 1))
+    pending = requests.send(wanted(owner, 0, 4, epoch=claim_of(owner).epoch + 1))
     cluster.run(40)
-    assert ticket.verdict.granted is None
-    assert (ticket.verdict.outcome, ticket.verdict.reason) == ("ignored", "old_epoch")
+    assert pending.verdict.granted is None
+    assert (pending.verdict.outcome, pending.verdict.reason) == ("ignored", "old_epoch")
 
 
 def foreign(owner, *, grantee, seq):
@@ -109,8 +122,8 @@ def foreign(owner, *, grantee, seq):
 def answered_by_a_foreign_record(cluster, owner, requests, *, is_same_number):
     """Ask, and let a record land first that is like the request, but not the same."""
     cluster.nodes[-1].entropy.random_bytes = bytes
-    cluster.fates["office"] = AppendFate(delay_ms=200)
-    ticket = requests.ask(wanted(owner, 0, 9))
+    cluster.fates["helper"] = AppendFate(delay_ms=200)
+    pending = requests.send(wanted(owner, 0, 9))
     if is_same_number:
         other = foreign(owner, grantee=b"other".ljust(16, b"."), seq=SEQ_FIRST)
     else:
@@ -118,9 +131,9 @@ def answered_by_a_foreign_record(cluster, owner, requests, *, is_same_number):
     write(cluster, other)
     cluster.run(40)
     assert fold(cluster).keys[KEY].granted == 5
-    assert ticket.verdict is None
+    assert pending.verdict is None
     cluster.run(400)
-    assert ticket.verdict.granted == (5, 9)  # type: ignore[attr-defined]
+    assert pending.verdict.granted == (5, 9)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("is_same_number", [True, False])
@@ -134,13 +147,13 @@ def test_a_request_is_answered_by_its_own_record_only(
 
 
 def test_an_answer_by_number_alone_is_caught(cluster, owner, requests, monkeypatch):
-    variants.answer_tickets_by_number(monkeypatch)
+    variants.match_requests_by_number(monkeypatch)
     with pytest.raises(AssertionError):
         answered_by_a_foreign_record(cluster, owner, requests, is_same_number=True)
 
 
 def test_an_answer_by_grantee_alone_is_caught(cluster, owner, requests, monkeypatch):
-    variants.answer_tickets_by_grantee(monkeypatch)
+    variants.match_requests_by_grantee(monkeypatch)
     with pytest.raises(AssertionError):
         answered_by_a_foreign_record(cluster, owner, requests, is_same_number=False)
 
@@ -148,8 +161,8 @@ def test_an_answer_by_grantee_alone_is_caught(cluster, owner, requests, monkeypa
 def test_the_owners_own_requests_are_its_own(cluster, owner, requests):
     """Its requests and beats are not taken for answered by those of others."""
     for _ in range(5):
-        requests.ask(wanted(owner, 0, 1))
-        requests.ask(wanted(owner, 0, 1))
+        requests.send(wanted(owner, 0, 1))
+        requests.send(wanted(owner, 0, 1))
     cluster.run(40)
     handed = []
     for _ in range(100):
@@ -162,10 +175,10 @@ def test_the_owners_own_requests_are_its_own(cluster, owner, requests):
 def test_a_grant_that_nobody_waits_for_is_reported(cluster, owner, requests):
     observer = cluster.nodes[-1].observer
     granted = []
-    ticket = requests.ask(
+    pending = requests.send(
         wanted(owner, 0, 4), on_granted=lambda *both: granted.append(both)
     )
-    requests.give_up(ticket)
+    requests.give_up(pending)
     cluster.run(40)
     assert not granted
     (event,) = observer.named("grant_lost")
@@ -173,22 +186,22 @@ def test_a_grant_that_nobody_waits_for_is_reported(cluster, owner, requests):
 
 
 def test_an_answered_request_can_be_given_up(cluster, owner, requests):
-    ticket = requests.ask(wanted(owner, 0, 4))
+    pending = requests.send(wanted(owner, 0, 4))
     cluster.run(40)
-    requests.give_up(ticket)
+    requests.give_up(pending)
     assert not cluster.nodes[-1].observer.named("grant_lost")
 
 
 def test_there_are_only_so_many_at_a_time(cluster, owner, requests, monkeypatch):
-    monkeypatch.setattr(tickets_module, "TICKETS_MAX", 2)
-    cluster.fates["office"] = AppendFate(is_lost=True)
+    monkeypatch.setattr(grant_requests, "PENDING_MAX", 2)
+    cluster.fates["helper"] = AppendFate(is_lost=True)
     for _ in range(2):
-        requests.ask(wanted(owner, 0, 4))
+        requests.send(wanted(owner, 0, 4))
     with pytest.raises(CoordinationError, match="2 requests for offsets"):
-        requests.ask(wanted(owner, 0, 4))
+        requests.send(wanted(owner, 0, 4))
     cluster.run(2 * H + 100)
-    requests.ask(wanted(owner, 0, 4))
-    assert requests.open_count == 1, "what was never answered is forgotten"
+    requests.send(wanted(owner, 0, 4))
+    assert requests.pending_count == 1, "what was never answered is forgotten"
 
 
 def test_a_refused_append_raises_its_error(cluster, owner, requests):
@@ -196,11 +209,11 @@ def test_a_refused_append_raises_its_error(cluster, owner, requests):
         def error(self):
             return LogUnwritable("no right to write")
 
-    ticket = requests.ask(wanted(owner, 0, 4))
-    ticket.raise_refusal()
-    ticket.append = Refused()
+    pending = requests.send(wanted(owner, 0, 4))
+    pending.raise_refusal()
+    pending.append = Refused()
     with pytest.raises(LogUnwritable):
-        ticket.raise_refusal()
+        pending.raise_refusal()
 
 
 def test_a_request_for_a_group_without_a_session_is_answered(cluster, requests):
@@ -208,8 +221,15 @@ def test_a_request_for_a_group_without_a_session_is_answered(cluster, requests):
     owner = cluster.node("z", group_id="h", wish=wish(delivery=AMO))
     cluster.run_until(lambda: owner.held, 3 * H)
     (holding,) = owner.held.values()
-    ticket = requests.ask(
-        RangeRequest(holding.key, owner.owner, holding.claim.epoch, TASK, 0, 1)
+    pending = requests.send(
+        GrantRequest(
+            key=holding.key,
+            owner=owner.owner,
+            epoch=holding.claim.epoch,
+            grantee=TASK,
+            first=0,
+            last=1,
+        )
     )
     cluster.run(40)
-    assert ticket.verdict.granted == (0, 1)
+    assert pending.verdict.granted == (0, 1)

@@ -227,6 +227,6 @@ def test_only_keys_at_most_once_are_requested(cluster):
     node = owning(cluster)
     with pytest.raises(InvalidTransition, match="not consumed at most once"):
         node.session.grants.request(node.session.holdings[KEY], 5)
-    node.session.grants.look(node.session.holdings[KEY])
+    node.session.grants.update_anchor(node.session.holdings[KEY])
     node.session.grants.expire(node.session.holdings[KEY], 0)
     assert Key("g", "t", 0) in node.held

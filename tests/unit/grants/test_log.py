@@ -31,9 +31,9 @@ from kafka_marshal.errors import (
     TopicMisconfigured,
     WrongCluster,
 )
-from kafka_marshal.grants import Verdict
 from kafka_marshal.grants.client import PAUSED_MS
 from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.granting import GrantVerdict
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.testing.fakestore import AppendFate
 
@@ -162,7 +162,9 @@ def test_a_pause_that_lasts_too_long_is_an_error(cluster):
 def test_a_log_with_another_config_is_an_error(cluster, monkeypatch):
     ref = ref_of(owning(cluster))
     client = MemoryGrantClient(cluster)
-    strange = Verdict(None, "wrong_partition", 9)
+    strange = GrantVerdict(
+        outcome="refused", reason="wrong_partition", head=None, offset=9
+    )
     monkeypatch.setattr(client, "request", lambda *_, **__: strange)
     with pytest.raises(CoordinationError, match="'wrong_partition'"):
         acquire(client, ref, 0, 9)

@@ -7,15 +7,18 @@ import msgspec
 import pytest
 
 from kafka_marshal.errors import ClaimRejected, CoordinationError, DeadlineExceeded
-from kafka_marshal.grants import ClaimRef, ClaimState, GrantClient, Verdict
+from kafka_marshal.grants import ClaimRef, ClaimState, GrantClient
 from kafka_marshal.grants.sidecar import SidecarGrantClient
+from kafka_marshal.protocol.granting import GrantVerdict
 from kafka_marshal.protocol.types import Owner
 from kafka_marshal.remote.answers import AsOf, FenceNow
 from kafka_marshal.remote.api import Failure, GrantResponse
 from kafka_marshal.remote.transport import Address, Connection
 
 REF = ClaimRef("g", "a", b"i" * 16, "t", 3, 7, "1.0.7", "5e" * 16)
-FALLBACK_VERDICT = Verdict((0, 1), None, 99)
+FALLBACK_VERDICT = GrantVerdict(
+    outcome="accepted", reason=None, granted=(0, 1), head=2, offset=99
+)
 NEWEST = ClaimState("1.0.7", 7, REF.owner)
 
 
@@ -94,7 +97,8 @@ def test_each_request_has_a_grantee_of_its_own():
 @pytest.mark.parametrize("outcome", ["refused", "ignored"])
 def test_only_an_accepted_request_is_granted(outcome):
     client, _ = opened((200, granted(outcome=outcome, reason="why")))
-    assert client.request(REF, (0, 9), timeout_ms=1_000) == Verdict(None, "why", 41, 10)
+    verdict = client.request(REF, (0, 9), timeout_ms=1_000)
+    assert verdict == GrantVerdict(outcome=outcome, reason="why", head=10, offset=41)
 
 
 def refused(reason, **rest):

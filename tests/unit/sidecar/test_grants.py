@@ -1,20 +1,31 @@
-"""Requests for offsets at most once: authorization and bounds."""
+"""Requests for offsets at most once: authorization, bounds and repeats."""
+
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from enginekit import KEY, H, fold, of, owning, world
 from sidecarkit import Machine, having
 
+from kafka_marshal.engine.grant_requests import PendingGrant
 from kafka_marshal.errors import (
     ClaimRejected,
     ConfigurationError,
     CoordinationError,
 )
 from kafka_marshal.protocol.claiming import grant_secret
+from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict
 from kafka_marshal.protocol.records import ClaimingMessages
-from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 from kafka_marshal.remote import api
+from kafka_marshal.remote.grants import decode_request
 from kafka_marshal.sidecar import grants as grants_module
+from kafka_marshal.sidecar.grants import (
+    GRANTEES_MAX,
+    NUMBERS_MAX,
+    IdempotencyCache,
+    NumberedRequest,
+)
 from kafka_marshal.sidecar.http_errors import WRONG_SECRET
 
 TASK = "7a" * 16
@@ -228,6 +239,140 @@ def test_the_cache_of_ends_is_bounded(single, monkeypatch):
     grants = single.service._grants
     for number in range(4):
         single.cluster.fill(f"other{number}", (5,))
-        key = KEY._replace(topic=f"other{number}")
-        grants.require_end(key, make_request(single, a), timeout_ms=100)
+        far = make_request(single, a, topic=f"other{number}")
+        grants.require_end(decode_request("g", far), timeout_ms=100)
     assert list(grants._ends) == [("other2", 0), ("other3", 0)]
+
+
+# --- numbers
+
+
+class Requests:
+    """Records the requests that are appended."""
+
+    def __init__(self):
+        self.pending = []
+
+    def send(self, request, *, on_granted=None):
+        self.pending.append(
+            PendingGrant(
+                request=request,
+                sent_ms=0,
+                append=SimpleNamespace(error=lambda: None),
+                on_granted=on_granted,
+            )
+        )
+        return self.pending[-1]
+
+
+class Bench:
+    """Sends numbered requests as a service does; records what is granted."""
+
+    def __init__(self):
+        self.requests = Requests()
+        self.cache = IdempotencyCache(self.requests)
+        self.noted = []
+
+    def ask(self, number=1, *, first=0, grantee=1, group="g", mark=None, secret=b"5e"):
+        request = GrantRequest(
+            key=Key(group, "t", 0),
+            owner=Owner("host", bytes(16)),
+            epoch=5,
+            grantee=bytes([grantee % 256, grantee // 256]),
+            first=first,
+            last=first + 9,
+            mark=mark,
+        )
+        asked = NumberedRequest(request=request, secret=secret, number=number)
+        return self.cache.send(asked, note=lambda *run: self.noted.append(run))
+
+    def grant(self, pending):
+        run = (pending.request.first, pending.request.last)
+        pending.verdict = GrantVerdict(
+            outcome="accepted", reason=None, granted=run, head=run[1] + 1, offset=40
+        )
+        pending.on_granted(*run)
+
+
+@pytest.fixture
+def bench():
+    return Bench()
+
+
+def test_a_repeat_is_the_same_request(bench):
+    first = bench.ask(mark=3)
+    assert bench.ask(mark=4) is first
+    bench.grant(first)
+    assert bench.ask() is first
+    assert len(bench.requests.pending) == 1
+    assert bench.noted == [(0, 9)]
+
+
+def test_an_abandoned_request_is_recorded_for_its_repeat(bench):
+    """Whether its verdict comes before or after."""
+    late, early = bench.ask(1), bench.ask(2, first=10)
+    reported = []
+    late.on_granted = early.on_granted = lambda *run: reported.append(run)
+    bench.grant(early)
+    bench.ask(1)
+    bench.ask(2, first=10)
+    bench.grant(late)
+    assert bench.noted == [(10, 19), (0, 9)]
+    assert reported == [(10, 19)]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"number": 2}, {"grantee": 2}, {"group": "h"}, {"secret": b"6f"}],
+    ids=str,
+)
+def test_another_request_is_appended(bench, other):
+    assert bench.ask() is not bench.ask(**other)
+    assert len(bench.requests.pending) == 2
+
+
+def test_without_a_number_each_is_appended(bench):
+    assert bench.ask(None) is not bench.ask(None)
+
+
+def test_a_reused_number_is_refused(bench):
+    bench.ask()
+    with pytest.raises(ConfigurationError, match="request 1 of this grantee"):
+        bench.ask(first=1)
+
+
+def test_a_failed_append_is_repeated(bench):
+    first = bench.ask()
+    first.append.error = lambda: CoordinationError("no leader")
+    second = bench.ask()
+    assert second is not first
+    assert bench.ask() is second
+
+
+def test_an_append_that_landed_late_answers_the_repeat(bench):
+    first = bench.ask()
+    first.append.error = lambda: CoordinationError("late")
+    bench.grant(first)
+    assert bench.ask() is first
+
+
+def test_requests_per_grantee_are_bounded(bench):
+    for number in range(NUMBERS_MAX + 1):
+        bench.ask(number)
+    count = len(bench.requests.pending)
+    bench.ask(1)
+    assert len(bench.requests.pending) == count
+    bench.ask(0)
+    assert len(bench.requests.pending) == count + 1
+
+
+def test_grantees_are_bounded_by_last_use(bench):
+    for grantee in range(GRANTEES_MAX):
+        bench.ask(grantee=grantee)
+    bench.ask(grantee=0)
+    bench.ask(grantee=GRANTEES_MAX)
+    count = len(bench.requests.pending)
+    bench.ask(grantee=0)
+    assert len(bench.requests.pending) == count
+    bench.ask(grantee=1)
+    assert len(bench.requests.pending) == count + 1
