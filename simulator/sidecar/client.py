@@ -283,7 +283,7 @@ class Hosted:
         )
         session.grants = SidecarGrantRequester(
             self.context,
-            ask=self._ask,
+            send=self._ask,
             run=self._run,
             under=lambda call: call(),
             on_end=session.after_verdict,

@@ -80,7 +80,7 @@ class RemoteRig:
         self.has_room = True
         self.session.grants = SidecarGrantRequester(
             self.context,
-            ask=self._ask,
+            send=self._ask,
             run=self._run,
             under=lambda call: call(),
             on_end=self.session.after_verdict,

@@ -296,12 +296,14 @@ class Dispatcher:
         if self._fault is not None:
             fault, self._fault = self._fault, None
             raise fault
-        is_asked = self._is_at_most_once and self._pipeline.ask(self.unpaused())
+        is_requested = self._is_at_most_once and self._pipeline.request_grants(
+            self.unpaused()
+        )
         slice_ms = min(left_ms, WAIT_SLICE_MS)
         self._pause_reader()
         if len(self._reader_paused) == len(self.places):
             self._wait(slice_ms)
-        elif is_asked:
+        elif is_requested:
             # Wait for the verdict, and fetch meanwhile.
             if not self._read(0):
                 self._wait(slice_ms)
@@ -327,7 +329,7 @@ class Dispatcher:
             except MarshalError as error:
                 self._fault = error
         if self._is_at_most_once and not is_found:
-            self._pipeline.ask(self.unpaused())
+            self._pipeline.request_grants(self.unpaused())
 
     def _read(self, timeout_ms: int) -> bool:
         """Fetch for up to ``timeout_ms``; return whether there were records."""
@@ -353,7 +355,7 @@ class Dispatcher:
         if self._clock.now_ms() >= self._pass_due_ms:
             self.pass_over()
         if self._is_at_most_once and is_found:
-            self._pipeline.ask(self.unpaused())
+            self._pipeline.request_grants(self.unpaused())
         return is_found
 
     def pass_over(self) -> None:

@@ -31,7 +31,7 @@ _offset = attrgetter("offset")
 
 @attrs.define(kw_only=True)
 class _Meter:
-    """Measures how fast one place is consumed, without waits for its grants."""
+    """Measures how fast one partition is consumed, without waits for its grants."""
 
     place: FetchState
     pace: Pace
@@ -39,7 +39,7 @@ class _Meter:
     count: int = 0
     starved_ms: int = 0
     starving_since_ms: int | None = None
-    asked_ms: int = 0
+    requested_ms: int = 0
 
     def starve(self, now_ms: int) -> None:
         """Record that records are fetched and none of them is granted yet."""
@@ -116,12 +116,12 @@ class GrantPipeline:
         return meter
 
     def needs_records(self, place: FetchState) -> bool:
-        """Return whether a place has fewer fetched records than can be used next."""
+        """Return whether a partition has too few fetched records for what follows."""
         return place.buffered_count < self._meter(place).pace.depth * self._most
 
     # --- requesting
 
-    def ask(self, places: Iterable[FetchState]) -> bool:
+    def request_grants(self, places: Iterable[FetchState]) -> bool:
         """Request grants for fetched records; return whether a verdict is pending."""
         ladders = [
             (place, progress)
@@ -172,8 +172,8 @@ class GrantPipeline:
         if is_idle and fresh > place.at:
             self._drop_foreign(place, progress, fresh - place.at)
             fresh = place.at
-        unasked = len(place.fetched) - fresh
-        if not unasked or not holding.may_hand_out(now_ms):
+        unrequested = len(place.fetched) - fresh
+        if not unrequested or not holding.may_hand_out(now_ms):
             return
         # If others hide the round trip, wait until more can be requested at once.
         bound = pace.depth * self._most
@@ -181,14 +181,14 @@ class GrantPipeline:
         room = bound - holding.lent_count - (fresh - place.at)
         if room < wanted:
             return
-        count = min(unasked, room)
+        count = min(unrequested, room)
         if count < wanted:
             # Let the request grow while there are unused grants here, or, for a moment,
             # grants or requests in another partition.
-            is_soon = now_ms - meter.asked_ms < WORK_PER_REQUEST_US // US_PER_MS
+            is_soon = now_ms - meter.requested_ms < WORK_PER_REQUEST_US // US_PER_MS
             if progress.resume_at < progress.next_first or (is_busy and is_soon):
                 return
-        meter.asked_ms = now_ms
+        meter.requested_ms = now_ms
         last = place.fetched[fresh + count - 1].offset
         self._session.grants.request(holding, last)
 
@@ -206,10 +206,10 @@ class GrantPipeline:
         if (
             place.next_offset > progress.next_first
             and not progress.outstanding_count
-            and now_ms - meter.asked_ms >= wait_ms
+            and now_ms - meter.requested_ms >= wait_ms
             and holding.may_hand_out(now_ms)
         ):
-            meter.asked_ms = now_ms
+            meter.requested_ms = now_ms
             self._session.grants.update_anchor(holding)
             self._session.grants.request(holding, place.next_offset - 1)
 

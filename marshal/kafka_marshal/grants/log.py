@@ -16,7 +16,7 @@ from kafka_marshal.errors import (
     DeadlineExceeded,
     LogUnreadable,
 )
-from kafka_marshal.ports import Append, Clock, CoordinationLog, Entropy
+from kafka_marshal.ports import Clock, CoordinationLog, Entropy
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict, verdict_of
 from kafka_marshal.protocol.hashing import coordinating_partition
@@ -72,7 +72,7 @@ class LogGrantClient(GrantClient):
         self._lock = threading.Lock()
         self._log: PartialLog | None = None
         self._follower: Follower | None = None
-        self._begun: set[int] = set()
+        self._started: set[int] = set()
 
     def request(
         self, ref: ClaimRef, wanted: tuple[int, int], *, timeout_ms: int
@@ -80,20 +80,20 @@ class LogGrantClient(GrantClient):
         """Make one request; see ``GrantClient``."""
         # PROTOCOL 6.2: a grantee is drawn for each attempt.
         request = ref.request(wanted, grantee=draw_grantee(self._entropy))
-        with self._turn(timeout_ms) as left:
-            replica, config = self._opened(ref.key, left)
+        with self._locked(timeout_ms) as deadline:
+            replica, config = self._opened(ref.key, deadline)
             over = request.verdict_if_over(replica.world.keys.get(ref.key))
             if over is not None:
                 return over
             head = _head(replica, ref.key)
             cut = request.within(config.limit("span"), head=head)
-            return self._append(cut, replica=replica, left=left)
+            return self._append(cut, replica=replica, deadline=deadline)
 
     def newest(self, key: Key, *, timeout_ms: int) -> ClaimState | None:
         """Return the newest claim of a key; see ``GrantClient``."""
-        with self._turn(timeout_ms) as left:
-            replica, _ = self._opened(key, left)
-            self._catch_up(left)
+        with self._locked(timeout_ms) as deadline:
+            replica, _ = self._opened(key, deadline)
+            self._catch_up(deadline)
             known, token = replica.world.keys.get(key), replica.world.token(key)
             if known is None or token is None:
                 return None
@@ -102,23 +102,31 @@ class LogGrantClient(GrantClient):
     def close(self) -> None:
         """Close the log."""
         log, self._log, self._follower = self._log, None, None
-        self._begun.clear()
+        self._started.clear()
         if log is not None:
             log.close(CLOSE_MS)
 
     # --- one request
 
     def _append(
-        self, request: GrantRequest, *, replica: Replica, left: "_Left"
+        self, request: GrantRequest, *, replica: Replica, deadline: "_Deadline"
     ) -> GrantVerdict:
-        """Append a request and return the fold's verdict on it."""
+        """Append a request and return the fold's verdict on it.
+
+        An append that is reported as failed is repeated. It may land all the same
+        (PROTOCOL 1.4), and then the request is in the log twice. Both records have the
+        same grantee, and the first leaves nothing for the second.
+
+        Raises:
+            MarshalError: The log refuses this process for good.
+        """
         assert self._log is not None
         assert self._follower is not None
         t = replica.world.partition
         value = encode(request.to_record(draw_seq(self._entropy)))
-        sending = _Sending(self._log, t, value, self.clock)
+        append, sent_ms = self._log.append(t, value), self.clock.now_ms()
         while True:
-            for partition, transition in self._follower.step(left.slice_ms()):
+            for partition, transition in self._follower.step(deadline.slice_ms()):
                 record = transition.record
                 if (
                     partition == t
@@ -127,11 +135,17 @@ class LogGrantClient(GrantClient):
                 ):
                     return verdict_of(transition, head=_head(replica, request.key))
             check_halt(replica)
-            sending.retry()
+            error = append.error() if append.is_done() else None
+            if error is None:
+                continue
+            if not error.retriable:
+                raise error
+            if self.clock.now_ms() - sent_ms >= RESEND_MS:
+                append, sent_ms = self._log.append(t, value), self.clock.now_ms()
 
     # --- the log
 
-    def _opened(self, key: Key, left: "_Left") -> tuple[Replica, Config]:
+    def _opened(self, key: Key, deadline: "_Deadline") -> tuple[Replica, Config]:
         """Return the coordinating partition of a key, read once, and its Config."""
         place = (key.topic, key.partition)
 
@@ -139,35 +153,35 @@ class LogGrantClient(GrantClient):
             return (coordinating_partition(*place, partition_count=count),)
 
         if self._log is None:
-            self._log = self._open_log(guess, left.ms())
+            self._log = self._open_log(guess, deadline.left_ms())
             self._follower = Follower(self._log, self.clock)
         follower = self._follower
         assert follower is not None
         # Guess that all partitions of the topic coordinate; each Config has the number.
         count = self._log.partition_count
         (t,) = guess(count)
-        config = self._config_of(t, left) or self._config_of(0, left)
+        config = self._config_of(t, deadline) or self._config_of(0, deadline)
         if config is None:
             raise unformatted(follower.worlds)
         require_cluster(config, self._log.cluster_id)
-        self._log.configure(config.heartbeat_interval_ms, timeout_ms=left.ms())
+        self._log.configure(config.heartbeat_interval_ms, timeout_ms=deadline.left_ms())
         (t,) = guess(config.partition_count)
-        self._config_of(t, left)
+        self._config_of(t, deadline)
         return follower.replicas[t], config
 
-    def _config_of(self, t: int, left: "_Left") -> Config | None:
+    def _config_of(self, t: int, deadline: "_Deadline") -> Config | None:
         """Return the Config of a partition; catch up first if it was never read."""
         assert self._log is not None
         assert self._follower is not None
         replica = self._follower.replicas[t]
-        if t not in self._begun:
-            self._log.read_also(t, timeout_ms=left.ms())
+        if t not in self._started:
+            self._log.read_also(t, timeout_ms=deadline.left_ms())
             # Read a long log from its last checkpoint.
             self._follower.restore([t], sources=(LogCheckpoints(),))
-            self._begun.add(t)
-            self._catch_up(left)
+            self._started.add(t)
+            self._catch_up(deadline)
         elif replica.world.config is None:
-            self._catch_up(left)
+            self._catch_up(deadline)
         if t in self._follower.log_start_missing:
             # PROTOCOL 7.3: no requests without the records of the winning claims.
             raise LogUnreadable(
@@ -178,18 +192,18 @@ class LogGrantClient(GrantClient):
         check_halt(replica)
         return replica.world.config
 
-    def _catch_up(self, left: "_Left") -> None:
+    def _catch_up(self, deadline: "_Deadline") -> None:
         assert self._follower is not None
-        self._follower.catch_up(left.ms())
+        self._follower.catch_up(deadline.left_ms())
 
     @contextmanager
-    def _turn(self, timeout_ms: int) -> Iterator["_Left"]:
+    def _locked(self, timeout_ms: int) -> Iterator["_Deadline"]:
         """Serve one thread at a time; close a log that cannot be read further."""
-        left = _Left(self.clock, timeout_ms)
+        deadline = _Deadline(self.clock, timeout_ms)
         if not self._lock.acquire(timeout=max(0, timeout_ms) / 1000):
             raise _late("another thread still waits for its own verdict")
         try:
-            yield left
+            yield deadline
         except CoordinationError as error:
             if not error.retriable:
                 self.close()
@@ -198,14 +212,14 @@ class LogGrantClient(GrantClient):
             self._lock.release()
 
 
-class _Left:
-    """The time left of a call."""
+class _Deadline:
+    """When a call must return."""
 
     def __init__(self, clock: Clock, timeout_ms: int) -> None:
         self._clock = clock
         self._until_ms = clock.now_ms() + timeout_ms
 
-    def ms(self) -> int:
+    def left_ms(self) -> int:
         """Return the time left.
 
         Raises:
@@ -218,38 +232,7 @@ class _Left:
 
     def slice_ms(self) -> int:
         """Return how long to wait now, at most the time left."""
-        return min(POLL_MS, self.ms())
-
-
-class _Sending:
-    """A request in flight; sent again when its append is reported as failed.
-
-    PROTOCOL 1.4: a failed append may land all the same, so the request may be in the
-    log twice. Both records have the same grantee, and the first leaves nothing for the
-    second.
-    """
-
-    def __init__(self, log: PartialLog, t: int, value: bytes, clock: Clock) -> None:
-        self._log, self._t, self._value, self._clock = log, t, value, clock
-        self._send()
-
-    def _send(self) -> None:
-        self._append: Append = self._log.append(self._t, self._value)
-        self._sent_ms = self._clock.now_ms()
-
-    def retry(self) -> None:
-        """Send the request again if sending failed.
-
-        Raises:
-            MarshalError: The log refuses this process for good.
-        """
-        error = self._append.error() if self._append.is_done() else None
-        if error is None:
-            return
-        if not error.retriable:
-            raise error
-        if self._clock.now_ms() - self._sent_ms >= RESEND_MS:
-            self._send()
+        return min(POLL_MS, self.left_ms())
 
 
 def _late(what: str) -> DeadlineExceeded:

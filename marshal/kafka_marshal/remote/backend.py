@@ -134,7 +134,7 @@ class SidecarBackend:
         )
         self._session.grants = SidecarGrantRequester(
             self._context,
-            ask=self._grant,
+            send=self._grant,
             run=self._granters.submit,
             under=self._under,
             on_end=self._session.after_verdict,

@@ -26,7 +26,7 @@ from kafka_marshal.remote.context import RemoteContext
 
 VERDICT_MS_MAX = 10_000
 
-Ask = Callable[[api.GrantRequest], api.GrantResponse]
+Send = Callable[[api.GrantRequest], api.GrantResponse]
 Run = Callable[[Callable[[], None]], bool]
 Under = Callable[[Callable[[], None]], None]
 
@@ -116,7 +116,7 @@ class SidecarGrantRequester(GrantRequester):
 
     Args:
         context: State shared by the client's parts.
-        ask: Sends a request to the sidecar, and waits for the verdict.
+        send: Sends a request to the sidecar, and waits for the verdict.
         run: Queues a call for another thread; returns whether there was room.
         under: Makes a call under the lock, and notifies the waiting threads.
         on_end: Called with a holding whose claim a verdict has ended.
@@ -127,7 +127,7 @@ class SidecarGrantRequester(GrantRequester):
         self,
         context: RemoteContext,
         *,
-        ask: Ask,
+        send: Send,
         run: Run,
         under: Under,
         on_end: Callable[[Holding], None],
@@ -135,7 +135,7 @@ class SidecarGrantRequester(GrantRequester):
     ) -> None:
         super().__init__(context, context.holdings, on_end=on_end)
         self._remote = context
-        self._ask_sidecar = ask
+        self._send_message = send
         self._run = run
         self._under = under
         self._rest = rest
@@ -173,7 +173,7 @@ class SidecarGrantRequester(GrantRequester):
         )
         answer: GrantVerdict | MarshalError
         try:
-            answer = decode_verdict(self._ask_sidecar(message))
+            answer = decode_verdict(self._send_message(message))
         except MarshalError as error:
             answer = error
             fields = {"key": sent.holding.key, "error": error}

@@ -81,14 +81,14 @@ class Grants:
         known = self._known(request.key)
         return why_over(known, request.owner, epoch=request.epoch) is not None
 
-    def send(self, asked: NumberedRequest, *, note: OnGranted) -> PendingGrant:
+    def send(self, numbered: NumberedRequest, *, note: OnGranted) -> PendingGrant:
         """Append a request, or find an earlier one of its number.
 
         Called under the engine's lock. A request under a claim that has ended is
         answered at once, without a record in the log.
 
         Args:
-            asked: The request.
+            numbered: The request.
             note: Called with the granted range.
 
         Raises:
@@ -97,12 +97,12 @@ class Grants:
             CoordinationError: The claim is not read yet; or too many requests have no
                 verdict.
         """
-        request = asked.request
+        request = numbered.request
         verdict = request.verdict_if_over(self._known(request.key))
         if verdict is None:
-            self.require_secret(asked)
-            return self._cache.send(asked, note=note)
-        before = self._cache.find(asked)
+            self.require_secret(numbered)
+            return self._cache.send(numbered, note=note)
+        before = self._cache.find(numbered)
         if before is not None:
             return before
         now_ms = self._context.now_ms
@@ -110,7 +110,7 @@ class Grants:
             request=request, sent_ms=now_ms, append=None, verdict=verdict
         )
 
-    def require_secret(self, asked: NumberedRequest) -> None:
+    def require_secret(self, numbered: NumberedRequest) -> None:
         """Require that a request shows the secret of its claim.
 
         Called under the engine's lock.
@@ -119,7 +119,7 @@ class Grants:
             ClaimRejected: It does not.
             CoordinationError: The claim is not read yet.
         """
-        request = asked.request
+        request = numbered.request
         key, client_id = request.key, request.owner.client_id
         known = self._known(key)
         if known is None or known.epoch < request.epoch:
@@ -129,7 +129,7 @@ class Grants:
             )
         known_hash = known.resume_hash
         if known_hash is None or not hmac.compare_digest(
-            asked.secret, grant_secret(known_hash, key, epoch=request.epoch)
+            numbered.secret, grant_secret(known_hash, key, epoch=request.epoch)
         ):
             raise ClaimRejected(
                 f"the request does not show the secret of the claim of "
@@ -218,52 +218,52 @@ class IdempotencyCache:
         self._requests = requests
         self._senders: OrderedDict[Sender, OrderedDict[int, _Appended]] = OrderedDict()
 
-    def send(self, asked: NumberedRequest, *, note: OnGranted) -> PendingGrant:
+    def send(self, numbered: NumberedRequest, *, note: OnGranted) -> PendingGrant:
         """Return the request in flight, which is appended the first time.
 
         Args:
-            asked: The request.
+            numbered: The request.
             note: Called with the granted range.
 
         Raises:
             ConfigurationError: Its number was used for another request.
             CoordinationError: As ``GrantRequests.send``.
         """
-        if asked.number is None:
-            return self._requests.send(asked.request, on_granted=note)
-        before = self.find(asked)
+        if numbered.number is None:
+            return self._requests.send(numbered.request, on_granted=note)
+        before = self.find(numbered)
         if before is not None:
             return before
-        numbers = self._numbers_of(asked.sender)
+        numbers = self._numbers_of(numbered.sender)
         # A failed append may still land: then its range is lost, as without numbers.
-        appended = _Appended(pending=self._requests.send(asked.request), note=note)
+        appended = _Appended(pending=self._requests.send(numbered.request), note=note)
         appended.pending.on_granted = appended.report
-        numbers[asked.number] = appended
+        numbers[numbered.number] = appended
         while len(numbers) > NUMBERS_MAX:
             numbers.popitem(last=False)
         return appended.pending
 
-    def find(self, asked: NumberedRequest) -> PendingGrant | None:
+    def find(self, numbered: NumberedRequest) -> PendingGrant | None:
         """Return the earlier request of this number, None without one.
 
         Raises:
             ConfigurationError: Its number was used for another request.
         """
-        numbers = self._senders.get(asked.sender)
-        if numbers is None or asked.number is None:
+        numbers = self._senders.get(numbered.sender)
+        if numbers is None or numbered.number is None:
             return None
-        before = numbers.get(asked.number)
+        before = numbers.get(numbered.number)
         if before is None:
             return None
-        if not _is_same(before.pending.request, asked.request):
+        if not _is_same(before.pending.request, numbered.request):
             raise ConfigurationError(
-                f"request {asked.number} of this grantee asked for something else "
+                f"request {numbered.number} of this grantee asked for something else "
                 "before; number requests one by one",
                 setting="request",
             )
         if before.is_failed:
             return None
-        self._senders.move_to_end(asked.sender)
+        self._senders.move_to_end(numbered.sender)
         return before.repeat()
 
     def _numbers_of(self, sender: Sender) -> OrderedDict[int, _Appended]:

@@ -479,40 +479,40 @@ class SidecarService:
 
     # --- the log
 
-    def grant(self, group_id: str, ask: api.GrantRequest) -> api.GrantResponse:
-        """Ask the log for offsets at most once, and wait for the fold's verdict.
+    def grant(self, group_id: str, message: api.GrantRequest) -> api.GrantResponse:
+        """Request offsets at most once, and wait for the fold's verdict.
 
         Raises:
-            ConfigurationError: It asks for nothing, or for what is not written yet.
+            ConfigurationError: It requests nothing, or offsets that are not written.
             ClaimRejected: It does not show the secret of the claim.
-            CoordinationError: The claim is not read yet, or the cluster did not say
-                where the data log ends.
-            DeadlineExceeded: There was none in time; it may come later, and what is
-                granted then is reported as lost.
+            CoordinationError: The claim is not read yet, or the cluster did not
+                return the end of the data log.
+            DeadlineExceeded: There was no verdict in time; what is granted later is
+                reported as lost.
         """
-        asked = _grant_request(group_id, ask)
-        request = asked.request
-        until_ms = self._context.now_ms + ask.timeout_ms
+        numbered = _grant_request(group_id, message)
+        request = numbered.request
+        until_ms = self._context.now_ms + message.timeout_ms
         with self._engine.changed:
-            self._await_claim(request, ask.timeout_ms)
+            self._await_claim(request, message.timeout_ms)
             is_over = self._grants.is_over(request)
             if not is_over:
-                self._grants.require_secret(asked)
+                self._grants.require_secret(numbered)
         if not is_over:
             left_ms = max(0, until_ms - self._context.now_ms)
             self._grants.require_end(request, timeout_ms=left_ms)
         with self._engine.changed:
-            pending = self.begin_grant(group_id, ask)
+            pending = self.begin_grant(group_id, message)
             left_ms = max(0, until_ms - self._context.now_ms)
             return encode_verdict(self._await_verdict(pending, left_ms))
 
-    def begin_grant(self, group_id: str, ask: api.GrantRequest) -> PendingGrant:
+    def begin_grant(self, group_id: str, message: api.GrantRequest) -> PendingGrant:
         """Request offsets without waiting; raises as ``grant``.
 
         The end of the data log is not checked, because that waits.
         """
-        asked = _grant_request(group_id, ask)
-        key, epoch = asked.request.key, asked.request.epoch
+        numbered = _grant_request(group_id, message)
+        key, epoch = numbered.request.key, numbered.request.epoch
 
         def note(first: int, last: int) -> None:
             group = self._registry.groups.get(group_id)
@@ -522,7 +522,7 @@ class SidecarService:
         with self._engine.changed:
             if self._engine.failure is not None:
                 raise self._engine.failure
-            return self._grants.send(asked, note=note)
+            return self._grants.send(numbered, note=note)
 
     def _await_claim(self, request: GrantRequest, timeout_ms: int) -> None:
         """Wait a moment for a claim of another host that is not read yet."""
@@ -607,21 +607,21 @@ def _is_over(pending: tuple[LocalGroup, list[int]]) -> bool:
     return not session.leaving_count and not session.is_pending(seqs, late=False)
 
 
-def _grant_request(group_id: str, ask: api.GrantRequest) -> NumberedRequest:
+def _grant_request(group_id: str, message: api.GrantRequest) -> NumberedRequest:
     """Return the request in a message.
 
     Raises:
         ConfigurationError: It requests nothing, or names no group.
     """
     _require_name("group_id", group_id)
-    if ask.last < ask.first:
+    if message.last < message.first:
         raise ConfigurationError(
-            f"offsets {ask.first} to {ask.last} are none", setting="last"
+            f"offsets {message.first} to {message.last} are none", setting="last"
         )
     return NumberedRequest(
-        request=decode_request(group_id, ask),
-        secret=bytes.fromhex(ask.secret),
-        number=ask.request,
+        request=decode_request(group_id, message),
+        secret=bytes.fromhex(message.secret),
+        number=message.request,
     )
 
 

@@ -36,13 +36,13 @@ def test_a_process_has_one_grant_client_per_connection():
         ),
     ],
 )
-def test_a_wrong_connection_is_told_before_anything_is_connected(connection, named):
-    with pytest.raises(ConfigurationError) as told:
+def test_a_wrong_connection_is_an_error_before_anything_is_connected(connection, named):
+    with pytest.raises(ConfigurationError) as caught:
         open_grant_client(connection)
-    assert told.value.setting == named
+    assert caught.value.setting == named
 
 
-def test_a_sidecar_is_asked_where_there_is_one():
+def test_requests_go_to_the_sidecar_if_there_is_one():
     here = {"bootstrap_servers": "localhost:1"}
     try:
         assert isinstance(open_grant_client(here), LogGrantClient)
@@ -59,13 +59,13 @@ def test_a_sidecar_is_asked_where_there_is_one():
         pytest.param("http://127.0.0.1:1", "sidecar_token_file", id="no token"),
     ],
 )
-def test_a_wrong_sidecar_is_told_before_anything_is_connected(sidecar, named):
-    with pytest.raises(ConfigurationError) as told:
+def test_a_wrong_sidecar_is_an_error_before_anything_is_connected(sidecar, named):
+    with pytest.raises(ConfigurationError) as caught:
         open_grant_client({"bootstrap_servers": "localhost:1"}, sidecar=sidecar)
-    assert told.value.setting == named
+    assert caught.value.setting == named
 
 
-def test_a_missing_extra_is_told(monkeypatch):
+def test_a_missing_extra_is_an_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "httpx", None)
     with pytest.raises(ConfigurationError, match=r"kafka-marshal\[remote\]"):
         open_grant_client(

@@ -68,7 +68,7 @@ def acquire(client, ref, first, last, timeout_ms=SOON_MS):
 # --- verdicts
 
 
-def test_what_is_asked_for_first_is_granted_and_nothing_twice(cluster):
+def test_no_offset_is_granted_twice(cluster):
     ref = ref_of(owning(cluster))
     client, other = MemoryGrantClient(cluster), MemoryGrantClient(cluster, "other")
     assert acquire(client, ref, 0, 9) == (0, 9)
@@ -77,12 +77,12 @@ def test_what_is_asked_for_first_is_granted_and_nothing_twice(cluster):
     assert fold(cluster).keys[KEY].granted == 15
 
 
-def test_a_grant_begins_where_nobody_was_granted_anything(cluster):
+def test_a_grant_begins_at_the_first_offset_not_granted(cluster):
     ref = ref_of(owning(cluster))
     assert acquire(MemoryGrantClient(cluster), ref, 6, 9) == (0, 9)
 
 
-def test_each_attempt_is_a_grantee_of_its_own(cluster):
+def test_each_attempt_has_its_own_grantee(cluster):
     ref = ref_of(owning(cluster))
     client = MemoryGrantClient(cluster)
     for last in (3, 3, 7):
@@ -93,7 +93,7 @@ def test_each_attempt_is_a_grantee_of_its_own(cluster):
     assert ref.incarnation not in {record.grantee for record in asked}
 
 
-def test_the_reason_is_told_where_nothing_is_granted(cluster):
+def test_a_refusal_has_a_reason(cluster):
     ref = ref_of(owning(cluster))
     client = MemoryGrantClient(cluster)
     acquire(client, ref, 0, 9)
@@ -104,7 +104,7 @@ def test_the_reason_is_told_where_nothing_is_granted(cluster):
 
 
 @pytest.mark.parametrize(("first", "last"), [(5, 4), (-1, 3)])
-def test_an_empty_range_asks_for_nothing(cluster, first, last):
+def test_an_empty_range_is_not_requested(cluster, first, last):
     ref = ref_of(owning(cluster))
     before = len(lines(cluster))
     client = MemoryGrantClient(cluster)
@@ -112,7 +112,7 @@ def test_an_empty_range_asks_for_nothing(cluster, first, last):
     assert (len(lines(cluster)), client.logs) == (before, [])
 
 
-def test_no_more_is_asked_for_than_the_log_may_grant():
+def test_a_request_is_cut_to_the_span():
     cluster = world(records=(20,), span=4)
     ref = ref_of(owning(cluster))
     client = MemoryGrantClient(cluster)
@@ -120,7 +120,7 @@ def test_no_more_is_asked_for_than_the_log_may_grant():
     assert acquire(client, ref, 10, 19) == (4, 7), "from the head, not from its first"
 
 
-def test_a_range_that_others_were_not_granted_is_not_given_up():
+def test_a_cut_request_that_others_overtook_is_repeated():
     """What this process has read is old: the cut of its request is below the head."""
     cluster = world(records=(20,), span=4)
     ref = ref_of(owning(cluster))
@@ -142,7 +142,7 @@ def test_a_request_that_is_too_wide_by_now_is_cut_again(cluster):
 
 
 def test_a_pause_is_waited_for(cluster):
-    """A range that was refused is nobody else's: an empty batch would lose it."""
+    """No other process has a refused range: an empty batch would lose it."""
     ref = ref_of(stopped(cluster))
     client = MemoryGrantClient(cluster)
     assert acquire(client, ref, 0, 1) == (0, 1)
@@ -170,7 +170,7 @@ def test_a_log_with_another_config_is_an_error(cluster, monkeypatch):
         acquire(client, ref, 0, 9)
 
 
-def test_a_claim_that_is_over_asks_for_nothing(cluster):
+def test_under_an_ended_claim_nothing_is_appended(cluster):
     node = owning(cluster)
     ref = ref_of(node)
     client = MemoryGrantClient(cluster)
@@ -188,7 +188,7 @@ def test_a_claim_that_is_over_asks_for_nothing(cluster):
     assert len(of(cluster, "a", ClaimingMessages)) == before
 
 
-def test_a_claim_taken_over_is_over_though_nobody_told_this_process(cluster):
+def test_a_claim_that_was_taken_over_grants_nothing(cluster):
     node = owning(cluster)
     ref = ref_of(node)
     client = MemoryGrantClient(cluster)
@@ -213,7 +213,7 @@ def test_another_incarnation_or_epoch_is_not_the_claim(cluster):
 # --- what is late, lost or doubled
 
 
-def test_what_gets_no_verdict_in_time_grants_nothing(cluster):
+def test_without_a_verdict_in_time_nothing_is_granted(cluster):
     ref = ref_of(owning(cluster))
     cluster.fates["task"] = AppendFate(delay_ms=1_000)
     with pytest.raises(DeadlineExceeded, match="nothing is processed"):
@@ -224,7 +224,7 @@ def test_what_gets_no_verdict_in_time_grants_nothing(cluster):
     assert acquire(MemoryGrantClient(cluster, "retry"), ref, 0, 9) is None
 
 
-def test_what_was_never_appended_is_granted_to_the_next_attempt(cluster):
+def test_a_lost_request_leaves_its_range_to_the_next_attempt(cluster):
     ref = ref_of(owning(cluster))
     cluster.fates["task"] = AppendFate(is_lost=True)
     with pytest.raises(DeadlineExceeded):
@@ -240,7 +240,7 @@ def test_a_doubled_request_is_granted_once(cluster):
     assert acquire(client, ref, 0, 9) == (5, 9)
 
 
-def test_what_is_told_to_have_failed_is_asked_again_by_the_same_grantee(cluster):
+def test_a_failed_append_is_repeated_with_the_same_grantee(cluster):
     ref = ref_of(owning(cluster))
     fate = AppendFate(is_lost=True, fails_after_ms=50)
 
@@ -257,7 +257,7 @@ def test_what_is_told_to_have_failed_is_asked_again_by_the_same_grantee(cluster)
     assert acquire(MemoryGrantClient(cluster), ref, 0, 9) == (0, 9)
 
 
-def test_a_log_that_refuses_this_process_is_told_at_once(cluster):
+def test_a_permanent_refusal_of_the_log_is_raised_at_once(cluster):
     ref = ref_of(owning(cluster))
     client = MemoryGrantClient(cluster)
     acquire(client, ref, 0, 1)
@@ -302,7 +302,7 @@ def test_partitions_added_in_kafka_change_nothing(added):
     assert acquire(MemoryGrantClient(cluster), ref, 0, 9) == (0, 9)
 
 
-def test_a_log_that_lost_its_start_says_nothing(cluster):
+def test_a_log_without_its_start_is_an_error(cluster):
     ref = ref_of(owning(cluster))
     cluster.kafka.delete_records(cluster.place(0), before=1)
     with pytest.raises(LogUnreadable, match="begins above offset 0"):
@@ -310,15 +310,15 @@ def test_a_log_that_lost_its_start_says_nothing(cluster):
 
 
 def checkpointed(cluster, node):
-    """Have each coordinating partition written down in the log."""
+    """Wait for a checkpoint of each coordinating partition."""
     node.engine.write_checkpoints("w", CheckpointRule(interval_ms=H, entries=10_000))
     count = len(node.engine.context.replicas)
-    told = node.observer.named
-    cluster.run_until(lambda: len(told("checkpoint_written")) >= count, 6 * H)
+    events = node.observer.named
+    cluster.run_until(lambda: len(events("checkpoint_written")) >= count, 6 * H)
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_log_is_read_from_its_last_checkpoint_on(number):
+def test_a_log_is_read_from_its_last_checkpoint(number):
     cluster = world(2, records=(20, 20))
     node = cluster.node("a")
     keys = [KEY._replace(partition=n) for n in range(2)]
@@ -338,7 +338,7 @@ def test_a_log_is_read_from_its_last_checkpoint_on(number):
     assert min(began.values()) > 2
 
 
-def test_an_unformatted_topic_is_told(cluster):
+def test_an_unformatted_topic_is_an_error(cluster):
     ref = ref_of(owning(cluster))
     cluster.kafka.create_topic("bare", 1, is_log_append_time=True)
     client = MemoryGrantClient(cluster)
@@ -353,7 +353,7 @@ class Bare(Log):
         self._log = cluster.kafka.coordination_log("bare")
 
 
-def test_another_cluster_is_told(cluster):
+def test_another_cluster_is_an_error(cluster):
     ref = ref_of(owning(cluster))
     client = MemoryGrantClient(cluster)
     acquire(client, ref, 0, 1)
@@ -362,7 +362,7 @@ def test_another_cluster_is_told(cluster):
         acquire(client, ref, 2, 3)
 
 
-def test_a_log_that_went_back_is_read_anew(cluster):
+def test_a_truncated_log_is_read_again(cluster):
     ref = ref_of(owning(cluster))
     client = MemoryGrantClient(cluster)
     assert acquire(client, ref, 0, 3) == (0, 3)
@@ -397,7 +397,7 @@ def test_tasks_do_not_confuse_the_owner(cluster):
     assert not node.observer.named("claim_ended")
 
 
-def test_a_tasks_number_is_not_taken_for_the_owners(cluster):
+def test_a_sequence_number_of_a_task_does_not_match_the_owners(cluster):
     node = owning(cluster)
     session = node.session
     cluster.fates["a"] = AppendFate(delay_ms=300)
@@ -422,7 +422,7 @@ def test_a_tasks_number_is_not_taken_for_the_owners(cluster):
     assert not session.is_pending([seq])
 
 
-def test_at_least_once_the_owner_goes_on_beside_tasks(cluster):
+def test_an_owner_at_least_once_continues_beside_tasks(cluster):
     node = owning(cluster, delivery=ALO)
     assert acquire(MemoryGrantClient(cluster), ref_of(node), 0, 9) == (0, 9)
     cluster.run(3 * H)
@@ -433,13 +433,13 @@ def test_at_least_once_the_owner_goes_on_beside_tasks(cluster):
 # --- grant clients of a process
 
 
-def test_threads_wait_for_their_turn_only_so_long(cluster):
+def test_threads_wait_for_each_other_until_their_deadline(cluster):
     ref = ref_of(owning(cluster))
     client = MemoryGrantClient(cluster)
     entered, done = threading.Event(), threading.Event()
 
     def occupy():
-        with client._turn(SOON_MS):
+        with client._locked(SOON_MS):
             entered.set()
             done.wait(timeout=30)
 
