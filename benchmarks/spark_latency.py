@@ -72,13 +72,14 @@ class Side:
         planned = time.perf_counter()
         place, each = next(iter(held.items()))
         ref = ClaimRef(
-            self.group_id,
-            each.owner.client_id,
-            each.owner.incarnation,
-            *place,
-            each.epoch,
-            str(each.token),
-            each.secret,
+            group_id=self.group_id,
+            client_id=each.owner.client_id,
+            incarnation=each.owner.incarnation,
+            topic=place.topic,
+            partition=place.partition,
+            epoch=each.epoch,
+            token=str(each.token),
+            secret=each.secret,
         )
         if self.is_granted:
             granted = self.client.acquire(ref, (first, end - 1), timeout_ms=ASK_MS)

@@ -64,14 +64,14 @@ def owner(domain):
 def ref_to(domain, key):
     known = domain.states(key.group_id)[key]
     return ClaimRef(
-        key.group_id,
-        known.owner.client_id,
-        known.owner.incarnation,
-        key.topic,
-        key.partition,
-        known.epoch,
-        "",
-        grant_secret(known.resume_hash, key, epoch=known.epoch).hex(),
+        group_id=key.group_id,
+        client_id=known.owner.client_id,
+        incarnation=known.owner.incarnation,
+        topic=key.topic,
+        partition=key.partition,
+        epoch=known.epoch,
+        token="",
+        secret=grant_secret(known.resume_hash, key, epoch=known.epoch).hex(),
     )
 
 

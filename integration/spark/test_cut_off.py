@@ -85,9 +85,16 @@ class Driver:
             stdout=subprocess.PIPE,
             text=True,
         )
-        client_id, incarnation, epoch, *rest = self._line()
+        client_id, incarnation, epoch, token, secret = self._line()
         self.claim = ClaimRef(
-            group, client_id, bytes.fromhex(incarnation), topic, 0, epoch, *rest
+            group_id=group,
+            client_id=client_id,
+            incarnation=bytes.fromhex(incarnation),
+            topic=topic,
+            partition=0,
+            epoch=epoch,
+            token=token,
+            secret=secret,
         )
 
     def _line(self):

@@ -20,7 +20,7 @@ PAUSED_MS = 500
 """How long to wait, while the group is paused, before the next request."""
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class ClaimRef:
     """What a process that works for the owner must know of its claim; can be pickled.
 

@@ -202,14 +202,14 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             owner = part.owner
             assert each.token is not None
             claim = ClaimRef(
-                query.marshal.group_id,
-                owner.client_id,
-                owner.incarnation,
-                each.partition.topic,
-                each.partition.partition,
-                each.token.offset,
-                str(each.token),
-                part.secret,
+                group_id=query.marshal.group_id,
+                client_id=owner.client_id,
+                incarnation=owner.incarnation,
+                topic=each.partition.topic,
+                partition=each.partition.partition,
+                epoch=each.token.offset,
+                token=str(each.token),
+                secret=part.secret,
             )
             task = Task(
                 partition=each.partition,

@@ -7,10 +7,19 @@ from grantkit import MemoryGrantClient, ref_of
 
 from kafka_marshal.grants import ClaimRef, ClaimState
 
-REF = ClaimRef("g", "a", b"i" * 16, "t", 0, 7, "1.0.7", "5e" * 16)
+REF = ClaimRef(
+    group_id="g",
+    client_id="a",
+    incarnation=b"i" * 16,
+    topic="t",
+    partition=0,
+    epoch=7,
+    token="1.0.7",
+    secret="5e" * 16,
+)
 
 
-def test_a_claim_travels():
+def test_a_claim_can_be_pickled():
     assert pickle.loads(pickle.dumps(REF)) == REF
     assert REF.key == KEY
     assert REF.owner == ("a", b"i" * 16)

@@ -15,7 +15,16 @@ from kafka_marshal.remote.answers import AsOf, FenceNow
 from kafka_marshal.remote.api import Failure, GrantResponse
 from kafka_marshal.remote.transport import Address, Connection
 
-REF = ClaimRef("g", "a", b"i" * 16, "t", 3, 7, "1.0.7", "5e" * 16)
+REF = ClaimRef(
+    group_id="g",
+    client_id="a",
+    incarnation=b"i" * 16,
+    topic="t",
+    partition=3,
+    epoch=7,
+    token="1.0.7",
+    secret="5e" * 16,
+)
 FALLBACK_VERDICT = GrantVerdict(
     outcome="accepted", reason=None, granted=(0, 1), head=2, offset=99
 )

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from enginekit import KEY, H, fold, of, owning, world
+from grantkit import ref_of
 from sidecarkit import Machine, having
 
 from kafka_marshal.engine.grant_requests import PendingGrant
@@ -18,7 +19,7 @@ from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 from kafka_marshal.remote import api
-from kafka_marshal.remote.grants import decode_request
+from kafka_marshal.remote.grants import decode_request, encode_request
 from kafka_marshal.sidecar import grants as grants_module
 from kafka_marshal.sidecar.grants import (
     GRANTEES_MAX,
@@ -53,6 +54,17 @@ def make_request(machine, client, **changes):
         timeout_ms=1_000,
     )
     return msgspec.structs.replace(plain, **changes)
+
+
+def make_foreign_request(node):
+    """Return a request of a task under the claim of another host."""
+    ref = ref_of(node)
+    return encode_request(
+        ref.request((0, 4), grantee=bytes.fromhex(TASK)),
+        secret=bytes.fromhex(ref.secret),
+        number=1,
+        timeout_ms=1_000,
+    )
 
 
 def requests(machine, client_id="host-1"):
@@ -103,19 +115,7 @@ def test_each_claim_has_a_secret_of_its_own(single):
 def test_the_secret_works_for_claims_of_another_host(single):
     """A task of Spark asks here under the claim of a driver elsewhere."""
     node = owning(single.cluster, "driver")
-    claim = node.session.holdings[KEY].claim
-    ask = api.GrantRequest(
-        client_id="driver",
-        incarnation=node.owner.incarnation.hex(),
-        topic=KEY.topic,
-        partition=KEY.partition,
-        epoch=claim.epoch,
-        grantee=TASK,
-        secret=claim.secret.hex(),
-        first=0,
-        last=4,
-        timeout_ms=1_000,
-    )
+    ask = make_foreign_request(node)
     assert single.service.grant("g", ask).last == 4
     with pytest.raises(ClaimRejected):
         single.service.grant("g", msgspec.structs.replace(ask, secret=WRONG))
@@ -125,19 +125,7 @@ def test_a_request_waits_briefly_for_an_unread_claim(single):
     single.cluster.nodes.remove(single.node)
     node = owning(single.cluster, "driver")
     single.cluster.nodes.append(single.node)
-    claim = node.session.holdings[KEY].claim
-    ask = api.GrantRequest(
-        client_id="driver",
-        incarnation=node.owner.incarnation.hex(),
-        topic=KEY.topic,
-        partition=KEY.partition,
-        epoch=claim.epoch,
-        grantee=TASK,
-        secret=claim.secret.hex(),
-        first=0,
-        last=4,
-        timeout_ms=1_000,
-    )
+    ask = make_foreign_request(node)
     with pytest.raises(CoordinationError, match="not read the claim"):
         single.service.begin_grant("g", ask)
     assert single.service.grant("g", ask).last == 4

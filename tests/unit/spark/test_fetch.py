@@ -15,7 +15,16 @@ from kafka_marshal.spark.rows import columns
 from kafka_marshal.testing.clock import VirtualClock
 
 T0 = TopicPartition("t", 0)
-CLAIM = ClaimRef("g", "c", b"i" * 16, "t", 0, 5, "1.0.5", "5e" * 16)
+CLAIM = ClaimRef(
+    group_id="g",
+    client_id="c",
+    incarnation=b"i" * 16,
+    topic="t",
+    partition=0,
+    epoch=5,
+    token="1.0.5",
+    secret="5e" * 16,
+)
 BASE = {"kafka.bootstrap.servers": "b:1", "subscribe": "t", "group": "g"}
 
 
