@@ -298,7 +298,7 @@ def plan_adoption(
     settings = ConnectionConfig(
         bootstrap_servers,
         coordination_topic=coordination_topic,
-        options=options or {},
+        options=options,
         transport=transport,
     )
     left = from_group or group_id

@@ -145,7 +145,7 @@ class Admin(Closing):
         self._settings = ConnectionConfig(
             bootstrap_servers,
             coordination_topic=coordination_topic,
-            options=options or {},
+            options=options,
             transport=transport,
         )
         name = client_id or _default_client_id()

@@ -11,9 +11,7 @@ from kafka_marshal.backend import ClaimBackend, LocalBackend, Terms
 from kafka_marshal.claims import HeldClaim
 from kafka_marshal.closing import Closing
 from kafka_marshal.config import (
-    COORDINATION_TOPIC,
     MAX_POLL_RECORDS,
-    SERVERS,
     Callbacks,
     ConsumerConfig,
     Delivery,
@@ -122,9 +120,9 @@ class Marshal(Closing):
         self._handlers: dict[signal.Signals, Any] = {}
         self._closers: list[Callable[[], None]] = []
         settings = ConnectionConfig(
-            SERVERS if bootstrap_servers is None else bootstrap_servers,
-            coordination_topic=coordination_topic or COORDINATION_TOPIC,
-            options=options or {},
+            bootstrap_servers,
+            coordination_topic=coordination_topic or None,
+            options=options,
             transport=transport,
         )
         observer = _one_observer(observer)

@@ -132,7 +132,7 @@ class World:
         settings = ConnectionConfig(
             bootstrap_servers,
             coordination_topic=coordination_topic,
-            options=options or {},
+            options=options,
             transport=transport,
         )
         clock = SystemClock()
@@ -352,7 +352,7 @@ class LogScan(Closing):
         settings = ConnectionConfig(
             bootstrap_servers,
             coordination_topic=coordination_topic,
-            options=options or {},
+            options=options,
             transport=transport,
         )
         self._timeout_ms = timeout_ms

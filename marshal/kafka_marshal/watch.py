@@ -318,7 +318,7 @@ class WorldWatch(Closing):
         settings = ConnectionConfig(
             bootstrap_servers,
             coordination_topic=coordination_topic,
-            options=options or {},
+            options=options,
             transport=transport,
         )
         log = open_coordination_log(

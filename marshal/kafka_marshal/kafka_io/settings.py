@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from kafka_marshal.config import COORDINATION_TOPIC
+from kafka_marshal.config import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.errors import ConfigurationError
 
 DEFAULT_PORT = 9092
@@ -126,7 +126,8 @@ def _address(text: str) -> str:
     return f"{host}:{port}"
 
 
-def _addresses(value: str | Iterable[str]) -> tuple[str, ...]:
+def _addresses(value: str | Iterable[str] | None) -> tuple[str, ...]:
+    value = SERVERS if value is None else value
     parts = value.split(",") if isinstance(value, str) else list(value)
     found = tuple(_address(part) for part in parts if part.strip())
     if not found:
@@ -201,11 +202,11 @@ def _value(name: str, value: object) -> object:
     return _text(name, value) if name in _TEXT_OPTIONS else value
 
 
-def _options(given: Mapping[str, Any]) -> dict[str, Any]:
+def _options(given: Mapping[str, Any] | None) -> dict[str, Any]:
     """Check options and translate their names to those of kafka-python."""
     taken: dict[str, str] = {}
     options: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in (given or {}).items():
         ours = DOTTED_OPTIONS.get(name, name)
         if ours not in OPTIONS:
             raise _unknown(name)
@@ -257,6 +258,10 @@ def _check_security(options: Mapping[str, Any]) -> None:
         )
 
 
+def _or_default(topic: str | None) -> str:
+    return COORDINATION_TOPIC if topic is None else topic
+
+
 def _topic(_: object, __: object, value: str) -> None:
     if not _TOPIC_NAME.fullmatch(value) or value in {".", ".."}:
         raise ConfigurationError(
@@ -301,6 +306,8 @@ def fields_of(connection: Mapping[str, Any]) -> dict[str, Any]:
 class ConnectionConfig:
     """Addresses and security of a cluster. Secrets are hidden in the repr.
 
+    None stands for the default of a field.
+
     Attributes:
         bootstrap_servers: ``host:port`` texts; given as text with commas or as a
             sequence. One live address is enough.
@@ -313,12 +320,12 @@ class ConnectionConfig:
         ConfigurationError: A setting is unknown, impossible or would be ignored.
     """
 
-    bootstrap_servers: tuple[str, ...] = attrs.field(converter=_addresses)
+    bootstrap_servers: tuple[str, ...] = attrs.field(default=None, converter=_addresses)
     coordination_topic: str = attrs.field(
-        default=COORDINATION_TOPIC, validator=_topic, kw_only=True
+        default=None, converter=_or_default, validator=_topic, kw_only=True
     )
     options: Mapping[str, Any] = attrs.field(
-        factory=dict, converter=_options, kw_only=True
+        default=None, converter=_options, kw_only=True
     )
     transport: str = attrs.field(default=AUTO, validator=_transport, kw_only=True)
 

@@ -65,6 +65,12 @@ def test_defaults():
     }
 
 
+def test_none_stands_for_the_default():
+    assert ConnectionConfig(None, coordination_topic=None, options=None) == (
+        ConnectionConfig("localhost:9092")
+    )
+
+
 def test_a_flat_mapping_has_fields_and_options():
     given = {
         "bootstrap_servers": "a",

@@ -9,13 +9,11 @@ without them an incremental run would write other rows than one over the whole l
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import attrs
 import msgspec
 
 from kafka_marshal.clock import SystemClock
-from kafka_marshal.config import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.engine.checkpoint_reader import RetainedCheckpoints
 from kafka_marshal.engine.kept_states import restore
 from kafka_marshal.errors import (
@@ -50,32 +48,15 @@ Fields = tuple[int, bytes, bytes, list[tuple[bytes, int, int, int]]]
 _DECODER = msgspec.msgpack.Decoder(Fields)
 
 
-@attrs.frozen(kw_only=True)
-class Source:
+@attrs.frozen
+class Source(ConnectionConfig):
     """Connection to the log; sent to every task.
 
     Attributes:
-        bootstrap_servers: Addresses of the cluster.
-        coordination_topic: Name of the coordination topic.
-        options: Security and connection options.
-        transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
         timeout_ms: Limit for opening, and for a wait for missing entries.
     """
 
-    bootstrap_servers: str = SERVERS
-    coordination_topic: str = COORDINATION_TOPIC
-    options: Mapping[str, Any] = attrs.field(factory=dict)
-    transport: str = "auto"
-    timeout_ms: int = 30_000
-
-    def settings(self) -> ConnectionConfig:
-        """Return connection settings."""
-        return ConnectionConfig(
-            self.bootstrap_servers,
-            coordination_topic=self.coordination_topic,
-            options=self.options,
-            transport=self.transport,
-        )
+    timeout_ms: int = attrs.field(default=30_000, kw_only=True)
 
 
 @attrs.frozen
@@ -203,7 +184,7 @@ def begin(source: Source, work: Work, *, bounds: Bounds) -> WorldState:
 
 def _opened(source: Source, partition: int) -> TopicLog:
     return open_coordination_log(
-        source.settings(),
+        source,
         heartbeat_interval_ms=None,
         timeout_ms=source.timeout_ms,
         only=lambda _: [partition],
@@ -287,7 +268,7 @@ def log_ends(source: Source) -> LogEnds:
         CoordinationError: The cluster did not answer.
     """
     log = open_coordination_log(
-        source.settings(), heartbeat_interval_ms=None, timeout_ms=source.timeout_ms
+        source, heartbeat_interval_ms=None, timeout_ms=source.timeout_ms
     )
     try:
         ends = dict(log.end_offsets(source.timeout_ms))

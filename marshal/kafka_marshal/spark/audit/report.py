@@ -256,7 +256,7 @@ def data_ends(audit: "Audit", source: Source) -> Ends:
     """
     rows = _rows(audit.spark, _DATA, limit=PARTITIONS_ASKED_MAX)
     places = [TopicPartition(row["topic"], row["partition"]) for row in rows]
-    data = open_data_log(source.settings())
+    data = open_data_log(source)
     try:
         names = sorted({p.topic for p in places if p.topic not in RESERVED_TOPICS})
         known = data.describe(names, source.timeout_ms)

@@ -11,7 +11,15 @@ from kafka_marshal.spark.audit import Source, tail
 from kafka_marshal.spark.audit.folding import LogEnds
 
 ALL = ReadAllAvailable()
-SOURCE = Source(bootstrap_servers="b:1", options={"sasl.password": "hush"})
+SOURCE = Source(
+    bootstrap_servers="b:1",
+    options={
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "me",
+        "sasl.password": "hush",
+    },
+)
 
 
 @pytest.fixture
