@@ -16,12 +16,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import attrs
 import mmh3
 import msgspec
 import pytest
 
 import kafka_marshal
 from kafka_marshal import Marshal, errors
+from kafka_marshal.client import OPEN_MS_MAX
+from kafka_marshal.config import Callbacks, ConsumerConfig
 from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.kafka_io.topics import coordination_configs
 from kafka_marshal.observability import logs
@@ -347,34 +350,38 @@ def test_pictures_are_there_and_small():
         assert ET.parse(ROOT / name).getroot().tag.endswith("}svg")
 
 
-def signature(function) -> dict[str, str]:
-    """Return what a caller may give, with the defaults as they are written."""
-    parameters = inspect.signature(function).parameters.values()
+def written(default: object) -> str:
+    """Return a default as the documents write it."""
+    return json.dumps(default) if isinstance(default, str) else str(default)
+
+
+def listed_defaults(mark: str) -> dict[str, str]:
     return {
-        each.name: "required"
-        if each.default is each.empty
-        else json.dumps(each.default)
-        if isinstance(each.default, str)
-        else str(each.default)
+        name: cells[1].strip("`")
+        for cells in rows(REFERENCE, f"table: {mark}")
+        for name in names(cells[0])
+    }
+
+
+def test_settings_of_a_client_are_listed_with_their_defaults():
+    parameters = inspect.signature(Marshal.__init__).parameters.values()
+    assert listed_defaults("settings of Marshal") == {
+        each.name: "required" if each.default is each.empty else written(each.default)
         for each in parameters
         if each.name != "self"
     }
 
 
-@pytest.mark.parametrize(
-    ("mark", "function"),
-    [
-        pytest.param("settings of Marshal", Marshal.__init__, id="Marshal"),
-        pytest.param("settings of consumer", Marshal.consumer, id="consumer"),
-    ],
-)
-def test_settings_are_listed_with_their_defaults(mark, function):
-    listed = {
-        name: cells[1].strip("`")
-        for cells in rows(REFERENCE, f"table: {mark}")
-        for name in names(cells[0])
+def test_settings_of_a_consumer_are_listed_with_their_defaults():
+    values = (ConsumerConfig(topics=("t",)), Callbacks())
+    defaults = {
+        name: written(default)
+        for value in values
+        for name, default in attrs.asdict(value).items()
     }
-    assert listed == signature(function)
+    del defaults["starts"]  # of ranges alone
+    listed = listed_defaults("settings of consumer")
+    assert listed == defaults | {"topics": "required", "timeout_ms": str(OPEN_MS_MAX)}
 
 
 def test_every_error_that_is_raised_is_in_troubleshooting():

@@ -138,14 +138,9 @@ def test_a_bad_name_is_found_before_any_io(cluster, tmp_path, setting, name):
 @pytest.mark.parametrize(
     ("options", "setting"),
     [
-        ({"delivery": "exactly once"}, "delivery"),
         ({"policy": "lazy"}, "policy"),
         ({"claims_max": -1}, "claims_max"),
-        ({"auto_offset_reset": "middle"}, "auto_offset_reset"),
-        ({"max_poll_records": 0}, "max_poll_records"),
-        ({"max_uncommitted": 0}, "max_uncommitted"),
-        ({"max_granted_batches": 0}, "max_granted_batches"),
-        ({"metadata_refresh_ms": 0}, "metadata_refresh_ms"),
+        ({"on_topics": print}, "on_topics"),
     ],
 )
 def test_an_impossible_consumer_is_refused(cluster, tmp_path, options, setting):
