@@ -92,7 +92,7 @@ def test_all_options_reach_the_job(fake):
     assert asked["bounds"] == Bounds(from_offset=12, to_ms=NOW_MS - 3_600_000)
     assert (asked["sample_ms"], asked["incremental"]) == (5_000, False)
     source = asked["source"]
-    assert (source.bootstrap_servers, source.coordination_topic) == ("b:1", "m")
+    assert (source.addresses, source.coordination_topic) == ("b:1", "m")
     assert (source.transport, source.timeout_ms) == ("fast", 7_000)
     found = json.loads(done.stdout)
     assert found["as_of"] == fake.facts["as_of"]
