@@ -39,7 +39,8 @@ class HeldRange:
         owner: client_id and incarnation of the owner.
         position: Next offset that is not processed; at most once, the next one that is
             not granted. None while the group has none.
-        in_hand: Number of offsets begun, and neither committed nor given back.
+        uncommitted_count: Number of offsets begun, neither committed nor given
+            back.
         start_until_ms: Local time until which work may start.
         follows: Epoch of the claim before this one, None if it is not known. A client
             may rely on its own state of that claim: no other process held the
@@ -53,7 +54,7 @@ class HeldRange:
     epoch: int
     owner: Owner
     position: int | None
-    in_hand: int
+    uncommitted_count: int
     start_until_ms: int
     follows: int | None
     secret: str = attrs.field(repr=False)
@@ -229,7 +230,7 @@ class RangeConsumer(Closing):
             progress = holding.progress
             if not isinstance(progress, AtLeastOnce):
                 # The grantees process it (PROTOCOL 6.2).
-                holding.lent_count += max(0, end - first)
+                holding.unfinished_count += max(0, end - first)
             else:
                 # Offsets below a position that is already confirmed need no commit.
                 first = max(first, progress.position or 0)
@@ -266,7 +267,7 @@ class RangeConsumer(Closing):
             holding = self._require(partition, token)
             if isinstance(holding.progress, AtLeastOnce):
                 holding.forget_hands(holding.progress)
-            holding.lent_count = 0
+            holding.unfinished_count = 0
 
     def send(self) -> None:
         """Write every position to the log soon, without waiting."""
@@ -352,7 +353,7 @@ class RangeConsumer(Closing):
             # With a sidecar this is the owner in the log, not a name of this process.
             claim.claimant.owner,
             position,
-            holding.in_hand_count,
+            holding.uncommitted_count,
             claim.lease.soft_until_ms,
             self._follows(holding.key, claim.epoch),
             claim.secret.hex(),

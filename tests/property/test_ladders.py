@@ -128,10 +128,10 @@ def test_a_position_is_below_all_that_is_in_hand(actions):
         else:
             assert offset in handed
             done.add(offset)
-        in_hand = [o for o in handed if o not in done]
-        assert it.position <= min(in_hand, default=it.position)
+        uncommitted = [o for o in handed if o not in done]
+        assert it.position <= min(uncommitted, default=it.position)
         assert set(range(0, it.position, 2)) <= done
-        assert it.in_hand_count == len(in_hand)
+        assert it.uncommitted_count == len(uncommitted)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=60))
@@ -159,9 +159,10 @@ def test_runs_and_ranges_are_as_good_as_single_offsets(actions):
         assert reported[0] == reported[1]
         assert it.position == model.position
         assert it.tracked_count == len(model.handed)
-        assert it.in_hand_count == len(model.handed) - len(model.done)
+        assert it.uncommitted_count == len(model.handed) - len(model.done)
     it.commit_all()
-    assert (it.position, it.in_hand_count) == (end if model.handed else it.position, 0)
+    expected = end if model.handed else it.position
+    assert (it.position, it.uncommitted_count) == (expected, 0)
 
 
 class Naive:

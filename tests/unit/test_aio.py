@@ -198,8 +198,8 @@ def test_a_cancelled_wait_has_taken_nothing(seed):
             try:
                 seen.append((await waiting).offset)
             except asyncio.CancelledError:
-                in_hand = node.session.holdings[KEY].in_hand_count
-                assert in_hand == len(seen)
+                uncommitted = node.session.holdings[KEY].uncommitted_count
+                assert uncommitted == len(seen)
         seen += await taken(consumer, 40 - len(seen))
         return seen
 
@@ -229,7 +229,7 @@ def test_cancelling_at_the_instant_that_a_fetch_ends(cluster):
         await instant.wait()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert node.session.holdings[KEY].in_hand_count == 0
+        assert node.session.holdings[KEY].uncommitted_count == 0
         return await taken(consumer, 10)
 
     assert run(work) == list(range(10))
@@ -352,7 +352,7 @@ def test_iteration_hands_nothing_out_after_a_stop(cluster):
         consumer.stop()
         assert [record async for record in consumer] == []
         assert [batch async for batch in consumer.batches()] == []
-        assert node.session.holdings[KEY].in_hand_count == 2
+        assert node.session.holdings[KEY].uncommitted_count == 2
         await consumer.close()
         with pytest.raises(InvalidTransition, match="closed"):
             await consumer.poll()

@@ -152,7 +152,7 @@ def test_threads_commit_in_any_order():
         2_000,
         2_000,
     ]
-    assert all(h.in_hand_count == 0 for h in node.session.holdings.values())
+    assert all(h.uncommitted_count == 0 for h in node.session.holdings.values())
 
 
 @pytest.mark.parametrize("with_holes", [False, True], ids=["dense", "holes"])

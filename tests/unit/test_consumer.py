@@ -299,7 +299,7 @@ def test_at_most_once_control_records_are_granted():
     assert node.consumer.committed(T0) == 6
     cluster.run_until(lambda: cluster.kafka.groups.get("g") == {T0: 6}, 2 * H)
     holding = node.session.holdings[KEY]
-    assert (holding.in_hand_count, holding.mark) == (0, 6)
+    assert (holding.uncommitted_count, holding.mark) == (0, 6)
     assert drained(node, cluster, 5 * H // 20) == []
     asked = [
         (line.record.first, line.record.proposed_last_offset)
@@ -358,7 +358,7 @@ def test_granted_and_aborted_records_do_not_block():
     node.consume(wish(delivery=AMO, isolation_level="read_committed"))
     cluster.run(60)
     assert drained(node, cluster, H // 20) == []
-    assert node.session.holdings[KEY].in_hand_count == 0
+    assert node.session.holdings[KEY].uncommitted_count == 0
 
 
 def test_a_stuck_handler_costs_no_memory():
@@ -384,7 +384,7 @@ def test_iteration_hands_out_one_record_at_a_time(cluster):
     node = owning(cluster)
     for offset in range(3):
         assert next(node.consumer).offset == offset
-        assert node.session.holdings[KEY].in_hand_count == offset + 1
+        assert node.session.holdings[KEY].uncommitted_count == offset + 1
     assert node.consumer.position(T0) == 3
     assert next(node.consumer).offset == 3
 
@@ -443,8 +443,9 @@ def test_batches_are_handed_out_one_by_one():
     cluster.run(40)
     batches = node.consumer.batches()
     first = next(batches)
-    in_hand = {k.partition: h.in_hand_count for k, h in node.session.holdings.items()}
-    assert in_hand == {first.partition[1]: 5, 1 - first.partition[1]: 0}
+    holdings = node.session.holdings.items()
+    uncommitted = {key.partition: each.uncommitted_count for key, each in holdings}
+    assert uncommitted == {first.partition[1]: 5, 1 - first.partition[1]: 0}
     node.cut(is_cut=True)
     cluster.clock.advance(2 * H)
     node.step()
@@ -462,7 +463,7 @@ def test_a_batch_over_holes_commits_itself():
     assert [record.offset for record in batch.records] == [0, 2, 4]
     batch.commit()
     assert node.consumer.committed(T0) == 5
-    assert node.session.holdings[KEY].in_hand_count == 0
+    assert node.session.holdings[KEY].uncommitted_count == 0
 
 
 # --- For loops that must not block ---
@@ -472,7 +473,7 @@ def test_prefetched_records_are_not_handed_out(cluster):
     node = owning(cluster, most=4)
     assert node.consumer.poll_fetched() == {}
     node.consumer.prefetch(0)
-    assert node.session.holdings[KEY].in_hand_count == 0
+    assert node.session.holdings[KEY].uncommitted_count == 0
     (records,) = node.consumer.poll_fetched(2).values()
     assert [record.offset for record in records] == [0, 1]
     assert not node.consumer.is_finished

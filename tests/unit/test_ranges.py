@@ -76,7 +76,7 @@ def test_partitions_of_a_topic_in_doubt_are_wanted_all_the_same(cluster):
 def test_a_held_partition_may_be_begun_and_confirmed(cluster):
     node, ranges, token = winning(cluster)
     held = ranges.held()[T0]
-    assert (held.position, held.in_hand, held.follows) == (0, 0, None)
+    assert (held.position, held.uncommitted_count, held.follows) == (0, 0, None)
     assert (held.owner, held.epoch) == (node.owner, token.offset)
     known = fold(cluster).keys[KEY]
     secret = grant_secret(known.resume_hash, KEY, epoch=known.epoch).hex()
@@ -86,9 +86,9 @@ def test_a_held_partition_may_be_begun_and_confirmed(cluster):
     assert not held.may_start(held.start_until_ms)
     assert ranges.ends() == {T0: LogRange(0, 10)}
     ranges.begin(T0, token, first=0, end=4)
-    assert ranges.held()[T0].in_hand == 4
+    assert ranges.held()[T0].uncommitted_count == 4
     ranges.commit(T0, token, end=4)
-    assert (position_of(ranges), ranges.held()[T0].in_hand) == (4, 0)
+    assert (position_of(ranges), ranges.held()[T0].uncommitted_count) == (4, 0)
     ranges.flush(H)
     assert fold(cluster).keys[KEY].position == 4
     ranges.commit(T0, token, end=6)
@@ -114,7 +114,7 @@ def test_only_what_is_below_the_end_is_confirmed(cluster):
     ranges.begin(T0, token, first=0, end=4)
     ranges.begin(T0, token, first=4, end=8)
     ranges.commit(T0, token, end=4)
-    assert (position_of(ranges), ranges.held()[T0].in_hand) == (4, 4)
+    assert (position_of(ranges), ranges.held()[T0].uncommitted_count) == (4, 4)
     with pytest.raises(InvalidTransition, match="twice"):
         ranges.begin(T0, token, first=5, end=9)
 
@@ -126,7 +126,7 @@ def test_a_replay_of_what_is_confirmed_moves_nothing_back(cluster):
     ranges.commit(T0, token, end=5)
     assert position_of(ranges) == 7
     ranges.begin(T0, token, first=2, end=9)
-    assert ranges.held()[T0].in_hand == 2
+    assert ranges.held()[T0].uncommitted_count == 2
     ranges.commit(T0, token, end=9)
     assert position_of(ranges) == 9
 
@@ -135,7 +135,7 @@ def test_a_returned_range_can_be_begun_again(cluster):
     _, ranges, token = winning(cluster)
     ranges.begin(T0, token, first=0, end=4)
     ranges.give_back(T0, token)
-    assert (position_of(ranges), ranges.held()[T0].in_hand) == (0, 0)
+    assert (position_of(ranges), ranges.held()[T0].uncommitted_count) == (0, 0)
     ranges.begin(T0, token, first=0, end=2)
 
 
@@ -211,7 +211,7 @@ def test_at_most_once_the_grants_of_others_move_the_position(cluster):
     node, ranges, token = winning(cluster, delivery=AMO)
     assert position_of(ranges) == 0
     ranges.begin(T0, token, first=0, end=4)
-    assert ranges.held()[T0].in_hand == 4
+    assert ranges.held()[T0].uncommitted_count == 4
     grantee = b"somebody else..."
     owner = node.owner
     write(
@@ -232,10 +232,10 @@ def test_at_most_once_the_grants_of_others_move_the_position(cluster):
     cluster.run(100)
     assert position_of(ranges) == 4
     ranges.commit(T0, token, end=4)
-    assert ranges.held()[T0].in_hand == 0
+    assert ranges.held()[T0].uncommitted_count == 0
     ranges.begin(T0, token, first=4, end=6)
     ranges.give_back(T0, token)
-    assert ranges.held()[T0].in_hand == 0
+    assert ranges.held()[T0].uncommitted_count == 0
 
 
 @pytest.mark.parametrize("delivery", [ALO, AMO])

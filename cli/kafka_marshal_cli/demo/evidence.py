@@ -148,7 +148,7 @@ class Evidence:
             last[tenure.partition] = tenure
         return found
 
-    def in_hand(self, tenure: Tenure) -> int:
+    def uncommitted_count(self, tenure: Tenure) -> int:
         """Return how many records of its last batch a worker did not process."""
         batch, done = self._last_batch(tenure)
         if batch is None:

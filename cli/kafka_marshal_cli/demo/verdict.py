@@ -192,11 +192,11 @@ def _duplicates_alo(evidence: Evidence, works: list[Work]) -> list[Check]:
         earlier.append(work)
     takeovers = evidence.takeovers()
     risked = sum(len(_at_risk(works, each)) for each in takeovers)
-    in_hand = sum(evidence.in_hand(each.before) for each in takeovers)
-    bound = risked + in_hand
+    uncommitted = sum(evidence.uncommitted_count(each.before) for each in takeovers)
+    bound = risked + uncommitted
     text = (
         f"{duplicates} processed twice; at most {bound} could be: {risked} handled "
-        f"since the last position that the log accepted, {in_hand} more in progress."
+        f"since the last position in the log, {uncommitted} more in progress."
     )
     if wrong:
         text = (

@@ -138,7 +138,7 @@ class Dispatcher:
 
     def _on_gone(self, place: FetchState) -> None:
         ending = place.holding.claim.ending or Ending("replaced")
-        had_work = place.holding.in_hand_count > 0
+        had_work = place.holding.uncommitted_count > 0
         if not self._is_at_most_once:
             had_work = had_work or place.buffered_count > 0
         if self._callbacks.on_lost is not None:
@@ -259,7 +259,7 @@ class Dispatcher:
                 return []
             records = self._pipeline.take(place, progress, most=most)
             if records:
-                holding.lent_count += len(records)
+                holding.unfinished_count += len(records)
                 self._polled.append(holding)
         else:
             if not holding.may_hand_out(now_ms):
@@ -528,7 +528,7 @@ class Dispatcher:
             for holding in self._polled:
                 if is_done:
                     holding.take_back()
-                holding.lent_count = 0
+                holding.unfinished_count = 0
             self._polled.clear()
 
     def awaits_grants(self) -> bool:

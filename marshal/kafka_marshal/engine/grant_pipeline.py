@@ -178,7 +178,7 @@ class GrantPipeline:
         # If others hide the round trip, wait until more can be requested at once.
         bound = pace.depth * self._most
         wanted = max(pace.step * self._most, min(at_once, bound))
-        room = bound - holding.lent_count - (fresh - place.at)
+        room = bound - holding.unfinished_count - (fresh - place.at)
         if room < wanted:
             return
         count = min(unrequested, room)

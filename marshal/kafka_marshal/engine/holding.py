@@ -75,8 +75,7 @@ class Holding:
         "drain",
         "forgotten_count",
         "handed_count",
-        "is_lent",
-        "lent_count",
+        "is_subleased",
         "lookup",
         "lookup_at_ms",
         "predecessor",
@@ -84,6 +83,7 @@ class Holding:
         "sent_mark",
         "start_rule",
         "topic_id",
+        "unfinished_count",
         "vacancy",
         "why",
     )
@@ -97,10 +97,10 @@ class Holding:
         self.lookup: Pending[Lookup] | None = None
         self.lookup_at_ms = 0
         # At most once: records handed out since the application's last poll.
-        self.lent_count = 0
+        self.unfinished_count = 0
         # Whether a client of this sidecar uses it: then it is not released before
         # that client has stopped.
-        self.is_lent = False
+        self.is_subleased = False
         # The mark last sent in a batch of heartbeats, which has limited room.
         self.sent_mark: int | None = None
         self.handed_count = 0
@@ -128,17 +128,17 @@ class Holding:
         return progress.position if isinstance(progress, AtLeastOnce) else None
 
     @property
-    def in_hand_count(self) -> int:
+    def uncommitted_count(self) -> int:
         """Number of records handed out, or granted, and not finished.
 
         At least one while a client of this sidecar uses it: only the client knows.
         """
         count = 0
         if isinstance(self.progress, AtLeastOnce):
-            count = self.progress.in_hand_count
+            count = self.progress.uncommitted_count
         elif isinstance(self.progress, AtMostOnce):
             count = self.unconfirmed_count + self.progress.outstanding_count
-        return max(count, self.is_lent)
+        return max(count, self.is_subleased)
 
     @property
     def has_requests(self) -> bool:
@@ -153,7 +153,7 @@ class Holding:
         What a crash would lose now; offsets without a record count, too.
         """
         if isinstance(self.progress, AtMostOnce):
-            return self.progress.unused_count + self.lent_count
+            return self.progress.unused_count + self.unfinished_count
         return 0
 
     @property
@@ -167,7 +167,7 @@ class Holding:
 
         Under at least once only a commit shows that, and nothing changes.
         """
-        self.lent_count = 0
+        self.unfinished_count = 0
         if isinstance(self.progress, AtMostOnce):
             self.progress.take_back()
 
@@ -186,12 +186,12 @@ class Holding:
         """The records of this claim; at most once, all of them count as committed."""
         uncommitted = self.forgotten_count
         if isinstance(self.progress, AtLeastOnce):
-            uncommitted += self.progress.in_hand_count
+            uncommitted += self.progress.uncommitted_count
         return Tally(self.handed_count, self.handed_count - uncommitted)
 
     def forget_hands(self, progress: AtLeastOnce) -> None:
         """Start again at the position: uncommitted records count as forgotten."""
-        self.forgotten_count += progress.in_hand_count
+        self.forgotten_count += progress.uncommitted_count
         self.progress = AtLeastOnce(progress.position)
 
     def may_hand_out(self, now_ms: int) -> bool:

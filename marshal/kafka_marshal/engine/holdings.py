@@ -141,10 +141,10 @@ class Holdings:
         if drain is None:
             return
         is_due = drain.is_due(now_ms) and not holding.has_requests
-        if is_due or holding.in_hand_count == 0:
+        if is_due or holding.uncommitted_count == 0:
             # Report to an application that is stuck in its handler that another owner
             # may repeat its work.
-            was_lost = drain.reason == WEDGED and holding.in_hand_count > 0
+            was_lost = drain.reason == WEDGED and holding.uncommitted_count > 0
             self.release(holding, drain, was_lost=was_lost)
 
     def look_at_ends(self, now_ms: int) -> None:

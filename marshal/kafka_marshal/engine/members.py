@@ -255,7 +255,7 @@ def _terms(
         held = sub.load(holdings.values())
         load += held
         limit = sub.claims_max
-        if sub.wedged_at_ms is not None:
+        if sub.stuck_since_ms is not None:
             continue
         if sub.backoff.is_on(now_ms):
             limit = min(limit, held) if limit else held

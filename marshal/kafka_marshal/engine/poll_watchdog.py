@@ -53,7 +53,7 @@ class Stuck:
         holding: Its holding.
         quiet_ms: Time since the last sign of life.
         limit_ms: Limit of that time.
-        in_hand: Number of uncommitted records.
+        uncommitted_count: Number of uncommitted records.
         lag: Lag of the position, None if unknown.
         taker: client_id of the member that can take it; as ``GroupView.taker_of``.
     """
@@ -61,7 +61,7 @@ class Stuck:
     holding: Holding
     quiet_ms: int
     limit_ms: int
-    in_hand: int
+    uncommitted_count: int
     lag: int | None
     taker: str | None
 
@@ -72,7 +72,7 @@ class Stuck:
             "key": self.holding.key,
             "quiet_ms": self.quiet_ms,
             "limit_ms": self.limit_ms,
-            "in_hand": self.in_hand,
+            "uncommitted_count": self.uncommitted_count,
             "lag": self.lag,
             "successor": self.taker or None,
         }
@@ -82,7 +82,7 @@ class Stuck:
         lag = "unknown" if self.lag is None else str(self.lag)
         detail = (
             f"the application is away for {self.quiet_ms} ms of at most "
-            f"{self.limit_ms}, {self.in_hand} in hand, lag {lag}"
+            f"{self.limit_ms}, {self.uncommitted_count} uncommitted, lag {lag}"
         )
         return Drain(
             reason=WEDGED, successor=self.taker or None, until_ms=now_ms, detail=detail
@@ -124,13 +124,13 @@ class PollWatchdog:
         """Record the signs of life of one consumer's application."""
         for holding in held:
             watch = self._watch(holding, now_ms)
-            mark = (holding.handed_count, holding.position, holding.in_hand_count)
+            mark = (holding.handed_count, holding.position, holding.uncommitted_count)
             if mark != watch.mark:
                 if watch.mark is not None:
                     sub.moved_at_ms = now_ms
                 watch.mark = mark
-        if sub.wedged_at_ms is not None and sub.alive_at_ms > sub.wedged_at_ms:
-            sub.wedged_at_ms = None
+        if sub.stuck_since_ms is not None and sub.alive_at_ms > sub.stuck_since_ms:
+            sub.stuck_since_ms = None
 
     def find_stuck(
         self, sub: Subscription, held: Sequence[Holding], *, now_ms: int
@@ -149,7 +149,7 @@ class PollWatchdog:
             if stuck is not None and stuck.taker is not None:
                 found.append(stuck)
         if found:
-            sub.wedged_at_ms = now_ms
+            sub.stuck_since_ms = now_ms
         return found
 
     def _judge(
@@ -159,15 +159,15 @@ class PollWatchdog:
         quiet_ms = now_ms - max(sub.alive_at_ms, watch.since_ms)
         stuck_count = self._group.stuck_count(holding.key)
         limit_ms = handler_limit_ms(base_ms, stuck_count=stuck_count)
-        hand, lag = holding.in_hand_count, self._lags.lag_of(holding)
-        if not is_stuck(quiet_ms, limit_ms=limit_ms, in_hand=hand, lag=lag):
+        hand, lag = holding.uncommitted_count, self._lags.lag_of(holding)
+        if not is_stuck(quiet_ms, limit_ms=limit_ms, uncommitted_count=hand, lag=lag):
             return None
         taker = self._group.taker_of(sub, holding.key.topic)
         stuck = Stuck(
             holding=holding,
             quiet_ms=quiet_ms,
             limit_ms=limit_ms,
-            in_hand=hand,
+            uncommitted_count=hand,
             lag=lag,
             taker=taker,
         )

@@ -309,13 +309,13 @@ class Session(Holder):
     def _judge(self, now_ms: int) -> None:
         """Drain partitions that the application is too slow for, or does not poll."""
         for sub in self._wanted.subs:
-            was_wedged = sub.wedged_at_ms is not None
+            was_stuck = sub.stuck_since_ms is not None
             me = self.claimant.owner.client_id
             held = self.holdings.values()
             drains = self._slow.judge(sub, held, me=me, now_ms=now_ms)
             for holding, drain in drains:
                 self._drain(holding, drain)
-            if drains or was_wedged != (sub.wedged_at_ms is not None):
+            if drains or was_stuck != (sub.stuck_since_ms is not None):
                 # Announce the lower capacity before others see the free keys.
                 self._announcer.announce_soon()
                 self._plan_soon(now_ms)
@@ -592,7 +592,7 @@ class Session(Holder):
         """Return whether another process may use a key, by this or an earlier claim."""
         if self._subleaser is None:
             return False
-        return holding.is_lent or self._subleaser.is_reserved(holding.key)
+        return holding.is_subleased or self._subleaser.is_reserved(holding.key)
 
     def send_release(self, holding: Holding, drain: Drain) -> None:
         """Append a release; repeat until it is read back.

@@ -111,7 +111,7 @@ class SlowConsumerPolicy:
 
     def _may_be_away(self, sub: Subscription, now_ms: int) -> bool:
         """Return whether to check for signs of life because there are no polls."""
-        if sub.wedged_at_ms is not None:
+        if sub.stuck_since_ms is not None:
             return True
         limit_ms = sub.handling_limit_ms(self._context.heartbeat_interval_ms)
         return 0 < limit_ms <= AWAY_PARTS * (now_ms - sub.back_at_ms)

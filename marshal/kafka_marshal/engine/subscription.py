@@ -151,7 +151,7 @@ class Subscription:
         back_at_ms: Local time of the application's last poll, which shows that it
             has finished the records of earlier polls; 0 = never yet.
         moved_at_ms: Local time at which a hand-out or commit was last seen.
-        wedged_at_ms: Local time of a release because the application did not poll;
+        stuck_since_ms: Local time of a release because the application did not poll;
             None after its next poll.
         backoff: Until when nothing is claimed from others, after such a release.
         lost: Lost partitions of topics that are still held in part.
@@ -172,7 +172,7 @@ class Subscription:
     paused: set[TopicPartition] = attrs.field(factory=set)
     back_at_ms: int = 0
     moved_at_ms: int = 0
-    wedged_at_ms: int | None = None
+    stuck_since_ms: int | None = None
     backoff: Backoff = attrs.field(factory=Backoff)
     lost: set[Key] = attrs.field(factory=set)
     members: tuple[MemberView, ...] = ()
@@ -307,7 +307,7 @@ class Subscription:
 
     def plan(self, view: View, context: Context) -> Plan:
         """Return the plan; an empty one while the application does not poll."""
-        if self.wedged_at_ms is not None:
+        if self.stuck_since_ms is not None:
             return Plan()
         return self._policy_runner.plan(view, context)
 

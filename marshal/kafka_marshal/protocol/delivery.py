@@ -50,7 +50,7 @@ class AtLeastOnce:
         self._empty_below = 0
 
     @property
-    def in_hand_count(self) -> int:
+    def uncommitted_count(self) -> int:
         """Number of offsets handed out and not yet committed."""
         return self.tracked_count - self._done_count
 

@@ -130,9 +130,11 @@ def handler_limit_ms(limit_ms: int, *, stuck_count: int) -> int:
     return limit_ms << min(stuck_count, DOUBLINGS_MAX)
 
 
-def is_stuck(quiet_ms: int, *, limit_ms: int, in_hand: int, lag: int | None) -> bool:
+def is_stuck(
+    quiet_ms: int, *, limit_ms: int, uncommitted_count: int, lag: int | None
+) -> bool:
     """Return whether an application has work and no longer polls for it."""
-    has_work = in_hand > 0 or (lag is not None and lag > 0)
+    has_work = uncommitted_count > 0 or (lag is not None and lag > 0)
     return limit_ms > 0 and quiet_ms >= limit_ms and has_work
 
 

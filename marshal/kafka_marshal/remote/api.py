@@ -253,7 +253,7 @@ class Progress(Message, frozen=True, kw_only=True):
         partition: Data partition.
         epoch: Claim under which it holds the partition.
         position: All offsets below are processed; None while there is no position.
-        in_hand: Records handed out and not yet processed.
+        uncommitted_count: Records handed out and not yet processed.
         handed: Records handed out under this claim.
         done: At most once: all granted offsets below are processed, else None.
     """
@@ -262,7 +262,7 @@ class Progress(Message, frozen=True, kw_only=True):
     partition: PartitionNumber
     epoch: Number
     position: Number | None
-    in_hand: Number = 0
+    uncommitted_count: Number = 0
     handed: Number = 0
     done: Number | None = None
 

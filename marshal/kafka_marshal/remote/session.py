@@ -394,7 +394,7 @@ class RemoteSession(Holder):
                 partition=key.partition,
                 epoch=epoch,
                 position=holding.position,
-                in_hand=holding.in_hand_count,
+                uncommitted_count=holding.uncommitted_count,
                 handed=holding.handed_count,
                 done=holding.mark,
             )

@@ -99,7 +99,7 @@ class ClientLease:
         if isinstance(report, api.Progress):
             self.holding.handed_count = max(report.handed, self.holding.handed_count)
             if isinstance(progress, AtLeastOnce):
-                progress.tracked_count = report.in_hand
+                progress.tracked_count = report.uncommitted_count
 
 
 def mark_subleased(holding: Holding) -> None:
@@ -109,7 +109,7 @@ def mark_subleased(holding: Holding) -> None:
         account = DelegatedGrants(progress.next_first, grantee=progress.grantee)
         account.is_anchored = progress.is_anchored
         holding.progress = account
-    holding.is_lent = True
+    holding.is_subleased = True
 
 
 def reclaim(holding: Holding, *, is_settled: bool) -> None:
@@ -120,7 +120,7 @@ def reclaim(holding: Holding, *, is_settled: bool) -> None:
         is_settled: Whether the client keeps its own account of its grants; without it,
             granted offsets that it did not report as done are reported as lost.
     """
-    holding.is_lent = False
+    holding.is_subleased = False
     progress = holding.progress
     if isinstance(progress, DelegatedGrants) and is_settled:
         progress.settle()

@@ -547,7 +547,7 @@ class LocalGroup:
         self.failure = failure
         for lease in list(self.table.leases.values()):
             self.table.remove_lease(lease)
-            lease.holding.is_lent = False
+            lease.holding.is_subleased = False
             if lease.holding.claim.is_owned:
                 # Its client may use it until its deadline, so the log must find it
                 # stale, not free. The journal keeps it.

@@ -190,7 +190,7 @@ def test_totals_never_fall(acts):
     meters, end, handed, committed = SessionMeters(), 0, 0, 0
     holding = fresh_holding()
     for act, number in acts:
-        in_hand = holding.in_hand_count
+        uncommitted = holding.uncommitted_count
         if act == "hand":
             holding.progress.hand_out(end + 1, end + number)
             holding.handed_count += number
@@ -202,7 +202,7 @@ def test_totals_never_fall(acts):
                     holding.progress.commit_all()
                 else:
                     holding.progress.commit(number, number)
-            committed += in_hand - holding.in_hand_count
+            committed += uncommitted - holding.uncommitted_count
         elif act == "forget":
             holding.forget_hands(holding.progress)
         else:

@@ -252,7 +252,7 @@ def test_a_blocked_handler_loses_its_partition_within_h_and_jitter(policy):
     ((who, _, reason, _),) = releases(cluster)
     assert who == "a"
     assert reason.startswith("wedged: the application is away for ")
-    assert reason.endswith("1 in hand, lag 9")
+    assert reason.endswith("1 uncommitted, lag 9")
     with pytest.raises(ClaimLost, match="wedged"):
         a.node.consumer.commit(taken)
     live(cluster, [b], H, until=lambda: b.node.session.lag_of(KEY) == 0)

@@ -50,7 +50,7 @@ def test_commits_in_any_order_move_over_the_contiguous_prefix(offsets, order):
         commit(it, offsets[index])  # twice is fine
         model.done.add(offsets[index])
         assert it.position == model.position
-        assert it.in_hand_count == len(set(offsets) - model.done)
+        assert it.uncommitted_count == len(set(offsets) - model.done)
     assert it.position == offsets[-1] + 1
     assert it.tracked_count == 0
 
@@ -76,7 +76,7 @@ def alternate(script):
             with pytest.raises(InvalidTransition):
                 commit(it, 2 * action)
         assert it.position == model.position
-        assert it.in_hand_count == len(set(model.handed) - model.done)
+        assert it.uncommitted_count == len(set(model.handed) - model.done)
 
 
 @pytest.mark.parametrize(
@@ -96,10 +96,10 @@ def test_an_unknown_offset_is_an_error(start, handed, committed, unknown):
     it = alo(start, *handed)
     for offset in committed:
         commit(it, offset)
-    before = (it.position, it.in_hand_count, it.tracked_count)
+    before = (it.position, it.uncommitted_count, it.tracked_count)
     with pytest.raises(InvalidTransition, match=str(unknown)):
         commit(it, unknown)
-    assert (it.position, it.in_hand_count, it.tracked_count) == before
+    assert (it.position, it.uncommitted_count, it.tracked_count) == before
 
 
 def test_offsets_below_the_position_are_already_processed():
@@ -141,9 +141,9 @@ def test_an_offset_is_handed_out_once(offset):
 def test_committing_everything():
     it = alo(0, 1, 2, 5)
     commit(it, 2)
-    assert (it.in_hand_count, it.tracked_count) == (2, 3)
+    assert (it.uncommitted_count, it.tracked_count) == (2, 3)
     it.commit_all()
-    assert (it.position, it.in_hand_count, it.tracked_count) == (6, 0, 0)
+    assert (it.position, it.uncommitted_count, it.tracked_count) == (6, 0, 0)
     it.commit_all()
     assert it.position == 6
     commit(it, 5)
@@ -154,10 +154,10 @@ def test_committing_everything():
 def test_committing_below_an_end_leaves_what_is_above_in_hand():
     it = alo(0, 1, 2, 5, 6)
     it.commit_below(2)
-    assert (it.position, it.in_hand_count) == (2, 3)
+    assert (it.position, it.uncommitted_count) == (2, 3)
     commit(it, 6)
     it.commit_below(6)
-    assert (it.position, it.in_hand_count, it.tracked_count) == (7, 0, 0)
+    assert (it.position, it.uncommitted_count, it.tracked_count) == (7, 0, 0)
     it.commit_below(3)
     assert it.position == 7
     it.commit_below(9)
@@ -220,11 +220,11 @@ def test_whole_batches_are_committed_in_any_order(order):
             naive.commit(*RUNS[index])
             assert it.position == naive.position
             assert it.tracked_count == len(naive.handed)
-            assert it.in_hand_count == len(naive.handed) - len(naive.done)
+            assert it.uncommitted_count == len(naive.handed) - len(naive.done)
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "position", "in_hand"),
+    ("first", "last", "position", "uncommitted"),
     [
         pytest.param(0, 9, 10, 3, id="over-holes-without-records"),
         pytest.param(0, 1, 2, 9, id="part-of-a-run"),
@@ -233,21 +233,21 @@ def test_whole_batches_are_committed_in_any_order(order):
         pytest.param(9, 13, None, 8, id="to-the-end"),
     ],
 )
-def test_a_range_takes_what_lies_between_its_ends(first, last, position, in_hand):
+def test_a_range_takes_what_lies_between_its_ends(first, last, position, uncommitted):
     it = AtLeastOnce(None)
     for begin, end in ((0, 3), (6, 9), (12, 14)):
         it.hand_out(begin, end)
     it.commit(first, last)
-    assert (it.position, it.in_hand_count) == (position, in_hand)
+    assert (it.position, it.uncommitted_count) == (position, uncommitted)
     it.commit(0, 14)
-    assert (it.position, it.in_hand_count, it.tracked_count) == (15, 0, 0)
+    assert (it.position, it.uncommitted_count, it.tracked_count) == (15, 0, 0)
 
 
 def test_a_range_that_begins_below_the_position_counts_from_there():
     it = alo(0, 0, 1, 2, 3)
     commit(it, 0)
     it.commit(0, 2)
-    assert (it.position, it.in_hand_count) == (3, 1)
+    assert (it.position, it.uncommitted_count) == (3, 1)
 
 
 def test_a_range_with_an_end_that_was_never_handed_out_changes_nothing():
@@ -255,7 +255,7 @@ def test_a_range_with_an_end_that_was_never_handed_out_changes_nothing():
     for first, last in ((0, 2), (1, 3), (1, 5)):
         with pytest.raises(InvalidTransition):
             it.commit(first, last)
-        assert (it.position, it.in_hand_count) == (0, 3)
+        assert (it.position, it.uncommitted_count) == (0, 3)
 
 
 def test_runs_that_join_are_kept_as_one():
@@ -266,7 +266,7 @@ def test_runs_that_join_are_kept_as_one():
     assert (it.tracked_count, len(it._runs)) == (100_000, 1)
     for first in range(99_500, 0, -500):
         it.commit(first, first + 499)
-    assert (it.in_hand_count, len(it._done)) == (500, 1)
+    assert (it.uncommitted_count, len(it._done)) == (500, 1)
     it.commit(0, 499)
     assert (it.position, it.tracked_count) == (100_000, 0)
 
@@ -288,7 +288,7 @@ def test_a_gap_at_the_end_is_passed_once_everything_before_is_committed():
     it.skip(2, 4)
     assert it.position == 0
     commit(it, 1)
-    assert (it.position, it.in_hand_count) == (0, 1)
+    assert (it.position, it.uncommitted_count) == (0, 1)
     commit(it, 0)
     assert it.position == 5
 

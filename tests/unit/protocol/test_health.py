@@ -127,7 +127,7 @@ def test_a_restart_forgets():
 
 
 @pytest.mark.parametrize(
-    ("quiet_ms", "limit_ms", "in_hand", "lag", "wedged"),
+    ("quiet_ms", "limit_ms", "count", "lag", "expected"),
     [
         pytest.param(1_000, 1_000, 1, 5, True, id="work-in-hand"),
         pytest.param(1_000, 1_000, 0, 5, True, id="work-waiting"),
@@ -138,8 +138,9 @@ def test_a_restart_forgets():
         pytest.param(9_999, 0, 1, 5, False, id="no-limit"),
     ],
 )
-def test_is_stuck(quiet_ms, limit_ms, in_hand, lag, wedged):
-    assert is_stuck(quiet_ms, limit_ms=limit_ms, in_hand=in_hand, lag=lag) is wedged
+def test_is_stuck(quiet_ms, limit_ms, count, lag, expected):
+    found = is_stuck(quiet_ms, limit_ms=limit_ms, uncommitted_count=count, lag=lag)
+    assert found is expected
 
 
 def test_the_limit_doubles_with_each_owner_stuck_at_the_same_position():

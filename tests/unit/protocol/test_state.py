@@ -594,7 +594,7 @@ def test_a_release_without_an_earlier_note(log):
 
 def wedge(log, position, client):
     epoch = log.claimed(client)
-    log.append(gone(epoch, "wedged: 1 in hand", position, client))
+    log.append(gone(epoch, "wedged: 1 uncommitted", position, client))
     return stuck_count(note(log), log.key())
 
 

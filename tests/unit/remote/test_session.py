@@ -42,7 +42,7 @@ def test_what_is_assigned_is_consumed_under_its_token(rig, consumer):
     assert {record.token for record in found[T0]} == {Token(1, 0, 5)}
     consumer.commit()
     (told,) = rig.session.standings(everything=False)
-    assert (told.position, told.in_hand, told.handed) == (4, 0, 4)
+    assert (told.position, told.uncommitted_count, told.handed) == (4, 0, 4)
     assert rig.events("claimed")[0]["client"] == "c"
 
 
@@ -51,7 +51,7 @@ def test_events_that_come_twice_change_nothing(rig, consumer):
     version = rig.session.subscriptions[0].version
     rig.send(rig.assigned())
     rig.send(rig.snapshot(rig.assigned()))
-    assert rig.session.holdings[key()].in_hand_count == 4
+    assert rig.session.holdings[key()].uncommitted_count == 4
     assert rig.session.subscriptions[0].version == version
     assert len(rig.events("claimed")) == 1
 

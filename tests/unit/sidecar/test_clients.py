@@ -64,15 +64,15 @@ def standing(position=None, **rest):
 def test_subleased_offsets_count_as_in_hand_until_reclaimed():
     held = holding()
     given = lease(held)
-    assert held.in_hand_count == 1
-    given.record_progress(standing(3, in_hand=7, handed=10))
-    assert (held.position, held.in_hand_count, held.tally) == (3, 7, (10, 3))
+    assert held.uncommitted_count == 1
+    given.record_progress(standing(3, uncommitted_count=7, handed=10))
+    assert (held.position, held.uncommitted_count, held.tally) == (3, 7, (10, 3))
     given.record_progress(standing(2, handed=4))
     assert (held.position, held.handed_count) == (3, 10), "nothing goes back"
     given.record_progress(standing(None))
     assert held.position == 3
     reclaim(held, is_settled=True)
-    assert held.in_hand_count == 0
+    assert held.uncommitted_count == 0
 
 
 def test_deadlines_are_bounded_by_lease_and_journal():
@@ -100,7 +100,7 @@ def test_granted_offsets_that_are_not_done_are_reported():
     given.record_progress(standing(done=5))
     given.record_progress(standing())
     assert held.mark == 7
-    assert held.in_hand_count == 6
+    assert held.uncommitted_count == 6
     reclaim(held, is_settled=False)
     assert [(g.first, g.last) for g in held.progress.discard()] == [(7, 9), (10, 12)]
 
@@ -110,7 +110,7 @@ def test_an_orderly_release_reports_nothing():
     given = lease(held)
     given.record_grant(0, 9)
     reclaim(held, is_settled=True)
-    assert held.in_hand_count == 0
+    assert held.uncommitted_count == 0
     assert held.progress.discard() == ()
 
 
@@ -125,7 +125,7 @@ def test_a_reclaimed_claim_keeps_its_grants():
 def test_at_least_once_has_no_grants():
     held = holding()
     lease(held).record_grant(0, 9)
-    assert held.in_hand_count == 1
+    assert held.uncommitted_count == 1
 
 
 # --- Away, gone ---

@@ -163,7 +163,7 @@ def test_an_unused_plan_is_planned_again():
     assert query.plan()
     query.checkpoint.clear()
     assert query.batch(Limit(most=3)) == {0: [0, 1, 2]}
-    assert query.ranges.held()[T[0]].in_hand == 3
+    assert query.ranges.held()[T[0]].uncommitted_count == 3
 
 
 def test_a_small_backlog_waits_for_a_limited_time():

@@ -60,8 +60,8 @@ def test_uncommitted_records_are_the_rest_of_the_last_batch():
         Line(at=6, kind="batch", partition=0, offset=50, last=99, token="7.0.30"),
     )
     evidence = evidence_of(journals={"a": lines})
-    assert evidence.in_hand(tenure) == 4
-    assert evidence_of().in_hand(tenure) == 0
+    assert evidence.uncommitted_count(tenure) == 4
+    assert evidence_of().uncommitted_count(tenure) == 0
 
 
 def test_epoch_is_the_last_part_of_a_token():
