@@ -22,7 +22,7 @@ from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.codec import decode
 from kafka_marshal.protocol.records import ClaimingPartition
 from kafka_marshal.testing.fakelog import AppendFate
-from kafka_marshal.testing.node import Cluster, Node, Wish
+from kafka_marshal.testing.node import Cluster, ConsumerSpec, Node
 
 H_MS = 12_000
 K = 8
@@ -82,11 +82,11 @@ class Fleet:
         self.cluster.kafka.create_topic("t", partitions)
         self.partitions = partitions
         self.watch = Stopwatch()
-        wish = Wish(
+        spec = ConsumerSpec(
             ConsumerConfig(topics=("t",), max_handling_ms=0, release_behind=False)
         )
         self.nodes = [
-            self.cluster.node(f"m{number:03}", wish=wish) for number in range(members)
+            self.cluster.node(f"m{number:03}", spec=spec) for number in range(members)
         ]
         self.watched = self.nodes[0]
         self._leave_out_the_cluster(self.watched)

@@ -16,7 +16,7 @@ from support import alternate, arguments, document, figure, ratios, write_docume
 from kafka_marshal.config import ConsumerConfig
 from kafka_marshal.metrics import MarshalCollector
 from kafka_marshal.protocol.types import TopicPartition
-from kafka_marshal.testing.node import Cluster, Node, Wish
+from kafka_marshal.testing.node import Cluster, ConsumerSpec, Node
 
 EVERY_S = 0.1
 POLL_RECORDS = 500
@@ -69,7 +69,7 @@ def holding(partitions: int) -> tuple[Cluster, Node]:
     cluster.fill("t", [0] * partitions)
     node = cluster.node(
         "a",
-        wish=Wish(
+        spec=ConsumerSpec(
             ConsumerConfig(topics=("t",), max_handling_ms=0, release_behind=False)
         ),
     )

@@ -84,7 +84,7 @@ class Summary:
 
     Attributes:
         build: Release and commit of what was run.
-        wish: What was run of each seed.
+        options: What was run of each seed.
         seed_count: Number of seeds.
         broken: Those that broke a rule, by seed.
         seen: How often each situation was reached, in all.

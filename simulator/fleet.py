@@ -20,7 +20,7 @@ from kafka_marshal.errors import (
 from kafka_marshal.ports import Append, Event, Record
 from kafka_marshal.protocol.claiming import PreviousLife
 from kafka_marshal.protocol.types import Key
-from kafka_marshal.testing.node import Node, Wish
+from kafka_marshal.testing.node import ConsumerSpec, Node
 from simulator.base import GROUP, TOPIC
 from simulator.checkers import Violation
 from simulator.keeping import Keeping
@@ -87,7 +87,7 @@ class Fleet:
         self._names = 0
         self._ids = chance(world.plan.seed, "ids")
         plan = world.plan
-        self._wish = Wish(
+        self._spec = ConsumerSpec(
             ConsumerConfig(
                 topics=(TOPIC,),
                 delivery=plan.delivery,
@@ -104,7 +104,7 @@ class Fleet:
     @property
     def refresh_ms(self) -> int:
         """How often processes look at the topics, where nothing hurries them."""
-        return self._wish.config.metadata_refresh_ms
+        return self._spec.config.metadata_refresh_ms
 
     # --- coming and going
 
@@ -136,7 +136,7 @@ class Fleet:
         node = world.cluster.node(
             client_id,
             group_id=GROUP,
-            wish=self._wish,
+            spec=self._spec,
             clock=clock,
             lives=lives,
             incarnation=rng.randbytes(16),

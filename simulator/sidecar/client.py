@@ -37,7 +37,7 @@ from kafka_marshal.sidecar.http_errors import GONE, UNKNOWN, to_http_error
 from kafka_marshal.sidecar.process_monitor import Caller, Peer
 from kafka_marshal.sidecar.service import SidecarService
 from kafka_marshal.testing.clock import InlineBackground, SeededEntropy
-from kafka_marshal.testing.node import Cluster, Recorder, Wish
+from kafka_marshal.testing.node import Cluster, ConsumerSpec, Recorder
 from simulator.base import GROUP
 from simulator.sidecar.host import SEED_BITS, Host
 
@@ -188,9 +188,11 @@ class Line:
         else:
             assert template == paths.CLAIM, template
             topic, number = str(parts["topic"]), int(str(parts["partition"]))
-            wish = int((query or {})["wish"])
+            request = int((query or {})["request"])
             self.call(
-                lambda hub: hub.unclaim(self.who, topic, partition=number, wish=wish)
+                lambda hub: hub.unclaim(
+                    self.who, topic, partition=number, request=request
+                )
             )
 
 
@@ -223,7 +225,7 @@ class Hosted:
         *,
         cluster: Cluster,
         pid: int | None,
-        wish: Wish | None,
+        spec: ConsumerSpec | None,
         claims: tuple[Key, ...] = (),
     ) -> None:
         """Start a process; it registers when it first gets through."""
@@ -256,8 +258,8 @@ class Hosted:
         self._wire()
         self.consumer: Consumer | None = None
         self._wants: api.SubscriptionSpec | None = None
-        if wish is not None:
-            self._consume(wish, cluster)
+        if spec is not None:
+            self._consume(spec, cluster)
         self.failure: MarshalError | None = None
         self.has_left = False
         self._leaving: api.LeaveRequest | None = None
@@ -290,8 +292,8 @@ class Hosted:
             rest=lambda: None,
         )
 
-    def _consume(self, wish: Wish, cluster: Cluster) -> None:
-        config = wish.config
+    def _consume(self, spec: ConsumerSpec, cluster: Cluster) -> None:
+        config = spec.config
         infos = {
             topic: TopicInfo(len(cluster.kafka.topic(topic).partitions), None)
             for topic in config.topics
@@ -309,7 +311,7 @@ class Hosted:
             self.session,
             subscription=subscription,
             reader=self.data.reader(isolation_level=config.isolation_level),
-            callbacks=wish.callbacks,
+            callbacks=spec.callbacks,
         )
 
     @property
@@ -397,9 +399,11 @@ class Hosted:
             self._claim(key, self._commands.want_number(key))
         self._is_known = True
 
-    def _claim(self, key: Key, wish: int) -> None:
+    def _claim(self, key: Key, request: int) -> None:
         who, topic, number = self.line.who, key.topic, key.partition
-        self.line.call(lambda hub: hub.claim(who, topic, partition=number, wish=wish))
+        self.line.call(
+            lambda hub: hub.claim(who, topic, partition=number, request=request)
+        )
 
     def beat(self, phases: int) -> None:
         """Beat where that is due; a beat has three phases, which may come apart."""

@@ -125,7 +125,7 @@ class HostedSimulation(Liveness):
         self._check_death()
         self._check_drain()
         if world.delivery is Delivery.AT_MOST_ONCE and not world.faults & UNANSWERED:
-            config = world.wish.config
+            config = world.spec.config
             batches = config.max_granted_batches
             world.hand_outs.check_losses(most=batches * config.max_poll_records)
 

@@ -16,7 +16,7 @@ from kafka_marshal.errors import ClaimLost, IdentityConflict, MarshalError
 from kafka_marshal.ports import Record
 from kafka_marshal.protocol.types import Key, Owner, Token
 from kafka_marshal.testing.fakestore import AppendFate
-from kafka_marshal.testing.node import Cluster, Node, Wish
+from kafka_marshal.testing.node import Cluster, ConsumerSpec, Node
 from simulator.base import GROUP, TOPIC, BaseWorld
 from simulator.checkers import Violation
 from simulator.sidecar.client import Hosted
@@ -174,7 +174,7 @@ class HostedWorld(BaseWorld):
         cluster.fill(CLAIMED_TOPIC, [0])
         is_amo = self.delivery is Delivery.AT_MOST_ONCE
         super().__init__(cluster, places, is_at_most_once=is_amo)
-        self.wish = Wish(
+        self.spec = ConsumerSpec(
             ConsumerConfig(
                 topics=(TOPIC,),
                 delivery=self.delivery,
@@ -419,7 +419,7 @@ class HostedWorld(BaseWorld):
             seed=rng.getrandbits(SEED_BITS),
             clock=self.cluster.clock.view(drift_ppm=drift_ppm, offset_ms=offset_ms),
         )
-        node.consume(self.wish)
+        node.consume(self.spec)
         self._add(client_id, node, where="alone")
 
     def _start_hosted(
@@ -432,7 +432,7 @@ class HostedWorld(BaseWorld):
             client_id,
             cluster=self.cluster,
             pid=self._pids if is_watched else None,
-            wish=None if claims else self.wish,
+            spec=None if claims else self.spec,
             claims=claims,
         )
         if "answers" in self.faults:

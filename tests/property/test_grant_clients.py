@@ -6,7 +6,7 @@ their verdict; the owner consumes meanwhile, loses its claim, and attempts under
 claim continue.
 """
 
-from enginekit import AMO, H, claim_of, owning, values, wish, world
+from enginekit import AMO, H, claim_of, owning, spec, values, world
 from grantkit import MemoryGrantClient, ref_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -77,8 +77,8 @@ class Run:
             return
         self.cluster.crash(self.owner)
         number = len(self.refs)
-        another = wish(delivery=AMO, most=4, batches=2)
-        self.owner = self.cluster.node(f"b{number}", wish=another)
+        another = spec(delivery=AMO, most=4, batches=2)
+        self.owner = self.cluster.node(f"b{number}", spec=another)
         self.cluster.run_until(lambda: len(self.owner.held) == 1, 4 * H)
         assert claim_of(self.owner).epoch is not None
         self.refs.append(ref_of(self.owner))

@@ -8,7 +8,7 @@ import random
 from collections import Counter
 
 import pytest
-from enginekit import ALO, AMO, KEY, T0, H, fold, wish, world
+from enginekit import ALO, AMO, KEY, T0, H, fold, spec, world
 
 from kafka_marshal.errors import ClaimLost
 
@@ -35,7 +35,7 @@ class Fleet:
         self.nodes = [self.start("a"), self.start("b")]
 
     def start(self, name):
-        return self.cluster.node(name, wish=wish(**self.settings))
+        return self.cluster.node(name, spec=spec(**self.settings))
 
     def write(self, count):
         if not self.cluster.kafka.has_topic("t"):

@@ -8,7 +8,7 @@ import contextlib
 import tempfile
 from pathlib import Path
 
-from enginekit import wish, world
+from enginekit import spec, world
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -279,7 +279,7 @@ class Sidecars(RuleBasedStateMachine):
     @rule(after_ms=AFTER)
     def the_rival_comes_or_goes(self, after_ms):
         if self.rival is None:
-            self.rival = self.cluster.node("rival", wish=wish())
+            self.rival = self.cluster.node("rival", spec=spec())
         else:
             self.cluster.crash(self.rival)
             self.rival = None

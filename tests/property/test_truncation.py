@@ -8,7 +8,7 @@ twice that nobody has reported as exposed.
 import random
 
 import pytest
-from enginekit import AMO, H, fold, lines, wish, world
+from enginekit import AMO, H, fold, lines, spec, world
 
 from kafka_marshal.protocol.types import Key
 
@@ -47,7 +47,7 @@ def test_nothing_is_handed_out_twice_unless_it_was_reported(seed):
     chance = random.Random(seed)
     cluster = world(records=(400,) * 4)
     nodes = [
-        cluster.node(f"c{n}", wish=wish(delivery=AMO, most=5, on_lost=lambda *_: None))
+        cluster.node(f"c{n}", spec=spec(delivery=AMO, most=5, on_lost=lambda *_: None))
         for n in range(NODES)
     ]
     seen = {}

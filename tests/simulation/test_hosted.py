@@ -24,7 +24,7 @@ FOR_EVER_MS = 10**12
 NEAR = 8
 # Each was found by a seed, and mended since.
 FOUND = [
-    pytest.param(2, id="a-late-end-of-a-wish-ended-the-next"),
+    pytest.param(2, id="a-late-end-of-a-claim-request-ended-the-next"),
     pytest.param(307, id="ids-of-an-earlier-ring-were-taken-for-new-ones"),
     pytest.param(19, id="what-was-resumed-was-released-while-it-was-used"),
 ]

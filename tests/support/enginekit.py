@@ -12,7 +12,7 @@ from kafka_marshal.protocol.records import ClaimingPartition, Record, ReleaseGro
 from kafka_marshal.protocol.state import Transition, WorldState
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.testing.fakestore import AppendFate
-from kafka_marshal.testing.node import Cluster, Node, Wish
+from kafka_marshal.testing.node import Cluster, ConsumerSpec, Node
 
 H = 3_000
 DUE = CheckpointRule(interval_ms=H, entries=10_000)
@@ -65,7 +65,7 @@ def world(partitions=1, *, records=(10,), h=H, topic="t", **limits):
     return cluster
 
 
-def wish(
+def spec(
     *topics,
     delivery=ALO,
     most=500,
@@ -92,7 +92,7 @@ def wish(
         release_behind=release_behind,
         **rest,
     )
-    return Wish(config, callbacks)
+    return ConsumerSpec(config, callbacks)
 
 
 def lines(cluster, partition=0):
@@ -163,7 +163,7 @@ def values(polled):
 
 def owning(cluster, client_id="a", **rest):
     """Start a node and run until it holds the one key."""
-    node = cluster.node(client_id, wish=wish(**rest))
+    node = cluster.node(client_id, spec=spec(**rest))
     cluster.run_until(held_by(node, 1), 3 * H)
     cluster.run(40)
     return node

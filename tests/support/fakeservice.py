@@ -154,11 +154,11 @@ class FakeService:
         self._record("unsubscribe", who, name, release, keep)
         self._known(who)
 
-    def claim(self, who, topic, *, partition, wish=None) -> None:
+    def claim(self, who, topic, *, partition, request=None) -> None:
         self._record("claim", who, topic, partition)
         self._known(who)
 
-    def unclaim(self, who, topic, *, partition, wish=None) -> None:
+    def unclaim(self, who, topic, *, partition, request=None) -> None:
         self._record("unclaim", who, topic, partition)
         self._known(who)
 

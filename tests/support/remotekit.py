@@ -1,6 +1,6 @@
 """A client of a sidecar, without the sidecar: the test sends its events."""
 
-from enginekit import H, wish, world
+from enginekit import H, spec, world
 
 from kafka_marshal.consumer import Consumer
 from kafka_marshal.engine import Subscription
@@ -112,7 +112,7 @@ class RemoteRig:
         return self.clock.now_ms()
 
     def subscribe(self, name="s", *, topic="t", **rest):
-        wants = wish(topic, **rest)
+        wants = spec(topic, **rest)
         found = self.cluster.kafka.topic(topic)
         subscription = Subscription(
             group_id="g",

@@ -1,7 +1,7 @@
 import attrs
 import msgspec
 import pytest
-from enginekit import KEY, H, fold, owning, wish, world, write
+from enginekit import KEY, H, fold, owning, spec, world, write
 from logkit import claim, member, messages, release
 
 from kafka_marshal.admin_reset import (
@@ -62,7 +62,7 @@ def plan_of(cluster):
 def story(records=(10, 5)):
     """Return a cluster whose one member went on after a checkpoint, and left."""
     cluster = world(records=records)
-    node = cluster.node("a", wish=wish())
+    node = cluster.node("a", spec=spec())
     cluster.run_until(lambda: len(node.held) == len(records), 3 * H)
     checkpointed(cluster, node)
     node.consumer.poll(H)

@@ -7,7 +7,7 @@ import threading
 
 import attrs
 import pytest
-from enginekit import AMO, KEY, T0, H, Stepping, fold, held_by, owning, wish, world
+from enginekit import AMO, KEY, T0, H, Stepping, fold, held_by, owning, spec, world
 
 from kafka_marshal.aio import AsyncConsumer, AsyncMarshal
 from kafka_marshal.client import Marshal
@@ -506,7 +506,7 @@ def test_a_claim_is_released_however_the_block_ends(cluster, ending):
 
 
 def test_stopping_reaches_consumers_that_are_not_open_yet(cluster):
-    node = cluster.node("a", wish=wish())
+    node = cluster.node("a", spec=spec())
     cluster.run_until(held_by(node, 1), H)
     node.engine.changed = Stepping(cluster)
 

@@ -3,7 +3,7 @@ import random
 import threading
 
 import pytest
-from enginekit import KEY, T0, H, fold, held_by, owning, wish, world
+from enginekit import KEY, T0, H, fold, held_by, owning, spec, world
 
 from kafka_marshal.batches import CommitToken, runs_of
 from kafka_marshal.errors import ClaimLost, InvalidTransition
@@ -90,7 +90,7 @@ def test_a_commit_token_is_stale_after_a_takeover(cluster):
     node = owning(cluster, most=4)
     token = node.consumer.commit_token(polled(node)[0])
     node.cut(is_cut=True)
-    other = cluster.node("b", wish=wish())
+    other = cluster.node("b", spec=spec())
     cluster.run_until(held_by(other, 1), 4 * H)
     node.cut(is_cut=False)
     cluster.run(40)
@@ -122,7 +122,7 @@ def test_a_token_of_another_offset_or_partition_is_refused(cluster):
 
 def test_threads_commit_in_any_order():
     cluster = world(records=[2_000, 2_000])
-    node = cluster.node("a", wish=wish(most=500))
+    node = cluster.node("a", spec=spec(most=500))
     cluster.run_until(held_by(node, 2), H)
     cluster.run(40)
     handed = []

@@ -13,7 +13,7 @@ from enginekit import (
     holders,
     owning,
     pause_for,
-    wish,
+    spec,
     world,
 )
 
@@ -152,7 +152,7 @@ def test_a_forked_child_may_not_use_it(cluster, monkeypatch):
 
 def test_a_claim_keeps_a_consumer_of_the_group_out(cluster):
     _, claim = winning(cluster)
-    other = cluster.node("b", wish=wish())
+    other = cluster.node("b", spec=spec())
     cluster.run(5 * H)
     assert not other.held
     assert claim.is_valid()

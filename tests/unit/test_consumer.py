@@ -12,8 +12,8 @@ from enginekit import (
     held_by,
     holders,
     of,
+    spec,
     values,
-    wish,
     world,
 )
 
@@ -35,7 +35,7 @@ def cluster():
 
 
 def owning(cluster, client_id="a", **rest):
-    node = cluster.node(client_id, wish=wish(**rest))
+    node = cluster.node(client_id, spec=spec(**rest))
     cluster.run_until(held_by(node, 1), 3 * H)
     cluster.run(40)
     return node
@@ -173,7 +173,7 @@ def test_a_loss_with_empty_hands_is_silent(cluster):
 
 def test_several_partitions_take_turns():
     cluster = world(records=[50, 50, 50])
-    node = cluster.node("a", wish=wish(most=10))
+    node = cluster.node("a", spec=spec(most=10))
     cluster.run_until(held_by(node, 3), H)
     cluster.run(40)
     seen = set()
@@ -212,7 +212,7 @@ def test_lag_and_load(cluster):
     cluster.kafka.produce(T0, b"x")
     assert node.consumer.lag() == {T0: 7}
     node.leave()
-    idle = cluster.node("idle", wish=wish(policy="greedy"))
+    idle = cluster.node("idle", spec=spec(policy="greedy"))
     assert (idle.consumer.load(), idle.consumer.lag()) == (0, {})
 
 
@@ -278,7 +278,7 @@ def test_a_partition_without_records_is_passed_beside_a_busy_one():
     busy, quiet = T0, TopicPartition("t", 1)
     cluster.kafka.produce_transaction(quiet, [b"x"], is_committed=False)
     node = cluster.node(
-        "a", wish=wish(most=10, isolation_level="read_committed", policy="greedy")
+        "a", spec=spec(most=10, isolation_level="read_committed", policy="greedy")
     )
     cluster.run_until(held_by(node, 2), 3 * H)
     for _ in range(40):
@@ -355,7 +355,7 @@ def test_granted_and_aborted_records_do_not_block():
     cluster.run(60)
     assert node.session.holdings[KEY].progress.unused_count == 4
     node.consumer.close(release=False, timeout_ms=0)
-    node.consume(wish(delivery=AMO, isolation_level="read_committed"))
+    node.consume(spec(delivery=AMO, isolation_level="read_committed"))
     cluster.run(60)
     assert drained(node, cluster, H // 20) == []
     assert node.session.holdings[KEY].uncommitted_count == 0
@@ -407,7 +407,7 @@ def test_iteration_looks_at_the_lease_of_each_record(cluster):
 
 def test_iteration_skips_what_is_paused():
     cluster = world(records=[5, 5])
-    node = cluster.node("a", wish=wish())
+    node = cluster.node("a", spec=spec())
     cluster.run_until(held_by(node, 2), H)
     cluster.run(40)
     first = next(node.consumer)
@@ -422,11 +422,11 @@ def test_iteration_skips_what_is_paused():
 def test_iteration_lets_a_surplus_partition_go():
     """What is handed out one by one is given up in order, too."""
     cluster = world(records=[50, 50])
-    a = cluster.node("a", wish=wish())
+    a = cluster.node("a", spec=spec())
     cluster.run_until(held_by(a, 2), H)
     cluster.run(40)
     a.consumer.commit(next(a.consumer))
-    b = cluster.node("b", wish=wish())
+    b = cluster.node("b", spec=spec())
 
     def shared():
         a.consumer.commit(next(a.consumer))
@@ -438,7 +438,7 @@ def test_iteration_lets_a_surplus_partition_go():
 
 def test_batches_are_handed_out_one_by_one():
     cluster = world(records=[5, 5])
-    node = cluster.node("a", wish=wish())
+    node = cluster.node("a", spec=spec())
     cluster.run_until(held_by(node, 2), H)
     cluster.run(40)
     batches = node.consumer.batches()
@@ -505,7 +505,7 @@ def test_without_a_position_of_its_own(cluster, reset, committed, first):
 
 
 def test_without_any_position_none_is_an_error(cluster):
-    node = cluster.node("a", wish=wish(auto_offset_reset="none"))
+    node = cluster.node("a", spec=spec(auto_offset_reset="none"))
     cluster.run(H)
     with pytest.raises(PositionError, match="auto_offset_reset"):
         node.consumer.poll(0)
@@ -553,7 +553,7 @@ def test_at_least_once_after_at_most_once_starts_at_position(cluster):
 
 
 def test_a_look_up_that_fails_is_tried_again(cluster):
-    node = cluster.node("a", wish=wish())
+    node = cluster.node("a", spec=spec())
     node.data.cut = True
     cluster.run(H)
     assert node.observer.named("start_lookup_failed")

@@ -16,7 +16,7 @@ from enginekit import (
     held_by,
     owning,
     pause_for,
-    wish,
+    spec,
     world,
     write,
 )
@@ -137,7 +137,7 @@ def test_without_beats_a_claim_ages_and_its_lease_runs_out(cluster, registry, sc
 def test_a_takeover_is_timed_from_the_last_renewal(cluster, registry, scrape):
     dead = owning(cluster)
     cluster.crash(dead)
-    heir = cluster.node("b", wish=wish())
+    heir = cluster.node("b", spec=spec())
     cluster.run_until(held_by(heir, 1), 4 * H)
     exported(heir, registry)
     found = scrape()
@@ -228,7 +228,7 @@ def test_desired_clients_are_those_that_find_work(
     registry, scrape, claims_max, desired
 ):
     cluster = world(records=[1] * 5)
-    node = cluster.node("a", wish=wish(claims_max=claims_max))
+    node = cluster.node("a", spec=spec(claims_max=claims_max))
     cluster.run(200)
     exported(node, registry)
     assert scrape()("marshal_desired_clients", GROUP) == desired
@@ -237,7 +237,7 @@ def test_desired_clients_are_those_that_find_work(
 def test_whole_topics_are_given_to_one_client_each(registry, scrape):
     cluster = world(records=[1] * 4)
     cluster.fill("u", [1] * 4)
-    node = cluster.node("a", wish=wish("t", "u", policy="topic"))
+    node = cluster.node("a", spec=spec("t", "u", policy="topic"))
     cluster.run(200)
     exported(node, registry)
     assert scrape()("marshal_desired_clients", GROUP) == 2
@@ -572,7 +572,7 @@ def test_openmetrics_is_strict_and_finds_nothing(cluster, registry):
     """The parser of OpenMetrics checks names, types, units and order of samples."""
     dead = owning(cluster)
     cluster.crash(dead)
-    heir = cluster.node("b", wish=wish())
+    heir = cluster.node("b", spec=spec())
     cluster.run_until(held_by(heir, 1), 4 * H)
     exported(heir, registry)
     text = openmetrics.generate_latest(registry).decode()
@@ -583,7 +583,7 @@ def test_openmetrics_is_strict_and_finds_nothing(cluster, registry):
 def test_scrapes_and_rounds_go_together(registry, scrape):
     """Threads on both sides; every exposition is whole."""
     cluster = world(records=[20] * 8)
-    node = cluster.node("a", wish=wish())
+    node = cluster.node("a", spec=spec())
     cluster.run_until(held_by(node, 8), 4 * H)
     exported(node, registry)
     is_over = threading.Event()

@@ -13,7 +13,7 @@ from enginekit import (
     fail_engine,
     fold,
     held_by,
-    wish,
+    spec,
     world,
     write,
 )
@@ -43,7 +43,7 @@ def cluster():
 
 def planning(cluster, client_id="a", **rest):
     """Return a node and its ranges; it contends from the next step on."""
-    node = cluster.node(client_id, wish=wish(**rest))
+    node = cluster.node(client_id, spec=spec(**rest))
     node.engine.changed = Stepping(cluster)
     (subscription,) = node.session.subscriptions
     ranges = RangeConsumer(
@@ -146,7 +146,7 @@ def test_a_partition_that_is_to_be_given_up_waits_for_what_is_in_hand():
     for partition, held in ranges.held().items():
         ranges.begin(partition, held.token, first=0, end=5)
     tokens = {partition: held.token for partition, held in ranges.held().items()}
-    cluster.node("b", wish=wish())
+    cluster.node("b", spec=spec())
     cluster.run_until(ranges.leaving, 4 * H)
     (going,) = ranges.leaving()
     assert set(ranges.held()) == set(tokens) - {going}
@@ -170,7 +170,7 @@ def test_an_unfinished_range_is_given_up_an_interval_after_the_planner_returns()
     cluster.run_until(lambda: len(ranges.held()) == 2, 4 * H)
     for partition, held in ranges.held().items():
         ranges.begin(partition, held.token, first=0, end=5)
-    cluster.node("b", wish=wish())
+    cluster.node("b", spec=spec())
     cluster.run_until(ranges.leaving, 4 * H)
     ranges.held()
     cluster.run_until(held_by(node, 1), 2 * H)

@@ -231,7 +231,7 @@ class SidecarBackend:
     def _put_claim(self, key: Key, number: int) -> None:
         parts = {"topic": key.topic, "partition": key.partition}
         path = self._connection.path(paths.CLAIM, parts)
-        self._connection.send("PUT", path, query={"wish": str(number)})
+        self._connection.send("PUT", path, query={"request": str(number)})
 
     def ask(self, key: Key) -> Glance | None:
         """Return the state of a key by the log, None if it is not known."""

@@ -187,7 +187,7 @@ class CommandQueue:
                 )
             if left:
                 self._release(left)
-            self._connection.send("DELETE", path, query={"wish": str(number)})
+            self._connection.send("DELETE", path, query={"request": str(number)})
 
         self._send(command)
 

@@ -595,13 +595,13 @@ _HANDLERS: dict[str, Callable[[ApiRequest], msgspec.Struct | None]] = {
         call.caller,
         call.parts["topic"],
         partition=int(call.parts["partition"]),
-        wish=call.queries.get("wish"),
+        request=call.queries.get("request"),
     ),
     "unclaim": lambda call: call.service.unclaim(
         call.caller,
         call.parts["topic"],
         partition=int(call.parts["partition"]),
-        wish=call.queries.get("wish"),
+        request=call.queries.get("request"),
     ),
     "grant": lambda call: call.service.grant(call.parts["group"], call.body),
     "owners": lambda call: owners_now(

@@ -65,8 +65,8 @@ TIMEOUT = Query("timeout_ms", "integer", "How long to wait for the log, in ms.")
 KEEP = Query(
     "keep", "boolean", "Keep the leases with the client, for its next subscription."
 )
-WISH = Query(
-    "wish",
+REQUEST = Query(
+    "request",
     "integer",
     "Increasing number of the request: an older one that arrives late is ignored.",
     most=2**31 - 1,
@@ -154,14 +154,14 @@ ROUTES: tuple[Route, ...] = (
         path=paths.CLAIM,
         name="claim",
         about="Claim one partition without consuming it. Idempotent.",
-        queries=(WISH,),
+        queries=(REQUEST,),
     ),
     Route(
         method="DELETE",
         path=paths.CLAIM,
         name="unclaim",
         about="End that claim.",
-        queries=(WISH,),
+        queries=(REQUEST,),
     ),
     Route(
         method="POST",

@@ -321,7 +321,7 @@ class SidecarService:
         self._await_released(group, release.returned, release.timeout_ms)
 
     def claim(
-        self, who: Caller, topic: str, *, partition: int, wish: int | None = None
+        self, who: Caller, topic: str, *, partition: int, request: int | None = None
     ) -> None:
         """Claim one partition without consuming it. Idempotent.
 
@@ -329,7 +329,7 @@ class SidecarService:
             who: The client.
             topic: Data topic.
             partition: Data partition.
-            wish: Increasing number of the request: an older one that arrives late is
+            request: Increasing number of the request: an older one that arrives late is
                 ignored.
 
         Raises:
@@ -356,18 +356,18 @@ class SidecarService:
                     setting="partition",
                 )
             key = Key(who.group_id, topic, partition)
-            if client.accept_claim_request(key, wish, is_on=True):
+            if client.accept_claim_request(key, request, is_on=True):
                 group.add_explicit(client, key)
                 self._engine.act(group.session)
 
     def unclaim(
-        self, who: Caller, topic: str, *, partition: int, wish: int | None = None
+        self, who: Caller, topic: str, *, partition: int, request: int | None = None
     ) -> None:
         """End such a claim: the client has stopped using the partition. Idempotent."""
         key = Key(who.group_id, topic, partition)
         with self._engine.changed:
             group, client = self._find(who)
-            if not client.accept_claim_request(key, wish, is_on=False):
+            if not client.accept_claim_request(key, request, is_on=False):
                 return
             lease = client.leases.get(key)
             if lease is not None and not lease.name:

@@ -43,7 +43,7 @@ LIVES_MAX = 8
 
 
 @attrs.frozen
-class Wish:
+class ConsumerSpec:
     """What a node consumes.
 
     Attributes:
@@ -155,9 +155,9 @@ class Node:
         holdings = self.session.holdings
         return {k: h for k, h in holdings.items() if h.claim.is_valid(now_ms)}
 
-    def consume(self, wish: Wish) -> Consumer:
+    def consume(self, spec: ConsumerSpec) -> Consumer:
         """Subscribe; the consumer starts to contend for partitions in the next step."""
-        config = wish.config
+        config = spec.config
         matches = config.matches(COORDINATION_TOPIC)
         topics: Iterable[str] = config.topics
         if matches is not None:
@@ -179,7 +179,7 @@ class Node:
             self.session,
             subscription=subscription,
             reader=self.data.reader(isolation_level=config.isolation_level),
-            callbacks=wish.callbacks,
+            callbacks=spec.callbacks,
         )
         return self.consumer
 
@@ -270,7 +270,7 @@ class Cluster:
         client_id: str,
         *,
         group_id: str = "g",
-        wish: Wish | None = None,
+        spec: ConsumerSpec | None = None,
         clock: ClockView | None = None,
         lives: tuple[PreviousLife, ...] = (),
         incarnation: bytes | None = None,
@@ -290,8 +290,8 @@ class Cluster:
             lives=lives,
             sources=sources,
         )
-        if wish is not None:
-            node.consume(wish)
+        if spec is not None:
+            node.consume(spec)
         self.nodes.append(node)
         return node
 

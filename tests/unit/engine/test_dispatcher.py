@@ -11,8 +11,8 @@ from enginekit import (
     of,
     owning,
     pause_for,
+    spec,
     values,
-    wish,
     world,
     write,
 )
@@ -95,7 +95,7 @@ def test_an_owner_that_was_replaced_processes_no_more_grants(cluster):
     node = owning(cluster, delivery=AMO, most=3, on_lost=lambda *it: endings.append(it))
     node.consumer.poll(0)
     node.log.cut = True
-    b = cluster.node("b", wish=wish(delivery=AMO))
+    b = cluster.node("b", spec=spec(delivery=AMO))
     got = []
     for _ in range(int(4 * H / 20)):
         cluster.run(20)
@@ -153,8 +153,8 @@ def test_a_drain_waits_for_granted_records(cluster):
 
 def test_fetching_ahead_is_limited(monkeypatch):
     cluster = world(records=(400, 400, 400))
-    frugal = wish(delivery=AMO, most=10, batches=2, max_fetched=50)
-    node = cluster.node("a", wish=frugal)
+    frugal = spec(delivery=AMO, most=10, batches=2, max_fetched=50)
+    node = cluster.node("a", spec=frugal)
     cluster.run_until(lambda: len(node.held) == 3, 4 * H)
     reader = node.consumer._reader
     fetched = []

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from enginekit import KEY, H, Stepping, held_by, of, owning, wish, world, write
+from enginekit import KEY, H, Stepping, held_by, of, owning, spec, world, write
 from logkit import claim
 
 from kafka_marshal.errors import (
@@ -108,7 +108,7 @@ def test_partitions_added_in_kafka_change_nothing():
     """PROTOCOL 2.5: the Config states the number of coordinating partitions."""
     cluster = world(records=[1, 1, 1])
     cluster.kafka.add_partitions("__marshal", 2)
-    node = cluster.node("a", wish=wish())
+    node = cluster.node("a", spec=spec())
     cluster.run_until(held_by(node, 3), H)
     assert cluster.kafka.log(cluster.place(1)).end == 0
 
@@ -117,7 +117,7 @@ def test_a_reader_without_the_log_start_claims_nothing(cluster):
     """PROTOCOL 7.3: the winning claims may have been deleted."""
     write(cluster, b"x")
     cluster.kafka.delete_records(cluster.place(0), before=1)
-    node = cluster.node("a", wish=wish())
+    node = cluster.node("a", spec=spec())
     cluster.run(H)
     assert node.engine.failure is None
     assert node.engine.log_start_missing == (0,)
@@ -129,7 +129,7 @@ def test_a_reader_without_the_log_start_claims_nothing(cluster):
 
 
 def test_an_unavailable_log_is_retried(cluster):
-    node = cluster.node("a", wish=wish())
+    node = cluster.node("a", spec=spec())
     node.cut(is_cut=True)
     cluster.run(H)
     assert node.engine.failure is None
@@ -249,8 +249,8 @@ def test_one_client_is_open_once_in_a_process(cluster):
 
 
 def test_groups_are_independent(cluster):
-    a = cluster.node("a", wish=wish())
-    b = cluster.node("a", group_id="h", wish=wish())
+    a = cluster.node("a", spec=spec())
+    b = cluster.node("a", group_id="h", spec=spec())
     cluster.run_until(lambda: a.held and b.held, H)
     cluster.run(3 * H)
     assert a.session.failure is b.session.failure is None
@@ -292,7 +292,7 @@ def test_a_new_generation_is_followed(cluster):
 
 def test_a_generation_that_has_not_reached_all_is_waited_for():
     cluster = world(partitions=2, records=[1] * 4)
-    node = cluster.node("a", wish=wish())
+    node = cluster.node("a", spec=spec())
     cluster.run_until(held_by(node, 4), H)
     config = changed(cluster.config, generation=2, era=2)
     write(cluster, config, 0)
@@ -344,7 +344,7 @@ def test_a_bug_in_the_engine_fences_all(cluster, monkeypatch):
 
 
 def test_a_session_can_act_at_once(cluster):
-    node = cluster.node("a", wish=wish())
+    node = cluster.node("a", spec=spec())
     node.engine.act(node.session)
     assert of(cluster, "a") == []  # not before the log is read to its end
     cluster.run(20)

@@ -13,7 +13,7 @@ from enginekit import (
     owning,
     pause_for,
     pause_record,
-    wish,
+    spec,
     world,
     write,
 )
@@ -135,7 +135,7 @@ def test_single_record_polls_do_not_request_single_records(eager):
 def test_small_requests_wait_while_grants_are_pending(monkeypatch):
     monkeypatch.setattr(grant_pipeline, "WORK_PER_REQUEST_US", 500_000)
     cluster = world(records=(20, 4))
-    node = cluster.node("a", wish=wish(delivery=AMO, most=4))
+    node = cluster.node("a", spec=spec(delivery=AMO, most=4))
     cluster.run_until(held_by(node, 2), 3 * H)
     cluster.run(40)
     node.consumer.pause(T1)
@@ -173,7 +173,7 @@ def test_requests_grow_while_others_hide_the_round_trip(
     records, fetched, at_once, eager
 ):
     cluster = world(records=records)
-    node = cluster.node("a", wish=wish(delivery=AMO, most=3, max_fetched=fetched))
+    node = cluster.node("a", spec=spec(delivery=AMO, most=3, max_fetched=fetched))
     cluster.run_until(held_by(node, len(records)), 3 * H)
     cluster.run(40)
     got = []
@@ -196,7 +196,7 @@ def test_requests_grow_while_others_hide_the_round_trip(
 
 def test_without_a_position_requests_are_sent_one_at_a_time(eager):
     cluster = world(records=(40,))
-    node = cluster.node("a", wish=wish(delivery=AMO, most=3))
+    node = cluster.node("a", spec=spec(delivery=AMO, most=3))
     cluster.run_until(lambda: KEY in node.session.holdings, H)
     cluster.run_until(lambda: claim_of(node).is_under_way, H)
     # The claim is sent; all later records arrive late, heartbeats included.
@@ -299,7 +299,7 @@ def test_a_later_consumer_hands_out_earlier_grants(eager):
     assert node.session.holdings[KEY].progress.unused
     node.consumer.close(release=False, timeout_ms=0)
     cluster.run(100)
-    node.consume(wish(delivery=AMO, most=3))
+    node.consume(spec(delivery=AMO, most=3))
     got += consumed(node, cluster)
     assert got == list(range(40))
     assert not node.observer.named("grant_lost")

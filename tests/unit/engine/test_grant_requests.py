@@ -10,8 +10,8 @@ from enginekit import (
     fold,
     of,
     owning,
+    spec,
     values,
-    wish,
     world,
     write,
 )
@@ -218,7 +218,7 @@ def test_a_refused_append_raises_its_error(cluster, owner, requests):
 
 def test_a_request_for_a_group_without_a_session_is_answered(cluster, requests):
     """No session of the group is open here: the log answers all the same."""
-    owner = cluster.node("z", group_id="h", wish=wish(delivery=AMO))
+    owner = cluster.node("z", group_id="h", spec=spec(delivery=AMO))
     cluster.run_until(lambda: owner.held, 3 * H)
     (holding,) = owner.held.values()
     pending = requests.send(

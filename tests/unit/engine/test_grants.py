@@ -9,8 +9,8 @@ from enginekit import (
     claim_of,
     of,
     owning,
+    spec,
     values,
-    wish,
     world,
     write,
 )
@@ -104,7 +104,7 @@ def test_a_heartbeat_batch_carries_as_many_marks_as_fit(monkeypatch):
     monkeypatch.setattr("kafka_marshal.engine.heartbeats.MARKS_PER_BATCH_MAX", 2)
     monkeypatch.setattr("kafka_marshal.protocol.losses.MARKS_PER_BATCH_MAX", 2)
     cluster = world(records=(4, 4, 4, 4))
-    node = cluster.node("a", wish=wish(delivery=AMO))
+    node = cluster.node("a", spec=spec(delivery=AMO))
     cluster.run_until(lambda: len(node.held) == 4, H)
     for _ in range(20):
         node.consumer.poll(0)

@@ -1,7 +1,7 @@
 """The log ends of a session's partitions."""
 
 import pytest
-from enginekit import AMO, KEY, H, held_by, owning, wish, world
+from enginekit import AMO, KEY, H, held_by, owning, spec, world
 
 from kafka_marshal.engine import lag
 from kafka_marshal.protocol.types import Key, TopicPartition
@@ -32,7 +32,7 @@ def test_lag_at_most_once_counts_from_the_grants(cluster):
 
 
 def test_an_unknown_key_has_no_lag(cluster):
-    node = cluster.node("a", wish=wish())
+    node = cluster.node("a", spec=spec())
     assert node.session.lag_of(KEY) is None
     node.data.cut = True
     cluster.run(2 * H)
@@ -55,7 +55,7 @@ def test_one_request_is_outstanding_and_many_partitions_are_split(cluster, monke
     monkeypatch.setattr(lag, "PARTITIONS_MAX", 2)
     cluster = world(records=[3] * 5)
     asked = []
-    node = cluster.node("a", wish=wish())
+    node = cluster.node("a", spec=spec())
     plain = node.data.ranges
 
     def ranges(partitions, timeout_ms, **rest):

@@ -8,8 +8,8 @@ from enginekit import (
     lines,
     of,
     owning,
+    spec,
     takeovers,
-    wish,
     world,
 )
 from logkit import beat, ident, member
@@ -93,8 +93,8 @@ def test_the_number_of_remembered_members_is_bounded(cluster, monkeypatch):
 def test_a_restart_with_its_identity_keeps_all_keys(restarts):
     """Acceptance M08, M20: within a heartbeat interval, no takeover in the log."""
     cluster = world(records=[1] * 6)
-    cluster.node("b", wish=wish())
-    a = cluster.node("a", wish=wish())
+    cluster.node("b", spec=spec())
+    a = cluster.node("a", spec=spec())
     cluster.run_until(held_by(a, 3), 2 * H)
     kept = set(a.held)
     for _ in range(restarts):
@@ -102,7 +102,7 @@ def test_a_restart_with_its_identity_keeps_all_keys(restarts):
         cluster.crash(a)
         cluster.run(H // 4)
         before = cluster.kafka.log(cluster.place(0)).end
-        a = cluster.node("a", wish=wish(), lives=a.lives)
+        a = cluster.node("a", spec=spec(), lives=a.lives)
         cluster.run_until(held_by(a, 3), H // 4)
         assert set(a.held) == kept
         since = [x for x in lines(cluster) if x.offset >= before]
@@ -115,7 +115,7 @@ def test_a_restart_with_its_identity_keeps_all_keys(restarts):
 def test_a_restart_without_its_identity_waits(cluster):
     a = owning(cluster)
     cluster.crash(a)
-    again = cluster.node("a", wish=wish())
+    again = cluster.node("a", spec=spec())
     cluster.run(H)
     assert not again.held
     cluster.run_until(held_by(again, 1), 3 * H)
@@ -126,7 +126,7 @@ def test_a_restart_that_is_not_fresh_claims_normally(cluster):
     a = owning(cluster)
     cluster.crash(a)
     cluster.run(int(1.5 * H))
-    again = cluster.node("a", wish=wish(), lives=a.lives)
+    again = cluster.node("a", spec=spec(), lives=a.lives)
     cluster.run_until(held_by(again, 1), 2 * H)
     effects = [x.transition.effect for x in of(cluster, "a", ClaimingPartition)]
     assert "resumed" not in effects
@@ -137,7 +137,7 @@ def test_a_wrong_secret_resumes_nothing_and_claims_normally(cluster):
     cluster.crash(a)
     (life,) = a.lives
     wrong = (type(life)(life.incarnation, b"w" * 32),)
-    again = cluster.node("a", wish=wish(), lives=wrong)
+    again = cluster.node("a", spec=spec(), lives=wrong)
     cluster.run_until(held_by(again, 1), 3 * H)
     reasons = [x.transition.reason for x in of(cluster, "a", ClaimingPartition)]
     assert reasons.count("resume_mismatch") == 1
@@ -149,9 +149,9 @@ def test_one_of_two_live_sessions_with_one_client_id_fails(first):
     cluster = world(records=[1] * 3)
     nodes = [cluster.node("a"), cluster.node("a")]
     cluster.run(H)  # both have announced themselves
-    nodes[first].consume(wish())
+    nodes[first].consume(spec())
     cluster.run(H // 2)
-    nodes[1 - first].consume(wish())
+    nodes[1 - first].consume(spec())
     cluster.run(5 * H)
     failed = [node for node in nodes if node.session.failure is not None]
     assert len(failed) == 1
@@ -165,7 +165,7 @@ def test_one_of_two_live_sessions_with_one_client_id_fails(first):
 
 def test_a_second_start_of_a_live_client_fails_and_takes_nothing(cluster):
     a = owning(cluster)
-    twin = cluster.node("a", wish=wish())
+    twin = cluster.node("a", spec=spec())
     cluster.run_until(lambda: twin.session.failure is not None, 2 * H)
     with pytest.raises(IdentityConflict, match="host-of-a"):
         twin.consumer.poll(0)
@@ -177,7 +177,7 @@ def test_a_second_start_of_a_live_client_fails_and_takes_nothing(cluster):
 def test_a_resumed_process_stops(cluster):
     """PROTOCOL 5.5: a copied identity directory; the first does not resume back."""
     a = owning(cluster)
-    copy = cluster.node("a", wish=wish(), lives=a.lives)
+    copy = cluster.node("a", spec=spec(), lives=a.lives)
     cluster.run_until(held_by(copy, 1), H)
     cluster.run(H)
     assert isinstance(a.session.failure, IdentityConflict)
@@ -190,7 +190,7 @@ def test_a_resumed_process_stops(cluster):
 def test_a_twin_is_reported_with_the_age_of_its_record(cluster):
     old = owning(cluster)
     old.cut(is_cut=True)
-    successor = cluster.node("a", wish=wish())
+    successor = cluster.node("a", spec=spec())
     cluster.run_until(held_by(successor, 1), 3 * H)
     cluster.run(2 * H)
     old.cut(is_cut=False)
@@ -205,7 +205,7 @@ def test_a_late_announcement_of_a_dead_process_is_no_conflict(cluster):
     cluster.run(H // 3 + 100)  # announces once more; that record is in flight
     cluster.crash(a)
     cluster.fates.clear()
-    again = cluster.node("a", wish=wish())
+    again = cluster.node("a", spec=spec())
     cluster.run(3 * H)
     assert again.session.failure is None
     assert again.held
@@ -218,7 +218,7 @@ def test_a_disconnected_process_yields_to_its_successor(cluster, lead_ms):
     old = owning(cluster)
     cluster.run(lead_ms)
     old.cut(is_cut=True)
-    successor = cluster.node("a", wish=wish())
+    successor = cluster.node("a", spec=spec())
     cluster.run_until(held_by(successor, 1), 3 * H)
     old.cut(is_cut=False)
     cluster.run(2 * H)

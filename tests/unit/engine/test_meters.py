@@ -13,7 +13,7 @@ from enginekit import (
     held_by,
     owning,
     pause_for,
-    wish,
+    spec,
     world,
 )
 from hypothesis import given
@@ -95,7 +95,7 @@ def test_a_takeover_counts_from_the_last_renewal_in_log_time(cluster):
     cluster.crash(dead)
     cluster.run(H)
     renewed_ms = fold(cluster).keys[KEY].renewed_ms
-    other = cluster.node("b", wish=wish())
+    other = cluster.node("b", spec=spec())
     cluster.run_until(held_by(other, 1), 4 * H)
     world_now = fold(cluster).keys[KEY].renewed_ms
     figure = other.session.meters.takeovers["t", "stale"]
@@ -120,7 +120,7 @@ def test_a_released_key_counts_from_its_release(cluster):
 def test_a_resumed_takeover_is_counted_separately(cluster):
     first = owning(cluster)
     cluster.crash(first)
-    second = cluster.node("a", wish=wish(), lives=first.lives)
+    second = cluster.node("a", spec=spec(), lives=first.lives)
     cluster.run_until(held_by(second, 1), H)
     assert total(second.session.meters.won) == {"resumed": 1}
     assert sum(second.session.meters.takeovers["t", "resumed"].counts) == 1

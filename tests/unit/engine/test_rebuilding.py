@@ -10,8 +10,8 @@ from enginekit import (
     held_by,
     of,
     owning,
+    spec,
     values,
-    wish,
     world,
 )
 from keptkit import Shelf, kept
@@ -82,7 +82,7 @@ def test_uncommitted_records_are_reported_as_lost(cluster):
 def test_other_partitions_continue():
     """Only the truncated coordinating partition is folded again."""
     cluster = world(partitions=2, records=(10,) * 8)
-    node = cluster.node("a", wish=wish())
+    node = cluster.node("a", spec=spec())
     cluster.run_until(held_by(node, 8), 3 * H)
     cluster.run(100)
     place_of = node.engine.context.partition_of
@@ -97,7 +97,7 @@ def test_other_partitions_continue():
 
 def test_a_truncation_during_another_restore_is_folded_again():
     cluster = world(partitions=2, records=(10,) * 8)
-    node = cluster.node("a", wish=wish())
+    node = cluster.node("a", spec=spec())
     cluster.run_until(held_by(node, 8), 3 * H)
     node.engine.rebuilder.sources = (LogCheckpoints(),)
     truncate(cluster, end=1, partition=0)
@@ -202,7 +202,7 @@ def test_later_grants_of_the_next_owner_are_exposed(cluster):
     node = owning(cluster, delivery=AMO, most=5, batches=1)
     done = polled(node, cluster)[0]
     granted = fold(cluster).keys[KEY].granted
-    other = cluster.node("b", wish=wish(delivery=AMO, most=5, batches=1))
+    other = cluster.node("b", spec=spec(delivery=AMO, most=5, batches=1))
     node.cut(is_cut=True)
     truncate(cluster, end=offset_of(cluster, "a", ClaimingMessages, "granted"))
     again = drain_to(cluster, other, granted + 5)
@@ -217,7 +217,7 @@ def test_a_takeover_in_skipped_entries_is_exposed_from_0(cluster):
     node = owning(cluster, delivery=AMO, most=5, batches=1)
     polled(node, cluster)
     granted = fold(cluster).keys[KEY].granted
-    other = cluster.node("b", wish=wish(delivery=AMO, most=5, batches=1))
+    other = cluster.node("b", spec=spec(delivery=AMO, most=5, batches=1))
     node.cut(is_cut=True)
     truncate(cluster, end=offset_of(cluster, "a", ClaimingMessages, "granted"))
     drain_to(cluster, other, granted + 5)
@@ -236,7 +236,7 @@ def test_a_key_taken_over_before_its_request_is_exposed(cluster):
     granted = fold(cluster).keys[KEY].granted
     truncate(cluster, end=offset_of(cluster, "a", ClaimingMessages, "granted"))
     cluster.fates["a"] = AppendFate(is_lost=True)
-    other = cluster.node("b", wish=wish(delivery=AMO, most=5, batches=1))
+    other = cluster.node("b", spec=spec(delivery=AMO, most=5, batches=1))
     again = drain_to(cluster, other, granted + 5)
     assert set(done) <= set(again)
     cluster.fates.clear()
@@ -410,7 +410,7 @@ def test_grants_of_a_forgotten_topic_are_exposed(cluster):
 def restarted(cluster, state):
     """Start a process with a kept state."""
     cluster.crash(cluster.nodes[0])
-    return cluster.node("b", wish=wish(delivery=AMO), sources=(Shelf(kept(state)),))
+    return cluster.node("b", spec=spec(delivery=AMO), sources=(Shelf(kept(state)),))
 
 
 def granted_and_kept(cluster):
@@ -438,7 +438,7 @@ def test_later_grants_of_others_are_reported(cluster):
     _, state = granted_and_kept(cluster)
     truncate(cluster, end=1)
     cluster.crash(cluster.nodes[0])
-    other = cluster.node("c", wish=wish(delivery=AMO))
+    other = cluster.node("c", spec=spec(delivery=AMO))
     cluster.run_until(held_by(other, 1), 4 * H)
     polled(other, cluster)
     assert fold(cluster).keys[KEY].granted
@@ -457,11 +457,11 @@ def test_lost_grants_of_an_earlier_topic_are_not_reported(cluster):
     truncate(cluster, end=at)
     cluster.crash(cluster.nodes[0])
     cluster.kafka.recreate_topic("t", 1)
-    other = cluster.node("c", wish=wish(delivery=AMO))
+    other = cluster.node("c", spec=spec(delivery=AMO))
     cluster.run_until(held_by(other, 1), 4 * H)
     assert fold(cluster).keys[KEY].retired_topic_ids == (state.keys[KEY].topic_id,)
     cluster.crash(other)
-    node = cluster.node("b", wish=wish(delivery=AMO), sources=(Shelf(kept(state)),))
+    node = cluster.node("b", spec=spec(delivery=AMO), sources=(Shelf(kept(state)),))
     cluster.run(4 * H)
     assert node.observer.named("state_unfit")
     assert node.observer.named("grant_exposed") == []
@@ -483,7 +483,7 @@ def test_a_damaged_state_is_no_evidence(cluster, changes):
     truncate(cluster, end=1)
     cluster.crash(cluster.nodes[0])
     shelf = Shelf(kept(state, **changes))
-    node = cluster.node("b", wish=wish(delivery=AMO), sources=(shelf,))
+    node = cluster.node("b", spec=spec(delivery=AMO), sources=(shelf,))
     cluster.run(4 * H)
     assert node.observer.named("state_unfit")
     assert not node.observer.named("grant_exposed")
@@ -496,13 +496,13 @@ def test_unreported_losses_are_kept_for_the_next_start(cluster):
     truncate(cluster, end=at)
     cluster.crash(cluster.nodes[0])
     shelf = Shelf(kept(state))
-    early = cluster.node("b", wish=wish(delivery=AMO), sources=(shelf,))
+    early = cluster.node("b", spec=spec(delivery=AMO), sources=(shelf,))
     cluster.run(H)
     assert early.observer.named("state_unfit")
     assert not early.observer.named("grant_exposed")
     assert shelf.discarded == []
     cluster.crash(early)
-    node = cluster.node("c", wish=wish(delivery=AMO), sources=(shelf,))
+    node = cluster.node("c", spec=spec(delivery=AMO), sources=(shelf,))
     cluster.run_until(lambda: node.observer.named("grant_exposed"), 4 * H)
     cluster.run_until(lambda: shelf.discarded == [0], H)
 
@@ -513,7 +513,7 @@ def test_reported_evidence_is_removed(cluster, is_claim_lost):
     truncate(cluster, end=1 if is_claim_lost else at)
     cluster.crash(cluster.nodes[0])
     shelf = Shelf(kept(state))
-    node = cluster.node("b", wish=wish(delivery=AMO), sources=(shelf,))
+    node = cluster.node("b", spec=spec(delivery=AMO), sources=(shelf,))
     cluster.run_until(lambda: node.observer.named("grant_exposed"), 4 * H)
     cluster.run(H)
     assert shelf.discarded == [0]
@@ -525,6 +525,6 @@ def test_a_state_without_evidence_is_removed_at_once(cluster):
     truncate(cluster, end=1)
     cluster.crash(cluster.nodes[0])
     shelf = Shelf(kept(state, digest="00" * 16))
-    cluster.node("b", wish=wish(delivery=AMO), sources=(shelf,))
+    cluster.node("b", spec=spec(delivery=AMO), sources=(shelf,))
     cluster.run(H)
     assert shelf.discarded == [0]

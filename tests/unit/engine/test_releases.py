@@ -9,7 +9,7 @@ from enginekit import (
     holders,
     of,
     owning,
-    wish,
+    spec,
     world,
     write,
 )
@@ -32,7 +32,7 @@ def cluster():
 def test_a_ghost_claim_is_released_at_once(cluster):
     """The client gives it up as unanswered, and then it arrives and wins."""
     cluster.fates["a"] = AppendFate(delay_ms=H, fails_after_ms=10)
-    node = cluster.node("a", wish=wish())
+    node = cluster.node("a", spec=spec())
     cluster.run(H // 2)
     cluster.fates.clear()
     node.consumer.close(timeout_ms=0)
@@ -45,7 +45,7 @@ def test_a_ghost_claim_is_released_at_once(cluster):
 
 def test_a_claim_that_arrives_after_its_lease_is_retried(cluster):
     cluster.fates["a"] = AppendFate(delay_ms=2 * H, fails_after_ms=10)
-    node = cluster.node("a", wish=wish())
+    node = cluster.node("a", spec=spec())
     cluster.run(H // 4)
     cluster.fates.clear()
     cluster.run(4 * H)

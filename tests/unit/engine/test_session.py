@@ -16,9 +16,9 @@ from enginekit import (
     of,
     owning,
     pause_for,
+    spec,
     takeovers,
     values,
-    wish,
     world,
     write,
 )
@@ -55,7 +55,7 @@ def test_the_winner_beats_before_it_fetches(cluster, monkeypatch):
         return plain(reader, timeout_ms, max_records)
 
     monkeypatch.setattr(FakeDataReader, "poll", poll)
-    node = cluster.node("a", wish=wish())
+    node = cluster.node("a", spec=spec())
     while not node.consumer.poll(0):
         cluster.run(20)
     mine = [type(line.record) for line in of(cluster, "a")]
@@ -84,7 +84,7 @@ def test_the_winner_of_a_key_with_a_position_beats_before_it_fetches(
         return plain(reader, timeout_ms, max_records)
 
     monkeypatch.setattr(FakeDataReader, "poll", poll)
-    second = cluster.node("b", wish=wish(delivery=delivery))
+    second = cluster.node("b", spec=spec(delivery=delivery))
     while not second.consumer.poll(0):
         cluster.run(20)
     mine = [type(line.record) for line in of(cluster, "b")]
@@ -107,7 +107,7 @@ def test_beats_are_at_most_h_apart_in_log_time(cluster):
 
 def test_many_keys_of_a_partition_beat_in_one_record():
     cluster = world(records=[1] * 12)
-    node = cluster.node("a", wish=wish())
+    node = cluster.node("a", spec=spec())
     cluster.run_until(held_by(node, 12), H)
     start = cluster.kafka.log(cluster.place(0)).end
     cluster.run(10 * H, step_ms=50)
@@ -119,7 +119,7 @@ def test_many_keys_of_a_partition_beat_in_one_record():
 
 def test_beats_beyond_the_limit_of_a_record_are_split():
     cluster = world(records=[1] * 7, beats=3)
-    node = cluster.node("a", wish=wish())
+    node = cluster.node("a", spec=spec())
     cluster.run_until(held_by(node, 7), H)
     cluster.run(3 * H)
     sizes = {len(line.record.beats) for line in of(cluster, "a", BatchHeartbeat)}
@@ -129,8 +129,8 @@ def test_beats_beyond_the_limit_of_a_record_are_split():
 
 
 def test_the_earliest_of_two_claims_wins(cluster):
-    a = cluster.node("a", wish=wish(policy="greedy"))
-    b = cluster.node("b", wish=wish(policy="greedy"))
+    a = cluster.node("a", spec=spec(policy="greedy"))
+    b = cluster.node("b", spec=spec(policy="greedy"))
     cluster.run(H)
     accepted = [x for x in lines(cluster) if x.transition.effect == "claimed"]
     assert len(accepted) == 1
@@ -141,7 +141,7 @@ def test_the_earliest_of_two_claims_wins(cluster):
 def test_a_single_client_claims_at_once(cluster):
     node = cluster.node("a")
     cluster.run(20)
-    node.consume(wish())
+    node.consume(spec())
     node.step()
     assert len(of(cluster, "a", ClaimingPartition)) == 1
 
@@ -150,7 +150,7 @@ def test_a_fleet_that_starts_on_free_keys_claims_each_about_once():
     cluster = world(4, records=[0] * 400)
     names = [f"c{number}" for number in range(6)]
     cluster.fates |= {name: AppendFate(delay_ms=15) for name in names}
-    nodes = [cluster.node(name, wish=wish()) for name in names]
+    nodes = [cluster.node(name, spec=spec()) for name in names]
     cluster.run_until(lambda: sum(len(node.held) for node in nodes) == 400, 4 * H)
     claims = [
         line
@@ -170,7 +170,7 @@ def waited_ms(number):
     cluster.run(40)
     node.entropy.random_bytes(number)
     start_ms = cluster.clock.now_ms()
-    node.consume(wish())
+    node.consume(spec())
     cluster.run_until(lambda: of(cluster, "a", ClaimingPartition), H, step_ms=1)
     return cluster.clock.now_ms() - start_ms
 
@@ -183,7 +183,7 @@ def test_several_clients_claim_after_a_random_delay():
 
 def test_a_stale_owner_is_replaced_within_2h_and_a_little(cluster):
     a = owning(cluster)
-    b = cluster.node("b", wish=wish())
+    b = cluster.node("b", spec=spec())
     cluster.run(H)
     cluster.crash(a)
     last = of(cluster, "a", Heartbeat)[-1].time_ms
@@ -205,8 +205,8 @@ def test_an_idle_log_does_not_keep_a_dead_owner_alive(cluster):
 
 def test_claims_max_is_never_exceeded():
     cluster = world(records=[1] * 10)
-    nodes = [cluster.node(n, wish=wish(claims_max=3)) for n in "ab"]
-    nodes.append(cluster.node("c", wish=wish(claims_max=2, policy="greedy")))
+    nodes = [cluster.node(n, spec=spec(claims_max=3)) for n in "ab"]
+    nodes.append(cluster.node("c", spec=spec(claims_max=2, policy="greedy")))
     for _ in range(300):
         cluster.run(50, step_ms=50)
         assert [
@@ -218,18 +218,18 @@ def test_claims_max_is_never_exceeded():
 
 
 def test_two_claims_of_one_key_in_a_process_are_refused(cluster):
-    node = cluster.node("a", wish=wish())
+    node = cluster.node("a", spec=spec())
     with pytest.raises(InvalidTransition, match="already claimed"):
         node.session.want(KEY)
     with pytest.raises(InvalidTransition, match="already consumed"):
-        node.consume(wish())
+        node.consume(spec())
     other = Key("g", "u", 0)
     node.session.want(other)
     with pytest.raises(InvalidTransition, match="already claimed"):
         node.session.want(other)
     cluster.kafka.create_topic("u", 1)
     with pytest.raises(InvalidTransition, match="already consumed"):
-        node.consume(wish("u"))
+        node.consume(spec("u"))
 
 
 def test_a_key_released_at_once_is_taken_at_once(cluster):
@@ -308,7 +308,7 @@ def test_a_pause_holds_resumes_back(cluster):
     a = owning(cluster)
     pause_for(cluster, 3 * H)
     cluster.crash(a)
-    again = cluster.node("a", wish=wish(), lives=a.lives)
+    again = cluster.node("a", spec=spec(), lives=a.lives)
     cluster.run(2 * H)
     assert not again.held
     cluster.run_until(held_by(again, 1), 3 * H)
@@ -388,7 +388,7 @@ def test_hostile_bytes_change_nothing(cluster):
 
 def test_a_log_that_is_cut_off_for_long_is_joined_again(cluster):
     a = owning(cluster)
-    cluster.node("b", wish=wish())
+    cluster.node("b", spec=spec())
     cluster.run(H)
     a.cut(is_cut=True)
     cluster.run(4 * H)
@@ -404,7 +404,7 @@ def test_two_accepted_claims_of_one_session_are_both_unused(cluster):
     node = cluster.node("a")
     cluster.run(100)
     node.log.read_lag_ms = 10 * H
-    node.consume(wish())
+    node.consume(spec())
     cluster.run_until(lambda: len(of(cluster, "a", ClaimingPartition)) == 1, H)
     leader = cluster.kafka.log(cluster.place(0)).leader
     cluster.kafka.set_skew(leader, 3 * H)

@@ -4,7 +4,7 @@ import itertools
 from collections import Counter
 
 import pytest
-from enginekit import AMO, KEY, H, held_by, lines, of, wish, world
+from enginekit import AMO, KEY, H, held_by, lines, of, spec, world
 
 from kafka_marshal.engine.slow_consumers import best_taker
 from kafka_marshal.errors import ClaimLost
@@ -65,11 +65,11 @@ def live(cluster, actors, duration_ms, *, until=lambda: False):
 
 def careful(*topics, **rest):
     """Return a subscription with all policies enabled, as in production."""
-    return wish(*topics, max_handling_ms=None, release_behind=True, **rest)
+    return spec(*topics, max_handling_ms=None, release_behind=True, **rest)
 
 
 def start(cluster, name, per_s, **rest):
-    return App(cluster.node(name, wish=careful(**rest)), per_s)
+    return App(cluster.node(name, spec=careful(**rest)), per_s)
 
 
 def releases(cluster, reason=None):
@@ -184,8 +184,8 @@ def test_a_member_that_keeps_up_keeps_its_partition():
 
 def test_releasing_lagging_partitions_can_be_disabled():
     cluster = world(records=[0] * 2)
-    wished = wish(max_handling_ms=None, release_behind=False)
-    apps = [App(cluster.node(name, wish=wished), 3) for name in "ab"]
+    wished = spec(max_handling_ms=None, release_behind=False)
+    apps = [App(cluster.node(name, spec=wished), 3) for name in "ab"]
     apps[1].per_s = 200
     load = Load(cluster, 2, 10)
     live(cluster, [*apps, load], 12 * H)
@@ -217,8 +217,8 @@ def test_whole_topics_are_not_judged_by_their_speed():
     cluster.fill("u", [0])
     wished = careful("t", "u", policy="topic")
     a, b = (
-        App(cluster.node("a", wish=wished), 3),
-        App(cluster.node("b", wish=wished), 200),
+        App(cluster.node("a", spec=wished), 3),
+        App(cluster.node("b", spec=wished), 200),
     )
     load = Load(cluster, 2, 10)
     live(cluster, [a, b, load], 12 * H)
@@ -353,11 +353,11 @@ def test_an_idle_consumer_without_polls_loses_partitions_with_records():
 @pytest.mark.parametrize(("limit_ms", "least_ms"), [(0, 8 * H), (3 * H, 3 * H)])
 def test_max_handling_ms_extends_the_limit(limit_ms, least_ms):
     cluster = world(records=[9])
-    wished = wish(max_handling_ms=limit_ms, release_behind=True)
-    a = cluster.node("a", wish=wished)
+    wished = spec(max_handling_ms=limit_ms, release_behind=True)
+    a = cluster.node("a", spec=wished)
     cluster.run_until(held_by(a, 1), H)
     a.consumer.poll(0)
-    cluster.node("b", wish=wished)
+    cluster.node("b", spec=wished)
     cluster.run(least_ms - H // 2)
     assert KEY in a.held
 

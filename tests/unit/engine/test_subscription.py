@@ -12,8 +12,8 @@ from enginekit import (
     lines,
     of,
     pause_for,
+    spec,
     takeovers,
-    wish,
     world,
     write,
 )
@@ -40,10 +40,10 @@ def cluster():
 
 def test_a_new_member_gets_its_share_by_name():
     cluster = world(partitions=2, records=[1] * 8)
-    a = cluster.node("a", wish=wish())
+    a = cluster.node("a", spec=spec())
     cluster.run_until(held_by(a, 8), H)
     cluster.run(H)
-    b = cluster.node("b", wish=wish())
+    b = cluster.node("b", spec=spec())
     took_ms = cluster.run_until(held_by(b, 4), 2 * H)
     assert took_ms < H
     assert len(a.held) == 4
@@ -65,7 +65,7 @@ def test_a_new_member_gets_its_share_by_name():
 def test_nothing_moves_once_shared():
     """Acceptance L31."""
     cluster = world(partitions=2, records=[1] * 7)
-    nodes = [cluster.node(name, wish=wish()) for name in "abc"]
+    nodes = [cluster.node(name, spec=spec()) for name in "abc"]
     cluster.run_until(lambda: sum(len(n.held) for n in nodes) == 7, 3 * H)
     cluster.run(3 * H)
     ends = [cluster.kafka.log(cluster.place(t)).end for t in range(2)]
@@ -82,7 +82,7 @@ def test_nothing_moves_once_shared():
 def test_nothing_is_released_for_a_dead_member():
     """The keys of a dead member go stale one coordinating partition after another."""
     cluster = world(partitions=2, records=[1] * 8)
-    a, b = (cluster.node(name, wish=wish()) for name in "ab")
+    a, b = (cluster.node(name, spec=spec()) for name in "ab")
     cluster.run_until(lambda: len(a.held) == len(b.held) == 4, 3 * H)
     cluster.run(H)
     cluster.crash(a)
@@ -111,10 +111,10 @@ def test_nothing_is_released_for_a_dead_member():
 
 def test_surplus_is_finished_before_it_is_released():
     cluster = world(records=[4, 4])
-    a = cluster.node("a", wish=wish(most=100))
+    a = cluster.node("a", spec=spec(most=100))
     cluster.run_until(held_by(a, 2), H)
     polled = a.consumer.poll(0)
-    b = cluster.node("b", wish=wish())
+    b = cluster.node("b", spec=spec())
     cluster.run(H // 2)
     assert not b.held
     for records in polled.values():
@@ -126,10 +126,10 @@ def test_surplus_is_finished_before_it_is_released():
 
 def test_surplus_waits_for_a_slow_handler_and_not_for_one_that_never_commits():
     cluster = world(records=[4, 4])
-    a = cluster.node("a", wish=wish(most=100))
+    a = cluster.node("a", spec=spec(most=100))
     cluster.run_until(held_by(a, 2), H)
     a.consumer.poll(0)
-    b = cluster.node("b", wish=wish())
+    b = cluster.node("b", spec=spec())
     cluster.run(5 * H)  # busy with the records of the poll
     assert not b.held
     assert len(a.held) == 2
@@ -141,7 +141,7 @@ def test_surplus_waits_for_a_slow_handler_and_not_for_one_that_never_commits():
 
 def test_a_leaving_member_releases_all_at_once():
     cluster = world(records=[1] * 4)
-    a, b = (cluster.node(name, wish=wish()) for name in "ab")
+    a, b = (cluster.node(name, spec=spec()) for name in "ab")
     cluster.run_until(lambda: len(a.held) == len(b.held) == 2, 3 * H)
     a.leave()
     assert cluster.run_until(held_by(b, 4), H) <= 500
@@ -153,9 +153,9 @@ def test_a_leaving_member_releases_all_at_once():
 
 def test_a_sidecar_counts_as_many_members_as_it_has_clients():
     cluster = world(partitions=2, records=[1] * 8)
-    a = cluster.node("a", wish=wish())
+    a = cluster.node("a", spec=spec())
     cluster.run_until(held_by(a, 8), H)
-    b = cluster.node("b", wish=wish())
+    b = cluster.node("b", spec=spec())
     b.session.subscriptions[0].weight = 3
     cluster.run_until(held_by(b, 6), 2 * H)
     cluster.run(H)
@@ -191,7 +191,7 @@ def topics_of(node):
 
 
 def whole(cluster, name, *topics, **rest):
-    return cluster.node(name, wish=wish(*topics, policy="topic", **rest))
+    return cluster.node(name, spec=spec(*topics, policy="topic", **rest))
 
 
 def test_whole_topics_are_shared_and_kept_together():
@@ -256,7 +256,7 @@ def claims_of(cluster, name, number):
 
 def test_a_returning_member_gets_its_keys_back():
     cluster = world(records=[1] * 6)
-    nodes = {name: cluster.node(name, wish=wish()) for name in "abc"}
+    nodes = {name: cluster.node(name, spec=spec()) for name in "abc"}
     cluster.run_until(lambda: {len(n.held) for n in nodes.values()} == {2}, 4 * H)
     before = set(nodes["b"].held)
     nodes["b"].leave()
@@ -264,7 +264,7 @@ def test_a_returning_member_gets_its_keys_back():
     cluster.crash(nodes["b"])
     rest = (nodes["a"], nodes["c"])
     cluster.run_until(lambda: [len(n.held) for n in rest] == [3, 3], 2 * H)
-    again = cluster.node("b", wish=wish())
+    again = cluster.node("b", spec=spec())
     cluster.run_until(held_by(again, 2), 2 * H)
     assert set(again.held) == before
 
@@ -273,7 +273,7 @@ def test_a_returning_member_gets_its_keys_back():
 def test_a_member_that_left_and_returns_gets_its_share_at_once(before):
     """Its leave counts for two intervals, but only for the earlier process."""
     cluster = world(records=[1, 1])
-    a = cluster.node("a", wish=wish())
+    a = cluster.node("a", spec=spec())
     cluster.run_until(held_by(a, 2), H)
     left = of(cluster, "a", Member)[-1].record
     write(
@@ -282,13 +282,13 @@ def test_a_member_that_left_and_returns_gets_its_share_at_once(before):
             left, client_id="b", incarnation=before, seq=1, draining=True
         ),
     )
-    b = cluster.node("b", wish=wish())
+    b = cluster.node("b", spec=spec())
     assert cluster.run_until(held_by(b, 1), 3 * H) < H
 
 
 def test_a_released_key_is_not_claimed_again_within_an_interval():
     cluster = world(records=[1])
-    a = cluster.node("a", wish=wish())
+    a = cluster.node("a", spec=spec())
     cluster.run_until(held_by(a, 1), H)
     a.session.release(a.session.holdings[KEY], reason="released")
     cluster.run_until(held_by(a, 1), 3 * H)
@@ -299,9 +299,9 @@ def test_a_released_key_is_not_claimed_again_within_an_interval():
 
 def test_the_cooldown_does_not_apply_to_others():
     cluster = world(records=[1])
-    a = cluster.node("a", wish=wish())
+    a = cluster.node("a", spec=spec())
     cluster.run_until(held_by(a, 1), H)
-    b = cluster.node("b", wish=wish())
+    b = cluster.node("b", spec=spec())
     cluster.run(H // 2)
     a.session.release(a.session.holdings[KEY], reason="released")
     assert cluster.run_until(held_by(b, 1), H) < H
@@ -318,9 +318,9 @@ def test_the_cooldown_does_not_apply_to_others():
 def test_an_orderly_release_by_others_ends_the_cooldown(reason, is_at_once):
     """A released surplus returns when the other member leaves."""
     cluster = world(records=[1, 1])
-    a = cluster.node("a", wish=wish())
+    a = cluster.node("a", spec=spec())
     cluster.run_until(held_by(a, 2), H)
-    b = cluster.node("b", wish=wish())
+    b = cluster.node("b", spec=spec())
     cluster.run_until(held_by(b, 1), H)
     (theirs,) = b.held
     b.session.release(b.session.holdings[theirs], reason=reason)
@@ -331,7 +331,7 @@ def test_an_orderly_release_by_others_ends_the_cooldown(reason, is_at_once):
 
 def test_a_pause_starts_no_cooldown():
     cluster = world(records=[1])
-    a = cluster.node("a", wish=wish())
+    a = cluster.node("a", spec=spec())
     cluster.run_until(held_by(a, 1), H)
     pause_for(cluster, H)
     cluster.run_until(held_by(a, 0), H)
@@ -355,7 +355,7 @@ def test_the_application_can_claim_again_at_once():
 
 def test_claims_and_releases_have_reasons():
     cluster = world(records=[1] * 2)
-    a = cluster.node("a", wish=wish())
+    a = cluster.node("a", spec=spec())
     cluster.run_until(held_by(a, 2), H)
     notes = fold(cluster).soft.notes
     assert notes[KEY].reason == (
@@ -363,7 +363,7 @@ def test_claims_and_releases_have_reasons():
     )
     (event, _) = a.observer.named("claimed")
     assert event.fields["why"] == notes[event.fields["key"]].reason
-    b = cluster.node("b", wish=wish())
+    b = cluster.node("b", spec=spec())
     cluster.run_until(held_by(b, 1), H)
     (key,) = b.held
     assert fold(cluster).soft.notes[key].reason == (
@@ -535,7 +535,7 @@ def test_a_consumer_survives_a_failing_policy():
             raise RuntimeError(mood[0])
         return greedy(view)
 
-    node = cluster.node("a", wish=wish(policy=policy))
+    node = cluster.node("a", spec=spec(policy=policy))
     cluster.run_until(held_by(node, 2), H)
     mood.append("no")
     polled = {}
@@ -548,6 +548,6 @@ def test_a_consumer_survives_a_failing_policy():
     (event,) = node.observer.named("policy_failed")
     assert event.fields == {"policy": "policy", "error": "RuntimeError('no')"}
     mood.clear()
-    cluster.node("b", wish=wish())
+    cluster.node("b", spec=spec())
     cluster.run(2 * H)
     assert len(node.observer.named("policy_failed")) == 1

@@ -4,7 +4,7 @@ import itertools
 import re
 
 import pytest
-from enginekit import ALO, AMO, KEY, T0, H, held_by, of, wish, world
+from enginekit import ALO, AMO, KEY, T0, H, held_by, of, spec, world
 
 from kafka_marshal.engine import topics
 from kafka_marshal.engine.topics import TopicCallback, matching_topics
@@ -23,7 +23,7 @@ def following(cluster, **rest):
     """Start a node with the pattern orders-..., before any topic exists."""
     return cluster.node(
         "a",
-        wish=wish(pattern="orders-.*", metadata_refresh_ms=REFRESH_MS, **rest),
+        spec=spec(pattern="orders-.*", metadata_refresh_ms=REFRESH_MS, **rest),
     )
 
 
@@ -33,7 +33,7 @@ def held_topics(node):
 
 def test_new_partitions_join_live():
     cluster = world(records=[1, 1])
-    node = cluster.node("a", wish=wish(metadata_refresh_ms=REFRESH_MS))
+    node = cluster.node("a", spec=spec(metadata_refresh_ms=REFRESH_MS))
     cluster.run_until(held_by(node, 2), H)
     cluster.kafka.add_partitions("t", 3)
     took_ms = cluster.run_until(held_by(node, 5), 2 * H)
@@ -138,7 +138,7 @@ def test_matching_topics_describes_only_matches():
 
 def test_a_named_topic_that_is_deleted_is_reported_once_and_waited_for():
     cluster = world(records=[1, 1])
-    node = cluster.node("a", wish=wish(metadata_refresh_ms=REFRESH_MS))
+    node = cluster.node("a", spec=spec(metadata_refresh_ms=REFRESH_MS))
     cluster.run_until(held_by(node, 2), H)
     cluster.kafka.delete_topic("t")
     cluster.run_until(lambda: not node.held, 4 * REFRESH_MS)
@@ -156,7 +156,7 @@ def test_a_named_topic_that_is_deleted_is_reported_once_and_waited_for():
 
 def test_a_deleted_topic_is_detected_by_its_lag():
     cluster = world(records=[1])
-    node = cluster.node("a", wish=wish(metadata_refresh_ms=100 * H))
+    node = cluster.node("a", spec=spec(metadata_refresh_ms=100 * H))
     cluster.run_until(held_by(node, 1), H)
     cluster.kafka.delete_topic("t")
     cluster.run_until(lambda: not node.held, H)
@@ -166,7 +166,7 @@ def test_a_deleted_topic_is_detected_by_its_lag():
 
 def test_a_topic_missing_for_a_while_continues_at_its_position():
     cluster = world(records=[5])
-    node = cluster.node("a", wish=wish(metadata_refresh_ms=REFRESH_MS))
+    node = cluster.node("a", spec=spec(metadata_refresh_ms=REFRESH_MS))
     cluster.run_until(held_by(node, 1), H)
     assert taken(cluster, node, 5) == [b"0", b"1", b"2", b"3", b"4"]
     node.consumer.commit()
@@ -210,7 +210,7 @@ NEW = [b"new %d" % number for number in range(60)]
 def test_a_recreated_topic_is_consumed_from_its_beginning(delivery, refresh_ms):
     cluster = world(records=[20])
     node = cluster.node(
-        "a", wish=wish(delivery=delivery, metadata_refresh_ms=refresh_ms)
+        "a", spec=spec(delivery=delivery, metadata_refresh_ms=refresh_ms)
     )
     assert len(taken(cluster, node, 20)) == 20
     node.consumer.poll(0)
@@ -232,7 +232,7 @@ def test_a_recreated_topic_is_consumed_from_its_beginning(delivery, refresh_ms):
 def test_grants_of_a_deleted_topic_are_reported_and_not_handed_out():
     cluster = world(records=[20])
     node = cluster.node(
-        "a", wish=wish(delivery=AMO, most=5, metadata_refresh_ms=REFRESH_MS)
+        "a", spec=spec(delivery=AMO, most=5, metadata_refresh_ms=REFRESH_MS)
     )
     got = taken(cluster, node, 5)
     cluster.run_until(lambda: node.held[KEY].progress.granted is not None, H)
@@ -247,14 +247,14 @@ def test_grants_of_a_deleted_topic_are_reported_and_not_handed_out():
 def test_a_position_beyond_a_recreated_topic_is_no_error():
     """The id is compared first: the range belongs to another topic."""
     cluster = world(records=[20])
-    node = cluster.node("a", wish=wish(metadata_refresh_ms=100 * H))
+    node = cluster.node("a", spec=spec(metadata_refresh_ms=100 * H))
     taken(cluster, node, 20)
     node.consumer.commit()
     cluster.run(H)
     cluster.crash(node)
     cluster.kafka.recreate_topic("t", 1)
     cluster.kafka.produce(T0, b"new")
-    life = cluster.node("a", wish=wish(metadata_refresh_ms=100 * H), lives=node.lives)
+    life = cluster.node("a", spec=spec(metadata_refresh_ms=100 * H), lives=node.lives)
     assert taken(cluster, life, 1) == [b"new"]
     assert life.observer.named("position_out_of_range") == []
     effects = [line.transition.effect for line in of(cluster, "a", ClaimingPartition)]
@@ -263,7 +263,7 @@ def test_a_position_beyond_a_recreated_topic_is_no_error():
 
 def test_a_range_of_the_new_topic_does_not_judge_a_position_in_the_old_one():
     cluster = world(records=[20])
-    node = cluster.node("a", wish=wish(metadata_refresh_ms=100 * H))
+    node = cluster.node("a", spec=spec(metadata_refresh_ms=100 * H))
     taken(cluster, node, 20)
     reader = node.consumer._hands._reader
     poll, refused = reader.poll, []
@@ -285,7 +285,7 @@ def test_a_range_of_the_new_topic_does_not_judge_a_position_in_the_old_one():
 
 def test_a_lagging_broker_does_not_restore_an_earlier_topic():
     cluster = world(records=[20])
-    node = cluster.node("a", wish=wish(metadata_refresh_ms=REFRESH_MS))
+    node = cluster.node("a", spec=spec(metadata_refresh_ms=REFRESH_MS))
     taken(cluster, node, 20)
     data = cluster.kafka.data_log()
     earlier = data.describe(["t"], 10)
@@ -303,7 +303,7 @@ def test_a_lagging_broker_does_not_restore_an_earlier_topic():
 def left_behind(cluster):
     """Return a member that knows an earlier topic; the later one has no owner."""
     nodes = [
-        cluster.node(name, wish=wish(metadata_refresh_ms=100 * H)) for name in "ab"
+        cluster.node(name, spec=spec(metadata_refresh_ms=100 * H)) for name in "ab"
     ]
     cluster.run_until(lambda: any(node.held for node in nodes), 3 * H)
     late, owner = sorted(nodes, key=lambda node: len(node.held))
@@ -353,10 +353,10 @@ def test_a_member_with_a_lagging_broker_claims_nothing():
 def test_an_earlier_topic_is_not_claimed_though_nobody_ever_claimed_it():
     """Its claim would be accepted, and claims of the new topic never again."""
     cluster = world(records=[1])
-    late = cluster.node("late", wish=wish(metadata_refresh_ms=100 * H))
+    late = cluster.node("late", spec=spec(metadata_refresh_ms=100 * H))
     late.cut(is_cut=True)
     recreate(cluster, 5)
-    owner = cluster.node("owner", wish=wish(metadata_refresh_ms=100 * H))
+    owner = cluster.node("owner", spec=spec(metadata_refresh_ms=100 * H))
     assert taken(cluster, owner, 5) == NEW[:5]
     owner.leave()
     cluster.run_until(lambda: owner.has_left, H)
@@ -370,7 +370,7 @@ def test_an_earlier_topic_is_not_claimed_though_nobody_ever_claimed_it():
 def test_an_id_that_was_seen_since_the_last_claim_is_claimed_at_once():
     """A member that ends its claims of an earlier topic has just looked it up."""
     cluster = world(records=[1])
-    node = cluster.node("a", wish=wish(metadata_refresh_ms=100 * H))
+    node = cluster.node("a", spec=spec(metadata_refresh_ms=100 * H))
     cluster.run_until(held_by(node, 1), H)
     cluster.run(H)
     describe, asked = node.data.describe, []
@@ -387,7 +387,7 @@ def test_an_id_that_was_seen_since_the_last_claim_is_claimed_at_once():
 
 def test_a_doubted_topic_that_is_unchanged_continues():
     cluster = world(records=[1])
-    node = cluster.node("a", wish=wish(metadata_refresh_ms=100 * H))
+    node = cluster.node("a", spec=spec(metadata_refresh_ms=100 * H))
     cluster.run_until(held_by(node, 1), H)
     token = node.held[KEY].claim.token
     (sub,) = node.session.subscriptions
@@ -402,7 +402,7 @@ def test_a_doubted_topic_that_is_unchanged_continues():
 
 def test_unknown_topics_cannot_be_doubted():
     cluster = world(records=[1])
-    node = cluster.node("a", wish=wish())
+    node = cluster.node("a", spec=spec())
     (sub,) = node.session.subscriptions
     sub.doubt("other")
     assert not sub.has_doubts
@@ -424,8 +424,8 @@ def test_a_consumer_reports_topics_and_their_end():
     cluster = world(records=[1, 1])
     cluster.fill("u", [1])
     reported = []
-    topical = wish("t", "u", policy="topic", on_topics=reported.append)
-    node = cluster.node("a", wish=topical)
+    topical = spec("t", "u", policy="topic", on_topics=reported.append)
+    node = cluster.node("a", spec=topical)
     cluster.run_until(held_by(node, 3), H)
     for _ in range(20):
         node.consumer.poll(0)

@@ -11,7 +11,7 @@ from enginekit import (
     H,
     lines,
     of,
-    wish,
+    spec,
     world,
 )
 from sidecarkit import (
@@ -292,7 +292,7 @@ def test_hosts_share_by_their_clients(cluster, machine):
     clients = [Local(machine, name, pid=n) for n, name in enumerate("abc", 1)]
     for client in clients:
         client.subscribe()
-    alone = cluster.node("alone", wish=wish())
+    alone = cluster.node("alone", spec=spec())
     run_until(
         cluster,
         clients,
@@ -381,19 +381,19 @@ def test_a_late_request_with_an_older_number_is_ignored(cluster, machine):
     a = Local(machine, "a", pid=1)
     key = Key("g", "t", 3)
     service = machine.service
-    service.claim(a.who, "t", partition=3, wish=2)
-    service.unclaim(a.who, "t", partition=3, wish=1)
+    service.claim(a.who, "t", partition=3, request=2)
+    service.unclaim(a.who, "t", partition=3, request=1)
     run_until(cluster, [a], lambda: a.valid == {key}, H)
-    service.unclaim(a.who, "t", partition=3, wish=1)
+    service.unclaim(a.who, "t", partition=3, request=1)
     run(cluster, [a], H)
     assert a.valid == {key}
     a.drop(key)
-    service.unclaim(a.who, "t", partition=3, wish=2)
-    service.claim(a.who, "t", partition=3, wish=2)
+    service.unclaim(a.who, "t", partition=3, request=2)
+    service.claim(a.who, "t", partition=3, request=2)
     run(cluster, [a], H)
     assert not a.valid
     assert not service.groups[0].session.holdings
-    service.claim(a.who, "t", partition=3, wish=3)
+    service.claim(a.who, "t", partition=3, request=3)
     run_until(cluster, [a], lambda: a.valid == {key}, H)
 
 

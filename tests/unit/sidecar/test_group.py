@@ -7,7 +7,7 @@ from enginekit import (
     KEY,
     H,
     pause_record,
-    wish,
+    spec,
     world,
     write,
 )
@@ -200,7 +200,7 @@ def test_a_death_frees_everything_at_once_for_another_host():
     a = Local(machine, "a", pid=1)
     a.subscribe()
     run_until(cluster, [a], lambda: len(a.valid) == 4, LONG_H)
-    other = cluster.node("other", wish=wish(claims_max=4))
+    other = cluster.node("other", spec=spec(claims_max=4))
     run(cluster, [a], 1_000)
     a.positions = dict.fromkeys(a.held, 6)
     a.beat()
@@ -456,7 +456,7 @@ def test_an_idle_group_is_closed(cluster, machine):
 
 def test_another_host_is_given_its_share(cluster, machine):
     a = having(machine)
-    other = cluster.node("other", wish=wish())
+    other = cluster.node("other", spec=spec())
     run_until(cluster, [a], lambda: len(other.held) == 4 and sizes(a) == [4], 3 * H)
     assert {e.reason for e in a.named(api.Releasing)} == {"surplus"}
     assert {e.successor for e in a.named(api.Releasing)} == {"other"}

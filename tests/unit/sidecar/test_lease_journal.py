@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from enginekit import H, wish, world
+from enginekit import H, spec, world
 from sidecarkit import (
     Local,
     Machine,
@@ -156,7 +156,7 @@ def test_without_the_journal_clients_stop_in_time(cluster, machine, monkeypatch)
 def test_clients_of_a_crashed_sidecar_stop_by_their_deadline(cluster, machine):
     """Acceptance U06: nobody else has anything before."""
     a = having(machine)
-    other = cluster.node("other", wish=wish())
+    other = cluster.node("other", spec=spec())
     run(cluster, [a], 200)
     machine.crash()
     while not other.held:
@@ -170,7 +170,7 @@ def test_clients_of_a_crashed_sidecar_stop_by_their_deadline(cluster, machine):
 def test_a_restarted_sidecar_resumes_its_claims(cluster, machine):
     """Acceptance U06: and gives them to the same clients, with new tokens."""
     a, b = sharing(cluster, machine)
-    other = cluster.node("other", wish=wish(claims_max=1))
+    other = cluster.node("other", spec=spec(claims_max=1))
     run_until(
         cluster, [a, b], lambda: len(other.held) == 1 and sum(sizes(a, b)) == 7, 2 * H
     )
@@ -253,7 +253,7 @@ def test_a_resumed_claim_is_not_released_before_the_old_deadline(cluster, machin
     machine.crash()
     machine.start()
     cluster.run_until(lambda: len(resumes(cluster)) == 8, H)
-    others = [cluster.node(name, wish=wish()) for name in ("other", "another")]
+    others = [cluster.node(name, spec=spec()) for name in ("other", "another")]
     if how == "an end in order":
         machine.service.start_drain()
     elif how == "the end":
@@ -434,7 +434,7 @@ def test_after_a_failure_keys_stay_reserved_here(cluster, machine):
 def test_after_a_failure_keys_stay_reserved_elsewhere(cluster, machine):
     """Nothing is released while the client may still use it."""
     a = having(machine)
-    other = cluster.node("other", wish=wish(policy="greedy"))
+    other = cluster.node("other", spec=spec(policy="greedy"))
     run(cluster, [a], 100)
     with machine.node.engine.changed:
         machine.service.groups[0].session.fail(LogUnwritable("a test"))

@@ -3,7 +3,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from enginekit import H, held_by, lines, owning, wish, world
+from enginekit import H, held_by, lines, owning, spec, world
 from scraping import Scraped
 
 from kafka_marshal.errors import ConfigurationError, LogUnreadable
@@ -187,7 +187,7 @@ def test_kafka_names_have_the_same_values(cluster):
     """Row K30: the figures are those of the log of a measured run."""
     node = owning(cluster)
     cluster.run(6 * H)
-    heir = cluster.node("b", wish=wish())
+    heir = cluster.node("b", spec=spec())
     cluster.crash(node)
     cluster.run_until(held_by(heir, 1), 5 * H)
     found = Daemon(heir).scrape()

@@ -6,7 +6,7 @@ from enginekit import (
     H,
     fold,
     of,
-    wish,
+    spec,
     world,
 )
 from sidecarkit import (
@@ -268,7 +268,7 @@ def test_leases_in_use_at_the_end_are_not_released(cluster, machine):
     machine.service.close(timeout_ms=1_000)
     assert not releases(cluster)
     assert len(a.valid) == 8, "it works on until its deadlines"
-    other = cluster.node("other", wish=wish())
+    other = cluster.node("other", spec=spec())
     cluster.run_until(lambda: bool(other.held), 4 * H)
     assert not a.valid
 

@@ -5,7 +5,7 @@ runs it, and says that it is committed.
 """
 
 import pytest
-from enginekit import AMO, H, Stepping, fold, wish, world, write
+from enginekit import AMO, H, Stepping, fold, spec, world, write
 
 from kafka_marshal.engine.replica import LastClaim
 from kafka_marshal.errors import ClaimLost, CoordinationError, PositionError
@@ -48,7 +48,7 @@ class Query:
         self.cluster = cluster
         self.checkpoint = checkpoint
         is_amo = rules.pop("is_amo", False)
-        self.node = cluster.node(name, wish=wish(delivery=AMO) if is_amo else wish())
+        self.node = cluster.node(name, spec=spec(delivery=AMO) if is_amo else spec())
         self.node.engine.changed = Stepping(cluster)
         (subscription,) = self.node.session.subscriptions
         self.ranges = RangeConsumer(
@@ -130,7 +130,7 @@ def position(cluster, number=0):
 
 def other_works(cluster, upto, name="other"):
     """Have a plain consumer take the partitions, work a while and leave."""
-    node = cluster.node(name, wish=wish(most=1))
+    node = cluster.node(name, spec=spec(most=1))
     cluster.run_until(lambda: node.held, 6 * H)
     cluster.run(40)
     while (node.consumer.committed(T[0]) or 0) < upto:
@@ -190,7 +190,7 @@ def test_a_target_is_reached_although_more_records_arrive():
 
 def test_a_target_has_the_first_claims():
     cluster = world(records=(4, 4))
-    other = cluster.node("b", wish=wish(claims_max=1))
+    other = cluster.node("b", spec=spec(claims_max=1))
     cluster.run_until(lambda: len(other.held) == 1, 4 * H)
     query = Query(cluster, [])
     query.claims.fix_target()
@@ -285,7 +285,7 @@ def test_a_range_held_by_another_owner_is_dropped_at_once():
     query = Query(cluster, checkpoint)
     query.plan()
     query.crash()
-    other = cluster.node("other", wish=wish())
+    other = cluster.node("other", spec=spec())
     cluster.run_until(lambda: other.held, 6 * H)
     query = Query(cluster, checkpoint)
     assert query.read() == {}
@@ -373,7 +373,7 @@ def test_a_partition_is_finished_before_it_is_released():
     cluster = world(records=(6, 6))
     query = Query(cluster, [], "one")
     assert query.plan(Limit(most=4))
-    two = cluster.node("two", wish=wish())
+    two = cluster.node("two", spec=spec())
     cluster.run_until(query.ranges.leaving, 4 * H)
     assert set(query.read()) == {0, 1}, "it was begun, so it is read"
     holdings = query.node.session.holdings.values()
