@@ -69,24 +69,6 @@ def refusal_of(
     return refusal
 
 
-def why_over(known: KeyState | None, owner: Owner, *, epoch: int) -> str | None:
-    """Return why nothing more is granted under a claim, None if it may be valid.
-
-    Epochs of a key only grow, so a claim that has ended stays ended. An unknown key or
-    an earlier epoch proves nothing: the claim may not be read yet.
-
-    Args:
-        known: The key of the claim, as far as the log is read.
-        owner: The claimant.
-        epoch: Epoch of the claim.
-    """
-    if known is None or known.epoch < epoch:
-        return None
-    if known.epoch == epoch and known.owner == owner:
-        return None
-    return "old_epoch" if known.owner == owner else "not_owner"
-
-
 def last_within(last: int, head: int, *, span: int) -> int:
     """Return ``last``, limited to what ``span`` allows the log to grant.
 
@@ -150,14 +132,21 @@ class GrantRequest:
     def verdict_if_over(self, known: KeyState | None) -> "GrantVerdict | None":
         """Return the verdict if the claim has ended, None if the log must decide.
 
+        Epochs of a key only grow, so a claim that has ended stays ended. An unknown key
+        or an earlier epoch proves nothing: the claim may not be read yet.
+
         Args:
             known: The key, as far as the log is read.
         """
-        reason = why_over(known, self.owner, epoch=self.epoch)
-        if reason is None or known is None:
+        if known is None or known.epoch < self.epoch:
+            return None
+        if known.epoch == self.epoch and known.owner == self.owner:
             return None
         return GrantVerdict(
-            outcome=IGNORED, reason=reason, head=known.next_unclaimed(), offset=None
+            outcome=IGNORED,
+            reason="old_epoch" if known.owner == self.owner else "not_owner",
+            head=known.next_unclaimed(),
+            offset=None,
         )
 
 

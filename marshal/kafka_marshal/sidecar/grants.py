@@ -20,7 +20,7 @@ from kafka_marshal.engine.grant_requests import GrantRequests, OnGranted, Pendin
 from kafka_marshal.errors import ClaimRejected, ConfigurationError, CoordinationError
 from kafka_marshal.ports import DataLog
 from kafka_marshal.protocol.claiming import grant_secret
-from kafka_marshal.protocol.granting import GrantRequest, why_over
+from kafka_marshal.protocol.granting import GrantRequest
 from kafka_marshal.protocol.state import KeyState
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.sidecar.http_errors import WRONG_SECRET
@@ -78,8 +78,7 @@ class Grants:
 
     def is_over(self, request: GrantRequest) -> bool:
         """Return whether the claim has ended. Under the engine's lock."""
-        known = self._known(request.key)
-        return why_over(known, request.owner, epoch=request.epoch) is not None
+        return request.verdict_if_over(self._known(request.key)) is not None
 
     def send(self, numbered: NumberedRequest, *, note: OnGranted) -> PendingGrant:
         """Append a request, or find an earlier one of its number.

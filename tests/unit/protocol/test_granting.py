@@ -1,3 +1,4 @@
+import attrs
 import msgspec
 import pytest
 from logkit import KEY, Log, ident, messages, release
@@ -12,6 +13,8 @@ from kafka_marshal.protocol.granting import (
     WORK_PER_REQUEST_US,
     AtMostOnce,
     Grant,
+    GrantRequest,
+    GrantVerdict,
     Pace,
     Refusal,
     SentRange,
@@ -21,8 +24,8 @@ from kafka_marshal.protocol.granting import (
     refusal_of,
     step_for,
     verdict_of,
-    why_over,
 )
+from kafka_marshal.protocol.losses import marks_of
 from kafka_marshal.protocol.state import Transition
 from kafka_marshal.protocol.types import Owner
 
@@ -183,16 +186,55 @@ def test_offsets_behind_a_cut_request_are_not_granted():
     assert refusal_of("nothing_left", last=9, head=None) is Refusal.TAKEN
 
 
+def request_of(bench, **changes):
+    fields = {
+        "key": KEY,
+        "owner": Owner("c1", ident("c1")),
+        "epoch": bench.epoch,
+        "grantee": GRANTEE,
+        "first": 0,
+        "last": 4,
+    }
+    return GrantRequest(**fields | changes)
+
+
 def test_a_claim_is_over_once_the_log_shows_another_or_none(bench):
-    owner, epoch = Owner("c1", ident("c1")), bench.epoch
-    assert why_over(None, owner, epoch=epoch) is None, "it may be yet to be read"
-    assert why_over(bench.log.key(), owner, epoch=epoch) is None
-    assert why_over(bench.log.key(), owner, epoch=epoch + 1) is None, "likewise"
-    assert why_over(bench.log.key(), owner, epoch=epoch - 1) == "old_epoch"
-    stranger = Owner("c1", ident("c2"))
-    assert why_over(bench.log.key(), stranger, epoch=epoch) == "not_owner"
+    def reason(known, **changes):
+        verdict = request_of(bench, **changes).verdict_if_over(known)
+        return None if verdict is None else verdict.reason
+
+    known, epoch = bench.log.key(), bench.epoch
+    assert reason(None) is None, "it may not be read yet"
+    assert reason(known) is None
+    assert reason(known, epoch=epoch + 1) is None, "likewise"
+    assert reason(known, epoch=epoch - 1) == "old_epoch"
+    assert reason(known, owner=Owner("c1", ident("c2"))) == "not_owner"
     bench.log.append(release(epoch))
-    assert why_over(bench.log.key(), owner, epoch=epoch) == "not_owner"
+    assert request_of(bench).verdict_if_over(bench.log.key()) == GrantVerdict(
+        outcome="ignored", reason="not_owner", head=0, offset=None
+    )
+
+
+@pytest.mark.parametrize(("head", "last"), [(None, 109), (0, 99), (20, 119)])
+def test_a_request_is_cut_to_the_span(bench, head, last):
+    """A grant begins at the head, else with the request."""
+    request = request_of(bench, first=10, last=400)
+    assert request.within(100, head=head) == attrs.evolve(request, last=last)
+    assert request_of(bench).within(100, head=head).last == 4
+
+
+def test_a_request_becomes_one_record_with_its_mark(bench):
+    record = request_of(bench, mark=3).to_record(7)
+    assert marks_of(record) == {0: 3}
+    assert marks_of(request_of(bench).to_record(7)) == {}
+    transition = bench.log.one(record)
+    assert verdict_of(transition, head=5) == GrantVerdict(
+        outcome="accepted",
+        reason=None,
+        granted=(0, 4),
+        head=5,
+        offset=transition.offset,
+    )
 
 
 def test_the_rest_of_a_cut_request_is_requested_again(bench):

@@ -11,7 +11,15 @@ from kafka_marshal.errors import (
     DeadlineExceeded,
     InvalidTransition,
 )
-from kafka_marshal.remote.grants import VERDICT_MS_MAX
+from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict
+from kafka_marshal.protocol.types import Owner
+from kafka_marshal.remote.grants import (
+    VERDICT_MS_MAX,
+    decode_request,
+    decode_verdict,
+    encode_request,
+    encode_verdict,
+)
 
 PATIENCE_MS = max(VERDICT_MS_MAX, H)
 
@@ -224,3 +232,35 @@ def test_grants_are_for_at_most_once(rig):
     rig.send(rig.assigned())
     with pytest.raises(InvalidTransition, match="not consumed at most once"):
         rig.session.grants.request(rig.session.holdings[key()], 3)
+
+
+# --- messages
+
+
+@pytest.mark.parametrize("mark", [None, 3])
+def test_a_request_survives_its_message(mark):
+    request = GrantRequest(
+        key=key(),
+        owner=Owner("host-a", b"i" * 16),
+        epoch=5,
+        grantee=GRANTEE,
+        first=1,
+        last=4,
+        mark=mark,
+    )
+    message = encode_request(request, secret=b"s" * 16, number=2, timeout_ms=100)
+    assert decode_request("g", message) == request
+    assert message.secret == (b"s" * 16).hex()
+    assert (message.request, message.timeout_ms) == (2, 100)
+
+
+@pytest.mark.parametrize("run", [None, (0, 3)])
+def test_a_verdict_survives_its_message(run):
+    outcome = "refused" if run is None else "accepted"
+    verdict = GrantVerdict(outcome=outcome, reason=None, granted=run, head=4, offset=50)
+    assert decode_verdict(encode_verdict(verdict)) == verdict
+
+
+def test_only_an_accepted_request_is_granted():
+    refused = granted(0, 3, outcome="refused", reason="paused")
+    assert decode_verdict(refused).granted is None
