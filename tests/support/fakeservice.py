@@ -215,7 +215,7 @@ class FakeService:
                 beat_age_ms=None,
                 subscriptions=("s",),
                 assigned=("orders-0",),
-                promised_until_ms=9_000,
+                lease_until_ms=9_000,
             )
         ]
 

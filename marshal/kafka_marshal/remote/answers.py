@@ -70,7 +70,7 @@ class LocalClient(Message, frozen=True, kw_only=True):
         beat_age_ms: Time since its last beat, None before the first.
         subscriptions: Names of its subscriptions.
         assigned: Partitions that it holds, as ``topic-partition``.
-        promised_until_ms: Latest deadline that the sidecar sent to it, None for none.
+        lease_until_ms: Latest deadline that the sidecar sent to it, None for none.
     """
 
     group: str
@@ -80,7 +80,7 @@ class LocalClient(Message, frozen=True, kw_only=True):
     beat_age_ms: int | None
     subscriptions: tuple[str, ...]
     assigned: tuple[str, ...]
-    promised_until_ms: int | None
+    lease_until_ms: int | None
 
 
 class ClientsNow(Message, frozen=True, kw_only=True):

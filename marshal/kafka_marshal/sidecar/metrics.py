@@ -57,15 +57,15 @@ ASSIGNED = Family(
     "Partitions that clients have.",
     is_of_client=False,
 )
-PROMISED = Family(
-    "marshal_sidecar_promised_clients",
+LEASED = Family(
+    "marshal_sidecar_leased_clients",
     Kind.GAUGE,
     ("group",),
     "Clients with a lease deadline that is yet to come.",
     is_of_client=False,
 )
-PROMISE = Family(
-    "marshal_sidecar_promise_remaining_seconds",
+LEASE_REMAINING = Family(
+    "marshal_sidecar_client_lease_remaining_seconds",
     Kind.GAUGE,
     ("group",),
     "Time until the last of those deadlines: their keys stay reserved until then.",
@@ -122,7 +122,7 @@ REQUESTS = Family(
 )
 
 OWN_FAMILIES = (
-    *(STATE, READY, CLIENTS, ASSIGNED, PROMISED, PROMISE, BEAT_AGE, WATCHED),
+    *(STATE, READY, CLIENTS, ASSIGNED, LEASED, LEASE_REMAINING, BEAT_AGE, WATCHED),
     *(DEATHS, STREAMS, EVENTS, OVERRUNS, REQUESTS),
 )
 FAMILIES = (*known.FAMILIES, *OWN_FAMILIES)
@@ -312,11 +312,11 @@ def _add_clients(
         for client in found:
             scrape.add(CLIENTS, (group, client.state), value=1)
             scrape.add(ASSIGNED, (group,), value=len(client.assigned))
-        deadlines = [client.promised_until_ms or 0 for client in found]
+        deadlines = [client.lease_until_ms or 0 for client in found]
         pending = [until_ms for until_ms in deadlines if until_ms > now_ms]
-        scrape.add(PROMISED, (group,), value=len(pending))
+        scrape.add(LEASED, (group,), value=len(pending))
         left_ms = max(pending, default=now_ms) - now_ms
-        scrape.add(PROMISE, (group,), value=left_ms / 1000)
+        scrape.add(LEASE_REMAINING, (group,), value=left_ms / 1000)
         ages = [c.beat_age_ms for c in found if c.beat_age_ms is not None]
         if ages:
             scrape.add(BEAT_AGE, (group,), value=max(ages) / 1000)

@@ -639,7 +639,7 @@ def _line(group: LocalGroup, client: Client, now_ms: int) -> LocalClient:
         beat_age_ms=None if beat_at_ms is None else now_ms - beat_at_ms,
         subscriptions=tuple(sorted(client.wants)),
         assigned=tuple(str(key.topic_partition) for key in sorted(client.leases)),
-        promised_until_ms=max(
+        lease_until_ms=max(
             (x.sent_until_ms for x in client.leases.values()), default=None
         ),
     )

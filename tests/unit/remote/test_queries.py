@@ -65,7 +65,7 @@ def row_of(client, *places, group="g"):
         beat_age_ms=1,
         subscriptions=(),
         assigned=places,
-        promised_until_ms=None,
+        lease_until_ms=None,
     )
     return ClientsNow(as_of=AS_OF, clients=(row,))
 

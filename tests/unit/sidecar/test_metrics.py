@@ -65,7 +65,7 @@ def client(group="g", name="c", **changes):
         "beat_age_ms": 200,
         "subscriptions": ("s",),
         "assigned": ("t-0", "t-1"),
-        "promised_until_ms": None,
+        "lease_until_ms": None,
     }
     return LocalClient(group=group, client=name, **(fields | changes))
 
@@ -214,9 +214,9 @@ def test_clients_by_group_and_state():
     daemon = Daemon()
     now_ms = daemon.view().now_ms
     daemon.registered = [
-        client(name="a", promised_until_ms=now_ms + 4_000),
-        client(name="b", promised_until_ms=now_ms + 9_000, beat_age_ms=700),
-        client(name="c", promised_until_ms=now_ms, beat_age_ms=None),
+        client(name="a", lease_until_ms=now_ms + 4_000),
+        client(name="b", lease_until_ms=now_ms + 9_000, beat_age_ms=700),
+        client(name="c", lease_until_ms=now_ms, beat_age_ms=None),
         client(name="d", state="silent", assigned=()),
         client("other-group", "a", beat_age_ms=None, assigned=("x-1",)),
     ]
@@ -224,12 +224,12 @@ def test_clients_by_group_and_state():
     assert found("marshal_sidecar_clients", GROUP, state="ready") == 3
     assert found("marshal_sidecar_clients", GROUP, state="silent") == 1
     assert found("marshal_sidecar_assigned_partitions", GROUP) == 6
-    assert found("marshal_sidecar_promised_clients", GROUP) == 2
-    assert found("marshal_sidecar_promise_remaining_seconds", GROUP) == 9
+    assert found("marshal_sidecar_leased_clients", GROUP) == 2
+    assert found("marshal_sidecar_client_lease_remaining_seconds", GROUP) == 9
     assert found("marshal_sidecar_client_beat_age_seconds", GROUP) == 0.7
     other = {"group": "other-group"}
-    assert found("marshal_sidecar_promised_clients", other) == 0
-    assert found("marshal_sidecar_promise_remaining_seconds", other) == 0
+    assert found("marshal_sidecar_leased_clients", other) == 0
+    assert found("marshal_sidecar_client_lease_remaining_seconds", other) == 0
     assert found("marshal_sidecar_client_beat_age_seconds", other) is None
 
 

@@ -140,7 +140,7 @@ def test_clients_are_listed(cluster, machine):
     assert (first.group, first.client, first.pid, first.state) == ("g", "a", 1, "ready")
     assert len(first.assigned) == 8
     assert first.subscriptions == ("s",)
-    assert first.promised_until_ms == max(until for _, until in a.held.values())
+    assert first.lease_until_ms == max(until for _, until in a.held.values())
     assert second.beat_age_ms is None
     cluster.run(2_000)
     assert [line.state for line in machine.service.clients()] == ["silent", "silent"]
