@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from consume import fill
 from support import (
     SidecarProcess,
     arguments,
@@ -161,6 +162,9 @@ def main() -> None:
         with Admin(servers, coordination_topic=log) as admin:
             admin.format_topic(Format(partition_count=4, heartbeat_interval_ms=H_MS))
         create_topic(servers, topic, partitions=PARTITIONS)
+        # A sidecar grants no offsets beyond the end of a partition.
+        count = PARTITIONS * STEP * (rounds + 1)
+        fill(servers, topic, count, partitions=PARTITIONS)
         connection = {"bootstrap_servers": servers, "coordination_topic": log}
         daemon = open_ones.enter_context(
             SidecarProcess(servers, log, home=home / "sidecar")
