@@ -13,6 +13,7 @@ import msgspec
 
 from kafka_marshal.protocol.checkpoints import checkpoint_key, split
 from kafka_marshal.protocol.codec import encode, header_of, kind_of, uvarint
+from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
     CheckpointBegin,
@@ -26,6 +27,9 @@ from kafka_marshal.protocol.records import (
     ReleaseGroup,
     ReleasingPartition,
     Reset,
+    ResolvePosition,
+    StagedTopic,
+    StagePosition,
 )
 from kafka_marshal.protocol.snapshot import digest, to_bytes
 from kafka_marshal.protocol.state import GroupState, KeyState, WorldState
@@ -39,7 +43,7 @@ from simulator.world import World
 BATCH_MAX = 5
 FAR = 10**6
 LEVEL = 9
-LATER_TYPES = (7, 8, 9, 15, 16, 17, 129, 133, 200, 2**20)
+LATER_TYPES = (10, 11, 12, 15, 16, 17, 129, 133, 200, 2**20)
 MOMENTS: Sequence[str | None] = (None, "claimed", "granted", "renewed", "paused")
 """When: at once, or right behind the next record that has this effect."""
 WRITES_BEHIND = 12
@@ -306,7 +310,18 @@ def _owners(
         ),
         BatchHeartbeat(**sender, beats=((epoch, head + FAR),)),
         CheckpointBegin(**sender, epoch=epoch, checkpoint_id=rng.randbytes(16)),
+        ResolvePosition(
+            **sender, op_id=OPERATION, commit=False, decided=None, reason=None
+        ),
     ]
+    if key.topic not in RESERVED_TOPICS:
+        places = ((key.partition, 0),)
+        staged = (StagedTopic(key.topic, None, places),)
+        harms.append(
+            StagePosition(
+                **sender, op_id=OPERATION, plan_digest=OPERATION, topics=staged
+            )
+        )
     if state.config is not None:
         harms.append(_reset(state, state.config, owner))
     return rng.choice(harms)

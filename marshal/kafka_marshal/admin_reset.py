@@ -21,7 +21,6 @@ from kafka_marshal.protocol.checkpoints import checkpoint_key, split
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS, coordinating_partition
 from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.records import (
-    CHECKPOINT_LEVEL,
     SUPPORTED_LEVEL,
     Config,
     ForgettingPartition,
@@ -326,18 +325,10 @@ def write_forgetting(
     Keys that changed after the plan was made stay.
 
     Raises:
-        ConfigurationError: The topic has a feature level below 2.
         DeadlineExceeded: No verdict in time; records may still be appended.
     """
     worlds = {world.partition: world for world in follower.worlds}
     config = _config(worlds, 0)
-    if config.feature_level < CHECKPOINT_LEVEL:
-        raise ConfigurationError(
-            f"the coordination topic has feature level {config.feature_level}, and "
-            f"keys can be forgotten from level {CHECKPOINT_LEVEL} on; run: marshal "
-            "topic upgrade",
-            setting="coordination_topic",
-        )
     incarnation = secrets.token_bytes(16)
     dropped: list[Key] = []
     for first in range(0, len(plan.keys), FORGETTING_IN_FLIGHT_MAX):

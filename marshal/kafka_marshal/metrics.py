@@ -40,6 +40,7 @@ EFFECTS = frozenset(
     {
         *("claimed", "resumed", "renewed", "position_only", "released", "granted"),
         *("unpaused", "configured", "member", "reset_staged", "reset", "forgotten"),
+        *("staged", "decided", "position_set", "unlocked", "resolved"),
     }
 )
 

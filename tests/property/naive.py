@@ -98,9 +98,6 @@ class Naive:
 
     def single(self, entry, kind, data, named):
         key = None
-        level = 1 if self.config is None else self.config["feature_level"]
-        if kind == "ForgettingPartition" and level < 2:  # 3.3
-            return self.transition(entry, "ignored", reason="level")
         if "topic" in data:
             key = (data["group_id"], data["topic"], data["partition"])
             named.append(key)
@@ -374,6 +371,8 @@ class Naive:
         return "released", None
 
     def ForgettingPartition(self, _entry, data, key):  # noqa: N802 - 4.9
+        if self.config is None:
+            raise Refused("no_config")
         if self.is_misplaced(key):
             raise Refused("wrong_partition")
         state = self.keys.get(key)

@@ -11,7 +11,13 @@ from logkit import all_records
 
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.protocol.codec import Undecodable, decode, decode_tags, encode
-from kafka_marshal.protocol.records import KINDS, Limits, Resume
+from kafka_marshal.protocol.records import (
+    KINDS,
+    Limits,
+    Resume,
+    StagedTopic,
+    StagePosition,
+)
 from kafka_marshal.protocol.text import (
     object_to_entry,
     object_to_record,
@@ -53,6 +59,10 @@ FIELDS = {
     "first": offsets,
     "proposed_last_offset": offsets,
     "op_id": ids,
+    "plan_digest": ids,
+    "key_count": counts,
+    "commit": st.booleans(),
+    "decided": maybe(offsets),
     "msg_expire_time": offsets,
     "beats": st.lists(st.tuples(offsets, maybe(offsets)), min_size=1, max_size=9).map(
         tuple
@@ -83,9 +93,28 @@ FIELDS = {
     "begin_leader_epoch": partitions,
     "tags": st.just(msgspec.UNSET) | st.binary(max_size=64),
 }
+staged_topics = st.lists(
+    st.builds(
+        StagedTopic,
+        topics,
+        maybe(ids),
+        st.dictionaries(partitions, offsets, min_size=1, max_size=3).map(
+            lambda positions: tuple(positions.items())
+        ),
+    ),
+    min_size=1,
+    max_size=3,
+    unique_by=lambda topic: topic.topic,
+).map(tuple)
 records = st.one_of(
     st.builds(
-        kind.record, **{name: FIELDS[name] for name in kind.record.__struct_fields__}
+        kind.record,
+        **{
+            name: staged_topics
+            if (kind.record, name) == (StagePosition, "topics")
+            else FIELDS[name]
+            for name in kind.record.__struct_fields__
+        },
     )
     for kind in KINDS
 )

@@ -244,7 +244,7 @@ VARIANTS = [
     ),
     pytest.param(
         variants.apply_above_the_level,
-        0,
+        1,
         {"faults": ("above", "level")},
         id="apply-above-the-level",
     ),

@@ -9,7 +9,7 @@ from logkit import (
     INC,
     INC_AGAIN,
     KEY,
-    OP,
+    LOCK,
     SECRET,
     START_MS,
     H,
@@ -160,7 +160,7 @@ def test_4_3_order_of_refusals():
     # Each log adds nothing and each record drops what was refused before.
     log = occupied()
     log.append(pause(FOR_EVER))
-    log.key().lock = OP
+    log.key().lock = LOCK
     assert log.outcome_of(claim(**other)) == "wrong_generation"
     other.pop("generation")
     misplaced = Log(1 - log.state.partition, k=1)
@@ -230,7 +230,7 @@ def test_4_4_order_of_refusals():
     assert Log(configured=False).outcome_of(resume(1, **bad)) == "no_config"
     log = resumable()
     log.append(pause(FOR_EVER))
-    log.key().lock = OP
+    log.key().lock = LOCK
     assert log.outcome_of(resume(1, **bad)) == "wrong_generation"
     bad.pop("generation")
     assert Log(1).outcome_of(resume(1, **bad)) == "wrong_partition"
@@ -448,7 +448,7 @@ def test_4_9_what_is_held_is_kept(held_by):
     if held_by == "granted":
         log.append(messages(1, 0, 5))
     if held_by == "lock":
-        log.key().lock = OP
+        log.key().lock = LOCK
     if held_by != "owner":
         log.append(release(1))
     log.append(b"", after=H)

@@ -17,6 +17,7 @@ from kafka_marshal.protocol.records import (
     ClaimingMessages,
     ClaimingPartition,
     Config,
+    DecidePosition,
     ForgettingPartition,
     Heartbeat,
     Limits,
@@ -25,9 +26,18 @@ from kafka_marshal.protocol.records import (
     ReleaseGroup,
     ReleasingPartition,
     Reset,
+    ResolvePosition,
     Resume,
+    StagedTopic,
+    StagePosition,
 )
-from kafka_marshal.protocol.state import KeyState, Transition, Transitions, WorldState
+from kafka_marshal.protocol.state import (
+    KeyState,
+    Lock,
+    Transition,
+    Transitions,
+    WorldState,
+)
 from kafka_marshal.protocol.types import Key, LogEntry
 
 H = 1_000
@@ -49,6 +59,8 @@ INC_AGAIN = ident("c1 again")
 FORMAT_ID = ident("format")
 SECRET = ident("secret")
 OP = ident("op")
+PLAN = ident("plan")
+LOCK = Lock(OP, PLAN, 4, None)
 
 
 def hashed(secret: bytes) -> bytes:
@@ -196,6 +208,44 @@ def pause(until, *, op=OP, group="g", client="admin", inc=None, seq=0):
         seq=seq,
         op_id=op,
         msg_expire_time=until,
+        reason=None,
+    )
+
+
+def stage(*positions, topic="t", topic_id=None, op=OP, plan=PLAN, client="admin"):
+    """Return a Stage of pairs of partition and position of one topic."""
+    return StagePosition(
+        client_id=client,
+        group_id="g",
+        incarnation=ident(client),
+        seq=1,
+        op_id=op,
+        plan_digest=plan,
+        topics=(StagedTopic(topic, topic_id, positions),),
+    )
+
+
+def decide(key_count=1, *, op=OP, plan=PLAN, group="g"):
+    return DecidePosition(
+        client_id="admin",
+        group_id=group,
+        incarnation=ident("admin"),
+        seq=2,
+        op_id=op,
+        plan_digest=plan,
+        key_count=key_count,
+    )
+
+
+def resolve(*, commit, op=OP, group="g", client="admin"):
+    return ResolvePosition(
+        client_id=client,
+        group_id=group,
+        incarnation=ident(client),
+        seq=3,
+        op_id=op,
+        commit=commit,
+        decided=9 if commit else None,
         reason=None,
     )
 
@@ -387,6 +437,9 @@ def all_records() -> list[Record]:
         messages(7, 8, 9),
         pause(2_000),
         batch((7, 8), (9, None)),
+        stage((0, 8), (1, 0), topic_id=ident("topic")),
+        decide(),
+        resolve(commit=True),
         config(span=10, forget_ms=5),
         *resets(b"state", ident("digest").hex()),
         forgetting(7),

@@ -359,15 +359,3 @@ def test_keys_of_topics_that_exist_stay_unless_that_is_allowed():
     assert topics_of(worlds, "g", topic="gone") == ["gone"]
     assert topics_of(worlds, "h", topic=None) == []
     assert plan_for(cluster, found, existing=()).keys == ((GONE, epoch),)
-
-
-def test_a_topic_of_level_1_is_to_be_upgraded_first():
-    cluster = world()
-    config = fold(cluster).config
-    lowered = msgspec.structs.replace(
-        config, generation=2, era=config.era + 1, feature_level=1
-    )
-    write(cluster, lowered)
-    plan = ForgetPlan(((GONE, 1),), (), ())
-    with pytest.raises(ConfigurationError, match="marshal topic upgrade"):
-        write_forgetting(follower(cluster), plan, client_id="admin", timeout_ms=100)

@@ -15,7 +15,6 @@ from kafka_marshal.gc_pause import uncollected
 from kafka_marshal.protocol.checkpoints import checkpoint_key, cut, is_writer
 from kafka_marshal.protocol.claiming import Claim, Claimant, estimate
 from kafka_marshal.protocol.records import (
-    CHECKPOINT_LEVEL,
     CheckpointBegin,
     CheckpointChunk,
     CheckpointEnd,
@@ -151,8 +150,6 @@ class Checkpointer:
             replica = self._context.replicas[schedule.partition]
             if schedule.partition in self._context.rebuilding:
                 schedule.work, schedule.try_at_ms = None, None
-            elif replica.world.feature_level < CHECKPOINT_LEVEL:
-                continue
             elif schedule.work is not None:
                 self._continue(schedule, schedule.work, now_ms)
             elif self._is_due(schedule, replica, now_ms):

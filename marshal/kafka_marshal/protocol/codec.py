@@ -14,7 +14,13 @@ from msgspec import UNSET
 
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
-from kafka_marshal.protocol.records import KINDS, Kind, Record
+from kafka_marshal.protocol.records import (
+    KINDS,
+    Kind,
+    Record,
+    StagedTopic,
+    StagePosition,
+)
 
 R = TypeVar("R", bound=Record)
 
@@ -162,8 +168,21 @@ def decode_tags(tags: bytes) -> dict[str, Any] | None:
         return None
 
 
-def _are_topics(names: tuple[str, ...]) -> bool:
-    return all(map(is_topic, names))
+def _are_topics(named: tuple[str, ...] | tuple[StagedTopic, ...]) -> bool:
+    return all(
+        is_topic(each.topic if isinstance(each, StagedTopic) else each)
+        for each in named
+    )
+
+
+def _are_distinct(record: StagePosition) -> bool:
+    """Return whether a record names each of its keys once."""
+    keys = [
+        (each.topic, partition)
+        for each in record.topics
+        for partition, _ in each.positions
+    ]
+    return len(set(keys)) == len(keys)
 
 
 def _is_successor(name: str | None) -> bool:
@@ -224,6 +243,8 @@ def _bad_name(record: Record) -> str | None:
     for name, is_valid in _CHECKS[type(record)]:
         if not is_valid(getattr(record, name)):
             return f"bad {name}"
+    if isinstance(record, StagePosition) and not _are_distinct(record):
+        return "a key is named twice"
     return None
 
 

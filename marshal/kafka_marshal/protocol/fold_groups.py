@@ -45,7 +45,9 @@ def _release_group(step: Step, record: ReleaseGroup) -> Transitions:
     state.dirty[record.group_id] = None
     pause = group.pause
     if record.msg_expire_time <= state.append_time_ms:
-        _note_over(state, step.entry.offset, record.group_id, group)
+        end_operation(
+            state, record.group_id, op_id=record.op_id, offset=step.entry.offset
+        )
         return (step.accepted("unpaused"),)
     seen = () if pause is None else pause.incarnations
     if record.incarnation not in seen:
@@ -68,34 +70,38 @@ def _release_group(step: Step, record: ReleaseGroup) -> Transitions:
 def end_pauses(state: WorldState, offset: int) -> None:
     """End expired pauses (PROTOCOL 4.8); called before a record is judged."""
     over = [
-        group_id
+        (group_id, group.pause.op_id)
         for group_id, group in state.groups.items()
         if group.pause is not None and group.pause.until_ms <= state.append_time_ms
     ]
-    for group_id in sorted(over):
-        state.dirty[group_id] = None
-        _note_over(state, offset, group_id, state.groups[group_id])
+    for group_id, op_id in sorted(over):
+        end_operation(state, group_id, op_id=op_id, offset=offset)
     state.note_next_lapse()
 
 
-def _note_over(
-    state: WorldState, offset: int, group_id: str, group: GroupState
+def end_operation(
+    state: WorldState, group_id: str, *, op_id: bytes, offset: int
 ) -> None:
-    """End the group's pause and remember its op_id, within bounds."""
-    assert group.pause is not None
-    op_id = group.pause.op_id
-    group.pause = None
+    """Record that an operation is over, and end its pause.
+
+    Ended operations are remembered within bounds; the oldest are forgotten first.
+    """
+    group = state.groups.setdefault(group_id, GroupState())
+    state.dirty[group_id] = None
+    if group.pause is not None and group.pause.op_id == op_id:
+        group.pause = None
     group.over = (*group.over, (offset, op_id))
-    state.over[offset, group_id] = op_id
+    state.over[offset, group_id, op_id] = None
     if len(group.over) > OPS_REMEMBERED_MAX:
-        _drop_over(state, group.over[0][0], group_id)
+        first_offset, first_op_id = group.over[0]
+        _drop_over(state, first_offset, group_id, first_op_id)
     assert state.config is not None
     while len(state.over) > state.config.limit("operations"):
         _drop_over(state, *min(state.over))
 
 
-def _drop_over(state: WorldState, offset: int, group_id: str) -> None:
-    op_id = state.over.pop((offset, group_id))
+def _drop_over(state: WorldState, offset: int, group_id: str, op_id: bytes) -> None:
+    del state.over[offset, group_id, op_id]
     group = state.groups[group_id]
     group.over = tuple(note for note in group.over if note != (offset, op_id))
     state.dirty[group_id] = None
@@ -103,9 +109,10 @@ def _drop_over(state: WorldState, offset: int, group_id: str) -> None:
 
 
 def drop_if_empty(state: WorldState, group_id: str) -> None:
-    """Drop a group that has no keys, no pause and no operations that are over."""
+    """Drop a group without keys, pause, ended operations and an unresolved verdict."""
     group = state.groups[group_id]
-    if group.key_count == 0 and group.pause is None and not group.over:
+    is_idle = group.pause is None and group.unresolved is None and not group.over
+    if is_idle and group.key_count == 0:
         del state.groups[group_id]
         state.note_gone(group_id)
 

@@ -108,7 +108,7 @@ def _install_owner(step: Step, record: ClaimingPartition, known: KeyState) -> No
     known.resume_hash = record.resume_hash
     if record.resume is not None:
         return  # PROTOCOL 4.4: a resume changes nothing else.
-    known.lock = known.handoff = None
+    known.handoff = None
     topic_id = record.topic_id
     if topic_id is None or topic_id == known.topic_id:
         return
@@ -116,7 +116,7 @@ def _install_owner(step: Step, record: ClaimingPartition, known: KeyState) -> No
         # PROTOCOL 4.3: another topic of the same name; old offsets are void.
         retired = (*known.retired_topic_ids, known.topic_id)
         known.retired_topic_ids = retired[-RETIRED_TOPIC_IDS_MAX:]
-        known.position = known.granted = None
+        known.position = known.granted = known.previous = None
     known.topic_id = topic_id
 
 

@@ -15,6 +15,7 @@ from kafka_marshal.protocol.records import (
     CheckpointBegin,
     CheckpointChunk,
     CheckpointEnd,
+    Config,
     Reset,
 )
 from kafka_marshal.protocol.snapshot import bytes_max, chained, from_bytes, outline
@@ -42,10 +43,12 @@ def _checkpoint(step: Step, record: CheckpointRecord) -> Transitions:
 
 def _reset(step: Step, record: Reset) -> Transitions:
     state = step.state
+    if state.config is None:
+        return (step.refused("no_config"),)
     if record.number == 0:
         # Replaces an unfinished operation, so that a dead admin blocks nobody.
         _stage(state, None)
-    reason = _misfit(state, record)
+    reason = _misfit(state, record, config=state.config)
     if reason is not None:
         return (step.refused(reason),)
     staging = _with_part(state, record)
@@ -53,17 +56,16 @@ def _reset(step: Step, record: Reset) -> Transitions:
         _stage(state, staging)
         return (step.accepted("reset_staged"),)
     _stage(state, None)
-    carried = _carried(state, staging)
+    carried = _carried(state, staging, config=state.config)
     if isinstance(carried, str):
         return (step.refused(carried),)
     _install(state, carried, leader_epoch=state.leader_epoch)
     return (step.accepted("reset"),)
 
 
-def _misfit(state: WorldState, record: Reset) -> str | None:
+def _misfit(state: WorldState, record: Reset, *, config: Config) -> str | None:
     """Return why a part does not follow the parts before it, or None."""
-    assert state.config is not None  # the record needs level 2
-    most, staging = bytes_max(state.config), state.staging
+    most, staging = bytes_max(config), state.staging
     if record.part_count > min(PARTS_MAX, 1 + most // CHUNK_BYTES_MAX):
         return "limits"
     if record.size_bytes > min(record.part_count * CHUNK_BYTES_MAX, most):
@@ -108,13 +110,13 @@ def _stage(state: WorldState, staging: Staging | None) -> None:
     state.note_next_end()
 
 
-def _carried(state: WorldState, staging: Staging) -> WorldState | str:
+def _carried(
+    state: WorldState, staging: Staging, *, config: Config
+) -> WorldState | str:
     """Return the state that the parts hold, or why it cannot replace this one."""
     value = b"".join(staging.parts)
     if len(value) != staging.size_bytes:
         return "reset_damaged"
-    config = state.config
-    assert config is not None  # the record needs level 2
     try:
         known = outline(value)
     except MalformedRecord:
@@ -136,7 +138,10 @@ def _carried(state: WorldState, staging: Staging) -> WorldState | str:
         carried = from_bytes(value)
     except MalformedRecord:
         return "reset_damaged"
-    return "limits" if len(carried.over) > config.limit("operations") else carried
+    has_room = len(carried.over) <= config.limit("operations") and sum(
+        map(len, carried.locked.values())
+    ) <= config.limit("locks")
+    return carried if has_room else "limits"
 
 
 def _install(

@@ -27,7 +27,8 @@ from kafka_marshal.protocol.types import Key
 OP_INCARNATIONS_MAX = 16
 
 
-def _is_misplaced(state: WorldState, config: Config, key: Key) -> bool:
+def is_misplaced(state: WorldState, key: Key, *, config: Config) -> bool:
+    """Return whether a key belongs to another coordinating partition."""
     # PROTOCOL 2.3: a reserved key belongs to the coordinating partition it names.
     if key.topic in RESERVED_TOPICS:
         return key.partition != state.partition
@@ -61,7 +62,7 @@ def judge_claim(
     known = state.keys.get(key)
     if record.generation != config.generation:
         return "wrong_generation"
-    if _is_misplaced(state, config, key):
+    if is_misplaced(state, key, config=config):
         return "wrong_partition"
     if known is None and _is_full(state, config, key):
         return "limits"
@@ -107,7 +108,7 @@ def judge_resume(
     assert resume is not None
     if record.generation != config.generation:
         return "wrong_generation"
-    if _is_misplaced(state, config, key):
+    if is_misplaced(state, key, config=config):
         return "wrong_partition"
     reason = _held_back(state, key)
     if reason is not None:
@@ -132,10 +133,11 @@ def judge_resume(
 def _is_full(state: WorldState, config: Config, key: Key) -> bool:
     if len(state.keys) >= config.limit("keys"):
         return True
-    return _lacks_room_for_group(state, config, key.group_id)
+    return lacks_room_for_group(state, key.group_id, config=config)
 
 
-def _lacks_room_for_group(state: WorldState, config: Config, group_id: str) -> bool:
+def lacks_room_for_group(state: WorldState, group_id: str, *, config: Config) -> bool:
+    """Return whether a group is new and the limit of groups is reached."""
     is_new = group_id not in state.groups
     return is_new and len(state.groups) >= config.limit("groups")
 
@@ -144,8 +146,9 @@ def judge_forgetting(
     state: WorldState, record: ForgettingPartition, *, key: Key
 ) -> str | None:
     """Return why a record cannot drop a key, in the order of PROTOCOL 4.9, or None."""
-    assert state.config is not None  # the record needs level 2
-    if _is_misplaced(state, state.config, key):
+    if state.config is None:
+        return "no_config"
+    if is_misplaced(state, key, config=state.config):
         return "wrong_partition"
     known = state.keys.get(key)
     if known is None:
@@ -173,18 +176,18 @@ def mismatch(
     if known is not None and known.owner == sender:
         # The partition of an owned key was checked when it was claimed.
         return None if known.epoch == record.epoch else "old_epoch"
-    return "wrong_partition" if _is_misplaced(state, config, key) else "not_owner"
+    return "wrong_partition" if is_misplaced(state, key, config=config) else "not_owner"
 
 
 def judge_release_group(
     state: WorldState, record: ReleaseGroup, *, config: Config
 ) -> str | None:
     """Return why an admin's record is refused, in the order of PROTOCOL 4.8."""
-    if _lacks_room_for_group(state, config, record.group_id):
+    if lacks_room_for_group(state, record.group_id, config=config):
         return "limits"
     group = state.groups.get(record.group_id)
     pause = state.active_pause(record.group_id)
-    if group is not None and any(record.op_id == op_id for _, op_id in group.over):
+    if group is not None and group.is_over(record.op_id):
         return "op_over"
     if pause is None:
         over = record.msg_expire_time <= state.append_time_ms

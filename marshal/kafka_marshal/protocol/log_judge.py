@@ -8,8 +8,14 @@ judge of operations checks what applications did with their claims.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kafka_marshal.protocol.records import Heartbeat
-from kafka_marshal.protocol.state import ACCEPTED, KeyState, Transition, WorldState
+from kafka_marshal.protocol.records import Heartbeat, ResolvePosition, StagePosition
+from kafka_marshal.protocol.state import (
+    ACCEPTED,
+    KeyState,
+    Lock,
+    Transition,
+    WorldState,
+)
 from kafka_marshal.protocol.types import Key, Owner, Token
 
 Place = tuple[Key, bytes | None]
@@ -17,6 +23,7 @@ Place = tuple[Key, bytes | None]
 another id, and its offsets start again."""
 
 CLAIMS = frozenset({"claimed", "resumed"})
+SETS = frozenset({"staged", "position_set", "unlocked"})
 
 
 class Finding(NamedTuple):
@@ -41,6 +48,7 @@ class Known(NamedTuple):
     topic_id: bytes | None
     renewed_ms: int
     active_ms: int
+    lock: Lock | None
 
     @classmethod
     def of(cls, state: KeyState) -> "Known":
@@ -53,11 +61,12 @@ class Known(NamedTuple):
             topic_id=state.topic_id,
             renewed_ms=state.renewed_ms,
             active_ms=state.active_ms,
+            lock=state.lock,
         )
 
 
 class LogJudge:
-    """Judges one coordinating partition: S1, S3, S7, S10, 4.3 and 8.1.
+    """Judges one coordinating partition: S1, S3, S7, S10, 4.3, 8.1 and 8.3.
 
     Attributes:
         known: Every key after the last record about it.
@@ -141,6 +150,8 @@ class LogJudge:
         elif was is None:
             yield "S1", f"was never claimed, and is {transition.effect}"
             return
+        elif transition.effect in SETS:
+            yield from self._check_set(transition, was, state=state)
         else:
             yield from self._check_owner(transition, was, state=state)
         if transition.effect == "granted":
@@ -162,6 +173,8 @@ class LogJudge:
             yield "S1", f"has epoch {state.epoch}"
         if state.owner != _sender(transition):
             yield "S1", f"belongs to {state.owner}, not to who won it"
+        if was is not None and was.lock is not None:
+            yield "8.3", "is claimed while it is locked"
         if was is not None and was.topic_id not in {None, state.topic_id}:
             position = state.next_unclaimed()
             if position is not None:
@@ -194,6 +207,35 @@ class LogJudge:
         if is_renewed and self._world.active_pause(key.group_id) is not None:
             yield "8.1", "is renewed while its group is paused"
 
+    def _check_set(
+        self, transition: Transition, was: Known, *, state: KeyState
+    ) -> Iterator[tuple[str, str]]:
+        """Check that a set position locks free keys, and moves only locked ones."""
+        effect, key, record = transition.effect, transition.key, transition.record
+        assert key is not None
+        assert isinstance(record, StagePosition | ResolvePosition)
+        if (state.owner, state.epoch) != (None, was.epoch):
+            yield "S1", f"is {effect} and has the owner {state.owner}"
+        is_locked = state.lock is not None
+        if is_locked != (effect == "staged"):
+            yield "8.3", f"is {effect} with the lock {state.lock}"
+        if effect == "staged":
+            age_ms = self._world.now_ms - was.renewed_ms
+            if was.owner is not None and age_ms <= 2 * state.heartbeat_interval_ms:
+                yield "8.3", f"is staged {age_ms} ms after its owner's heartbeat"
+            if (state.position, state.granted) != (was.position, was.granted):
+                yield "8.3", "moves before the commit"
+            return
+        if was.lock is None or was.lock.op_id != record.op_id:
+            yield "8.5", f"is {effect} by an operation that has not locked it"
+            return
+        is_set = effect == "position_set"
+        if state.position != (was.lock.position if is_set else was.position):
+            yield "8.5", f"is {effect} and at {state.position}"
+        if is_set and state.granted is not None:
+            # Offsets from the position on may be granted again.
+            self.granted[key, state.topic_id] = state.position or 0
+
     def _check_grant(
         self, transition: Transition, place: Place
     ) -> Iterator[tuple[str, str]]:
@@ -213,6 +255,7 @@ def _check_position(
     if was is None or before is None or (now is not None and now >= before):
         return
     is_rewind = isinstance(record, Heartbeat) and record.rewind
+    is_rewind = is_rewind or transition.effect == "position_set"
     is_of_another = now is None and was.topic_id not in {None, state.topic_id}
     if not (is_rewind or is_of_another):
         yield "S10", f"fell from position {before} to {now}"

@@ -24,6 +24,7 @@ from kafka_marshal.protocol.records import (
     Record,
     ReleasingPartition,
     Reset,
+    StagePosition,
 )
 from kafka_marshal.protocol.state import (
     ACCEPTED,
@@ -43,6 +44,7 @@ STALE = "stale"
 RELEASED = "released"
 FORGOTTEN = "forgotten"
 RESET = "reset"
+POSITION_SET = "position_set"
 RESUMED = "resumed"
 TAKEN_OVER = "taken_over"
 
@@ -109,9 +111,9 @@ class Loss:
         ending: ``taken_over``, ``resumed``, ``released``, ``stale`` (silent for more
             than two heartbeat intervals and not taken over yet) or ``live`` (at risk
             only).
-        reason: Reason in the release; ``reset`` or ``forgotten`` if an admin replaced
-            the state or dropped the key, so that the offsets may be granted again;
-            None elsewhere.
+        reason: Reason in the release; ``reset``, ``forgotten`` or ``position_set`` if
+            an admin replaced the state, dropped the key or set its position, so that
+            the offsets may be granted again; None elsewhere.
         winner: client_id of the next owner, None if there is none.
         partition: Coordinating partition.
         at_offset: Offset there of the record that ended the claim, or of the last
@@ -274,6 +276,11 @@ class LossBook:
                 return []
             del self._tenures[key]
             return self._loss(key, tenure, ending=RELEASED, at=at, reason=FORGOTTEN)
+        elif isinstance(record, StagePosition):
+            if transition.outcome != ACCEPTED:
+                return []
+            del self._tenures[key]
+            return self._loss(key, tenure, ending=RELEASED, at=at, reason=POSITION_SET)
         elif isinstance(record, ReleasingPartition):
             tenure.mark(record.incarnation, marks_of(record).get(0))
             del self._tenures[key]

@@ -18,7 +18,12 @@ The laws of this module:
 from collections.abc import Iterable
 
 from kafka_marshal.errors import LogTruncated, LogUnreadable
-from kafka_marshal.protocol import fold_groups, fold_keys, fold_resets
+from kafka_marshal.protocol import (
+    fold_groups,
+    fold_keys,
+    fold_positions,
+    fold_resets,
+)
 from kafka_marshal.protocol.codec import Undecodable, decode
 from kafka_marshal.protocol.records import KINDS
 from kafka_marshal.protocol.state import (
@@ -137,5 +142,10 @@ def _fold(state: WorldState, entry: LogEntry) -> Transitions:
     return fold(step, record)
 
 
-_FOLDS = {**fold_keys.FOLDS, **fold_groups.FOLDS, **fold_resets.FOLDS}
+_FOLDS = {
+    **fold_keys.FOLDS,
+    **fold_groups.FOLDS,
+    **fold_positions.FOLDS,
+    **fold_resets.FOLDS,
+}
 _HANDLERS = {kind.record: (_FOLDS[kind.record], kind.level) for kind in KINDS}

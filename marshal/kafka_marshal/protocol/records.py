@@ -167,6 +167,54 @@ class ReleaseGroup(Fields, frozen=True, kw_only=True):
     tags: Tags | UnsetType = UNSET
 
 
+class StagedTopic(Fields, frozen=True):
+    """The positions to set for partitions of one topic."""
+
+    topic: Name
+    topic_id: Id | None
+    positions: Annotated[tuple[tuple[Partition, Offset], ...], Meta(min_length=1)]
+
+
+class StagePosition(Fields, frozen=True, kw_only=True):
+    """Locks keys of a paused group, with the positions to set (PROTOCOL 8.3)."""
+
+    client_id: Name
+    group_id: Name
+    incarnation: Id
+    seq: Sequence
+    op_id: Id
+    plan_digest: Id
+    topics: Annotated[tuple[StagedTopic, ...], Meta(min_length=1)]
+    tags: Tags | UnsetType = UNSET
+
+
+class DecidePosition(Fields, frozen=True, kw_only=True):
+    """Commits a set position, on the group's home partition (PROTOCOL 8.4)."""
+
+    client_id: Name
+    group_id: Name
+    incarnation: Id
+    seq: Sequence
+    op_id: Id
+    plan_digest: Id
+    key_count: Counting
+    tags: Tags | UnsetType = UNSET
+
+
+class ResolvePosition(Fields, frozen=True, kw_only=True):
+    """Unlocks the keys of a set position, committed or aborted (PROTOCOL 8.5)."""
+
+    client_id: Name
+    group_id: Name
+    incarnation: Id
+    seq: Sequence
+    op_id: Id
+    commit: bool
+    decided: Offset | None
+    reason: Text | None
+    tags: Tags | UnsetType = UNSET
+
+
 class BatchHeartbeat(Fields, frozen=True, kw_only=True):
     """Many heartbeats of one claimant in one record (PROTOCOL 3.6)."""
 
@@ -282,6 +330,9 @@ Record = (
     | ForgettingPartition
     | ReleaseGroup
     | BatchHeartbeat
+    | StagePosition
+    | DecidePosition
+    | ResolvePosition
     | Config
     | Reset
     | Member
@@ -308,18 +359,21 @@ KINDS = (
     Kind(4, 0, "ClaimingMessages", ClaimingMessages, 1),
     Kind(5, 0, "ReleaseGroup", ReleaseGroup, 1),
     Kind(6, 0, "BatchHeartbeat", BatchHeartbeat, 1),
+    Kind(7, 0, "StagePosition", StagePosition, 2),
+    Kind(8, 0, "DecidePosition", DecidePosition, 2),
+    Kind(9, 0, "ResolvePosition", ResolvePosition, 2),
     Kind(13, 0, "Config", Config, 1),
-    Kind(14, 0, "Reset", Reset, 2),
-    Kind(18, 0, "ForgettingPartition", ForgettingPartition, 2),
+    Kind(14, 0, "Reset", Reset, 1),
+    Kind(18, 0, "ForgettingPartition", ForgettingPartition, 1),
     Kind(128, 0, "Member", Member, 1),
-    Kind(130, 0, "CheckpointBegin", CheckpointBegin, 2),
-    Kind(131, 0, "CheckpointChunk", CheckpointChunk, 2),
-    Kind(132, 0, "CheckpointEnd", CheckpointEnd, 2),
+    Kind(130, 0, "CheckpointBegin", CheckpointBegin, 1),
+    Kind(131, 0, "CheckpointChunk", CheckpointChunk, 1),
+    Kind(132, 0, "CheckpointEnd", CheckpointEnd, 1),
 )
 """Every kind this release reads, with the feature level that introduced it."""
 
-CHECKPOINT_LEVEL = 2
-"""The feature level that brought checkpoints, Reset and ForgettingPartition."""
+POSITION_LEVEL = 2
+"""The feature level that brought StagePosition, DecidePosition and ResolvePosition."""
 
 SUPPORTED_LEVEL = 2
 """The highest feature level that this release can follow (PROTOCOL 3.3)."""

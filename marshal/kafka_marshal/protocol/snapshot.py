@@ -25,6 +25,7 @@ from kafka_marshal.protocol.codec import decode, encode, is_identifier, is_key_t
 from kafka_marshal.protocol.records import (
     U32,
     Config,
+    Counting,
     Data,
     Fields,
     Hash,
@@ -39,8 +40,11 @@ from kafka_marshal.protocol.state import (
     RETIRED_TOPIC_IDS_MAX,
     GroupState,
     KeyState,
+    Lock,
     Pause,
+    Previous,
     Staging,
+    Verdict,
     WorldState,
 )
 from kafka_marshal.protocol.types import OFFSET_MAX, Key, Owner
@@ -58,6 +62,8 @@ _REST_BYTES_MAX = 8_192
 operation, and of all the rest (without the parts of a Reset)."""
 
 KEYS_PER_PIECE = 1_000
+_VERDICT = 1
+"""Number of the verdict among the optional elements of a group."""
 
 _encode = msgspec.msgpack.Encoder().encode
 # In the order of the canonical tuple, which is that of the class.
@@ -95,8 +101,8 @@ class _Key(Fields, frozen=True, kw_only=True):
     topic_id: Id | None
     retired_topic_ids: Annotated[tuple[Id, ...], Meta(max_length=RETIRED_TOPIC_IDS_MAX)]
     resume_hash: Hash | None
-    lock: Id | None
-    previous: tuple[Next | None, Next | None] | None
+    lock: tuple[Id, Id, Offset, Id | None] | None
+    previous: tuple[Id, Next | None, Next | None] | None
     handoff: tuple[Name, Time] | None
 
 
@@ -109,11 +115,16 @@ class _Pause(Fields, frozen=True, kw_only=True):
     until_ms: Next
 
 
-class _Group(Fields, frozen=True):
+_Verdict = tuple[Id, Id, Counting, Offset, bool]
+
+
+class _Group(Fields, frozen=True, kw_only=True):
     tag: Literal["group"]
     group_id: Name
     pause: _Pause | None
     over: tuple[tuple[Offset, Id], ...]
+    # Left out where it is empty, so that other groups keep their digests.
+    more: Annotated[tuple[tuple[Literal[1], _Verdict], ...], Meta(max_length=1)] = ()
 
 
 class _Quiet(Fields, frozen=True, tag="quiet"):
@@ -346,6 +357,10 @@ def _read(world: _World) -> WorldState:
         len(state.epochs) == len(state.keys)
         and len(state.over) == over_count
         and all(epoch < state.next_offset for epoch in state.epochs)
+        and all(
+            group.verdict is None or group.verdict.offset < state.next_offset
+            for group in state.groups.values()
+        )
         and _are_of_a_log(state)
     )
     if not is_of_a_log:
@@ -430,8 +445,8 @@ def _frame_of(config: Config) -> bytes:
 
 
 def _group(group_id: str, group: GroupState) -> list[Any]:
-    pause = group.pause
-    return [
+    pause, verdict = group.pause, group.verdict
+    row = [
         "group",
         group_id,
         None
@@ -446,6 +461,7 @@ def _group(group_id: str, group: GroupState) -> list[Any]:
         ],
         group.over,
     ]
+    return row if verdict is None else [*row, [[_VERDICT, verdict]]]
 
 
 def _read_header(row: _Header) -> WorldState:
@@ -481,8 +497,8 @@ def _read_key(row: _Key) -> KeyState:
         topic_id=row.topic_id,
         retired_topic_ids=row.retired_topic_ids,
         resume_hash=row.resume_hash,
-        lock=row.lock,
-        previous=row.previous,
+        lock=None if row.lock is None else Lock(*row.lock),
+        previous=None if row.previous is None else Previous(*row.previous),
         handoff=row.handoff,
     )
 
@@ -491,9 +507,13 @@ def _read_group(row: _Group) -> GroupState:
     names = [row.group_id] if row.pause is None else [row.group_id, row.pause.client_id]
     if not all(map(is_identifier, names)):
         raise ValueError("a name that no record can have")
-    if row.pause is None:
-        return GroupState(None, row.over)
-    return GroupState(Pause(**msgspec.structs.asdict(row.pause)), row.over)
+    pause = row.pause
+    verdict = row.more[0][1] if row.more else None
+    return GroupState(
+        pause=None if pause is None else Pause(**msgspec.structs.asdict(pause)),
+        over=row.over,
+        verdict=None if verdict is None else Verdict(*verdict),
+    )
 
 
 def _read_staging(row: _Staging) -> Staging:

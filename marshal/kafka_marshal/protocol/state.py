@@ -35,6 +35,54 @@ OPERATIONS = (QUIET, STAGING, ERAS)
 """Items of the digest other than keys and groups; no group can have these names."""
 
 
+class Lock(NamedTuple):
+    """The operation that locked a key, and what it will set (PROTOCOL 8.3).
+
+    Attributes:
+        op_id: The operation.
+        plan_digest: Digest of all positions of the operation.
+        position: Position that a commit sets.
+        topic_id: Kafka's id of the topic that the position belongs to, or None.
+    """
+
+    op_id: bytes
+    plan_digest: bytes
+    position: int
+    topic_id: bytes | None
+
+
+class Previous(NamedTuple):
+    """What a set position replaced, for its undo (PROTOCOL 8.6).
+
+    Attributes:
+        op_id: The operation that set the position.
+        position: Position before it.
+        granted: First offset that was not granted before it, or None.
+    """
+
+    op_id: bytes
+    position: int | None
+    granted: int | None
+
+
+class Verdict(NamedTuple):
+    """The commit of a set position, on the home of its group (PROTOCOL 8.4).
+
+    Attributes:
+        op_id: The operation.
+        plan_digest: Digest of all its positions.
+        key_count: Number of its keys.
+        offset: Offset of the DecidePosition that committed it.
+        is_resolved: Whether all its keys have been unlocked.
+    """
+
+    op_id: bytes
+    plan_digest: bytes
+    key_count: int
+    offset: int
+    is_resolved: bool
+
+
 @attrs.define(kw_only=True)
 class KeyState:
     """One key: its owner, and how far it is processed.
@@ -51,8 +99,8 @@ class KeyState:
         topic_id: Kafka's id of the data topic, if a claim named it.
         retired_topic_ids: Earlier ids, oldest first.
         resume_hash: SHA-256 of the secret that a restarted process needs to resume.
-        lock: op_id of the operation that locked the key, or None.
-        previous: Position and granted before the last set position (undo).
+        lock: Set by the operation that locked the key, or None.
+        previous: What the last set position replaced, or None.
         handoff: Successor and the log time until which it is preferred.
     """
 
@@ -67,8 +115,8 @@ class KeyState:
     topic_id: bytes | None = None
     retired_topic_ids: tuple[bytes, ...] = ()
     resume_hash: bytes | None = None
-    lock: bytes | None = None
-    previous: tuple[int | None, int | None] | None = None
+    lock: Lock | None = None
+    previous: Previous | None = None
     handoff: tuple[str, int] | None = None
 
     def age_ms(self, log_time_ms: int) -> int:
@@ -117,12 +165,24 @@ class GroupState:
     Attributes:
         pause: The active pause; None once the latest append time reaches its end.
         over: Operations that ended: offset at which the end was recorded, and op_id.
+        verdict: The last set position that was committed, on the group's home.
         key_count: Number of keys of the group in this partition (derived).
     """
 
     pause: Pause | None = None
     over: tuple[tuple[int, bytes], ...] = ()
+    verdict: Verdict | None = None
     key_count: int = 0
+
+    def is_over(self, op_id: bytes) -> bool:
+        """Return whether an operation is remembered as ended."""
+        return any(op_id == each for _, each in self.over)
+
+    @property
+    def unresolved(self) -> Verdict | None:
+        """The committed set position whose keys are not all unlocked, or None."""
+        verdict = self.verdict
+        return None if verdict is None or verdict.is_resolved else verdict
 
 
 @attrs.frozen(kw_only=True)
@@ -242,7 +302,8 @@ class WorldState:
         halted: Set when a Config needs a level that this release does not support.
         soft: Soft state.
         epochs: Keys by their current epoch (derived).
-        over: Ended operations of all groups (derived).
+        over: Ended operations of all groups: offset, group and op_id (derived).
+        locked: Keys that each operation of a group has locked (derived).
         ends_ms: Log time at which staging or quiet time ends, or None (derived).
         lapses_ms: No pause ends before the append time reaches it, or None (derived).
         forgettable: Heap of (earlier last activity, key): an entry for each key that
@@ -270,7 +331,10 @@ class WorldState:
     halted: Halt | None = None
     soft: SoftState = attrs.field(factory=SoftState, eq=False)
     epochs: dict[int, Key] = attrs.field(factory=dict, eq=False)
-    over: dict[tuple[int, str], bytes] = attrs.field(factory=dict, eq=False)
+    over: dict[tuple[int, str, bytes], None] = attrs.field(factory=dict, eq=False)
+    locked: dict[tuple[str, bytes], dict[Key, None]] = attrs.field(
+        factory=dict, eq=False
+    )
     ends_ms: int | None = attrs.field(default=None, eq=False)
     lapses_ms: int | None = attrs.field(default=None, eq=False)
     forgettable: list[tuple[int, Key]] = attrs.field(factory=list, eq=False)
@@ -362,10 +426,14 @@ class WorldState:
         for key in self.keys:
             self.groups[key.group_id].key_count += 1
         self.over = {
-            (offset, group_id): op_id
+            (offset, group_id, op_id): None
             for group_id, group in self.groups.items()
             for offset, op_id in group.over
         }
+        self.locked = {}
+        for key, state in self.keys.items():
+            if state.lock is not None:
+                self.locked.setdefault((key.group_id, state.lock.op_id), {})[key] = None
         self.note_next_lapse()
         self.index_forgettable()
         self.item_hashes = {}

@@ -14,13 +14,25 @@ from msgspec import UNSET
 
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.protocol.codec import Undecodable, decode, encode_fields, kind_of
-from kafka_marshal.protocol.records import KINDS, Fields, Kind, Limits, Record, Resume
+from kafka_marshal.protocol.records import (
+    KINDS,
+    Fields,
+    Kind,
+    Limits,
+    Record,
+    Resume,
+    StagedTopic,
+    StagePosition,
+)
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.state import KeyState, Transition, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry, TimestampType
 
 _BY_NAME = {kind.name: kind for kind in KINDS}
 _NESTED: dict[str, type[Fields]] = {"resume": Resume, "limits": Limits}
+_NESTED_LISTS: dict[type[Fields], dict[str, type[Fields]]] = {
+    StagePosition: {"topics": StagedTopic}
+}
 _RENAMED = {"partition_count": "K"}
 _BYTES_FIELDS = frozenset(
     {
@@ -33,6 +45,7 @@ _BYTES_FIELDS = frozenset(
         "format_id",
         "checkpoint_id",
         "digest",
+        "plan_digest",
         "data",
         "tags",
     }
@@ -198,12 +211,15 @@ def _object_to_fields(fields: type[Fields], data: Any) -> list[Any]:  # noqa: AN
     if unknown:
         raise MalformedRecord(f"unknown field {unknown[0]!r}")
     values: list[Any] = []
+    lists = _NESTED_LISTS.get(fields, {})
     for text_name, name in names.items():
         value = data.get(text_name)
         if name == "tags" and value is None:
             values.append(UNSET)
         elif name in _NESTED and value is not None:
             values.append(_object_to_fields(_NESTED[name], value))
+        elif name in lists and isinstance(value, list):
+            values.append([_object_to_fields(lists[name], each) for each in value])
         elif name in _BYTES_FIELDS and value is not None:
             values.append(_from_hex(value))
         else:
@@ -277,7 +293,7 @@ def claim_to_object(state: WorldState, key: Key, *, known: KeyState) -> dict[str
         "granted": known.granted,
         "freshness": freshness,
         "age_ms": age_ms,
-        "locked_by": None if known.lock is None else known.lock.hex(),
+        "locked_by": None if known.lock is None else known.lock.op_id.hex(),
     }
 
 

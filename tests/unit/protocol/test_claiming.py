@@ -5,7 +5,7 @@ from logkit import (
     INC,
     INC_AGAIN,
     KEY,
-    OP,
+    LOCK,
     SECRET,
     START_MS,
     H,
@@ -557,7 +557,7 @@ def test_an_own_key_that_went_stale_can_be_claimed_again():
 def test_a_locked_key_has_to_be_unlocked_by_others():
     log = Log()
     log.append(release(log.claimed("c2"), client="c2"))
-    log.key().lock = OP
+    log.key().lock = LOCK
     assert guess(log, elapsed_ms=10 * H).wait_ms is None
 
 

@@ -1,6 +1,17 @@
 import msgspec
 import pytest
-from logkit import INC, all_records, batch, beat, claim, config, ident, member, release
+from logkit import (
+    INC,
+    all_records,
+    batch,
+    beat,
+    claim,
+    config,
+    ident,
+    member,
+    release,
+    stage,
+)
 from msgspec.structs import astuple, replace
 
 from kafka_marshal.errors import MalformedRecord
@@ -19,7 +30,13 @@ from kafka_marshal.protocol.codec import (
     parser_of,
     uvarint,
 )
-from kafka_marshal.protocol.records import Config, Heartbeat, Limits
+from kafka_marshal.protocol.records import (
+    Config,
+    Heartbeat,
+    Limits,
+    StagedTopic,
+    StagePosition,
+)
 from kafka_marshal.protocol.types import OFFSET_MAX, PARTITION_MAX
 
 pack = msgspec.msgpack.encode
@@ -420,7 +437,7 @@ def test_a_too_deep_record_is_not_encoded():
 
 def test_kind_of_names_the_wire_type():
     assert [kind_of(record).number for record in all_records()] == [
-        *(1, 2, 3, 4, 5, 6, 13, 14, 18, 128, 130, 131, 132)
+        *(1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 14, 18, 128, 130, 131, 132)
     ]
 
 
@@ -474,3 +491,15 @@ def test_the_head_of_a_frame_identifies_its_kind(record):
 def test_a_payload_is_parsed_as_the_frame_is(record):
     head = header_of(type(record))
     assert parser_of(type(record))(encode(record)[len(head) :]) == record
+
+
+@pytest.mark.parametrize("second", ["t", "u"])
+def test_a_stage_names_each_key_once(second):
+    record = stage((0, 2))
+    topics = (*record.topics, StagedTopic(second, None, ((0, 3),)))
+    value = header_of(StagePosition) + pack([*astuple(record)[:6], topics])
+    found = decode(value)
+    is_distinct = second == "u"
+    assert isinstance(found, StagePosition) == is_distinct
+    if not is_distinct:
+        assert found == Undecodable("a key is named twice")

@@ -17,6 +17,7 @@ from kafka_marshal.protocol.fold_groups import (
     FOLDS,
     GONE_MEMBERS_PER_ENTRY_MAX,
     OPS_REMEMBERED_MAX,
+    end_operation,
 )
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.records import KINDS
@@ -358,3 +359,11 @@ def test_a_group_without_anything_is_dropped():
     log.append(release(epoch))
     log.append(b"", after=1)
     assert log.state.groups == {}
+
+
+def test_an_operation_that_paused_nothing_ends_beside_a_pause():
+    log = Log()
+    log.append(pause(START_MS + H))
+    end_operation(log.state, "g", op_id=ident("other"), offset=7)
+    assert log.state.active_pause("g").op_id == OP
+    assert log.state.groups["g"].over == ((7, ident("other")),)

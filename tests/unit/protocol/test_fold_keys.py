@@ -3,7 +3,7 @@ from logkit import (
     INC,
     INC_AGAIN,
     KEY,
-    OP,
+    LOCK,
     SECRET,
     START_MS,
     H,
@@ -524,7 +524,7 @@ def test_equally_old_keys_are_forgotten_by_name():
     "keep",
     [
         pytest.param(lambda log: log.append(messages(1, 0, 5)), id="granted"),
-        pytest.param(lambda log: setattr(log.key(), "lock", OP), id="locked"),
+        pytest.param(lambda log: setattr(log.key(), "lock", LOCK), id="locked"),
     ],
 )
 def test_a_key_with_a_grant_or_owner_is_kept(keep):
@@ -676,21 +676,14 @@ def test_a_locked_key_is_not_dropped():
     log = at_level_2()
     epoch = log.claimed()
     log.append(release(epoch))
-    log.key().lock = OP
+    log.key().lock = LOCK
     (transition,) = log.append(forgetting(epoch))
     assert transition.reason == "locked"
 
 
-def test_a_level_below_2_does_not_know_it():
-    log = Log()
-    epoch = log.claimed()
-    log.append(release(epoch))
-    (transition,) = log.append(forgetting(epoch))
-    assert (transition.outcome, transition.reason, transition.key) == (
-        "ignored",
-        "level",
-        None,
-    )
+def test_nothing_is_forgotten_before_a_config():
+    transition = Log(configured=False).one(forgetting(0))
+    assert (transition.outcome, transition.reason) == ("refused", "no_config")
 
 
 def test_a_key_that_waited_to_be_forgotten_may_be_dropped_and_come_back():

@@ -5,7 +5,6 @@ from logkit import (
     START_MS,
     H,
     Log,
-    all_records,
     beat,
     begin,
     chunk,
@@ -30,7 +29,7 @@ from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import (
     CHUNK_BYTES_MAX,
     KINDS,
-    ForgettingPartition,
+    Reset,
 )
 from kafka_marshal.protocol.snapshot import (
     bytes_max,
@@ -72,8 +71,8 @@ def send_all(log, records, **where):
 
 
 def test_each_record_of_section_7_is_folded_here():
-    level_2 = {kind.record for kind in KINDS if kind.level == 2}
-    assert set(FOLDS) == level_2 - {ForgettingPartition}
+    checkpoints = {kind.record for kind in KINDS if kind.number >= 130}
+    assert set(FOLDS) == {Reset, *checkpoints}
 
 
 @pytest.mark.parametrize("record", [begin(), chunk(b"?"), finish(0)], ids=type)
@@ -87,12 +86,10 @@ def test_checkpoints_change_only_the_clock(record):
     assert log.state.soft.counters["skipped"] == 1
 
 
-@pytest.mark.parametrize(
-    "record", [r for r in all_records() if type(r) in FOLDS], ids=type
-)
-def test_a_topic_of_level_1_ignores_resets(record):
-    log = Log()
-    assert log.outcome_of(record) == "level"
+def test_a_reset_before_a_config_is_refused():
+    (record,) = resets(b"state", ident("digest").hex())
+    log = Log(configured=False)
+    assert log.outcome_of(record) == "no_config"
     assert log.state.staging is None
 
 

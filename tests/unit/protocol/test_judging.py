@@ -11,6 +11,7 @@ from logkit import (
     INC,
     INC_AGAIN,
     KEY,
+    LOCK,
     OP,
     SECRET,
     H,
@@ -126,7 +127,7 @@ def test_order_of_refusals_of_a_claim(owner, age, occupied):
         known = key_state(
             owner,
             age,
-            lock=OP if locked else None,
+            lock=LOCK if locked else None,
             handoff=handoff[0],
             topic_id=had,
             retired_topic_ids=(ident("older"), RETIRED),
@@ -227,7 +228,7 @@ def test_order_of_refusals_of_a_resume(age, is_fresh):
         known = key_state(
             owner,
             age,
-            lock=OP if locked else None,
+            lock=LOCK if locked else None,
             resume_hash=stored,
             # What is not asked of a resume:
             handoff=("c9", NOW + 1),
@@ -424,3 +425,8 @@ def test_order_of_refusals_of_forgetting(age):
             world(place=place, known=state), forgetting(epoch), key=KEY
         )
         assert found == expected
+
+
+def test_nothing_is_forgotten_without_a_config():
+    state = WorldState(HOME)
+    assert judge_forgetting(state, forgetting(EPOCH), key=KEY) == "no_config"

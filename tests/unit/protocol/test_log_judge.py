@@ -4,20 +4,26 @@ import msgspec
 import pytest
 from logkit import (
     KEY,
+    LOCK,
+    START_MS,
     H,
     Log,
     beat,
+    decide,
     forgetting,
     ident,
     messages,
     pause,
     release,
     resets,
+    resolve,
     sound_log,
+    stage,
 )
 
 from kafka_marshal.protocol.log_judge import LogJudge
 from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.records import POSITION_LEVEL
 from kafka_marshal.protocol.snapshot import digest, to_bytes
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key, Owner
@@ -271,3 +277,77 @@ def test_a_reset_may_bring_grants_back_and_not_those_of_its_state():
         return None
 
     assert [each.invariant for each in judged(log, on("granted", again))] == ["S3"]
+
+
+# --- a set position
+
+
+def set_log(*, commit=True):
+    """Return a log in which the position of a key at most once is set back to 2."""
+    log = Log(level=POSITION_LEVEL)
+    epoch = log.claimed(topic_id=ident("topic"))
+    log.append(messages(epoch, 0, 9))
+    log.append(pause(START_MS + 100 * H))
+    log.append(stage((0, 2)), after=2 * H + 1)
+    if commit:
+        log.append(decide())
+    log.append(resolve(commit=commit))
+    return log
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_position_that_was_set_breaks_nothing(commit):
+    log = set_log(commit=commit)
+    epoch = log.claimed("c2")
+    log.append(messages(epoch, 0, 20, client="c2"))
+    assert judged(log) == []
+
+
+@pytest.mark.parametrize(
+    ("effect", "fields", "invariant", "text"),
+    [
+        ("staged", {"position": 2}, "8.3", "moves before the commit"),
+        ("staged", {"owner": Owner("c1", b"")}, "S1", "is staged and has the owner"),
+        ("staged", {"heartbeat_interval_ms": 2 * H}, "8.3", "after its owner's"),
+        ("position_set", {"lock": LOCK}, "8.3", "is position_set with the lock"),
+        ("position_set", {"position": 9}, "8.5", "is position_set and at 9"),
+        ("position_set", {"epoch": 7}, "S1", "is position_set and has"),
+    ],
+)
+def test_a_fold_that_sets_a_position_wrongly_is_found(effect, fields, invariant, text):
+    found = judged(set_log(), on(effect, spoiling(**fields)))
+    assert any(f.invariant == invariant and text in f.message for f in found), found
+
+
+def test_an_abort_that_moves_a_key_is_found():
+    found = judged(set_log(commit=False), on("unlocked", spoiling(position=3)))
+    assert any("is unlocked and at 3" in f.message for f in found), found
+
+
+def test_a_key_that_another_operation_locked_is_not_moved():
+    log = set_log()
+
+    def change(world, transition):
+        if transition.effect == "position_set":
+            record = msgspec.structs.replace(transition.record, op_id=ident("other"))
+            return msgspec.structs.replace(transition, record=record)
+        return None
+
+    found = judged(log, change)
+    assert [f.invariant for f in found] == ["8.5"]
+
+
+def test_a_claim_of_a_locked_key_is_found():
+    log = set_log()
+    state, judge = WorldState(0), None
+    judge = LogJudge(state)
+    found = []
+    for entry in log.entries[:5]:
+        (transition,) = apply(state, entry)
+        found += judge.take(transition)
+    state.keys[KEY].lock = None
+    state.groups["g"].pause = None
+    epoch = state.next_offset
+    (transition,) = apply(state, msgspec.structs.replace(log.entries[1], offset=epoch))
+    found += judge.take(transition)
+    assert [f.invariant for f in found] == ["8.3"]

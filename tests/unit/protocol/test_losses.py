@@ -2,6 +2,7 @@ import msgspec
 import pytest
 from logkit import (
     KEY,
+    START_MS,
     H,
     Log,
     batch,
@@ -14,6 +15,7 @@ from logkit import (
     pause,
     release,
     resets,
+    stage,
 )
 from logkit import resume as resume_record
 from msgspec import UNSET
@@ -27,6 +29,7 @@ from kafka_marshal.protocol.losses import (
     marks_of,
     marks_to_tags,
 )
+from kafka_marshal.protocol.records import POSITION_LEVEL
 from kafka_marshal.protocol.snapshot import digest, to_bytes
 from kafka_marshal.protocol.types import OFFSET_MAX, Key, Owner
 
@@ -339,6 +342,22 @@ def test_grants_of_a_stale_owner_are_lost_with_its_key():
     assert (loss.ranges, loss.ending, loss.reason) == (
         *(((0, 9),), "released"),
         "forgotten",
+    )
+    assert bench.open_ones() == []
+
+
+def test_grants_of_a_stale_owner_are_lost_when_its_position_is_set():
+    bench = Bench(level=POSITION_LEVEL)
+    bench.claim()
+    bench.grant(0, 9)
+    bench.send(pause(START_MS + 100 * H))
+    bench.send(stage((0, 2)))  # held: not stale yet
+    assert bench.found == []
+    bench.send(stage((0, 2)), after=3 * H)
+    (loss,) = bench.found
+    assert (loss.ranges, loss.ending, loss.reason) == (
+        *(((0, 9),), "released"),
+        "position_set",
     )
     assert bench.open_ones() == []
 

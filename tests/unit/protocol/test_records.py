@@ -21,6 +21,11 @@ FIELDS = {
     "ReleaseGroup": "client_id group_id incarnation seq op_id msg_expire_time reason "
     "tags",
     "BatchHeartbeat": "client_id group_id incarnation seq beats tags",
+    "StagePosition": "client_id group_id incarnation seq op_id plan_digest topics tags",
+    "DecidePosition": "client_id group_id incarnation seq op_id plan_digest "
+    "key_count tags",
+    "ResolvePosition": "client_id group_id incarnation seq op_id commit decided "
+    "reason tags",
     "Config": "generation format_id era cluster_id heartbeat_interval_ms "
     "partition_count feature_level limits tags",
     "Reset": "client_id group_id incarnation seq op_id number part_count size_bytes "
@@ -42,6 +47,9 @@ NUMBERS = {
     "ClaimingMessages": 4,
     "ReleaseGroup": 5,
     "BatchHeartbeat": 6,
+    "StagePosition": 7,
+    "DecidePosition": 8,
+    "ResolvePosition": 9,
     "Config": 13,
     "Reset": 14,
     "ForgettingPartition": 18,

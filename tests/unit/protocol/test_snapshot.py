@@ -5,7 +5,9 @@ import pytest
 from logkit import (
     INC,
     KEY,
+    LOCK,
     OP,
+    PLAN,
     SECRET,
     START_MS,
     H,
@@ -40,6 +42,7 @@ from kafka_marshal.protocol.state import (
     GroupState,
     KeyState,
     Pause,
+    Previous,
     WorldState,
 )
 from kafka_marshal.protocol.types import Key, Owner
@@ -62,8 +65,8 @@ def story():
     log.append(pause(0, seq=1))
     log.append(pause(START_MS + 9 * H, op=ident("second"), seq=1), after=1)
     log.append(pause(START_MS + 9 * H, op=ident("second"), client="other"), epoch=2)
-    log.key(SECOND).lock = OP
-    log.key(SECOND).previous = (4, None)
+    log.key(SECOND).lock = LOCK
+    log.key(SECOND).previous = Previous(OP, 4, None)
     log.state.dirty[SECOND] = None
     return log
 
@@ -156,7 +159,7 @@ def test_the_canonical_form_is_these_tuples():
         ]
         or state.keys[KEY].handoff
     )
-    assert keys[1][15:17] == [OP, [4, None]]
+    assert keys[1][15:17] == [[OP, PLAN, 4, None], [OP, 4, None]]
     assert keys[2][4] is None
     held = state.groups["g"].pause
     assert groups[0] == [
@@ -251,8 +254,8 @@ def test_the_digest_covers_the_header(name, value):
         pytest.param("topic_id", INC, id="topic_id"),
         pytest.param("retired_topic_ids", (), id="retired"),
         pytest.param("resume_hash", hashed(INC), id="resume_hash"),
-        pytest.param("lock", OP, id="lock"),
-        pytest.param("previous", (1, 2), id="previous"),
+        pytest.param("lock", LOCK, id="lock"),
+        pytest.param("previous", Previous(OP, 1, 2), id="previous"),
         pytest.param("handoff", ("c9", 9), id="handoff"),
     ],
 )
@@ -551,8 +554,8 @@ def test_no_state_within_the_limits_has_more_bytes():
             topic_id=OP,
             retired_topic_ids=(OP,) * 4,
             resume_hash=hashed(OP),
-            lock=OP,
-            previous=(2**63, 2**63),
+            lock=LOCK,
+            previous=Previous(OP, 2**63, 2**63),
             handoff=("s" + name, long_ago),
         )
     value = to_bytes(state)

@@ -3,6 +3,7 @@ import pytest
 from logkit import (
     INC,
     KEY,
+    LOCK,
     OP,
     SECRET,
     START_MS,
@@ -18,9 +19,11 @@ from logkit import (
     pause,
     release,
     resume,
+    stage,
 )
 
 from kafka_marshal.protocol.lease import Freshness
+from kafka_marshal.protocol.records import POSITION_LEVEL
 from kafka_marshal.protocol.snapshot import digest, to_bytes
 from kafka_marshal.protocol.state import (
     QUIET,
@@ -92,7 +95,7 @@ def test_next_unclaimed_is_the_furthest_known(position, granted, expected):
         pytest.param({}, False, id="owned"),
         pytest.param({"owner": None}, True, id="unowned"),
         pytest.param({"owner": None, "position": 5}, True, id="a position is no hold"),
-        pytest.param({"owner": None, "lock": OP}, False, id="locked"),
+        pytest.param({"owner": None, "lock": LOCK}, False, id="locked"),
         pytest.param({"owner": None, "granted": 0}, False, id="granted 0"),
     ],
 )
@@ -260,6 +263,7 @@ def derived(state):
     return (
         state.epochs,
         state.over,
+        state.locked,
         state.lapses_ms,
         state.awaiting,
         {name: group.key_count for name, group in state.groups.items()},
@@ -267,7 +271,7 @@ def derived(state):
 
 
 def test_derived_parts_are_recomputed_alike():
-    log = Log()
+    log = Log(level=POSITION_LEVEL)
     for partition in range(3):
         log.claimed(key=Key("g", "t", partition))
     log.claimed(key=Key("h", "t", 0))
@@ -278,10 +282,12 @@ def test_derived_parts_are_recomputed_alike():
         log.append(pause(START_MS + 9, op=ident(op), group=group))
         log.append(pause(0, op=ident(op), group=group, seq=1))
     log.append(pause(START_MS + 9, op=ident("op3")))
+    log.append(stage((1, 2), op=ident("op3")))
     state = log.state
     before = derived(state)
     assert state.awaiting == {KEY}
-    assert list(state.over.values()) == [ident("op1"), ident("op2")]
+    assert state.locked == {("g", ident("op3")): {Key("g", "t", 1): None}}
+    assert [op for _, _, op in state.over] == [ident("op1"), ident("op2")]
     assert state.lapses_ms == START_MS + 9
     state.rebuild_derived()
     assert derived(state) == before

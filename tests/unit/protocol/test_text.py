@@ -6,6 +6,7 @@ from logkit import (
     CREATE_TIME,
     INC,
     KEY,
+    LOCK,
     LOG_APPEND_TIME,
     OP,
     SECRET,
@@ -460,7 +461,7 @@ def test_a_released_key_keeps_its_epoch():
 def test_a_lock_is_reported():
     log = Log()
     log.claimed()
-    log.key().lock = OP
+    log.key().lock = LOCK
     assert claim_to_object(log.state, KEY, known=log.key())["locked_by"] == OP.hex()
 
 

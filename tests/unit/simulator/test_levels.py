@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from logkit import beat, claim
+from logkit import beat, claim, decide
 from msgspec.structs import replace
 
 from kafka_marshal.engine.replica import Replica
@@ -77,11 +77,11 @@ def test_the_judge_has_the_levels_of_this_release():
     ("value", "level"),
     [
         (encode(beat(0)), 1),
-        (b"\x01\x0e\x00", 2),
-        (b"\x01\x84\x01\x00rest", 2),
+        (b"\x01\x07\x00", 2),
+        (b"\x01\x84\x01\x00rest", 1),
         (b"\x01\x01\x01", BEYOND),
         (b"\x02\x01\x00", BEYOND),
-        (b"\x01\x07\x00", BEYOND),
+        (b"\x01\x0a\x00", BEYOND),
         (b"\x01\xff\xff\xff\xff\x7f\x00", BEYOND),
         (None, NO_RECORD),
         (b"", NO_RECORD),
@@ -96,7 +96,7 @@ def test_the_header_names_the_level(value, level):
 
 def test_a_record_above_the_level_changes_nothing():
     scene = Scene()
-    scene.write(encode(claim()), later(encode(claim("c2"))), b"\x01\x07\x00")
+    scene.write(encode(claim()), later(encode(claim("c2"))), b"\x01\x0a\x00")
     assert scene.seen == ["above_ignored", "above_behind_claim", "above_ignored"]
     assert scene.levels.in_force(0) == 2
 
@@ -105,7 +105,7 @@ def test_a_known_record_is_above_a_lower_level():
     scene = Scene()
     scene.configure(1)
     assert scene.levels.in_force(0) == 1
-    scene.write(b"\x01\x84\x01\x00")
+    scene.write(encode(decide()))
     assert scene.seen == ["level_changed", "known_above_level"]
 
 

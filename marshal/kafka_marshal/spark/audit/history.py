@@ -15,11 +15,14 @@ from kafka_marshal.protocol.records import (
     BatchHeartbeat,
     ClaimingMessages,
     ClaimingPartition,
+    DecidePosition,
     ForgettingPartition,
     Heartbeat,
     ReleaseGroup,
     ReleasingPartition,
     Reset,
+    ResolvePosition,
+    StagePosition,
 )
 from kafka_marshal.protocol.state import (
     ACCEPTED,
@@ -36,6 +39,7 @@ from kafka_marshal.spark.audit.history_rows import (
     FORGOTTEN,
     GRANTED,
     OPEN,
+    POSITION_SET,
     RAN_OUT,
     RELEASED,
     RESET,
@@ -197,12 +201,21 @@ def apply_pause(
             until_ms=pause.until_ms,
         )
     elif pause is None:
-        del pauses[group_id]
-        row.ending, row.end = UNPAUSED, at
-        yield row
+        yield from unpaused(pauses, world, group_id=group_id, at=at)
     else:
         row.until_ms = pause.until_ms
         row.renewals_count += 1
+
+
+def unpaused(
+    pauses: Pauses, world: WorldState, *, group_id: str, at: Moment
+) -> Iterator[PauseRow]:
+    """End the pause of a set position that was resolved (PROTOCOL 8.5)."""
+    row = pauses.get(group_id)
+    if row is not None and world.active_pause(group_id) is None:
+        del pauses[group_id]
+        row.ending, row.end = UNPAUSED, at
+        yield row
 
 
 def ran_out(
@@ -254,6 +267,7 @@ AGES_MAX = 4 * AGES_PER_H
 GONE_KEYS_MIN = 64
 _FORMAT_VERSION = 2
 _BEATS = (Heartbeat, BatchHeartbeat)
+_ADMINS = (ForgettingPartition, StagePosition, DecidePosition, ResolvePosition)
 
 
 class Historian(msgspec.Struct, gc=False, kw_only=True):
@@ -445,13 +459,13 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
         elif isinstance(record, ReleaseGroup):
             self._forget_waiting(record.group_id)
             yield from apply_pause(self.pauses, world, record=record, at=at)
+        elif isinstance(record, _ADMINS):
+            yield from self._administered(world, transition, at=at)
         elif key is None:
             if isinstance(record, Reset) and transition.effect == "reset":
                 yield from self._reset(world, record, at=at)
         elif isinstance(record, ClaimingPartition):
             yield from self._won(world, transition, at=at)
-        elif isinstance(record, ForgettingPartition):
-            yield from self._forgotten(key, record, at=at)
         else:
             track = self.tracks[key]
             note_stray(track.interval, transition)
@@ -543,16 +557,29 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
         track.waiting = []
         return interval
 
-    def _forgotten(
-        self, key: Key, record: ForgettingPartition, *, at: Moment
-    ) -> Iterator[Interval]:
-        # Like a Reset, it discards the key's position and grants.
-        self.resets_count += 1
-        track = self.tracks.pop(key, None)
+    def _administered(
+        self, world: WorldState, transition: Transition, *, at: Moment
+    ) -> Iterator[Row]:
+        """Apply an admin's record about keys, which may end the claims of owners."""
+        record, key = transition.record, transition.key
+        if isinstance(record, ResolvePosition):
+            # Like a Reset, a commit lets offsets be granted again.
+            self.resets_count += record.commit and key is not None
+            yield from unpaused(self.pauses, world, group_id=record.group_id, at=at)
+        if key is None or isinstance(record, ResolvePosition):
+            return
+        assert isinstance(record, _ADMINS)
+        track, reason = self.tracks.get(key), POSITION_SET
+        if isinstance(record, ForgettingPartition):
+            # Like a Reset, it discards the key's position and grants.
+            self.resets_count += 1
+            self.tracks.pop(key, None)
+            reason = FORGOTTEN
         if track is not None and track.interval.ending == OPEN:
             interval = track.interval
             interval.ending, interval.ended_by = RELEASED, record.client_id
-            interval.reason, interval.end = FORGOTTEN, at
+            interval.reason, interval.end = reason, at
+            track.kept_ms = at.log_ms
             yield interval
 
     def _sample(self, world: WorldState, track: Track, *, at: Moment) -> PositionRow:

@@ -21,6 +21,7 @@ RESET = "reset"
 WON = "won"
 GRANTED = "granted"
 FORGOTTEN = "forgotten"
+POSITION_SET = "position_set"
 
 
 class Moment(NamedTuple):

@@ -4,6 +4,7 @@ from logkit import (
     KEY,
     OP,
     SECRET,
+    START_MS,
     H,
     Log,
     batch,
@@ -11,6 +12,7 @@ from logkit import (
     begin,
     claim,
     config,
+    decide,
     forgetting,
     hashed,
     ident,
@@ -19,10 +21,13 @@ from logkit import (
     pause,
     release,
     resets,
+    resolve,
+    stage,
 )
 from logkit import resume as resume_record
 
 from kafka_marshal.errors import MalformedRecord
+from kafka_marshal.protocol.records import POSITION_LEVEL
 from kafka_marshal.protocol.snapshot import digest, to_bytes
 from kafka_marshal.protocol.state import ACCEPTED, Transition, why_to_tags
 from kafka_marshal.protocol.types import Key, Token
@@ -524,6 +529,31 @@ def test_a_forgotten_key_ends_its_claim_and_starts_again():
     bench.append(forgetting(epoch))
     assert len(bench.of(Interval)) == count
     assert not bench.of(Handoff)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_set_position_ends_the_claim_of_a_stale_owner(commit):
+    bench = Bench(level=POSITION_LEVEL)
+    epoch = bench.append(claim())
+    bench.append(messages(epoch, 0, 9))
+    bench.append(pause(START_MS + 100 * H))
+    bench.append(stage((0, 2)), after=2 * H + 1)
+    row = bench.one(Interval)
+    assert (row.ending, row.ended_by, row.reason) == (
+        *("released", "admin"),
+        "position_set",
+    )
+    bench.append(stage((0, 2)))
+    if commit:
+        bench.append(decide())
+    bench.append(resolve(commit=commit))
+    assert len(bench.of(Interval)) == 1
+    assert bench.one(PauseRow).ending == "unpaused"
+    bench.append(claim("c2"))
+    assert bench.interval.resets_count == int(commit)
+    assert bench.interval.start_position == (2 if commit else 10)
+    assert bench.one(Handoff).reason == "position_set"
+    assert bench.historian.from_bytes(bench.historian.to_bytes()) == bench.historian
 
 
 # --- tenures
