@@ -5,6 +5,9 @@ from confluent_kafka import Producer
 from domain import Domain
 from waiting import eventually
 
+from kafka_marshal.kafka_io import ConnectionConfig
+from kafka_marshal.kafka_io.reader import KafkaDataReader
+from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.testing.broker import EmbeddedBroker
 from kafka_marshal.testing.slowlink import SlowLink
 
@@ -69,3 +72,23 @@ def test_the_next_batch_comes_while_one_is_handled(
             handled += len(records)
             consumer.commit(records)
         assert consumer.lag() == dict.fromkeys(consumer.assignment(), RECORDS - handled)
+
+
+def test_a_poll_that_waited_for_its_records_starts_the_next_fetch(link, domain, topic):
+    """The wait and the end of it are one poll: nothing else asks for more."""
+    place = TopicPartition(topic, 0)
+    reader = KafkaDataReader(ConnectionConfig(domain.servers))
+    try:
+        reader.assign([place])
+        reader.seek(place, 0)
+        began = link.delivered_bytes
+        found = eventually(lambda: reader.poll(60_000, RECORDS), "a first batch")
+        taken = len(found[place]) * VALUE_BYTES
+        assert taken + PART_BYTES < RECORDS * VALUE_BYTES
+
+        def comes_by_itself():
+            return link.delivered_bytes - began >= taken + PART_BYTES
+
+        eventually(comes_by_itself, "the next batch arrives though nobody polls")
+    finally:
+        reader.close(1_000)

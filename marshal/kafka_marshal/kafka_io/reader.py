@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import repeat
 from operator import attrgetter
 from typing import Any, overload
@@ -308,6 +309,8 @@ class KafkaDataReader(DataReader):
             found[partition] = Records(
                 records, token=self._positions.tokens[partition], make=kafka_records
             )
+        if found:
+            self._start_next_fetch()
         return found
 
     def positions(self) -> Mapping[TopicPartition, int]:
@@ -403,6 +406,20 @@ class KafkaDataReader(DataReader):
         fetcher = self._consumer._fetcher  # noqa: SLF001 - there is no other way in
         if not fetcher._next_partition_records:  # noqa: SLF001
             fetcher._next_partition_records = None  # noqa: SLF001
+
+    def _start_next_fetch(self) -> None:
+        """Make kafka-python fetch on if all that it had fetched is taken.
+
+        It does so where a poll begins. After a poll that waited for its records nothing
+        would be under way until the next poll, however long they are handled. Never
+        raises, so that no record is lost: the next poll sends the same and raises.
+        """
+        fetcher = self._consumer._fetcher  # noqa: SLF001 - there is no other way in
+        has_more = fetcher._completed_fetches  # noqa: SLF001
+        if has_more or fetcher._next_partition_records:  # noqa: SLF001
+            return
+        with suppress(Exception):
+            fetcher.send_fetches()
 
     def _translate(self, error: Exception) -> Exception:
         """Translate an error of the consumer, and keep the reader usable."""

@@ -1,14 +1,23 @@
-"""Records over kafka-python's own: sequences and fields."""
+"""Records over kafka-python's own, and when the next fetch starts."""
 
 import pickle
+from types import SimpleNamespace
 
 import pytest
+from kafka import TopicPartition as KafkaTopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 
-from kafka_marshal.kafka_io.reader import KafkaRecord, Records, kafka_records
+from kafka_marshal.kafka_io.reader import (
+    KafkaDataReader,
+    KafkaRecord,
+    Records,
+    kafka_records,
+)
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.ports import PlainRecord, Record
-from kafka_marshal.protocol.types import Token
+from kafka_marshal.protocol.types import Token, TopicPartition
 
+PLACE = TopicPartition("t", 2)
 TOKEN = Token(1, 0, 5)
 
 
@@ -65,3 +74,91 @@ def test_records_do_not_change():
         record.value = b"other"
     with pytest.raises(AttributeError):
         record.key = b"other"
+
+
+class FakeConsumer:
+    """A consumer of kafka-python whose polls return given answers.
+
+    Attributes:
+        answers: What the next polls return.
+        sent: Number of times that fetches were sent after a poll.
+    """
+
+    def __init__(self, *answers, fetched=(), begun=None, error=None):
+        self.answers = list(answers)
+        self.sent = 0
+        self.config = {}
+        self._error = error
+        self._cluster = SimpleNamespace(config={})
+        self._fetcher = SimpleNamespace(
+            _completed_fetches=fetched,
+            _next_partition_records=begun,
+            _create_fetch_requests=dict,
+            _handle_fetch_response=lambda *_: None,
+            send_fetches=self._send_fetches,
+        )
+
+    def _send_fetches(self):
+        self.sent += 1
+        if self._error is not None:
+            raise self._error
+
+    def assign(self, places):
+        pass
+
+    def seek(self, place, offset):
+        pass
+
+    def poll(self, timeout_ms, max_records):
+        return self.answers.pop(0)
+
+    def close(self, *, autocommit):
+        pass
+
+
+def batches(*offsets):
+    return {KafkaTopicPartition(*PLACE): [fetched(each) for each in offsets]}
+
+
+@pytest.fixture
+def polled(monkeypatch):
+    """Poll a fake consumer once with a new reader; return the offsets found."""
+    made = []
+
+    def poll(consumer):
+        reader = KafkaDataReader(ConnectionConfig("nowhere:1"))
+        made.append(reader)
+        monkeypatch.setattr(reader, "_new_consumer", lambda: consumer)
+        reader.assign([PLACE])
+        reader.seek(PLACE, 0)
+        found = reader.poll(10_000, 10)
+        return [record.offset for record in found.get(PLACE, ())]
+
+    yield poll
+    for each in made:
+        each.close(1_000)
+
+
+def test_the_next_fetch_starts_once_all_records_are_taken(polled):
+    consumer = FakeConsumer(batches(0, 1))
+    assert polled(consumer) == [0, 1]
+    assert consumer.sent == 1
+
+
+def test_an_empty_poll_sends_nothing_itself(polled):
+    consumer = FakeConsumer({})
+    assert polled(consumer) == []
+    assert consumer.sent == 0
+
+
+@pytest.mark.parametrize("rest", [{"fetched": ["whole"]}, {"begun": ["rest"]}])
+def test_nothing_is_fetched_before_the_rest_is_taken(polled, rest):
+    consumer = FakeConsumer(batches(0, 1), **rest)
+    assert polled(consumer) == [0, 1]
+    assert consumer.sent == 0
+
+
+def test_a_fetch_that_cannot_be_sent_costs_no_record(polled):
+    consumer = FakeConsumer(batches(0, 1), error=RuntimeError("closed"))
+    assert polled(consumer) == [0, 1]
+    assert consumer.sent == 1
