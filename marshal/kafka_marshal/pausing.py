@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from kafka_marshal.engine.follower import Awaited, Follower
 from kafka_marshal.errors import (
@@ -34,16 +35,22 @@ class Sender:
         self._incarnation = secrets.token_bytes(16)
         self._seq = 0
 
+    def fields(self, group_id: str) -> dict[str, Any]:
+        """Return the leading fields of the next record about a group."""
+        self._seq += 1
+        return {
+            "client_id": self.client_id,
+            "group_id": group_id,
+            "incarnation": self._incarnation,
+            "seq": self._seq,
+        }
+
     def record(
         self, group_id: str, op_id: bytes, *, expire_ms: int, reason: str | None
     ) -> ReleaseGroup:
         """Return the next record, which pauses a group until ``expire_ms``."""
-        self._seq += 1
         return ReleaseGroup(
-            client_id=self.client_id,
-            group_id=group_id,
-            incarnation=self._incarnation,
-            seq=self._seq,
+            **self.fields(group_id),
             op_id=op_id,
             msg_expire_time=expire_ms,
             reason=reason,
@@ -70,6 +77,7 @@ class PauseOperation:
         partition_count: int,
         for_ms: int,
         reason: str | None = None,
+        op_id: bytes | None = None,
     ) -> None:
         """Prepare a pause; ``begin`` writes it.
 
@@ -81,8 +89,9 @@ class PauseOperation:
             partition_count: Number of coordinating partitions.
             for_ms: Length of the pause, and of each renewal.
             reason: Stored in the log, for people.
+            op_id: The operation that the pause belongs to; by default a new one.
         """
-        self.op_id = secrets.token_bytes(16)
+        self.op_id = secrets.token_bytes(16) if op_id is None else op_id
         self._follower = follower
         self._clock = clock
         self._sender = sender
