@@ -11,7 +11,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import urllib.request
 import uuid
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from waiting import eventually
 
 from kafka_marshal import Admin, Token, TopicPartition, World
 from kafka_marshal.admin import Format
-from kafka_marshal.kafka_io import ConnectionConfig, KafkaDataLog, KafkaTopicAdmin
+from kafka_marshal.kafka_io import ConnectionConfig, KafkaTopicAdmin
 from kafka_marshal.testing.jars import cache_dir
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,8 +39,6 @@ BLOCKS = {
 }
 # Those that need no broker are run by tests/test_docs.py.
 WITHOUT_BROKER = {
-    "sink_sqlite",
-    "sink_service",
     "security",
     "replay_seed",
     "policy",
@@ -68,8 +65,7 @@ FAILS_HERE = {"marshal doctor"}
 HEARTBEAT_MS = 2_000
 RECORDS_EACH = 20
 WANTED = 30
-TIMEOUT_MS = 60_000
-TOPICS = {"payments": 6, "refunds": 2, "receipts": 1}
+TOPICS = {"payments": 6, "refunds": 2}
 
 Run = Callable[..., dict[str, object]]
 
@@ -371,20 +367,3 @@ def test_structured_logs(run, capsys):
     claimed = [line for line in lines if line["event"] == "claimed"]
     assert {line["topic"] for line in claimed} == {"payments"}
     assert {line["level"] for line in claimed} == {"info"}
-
-
-def test_kafka_sink(run, servers):
-    place = TopicPartition("receipts", 0)
-    data = KafkaDataLog(ConnectionConfig(servers))
-    stopper = Helper()
-
-    def stop_once_written():
-        eventually(lambda: data.ranges([place], TIMEOUT_MS)[place].end > 0, "receipts")
-        stopper.scope["consumer"].stop()
-
-    watcher = threading.Thread(target=stop_once_written, daemon=True)
-    watcher.start()
-    run("sink_kafka", stopper=stopper)
-    watcher.join(timeout=60)
-    assert not watcher.is_alive()
-    data.close(TIMEOUT_MS)

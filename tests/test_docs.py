@@ -10,6 +10,7 @@ import ast
 import inspect
 import json
 import re
+import runpy
 import shlex
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
@@ -46,6 +47,7 @@ from kafka_marshal.protocol.text import object_to_entry
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "marshal" / "kafka_marshal"
+SINKS = ROOT / "examples" / "sinks"
 DOCUMENTS = sorted(
     path
     for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))
@@ -147,10 +149,12 @@ def test_json_lines_are_json():
                 json.loads(line)
 
 
+def test_each_sink_is_tested():
+    assert {path.name for path in SINKS.glob("*.py")} == {"table.py", "service.py"}
+
+
 def test_sqlite_sink_refuses_zombies_and_repeats():
-    (block,) = [b for b in PYTHON_BLOCKS if b.mark == "run: sink_sqlite"]
-    scope = {}
-    exec(compile(block.code, block.place, "exec"), scope)
+    scope = runpy.run_path(str(SINKS / "table.py"))
     store, token = scope["store"], kafka_marshal.Token
     old, new = token(1, 0, 300), token(1, 1, 2)
     assert store("t", 0, offset=5, value=b"a", token=old)
@@ -163,9 +167,7 @@ def test_sqlite_sink_refuses_zombies_and_repeats():
 
 
 def test_the_service_refuses_strangers_before_it_checks_their_token():
-    (block,) = [b for b in PYTHON_BLOCKS if b.mark == "run: sink_service"]
-    scope = {}
-    exec(compile(block.code, block.place, "exec"), scope)
+    scope = runpy.run_path(str(SINKS / "service.py"))
 
     def ask(user, header, body="a"):
         return int(scope["handle"](user, "g/t/0", header=header, body=body))
