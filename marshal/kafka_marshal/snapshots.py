@@ -2,7 +2,7 @@
 
 A file has one section for each coordinating partition: a head, the canonical bytes and
 a checksum. A truncated or altered section is rejected. Whether a section is a valid
-starting point is checked against the log (``engine.restoring``).
+starting point is checked against the log (``engine.kept_states``).
 """
 
 import os
