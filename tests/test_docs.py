@@ -480,7 +480,8 @@ def test_frame_limit_is_named():
 def words_of_the_fold() -> set[str]:
     """Return the words that the modules of the fold answer with."""
     found = set()
-    for name in ("judging", "fold_keys", "fold_groups", "fold_resets", "rationalizer"):
+    folds = ("fold_keys", "fold_groups", "fold_positions", "fold_resets")
+    for name in ("judging", *folds, "rationalizer"):
         tree = ast.parse((PACKAGE / "protocol" / f"{name}.py").read_text())
         asked = {
             node.args[0]
@@ -497,7 +498,7 @@ def words_of_the_fold() -> set[str]:
             and re.fullmatch(r"[a-z_]+", node.value)
             and node not in asked
         }
-    return found - {"remaining_ms", "first", "last"}
+    return found - {"remaining_ms", "first", "last", "position"}
 
 
 def test_effects_and_reasons_are_listed():

@@ -26,29 +26,34 @@ GROUPS = ("g", "h", "marshal")
 CLIENTS = ("c1", "c2", "c3")
 TOPIC_IDS = (None, "0a" * 16, "0b" * 16, "0c" * 16)
 SECRETS = ("5a" * 16, "5b" * 16)
-OPS = ("e1" * 16, "e2" * 16, "e3" * 16)
+OPS = ("e1" * 16, "e2" * 16, "e3" * 16, "e4" * 16, "e5" * 16, "e6" * 16)
+PLANS = ("d1" * 16, "d2" * 16)
 TINY = {
     "span": 4,
-    "max_pause_ms": 3 * H,
+    "max_pause_ms": 6 * H,
     "keys": 4,
     "groups": 3,
     "beats": 3,
     "forget_ms": FORGET_MS,
-    "locks": None,
+    "locks": 2,
     "operations": 2,
 }
 NO_LIMITS: dict[str, Any] = dict.fromkeys(TINY)
 GARBAGE = (b"", b"\x01\x01\x00\xc1", b"\x02\x01\x00\x90", b"\x01\x63\x00\x90", b"{}")
 MOVES = (
     *["claim"] * 6,
-    *["beat"] * 5,
+    *["beat"] * 9,
     *["batch"] * 3,
     *["release"] * 3,
     *["messages"] * 4,
     *["resume"] * 3,
     *["pause"] * 3,
+    *["stage"] * 6,
+    *["decide"] * 3,
+    *["resolve"] * 3,
     *["config", "garbage", "member", "nobody", "drop"],
 )
+PAUSED_MOVES = frozenset({"stage", "decide"})
 OWNERS_MOVES = frozenset({"beat", "batch", "release", "messages", "resume"})
 Pick = Callable[[Sequence[Any]], Any]
 
@@ -83,6 +88,7 @@ class Author:
         is_owned = any(state["owner"] for state in self.naive.keys.values())
         if not is_owned and move in OWNERS_MOVES and self.pick((True, True, False)):
             move = "claim"
+        move = self.rather(move)
         payload = getattr(self, move)()
         self.move_time()
         self.offset += self.pick((0, 0, 0, 0, 0, 2))
@@ -100,6 +106,19 @@ class Author:
         else:
             entry["payload"] = payload
         return entry
+
+    def rather(self, move):
+        """Return a move that has a chance, most often: set positions need a pause."""
+        is_locked = any(state["lock"] for state in self.naive.keys.values())
+        is_open = any(not one["resolved"] for one in self.naive.verdicts.values())
+        if is_locked or is_open:
+            move = self.pick((move, move, move, "decide", "resolve", "stage"))
+        elif move == "resolve" and self.pick((True,) * 5 + (False,)):
+            move = "stage"
+        has_pause = bool(self.naive.pauses)
+        if not has_pause and move in PAUSED_MOVES and self.pick((True, True, False)):
+            move = "pause"
+        return move
 
     def move_time(self):
         if self.pick((False,) * 9 + (True,)):
@@ -267,7 +286,8 @@ class Author:
 
     def pause(self):
         fields = self.sender() | {"op_id": self.pick(OPS), "reason": None}
-        fields["group_id"] = self.pick(GROUPS)
+        groups = [key[0] for key in sorted(self.naive.keys)]
+        fields["group_id"] = self.pick(self.pick((groups, groups, GROUPS)) or GROUPS)
         pause = self.naive.pauses.get(fields["group_id"])
         if pause is not None and self.pick((True, True, False)):
             fields["op_id"] = pause["op_id"]
@@ -275,17 +295,88 @@ class Author:
             fields["incarnation"] = self.pick(
                 (pause["incarnation"], fields["incarnation"])
             )
-        until = self.naive.m + self.pick((-1, 0, 1, H, 2 * H, 5 * H, 9 * H))
-        fields["msg_expire_time"] = max(0, self.pick((0, until, until, until, until)))
+        until = self.naive.m + self.pick((-1, 0, 1, H, 2 * H, *[5 * H] * 3, 9 * H))
+        fields["msg_expire_time"] = max(0, self.pick((0, *[until] * 9)))
         names = ("op_id", "msg_expire_time", "reason")
         return self.payload("ReleaseGroup", fields, *names)
+
+    def operation(self):
+        """Return what an admin sends, most often of an operation that goes on."""
+        fields = self.sender() | {"op_id": self.pick(OPS)}
+        fields["plan_digest"] = self.pick((*PLANS[:1] * 8, *PLANS[1:]))
+        pauses = sorted(self.naive.pauses)
+        if pauses and self.pick((True,) * 7 + (False,)):
+            fields["group_id"] = self.pick(pauses)
+            if self.pick((True,) * 7 + (False,)):
+                fields["op_id"] = self.naive.pauses[fields["group_id"]]["op_id"]
+        return fields
+
+    def stage(self):
+        fields = self.operation()
+        group = fields["group_id"]
+        known = [
+            key
+            for key in sorted(self.naive.keys)
+            if key[0] == group and key[1] not in RESERVED
+        ]
+        free = [key for key in known if self.is_free(self.naive.keys[key])] or known
+        if free and self.pick((True,) * 15 + (False,)):
+            keys = {self.pick(self.pick((free, free, known)))}
+        else:
+            keys = {(group, self.pick("tu"), self.pick((0, 1, 2)))}
+        if known and self.pick((True, False)):
+            keys.add(self.pick(self.pick((free, known))))
+        topics = {}
+        for key in sorted(keys):
+            state = self.naive.keys.get(key, {"topic_id": None, "lock": None})
+            lock = state["lock"] or {"position": self.pick((0, 1, 5)), "topic_id": None}
+            at = {"position": lock["position"], "topic_id": state["topic_id"]}
+            if state["lock"] is not None:
+                at["topic_id"] = lock["topic_id"]
+            if self.pick((True,) + (False,) * 7):
+                at["position"] += 1
+            if self.pick((True,) + (False,) * 5):
+                at["topic_id"] = self.pick(TOPIC_IDS)
+            topic = topics.setdefault(key[1], at | {"topic": key[1], "positions": []})
+            topic["positions"].append([key[2], at["position"]])
+        order = ("topic", "topic_id", "positions")
+        fields["topics"] = [
+            {name: topic[name] for name in order} for topic in topics.values()
+        ]
+        return self.payload("StagePosition", fields, "op_id", "plan_digest", "topics")
+
+    def is_free(self, state):
+        return state["owner"] is None or self.naive.is_stale(state)
+
+    def decide(self):
+        fields = self.operation() | {"key_count": self.pick((1,) * 8 + (2,))}
+        return self.payload(
+            "DecidePosition", fields, "op_id", "plan_digest", "key_count"
+        )
+
+    def resolve(self):
+        fields = self.operation() | {"decided": self.pick((None, 3)), "reason": None}
+        open_ = [
+            (key[0], state["lock"]["op_id"])
+            for key, state in sorted(self.naive.keys.items())
+            if state["lock"] is not None
+        ]
+        open_ += [(name, one["op_id"]) for name, one in self.naive.verdicts.items()]
+        if open_ and self.pick((True,) * 5 + (False,)):
+            fields["group_id"], fields["op_id"] = self.pick(open_)
+        verdict = self.naive.verdicts.get(fields["group_id"])
+        is_decided = verdict is not None and verdict["op_id"] == fields["op_id"]
+        fields["commit"] = self.pick((is_decided,) * 2 + (not is_decided,))
+        return self.payload(
+            "ResolvePosition", fields, "op_id", "commit", "decided", "reason"
+        )
 
     def config(self):
         old = self.naive.config
         generation, era = (0, 0) if old is None else (old["generation"], old["era"])
         bad = self.pick((None,) * 6 + ("K", "generation", "era", "format_id", "far"))
         far = self.naive.m // 1000 + 86_400 + self.pick((0, 1))
-        levels = (2,) * 6 + (1,) * 3 + (3,) if self.may_halt else (2, 2, 1)
+        levels = (2,) * 6 + (1,) * 3 + (3,) if self.may_halt else (*(2,) * 5, 1)
         level = self.pick(levels)
         data = {
             "generation": generation + (2 if bad == "generation" else 1),

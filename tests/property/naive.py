@@ -17,9 +17,11 @@ DEFAULTS = {
     "groups": 10_000,
     "beats": 4096,
     "forget_ms": 30 * 24 * 60 * 60 * 1000,
+    "locks": 10_000,
     "operations": 1000,
 }
 RESERVED = ("/checkpoint", "/planner")
+POSITIONS = ("StagePosition", "DecidePosition", "ResolvePosition")
 ANYTHING = "anything"
 
 
@@ -46,9 +48,9 @@ def murmur3(data: bytes) -> int:
 
 
 class Refused(Exception):
-    def __init__(self, reason, detail=None):
+    def __init__(self, reason, detail=None, key=None):
         super().__init__(reason)
-        self.reason, self.detail = reason, detail
+        self.reason, self.detail, self.key = reason, detail, key
 
 
 class Ignored(Exception):
@@ -69,7 +71,8 @@ class Naive:
         self.config = None
         self.keys = {}
         self.pauses = {}
-        self.over = []  # (offset, group, op), oldest first
+        self.over = []  # (offset, group, op), as they were noted
+        self.verdicts = {}
         self.halted = False
         self.counters = {}
 
@@ -81,6 +84,7 @@ class Naive:
             return []
         self.move_clock(entry)
         self.end_pauses(entry["offset"])
+        self.drop_groups()
         payload = entry.get("payload")
         named = []
         if payload is None:
@@ -89,11 +93,15 @@ class Naive:
             transitions = ANYTHING
         elif payload["type"] == "BatchHeartbeat":
             transitions = self.batch(entry, payload["data"], named)
+        elif payload["type"] in POSITIONS:
+            transitions = self.several(entry, payload["type"], payload["data"], named)
         else:
             transitions = [self.single(entry, payload["type"], payload["data"], named)]
         if not self.halted:
             self.next_offset = entry["offset"] + 1
+            self.drop_groups()
             self.forget(named)
+            self.drop_groups()
         return transitions
 
     def single(self, entry, kind, data, named):
@@ -112,6 +120,32 @@ class Naive:
         if effect == "halted":
             return self.transition(entry, "halted", reason="halted")
         return self.transition(entry, "accepted", effect=effect, key=key, detail=detail)
+
+    def several(self, entry, kind, data, named):
+        """Fold a record that may have a transition for each of its keys."""
+        level = 1 if self.config is None else self.config["feature_level"]
+        if level < 2:  # 3.3
+            return [self.transition(entry, "ignored", reason="level")]
+        try:
+            found = getattr(self, kind)(entry, data)
+        except Refused as refused:
+            named.append(refused.key)
+            return [
+                self.transition(
+                    entry,
+                    "refused",
+                    reason=refused.reason,
+                    key=refused.key,
+                    detail=refused.detail,
+                )
+            ]
+        except Ignored as ignored:
+            return [self.transition(entry, "ignored", reason=ignored.reason)]
+        named += [key for _, key, _ in found]
+        return [
+            self.transition(entry, "accepted", effect=effect, key=key, detail=detail)
+            for effect, key, detail in found
+        ]
 
     def transition(
         self, entry, outcome, *, effect=None, reason=None, key=None, detail=None
@@ -155,13 +189,19 @@ class Naive:
                 self.end_pause(offset, group)
 
     def end_pause(self, offset, group):
-        self.over.append((offset, group, self.pauses.pop(group)["op_id"]))
-        self.over.sort()
+        self.note_over(offset, group, self.pauses.pop(group)["op_id"])
+
+    def note_over(self, offset, group, op):  # 4.8, 13
+        self.over.append((offset, group, op))
         mine = [note for note in self.over if note[1] == group]
         for note in mine[: len(mine) - 64]:
             self.over.remove(note)
         while len(self.over) > self.limit("operations"):
-            del self.over[0]
+            self.over.remove(min(self.over))
+
+    def drop_groups(self):  # 4.9: what a group had goes with it
+        for group in set(self.verdicts) - self.groups():
+            del self.verdicts[group]
 
     def forget(self, named):  # 4.9
         if self.config is None:
@@ -186,7 +226,19 @@ class Naive:
 
     def groups(self):
         with_keys = {key[0] for key in self.keys}
-        return with_keys | set(self.pauses) | {group for _, group, _ in self.over}
+        undone = {name for name, one in self.verdicts.items() if not one["resolved"]}
+        over = {group for _, group, _ in self.over}
+        return with_keys | set(self.pauses) | over | undone
+
+    def is_group_too_many(self, group):
+        groups = self.groups()
+        return group not in groups and len(groups) >= self.limit("groups")
+
+    def is_over(self, group, op):
+        return any(note[1:] == (group, op) for note in self.over)
+
+    def is_home(self, group):  # 2.4
+        return murmur3(b"\0group\0" + group.encode()) % self.config["K"] == self.t
 
     def is_paused(self, key):  # 2.3: a pause does not touch the planner key
         return key[1] != "/planner" and key[0] in self.pauses
@@ -217,9 +269,8 @@ class Naive:
             return self.resume(entry, data, key)
         state = self.keys.get(key)
         if state is None:
-            groups = self.groups()
-            no_group = key[0] not in groups and len(groups) >= self.limit("groups")
-            if len(self.keys) >= self.limit("keys") or no_group:
+            is_full = len(self.keys) >= self.limit("keys")
+            if is_full or self.is_group_too_many(key[0]):
                 raise Refused("limits")
         if self.is_paused(key):
             raise Refused("paused")
@@ -233,17 +284,18 @@ class Naive:
                 "topic_id": None,
                 "retired": [],
                 "lock": None,
+                "previous": None,
                 "handoff": None,
             }
             self.keys[key] = state
         else:
             self.judge_known(data, state)
         self.install(entry, data, state)
-        state["lock"] = state["handoff"] = None
+        state["handoff"] = None
         if topic_id is not None and topic_id != state["topic_id"]:
             if state["topic_id"] is not None:
                 state["retired"] = [*state["retired"], state["topic_id"]][-4:]
-                state["position"] = state["granted"] = None
+                state["position"] = state["granted"] = state["previous"] = None
             state["topic_id"] = topic_id
         return "claimed", None
 
@@ -411,10 +463,9 @@ class Naive:
         group, op = data["group_id"], data["op_id"]
         inc, seq = data["incarnation"], data["seq"]
         until = data["msg_expire_time"]
-        groups = self.groups()
-        if group not in groups and len(groups) >= self.limit("groups"):
+        if self.is_group_too_many(group):
             raise Refused("limits")
-        if any(note[1:] == (group, op) for note in self.over):
+        if self.is_over(group, op):
             raise Refused("op_over")
         pause = self.pauses.get(group)
         if pause is not None and pause["op_id"] != op:
@@ -459,6 +510,144 @@ class Naive:
         self.config = data
         return "configured", None
 
+    # --- Positions: section 8 ---
+
+    def needs_pause(self, data):  # 8.3, 8.4
+        group, op = data["group_id"], data["op_id"]
+        if self.is_over(group, op):
+            raise Refused("op_over")
+        if group not in self.pauses or self.pauses[group]["op_id"] != op:
+            raise Refused("not_paused")
+
+    def StagePosition(self, _entry, data):  # noqa: N802 - 8.3
+        locks = {}
+        for topic in data["topics"]:
+            for partition, position in topic["positions"]:
+                key = (data["group_id"], topic["topic"], partition)
+                lock = {name: data[name] for name in ("op_id", "plan_digest")}
+                lock |= {"position": position, "topic_id": topic["topic_id"]}
+                locks[key] = lock
+        for key in locks:
+            if self.is_misplaced(key):
+                raise Refused("wrong_partition", key=key)
+        self.needs_pause(data)
+        for reason, applies in (
+            ("unknown_key", lambda state, _: state is None),
+            ("old_topic", lambda state, lock: lock["topic_id"] in state["retired"]),
+            ("cas", self.is_another_topic),
+            (
+                "plan_mismatch",
+                lambda state, lock: (
+                    state["lock"] is not None
+                    and state["lock"]["op_id"] == lock["op_id"]
+                    and state["lock"] != lock
+                ),
+            ),
+            (
+                "locked",
+                lambda state, lock: (
+                    state["lock"] is not None
+                    and state["lock"]["op_id"] != lock["op_id"]
+                ),
+            ),
+            (
+                "held",
+                lambda state, _: (
+                    state["owner"] is not None and not self.is_stale(state)
+                ),
+            ),
+        ):
+            for key, lock in locks.items():
+                state = self.keys.get(key)
+                if applies(state, lock):
+                    detail = None
+                    if reason == "held":
+                        left = 2 * state["h"] - self.age(state) + 1
+                        detail = {"remaining_ms": left}
+                    raise Refused(reason, detail, key)
+        locked = {key for key, state in self.keys.items() if state["lock"] is not None}
+        if len(locked | set(locks)) > self.limit("locks"):
+            raise Refused("limits")
+        for key, lock in locks.items():
+            state = self.keys[key]
+            if state["lock"] is None:
+                state["owner"] = state["handoff"] = None
+                state["lock"] = lock
+                state["active"] = self.c
+        return [
+            ("staged", key, {"position": lock["position"]})
+            for key, lock in locks.items()
+        ]
+
+    def is_another_topic(self, state, lock):
+        ids = (state["topic_id"], lock["topic_id"])
+        return None not in ids and ids[0] != ids[1]
+
+    def DecidePosition(self, entry, data):  # noqa: N802 - 8.4
+        group = data["group_id"]
+        if not self.is_home(group):
+            raise Refused("wrong_partition")
+        self.needs_pause(data)
+        verdict = self.verdicts.get(group)
+        if verdict is None or verdict["resolved"]:
+            self.verdicts[group] = {
+                "op_id": data["op_id"],
+                "plan_digest": data["plan_digest"],
+                "key_count": data["key_count"],
+                "offset": entry["offset"],
+                "resolved": False,
+            }
+        elif verdict["op_id"] != data["op_id"]:
+            raise Refused("busy")
+        elif any(verdict[x] != data[x] for x in ("plan_digest", "key_count")):
+            raise Refused("plan_mismatch")
+        return [("decided", None, None)]
+
+    def ResolvePosition(self, entry, data):  # noqa: N802 - 8.5
+        group, op, commits = data["group_id"], data["op_id"], data["commit"]
+        is_home, is_over = self.is_home(group), self.is_over(group, op)
+        verdict = self.verdicts.get(group) if is_home else None
+        if verdict is not None and (verdict["resolved"] or verdict["op_id"] != op):
+            verdict = None
+        locked = [
+            key
+            for key, state in sorted(self.keys.items())
+            if key[0] == group and state["lock"] and state["lock"]["op_id"] == op
+        ]
+        if is_over and not locked and verdict is None:
+            raise Ignored("op_over")
+        if is_home and commits and verdict is None:
+            raise Refused("undecided")
+        if is_home and not commits and verdict is not None:
+            raise Refused("resolve_contradicts")
+        if self.is_group_too_many(group):
+            raise Refused("limits")
+        found = []
+        for key in locked:
+            state = self.keys[key]
+            if commits:
+                self.set_position(state)
+            state["lock"], state["active"] = None, self.c
+            at = state["position"]
+            detail = None if at is None else {"position": at}
+            found.append(("position_set" if commits else "unlocked", key, detail))
+        if group in self.pauses and self.pauses[group]["op_id"] == op:
+            del self.pauses[group]
+        if not is_over:
+            self.note_over(entry["offset"], group, op)
+        if verdict is not None:
+            verdict["resolved"] = True
+        return found or [("resolved", None, None)]
+
+    def set_position(self, state):
+        lock = state["lock"]
+        state["previous"] = (lock["op_id"], state["position"], state["granted"])
+        state["position"] = lock["position"]
+        if state["granted"] is not None:
+            state["granted"] = lock["position"]
+        if state["topic_id"] is None:
+            state["topic_id"] = lock["topic_id"]
+
     # --- The world: 3.8 ---
 
     def world(self):
@@ -498,5 +687,29 @@ class Naive:
             "granted": state["granted"],
             "freshness": freshness,
             "age_ms": age,
-            "locked_by": state["lock"],
+            "locked_by": state["lock"] and state["lock"]["op_id"],
+        }
+
+    def operations(self):
+        """Return what section 8 keeps, with the elements of the table of items in 4."""
+        named = [(key, self.keys[key]) for key in sorted(self.keys)]
+        return {
+            "locks": {
+                key: list(state["lock"].values())
+                for key, state in named
+                if state["lock"]
+            },
+            "previous": {
+                key: list(state["previous"])
+                for key, state in named
+                if state["previous"]
+            },
+            "over": {
+                group: [[at, op] for at, name, op in self.over if name == group]
+                for group in sorted(self.groups())
+            },
+            "verdicts": {
+                group: list(self.verdicts[group].values())
+                for group in sorted(self.verdicts)
+            },
         }

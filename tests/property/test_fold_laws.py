@@ -84,7 +84,7 @@ def test_chunks_change_nothing(logs):
 
 
 def test_runs_of_beats_change_nothing(logs):
-    taken = 0
+    taken = taken_locked = 0
     for seed, entries in enumerate(logs):
         rng = random.Random(seed)
         state, at = WorldState(0), 0
@@ -94,22 +94,28 @@ def test_runs_of_beats_change_nothing(logs):
             while next_ < len(chunk):
                 stop = fold_beats(state, chunk, start=next_)
                 taken += stop - next_
+                is_operating = any(one.unresolved for one in state.groups.values())
+                if state.locked or is_operating:
+                    taken_locked += stop - next_
                 if stop < len(chunk):
                     apply(state, chunk[stop])
                 next_ = stop + 1
         # All of it: also what is soft, and what is derived.
         assert state == fold(entries)
     assert taken > LOGS
+    assert taken_locked > 0
 
 
 def test_derived_parts_are_those_of_a_rebuild(logs):
     for entries in logs:
         state = fold(entries)
         before = state.epochs.copy(), state.over.copy(), state.lapses_ms
+        locked = {name: dict(keys) for name, keys in state.locked.items()}
         counts = {name: group.key_count for name, group in state.groups.items()}
         state.rebuild_derived()
         assert state.epochs == before[0]
         assert state.over == before[1]
+        assert state.locked == locked
         # The one kept is a bound: it may be early, never late.
         assert before[2] is None or before[2] <= (state.lapses_ms or before[2])
         assert before[2] is not None or state.lapses_ms is None
@@ -157,7 +163,9 @@ def test_epochs_and_tokens_grow_and_positions_do_not_fall(logs):
         for entry in entries:
             transitions = apply(state, entry)
             rewound = {
-                one.key for one in transitions if getattr(one.record, "rewind", False)
+                one.key
+                for one in transitions
+                if getattr(one.record, "rewind", False) or one.effect == "position_set"
             }
             now = {
                 key: (known.epoch, state.token(key), known.position)
@@ -219,6 +227,8 @@ def test_grants_are_disjoint_until_a_position_is_given_up(logs):
                     known = state.keys[one.key]
                     if known.granted is None:  # new key, or another topic
                         granted[one.key] = -1
+                if one.effect == "position_set":
+                    granted[one.key] = -1
                 if one.effect == "granted":
                     first, last = one.detail["first"], one.detail["last"]
                     assert granted.get(one.key, -1) < first <= last
@@ -292,6 +302,9 @@ def test_no_log_grows_a_world_beyond_its_limits(logs):
             assert len(state.keys) <= limit("keys")
             assert len(state.groups) <= limit("groups")
             assert len(state.over) <= limit("operations")
+            locked = {key for keys in state.locked.values() for key in keys}
+            assert locked == {key for key, known in state.keys.items() if known.lock}
+            assert all(state.keys[key].owner is None for key in locked)
             waiting = len(state.awaiting) + state.stale_count
             assert len(state.forgettable) == waiting <= 2 * len(state.keys)
             assert state.awaiting <= state.keys.keys()
@@ -310,7 +323,7 @@ def test_a_group_is_there_for_a_reason(logs):
         for name, group in state.groups.items():
             keys = sum(key.group_id == name for key in state.keys)
             assert group.key_count == keys
-            assert keys or group.pause or group.over
+            assert keys or group.pause or group.over or group.unresolved
 
 
 @pytest.mark.parametrize("kind", ["keys", "groups", "operations", "members"])

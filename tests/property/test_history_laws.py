@@ -95,8 +95,10 @@ def test_grants_of_a_topic_are_disjoint(stories):
         reached = {}
         for row in rows:
             if isinstance(row, GrantRow) and row.outcome == "granted":
-                assert row.first > reached.get((row.key, row.topic_id), -1)
-                reached[row.key, row.topic_id] = row.last
+                # A position that was set discards earlier grants, as a Reset does.
+                place = (row.key, row.topic_id, row.resets_count)
+                assert row.first > reached.get(place, -1)
+                reached[place] = row.last
 
 
 def test_the_logs_have_rows_of_every_kind(stories):

@@ -159,6 +159,8 @@ def overlap_count(entries):
         for one in apply(state, entry):
             if one.effect == "claimed" and state.keys[one.key].granted is None:
                 granted.pop(one.key, None)
+            if one.effect == "position_set":
+                granted.pop(one.key, None)
             if one.effect == "granted":
                 found += one.detail["first"] <= granted.get(one.key, -1)
                 granted[one.key] = one.detail["last"]

@@ -25,7 +25,9 @@ SEEN = [
     *("wrong_partition", "limits", "handoff", "duplicate", "held", "cas"),
     *("old_topic", "resume_mismatch", "resume_not_fresh", "not_owner", "old_epoch"),
     *("nothing_left", "span", "op_over", "busy", "old_seq", "expired", "config"),
-    "undecodable",
+    *("level", "staged", "decided", "position_set", "unlocked", "resolved", "locked"),
+    *("not_paused", "unknown_key", "plan_mismatch", "undecided"),
+    *("resolve_contradicts", "undecodable"),
 ]
 
 

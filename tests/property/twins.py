@@ -2,10 +2,12 @@
 
 from collections import Counter
 
+import msgspec
 from author import Author
 from naive import ANYTHING, Naive
 
 from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.snapshot import to_bytes
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.text import (
     object_to_entry,
@@ -34,6 +36,8 @@ def compare(pick, *, partition=0, k=1, entries=ENTRIES, may_halt=False):
             assert documents == expected, line
             names += counts
         assert hard_part(state) == naive.world(), line
+        if state.halted is None:
+            assert operations(state) == naive.operations(), line
     assert Counter(naive.counters) + soft == Counter(state.soft.counters)
     return names
 
@@ -47,3 +51,19 @@ def hard_part(state):
             *("config", "claims", "pauses"),
         )
     }
+
+
+def operations(state):
+    """Return what section 8 keeps, read from the canonical bytes (PROTOCOL 4)."""
+    _, _, keys, groups, _ = msgspec.msgpack.decode(to_bytes(state))
+    named = {tuple(item[1:4]): item for item in keys}
+    return {
+        "locks": {key: shown(item[-3]) for key, item in named.items() if item[-3]},
+        "previous": {key: shown(item[-2]) for key, item in named.items() if item[-2]},
+        "over": {item[1]: [shown(note) for note in item[3]] for item in groups},
+        "verdicts": {item[1]: shown(item[4][0][1]) for item in groups if len(item) > 4},
+    }
+
+
+def shown(values):
+    return [value.hex() if isinstance(value, bytes) else value for value in values]

@@ -14,8 +14,10 @@ from logkit import (
     beat,
     claim,
     config,
+    decide,
     pause,
     release,
+    stage,
 )
 
 from kafka_marshal.protocol.codec import header_of
@@ -182,6 +184,24 @@ def test_nothing_is_folded_while_a_group_is_paused():
     log.one(pause(START_MS + 10))
     log.one(beat(1, 7))
     assert both(log, begun=BEGUN + 1)[1] == 0
+
+
+def test_beats_are_folded_beside_a_locked_key_and_an_open_verdict():
+    log = owned(level=2)
+    log.one(release(1, 5))
+    log.one(pause(START_MS + 10))
+    assert log.outcome_of(stage((0, 2))) == "staged"
+    assert log.outcome_of(decide()) == "decided"
+    assert log.outcome_of(b"", after=10) == "undecodable"  # the end of the pause
+    begun = len(log.entries)
+    log.one(beat(2, 7, client="c2", key=OTHER), after=3)
+    log.one(beat(2, 9, client="c2", key=OTHER), after=3)
+    state, stop = both(log, begun=begun)
+    assert stop == 2
+    assert state.keys[KEY].lock is not None
+    assert state.groups["g"].unresolved is not None
+    log.append(beat(1, 8))
+    assert both(log, begun=begun)[1] == 2
 
 
 def test_nothing_is_folded_while_an_operation_may_end():
