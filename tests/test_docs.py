@@ -56,6 +56,7 @@ DOCUMENTS = sorted(
 PROTOCOL = (ROOT / "docs" / "PROTOCOL.md").read_text()
 README = (ROOT / "README.md").read_text()
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
+GOLDEN = (ROOT / "tests" / "spec" / "golden.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
 
 BLOCK = re.compile(
@@ -403,13 +404,6 @@ def test_every_error_that_is_raised_is_in_troubleshooting():
     assert listed == raised - bases
 
 
-def test_exit_codes_are_those_of_the_command():
-    from kafka_marshal_cli.exits import MEANINGS
-
-    listed = [int(row[0]) for row in rows(REFERENCE, "table: exit codes")]
-    assert listed == [code.value for code in MEANINGS]
-
-
 # --- PROTOCOL.md: records ------------------------------------------------------------
 
 
@@ -536,11 +530,11 @@ def test_topic_settings_are_those_of_formatting():
     assert listed == coordination_configs(3)
 
 
-# --- PROTOCOL.md: golden values ------------------------------------------------------
+# --- PROTOCOL.md, tests/spec/golden.md: golden values --------------------------------
 
 
 def golden_entries():
-    lines = marked(PROTOCOL, "golden: log").splitlines()
+    lines = marked(GOLDEN, "golden: log").splitlines()
     return [object_to_entry(json.loads(line))[1] for line in lines]
 
 
@@ -556,12 +550,12 @@ def test_golden_digest():
 
 
 def test_golden_bytes():
-    text = "".join(marked(PROTOCOL, "golden: bytes").split())
+    text = "".join(marked(GOLDEN, "golden: bytes").split())
     assert to_bytes(golden_world()).hex() == text
 
 
 def test_golden_frames():
-    listed = rows(PROTOCOL, "golden: frames")
+    listed = rows(GOLDEN, "golden: frames")
     entries = golden_entries()
     assert [int(row[0]) for row in listed] == [entry.offset for entry in entries]
     for (_, name, frame), entry in zip(listed, entries, strict=True):
@@ -592,7 +586,7 @@ def test_golden_transitions():
         for entry in golden_entries()
         for one in apply(state, entry)
     ]
-    assert expected_rows == rows(PROTOCOL, "golden: transitions")
+    assert expected_rows == rows(GOLDEN, "golden: transitions")
 
 
 def test_golden_digest_of_the_clauses_is_quoted():
