@@ -156,7 +156,15 @@ class LogWatcher:
             if self._on_fold is not None:
                 owner = None if was is None else was.owner
                 age_ms = 0 if was is None else world.now_ms - was.renewed_ms
-                self._on_fold(Folded(number, stored, transition, owner, age_ms, moved))
+                folded = Folded(
+                    partition=number,
+                    stored=stored,
+                    transition=transition,
+                    owner=owner,
+                    age_ms=age_ms,
+                    moved=moved,
+                )
+                self._on_fold(folded)
         self.losses += self._books[number].take(entry, transitions)
         if world.halted is None:
             self._digests[number][world.next_offset] = digest(world)

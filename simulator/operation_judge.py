@@ -369,12 +369,12 @@ class OperationJudge:
         topics = [topic for known in keys for topic in known.topics.values()]
         again = [count for topic in topics for count in topic.again.values()]
         return Verdict(
-            tuple(self.findings),
-            sum(topic.count for topic in topics),
-            sum(len(topic.processed) for topic in topics),
-            sum(again),
-            sum(max(0, len(known.tokens) - 1) for known in keys),
-            max(again, default=0),
+            findings=tuple(self.findings),
+            handed=sum(topic.count for topic in topics),
+            processed=sum(len(topic.processed) for topic in topics),
+            duplicates=sum(again),
+            takeovers=sum(max(0, len(known.tokens) - 1) for known in keys),
+            duplicates_max=max(again, default=0),
         )
 
 

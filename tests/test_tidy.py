@@ -26,6 +26,7 @@ FUNCTION_LINES_MAX = 70
 MODULE_LINES_MAX = 900
 COLUMNS_MAX = 88
 POSITIONAL_MAX = 2
+CONSTRUCTION_MAX = 5
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Finding = tuple[int, str]
@@ -166,6 +167,22 @@ def check_keyword_only(source: Source) -> Iterator[Finding]:
             yield (
                 function.lineno,
                 f"{function.name} takes {count} positional, at most {POSITIONAL_MAX}",
+            )
+
+
+def check_constructions(source: Source) -> Iterator[Finding]:
+    """Find constructors called with many positional arguments: two may be swapped."""
+    if not source.is_product:
+        return
+    for call in ast.walk(source.tree):
+        if not isinstance(call, ast.Call):
+            continue
+        name = _dotted(call.func).rpartition(".")[2]
+        is_class = name.lstrip("_")[:1].isupper()
+        if is_class and len(call.args) > CONSTRUCTION_MAX:
+            yield (
+                call.lineno,
+                f"{name} gets {len(call.args)} positional, at most {CONSTRUCTION_MAX}",
             )
 
 
@@ -319,6 +336,7 @@ PYTHON_RULES: tuple[Rule, ...] = (
     check_columns,
     check_no_kwargs,
     check_keyword_only,
+    check_constructions,
     check_deadlines,
     check_claims_are_set_by_themselves,
     check_unfinished,
@@ -413,6 +431,7 @@ LONG_FUNCTION = "def f():\n" + "    x = 1\n" * FUNCTION_LINES_MAX
             "3 positional",
             id="class-method",
         ),
+        pytest.param("x = m._A(1, 2, 3, 4, 5, 6)", "_A gets 6", id="construction"),
         pytest.param("claim.phase = x", "claim.phase is set", id="claim"),
         pytest.param("h.claim.epoch, y = x", "h.claim.epoch is set", id="claims"),
         pytest.param("h.claim.lease: L = x", "h.claim.lease is set", id="claim-typed"),

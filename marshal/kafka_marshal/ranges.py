@@ -29,7 +29,7 @@ ASK_MS_MAX = 10_000
 CLOSE_MS_MAX = 10_000
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class HeldRange:
     """A partition that may be processed now, and where to start.
 
@@ -348,16 +348,16 @@ class RangeConsumer(Closing):
         if self._subscription.config.is_at_most_once:
             position = self._granted_up_to(holding.key, claim.start_position)
         return HeldRange(
-            claim.token,
-            claim.epoch,
+            token=claim.token,
+            epoch=claim.epoch,
             # With a sidecar this is the owner in the log, not a name of this process.
-            claim.claimant.owner,
-            position,
-            holding.uncommitted_count,
-            claim.lease.soft_until_ms,
-            self._follows(holding.key, claim.epoch),
-            claim.secret.hex(),
-            "" if holding.topic_id is None else holding.topic_id.hex(),
+            owner=claim.claimant.owner,
+            position=position,
+            uncommitted_count=holding.uncommitted_count,
+            start_until_ms=claim.lease.soft_until_ms,
+            follows=self._follows(holding.key, claim.epoch),
+            secret=claim.secret.hex(),
+            topic_id="" if holding.topic_id is None else holding.topic_id.hex(),
         )
 
     def _granted_up_to(self, key: Key, start: int | None) -> int | None:

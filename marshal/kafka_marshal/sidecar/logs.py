@@ -124,13 +124,13 @@ class _Dropping(QueueHandler):
 
     def _dropped_record(self) -> logging.LogRecord:
         return logging.LogRecord(
-            LOGGER_NAME,
-            logging.WARNING,
-            __file__,
-            0,
-            "%d lines were dropped: the reader of this log is too slow",
-            (self.dropped_count,),
-            None,
+            name=LOGGER_NAME,
+            level=logging.WARNING,
+            pathname=__file__,
+            lineno=0,
+            msg="%d lines were dropped: the reader of this log is too slow",
+            args=(self.dropped_count,),
+            exc_info=None,
         )
 
 
