@@ -23,6 +23,7 @@ from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.protocol import (
     fold_groups,
     fold_keys,
+    fold_positions,
     fold_resets,
     judging,
     rationalizer,
@@ -33,8 +34,13 @@ from kafka_marshal.protocol.granting import AtMostOnce, Grant
 from kafka_marshal.protocol.records import (
     SUPPORTED_LEVEL,
     BatchHeartbeat,
+    ClaimingMessages,
     Config,
+    DecidePosition,
     Heartbeat,
+    ReleaseGroup,
+    ResolvePosition,
+    StagePosition,
 )
 from kafka_marshal.protocol.state import Halt
 from kafka_marshal.protocol.types import Key, Owner
@@ -455,3 +461,282 @@ def keep_the_position_in_an_earlier_topic(patch):
         known.position = position
 
     patch.setattr(fold_keys, "_install_owner", install_owner)
+
+
+# --- set positions (PROTOCOL 8.3 to 8.5)
+
+
+def _wrap(patch, record, fold):
+    """Fold a record with ``fold``, which gets the product's own one first."""
+    plain, level = rationalizer._HANDLERS[record]
+
+    def wrapped(step, record):
+        return fold(plain, step, record)
+
+    patch.setitem(rationalizer._HANDLERS, record, (wrapped, level))
+
+
+def _forget_operation(state, group_id, op_id):
+    group = state.groups[group_id]
+    group.over = tuple(note for note in group.over if note[1] != op_id)
+    state.over = {note: None for note in state.over if note[1:] != (group_id, op_id)}
+
+
+def commit_per_partition(patch):
+    """Each coordinating partition commits what it has, without a Decide."""
+    patch.setattr(fold_positions, "_is_home", lambda *_, **__: False)
+
+
+def pause_again(patch):
+    """An operation that is over pauses its group once more."""
+
+    def fold(plain, step, record):
+        if record.group_id in step.state.groups:
+            _forget_operation(step.state, record.group_id, record.op_id)
+        return plain(step, record)
+
+    _wrap(patch, ReleaseGroup, fold)
+
+
+def forget_operations_at_home(patch):
+    """The home forgets an operation as soon as it is over."""
+    plain = fold_groups.end_operation
+
+    def end_operation(state, group_id, *, op_id, offset):
+        plain(state, group_id, op_id=op_id, offset=offset)
+        if fold_positions._is_home(state, group_id, config=state.config):
+            _forget_operation(state, group_id, op_id)
+
+    patch.setattr(fold_groups, "end_operation", end_operation)
+    patch.setattr(fold_positions, "end_operation", end_operation)
+
+
+def stage_a_held_key(patch):
+    """A Stage takes the key from an owner that is not stale."""
+    plain = fold_positions._refusal
+
+    def refusal(state, key, *, lock):
+        reason = plain(state, key, lock=lock)
+        return None if reason == "held" else reason
+
+    patch.setattr(fold_positions, "_refusal", refusal)
+
+
+def stage_for_another_topic(patch):
+    """A Stage does not compare topic ids."""
+    plain = fold_positions._refusal
+
+    def refusal(state, key, *, lock):
+        reason = plain(state, key, lock=lock)
+        if reason in {"cas", "old_topic"}:
+            lock = lock._replace(topic_id=state.keys[key].topic_id)
+            reason = plain(state, key, lock=lock)
+        return reason
+
+    patch.setattr(fold_positions, "_refusal", refusal)
+
+
+def stage_over_a_lock(patch):
+    """A Stage replaces the lock of another operation."""
+    plain = fold_positions._refusal
+
+    def refusal(state, key, *, lock):
+        reason = plain(state, key, lock=lock)
+        if reason == "locked":
+            known = state.keys[key]
+            del state.locked[key.group_id, known.lock.op_id][key]
+            known.lock = None
+            reason = plain(state, key, lock=lock)
+        return reason
+
+    patch.setattr(fold_positions, "_refusal", refusal)
+
+
+def stage_what_is_free(patch):
+    """A Stage locks the keys that it can, not all of them or none."""
+
+    def fold(plain, step, record):
+        whole = plain(step, record)
+        if whole[0].effect is not None:
+            return whole
+        found = []
+        for topic in record.topics:
+            for position in topic.positions:
+                one = msgspec.structs.replace(topic, positions=(position,))
+                found += plain(step, msgspec.structs.replace(record, topics=(one,)))
+        return tuple(sorted(found, key=lambda each: each.effect is None))
+
+    _wrap(patch, StagePosition, fold)
+
+
+def _allow_after_the_end(patch, record):
+    plain = fold_positions._not_paused
+
+    def not_paused(state, group_id, *, op_id):
+        reason = plain(state, group_id, op_id=op_id)
+        return None if reason == "op_over" else reason
+
+    def fold(plain, step, record):
+        with patch.context() as during:
+            during.setattr(fold_positions, "_not_paused", not_paused)
+            return plain(step, record)
+
+    _wrap(patch, record, fold)
+
+
+def stage_after_the_end(patch):
+    """A Stage that lands after its operation is over locks its keys."""
+    _allow_after_the_end(patch, StagePosition)
+
+
+def decide_after_the_pause(patch):
+    """A Decide is accepted although the pause is over."""
+    _allow_after_the_end(patch, DecidePosition)
+
+
+def decide_over_a_verdict(patch):
+    """A Decide replaces a verdict that is not resolved yet."""
+
+    def fold(plain, step, record):
+        group = step.state.groups[record.group_id]
+        verdict = group.unresolved
+        if verdict is not None and verdict.op_id != record.op_id:
+            group.verdict = None
+        transitions = plain(step, record)
+        if transitions[0].effect is None:
+            group.verdict = verdict if group.verdict is None else group.verdict
+        return transitions
+
+    _wrap(patch, DecidePosition, fold)
+
+
+def drop_the_verdict_with_the_pause(patch):
+    """The verdict of an operation goes when its pause runs out."""
+    plain = fold_groups.end_operation
+
+    def end_operation(state, group_id, *, op_id, offset):
+        verdict = state.groups[group_id].verdict
+        if verdict is not None and verdict.op_id == op_id:
+            state.groups[group_id].verdict = None
+        plain(state, group_id, op_id=op_id, offset=offset)
+
+    patch.setattr(fold_groups, "end_operation", end_operation)
+
+
+def keep_the_owner_of_a_staged_key(patch):
+    """A Stage leaves the stale owner, who may be granted offsets later."""
+    plain = fold_positions._lock
+
+    def lock(step, named, lock):
+        owner = step.state.keys[named].owner
+        transition = plain(step, named, lock)
+        step.state.keys[named].owner = owner
+        return transition
+
+    patch.setattr(fold_positions, "_lock", lock)
+
+
+def keep_granted(patch):
+    """A commit sets the position, and leaves what was granted."""
+    plain = fold_positions._unlock
+
+    def unlock(known, *, commits):
+        granted = known.granted
+        plain(known, commits=commits)
+        known.granted = granted
+
+    patch.setattr(fold_positions, "_unlock", unlock)
+
+
+def claim_a_locked_key(patch):
+    """A key that is locked can be claimed once the pause is over."""
+    plain = judging._judge_known
+
+    def judge(state, known, record):
+        lock, known.lock = known.lock, None
+        try:
+            return plain(state, known, record)
+        finally:
+            known.lock = lock
+
+    patch.setattr(judging, "_judge_known", judge)
+
+
+def grant_while_paused(patch):
+    """A pause does not refuse grants."""
+
+    def fold(plain, step, record):
+        with patch.context() as during:
+            during.setattr(judging, "is_paused", lambda *_: False)
+            return plain(step, record)
+
+    _wrap(patch, ClaimingMessages, fold)
+
+
+def obey_old_owners(patch):
+    """Records of an owner count after it lost the key."""
+    plain = judging.mismatch
+
+    def mismatch(state, record, *, key):
+        return None if key in state.keys else plain(state, record, key=key)
+
+    patch.setattr(judging, "mismatch", mismatch)
+
+
+def resolve_any_lock(patch):
+    """A Resolve frees the locks of all operations of its group."""
+
+    def fold(plain, step, record):
+        state = step.state
+        mine = state.locked.setdefault((record.group_id, record.op_id), {})
+        for (group_id, op_id), keys in list(state.locked.items()):
+            if group_id == record.group_id and op_id != record.op_id:
+                mine |= keys
+                del state.locked[group_id, op_id]
+        return plain(step, record)
+
+    _wrap(patch, ResolvePosition, fold)
+
+
+def resolve_one_key(patch):
+    """A commit sets the first key that is locked, and unlocks the others."""
+    plain_unlock = fold_positions._unlock
+
+    def fold(plain, step, record):
+        unlocked = []
+
+        def unlock(known, *, commits):
+            plain_unlock(known, commits=commits and not unlocked)
+            unlocked.append(known)
+
+        with patch.context() as during:
+            during.setattr(fold_positions, "_unlock", unlock)
+            return plain(step, record)
+
+    _wrap(patch, ResolvePosition, fold)
+
+
+def ignore_a_resolve_after_the_pause(patch):
+    """A Resolve is ignored where the pause has run out, whatever is locked."""
+
+    def fold(plain, step, record):
+        group = step.state.groups.get(record.group_id)
+        if group is not None and group.is_over(record.op_id):
+            return (step.ignored("op_over"),)
+        return plain(step, record)
+
+    _wrap(patch, ResolvePosition, fold)
+
+
+def abort_what_is_decided(patch):
+    """The home obeys an abort that comes after its own verdict."""
+
+    def fold(plain, step, record):
+        group = step.state.groups[record.group_id]
+        verdict = group.unresolved
+        is_mine = verdict is not None and verdict.op_id == record.op_id
+        if is_mine and not record.commit:
+            group.verdict = None
+        return plain(step, record)
+
+    _wrap(patch, ResolvePosition, fold)
