@@ -106,6 +106,8 @@ PLANTED = [
     (variants.keep_the_owner_of_a_staged_key, "at-most-once"),
     (variants.keep_granted, "at-most-once"),
     (variants.claim_a_locked_key, "owners"),
+    (variants.forget_a_locked_key, "owners"),
+    (variants.forget_a_silent_key_that_is_locked, "owners"),
     (variants.grant_while_paused, "forward-only"),
     (variants.obey_old_owners, "owners"),
     (variants.resolve_any_lock, "two-operations"),

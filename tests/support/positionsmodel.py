@@ -24,6 +24,7 @@ from logkit import (
     claim,
     config,
     decide,
+    forgetting,
     ident,
     messages,
     pause,
@@ -56,7 +57,7 @@ GROUP, TOPIC = "g", "t"
 HOME, OTHER = 0, 1
 PARTITIONS = (HOME, OTHER)
 H_MS = 1_000
-NOW_MS = 10**9
+NOW_MS = 10**10  # more than ``forget_ms``
 PAUSED_MS = NOW_MS + 10
 """When each pause ends: after every record, before the entry that ends it."""
 NEXT_OFFSET = 10_000
@@ -240,6 +241,7 @@ class PositionsModel:
         self.numbers: dict = {}
         self.kept: list = []
         self.fold = cache(self._fold)
+        self.is_dropped = cache(self._is_dropped)
         self.land = cache(self._land)
         self.alone = cache(self._alone)
         self.sends = cache(self._sends)
@@ -345,6 +347,8 @@ class PositionsModel:
         """Yield what owners of a key do, or time does to them."""
         known, past = part.fold.keys[n], part.keys[n]
         name = f"key {n} at {at}"
+        if known.lock is not None and self.is_dropped(at, part.fold, n):
+            raise Broken("8.3: a locked key is forgotten")
         if known.owner == LIVE:
             stale = known._replace(owner=STALE)
             fold = part.fold._replace(keys=_with(part.fold.keys, n, stale))
@@ -617,17 +621,25 @@ class PositionsModel:
         """Fold one record with the product."""
         state = self.state(at, fold)
         is_late = record is OVER_BY_TIME
-        entry = LogEntry(
-            offset=NEXT_OFFSET,
-            leader_epoch=1,
-            timestamp_ms=PAUSED_MS if is_late else NOW_MS + 1,
-            timestamp_type=1,
-            value=b"?" if is_late else encode(self._record(at, record)),
-        )
+        value = b"?" if is_late else encode(self._record(at, record))
+        entry = _entry(value, PAUSED_MS if is_late else NOW_MS + 1)
         transitions = apply(state, entry)
         first = transitions[0]
         outcome = first.effect or first.reason
         return self.view(at, state), outcome, first.outcome == ACCEPTED
+
+    def _is_dropped(self, at, fold, number):
+        """Return whether a record drops a key now, or a long silence does."""
+        key = self.names[at][number]
+        drop = forgetting(_offset(number, fold.keys[number].epoch), key=key)
+        for value in (encode(drop), b"?"):
+            state = self.state(at, fold)
+            state.keys[key].active_ms = 0
+            state.index_forgettable()
+            apply(state, _entry(value, NOW_MS + 1))
+            if key not in state.keys:
+                return True
+        return False
 
     def view(self, at, state):
         """Return what the model keeps of a state of the product."""
@@ -764,6 +776,16 @@ class PositionsModel:
             plan_digest=plan,
             topics=(StagedTopic(TOPIC, topic_ident(FIRST_TOPIC), positions),),
         )
+
+
+def _entry(value, at_ms):
+    return LogEntry(
+        offset=NEXT_OFFSET,
+        leader_epoch=1,
+        timestamp_ms=at_ms,
+        timestamp_type=1,
+        value=value,
+    )
 
 
 def _offset(number, epoch):

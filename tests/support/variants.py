@@ -28,6 +28,7 @@ from kafka_marshal.protocol import (
     judging,
     rationalizer,
 )
+from kafka_marshal.protocol import state as state_of_the_log
 from kafka_marshal.protocol.claiming import Claim, Lease, Phase
 from kafka_marshal.protocol.codec import decode, uvarint
 from kafka_marshal.protocol.granting import AtMostOnce, Grant
@@ -660,6 +661,27 @@ def claim_a_locked_key(patch):
             known.lock = lock
 
     patch.setattr(judging, "_judge_known", judge)
+
+
+def forget_a_locked_key(patch):
+    """A ForgettingPartition drops a key that is locked."""
+    plain = judging.judge_forgetting
+
+    def judge(state, record, *, key):
+        reason = plain(state, record, key=key)
+        return None if reason == "locked" else reason
+
+    patch.setattr(judging, "judge_forgetting", judge)
+
+
+def forget_a_silent_key_that_is_locked(patch):
+    """A key that is locked is dropped for its silence."""
+
+    def is_forgettable(known):
+        return known.owner is None and known.granted is None
+
+    for module in (state_of_the_log, fold_keys):
+        patch.setattr(module, "is_forgettable", is_forgettable)
 
 
 def grant_while_paused(patch):
