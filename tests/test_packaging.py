@@ -1,5 +1,6 @@
 """What is in the wheel and the sdist, and that the wheel needs nothing beside it."""
 
+import os
 import subprocess
 import sys
 import tarfile
@@ -10,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD_S_MAX = 120
+TESTS_S_MAX = 240
 
 # Imports every module of the unpacked wheel, with the repository off the path: the
 # editable install of the environment would stand in for what is missing.
@@ -74,3 +76,23 @@ def test_the_sdist_has_the_simulator_beside_the_tests(built):
     inside = {name.partition("/")[2] for name in names}
     assert {"simulator/__main__.py", "tests/simulation/test_simulation.py"} <= inside
     assert {"marshal/kafka_marshal/py.typed", "docs/TESTING.md"} <= inside
+
+
+def test_tests_of_the_sdist_run(built, tmp_path):
+    """Those that read the most of the repository; all others need less."""
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (root,) = tmp_path.iterdir()
+    files = ("tests/test_docs.py", "tests/test_deploy.py", "tests/test_benchmarks.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
+        cwd=root,
+        env=os.environ
+        | {"PYTHONPATH": f"{root / 'marshal'}{os.pathsep}{root / 'cli'}"},
+        check=False,
+        timeout=TESTS_S_MAX,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout

@@ -51,7 +51,7 @@ MEANINGS = {
     ExitCode.LOST: "a claim was lost, or another live process has this client id",
     ExitCode.TIMEOUT: "no answer in time, or no broker reached",
     ExitCode.WRONG_CLUSTER: "the coordination topic was formatted for another cluster",
-    ExitCode.BROKEN: "an invariant is broken: a bug, or a log that was tampered with",
+    ExitCode.BROKEN: "an invariant is broken: a bug, or a log that was manipulated",
     ExitCode.INTERRUPTED: "interrupted from the keyboard (`consume`, `broker run` and "
     "`demo` end in order instead)",
 }

@@ -140,7 +140,7 @@ def reset(
 ) -> None:
     """Replace the state of a coordinating partition by that of a checkpoint.
 
-    For replicas that disagree, or a log that was tampered with. Afterwards no key of
+    For replicas that disagree, or a log that was manipulated. Afterwards no key of
     the partition has an owner, and none can be claimed for two heartbeat intervals.
     Without --execute nothing is written.
     """
