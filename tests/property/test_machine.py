@@ -25,15 +25,19 @@ from logkit import (
     beat,
     claim,
     config,
+    decide,
     hashed,
     ident,
     messages,
     pause,
     release,
+    resolve,
     resume,
+    stage,
 )
 from msgspec.structs import replace
 from naive import Naive
+from twins import operations
 
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
 from kafka_marshal.protocol.text import (
@@ -50,6 +54,8 @@ lives = st.sampled_from(["one", "two"])
 positions = st.none() | st.integers(0, 6)
 waits = st.sampled_from([0, 1, H - 1, H, H + 1, 2 * H - 1, 2 * H, 2 * H + 1, -1])
 keys = st.sampled_from(KEYS)
+ops = st.sampled_from([OP, ident("other")])
+plans = st.sampled_from([ident("plan"), ident("plan"), ident("another")])
 
 
 class Fold(RuleBasedStateMachine):
@@ -62,9 +68,8 @@ class Fold(RuleBasedStateMachine):
         self.granted = {}
         self.promised = {}
         self.era = 1
-        self.append_to_both(
-            config(h=H, span=4, operations=2, max_pause_ms=4 * H, forget_ms=forget)
-        )
+        limits = {"span": 4, "operations": 2, "locks": 1, "max_pause_ms": 4 * H}
+        self.append_to_both(config(h=H, level=2, forget_ms=forget, **limits))
 
     def append_to_both(self, record, **where):
         """Append a record; both folds must return the same transitions."""
@@ -76,7 +81,19 @@ class Fold(RuleBasedStateMachine):
         document = state_to_object(state)
         naive = self.naive.world()
         assert {name: document[name] for name in naive} == naive
-        return transitions[0]
+        assert operations(state) == self.naive.operations()
+        self.note_grants(transitions)
+
+    def note_grants(self, transitions):
+        """S3: what is granted was not granted before, unless a key started again."""
+        for one in transitions:
+            is_new = one.effect == "claimed" and self.log.key(one.key).granted is None
+            if is_new or one.effect == "position_set":
+                self.granted.pop(one.key, None)
+            if one.effect == "granted":
+                given = one.detail
+                assert self.granted.get(one.key, -1) < given["first"] <= given["last"]
+                self.granted[one.key] = given["last"]
 
     @rule(
         target=claims,
@@ -89,7 +106,7 @@ class Fold(RuleBasedStateMachine):
     )
     def claim(self, client, life, key, topic, fence, after):  # noqa: PLR0917
         known = self.log.state.keys.get(key)
-        transition = self.append_to_both(
+        self.append_to_both(
             claim(
                 client,
                 key=key,
@@ -101,8 +118,6 @@ class Fold(RuleBasedStateMachine):
             ),
             after=after,
         )
-        if transition.effect == "claimed" and self.log.key(key).granted is None:
-            self.granted.pop(key, None)
         return client, ident(client + life), key, self.log.state.next_offset - 1
 
     @rule(target=claims, former=consumes(claims), life=lives, after=waits)
@@ -152,16 +167,12 @@ class Fold(RuleBasedStateMachine):
     def messages(self, who, first, more):
         client, inc, key, epoch = who
         last = max(0, self.granted.get(key, first) + more)
-        transition = self.append_to_both(
+        self.append_to_both(
             messages(epoch, first, last, client=client, key=key, inc=inc)
         )
-        if transition.effect == "granted":
-            given = transition.detail
-            assert self.granted.get(key, -1) < given["first"] <= given["last"]
-            self.granted[key] = given["last"]
 
     @rule(
-        op=st.sampled_from([OP, ident("other")]),
+        op=ops,
         seq=st.integers(0, 3),
         inc=lives,
         until=st.sampled_from([-1, 0, 1, H, 5 * H]),
@@ -173,12 +184,74 @@ class Fold(RuleBasedStateMachine):
             pause(max(0, m + until), op=op, seq=seq, inc=ident(inc)), after=after
         )
 
-    @rule(h=st.sampled_from([H, H // 2, 2 * H]), after=waits)
-    def configure(self, h, after):
+    @rule(
+        key=st.sampled_from(KEYS[:2]),
+        op=ops,
+        position=st.integers(0, 6),
+        count=st.integers(1, 4),
+        is_drained=st.sampled_from([True, True, False]),
+    )
+    def set_position(self, key, op, position, count, is_drained):
+        """Do what an admin does, or its first steps; without waiting if not drained."""
+        known = self.log.state.keys.get(key)
+        if known is None or known.owner is None:
+            self.append_to_both(claim("c1", key=key, generation=self.era))
+        known = self.log.state.keys.get(key)
+        if known is not None and known.owner is not None:
+            client, inc = known.owner
+            sender = {"client": client, "key": key, "inc": inc}
+            head = self.granted.get(key, -1) + 1
+            self.append_to_both(messages(known.epoch, head, head + 1, **sender))
+            if is_drained:
+                self.append_to_both(release(known.epoch, None, **sender))
+        m = self.log.state.append_time_ms
+        steps = [
+            pause(m + 4 * H, op=op, seq=1, inc=ident("admin")),
+            stage((key.partition, position), op=op),
+            decide(op=op),
+            resolve(commit=True, op=op),
+        ]
+        for record in steps[:count]:
+            self.append_to_both(record)
+
+    @rule(
+        key=st.sampled_from(KEYS[:2]),
+        both=st.booleans(),
+        topic=st.sampled_from([None, None, "x", "y"]),
+        op=ops,
+        plan=plans,
+        position=st.integers(0, 2),
+        after=waits,
+    )
+    def stage(self, key, both, topic, op, plan, position, after):  # noqa: PLR0917
+        places = [(key.partition, position)]
+        if both:
+            places.append((1 - key.partition, position))
+        record = stage(*places, topic_id=topic and ident(topic), op=op, plan=plan)
+        self.append_to_both(record, after=after)
+
+    @rule(
+        op=ops,
+        step=st.sampled_from(["decide", "commit", "abort"]),
+        plan=plans,
+        after=waits,
+    )
+    def decide_or_resolve(self, op, step, plan, after):
+        record = resolve(commit=step == "commit", op=op)
+        if step == "decide":
+            record = decide(op=op, plan=plan)
+        self.append_to_both(record, after=after)
+
+    @rule(h=st.sampled_from([H, H // 2, 2 * H]), is_renewed=st.booleans(), after=waits)
+    def configure(self, h, is_renewed, after):
         settled = self.log.state.config
         self.era += 1
-        again = config(self.era, era=self.era, h=h)
+        again = config(self.era, era=self.era, h=h, level=settled.feature_level)
         self.append_to_both(replace(again, limits=settled.limits), after=after)
+        for key, known in list(self.log.state.keys.items()):
+            if is_renewed and known.owner is not None:
+                client, inc = known.owner
+                self.append_to_both(beat(known.epoch, client=client, key=key, inc=inc))
 
     @rule(skew=st.sampled_from([0, -3 * H, 5 * H]))
     def elect(self, skew):
@@ -204,6 +277,7 @@ class Fold(RuleBasedStateMachine):
             assert known.epoch < state.next_offset
             assert state.epochs[known.epoch] == key
             assert known.renewed_ms <= known.active_ms <= state.now_ms
+            assert known.lock is None or known.owner is None
 
     @invariant()
     def no_claim_loses_its_token_or_what_its_lease_was_promised(self):

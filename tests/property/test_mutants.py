@@ -16,14 +16,21 @@ from logkit import Log, beat, messages
 from test_machine import Fold
 from twins import compare
 
-from kafka_marshal.protocol import fold_groups, fold_keys, judging
+from kafka_marshal.protocol import (
+    fold_groups,
+    fold_keys,
+    fold_positions,
+    judging,
+    rationalizer,
+)
 from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.records import POSITION_LEVEL, ResolvePosition
 from kafka_marshal.protocol.state import KeyState, Owner, WorldState
 
 LOGS_MAX = 150
 FIND = settings(
-    max_examples=500, stateful_step_count=40, phases=[Phase.generate], database=None
+    max_examples=1000, stateful_step_count=40, phases=[Phase.generate], database=None
 )
 
 
@@ -103,6 +110,99 @@ def show_the_era_in_force(monkeypatch):
     monkeypatch.setattr(WorldState, "era_at", era_at)
 
 
+def claim_a_locked_key(monkeypatch):
+    judge = judging._judge_known
+
+    def judge_known(state, known, record):
+        lock, known.lock = known.lock, None
+        try:
+            return judge(state, known, record)
+        finally:
+            known.lock = lock
+
+    monkeypatch.setattr(judging, "_judge_known", judge_known)
+
+
+def unlock_when_the_pause_ends(monkeypatch):
+    end = fold_groups.end_pauses
+
+    def end_pauses(state, offset):
+        paused = {name for name, group in state.groups.items() if group.pause}
+        end(state, offset)
+        for group_id, op_id in list(state.locked):
+            group = state.groups.get(group_id)
+            if group_id in paused and (group is None or group.pause is None):
+                for key in state.locked.pop((group_id, op_id)):
+                    state.keys[key].lock = None
+
+    monkeypatch.setattr(fold_groups, "end_pauses", end_pauses)
+
+
+def stage_from_an_owner(monkeypatch):
+    judge = fold_positions._refusal
+
+    def refusal(state, key, *, lock):
+        reason = judge(state, key, lock=lock)
+        return None if reason == "held" else reason
+
+    monkeypatch.setattr(fold_positions, "_refusal", refusal)
+
+
+def stage_another_plan(monkeypatch):
+    judge = fold_positions._refusal
+
+    def refusal(state, key, *, lock):
+        reason = judge(state, key, lock=lock)
+        return None if reason == "plan_mismatch" else reason
+
+    monkeypatch.setattr(fold_positions, "_refusal", refusal)
+
+
+def decide_after_the_pause(monkeypatch):
+    judge = fold_positions._not_paused
+
+    def not_paused(state, group_id, *, op_id):
+        reason = judge(state, group_id, op_id=op_id)
+        group = state.groups.get(group_id)
+        is_locked = (group_id, op_id) in state.locked
+        return None if is_locked and group is not None else reason
+
+    monkeypatch.setattr(fold_positions, "_not_paused", not_paused)
+
+
+def obey_any_resolve_at_home(monkeypatch):
+    plain = fold_positions._resolve
+
+    def resolve(step, record):
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(fold_positions, "_is_home", lambda *_, **__: False)
+            return plain(step, record)
+
+    handler = (resolve, POSITION_LEVEL)
+    monkeypatch.setitem(rationalizer._HANDLERS, ResolvePosition, handler)
+
+
+def forget_what_was_resolved(monkeypatch):
+    def end_operation(state, group_id, *, op_id, offset):
+        del offset
+        group = state.groups.get(group_id)
+        if group is not None and group.pause and group.pause.op_id == op_id:
+            group.pause = None
+
+    monkeypatch.setattr(fold_positions, "end_operation", end_operation)
+
+
+def leave_grants_where_they_were(monkeypatch):
+    unlock = fold_positions._unlock
+
+    def keep(known, *, commits):
+        granted = known.granted
+        unlock(known, commits=commits)
+        known.granted = granted
+
+    monkeypatch.setattr(fold_positions, "_unlock", keep)
+
+
 MUTANTS = [
     no_epoch_check,
     renew_while_paused,
@@ -112,6 +212,14 @@ MUTANTS = [
     revive_an_operation_that_is_over,
     renew_to_an_earlier_end,
     show_the_era_in_force,
+    claim_a_locked_key,
+    unlock_when_the_pause_ends,
+    stage_from_an_owner,
+    stage_another_plan,
+    decide_after_the_pause,
+    obey_any_resolve_at_home,
+    forget_what_was_resolved,
+    leave_grants_where_they_were,
 ]
 
 
