@@ -43,16 +43,20 @@ from kafka_marshal.protocol.text import (
 FILES = sorted(Path(__file__).parent.glob("*.txt"))
 LIMITS = NO_LIMITS.__struct_fields__
 TYPES = {"LogAppendTime": LOG_APPEND_TIME, "CreateTime": CREATE_TIME}
-IDS = {"incarnation", "topic_id", "op_id", "grantee", "format_id"}
+IDS = {"incarnation", "topic_id", "op_id", "plan_digest", "grantee", "format_id"}
 SENDER = {"client_id": "c1", "group_id": "g", "seq": 0}
 PLACE = {"topic": "t", "partition": 0}
 NOBODY = {"epoch": 0, "position": None}
+OPERATION = {**SENDER, "client_id": "admin", "op_id": "op"}
 DEFAULTS = {
     "Heartbeat": {**SENDER, **PLACE, **NOBODY, "rewind": False},
     "ClaimingPartition": {**SENDER, **PLACE, "generation": 1},
     "ReleasingPartition": {**SENDER, **PLACE, **NOBODY},
     "ClaimingMessages": {**SENDER, **PLACE, "epoch": 0, "grantee": "job", "first": 0},
-    "ReleaseGroup": {**SENDER, "client_id": "admin", "op_id": "op"},
+    "ReleaseGroup": OPERATION,
+    "StagePosition": {**OPERATION, "plan_digest": "plan"},
+    "DecidePosition": {**OPERATION, "plan_digest": "plan", "key_count": 1},
+    "ResolvePosition": OPERATION,
     "BatchHeartbeat": SENDER,
     "Config": {
         "generation": 1,
@@ -86,6 +90,9 @@ def payload(line):
         data.setdefault("incarnation", data["client_id"])
     if "secret" in data:
         data["resume_hash"] = hashed(ident(data.pop("secret"))).hex()
+    if kind == "StagePosition":
+        staged = {"topic": "t", "topic_id": None, "positions": data.pop("positions")}
+        data["topics"] = [staged]
     if "resume" in data:
         life, epoch, secret = data["resume"].split(",")
         data["resume"] = {
@@ -184,6 +191,11 @@ class Story:
             op_id = bytes.fromhex(one["op_id"]).decode().rstrip(".")
             until_ms = one["until_ms"]
             found.append(f"{one['group_id']} paused by {op_id} until {until_ms}")
+        locked = [one for one in document["claims"] if one["locked_by"] is not None]
+        for one in locked:
+            op_id = bytes.fromhex(one["locked_by"]).decode().rstrip(".")
+            place = f"{one['group_id']}/{one['topic']}-{one['partition']}"
+            found.append(f"{place} locked by {op_id}")
         if "halted" in document:
             found.append(f"halted {to_line(document['halted'])}")
         return found
