@@ -47,11 +47,16 @@ def test_hard_state_stays_within_its_limits(flooded):
         assert 0 < found["keys"] <= limits["keys"]
         assert 0 < found["groups"] <= limits["groups"]
         assert found["operations"] <= limits["operations"]
+        assert found["locks"] <= limits["locks"]
+        assert found["verdicts"] <= found["groups"]
 
 
 def test_the_limits_were_reached(flooded):
     """Else the flood was none."""
     assert flooded["half"]["keys"] == flooded["limits"]["keys"]
+    assert flooded["most_locks"] == flooded["limits"]["locks"]
+    for name, count in flooded["effects"].items():
+        assert count > 20, name
 
 
 def test_what_only_informs_is_bounded_too(flooded):

@@ -15,10 +15,26 @@ import random
 import sys
 from pathlib import Path
 
-from logkit import Log, all_records, batch, claim, ident, member, pause
+from logkit import (
+    Log,
+    all_records,
+    batch,
+    claim,
+    decide,
+    ident,
+    member,
+    pause,
+    resolve,
+)
 
 from kafka_marshal.protocol.codec import encode
-from kafka_marshal.protocol.records import SUPPORTED_LEVEL, Config
+from kafka_marshal.protocol.lease import Freshness
+from kafka_marshal.protocol.records import (
+    SUPPORTED_LEVEL,
+    Config,
+    StagedTopic,
+    StagePosition,
+)
 from kafka_marshal.protocol.snapshot import digest, to_bytes
 from kafka_marshal.protocol.types import Key
 
@@ -27,6 +43,7 @@ NAMES = 10**9
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 KEEPS = 512
 PAUSE_MS = 500
+SET_POSITION = ("staged", "decided", "position_set", "unlocked", "resolved")
 
 
 class Flood:
@@ -49,6 +66,8 @@ class Flood:
             self.new_name,
             self.new_member,
             self.new_operation,
+            self.stage_of_a_pause,
+            self.decide_or_resolve,
             self.many_beats,
         )
 
@@ -85,6 +104,48 @@ class Flood:
         until = self.log.now_ms + number % PAUSE_MS
         return encode(pause(until, op=ident(f"op{number}"), group=f"g{number % 300}"))
 
+    def stage_of_a_pause(self) -> bytes:
+        """Return a Stage of many keys that nobody owns, in a group that is paused."""
+        paused = [
+            (name, group.pause.op_id)
+            for name, group in self.log.state.groups.items()
+            if group.pause is not None
+        ]
+        if not paused:
+            return self.new_operation()
+        group_id, op_id = self.rng.choice(paused)
+        now_ms = self.log.state.now_ms
+        free = [
+            StagedTopic(key.topic, None, ((key.partition, self.rng.randrange(9)),))
+            for key, known in self.log.state.keys.items()
+            if key.group_id == group_id
+            and known.freshness(now_ms) is not Freshness.FRESH
+            and not key.topic.startswith("/")
+        ]
+        unknown = StagedTopic(f"t{self.rng.randrange(NAMES)}", None, ((0, 1),))
+        stage = StagePosition(
+            client_id="admin",
+            group_id=group_id,
+            incarnation=ident("admin"),
+            seq=1,
+            op_id=op_id,
+            plan_digest=self.rng.randbytes(16),
+            topics=tuple(free) or (unknown,),
+        )
+        return encode(stage)
+
+    def decide_or_resolve(self) -> bytes:
+        """Return a record of an operation that is going on, or of none."""
+        state = self.log.state
+        going_on = list(state.locked)
+        going_on += [(n, g.pause.op_id) for n, g in state.groups.items() if g.pause]
+        group, op = f"g{self.rng.randrange(300)}", self.rng.randbytes(16)
+        if going_on and self.rng.random() < 0.8:
+            group, op = self.rng.choice(going_on)
+        if self.rng.random() < 0.5:
+            return encode(decide(op=op, group=group))
+        return encode(resolve(commit=self.rng.random() < 0.5, op=op, group=group))
+
     def many_beats(self) -> bytes:
         beats = [(self.rng.randrange(NAMES), None) for _ in range(300)]
         return encode(batch(*beats, inc=self.rng.randbytes(16)))
@@ -104,6 +165,8 @@ def measured(log: Log) -> dict[str, int]:
         "state_bytes": len(to_bytes(state)),
         "keys": len(state.keys),
         "groups": len(state.groups),
+        "locks": sum(map(len, state.locked.values())),
+        "verdicts": sum(group.verdict is not None for group in state.groups.values()),
         "operations": sum(len(group.over) for group in state.groups.values()),
         "members": len(soft.members),
         "notes": len(soft.notes),
@@ -117,7 +180,7 @@ def main(records: int, seed: int) -> None:
     log = Log(level=SUPPORTED_LEVEL, **LIMITS)
     flood = Flood(seed, log)
     rng = flood.rng
-    half = {}
+    half, most_locks = {}, 0
     for number in range(records):
         if number == records // 2:
             digest(log.state)
@@ -127,10 +190,14 @@ def main(records: int, seed: int) -> None:
             log.leader_epoch += 1
             step_ms = rng.randint(-5_000, 5_000)
         log.append(flood.next(), after=step_ms)
+        most_locks = max(most_locks, sum(map(len, log.state.locked.values())))
         log.entries.clear()
     assert log.state.halted is None
     digest(log.state)
     output = {"limits": LIMITS, "half": half, "end": measured(log)}
+    counters = log.state.soft.counters
+    output["most_locks"] = most_locks
+    output["effects"] = {name: counters.get(name, 0) for name in SET_POSITION}
     sys.stdout.write(json.dumps(output))
 
 
