@@ -105,6 +105,7 @@ PLANTED = [
     (variants.drop_the_verdict_with_the_pause, "two-operations"),
     (variants.keep_the_owner_of_a_staged_key, "at-most-once"),
     (variants.keep_granted, "at-most-once"),
+    (variants.keep_an_earlier_previous, "two-operations"),
     (variants.claim_a_locked_key, "owners"),
     (variants.forget_a_locked_key, "owners"),
     (variants.forget_a_silent_key_that_is_locked, "owners"),

@@ -611,6 +611,8 @@ class PositionsModel:
             raise Broken("S8: set again by an operation that is over")
         if before.topic not in {None, topic} or after.topic != topic:
             raise Broken("8.3: a position of another topic is set")
+        if after.previous != (op, before.position, before.granted):
+            raise Broken("8.5: previous is not what was replaced")
         is_back = before.granted is not None and position < past.floor
         if is_back and not operation.may_go_back:
             raise Broken("S3: set back below a grant, which nobody allowed")

@@ -649,6 +649,18 @@ def keep_granted(patch):
     patch.setattr(fold_positions, "_unlock", unlock)
 
 
+def keep_an_earlier_previous(patch):
+    """A commit leaves what an earlier operation replaced for its undo."""
+    plain = fold_positions._unlock
+
+    def unlock(known, *, commits):
+        previous = known.previous
+        plain(known, commits=commits)
+        known.previous = previous or known.previous
+
+    patch.setattr(fold_positions, "_unlock", unlock)
+
+
 def claim_a_locked_key(patch):
     """A key that is locked can be claimed once the pause is over."""
     plain = judging._judge_known
