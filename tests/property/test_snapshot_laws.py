@@ -5,7 +5,19 @@ import pytest
 from author import write_log
 from hypothesis import given
 from hypothesis import strategies as st
-from logkit import all_records, fold
+from logkit import (
+    KEY,
+    START_MS,
+    Log,
+    all_records,
+    decide,
+    fold,
+    ident,
+    pause,
+    release,
+    resolve,
+    stage,
+)
 
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.protocol.codec import encode
@@ -14,7 +26,25 @@ from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
 from kafka_marshal.protocol.types import OFFSET_MAX, LogEntry
 
 FRAMES = [encode(record) for record in all_records()]
+
+
+def amid_set_positions():
+    """Return a state with previous, a lock and an open verdict of another operation."""
+    log = Log(level=2)
+    log.append(release(log.claimed(topic_id=ident("topic")), 5))
+    for op in (ident("op"), ident("other")):
+        log.append(pause(START_MS + 9_000, op=op))
+        log.append(stage((0, 2), op=op))
+        log.append(decide(op=op))
+        if op == ident("op"):
+            log.append(resolve(commit=True, op=op))
+    known, group = log.key(KEY), log.state.groups["g"]
+    assert None not in (known.previous, known.lock, group.unresolved)
+    return log.state
+
+
 SAVED = [to_bytes(fold(write_log(seed))) for seed in range(12)]
+SAVED.append(to_bytes(amid_set_positions()))
 
 
 def read(value):
