@@ -1,41 +1,31 @@
 """Reports words that CONTRIBUTING.md asks to avoid.
 
-    python tools/lint_words.py [--update] [--show PATH]
+    python tools/lint_words.py
 
 Reads the word tables of CONTRIBUTING.md and searches documents, docstrings, comments,
 messages, help texts, names, and the subjects of commits made since this tool exists.
-`tools/words_allowed.json` has the number of findings that each directory or document
-may still have. More is an error; fewer is a hint to run `--update`, which lowers the
-numbers. `--update` raises a number only if the total does not rise, as when a file
-moves to another directory.
+Any finding is an error.
 """
 
 import argparse
 import ast
 import io
-import json
 import re
 import subprocess
 import sys
 import tokenize
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ALLOWED = ROOT / "tools" / "words_allowed.json"
-UPDATE = ".venv/bin/python tools/lint_words.py --update"
 PRODUCT = ("marshal", "cli", "simulator")
 FOLDERS = (*PRODUCT, *("tests", "integration", "benchmarks", "examples", "tools"))
-# These have more code than one number can cover.
-PACKAGES = ("marshal/kafka_marshal", "cli/kafka_marshal_cli", "tests", "integration")
 # Generated from help texts, which are searched in the code.
 GENERATED = ("docs/cli.md",)
 # Its formulas have the letters.
 FORMULAS = ("docs/PROTOCOL.md",)
-COMMITS = "commits"
 
 FENCE = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"(`{1,2})[^`\n]+(?:\n[^`\n]+)*\1")
@@ -250,88 +240,15 @@ def _git(root: Path, *arguments: str) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def group_of(path: str) -> str:
-    """Return what a path counts for: its package, its directory, or the document."""
-    if "/" not in path and not path.endswith(".md"):
-        return COMMITS
-    if path.endswith(".md"):
-        return path
-    parts = path.split("/")
-    for package in PACKAGES:
-        depth = package.count("/") + 1
-        if path.startswith(f"{package}/") and len(parts) > depth + 1:
-            return "/".join(parts[: depth + 1])
-    return "/".join(parts[:-1])
-
-
-def counted(findings: Iterable[Finding]) -> dict[str, int]:
-    """Return the number of findings of each group."""
-    return dict(sorted(Counter(group_of(each.path) for each in findings).items()))
-
-
-def excess(counts: dict[str, int], allowed: dict[str, int]) -> list[str]:
-    """Return a message for each group with more findings than it may have.
-
-    A directory that is not listed may have as many as others have fewer: files moved.
-    """
-    known = [
-        f"{group}: {count} words to avoid, at most {allowed[group]}"
-        for group, count in counts.items()
-        if group in allowed and count > allowed[group]
-    ]
-    new = {g: n for g, n in counts.items() if g not in allowed}
-    spare = sum(max(0, n - counts.get(g, 0)) for g, n in allowed.items())
-    is_prose = {g for g in new if g.endswith(".md") or g == COMMITS}
-    if sum(new.values()) > spare or is_prose:
-        known += [f"{group}: {count} words to avoid" for group, count in new.items()]
-    return known
-
-
-def lowered(counts: dict[str, int], allowed: dict[str, int]) -> dict[str, int]:
-    """Return the numbers to allow from now on.
-
-    Raises:
-        ValueError: The total has risen.
-    """
-    total, limit = sum(counts.values()), sum(allowed.values())
-    if total > limit:
-        raise ValueError(f"{total} words to avoid in all, at most {limit}")
-    return counts
-
-
 def main(arguments: list[str] | None = None) -> int:
-    """Report, or lower the numbers; return 1 where something has more than it may."""
+    """Print the findings; return 1 where there is one."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--update", action="store_true", help="lower the numbers")
-    parser.add_argument(
-        "--show", metavar="PATH", help="list the findings whose path begins with this"
-    )
-    given = parser.parse_args(arguments)
+    parser.parse_args(arguments)
     words = read_words((ROOT / "CONTRIBUTING.md").read_text())
     findings = list(in_repository(words))
-    counts = counted(findings)
-    allowed: dict[str, int] = json.loads(ALLOWED.read_text())
-    if given.show is not None:
-        for each in findings:
-            if each.path.startswith(given.show):
-                print(each)
-    if given.update:
-        try:
-            kept = lowered(counts, allowed)
-        except ValueError as error:
-            print(error, file=sys.stderr)
-            return 1
-        ALLOWED.write_text(json.dumps(kept, indent=2) + "\n")
-        return 0
-    if wrong := excess(counts, allowed):
-        print("\n".join(wrong), file=sys.stderr)
-        for group in (line.partition(":")[0] for line in wrong):
-            print(f"list them: tools/lint_words.py --show {group}", file=sys.stderr)
-        return 1
-    fewer = sum(allowed.values()) - sum(counts.values())
-    if fewer:
-        print(f"{fewer} fewer than allowed; run: {UPDATE}")
-    return 0
+    for each in findings:
+        print(each)
+    return 1 if findings else 0
 
 
 if __name__ == "__main__":
