@@ -5,7 +5,7 @@ A module of its own, as each noun of the command line has.
 
 import signal
 import sys
-import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -90,19 +90,20 @@ class Signals:
     """Handler of SIGINT and SIGTERM.
 
     Attributes:
-        stop: Set by the first signal.
-        is_serving: Whether ``serve`` ends by ``stop``; before that a signal aborts
+        is_stopped: Set by the first signal. No Event: its lock is not reentrant, and
+            the handler may interrupt the thread that holds it in a wait.
+        is_serving: Whether ``is_stopped`` ends ``serve``; before that a signal aborts
             the start.
     """
 
-    stop: threading.Event = attrs.field(factory=threading.Event)
+    is_stopped: bool = False
     is_serving: bool = False
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
         del number, frame
-        is_first = not self.stop.is_set()
-        self.stop.set()
+        is_first = not self.is_stopped
+        self.is_stopped = True
         if is_first and not self.is_serving:
             raise _Stopped
 
@@ -148,7 +149,8 @@ def serve(
         emit(broker.bootstrap_servers)
         sys.stdout.flush()
         notify(f"the broker is running, its log is {broker.log_path}; Ctrl-C stops it")
-        while not signals.stop.wait(POLL_S):
+        while not signals.is_stopped:
+            time.sleep(POLL_S)
             if not broker.is_running:
                 raise CoordinationError(
                     "the broker ended by itself; the end of its log:\n"

@@ -1,0 +1,25 @@
+"""Signals of ``marshal broker run``, which the integration tests run as a command."""
+
+import signal
+import threading
+
+import pytest
+
+from kafka_marshal_cli.commands.broker import Signals, _Stopped
+
+
+def test_a_signal_before_the_broker_is_up_aborts_the_start():
+    signals = Signals()
+    with pytest.raises(_Stopped):
+        signals.on_signal(signal.SIGTERM, None)
+    signals.on_signal(signal.SIGTERM, None)  # the second is one too many
+
+
+def test_the_handler_takes_no_lock_that_it_may_interrupt():
+    """A handler runs between any two steps of the main thread, in its waits too."""
+    signals = Signals(is_serving=True)
+    locks = (type(threading.Lock()), type(threading.RLock()), threading.Event)
+    held = [getattr(signals, name) for name in Signals.__slots__ if name[0] != "_"]
+    assert not any(isinstance(each, locks) for each in held)
+    signals.on_signal(signal.SIGINT, None)
+    assert signals.is_stopped
