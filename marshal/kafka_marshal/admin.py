@@ -63,12 +63,12 @@ from kafka_marshal.pausing import (
     ENDED,
     PauseOperation,
     Sender,
+    held_keys,
     in_order,
     refusal,
 )
 from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.protocol.hashing import home_partition
-from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.records import Config
 from kafka_marshal.protocol.state import ACCEPTED, Pause
 from kafka_marshal.protocol.types import Key, TopicPartition
@@ -494,15 +494,7 @@ class Admin(Closing):
 
     def held(self, group_id: str) -> tuple[Key, ...]:
         """Return the group's keys that are owned and not stale, by estimate."""
-        now_ms = self._clock.now_ms()
-        found = []
-        for replica in self._follow().replicas.values():
-            log_ms = replica.world.now_ms + replica.elapsed_ms(now_ms)
-            for key, known in replica.world.keys.items():
-                alive = known.freshness(log_ms) is not Freshness.STALE
-                if key.group_id == group_id and known.owner is not None and alive:
-                    found.append(key)
-        return tuple(sorted(found))
+        return held_keys(self._follow(), group_id, now_ms=self._clock.now_ms())
 
     # --- internals
 

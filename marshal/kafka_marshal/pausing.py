@@ -13,8 +13,10 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.ports import Clock
 from kafka_marshal.protocol.hashing import home_partition
+from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.records import ReleaseGroup
 from kafka_marshal.protocol.state import ACCEPTED
+from kafka_marshal.protocol.types import Key
 
 POLL_MS = 100
 RENEWALS_PER_PAUSE = 3
@@ -223,6 +225,24 @@ def refusal(
         f"coordinating partition {awaited.partition} refused the operation "
         f"on group {group_id!r} ({reason}); see: marshal topic info"
     )
+
+
+def held_keys(follower: Follower, group_id: str, *, now_ms: int) -> tuple[Key, ...]:
+    """Return the keys of a group that are owned and not stale, by estimate.
+
+    Args:
+        follower: Follows the log.
+        group_id: The group.
+        now_ms: Local time.
+    """
+    found = []
+    for replica in follower.replicas.values():
+        log_ms = replica.world.now_ms + replica.elapsed_ms(now_ms)
+        for key, known in replica.world.keys.items():
+            is_alive = known.freshness(log_ms) is not Freshness.STALE
+            if key.group_id == group_id and known.owner is not None and is_alive:
+                found.append(key)
+    return tuple(sorted(found))
 
 
 def in_order(partitions: Iterable[int], *, home: int) -> list[int]:

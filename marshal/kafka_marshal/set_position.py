@@ -19,10 +19,9 @@ from kafka_marshal.errors import (
     DeadlineExceeded,
     MarshalError,
 )
-from kafka_marshal.pausing import PauseOperation, Sender
+from kafka_marshal.pausing import PauseOperation, Sender, held_keys
 from kafka_marshal.ports import Clock
 from kafka_marshal.protocol.hashing import coordinating_partition, home_partition
-from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.records import (
     POSITION_LEVEL,
     ClaimingPartition,
@@ -419,13 +418,7 @@ class SetPosition:
 
     def _is_drained(self) -> bool:
         now_ms = self._clock.now_ms()
-        for replica in self._follower.replicas.values():
-            log_ms = replica.world.now_ms + replica.elapsed_ms(now_ms)
-            for key, known in replica.world.keys.items():
-                is_stale = known.freshness(log_ms) is Freshness.STALE
-                if key.group_id == self._group_id and known.owner and not is_stale:
-                    return False
-        return True
+        return not held_keys(self._follower, self._group_id, now_ms=now_ms)
 
     def _stage(
         self, waiting: list[tuple[int, tuple[StagedTopic, ...]]], timeout_ms: int
