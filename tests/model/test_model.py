@@ -19,6 +19,7 @@ LEASES = {
     "twins": {"twins": True, "gives_up": False},
     "failovers": {"failovers": True, "crashes": False, "gives_up": False},
     "pauses": {"pauses": True, "crashes": False, "gives_up": False},
+    "fences": {"fences": True, "crashes": False, "gives_up": False},
 }
 GRANTS = {
     "copies": {"in_flight": 1},
@@ -28,6 +29,8 @@ GRANTS = {
 LARGER_LEASES = {
     "failovers": {"failovers": True},
     "intervals": {"intervals": ALTERED, "crashes": False, "gives_up": False},
+    "fences": {"fences": True, "resumes": True},
+    "fences-and-pauses": {"fences": True, "pauses": True, "crashes": False},
     "half-ticks": {"ticks_per_h": 2, "crashes": False},
     "pauses": {"pauses": True},
     "resumes": {"resumes": True},
@@ -70,6 +73,12 @@ BROKEN_LEASES = [
     pytest.param(variants.any_beat_owns, {}, "S1", id="no-epoch-check-on-beats"),
     pytest.param(
         variants.renew_while_paused, {"pauses": True} | CALM, "S4", id="renew-in-pause"
+    ),
+    pytest.param(
+        variants.renew_while_paused,
+        {"fences": True} | CALM,
+        "S4",
+        id="renew-a-fenced-one",
     ),
     pytest.param(
         None, {"acknowledged": True, "pauses": True} | CALM, "S4", id="on-ack"

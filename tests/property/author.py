@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any
 
-from naive import RESERVED, Naive
+from naive import RESERVED, SETTINGS, Naive
 
 from kafka_marshal.protocol.text import object_to_entry
 from kafka_marshal.protocol.types import LogEntry
@@ -38,6 +38,12 @@ TINY = {
     "locks": 2,
     "operations": 2,
 }
+SCOPES = (
+    None,
+    None,
+    *[[{"topic": "t", "partitions": []}], [{"topic": "t", "partitions": [0, 2]}]],
+    [{"topic": "t", "partitions": [1]}, {"topic": "u", "partitions": []}],
+)
 NO_LIMITS: dict[str, Any] = dict.fromkeys(TINY)
 GARBAGE = (b"", b"\x01\x01\x00\xc1", b"\x02\x01\x00\x90", b"\x01\x63\x00\x90", b"{}")
 MOVES = (
@@ -48,13 +54,19 @@ MOVES = (
     *["messages"] * 4,
     *["resume"] * 3,
     *["pause"] * 3,
+    *["schedule"] * 2,
+    *["offer"] * 4,
+    *["ready"] * 4,
     *["stage"] * 6,
     *["decide"] * 3,
     *["resolve"] * 3,
-    *["config", "garbage", "member", "nobody", "drop"],
+    *["config", "config", "garbage", "member", "nobody", "drop", "fence", "settings"],
+    *["direct"] * 2,
 )
 PAUSED_MOVES = frozenset({"stage", "decide"})
-OWNERS_MOVES = frozenset({"beat", "batch", "release", "messages", "resume"})
+OWNERS_MOVES = frozenset(
+    {"beat", "batch", "release", "messages", "resume", "offer", "ready"}
+)
 Pick = Callable[[Sequence[Any]], Any]
 
 
@@ -136,12 +148,19 @@ class Author:
             if state["owner"] is not None:
                 yield state["renewed"] + state["h"] - c
                 yield state["renewed"] + 2 * state["h"] - c
+                if state["offer"] is not None:
+                    yield state["offer"]["until_ms"] - c
             else:
                 yield state["active"] + FORGET_MS - c
                 if state["handoff"] is not None:
                     yield state["handoff"][1] - c
         for pause in self.naive.pauses.values():
             yield pause["until"] - self.now
+        for pause in (*self.naive.scoped.values(), *self.naive.directives.values()):
+            yield pause["until"] - self.now
+        for group in self.naive.scheduled.values():
+            for pause in group.values():
+                yield pause["begin"] - self.now
 
     # --- Who and what ---
 
@@ -266,6 +285,30 @@ class Author:
         names = ("topic", "partition", "epoch", "position", "successor", "reason")
         return self.payload("ReleasingPartition", fields, *names)
 
+    def offer(self):
+        fields = self.owner()
+        fields["successor"] = self.pick((*CLIENTS, None))
+        fields["within_ms"] = self.pick((1, H, H, 3 * H, 9 * H, 3_600_001))
+        names = ("topic", "partition", "epoch", "successor", "within_ms")
+        return self.payload("HandoffOffer", fields, *names)
+
+    def ready(self):
+        """Report ready, most often as the successor of an offer that is open."""
+        offered = [
+            key for key in sorted(self.naive.keys) if self.naive.keys[key]["offer"]
+        ]
+        if not offered and self.pick((True, True, True, False)):
+            return self.offer()
+        fields = self.owner()
+        if offered and self.pick((True,) * 5 + (False,)):
+            key = self.pick(offered)
+            state = self.naive.keys[key]
+            fields |= dict(zip(("group_id", "topic", "partition"), key, strict=True))
+            fields["epoch"] = state["epoch"]
+            if self.pick((True,) * 4 + (False,)):
+                fields["client_id"] = state["offer"]["successor"]
+        return self.payload("HandoffReady", fields, "topic", "partition", "epoch")
+
     def drop(self):
         fields = self.owner()
         fields["client_id"] = "admin"
@@ -284,6 +327,42 @@ class Author:
         names = ("topic", "partition", "epoch", "grantee", "first")
         return self.payload("ClaimingMessages", fields, *names, "proposed_last_offset")
 
+    def fence(self):
+        fields = self.owner() | {"reason": self.pick((None, "hung"))}
+        fields["fenced"] = fields["client_id"]
+        fields["fenced_incarnation"] = fields["incarnation"]
+        fields["client_id"] = "admin"
+        return self.payload(
+            "FencingClient", fields, "fenced", "fenced_incarnation", "reason"
+        )
+
+    def direct(self):
+        """Drain or cordon, change that, or end it."""
+        fields = self.sender() | {"op_id": self.pick(OPS), "reason": None}
+        fields["group_id"] = self.pick(GROUPS)
+        fields["action"] = self.pick(("drain", "cordon"))
+        fields["client"], fields["host"] = self.pick((("c1", None), (None, "host")))
+        until = self.naive.m + self.pick((-1, 0, 1, H, 2 * H, *[5 * H] * 3, 9 * H))
+        fields["msg_expire_time"] = max(0, until)
+        known = sorted(self.naive.directives)
+        if known and self.pick((True, True, False)):
+            fields["group_id"], fields["op_id"] = self.pick(known)
+            one = self.naive.directives[fields["group_id"], fields["op_id"]]
+            fields["seq"] = one["seq"] + self.pick((1, 1, 0))
+            if self.pick((True, True, False)):
+                fields |= {name: one[name] for name in ("client", "host", "action")}
+        names = ("op_id", "client", "host", "action", "msg_expire_time", "reason")
+        return self.payload("Directive", fields, *names)
+
+    def settings(self):
+        fields = self.sender() | {"reason": None}
+        before = self.naive.settings.get(fields["group_id"], {"generation": 0})
+        fields["generation"] = before["generation"] + self.pick((1, 1, 1, 2))
+        fields["policy"] = self.pick((None, "fair", "planner"))
+        for name in SETTINGS[2:]:
+            fields[name] = self.pick((None, 1, 2**31 - 1))
+        return self.payload("GroupSettings", fields, *SETTINGS, "reason")
+
     def pause(self):
         fields = self.sender() | {"op_id": self.pick(OPS), "reason": None}
         groups = [key[0] for key in sorted(self.naive.keys)]
@@ -299,6 +378,34 @@ class Author:
         fields["msg_expire_time"] = max(0, self.pick((0, *[until] * 9)))
         names = ("op_id", "msg_expire_time", "reason")
         return self.payload("ReleaseGroup", fields, *names)
+
+    def schedule(self):
+        pause = self.pause()
+        data = pause["data"]
+        mine = self.naive.scheduled.get(data["group_id"], {})
+        lasting = {
+            op: pause
+            for (group, op), pause in self.naive.scoped.items()
+            if group == data["group_id"]
+        }
+        known = mine | lasting
+        data["scope"] = self.pick(SCOPES)
+        if known and self.pick((True, True, False)):
+            data["op_id"] = self.pick(sorted(known))
+            scope = known[data["op_id"]]["scope"]
+            data["scope"] = self.pick((scope, scope, data["scope"]))
+            if self.pick((True, False)):
+                del data["scope"]
+                return pause  # begins at once, ends, or is cancelled
+        begin = self.naive.m + self.pick((-1, 0, 1, 1, H, H, 2 * H, 4 * H))
+        far = self.naive.m + 30 * 86_400_000 + self.pick((0, 1))
+        begin = max(0, self.pick((*[begin] * 15, far)))
+        until = begin + self.pick((0, 1, H, H, 3 * H, 3 * H, 9 * H))
+        if data["op_id"] in mine and self.pick((True, False)):
+            begin, until = (mine[data["op_id"]][name] for name in ("begin", "until"))
+        data |= {"begin_time": begin, "msg_expire_time": until}
+        names = ("op_id", "begin_time", "msg_expire_time", "scope", "reason")
+        return self.payload("PauseGroup", data, *names)
 
     def operation(self):
         """Return what an admin sends, most often of an operation that goes on."""

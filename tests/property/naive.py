@@ -10,6 +10,8 @@ the twin has no opinion on them beyond that they change nothing else (ANYTHING).
 
 from hashlib import sha256
 
+from naive_pauses import Ignored, Pauses, Refused
+
 DEFAULTS = {
     "span": 2**24,
     "max_pause_ms": 24 * 60 * 60 * 1000,
@@ -21,8 +23,20 @@ DEFAULTS = {
     "operations": 1000,
 }
 RESERVED = ("/checkpoint", "/planner")
+LEVEL_2 = (
+    *("PauseGroup", "FencingClient", "HandoffOffer", "HandoffReady"),
+    *("Directive", "GroupSettings"),
+)
+SETTINGS = ("policy", "planner_version_max", "debounce_ms", "handoff_ms")
+SETTINGS = ("generation", *SETTINGS, "handoffs_max", "grace_ms")
 POSITIONS = ("StagePosition", "DecidePosition", "ResolvePosition")
 ANYTHING = "anything"
+PAUSE = ("op_id", "client_id", "incarnation", "seq", "seen", "until")
+
+
+def as_row(scope):
+    """Return a scope as the array that it is on the wire."""
+    return [[each["topic"], each["partitions"]] for each in scope]
 
 
 def murmur3(data: bytes) -> int:
@@ -47,19 +61,7 @@ def murmur3(data: bytes) -> int:
     return h ^ h >> 16
 
 
-class Refused(Exception):
-    def __init__(self, reason, detail=None, key=None):
-        super().__init__(reason)
-        self.reason, self.detail, self.key = reason, detail, key
-
-
-class Ignored(Exception):
-    def __init__(self, reason):
-        super().__init__(reason)
-        self.reason = reason
-
-
-class Naive:
+class Naive(Pauses):
     """The world of one coordinating partition."""
 
     def __init__(self, partition):
@@ -71,8 +73,13 @@ class Naive:
         self.config = None
         self.keys = {}
         self.pauses = {}
+        self.scheduled = {}  # of each group: op to pause
+        self.scoped = {}  # of each group and op: pause of some partitions
         self.over = []  # (offset, group, op), as they were noted
         self.verdicts = {}
+        self.fences = []  # (offset, group, client, incarnation), as they were noted
+        self.directives = {}  # of each group and op
+        self.settings = {}  # of each group: all fields by name
         self.halted = False
         self.counters = {}
 
@@ -84,6 +91,10 @@ class Naive:
             return []
         self.move_clock(entry)
         self.end_pauses(entry["offset"])
+        self.begin_pauses(entry["offset"])
+        for group, op in sorted(self.directives):  # 9.7
+            if self.m >= self.directives[group, op]["until"]:
+                self.note_over(entry["offset"], group, op)
         self.drop_groups()
         payload = entry.get("payload")
         named = []
@@ -106,6 +117,8 @@ class Naive:
 
     def single(self, entry, kind, data, named):
         key = None
+        if kind in LEVEL_2 and not self.has_level_2():  # 3.3
+            return self.transition(entry, "ignored", reason="level")
         if "topic" in data:
             key = (data["group_id"], data["topic"], data["partition"])
             named.append(key)
@@ -123,8 +136,7 @@ class Naive:
 
     def several(self, entry, kind, data, named):
         """Fold a record that may have a transition for each of its keys."""
-        level = 1 if self.config is None else self.config["feature_level"]
-        if level < 2:  # 3.3
+        if not self.has_level_2():  # 3.3
             return [self.transition(entry, "ignored", reason="level")]
         try:
             found = getattr(self, kind)(entry, data)
@@ -183,15 +195,12 @@ class Naive:
         else:
             self.count("timestamp_type")
 
-    def end_pauses(self, offset):  # 4.8: a pause is over at its end
-        for group in sorted(self.pauses):
-            if self.m >= self.pauses[group]["until"]:
-                self.end_pause(offset, group)
-
-    def end_pause(self, offset, group):
-        self.note_over(offset, group, self.pauses.pop(group)["op_id"])
-
     def note_over(self, offset, group, op):  # 4.8, 13
+        self.unschedule(group, op)
+        self.scoped.pop((group, op), None)
+        self.directives.pop((group, op), None)
+        if self.pauses.get(group, {}).get("op_id") == op:
+            del self.pauses[group]
         self.over.append((offset, group, op))
         mine = [note for note in self.over if note[1] == group]
         for note in mine[: len(mine) - 64]:
@@ -228,7 +237,10 @@ class Naive:
         with_keys = {key[0] for key in self.keys}
         undone = {name for name, one in self.verdicts.items() if not one["resolved"]}
         over = {group for _, group, _ in self.over}
-        return with_keys | set(self.pauses) | over | undone
+        fenced = {fence[1] for fence in self.fences}
+        paused = set(self.pauses) | set(self.scheduled) | {g for g, _ in self.scoped}
+        paused |= {group for group, _ in self.directives}
+        return with_keys | paused | over | undone | fenced | set(self.settings)
 
     def is_group_too_many(self, group):
         groups = self.groups()
@@ -237,11 +249,12 @@ class Naive:
     def is_over(self, group, op):
         return any(note[1:] == (group, op) for note in self.over)
 
+    def is_fenced(self, data):  # 4.13
+        process = (data["group_id"], data["client_id"], data["incarnation"])
+        return any(fence[1:] == process for fence in self.fences)
+
     def is_home(self, group):  # 2.4
         return murmur3(b"\0group\0" + group.encode()) % self.config["K"] == self.t
-
-    def is_paused(self, key):  # 2.3: a pause does not touch the planner key
-        return key[1] != "/planner" and key[0] in self.pauses
 
     def is_misplaced(self, key):  # 2.3
         _, topic, partition = key
@@ -263,8 +276,7 @@ class Naive:
             raise Refused("no_config")
         if data["generation"] != self.config["generation"]:
             raise Refused("wrong_generation")
-        if self.is_misplaced(key):
-            raise Refused("wrong_partition")
+        self.judge_sender(data, key)
         if data["resume"] is not None:
             return self.resume(entry, data, key)
         state = self.keys.get(key)
@@ -286,6 +298,7 @@ class Naive:
                 "lock": None,
                 "previous": None,
                 "handoff": None,
+                "offer": None,
             }
             self.keys[key] = state
         else:
@@ -298,6 +311,12 @@ class Naive:
                 state["position"] = state["granted"] = state["previous"] = None
             state["topic_id"] = topic_id
         return "claimed", None
+
+    def judge_sender(self, data, key):  # 2.3, 4.13
+        if self.is_misplaced(key):
+            raise Refused("wrong_partition")
+        if self.is_fenced(data):
+            raise Refused("sender_fenced")
 
     def judge_known(self, data, state):  # 4.3
         expected, topic_id = data["expected_epoch"], data["topic_id"]
@@ -349,6 +368,7 @@ class Naive:
         state["renewed"] = state["active"] = self.c
         state["h"] = self.config["heartbeat_interval_ms"]
         state["resume_hash"] = data["resume_hash"]
+        state["offer"] = None  # 9.4: whatever it was, it is over
 
     # --- What owners write ---
 
@@ -369,10 +389,10 @@ class Naive:
             old = state["position"]
             state["position"] = position if old is None else max(old, position)
 
-    def renew(self, key):  # 4.5
+    def renew(self, data, key):  # 4.5, 4.13
         state = self.keys[key]
         state["active"] = self.c
-        if self.is_paused(key):
+        if self.is_paused(key) or self.is_fenced(data):
             return "position_only"
         h = self.config["heartbeat_interval_ms"]
         if self.c + 2 * h >= state["renewed"] + 2 * state["h"]:
@@ -385,7 +405,7 @@ class Naive:
             state["position"] = data["position"]
         else:
             self.advance(state, data["position"])
-        return self.renew(key), None
+        return self.renew(data, key), None
 
     def batch(self, entry, data, named):  # 3.6, type 6
         if self.config is not None and len(data["beats"]) > self.limit("beats"):
@@ -406,7 +426,7 @@ class Naive:
                 )
             else:
                 self.advance(self.keys[key], position)
-                effect = self.renew(key)
+                effect = self.renew(data, key)
                 transitions.append(
                     self.transition(entry, "accepted", effect=effect, key=key)
                 )
@@ -414,7 +434,7 @@ class Naive:
 
     def ReleasingPartition(self, _entry, data, key):  # noqa: N802
         state = self.owned(data, key)  # 4.6
-        state["owner"] = None
+        state["owner"] = state["offer"] = None
         self.advance(state, data["position"])
         state["active"] = self.c
         if data["successor"] is not None:
@@ -442,6 +462,8 @@ class Naive:
 
     def ClaimingMessages(self, _entry, data, key):  # noqa: N802
         state = self.owned(data, key)  # 4.7
+        if self.is_fenced(data):
+            raise Refused("sender_fenced")
         if self.is_paused(key):
             raise Refused("paused")
         known = [x for x in (state["granted"], state["position"]) if x is not None]
@@ -456,42 +478,6 @@ class Naive:
         return "granted", {"first": head, "last": last}
 
     # --- Groups and settings ---
-
-    def ReleaseGroup(self, entry, data, _key):  # noqa: N802 - 4.8
-        if self.config is None:
-            raise Refused("no_config")
-        group, op = data["group_id"], data["op_id"]
-        inc, seq = data["incarnation"], data["seq"]
-        until = data["msg_expire_time"]
-        if self.is_group_too_many(group):
-            raise Refused("limits")
-        if self.is_over(group, op):
-            raise Refused("op_over")
-        pause = self.pauses.get(group)
-        if pause is not None and pause["op_id"] != op:
-            raise Refused("busy")
-        if pause is not None:
-            is_new = inc not in pause["seen"]
-            is_later = inc == pause["incarnation"] and seq > pause["seq"]
-            if not is_new and not is_later:
-                raise Refused("old_seq")
-            if is_new and len(pause["seen"]) >= 16:
-                raise Refused("limits")
-        if pause is None and until <= self.m:
-            raise Refused("expired")
-        if until <= self.m:
-            self.end_pause(entry["offset"], group)
-            return "unpaused", None
-        seen = [] if pause is None else pause["seen"]
-        self.pauses[group] = {
-            "op_id": op,
-            "client_id": data["client_id"],
-            "incarnation": inc,
-            "seq": seq,
-            "seen": seen if inc in seen else [*seen, inc],
-            "until": min(until, self.m + self.limit("max_pause_ms")),
-        }
-        return "paused", None
 
     def Config(self, _entry, data, _key):  # noqa: N802 - 4.12, 3.3
         old = self.config
@@ -509,6 +495,108 @@ class Naive:
             return "halted", None
         self.config = data
         return "configured", None
+
+    def GroupSettings(self, _entry, data, _key):  # noqa: N802 - 9.1
+        group = data["group_id"]
+        if not self.is_home(group):
+            raise Refused("wrong_partition")
+        before = self.settings.get(group, {"generation": 0})["generation"]
+        if data["generation"] != before + 1:
+            raise Refused("settings_overtaken")
+        if self.is_group_too_many(group):
+            raise Refused("limits")
+        self.settings[group] = {name: data[name] for name in SETTINGS}
+        return "group_configured", None
+
+    def FencingClient(self, entry, data, _key):  # noqa: N802 - 4.13
+        group = data["group_id"]
+        if self.is_group_too_many(group):
+            raise Refused("limits")
+        process = (group, data["fenced"], data["fenced_incarnation"])
+        if all(fence[1:] != process for fence in self.fences):
+            self.fences.append((entry["offset"], *process))
+        mine = [fence for fence in self.fences if fence[1] == group]
+        for fence in mine[: len(mine) - 64]:
+            self.fences.remove(fence)
+        while len(self.fences) > self.limit("operations"):
+            self.fences.remove(min(self.fences))
+        return "fenced", None
+
+    # --- Handoff: 9.4 ---
+
+    def has_level_2(self):
+        return self.config is not None and self.config["feature_level"] >= 2
+
+    def HandoffOffer(self, entry, data, key):  # noqa: N802
+        state = self.owned(data, key)
+        self.needs_no_pause(data, key)
+        state["active"] = self.c
+        if data["successor"] is None:
+            state["offer"] = None
+            return "offer_withdrawn", None
+        state["offer"] = {
+            "successor": data["successor"],
+            "until_ms": self.c + min(data["within_ms"], 3_600_000),
+            "offset": entry["offset"],
+            "ready": None,
+        }
+        return "offered", None
+
+    def needs_no_pause(self, data, key):
+        if self.is_fenced(data):
+            raise Refused("sender_fenced")
+        if self.is_paused(key):
+            raise Refused("paused")
+
+    def HandoffReady(self, _entry, data, key):  # noqa: N802
+        state = self.keys.get(key)
+        if state is None or state["epoch"] != data["epoch"]:
+            raise Refused("old_epoch")
+        if state["offer"] is None:
+            raise Refused("no_offer")
+        if state["offer"]["successor"] != data["client_id"]:
+            raise Refused("not_successor")
+        if self.c >= state["offer"]["until_ms"]:
+            raise Refused("late")
+        self.needs_no_pause(data, key)
+        state["offer"]["ready"] = data["incarnation"]
+        state["active"] = self.c
+        return "ready", None
+
+    def Directive(self, entry, data, _key):  # noqa: N802 - 9.7
+        group, op = data["group_id"], data["op_id"]
+        if group != "marshal" and not self.is_home(group):
+            raise Refused("wrong_partition")
+        if self.is_group_too_many(group):
+            raise Refused("limits")
+        if self.is_over(group, op):
+            raise Refused("op_over")
+        names = ("client", "host", "action")
+        known = self.directives.get((group, op))
+        ends = data["msg_expire_time"] <= self.m
+        if known is None:
+            mine = [name for name in self.directives if name[0] == group]
+            if ends:
+                raise Refused("expired")
+            if len(mine) == 64 or len(self.directives) >= self.limit("operations"):
+                raise Refused("limits")
+        elif not ends and any(known[name] != data[name] for name in names):
+            raise Refused("busy")
+        elif (
+            known["incarnation"] == data["incarnation"] and known["seq"] >= data["seq"]
+        ):
+            raise Refused("old_seq")
+        if ends:
+            self.note_over(entry["offset"], group, op)
+            return "directive_ended", None
+        until = min(data["msg_expire_time"], self.m + self.limit("max_pause_ms"))
+        sender = {name: data[name] for name in ("client_id", "incarnation", "seq")}
+        self.directives[group, op] = {
+            **sender,
+            "until": until,
+            **{name: data[name] for name in names},
+        }
+        return "directed", None
 
     # --- Positions: section 8 ---
 
@@ -571,7 +659,7 @@ class Naive:
         for key, lock in locks.items():
             state = self.keys[key]
             if state["lock"] is None:
-                state["owner"] = state["handoff"] = None
+                state["owner"] = state["handoff"] = state["offer"] = None
                 state["lock"] = lock
                 state["active"] = self.c
         return [
@@ -660,11 +748,53 @@ class Naive:
             "pauses": [
                 {
                     "group_id": group,
-                    "op_id": self.pauses[group]["op_id"],
-                    "client_id": self.pauses[group]["client_id"],
-                    "until_ms": self.pauses[group]["until"],
+                    "op_id": pause["op_id"],
+                    "client_id": pause["client_id"],
+                    "until_ms": pause["until"],
+                    "scope": pause["scope"],
                 }
-                for group in sorted(self.pauses)
+                for group in sorted(self.groups())
+                for pause in self.lasting(group)
+            ],
+            "scheduled": [
+                {
+                    "group_id": group,
+                    "op_id": op,
+                    "client_id": pause["client_id"],
+                    "begin_ms": pause["begin"],
+                    "until_ms": pause["until"],
+                    "scope": pause["scope"],
+                }
+                for group in sorted(self.scheduled)
+                for op, pause in sorted(
+                    self.scheduled[group].items(),
+                    key=lambda item: (item[1]["begin"], item[0]),
+                )
+            ],
+            "fences": [
+                {
+                    "group_id": group,
+                    "client_id": client,
+                    "incarnation": incarnation,
+                    "offset": offset,
+                }
+                for group in sorted(self.groups())
+                for offset, name, client, incarnation in sorted(self.fences)
+                if name == group
+            ],
+            "directives": [
+                {
+                    "group_id": group,
+                    "op_id": op,
+                    "client_id": one["client_id"],
+                    **{name: one[name] for name in ("client", "host", "action")},
+                    "until_ms": one["until"],
+                }
+                for (group, op), one in sorted(self.directives.items())
+            ],
+            "settings": [
+                {"group_id": group, **self.settings[group]}
+                for group in sorted(self.settings)
             ],
         }
 
@@ -688,10 +818,12 @@ class Naive:
             "freshness": freshness,
             "age_ms": age,
             "locked_by": state["lock"] and state["lock"]["op_id"],
+            "offer": state["offer"]
+            and {x: state["offer"][x] for x in ("successor", "until_ms", "ready")},
         }
 
     def operations(self):
-        """Return what section 8 keeps, with the elements of the table of items in 4."""
+        """Return what 4.13, 8 and 9 keep, with the elements of the items in 4."""
         named = [(key, self.keys[key]) for key in sorted(self.keys)]
         return {
             "locks": {
@@ -704,6 +836,31 @@ class Naive:
                 for key, state in named
                 if state["previous"]
             },
+            "offers": {
+                key: list(state["offer"].values())
+                for key, state in named
+                if state["offer"]
+            },
+            "schedules": {
+                group: [
+                    [pause["begin"], op]
+                    + [pause[x] for x in ("client_id", "incarnation", "seq", "until")]
+                    + ([as_row(pause["scope"])] if pause["scope"] else [])
+                    for op, pause in sorted(
+                        self.scheduled[group].items(),
+                        key=lambda item: (item[1]["begin"], item[0]),
+                    )
+                ]
+                for group in sorted(self.scheduled)
+            },
+            "scoped": {
+                group: [
+                    [pause[x] for x in PAUSE] + [as_row(pause["scope"])]
+                    for pause in self.lasting(group)
+                    if pause["scope"]
+                ]
+                for group in sorted({group for group, _ in self.scoped})
+            },
             "over": {
                 group: [[at, op] for at, name, op in self.over if name == group]
                 for group in sorted(self.groups())
@@ -711,5 +868,21 @@ class Naive:
             "verdicts": {
                 group: list(self.verdicts[group].values())
                 for group in sorted(self.verdicts)
+            },
+            "fences": {
+                group: [[at, *who] for at, name, *who in self.fences if name == group]
+                for group in sorted({fence[1] for fence in self.fences})
+            },
+            "directives": {
+                group: [
+                    [op, *one.values()]
+                    for (name, op), one in sorted(self.directives.items())
+                    if name == group
+                ]
+                for group in sorted({group for group, _ in self.directives})
+            },
+            "settings": {
+                group: list(self.settings[group].values())
+                for group in sorted(self.settings)
             },
         }

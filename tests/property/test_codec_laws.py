@@ -8,13 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from logkit import all_records
+from msgspec.structs import replace
 
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.protocol.codec import Undecodable, decode, decode_tags, encode
 from kafka_marshal.protocol.records import (
     KINDS,
+    Directive,
     Limits,
     Resume,
+    ScopedTopic,
     StagedTopic,
     StagePosition,
 )
@@ -55,6 +58,16 @@ FIELDS = {
     "resume": maybe(st.builds(Resume, ids, offsets, ids)),
     "successor": maybe(names),
     "reason": maybe(texts),
+    "client": maybe(names),
+    "action": st.sampled_from(["drain", "cordon"]),
+    "policy": maybe(names),
+    "planner_version_max": maybe(counts),
+    "debounce_ms": maybe(offsets),
+    "handoff_ms": maybe(counts),
+    "handoffs_max": maybe(counts),
+    "grace_ms": maybe(offsets),
+    "fenced": names,
+    "fenced_incarnation": ids,
     "grantee": ids,
     "first": offsets,
     "proposed_last_offset": offsets,
@@ -64,6 +77,17 @@ FIELDS = {
     "commit": st.booleans(),
     "decided": maybe(offsets),
     "msg_expire_time": offsets,
+    "begin_time": offsets,
+    "within_ms": counts,
+    "scope": maybe(
+        st.dictionaries(
+            topics, st.sets(partitions, max_size=4), min_size=1, max_size=3
+        ).map(
+            lambda scope: tuple(
+                ScopedTopic(name, tuple(sorted(scope[name]))) for name in sorted(scope)
+            )
+        )
+    ),
     "beats": st.lists(st.tuples(offsets, maybe(offsets)), min_size=1, max_size=9).map(
         tuple
     ),
@@ -117,6 +141,15 @@ records = st.one_of(
         },
     )
     for kind in KINDS
+    if kind.record is not Directive
+) | st.builds(
+    lambda subject, record: replace(record, **subject),
+    st.builds(dict, client=names, host=st.none())
+    | st.builds(dict, client=st.none(), host=texts.filter(bool)),
+    st.builds(
+        Directive,
+        **{name: FIELDS[name] for name in Directive.__struct_fields__},
+    ),
 )
 
 

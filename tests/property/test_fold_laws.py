@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from logkit import LOG_APPEND_TIME, Log, config, fold
 from naive import Naive
+from slices import HANG_S
 
 from kafka_marshal.protocol.fold_beats import fold_beats
 from kafka_marshal.protocol.rationalizer import apply, replay
@@ -112,10 +113,12 @@ def test_derived_parts_are_those_of_a_rebuild(logs):
         before = state.epochs.copy(), state.over.copy(), state.lapses_ms
         locked = {name: dict(keys) for name, keys in state.locked.items()}
         counts = {name: group.key_count for name, group in state.groups.items()}
+        fences, scopes = state.fences.copy(), state.scopes.copy()
         state.rebuild_derived()
         assert state.epochs == before[0]
         assert state.over == before[1]
         assert state.locked == locked
+        assert (state.fences, state.scopes) == (fences, scopes)
         # The one kept is a bound: it may be early, never late.
         assert before[2] is None or before[2] <= (state.lapses_ms or before[2])
         assert before[2] is not None or state.lapses_ms is None
@@ -146,7 +149,7 @@ def test_hash_seeds_change_nothing():
             env={**os.environ, "PYTHONHASHSEED": seed},
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=HANG_S,
             check=True,
         )
         found.add(done.stdout)
@@ -315,6 +318,13 @@ def test_no_log_grows_a_world_beyond_its_limits(logs):
                 pause = group.pause
                 assert pause is None or len(pause.incarnations) <= 16
                 assert pause is None or state.append_time_ms < pause.until_ms
+                assert all(
+                    state.append_time_ms < each.until_ms for each in group.scoped
+                )
+                assert len(group.scoped_operations) <= 8
+            assert len(state.scopes) <= limit("operations")
+            rows = [group.scoped_operations for group in state.groups.values()]
+            assert len(state.scopes) == sum(map(len, rows))
 
 
 def test_a_group_is_there_for_a_reason(logs):
@@ -323,7 +333,8 @@ def test_a_group_is_there_for_a_reason(logs):
         for name, group in state.groups.items():
             keys = sum(key.group_id == name for key in state.keys)
             assert group.key_count == keys
-            assert keys or group.pause or group.over or group.unresolved
+            has_rest = group.over or group.unresolved or group.fences
+            assert keys or group.lapses_ms or has_rest or group.settings
 
 
 @pytest.mark.parametrize("kind", ["keys", "groups", "operations", "members"])

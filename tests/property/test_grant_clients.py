@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_marshal.errors import DeadlineExceeded
+from kafka_marshal.protocol.types import OffsetRange
 from kafka_marshal.testing.fakestore import AppendFate
 
 RECORDS = 24
@@ -59,12 +60,14 @@ class Run:
         for ref in self.refs:
             try:
                 found = client.acquire(
-                    ref, (first, first + length), timeout_ms=timeout_ms
+                    ref,
+                    OffsetRange.through(first, first + length),
+                    timeout_ms=timeout_ms,
                 )
             except DeadlineExceeded:
                 continue
             if found is not None:
-                self.given += range(found[0], found[1] + 1)
+                self.given += range(found.first, found.end)
 
     def owner_polls(self, fate):
         self.cluster.fates[self.owner.owner.client_id] = fate
@@ -112,7 +115,7 @@ def test_retries_that_get_through_leave_nothing_out(bad, first):
         run.attempt(0, first, 7, fate, 400)
     run.cluster.run(2_000)
     before = set(run.given)
-    head = run.clients[1].request(run.refs[0], (0, 0), timeout_ms=5_000)
+    head = run.clients[1].request(run.refs[0], OffsetRange(0, 1), timeout_ms=5_000)
     run.attempt(1, first, 7, AppendFate(), 5_000)
     after = set(run.given) - before
     assert not after & before

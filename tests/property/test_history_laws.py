@@ -5,11 +5,8 @@ import itertools
 import pytest
 from author import write_log
 
-from kafka_marshal.protocol.rationalizer import apply
-from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.spark.audit.folding import from_checkpoint, to_checkpoint
-from kafka_marshal.spark.audit.history import Historian
-from kafka_marshal.spark.audit.history_rows import (
+from kafka_marshal.history.historian import Historian
+from kafka_marshal.history.rows import (
     OPEN,
     Attempt,
     GrantRow,
@@ -17,6 +14,9 @@ from kafka_marshal.spark.audit.history_rows import (
     Interval,
     PauseRow,
 )
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.spark.audit.folding import from_checkpoint, to_checkpoint
 
 LOGS = 150
 SAMPLE_MS = 3_000
@@ -62,10 +62,14 @@ def test_open_rows_are_the_claims_of_the_world(stories):
             row.key: (row.client_id, row.incarnation, row.token.offset, row.position)
             for row in open_rows
         }
-        pauses = {r.group_id for r in historian.open_rows() if isinstance(r, PauseRow)}
-        assert pauses == {
-            name for name, group in world.groups.items() if group.pause is not None
-        }
+        rows = [each for each in historian.open_rows() if isinstance(each, PauseRow)]
+        pauses = [
+            (name, pause.op_id, pause.until_ms)
+            for name, group in world.groups.items()
+            for pause in group.pauses
+        ]
+        found = [(row.group_id, row.op_id, row.until_ms) for row in rows]
+        assert sorted(found) == sorted(pauses)
 
 
 def test_claims_of_a_key_follow_one_another(stories):

@@ -26,6 +26,7 @@ from logkit import (
     claim,
     config,
     decide,
+    fence,
     hashed,
     ident,
     messages,
@@ -33,6 +34,7 @@ from logkit import (
     release,
     resolve,
     resume,
+    schedule,
     stage,
 )
 from msgspec.structs import replace
@@ -171,6 +173,13 @@ class Fold(RuleBasedStateMachine):
             messages(epoch, first, last, client=client, key=key, inc=inc)
         )
 
+    @rule(client=clients, life=lives, who=st.none() | claims, after=waits)
+    def fence(self, client, life, who, after):
+        inc = ident(client + life)
+        if who is not None:
+            client, inc = who[:2]
+        self.append_to_both(fence(client, inc=inc), after=after)
+
     @rule(
         op=ops,
         seq=st.integers(0, 3),
@@ -183,6 +192,19 @@ class Fold(RuleBasedStateMachine):
         self.append_to_both(
             pause(max(0, m + until), op=op, seq=seq, inc=ident(inc)), after=after
         )
+
+    @rule(
+        op=ops,
+        begin=st.sampled_from([0, 0, 1, H]),
+        lasts=st.sampled_from([5 * H, 5 * H, H, 1, 0]),
+        scope=st.sampled_from([None, {"t": (0,)}, {"t": (), "u": (1,)}]),
+        seq=st.integers(0, 2),
+        after=waits,
+    )
+    def schedule(self, op, begin, lasts, scope, seq, after):  # noqa: PLR0917
+        begin += self.log.state.append_time_ms
+        record = schedule(begin, begin + lasts, op=op, scope=scope, seq=seq)
+        self.append_to_both(record, after=after)
 
     @rule(
         key=st.sampled_from(KEYS[:2]),

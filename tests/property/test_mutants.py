@@ -10,6 +10,12 @@ import random
 import pytest
 import variants
 from author import write_log
+from handoffmodel import (
+    keep_the_offer_of_a_claim,
+    ready_for_any_epoch,
+    refuse_claims_of_what_is_offered,
+    release_any_epoch,
+)
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from logkit import Log, beat, messages
@@ -23,14 +29,18 @@ from kafka_marshal.protocol import (
     judging,
     rationalizer,
 )
+from kafka_marshal.protocol import state as state_of_the_log
+from kafka_marshal.protocol.hashing import PLANNER_TOPIC
 from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import POSITION_LEVEL, ResolvePosition
 from kafka_marshal.protocol.state import KeyState, Owner, WorldState
 
 LOGS_MAX = 150
+# Hypothesis draws constants of whatever modules are imported, so what it finds first
+# differs from run to run; a mutant that is found ends its search.
 FIND = settings(
-    max_examples=1000, stateful_step_count=40, phases=[Phase.generate], database=None
+    max_examples=5000, stateful_step_count=40, phases=[Phase.generate], database=None
 )
 
 
@@ -110,23 +120,10 @@ def show_the_era_in_force(monkeypatch):
     monkeypatch.setattr(WorldState, "era_at", era_at)
 
 
-def claim_a_locked_key(monkeypatch):
-    judge = judging._judge_known
-
-    def judge_known(state, known, record):
-        lock, known.lock = known.lock, None
-        try:
-            return judge(state, known, record)
-        finally:
-            known.lock = lock
-
-    monkeypatch.setattr(judging, "_judge_known", judge_known)
-
-
 def unlock_when_the_pause_ends(monkeypatch):
-    end = fold_groups.end_pauses
+    end = fold_groups.move_pauses
 
-    def end_pauses(state, offset):
+    def move_pauses(state, offset):
         paused = {name for name, group in state.groups.items() if group.pause}
         end(state, offset)
         for group_id, op_id in list(state.locked):
@@ -135,17 +132,7 @@ def unlock_when_the_pause_ends(monkeypatch):
                 for key in state.locked.pop((group_id, op_id)):
                     state.keys[key].lock = None
 
-    monkeypatch.setattr(fold_groups, "end_pauses", end_pauses)
-
-
-def stage_from_an_owner(monkeypatch):
-    judge = fold_positions._refusal
-
-    def refusal(state, key, *, lock):
-        reason = judge(state, key, lock=lock)
-        return None if reason == "held" else reason
-
-    monkeypatch.setattr(fold_positions, "_refusal", refusal)
+    monkeypatch.setattr(fold_groups, "move_pauses", move_pauses)
 
 
 def stage_another_plan(monkeypatch):
@@ -156,18 +143,6 @@ def stage_another_plan(monkeypatch):
         return None if reason == "plan_mismatch" else reason
 
     monkeypatch.setattr(fold_positions, "_refusal", refusal)
-
-
-def decide_after_the_pause(monkeypatch):
-    judge = fold_positions._not_paused
-
-    def not_paused(state, group_id, *, op_id):
-        reason = judge(state, group_id, op_id=op_id)
-        group = state.groups.get(group_id)
-        is_locked = (group_id, op_id) in state.locked
-        return None if is_locked and group is not None else reason
-
-    monkeypatch.setattr(fold_positions, "_not_paused", not_paused)
 
 
 def obey_any_resolve_at_home(monkeypatch):
@@ -192,15 +167,57 @@ def forget_what_was_resolved(monkeypatch):
     monkeypatch.setattr(fold_positions, "end_operation", end_operation)
 
 
-def leave_grants_where_they_were(monkeypatch):
-    unlock = fold_positions._unlock
+def fence_every_process_of_a_client(monkeypatch):
+    def is_fenced(state, owner, *, group_id):
+        return any(name[:2] == (group_id, owner[0]) for name in state.fences)
 
-    def keep(known, *, commits):
-        granted = known.granted
-        unlock(known, commits=commits)
-        known.granted = granted
+    monkeypatch.setattr(judging, "is_fenced", is_fenced)
 
-    monkeypatch.setattr(fold_positions, "_unlock", keep)
+
+def begin_though_cancelled(monkeypatch):
+    monkeypatch.setattr(fold_groups, "_unschedule", lambda group, op_id: None)
+
+
+def begin_one_entry_late(monkeypatch):
+    begin = fold_groups._begin
+
+    def late(state, group_id, due):
+        if due.begin_ms < state.append_time_ms:
+            begin(state, group_id, due)
+
+    monkeypatch.setattr(fold_groups, "_begin", late)
+
+
+def pause_more_than_the_scope(monkeypatch):
+    def is_in_scope(scope, key):
+        return key.topic != PLANNER_TOPIC
+
+    monkeypatch.setattr(state_of_the_log, "is_in_scope", is_in_scope)
+
+
+def renew_in_a_scope(monkeypatch):
+    plain = fold_keys._renewal
+
+    def renewal(state, key):
+        is_whole = state.active_pause(key.group_id) is not None
+        interval_ms = state.config.heartbeat_interval_ms
+        held = plain(state, key) is None and not fold_keys._is_owner_fenced(state, key)
+        return interval_ms if held and not is_whole else plain(state, key)
+
+    monkeypatch.setattr(fold_keys, "_renewal", renewal)
+
+
+def change_a_scope(monkeypatch):
+    plain = judging.judge_release_group
+
+    def judge(state, record, *, config):
+        reason = plain(state, record, config=config)
+        group = state.groups.get(record.group_id)
+        lasts = None if group is None else group.lasting(record.op_id)
+        is_scoped = lasts is not None and lasts.scope is not None
+        return None if reason == "busy" and is_scoped else reason
+
+    monkeypatch.setattr(judging, "judge_release_group", judge)
 
 
 MUTANTS = [
@@ -212,14 +229,23 @@ MUTANTS = [
     revive_an_operation_that_is_over,
     renew_to_an_earlier_end,
     show_the_era_in_force,
-    claim_a_locked_key,
+    variants.claim_a_locked_key,
     unlock_when_the_pause_ends,
-    stage_from_an_owner,
+    variants.stage_a_held_key,
     stage_another_plan,
-    decide_after_the_pause,
+    variants.decide_after_the_pause,
     obey_any_resolve_at_home,
     forget_what_was_resolved,
-    leave_grants_where_they_were,
+    variants.keep_granted,
+    variants.renew_a_fenced_client,
+    variants.claim_as_a_fenced_client,
+    fence_every_process_of_a_client,
+    variants.begin_over_another_operation,
+    begin_though_cancelled,
+    begin_one_entry_late,
+    pause_more_than_the_scope,
+    renew_in_a_scope,
+    change_a_scope,
 ]
 
 
@@ -230,6 +256,21 @@ def test_the_table_lists_every_variant():
 
 @pytest.mark.parametrize("plant", MUTANTS, ids=lambda plant: plant.__name__)
 def test_the_twin_catches(plant, monkeypatch):
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        compare_many()
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        ready_for_any_epoch,
+        release_any_epoch,
+        refuse_claims_of_what_is_offered,
+        keep_the_offer_of_a_claim,
+    ],
+)
+def test_the_twin_catches_broken_handoffs(plant, monkeypatch):
     plant(monkeypatch)
     with pytest.raises(AssertionError):
         compare_many()

@@ -11,6 +11,7 @@ from logkit import (
     Log,
     all_records,
     decide,
+    fence,
     fold,
     ident,
     pause,
@@ -29,7 +30,7 @@ FRAMES = [encode(record) for record in all_records()]
 
 
 def amid_set_positions():
-    """Return a state with previous, a lock and an open verdict of another operation."""
+    """Return a state with previous, a lock, an open verdict and a fence."""
     log = Log(level=2)
     log.append(release(log.claimed(topic_id=ident("topic")), 5))
     for op in (ident("op"), ident("other")):
@@ -38,6 +39,7 @@ def amid_set_positions():
         log.append(decide(op=op))
         if op == ident("op"):
             log.append(resolve(commit=True, op=op))
+    log.append(fence())
     known, group = log.key(KEY), log.state.groups["g"]
     assert None not in (known.previous, known.lock, group.unresolved)
     return log.state

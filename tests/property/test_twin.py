@@ -27,7 +27,8 @@ SEEN = [
     *("nothing_left", "span", "op_over", "busy", "old_seq", "expired", "config"),
     *("level", "staged", "decided", "position_set", "unlocked", "resolved", "locked"),
     *("not_paused", "unknown_key", "plan_mismatch", "undecided"),
-    *("resolve_contradicts", "undecodable"),
+    *("resolve_contradicts", "undecodable", "scheduled", "begun"),
+    *("offered", "offer_withdrawn", "ready", "no_offer", "not_successor", "late"),
 ]
 
 

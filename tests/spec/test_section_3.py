@@ -26,7 +26,13 @@ from logkit import (
 from msgspec.structs import replace
 
 from kafka_marshal.protocol import rationalizer
-from kafka_marshal.protocol.codec import Undecodable, decode, decode_tags, encode
+from kafka_marshal.protocol.codec import (
+    Undecodable,
+    decode,
+    decode_tags,
+    encode,
+    person_of,
+)
 from kafka_marshal.protocol.records import KINDS, Heartbeat
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.text import (
@@ -283,9 +289,29 @@ def test_3_8_shape_of_the_world():
     assert list(document) == ["schema", "partitions"]
     assert list(document["partitions"]["0"]) == [
         *("next_offset", "leader_epoch", "log_time_ms", "digest", "config"),
-        *("claims", "pauses", "counters"),
+        *(
+            "claims",
+            "pauses",
+            "scheduled",
+            "fences",
+            "directives",
+            "settings",
+            "counters",
+        ),
     ]
     assert list(document["partitions"]["0"]["claims"][0]) == [
         *("group_id", "topic", "partition", "owner", "epoch", "token", "position"),
-        *("granted", "freshness", "age_ms", "locked_by"),
+        *("granted", "freshness", "age_ms", "locked_by", "offer"),
     ]
+
+
+def test_3_9_the_person_of_a_record_informs():
+    tags = msgspec.msgpack.encode({"by": "ada"})
+    named, plain = Log(), Log()
+    for log, record in (
+        (named, replace(pause(10**6), tags=tags)),
+        (plain, pause(10**6)),
+    ):
+        log.append(record)
+    assert person_of(replace(pause(1), tags=tags)) == "ada"
+    assert digest(named.state) == digest(plain.state)

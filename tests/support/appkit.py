@@ -2,13 +2,15 @@
 
 import asyncio
 import os
+import threading
 
 import httpx
 import msgspec
 from fakeservice import INCARNATION
 
-from kafka_marshal.remote import api, paths
+from kafka_marshal.remote import answers, api, paths
 from kafka_marshal.sidecar import requests
+from kafka_marshal.sidecar.group_actions import LIMIT_DEFAULT, ActionRunner
 from kafka_marshal.sidecar.health import Verdict
 from kafka_marshal.sidecar.http_app import App, AppContext
 from kafka_marshal.sidecar.process_monitor import Caller, Peer
@@ -20,6 +22,7 @@ HEADERS = {api.INSTANCE_HEADER: INSTANCE}
 CLIENT = paths.CLIENT.format(group="g", client="c")
 WHO = Caller("g", "c", INSTANCE)
 TOKEN = b"0123456789abcdef"
+OP_ID = "0a" * 16
 
 
 class Healthy:
@@ -31,11 +34,88 @@ class Healthy:
     ready = started = live
 
 
+class FakeActions:
+    """Actions on groups that record their calls with those of a service."""
+
+    def __init__(self, service):
+        self.service = service
+        self.runner = ActionRunner()
+        self.entered = threading.Event()
+
+    def _record(self, *call):
+        if self.service is not None:
+            self.service.calls.append(call)
+            self.entered.set()
+            if self.service.hold is not None:
+                assert self.service.hold.wait(30)
+            if self.service.fault is not None:
+                raise self.service.fault
+
+    def pause(self, group, request, *, timeout_ms):
+        self._record("pause", group, request, timeout_ms)
+        return answers.PauseNow(
+            group=group, op_id=OP_ID, begin_ms=None, until_ms=9, held=("orders-0",)
+        )
+
+    def resume(self, group, request, *, timeout_ms):
+        self._record("resume", group, request, timeout_ms)
+        return answers.ResumeNow(group=group, partitions_count=2)
+
+    def reset(self, group, request, *, timeout_ms):
+        self._record("reset", group, request, timeout_ms)
+        return reset_now(group)
+
+    def undo(self, group, request, *, timeout_ms):
+        self._record("undo", group, request, timeout_ms)
+        return reset_now(group)
+
+    def finish(self, group, request, *, timeout_ms):
+        self._record("finish", group, request, timeout_ms)
+        done = answers.FinishedReset(op_id=OP_ID, outcome="aborted", moved_count=0)
+        return answers.FinishNow(group=group, operations=(done,))
+
+    def history(self, group, *, limit, timeout_ms):
+        self._record("history", group, limit, timeout_ms)
+        return answers.HistoryNow(
+            as_of=answers.AsOf(time_ms=1, offsets={"0": 2}),
+            group=group,
+            actions_count=1,
+            records_count=3,
+            began_at={},
+            actions=({"kind": "pause"},),
+        )
+
+
+def reset_now(group):
+    row = answers.ResetRow(
+        topic="orders",
+        partition=0,
+        before=None,
+        after=3,
+        lag_before=None,
+        lag_after=7,
+        repeats=False,
+        note=None,
+    )
+    return answers.ResetNow(
+        group=group,
+        op_id=OP_ID,
+        undoes=None,
+        is_executed=False,
+        outcome=None,
+        undo_id=None,
+        mirror_error=None,
+        left_out=(),
+        rows=(row,),
+    )
+
+
 class Wire:
     """An application, and requests to it over given connections."""
 
     def __init__(self, service, **serving):
         self.service = service
+        serving.setdefault("actions", FakeActions(service))
         self.serving = AppContext(health=Healthy(), service=service, **serving)
         self.app = App(self.serving)
 
@@ -139,6 +219,52 @@ REQUESTS = {
         "/v1/groups/billing/grants",
         GRANT,
         ("grant", "billing", api.GrantRequest(**GRANT)),
+    ),
+    "pause": (
+        "POST",
+        "/v1/groups/billing/pause?timeout_ms=7",
+        {"for_ms": 60_000, "wait": True, "reason": "deploy", "person": "ann"},
+        (
+            "pause",
+            "billing",
+            api.PauseRequest(for_ms=60_000, wait=True, reason="deploy", person="ann"),
+            7,
+        ),
+    ),
+    "resume": (
+        "POST",
+        "/v1/groups/billing/resume",
+        {"operation": OP_ID},
+        ("resume", "billing", api.ResumeRequest(operation=OP_ID), None),
+    ),
+    "reset": (
+        "POST",
+        "/v1/groups/billing/reset",
+        {"topics": ["orders:0"], "shift_by": -5, "execute": True},
+        (
+            "reset",
+            "billing",
+            api.ResetRequest(topics=("orders:0",), shift_by=-5, execute=True),
+            None,
+        ),
+    ),
+    "undo": (
+        "POST",
+        "/v1/groups/billing/undo",
+        {"op_id": OP_ID},
+        ("undo", "billing", api.UndoRequest(op_id=OP_ID), None),
+    ),
+    "finish": (
+        "POST",
+        "/v1/groups/billing/finish?timeout_ms=0",
+        None,
+        ("finish", "billing", api.FinishRequest(), 1),
+    ),
+    "history": (
+        "GET",
+        "/v1/groups/billing/history",
+        None,
+        ("history", "billing", LIMIT_DEFAULT, None),
     ),
     "world": ("GET", paths.WORLD + "?timeout_ms=7", None, ("world", 7)),
     "groups": ("GET", paths.GROUPS, None, ("world", requests.TIMEOUT_MS_DEFAULT)),

@@ -3,6 +3,8 @@
 import threading
 from typing import NamedTuple
 
+from logkit import schedule
+
 from kafka_marshal.config import Callbacks, ConsumerConfig, Delivery
 from kafka_marshal.engine.checkpointing import CheckpointRule
 from kafka_marshal.errors import LogTruncated
@@ -16,6 +18,7 @@ from kafka_marshal.testing.node import Cluster, ConsumerSpec, Node
 
 H = 3_000
 DUE = CheckpointRule(interval_ms=H, entries=10_000)
+SOFT_MS = 7 * H // 4
 HARD_MS = 2 * H - 6 - 300
 ALO, AMO = Delivery.AT_LEAST_ONCE, Delivery.AT_MOST_ONCE
 T0 = TopicPartition("t", 0)
@@ -73,6 +76,7 @@ def spec(
     on_claimed=None,
     on_lost=None,
     on_topics=None,
+    on_warm=None,
     max_handling_ms=0,
     release_behind=False,
     **rest,
@@ -82,7 +86,9 @@ def spec(
     By default nothing is released because the consumer is stuck or lags: most tests
     are about something else, and poll irregularly.
     """
-    callbacks = Callbacks(on_claimed=on_claimed, on_lost=on_lost, on_topics=on_topics)
+    callbacks = Callbacks(
+        on_claimed=on_claimed, on_lost=on_lost, on_topics=on_topics, on_warm=on_warm
+    )
     config = ConsumerConfig(
         topics=() if "pattern" in rest else topics or ("t",),
         delivery=delivery,
@@ -189,6 +195,14 @@ def pause_record(cluster, until_ms, *, seq=1, op=b"o" * 16):
 def pause_for(cluster, for_ms, **rest):
     until_ms = cluster.clock.wall_ms() + for_ms
     write(cluster, pause_record(cluster, until_ms, **rest))
+    return until_ms
+
+
+def pause_scope(cluster, for_ms, scope, *, op=b"s" * 16):
+    """Pause some partitions; a scope maps topics to partitions, () for all."""
+    until_ms = cluster.clock.wall_ms() + for_ms
+    record = schedule(0, until_ms, op=op, scope=scope)
+    write(cluster, record)
     return until_ms
 
 

@@ -204,6 +204,9 @@ class FakeService:
         self._record("world", timeout_ms)
         return WORLD
 
+    def groups_world(self, *, timeout_ms) -> tuple[dict, list[dict]]:
+        return self.world(timeout_ms=timeout_ms), PAUSES
+
     def clients(self) -> list[LocalClient]:
         self._record("clients")
         return [
@@ -237,6 +240,11 @@ def claim_object(group: str, partition: int, *, owner: str | None) -> dict:
 
 
 _PAUSE = {"group_id": "halted", "op_id": "00" * 16, "client_id": "me", "until_ms": 9}
+PAUSES = [
+    _PAUSE
+    | {"state": "paused", "person": "ada", "reason": "deploy", "begin_ms": 5}
+    | {"topics": [], "partitions_count": 2, "renewed_by": None}
+]
 WORLD = {
     "schema": 1,
     "partitions": {

@@ -21,6 +21,7 @@ from logkit import (
     batch,
     claim,
     decide,
+    fence,
     ident,
     member,
     pause,
@@ -69,6 +70,7 @@ class Flood:
             self.stage_of_a_pause,
             self.decide_or_resolve,
             self.many_beats,
+            self.new_fence,
         )
 
     def next(self) -> bytes:
@@ -146,6 +148,11 @@ class Flood:
             return encode(decide(op=op, group=group))
         return encode(resolve(commit=self.rng.random() < 0.5, op=op, group=group))
 
+    def new_fence(self) -> bytes:
+        number = self.rng.randrange(NAMES)
+        inc = self.rng.randbytes(16)
+        return encode(fence(f"c{number}", inc=inc, group=f"g{number % 300}"))
+
     def many_beats(self) -> bytes:
         beats = [(self.rng.randrange(NAMES), None) for _ in range(300)]
         return encode(batch(*beats, inc=self.rng.randbytes(16)))
@@ -168,6 +175,8 @@ def measured(log: Log) -> dict[str, int]:
         "locks": sum(map(len, state.locked.values())),
         "verdicts": sum(group.verdict is not None for group in state.groups.values()),
         "operations": sum(len(group.over) for group in state.groups.values()),
+        "fences": sum(len(group.fences) for group in state.groups.values()),
+        "fences_known": len(state.fences),
         "members": len(soft.members),
         "notes": len(soft.notes),
         "counters": len(soft.counters),

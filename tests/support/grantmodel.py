@@ -17,7 +17,7 @@ from logkit import KEY, beat, claim, ident
 from search import Broken
 
 from kafka_marshal.protocol.codec import encode
-from kafka_marshal.protocol.granting import AtMostOnce, Grant, GrantVerdict, SentRange
+from kafka_marshal.protocol.granting import AtMostOnce, GrantVerdict, SentRequest
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.state import (
@@ -26,7 +26,7 @@ from kafka_marshal.protocol.state import (
     KeyState,
     WorldState,
 )
-from kafka_marshal.protocol.types import LogEntry, Owner
+from kafka_marshal.protocol.types import LogEntry, OffsetRange, Owner
 
 CLAIM, BEAT, ASK, TASK, FOREIGN = "claim", "beat", "ask", "task", "foreign"
 
@@ -151,16 +151,19 @@ class GrantModel:
         it = AtMostOnce(client.next_first, grantee=ident(f"life {client.life}"))
         it.is_anchored = client.anchored
         it._requests = deque(
-            SentRange(last, first, last) for first, last in client.asked
+            SentRequest(last, OffsetRange.through(first, last))
+            for first, last in client.asked
         )
-        it._grants = deque(Grant(first, last) for first, last in client.granted)
+        it._grants = deque(
+            OffsetRange.through(first, last) for first, last in client.granted
+        )
         return it
 
     def after(self, client, it, **rest):
         return client._replace(
             anchored=it.is_anchored,
             next_first=it.next_first,
-            asked=tuple((r.first, r.last) for r in it._requests),
+            asked=tuple((r.offsets.first, r.offsets.last) for r in it._requests),
             granted=tuple((g.first, g.last) for g in it.unused),
             **rest,
         )
@@ -206,12 +209,12 @@ class GrantModel:
                 kind=ASK,
                 life=client.life,
                 epoch=client.epoch,
-                first=request.first,
+                first=request.offsets.first,
                 last=last,
             )
             asking = self.after(client, it, sent=(*client.sent, sent))
             yield (
-                f"{name} asks for {request.first} to {last}",
+                f"{name} asks for {request.offsets.first} to {last}",
                 self._put(world, index, asking),
             )
         if self.tasks and room and client.next_first < self.offsets:
@@ -325,7 +328,7 @@ class GrantModel:
         verdict = GrantVerdict(
             outcome=ACCEPTED if received.reason is None else "refused",
             reason=received.reason,
-            granted=received.granted,
+            granted=received.granted and OffsetRange.through(*received.granted),
             head=received.head,
             offset=0,
         )

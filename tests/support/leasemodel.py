@@ -13,7 +13,7 @@ from itertools import count
 from typing import NamedTuple
 
 import msgspec
-from logkit import KEY, OP, beat, config, ident, release
+from logkit import KEY, OP, beat, config, fence, ident, release
 from search import Broken
 
 from kafka_marshal.protocol.claiming import (
@@ -26,8 +26,11 @@ from kafka_marshal.protocol.claiming import (
     key_secret,
 )
 from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.items import Fence
+from kafka_marshal.protocol.pauses import Pause
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import (
+    FENCE_LEVEL,
     ClaimingPartition,
     ReleaseGroup,
     Resume,
@@ -36,7 +39,6 @@ from kafka_marshal.protocol.state import (
     ACCEPTED,
     GroupState,
     KeyState,
-    Pause,
     Transition,
     WorldState,
 )
@@ -51,6 +53,11 @@ CONFIG = config(h=H_MS)
 NOBODY = -1
 RELEASED_EPOCH = 500  # no record names it, so any will do
 CLAIM, BEAT, RELEASE, RESUME, FOREIGN = "claim", "beat", "release", "resume", "foreign"
+
+
+def life_of(incarnation):
+    """Return the number of a life."""
+    return int(incarnation.decode().strip(".").split()[1])
 
 
 class Sent(NamedTuple):
@@ -86,6 +93,7 @@ class Fold(NamedTuple):
     is_known: bool  # whether the key was ever claimed
     h: int  # heartbeat interval of the Config in force
     renewal_h: int  # heartbeat interval of the last renewal
+    fenced: tuple[int, ...] = ()  # lives
 
 
 class Client(NamedTuple):
@@ -123,6 +131,7 @@ class LeaseModel:
         resumes=False,
         failovers=False,
         pauses=False,
+        fences=False,
         twins=False,
         gives_up=True,
         intervals=(H_MS,),
@@ -136,6 +145,7 @@ class LeaseModel:
         self.in_flight, self.unread = in_flight, unread
         self.crashes, self.resumes = crashes, resumes
         self.failovers, self.pauses = failovers, pauses
+        self.fences = fences
         self.twins, self.gives_up = twins, gives_up
         self.acknowledged = acknowledged
         self.judged_by_sender = judged_by_sender
@@ -255,6 +265,10 @@ class LeaseModel:
             after, _ = self.append(fold, None, world.skew)
             name = "the pause ends" if fold.is_paused else "the group is paused"
             yield name, world._replace(fold=after)
+        if self.fences:
+            for index, client in enumerate(world.clients):
+                after, _ = self.append(fold, ("fence", client.life), world.skew)
+                yield f"P{index} is fenced", world._replace(fold=after)
         for interval in self.intervals:
             if interval != fold.h:
                 after, _ = self.append(fold, interval, world.skew)
@@ -544,7 +558,10 @@ class LeaseModel:
         if what is None:
             record = self._pause(fold)
         elif isinstance(what, int):
-            record = config(2, era=2, h=what)
+            record = config(2, era=2, h=what, level=FENCE_LEVEL)
+        elif what[0] == "fence":
+            name, inc = self.owner(what[1])
+            record = fence(name, inc=inc)
         else:
             record = self._record(*what)
         entry = LogEntry(
@@ -560,7 +577,7 @@ class LeaseModel:
         owner, age, epoch, h = NOBODY, 0, NOBODY, 0
         if after is not None and after.owner is not None:
             h = after.heartbeat_interval_ms
-            owner = int(after.owner.incarnation.decode().strip(".").split()[1])
+            owner = life_of(after.owner.incarnation)
             age = after.age_ms(state.now_ms) // self.tick_ms
             age = min(2 * h // self.tick_ms + 1, age)
             epoch = after.epoch
@@ -569,6 +586,7 @@ class LeaseModel:
         folded = Fold(
             *(owner, epoch, age, 0, pause is not None, after is not None),
             *(state.config.heartbeat_interval_ms, h),
+            tuple(sorted(life_of(name[2]) for name in state.fences)),
         )
         return folded, (transition.effect, transition.reason, epoch)
 
@@ -583,7 +601,7 @@ class LeaseModel:
             epoch_time_ms=None if fold.gap is None else now_ms - since_ms,
             log_time_ms=NOW_MS,
             append_time_ms=NOW_MS,
-            config=config(h=fold.h),
+            config=config(h=fold.h, level=FENCE_LEVEL),
         )
         group = GroupState(key_count=int(fold.is_known))
         if fold.is_paused:
@@ -596,6 +614,10 @@ class LeaseModel:
                 until_ms=2**60,
             )
             state.lapses_ms = 2**60
+        group.fences = tuple(
+            Fence(number, *self.owner(life)) for number, life in enumerate(fold.fenced)
+        )
+        state.fences = {("g", *each[1:]): each.offset for each in group.fences}
         state.groups["g"] = group
         if fold.is_known:
             owner = None if fold.owner == NOBODY else self.owner(fold.owner)
@@ -658,33 +680,31 @@ class LeaseModel:
                 )
             return lives[number]
 
+        # In the order of their fields: names cost an eighth of the whole search.
         clients = tuple(
             Client(
-                life=life(c.life),
-                phase=self._phase(c),
-                epoch=epoch(c.epoch),
-                age=c.age,
-                h=c.h,
-                sent=tuple(
-                    Sent(
-                        kind=s.kind,
-                        life=life(s.life),
-                        epoch=epoch(s.epoch),
-                        age=s.age,
-                        is_known=s.is_known,
-                    )
+                life(c.life),
+                self._phase(c),
+                epoch(c.epoch),
+                c.age,
+                c.h,
+                tuple(
+                    Sent(s.kind, life(s.life), epoch(s.epoch), s.age, s.is_known)
                     for s in c.sent
                 ),
-                inbox=tuple(
-                    received._replace(epoch=epoch(received.epoch))
-                    for received in self._unread(c)
+                tuple(
+                    UnreadVerdict(kind, effect, epoch(number), *rest)
+                    for kind, effect, number, *rest in self._unread(c)
                 ),
-                before=(life(c.before[0]), epoch(c.before[1])),
+                (life(c.before[0]), epoch(c.before[1])),
             )
             for c in world.clients
         )
         fold = world.fold
-        fold = fold._replace(owner=life(fold.owner), epoch=epoch(fold.epoch))
+        owner, number = life(fold.owner), epoch(fold.epoch)
+        # A fence of a life that nothing is left of makes no difference.
+        fenced = tuple(sorted(lives[each] for each in fold.fenced if each in lives))
+        fold = fold._replace(owner=owner, epoch=number, fenced=fenced)
         return World(fold, clients, world.skew)
 
     def _phase(self, client):

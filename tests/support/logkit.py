@@ -7,7 +7,10 @@ names only what it is about.
 from collections.abc import Iterable
 from hashlib import sha256
 
+from msgspec import UNSET
+
 from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.items import Lock
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
@@ -18,26 +21,27 @@ from kafka_marshal.protocol.records import (
     ClaimingPartition,
     Config,
     DecidePosition,
+    Directive,
+    FencingClient,
     ForgettingPartition,
+    GroupSettings,
+    HandoffOffer,
+    HandoffReady,
     Heartbeat,
     Limits,
     Member,
+    PauseGroup,
     Record,
     ReleaseGroup,
     ReleasingPartition,
     Reset,
     ResolvePosition,
     Resume,
+    ScopedTopic,
     StagedTopic,
     StagePosition,
 )
-from kafka_marshal.protocol.state import (
-    KeyState,
-    Lock,
-    Transition,
-    Transitions,
-    WorldState,
-)
+from kafka_marshal.protocol.state import KeyState, Transition, Transitions, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry
 
 H = 1_000
@@ -212,7 +216,31 @@ def pause(until, *, op=OP, group="g", client="admin", inc=None, seq=0):
     )
 
 
-def stage(*positions, topic="t", topic_id=None, op=OP, plan=PLAN, client="admin"):
+def schedule(begin, until, *, op=OP, group="g", client="admin", seq=0, scope=None):
+    """Return a PauseGroup; a scope maps topics to partitions."""
+    return PauseGroup(
+        client_id=client,
+        group_id=group,
+        incarnation=ident(client),
+        seq=seq,
+        op_id=op,
+        begin_time=begin,
+        msg_expire_time=until,
+        scope=scope_of(scope),
+        reason=None,
+    )
+
+
+def scope_of(scope):
+    """Return the scope of a record: a map of topics to partitions, () for all."""
+    if scope is None:
+        return None
+    return tuple(ScopedTopic(name, tuple(scope[name])) for name in sorted(scope))
+
+
+def stage(
+    *positions, topic="t", topic_id=None, op=OP, plan=PLAN, client="admin", tags=UNSET
+):
     """Return a Stage of pairs of partition and position of one topic."""
     return StagePosition(
         client_id=client,
@@ -222,6 +250,7 @@ def stage(*positions, topic="t", topic_id=None, op=OP, plan=PLAN, client="admin"
         op_id=op,
         plan_digest=plan,
         topics=(StagedTopic(topic, topic_id, positions),),
+        tags=tags,
     )
 
 
@@ -247,6 +276,85 @@ def resolve(*, commit, op=OP, group="g", client="admin"):
         commit=commit,
         decided=9 if commit else None,
         reason=None,
+    )
+
+
+def fence(client="c1", *, inc=None, group="g", admin="admin", reason=None):
+    return FencingClient(
+        client_id=admin,
+        group_id=group,
+        incarnation=ident(admin),
+        seq=4,
+        fenced=client,
+        fenced_incarnation=ident(client) if inc is None else inc,
+        reason=reason,
+    )
+
+
+def direct(
+    client="c1",
+    *,
+    host=None,
+    action="drain",
+    until=2**62,
+    op=OP,
+    group="g",
+    admin="admin",
+    inc=None,
+    seq=0,
+):
+    """Return a Directive for a client, or for a host."""
+    return Directive(
+        client_id=admin,
+        group_id=group,
+        incarnation=ident(admin) if inc is None else inc,
+        seq=seq,
+        op_id=op,
+        client=None if host else client,
+        host=host,
+        action=action,
+        msg_expire_time=until,
+        reason=None,
+    )
+
+
+def settings(generation=1, *, group="g", admin="admin", reason=None, **values):
+    names = ("policy", "planner_version_max", "debounce_ms", "handoff_ms")
+    names = (*names, "handoffs_max", "grace_ms")
+    return GroupSettings(
+        client_id=admin,
+        group_id=group,
+        incarnation=ident(admin),
+        seq=5,
+        generation=generation,
+        reason=reason,
+        **(dict.fromkeys(names) | values),
+    )
+
+
+def offer(epoch, to="c2", *, within_ms=H, key=KEY, client="c1", inc=None, seq=0):
+    return HandoffOffer(
+        client_id=client,
+        group_id=key.group_id,
+        incarnation=ident(client) if inc is None else inc,
+        seq=seq,
+        topic=key.topic,
+        partition=key.partition,
+        epoch=epoch,
+        successor=to,
+        within_ms=within_ms,
+    )
+
+
+def ready(epoch, *, key=KEY, client="c2", inc=None, seq=0):
+    return HandoffReady(
+        client_id=client,
+        group_id=key.group_id,
+        incarnation=ident(client) if inc is None else inc,
+        seq=seq,
+        topic=key.topic,
+        partition=key.partition,
+        epoch=epoch,
     )
 
 
@@ -440,9 +548,15 @@ def all_records() -> list[Record]:
         stage((0, 8), (1, 0), topic_id=ident("topic")),
         decide(),
         resolve(commit=True),
+        schedule(1_000, 2_000),
+        offer(7),
+        ready(7),
         config(span=10, forget_ms=5),
         *resets(b"state", ident("digest").hex()),
         forgetting(7),
+        fence(reason="hung"),
+        direct(),
+        settings(policy="fair", debounce_ms=0, handoff_ms=9, reason="slow"),
         member(plan_generation=3),
         begin(),
         chunk(b"state"),

@@ -1,11 +1,15 @@
 """A log whose start retention has deleted, as views and commands open it."""
 
+from itertools import takewhile
+
 import pytest
 from enginekit import checkpointed, owning, world, write
 
 from kafka_marshal import views
 from kafka_marshal.protocol.codec import header_of
+from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import CheckpointBegin, CheckpointEnd
+from kafka_marshal.protocol.state import WorldState
 
 
 class Past:
@@ -31,6 +35,28 @@ class Past:
     def _offsets(self, kind):
         records = self.cluster.kafka.log(self.cluster.place(0)).records
         return [r.offset for r in records if r.value.startswith(header_of(kind))]
+
+    def entries(self):
+        """Return all entries that the log has now."""
+        records = self.cluster.kafka.log(self.cluster.place(0)).records
+        return [each.entry() for each in records]
+
+    def whole(self, offset):
+        """Fold the whole log up to an offset, before anything of it is deleted."""
+        return self._replay(e for e in self.entries() if e.offset <= offset)
+
+    def at_time(self, time_ms):
+        """Fold the whole log before the first entry that was appended later."""
+        return self._replay(
+            takewhile(lambda e: e.timestamp_ms <= time_ms, self.entries())
+        )
+
+    @staticmethod
+    def _replay(entries):
+        state = WorldState(0)
+        for entry in entries:
+            apply(state, entry)
+        return state
 
     def delete(self, before):
         """Delete what lies before an offset, as retention does."""

@@ -35,6 +35,8 @@ from search import Broken
 
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.hashing import coordinating_partition, home_partition
+from kafka_marshal.protocol.items import Lock, Verdict
+from kafka_marshal.protocol.pauses import Pause
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import (
     POSITION_LEVEL,
@@ -45,10 +47,7 @@ from kafka_marshal.protocol.state import (
     ACCEPTED,
     GroupState,
     KeyState,
-    Lock,
-    Pause,
     Previous,
-    Verdict,
     WorldState,
 )
 from kafka_marshal.protocol.types import Key, LogEntry, Owner

@@ -26,7 +26,7 @@ class FakeCommandQueue:
 
     def __init__(self):
         self.returned, self.ended, self.unclaimed, self.flushed = [], [], [], 0
-        self.pending = set()
+        self.pending, self.late = set(), set()
 
     @property
     def returning_count(self):
@@ -47,7 +47,8 @@ class FakeCommandQueue:
         return 2
 
     def is_pending(self, seqs, *, late):
-        return bool(self.pending & set(seqs))
+        pending = self.pending if late else self.pending - self.late
+        return bool(pending & set(seqs))
 
 
 class RemoteRig:

@@ -1,6 +1,7 @@
 """A scan of logs in memory, as commands that read a log to its end are given it."""
 
 from kafka_marshal.engine.kept_states import Restored
+from kafka_marshal.past import Prefix
 from kafka_marshal.protocol.state import WorldState
 
 
@@ -14,6 +15,8 @@ class FakeScan:
         self.starts = {log.state.partition: 0 for log in logs}
         self.ends = {log.state.partition: len(log.entries) for log in logs}
         self._logs = logs
+        self._first, self._last = 0, None
+        self.prefix = Prefix(None, None)
 
     def __enter__(self):
         return self
@@ -21,11 +24,27 @@ class FakeScan:
     def __exit__(self, *_):
         pass
 
-    def restore(self, *, is_past=None):
-        """Say that every partition is there from its start on."""
+    def until(self, *, offset=None, time_ms=None):
+        """End at a moment, as the scan does."""
+        self.prefix = Prefix(offset, time_ms)
+
+    def select(self, partition=None, *, first=0, last=None):
+        """Read only these entries."""
+        self._logs = [
+            each for each in self._logs if partition in {None, each.state.partition}
+        ]
+        self._first, self._last = first, last
+
+    def restore(self, *, since=None):
+        """Return that every partition begins at its start: there are no checkpoints."""
         return {t: Restored(WorldState(t), None, 0) for t in self.starts}
 
     def __iter__(self):
         return (
-            (log.state.partition, entry) for log in self._logs for entry in log.entries
+            (log.state.partition, entry)
+            for log in self._logs
+            for entry in log.entries
+            if self._first <= entry.offset
+            if self._last is None or entry.offset <= self._last
+            if self.prefix.accept(log.state.partition, entry)
         )

@@ -141,6 +141,7 @@ class Local:
         self.leaving = {}
         self.received = []
         self.positions = {}
+        self.seeks = {}
         self.tokens = {}
         self.secrets = {}
         self.feed = None
@@ -251,6 +252,7 @@ class Local:
                 partition=key.partition,
                 epoch=epoch,
                 position=self.positions.get(key),
+                seek_count=self.seeks.get(key, 0),
             )
             for key, (epoch, _) in self.held.items()
         )

@@ -4,14 +4,21 @@ Only this module reads the environment:
 
 - ``PROOF=1``: full size.
 - ``SIMULATION_SEEDS=1000:1200``: other seeds of the simulation.
+
+Limits of time are here and in pyproject.toml, and only against what hangs: on a busy
+machine a test that computes gets a fraction of a processor. The limit of a test is
+``timeout`` there (`make proof` sets more); no test has one of its own. A process that a
+test waits for has `HANG_S`, which is shorter, so that its output is shown.
 """
 
 import os
+from collections.abc import Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
 
 IS_PROOF = os.environ.get("PROOF") == "1"
+HANG_S = 5 * 3_600 if IS_PROOF else 1_500
 
 
 def slice_of(*, quick: T, full: T) -> T:
@@ -19,10 +26,15 @@ def slice_of(*, quick: T, full: T) -> T:
     return full if IS_PROOF else quick
 
 
-def seeds_of(*, quick: int, full: int) -> range:
-    """Return the seeds of this run, from 0 unless the environment has others."""
+def seeds_of(*, quick: Sequence[int], full: int) -> Sequence[int]:
+    """Return the seeds of this run: at full size from 0, or what the environment has.
+
+    Args:
+        quick: Those of ``make test``, such as `tools/choose_seeds.py` has chosen.
+        full: How many at full size.
+    """
     chosen = os.environ.get("SIMULATION_SEEDS")
     if not chosen:
-        return range(slice_of(quick=quick, full=full))
+        return slice_of(quick=quick, full=range(full))
     first, _, end = chosen.partition(":")
     return range(int(first), int(end))

@@ -90,6 +90,7 @@ def use_ours(servers, topic, coordination_topic):
     from kafka_marshal import Marshal, TopicPartition
     from kafka_marshal.kafka_io import ConnectionConfig
     from kafka_marshal.kafka_io.slices import SliceReader
+    from kafka_marshal.protocol.types import OffsetRange
 
     with (
         Marshal(
@@ -112,7 +113,7 @@ def use_ours(servers, topic, coordination_topic):
         rows = list(
             reader.read(
                 TopicPartition(topic, 0),
-                (0, 1),
+                OffsetRange(0, 1),
                 timeout_ms=WAIT_MS,
                 with_headers=True,
             )

@@ -11,12 +11,15 @@ import msgspec
 
 from kafka_marshal import snapshots
 from kafka_marshal.engine import (
+    coverage,
     engine,
     fetch_state,
-    grant_requests,
+    holdings,
     kept_states,
     outbox,
+    proxy_grants,
     replica,
+    resolver,
     session,
 )
 from kafka_marshal.errors import MalformedRecord
@@ -27,11 +30,12 @@ from kafka_marshal.protocol import (
     fold_resets,
     judging,
     rationalizer,
+    resolving,
 )
 from kafka_marshal.protocol import state as state_of_the_log
 from kafka_marshal.protocol.claiming import Claim, Lease, Phase
 from kafka_marshal.protocol.codec import decode, uvarint
-from kafka_marshal.protocol.granting import AtMostOnce, Grant
+from kafka_marshal.protocol.granting import AtMostOnce
 from kafka_marshal.protocol.records import (
     SUPPORTED_LEVEL,
     BatchHeartbeat,
@@ -223,7 +227,7 @@ def process_without_grant(patch):
 
     def request(self, seq, last, **sent):
         asked = plain(self, seq, last, **sent)
-        self._grants.append(Grant(asked.first, asked.last))
+        self._grants.append(asked.offsets)
         self._requests.clear()
         return asked
 
@@ -241,9 +245,8 @@ def grant_by_number(patch):
         self._requests.clear()
         if verdict.granted is None:
             return verdict.reason
-        grant = Grant(*verdict.granted)
-        self._grants.append(grant)
-        self.next_first = max(self.next_first, grant.last + 1)
+        self._grants.append(verdict.granted)
+        self.next_first = max(self.next_first, verdict.granted.end)
         return None
 
     patch.setattr(AtMostOnce, "on_verdict", on_verdict)
@@ -283,7 +286,7 @@ def match_requests_by_grantee(patch):
 
 
 def _match_requests(patch, fits):
-    plain = grant_requests.GrantRequests.on_record
+    plain = proxy_grants.ProxyGrants.on_record
 
     def on_record(self, record, transition):
         for grantee, seq in self._pending:
@@ -292,7 +295,7 @@ def _match_requests(patch, fits):
                 break
         plain(self, record, transition)
 
-    patch.setattr(grant_requests.GrantRequests, "on_record", on_record)
+    patch.setattr(proxy_grants.ProxyGrants, "on_record", on_record)
 
 
 def take_any_position(patch):
@@ -422,7 +425,7 @@ def halt_early(patch):
 
 def believe_any_file(patch):
     """A process uses a file of its host without checking it against the log."""
-    patch.setattr(kept_states, "_unproven", lambda log, states: [])
+    patch.setattr(kept_states, "_unproven", lambda log, states, **_: [])
 
 
 def forget_whose_file(patch):
@@ -774,3 +777,119 @@ def abort_what_is_decided(patch):
         return plain(step, record)
 
     _wrap(patch, ResolvePosition, fold)
+
+
+# --- of the members that finish what an admin left
+
+
+def leave_it_to_the_admin(patch):
+    """No member resolves anything."""
+    patch.setattr(resolver, "unresolved", lambda _: frozenset())
+
+
+def resolve_without_the_home(patch):
+    """A member aborts what is locked, whatever the home shows."""
+
+    def left(worlds, operation, *, home):
+        del home
+        return [t for t, world in worlds.items() if operation in world.locked]
+
+    patch.setattr(resolver, "left_to_resolve", left)
+    patch.setattr(resolver, "decided_at", lambda *_: None)
+
+
+def resolve_the_home_first(patch):
+    """A commit is resolved on the home before the other partitions."""
+
+    def in_order(outcome, *, home, partitions):
+        del outcome
+        return (home,), tuple(t for t in partitions if t != home)
+
+    patch.setattr(resolving, "in_order", in_order)
+
+
+def resolve_before_all_is_folded(patch):
+    """A member decides by replicas that may be older than the lock."""
+    patch.setattr(resolver, "_is_folded_to", lambda *_: True)
+
+
+def abort_what_the_home_does_not_know(patch):
+    """An operation that a replica of the home does not know counts as aborted."""
+    plain = resolving.outcome_of
+
+    def outcome_of(home, operation):
+        group = home.groups.get(operation.group_id)
+        is_paused = group is not None and group.pause is not None
+        outcome = plain(home, operation)
+        if outcome == resolving.UNDECIDED and not is_paused:
+            return resolving.ABORTED
+        return outcome
+
+    resolve_before_all_is_folded(patch)
+    patch.setattr(resolving, "outcome_of", outcome_of)
+    patch.setattr(resolver, "outcome_of", outcome_of)
+
+
+def disturb_an_admin_that_lives(patch):
+    """A member aborts what is undecided, though its pause lasts."""
+    patch.setattr(resolver, "may_be_decided", lambda *_, **__: False)
+
+
+def renew_a_fenced_client(patch):
+    """A heartbeat of a fenced process renews, and it is granted offsets."""
+    patch.setattr(fold_keys, "_is_owner_fenced", lambda state, key: False)
+
+
+def claim_as_a_fenced_client(patch):
+    """A fenced process claims and resumes."""
+    patch.setattr(judging, "_is_sender_fenced", lambda state, record: False)
+
+
+def hand_out_though_fenced(patch):
+    """A process that reads its own fence continues until its lease ends."""
+    patch.setattr(session.Session, "_fail_as_fenced", lambda self, transition: None)
+
+
+def begin_over_another_operation(patch):
+    """A scheduled pause that is due replaces the one that lasts."""
+    move = fold_groups.move_pauses
+
+    def move_pauses(state, offset):
+        for each in state.groups.values():
+            due = each.scheduled and each.scheduled[0].begin_ms
+            if each.pause is not None and due and due <= state.append_time_ms:
+                each.pause = None
+        move(state, offset)
+
+    def lapses_ms(self):
+        begins = [each.begin_ms for each in self.scheduled]
+        ends = [] if self.pause is None else [self.pause.until_ms]
+        return min([*begins, *ends], default=None)
+
+    patch.setattr(state_of_the_log.GroupState, "lapses_ms", property(lapses_ms))
+    patch.setattr(fold_groups, "move_pauses", move_pauses)
+
+
+def never_begin(patch):
+    """A scheduled pause stays scheduled when it is due."""
+    patch.setattr(fold_groups, "_begin", lambda state, group_id, due: None)
+
+
+def claim_only_what_the_policy_names(patch):
+    """Keys that no policy names are left free."""
+    patch.setattr(coverage.CoverageRule, "claims", lambda *_, **__: {})
+
+
+def go_on_after_a_handoff(patch):
+    """An owner continues after its release to a successor that is ready."""
+    plain = holdings.Holdings.release
+
+    def release(self, holding, drain, **rest):
+        known = self._context.replica_of(holding.key).world.keys.get(holding.key)
+        if known is None or known.offer is None or known.offer.ready is None:
+            plain(self, holding, drain, **rest)
+        elif holding.claim.is_owned:
+            self._source.send_release(holding, drain)
+            holding.drain = None
+
+    patch.setattr(holdings.Holdings, "release", release)

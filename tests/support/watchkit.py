@@ -14,13 +14,14 @@ TOPIC = "__marshal"
 class Story:
     """A log that somebody writes while a watch follows it."""
 
-    def __init__(self, *, partitions=1):
+    def __init__(self, *, partitions=1, level=1):
         self.clock = VirtualClock()
         self.kafka = FakeKafka(self.clock)
         self.kafka.create_topic(TOPIC, partitions, is_log_append_time=True)
         for number in range(partitions):
             self.write(
-                config(k=partitions, cluster_id=self.kafka.cluster_id), to=number
+                config(k=partitions, cluster_id=self.kafka.cluster_id, level=level),
+                to=number,
             )
 
     def write(self, record, *, to=0, after=0):

@@ -43,7 +43,10 @@ from kafka_marshal.protocol.text import (
 FILES = sorted(Path(__file__).parent.glob("*.txt"))
 LIMITS = NO_LIMITS.__struct_fields__
 TYPES = {"LogAppendTime": LOG_APPEND_TIME, "CreateTime": CREATE_TIME}
-IDS = {"incarnation", "topic_id", "op_id", "plan_digest", "grantee", "format_id"}
+IDS = {
+    *("incarnation", "fenced_incarnation", "topic_id", "op_id", "plan_digest"),
+    *("grantee", "format_id"),
+}
 SENDER = {"client_id": "c1", "group_id": "g", "seq": 0}
 PLACE = {"topic": "t", "partition": 0}
 NOBODY = {"epoch": 0, "position": None}
@@ -57,6 +60,7 @@ DEFAULTS = {
     "StagePosition": {**OPERATION, "plan_digest": "plan"},
     "DecidePosition": {**OPERATION, "plan_digest": "plan", "key_count": 1},
     "ResolvePosition": OPERATION,
+    "FencingClient": {**SENDER, "client_id": "admin"},
     "BatchHeartbeat": SENDER,
     "Config": {
         "generation": 1,
@@ -100,6 +104,8 @@ def payload(line):
             "epoch": int(epoch),
             "secret": ident(secret).hex(),
         }
+    if "fenced" in data:
+        data.setdefault("fenced_incarnation", data["fenced"])
     for name in IDS & set(data):
         data[name] = ident(data[name]).hex()
     if kind == "Config":
@@ -196,6 +202,9 @@ class Story:
             op_id = bytes.fromhex(one["locked_by"]).decode().rstrip(".")
             place = f"{one['group_id']}/{one['topic']}-{one['partition']}"
             found.append(f"{place} locked by {op_id}")
+        for one in document["fences"]:
+            life = bytes.fromhex(one["incarnation"]).decode().rstrip(".")
+            found.append(f"{one['group_id']} has fenced {one['client_id']} as {life}")
         if "halted" in document:
             found.append(f"halted {to_line(document['halted'])}")
         return found

@@ -45,10 +45,14 @@ class Claimant:
         owner: client_id and incarnation, as the log names them.
         group_id: The group.
         master: Secret of this process from which the secrets of keys derive.
+        person: Person for whom it claims, as its claims name them; None for none.
     """
 
-    def __init__(self, owner: Owner, group_id: str, *, master: bytes) -> None:
+    def __init__(
+        self, owner: Owner, group_id: str, *, master: bytes, person: str | None = None
+    ) -> None:
         self.owner = owner
+        self.person = person
         self.group_id = group_id
         self.master = master
         self._seq = 0
@@ -116,10 +120,13 @@ class Estimate(msgspec.Struct, frozen=True, gc=False):
         known: The key's state, None if it was never claimed.
         wait_ms: Time until a claim could be accepted; 0 = now; None = only a record
             can end the wait (the key is locked, or owned by this claimant).
+        is_named: Whether the last release names this claimant as successor, so that
+            no other one can win the key yet.
     """
 
     known: KeyState | None
     wait_ms: int | None
+    is_named: bool = False
 
 
 def estimate(
@@ -128,13 +135,15 @@ def estimate(
     """Estimate when ``key`` can be claimed.
 
     Log time does not advance while the log is idle, so the local time since its last
-    entry is added. The append of the claim itself carries the true time.
+    entry is added, also for the begin and the end of pauses. The append of the claim
+    itself carries the true time.
     """
     known = world.keys.get(key)
     wait_ms = 0
-    pause = world.active_pause(key.group_id)
-    if pause is not None:
-        wait_ms = pause.until_ms - world.append_time_ms - elapsed_ms
+    append_ms = world.append_time_ms + elapsed_ms
+    paused_until_ms = world.estimated_pause_end(key, append_ms)
+    if paused_until_ms is not None:
+        wait_ms = paused_until_ms - append_ms
     if world.quiet_until_ms is not None:
         wait_ms = max(wait_ms, world.quiet_until_ms - world.now_ms - elapsed_ms)
     if known is None:
@@ -144,11 +153,15 @@ def estimate(
     is_ours = known.owner == claimant and remaining_ms > 0
     if known.lock is not None or is_ours:
         return Estimate(known, None)
-    if known.handoff is not None and known.handoff[0] != claimant.client_id:
-        wait_ms = max(wait_ms, known.handoff[1] - now_ms)
+    is_named = False
+    if known.handoff is not None:
+        successor, deadline_ms = known.handoff
+        is_named = successor == claimant.client_id and now_ms < deadline_ms
+        if successor != claimant.client_id:
+            wait_ms = max(wait_ms, deadline_ms - now_ms)
     if known.owner is not None:
         wait_ms = max(wait_ms, remaining_ms)
-    return Estimate(known, max(0, wait_ms))
+    return Estimate(known, max(0, wait_ms), is_named)
 
 
 def resumable(

@@ -7,17 +7,21 @@ shortest form only, so that each record has one header.
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal.protocol.records import (
     KINDS,
+    SCOPE_PARTITIONS_MAX,
+    Directive,
     Kind,
     Record,
+    Scope,
     StagedTopic,
     StagePosition,
 )
@@ -168,6 +172,58 @@ def decode_tags(tags: bytes) -> dict[str, Any] | None:
         return None
 
 
+BY = "by"
+"""The person for whom an admin's record was written, in its tags (PROTOCOL 3.9)."""
+UNDOES = "undoes"
+"""The op_id of the operation that an undo sets back, in the tags of its records."""
+OP_ID_BYTES = 16
+PERSON_CHARS_MAX = 200
+PERSON_BYTES_MAX = 600
+"""A part of a Reset leaves room for this much in its frame."""
+
+
+def person_to_tags(
+    person: str | None, *, undoes: bytes | None = None
+) -> bytes | UnsetType:
+    """Return the tags of an admin's record; none if there is nothing to name.
+
+    Args:
+        person: The person for whom it is written, cut to the maximum length.
+        undoes: op_id of the operation that it sets back.
+    """
+    tags: dict[str, Any] = {BY: person_text(person)} if person else {}
+    if undoes is not None:
+        tags[UNDOES] = undoes
+    return _ENCODER.encode(tags) if tags else UNSET
+
+
+def person_text(person: str, bytes_max: int = PERSON_BYTES_MAX) -> str:
+    """Return the name of a person for tags, cut to the maximum length."""
+    # A name from the environment may hold bytes that are not UTF-8.
+    text = person[:PERSON_CHARS_MAX].encode(errors="replace")[:bytes_max]
+    return text.decode(errors="ignore")
+
+
+def person_of(record: Record) -> str | None:
+    """Return the person in the tags of a record, or None. Total, and bounded."""
+    person = _tag(record, BY)
+    return person[:PERSON_CHARS_MAX] if isinstance(person, str) else None
+
+
+def undone_of(record: Record) -> bytes | None:
+    """Return the op_id that the tags of a record undo, or None. Total."""
+    op_id = _tag(record, UNDOES)
+    if isinstance(op_id, bytes) and len(op_id) == OP_ID_BYTES:
+        return op_id
+    return None
+
+
+def _tag(record: Record, name: str) -> object:
+    tags = record.tags
+    found = None if isinstance(tags, UnsetType) else decode_tags(tags)
+    return (found or {}).get(name)
+
+
 def _are_topics(named: tuple[str, ...] | tuple[StagedTopic, ...]) -> bool:
     return all(
         is_topic(each.topic if isinstance(each, StagedTopic) else each)
@@ -185,7 +241,19 @@ def _are_distinct(record: StagePosition) -> bool:
     return len(set(keys)) == len(keys)
 
 
-def _is_successor(name: str | None) -> bool:
+def is_scope(scope: Scope | None) -> bool:
+    """Return whether a scope has the only form of its partitions (PROTOCOL 4.15)."""
+    if scope is None:
+        return True
+    return (
+        all(is_topic(each.topic) for each in scope)
+        and all(one.topic < other.topic for one, other in pairwise(scope))
+        and all(a < b for each in scope for a, b in pairwise(each.partitions))
+        and sum(len(each.partitions) for each in scope) <= SCOPE_PARTITIONS_MAX
+    )
+
+
+def _is_name_or_none(name: str | None) -> bool:
     return name is None or is_identifier(name)
 
 
@@ -194,7 +262,11 @@ _RULES: dict[str, Callable[[Any], bool]] = {
     "group_id": is_identifier,
     "topic": is_key_topic,
     "topics": _are_topics,
-    "successor": _is_successor,
+    "successor": _is_name_or_none,
+    "client": _is_name_or_none,
+    "policy": _is_name_or_none,
+    "fenced": is_identifier,
+    "scope": is_scope,
 }
 _CHECKS = {
     kind.record: tuple(
@@ -245,6 +317,10 @@ def _bad_name(record: Record) -> str | None:
             return f"bad {name}"
     if isinstance(record, StagePosition) and not _are_distinct(record):
         return "a key is named twice"
+    if isinstance(record, Directive) and (record.client is None) == (
+        record.host is None
+    ):
+        return "it must name either a client or a host"
     return None
 
 

@@ -3,6 +3,10 @@
 Most entries of a long log are heartbeats, and a replay needs no transition for them.
 Part of the rationalizer: the resulting state equals that of ``apply``, entry by
 entry, and all other entries are left to it.
+
+An ordinary heartbeat renews by the same interval, is in the same leader epoch, is not
+of a fenced client, and not of a ``/checkpoint`` key: those are not counted as news for
+a checkpoint.
 """
 
 from collections.abc import Sequence
@@ -11,6 +15,7 @@ import msgspec
 
 from kafka_marshal.protocol.codec import header_of, parser_of
 from kafka_marshal.protocol.hashing import CHECKPOINT_TOPIC
+from kafka_marshal.protocol.judging import is_paused
 from kafka_marshal.protocol.records import Heartbeat
 from kafka_marshal.protocol.state import WorldState, count
 from kafka_marshal.protocol.types import OFFSET_MAX, LogEntry, TimestampType
@@ -19,22 +24,22 @@ _HEADER = header_of(Heartbeat)
 _HEADER_BYTES = len(_HEADER)
 _parse = parser_of(Heartbeat)
 _NEVER = -(2**63) - 1
+NO_EPOCH = -1
 _LOG_APPEND_TIME = int(TimestampType.LOG_APPEND_TIME)
 
 
-def fold_beats(state: WorldState, entries: Sequence[LogEntry], *, start: int) -> int:
+def fold_beats(
+    state: WorldState, entries: Sequence[LogEntry], *, start: int, but: int = NO_EPOCH
+) -> int:
     """Fold the ordinary heartbeats at the start of the entries, in place.
-
-    An ordinary heartbeat renews by the same interval, is in the same leader epoch, and
-    is not of a ``/checkpoint`` key: those are not counted as news for a checkpoint.
 
     Args:
         state: The state as of an offset below that of the next entry.
         entries: Entries of its partition.
-        start: Index of the first one to fold.
+        start: Index of the next one.
+        but: Epoch whose heartbeats are not folded, for a caller that observes its key.
 
-    Returns:
-        Index of the first entry that was not folded; ``apply`` folds it.
+    Returns: Index of the first entry that was not folded; ``apply`` folds it.
     """
     config, now_ms = state.config, state.log_time_ms
     latest_ms, before_ms = _latest_ms(state), state.epoch_time_ms
@@ -42,8 +47,8 @@ def fold_beats(state: WorldState, entries: Sequence[LogEntry], *, start: int) ->
         return start
     # The busiest loop of a cold start: look up what does not change before it.
     interval_ms, leader_epoch = config.heartbeat_interval_ms, state.leader_epoch
-    keys, find, dirty = state.keys, state.epochs.get, state.dirty
-    next_offset, stop = state.next_offset, start
+    keys, find, dirty, fences = state.keys, state.epochs.get, state.dirty, state.fences
+    lapses_ms, next_offset = state.lapses_ms, state.next_offset
     for stop in range(start, len(entries)):
         entry = entries[stop]
         offset, value, at_ms = entry.offset, entry.value, entry.timestamp_ms
@@ -67,6 +72,9 @@ def fold_beats(state: WorldState, entries: Sequence[LogEntry], *, start: int) ->
             or key != (record.group_id, record.topic, record.partition)
             or key.topic == CHECKPOINT_TOPIC
             or record.rewind
+            or record.epoch == but
+            or (fences and (key[0], record.client_id, record.incarnation) in fences)
+            or (lapses_ms is not None and (at_ms >= lapses_ms or is_paused(state, key)))
         ):
             break
         known = keys[key]
@@ -87,18 +95,23 @@ def fold_beats(state: WorldState, entries: Sequence[LogEntry], *, start: int) ->
     else:
         stop = len(entries)
     state.next_offset = next_offset
-    if before_ms != state.epoch_time_ms:
-        state.log_time_ms, state.epoch_time_ms = now_ms, before_ms
-        state.append_time_ms = max(state.append_time_ms, before_ms)
+    _move_clock(state, now_ms, epoch_time_ms=before_ms)
     count(state, "renewed", times=stop - start)
     return stop
 
 
+def _move_clock(state: WorldState, now_ms: int, *, epoch_time_ms: int) -> None:
+    if epoch_time_ms != state.epoch_time_ms:
+        state.log_time_ms, state.epoch_time_ms = now_ms, epoch_time_ms
+        state.append_time_ms = max(state.append_time_ms, epoch_time_ms)
+
+
 def _latest_ms(state: WorldState) -> int:
     """Return the log time before which only records can change the state."""
-    ends_ms = (state.lapses_ms, state.ends_ms)
-    if state.halted is not None or any(end is not None for end in ends_ms):
+    if state.halted is not None or state.ends_ms is not None:
         return _NEVER
+    if state.lapses_ms is not None and state.lapses_ms <= state.append_time_ms:
+        return _NEVER  # a pause begins or ends with the next entry
     if not state.forgettable or state.config is None:
         return OFFSET_MAX
     # PROTOCOL 4.9: until the first key may be dropped for its silence.

@@ -1,4 +1,4 @@
-"""How pauses, Configs and Members change the state (PROTOCOL 4.8, 4.12, 3.6).
+"""How pauses, Configs, Members and settings change the state (PROTOCOL 4.8, 4.12, 9.1).
 
 Part of the rationalizer: only ``rationalizer.apply`` calls these.
 """
@@ -8,19 +8,22 @@ from typing import Any
 
 from kafka_marshal.protocol import judging
 from kafka_marshal.protocol.hashing import home_partition
+from kafka_marshal.protocol.pauses import Pause, Scheduled
 from kafka_marshal.protocol.records import (
     SUPPORTED_LEVEL,
     Config,
+    GroupSettings,
     Member,
+    PauseGroup,
     ReleaseGroup,
 )
+from kafka_marshal.protocol.settings import Settings
 from kafka_marshal.protocol.state import (
     ERAS,
     ERAS_MAX,
     GroupState,
     Halt,
     MemberState,
-    Pause,
     Step,
     Transitions,
     WorldState,
@@ -33,7 +36,7 @@ ERA_AHEAD_S_MAX = 24 * 3_600
 MS_PER_S = 1_000
 
 
-def _release_group(step: Step, record: ReleaseGroup) -> Transitions:
+def _release_group(step: Step, record: ReleaseGroup | PauseGroup) -> Transitions:
     state = step.state
     config = state.config
     if config is None:
@@ -42,47 +45,128 @@ def _release_group(step: Step, record: ReleaseGroup) -> Transitions:
     if reason is not None:
         return (step.refused(reason),)
     group = state.groups.setdefault(record.group_id, GroupState())
-    state.dirty[record.group_id] = None
-    pause = group.pause
     if record.msg_expire_time <= state.append_time_ms:
         end_operation(
             state, record.group_id, op_id=record.op_id, offset=step.entry.offset
         )
         return (step.accepted("unpaused"),)
+    pause = group.lasting(record.op_id)
     seen = () if pause is None else pause.incarnations
     if record.incarnation not in seen:
         seen = (*seen, record.incarnation)
     longest_ms = state.append_time_ms + config.limit("max_pause_ms")
     until_ms = min(record.msg_expire_time, longest_ms)
-    group.pause = Pause(
+    held = Pause(
         op_id=record.op_id,
         client_id=record.client_id,
         incarnation=record.incarnation,
         seq=record.seq,
         incarnations=seen,
         until_ms=until_ms,
+        scope=judging.scope_of(record),
     )
-    lapses_ms = state.lapses_ms
-    state.lapses_ms = until_ms if lapses_ms is None else min(until_ms, lapses_ms)
+    _unschedule(group, record.op_id)
+    _install(state, record.group_id, held)
+    state.note_lapse(until_ms)
     return (step.accepted("paused"),)
 
 
-def end_pauses(state: WorldState, offset: int) -> None:
-    """End expired pauses (PROTOCOL 4.8); called before a record is judged."""
-    over = [
-        (group_id, group.pause.op_id)
+def _install(state: WorldState, group_id: str, pause: Pause) -> None:
+    """Let a pause last, in place of an earlier record of its operation."""
+    group = state.groups[group_id]
+    state.dirty[group_id] = None
+    if pause.scope is None:
+        group.pause = pause
+        return
+    others = (each for each in group.scoped if each.op_id != pause.op_id)
+    group.scoped = tuple(sorted((*others, pause), key=lambda each: each.op_id))
+    state.scopes[group_id, pause.op_id] = None
+
+
+def _pause_group(step: Step, record: PauseGroup) -> Transitions:
+    state = step.state
+    config = state.config
+    assert config is not None  # the record needs level 2
+    if record.begin_time <= state.append_time_ms:
+        return _release_group(step, record)
+    until_ms = min(
+        record.msg_expire_time, record.begin_time + config.limit("max_pause_ms")
+    )
+    reason = judging.judge_pause_group(state, record, until_ms=until_ms, config=config)
+    if reason is not None:
+        return (step.refused(reason),)
+    group = state.groups.setdefault(record.group_id, GroupState())
+    if group.scheduled_as(record.op_id) is None:
+        scheduled = Scheduled(
+            begin_ms=record.begin_time,
+            op_id=record.op_id,
+            client_id=record.client_id,
+            incarnation=record.incarnation,
+            seq=record.seq,
+            until_ms=until_ms,
+            scope=record.scope,
+        )
+        if record.scope is not None:
+            state.scopes[record.group_id, record.op_id] = None
+        group.scheduled = tuple(sorted((*group.scheduled, scheduled)))
+        state.dirty[record.group_id] = None
+        state.note_lapse(record.begin_time)
+    return (step.accepted("scheduled"),)
+
+
+def _unschedule(group: GroupState, op_id: bytes) -> None:
+    group.scheduled = tuple(each for each in group.scheduled if each.op_id != op_id)
+
+
+def move_pauses(state: WorldState, offset: int) -> None:
+    """End pauses and directives that are over, begin pauses that are due.
+
+    PROTOCOL 4.8, 4.14, 9.7.
+
+    Called before a record is judged.
+    """
+    now_ms = state.append_time_ms
+    lapsed = [
+        group_id
         for group_id, group in state.groups.items()
-        if group.pause is not None and group.pause.until_ms <= state.append_time_ms
+        if group.lapses_ms is not None and group.lapses_ms <= now_ms
     ]
-    for group_id, op_id in sorted(over):
-        end_operation(state, group_id, op_id=op_id, offset=offset)
+    for group_id in sorted(lapsed):
+        group = state.groups[group_id]
+        for pause in group.pauses:
+            if pause.until_ms <= now_ms:
+                end_operation(state, group_id, op_id=pause.op_id, offset=offset)
+        for each in group.due:
+            if each.until_ms <= now_ms:
+                end_operation(state, group_id, op_id=each.op_id, offset=offset)
+        for each in group.due:
+            # The first for the whole group lets the others wait.
+            if each.begin_ms <= now_ms and each in group.due:
+                _begin(state, group_id, each)
+        for standing in group.directives:
+            if standing.until_ms <= now_ms:
+                end_operation(state, group_id, op_id=standing.op_id, offset=offset)
     state.note_next_lapse()
+
+
+def _begin(state: WorldState, group_id: str, due: Scheduled) -> None:
+    _unschedule(state.groups[group_id], due.op_id)
+    begun = Pause(
+        op_id=due.op_id,
+        client_id=due.client_id,
+        incarnation=due.incarnation,
+        seq=due.seq,
+        incarnations=(due.incarnation,),
+        until_ms=due.until_ms,
+        scope=due.scope,
+    )
+    _install(state, group_id, begun)
 
 
 def end_operation(
     state: WorldState, group_id: str, *, op_id: bytes, offset: int
 ) -> None:
-    """Record that an operation is over, and end its pause.
+    """Record that an operation is over, and end its pause or directive.
 
     Ended operations are remembered within bounds; the oldest are forgotten first.
     """
@@ -90,6 +174,15 @@ def end_operation(
     state.dirty[group_id] = None
     if group.pause is not None and group.pause.op_id == op_id:
         group.pause = None
+    group.scoped = tuple(each for each in group.scoped if each.op_id != op_id)
+    state.scopes.pop((group_id, op_id), None)
+    if state.directed.pop((group_id, op_id), 0) is None:
+        kept = (each for each in group.directives if each.op_id != op_id)
+        group.directives = tuple(kept)
+    _unschedule(group, op_id)
+    if group.lapses_ms is not None:
+        # A scheduled pause that was due has waited for the end of this one.
+        state.note_lapse(group.lapses_ms)
     group.over = (*group.over, (offset, op_id))
     state.over[offset, group_id, op_id] = None
     if len(group.over) > OPS_REMEMBERED_MAX:
@@ -109,10 +202,11 @@ def _drop_over(state: WorldState, offset: int, group_id: str, op_id: bytes) -> N
 
 
 def drop_if_empty(state: WorldState, group_id: str) -> None:
-    """Drop a group without keys, pause, ended operations and an unresolved verdict."""
+    """Drop a group without keys, pauses, and anything to keep (PROTOCOL 4.9)."""
     group = state.groups[group_id]
-    is_idle = group.pause is None and group.unresolved is None and not group.over
-    if is_idle and group.key_count == 0:
+    is_idle = group.lapses_ms is None and group.unresolved is None
+    has_rest = group.over or group.fences or group.settings
+    if is_idle and not (group.key_count or has_rest):
         del state.groups[group_id]
         state.note_gone(group_id)
 
@@ -144,6 +238,25 @@ def _config(step: Step, record: Config) -> Transitions:
     return (step.accepted("configured"),)
 
 
+def _settings(step: Step, record: GroupSettings) -> Transitions:
+    state = step.state
+    config = state.config
+    assert config is not None  # the record needs level 2
+    group_id = record.group_id
+    if home_partition(group_id, partition_count=config.partition_count) != (
+        state.partition
+    ):
+        return (step.refused("wrong_partition"),)
+    if record.generation != state.settings_of(group_id).generation + 1:
+        return (step.refused("settings_overtaken"),)
+    if judging.lacks_room_for_group(state, group_id, config=config):
+        return (step.refused("limits"),)
+    group = state.groups.setdefault(group_id, GroupState())
+    group.settings = Settings(*(getattr(record, name) for name in Settings._fields))
+    state.dirty[group_id] = None
+    return (step.accepted("group_configured"),)
+
+
 def _member(step: Step, record: Member) -> Transitions:
     state = step.state
     config = state.config
@@ -154,6 +267,8 @@ def _member(step: Step, record: Member) -> Transitions:
         return (step.ignored("wrong_partition"),)
     members = state.soft.members
     name = (record.group_id, record.client_id, record.incarnation)
+    if name in state.fences:
+        return (step.refused("sender_fenced"),)
     known = members.get(name)
     if known is not None and record.seq <= known.record.seq:
         return (step.ignored("old_seq"),)
@@ -183,7 +298,9 @@ def _drop_gone_members(state: WorldState, config: Config) -> None:
 
 FOLDS: dict[type, Callable[[Step, Any], Transitions]] = {
     ReleaseGroup: _release_group,
+    PauseGroup: _pause_group,
     Config: _config,
+    GroupSettings: _settings,
     Member: _member,
 }
 """How each record about groups, settings and members is folded."""

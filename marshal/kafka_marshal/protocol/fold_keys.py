@@ -47,7 +47,7 @@ def _claim(step: Step, record: ClaimingPartition) -> Transitions:
     judge = judging.judge_claim if record.resume is None else judging.judge_resume
     reason = judge(state, record, config=config, key=key)
     if reason is not None:
-        detail = _time_left(state, known, reason)
+        detail = judging.time_left(state, known, reason=reason)
         return (step.refused(reason, key, detail=detail),)
     before: Owner | None = None
     follows: int | None = None
@@ -65,17 +65,6 @@ def _claim(step: Step, record: ClaimingPartition) -> Transitions:
     state.dirty[key] = None
     effect = "claimed" if record.resume is None else "resumed"
     return (step.accepted(effect, key),)
-
-
-def _time_left(
-    state: WorldState, known: KeyState | None, reason: str
-) -> dict[str, int] | None:
-    """Return how long a refusal lasts, if log time alone ends it."""
-    if reason == "held" and known is not None:
-        return {"remaining_ms": known.remaining_ms(state.now_ms)}
-    if reason == "quiet" and state.quiet_until_ms is not None:
-        return {"remaining_ms": state.quiet_until_ms - state.now_ms}
-    return None
 
 
 def _shared(key: Key) -> Key:
@@ -106,8 +95,9 @@ def _install_owner(step: Step, record: ClaimingPartition, known: KeyState) -> No
     known.epoch_leader_epoch = state.leader_epoch or 0
     known.renewed_ms = known.active_ms = state.now_ms
     known.resume_hash = record.resume_hash
+    known.offer = None
     if record.resume is not None:
-        return  # PROTOCOL 4.4: a resume changes nothing else.
+        return  # PROTOCOL 4.4, 9.4: a resume changes nothing else.
     known.handoff = None
     topic_id = record.topic_id
     if topic_id is None or topic_id == known.topic_id:
@@ -168,11 +158,17 @@ def _take_heartbeat(
 
 
 def _renewal(state: WorldState, key: Key) -> int | None:
-    """Return the interval by which a heartbeat renews, None while paused."""
+    """Return the interval by which the owner's heartbeat renews; None = not at all."""
     assert state.config is not None
-    # PROTOCOL 4.5: renewing in a pause would be unsafe.
-    is_paused = judging.is_paused(state, key)
-    return None if is_paused else state.config.heartbeat_interval_ms
+    # PROTOCOL 4.5: renewing in a pause would be unsafe; 4.13: a fence ends the claim.
+    if judging.is_paused(state, key) or _is_owner_fenced(state, key):
+        return None
+    return state.config.heartbeat_interval_ms
+
+
+def _is_owner_fenced(state: WorldState, key: Key) -> bool:
+    owner = state.keys[key].owner
+    return owner is not None and judging.is_fenced(state, owner, group_id=key[0])
 
 
 def _beat(
@@ -201,7 +197,9 @@ def _batch_heartbeat(step: Step, record: BatchHeartbeat) -> Transitions:
     group_id = intern(record.group_id)
     sender = (intern(record.client_id), record.incarnation)
     offset, now_ms = step.entry.offset, state.now_ms
-    has_pause = state.active_pause(group_id) is not None
+    group = state.groups.get(group_id)
+    is_paused = group is not None and bool(group.pauses)
+    may_hold = is_paused or bool(state.fences)
     renewal: int | None = config.heartbeat_interval_ms
     effect = "renewed"
     ignored = held = 0
@@ -218,7 +216,7 @@ def _batch_heartbeat(step: Step, record: BatchHeartbeat) -> Transitions:
             append(step.ignored("not_owner", key))
             ignored += 1
             continue
-        if has_pause:
+        if may_hold:
             renewal = _renewal(state, key)
             effect = "position_only" if renewal is None else "renewed"
             held += renewal is None
@@ -256,7 +254,7 @@ def _release(step: Step, record: ReleasingPartition) -> Transitions:
     if reason is not None:
         return (step.ignored(reason, key),)
     known = state.keys[key]
-    known.owner = None
+    known.owner = known.offer = None
     # A release sets the position as a heartbeat does, and renews nothing.
     _beat(known, record.position, state.now_ms, None)
     if record.successor is not None:
@@ -281,7 +279,9 @@ def _claim_messages(step: Step, record: ClaimingMessages) -> Transitions:
     head = known.next_unclaimed()
     first = record.first if head is None else head
     last = record.proposed_last_offset
-    if judging.is_paused(state, key):
+    if _is_owner_fenced(state, key):
+        reason = "sender_fenced"
+    elif judging.is_paused(state, key):
         reason = "paused"
     elif last < first:
         reason = "nothing_left"
@@ -302,7 +302,11 @@ def _forget_key(step: Step, record: ForgettingPartition) -> Transitions:
     reason = judging.judge_forgetting(state, record, key=key)
     if reason is not None:
         known = state.keys.get(key)
-        return (step.refused(reason, key, detail=_time_left(state, known, reason)),)
+        return (
+            step.refused(
+                reason, key, detail=judging.time_left(state, known, reason=reason)
+            ),
+        )
     _drop_key(state, key, state.keys[key])
     state.note_forgotten(key)
     return (step.accepted("forgotten", key),)
@@ -342,6 +346,7 @@ def _drop_key(state: WorldState, key: Key, known: KeyState) -> None:
     del state.keys[key]
     del state.epochs[known.epoch]
     state.soft.notes.pop(key, None)
+    state.soft.offered_ms.pop(key, None)
     state.note_gone(key)
     state.groups[key.group_id].key_count -= 1
     drop_if_empty(state, key.group_id)

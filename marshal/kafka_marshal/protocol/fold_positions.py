@@ -13,6 +13,7 @@ from typing import Any
 from kafka_marshal.protocol import judging
 from kafka_marshal.protocol.fold_groups import drop_if_empty, end_operation
 from kafka_marshal.protocol.hashing import home_partition
+from kafka_marshal.protocol.items import Lock, Verdict
 from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.records import (
     Config,
@@ -22,12 +23,10 @@ from kafka_marshal.protocol.records import (
 )
 from kafka_marshal.protocol.state import (
     KeyState,
-    Lock,
     Previous,
     Step,
     Transition,
     Transitions,
-    Verdict,
     WorldState,
 )
 from kafka_marshal.protocol.types import Key
@@ -62,10 +61,7 @@ def _stage(step: Step, record: StagePosition) -> Transitions:
     refusal = _first_refusal(state, locks)
     if refusal is not None:
         reason, key = refusal
-        known = state.keys.get(key)
-        detail = None
-        if reason == "held" and known is not None:
-            detail = {"remaining_ms": known.remaining_ms(state.now_ms)}
+        detail = judging.time_left(state, state.keys.get(key), reason=reason)
         return (step.refused(reason, key, detail=detail),)
     locked_count = sum(map(len, state.locked.values()))
     new_count = sum(state.keys[key].lock is None for key in locks)
@@ -79,7 +75,7 @@ def _lock(step: Step, named: Key, lock: Lock) -> Transition:
     known = state.keys[named]
     key = state.epochs[known.epoch]  # equal, with interned names
     if known.lock is None:
-        known.owner = known.handoff = None
+        known.owner = known.handoff = known.offer = None
         known.lock = lock
         known.active_ms = state.now_ms
         state.locked.setdefault((key.group_id, lock.op_id), {})[key] = None
@@ -160,15 +156,14 @@ def _resolve(step: Step, record: ResolvePosition) -> Transitions:
     group_id, op_id = record.group_id, record.op_id
     assert config is not None  # the record needs level 2
     group = state.groups.get(group_id)
-    verdict = None
-    if group is not None and _is_home(state, group_id, config=config):
-        verdict = group.unresolved
+    is_home = _is_home(state, group_id, config=config)
+    verdict = group.unresolved if group is not None and is_home else None
     is_decided = verdict is not None and verdict.op_id == op_id
     keys = sorted(state.locked.get((group_id, op_id), ()))
     is_over = group is not None and group.is_over(op_id)
     if is_over and not keys and not is_decided:
         return (step.ignored("op_over"),)
-    if _is_home(state, group_id, config=config) and record.commit != is_decided:
+    if is_home and record.commit != is_decided:
         return (step.refused("undecided" if record.commit else "resolve_contradicts"),)
     if group is None and judging.lacks_room_for_group(state, group_id, config=config):
         return (step.refused("limits"),)
@@ -177,6 +172,9 @@ def _resolve(step: Step, record: ResolvePosition) -> Transitions:
     for key in keys:
         known = state.keys[key]
         _unlock(known, commits=record.commit)
+        if record.commit:
+            # The next claim starts at the new position: it follows none before.
+            state.soft.notes.pop(key, None)
         known.active_ms = state.now_ms
         state.dirty[key] = None
         state.note_forgettable(key, known)

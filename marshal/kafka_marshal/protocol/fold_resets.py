@@ -138,7 +138,8 @@ def _carried(
         carried = from_bytes(value)
     except MalformedRecord:
         return "reset_damaged"
-    has_room = len(carried.over) <= config.limit("operations") and sum(
+    remembered = max(len(carried.over), len(carried.fences))
+    has_room = remembered <= config.limit("operations") and sum(
         map(len, carried.locked.values())
     ) <= config.limit("locks")
     return carried if has_room else "limits"
@@ -157,7 +158,7 @@ def _install(
     longest_ms = config.heartbeat_interval_ms
     for known in carried.keys.values():
         longest_ms = max(longest_ms, known.heartbeat_interval_ms)
-        known.owner = known.handoff = known.resume_hash = None
+        known.owner = known.handoff = known.offer = known.resume_hash = None
         # Silence counts from here; otherwise keys could be forgotten at once.
         known.active_ms = carried.now_ms
     # PROTOCOL 7.6: an owner may use its key for two heartbeat intervals after its last
@@ -171,6 +172,7 @@ def _install(
     state.become(carried)
     # Both refer to times unknown to this state; members announce themselves again.
     state.soft.notes.clear()
+    state.soft.offered_ms.clear()
     state.soft.members.clear()
 
 

@@ -15,7 +15,7 @@ from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.protocol.losses import mark_to_tags
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.state import ACCEPTED, IGNORED, KeyState, Transition
-from kafka_marshal.protocol.types import Key, Owner
+from kafka_marshal.protocol.types import Key, OffsetRange, Owner
 
 REQUESTS_IN_FLIGHT_MAX = 64
 DEPTH_MAX_DEFAULT = 4
@@ -157,7 +157,7 @@ class GrantVerdict:
     Attributes:
         outcome: ``accepted``, ``refused`` or ``ignored``.
         reason: Why it was not accepted, such as ``nothing_left`` or ``not_owner``.
-        granted: First and last offset granted, None if none is.
+        granted: Offsets granted, None if none are.
         head: Next offset that is not granted, after this request; None if unknown.
         offset: Log offset of the request; None if none was appended, because the
             claim had ended before.
@@ -165,7 +165,7 @@ class GrantVerdict:
 
     outcome: str
     reason: str | None
-    granted: tuple[int, int] | None = None
+    granted: OffsetRange | None = None
     head: int | None
     offset: int | None
 
@@ -180,7 +180,7 @@ def verdict_of(transition: Transition, *, head: int | None) -> GrantVerdict:
     detail = transition.detail
     granted = None
     if transition.outcome == ACCEPTED and detail is not None:
-        granted = (detail["first"], detail["last"])
+        granted = OffsetRange.through(detail["first"], detail["last"])
     return GrantVerdict(
         outcome=transition.outcome,
         reason=transition.reason,
@@ -191,28 +191,18 @@ def verdict_of(transition: Transition, *, head: int | None) -> GrantVerdict:
 
 
 @attrs.frozen
-class SentRange:
-    """The range of a request that has no verdict yet.
+class SentRequest:
+    """A request that has no verdict yet.
 
     Attributes:
         seq: Its sequence number.
-        first: First requested offset.
-        last: Last requested offset, inclusive.
+        offsets: Requested offsets.
         sent_ms: Local time of sending.
     """
 
     seq: int
-    first: int
-    last: int
+    offsets: OffsetRange
     sent_ms: int = 0
-
-
-@attrs.frozen
-class Grant:
-    """A range that was granted to this process, both ends inclusive."""
-
-    first: int
-    last: int
 
 
 class AtMostOnce:
@@ -247,8 +237,8 @@ class AtMostOnce:
         self.is_anchored = False
         self.round_trip_us = 0
         self._is_over = False
-        self._requests: deque[SentRange] = deque()
-        self._grants: deque[Grant] = deque()
+        self._requests: deque[SentRequest] = deque()
+        self._grants: deque[OffsetRange] = deque()
 
     # --- state
 
@@ -263,26 +253,26 @@ class AtMostOnce:
         return self._requests[0].sent_ms if self._requests else None
 
     @property
-    def granted(self) -> Grant | None:
+    def granted(self) -> OffsetRange | None:
         """The grant to hand out from now, None if there is none."""
         return self._grants[0] if self._grants and not self._is_over else None
 
     @property
-    def unused(self) -> tuple[Grant, ...]:
+    def unused(self) -> tuple[OffsetRange, ...]:
         """Everything granted and not handed out: what a crash would lose."""
         return tuple(self._grants)
 
     @property
     def unused_count(self) -> int:
         """Number of offsets granted and not handed out."""
-        return sum(grant.last - grant.first + 1 for grant in self._grants)
+        return sum(grant.count for grant in self._grants)
 
     @property
     def resume_at(self) -> int:
         """First offset to fetch: granted, requested, or next to be requested."""
         if self._grants:
             return self._grants[0].first
-        return self._requests[0].first if self._requests else self.next_first
+        return self._requests[0].offsets.first if self._requests else self.next_first
 
     def may_request(self, depth: int) -> bool:
         """Return whether one more request may be sent now.
@@ -295,7 +285,7 @@ class AtMostOnce:
 
     # --- requesting
 
-    def request(self, seq: int, last: int, *, sent_ms: int = 0) -> SentRange:
+    def request(self, seq: int, last: int, *, sent_ms: int = 0) -> SentRequest:
         """Record a request for everything up to ``last``.
 
         Raises:
@@ -305,9 +295,10 @@ class AtMostOnce:
         may = self.may_request(REQUESTS_IN_FLIGHT_MAX)
         if last < self.next_first or not may:
             raise InvalidTransition(f"cannot request offsets up to {last}")
-        request = SentRange(seq=seq, first=self.next_first, last=last, sent_ms=sent_ms)
+        wanted = OffsetRange.through(self.next_first, last)
+        request = SentRequest(seq=seq, offsets=wanted, sent_ms=sent_ms)
         self._requests.append(request)
-        self.next_first = last + 1
+        self.next_first = wanted.end
         return request
 
     def last_within(self, last: int, span: int) -> int:
@@ -316,7 +307,7 @@ class AtMostOnce:
         A request also covers the requests in flight before it: if they are lost, it
         is granted their ranges, too (PROTOCOL 4.7).
         """
-        first = self._requests[0].first if self._requests else self.next_first
+        first = self._requests[0].offsets.first if self._requests else self.next_first
         return last_within(last, first, span=span)
 
     def on_verdict(
@@ -347,7 +338,7 @@ class AtMostOnce:
         if verdict.granted is not None:
             if now_ms is not None:
                 self._measure(seq, now_ms)
-            self._take(Grant(*verdict.granted), seq=seq)
+            self._take(verdict.granted, seq=seq)
             return None
         self._refused(seq, verdict.reason, verdict.head)
         return verdict.reason or "refused"
@@ -359,22 +350,22 @@ class AtMostOnce:
                 sample_us = max(1, (now_ms - request.sent_ms) * US_PER_MS)
                 self.round_trip_us = averaged(self.round_trip_us, sample_us)
 
-    def _take(self, grant: Grant, *, seq: int | None = None) -> None:
+    def _take(self, grant: OffsetRange, *, seq: int | None = None) -> None:
         self._grants.append(grant)
         self.is_anchored = True
         # A request for less has landed, or can no longer be granted anything.
-        left = [r for r in self._requests if r.last > grant.last]
+        left = [r for r in self._requests if r.offsets.end > grant.end]
         # A sidecar cuts a request if ``span`` was lowered meanwhile. The next request
         # is granted the rest.
         self._requests = deque(r for r in left if r.seq != seq)
         if left and not self._requests:
-            self.next_first = grant.last + 1
+            self.next_first = grant.end
         else:
-            self.next_first = max(self.next_first, grant.last + 1)
+            self.next_first = max(self.next_first, grant.end)
 
     def _refused(self, seq: int, reason: str | None, head: int | None) -> None:
         refused = next((r for r in self._requests if r.seq == seq), None)
-        last = -1 if refused is None else refused.last
+        last = -1 if refused is None else refused.offsets.last
         if refusal_of(reason, last=last, head=head) is Refusal.TAKEN:
             self._requests = deque(r for r in self._requests if r.seq != seq)
             self.next_first = max(self.next_first, head or 0)
@@ -382,7 +373,7 @@ class AtMostOnce:
             # Its range must be requested again, and so must the later ranges, which
             # were requested on the assumption that it would be granted.
             self._requests.clear()
-            self.next_first = refused.first if head is None else head
+            self.next_first = refused.offsets.first if head is None else head
 
     def forget_requests(self) -> None:
         """Drop pending requests: a later one covers the same offsets.
@@ -390,7 +381,7 @@ class AtMostOnce:
         If one of them is still accepted, its grant counts.
         """
         if self._requests:
-            self.next_first = self._requests[0].first
+            self.next_first = self._requests[0].offsets.first
             self._requests.clear()
 
     # --- using
@@ -422,14 +413,14 @@ class AtMostOnce:
     def _use_up(self, offset: int) -> None:
         grant = self._grants.popleft()
         if grant.last > offset:
-            self._grants.appendleft(Grant(offset + 1, grant.last))
+            self._grants.appendleft(OffsetRange(offset + 1, grant.end))
         self._handed = offset + 1
 
     def take_back(self) -> None:
         """Record that everything handed out is processed."""
         self.done = self._handed
 
-    def discard(self) -> tuple[Grant, ...]:
+    def discard(self) -> tuple[OffsetRange, ...]:
         """Discard unused grants; return them on the first call, for the report.
 
         Nothing can be handed out afterwards.

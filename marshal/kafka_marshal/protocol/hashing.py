@@ -24,6 +24,13 @@ def coordinating_partition(topic: str, partition: int, *, partition_count: int) 
     return mmh3.hash(name, 0, signed=False) % partition_count
 
 
+def key_partition(topic: str, partition: int, *, partition_count: int) -> int:
+    """Return the coordinating partition of a key, which reserved topics name."""
+    if topic in RESERVED_TOPICS:
+        return partition
+    return coordinating_partition(topic, partition, partition_count=partition_count)
+
+
 @lru_cache(
     maxsize=GROUPS_REMEMBERED_MAX
 )  # called for each Member record that is folded

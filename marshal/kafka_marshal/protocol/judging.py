@@ -7,24 +7,39 @@ counter, or None if the record is acceptable.
 from hashlib import sha256
 
 from kafka_marshal.protocol.hashing import (
-    PLANNER_TOPIC,
+    CHECKPOINT_GROUP,
     RESERVED_TOPICS,
     coordinating_partition,
+    home_partition,
 )
 from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.records import (
     ClaimingMessages,
     ClaimingPartition,
     Config,
+    Directive,
     ForgettingPartition,
+    HandoffOffer,
+    HandoffReady,
     Heartbeat,
+    PauseGroup,
     ReleaseGroup,
     ReleasingPartition,
+    Scope,
 )
-from kafka_marshal.protocol.state import KeyState, WorldState
+from kafka_marshal.protocol.state import (
+    DIRECTIVES_MAX,
+    SCHEDULED_MAX,
+    SCOPED_MAX,
+    GroupState,
+    KeyState,
+    WorldState,
+)
 from kafka_marshal.protocol.types import Key
 
 OP_INCARNATIONS_MAX = 16
+PAUSE_AHEAD_MS_MAX = 30 * 24 * 3_600_000
+"""How far ahead of the largest append time a pause may begin: 30 days."""
 
 
 def is_misplaced(state: WorldState, key: Key, *, config: Config) -> bool:
@@ -41,11 +56,21 @@ def is_misplaced(state: WorldState, key: Key, *, config: Config) -> bool:
 
 
 def is_paused(state: WorldState, key: Key) -> bool:
-    """Return whether a pause holds the key's group."""
-    if state.lapses_ms is None:
-        return False  # the common case: no group is paused
-    # PROTOCOL 2.3: a group's pause does not touch its planner key.
-    return key.topic != PLANNER_TOPIC and state.active_pause(key.group_id) is not None
+    """Return whether a pause of the key's group covers the key (PROTOCOL 4.15)."""
+    return state.pause_of(key) is not None
+
+
+def is_fenced(state: WorldState, owner: tuple[str, bytes], *, group_id: str) -> bool:
+    """Return whether a process of a client is fenced in its group (PROTOCOL 4.13)."""
+    # The common case, in which nothing is fenced, costs no hash.
+    return bool(state.fences) and (group_id, *owner) in state.fences
+
+
+def _is_sender_fenced(
+    state: WorldState, record: ClaimingPartition | HandoffOffer | HandoffReady
+) -> bool:
+    sender = (record.client_id, record.incarnation)
+    return is_fenced(state, sender, group_id=record.group_id)
 
 
 def _held_back(state: WorldState, key: Key) -> str | None:
@@ -64,6 +89,8 @@ def judge_claim(
         return "wrong_generation"
     if is_misplaced(state, key, config=config):
         return "wrong_partition"
+    if _is_sender_fenced(state, record):
+        return "sender_fenced"
     if known is None and _is_full(state, config, key):
         return "limits"
     reason = _held_back(state, key)
@@ -110,6 +137,8 @@ def judge_resume(
         return "wrong_generation"
     if is_misplaced(state, key, config=config):
         return "wrong_partition"
+    if _is_sender_fenced(state, record):
+        return "sender_fenced"
     reason = _held_back(state, key)
     if reason is not None:
         return reason
@@ -163,7 +192,7 @@ def judge_forgetting(
 
 def mismatch(
     state: WorldState,
-    record: Heartbeat | ReleasingPartition | ClaimingMessages,
+    record: Heartbeat | ReleasingPartition | ClaimingMessages | HandoffOffer,
     *,
     key: Key,
 ) -> str | None:
@@ -179,24 +208,144 @@ def mismatch(
     return "wrong_partition" if is_misplaced(state, key, config=config) else "not_owner"
 
 
+def judge_offer(state: WorldState, record: HandoffOffer, *, key: Key) -> str | None:
+    """Return why an owner's offer is refused, in the order of PROTOCOL 9.4, or None."""
+    if _is_sender_fenced(state, record):
+        return "sender_fenced"
+    return "paused" if is_paused(state, key) else None
+
+
+def judge_ready(state: WorldState, record: HandoffReady, *, key: Key) -> str | None:
+    """Return why a Ready is refused, in the order of PROTOCOL 9.4, or None."""
+    known = state.keys.get(key)
+    if known is None or known.epoch != record.epoch:
+        return "old_epoch"
+    offer = known.offer
+    if offer is None:
+        return "no_offer"
+    if offer.successor != record.client_id:
+        return "not_successor"
+    if state.now_ms >= offer.until_ms:
+        return "late"
+    if _is_sender_fenced(state, record):
+        return "sender_fenced"
+    return "paused" if is_paused(state, key) else None
+
+
 def judge_release_group(
-    state: WorldState, record: ReleaseGroup, *, config: Config
+    state: WorldState, record: ReleaseGroup | PauseGroup, *, config: Config
 ) -> str | None:
-    """Return why an admin's record is refused, in the order of PROTOCOL 4.8."""
+    """Return why an admin's record is refused, in the order of PROTOCOL 4.8, 4.15."""
     if lacks_room_for_group(state, record.group_id, config=config):
         return "limits"
-    group = state.groups.get(record.group_id)
-    pause = state.active_pause(record.group_id)
-    if group is not None and group.is_over(record.op_id):
+    group = state.groups.get(record.group_id) or GroupState()
+    if group.is_over(record.op_id):
         return "op_over"
-    if pause is None:
-        over = record.msg_expire_time <= state.append_time_ms
-        return "expired" if over else None
-    if pause.op_id != record.op_id:
+    ends = record.msg_expire_time <= state.append_time_ms
+    scheduled, pause = group.scheduled_as(record.op_id), group.lasting(record.op_id)
+    if ends and scheduled is not None:
+        return None  # a scheduled pause is cancelled, whatever lasts meanwhile
+    scope, known = scope_of(record), pause or scheduled
+    if not ends and known is not None and known.scope != scope:
         return "busy"
+    if pause is None:
+        if scope is None and group.pause is not None:
+            return "busy"
+        if ends:
+            return "expired"
+        is_new = scope is not None and scheduled is None
+        return "limits" if is_new and _lacks_room_for_scope(state, record) else None
     if record.incarnation not in pause.incarnations:
         full = len(pause.incarnations) >= OP_INCARNATIONS_MAX
         return "limits" if full else None
     if record.incarnation != pause.incarnation or record.seq <= pause.seq:
         return "old_seq"
+    return None
+
+
+def judge_pause_group(
+    state: WorldState, record: PauseGroup, *, until_ms: int, config: Config
+) -> str | None:
+    """Return why a pause cannot be scheduled, in the order of PROTOCOL 4.14, or None.
+
+    Args:
+        state: The world.
+        record: The record; its pause begins later.
+        until_ms: End of the pause, within the limit of its length.
+        config: The Config in force.
+    """
+    if lacks_room_for_group(state, record.group_id, config=config):
+        return "limits"
+    if record.begin_time - state.append_time_ms > PAUSE_AHEAD_MS_MAX:
+        return "limits"
+    group = state.groups.get(record.group_id)
+    if group is not None and group.is_over(record.op_id):
+        return "op_over"
+    if record.msg_expire_time <= record.begin_time:
+        return "expired"
+    if group is not None:
+        known = group.scheduled_as(record.op_id)
+        if known is not None:
+            times = (known.begin_ms, known.until_ms, known.scope)
+            is_same = times == (record.begin_time, until_ms, record.scope)
+            return None if is_same else "busy"
+        if group.lasting(record.op_id) is not None:
+            return "busy"
+        if len(group.scheduled) >= SCHEDULED_MAX:
+            return "limits"
+    is_full = record.scope is not None and _lacks_room_for_scope(state, record)
+    return "limits" if is_full else None
+
+
+def scope_of(record: ReleaseGroup | PauseGroup) -> Scope | None:
+    """Return the partitions that a pause is limited to, None for the whole group."""
+    return record.scope if isinstance(record, PauseGroup) else None
+
+
+def _lacks_room_for_scope(state: WorldState, record: ReleaseGroup | PauseGroup) -> bool:
+    """Return whether no more pauses of some partitions fit (PROTOCOL 4.15)."""
+    assert state.config is not None
+    if len(state.scopes) >= state.config.limit("operations"):
+        return True
+    mine = sum(group_id == record.group_id for group_id, _ in state.scopes)
+    return mine >= SCOPED_MAX
+
+
+def judge_directive(
+    state: WorldState, record: Directive, *, config: Config
+) -> str | None:
+    """Return why a directive is refused, in the order of PROTOCOL 9.7, or None."""
+    group_id, op_id = record.group_id, record.op_id
+    home = home_partition(group_id, partition_count=config.partition_count)
+    if group_id != CHECKPOINT_GROUP and home != state.partition:
+        return "wrong_partition"
+    if lacks_room_for_group(state, group_id, config=config):
+        return "limits"
+    group = state.groups.get(group_id) or GroupState()
+    if group.is_over(op_id):
+        return "op_over"
+    known = group.directive(op_id)
+    ends = record.msg_expire_time <= state.append_time_ms
+    if known is None:
+        if ends:
+            return "expired"
+        is_full = len(group.directives) >= DIRECTIVES_MAX or len(
+            state.directed
+        ) >= config.limit("operations")
+        return "limits" if is_full else None
+    subject = known.client, known.host, known.action
+    if not ends and subject != (record.client, record.host, record.action):
+        return "busy"
+    is_old = record.incarnation == known.incarnation and record.seq <= known.seq
+    return "old_seq" if is_old else None
+
+
+def time_left(
+    state: WorldState, known: KeyState | None, *, reason: str
+) -> dict[str, int] | None:
+    """Return how long a refusal lasts, if log time alone ends it."""
+    if reason == "held" and known is not None:
+        return {"remaining_ms": known.remaining_ms(state.now_ms)}
+    if reason == "quiet" and state.quiet_until_ms is not None:
+        return {"remaining_ms": state.quiet_until_ms - state.now_ms}
     return None

@@ -56,13 +56,15 @@ class Lease:
         """Return the lease of a renewal that was **sent** at ``base_ms``.
 
         PROTOCOL 5.2: two heartbeat intervals, less 0.1 % for drift, less a margin
-        for a step of the leader's clock.
+        for a step of the leader's clock. Hand-outs may end a little earlier: late
+        enough that no outage of a coordinating partition below an interval interrupts.
         """
         span_ms = 2 * heartbeat_interval_ms
         drift_ms = -(-span_ms // 1000)
         margin_ms = max(MARGIN_MS_MIN, -(-span_ms // 20))
         hard_ms = max(0, span_ms - drift_ms - margin_ms)
-        return cls(base_ms + min(heartbeat_interval_ms, hard_ms), base_ms + hard_ms)
+        soft_ms = min(7 * heartbeat_interval_ms // 4, hard_ms)
+        return cls(base_ms + soft_ms, base_ms + hard_ms)
 
 
 NO_LEASE = Lease(-1, -1)

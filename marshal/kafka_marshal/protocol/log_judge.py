@@ -8,11 +8,18 @@ judge of operations checks what applications did with their claims.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kafka_marshal.protocol.records import Heartbeat, ResolvePosition, StagePosition
+from kafka_marshal.protocol.items import Lock
+from kafka_marshal.protocol.records import (
+    FencingClient,
+    Heartbeat,
+    ResolvePosition,
+    StagePosition,
+)
 from kafka_marshal.protocol.state import (
     ACCEPTED,
+    FENCES_MAX,
     KeyState,
-    Lock,
+    MemberName,
     Transition,
     WorldState,
 )
@@ -24,6 +31,8 @@ another id, and its offsets start again."""
 
 CLAIMS = frozenset({"claimed", "resumed"})
 SETS = frozenset({"staged", "position_set", "unlocked"})
+FORBIDDEN = CLAIMS | {"granted", "renewed"}
+"""Effects that no record of a fenced process has."""
 
 
 class Finding(NamedTuple):
@@ -66,7 +75,7 @@ class Known(NamedTuple):
 
 
 class LogJudge:
-    """Judges one coordinating partition: S1, S3, S7, S10, 4.3, 8.1 and 8.3.
+    """Judges one coordinating partition: S1, S3, S7, S10, 4.3, 4.13, 8.1, 8.3, 8.5.
 
     Attributes:
         known: Every key after the last record about it.
@@ -85,6 +94,8 @@ class LogJudge:
         self.known: dict[Key, Known] = {}
         self.granted: dict[Place, int] = {}
         self.tokens: dict[Key, Token] = {}
+        # Fenced processes, those fenced first first.
+        self._fenced = _fenced_in(world)
         for key, state in world.keys.items():
             token = world.token(key)
             if token is not None:
@@ -95,6 +106,8 @@ class LogJudge:
         """Check the transition of a record; return the invariants that it breaks."""
         if transition.effect == "reset":
             self._reset()
+        if isinstance(transition.record, FencingClient) and transition.effect:
+            self._fence(transition.record)
         key = transition.key
         if key is None:
             return []
@@ -123,6 +136,17 @@ class LogJudge:
                 head = state.next_unclaimed() or 0
             self.granted[key, topic_id] = head
         self.known = {key: Known.of(state) for key, state in keys.items()}
+        self._fenced = _fenced_in(self._world)
+
+    def _fence(self, record: FencingClient) -> None:
+        """Remember a fenced process, within the bounds of PROTOCOL 4.13."""
+        config, group_id = self._world.config, record.group_id
+        assert config is not None
+        self._fenced[group_id, record.fenced, record.fenced_incarnation] = None
+        mine = [name for name in self._fenced if name[0] == group_id]
+        excess = len(self._fenced) - config.limit("operations")
+        for name in [*mine[:-FENCES_MAX], *[*self._fenced][: max(0, excess)]]:
+            self._fenced.pop(name, None)
 
     def _forget(self, key: Key) -> None:
         """Treat a key that was dropped as one that never was claimed."""
@@ -142,6 +166,9 @@ class LogJudge:
         if state is None:
             yield "S1", "is accepted and gone"
             return
+        name = (key.group_id, *_sender(transition))
+        if transition.effect in FORBIDDEN and name in self._fenced:
+            yield "4.13", f"is {transition.effect} by {name[1]}, which is fenced"
         if transition.effect in CLAIMS:
             if was is not None and self._is_forgotten(was):
                 self._forget(key)
@@ -150,6 +177,9 @@ class LogJudge:
         elif was is None:
             yield "S1", f"was never claimed, and is {transition.effect}"
             return
+        elif transition.effect == "ready":
+            if Known.of(state)[:4] != was[:4]:
+                yield "9.4", "is changed by its successor's Ready"
         elif transition.effect in SETS:
             yield from self._check_set(transition, was, state=state)
         else:
@@ -204,7 +234,7 @@ class LogJudge:
             yield "S1", f"is {effect} by {sender}, and belongs to {was.owner}"
         assert key is not None
         is_renewed = state.renewed_ms != was.renewed_ms
-        if is_renewed and self._world.active_pause(key.group_id) is not None:
+        if is_renewed and self._world.pause_of(key) is not None:
             yield "8.1", "is renewed while its group is paused"
 
     def _check_set(
@@ -264,3 +294,7 @@ def _check_position(
 def _sender(transition: Transition) -> tuple[str, bytes]:
     record = transition.record
     return getattr(record, "client_id", ""), getattr(record, "incarnation", b"")
+
+
+def _fenced_in(world: WorldState) -> dict[MemberName, None]:
+    return dict.fromkeys(sorted(world.fences, key=lambda name: world.fences[name]))

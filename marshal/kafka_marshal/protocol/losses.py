@@ -33,7 +33,7 @@ from kafka_marshal.protocol.state import (
     Transitions,
     WorldState,
 )
-from kafka_marshal.protocol.types import OFFSET_MAX, Key, LogEntry, Owner
+from kafka_marshal.protocol.types import OFFSET_MAX, Key, LogEntry, OffsetRange, Owner
 
 MARK = "done"
 # A pair of index and offset takes 12 bytes at most; with the head, 1 KiB holds these.
@@ -105,8 +105,7 @@ class Loss:
         key: Group, topic and partition.
         owner: The owner of the claim.
         epoch: Epoch of the claim.
-        ranges: Offsets, both ends inclusive, ascending; offsets without a record
-            are included.
+        ranges: Offsets, ascending; offsets without a record are included.
         mark: The owner processed everything below it; None if it never sent one.
         ending: ``taken_over``, ``resumed``, ``released``, ``stale`` (silent for more
             than two heartbeat intervals and not taken over yet) or ``live`` (at risk
@@ -124,7 +123,7 @@ class Loss:
     key: Key
     owner: Owner
     epoch: int
-    ranges: tuple[tuple[int, int], ...]
+    ranges: tuple[OffsetRange, ...]
     mark: int | None
     ending: str
     reason: str | None
@@ -136,7 +135,7 @@ class Loss:
     @property
     def count(self) -> int:
         """Number of offsets."""
-        return sum(last - first + 1 for first, last in self.ranges)
+        return sum(each.count for each in self.ranges)
 
 
 @attrs.define(kw_only=True)
@@ -145,15 +144,15 @@ class _Tenure:
 
     owner: Owner
     epoch: int
-    granted: dict[bytes, list[tuple[int, int]]] = attrs.field(factory=dict)
+    granted: dict[bytes, list[OffsetRange]] = attrs.field(factory=dict)
     marks: dict[bytes, int] = attrs.field(factory=dict)
     at: tuple[int, int] = (0, 0)
 
-    def grant(self, grantee: bytes, first: int, last: int) -> None:
+    def grant(self, grantee: bytes, offsets: OffsetRange) -> None:
         ranges = self.granted.setdefault(grantee, [])
-        if ranges and ranges[-1][1] + 1 == first:
-            first = ranges.pop()[0]
-        ranges.append((first, last))
+        if ranges and ranges[-1].end == offsets.first:
+            offsets = OffsetRange(ranges.pop().first, offsets.end)
+        ranges.append(offsets)
 
     def mark(self, grantee: bytes, mark: int | None) -> None:
         if mark is None:
@@ -164,11 +163,11 @@ class _Tenure:
         )
 
 
-def above(ranges: Iterable[tuple[int, int]], mark: int) -> Iterable[tuple[int, int]]:
+def above(ranges: Iterable[OffsetRange], mark: int) -> Iterable[OffsetRange]:
     """Yield the parts of ranges at or above a mark."""
-    for first, last in ranges:
-        if last >= mark:
-            yield max(first, mark), last
+    for each in ranges:
+        if each.end > mark:
+            yield OffsetRange(max(each.first, mark), each.end)
 
 
 class LossBook:
@@ -265,7 +264,8 @@ class LossBook:
         if isinstance(record, ClaimingMessages):
             detail = transition.detail
             if detail is not None:
-                tenure.grant(record.grantee, detail["first"], detail["last"])
+                granted = OffsetRange.through(detail["first"], detail["last"])
+                tenure.grant(record.grantee, granted)
                 tenure.at = at
             tenure.mark(record.grantee, marks_of(record).get(0))
         elif isinstance(record, Heartbeat | BatchHeartbeat):

@@ -4,12 +4,17 @@ A plan is advice; only a claim decides. Two members with different views may pla
 against each other for a moment. No record is at risk, and the next plan corrects it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 import msgspec
 
+from kafka_marshal.protocol.group_plan import LIMITS, NO_MEMBERS, TOPICS
 from kafka_marshal.protocol.types import Key
+
+SURPLUS = "surplus"
+DRAINED = "drained"
+"""Why a key is released: the member has more than its share, or an admin drains it."""
 
 
 # Created for every wanted partition at each plan: not tracked by the collector.
@@ -54,6 +59,10 @@ class MemberView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         is_behind: Whether it announced that it does not keep up.
         weight: How many members it counts as: a sidecar counts as one for each of its
             clients.
+        host: Where it runs, as it announced; empty if unknown.
+        labels: What else it announced, in order of names.
+        is_drained: Whether an admin drains it: its share is 0 (PROTOCOL 9.7).
+        is_cordoned: Whether an admin lets it take nothing new.
     """
 
     client_id: str
@@ -63,6 +72,32 @@ class MemberView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     held: int = 0
     is_behind: bool = False
     weight: int = 1
+    host: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
+    is_drained: bool = False
+    is_cordoned: bool = False
+
+    @property
+    def can_take(self) -> bool:
+        """Whether it claims anything new."""
+        return not (self.is_draining or self.is_drained or self.is_cordoned)
+
+
+def why_uncovered(topic: str, members: Iterable[MemberView]) -> str | None:
+    """Return why no member can claim a partition of a topic now, None if one can.
+
+    Args:
+        topic: Topic of the partition.
+        members: The live members of the group, with the numbers of keys they hold.
+    """
+    staying = [member for member in members if member.can_take]
+    if not staying:
+        return NO_MEMBERS
+    takers = [member for member in staying if topic in member.topics]
+    if not takers:
+        return TOPICS
+    is_full = all(m.claims_max and m.held >= m.claims_max for m in takers)
+    return LIMITS if is_full else None
 
 
 @attrs.frozen(kw_only=True)
@@ -75,6 +110,8 @@ class View:
         members: Live members, self included, in order of client_id.
         claims_max: Most keys to hold, 0 = no limit.
         weight: How many members this one counts as.
+        is_drained: Whether an admin drains this member (PROTOCOL 9.7).
+        is_cordoned: Whether an admin lets it take nothing new.
     """
 
     me: str
@@ -82,6 +119,13 @@ class View:
     members: tuple[MemberView, ...]
     claims_max: int = 0
     weight: int = 1
+    is_drained: bool = False
+    is_cordoned: bool = False
+
+    @property
+    def can_take(self) -> bool:
+        """Whether this member may claim anything new."""
+        return not (self.is_drained or self.is_cordoned)
 
 
 @attrs.frozen
@@ -97,7 +141,7 @@ class Release:
 
     key: Key
     successor: str | None
-    reason: str = "surplus"
+    reason: str = SURPLUS
     detail: str = ""
 
 
@@ -162,10 +206,11 @@ def targets(
 ) -> dict[str, int]:
     """Return how many of ``count`` keys each member should hold.
 
-    Every member gets the floor; the remainder goes to the members that hold most, so
-    that as few keys as possible move; ties by name. A member of weight n counts as n
-    members that hold equal parts of its keys. A member with a cap gets no more than
-    that, and the others share the rest.
+    Every member gets the floor; the remainder goes to the members that hold more than
+    that, so that as few keys as possible move, then by name: members that claim their
+    shares one after the other do not change those of others. A member of weight n
+    counts as n members that hold equal parts of its keys. A member with a cap gets no
+    more than that, and the others share the rest.
     """
     share: dict[str, int] = {}
     open_members = sorted(members)
@@ -174,7 +219,7 @@ def targets(
         parts = sum(weight for _, weight in weighed)
         base, extra = divmod(count - sum(share.values()), parts)
         wanted = {name: base * weight for name, weight in weighed}
-        for _, name, number in _ranked(weighed, held):
+        for _, name, number in _ranked(weighed, held, base):
             taken = min(extra, number)
             wanted[name] += taken
             extra -= taken
@@ -187,17 +232,19 @@ def targets(
 
 
 def _ranked(
-    weighed: Sequence[tuple[str, int]], held: Mapping[str, int]
+    weighed: Sequence[tuple[str, int]], held: Mapping[str, int], base: int
 ) -> list[tuple[int, str, int]]:
-    """Return members in the order in which the remainder goes to them: most held first.
+    """Return members in the order in which the remainder goes to them.
 
-    Each member is listed twice: for its parts that hold one more key than the others,
-    and for those others.
+    Those that hold more than ``base`` come first, most held first. Each member is
+    listed twice: for its parts that hold one more key than the others, and for those
+    others.
     """
     rows = []
     for name, weight in weighed:
         floor, more = divmod(held.get(name, 0), weight)
-        rows += [(-floor - 1, name, more), (-floor, name, weight - more)]
+        rows.append((-max(floor + 1, base), name, more))
+        rows.append((-max(floor, base), name, weight - more))
     return sorted(rows)
 
 
@@ -239,15 +286,61 @@ def _share(
     detail = f"{mine} held, share {share[view.me]} of {len(keys)} among {parts}"
     if surplus > 0 and lacks:
         given = _give_up(keys, surplus, lacks=lacks)
-        return Plan(release=tuple(attrs.evolve(each, detail=detail) for each in given))
+        reason = DRAINED if view.is_drained else SURPLUS
+        return Plan(
+            release=tuple(
+                attrs.evolve(each, reason=reason, detail=detail) for each in given
+            )
+        )
+    if not view.can_take:
+        own = tuple(key.key for key in keys if key.is_ours_before and not key.is_mine)
+        return Plan(own, why=dict.fromkeys(own, f"fair: {detail}, its own before"))
     wanted = share[view.me] - mine
     if wanted > 0:
-        chosen = _pick(view, keys, room=min(wanted, room))
+        lacks[view.me] = wanted
+        others = _turns_of_others(view, members, keys, lacks)
+        open_keys = [key for key in keys if key.is_orphan or key.key not in others]
+        chosen = _pick(view, open_keys, room=min(wanted, room))
         return Plan(chosen, why=dict.fromkeys(chosen, f"fair: {detail}"))
     # Coverage comes before balance: no member lacks keys, or none claims these.
     left = [key for key in keys if not lacks or key.is_orphan]
     chosen = _pick(view, left, room=min(len(left), room))
     return Plan(chosen, why=dict.fromkeys(chosen, f"fair: {detail}, nobody takes it"))
+
+
+def _turns_of_others(
+    view: View,
+    members: tuple[str, ...],
+    keys: tuple[KeyView, ...],
+    lacks: Mapping[str, int],
+) -> set[Key]:
+    """Return the keys of members that are gone which other members should claim.
+
+    They become claimable one after the other. Which member claims which depends neither
+    on that order nor on what was claimed already, so nobody races for them, and a
+    simulation knows it: a member first gets keys whose number falls to it, then, by
+    name, what is left.
+    """
+    live = {member.client_id for member in view.members} | {view.me}
+    left = {name: lacks.get(name, 0) for name in members}
+    rest: list[Key] = []
+    others: set[Key] = set()
+    for index, key in enumerate(keys):
+        last = key.owner or key.last_owner
+        if key.is_mine or last is None or last in live:
+            continue
+        name = members[index % len(members)]
+        if not left[name]:
+            rest.append(key.key)
+            continue
+        left[name] -= 1
+        if name != view.me:
+            others.add(key.key)
+    turns = (name for name in members for _ in range(left[name]))
+    for item, name in zip(rest, turns, strict=False):
+        if name != view.me:
+            others.add(item)
+    return others
 
 
 def _held(view: View, keys: Sequence[KeyView]) -> dict[str, int]:
@@ -273,7 +366,14 @@ def _caps(view: View, held: Mapping[str, int]) -> dict[str, int]:
         if most:
             elsewhere = max(announced, in_all.get(name, 0)) - held.get(name, 0)
             caps[name] = max(0, most - elsewhere)
-    return caps
+    # PROTOCOL 9.7: a drained member has no share, a cordoned one no more than it holds.
+    drained = {m.client_id for m in view.members if m.is_drained}
+    cordoned = {m.client_id for m in view.members if m.is_cordoned}
+    drained |= {view.me} if view.is_drained else set()
+    cordoned |= {view.me} if view.is_cordoned else set()
+    for name in cordoned:
+        caps[name] = min(caps.get(name, len(held)), held.get(name, 0))
+    return caps | dict.fromkeys(drained, 0)
 
 
 def _give_up(
@@ -367,7 +467,7 @@ def topic(view: View) -> Plan:
                 # Partition 0 goes to the successor; its owner then claims the rest.
                 is_lead = key.key.partition == LEAD and name in given
                 successor = given[name].successor if is_lead else None
-                name_of = "surplus" if name in given else "topic"
+                name_of = given[name].reason if name in given else "topic"
                 release.append(
                     Release(
                         key=key.key, successor=successor, reason=name_of, detail=reason

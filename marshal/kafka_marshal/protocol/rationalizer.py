@@ -19,7 +19,10 @@ from collections.abc import Iterable
 
 from kafka_marshal.errors import LogTruncated, LogUnreadable
 from kafka_marshal.protocol import (
+    fold_directives,
+    fold_fences,
     fold_groups,
+    fold_handoffs,
     fold_keys,
     fold_positions,
     fold_resets,
@@ -67,7 +70,7 @@ def apply(state: WorldState, entry: LogEntry) -> Transitions:
         _check_order(state, entry)
     _move_clock(state, entry)
     if state.lapses_ms is not None and state.append_time_ms >= state.lapses_ms:
-        fold_groups.end_pauses(state, entry.offset)
+        fold_groups.move_pauses(state, entry.offset)
     if state.ends_ms is not None and state.now_ms >= state.ends_ms:
         fold_resets.end_operations(state)
     transitions = _fold(state, entry)
@@ -145,6 +148,9 @@ def _fold(state: WorldState, entry: LogEntry) -> Transitions:
 _FOLDS = {
     **fold_keys.FOLDS,
     **fold_groups.FOLDS,
+    **fold_fences.FOLDS,
+    **fold_handoffs.FOLDS,
+    **fold_directives.FOLDS,
     **fold_positions.FOLDS,
     **fold_resets.FOLDS,
 }

@@ -8,7 +8,7 @@ The codec validates names inside a record, not these classes: a record in memory
 hold any name, but only a valid one can be encoded.
 """
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -27,6 +27,7 @@ Name = Annotated[str, Meta(max_length=249)]
 """A client, group or topic; the codec checks the characters."""
 Text = Annotated[str, Meta(max_length=1024)]
 ShortText = Annotated[str, Meta(max_length=255)]
+Host = Annotated[str, Meta(min_length=1, max_length=255)]
 Beats = Annotated[tuple[tuple[Offset, Offset | None], ...], Meta(min_length=1)]
 CHUNK_BYTES_MAX = 47 * 1024
 """Most bytes of a state in one record; a frame has at most 48 KiB."""
@@ -167,6 +168,37 @@ class ReleaseGroup(Fields, frozen=True, kw_only=True):
     tags: Tags | UnsetType = UNSET
 
 
+class ScopedTopic(Fields, frozen=True):
+    """Partitions of one topic, ascending; all of them where none is listed."""
+
+    topic: Name
+    partitions: tuple[Partition, ...]
+
+
+SCOPE_TOPICS_MAX = 16
+SCOPE_PARTITIONS_MAX = 256
+"""Most partitions that a scope lists, of all its topics together."""
+Scope = Annotated[
+    tuple[ScopedTopic, ...], Meta(min_length=1, max_length=SCOPE_TOPICS_MAX)
+]
+"""Partitions that a pause is limited to (PROTOCOL 4.15); topics ascend."""
+
+
+class PauseGroup(Fields, frozen=True, kw_only=True):
+    """Pauses a group or some of its partitions, also later (PROTOCOL 4.14, 4.15)."""
+
+    client_id: Name
+    group_id: Name
+    incarnation: Id
+    seq: Sequence
+    op_id: Id
+    begin_time: Offset
+    msg_expire_time: Offset
+    scope: Scope | None
+    reason: Text | None
+    tags: Tags | UnsetType = UNSET
+
+
 class StagedTopic(Fields, frozen=True):
     """The positions to set for partitions of one topic."""
 
@@ -211,6 +243,96 @@ class ResolvePosition(Fields, frozen=True, kw_only=True):
     op_id: Id
     commit: bool
     decided: Offset | None
+    reason: Text | None
+    tags: Tags | UnsetType = UNSET
+
+
+class FencingClient(Fields, frozen=True, kw_only=True):
+    """Fences one process of a client in its group (PROTOCOL 4.13)."""
+
+    client_id: Name
+    group_id: Name
+    incarnation: Id
+    seq: Sequence
+    fenced: Name
+    fenced_incarnation: Id
+    reason: Text | None
+    tags: Tags | UnsetType = UNSET
+
+
+class GroupSettings(Fields, frozen=True, kw_only=True):
+    """How the members of a group share and hand off partitions (PROTOCOL 9.1).
+
+    None stands for the default of a setting.
+    """
+
+    client_id: Name
+    group_id: Name
+    incarnation: Id
+    seq: Sequence
+    generation: Counting
+    policy: Name | None
+    planner_version_max: Counting | None
+    debounce_ms: Offset | None
+    handoff_ms: Counting | None
+    handoffs_max: Counting | None
+    grace_ms: Offset | None
+    reason: Text | None
+    tags: Tags | UnsetType = UNSET
+
+
+class HandoffOffer(Fields, frozen=True, kw_only=True):
+    """Offers an owned key to a successor, which then warms up (PROTOCOL 9.4).
+
+    Without a successor it withdraws the offer.
+    """
+
+    client_id: Name
+    group_id: Name
+    incarnation: Id
+    seq: Sequence
+    topic: Name
+    partition: Partition
+    epoch: Offset
+    successor: Name | None
+    within_ms: Counting
+    tags: Tags | UnsetType = UNSET
+
+
+class HandoffReady(Fields, frozen=True, kw_only=True):
+    """Reports that the successor of an offer has warmed up (PROTOCOL 9.4)."""
+
+    client_id: Name
+    group_id: Name
+    incarnation: Id
+    seq: Sequence
+    topic: Name
+    partition: Partition
+    epoch: Offset
+    tags: Tags | UnsetType = UNSET
+
+
+DRAIN: Literal["drain"] = "drain"
+CORDON: Literal["cordon"] = "cordon"
+Action = Literal["drain", "cordon"]
+"""What a directive asks for (PROTOCOL 9.7)."""
+
+
+class Directive(Fields, frozen=True, kw_only=True):
+    """Drains or cordons a client or a host until a log time (PROTOCOL 9.7).
+
+    It names either a client or a host.
+    """
+
+    client_id: Name
+    group_id: Name
+    incarnation: Id
+    seq: Sequence
+    op_id: Id
+    client: Name | None
+    host: Host | None
+    action: Action
+    msg_expire_time: Offset
     reason: Text | None
     tags: Tags | UnsetType = UNSET
 
@@ -333,6 +455,12 @@ Record = (
     | StagePosition
     | DecidePosition
     | ResolvePosition
+    | PauseGroup
+    | FencingClient
+    | GroupSettings
+    | HandoffOffer
+    | HandoffReady
+    | Directive
     | Config
     | Reset
     | Member
@@ -362,9 +490,15 @@ KINDS = (
     Kind(7, 0, "StagePosition", StagePosition, 2),
     Kind(8, 0, "DecidePosition", DecidePosition, 2),
     Kind(9, 0, "ResolvePosition", ResolvePosition, 2),
+    Kind(10, 0, "PauseGroup", PauseGroup, 2),
+    Kind(11, 0, "HandoffOffer", HandoffOffer, 2),
+    Kind(12, 0, "HandoffReady", HandoffReady, 2),
     Kind(13, 0, "Config", Config, 1),
     Kind(14, 0, "Reset", Reset, 1),
     Kind(18, 0, "ForgettingPartition", ForgettingPartition, 1),
+    Kind(19, 0, "FencingClient", FencingClient, 2),
+    Kind(22, 0, "Directive", Directive, 2),
+    Kind(23, 0, "GroupSettings", GroupSettings, 2),
     Kind(128, 0, "Member", Member, 1),
     Kind(130, 0, "CheckpointBegin", CheckpointBegin, 1),
     Kind(131, 0, "CheckpointChunk", CheckpointChunk, 1),
@@ -374,6 +508,20 @@ KINDS = (
 
 POSITION_LEVEL = 2
 """The feature level that brought StagePosition, DecidePosition and ResolvePosition."""
+
+FENCE_LEVEL = 2
+"""The feature level that brought FencingClient."""
+
+PAUSE_LEVEL = 2
+"""The feature level that brought PauseGroup."""
+
+HANDOFF_LEVEL = 2
+"""The feature level that brought HandoffOffer and HandoffReady."""
+
+DIRECTIVE_LEVEL = 2
+"""The feature level that brought Directive."""
+SETTINGS_LEVEL = 2
+"""The feature level that brought GroupSettings."""
 
 SUPPORTED_LEVEL = 2
 """The highest feature level that this release can follow (PROTOCOL 3.3)."""

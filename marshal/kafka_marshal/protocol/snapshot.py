@@ -21,30 +21,43 @@ import msgspec
 from msgspec import Meta
 
 from kafka_marshal.errors import MalformedRecord
-from kafka_marshal.protocol.codec import decode, encode, is_identifier, is_key_topic
+from kafka_marshal.protocol.codec import (
+    decode,
+    encode,
+    is_identifier,
+    is_key_topic,
+    is_scope,
+)
+from kafka_marshal.protocol.items import Fence, Lock, Offer, StandingDirective, Verdict
+from kafka_marshal.protocol.pauses import Pause, Scheduled
 from kafka_marshal.protocol.records import (
     U32,
+    Action,
     Config,
     Counting,
     Data,
     Fields,
     Hash,
+    Host,
     Id,
     Name,
     Offset,
     Partition,
+    Scope,
 )
+from kafka_marshal.protocol.settings import Settings
 from kafka_marshal.protocol.state import (
+    DIRECTIVES_MAX,
     ERAS_MAX,
+    FENCES_MAX,
     OPERATIONS,
     RETIRED_TOPIC_IDS_MAX,
+    SCHEDULED_MAX,
+    SCOPED_MAX,
     GroupState,
     KeyState,
-    Lock,
-    Pause,
     Previous,
     Staging,
-    Verdict,
     WorldState,
 )
 from kafka_marshal.protocol.types import OFFSET_MAX, Key, Owner
@@ -55,19 +68,23 @@ _MODULUS = 1 << 128
 _CONFIGS_MAX = 64
 
 _KEY_BYTES_MAX = 1_200
-_GROUP_BYTES_MAX = 800
+_GROUP_BYTES_MAX = 2_300
 _OVER_BYTES_MAX = 32
+_FENCE_BYTES_MAX = 240
+_SCOPED_BYTES_MAX = 6_400
+_DIRECTIVE_BYTES_MAX = 1_400
 _REST_BYTES_MAX = 8_192
-"""Most bytes of each key, of each group without its ended operations, of each ended
-operation, and of all the rest (without the parts of a Reset)."""
+"""Most bytes of each key, of each group without what follows, of each ended operation,
+of each fence, of each pause of some partitions, of each directive, and of all the rest
+(without the parts of a Reset)."""
 
 KEYS_PER_PIECE = 1_000
-_VERDICT = 1
-"""Number of the verdict among the optional elements of a group."""
-
 _encode = msgspec.msgpack.Encoder().encode
-# In the order of the canonical tuple, which is that of the class.
-_fields_of = attrgetter(*(field.name for field in attrs.fields(KeyState)))
+# In the order of the canonical tuple, which is that of the class. The offer follows in
+# one more element, which most keys lack.
+_fields_of = attrgetter(
+    *(field.name for field in attrs.fields(KeyState) if field.name != "offer")
+)
 
 Next = Annotated[int, Meta(ge=0)]
 """An offset after another one, which may be the largest offset."""
@@ -83,6 +100,10 @@ class _Header(Fields, frozen=True, kw_only=True):
     log_time_ms: Time | None
     append_time_ms: Time
     config: bytes | None
+
+
+class _Offer(Fields, frozen=True, tag=1):
+    offer: tuple[Name, Time, Offset, Id | None]
 
 
 class _Key(Fields, frozen=True, kw_only=True):
@@ -104,6 +125,8 @@ class _Key(Fields, frozen=True, kw_only=True):
     lock: tuple[Id, Id, Offset, Id | None] | None
     previous: tuple[Id, Next | None, Next | None] | None
     handoff: tuple[Name, Time] | None
+    # Left out where it is empty, so that other keys keep their digests.
+    more: Annotated[tuple[_Offer, ...], Meta(max_length=1)] = ()
 
 
 class _Pause(Fields, frozen=True, kw_only=True):
@@ -115,7 +138,76 @@ class _Pause(Fields, frozen=True, kw_only=True):
     until_ms: Next
 
 
-_Verdict = tuple[Id, Id, Counting, Offset, bool]
+class _ScopedPause(Fields, frozen=True, kw_only=True):
+    op_id: Id
+    client_id: Name
+    incarnation: Id
+    seq: Offset
+    incarnations: tuple[Id, ...]
+    until_ms: Next
+    scope: Scope
+
+
+class _Verdict(Fields, frozen=True, tag=1):
+    verdict: tuple[Id, Id, Counting, Offset, bool]
+
+
+class _ScheduledPause(Fields, frozen=True, kw_only=True):
+    begin_ms: Offset
+    op_id: Id
+    client_id: Name
+    incarnation: Id
+    seq: Offset
+    until_ms: Next
+    # Left out where it is empty, so that other pauses keep their digests.
+    scope: Scope | None = None
+
+
+class _Schedule(Fields, frozen=True, tag=2):
+    pauses: Annotated[
+        tuple[_ScheduledPause, ...], Meta(min_length=1, max_length=SCHEDULED_MAX)
+    ]
+
+
+class _Fences(Fields, frozen=True, tag=3):
+    fences: Annotated[
+        tuple[tuple[Offset, Name, Id], ...], Meta(min_length=1, max_length=FENCES_MAX)
+    ]
+
+
+class _Scoped(Fields, frozen=True, tag=4):
+    pauses: Annotated[
+        tuple[_ScopedPause, ...], Meta(min_length=1, max_length=SCOPED_MAX)
+    ]
+
+
+class _Standing(Fields, frozen=True, kw_only=True):
+    op_id: Id
+    client_id: Name
+    incarnation: Id
+    seq: Offset
+    until_ms: Next
+    client: Name | None
+    host: Host | None
+    action: Action
+
+
+class _Directives(Fields, frozen=True, tag=5):
+    directives: Annotated[
+        tuple[_Standing, ...], Meta(min_length=1, max_length=DIRECTIVES_MAX)
+    ]
+
+
+class _Settings(Fields, frozen=True, tag=6):
+    settings: tuple[
+        Counting,
+        Name | None,
+        Counting | None,
+        Offset | None,
+        Counting | None,
+        Counting | None,
+        Offset | None,
+    ]
 
 
 class _Group(Fields, frozen=True, kw_only=True):
@@ -124,7 +216,10 @@ class _Group(Fields, frozen=True, kw_only=True):
     pause: _Pause | None
     over: tuple[tuple[Offset, Id], ...]
     # Left out where it is empty, so that other groups keep their digests.
-    more: Annotated[tuple[tuple[Literal[1], _Verdict], ...], Meta(max_length=1)] = ()
+    more: Annotated[
+        tuple[_Verdict | _Schedule | _Fences | _Scoped | _Directives | _Settings, ...],
+        Meta(max_length=6),
+    ] = ()
 
 
 class _Quiet(Fields, frozen=True, tag="quiet"):
@@ -235,7 +330,7 @@ def freeze(state: WorldState) -> Frozen:
         raise ValueError("a halted state cannot be snapshotted")
     keys: defaultdict[tuple[str, str], list[tuple[Any, ...]]] = defaultdict(list)
     for (group_id, topic, partition), known in state.keys.items():
-        keys[group_id, topic].append((partition, *_fields_of(known)))
+        keys[group_id, topic].append((partition, *_row_of(known)))
     groups = [_group(name, group) for name, group in state.groups.items()]
     return Frozen(
         header=_header(state),
@@ -277,7 +372,13 @@ def bytes_max(config: Config) -> int:
         _REST_BYTES_MAX
         + config.limit("keys") * _KEY_BYTES_MAX
         + config.limit("groups") * _GROUP_BYTES_MAX
-        + config.limit("operations") * _OVER_BYTES_MAX
+        + config.limit("operations")
+        * (
+            _OVER_BYTES_MAX
+            + _FENCE_BYTES_MAX
+            + _SCOPED_BYTES_MAX
+            + _DIRECTIVE_BYTES_MAX
+        )
     )
 
 
@@ -356,7 +457,12 @@ def _read(world: _World) -> WorldState:
     is_of_a_log = (
         len(state.epochs) == len(state.keys)
         and len(state.over) == over_count
+        and _are_fences_of_a_log(state)
         and all(epoch < state.next_offset for epoch in state.epochs)
+        and all(
+            known.offer is None or known.offer.offset < state.next_offset
+            for known in state.keys.values()
+        )
         and all(
             group.verdict is None or group.verdict.offset < state.next_offset
             for group in state.groups.values()
@@ -379,6 +485,15 @@ def _are_of_a_log(state: WorldState) -> bool:
     return all(a < c and b < d for (a, b), (c, d) in pairwise(ends))
 
 
+def _are_fences_of_a_log(state: WorldState) -> bool:
+    """Return whether fences name a process of a group once, oldest first."""
+    rows = [group.fences for group in state.groups.values()]
+    if len(state.fences) != sum(map(len, rows)):
+        return False
+    ends = [[*(fence.offset for fence in row), state.next_offset] for row in rows]
+    return all(a < b for offsets in ends for a, b in pairwise(offsets))
+
+
 def _hash(item: list[Any]) -> int:
     return _hash_bytes(_encode(item))
 
@@ -390,12 +505,17 @@ def _hash_bytes(value: bytes | msgspec.Raw) -> int:
 def _item(state: WorldState, name: Key | str) -> list[Any] | None:
     if isinstance(name, Key):
         known = state.keys.get(name)
-        return None if known is None else ["key", *name, *_fields_of(known)]
+        return None if known is None else ["key", *name, *_row_of(known)]
     if name in OPERATIONS:
         tag = name.removeprefix("/")
         return next((row for row in _digested(state) if row[0] == tag), None)
     group = state.groups.get(name)
     return None if group is None else _group(name, group)
+
+
+def _row_of(known: KeyState) -> tuple[Any, ...]:
+    fields: tuple[Any, ...] = _fields_of(known)
+    return fields if known.offer is None else (*fields, [[1, known.offer]])
 
 
 def _operations(state: WorldState | Frozen) -> list[list[Any]]:
@@ -445,23 +565,35 @@ def _frame_of(config: Config) -> bytes:
 
 
 def _group(group_id: str, group: GroupState) -> list[Any]:
-    pause, verdict = group.pause, group.verdict
+    pause = group.pause
     row = [
         "group",
         group_id,
-        None
-        if pause is None
-        else [
-            pause.op_id,
-            pause.client_id,
-            pause.incarnation,
-            pause.seq,
-            pause.incarnations,
-            pause.until_ms,
-        ],
+        None if pause is None else _lasting(pause)[:-1],
         group.over,
     ]
-    return row if verdict is None else [*row, [[_VERDICT, verdict]]]
+    # A pause of the whole group is written without its scope, which is None.
+    schedule = [each[: None if each.scope else -1] for each in group.scheduled]
+    more: list[list[Any]] = []
+    more += [] if group.verdict is None else [[1, group.verdict]]
+    more += [[2, schedule]] if schedule else []
+    more += [[3, group.fences]] if group.fences else []
+    more += [[4, list(map(_lasting, group.scoped))]] if group.scoped else []
+    more += [[5, group.directives]] if group.directives else []
+    more += [] if group.settings is None else [[6, group.settings]]
+    return [*row, more] if more else row
+
+
+def _lasting(pause: Pause) -> list[Any]:
+    return [
+        pause.op_id,
+        pause.client_id,
+        pause.incarnation,
+        pause.seq,
+        pause.incarnations,
+        pause.until_ms,
+        pause.scope,
+    ]
 
 
 def _read_header(row: _Header) -> WorldState:
@@ -483,8 +615,13 @@ def _read_key(row: _Key) -> KeyState:
     names = [row.group_id]
     names += [] if row.owner is None else [row.owner[0]]
     names += [] if row.handoff is None else [row.handoff[0]]
+    offer = Offer(*row.more[0].offer) if row.more else None
+    names += [] if offer is None else [offer.successor]
     if not all(map(is_identifier, names)) or not is_key_topic(row.topic):
         raise ValueError("a name that no record can have")
+    # PROTOCOL 9.4: only an owner offers, and whatever ends its claim ends the offer.
+    if offer is not None and (row.owner is None or offer.offset <= row.epoch):
+        raise ValueError("an offer that no owner made")
     return KeyState(
         owner=None if row.owner is None else Owner(*row.owner),
         epoch=row.epoch,
@@ -500,20 +637,81 @@ def _read_key(row: _Key) -> KeyState:
         lock=None if row.lock is None else Lock(*row.lock),
         previous=None if row.previous is None else Previous(*row.previous),
         handoff=row.handoff,
+        offer=offer,
     )
 
 
 def _read_group(row: _Group) -> GroupState:
-    names = [row.group_id] if row.pause is None else [row.group_id, row.pause.client_id]
-    if not all(map(is_identifier, names)):
-        raise ValueError("a name that no record can have")
     pause = row.pause
-    verdict = row.more[0][1] if row.more else None
-    return GroupState(
+    found = GroupState(
         pause=None if pause is None else Pause(**msgspec.structs.asdict(pause)),
         over=row.over,
-        verdict=None if verdict is None else Verdict(*verdict),
     )
+    names = [row.group_id] if pause is None else [row.group_id, pause.client_id]
+    for element in row.more:
+        if isinstance(element, _Verdict):
+            found.verdict = Verdict(*element.verdict)
+        elif isinstance(element, _Schedule):
+            found.scheduled = tuple(
+                Scheduled(*msgspec.structs.astuple(each)) for each in element.pauses
+            )
+            names += [each.client_id for each in found.scheduled]
+        elif isinstance(element, _Scoped):
+            found.scoped = tuple(
+                Pause(**msgspec.structs.asdict(each)) for each in element.pauses
+            )
+            names += [each.client_id for each in found.scoped]
+        elif isinstance(element, _Directives):
+            found.directives = tuple(
+                StandingDirective(*msgspec.structs.astuple(each))
+                for each in element.directives
+            )
+            names += [each.client_id for each in found.directives]
+            names += [each.client for each in found.directives if each.client]
+        elif isinstance(element, _Settings):
+            found.settings = Settings(*element.settings)
+            policy = found.settings.policy
+            names += [] if policy is None else [policy]
+        else:
+            found.fences = tuple(Fence(*fence) for fence in element.fences)
+            names += [fence.client_id for fence in found.fences]
+    if not all(map(is_identifier, names)):
+        raise ValueError("a name that no record can have")
+    if found.scheduled or found.scoped:
+        _check_pauses(found)
+    _check_directives(found)
+    return found
+
+
+def _check_pauses(group: GroupState) -> None:
+    """Raise if no fold gives these pauses (PROTOCOL 4.14, 4.15)."""
+    scheduled, scoped = group.scheduled, group.scoped
+    every: list[Pause | Scheduled] = [*group.pauses, *scheduled]
+    names = {each.op_id for each in every}
+    begun = set() if group.pause is None else {group.pause.op_id}
+    is_sound = (
+        list(scheduled) == sorted(scheduled, key=itemgetter(0, 1))
+        and all(each.begin_ms <= each.until_ms for each in scheduled)
+        and list(scoped) == sorted(scoped, key=attrgetter("op_id"))
+        and all(is_scope(each.scope) for each in every)
+        and len(group.scoped_operations) <= SCOPED_MAX
+        and len(names) == len(every)
+        and not any(map(group.is_over, names - begun))
+    )
+    if not is_sound:
+        raise ValueError("pauses that no log has")
+
+
+def _check_directives(group: GroupState) -> None:
+    """Raise if no fold gives these directives (PROTOCOL 9.7)."""
+    every = group.directives
+    is_sound = (
+        all(one.op_id < other.op_id for one, other in pairwise(every))
+        and all((each.client is None) != (each.host is None) for each in every)
+        and not any(group.is_over(each.op_id) for each in every)
+    )
+    if not is_sound:
+        raise ValueError("directives that no log has")
 
 
 def _read_staging(row: _Staging) -> Staging:

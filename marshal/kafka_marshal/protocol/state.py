@@ -7,7 +7,9 @@ output, and the notes about why keys changed hands.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from heapq import heapify, heappush
+from operator import attrgetter
 from sys import intern
 from typing import NamedTuple
 
@@ -15,40 +17,39 @@ import attrs
 import msgspec
 from msgspec import UnsetType
 
-from kafka_marshal.protocol.codec import decode_tags
+from kafka_marshal.protocol.codec import BY, PERSON_BYTES_MAX, decode_tags, person_text
+from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
+from kafka_marshal.protocol.items import Fence, Lock, Offer, StandingDirective, Verdict
 from kafka_marshal.protocol.lease import Freshness, freshness, remaining_ms
+from kafka_marshal.protocol.pauses import Pause, Scheduled, is_in_scope
 from kafka_marshal.protocol.records import (
+    CORDON,
+    DRAIN,
+    Action,
     ClaimingPartition,
     Config,
     Member,
     Record,
     ReleasingPartition,
 )
+from kafka_marshal.protocol.settings import NO_SETTINGS, Settings
 from kafka_marshal.protocol.types import Key, LogEntry, Owner, Token
 
 RING_ENTRIES_MAX = 32
 RING_VALUE_BYTES = 64
 RETIRED_TOPIC_IDS_MAX = 4
+SCHEDULED_MAX = 4
+"""Most pauses of a group that are scheduled at a time."""
+SCOPED_MAX = 8
+"""Most pauses of some partitions that a group has, lasting or scheduled."""
 ERAS_MAX = 64
+FENCES_MAX = 64
+"""Most fenced processes that a group remembers."""
+DIRECTIVES_MAX = 64
+"""Most directives of a group that are in force."""
 QUIET, STAGING, ERAS = "/quiet", "/reset", "/eras"
 OPERATIONS = (QUIET, STAGING, ERAS)
 """Items of the digest other than keys and groups; no group can have these names."""
-
-
-class Lock(NamedTuple):
-    """The operation that locked a key, and what it will set (PROTOCOL 8.3).
-
-    Attributes:
-        op_id: The operation.
-        plan_digest: Digest of all positions of the operation.
-        position: Position that a commit sets.
-        topic_id: Kafka's id of the topic that the position belongs to, or None.
-    """
-
-    op_id: bytes
-    plan_digest: bytes
-    position: int
-    topic_id: bytes | None
 
 
 class Previous(NamedTuple):
@@ -64,23 +65,9 @@ class Previous(NamedTuple):
     position: int | None
     granted: int | None
 
-
-class Verdict(NamedTuple):
-    """The commit of a set position, on the home of its group (PROTOCOL 8.4).
-
-    Attributes:
-        op_id: The operation.
-        plan_digest: Digest of all its positions.
-        key_count: Number of its keys.
-        offset: Offset of the DecidePosition that committed it.
-        is_resolved: Whether all its keys have been unlocked.
-    """
-
-    op_id: bytes
-    plan_digest: bytes
-    key_count: int
-    offset: int
-    is_resolved: bool
+    def next_unclaimed(self) -> int | None:
+        """Return the first offset that could still be granted then, if known."""
+        return _larger(self.position, self.granted)
 
 
 @attrs.define(kw_only=True)
@@ -102,6 +89,7 @@ class KeyState:
         lock: Set by the operation that locked the key, or None.
         previous: What the last set position replaced, or None.
         handoff: Successor and the log time until which it is preferred.
+        offer: The successor that the owner offers the key to, or None.
     """
 
     owner: Owner | None
@@ -118,6 +106,7 @@ class KeyState:
     lock: Lock | None = None
     previous: Previous | None = None
     handoff: tuple[str, int] | None = None
+    offer: Offer | None = None
 
     def age_ms(self, log_time_ms: int) -> int:
         """Return the log time since the last renewal."""
@@ -141,42 +130,94 @@ class KeyState:
 
     def next_unclaimed(self) -> int | None:
         """Return the first offset that can still be granted at most once, if known."""
-        if self.granted is None or self.position is None:
-            return self.position if self.granted is None else self.granted
-        return max(self.position, self.granted)
+        return _larger(self.position, self.granted)
+
+    def repeats_from(self, position: int) -> bool:
+        """Return whether offsets that were granted are granted again from a position.
+
+        The key is set to the position then. Only keys at most once have grants.
+        """
+        return self.granted is not None and position < (self.next_unclaimed() or 0)
+
+    def before(self, op_id: bytes) -> Previous | None:
+        """Return what an operation replaced, None if it did not set the key last."""
+        previous = self.previous
+        return previous if previous is not None and previous.op_id == op_id else None
 
 
-@attrs.define(kw_only=True)
-class Pause:
-    """An admin operation that pauses a group until a log time (PROTOCOL 4.8)."""
-
-    op_id: bytes
-    client_id: str
-    incarnation: bytes
-    seq: int
-    incarnations: tuple[bytes, ...]
-    until_ms: int
+def _larger(position: int | None, granted: int | None) -> int | None:
+    if granted is None or position is None:
+        return position if granted is None else granted
+    return max(position, granted)
 
 
 @attrs.define
 class GroupState:
-    """One group: its pause, and the operations that have ended.
+    """One group: its pause, the operations that have ended, and fenced processes.
 
     Attributes:
-        pause: The active pause; None once the latest append time reaches its end.
+        pause: The active pause of the whole group; None once the latest append time
+            reaches its end.
         over: Operations that ended: offset at which the end was recorded, and op_id.
         verdict: The last set position that was committed, on the group's home.
+        scheduled: Pauses that have not begun, by begin and op_id.
+        scoped: Pauses of some partitions that last, by op_id (PROTOCOL 4.15).
+        fences: Fenced processes of clients, oldest first.
+        directives: Directives in force, by op_id (PROTOCOL 9.7).
+        settings: The settings in force, on the group's home, or None.
         key_count: Number of keys of the group in this partition (derived).
     """
 
     pause: Pause | None = None
     over: tuple[tuple[int, bytes], ...] = ()
     verdict: Verdict | None = None
+    scheduled: tuple[Scheduled, ...] = ()
+    fences: tuple[Fence, ...] = ()
+    scoped: tuple[Pause, ...] = ()
+    directives: tuple[StandingDirective, ...] = ()
+    settings: Settings | None = None
     key_count: int = 0
 
     def is_over(self, op_id: bytes) -> bool:
         """Return whether an operation is remembered as ended."""
         return any(op_id == each for _, each in self.over)
+
+    def scheduled_as(self, op_id: bytes) -> Scheduled | None:
+        """Return the scheduled pause of an operation, or None."""
+        return next((each for each in self.scheduled if each.op_id == op_id), None)
+
+    @property
+    def pauses(self) -> tuple[Pause, ...]:
+        """The pauses that last: that of the whole group first."""
+        return self.scoped if self.pause is None else (self.pause, *self.scoped)
+
+    @property
+    def scoped_operations(self) -> tuple[Pause | Scheduled, ...]:
+        """The pauses of some partitions, lasting or scheduled."""
+        later = (each for each in self.scheduled if each.scope is not None)
+        return (*self.scoped, *later)
+
+    def lasting(self, op_id: bytes) -> Pause | None:
+        """Return the pause of an operation that lasts, or None."""
+        return next((each for each in self.pauses if each.op_id == op_id), None)
+
+    def directive(self, op_id: bytes) -> StandingDirective | None:
+        """Return the directive of an operation that is in force, or None."""
+        return next((each for each in self.directives if each.op_id == op_id), None)
+
+    @property
+    def due(self) -> tuple[Scheduled, ...]:
+        """The scheduled pauses that do not wait for the end of another one."""
+        if self.pause is None:
+            return self.scheduled
+        return tuple(each for each in self.scheduled if each.scope is not None)
+
+    @property
+    def lapses_ms(self) -> int | None:
+        """Append time at which the next pause or directive changes, or None."""
+        ends = [each.until_ms for each in self.pauses]
+        ends += [each.until_ms for each in self.directives]
+        return min([*ends, *(each.begin_ms for each in self.due)], default=None)
 
     @property
     def unresolved(self) -> Verdict | None:
@@ -239,7 +280,8 @@ class KeyNote(NamedTuple):
         stuck: Position at which the last owners released it because they were stuck,
             and how many of them in a row.
         follows: Epoch of the claim before the last one, of any client; None if there
-            was none, and after a release.
+            was none, after a release, and where a set position was in between, or
+            may have been.
     """
 
     client_id: str
@@ -279,6 +321,7 @@ class SoftState:
     )
     members: dict[MemberName, MemberState] = attrs.field(factory=dict)
     notes: dict[Key, KeyNote] = attrs.field(factory=dict)
+    offered_ms: dict[Key, tuple[int, int]] = attrs.field(factory=dict)
 
 
 @attrs.define
@@ -296,16 +339,21 @@ class WorldState:
         eras: Eras of earlier Configs, oldest first, at most ``ERAS_MAX``: offset of
             the Config that ended each, and the era.
         keys: Every key that was ever claimed and not forgotten.
-        groups: Every group with keys, a pause or remembered operations.
+        groups: Every group with keys, a pause, remembered operations, fences or
+            settings.
         staging: An unfinished Reset, or None.
         quiet_until_ms: Log time before which nothing can be claimed after a Reset.
         halted: Set when a Config needs a level that this release does not support.
         soft: Soft state.
         epochs: Keys by their current epoch (derived).
         over: Ended operations of all groups: offset, group and op_id (derived).
+        fences: Fenced processes of all groups, with the offset of each fence (derived).
+        scopes: Group and op_id of the pauses of some partitions that last or are
+            scheduled (derived).
         locked: Keys that each operation of a group has locked (derived).
         ends_ms: Log time at which staging or quiet time ends, or None (derived).
-        lapses_ms: No pause ends before the append time reaches it, or None (derived).
+        lapses_ms: No pause begins or ends by itself before the append time reaches it;
+            None if there is none (derived).
         forgettable: Heap of (earlier last activity, key): an entry for each key that
             may be forgotten, and possibly for keys that no longer may, or that are
             dropped (derived).
@@ -332,6 +380,9 @@ class WorldState:
     soft: SoftState = attrs.field(factory=SoftState, eq=False)
     epochs: dict[int, Key] = attrs.field(factory=dict, eq=False)
     over: dict[tuple[int, str, bytes], None] = attrs.field(factory=dict, eq=False)
+    fences: dict[MemberName, int] = attrs.field(factory=dict, eq=False)
+    scopes: dict[tuple[str, bytes], None] = attrs.field(factory=dict, eq=False)
+    directed: dict[tuple[str, bytes], None] = attrs.field(factory=dict, eq=False)
     locked: dict[tuple[str, bytes], dict[Key, None]] = attrs.field(
         factory=dict, eq=False
     )
@@ -354,10 +405,80 @@ class WorldState:
         """The feature level in force: 1 without a Config."""
         return 1 if self.config is None else self.config.feature_level
 
+    def settings_of(self, group_id: str) -> Settings:
+        """Return the settings of a group, of which this partition is the home."""
+        group = self.groups.get(group_id)
+        return (None if group is None else group.settings) or NO_SETTINGS
+
     def active_pause(self, group_id: str) -> Pause | None:
-        """Return the group's active pause, or None."""
+        """Return the active pause of a whole group, or None."""
         group = self.groups.get(group_id)
         return None if group is None else group.pause
+
+    def lasting_pause(self, group_id: str, op_id: bytes) -> Pause | None:
+        """Return the pause of an operation that lasts, or None."""
+        group = self.groups.get(group_id)
+        return None if group is None else group.lasting(op_id)
+
+    def pause_of(self, key: Key) -> Pause | None:
+        """Return the pause of a key that lasts longest, or None (PROTOCOL 4.15)."""
+        if self.lapses_ms is None:
+            return None  # the common case: no group is paused
+        group = self.groups.get(key.group_id)
+        pauses = () if group is None else group.pauses
+        found = [each for each in pauses if is_in_scope(each.scope, key)]
+        return max(found, key=attrgetter("until_ms"), default=None)
+
+    def is_set_aside(self, key: Key, append_ms: int) -> bool:
+        """Return whether only a pause of some partitions has a key, by an estimate."""
+        group = self.groups.get(key.group_id)
+        if not self.scopes or group is None or group.pause is not None:
+            return False
+        due = (each for each in group.scheduled if each.begin_ms <= append_ms)
+        every: list[Pause | Scheduled] = [*group.scoped, *due]
+        return any(
+            append_ms < each.until_ms
+            and each.scope is not None
+            and is_in_scope(each.scope, key)
+            for each in every
+        )
+
+    def estimated_pause_end(self, key: Key, append_ms: int) -> int | None:
+        """Return until when a key is paused, by an estimated append time, or None."""
+        group = self.groups.get(key.group_id)
+        if group is None:
+            return None
+        due = [each for each in group.scheduled if each.begin_ms <= append_ms]
+        every: list[Pause | Scheduled] = [*group.pauses, *due]
+        found = [
+            each
+            for each in every
+            if append_ms < each.until_ms and is_in_scope(each.scope, key)
+        ]
+        # Those of the whole group follow each other; those with a scope overlap.
+        whole = [each.until_ms for each in found if each.scope is None][:1]
+        scoped = (each.until_ms for each in found if each.scope is not None)
+        return max([*whole, *scoped], default=None)
+
+    def action_for(self, client: tuple[str, str], *, host: str) -> Action | None:
+        """Return whether a member is drained or cordoned (PROTOCOL 9.7).
+
+        Args:
+            client: Group and client; this must be the world of the group's home.
+            host: The host that it announced.
+        """
+        group_id, client_id = client
+        if not self.directed:
+            return None  # the common case
+        groups = (self.groups.get(name) for name in (group_id, CHECKPOINT_GROUP))
+        found: set[Action] = {
+            each.action
+            for group in groups
+            if group is not None
+            for each in group.directives
+            if each.names(client_id, host)
+        }
+        return DRAIN if DRAIN in found else CORDON if found else None
 
     def token(self, key: Key) -> Token | None:
         """Return the fencing token of a key's current epoch (PROTOCOL 4.10)."""
@@ -430,6 +551,21 @@ class WorldState:
             for group_id, group in self.groups.items()
             for offset, op_id in group.over
         }
+        self.fences = {
+            (group_id, fence.client_id, fence.incarnation): fence.offset
+            for group_id, group in self.groups.items()
+            for fence in group.fences
+        }
+        self.scopes = {
+            (group_id, each.op_id): None
+            for group_id, group in self.groups.items()
+            for each in group.scoped_operations
+        }
+        self.directed = {
+            (group_id, each.op_id): None
+            for group_id, group in self.groups.items()
+            for each in group.directives
+        }
         self.locked = {}
         for key, state in self.keys.items():
             if state.lock is not None:
@@ -457,10 +593,14 @@ class WorldState:
         self.ends_ms = min((end for end in ends_ms if end is not None), default=None)
 
     def note_next_lapse(self) -> None:
-        """Recompute when the next pause ends."""
-        pauses = (group.pause for group in self.groups.values())
-        ends_ms = [pause.until_ms for pause in pauses if pause is not None]
-        self.lapses_ms = min(ends_ms, default=None)
+        """Recompute when the next pause begins or ends by itself."""
+        every = (group.lapses_ms for group in self.groups.values())
+        self.lapses_ms = min((ms for ms in every if ms is not None), default=None)
+
+    def note_lapse(self, append_ms: int) -> None:
+        """Record that a pause begins or ends by itself at an append time."""
+        now_ms = self.lapses_ms
+        self.lapses_ms = append_ms if now_ms is None else min(append_ms, now_ms)
 
     def index_forgettable(self) -> None:
         """Recompute which keys may be dropped for their silence."""
@@ -503,6 +643,16 @@ class WorldState:
             self.dirty[name] = None
         else:
             self.dirty.pop(name, None)
+
+
+def keys_of(worlds: Iterable[WorldState], group_id: str) -> dict[Key, KeyState]:
+    """Return the keys of a group in these coordinating partitions."""
+    return {
+        key: known
+        for world in worlds
+        for key, known in world.keys.items()
+        if key.group_id == group_id
+    }
 
 
 def is_forgettable(state: KeyState) -> bool:
@@ -621,19 +771,28 @@ def count(state: WorldState, name: str, *, times: int = 1) -> None:
         counters[name] = counters.get(name, 0) + times
 
 
-# --- notes: why a key changed hands last, and from whom. They are soft, like members
-# (PROTOCOL 3.2): outside digest and canonical bytes, and gone with the process.
+# --- notes: why a key changed hands last, and from whom (soft, PROTOCOL 3.2).
 
-WEDGED = "wedged"
+STUCK = "stuck"
 WHY = "why"
 WHY_CHARS_MAX = 200
+CLAIM_TAGS_BYTES_MAX = 1_000  # of the text; tags have 1,024 bytes
 
 _ENCODER = msgspec.msgpack.Encoder()
 
 
-def why_to_tags(why: str) -> bytes:
-    """Return the tags of a claim with its reason, cut to the maximum length."""
-    return _ENCODER.encode({WHY: why[:WHY_CHARS_MAX]})
+def why_to_tags(why: str, person: str | None = None) -> bytes:
+    """Return the tags of a claim, cut to the maximum length.
+
+    Args:
+        why: Its reason.
+        person: Person for whom it is made, None for none.
+    """
+    tags = {WHY: why[:WHY_CHARS_MAX]}
+    if person:
+        left = CLAIM_TAGS_BYTES_MAX - len(tags[WHY].encode())
+        tags[BY] = person_text(person, min(PERSON_BYTES_MAX, left))
+    return _ENCODER.encode(tags)
 
 
 def why_of(record: ClaimingPartition) -> str | None:
@@ -674,6 +833,8 @@ def note_claim(
         if last == owner.client_id:
             last = old.before
         stuck = old.stuck
+    elif known.previous is not None:
+        follows = None
     reason = why_of(record)
     notes[key] = KeyNote(
         client_id=owner.client_id,
@@ -693,7 +854,7 @@ def note_release(
     old = notes.get(key)
     before = None if old is None else old.before
     stuck = None if old is None else old.stuck
-    if record.reason is not None and record.reason.startswith(WEDGED):
+    if record.reason is not None and record.reason.startswith(STUCK):
         at = state.keys[key].next_unclaimed() or 0
         times = stuck[1] if stuck is not None and stuck[0] == at else 0
         stuck = (at, times + 1)

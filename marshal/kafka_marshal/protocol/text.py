@@ -14,13 +14,17 @@ from msgspec import UNSET
 
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.protocol.codec import Undecodable, decode, encode_fields, kind_of
+from kafka_marshal.protocol.items import Offer
 from kafka_marshal.protocol.records import (
     KINDS,
     Fields,
     Kind,
     Limits,
+    PauseGroup,
     Record,
     Resume,
+    Scope,
+    ScopedTopic,
     StagedTopic,
     StagePosition,
 )
@@ -31,12 +35,14 @@ from kafka_marshal.protocol.types import Key, LogEntry, TimestampType
 _BY_NAME = {kind.name: kind for kind in KINDS}
 _NESTED: dict[str, type[Fields]] = {"resume": Resume, "limits": Limits}
 _NESTED_LISTS: dict[type[Fields], dict[str, type[Fields]]] = {
-    StagePosition: {"topics": StagedTopic}
+    PauseGroup: {"scope": ScopedTopic},
+    StagePosition: {"topics": StagedTopic},
 }
 _RENAMED = {"partition_count": "K"}
 _BYTES_FIELDS = frozenset(
     {
         "incarnation",
+        "fenced_incarnation",
         "topic_id",
         "resume_hash",
         "secret",
@@ -264,6 +270,10 @@ def state_to_object(state: WorldState) -> dict[str, Any]:
             for key, known in sorted(state.keys.items())
         ],
         "pauses": _pauses(state),
+        "scheduled": _scheduled(state),
+        "fences": _fences(state),
+        "directives": _directives(state),
+        "settings": _settings(state),
         "counters": dict(sorted(state.soft.counters.items())),
     }
     if state.halted is not None:
@@ -294,20 +304,88 @@ def claim_to_object(state: WorldState, key: Key, *, known: KeyState) -> dict[str
         "freshness": freshness,
         "age_ms": age_ms,
         "locked_by": None if known.lock is None else known.lock.op_id.hex(),
+        "offer": None if known.offer is None else offer_to_object(known.offer),
     }
 
 
+def offer_to_object(offer: Offer) -> dict[str, Any]:
+    """Return the document of an offer."""
+    return {
+        "successor": offer.successor,
+        "until_ms": offer.until_ms,
+        "ready": None if offer.ready is None else offer.ready.hex(),
+    }
+
+
+def scope_texts(scope: Scope | None) -> tuple[str, ...]:
+    """Return a scope for people, like ``orders`` and ``invoices:0,3``."""
+    return tuple(
+        f"{each.topic}:{','.join(map(str, each.partitions))}".removesuffix(":")
+        for each in scope or ()
+    )
+
+
+def _scheduled(state: WorldState) -> list[dict[str, Any]]:
+    return [
+        {
+            "group_id": group_id,
+            "op_id": each.op_id.hex(),
+            "client_id": each.client_id,
+            "begin_ms": each.begin_ms,
+            "until_ms": each.until_ms,
+            "scope": _to_json(each.scope),
+        }
+        for group_id in sorted(state.groups)
+        for each in state.groups[group_id].scheduled
+    ]
+
+
 def _pauses(state: WorldState) -> list[dict[str, Any]]:
-    pauses = []
-    for group_id in sorted(state.groups):
-        pause = state.active_pause(group_id)
-        if pause is not None:
-            pauses.append(
-                {
-                    "group_id": group_id,
-                    "op_id": pause.op_id.hex(),
-                    "client_id": pause.client_id,
-                    "until_ms": pause.until_ms,
-                }
-            )
-    return pauses
+    return [
+        {
+            "group_id": group_id,
+            "op_id": pause.op_id.hex(),
+            "client_id": pause.client_id,
+            "until_ms": pause.until_ms,
+            "scope": _to_json(pause.scope),
+        }
+        for group_id in sorted(state.groups)
+        for pause in state.groups[group_id].pauses
+    ]
+
+
+def _fences(state: WorldState) -> list[dict[str, Any]]:
+    return [
+        {
+            "group_id": group_id,
+            "client_id": fence.client_id,
+            "incarnation": fence.incarnation.hex(),
+            "offset": fence.offset,
+        }
+        for group_id, group in sorted(state.groups.items())
+        for fence in group.fences
+    ]
+
+
+def _directives(state: WorldState) -> list[dict[str, Any]]:
+    return [
+        {
+            "group_id": group_id,
+            "op_id": each.op_id.hex(),
+            "client_id": each.client_id,
+            "client": each.client,
+            "host": each.host,
+            "action": each.action,
+            "until_ms": each.until_ms,
+        }
+        for group_id, group in sorted(state.groups.items())
+        for each in group.directives
+    ]
+
+
+def _settings(state: WorldState) -> list[dict[str, Any]]:
+    return [
+        {"group_id": group_id, **group.settings._asdict()}
+        for group_id, group in sorted(state.groups.items())
+        if group.settings is not None
+    ]

@@ -9,6 +9,7 @@ import re
 from enum import IntEnum
 from typing import NamedTuple, Self
 
+import attrs
 import msgspec
 
 OFFSET_MAX = 2**63 - 1
@@ -97,6 +98,55 @@ class Token(NamedTuple):
             + self.leader_epoch.to_bytes(4, "big")
             + self.offset.to_bytes(8, "big")
         )
+
+
+@attrs.frozen(order=True)
+class OffsetRange:
+    """Offsets of a partition from ``first`` up to ``end``, which is not included.
+
+    Records of the log and messages of the sidecar have the last offset instead; see
+    ``through``.
+    """
+
+    first: int
+    end: int
+
+    @classmethod
+    def through(cls, first: int, last: int) -> Self:
+        """Return the range whose last offset is ``last``."""
+        return cls(first, last + 1)
+
+    @property
+    def last(self) -> int:
+        """Last offset; below ``first`` if the range is empty."""
+        return self.end - 1
+
+    @property
+    def count(self) -> int:
+        """Number of offsets, 0 if the end is not above the first one."""
+        return max(0, self.end - self.first)
+
+
+class TokenAfterSeek(Token):
+    """The token of a claim, in records that were fetched after a seek (PROTOCOL 6.6).
+
+    It equals the token of the claim, so that sinks see no difference. Only a commit
+    looks at the number of seeks: it distinguishes hand-outs of one offset.
+    """
+
+    seek_count: int
+
+    @classmethod
+    def of(cls, token: Token, seek_count: int) -> Self:
+        """Return the token after so many seeks under its claim."""
+        made = cls(*token)
+        made.seek_count = seek_count
+        return made
+
+
+def seek_count_of(token: Token | None) -> int:
+    """Return the number of seeks before a record with this token was fetched."""
+    return token.seek_count if isinstance(token, TokenAfterSeek) else 0
 
 
 class LogEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True):

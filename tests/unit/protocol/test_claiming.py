@@ -17,6 +17,7 @@ from logkit import (
     pause,
     release,
     resume,
+    schedule,
 )
 
 from kafka_marshal.errors import InvalidTransition
@@ -123,6 +124,7 @@ def sublease(epoch=EPOCH, lease=LATER):
 # --- Every input in every phase ---
 
 W, C, S, D, E = Phase  # waiting, claiming, starting, held (D), ended
+SOFT_MS = 7 * H // 4
 HARD_MS = 2 * H - 2 - 100
 INPUTS = {
     "wants, not answered": lambda it: wants(it, ANSWER_MS - 1, 0),
@@ -258,12 +260,12 @@ def test_deadlines_of_another_process_move_both_ways_and_limits_only_forward():
     ("h", "soft_ms", "hard_ms"),
     [
         # Two intervals, less 0.1 % of drift (rounded up), less max(50 ms, 5 % of them).
-        pytest.param(60_000, 60_000, 120_000 - 120 - 6_000, id="production"),
-        pytest.param(2_000, 2_000, 4_000 - 4 - 200, id="demo"),
-        pytest.param(1_000, 1_000, 2_000 - 2 - 100, id="one-second"),
-        pytest.param(501, 501, 1_002 - 2 - 51, id="rounded-against-us"),
-        pytest.param(500, 500, 1_000 - 1 - 50, id="margins-meet"),
-        pytest.param(200, 200, 400 - 1 - 50, id="least-margin"),
+        pytest.param(60_000, 105_000, 120_000 - 120 - 6_000, id="production"),
+        pytest.param(2_000, 3_500, 4_000 - 4 - 200, id="demo"),
+        pytest.param(1_000, 1_750, 2_000 - 2 - 100, id="one-second"),
+        pytest.param(501, 876, 1_002 - 2 - 51, id="rounded-against-us"),
+        pytest.param(500, 875, 1_000 - 1 - 50, id="margins-meet"),
+        pytest.param(200, 349, 400 - 1 - 50, id="least-margin"),
         pytest.param(40, 29, 80 - 1 - 50, id="soft-is-never-behind-hard"),
         pytest.param(10, 0, 0, id="too-short-to-be-of-use"),
         pytest.param(1, 0, 0, id="shortest"),
@@ -280,9 +282,9 @@ def test_lease_arithmetic(h, soft_ms, hard_ms):
 
 def test_hand_out_ends_at_the_soft_stop_and_work_at_the_hard_one():
     it = at(Phase.HELD)
-    assert it.lease == Lease(H, HARD_MS)
-    assert it.may_hand_out(H - 1)
-    assert not it.may_hand_out(H)
+    assert it.lease == Lease(SOFT_MS, HARD_MS)
+    assert it.may_hand_out(SOFT_MS - 1)
+    assert not it.may_hand_out(SOFT_MS)
     assert it.is_valid(HARD_MS - 1)
     assert not it.is_valid(HARD_MS)
 
@@ -567,7 +569,11 @@ def test_a_named_successor_goes_first():
     log.append(release(epoch, client="c2", successor="c3"))
     assert guess(log).wait_ms == H // 2
     assert guess(log, elapsed_ms=H // 2).wait_ms == 0
-    assert guess(log, claimant=Owner("c3", ident("c3"))).wait_ms == 0
+    successor = Owner("c3", ident("c3"))
+    assert guess(log, claimant=successor).wait_ms == 0
+    assert guess(log, claimant=successor, elapsed_ms=H // 2 - 1).is_named
+    assert not guess(log, claimant=successor, elapsed_ms=H // 2).is_named
+    assert not guess(log).is_named
 
 
 @pytest.mark.parametrize("is_known", [True, False])
@@ -579,6 +585,14 @@ def test_a_pause_is_waited_for(is_known):
     assert guess(log).wait_ms == 300
     assert guess(log, elapsed_ms=299).wait_ms == 1
     assert guess(log, elapsed_ms=301).wait_ms == 0
+
+
+def test_the_begin_of_a_pause_is_estimated():
+    log = Log(level=2)
+    log.append(schedule(START_MS + 100, START_MS + 300))
+    assert guess(log, elapsed_ms=99).wait_ms == 0
+    assert guess(log, elapsed_ms=100).wait_ms == 200
+    assert guess(log, elapsed_ms=300).wait_ms == 0
 
 
 def test_the_longest_of_several_waits_counts():

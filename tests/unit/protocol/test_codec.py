@@ -7,9 +7,11 @@ from logkit import (
     beat,
     claim,
     config,
+    direct,
     ident,
     member,
     release,
+    schedule,
     stage,
 )
 from msgspec.structs import astuple, replace
@@ -28,12 +30,16 @@ from kafka_marshal.protocol.codec import (
     is_topic,
     kind_of,
     parser_of,
+    person_of,
+    person_to_tags,
+    undone_of,
     uvarint,
 )
 from kafka_marshal.protocol.records import (
     Config,
     Heartbeat,
     Limits,
+    ScopedTopic,
     StagedTopic,
     StagePosition,
 )
@@ -270,6 +276,30 @@ def test_beats_of_a_batch(beats, is_valid):
     assert isinstance(decode(value), Undecodable) != is_valid
 
 
+@pytest.mark.parametrize(
+    ("scope", "is_valid"),
+    [
+        pytest.param(None, True, id="whole group"),
+        pytest.param([], False, id="no topic"),
+        pytest.param([("t", ())], True, id="whole topic"),
+        pytest.param([("s", ()), ("t", (0, 3))], True, id="ascending"),
+        pytest.param([("t", ()), ("s", ())], False, id="topics descend"),
+        pytest.param([("t", (0,)), ("t", (1,))], False, id="a topic twice"),
+        pytest.param([("t", (3, 0))], False, id="partitions descend"),
+        pytest.param([("t", (0, 0))], False, id="a partition twice"),
+        pytest.param([("/planner", ())], False, id="reserved topic"),
+        pytest.param([("s", range(128)), ("t", range(128))], True, id="256 in all"),
+        pytest.param([("s", range(128)), ("t", range(129))], False, id="257 in all"),
+    ],
+)
+def test_a_scope_has_one_form(scope, is_valid):
+    topics = scope and tuple(ScopedTopic(name, tuple(each)) for name, each in scope)
+    record = replace(schedule(1, 2), scope=topics)
+    found = decode(_encode_unjudged(record))
+    assert (found == record) == is_valid
+    assert isinstance(found, Undecodable) != is_valid
+
+
 def test_payloads_that_are_no_array():
     for payload in (b"", b"\x80", b"\xc0", b"\xc1", b"\x01", b"\xd4\x01\x01"):
         assert reason(BEAT + payload).startswith("bad payload"), payload
@@ -407,6 +437,44 @@ def test_tags_inform_or_are_absent(tags, expected):
     assert decode_tags(tags) == expected
 
 
+@pytest.mark.parametrize(
+    ("person", "expected"),
+    [
+        ("ada", "ada"),
+        ("x" * 300, "x" * 200),
+        ("\U0001f600" * 300, "\U0001f600" * 150),
+        ("caf\udce9", "caf?"),
+        ("a\x1b\nb", "a\x1b\nb"),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_tags_name_a_person(person, expected):
+    record = replace(beat(0), tags=person_to_tags(person))
+    assert person_of(decode(encode(record))) == expected
+
+
+@pytest.mark.parametrize("tags", [b"\xc1", pack({"by": 7}), pack({"why": "x"})])
+def test_tags_without_a_person(tags):
+    assert person_of(replace(beat(0), tags=tags)) is None
+
+
+def test_tags_name_the_operation_that_is_undone():
+    tags = person_to_tags("ada", undoes=bytes(16))
+    record = decode(encode(replace(beat(0), tags=tags)))
+    assert (person_of(record), undone_of(record)) == ("ada", bytes(16))
+    assert undone_of(replace(beat(0), tags=person_to_tags("ada"))) is None
+
+
+@pytest.mark.parametrize("value", [1, "00" * 16, bytes(15), None])
+def test_what_is_no_op_id_in_tags_is_no_undo(value):
+    assert undone_of(replace(beat(0), tags=pack({"undoes": value}))) is None
+
+
+def test_a_person_in_the_log_is_cut():
+    assert person_of(replace(beat(0), tags=pack({"by": "x" * 900}))) == "x" * 200
+
+
 # --- Encoding ---
 
 
@@ -437,7 +505,8 @@ def test_a_too_deep_record_is_not_encoded():
 
 def test_kind_of_names_the_wire_type():
     assert [kind_of(record).number for record in all_records()] == [
-        *(1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 14, 18, 128, 130, 131, 132)
+        *(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 18, 19, 22, 23),
+        *(128, 130, 131, 132),
     ]
 
 
@@ -503,3 +572,20 @@ def test_a_stage_names_each_key_once(second):
     assert isinstance(found, StagePosition) == is_distinct
     if not is_distinct:
         assert found == Undecodable("a key is named twice")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"client": "c1", "host": "m1"}, id="both"),
+        pytest.param({"client": None, "host": None}, id="none"),
+        pytest.param({"client": "no name"}, id="no client"),
+        pytest.param({"client": None, "host": ""}, id="empty host"),
+        pytest.param({"action": "stop"}, id="action"),
+    ],
+)
+def test_a_directive_names_a_client_or_a_host(fields):
+    record = direct()
+    assert decode(encode(record)) == record
+    with pytest.raises(MalformedRecord):
+        encode(replace(record, **fields))

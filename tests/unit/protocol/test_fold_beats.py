@@ -15,8 +15,11 @@ from logkit import (
     claim,
     config,
     decide,
+    fence,
+    ident,
     pause,
     release,
+    schedule,
     stage,
 )
 
@@ -186,6 +189,46 @@ def test_nothing_is_folded_while_a_group_is_paused():
     assert both(log, begun=BEGUN + 1)[1] == 0
 
 
+def test_beats_of_a_fenced_client_are_left_to_the_full_fold():
+    log = owned(level=2)
+    log.one(fence())
+    begun = len(log.entries)
+    log.one(beat(2, 7, client="c2", key=OTHER), after=3)
+    log.one(beat(1, 7), after=3)
+    assert both(log, begun=begun)[1] == 1
+    log.entries.pop(begun)
+    assert both(log, begun=begun)[1] == 0
+
+
+def test_beats_of_another_group_are_folded_while_one_is_paused():
+    log = owned()
+    log.one(pause(START_MS + 10, group="h"))
+    log.one(beat(1, 7), after=9)
+    log.one(beat(1, 8), after=1)
+    log.one(beat(1, 9))
+    state, stop = both(log, begun=BEGUN + 1)
+    assert (stop, state.lapses_ms) == (1, START_MS + 10)
+
+
+def test_beats_are_folded_until_a_scheduled_pause_begins():
+    log = owned(level=2)
+    log.one(schedule(START_MS + 10, START_MS + 20))
+    log.one(beat(1, 7), after=9)
+    log.one(beat(1, 8), after=1)
+    log.one(beat(1, 9))
+    assert both(log, begun=BEGUN + 1)[1] == 1
+
+
+def test_nothing_is_folded_where_a_pause_is_due_with_the_next_entry():
+    log = owned(level=2)
+    log.one(pause(START_MS + 50))
+    log.one(schedule(START_MS + 10, START_MS + 40, op=ident("due")))
+    log.one(b"", after=10)
+    log.one(pause(0, seq=1))
+    log.one(beat(1, 7))
+    assert both(log, begun=BEGUN + 4)[1] == 0
+
+
 def test_beats_are_folded_beside_a_locked_key_and_an_open_verdict():
     log = owned(level=2)
     log.one(release(1, 5))
@@ -257,3 +300,17 @@ def test_a_claim_in_between_is_seen():
     log.append(beat(1, 8))
     assert both(log)[1] == 1
     assert both(log, begun=BEGUN + 2)[1] == 0
+
+
+def test_a_run_ends_at_a_heartbeat_of_the_epoch_that_is_left_out():
+    log = owned()
+    for epoch, client, key in ((2, "c2", OTHER), (2, "c2", OTHER), (1, "c1", KEY)):
+        log.append(beat(epoch, 5, client=client, key=key), after=1)
+    state = WorldState(0)
+    for entry in log.entries[:BEGUN]:
+        apply(state, entry)
+    rest = log.entries[BEGUN:]
+    assert fold_beats(deepcopy(state), rest, start=0) == 3
+    assert fold_beats(deepcopy(state), rest, start=0, but=2) == 0
+    assert fold_beats(state, rest, start=0, but=1) == 2
+    assert (state.keys[KEY].position, state.keys[OTHER].position) == (None, 5)

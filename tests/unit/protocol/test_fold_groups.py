@@ -5,12 +5,17 @@ from logkit import (
     START_MS,
     H,
     Log,
+    beat,
     claim,
     config,
+    direct,
+    fence,
     ident,
     member,
     pause,
     release,
+    schedule,
+    settings,
 )
 
 from kafka_marshal.protocol.fold_groups import (
@@ -21,7 +26,7 @@ from kafka_marshal.protocol.fold_groups import (
 )
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.records import KINDS
-from kafka_marshal.protocol.state import Halt
+from kafka_marshal.protocol.state import SCHEDULED_MAX, Halt
 from kafka_marshal.protocol.types import Key
 
 UNTIL = START_MS + 5_000
@@ -38,7 +43,13 @@ def ops(log, group="g"):
 
 
 def test_every_record_about_groups_has_its_fold():
-    assert {kind.number for kind in KINDS if kind.record in FOLDS} == {5, 13, 128}
+    assert {kind.number for kind in KINDS if kind.record in FOLDS} == {
+        5,
+        10,
+        13,
+        23,
+        128,
+    }
 
 
 # --- Pauses ---
@@ -215,6 +226,195 @@ def test_a_pause_that_was_ended_does_not_lapse_again(log):
     assert log.state.lapses_ms == UNTIL + H
 
 
+# --- Scheduled pauses ---
+
+BEGIN, AFTER = START_MS + 100, START_MS + 300
+ONE, TWO, THREE = ident("one"), ident("two"), ident("three")
+
+
+@pytest.fixture
+def planned():
+    log = Log(level=2)
+    assert log.outcome_of(schedule(BEGIN, AFTER, op=ONE, seq=3)) == "scheduled"
+    return log
+
+
+def test_a_scheduled_pause_begins_before_the_record_of_that_moment_is_judged(planned):
+    assert planned.outcome_of(claim(), at=BEGIN - 1) == "claimed"
+    assert planned.state.active_pause("g") is None
+    assert planned.outcome_of(beat(2, 5), at=BEGIN) == "position_only"
+    held = planned.state.active_pause("g")
+    assert (held.op_id, held.client_id, held.incarnation) == (
+        ONE,
+        "admin",
+        ident("admin"),
+    )
+    assert (held.seq, held.incarnations, held.until_ms) == (3, (ident("admin"),), AFTER)
+    assert planned.state.groups["g"].scheduled == ()
+    assert planned.outcome_of(beat(2, 6), at=AFTER) == "renewed"
+    assert ops(planned) == [ONE]
+
+
+def test_a_scheduled_pause_of_the_past_is_over_without_a_begin(planned):
+    assert planned.outcome_of(claim(), at=AFTER) == "claimed"
+    assert (planned.state.active_pause("g"), ops(planned)) == (None, [ONE])
+    assert planned.outcome_of(schedule(AFTER + 9, AFTER + 10, op=ONE)) == "op_over"
+
+
+def test_one_that_begins_now_is_a_pause_at_once():
+    log = Log(level=2)
+    assert log.outcome_of(schedule(START_MS, AFTER)) == "paused"
+    assert log.outcome_of(schedule(START_MS, AFTER)) == "old_seq"
+    assert log.outcome_of(schedule(START_MS, 0, seq=1)) == "unpaused"
+    assert log.outcome_of(schedule(0, START_MS, op=TWO)) == "expired"
+
+
+def test_a_repeat_changes_nothing_and_another_time_is_busy(planned):
+    before = planned.state.groups["g"].scheduled
+    assert planned.outcome_of(schedule(BEGIN, AFTER, op=ONE, seq=9)) == "scheduled"
+    assert planned.outcome_of(schedule(BEGIN, AFTER + 1, op=ONE)) == "busy"
+    assert planned.outcome_of(schedule(BEGIN + 1, AFTER, op=ONE)) == "busy"
+    assert planned.state.groups["g"].scheduled == before
+    planned.append(b"", at=BEGIN)
+    assert planned.outcome_of(schedule(BEGIN + 1, AFTER, op=ONE)) == "busy"
+    assert planned.outcome_of(schedule(BEGIN, AFTER, op=ONE, seq=3)) == "old_seq"
+
+
+def test_any_admin_cancels_a_scheduled_pause_also_while_another_lasts(planned):
+    planned.append(pause(AFTER, op=TWO))
+    cancel = pause(0, op=ONE, client="other")
+    assert planned.outcome_of(cancel) == "unpaused"
+    assert planned.state.active_pause("g").op_id == TWO
+    assert planned.outcome_of(cancel) == "op_over"
+    assert planned.outcome_of(schedule(BEGIN, AFTER, op=ONE)) == "op_over"
+
+
+def test_a_scheduled_pause_begins_at_once_by_a_release_group(planned):
+    assert planned.outcome_of(pause(AFTER + 5, op=ONE)) == "paused"
+    group = planned.state.groups["g"]
+    assert (group.pause.until_ms, group.scheduled) == (AFTER + 5, ())
+
+
+def test_one_that_is_due_waits_for_the_end_of_another_operation(planned):
+    planned.append(pause(AFTER - 100, op=TWO))
+    planned.append(b"", at=BEGIN + 5)
+    assert planned.state.active_pause("g").op_id == TWO
+    planned.append(b"", at=AFTER - 100)
+    held = planned.state.active_pause("g")
+    assert (held.op_id, held.until_ms) == (ONE, AFTER)
+    assert ops(planned) == [TWO]
+
+
+def test_one_that_is_due_begins_behind_the_record_that_ends_another(planned):
+    planned.append(pause(AFTER, op=TWO))
+    planned.append(b"", at=BEGIN + 5)
+    assert planned.outcome_of(pause(0, op=TWO, seq=1)) == "unpaused"
+    assert planned.state.active_pause("g") is None
+    assert planned.outcome_of(claim()) == "paused"
+    assert planned.state.active_pause("g").op_id == ONE
+
+
+def test_the_earliest_of_several_begins_and_the_next_follows(planned):
+    assert planned.outcome_of(schedule(BEGIN - 50, BEGIN + 50, op=TWO)) == "scheduled"
+    assert planned.outcome_of(schedule(BEGIN - 10, BEGIN, op=THREE)) == "scheduled"
+    for at, op in ((BEGIN - 50, TWO), (BEGIN, TWO), (BEGIN + 50, ONE)):
+        planned.append(b"", at=at)
+        assert planned.state.active_pause("g").op_id == op
+    # The one between them was over before it could begin.
+    assert ops(planned) == [TWO, THREE]
+
+
+def test_a_group_has_so_many_scheduled_pauses_and_no_more():
+    log = Log(level=2)
+    for number in range(SCHEDULED_MAX):
+        record = schedule(BEGIN, AFTER, op=ident(str(number)))
+        assert log.outcome_of(record) == "scheduled"
+    assert log.outcome_of(schedule(BEGIN, AFTER, op=ident("more"))) == "limits"
+    assert log.outcome_of(schedule(BEGIN, AFTER, group="h")) == "scheduled"
+
+
+def test_the_bound_of_a_scheduled_pause_counts_from_its_begin():
+    log = Log(level=2, max_pause_ms=10)
+    log.append(schedule(BEGIN, AFTER))
+    (planned,) = log.state.groups["g"].scheduled
+    assert planned.until_ms == BEGIN + 10
+
+
+def test_a_scheduled_pause_keeps_its_group(planned):
+    assert planned.state.groups["g"].key_count == 0
+    planned.append(b"", at=BEGIN - 1)
+    assert "g" in planned.state.groups
+
+
+def test_pauses_are_of_level_2():
+    log = Log()
+    assert log.outcome_of(schedule(BEGIN, AFTER)) == "level"
+    assert Log(configured=False).outcome_of(schedule(BEGIN, AFTER)) == "level"
+    assert log.state.groups == {}
+
+
+# --- Pauses with a scope (PROTOCOL 4.15) ---
+
+T_0, T_ALL = {"t": (0,)}, {"t": ()}
+
+
+def lasting(log):
+    return [(each.op_id, each.until_ms) for each in log.state.groups["g"].pauses]
+
+
+def scoped_ops(log):
+    return sorted(op_id for _, op_id in log.state.scopes)
+
+
+@pytest.fixture
+def scoped():
+    log = Log(level=2)
+    assert log.outcome_of(schedule(0, BEGIN, op=TWO, scope=T_0)) == "paused"
+    assert log.outcome_of(schedule(0, AFTER, op=ONE, scope=T_ALL)) == "paused"
+    return log
+
+
+def test_several_last_beside_that_of_the_group(scoped):
+    assert scoped.outcome_of(pause(AFTER)) == "paused"
+    assert lasting(scoped) == [(OP, AFTER), (ONE, AFTER), (TWO, BEGIN)]
+    assert scoped_ops(scoped) == [ONE, TWO]
+
+
+def test_each_ends_by_itself_the_groups_own_first(scoped):
+    scoped.append(pause(AFTER))
+    scoped.append(b"", at=BEGIN)
+    assert (lasting(scoped), ops(scoped)) == ([(OP, AFTER), (ONE, AFTER)], [TWO])
+    scoped.append(schedule(AFTER - 2, AFTER - 1, op=THREE, scope=T_0))
+    assert scoped_ops(scoped) == [ONE, THREE]
+    scoped.append(b"", at=AFTER)
+    assert (lasting(scoped), ops(scoped)) == ([], [TWO, OP, ONE, THREE])
+    assert scoped_ops(scoped) == []
+
+
+def test_a_renewal_replaces_its_own_pause_alone(scoped):
+    renewal = schedule(0, BEGIN + 5, op=TWO, seq=1, scope=T_0)
+    assert scoped.outcome_of(renewal) == "paused"
+    assert lasting(scoped) == [(ONE, AFTER), (TWO, BEGIN + 5)]
+    assert scoped.outcome_of(pause(0, op=TWO, seq=2)) == "unpaused"
+    assert (lasting(scoped), scoped_ops(scoped)) == ([(ONE, AFTER)], [ONE])
+
+
+def test_a_scheduled_one_counts_at_once_and_begins_beside_the_others(scoped):
+    later = schedule(BEGIN - 5, AFTER, op=THREE, scope=T_0)
+    assert scoped.outcome_of(later) == "scheduled"
+    assert scoped_ops(scoped) == [ONE, THREE, TWO]
+    scoped.append(pause(AFTER))
+    scoped.append(b"", at=BEGIN - 5)
+    assert [op for op, _ in lasting(scoped)] == [OP, ONE, THREE, TWO]
+    assert scoped.state.groups["g"].scheduled == ()
+
+
+def test_a_scheduled_one_that_is_cancelled_does_not_count(scoped):
+    scoped.append(schedule(BEGIN, AFTER, op=THREE, scope=T_0))
+    assert scoped.outcome_of(pause(0, op=THREE)) == "unpaused"
+    assert (ops(scoped), scoped_ops(scoped)) == ([THREE], [ONE, TWO])
+
+
 # --- Config ---
 
 LATEST = START_MS // 1_000 + 24 * 3_600
@@ -367,3 +567,65 @@ def test_an_operation_that_paused_nothing_ends_beside_a_pause():
     end_operation(log.state, "g", op_id=ident("other"), offset=7)
     assert log.state.active_pause("g").op_id == OP
     assert log.state.groups["g"].over == ((7, ident("other")),)
+
+
+def test_a_fenced_client_cannot_announce_itself():
+    log = Log(level=2)
+    log.append(fence())
+    transition = log.one(member())
+    assert (transition.outcome, transition.reason) == ("refused", "sender_fenced")
+    assert log.outcome_of(member("c2")) == "member"
+    assert list(log.state.soft.members) == [("g", "c2", ident("c2"))]
+
+
+def test_a_directive_ends_at_its_time_and_is_remembered():
+    log = Log(level=2)
+    log.append(direct(until=UNTIL))
+    log.append(direct(op=ident("longer"), until=UNTIL + 1))
+    log.append(member(), at=UNTIL)
+    group = log.state.groups["g"]
+    assert [each.op_id for each in group.directives] == [ident("longer")]
+    assert [op for _, op in group.over] == [OP]
+    assert list(log.state.directed) == [("g", ident("longer"))]
+
+
+# --- Settings ---
+
+
+def test_settings_are_kept_with_all_fields():
+    log = Log(level=2)
+    given = {"policy": "planner", "planner_version_max": 1, "debounce_ms": 0}
+    given |= {"handoff_ms": 5, "handoffs_max": 2, "grace_ms": 7}
+    transition = log.one(settings(**given))
+    assert (transition.effect, transition.key) == ("group_configured", None)
+    assert log.state.settings_of("g")._asdict() == {"generation": 1, **given}
+    assert log.outcome_of(settings(2)) == "group_configured"
+    assert log.state.settings_of("g") == (2, *[None] * 6)
+
+
+@pytest.mark.parametrize("generation", [0, 1, 3])
+def test_settings_of_another_generation_are_overtaken(generation):
+    log = Log(level=2)
+    log.append(settings(policy="fair"))
+    transition = log.one(settings(max(generation, 1)))
+    assert (transition.outcome, transition.reason) == ("refused", "settings_overtaken")
+    assert log.state.settings_of("g").policy == "fair"
+
+
+def test_settings_need_their_home_and_room_for_the_group():
+    log = Log(level=2, k=8, groups=1)
+    homes = {name: home_partition(name, partition_count=8) for name in "abcdefghgx"}
+    here = [name for name, home in homes.items() if home == 0]
+    assert log.outcome_of(settings(group="b")) == "wrong_partition"
+    assert log.outcome_of(settings(group=here[0])) == "group_configured"
+    assert log.outcome_of(settings(group=here[1])) == "limits"
+    assert log.outcome_of(settings(2, group=here[0])) == "group_configured"
+
+
+def test_a_group_with_settings_is_kept():
+    log = Log(level=2, forget_ms=0, operations=1)
+    log.append(settings())
+    log.append(fence())
+    log.append(fence(group="h"))  # the fence of g is forgotten
+    assert sorted(log.state.groups) == ["g", "h"]
+    assert log.state.groups["g"].fences == ()

@@ -12,6 +12,7 @@ from logkit import (
     beat,
     claim,
     config,
+    fence,
     forgetting,
     hashed,
     ident,
@@ -718,3 +719,14 @@ def test_keys_that_are_claimed_and_dropped_over_and_over_leave_nothing():
     log.append(b"", after=100_001)
     assert (log.state.keys, log.state.forgettable) == ({}, [])
     assert (log.state.awaiting, log.state.stale_count) == (set(), 0)
+
+
+def test_a_fenced_owner_is_granted_nothing_and_does_not_renew():
+    log = Log(level=2)
+    epoch = log.claimed()
+    log.append(fence())
+    assert log.outcome_of(messages(epoch, 0, 5)) == "sender_fenced"
+    assert log.outcome_of(beat(epoch, 5), after=1) == "position_only"
+    (transition,) = log.append(batch((epoch, 6)), after=1)
+    assert transition.effect == "position_only"
+    assert (log.key().renewed_ms, log.key().position) == (START_MS, 6)

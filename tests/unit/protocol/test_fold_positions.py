@@ -22,9 +22,10 @@ from logkit import (
 )
 
 from kafka_marshal.protocol.fold_positions import FOLDS
+from kafka_marshal.protocol.items import Verdict
 from kafka_marshal.protocol.records import KINDS, POSITION_LEVEL, Resume
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
-from kafka_marshal.protocol.state import Previous, Verdict
+from kafka_marshal.protocol.state import Previous
 from kafka_marshal.protocol.types import Key
 
 OTHER_OP, OTHER_PLAN = ident("other op"), ident("other plan")
@@ -291,6 +292,16 @@ def test_a_commit_sets_the_position_and_keeps_the_old_one():
     assert group.is_over(OP)
     assert log.state.locked == {}
     assert log.claimed("c2") > epoch
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_claim_after_a_commit_follows_no_other(commit):
+    """Its start is the new position, whatever the owner before had reached."""
+    log = decided() if commit else staged()
+    before = log.key().epoch
+    log.append(resolve(commit=commit))
+    log.claimed("c2")
+    assert log.state.soft.notes[KEY].follows == (None if commit else before)
 
 
 def test_a_commit_moves_grants_too():

@@ -12,12 +12,11 @@ from kafka_marshal.protocol.granting import (
     REQUESTS_IN_FLIGHT_MAX,
     WORK_PER_REQUEST_US,
     AtMostOnce,
-    Grant,
     GrantRequest,
     GrantVerdict,
     Pace,
     Refusal,
-    SentRange,
+    SentRequest,
     averaged,
     last_within,
     lead_for,
@@ -27,9 +26,10 @@ from kafka_marshal.protocol.granting import (
 )
 from kafka_marshal.protocol.losses import marks_of
 from kafka_marshal.protocol.state import Transition
-from kafka_marshal.protocol.types import Owner
+from kafka_marshal.protocol.types import OffsetRange, Owner
 
 GRANTEE = ident("grantee")
+through = OffsetRange.through
 
 
 def take(it, transition, *, head, **context):
@@ -54,7 +54,9 @@ class Bench:
         return self.it.request(self.seq, last, **sent)
 
     def answer(self, request, **context):
-        record = messages(self.epoch, request.first, request.last, seq=request.seq)
+        record = messages(
+            self.epoch, request.offsets.first, request.offsets.last, seq=request.seq
+        )
         return self.deliver(self.log.one(record), **context)
 
     def deliver(self, transition, **context):
@@ -71,7 +73,7 @@ def bench():
 
 
 def refused(reason, request):
-    record = messages(1, request.first, request.last, seq=request.seq)
+    record = messages(1, request.offsets.first, request.offsets.last, seq=request.seq)
     return Transition(
         offset=9,
         outcome="refused",
@@ -88,8 +90,8 @@ def refused(reason, request):
 
 
 def test_requests_cover_offsets_once(bench):
-    assert bench.request(4) == SentRange(1, 0, 4)
-    assert bench.request(9, sent_ms=7) == SentRange(seq=2, first=5, last=9, sent_ms=7)
+    assert bench.request(4) == SentRequest(1, through(0, 4))
+    assert bench.request(9, sent_ms=7) == SentRequest(2, through(5, 9), sent_ms=7)
     assert (bench.it.next_first, bench.it.outstanding_count) == (10, 2)
     with pytest.raises(InvalidTransition, match="up to 9"):
         bench.request(9)
@@ -126,7 +128,7 @@ def test_a_request_stays_within_the_span(bench):
     assert bench.it.last_within(400, 100) == 99
     request = bench.request(99)
     assert bench.answer(request) is None
-    assert bench.it.unused == (Grant(0, 99),)
+    assert bench.it.unused == (through(0, 99),)
 
 
 def test_without_a_position_there_is_one_request_at_a_time():
@@ -149,7 +151,7 @@ def test_without_a_position_a_request_that_is_given_up_is_covered_by_the_next():
     again = bench.request(9)
     assert bench.answer(again) is None
     assert bench.answer(late) == "nothing_left"
-    assert bench.it.unused == (Grant(0, 9),)
+    assert bench.it.unused == (through(0, 9),)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +233,7 @@ def test_a_request_becomes_one_record_with_its_mark(bench):
     assert verdict_of(transition, head=5) == GrantVerdict(
         outcome="accepted",
         reason=None,
-        granted=(0, 4),
+        granted=through(0, 4),
         head=5,
         offset=transition.offset,
     )
@@ -240,26 +242,26 @@ def test_a_request_becomes_one_record_with_its_mark(bench):
 def test_the_rest_of_a_cut_request_is_requested_again(bench):
     """A sidecar cuts a request where ``span`` was lowered meanwhile."""
     request = bench.request(9)
-    assert bench.answer(SentRange(request.seq, 0, 3)) is None
-    assert bench.it.unused == (Grant(0, 3),)
+    assert bench.answer(SentRequest(request.seq, through(0, 3))) is None
+    assert bench.it.unused == (through(0, 3),)
     assert (bench.it.next_first, bench.it.outstanding_count) == (4, 0)
     bench.granted(9)
-    assert bench.it.unused == (Grant(0, 3), Grant(4, 9))
+    assert bench.it.unused == (through(0, 3), through(4, 9))
 
 
 def test_the_rest_of_a_cut_request_is_granted_to_the_next(bench):
     first, second = bench.request(9), bench.request(19)
-    assert bench.answer(SentRange(first.seq, 0, 3)) is None
+    assert bench.answer(SentRequest(first.seq, through(0, 3))) is None
     assert (bench.it.next_first, bench.it.outstanding_count) == (20, 1)
     assert bench.answer(second) is None
-    assert bench.it.unused == (Grant(0, 3), Grant(4, 19))
+    assert bench.it.unused == (through(0, 3), through(4, 19))
     assert bench.it.next_first == 20
 
 
 def test_a_cut_request_with_no_rest_is_repeated_from_the_head(bench):
     request = bench.request(9)
     bench.log.append(messages(bench.epoch, 0, 5, seq=99))
-    assert bench.answer(SentRange(request.seq, 0, 3)) == "nothing_left"
+    assert bench.answer(SentRequest(request.seq, through(0, 3))) == "nothing_left"
     assert (bench.it.next_first, bench.it.outstanding_count) == (6, 0)
 
 
@@ -269,7 +271,7 @@ def test_nothing_is_handed_out_before_it_is_granted(bench):
     with pytest.raises(InvalidTransition, match="not granted"):
         bench.it.hand_out(0)
     assert bench.answer(request) is None
-    assert bench.it.granted == Grant(0, 4)
+    assert bench.it.granted == through(0, 4)
     bench.it.hand_out(0)
 
 
@@ -278,7 +280,7 @@ def test_grants_are_used_in_log_order_whatever_the_order_of_requests(bench):
     assert bench.answer(second) is None  # the log took it first: 0 to 9
     assert bench.it.outstanding_count == 0  # the other one can get nothing now
     assert bench.answer(first) == "nothing_left"
-    assert bench.it.unused == (Grant(0, 9),)
+    assert bench.it.unused == (through(0, 9),)
     assert bench.it.next_first == 10
 
 
@@ -288,21 +290,21 @@ def test_a_request_that_is_lost_is_covered_by_the_next(bench):
     assert bench.answer(second) is None
     assert bench.it.outstanding_count == 1
     assert bench.answer(third) is None
-    assert bench.it.unused == (Grant(0, 9), Grant(10, 14))
+    assert bench.it.unused == (through(0, 9), through(10, 14))
 
 
 def test_without_a_position_the_first_request_sets_the_start():
     bench = Bench(start=None)
     bench.it.next_first = 5
     bench.granted(9)
-    assert bench.it.unused == (Grant(5, 9),)
+    assert bench.it.unused == (through(5, 9),)
 
 
 def test_a_range_granted_to_an_earlier_owner_is_not_counted():
     bench = Bench(start=0)
     bench.log.append(messages(bench.epoch, 0, 3, seq=99))
     bench.granted(9)
-    assert bench.it.unused == (Grant(4, 9),)
+    assert bench.it.unused == (through(4, 9),)
 
 
 def test_offsets_granted_to_others_are_not_requested_again(bench):
@@ -328,10 +330,10 @@ def test_requests_behind_a_refused_one_are_repeated(bench):
     assert bench.deliver(refused("paused", third)) == "paused"
     assert bench.it.next_first == 5
     again = bench.request(7)
-    assert again.first == 5
+    assert again.offsets.first == 5
     assert bench.answer(third) is None  # it landed after the pause
     assert bench.answer(again) == "nothing_left"
-    assert bench.it.unused == (Grant(0, 4), Grant(5, 14))
+    assert bench.it.unused == (through(0, 4), through(5, 14))
 
 
 def test_a_refusal_without_a_position_repeats_the_request():
@@ -381,12 +383,12 @@ def test_an_unanswered_request_is_repeated_and_counted_once(bench):
     bench.it.forget_requests()
     assert (bench.it.next_first, bench.it.outstanding_count) == (0, 0)
     again = bench.request(6)
-    assert again.first == 0
+    assert again.offsets.first == 0
     assert bench.answer(late) is None
-    assert bench.it.unused == (Grant(0, 4),)
+    assert bench.it.unused == (through(0, 4),)
     assert bench.it.outstanding_count == 1
     assert bench.answer(again) is None
-    assert bench.it.unused == (Grant(0, 4), Grant(5, 6))
+    assert bench.it.unused == (through(0, 4), through(5, 6))
     assert bench.it.next_first == 7
 
 
@@ -425,10 +427,10 @@ def test_gaps_use_up_what_they_skip(bench):
     bench.granted(4)
     bench.granted(9)
     bench.it.hand_out(3)
-    assert bench.it.unused == (Grant(4, 4), Grant(5, 9))
+    assert bench.it.unused == (through(4, 4), through(5, 9))
     assert bench.it.unused_count == 6
     bench.it.hand_out(7)
-    assert bench.it.unused == (Grant(8, 9),)
+    assert bench.it.unused == (through(8, 9),)
     with pytest.raises(InvalidTransition):
         bench.it.hand_out(4)
     with pytest.raises(InvalidTransition):
@@ -438,10 +440,10 @@ def test_gaps_use_up_what_they_skip(bench):
 @pytest.mark.parametrize(
     ("through", "unused"),
     [
-        (-1, (Grant(0, 4), Grant(5, 9))),
-        (0, (Grant(1, 4), Grant(5, 9))),
-        (4, (Grant(5, 9),)),
-        (6, (Grant(7, 9),)),
+        (-1, (through(0, 4), through(5, 9))),
+        (0, (through(1, 4), through(5, 9))),
+        (4, (through(5, 9),)),
+        (6, (through(7, 9),)),
         (9, ()),
         (50, ()),
     ],
@@ -495,7 +497,7 @@ def test_given_up_ranges_are_reported_once_and_never_handed_out(bench):
     bench.granted(4)
     bench.request(9)
     bench.it.hand_out(1)
-    assert bench.it.discard() == (Grant(2, 4),)
+    assert bench.it.discard() == (through(2, 4),)
     assert (bench.it.granted, bench.it.outstanding_count) == (None, 0)
     with pytest.raises(InvalidTransition, match="not granted"):
         bench.it.hand_out(2)

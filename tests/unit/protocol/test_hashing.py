@@ -9,6 +9,7 @@ from kafka_marshal.protocol.hashing import (
     RESERVED_TOPICS,
     coordinating_partition,
     home_partition,
+    key_partition,
 )
 
 WHOLE = 2**32  # with so many partitions the result is the hash itself
@@ -60,3 +61,8 @@ def test_a_group_is_hashed_apart_from_topics():
 def test_reserved_topics_are_no_topics_of_kafka():
     assert {CHECKPOINT_TOPIC, PLANNER_TOPIC} == RESERVED_TOPICS
     assert all(topic.startswith("/") for topic in RESERVED_TOPICS)
+
+
+def test_a_key_of_a_reserved_topic_names_its_coordinating_partition():
+    assert key_partition(CHECKPOINT_TOPIC, 7, partition_count=3) == 7
+    assert key_partition("orders", 7, partition_count=50) == 41

@@ -15,29 +15,52 @@ from logkit import (
     OP,
     SECRET,
     H,
+    Log,
     beat,
     claim,
     config,
+    direct,
     forgetting,
     hashed,
     ident,
     messages,
+    offer,
     pause,
+    ready,
     release,
     resume,
+    schedule,
+    scope_of,
 )
 
 from kafka_marshal.protocol.hashing import coordinating_partition
+from kafka_marshal.protocol.items import Offer
 from kafka_marshal.protocol.judging import (
     OP_INCARNATIONS_MAX,
+    PAUSE_AHEAD_MS_MAX,
+    is_fenced,
     is_paused,
     judge_claim,
+    judge_directive,
     judge_forgetting,
+    judge_offer,
+    judge_pause_group,
+    judge_ready,
     judge_release_group,
     judge_resume,
     mismatch,
+    time_left,
 )
-from kafka_marshal.protocol.state import GroupState, KeyState, Owner, Pause, WorldState
+from kafka_marshal.protocol.pauses import Pause, Scheduled
+from kafka_marshal.protocol.state import (
+    DIRECTIVES_MAX,
+    SCHEDULED_MAX,
+    SCOPED_MAX,
+    GroupState,
+    KeyState,
+    Owner,
+    WorldState,
+)
 from kafka_marshal.protocol.types import Key
 
 NOW = 10_000
@@ -48,7 +71,7 @@ HOME = coordinating_partition(KEY.topic, KEY.partition, partition_count=K)
 SELF, OTHER = Owner("c1", INC), Owner("c2", ident("c2"))
 
 
-def world(*, place=HOME, paused=False, known=None, groups=()):
+def world(*, place=HOME, paused=False, known=None, groups=(), fenced=()):
     held = Pause(
         op_id=OP,
         client_id="admin",
@@ -66,6 +89,7 @@ def world(*, place=HOME, paused=False, known=None, groups=()):
     )
     state.groups["g"] = GroupState(held if paused else None)
     state.note_next_lapse()
+    state.fences = {("g", *owner): 0 for owner in fenced}
     if known is not None:
         state.keys[KEY] = known
     return state
@@ -114,16 +138,17 @@ BOOLEANS = (False, True)
 @pytest.mark.parametrize(("owner", "age", "occupied"), OWNERS)
 def test_order_of_refusals_of_a_claim(owner, age, occupied):
     seen = set()
-    for generation, place, paused, locked, handoff, expected, had, named in product(
+    for generation, place, fenced, held, handoff, expected, had, named in product(
         (1, 2),
         (HOME, 1 - HOME),
         BOOLEANS,
-        BOOLEANS,
+        tuple(product(BOOLEANS, BOOLEANS)),
         HANDOFFS,
         (None, EPOCH, EPOCH - 1),
         (None, TOPIC),
         (None, TOPIC, RETIRED, NEW),
     ):
+        paused, locked = held
         known = key_state(
             owner,
             age,
@@ -132,11 +157,13 @@ def test_order_of_refusals_of_a_claim(owner, age, occupied):
             topic_id=had,
             retired_topic_ids=(ident("older"), RETIRED),
         )
-        state = world(place=place, paused=paused, known=known)
+        who = (SELF,) if fenced else (OTHER, Owner("c1", INC_AGAIN))
+        state = world(place=place, paused=paused, known=known, fenced=who)
         is_changed = None not in (had, named) and had != named
         order = [
             (generation == 2, "wrong_generation"),
             (place != HOME, "wrong_partition"),
+            (fenced, "sender_fenced"),
             (paused, "paused"),
             (locked, "locked"),
             (handoff[1], "handoff"),
@@ -151,8 +178,8 @@ def test_order_of_refusals_of_a_claim(owner, age, occupied):
         assert reason == first(order), order
         seen.add(reason)
     later = {occupied} if occupied else {None, "cas", "old_topic"}
-    common = {"wrong_generation", "wrong_partition", "paused", "locked", "handoff"}
-    assert seen == common | later
+    common = {"wrong_generation", "wrong_partition", "sender_fenced"}
+    assert seen == common | later | {"paused", "locked", "handoff"}
 
 
 # --- Claims of a key that does not exist ---
@@ -171,10 +198,11 @@ def test_order_of_refusals_of_a_claim(owner, age, occupied):
     ],
 )
 def test_order_of_refusals_of_a_first_claim(other_keys, groups, full):
-    for generation, place, paused, expected in product(
-        (1, 2), (HOME, 1 - HOME), BOOLEANS, (None, EPOCH)
+    for generation, place, fenced, paused, expected in product(
+        (1, 2), (HOME, 1 - HOME), BOOLEANS, BOOLEANS, (None, EPOCH)
     ):
-        state = world(place=place, paused=paused, groups=groups)
+        who = (SELF,) if fenced else ()
+        state = world(place=place, paused=paused, groups=groups, fenced=who)
         if "g" not in groups:
             del state.groups["g"]
         for number in range(other_keys):
@@ -182,6 +210,7 @@ def test_order_of_refusals_of_a_first_claim(other_keys, groups, full):
         order = [
             (generation == 2, "wrong_generation"),
             (place != HOME, "wrong_partition"),
+            (fenced, "sender_fenced"),
             (full, "limits"),
             (paused and "g" in groups, "paused"),
             (expected is not None, "cas"),
@@ -215,16 +244,17 @@ def test_limits_do_not_apply_to_an_existing_key():
     ],
 )
 def test_order_of_refusals_of_a_resume(age, is_fresh):
-    for generation, place, paused, locked, owner, epoch, sender, stored in product(
+    for generation, place, fenced, held, owner, epoch, sender, stored in product(
         (1, 2),
         (HOME, 1 - HOME),
         BOOLEANS,
-        BOOLEANS,
+        tuple(product(BOOLEANS, BOOLEANS)),
         (None, SELF, OTHER, Owner("c2", INC), Owner("c1", ident("third"))),
         (EPOCH, EPOCH - 1),
         (INC, INC_AGAIN),
         (None, hashed(SECRET), hashed(b"another")),
     ):
+        paused, locked = held
         known = key_state(
             owner,
             age,
@@ -235,7 +265,10 @@ def test_order_of_refusals_of_a_resume(age, is_fresh):
             retired_topic_ids=(RETIRED,),
             topic_id=TOPIC,
         )
-        state = world(place=place, paused=paused, known=known)
+        # The process to resume may be fenced; the sender must not be.
+        who = Owner("c1", sender)
+        fences = (who,) if fenced else {SELF, OTHER} - {who}
+        state = world(place=place, paused=paused, known=known, fenced=fences)
         fits = (
             owner == SELF
             and epoch == EPOCH
@@ -245,6 +278,7 @@ def test_order_of_refusals_of_a_resume(age, is_fresh):
         order = [
             (generation == 2, "wrong_generation"),
             (place != HOME, "wrong_partition"),
+            (fenced, "sender_fenced"),
             (paused, "paused"),
             (locked, "locked"),
             (not fits, "resume_mismatch"),
@@ -273,12 +307,30 @@ def test_a_resume_of_a_key_that_does_not_exist(generation, place, paused, expect
     assert judge_resume(state, record, config=state.config, key=KEY) == expected
 
 
+# --- Fences: PROTOCOL 4.13 ---
+
+
+@pytest.mark.parametrize(
+    ("group", "owner", "expected"),
+    [
+        pytest.param("g", SELF, True, id="this process"),
+        pytest.param("h", SELF, False, id="another group"),
+        pytest.param("g", OTHER, False, id="another client"),
+        pytest.param("g", Owner("c1", INC_AGAIN), False, id="another life"),
+    ],
+)
+def test_which_process_is_fenced(group, owner, expected):
+    assert is_fenced(world(fenced=(SELF,)), owner, group_id=group) == expected
+    assert not is_fenced(world(), owner, group_id=group)
+
+
 # --- Records of an owner: PROTOCOL 4.5 to 4.7 ---
 
 SENDS = [
     pytest.param(beat, id="Heartbeat"),
     pytest.param(release, id="ReleasingPartition"),
     pytest.param(lambda epoch: messages(epoch, 0, 1), id="ClaimingMessages"),
+    pytest.param(offer, id="HandoffOffer"),
 ]
 
 
@@ -340,6 +392,58 @@ def test_a_pause_does_not_touch_the_planner(topic, expected):
     assert not is_paused(world(paused=False), Key("g", topic, HOME))
     assert not is_paused(world(paused=True), Key("h", topic, HOME))
     assert not is_paused(WorldState(HOME), Key("g", topic, HOME))
+
+
+# --- Handoffs: PROTOCOL 9.4 ---
+
+
+def test_order_of_refusals_of_an_offer():
+    for fenced, paused in product(BOOLEANS, BOOLEANS):
+        who = (SELF,) if fenced else (OTHER,)
+        state = world(paused=paused, known=key_state(SELF), fenced=who)
+        order = [(fenced, "sender_fenced"), (paused, "paused")]
+        assert judge_offer(state, offer(EPOCH), key=KEY) == first(order), order
+
+
+@pytest.mark.parametrize("exists", BOOLEANS)
+@pytest.mark.parametrize(
+    "made",
+    [
+        pytest.param(None, id="no offer"),
+        pytest.param(("c2", NOW + 1), id="open"),
+        pytest.param(("c2", NOW), id="at its end"),
+        pytest.param(("c3", NOW + 1), id="to another client"),
+        pytest.param(("c3", NOW), id="to another client, at its end"),
+    ],
+)
+def test_order_of_refusals_of_ready(exists, made):
+    for epoch, fenced, paused in product((EPOCH, EPOCH - 1), BOOLEANS, BOOLEANS):
+        to, until_ms = made or (None, None)
+        held = None if made is None else Offer(to, until_ms, 7, None)
+        known = key_state(SELF, offer=held) if exists else None
+        # The fence of the owner is no fence of its successor.
+        who = (OTHER,) if fenced else (SELF,)
+        state = world(paused=paused, known=known, fenced=who)
+        order = [
+            (not exists or epoch != EPOCH, "old_epoch"),
+            (made is None, "no_offer"),
+            (to != "c2", "not_successor"),
+            (until_ms == NOW, "late"),
+            (fenced, "sender_fenced"),
+            (paused, "paused"),
+        ]
+        assert judge_ready(state, ready(epoch), key=KEY) == first(order), order
+
+
+# --- How long a refusal lasts ---
+
+
+def test_log_time_alone_ends_what_is_held_or_quiet():
+    state, known = world(), key_state(OTHER, H)
+    state.quiet_until_ms = NOW + 5
+    assert time_left(state, known, reason="held") == {"remaining_ms": H + 1}
+    assert time_left(state, known, reason="quiet") == {"remaining_ms": 5}
+    assert time_left(state, known, reason="paused") is None
 
 
 # --- ReleaseGroup: PROTOCOL 4.8 ---
@@ -430,3 +534,212 @@ def test_order_of_refusals_of_forgetting(age):
 def test_nothing_is_forgotten_without_a_config():
     state = WorldState(HOME)
     assert judge_forgetting(state, forgetting(EPOCH), key=KEY) == "no_config"
+
+
+def planned(op, begin=M + 5, until=M + 9):
+    return Scheduled(begin, op, "a", ADMIN, 7, until)
+
+
+@pytest.mark.parametrize("expires", [0, M, M + 1])
+@pytest.mark.parametrize("lasting", [None, OP, OTHER_OP])
+def test_a_scheduled_pause_is_cancelled_whatever_lasts(expires, lasting):
+    state = world()
+    group = state.groups["g"]
+    group.scheduled = (planned(OVER_OP),)
+    if lasting is not None:
+        group.pause = Pause(
+            op_id=lasting,
+            client_id="a",
+            incarnation=ADMIN,
+            seq=7,
+            incarnations=(ADMIN,),
+            until_ms=M + 1,
+        )
+    reason = judge_release_group(state, pause(expires, op=OVER_OP), config=state.config)
+    is_end = expires <= M
+    assert reason == (None if is_end or lasting is None else "busy")
+
+
+@pytest.mark.parametrize("op", [OP, OTHER_OP, OVER_OP])
+@pytest.mark.parametrize("is_active", BOOLEANS)
+@pytest.mark.parametrize("scheduled", [(), (OP,), (1, 2, 3, 4), (OP, 1, 2, 3)])
+def test_order_of_refusals_of_a_scheduled_pause(op, is_active, scheduled):
+    for begin, until in product(
+        (M + 5, M + 6, M + PAUSE_AHEAD_MS_MAX, M + PAUSE_AHEAD_MS_MAX + 1),
+        (M + 6, M + 9),
+    ):
+        state = world()
+        group = state.groups["g"]
+        names = [
+            one if isinstance(one, bytes) else ident(str(one)) for one in scheduled
+        ]
+        group.scheduled = tuple(planned(name) for name in names)
+        group.over = ((2, OVER_OP),)
+        if is_active:
+            group.pause = Pause(
+                op_id=OTHER_OP,
+                client_id="a",
+                incarnation=ADMIN,
+                seq=7,
+                incarnations=(ADMIN,),
+                until_ms=M + 1,
+            )
+        is_same = (begin, until) == (M + 5, M + 9)
+        order = [
+            (begin > M + PAUSE_AHEAD_MS_MAX, "limits"),
+            (op == OVER_OP, "op_over"),
+            (until <= begin, "expired"),
+            (op in names and not is_same, "busy"),
+            (op in names, None),
+            (is_active and op == OTHER_OP, "busy"),
+            (len(names) == SCHEDULED_MAX, "limits"),
+        ]
+        record = schedule(begin, until, op=op)
+        reason = judge_pause_group(state, record, until_ms=until, config=state.config)
+        assert reason == first(order), (begin, until)
+
+
+def test_a_scheduled_pause_of_a_group_that_has_no_room():
+    state = world(groups=("h", "i"))
+    del state.groups["g"]
+    for room in (2, 3):
+        record, settings = schedule(M + 1, M + 2), config(k=K, groups=room)
+        reason = judge_pause_group(state, record, until_ms=M + 2, config=settings)
+        assert reason == ("limits" if room == 2 else None)
+
+
+# --- Pauses with a scope: PROTOCOL 4.15 ---
+
+T_0, T_ALL = {"t": (0,)}, {"t": ()}
+KNOWN = [
+    pytest.param(None, id="new"),
+    pytest.param("lasting", id="lasting"),
+    pytest.param("scheduled", id="scheduled"),
+]
+FULL = {("g", ident(str(number))): None for number in range(SCOPED_MAX)}
+
+
+def held(op, scope=None):
+    return Pause(
+        op_id=op,
+        client_id="a",
+        incarnation=ADMIN,
+        seq=7,
+        incarnations=(ADMIN,),
+        until_ms=M + 1,
+        scope=scope_of(scope),
+    )
+
+
+def scoped_world(known, *, is_full, paused=False):
+    """Return a world that knows the operation with one scope, or does not."""
+    state = world()
+    group = state.groups["g"]
+    group.pause = held(OTHER_OP) if paused else None
+    group.scoped = (held(OP, T_0),) if known == "lasting" else ()
+    if known == "scheduled":
+        group.scheduled = (planned(OP)._replace(scope=scope_of(T_0)),)
+    state.scopes = dict(FULL) if is_full else {}
+    return state
+
+
+@pytest.mark.parametrize("known", KNOWN)
+@pytest.mark.parametrize("scope", [None, T_0, T_ALL])
+def test_order_of_refusals_of_a_pause_with_a_scope(known, scope):
+    for paused, is_full, expires, seq in product(
+        BOOLEANS, BOOLEANS, (M, M + 1), (7, 8)
+    ):
+        state = scoped_world(known, is_full=is_full, paused=paused)
+        is_end = expires == M
+        order = [
+            (is_end and known == "scheduled", None),
+            (not is_end and known is not None and scope != T_0, "busy"),
+            (known == "lasting" and seq == 7, "old_seq"),
+            (known == "lasting", None),
+            (paused and scope is None, "busy"),
+            (is_end, "expired"),
+            (is_full and known is None and scope is not None, "limits"),
+        ]
+        record = schedule(0, expires, seq=seq, scope=scope)
+        reason = judge_release_group(state, record, config=state.config)
+        assert reason == first(order), (paused, is_full, expires, seq)
+
+
+def test_a_pause_of_the_whole_group_takes_no_scope():
+    state = world()
+    state.groups["g"].pause = held(OP)
+    for expires, expected in ((M + 1, "busy"), (M, None)):
+        record = schedule(0, expires, seq=8, scope=T_0)
+        assert judge_release_group(state, record, config=state.config) == expected
+
+
+@pytest.mark.parametrize("known", KNOWN)
+@pytest.mark.parametrize("scope", [None, T_0, T_ALL])
+def test_order_of_refusals_of_a_scheduled_pause_with_a_scope(known, scope):
+    for paused, is_full in product(BOOLEANS, BOOLEANS):
+        state = scoped_world(known, is_full=is_full, paused=paused)
+        order = [
+            (known == "scheduled" and scope != T_0, "busy"),
+            (known == "scheduled", None),
+            (known == "lasting", "busy"),
+            (is_full and scope is not None, "limits"),
+        ]
+        record = schedule(M + 5, M + 9, scope=scope)
+        reason = judge_pause_group(state, record, until_ms=M + 9, config=state.config)
+        assert reason == first(order), (paused, is_full)
+
+
+@pytest.mark.parametrize(
+    ("mine", "others", "is_full"),
+    [
+        pytest.param(SCOPED_MAX - 1, 1, False, id="room for one more"),
+        pytest.param(SCOPED_MAX, 0, True, id="group full"),
+        pytest.param(0, SCOPED_MAX + 1, False, id="another group full"),
+        pytest.param(1, SCOPED_MAX + 1, True, id="partition full"),
+    ],
+)
+def test_room_for_a_pause_with_a_scope(mine, others, is_full):
+    state = world()
+    state.config = config(k=K, operations=SCOPED_MAX + 2)
+    names = [("g", number) for number in range(mine)]
+    names += [("h", number) for number in range(others)]
+    state.scopes = {(group, ident(str(number))): None for group, number in names}
+    expected = "limits" if is_full else None
+    now, later = schedule(0, M + 1, scope=T_0), schedule(M + 5, M + 9, scope=T_0)
+    assert judge_release_group(state, now, config=state.config) == expected
+    reason = judge_pause_group(state, later, until_ms=M + 9, config=state.config)
+    assert reason == expected
+
+
+# --- directives
+
+
+def judged(log, record):
+    return judge_directive(log.state, record, config=log.state.config)
+
+
+def test_a_directive_is_judged_in_the_order_of_9_7():
+    log = Log(level=2, groups=1)
+    away = {judged(Log(level=2, k=2), direct(group=name)) for name in "abcdefgh"}
+    assert away == {None, "wrong_partition"}
+    assert judged(log, direct(until=0)) == "expired"
+    assert judged(log, direct()) is None
+    log.append(direct())
+    assert judged(log, direct(group="h", until=0)) == "limits"
+    assert judged(log, direct("c2")) == "busy"
+    assert judged(log, direct()) == "old_seq"
+    assert judged(log, direct(inc=ident("other"))) is None
+    assert judged(log, direct("c2", until=0, seq=1)) is None
+    log.append(direct(until=0, seq=1))
+    assert judged(log, direct(until=0, seq=2)) == "op_over"
+
+
+def test_directives_are_bounded_by_group_and_by_partition():
+    log = Log(level=2, operations=DIRECTIVES_MAX + 1)
+    for number in range(DIRECTIVES_MAX):
+        log.append(direct(op=bytes([number]) * 16))
+    more = b"x" * 15 + b"y"
+    assert judged(log, direct(op=more)) == "limits"
+    assert judged(log, direct(op=more, group="marshal")) is None
+    log.append(direct(op=more, group="marshal"))
+    assert judged(log, direct(op=more, group="h")) == "limits"

@@ -15,10 +15,10 @@ from kafka_marshal.protocol.lease import (
 @pytest.mark.parametrize(
     ("heartbeat_interval_ms", "soft_ms", "hard_ms"),
     [
-        pytest.param(60_000, 60_000, 120_000 - 120 - 6_000, id="default"),
-        pytest.param(2_000, 2_000, 4_000 - 4 - 200, id="demo"),
-        pytest.param(1_001, 1_001, 2_002 - 3 - 101, id="rounds-against-the-holder"),
-        pytest.param(200, 200, 400 - 1 - 50, id="least-margin"),
+        pytest.param(60_000, 105_000, 120_000 - 120 - 6_000, id="default"),
+        pytest.param(2_000, 3_500, 4_000 - 4 - 200, id="demo"),
+        pytest.param(1_001, 1_751, 2_002 - 3 - 101, id="rounds-against-the-holder"),
+        pytest.param(200, 349, 400 - 1 - 50, id="least-margin"),
         pytest.param(40, 29, 80 - 1 - 50, id="soft-is-never-after-hard"),
         pytest.param(10, 0, 0, id="too-short-to-hold"),
     ],

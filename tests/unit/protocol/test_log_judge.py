@@ -8,12 +8,17 @@ from logkit import (
     START_MS,
     H,
     Log,
+    batch,
     beat,
+    claim,
     decide,
+    fence,
     forgetting,
     ident,
     messages,
+    offer,
     pause,
+    ready,
     release,
     resets,
     resolve,
@@ -351,3 +356,94 @@ def test_a_claim_of_a_locked_key_is_found():
     (transition,) = apply(state, msgspec.structs.replace(log.entries[1], offset=epoch))
     found += judge.take(transition)
     assert [f.invariant for f in found] == ["8.3"]
+
+
+def fenced_log(**settings):
+    """Return a log whose owner is fenced, and tries everything all the same."""
+    log = Log(level=2, **settings)
+    epoch = log.claimed()
+    log.append(fence())
+    log.append(beat(epoch, 3), after=1)
+    log.append(batch((epoch, 4)), after=1)
+    log.append(messages(epoch, 4, 5), after=1)
+    log.append(claim(key=OTHER))
+    log.append(release(epoch, 6))
+    return log
+
+
+def forget_fences(world, _):
+    """Return to a fold that does not know what a fence is."""
+    world.fences.clear()
+
+
+def test_a_fenced_client_that_beats_and_releases_breaks_nothing():
+    assert judged(fenced_log()) == []
+
+
+def test_what_a_fenced_client_must_not_do_is_found():
+    found = judged(fenced_log(), on("fenced", forget_fences))
+    assert {one.invariant for one in found} == {"4.13"}
+    assert [one.message.split(" is ")[1].split(" by ")[0] for one in found] == [
+        *("renewed", "renewed", "granted", "claimed")
+    ]
+
+
+def test_a_judge_that_starts_from_a_state_knows_its_fences():
+    log = fenced_log()
+    world = WorldState(0)
+    for entry in log.entries[:3]:
+        apply(world, entry)
+    judge = LogJudge(world)
+    world.fences.clear()
+    (transition,) = apply(world, log.entries[3])
+    assert [one.invariant for one in judge.take(transition)] == ["4.13"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "others"),
+    [
+        pytest.param({"operations": 1}, ["h"], id="those of a partition"),
+        pytest.param({}, ["g"] * 64, id="those of a group"),
+    ],
+)
+def test_fences_that_the_log_forgot_bind_nobody(settings, others):
+    log = Log(level=2, **settings)
+    log.append(fence())
+    for number, group in enumerate(others):
+        log.append(fence(f"other-{number}", group=group))
+    log.claimed()
+    assert judged(log) == []
+
+
+def test_a_reset_takes_fences_back():
+    log = Log(level=2)
+    log.append(release(log.claimed()))
+    value, before = to_bytes(log.state), digest(log.state)
+    log.append(fence())
+    log.append(resets(value, before, bytes_max=10_000)[0])
+    log.append(b"")
+    log.append(b"", after=3 * H)
+    log.claimed()
+    assert judged(log) == []
+
+
+def test_a_handoff_is_sound():
+    log = Log(level=POSITION_LEVEL)
+    epoch = log.claimed()
+    for record in (offer(epoch), ready(epoch), release(epoch, 5, successor="c2")):
+        log.append(record)
+    log.claimed("c2")
+    assert judged(log) == []
+
+
+def test_a_ready_that_changes_the_owner_is_found():
+    log = Log(level=POSITION_LEVEL)
+    epoch = log.claimed()
+    log.append(offer(epoch))
+    log.append(ready(epoch))
+
+    def take_over(world, transition):
+        world.keys[transition.key].owner = Owner("c2", ident("c2"))
+
+    (finding,) = judged(log, on("ready", take_over))
+    assert finding.invariant == "9.4"

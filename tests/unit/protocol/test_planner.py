@@ -4,6 +4,9 @@ from collections import Counter
 import pytest
 
 from kafka_marshal.protocol.planner import (
+    LIMITS,
+    NO_MEMBERS,
+    TOPICS,
     KeyView,
     MemberView,
     Plan,
@@ -13,6 +16,7 @@ from kafka_marshal.protocol.planner import (
     greedy,
     targets,
     topic,
+    why_uncovered,
 )
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.testing.policies import Room, Subject, random_room
@@ -42,7 +46,15 @@ def view(me, owners, *, members=None, topic="t", claims_max=0, **special):
         name if isinstance(name, MemberView) else MemberView(client_id=name, topics=T)
         for name in names
     )
-    return View(me=me, keys=tuple(keys), members=views, claims_max=claims_max)
+    mine = next((each for each in views if each.client_id == me), None)
+    return View(
+        me=me,
+        keys=tuple(keys),
+        members=views,
+        claims_max=claims_max,
+        is_drained=mine is not None and mine.is_drained,
+        is_cordoned=mine is not None and mine.is_cordoned,
+    )
 
 
 def numbers(keys):
@@ -237,6 +249,61 @@ def test_a_draining_member_gets_nothing_and_gives_nothing():
     assert numbers(fair(it).claim) == [3]
 
 
+def drained(name):
+    return MemberView(client_id=name, topics=T, is_drained=True)
+
+
+def cordoned(name):
+    return MemberView(client_id=name, topics=T, is_cordoned=True)
+
+
+def test_a_drained_member_hands_off_all_it_holds():
+    it = view("a", ["a", "a", "a", "b"], members=[drained("a"), "b", "c"])
+    given = {each.key.partition: each.successor for each in fair(it).release}
+    assert (sorted(given), sorted(given.values())) == ([0, 1, 2], ["b", "c", "c"])
+    assert {each.reason for each in fair(it).release} == {"drained"}
+    assert not fair(it).claim
+
+
+def test_a_drained_member_has_no_share_in_the_view_of_others():
+    it = view("b", ["b", "b", None, None], members=[drained("a"), "b"])
+    assert numbers(fair(it).claim) == [2, 3]
+    assert not fair(it).release
+
+
+@pytest.mark.parametrize("other", [drained("b"), cordoned("b")])
+def test_a_key_that_nobody_may_take_stays_with_its_owner(other):
+    assert fair(view("a", ["a", "b", None], members=[drained("a"), other])) == Plan()
+
+
+def test_what_others_have_no_room_for_stays():
+    full = MemberView(client_id="b", topics=T, claims_max=2)
+    given = fair(view("a", ["a", "a", "b"], members=[drained("a"), full])).release
+    assert [each.successor for each in given] == ["b"]
+
+
+def test_a_cordoned_member_keeps_its_share_and_claims_nothing():
+    it = view("a", ["a", "a", "b", None], members=[cordoned("a"), "b"])
+    assert fair(it) == Plan()
+    more = view("a", ["a", "a", "a", "b"], members=[cordoned("a"), "b"])
+    assert [each.successor for each in fair(more).release] == ["b"]
+    other = view("b", ["a", "b", None, None], members=[cordoned("a"), "b"])
+    assert numbers(fair(other).claim) == [2, 3]
+    assert not fair(other).release
+
+
+@pytest.mark.parametrize("me", [drained("a"), cordoned("a")])
+def test_after_a_restart_it_claims_what_it_had_and_nothing_else(me):
+    it = view("a", [None, None, "b"], members=[me, "b"], before=[0], orphans=True)
+    assert numbers(fair(it).claim) == [0]
+
+
+def test_a_drained_member_gives_whole_topics():
+    plan = topic(view("a", ["a", "a"], members=[drained("a"), "b"]))
+    found = {(each.key.partition, each.successor, each.reason) for each in plan.release}
+    assert found == {(0, "b", "drained"), (1, None, "drained")}
+
+
 def test_a_member_without_announcement_counts_itself():
     assert len(fair(view("z", [None] * 4, members=["a"])).claim) == 2
 
@@ -377,6 +444,66 @@ def test_a_partition_being_released_counts_as_released():
     assert [(r.key.partition, r.successor) for r in plan.release] == [(2, "b")]
     rows = [("a", None, False)] * 2 + [("a", None, True)] * 2
     assert fair(recalled("a", rows, members="ab")) == Plan()
+
+
+# --- Fair: keys of members that are gone ---
+
+
+def taken_over(chance, owners, *, gone):
+    """Return the owners after live members claim, in any order, what goes stale."""
+    owners = list(owners)
+    live = sorted(set(owners) - {gone})
+    members = tuple(MemberView(client_id=name, topics=T) for name in live)
+    stale = set()
+    while gone in owners:
+        lost = [n for n, owner in enumerate(owners) if owner == gone]
+        stale |= set(chance.sample(lost, chance.randint(0, len(lost))))
+        me = chance.choice(live)
+        keys = tuple(
+            KeyView(
+                key=key(n),
+                owner=None if n in stale else owner,
+                is_mine=owner == me,
+                is_claimable=n in stale,
+                last_owner=gone if n in stale else None,
+            )
+            for n, owner in enumerate(owners)
+        )
+        for each in fair(View(me=me, keys=keys, members=members)).claim:
+            if chance.random() < 0.5:
+                owners[each.partition] = me
+                stale.discard(each.partition)
+    return owners
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_members_do_not_race_for_the_keys_of_one_that_is_gone(seed):
+    """Who gets which does not depend on the order in which they go stale."""
+    chance = random.Random(seed)
+    owners = (list("abcd") * 6)[: chance.randint(4, 24)]
+    chance.shuffle(owners)
+    found = {tuple(taken_over(chance, owners, gone="d")) for _ in range(20)}
+    assert len(found) == 1
+
+
+def test_a_key_that_another_member_should_claim_is_taken_once_it_is_an_orphan():
+    rows = ["a", "b", None, None]
+    seen = recalled(
+        "a", [(o, "z" if o is None else None, False) for o in rows], members="ab"
+    )
+    assert numbers(fair(seen).claim) == [2]
+    keys = tuple(
+        KeyView(
+            key=k.key,
+            owner=k.owner,
+            is_mine=k.is_mine,
+            is_claimable=k.key.partition == 3,
+            is_orphan=k.key.partition == 3,
+            last_owner=k.last_owner,
+        )
+        for k in seen.keys
+    )
+    assert numbers(fair(View(me="a", keys=keys, members=seen.members)).claim) == [3]
 
 
 # --- Fair: all members together, until quiet ---
@@ -537,3 +664,37 @@ def test_without_partition_0_nothing_of_a_topic_is_taken():
     )
     assert parts(plan.claim) == []
     assert parts(r.key for r in plan.release) == ["0-1"]
+
+
+# --- Partitions that nobody can claim ---
+
+
+def taker(held=0, claims_max=2, topics=T, **rest):
+    return MemberView(
+        client_id="a", topics=topics, held=held, claims_max=claims_max, **rest
+    )
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        pytest.param([], NO_MEMBERS, id="nobody"),
+        pytest.param([taker(is_draining=True)], NO_MEMBERS, id="all leave"),
+        pytest.param([taker(is_drained=True)], NO_MEMBERS, id="all are drained"),
+        pytest.param([taker(is_cordoned=True)], NO_MEMBERS, id="all are cordoned"),
+        pytest.param([taker(topics=frozenset("u"))], TOPICS, id="no subscriber"),
+        pytest.param(
+            [taker(is_draining=True), taker(topics=frozenset("u"))],
+            TOPICS,
+            id="the subscriber leaves",
+        ),
+        pytest.param([taker(2), taker(3)], LIMITS, id="all full"),
+        pytest.param(
+            [taker(2), taker(topics=frozenset("u"))], LIMITS, id="room elsewhere"
+        ),
+        pytest.param([taker(2), taker(1)], None, id="room for one more"),
+        pytest.param([taker(9, claims_max=0)], None, id="without a limit"),
+    ],
+)
+def test_why_nobody_can_claim_a_partition(members, expected):
+    assert why_uncovered("t", members) == expected

@@ -26,12 +26,23 @@ FIELDS = {
     "key_count tags",
     "ResolvePosition": "client_id group_id incarnation seq op_id commit decided "
     "reason tags",
+    "PauseGroup": "client_id group_id incarnation seq op_id begin_time "
+    "msg_expire_time scope reason tags",
+    "HandoffOffer": "client_id group_id incarnation seq topic partition epoch "
+    "successor within_ms tags",
+    "HandoffReady": "client_id group_id incarnation seq topic partition epoch tags",
     "Config": "generation format_id era cluster_id heartbeat_interval_ms "
     "partition_count feature_level limits tags",
     "Reset": "client_id group_id incarnation seq op_id number part_count size_bytes "
     "digest data tags",
     "ForgettingPartition": "client_id group_id incarnation seq topic partition epoch "
     "tags",
+    "FencingClient": "client_id group_id incarnation seq fenced fenced_incarnation "
+    "reason tags",
+    "Directive": "client_id group_id incarnation seq op_id client host action "
+    "msg_expire_time reason tags",
+    "GroupSettings": "client_id group_id incarnation seq generation policy "
+    "planner_version_max debounce_ms handoff_ms handoffs_max grace_ms reason tags",
     "Member": "client_id group_id incarnation seq topics host capacity load labels "
     "draining feature_level_max plan_generation tags",
     "CheckpointBegin": "client_id group_id incarnation seq epoch checkpoint_id tags",
@@ -50,9 +61,15 @@ NUMBERS = {
     "StagePosition": 7,
     "DecidePosition": 8,
     "ResolvePosition": 9,
+    "PauseGroup": 10,
+    "HandoffOffer": 11,
+    "HandoffReady": 12,
     "Config": 13,
     "Reset": 14,
     "ForgettingPartition": 18,
+    "FencingClient": 19,
+    "Directive": 22,
+    "GroupSettings": 23,
     "Member": 128,
     "CheckpointBegin": 130,
     "CheckpointChunk": 131,

@@ -15,21 +15,27 @@ from logkit import (
     beat,
     claim,
     config,
+    decide,
+    direct,
+    fence,
     fold,
     hashed,
     ident,
     messages,
+    offer,
     pause,
     release,
     resets,
+    schedule,
+    settings,
 )
 
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.protocol import snapshot
 from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.items import Fence, Offer, StandingDirective
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.snapshot import (
-    bytes_max,
     chained,
     digest,
     freeze,
@@ -39,13 +45,11 @@ from kafka_marshal.protocol.snapshot import (
 )
 from kafka_marshal.protocol.state import (
     QUIET,
-    GroupState,
-    KeyState,
-    Pause,
+    SCOPED_MAX,
     Previous,
     WorldState,
 )
-from kafka_marshal.protocol.types import Key, Owner
+from kafka_marshal.protocol.types import Key
 
 pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
 SECOND = Key("g", "t", 1)
@@ -510,60 +514,279 @@ def test_bytes_without_a_list_have_no_outline(value):
         outline(value)
 
 
-def test_no_state_within_the_limits_has_more_bytes():
-    far, name, topic = 2**63 - 1, "n" * 199, "t" * 249
-    long_ago = -(2**63)
-    settled = config(keys=3, groups=2, operations=128, era=2**32 - 1)
-    settled = msgspec.structs.replace(
-        settled,
-        format_id=INC,
-        cluster_id="\U0001f600" * 255,
-        heartbeat_interval_ms=2**31 - 1,
-        partition_count=2**31 - 1,
-        generation=2**31 - 1,
-        tags=b"t" * 1_024,
-    )
-    state = WorldState(
-        2**31 - 1, 2**63, 2**31 - 1, long_ago, long_ago, far, config=settled
-    )
-    state.eras = tuple((far - 64 + n, 2**32 - 65 + n) for n in range(64))
-    state.quiet_until_ms = long_ago
-    for group in "ab":
-        state.groups[group + name] = GroupState(
-            Pause(
-                op_id=OP,
-                client_id="a" + name,
-                incarnation=INC,
-                seq=far,
-                incarnations=(INC,) * 16,
-                until_ms=far,
+def scheduled():
+    log = Log(level=2)
+    log.append(schedule(START_MS + 10, START_MS + 20, seq=3))
+    log.append(schedule(START_MS + 5, START_MS + 6, op=ident("two"), client="ops"))
+    return log.state
+
+
+def test_scheduled_pauses_are_the_second_element():
+    state = scheduled()
+    _, _, _, (group,), _ = unpack(to_bytes(state))
+    assert group == [
+        *("group", "g", None, []),
+        [
+            [
+                2,
+                [
+                    [START_MS + 5, ident("two"), "ops", ident("ops"), 0, START_MS + 6],
+                    [START_MS + 10, OP, "admin", ident("admin"), 3, START_MS + 20],
+                ],
+            ]
+        ],
+    ]
+    again = from_bytes(to_bytes(state))
+    assert (again, again.lapses_ms) == (state, START_MS + 5)
+    assert digest(again) == digest(state)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda group: group[4][0][1].reverse(), id="order"),
+        pytest.param(lambda group: group[4][0][1].clear(), id="none"),
+        pytest.param(lambda group: group[4][0][1][0].__setitem__(1, OP), id="twice"),
+        pytest.param(lambda group: group[4][0][1][0].__setitem__(5, 9), id="end"),
+        pytest.param(lambda group: group[4][0][1][0].__setitem__(2, "a/b"), id="name"),
+        pytest.param(lambda group: group[3].append([1, OP]), id="over"),
+        pytest.param(
+            lambda group: group.__setitem__(2, [OP, "a", INC, 0, [INC], 9]), id="begun"
+        ),
+        pytest.param(
+            lambda group: group[4][0][1].extend([group[4][0][1][1]] * 3), id="too many"
+        ),
+        pytest.param(lambda group: group[4][0].__setitem__(0, 9), id="number"),
+    ],
+)
+def test_scheduled_pauses_that_no_fold_gives(change):
+    parts = unpack(to_bytes(scheduled()))
+    change(parts[3][0])
+    with pytest.raises(MalformedRecord, match="not a snapshot"):
+        from_bytes(pack(parts))
+
+
+def scoped():
+    log = Log(level=2)
+    scope = {"t": (0, 3), "u": ()}
+    log.append(schedule(0, START_MS + 20, op=ident("b"), seq=3, scope=scope))
+    log.append(schedule(0, START_MS + 10, op=ident("a"), scope={"t": ()}))
+    log.append(schedule(START_MS + 5, START_MS + 6, op=ident("c"), scope={"t": ()}))
+    return log.state
+
+
+def test_pauses_with_a_scope_are_the_fourth_element():
+    state, admin = scoped(), ident("admin")
+    _, _, _, (group,), _ = unpack(to_bytes(state))
+    a, b, c = map(ident, "abc")
+    later = [START_MS + 5, c, "admin", admin, 0, START_MS + 6, [["t", []]]]
+    first = [a, "admin", admin, 0, [admin], START_MS + 10, [["t", []]]]
+    scope = [["t", [0, 3]], ["u", []]]
+    second = [b, "admin", admin, 3, [admin], START_MS + 20, scope]
+    assert group == ["group", "g", None, [], [[2, [later]], [4, [first, second]]]]
+    again = from_bytes(to_bytes(state))
+    assert (again, again.scopes.keys()) == (state, state.scopes.keys())
+    assert (digest(again), again.lapses_ms) == (digest(state), START_MS + 5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda rows: rows.reverse(), id="order"),
+        pytest.param(lambda rows: rows.clear(), id="none"),
+        pytest.param(lambda rows: rows.insert(0, rows[0]), id="twice"),
+        pytest.param(lambda rows: rows[0].__setitem__(0, ident("c")), id="scheduled"),
+        pytest.param(lambda rows: rows[0].__setitem__(1, "a/b"), id="name"),
+        pytest.param(lambda rows: rows[0].__setitem__(6, None), id="no scope"),
+        pytest.param(lambda rows: rows[0].__setitem__(6, []), id="empty scope"),
+        pytest.param(lambda rows: rows[1][6].reverse(), id="topics"),
+        pytest.param(lambda rows: rows[1][6][0][1].reverse(), id="partitions"),
+        pytest.param(
+            lambda rows: rows.extend(
+                [b"z%015d" % n, *rows[0][1:]] for n in range(SCOPED_MAX - 2)
             ),
-            tuple((far - n, OP) for n in range(64, 0, -1)),
-        )
-    for number in range(3):
-        key = Key("a" + name, topic, 2**31 - 1 - number)
-        state.keys[key] = KeyState(
-            owner=Owner("o" + name, INC),
-            epoch=far - number - 1,
-            epoch_leader_epoch=2**31 - 1,
-            renewed_ms=long_ago,
-            heartbeat_interval_ms=far,
-            active_ms=long_ago,
-            position=2**63,
-            granted=2**63,
-            topic_id=OP,
-            retired_topic_ids=(OP,) * 4,
-            resume_hash=hashed(OP),
-            lock=LOCK,
-            previous=Previous(OP, 2**63, 2**63),
-            handoff=("s" + name, long_ago),
-        )
-    value = to_bytes(state)
-    assert from_bytes(value).keys == state.keys
-    row = len(pack(unpack(value)[2][0]))
-    assert row <= snapshot._KEY_BYTES_MAX
-    group = len(pack(unpack(value)[3][0])) - 64 * snapshot._OVER_BYTES_MAX
-    assert group <= snapshot._GROUP_BYTES_MAX
-    rest = len(value) - 3 * row - 2 * len(pack(unpack(value)[3][0]))
-    assert rest <= snapshot._REST_BYTES_MAX
-    assert len(value) <= bytes_max(settled)
+            id="too many",
+        ),
+    ],
+)
+def test_pauses_with_a_scope_that_no_fold_gives(change):
+    parts = unpack(to_bytes(scoped()))
+    change(parts[3][0][4][1][1])
+    with pytest.raises(MalformedRecord, match="not a snapshot"):
+        from_bytes(pack(parts))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param({"owner": None}, id="without an owner"),
+        pytest.param({"offer": Offer("c2", 5, 1, None)}, id="before the claim"),
+        pytest.param({"offer": Offer("c2", 5, 99, None)}, id="after the state"),
+        pytest.param({"offer": Offer("c/2", 5, 2, None)}, id="to no name"),
+    ],
+)
+def test_an_offer_that_no_fold_gives_is_malformed(wrong):
+    log = Log(level=2)
+    log.append(offer(log.claimed()))
+    assert from_bytes(to_bytes(log.state)) == log.state
+    for name, value in wrong.items():
+        setattr(log.key(), name, value)
+    with pytest.raises(MalformedRecord):
+        from_bytes(to_bytes(log.state))
+
+
+def fenced():
+    """Return a log with a fence beside a verdict, and one in a group of its own."""
+    log = Log(level=2)
+    log.append(release(log.claimed(), 5))
+    log.append(pause(START_MS + H))
+    log.append(decide())
+    log.append(fence("c1"))
+    log.append(fence("c2"))
+    log.append(fence("c3", group="h"))
+    return log
+
+
+def test_fences_are_an_element_of_their_group():
+    log = fenced()
+    rows = unpack(to_bytes(log.state))[3]
+    verdict = [OP, PLAN, 1, 4, False]
+    fences = [[5, "c1", ident("c1")], [6, "c2", ident("c2")]]
+    assert rows[0][4] == [[1, verdict], [3, fences]]
+    assert rows[1] == ["group", "h", None, [], [[3, [[7, "c3", ident("c3")]]]]]
+    back = from_bytes(to_bytes(log.state))
+    assert (back, back.fences) == (log.state, log.state.fences)
+    assert digest(back) == digest(log.state) == freeze(log.state).digest()
+
+
+def test_a_fence_changes_the_digest():
+    log = fenced()
+    before = digest(log.state)
+    log.append(fence("c4"))
+    assert digest(log.state) != before
+    assert digest(log.state) == digest(from_bytes(to_bytes(log.state)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda more: more.reverse(), id="out of order"),
+        pytest.param(lambda more: more.append([3, [[1, "c9", INC]]]), id="twice"),
+        pytest.param(lambda more: more.append([4, 1]), id="an unknown element"),
+        pytest.param(lambda more: more[1].append(1), id="an element too many"),
+        pytest.param(put(1, 1, []), id="no fences"),
+        pytest.param(lambda more: more[1][1].reverse(), id="youngest first"),
+        pytest.param(lambda more: more[1][1].append([8, "c9", INC]), id="ahead"),
+        pytest.param(put(1, 1, 1, 1, "a/b"), id="a bad name"),
+        pytest.param(put(1, 1, 1, 2, b"short"), id="a short incarnation"),
+        pytest.param(put(1, 1, 1, [6, "c1", ident("c1")]), id="a process twice"),
+    ],
+)
+def test_impossible_fences_are_no_snapshot(change):
+    rows = unpack(to_bytes(fenced().state))
+    assert from_bytes(pack(rows)) == fenced().state
+    change(rows[3][0][4])
+    with pytest.raises(MalformedRecord):
+        from_bytes(pack(rows))
+
+
+def test_no_more_fences_than_a_fold_keeps():
+    log = fenced()
+    group = log.state.groups["g"]
+    group.fences = tuple(Fence(n, "c1", bytes([n] * 16)) for n in range(65))
+    log.state.next_offset = 65
+    with pytest.raises(MalformedRecord):
+        from_bytes(to_bytes(log.state))
+    group.fences = group.fences[1:]
+    assert from_bytes(to_bytes(log.state)).groups["g"] == group
+
+
+SOON = START_MS + 100
+
+
+def test_a_state_with_directives_is_read_again():
+    log = Log(level=2)
+    log.append(direct(until=SOON))
+    log.append(direct(host="m1", op=ident("a"), action="cordon"))
+    value = to_bytes(log.state)
+    again = from_bytes(value)
+    assert again == log.state
+    assert again.directed == log.state.directed
+    assert again.lapses_ms == log.state.lapses_ms == SOON
+    assert digest(again) == digest(log.state)
+
+
+def sound(**changes):
+    return StandingDirective(
+        OP, "admin", ident("admin"), 0, SOON, "c1", None, "drain"
+    )._replace(**changes)
+
+
+@pytest.mark.parametrize(
+    "directives",
+    [
+        pytest.param([sound(), sound()], id="twice"),
+        pytest.param([sound(op_id=b"\2" * 16), sound(op_id=b"\1" * 16)], id="unsorted"),
+        pytest.param([sound(host="m1")], id="client and host"),
+        pytest.param([sound(client=None)], id="nobody"),
+        pytest.param([sound(client="no name")], id="no client"),
+        pytest.param([sound(client_id="no name")], id="no sender"),
+        pytest.param([sound(client=None, host="")], id="empty host"),
+        pytest.param([sound(action="stop")], id="action"),
+        pytest.param([sound(op_id=b"\3" * 16)], id="over"),
+    ],
+)
+def test_a_state_that_no_log_has_is_refused(directives):
+    log = Log(level=2)
+    log.append(direct(op=b"\3" * 16))
+    log.append(direct(op=b"\3" * 16, until=0, seq=1))
+    log.append(direct())
+    log.state.groups["g"].directives = tuple(directives)
+    with pytest.raises(MalformedRecord):
+        from_bytes(to_bytes(log.state))
+
+
+def configured():
+    """Return a log with settings beside a fence, and some in a group of their own."""
+    log = Log(level=2)
+    log.append(fence("c1"))
+    log.append(settings(policy="fair", handoff_ms=5))
+    log.append(settings(group="h", grace_ms=0))
+    return log
+
+
+def test_settings_are_an_element_of_their_group():
+    log = configured()
+    rows = unpack(to_bytes(log.state))[3]
+    assert rows[0][4][1] == [6, [1, "fair", None, None, 5, None, None]]
+    assert rows[1] == [
+        *("group", "h", None, []),
+        [[6, [1, None, None, None, None, None, 0]]],
+    ]
+    back = from_bytes(to_bytes(log.state))
+    assert back == log.state
+    before = digest(log.state)
+    assert digest(back) == before == freeze(log.state).digest()
+    log.append(settings(2, policy="fair", handoff_ms=6))
+    assert digest(log.state) not in {before, digest(back)}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda more: more.reverse(), id="out of order"),
+        pytest.param(lambda more: more.append(more[1]), id="twice"),
+        pytest.param(lambda more: more[1].append(1), id="an element too many"),
+        pytest.param(put(1, 1, 0, 0), id="no generation"),
+        pytest.param(put(1, 1, 1, ""), id="an empty policy"),
+        pytest.param(put(1, 1, 1, "a/b"), id="a bad name"),
+        pytest.param(put(1, 1, 3, -1), id="a negative time"),
+        pytest.param(put(1, 1, 5, 0), id="no handoffs"),
+        pytest.param(lambda more: more[1][1].pop(), id="a setting less"),
+    ],
+)
+def test_impossible_settings_are_no_snapshot(change):
+    rows = unpack(to_bytes(configured().state))
+    change(rows[3][0][4])
+    with pytest.raises(MalformedRecord):
+        from_bytes(pack(rows))

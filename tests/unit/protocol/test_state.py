@@ -12,6 +12,7 @@ from logkit import (
     beat,
     claim,
     config,
+    direct,
     hashed,
     ident,
     member,
@@ -19,11 +20,16 @@ from logkit import (
     pause,
     release,
     resume,
+    schedule,
+    settings,
     stage,
 )
 
+from kafka_marshal.protocol.codec import decode, encode, person_of
 from kafka_marshal.protocol.lease import Freshness
+from kafka_marshal.protocol.pauses import Pause
 from kafka_marshal.protocol.records import POSITION_LEVEL
+from kafka_marshal.protocol.settings import NO_SETTINGS
 from kafka_marshal.protocol.snapshot import digest, to_bytes
 from kafka_marshal.protocol.state import (
     QUIET,
@@ -34,12 +40,13 @@ from kafka_marshal.protocol.state import (
     KeyNote,
     KeyState,
     Owner,
-    Pause,
+    Previous,
     Staging,
     Step,
     WorldState,
     count,
     is_forgettable,
+    keys_of,
     stuck_count,
     why_of,
     why_to_tags,
@@ -87,6 +94,29 @@ def test_a_key_is_judged_by_the_interval_of_its_last_renewal():
 def test_next_unclaimed_is_the_furthest_known(position, granted, expected):
     known = key_state(position=position, granted=granted)
     assert known.next_unclaimed() == expected
+    assert Previous(bytes(16), position, granted).next_unclaimed() == expected
+
+
+@pytest.mark.parametrize(
+    ("position", "granted", "expected"),
+    [
+        pytest.param(9, None, False, id="at least once"),
+        pytest.param(None, 9, True, id="granted"),
+        pytest.param(None, 8, False, id="from granted on"),
+        pytest.param(9, 7, True, id="position is further"),
+        pytest.param(None, 0, False, id="granted 0"),
+    ],
+)
+def test_grants_repeat_below_the_furthest_known(position, granted, expected):
+    known = key_state(position=position, granted=granted)
+    assert known.repeats_from(8) is expected
+
+
+def test_what_an_operation_replaced_is_known_until_the_next_one():
+    previous = Previous(b"a" * 16, 5, None)
+    assert key_state(previous=previous).before(b"a" * 16) == previous
+    assert key_state(previous=previous).before(b"b" * 16) is None
+    assert key_state().before(b"a" * 16) is None
 
 
 @pytest.mark.parametrize(
@@ -156,6 +186,127 @@ def test_the_next_end_of_a_pause_is_the_earliest():
         state.groups[name] = GroupState(held)
     state.note_next_lapse()
     assert state.lapses_ms == 2_000
+
+
+def test_the_next_lapse_may_be_the_begin_of_a_pause():
+    log = Log(level=2)
+    state = log.state
+    log.append(schedule(START_MS + 20, START_MS + 30, op=ident("b")))
+    assert state.lapses_ms == START_MS + 20
+    log.append(schedule(START_MS + 10, START_MS + 15, op=ident("a")))
+    assert (state.lapses_ms, state.groups["g"].lapses_ms) == (START_MS + 10,) * 2
+    assert state.groups["g"].scheduled_as(ident("b")).begin_ms == START_MS + 20
+    assert state.groups["g"].scheduled_as(ident("c")) is None
+    log.append(pause(START_MS + 12))
+    state.note_next_lapse()
+    assert state.lapses_ms == START_MS + 12
+
+
+def test_a_pause_is_estimated_from_the_append_time():
+    log = Log(level=2)
+    log.append(schedule(START_MS + 10, START_MS + 20, op=ident("a")))
+    log.append(schedule(START_MS + 15, START_MS + 30, op=ident("b")))
+    ends = {9: None, 10: 20, 19: 20, 20: 30, 30: None}
+    for elapsed_ms, expected in ends.items():
+        found = log.state.estimated_pause_end(KEY, START_MS + elapsed_ms)
+        assert found == (None if expected is None else START_MS + expected)
+    log.append(pause(START_MS + 18))
+    assert log.state.estimated_pause_end(KEY, START_MS + 12) == START_MS + 18
+    other = KEY._replace(group_id="h")
+    assert log.state.estimated_pause_end(other, START_MS + 12) is None
+
+
+def test_pauses_with_a_scope_are_estimated_by_key_and_may_overlap():
+    log = Log(level=2)
+    scope = {"t": (1, 2)}
+    log.append(schedule(START_MS, START_MS + 20, op=ident("a"), scope=scope))
+    log.append(schedule(START_MS + 5, START_MS + 30, op=ident("b"), scope={"t": ()}))
+    keys = [KEY._replace(partition=1), KEY, KEY._replace(topic="u")]
+
+    def ends(elapsed_ms):
+        at = START_MS + elapsed_ms
+        return [log.state.estimated_pause_end(key, at) for key in keys]
+
+    assert ends(4) == [START_MS + 20, None, None]
+    assert ends(5) == [START_MS + 30, START_MS + 30, None]
+    assert ends(30) == [None] * 3
+    log.append(pause(START_MS + 40))
+    assert ends(5) == [START_MS + 40] * 3
+    planner = KEY._replace(topic="/planner")
+    assert log.state.estimated_pause_end(planner, START_MS) is None
+
+
+def test_the_pause_of_a_key_is_the_one_that_lasts_longest():
+    log = Log(level=2)
+    log.append(schedule(0, START_MS + 20, op=ident("a"), scope={"t": (0, 3)}))
+    log.append(schedule(0, START_MS + 10, op=ident("b"), scope={"s": (), "t": ()}))
+    found = {
+        (topic, number): getattr(
+            log.state.pause_of(KEY._replace(topic=topic, partition=number)),
+            "op_id",
+            None,
+        )
+        for topic in "stu"
+        for number in (0, 1)
+    }
+    a, b = ident("a"), ident("b")
+    assert found == {
+        ("s", 0): b,
+        ("s", 1): b,
+        ("t", 0): a,
+        ("t", 1): b,
+        ("u", 0): None,
+        ("u", 1): None,
+    }
+    assert log.state.pause_of(KEY._replace(group_id="h")) is None
+    assert list(log.state.scopes) == [("g", a), ("g", b)]
+    log.state.rebuild_derived()
+    assert set(log.state.scopes) == {("g", a), ("g", b)}
+    assert log.state.lapses_ms == START_MS + 10
+
+
+def test_a_pause_that_lasts_is_known_by_its_operation():
+    log = Log(level=2)
+    a, b = ident("a"), ident("b")
+    log.append(pause(START_MS + 20))
+    log.append(schedule(0, START_MS + 20, op=a, scope={"t": (0,)}))
+    log.append(schedule(START_MS + 5, START_MS + 20, op=b, scope={"t": ()}))
+    found = [log.state.lasting_pause("g", op) for op in (OP, a)]
+    assert [each.op_id for each in found] == [OP, a]
+    assert log.state.lasting_pause("g", b) is None, "it has not begun"
+    assert log.state.lasting_pause("h", OP) is None
+
+
+def test_keys_are_set_aside_by_pauses_with_a_scope_alone():
+    log = Log(level=2)
+    keys = [KEY, KEY._replace(partition=1), KEY._replace(group_id="h")]
+
+    def aside(elapsed_ms):
+        at = START_MS + elapsed_ms
+        return [log.state.is_set_aside(key, at) for key in keys]
+
+    log.append(schedule(START_MS + 5, START_MS + 9, op=ident("whole")))
+    assert aside(5) == [False] * 3
+    log.append(schedule(0, START_MS + 20, op=ident("a"), scope={"t": (0,)}))
+    log.append(schedule(START_MS + 10, START_MS + 30, op=ident("b"), scope={"t": ()}))
+    assert aside(5) == [True, False, False]
+    assert aside(10) == [True, True, False]
+    assert aside(29) == [True, True, False]
+    assert aside(30) == [False] * 3
+    log.append(pause(START_MS + 40))
+    assert aside(10) == [False] * 3, "the whole group is paused"
+
+
+def test_the_keys_of_a_group_are_of_all_its_partitions():
+    logs = [Log(), Log()]
+    first, second = Key("g", "t", 0), Key("g", "t", 1)
+    for log, key in zip(logs, (first, second), strict=True):
+        log.claimed(key=key)
+        log.claimed(key=Key("h", "t", 2))
+    worlds = [log.state for log in logs]
+    expected = {first: logs[0].key(first), second: logs[1].key(second)}
+    assert keys_of(worlds, "g") == expected
+    assert keys_of(worlds, "i") == {}
 
 
 def test_a_token_is_era_leader_epoch_and_offset_of_the_claim():
@@ -525,6 +676,21 @@ def test_a_note_has_the_epoch_of_the_claim_before(log):
     assert note(log).follows == 3
 
 
+def test_without_notes_a_set_position_may_have_been_in_between(log):
+    """A checkpoint has no notes, and `previous` does not say when it was."""
+    log.append(claim())
+    log.append(gone(1, "closed"))
+    log.state.soft.notes.clear()
+    log.append(claim())
+    assert note(log).follows == 1
+    known = log.state.keys[KEY]
+    known.previous = Previous(b"o" * 16, 5, None)
+    log.append(gone(note(log).offset, "closed"))
+    log.state.soft.notes.clear()
+    log.append(claim())
+    assert note(log).follows is None
+
+
 @pytest.mark.parametrize(
     "tags",
     [
@@ -548,6 +714,17 @@ def test_a_claim_without_tags_has_no_reason(log):
     assert note(log).reason is None
 
 
+@pytest.mark.parametrize("text", ["ä", "€", "\N{GRINNING FACE}"])
+def test_a_claim_names_a_person_beside_its_reason(log, text):
+    record = msgspec.structs.replace(claim(), tags=why_to_tags("free", "alice"))
+    assert (why_of(record), person_of(record)) == ("free", "alice")
+    long = msgspec.structs.replace(claim(), tags=why_to_tags(text * 999, text * 999))
+    assert len(long.tags) <= 1024
+    assert why_of(long) == text * WHY_CHARS_MAX
+    assert set(person_of(long)) == {text}
+    assert log.one(decode(encode(long))).effect == "claimed"
+
+
 def test_why_is_bounded_at_both_ends():
     assert len(why_to_tags("ä" * 9_999)) <= 1024
     tags = msgspec.msgpack.encode({"why": "x" * 1_000})
@@ -557,12 +734,12 @@ def test_why_is_bounded_at_both_ends():
 
 def test_a_release_has_a_reason(log):
     epoch = log.claimed()
-    assert log.outcome_of(gone(epoch, "behind: lag 12")) == "released"
+    assert log.outcome_of(gone(epoch, "lagging: lag 12")) == "released"
     assert note(log) == KeyNote(
-        client_id="c1", offset=2, reason="behind: lag 12", before=None, stuck=None
+        client_id="c1", offset=2, reason="lagging: lag 12", before=None, stuck=None
     )
     assert log.outcome_of(gone(epoch, "twice")) == "not_owner"
-    assert note(log).reason == "behind: lag 12"
+    assert note(log).reason == "lagging: lag 12"
 
 
 def test_the_owner_before_is_known(log):
@@ -600,7 +777,7 @@ def test_a_release_without_an_earlier_note(log):
 
 def wedge(log, position, client):
     epoch = log.claimed(client)
-    log.append(gone(epoch, "wedged: 1 uncommitted", position, client))
+    log.append(gone(epoch, "stuck: 1 uncommitted", position, client))
     return stuck_count(note(log), log.key())
 
 
@@ -650,3 +827,22 @@ def test_a_forgotten_key_has_no_note():
     log.append(b"", after=10)
     assert KEY not in log.state.keys
     assert note(log) is None
+
+
+def test_who_is_drained_and_who_is_cordoned():
+    log = Log(level=2)
+    assert log.state.action_for(("g", "c1"), host="m1") is None
+    log.append(direct(host="m1", group="marshal", action="cordon"))
+    assert log.state.action_for(("g", "c1"), host="m1") == "cordon"
+    assert log.state.action_for(("g", "c1"), host="m2") is None
+    log.append(direct("c1", op=ident("other")))
+    assert log.state.action_for(("g", "c1"), host="m1") == "drain"
+    assert log.state.action_for(("h", "c1"), host="m2") is None
+
+
+def test_a_group_without_settings_has_the_defaults():
+    log = Log(level=2)
+    log.append(settings(handoff_ms=5))
+    log.append(claim(key=Key("h", "t", 0)))
+    assert log.state.settings_of("g").handoff_ms == 5
+    assert log.state.settings_of("h") == log.state.settings_of("nobody") == NO_SETTINGS

@@ -18,13 +18,19 @@ from logkit import (
     beat,
     claim,
     config,
+    direct,
     hashed,
     ident,
     member,
     messages,
+    offer,
     pause,
+    ready,
     release,
     resume,
+    schedule,
+    scope_of,
+    settings,
 )
 from msgspec.structs import replace
 
@@ -38,6 +44,7 @@ from kafka_marshal.protocol.text import (
     object_to_entry,
     object_to_record,
     record_to_object,
+    scope_texts,
     state_to_object,
     to_line,
     transition_to_object,
@@ -370,6 +377,10 @@ def test_a_partition_that_was_never_read():
         "config": None,
         "claims": [],
         "pauses": [],
+        "scheduled": [],
+        "fences": [],
+        "directives": [],
+        "settings": [],
         "counters": {},
     }
 
@@ -417,9 +428,14 @@ def test_a_document_is_complete():
                 "freshness": "fresh",
                 "age_ms": 3,
                 "locked_by": None,
+                "offer": None,
             }
         ],
         "pauses": [],
+        "scheduled": [],
+        "fences": [],
+        "directives": [],
+        "settings": [],
         "counters": {"claimed": 1, "configured": 1, "granted": 1, "undecodable": 1},
     }
     assert json.loads(to_line(document)) == document
@@ -465,6 +481,16 @@ def test_a_lock_is_reported():
     assert claim_to_object(log.state, KEY, known=log.key())["locked_by"] == OP.hex()
 
 
+def test_a_key_that_is_offered_is_shown_with_its_offer():
+    log = Log(level=2)
+    log.append(offer(log.claimed()))
+    shown = {"successor": "c2", "until_ms": START_MS + H, "ready": None}
+    assert claim_to_object(log.state, KEY, known=log.key())["offer"] == shown
+    log.append(ready(log.key().epoch))
+    shown["ready"] = ident("c2").hex()
+    assert claim_to_object(log.state, KEY, known=log.key())["offer"] == shown
+
+
 def test_without_config_there_is_no_token():
     log = Log()
     log.claimed()
@@ -503,11 +529,55 @@ def test_active_pauses_are_reported():
             "op_id": OP.hex(),
             "client_id": "admin",
             "until_ms": START_MS + until,
+            "scope": None,
         }
         for name, until in (("a", 20), ("z", 10))
     ]
     log.append(b"", after=10)
     assert [one["group_id"] for one in state_to_object(log.state)["pauses"]] == ["a"]
+
+
+def test_scheduled_pauses_are_reported():
+    log = Log(level=2)
+    for name, begin, op in (("z", 9, "1"), ("a", 8, "2"), ("a", 7, "3")):
+        log.append(schedule(START_MS + begin, START_MS + 20, group=name, op=ident(op)))
+    document = state_to_object(log.state)
+    assert document["pauses"] == []
+    assert document["scheduled"] == [
+        {
+            "group_id": name,
+            "op_id": ident(op).hex(),
+            "client_id": "admin",
+            "begin_ms": START_MS + begin,
+            "until_ms": START_MS + 20,
+            "scope": None,
+        }
+        for name, begin, op in (("a", 7, "3"), ("a", 8, "2"), ("z", 9, "1"))
+    ]
+
+
+def test_pauses_with_a_scope_are_reported_behind_that_of_their_group():
+    log = Log(level=2)
+    scope = {"t": (0, 3), "u": ()}
+    log.append(schedule(0, START_MS + 20, op=ident("b"), scope=scope))
+    log.append(schedule(0, START_MS + 20, op=ident("a"), scope={"t": ()}))
+    log.append(schedule(START_MS + 9, START_MS + 20, op=ident("c"), scope={"t": ()}))
+    log.append(pause(START_MS + 20))
+    document = state_to_object(log.state)
+    whole = [{"topic": "t", "partitions": []}]
+    parts = [{"topic": "t", "partitions": [0, 3]}, {"topic": "u", "partitions": []}]
+    assert [(each["op_id"], each["scope"]) for each in document["pauses"]] == [
+        (OP.hex(), None),
+        (ident("a").hex(), whole),
+        (ident("b").hex(), parts),
+    ]
+    assert [each["scope"] for each in document["scheduled"]] == [whole]
+
+
+def test_a_scope_for_people_lists_partitions_behind_their_topic():
+    scope = scope_of({"invoices": (0, 3), "orders": ()})
+    assert scope_texts(scope) == ("invoices:0,3", "orders")
+    assert scope_texts(None) == ()
 
 
 def test_counters_are_sorted():
@@ -524,3 +594,19 @@ def test_a_halt_is_reported():
     document = state_to_object(log.state)
     assert document["halted"] == {"offset": 1, "feature_level": 3}
     assert document["next_offset"] == 1
+
+
+def test_directives_are_listed():
+    log = Log(level=2)
+    log.append(direct(host="m1", group="marshal"))
+    (row,) = state_to_object(log.state)["directives"]
+    assert (row["group_id"], row["client"], row["host"]) == ("marshal", None, "m1")
+
+
+def test_the_settings_of_groups_are_listed():
+    log = Log(level=2)
+    log.append(settings(handoff_ms=7))
+    names = ("policy", "planner_version_max", "debounce_ms", "handoffs_max", "grace_ms")
+    assert state_to_object(log.state)["settings"] == [
+        {"group_id": "g", "generation": 1, "handoff_ms": 7, **dict.fromkeys(names)}
+    ]

@@ -1,3 +1,5 @@
+import pickle
+
 import pytest
 
 from kafka_marshal.protocol.types import (
@@ -5,10 +7,13 @@ from kafka_marshal.protocol.types import (
     PARTITION_MAX,
     Key,
     LogEntry,
+    OffsetRange,
     Owner,
     TimestampType,
     Token,
+    TokenAfterSeek,
     TopicPartition,
+    seek_count_of,
 )
 
 
@@ -41,6 +46,15 @@ def test_a_key_has_its_data_partition():
 def test_keys_sort_by_group_topic_and_then_number():
     keys = [Key("g", "t", 10), Key("g", "t", 9), Key("g", "s", 11), Key("f", "z", 0)]
     assert sorted(keys) == [keys[3], keys[2], keys[1], keys[0]]
+
+
+def test_a_token_after_a_seek_differs_in_its_seeks_only():
+    token = Token(1, 2, 3)
+    after = TokenAfterSeek.of(token, 2)
+    assert (after, str(after), bytes(after)) == (token, str(token), bytes(token))
+    assert hash(after) == hash(token)
+    again = pickle.loads(pickle.dumps(after))
+    assert [seek_count_of(each) for each in (None, token, after, again)] == [0, 0, 2, 2]
 
 
 def test_an_owner_is_a_client_in_one_life():
@@ -108,3 +122,24 @@ def test_an_entry_is_decodable_unless_a_dump_marks_it():
         ).undecodable
         is None
     )
+
+
+def test_an_offset_range_has_an_exclusive_end():
+    found = OffsetRange.through(3, 5)
+    assert found == OffsetRange(3, 6)
+    assert (found.first, found.last, found.end, found.count) == (3, 5, 6, 3)
+
+
+@pytest.mark.parametrize("end", [3, 2, 0])
+def test_an_offset_range_may_be_empty(end):
+    found = OffsetRange(3, end)
+    assert found.count == 0
+    assert found.last < found.first
+
+
+def test_offset_ranges_sort_by_their_first_offset():
+    assert sorted([OffsetRange(5, 6), OffsetRange(0, 9), OffsetRange(0, 2)]) == [
+        OffsetRange(0, 2),
+        OffsetRange(0, 9),
+        OffsetRange(5, 6),
+    ]

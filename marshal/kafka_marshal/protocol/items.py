@@ -1,0 +1,100 @@
+"""Parts of what a coordinating partition's state remembers of keys and groups.
+
+PROTOCOL 4 lists their elements in its table of items.
+"""
+
+from typing import NamedTuple
+
+from kafka_marshal.protocol.records import Action
+
+
+class Lock(NamedTuple):
+    """The operation that locked a key, and what it will set (PROTOCOL 8.3).
+
+    Attributes:
+        op_id: The operation.
+        plan_digest: Digest of all positions of the operation.
+        position: Position that a commit sets.
+        topic_id: Kafka's id of the topic that the position belongs to, or None.
+    """
+
+    op_id: bytes
+    plan_digest: bytes
+    position: int
+    topic_id: bytes | None
+
+
+class Offer(NamedTuple):
+    """A key that its owner offers to a successor (PROTOCOL 9.4).
+
+    Attributes:
+        successor: The client that may warm up.
+        until_ms: Log time at which the offer ends.
+        offset: Offset of the HandoffOffer.
+        ready: Incarnation of the successor that reported ready, or None.
+    """
+
+    successor: str
+    until_ms: int
+    offset: int
+    ready: bytes | None
+
+
+class Verdict(NamedTuple):
+    """The commit of a set position, on the home of its group (PROTOCOL 8.4).
+
+    Attributes:
+        op_id: The operation.
+        plan_digest: Digest of all its positions.
+        key_count: Number of its keys.
+        offset: Offset of the DecidePosition that committed it.
+        is_resolved: Whether all its keys have been unlocked.
+    """
+
+    op_id: bytes
+    plan_digest: bytes
+    key_count: int
+    offset: int
+    is_resolved: bool
+
+
+class Fence(NamedTuple):
+    """One process of a client that cannot claim or renew any more (PROTOCOL 4.13).
+
+    Attributes:
+        offset: Offset of the record that fenced it.
+        client_id: The client.
+        incarnation: Its process.
+    """
+
+    offset: int
+    client_id: str
+    incarnation: bytes
+
+
+class StandingDirective(NamedTuple):
+    """A client or a host that is drained or cordoned (PROTOCOL 9.7).
+
+    Attributes:
+        op_id: The operation.
+        client_id: Client that sent the last record.
+        incarnation: Process of that client.
+        seq: Sequence number of that record.
+        until_ms: Append time at which it ends.
+        client: The client that it names, or None.
+        host: The host that it names, or None.
+        action: ``drain`` or ``cordon``.
+    """
+
+    op_id: bytes
+    client_id: str
+    incarnation: bytes
+    seq: int
+    until_ms: int
+    client: str | None
+    host: str | None
+    action: Action
+
+    def names(self, client_id: str, host: str) -> bool:
+        """Return whether it names this client, or the host that it announced."""
+        return client_id == self.client or (host != "" and host == self.host)

@@ -1,0 +1,62 @@
+"""Every way of a lease through an outage of its coordinating partition (PROTOCOL 5.2).
+
+Leases and verdicts are the product's. Both bounds are exact: what hands out for a
+thirtieth of an interval less is interrupted, and what lasts a thirtieth longer is not
+safe.
+"""
+
+import pytest
+import variants
+from outagemodel import (
+    OutageModel,
+    last_a_thirtieth_longer,
+    stop_a_thirtieth_early,
+    stop_at_one_interval,
+)
+from search import search
+
+pytestmark = [pytest.mark.model, pytest.mark.slow]
+
+SOUND = {"is_sound": True, "units_per_h": 30}
+FAULTY = {"is_sound": False, "units_per_h": 10}
+
+
+@pytest.mark.parametrize("world", [SOUND, FAULTY], ids=["sound", "faulty"])
+def test_an_outage_up_to_h_interrupts_no_owner_and_none_outlives_its_lease(
+    world, record_property
+):
+    found = search(OutageModel(**world))
+    record_property("states", found.states)
+    assert found.broken is None, str(found)
+    assert found.states > 10_000
+
+
+PLANTED = [
+    (stop_at_one_interval, SOUND),
+    (stop_a_thirtieth_early, SOUND),
+    (last_a_thirtieth_longer, FAULTY),
+]
+BROKEN = variants.listed("broken leases in outages")
+
+
+def test_the_table_lists_every_variant():
+    assert list(BROKEN) == [plant.__name__ for plant, _ in PLANTED]
+
+
+@pytest.mark.parametrize(("plant", "world"), PLANTED)
+def test_a_broken_lease_is_found(monkeypatch, plant, world):
+    plant(monkeypatch)
+    _assert_found(OutageModel(**world), BROKEN[plant.__name__][1])
+
+
+def test_an_outage_beyond_the_bound_is_found():
+    """An outage of one interval is the longest that a lease allows for."""
+    _assert_found(OutageModel(**SOUND, outage=31), "L2")
+
+
+def _assert_found(model, rule):
+    found = search(model)
+    print(found)  # noqa: T201 - the way there, shown with -s
+    assert found.broken is not None
+    assert found.broken.partition(":")[0] == rule
+    assert found.trace

@@ -1,0 +1,59 @@
+"""The planner of a whole group is compared with an optimum.
+
+``make proof`` compares 10,000 random groups of each kind; the slice here is small.
+"""
+
+import plankit
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from slices import slice_of
+
+from kafka_marshal.protocol.group_plan import PlanInput, PlanKey, PlanMember, plan
+from kafka_marshal.protocol.types import TopicPartition
+
+SEEDS = range(slice_of(quick=300, full=10_000))
+
+
+@pytest.mark.parametrize("kind", [plankit.uniform_group, plankit.mixed_group])
+def test_plans_are_optimal(kind, record_property):
+    """Coverage, drained members, targets, balance and moves, in this order."""
+    moves = best = 0
+    for seed in SEEDS:
+        group = kind(plankit.chance_of(seed))
+        reached = plankit.price(group, plan(group).owners)
+        wanted = plankit.optimum(group)
+        assert reached[:-1] == wanted[:-1], seed
+        moves, best = moves + reached[-1], best + wanted[-1]
+        assert reached == wanted, seed
+    record_property("groups", len(SEEDS))
+    record_property("moves", moves)
+    record_property("moves of the optimum", best)
+
+
+@given(
+    st.integers(1, 6),
+    st.integers(0, 20),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=150, deadline=None)
+def test_nothing_moves_in_a_balanced_group(size, count, chance):
+    """Constraints are met, nothing is free, and counts are within one: no moves."""
+    names = [f"m{number}" for number in range(size)]
+    members = tuple(
+        PlanMember(
+            name=name,
+            topics=("t",),
+            rack=chance.choice(["", "r1", "r2"]),
+            host=chance.choice(["", "h1", "h2"]),
+            limit=chance.choice([None, count]),
+        )
+        for name in names
+    )
+    dealt = (names * (count + 1))[:count]
+    chance.shuffle(dealt)
+    keys = tuple(
+        PlanKey(TopicPartition("t", number), owner)
+        for number, owner in enumerate(dealt)
+    )
+    assert not plan(PlanInput(keys=keys, members=members)).moves

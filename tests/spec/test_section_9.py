@@ -1,0 +1,164 @@
+"""PROTOCOL 9.1: settings; 9.4: offers to a successor; 9.7: who is drained."""
+
+from logkit import (
+    START_MS,
+    H,
+    Log,
+    claim,
+    direct,
+    fence,
+    ident,
+    offer,
+    pause,
+    ready,
+    release,
+    settings,
+)
+
+from kafka_marshal.protocol.hashing import home_partition
+
+HOUR_MS = 3_600_000
+
+
+def test_9_1_the_next_generation_is_in_force():
+    log = Log(level=2)
+    assert log.outcome_of(settings(2)) == "settings_overtaken"
+    assert log.outcome_of(settings(1, policy="fair")) == "group_configured"
+    assert log.outcome_of(settings(1)) == "settings_overtaken"
+    assert log.outcome_of(settings(2, handoff_ms=7)) == "group_configured"
+    # A record has all settings: what it leaves out is the default again.
+    assert log.state.settings_of("g") == (2, None, None, None, 7, None, None)
+
+
+def home_of(name):
+    return home_partition(name, partition_count=8)
+
+
+def test_9_1_order_of_refusals():
+    log = Log(level=2, k=8, groups=1)
+    names = sorted("abcdefghijklmnopqrstuvwxyz", key=home_of)
+    (one, two), away = names[:2], names[-1]
+    assert log.outcome_of(settings(9, group=away)) == "wrong_partition"
+    assert log.outcome_of(settings(group=one)) == "group_configured"
+    assert log.outcome_of(settings(9, group=two)) == "settings_overtaken"
+    assert log.outcome_of(settings(1, group=two)) == "limits"
+
+
+def test_9_1_settings_keep_their_group():
+    log = Log(level=2, operations=1)
+    log.append(settings())
+    log.append(fence())
+    log.append(fence(group="h"))
+    assert log.outcome_of(settings(2)) == "group_configured"
+
+
+def test_9_1_below_level_2_settings_do_nothing():
+    log = Log(level=1)
+    assert log.outcome_of(settings()) == "level"
+    assert log.state.groups == {}
+
+
+def held():
+    log = Log(level=2)
+    return log, log.claimed()
+
+
+def test_9_4_a_handoff():
+    log, epoch = held()
+    assert log.outcome_of(offer(epoch, "c2", within_ms=9 * H)) == "offered"
+    assert log.outcome_of(ready(epoch)) == "ready"
+    # The successor works on nothing before its claim, and the claim on no Ready.
+    assert log.outcome_of(claim("c2")) == "held"
+    assert log.outcome_of(release(epoch, 5, successor="c2")) == "released"
+    assert log.outcome_of(claim("c3"), after=H // 2 - 1) == "handoff"
+    assert log.outcome_of(claim("c2")) == "claimed"
+    assert (log.key().position, log.key().offer) == (5, None)
+
+
+def test_9_4_an_offer_is_the_owners():
+    log, epoch = held()
+    assert log.outcome_of(offer(epoch, "c3", client="c2")) == "not_owner"
+    assert log.outcome_of(offer(epoch - 1)) == "old_epoch"
+    log.append(pause(log.now_ms + 9 * H))
+    assert log.outcome_of(offer(epoch)) == "paused"
+
+
+def test_9_4_order_of_the_refusals_of_ready():
+    log, epoch = held()
+    assert log.outcome_of(ready(epoch - 1)) == "old_epoch"
+    assert log.outcome_of(ready(epoch)) == "no_offer"
+    log.append(offer(epoch, "c2", within_ms=5))
+    assert log.outcome_of(ready(epoch, client="c3"), after=5) == "not_successor"
+    assert log.outcome_of(ready(epoch)) == "late"
+    log.append(offer(epoch, "c2"))
+    log.append(pause(log.now_ms + 9 * H))
+    assert log.outcome_of(ready(epoch)) == "paused"
+
+
+def test_9_4_a_later_offer_replaces_and_none_withdraws():
+    log, epoch = held()
+    log.append(offer(epoch, "c2"))
+    log.append(ready(epoch))
+    log.append(offer(epoch, "c2"))
+    assert log.key().offer.ready is None
+    assert log.outcome_of(offer(epoch, None)) == "offer_withdrawn"
+    assert log.outcome_of(ready(epoch)) == "no_offer"
+
+
+def test_9_4_an_offer_lasts_an_hour_at_most_and_renews_nothing():
+    log, epoch = held()
+    log.append(offer(epoch, within_ms=2**31 - 1), after=7)
+    assert log.key().offer.until_ms == log.now_ms + HOUR_MS
+    assert log.key().renewed_ms == log.now_ms - 7
+    log.append(ready(epoch), after=1)
+    assert log.key().renewed_ms == log.now_ms - 8
+
+
+def test_9_4_an_offer_refuses_nobodys_claim():
+    log, epoch = held()
+    log.append(offer(epoch, "c2", within_ms=HOUR_MS))
+    log.append(ready(epoch))
+    assert log.outcome_of(claim("c3"), after=2 * H + 1) == "claimed"
+    assert log.key().offer is None
+
+
+def test_9_4_ready_is_of_a_process():
+    log, epoch = held()
+    log.append(offer(epoch, "c2"))
+    log.append(ready(epoch))
+    assert log.outcome_of(ready(epoch, inc=ident("c2 again"))) == "ready"
+    assert log.key().offer.ready == ident("c2 again")
+
+
+def test_9_7_a_directive_is_in_force_until_its_end():
+    log = Log(level=2, max_pause_ms=90)
+    assert log.outcome_of(direct("c1", until=START_MS + 50)) == "directed"
+    assert log.state.action_for(("g", "c1"), host="") == "drain"
+    log.append(b"", after=49)
+    assert log.state.groups["g"].directives
+    log.append(b"", after=1)
+    assert log.state.action_for(("g", "c1"), host="") is None
+    assert log.outcome_of(direct("c1")) == "op_over"
+    assert log.outcome_of(direct("c1", op=ident("b"))) == "directed"
+    assert log.state.groups["g"].directives[0].until_ms == START_MS + 50 + 90
+
+
+def test_9_7_order_of_the_refusals():
+    log = Log(level=2, operations=1, groups=2)
+    log.claimed()
+    log.append(direct(group="marshal", host="m1", seq=7))
+    assert log.outcome_of(direct(group="h")) == "limits"
+    assert log.outcome_of(direct(group="g", until=0)) == "expired"
+    assert log.outcome_of(direct(group="g")) == "limits"
+    assert log.outcome_of(direct(group="marshal", seq=7)) == "busy"
+    assert log.outcome_of(direct(group="marshal", host="m1", seq=7)) == "old_seq"
+    ends = direct(group="marshal", until=0, seq=8)
+    assert log.outcome_of(ends) == "directive_ended"
+    assert log.outcome_of(direct(group="marshal", host="m1", seq=9)) == "op_over"
+
+
+def test_9_7_no_claim_is_refused_for_it():
+    log = Log(level=2)
+    log.append(direct("c1"))
+    log.append(direct(host="m1", group="marshal", op=ident("b")))
+    assert log.outcome_of(claim("c1")) == "claimed"

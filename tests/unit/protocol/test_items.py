@@ -1,0 +1,25 @@
+"""What a state remembers of keys and groups."""
+
+import pytest
+from logkit import OP, ident
+
+from kafka_marshal.protocol.items import StandingDirective
+
+
+@pytest.mark.parametrize(
+    ("client", "host", "expected"),
+    [
+        pytest.param("c1", None, True, id="client"),
+        pytest.param("c2", None, False, id="another client"),
+        pytest.param(None, "m1", True, id="host"),
+        pytest.param(None, "m2", False, id="another host"),
+    ],
+)
+def test_a_directive_names_one_client_or_a_host(client, host, expected):
+    it = StandingDirective(OP, "admin", ident("admin"), 0, 9, client, host, "drain")
+    assert it.names("c1", "m1") is expected
+
+
+def test_an_unknown_host_is_no_host():
+    it = StandingDirective(OP, "admin", ident("admin"), 0, 9, None, "m1", "drain")
+    assert not it.names("c1", "")
