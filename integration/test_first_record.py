@@ -1,10 +1,16 @@
 """How soon a new reader has its first record, and what it does afterwards."""
 
+from collections import Counter
+
 import pytest
+from domain import opened
+from kafka import KafkaAdminClient
 
 from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.kafka_io import reader as module
+from kafka_marshal.kafka_io.fast.coordination import FastOutlet
 from kafka_marshal.kafka_io.reader import KafkaDataReader
+from kafka_marshal.kafka_io.writer import writer_timeouts
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.testing.producing import Producing, create_topic
 
@@ -50,3 +56,31 @@ def test_a_reader_that_finds_nothing_does_not_hurry_for_ever(
         assert reader.poll(10, 10) == {}
     reader.poll(10, 10)
     assert backoffs(reader) == {module.BACKOFF_MS}
+
+
+class Counted:
+    """How many objects of some classes were made, by class, the last one of what."""
+
+    def __init__(self, monkeypatch, *classes):
+        self.made, self.last = Counter(), {}
+        for each in classes:
+            monkeypatch.setattr(each, "__init__", self._counting(each.__init__))
+
+    def _counting(self, init):
+        def counted(made, *args, **options):
+            self.made[type(made).__name__] += 1
+            self.last[type(made).__name__] = args
+            init(made, *args, **options)
+
+        return counted
+
+
+@pytest.mark.parametrize(("h_ms", "writers"), [(60_000, 1), (5_000, 2)])
+def test_a_client_opens_by_few_connections(broker, unique, monkeypatch, h_ms, writers):
+    """One for look-ups of both logs; the usual writer's connects while it reads."""
+    with opened(broker, unique, transport="fast", partitions=2, h_ms=h_ms) as domain:
+        topic = domain.data_topic(1, 1)
+        counted = Counted(monkeypatch, KafkaAdminClient, FastOutlet)
+        with domain.marshal("g", "one") as marshal, marshal.consumer(topic):
+            assert counted.last["FastOutlet"][1] == writer_timeouts(h_ms)
+            assert counted.made == {"KafkaAdminClient": 1, "FastOutlet": writers}

@@ -14,6 +14,7 @@ from kafka import KafkaProducer
 from kafka import TopicPartition as KafkaPartition
 from kafka.admin import KafkaAdminClient
 from logs import LATE_S, TIMEOUT_MS, read, sent
+from slices import HANG_S
 from slowness import is_over, until
 from waiting import subscribed
 
@@ -28,7 +29,7 @@ from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topics import KafkaTopicAdmin, problems
 from kafka_marshal.kafka_io.transport import open_coordination_log, open_data_log
 from kafka_marshal.kafka_io.writer import writer_timeouts
-from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.protocol.types import OffsetRange, TopicPartition
 from kafka_marshal.testing.broker import free_ports
 
 UNTOUCHED = Path(__file__).parents[1] / "tests" / "support" / "untouched.py"
@@ -328,7 +329,7 @@ def test_opening_clients_changes_nothing_in_kafka_python(broker, unique):
             check=True,
             stdout=subprocess.PIPE,
             text=True,
-            timeout=120,
+            timeout=HANG_S,
         )
     assert done.stdout == ""
 
@@ -432,7 +433,7 @@ def test_a_release_that_is_not_known_gives_the_same_columns(
             isolation_level="read_committed",
             client_rack="",
         )
-        ranges = ((10, 290), (0, 5))
+        ranges = (OffsetRange(10, 290), OffsetRange(0, 5))
         rows: list[list[object]] = [[] for _ in Slice._fields]
         for span in ranges:
             for part in reader.read(

@@ -5,6 +5,7 @@ from importlib import import_module
 # Type checkers take it for typing's own, whose import takes longer than all of this.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from kafka_marshal.kafka_io.clients import AdminClient
     from kafka_marshal.kafka_io.coordination import KafkaCoordinationLog
     from kafka_marshal.kafka_io.data import KafkaDataLog
     from kafka_marshal.kafka_io.settings import ConnectionConfig
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 # Names are imported when they are first used: settings can be checked, as Spark's
 # planners do, without the 0.3 s of processor time that kafka-python takes to load.
 _HOMES = {
+    "AdminClient": "kafka_marshal.kafka_io.clients",
     "Choice": "kafka_marshal.kafka_io.transport",
     "ClusterInfo": "kafka_marshal.kafka_io.topics",
     "ConnectionConfig": "kafka_marshal.kafka_io.settings",
@@ -45,6 +47,7 @@ _HOMES = {
     "set_command": "kafka_marshal.kafka_io.topics",
 }
 __all__ = [
+    "AdminClient",
     "Choice",
     "ClusterInfo",
     "ConnectionConfig",

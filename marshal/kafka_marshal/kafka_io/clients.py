@@ -20,12 +20,11 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from kafka import KafkaConsumer
 from kafka import errors as kafka_errors
 from kafka.admin import KafkaAdminClient
 
 from kafka_marshal.errors import CoordinationError, InvalidTransition, MarshalError
-from kafka_marshal.kafka_io.patches import change_transports, keep_last_data
+from kafka_marshal.kafka_io.patches import Network, force_close
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.translate import Access, translate_error
 
@@ -67,12 +66,11 @@ def new_client(
     Raises:
         KafkaError: No connection could be made.
     """
-    network: list[Any] = []
+    network: list[Network] = []
 
     def make(**options: Any) -> Any:
-        made = KafkaConsumer.DEFAULT_CONFIG["kafka_client"](**options)
+        made = Network(options)
         network.append(made)
-        change_transports(made, keep_last_data)
         if watch is not None:
             watch.add(made)
         if topic is not None:
@@ -93,7 +91,7 @@ def close_by_force(producer: Any) -> None:
 
     kafka-python's ``close`` closes nothing if its ``flush`` fails.
     """
-    producer._sender.force_close()  # noqa: SLF001 - no public method
+    force_close(producer)
     producer.close(timeout=1)
 
 
@@ -116,9 +114,9 @@ class ConnectionWatch(logging.Handler):
         self.refusal: Exception | None = None
         self.last: Exception | None = None
         self.is_stopped = False
-        self._networks: list[Any] = []
+        self._networks: list[Network] = []
 
-    def add(self, network: Any) -> None:
+    def add(self, network: Network) -> None:
         """Watch the log lines of this network's thread."""
         self._networks.append(network)
 
@@ -130,7 +128,7 @@ class ConnectionWatch(logging.Handler):
         self.is_stopped = True
         for each in self._networks:
             with suppress(Exception):  # already closed
-                each._net.call_soon_threadsafe(each._manager.close)  # noqa: SLF001
+                each.stop()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Record the exception among the arguments of a log line."""
@@ -145,8 +143,7 @@ class ConnectionWatch(logging.Handler):
                 self.refused = why
 
     def _is_ours(self, record: logging.LogRecord) -> bool:
-        threads = [each._net._io_thread for each in self._networks]  # noqa: SLF001
-        return record.thread in {each.ident for each in threads if each is not None}
+        return record.thread in {each.manager.thread for each in self._networks}
 
     def reason(self) -> str:
         """Return the last error as a sentence for a message, or an empty text."""

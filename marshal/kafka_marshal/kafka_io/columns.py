@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import attrs
 from kafka.errors import CorruptRecordError
 
+from kafka_marshal.protocol.types import OffsetRange
+
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
@@ -123,13 +125,13 @@ def _decompress_snappy_block(data: bytes) -> bytes:
 
 
 def to_columns(
-    batches: Sequence[Batch], span: tuple[int, int], *, with_headers: bool
+    batches: Sequence[Batch], span: OffsetRange, *, with_headers: bool
 ) -> Slice | None:
     """Return the records of a range as columns, or None if there are none.
 
     Args:
         batches: Batches, in the order of the log.
-        span: First offset, and the exclusive end.
+        span: Offsets to return.
         with_headers: Whether to return headers.
 
     Raises:
@@ -148,7 +150,7 @@ def to_columns(
         times, at = _varints(read, at + 1)
         offsets, at = _varints(read, at)
         offsets += np.repeat(np.array([b.base for b in batches], np.int64), counts)
-        low, high = np.searchsorted(offsets, span)
+        low, high = np.searchsorted(offsets, (span.first, span.end))
         if low >= high:
             return None
         cut = slice(int(low), int(high))

@@ -24,7 +24,6 @@ from kafka_marshal.kafka_io.patches import accept_any_header
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topiclog import (
     ENTRIES_PER_POLL,
-    FETCH_WAIT_MS,
     READER_REQUEST_TIMEOUT_MS,
     Entries,
     TopicLog,
@@ -168,7 +167,7 @@ class KafkaCoordinationLog(TopicLog):
             "isolation_level": "read_uncommitted",
             "allow_auto_create_topics": False,
             "fetch_min_bytes": 1,
-            "fetch_max_wait_ms": FETCH_WAIT_MS,
+            "fetch_max_wait_ms": self._fetch_wait_ms,
             "max_poll_records": ENTRIES_PER_POLL,
             "request_timeout_ms": READER_REQUEST_TIMEOUT_MS,
             "metrics_enabled": False,
@@ -248,6 +247,16 @@ class KafkaCoordinationLog(TopicLog):
         places = [self._partitions[number] for number in numbers]
         found = self._consumer.beginning_offsets(places, timeout_ms=timeout_ms)
         return {place.partition: offset for place, offset in found.items()}
+
+    def _query_time(self, time_ms: int, timeout_ms: int) -> Mapping[int, int]:
+        assert self._querier is not None
+        asked = {TopicPartition(self._topic, number): time_ms for number in self._read}
+        found = self._querier.at_times(asked, timeout_ms)
+        return {
+            place.partition: offset
+            for place, offset in found.items()
+            if offset is not None
+        }
 
     def _lost_partitions(self, error: Exception) -> Sequence[int]:
         if isinstance(error, kafka_errors.OffsetOutOfRangeError):

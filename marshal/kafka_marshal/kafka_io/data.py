@@ -221,6 +221,7 @@ class KafkaDataLog(DataLog):
     Args:
         settings: Connection.
         client_rack: Rack of this process, to fetch from the nearest replica.
+        admin: A client to use, and to close in the end; None for one of its own.
     """
 
     def __init__(
@@ -228,10 +229,11 @@ class KafkaDataLog(DataLog):
         settings: ConnectionConfig,
         *,
         client_rack: str = "",
+        admin: AdminClient | None = None,
     ) -> None:
         self._settings = settings
         self._client_rack = client_rack
-        self._admin = AdminClient(settings)
+        self._admin = admin or AdminClient(settings)
 
     def describe(
         self, topics: Sequence[str], timeout_ms: int

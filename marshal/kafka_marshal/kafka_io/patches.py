@@ -1,7 +1,8 @@
-"""Changes to single objects of kafka-python, for faults that no setting avoids.
+"""All that uses internals of kafka-python, and the releases that it is for.
 
-All of them replace methods or attributes of one client. Classes and modules of
-kafka-python stay as they are, because the application may use them as well.
+No other module does; a test counts the accesses. Patches replace methods or attributes
+of one client, for faults that no setting avoids. Classes and modules of kafka-python
+stay as they are, because the application may use them as well.
 
 * Header names that are not UTF-8. Brokers accept them; kafka-python 3.0 raises, and its
   reader never gets past the record. One such record in the coordination topic would
@@ -16,14 +17,19 @@ kafka-python stay as they are, because the application may use them as well.
 """
 
 import ssl
+import threading
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, SupportsIndex, overload
 
 import attrs
+import kafka
 from kafka.consumer.fetcher import Fetcher
 from kafka.errors import InconsistentTopicIdError, UnknownTopicIdError
+from kafka.net.compat import KafkaNetClient
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
 from kafka.protocol.frame import KafkaBytes
 from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.memory_records import MemoryRecords
@@ -32,6 +38,8 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io.positions import unknown_topic_error
 from kafka_marshal.protocol.types import TopicPartition
 
+# Releases of kafka-python whose internals these are.
+SUPPORTED = "3.0."
 # Current message format; older ones have no headers.
 _MAGIC = 2
 # Copying smaller responses costs less than avoiding the copy.
@@ -46,6 +54,108 @@ _NOT_YET = (
 FETCH_VERSION = 13
 _NONE = uuid.UUID(int=0)
 _UNKNOWN = frozenset({UnknownTopicIdError.errno, InconsistentTopicIdError.errno})
+
+
+def is_supported(version: str = kafka.__version__) -> bool:
+    """Return whether this release of kafka-python has the internals used here."""
+    return version.startswith(SUPPORTED)
+
+
+class _Manager(KafkaConnectionManager):  # type: ignore[misc] # untyped library
+    """Connections of one client, whose transports are changed before they are used.
+
+    Attributes:
+        changes: Called with each transport once it is connected, before anything is
+            read.
+        thread: Identifier of the thread that connects; None before the first attempt.
+    """
+
+    def __init__(self, net: NetworkSelector, **options: object) -> None:
+        super().__init__(net, **options)
+        self.changes: list[Callable[[Any], None]] = [keep_last_data]
+        self.thread: int | None = None
+
+    async def _build_transport(self, *args: object, **settings: object) -> Any:
+        self.thread = threading.get_ident()
+        transport = await super()._build_transport(*args, **settings)
+        for change in self.changes:
+            change(transport)
+        return transport
+
+
+class Network(KafkaNetClient):  # type: ignore[misc] # untyped library
+    """The network of one client of kafka-python.
+
+    Attributes:
+        selector: Runs the thread of the network.
+        manager: Its connections.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.selector = NetworkSelector(**options)
+        self.manager = _Manager(self.selector, **options)
+        super().__init__(self.selector, self.manager, **options)
+
+    def stop(self) -> None:
+        """Close all connections, on the network's thread; return at once.
+
+        Raises:
+            RuntimeError: It is closed.
+        """
+        self.selector.call_soon_threadsafe(self.manager.close)
+
+
+def network_of(consumer: Any) -> Any:
+    """Return the network of a consumer."""
+    return consumer._client  # noqa: SLF001 - there is no other way in
+
+
+def fetcher_of(consumer: Any) -> Any:
+    """Return the fetcher of a consumer."""
+    return consumer._fetcher  # noqa: SLF001 - there is no other way in
+
+
+def position_of(consumer: Any, place: Any) -> int | None:
+    """Return the next offset of an assigned partition, None if it has none.
+
+    The public method sends a request.
+    """
+    states = consumer._subscription.assignment  # noqa: SLF001
+    position = states[place].position if place in states else None
+    return None if position is None else int(position.offset)
+
+
+def unblock_resumed(consumer: Any) -> None:
+    """Make kafka-python continue with records fetched before a pause.
+
+    It keeps the buffered rest of a paused partition and fetches nothing more of it
+    until the rest is consumed; but it returns to the rest only while no partition
+    is in progress, and an exhausted one still counts. A resumed partition would
+    starve for ever. Everywhere else an exhausted remainder means none.
+    """
+    fetcher = fetcher_of(consumer)
+    if not _in_progress(fetcher):
+        fetcher._next_partition_records = None  # noqa: SLF001
+
+
+def has_fetched(consumer: Any) -> bool:
+    """Return whether a consumer holds fetched records that no poll has returned."""
+    fetcher = fetcher_of(consumer)
+    return bool(fetcher._completed_fetches) or _in_progress(fetcher)  # noqa: SLF001
+
+
+def _in_progress(fetcher: Any) -> bool:
+    return bool(fetcher._next_partition_records)  # noqa: SLF001
+
+
+def force_close(producer: Any) -> None:
+    """Make a producer drop its batches; its ``close`` then does not wait for them."""
+    producer._sender.force_close()  # noqa: SLF001 - no public method
+
+
+def raw_bytes(records: Any) -> Any:
+    """Return the bytes of a record batch, or of several, without a copy."""
+    return records._buffer  # noqa: SLF001 - there is no other way in
 
 
 class _Text(bytes):
@@ -79,13 +189,14 @@ class LenientBatch(DefaultRecordBatch):  # type: ignore[misc] # untyped library
 
     def _read_msg(self) -> Any:
         at: int = self._pos  # type: ignore[has-type] # untyped library
+        read = super()._read_msg
         try:
-            return super()._read_msg()
+            return read()
         except UnicodeDecodeError:
             # Parse the rest of the batch leniently too, so that one copy is enough.
             self._buffer = _Buffer(self._buffer)  # type: ignore[has-type]
             self._pos = at
-            return super()._read_msg()
+            return read()
 
 
 class LenientBatches(MemoryRecords):  # type: ignore[misc] # untyped library
@@ -103,44 +214,20 @@ class LenientBatches(MemoryRecords):  # type: ignore[misc] # untyped library
         return LenientBatch(found)
 
 
-class LenientRecords(Fetcher.PartitionRecords):  # type: ignore[misc] # untyped
+class _LenientRecords(Fetcher.PartitionRecords):  # type: ignore[misc] # untyped
     """Records of one fetch of a partition, from ``LenientBatches``."""
 
-    def _unpack_records(
-        self, place: object, records: Any, *rest: object
-    ) -> Iterator[Any]:
-        batches = LenientBatches(records._buffer)  # noqa: SLF001 - no other way in
-        found: Iterator[Any] = super()._unpack_records(place, batches, *rest)
-        return found
+    def __init__(
+        self, start: int, place: object, records: Any, *rest: Any, **options: Any
+    ) -> None:
+        super().__init__(
+            start, place, LenientBatches(raw_bytes(records)), *rest, **options
+        )
 
 
 def accept_any_header(consumer: Any) -> None:
     """Make a consumer accept header names that are not UTF-8."""
-    fetcher = consumer._fetcher  # noqa: SLF001 - there is no other way in
-    fetcher.PartitionRecords = LenientRecords
-
-
-def change_transports(network: Any, change: Callable[[Any], None]) -> None:
-    """Apply a function to each transport that a client opens from now on.
-
-    Does nothing in a release of kafka-python without the patched attributes.
-
-    Args:
-        network: The client's ``KafkaClient``.
-        change: Called when a transport is connected, before anything is read.
-    """
-    manager = getattr(network, "_manager", None)
-    build = getattr(manager, "_build_transport", None)
-    if manager is None or build is None:
-        return
-
-    async def built(*args: object, **settings: object) -> Any:
-        transport = await build(*args, **settings)
-        if hasattr(transport, "_sock_recv"):
-            change(transport)
-        return transport
-
-    manager._build_transport = built  # noqa: SLF001 - there is no other way in
+    fetcher_of(consumer).PartitionRecords = _LenientRecords
 
 
 def keep_last_data(transport: Any) -> None:
@@ -148,8 +235,17 @@ def keep_last_data(transport: Any) -> None:
 
     The socket reports the error again at the next read.
     """
-    received = transport._sock_recv  # noqa: SLF001 - there is no other way in
-    transport._sock_recv = partial(_received, received)  # noqa: SLF001
+    _receive_by(transport, _received)
+
+
+def _receive_by(transport: Any, receive: Callable[..., tuple[bytes, Any]]) -> None:
+    """Make a transport receive by a function, which is given the ordinary way.
+
+    Does nothing in a release of kafka-python without the patched attribute.
+    """
+    ordinary = getattr(transport, "_sock_recv", None)
+    if ordinary is not None:
+        transport._sock_recv = partial(receive, ordinary)  # noqa: SLF001
 
 
 def _received(
@@ -184,16 +280,12 @@ class ResponseBuffer:
 
 
 def read_in_place(consumer: Any) -> None:
-    """Make new connections of a consumer read large responses into their buffer.
-
-    Does nothing in a release of kafka-python without the patched attributes.
-    """
-    change_transports(getattr(consumer, "_client", None), _read_transport_in_place)
+    """Make new connections of a consumer read large responses into their buffer."""
+    network_of(consumer).manager.changes.append(_read_transport_in_place)
 
 
 def _read_transport_in_place(transport: Any) -> None:
-    ordinary = transport._sock_recv  # noqa: SLF001 - there is no other way in
-    transport._sock_recv = partial(receive, transport, ordinary)  # noqa: SLF001
+    _receive_by(transport, partial(receive, transport))
 
 
 def receive(
@@ -232,9 +324,7 @@ def receive(
 
 def _large_response(parser: Any) -> "ResponseBuffer | None":
     """Return the buffer of the large response that is being read, if any."""
-    if not getattr(parser, "_receiving", False):
-        return None
-    buffer = parser._rbuffer  # noqa: SLF001 - there is no other way in
+    buffer: Any = getattr(parser, "_rbuffer", None)
     if type(buffer) is KafkaBytes and len(buffer) - buffer.tell() > LARGE:
         buffer = parser._rbuffer = ResponseBuffer(buffer)  # noqa: SLF001
     return buffer if isinstance(buffer, ResponseBuffer) else None
@@ -355,7 +445,7 @@ def fetch_by_id(consumer: Any, ids: TopicIds) -> None:
     Raises:
         ConfigurationError: This release of kafka-python cannot be patched.
     """
-    fetcher = consumer._fetcher  # noqa: SLF001 - there is no other way in
+    fetcher = fetcher_of(consumer)
     try:
         make = fetcher._create_fetch_requests  # noqa: SLF001
         take = fetcher._handle_fetch_response  # noqa: SLF001
@@ -371,7 +461,7 @@ def fetch_by_id(consumer: Any, ids: TopicIds) -> None:
     def make_by_id() -> Any:
         requests = make()
         for request, _ in requests.values():
-            known = consumer._cluster  # noqa: SLF001
+            known = network_of(consumer).cluster
             names.update(ids.apply_to_request(request, known))
         return requests
 

@@ -17,7 +17,16 @@ from kafka import errors as kafka_errors
 from kafka_marshal.errors import InvalidTransition, PositionError
 from kafka_marshal.kafka_io.clients import forked_error, new_client
 from kafka_marshal.kafka_io.faults import required_right
-from kafka_marshal.kafka_io.patches import TopicIds, accept_any_header, fetch_by_id
+from kafka_marshal.kafka_io.patches import (
+    TopicIds,
+    accept_any_header,
+    fetch_by_id,
+    fetcher_of,
+    has_fetched,
+    network_of,
+    position_of,
+    unblock_resumed,
+)
 from kafka_marshal.kafka_io.positions import Positions, outside_error
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.translate import Access, translate_error
@@ -289,7 +298,7 @@ class KafkaDataReader(DataReader):
             if not self._connect(timeout_ms):
                 return {}
             left_ms = max(0, int((deadline - time.monotonic()) * 1000))
-            self._unblock_resumed()
+            unblock_resumed(self._consumer)
             batches = self._consumer.poll(
                 timeout_ms=left_ms, max_records=max(1, max_records)
             )
@@ -321,12 +330,10 @@ class KafkaDataReader(DataReader):
         }
         if self._consumer is None:
             return found
-        # The public method sends a request.
-        states = self._consumer._subscription.assignment  # noqa: SLF001
         for place, ours in self._partitions.items():
-            position = states[place].position if place in states else None
+            position = position_of(self._consumer, place)
             if ours in found and position is not None:
-                found[ours] = max(found[ours], position.offset)
+                found[ours] = max(found[ours], position)
         return found
 
     def ends(self) -> Mapping[TopicPartition, int]:
@@ -372,7 +379,7 @@ class KafkaDataReader(DataReader):
 
     def _set_backoff(self, backoff_ms: int) -> None:
         """Set the pause between two metadata requests; no option changes it later."""
-        for each in (self._consumer, self._consumer._cluster):  # noqa: SLF001
+        for each in (self._consumer, network_of(self._consumer).cluster):
             each.config["retry_backoff_ms"] = backoff_ms
 
     def _new_consumer(self) -> Any:
@@ -395,18 +402,6 @@ class KafkaDataReader(DataReader):
         accept_any_header(consumer)
         return consumer
 
-    def _unblock_resumed(self) -> None:
-        """Make kafka-python continue with records fetched before a pause.
-
-        It keeps the buffered rest of a paused partition and fetches nothing more of it
-        until the rest is consumed; but it returns to the rest only while no partition
-        is in progress, and an exhausted one still counts. A resumed partition would
-        starve for ever. Everywhere else an exhausted remainder means none.
-        """
-        fetcher = self._consumer._fetcher  # noqa: SLF001 - there is no other way in
-        if not fetcher._next_partition_records:  # noqa: SLF001
-            fetcher._next_partition_records = None  # noqa: SLF001
-
     def _start_next_fetch(self) -> None:
         """Make kafka-python fetch on if all that it had fetched is taken.
 
@@ -414,12 +409,9 @@ class KafkaDataReader(DataReader):
         would be under way until the next poll, however long they are handled. Never
         raises, so that no record is lost: the next poll sends the same and raises.
         """
-        fetcher = self._consumer._fetcher  # noqa: SLF001 - there is no other way in
-        has_more = fetcher._completed_fetches  # noqa: SLF001
-        if has_more or fetcher._next_partition_records:  # noqa: SLF001
-            return
-        with suppress(Exception):
-            fetcher.send_fetches()
+        if not has_fetched(self._consumer):
+            with suppress(Exception):
+                fetcher_of(self._consumer).send_fetches()
 
     def _translate(self, error: Exception) -> Exception:
         """Translate an error of the consumer, and keep the reader usable."""

@@ -12,9 +12,16 @@ from typing import Any
 
 import attrs
 
-from kafka_marshal.config import COORDINATION_TOPIC, SERVERS
+from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.errors import ConfigurationError
 
+OPEN_TIMEOUT_MS = 30_000
+# How long a broker may hold a fetch for which it has nothing. Readers that go to other
+# offsets wait for the one in progress, so those that read once have it end soon.
+FETCH_WAIT_MS = 250
+FETCH_WAIT_ONCE_MS = 20
+# The protocol's default, in use until that of the log is known.
+HEARTBEAT_INTERVAL_MS_DEFAULT = 60_000
 DEFAULT_PORT = 9092
 AUTO, FAST, KAFKA_PYTHON = "auto", "fast", "kafka-python"
 TRANSPORTS = (AUTO, FAST, KAFKA_PYTHON)

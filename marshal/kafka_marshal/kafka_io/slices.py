@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, Protocol
 
 import attrs
-import kafka
 from kafka import TopicPartition as KafkaTopicPartition
 from kafka.consumer.fetcher import Fetcher
 from kafka.errors import CorruptRecordError
@@ -20,13 +19,17 @@ from kafka.errors import CorruptRecordError
 from kafka_marshal.errors import DeadlineExceeded, PositionError, UnknownTopicId
 from kafka_marshal.gc_pause import uncollected
 from kafka_marshal.kafka_io.columns import Batch, Slice, decompress, to_columns
-from kafka_marshal.kafka_io.patches import read_in_place
+from kafka_marshal.kafka_io.patches import (
+    fetcher_of,
+    is_supported,
+    network_of,
+    raw_bytes,
+    read_in_place,
+)
 from kafka_marshal.kafka_io.reader import KafkaDataReader, Records
 from kafka_marshal.kafka_io.settings import ConnectionConfig
-from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.protocol.types import OffsetRange, TopicPartition
 
-# Releases of kafka-python with the internals that are used here.
-SUPPORTED = "3.0."
 # Size of a slice. One megabyte stays in the processor's cache from decoding to use; ten
 # take twice the time for each byte.
 CHUNK_BYTES = 1_048_576
@@ -48,7 +51,7 @@ _CLOSE_MS = 5_000
 class Group(Protocol):
     """A part of a fetch that can be turned into columns."""
 
-    def __call__(self, span: tuple[int, int], *, with_headers: bool) -> Slice | None:
+    def __call__(self, span: OffsetRange, *, with_headers: bool) -> Slice | None:
         """Return the columns of a range, or None if it has no record here."""
         ...
 
@@ -67,10 +70,10 @@ class FetchTarget:
     bytes_each: float | None = None
     config: dict[str, Any] = attrs.field(factory=dict)
 
-    def take(self, span: tuple[int, int]) -> None:
+    def take(self, span: OffsetRange) -> None:
         """Set the range."""
-        self.end = span[1]
-        self.limit_next(span[0])
+        self.end = span.end
+        self.limit_next(span.first)
 
     def update_record_size(self, size: int, count: int) -> None:
         """Set the bytes per offset from a fetch."""
@@ -100,11 +103,6 @@ class Fetch:
     groups: Sequence[Group]
 
 
-def is_supported(version: str = kafka.__version__) -> bool:
-    """Return whether this release of kafka-python has the internals used here."""
-    return version.startswith(SUPPORTED)
-
-
 def fetch_of_records(records: Sequence[Any]) -> Fetch:
     """Wrap records, for releases of kafka-python that are not supported."""
     return Fetch(records[-1].offset, [partial(_records_to_columns, records)])
@@ -112,7 +110,7 @@ def fetch_of_records(records: Sequence[Any]) -> Fetch:
 
 def fetch_batches(consumer: Any, aim: FetchTarget) -> None:
     """Make a consumer return one ``Fetch`` for each fetch instead of records."""
-    fetcher = consumer._fetcher  # noqa: SLF001 - there is no other way in
+    fetcher = fetcher_of(consumer)
     fetcher.config[_LIMIT] = aim.config.get(_LIMIT, FETCH_BYTES_FIRST)
     aim.config = fetcher.config
 
@@ -220,7 +218,7 @@ def _to_groups(group: Sequence[Batch], old: Sequence[Any]) -> Iterator[Group]:
 
 
 def _to_batch(batch: Any) -> Batch:
-    data = memoryview(batch._buffer)[_HEADER_BYTES:]  # noqa: SLF001
+    data = memoryview(raw_bytes(batch))[_HEADER_BYTES:]
     if batch.compression_type:
         data = decompress(batch.compression_type, data)
     return Batch(
@@ -237,11 +235,10 @@ def _size(record: Any) -> int:
 
 
 def _records_to_columns(
-    records: Sequence[Any], span: tuple[int, int], *, with_headers: bool
+    records: Sequence[Any], span: OffsetRange, *, with_headers: bool
 ) -> Slice | None:
     """Return columns of records, such as those written before Kafka 0.11."""
-    first, end = span
-    wanted = [each for each in records if first <= each.offset < end]
+    wanted = [each for each in records if span.first <= each.offset < span.end]
     if not wanted:
         return None
     return Slice(
@@ -317,7 +314,7 @@ class SliceReader:
     def read(
         self,
         partition: TopicPartition,
-        span: tuple[int, int],
+        span: OffsetRange,
         *,
         timeout_ms: int,
         with_headers: bool,
@@ -327,7 +324,7 @@ class SliceReader:
 
         Args:
             partition: Data partition.
-            span: First offset, and the exclusive end.
+            span: Offsets to read.
             timeout_ms: Limit for the next record, or for proof that there is none.
             with_headers: Whether to return headers.
             topic_id: Kafka's id of the topic in hex; empty for any of the name.
@@ -338,7 +335,7 @@ class SliceReader:
             DeadlineExceeded: There was no progress in time.
             CoordinationError: The cluster could not be read.
         """
-        at, end = span
+        at, end = span.first, span.end
         if at >= end:
             return
         reader = self._reader
@@ -348,7 +345,7 @@ class SliceReader:
             for fetched in reader.take(POLL_MS):
                 for group in fetched.groups:
                     with uncollected():
-                        rows = group((at, end), with_headers=with_headers)
+                        rows = group(OffsetRange(at, end), with_headers=with_headers)
                     if rows is not None:
                         yield rows
             # The position also passes offsets without a record.
@@ -358,7 +355,7 @@ class SliceReader:
                 patience.reset()
             else:
                 if patience.is_check_due():
-                    reader.require_range(partition, (at, end))
+                    reader.require_range(partition, OffsetRange(at, end))
                 patience.check(at)
         reader.assign([])
 
@@ -381,13 +378,13 @@ class _RangeReader(KafkaDataReader):
         self._has_batches = is_supported()
 
     def start(
-        self, partition: TopicPartition, span: tuple[int, int], *, topic_id: str = ""
+        self, partition: TopicPartition, span: OffsetRange, *, topic_id: str = ""
     ) -> None:
         """Start a range."""
         self._topic_id = topic_id
         self.assign([partition])
         wanted = bytes.fromhex(topic_id) or None
-        self.seek(partition, span[0], topic_id=wanted)
+        self.seek(partition, span.first, topic_id=wanted)
         self._aim.take(span)
 
     def take(self, timeout_ms: int) -> Sequence[Fetch]:
@@ -422,7 +419,7 @@ class _RangeReader(KafkaDataReader):
             raise self._translate(error) from error
         return max(known, place or 0)
 
-    def require_range(self, partition: TopicPartition, span: tuple[int, int]) -> None:
+    def require_range(self, partition: TopicPartition, span: OffsetRange) -> None:
         """Raise if the log ends within a range.
 
         Raises:
@@ -430,7 +427,7 @@ class _RangeReader(KafkaDataReader):
             PositionError: It does.
         """
         self._require_same_topic(partition)
-        at, end = span
+        at, end = span.first, span.end
         if self.ends().get(partition, end) >= end:
             return
         # A follower's end may be late: ask the leader.
@@ -443,8 +440,7 @@ class _RangeReader(KafkaDataReader):
     def _require_same_topic(self, partition: TopicPartition) -> None:
         if self._consumer is None or not self._topic_id:
             return
-        cluster = self._consumer._cluster  # noqa: SLF001 - there is no other way in
-        known = cluster.topic_id(partition.topic)
+        known = network_of(self._consumer).cluster.topic_id(partition.topic)
         if known is not None and known.hex != self._topic_id:
             at = self._positions.next[partition] or 0
             raise TopicReplaced(

@@ -18,20 +18,22 @@ from kafka_marshal.errors import (
     MarshalError,
     TopicMisconfigured,
 )
-from kafka_marshal.kafka_io.clients import forked_error
+from kafka_marshal.kafka_io.clients import AdminClient, forked_error
 from kafka_marshal.kafka_io.faults import Access
-from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.settings import (
+    FETCH_WAIT_MS,
+    FETCH_WAIT_ONCE_MS,
+    HEARTBEAT_INTERVAL_MS_DEFAULT,
+    OPEN_TIMEOUT_MS,
+    ConnectionConfig,
+)
 from kafka_marshal.kafka_io.single_flight import SingleFlight
 from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
 from kafka_marshal.kafka_io.writer import Connect, FailedAppend, Writer, left_ms
 from kafka_marshal.ports import Append, CoordinationLog
 from kafka_marshal.protocol.types import LogEntry
 
-OPEN_TIMEOUT_MS = 30_000
 READER_REQUEST_TIMEOUT_MS = 10_000
-# The protocol's default, in use until that of the log is known.
-HEARTBEAT_INTERVAL_MS_DEFAULT = 60_000
-FETCH_WAIT_MS = 250
 # Bounds the duration of a poll; a cold start polls often.
 ENTRIES_PER_POLL = 5_000
 EPOCH_NONE = -1
@@ -61,6 +63,8 @@ class TopicLog(CoordinationLog):
         heartbeat_interval_ms: int | None = HEARTBEAT_INTERVAL_MS_DEFAULT,
         timeout_ms: int = OPEN_TIMEOUT_MS,
         only: Callable[[int], Collection[int]] | None = None,
+        follows: bool = True,
+        admin: AdminClient | None = None,
     ) -> None:
         """Connect, and start at each partition's log start.
 
@@ -72,6 +76,9 @@ class TopicLog(CoordinationLog):
             timeout_ms: Limit for the whole call.
             only: Returns the partitions to read, from the number of partitions;
                 without it all are read. ``read_also`` adds to them.
+            follows: Whether to wait for new entries; False to read what is there.
+            admin: A client to describe the topic by, which stays open; None for one
+                of its own.
 
         Raises:
             TopicMisconfigured: There is no such topic.
@@ -80,6 +87,7 @@ class TopicLog(CoordinationLog):
         """
         deadline = time.monotonic() + timeout_ms / 1000
         self._settings = settings
+        self._fetch_wait_ms = FETCH_WAIT_MS if follows else FETCH_WAIT_ONCE_MS
         self.topic = self._topic = settings.coordination_topic
         self.topic_id: bytes | None = None
         self._pid = os.getpid()
@@ -93,7 +101,7 @@ class TopicLog(CoordinationLog):
         self.writer: Writer | None = None
         try:
             self._prepare()
-            self._describe_topic(deadline)
+            self._describe_topic(deadline, admin)
         except BaseException:
             self.close(0)
             raise
@@ -135,13 +143,20 @@ class TopicLog(CoordinationLog):
         raises the same error: close the log and open another, which reads from the
         start.
         """
+        return self._new_entries(lambda: self._fetch(max(0, timeout_ms)))
+
+    def skim(self, timeout_ms: int, *, head: bytes) -> Sequence[tuple[int, LogEntry]]:
+        """Return new entries of a search; see ``ports.CoordinationLog``."""
+        return self._new_entries(lambda: self._fetch_heads(max(0, timeout_ms), head))
+
+    def _new_entries(self, fetch: Callable[[], Entries]) -> Entries:
         self._require_process("Reading")
         self._raise_fault()
         self._require_open()
         if self.writer is not None:
             self.writer.watch()
         try:
-            entries = self._fetch(max(0, timeout_ms))
+            entries = fetch()
         except Exception as error:
             told = self._translate(error, f"Reading {self._topic}", Access.READ)
             self._record_fault(told, error)
@@ -187,6 +202,16 @@ class TopicLog(CoordinationLog):
     def start_offsets(self, timeout_ms: int) -> Mapping[int, int]:
         """Return the log start offset by partition."""
         return self._offsets(timeout_ms, is_end=False)
+
+    def offsets_for_times(self, time_ms: int, timeout_ms: int) -> Mapping[int, int]:
+        """Return the first offset with this timestamp or a later one, by partition."""
+        self._require_process("Reading")
+        self._require_open()
+        try:
+            return self._query_time(time_ms, max(1, timeout_ms))
+        except Exception as error:
+            doing = f"Querying the offsets of a time of {self._topic}"
+            raise self._translate(error, doing, Access.READ) from error
 
     def end_offsets(self, timeout_ms: int) -> Mapping[int, int]:
         """Return the log end offset by partition (a barrier). Any thread."""
@@ -311,6 +336,14 @@ class TopicLog(CoordinationLog):
     def _fetch(self, timeout_ms: int) -> Entries:
         """Return new entries, after up to ``timeout_ms`` if there are none."""
 
+    def _fetch_heads(self, timeout_ms: int, head: bytes) -> Entries:
+        """Return new entries; those without this head may be left out.
+
+        The last one of each partition is returned, for the positions.
+        """
+        del head
+        return self._fetch(timeout_ms)
+
     @abstractmethod
     def _fetch_positions(self, partitions: Collection[int]) -> Mapping[int, int]:
         """Return the client's positions, of partitions where they are known."""
@@ -320,6 +353,10 @@ class TopicLog(CoordinationLog):
         self, timeout_ms: int, *, is_end: bool, partitions: Iterable[int] | None = None
     ) -> Mapping[int, int]:
         """Return log ends or starts, of ``_read`` by default."""
+
+    @abstractmethod
+    def _query_time(self, time_ms: int, timeout_ms: int) -> Mapping[int, int]:
+        """Return the first offsets of a time or later, where there are any."""
 
     @abstractmethod
     def _lost_partitions(self, error: Exception) -> Sequence[int]:
@@ -338,15 +375,19 @@ class TopicLog(CoordinationLog):
             timeout_ms=timeout_ms,
         )
 
-    def _describe_topic(self, deadline: float) -> None:
+    def _describe_topic(self, deadline: float, client: AdminClient | None) -> None:
         """Get the partitions and ids of the topic."""
-        with KafkaTopicAdmin(self._settings) as admin:
+        admin = KafkaTopicAdmin(self._settings, client=client)
+        try:
             self.cluster_id = admin.cluster_id(timeout_ms=left_ms(deadline))
             try:
                 found = admin.describe(self._topic, timeout_ms=left_ms(deadline))
             except LogUnreadable:
                 # Members need not see the settings.
                 found = admin.describe_bare(self._topic, timeout_ms=left_ms(deadline))
+        finally:
+            if client is None:
+                admin.close()
         if not found.exists:
             raise TopicMisconfigured(
                 f"There is no coordination topic {self._topic} on "

@@ -350,12 +350,14 @@ def _describe_bare(
 class KafkaTopicAdmin(Closing):
     """Describes and creates topics. Thread-safe, blocking, a context manager.
 
-    The first call connects.
+    The first call connects, or uses the connection of the client that is given.
     """
 
-    def __init__(self, settings: ConnectionConfig) -> None:
+    def __init__(
+        self, settings: ConnectionConfig, *, client: AdminClient | None = None
+    ) -> None:
         self._settings = settings
-        self._admin = AdminClient(settings)
+        self._admin = client or AdminClient(settings)
 
     def cluster_id(self, *, timeout_ms: int = TIMEOUT_MS) -> str:
         """Return the cluster's id."""

@@ -2,29 +2,29 @@
 
 Topics are always created and described over kafka-python; the coordination log and data
 records use the chosen library. Both implement the same ports, so members of a group may
-differ. Apart from the package's ``__init__``, so that settings load without a client.
+differ. A client library is imported when a log is opened.
 """
 
 import logging
 from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
 import attrs
 
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.kafka_io.coordination import KafkaCoordinationLog
-from kafka_marshal.kafka_io.data import KafkaDataLog
 from kafka_marshal.kafka_io.fast.settings import fast_config, impossible
 from kafka_marshal.kafka_io.settings import (
     FAST,
+    HEARTBEAT_INTERVAL_MS_DEFAULT,
     KAFKA_PYTHON,
+    OPEN_TIMEOUT_MS,
     ConnectionConfig,
 )
-from kafka_marshal.kafka_io.topiclog import (
-    HEARTBEAT_INTERVAL_MS_DEFAULT,
-    OPEN_TIMEOUT_MS,
-    TopicLog,
-)
 from kafka_marshal.ports import DataLog
+
+if TYPE_CHECKING:
+    from kafka_marshal.kafka_io.clients import AdminClient
+    from kafka_marshal.kafka_io.topiclog import TopicLog
 
 _LOGGER = logging.getLogger("kafka_marshal")
 
@@ -83,7 +83,9 @@ def open_coordination_log(
     heartbeat_interval_ms: int | None = HEARTBEAT_INTERVAL_MS_DEFAULT,
     timeout_ms: int = OPEN_TIMEOUT_MS,
     only: Callable[[int], Collection[int]] | None = None,
-) -> TopicLog:
+    follows: bool = True,
+    admin: "AdminClient | None" = None,
+) -> "TopicLog":
     """Open the coordination log over the chosen transport.
 
     Args:
@@ -91,6 +93,8 @@ def open_coordination_log(
         heartbeat_interval_ms: None if unknown; see ``TopicLog``.
         timeout_ms: Limit for the whole call.
         only: Returns the partitions to read, from the number of partitions.
+        follows: Whether to wait for new entries; False to read what is there.
+        admin: A client to describe the topic by; see ``TopicLog``.
 
     Raises:
         ConfigurationError: The transport in the settings cannot be used.
@@ -98,36 +102,47 @@ def open_coordination_log(
         LogUnreadable: Access is denied.
         CoordinationError: The cluster did not answer.
     """
-    kind: type[TopicLog] = KafkaCoordinationLog
+    kind: type[TopicLog]
     choice = choose(settings)
     _LOGGER.debug("transport %s: %s", choice.name, choice.reason)
     if choice.name == FAST:
-        from kafka_marshal.kafka_io.fast.coordination import (
-            FastCoordinationLog,
-        )
+        from kafka_marshal.kafka_io.fast.coordination import FastCoordinationLog
 
         kind = FastCoordinationLog
+    else:
+        from kafka_marshal.kafka_io.coordination import KafkaCoordinationLog
+
+        kind = KafkaCoordinationLog
     return kind(
         settings,
         heartbeat_interval_ms=heartbeat_interval_ms,
         timeout_ms=timeout_ms,
         only=only,
+        follows=follows,
+        admin=admin,
     )
 
 
-def open_data_log(settings: ConnectionConfig, *, client_rack: str = "") -> DataLog:
+def open_data_log(
+    settings: ConnectionConfig,
+    *,
+    client_rack: str = "",
+    admin: "AdminClient | None" = None,
+) -> DataLog:
     """Return the data log over the chosen transport.
 
     Args:
         settings: Connection and transport.
         client_rack: Rack of this process, to fetch from the nearest replica.
+        admin: A client to use, and to close in the end; None for one of its own.
 
     Raises:
         ConfigurationError: The transport in the settings cannot be used.
     """
-    kind: type[KafkaDataLog] = KafkaDataLog
     if choose(settings).name == FAST:
         from kafka_marshal.kafka_io.fast.reader import FastDataLog
 
-        kind = FastDataLog
-    return kind(settings, client_rack=client_rack)
+        return FastDataLog(settings, client_rack=client_rack, admin=admin)
+    from kafka_marshal.kafka_io.data import KafkaDataLog
+
+    return KafkaDataLog(settings, client_rack=client_rack, admin=admin)

@@ -19,24 +19,22 @@ class Network:
     """A client's network; everything it says, it says on a thread of its own."""
 
     def __init__(self):
-        self._net = SimpleNamespace(_io_thread=None, call_soon_threadsafe=self._soon)
-        self._manager = SimpleNamespace(close=self._close)
+        self.manager = SimpleNamespace(thread=None)
         self.is_closed = False
         self.is_over = False
 
     def warn(self, *arguments):
-        self._net._io_thread = threading.Thread(
-            target=LOGGER.warning, args=(LINE, "bootstrap-0", *arguments)
-        )
-        self._net._io_thread.start()
-        self._net._io_thread.join(30)
+        thread = threading.Thread(target=self._connect, args=arguments)
+        thread.start()
+        thread.join(30)
 
-    def _soon(self, act):
+    def _connect(self, *arguments):
+        self.manager.thread = threading.get_ident()
+        LOGGER.warning(LINE, "bootstrap-0", *arguments)
+
+    def stop(self):
         if self.is_over:
             raise RuntimeError("NetworkSelector closed!")
-        act()
-
-    def _close(self):
         self.is_closed = True
 
 
@@ -90,7 +88,7 @@ def test_refusals_of_other_clients_are_not_recorded(watch, network):
     LOGGER.warning(LINE, "bootstrap-0", WRONG_PASSWORD)
     assert watch.refused is None
     assert watch.refusal is WRONG_PASSWORD
-    assert network._net._io_thread is None
+    assert network.manager.thread is None
 
 
 def test_nothing_is_recorded_afterwards(network, watch):

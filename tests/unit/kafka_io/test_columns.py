@@ -12,6 +12,7 @@ from kafka.errors import CorruptRecordError
 from kafka.record.default_records import DefaultRecordBatch
 
 from kafka_marshal.kafka_io.columns import Batch, decompress, to_columns
+from kafka_marshal.protocol.types import OffsetRange
 
 HEADER = DefaultRecordBatch.HEADER_STRUCT.size
 FAR = 2**62
@@ -79,7 +80,9 @@ def test_columns_are_what_kafka_python_reads_within_the_range(contents, gap, edg
         places = [(at * gap, row) for at, row in enumerate(content)]
         batches.append(built(places, base=base))
         base = batches[-1].next_offset
-    found = to_columns([taken(each) for each in batches], edges, with_headers=True)
+    found = to_columns(
+        [taken(each) for each in batches], OffsetRange(*edges), with_headers=True
+    )
     first, end = edges
     own = [each for batch in batches for each in batch if first <= each.offset < end]
     if found is None:
@@ -94,13 +97,13 @@ def test_large_records_and_distant_times_are_read():
         (300_000, (2**55, None, b"", [("a" * 100, None)])),
     ]
     batch = built(records, base=2**40)
-    found = to_columns([taken(batch)], (0, FAR), with_headers=True)
+    found = to_columns([taken(batch)], OffsetRange(0, FAR), with_headers=True)
     assert listed(found) == expected(list(batch))
 
 
 def test_headers_are_left_out_and_columns_of_nothing_keep_their_type():
     batch = built([(0, (1, None, b"v", [("a", b"1")])), (1, (1, None, b"w", []))])
-    found = to_columns([taken(batch)], (0, FAR), with_headers=False)
+    found = to_columns([taken(batch)], OffsetRange(0, FAR), with_headers=False)
     assert found.headers is None
     assert (found.keys.type, found.keys.null_count) == (pa.binary(), 2)
 
@@ -110,7 +113,7 @@ def test_append_time_is_the_time_of_every_record_of_a_batch():
         taken(built([(0, (10, None, b"", [])), (1, (20, None, b"", []))])),
         taken(built([(0, (30, None, b"", []))], base=2), append_ms=77),
     ]
-    found = to_columns(batches, (1, 3), with_headers=False)
+    found = to_columns(batches, OffsetRange(1, 3), with_headers=False)
     assert found.times_ms.tolist() == [20, 77]
     assert found.kinds.tolist() == [0, 1]
 
@@ -130,7 +133,9 @@ def test_malformed_records_are_refused(change):
         data[0] = 0xFF
     with pytest.raises(CorruptRecordError):
         to_columns(
-            [attrs.evolve(batch, data=bytes(data))], (0, FAR), with_headers=False
+            [attrs.evolve(batch, data=bytes(data))],
+            OffsetRange(0, FAR),
+            with_headers=False,
         )
 
 
@@ -182,5 +187,5 @@ def test_an_unknown_codec_is_refused():
 def test_invalid_bytes_of_a_header_name_are_replaced():
     """As for every other reader: no writer may stop the readers."""
     batch = built([(0, (1, None, b"v", [(BadText("b"), b"2"), ("good", None)]))])
-    found = to_columns([taken(batch)], (0, 1), with_headers=True)
+    found = to_columns([taken(batch)], OffsetRange(0, 1), with_headers=True)
     assert listed(found)["headers"] == [[("a\ufffd", b"2"), ("good", None)]]

@@ -5,6 +5,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import uuid
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from kafka.protocol.frame import KafkaBytes
 from kafka.record import MemoryRecords
 from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
+from slowness import until
 
 from kafka_marshal.errors import ConfigurationError, UnknownTopicId
 from kafka_marshal.kafka_io import patches as module
@@ -30,11 +32,12 @@ from kafka_marshal.kafka_io.patches import (
     LARGE,
     LenientBatch,
     LenientBatches,
+    Network,
     ResponseBuffer,
     TopicIds,
     accept_any_header,
-    change_transports,
     fetch_by_id,
+    is_supported,
     keep_last_data,
     read_in_place,
     receive,
@@ -123,28 +126,65 @@ def test_data_before_a_close_is_returned():
         assert "disconnected" in str(error)
 
 
-def test_later_transports_are_patched():
-    made = SimpleNamespace(_sock_recv=lambda: (b"", None))
-    changed = []
+@pytest.fixture
+def network():
+    made = Network({"bootstrap_servers": "localhost:9"})
+    yield made
+    made.close()
 
-    async def build(node, *, timeout_at):
+
+@pytest.fixture
+def transport(monkeypatch):
+    """What each attempt of kafka-python to connect returns."""
+    made = SimpleNamespace(_sock_recv=lambda: (b"", None))
+
+    async def build(self, node, *, timeout_at):
         assert (node, timeout_at) == ("node", 5)
         return made
 
-    manager = SimpleNamespace(_build_transport=build)
-    change_transports(SimpleNamespace(_manager=manager), changed.append)
-    assert asyncio.run(manager._build_transport("node", timeout_at=5)) is made
-    assert changed == [made]
+    monkeypatch.setattr(KafkaConnectionManager, "_build_transport", build)
+    return made
+
+
+def connect(network):
+    return asyncio.run(network.manager._build_transport("node", timeout_at=5))
+
+
+def test_transports_are_changed_before_they_are_used(network, transport):
+    changed = []
+    network.manager.changes.append(changed.append)
+    assert connect(network) is transport
+    assert changed == [transport]
+    assert transport._sock_recv.func is module._received
+
+
+def test_the_connecting_thread_is_known(network, transport):
+    assert network.manager.thread is None
+    connect(network)
+    assert network.manager.thread == threading.get_ident()
+
+
+def test_a_network_stops_on_its_own_thread(network):
+    network.stop()
+    assert not network.manager.closed
+    network.selector.start()
+    until(lambda: network.manager.closed)
 
 
 def test_missing_internals_are_left_alone():
-    change_transports(None, pytest.fail)
-    change_transports(SimpleNamespace(_manager=object()), pytest.fail)
+    made = SimpleNamespace()
+    keep_last_data(made)
+    assert vars(made) == {}
 
 
 def test_kafka_python_has_the_patched_internals():
     assert asyncio.iscoroutinefunction(KafkaConnectionManager._build_transport)
     assert hasattr(KafkaTCPTransport, "_sock_recv")
+
+
+def test_the_release_in_use_is_supported():
+    assert is_supported()
+    assert not is_supported("3.1.0")
 
 
 def test_importing_changes_nothing_in_kafka_python():
@@ -158,7 +198,6 @@ class Parser:
     """kafka-python's, as far as it receives; it keeps what came whole."""
 
     def __init__(self):
-        self._receiving = False
         self._rbuffer = None
         self._head = b""
         self.whole = []
@@ -167,12 +206,12 @@ class Parser:
     def take(self, data):
         self.pieces.append(len(data))
         while data:
-            if not self._receiving:
+            if self._rbuffer is None:
                 missing = 4 - len(self._head)
                 self._head, data = self._head + data[:missing], data[missing:]
                 if len(self._head) == 4:
                     (size,) = struct.unpack(">i", self._head)
-                    self._head, self._receiving = b"", True
+                    self._head = b""
                     self._rbuffer = KafkaBytes(size)
                 continue
             missing = len(self._rbuffer) - self._rbuffer.tell()
@@ -181,7 +220,7 @@ class Parser:
             if self._rbuffer.tell() == len(self._rbuffer):
                 self._rbuffer.seek(0)
                 self.whole.append(self._rbuffer)
-                self._receiving = False
+                self._rbuffer = None
 
 
 @pytest.fixture
@@ -284,16 +323,10 @@ def test_tls_starts_the_ordinary_way(line, monkeypatch):
     assert receive(transport, lambda: (b"ordinary", None)) == (b"ordinary", None)
 
 
-def test_later_connections_read_in_place():
-    made = SimpleNamespace(_sock_recv=lambda: (b"", None))
-
-    async def build():
-        return made
-
-    manager = SimpleNamespace(_build_transport=build)
-    read_in_place(SimpleNamespace(_client=SimpleNamespace(_manager=manager)))
-    assert asyncio.run(manager._build_transport()) is made
-    assert made._sock_recv.func is receive
+def test_later_connections_read_in_place(network, transport):
+    read_in_place(SimpleNamespace(_client=network))
+    connect(network)
+    assert transport._sock_recv.func is receive
 
 
 class Requester:
@@ -336,6 +369,9 @@ class Known:
         return {"u": OTHER}.get(name)
 
 
+KNOWN = SimpleNamespace(cluster=Known())
+
+
 @pytest.fixture
 def ids():
     return TopicIds()
@@ -344,7 +380,7 @@ def ids():
 @pytest.fixture
 def fetcher(ids):
     made = Requester()
-    fetch_by_id(SimpleNamespace(_fetcher=made, _cluster=Known()), ids)
+    fetch_by_id(SimpleNamespace(_fetcher=made, _client=KNOWN), ids)
     return made
 
 
@@ -445,4 +481,4 @@ def test_setting_another_id_is_reported(ids):
 
 def test_an_unknown_kafka_python_is_refused(ids):
     with pytest.raises(ConfigurationError, match=r"kafka-python 3\.0"):
-        fetch_by_id(SimpleNamespace(_fetcher=object(), _cluster=Known()), ids)
+        fetch_by_id(SimpleNamespace(_fetcher=object(), _client=KNOWN), ids)

@@ -89,7 +89,7 @@ class FakeConsumer:
         self.sent = 0
         self.config = {}
         self._error = error
-        self._cluster = SimpleNamespace(config={})
+        self._client = SimpleNamespace(cluster=SimpleNamespace(config={}))
         self._fetcher = SimpleNamespace(
             _completed_fetches=fetched,
             _next_partition_records=begun,

@@ -24,9 +24,8 @@ from kafka_marshal.kafka_io.slices import (
     TopicReplaced,
     UndecodedRecords,
     fetch_batches,
-    is_supported,
 )
-from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.protocol.types import OffsetRange, TopicPartition
 
 PLACE = KafkaTopicPartition("t", 0)
 END = 2**62
@@ -63,7 +62,7 @@ def batch(offset, *values, magic=2, producer=-1, key=b"k", flags=0, compression=
 def fetched(*batches, start=0, end=END, aborted=(), aim=None):
     """Return the records of a fetch, as kafka-python would keep them."""
     aim = aim or FetchTarget()
-    aim.take((start, end))
+    aim.take(OffsetRange(start, end))
     records = MemoryRecords(b"".join(batches))
     found = UndecodedRecords(start, PLACE, records, aborted_transactions=aborted)
     found.aim = aim
@@ -74,7 +73,7 @@ def values(part, span=(0, END)):
     found = []
     for whole in part.take(1):
         for group in whole.groups:
-            rows = group(span, with_headers=False)
+            rows = group(OffsetRange(*span), with_headers=False)
             column = [] if rows is None else rows.values
             found += column if isinstance(column, list) else column.to_pylist()
     return found
@@ -143,19 +142,25 @@ def test_groups_of_batches_are_bounded(monkeypatch):
     monkeypatch.setattr(module, "CHUNK_BYTES", 100)
     part = fetched(*(batch(at, bytes(40)) for at in range(5)), batch(5, bytes(400)))
     (whole,) = part.take(1)
-    sizes = [len(each((0, END), with_headers=False).offsets) for each in whole.groups]
+    sizes = [
+        len(each(OffsetRange(0, END), with_headers=False).offsets)
+        for each in whole.groups
+    ]
     assert sizes == [2, 2, 1, 1]
     monkeypatch.setattr(module, "CHUNK_BYTES", END)
     monkeypatch.setattr(module, "CHUNK_RECORDS", 3)
     (whole,) = fetched(*(batch(at, b"") for at in range(5))).take(1)
-    sizes = [len(each((0, END), with_headers=False).offsets) for each in whole.groups]
+    sizes = [
+        len(each(OffsetRange(0, END), with_headers=False).offsets)
+        for each in whole.groups
+    ]
     assert sizes == [3, 2]
 
 
 def test_compression_and_append_time_are_handled():
     part = fetched(batch(0, b"a" * 99, compression=1, flags=APPEND_TIME))
     ((group,),) = [whole.groups for whole in part.take(1)]
-    rows = group((0, END), with_headers=True)
+    rows = group(OffsetRange(0, END), with_headers=True)
     assert rows.values.to_pylist() == [b"a" * 99]
     assert (rows.kinds.tolist(), rows.times_ms.tolist()) == ([1], [7])
 
@@ -166,7 +171,7 @@ def test_records_of_old_brokers_are_read_one_by_one(magic):
     part = fetched(batch(0, b"z"), old, batch(3, b"new"), start=0)
     (whole,) = part.take(1)
     first, second, third = (
-        group((1, END), with_headers=True) for group in whole.groups
+        group(OffsetRange(1, END), with_headers=True) for group in whole.groups
     )
     assert first is None
     assert (second.offsets, second.keys) == ([1, 2], [b"k", b"k"])
@@ -179,7 +184,7 @@ def test_records_of_old_brokers_are_read_one_by_one(magic):
 
 def test_the_fetch_limit_follows_the_rest_of_the_range():
     aim = FetchTarget()
-    aim.take((0, 1_000_000))
+    aim.take(OffsetRange(0, 1_000_000))
     assert aim.config["max_partition_fetch_bytes"] == module.FETCH_BYTES_FIRST
     part = fetched(batch(0, *[bytes(1_000)] * 10), end=1_000_000, aim=aim)
     part.take(1)
@@ -210,17 +215,12 @@ def test_a_patched_consumer_returns_fetches():
     assert part.aim is aim
 
 
-def test_the_release_in_use_is_supported():
-    assert is_supported()
-    assert not is_supported("3.1.0")
-
-
 def group(*offsets):
     """Return what makes columns of some offsets, within a range."""
 
     def columns(span, *, with_headers):
         assert not gc.isenabled(), "it would look at records that are about to go"
-        kept = [each for each in offsets if span[0] <= each < span[1]]
+        kept = [each for each in offsets if span.first <= each < span.end]
         same = [0] * len(kept)
         headers = [()] * len(kept) if with_headers else None
         return (
@@ -252,7 +252,7 @@ class Reader:
 
     def start(self, partition, span, *, topic_id):
         self.assigned = [partition]
-        self.place = span[0]
+        self.place = span.first
 
     def assign(self, partitions):
         self.assigned = partitions
@@ -268,7 +268,9 @@ class Reader:
         return self.place
 
     def require_range(self, partition, span):
-        raise PositionError("short", requested=span[0], log_start=0, log_end=span[0])
+        raise PositionError(
+            "short", requested=span.first, log_start=0, log_end=span.first
+        )
 
 
 def read(*fetches, span, **more):
@@ -277,7 +279,7 @@ def read(*fetches, span, **more):
     )
     reader._reader = Reader(*fetches)
     settings = {"timeout_ms": 0, "with_headers": False} | more
-    found = list(reader.read(T0, span, **settings))
+    found = list(reader.read(T0, OffsetRange(*span), **settings))
     assert reader._reader.assigned == []  # type: ignore[attr-defined]
     return found
 
@@ -314,7 +316,8 @@ class Consumer:
     """What a reader asks a consumer of kafka-python."""
 
     def __init__(self, *, ends=5, highwater=5, topic_id=None, fault=None):
-        self._cluster = SimpleNamespace(topic_id=lambda _: topic_id)
+        cluster = SimpleNamespace(topic_id=lambda _: topic_id)
+        self._client = SimpleNamespace(cluster=cluster)
         self.ends, self.high, self.fault = ends, highwater, fault
 
     def beginning_offsets(self, places, timeout_ms):
@@ -341,7 +344,7 @@ def beneath(consumer, span=(3, 9), **more):
         ConnectionConfig("b:1"), isolation_level="read_committed", client_rack=""
     )
     found._consumer = consumer
-    found.start(T0, span, **more)
+    found.start(T0, OffsetRange(*span), **more)
     return found
 
 
@@ -355,21 +358,21 @@ def test_a_truncated_log_raises_a_position_error():
 
 
 def test_only_the_leaders_end_shows_a_short_log():
-    beneath(Consumer(highwater=9)).require_range(T0, (3, 9))
-    beneath(Consumer(ends=9)).require_range(T0, (3, 9))
+    beneath(Consumer(highwater=9)).require_range(T0, OffsetRange(3, 9))
+    beneath(Consumer(ends=9)).require_range(T0, OffsetRange(3, 9))
     with pytest.raises(PositionError) as caught:
-        beneath(Consumer()).require_range(T0, (3, 9))
+        beneath(Consumer()).require_range(T0, OffsetRange(3, 9))
     assert caught.value.log_end == 5
 
 
 def test_a_replaced_topic_is_not_read():
     one, other = UUID(int=1), UUID(int=2)
     beneath(Consumer(topic_id=one, highwater=9), topic_id=one.hex).require_range(
-        T0, (3, 9)
+        T0, OffsetRange(3, 9)
     )
     reader = beneath(Consumer(topic_id=other), topic_id=one.hex)
     with pytest.raises(TopicReplaced, match="created again"):
-        reader.require_range(T0, (3, 9))
+        reader.require_range(T0, OffsetRange(3, 9))
 
     def refused(*_):
         raise UnknownTopicId("?", partition=T0)
@@ -390,7 +393,7 @@ def test_the_range_is_set_before_the_first_fetch(monkeypatch):
     reader = module._RangeReader(
         ConnectionConfig("b:1"), isolation_level="read_committed", client_rack=""
     )
-    reader.start(T0, (3, 9))
+    reader.start(T0, OffsetRange(3, 9))
     assert (reader.position_of(T0), reader._aim.end) == (3, 9)
     assert reader._new_consumer() == "a consumer"
     assert hooked == ["a consumer", ("a consumer", reader._aim)]
@@ -413,7 +416,7 @@ def test_an_unsupported_release_returns_records(monkeypatch):
     monkeypatch.setattr(reader, "poll", lambda timeout_ms, most: {T0: records})
     (fetched,) = reader.take(1)
     assert fetched.offset == 4
-    rows = fetched.groups[0]((4, 9), with_headers=True)
+    rows = fetched.groups[0](OffsetRange(4, 9), with_headers=True)
     assert rows == Slice(
         offsets=[4],
         times_ms=[5],

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -75,3 +76,29 @@ def test_the_choice_is_logged_and_nobody_answers(transport, caplog):
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_data_logs_connect_at_the_first_query(transport):
     open_data_log(settings(transport)).close(1_000)
+
+
+@pytest.mark.parametrize(("follows", "wait_ms"), [(True, 250), (False, 20)])
+def test_a_broker_holds_no_fetch_of_a_reader_that_does_not_follow(
+    follows, wait_ms, monkeypatch
+):
+    """A reader that goes to other offsets waits for the fetch in progress."""
+    from confluent_kafka import KafkaException
+
+    from kafka_marshal.kafka_io.fast import coordination
+    from kafka_marshal.kafka_io.fast.clients import Client
+
+    given = []
+
+    def fail(*_, **__):
+        raise KafkaException
+
+    def new_consumer(_, config):
+        given.append(config)
+        handle = SimpleNamespace(list_topics=fail, close=lambda: None)
+        return Client(handle=handle)
+
+    monkeypatch.setattr(coordination, "new_consumer", new_consumer)
+    with pytest.raises(CoordinationError):
+        open_coordination_log(settings("fast"), timeout_ms=50, follows=follows)
+    assert given[-1]["fetch.wait.max.ms"] == wait_ms

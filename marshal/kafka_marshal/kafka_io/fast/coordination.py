@@ -35,7 +35,6 @@ from kafka_marshal.kafka_io.faults import required_right
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topiclog import (
     EPOCH_NONE,
-    FETCH_WAIT_MS,
     READER_REQUEST_TIMEOUT_MS,
     Entries,
     TopicLog,
@@ -239,6 +238,18 @@ class FastCoordinationLog(TopicLog):
         self._raised_for: int | None = None
         # Errors to raise after the entries are returned.
         self._errors: list[tuple[int | None, Exception]] = []
+        self._connecting: list[threading.Thread] = []
+        self._has_leaders = False
+        self._new_clients()
+        # Both connect while the topic is described.
+        self._connecting = [
+            threading.Thread(target=connect, name="marshal-connect", daemon=True)
+            for connect in (self._find_leaders, self._reach_leaders)
+        ]
+        for thread in self._connecting:
+            thread.start()
+
+    def _new_clients(self) -> None:
         common = {
             # For queries too: the last stable offset would be no barrier.
             "isolation.level": "read_uncommitted",
@@ -251,18 +262,42 @@ class FastCoordinationLog(TopicLog):
                 **common,
                 # Reports offsets behind control records, which are not returned.
                 "enable.partition.eof": True,
-                "fetch.wait.max.ms": FETCH_WAIT_MS,
+                "fetch.wait.max.ms": self._fetch_wait_ms,
             },
         )
 
     def _connect(self, deadline: float) -> None:
+        """Wait until the leaders are known and reached, or a while."""
+        for thread in self._connecting:
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))
+        if not self._has_leaders:  # of a topic that is new, perhaps
+            self._find_leaders()
+
+    def _find_leaders(self) -> None:
         """Fetch the leaders, which librdkafka would do only once a second."""
         assert self._reader is not None
-        left_s = max(0.001, deadline - time.monotonic())
         with suppress(KafkaException):  # the next query raises the cause
-            self._reader.handle.list_topics(self._topic, timeout=min(left_s, _QUERY_S))
+            found = self._reader.handle.list_topics(self._topic, timeout=_QUERY_S)
+            self._has_leaders = bool(found.topics[self._topic].partitions)
+
+    def _reach_leaders(self) -> None:
+        """Query an offset of each partition: that connects to its leader."""
+        assert self._querier is not None
+        handle = self._querier.handle
+        with suppress(KafkaException):  # the next query raises the cause
+            found = handle.list_topics(self._topic, timeout=_QUERY_S)
+            places = [
+                TopicPartition(self._topic, number, OFFSET_BEGINNING)
+                for number in found.topics[self._topic].partitions
+            ]
+            if places:
+                handle.offsets_for_times(places, timeout=_QUERY_S)
 
     def _disconnect(self) -> None:
+        for thread in self._connecting:
+            thread.join(timeout=_QUERIES_S_MAX)
+            if thread.is_alive():
+                return  # destroying its handle would crash the process
         if self._reader is not None:
             close_consumer(self._reader)
         with self._query_ended:
@@ -286,6 +321,36 @@ class FastCoordinationLog(TopicLog):
         return TopicPartition(self._topic, number, offset, leader_epoch=epoch)
 
     def _fetch(self, timeout_ms: int) -> Entries:
+        return self._fetch_by(self._add_messages, timeout_ms)
+
+    def _fetch_heads(self, timeout_ms: int, head: bytes) -> Entries:
+        def add(messages: Iterable[Any], entries: Entries) -> None:
+            self._add_messages(self._sought(messages, head), entries)
+
+        return self._fetch_by(add, timeout_ms)
+
+    @staticmethod
+    def _sought(messages: Iterable[Any], head: bytes) -> Iterator[Any]:
+        """Yield errors, messages with a head, and the last one of each partition.
+
+        Making an entry of each takes several times as long.
+        """
+        last: dict[int, Any] = {}
+        for message in messages:
+            if message.error() is not None:
+                yield message
+                continue
+            value = message.value()
+            if value is not None and value.startswith(head):
+                last.pop(message.partition(), None)
+                yield message
+            else:
+                last[message.partition()] = message
+        yield from last.values()
+
+    def _fetch_by(
+        self, add: Callable[[Iterable[Any], Entries], None], timeout_ms: int
+    ) -> Entries:
         assert self._reader is not None
         handle = self._reader.handle
         if not self._is_assigned:
@@ -300,8 +365,8 @@ class FastCoordinationLog(TopicLog):
             first = handle.poll(self._reader.leaders.max_wait_s(left_s))
             if first is None:
                 break
-            self._add_messages((first,), entries)
-            self._add_messages(handle.consume(AT_ONCE - 1, 0), entries)
+            add((first,), entries)
+            add(handle.consume(AT_ONCE - 1, 0), entries)
         if not entries and self._errors:
             self._raise_error(timeout_ms)
         return entries
@@ -346,9 +411,16 @@ class FastCoordinationLog(TopicLog):
     def _query_offsets(
         self, timeout_ms: int, *, is_end: bool, partitions: Iterable[int] | None = None
     ) -> Mapping[int, int]:
+        # Special timestamps for the end and the start.
+        which = OFFSET_END if is_end else OFFSET_BEGINNING
         with self._querying():
             numbers = self._read if partitions is None else partitions
-            return self._query_with_retries(numbers, timeout_ms, is_end=is_end)
+            return self._query_with_retries(numbers, timeout_ms, which=which)
+
+    def _query_time(self, time_ms: int, timeout_ms: int) -> Mapping[int, int]:
+        with self._querying():
+            found = self._query_with_retries(self._read, timeout_ms, which=time_ms)
+        return {number: offset for number, offset in found.items() if offset >= 0}
 
     @contextmanager
     def _querying(self) -> Iterator[None]:
@@ -364,11 +436,9 @@ class FastCoordinationLog(TopicLog):
                 self._query_ended.notify_all()
 
     def _query_with_retries(
-        self, numbers: Iterable[int], timeout_ms: int, *, is_end: bool
+        self, numbers: Iterable[int], timeout_ms: int, *, which: int
     ) -> Mapping[int, int]:
         """Retry a query until success, a permanent error or the deadline."""
-        # Special timestamps for the end and the start.
-        which = OFFSET_END if is_end else OFFSET_BEGINNING
         places = [TopicPartition(self._topic, number, which) for number in numbers]
         deadline = time.monotonic() + timeout_ms / 1000
         while True:

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import OFFSET_END, KafkaError, KafkaException
@@ -212,11 +213,16 @@ class Handle:
         self.ends = {0: 0, 1: 0}
         self.knows = True
         self.asked = 0
+        # How many metadata requests are answered without the topic.
+        self.unknown = 0
+        self.queries = 0
 
     def list_topics(self, topic, timeout):
         assert timeout > 0
         self.knows = True
         self.asked += 1
+        partitions = dict.fromkeys(self.starts) if self.asked > self.unknown else {}
+        return SimpleNamespace(topics={topic: SimpleNamespace(partitions=partitions)})
 
     def assign(self, places):
         self.assigned.append({each.partition: each.offset for each in places})
@@ -233,6 +239,7 @@ class Handle:
         assert timeout > 0
         if not self.knows:
             raise KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION))
+        self.queries += 1
         for place in places:
             known = self.ends if place.offset == OFFSET_END else self.starts
             place.offset = known[place.partition]
@@ -243,18 +250,20 @@ class Handle:
 
 
 class Log(FastCoordinationLog):
-    def _prepare(self):
-        super()._prepare()
-        for client in (self._reader, self._querier):
-            client.handle.close()
-            client.release()
+    unknown = 0
+
+    def _new_clients(self):
         self.handle = Handle()
+        self.handle.unknown = self.unknown
         self._reader, self._querier = (
             Client(handle=self.handle),
             Client(handle=self.handle),
         )
 
-    def _describe_topic(self, deadline):
+    def _describe_topic(self, deadline, client):
+        for thread in self._connecting:
+            thread.join()
+        self.asked_meanwhile = self.handle.asked, self.handle.queries
         self._partition_count = 2
 
 
@@ -265,6 +274,22 @@ def log():
     assert made.poll(0) == []
     assert made.handle.assigned == [{0: 0, 1: 0}]
     yield made
+    made.close(1_000)
+
+
+def test_the_leaders_are_found_and_reached_while_the_topic_is_described(log):
+    """By the reader and by the one for queries, and not once more after that."""
+    assert log.asked_meanwhile == (2, 1)
+    assert log.handle.asked == 2
+
+
+def test_the_leaders_of_a_new_topic_are_asked_for_again():
+    class New(Log):
+        unknown = 2
+
+    made = New(ConnectionConfig("127.0.0.1:1"), heartbeat_interval_ms=None)
+    assert made.asked_meanwhile == (2, 0)
+    assert made.handle.asked == 3
     made.close(1_000)
 
 
