@@ -15,6 +15,7 @@ from waiting import eventually, wall_ms
 from kafka_marshal import ConfigurationError, Key, LogTruncated, World
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.engine.follower import Follower
+from kafka_marshal.history.historian import Historian
 from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
 from kafka_marshal.protocol.hashing import coordinating_partition, home_partition
 from kafka_marshal.protocol.rationalizer import apply
@@ -31,14 +32,13 @@ from kafka_marshal.spark.audit import (
     job,
 )
 from kafka_marshal.spark.audit import schema as tables_of
-from kafka_marshal.spark.audit.history import Historian
 from kafka_marshal.spark.audit.rows import staged
 from kafka_marshal.spark.audit.store import Store
 from kafka_marshal.views import LogScan
 from kafka_marshal_cli.assembly import app
 
 # Several audits are made before the first test.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 K = 3
 # Half of it is what a named successor has to itself: more than a machine is busy for.

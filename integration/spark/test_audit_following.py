@@ -28,7 +28,7 @@ from kafka_marshal.spark.audit import (
 from kafka_marshal.spark.audit.store import Store
 from kafka_marshal_cli.assembly import app
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(700)]
+pytestmark = pytest.mark.slow
 
 K = 3
 H_MS = 2_000

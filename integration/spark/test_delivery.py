@@ -15,8 +15,6 @@ from kafka_marshal.spark.sinks_table import TableSink
 PARTITIONS, RECORDS, BATCH = 2, 120, 60
 WAIT_MS = 150_000
 
-pytestmark = pytest.mark.timeout(500)
-
 
 @pytest.fixture(scope="module", autouse=True)
 def by_value():

@@ -22,8 +22,6 @@ KILLS = slice_of(
 )
 RECORDS_STORM = slice_of(quick=60, full=600)
 
-pytestmark = pytest.mark.timeout(slice_of(quick=900, full=7_200))
-
 
 @pytest.fixture(scope="module")
 def domain(broker, unique):

@@ -24,8 +24,6 @@ TESTED = {"billing", "notifier", "shared_topic"}
 PARTITIONS, RECORDS = 2, 20
 WAIT_MS = 150_000
 
-pytestmark = pytest.mark.timeout(500)
-
 
 @pytest.fixture(scope="module")
 def domain(broker, unique):

@@ -17,8 +17,6 @@ H_MS = 30_000
 # A silence that is the end of the work, and not of a busy machine.
 IDLE_MS = 8_000
 
-pytestmark = pytest.mark.timeout(500)
-
 
 @pytest.fixture(scope="module")
 def domain(broker, unique):

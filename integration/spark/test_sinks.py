@@ -15,8 +15,6 @@ from kafka_marshal.spark.sinks_files import FileSink
 from kafka_marshal.spark.sinks_kafka import KafkaSink
 from kafka_marshal.spark.sinks_table import TableSink
 
-pytestmark = pytest.mark.timeout(500)
-
 SCHEMA = (
     "key binary, value binary, topic string, partition int, offset long, token string"
 )

@@ -25,7 +25,6 @@ USER, SECRET, WRONG = "job", "wonder-land", "loo-king-glass"
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
 
-pytestmark = pytest.mark.timeout(500)
 
 # Runs one query after the other, and prints what each found, or why it ended.
 PROGRAM = """

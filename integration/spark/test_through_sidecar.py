@@ -27,8 +27,6 @@ START_MS = 150_000
 PARTITIONS, EACH = 4, 30
 KINDS = ("alo", "amo")
 
-pytestmark = pytest.mark.timeout(500)
-
 
 @pytest.fixture(scope="module")
 def domain(broker, unique):

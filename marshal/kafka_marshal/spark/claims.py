@@ -7,7 +7,8 @@ once Spark has committed it, its end is confirmed to the log.
 A restarted query trusts its checkpoint if no other owner was in between: where its new
 claim directly follows the one in the checkpoint, it continues exactly there and repeats
 an unfinished batch. After another owner the position in the log counts, and an
-unfinished range is dropped, because it is that owner's work.
+unfinished range is dropped, because it is that owner's work. A set position counts as
+another owner.
 
 Offsets are valid in one log only. If the topic was recreated, or its log ends below a
 position, the query ends with an error. With ``failOnDataLoss = false`` it reads the
@@ -27,7 +28,7 @@ import attrs
 from kafka_marshal.engine.replica import LastClaim
 from kafka_marshal.errors import ClaimLost, CoordinationError, PositionError
 from kafka_marshal.ports import LogRange
-from kafka_marshal.protocol.types import Owner, Token, TopicPartition
+from kafka_marshal.protocol.types import OffsetRange, Owner, Token, TopicPartition
 from kafka_marshal.ranges import HeldRange
 from kafka_marshal.spark.planning import (
     Limit,
@@ -236,7 +237,7 @@ class Claims:
             held = {p: h for p, h in held.items() if p in self._pinned}
         places = self._positions(start, held)
         spans = self._spans(places)
-        total = sum(end - first for first, end in spans.values())
+        total = sum(span.count for span in spans.values())
         if not total or self._should_wait(total, limit):
             if self._target is None:
                 self.ranges.wait_for_change(IDLE_MS)
@@ -361,7 +362,7 @@ class Claims:
 
     def _spans(
         self, places: dict[TopicPartition, Mark]
-    ) -> dict[TopicPartition, tuple[int, int]]:
+    ) -> dict[TopicPartition, OffsetRange]:
         ends = self.logs.ends(list(places)) if places else {}
         self.ends = dict(ends)
         self._check_short_logs(
@@ -373,7 +374,7 @@ class Claims:
             if self._target is not None:
                 end = min(end, self._target[partition])  # noqa: PLW2901
             if first < end:
-                spans[partition] = (first, end)
+                spans[partition] = OffsetRange(first, end)
         return spans
 
     def _check_short_logs(
@@ -445,17 +446,17 @@ class Claims:
         held: Mapping[TopicPartition, HeldRange],
         places: Mapping[TopicPartition, Mark],
         *,
-        spans: Mapping[TopicPartition, tuple[int, int]],
+        spans: Mapping[TopicPartition, OffsetRange],
         ends: Mapping[TopicPartition, int],
     ) -> Marks:
         planned = {}
-        for partition, (first, _) in spans.items():
+        for partition, span in spans.items():
             end = ends[partition]
             token = held[partition].token
-            if end <= first:
+            if end <= span.first:
                 continue
             try:
-                self.ranges.begin(partition, token, first=first, end=end)
+                self.ranges.begin(partition, token, first=span.first, end=end)
             except ClaimLost:
                 continue  # lost since held() was called
             self._begun[partition] = (token, end)

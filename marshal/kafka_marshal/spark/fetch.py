@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.errors import ClaimLost, PositionError
 from kafka_marshal.kafka_io.slices import SliceReaders, TopicReplaced
+from kafka_marshal.protocol.types import OffsetRange
 from kafka_marshal.spark.java import python_options
 from kafka_marshal.spark.options import Options
 from kafka_marshal.spark.planning import Task
@@ -52,8 +53,7 @@ def read(
         CoordinationError: The cluster or the sidecar did not answer.
     """
     checked_ms = _clock.now_ms()
-    for first, last in spans(task, options):
-        span = (first, last + 1)
+    for span in spans(task, options):
         for batch in _rows(task, span, options=options, schema=schema):
             now_ms = _clock.now_ms()
             if not options.config.is_at_most_once and now_ms - checked_ms >= CHECK_MS:
@@ -78,13 +78,13 @@ def _freeze_heap() -> None:
     gc.freeze()
 
 
-def spans(task: Task, options: Options) -> list[tuple[int, int]]:
-    """Return the offsets that this attempt may read, both ends inclusive.
+def spans(task: Task, options: Options) -> list[OffsetRange]:
+    """Return the offsets that this attempt may read.
 
     Raises:
         ClaimLost: Another owner has the partition.
     """
-    wanted = (task.first, task.end - 1)
+    wanted = OffsetRange(task.first, task.end)
     if task.claim is None:
         return [wanted]
     if options.config.is_at_most_once:
@@ -120,22 +120,21 @@ def _grant_client(options: Options) -> "GrantClient":
 
 
 def _granted(
-    client: "GrantClient", claim: "ClaimRef", wanted: tuple[int, int]
-) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
-    first, last = wanted
-    while first <= last:
-        granted = client.acquire(claim, (first, last), timeout_ms=GRANT_MS_MAX)
+    client: "GrantClient", claim: "ClaimRef", wanted: OffsetRange
+) -> list[OffsetRange]:
+    found: list[OffsetRange] = []
+    while wanted.count:
+        granted = client.acquire(claim, wanted, timeout_ms=GRANT_MS_MAX)
         if granted is None:
             break
         found.append(granted)
         # One grant may cover less than a batch.
-        first = granted[1] + 1
+        wanted = OffsetRange(granted.end, wanted.end)
     return found
 
 
 def _rows(
-    task: Task, span: tuple[int, int], *, options: Options, schema: "StructType"
+    task: Task, span: OffsetRange, *, options: Options, schema: "StructType"
 ) -> Iterator["pa.RecordBatch"]:
     token = None if task.claim is None else task.claim.token
     make = batch_maker(arrow_schema(schema), task.partition, token=token)
@@ -144,7 +143,7 @@ def _rows(
         "with_headers": options.has_headers,
         "topic_id": task.topic_id,
     }
-    first, end = span
+    first, end = span.first, span.end
     failed_at = -1
     while first < end:
         reader = _slices.reader(
@@ -153,13 +152,15 @@ def _rows(
             client_rack=options.rack,
         )
         try:
-            for rows in reader.read(task.partition, (first, end), **settings):
+            for rows in reader.read(
+                task.partition, OffsetRange(first, end), **settings
+            ):
                 first = int(rows.offsets[-1]) + 1
                 yield make(rows)
         except PositionError as error:
             # The next attempt must not reuse this reader's state.
             _slices.drop()
-            first = _after_loss(error, (first, end), options=options)
+            first = _after_loss(error, OffsetRange(first, end), options=options)
             if first == failed_at:
                 raise
             failed_at = first
@@ -173,9 +174,7 @@ def _rows(
             return
 
 
-def _after_loss(
-    error: PositionError, span: tuple[int, int], *, options: Options
-) -> int:
+def _after_loss(error: PositionError, span: OffsetRange, *, options: Options) -> int:
     """Return the offset to continue at after a loss of offsets, if that is allowed.
 
     It is the first offset of the range that still exists, or the end of the range: a
@@ -184,7 +183,7 @@ def _after_loss(
     Raises:
         PositionError: It is not allowed, or the log range is unknown.
     """
-    first, end = span
+    first, end = span.first, span.end
     is_replaced = isinstance(error, TopicReplaced)
     known = (
         f"its log has {error.log_start} to {error.log_end - 1}"

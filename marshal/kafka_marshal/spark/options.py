@@ -12,7 +12,8 @@ from typing import Any
 
 import attrs
 
-from kafka_marshal.config import COORDINATION_TOPIC, ConsumerConfig
+from kafka_marshal.config import ConsumerConfig
+from kafka_marshal.defaults import COORDINATION_TOPIC
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io.settings import AUTO, ConnectionConfig
 from kafka_marshal.protocol.codec import is_identifier, is_topic

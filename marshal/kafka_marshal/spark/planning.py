@@ -17,12 +17,10 @@ import attrs
 from pyspark.sql.datasource import InputPartition
 
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.protocol.types import Token, TopicPartition
+from kafka_marshal.protocol.types import OffsetRange, Token, TopicPartition
 
 if TYPE_CHECKING:
     from kafka_marshal.grants import ClaimRef
-
-Span = tuple[int, int]
 
 
 class Mark(NamedTuple):
@@ -139,7 +137,7 @@ class Limit:
 
 
 def limited_ends(
-    spans: Mapping[TopicPartition, Span], most: int
+    spans: Mapping[TopicPartition, OffsetRange], most: int
 ) -> dict[TopicPartition, int]:
     """Return the end of each partition for a batch of about ``most`` offsets.
 
@@ -147,17 +145,17 @@ def limited_ends(
     so that no backlog starves another.
 
     Args:
-        spans: First offset and end of the backlog, by partition.
+        spans: The backlog, by partition.
         most: Most offsets, but at least one for each partition.
     """
-    total = sum(max(0, end - first) for first, end in spans.values())
+    total = sum(span.count for span in spans.values())
     if total <= most:
-        return {partition: end for partition, (_, end) in spans.items()}
+        return {partition: span.end for partition, span in spans.items()}
     ends = {}
-    for partition, (first, end) in spans.items():
-        share = most * max(0, end - first) / total
+    for partition, span in spans.items():
+        share = most * span.count / total
         whole = math.ceil(share) if share < 1 else math.floor(share)
-        ends[partition] = min(end, first + whole)
+        ends[partition] = min(span.end, span.first + whole)
     return ends
 
 

@@ -7,7 +7,7 @@ from kafka_marshal.errors import ClaimLost, CoordinationError, PositionError
 from kafka_marshal.grants import ClaimRef
 from kafka_marshal.kafka_io.columns import Slice
 from kafka_marshal.kafka_io.slices import TopicReplaced
-from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.protocol.types import OffsetRange, TopicPartition
 from kafka_marshal.spark import fetch
 from kafka_marshal.spark.options import parse
 from kafka_marshal.spark.planning import Task
@@ -66,7 +66,7 @@ class Reader:
 
     def read(self, partition, span, *, timeout_ms, with_headers, topic_id):
         assert partition == T0
-        first, end = span
+        first, end = span.first, span.end
         if topic_id != self.topic_id:
             raise TopicReplaced(
                 "recreated", requested=first, log_start=-1, log_end=-1, partition=T0
@@ -172,7 +172,10 @@ def test_a_claim_is_checked_again_during_a_task(world, monkeypatch):
 
 
 def test_granted_offsets_are_read_to_their_end(world, monkeypatch):
-    client, clock = FakeGrants(is_current=False, grants=[(0, 9)]), VirtualClock()
+    client, clock = (
+        FakeGrants(is_current=False, grants=[OffsetRange(0, 10)]),
+        VirtualClock(),
+    )
     world(client)
     monkeypatch.setattr(fetch, "_clock", clock)
     options = parse(BASE | {"delivery": "amo"})
@@ -185,10 +188,10 @@ def test_granted_offsets_are_read_to_their_end(world, monkeypatch):
 
 
 def test_at_most_once_only_granted_offsets_are_read(world):
-    client = FakeGrants(grants=[(1, 3), (4, 6)])
+    client = FakeGrants(grants=[OffsetRange(1, 4), OffsetRange(4, 7)])
     world(client)
     assert offsets(task_of(T0, 2, 7, CLAIM), delivery="amo") == [1, 2, 3, 4, 5, 6]
-    assert client.asked == [(2, 6), (4, 6)]
+    assert client.asked == [OffsetRange(2, 7), OffsetRange(4, 7)]
     world(FakeGrants())
     assert offsets(task_of(T0, 2, 7, CLAIM), delivery="amo") == []
 

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import pkcs12
 from cryptography.x509.oid import NameOID
+from slices import HANG_S
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.spark import java
@@ -176,7 +177,7 @@ def test_a_truststore_as_keytool_makes_it_becomes_certificates(own, tmp_path):
         ],
         check=True,
         capture_output=True,
-        timeout=120,
+        timeout=HANG_S,
     )
     given = {"ssl.truststore.location": str(store), "ssl.truststore.type": "JKS"}
     found = python_options(given | {"ssl.truststore.password": HUSH})
@@ -235,7 +236,7 @@ def test_a_process_that_is_killed_leaves_no_file(tmp_path):
         env=os.environ | {"TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
         check=False,
     )
     assert (done.stdout, done.stderr) == ("CA\n", "")

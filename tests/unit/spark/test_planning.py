@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.protocol.types import Token, TopicPartition
+from kafka_marshal.protocol.types import OffsetRange, Token, TopicPartition
 from kafka_marshal.spark.planning import (
     Mark,
     PlannedRange,
@@ -103,14 +103,14 @@ def test_offsets_are_of_another_topic_where_both_ids_are_known():
     ],
 )
 def test_a_limit_is_shared_as_sparks_own_source_does(sizes, most, wanted):
-    spans = {T[n]: (100, 100 + size) for n, size in enumerate(sizes)}
+    spans = {T[n]: OffsetRange(100, 100 + size) for n, size in enumerate(sizes)}
     found = limited_ends(spans, most)
     assert [found[T[n]] - 100 for n in range(len(sizes))] == wanted
 
 
 @given(st.lists(st.integers(1, 10_000), min_size=1, max_size=5), st.integers(1, 20_000))
 def test_no_more_is_planned_than_there_is(sizes, most):
-    spans = {T[n]: (0, size) for n, size in enumerate(sizes)}
+    spans = {T[n]: OffsetRange(0, size) for n, size in enumerate(sizes)}
     found = limited_ends(spans, most)
     assert all(1 <= found[T[n]] <= size for n, size in enumerate(sizes))
     assert sum(found.values()) <= max(most, 0) + len(sizes)

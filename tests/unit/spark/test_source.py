@@ -14,6 +14,7 @@ from pyspark.sql.streaming.datasource import (
     ReadMinRows,
 )
 from pyspark.sql.types import StringType, StructType
+from slices import HANG_S
 
 import kafka_marshal.spark as package
 from kafka_marshal.errors import ConfigurationError, PositionError
@@ -110,7 +111,7 @@ def test_a_worker_loads_only_what_it_uses(modules, unwanted):
         check=True,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
     )
     assert done.stdout.strip() == ""
 

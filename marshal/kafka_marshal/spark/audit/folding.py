@@ -23,6 +23,7 @@ from kafka_marshal.errors import (
     LogUnreadable,
     MalformedRecord,
 )
+from kafka_marshal.history.historian import Historian
 from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
 from kafka_marshal.kafka_io.topiclog import TopicLog
 from kafka_marshal.ports import CoordinationLog
@@ -33,7 +34,6 @@ from kafka_marshal.protocol.snapshot import from_bytes, to_bytes
 from kafka_marshal.protocol.state import MemberState, WorldState
 from kafka_marshal.protocol.types import LogEntry
 from kafka_marshal.spark.audit import schema
-from kafka_marshal.spark.audit.history import Historian
 from kafka_marshal.spark.audit.rows import (
     Staged,
     age_rows,

@@ -14,9 +14,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.history.historian import SAMPLE_MS_DEFAULT
 from kafka_marshal.spark.audit import schema
 from kafka_marshal.spark.audit.folding import Bounds, LogEnds, Source, log_ends
-from kafka_marshal.spark.audit.history import SAMPLE_MS_DEFAULT
 from kafka_marshal.spark.audit.job import Step, require_same, run_next, translate_error
 from kafka_marshal.spark.audit.store import Run, Store
 from kafka_marshal.spark.audit.tail import NAME, tail_of

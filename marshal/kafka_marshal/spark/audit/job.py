@@ -14,6 +14,7 @@ from pyspark.sql import functions as f
 from kafka_marshal import errors
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.errors import ConfigurationError, CoordinationError, MarshalError
+from kafka_marshal.history.historian import SAMPLE_MS_DEFAULT
 from kafka_marshal.spark.audit import schema
 from kafka_marshal.spark.audit.folding import (
     Bounds,
@@ -23,7 +24,6 @@ from kafka_marshal.spark.audit.folding import (
     fold,
     log_ends,
 )
-from kafka_marshal.spark.audit.history import SAMPLE_MS_DEFAULT
 from kafka_marshal.spark.audit.invariants import Finding, check
 from kafka_marshal.spark.audit.rows import batches
 from kafka_marshal.spark.audit.store import AS_OF, ROWS, Run, Store

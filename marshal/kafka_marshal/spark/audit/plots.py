@@ -10,7 +10,7 @@ from io import StringIO
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.spark.audit.history import AGES_PER_H
+from kafka_marshal.history.historian import AGES_PER_H
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -62,9 +62,10 @@ SELECT group_id, outcome, COUNT(*) AS count,
 FROM grants GROUP BY group_id, outcome ORDER BY group_id, outcome LIMIT :limit
 """
 _PAUSES = """
-SELECT group_id, client_id, reason, MIN(start_append_ms) AS start_ms, MAX(ending)
-       AS ending, MAX(renewals_count) AS renewals_count
-FROM pauses GROUP BY group_id, op_id, client_id, reason
+SELECT group_id, client_id, person, reason, topics, MIN(start_append_ms) AS start_ms,
+       MAX(until_ms) AS until_ms, MAX(ending) AS ending,
+       MAX(renewals_count) AS renewals_count
+FROM pauses GROUP BY group_id, op_id, client_id, person, reason, topics
 ORDER BY start_ms DESC LIMIT :limit
 """
 _AGES = """
@@ -213,8 +214,8 @@ log's start.</p>
 {{ grid(grants, ["group_id", "outcome", "count", "offsets_count"]) }}
 
 <h2>Pauses</h2>
-{{ grid(pauses, ["group_id", "client_id", "reason", "began", "ending",
- "renewals_count"]) }}
+{{ grid(pauses, ["group_id", "client_id", "person", "reason", "topics", "began",
+ "until", "ending", "renewals_count"]) }}
 
 <h2>End state</h2>
 {{ grid(partitions, ["coordinating_partition", "first_offset", "next_offset",
@@ -281,6 +282,7 @@ def render(
     pauses = _rows(spark, _PAUSES, limit=ROWS_SHOWN_MAX)
     for row in pauses:
         row["began"] = instant(row["start_ms"])
+        row["until"] = instant(row["until_ms"])
     bars, keys_count = _bars(spark)
     lines, lags = _lines(spark, ends or {})
     bounds = {k: v for k, v in audit.facts["bounds"].items() if v is not None}

@@ -5,12 +5,8 @@ from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kafka_marshal.protocol.snapshot import digest
-from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.protocol.types import OFFSET_MAX, Key
-from kafka_marshal.spark.audit import schema
-from kafka_marshal.spark.audit.history import Historian
-from kafka_marshal.spark.audit.history_rows import (
+from kafka_marshal.history.historian import Historian
+from kafka_marshal.history.rows import (
     Attempt,
     GrantRow,
     Handoff,
@@ -21,6 +17,11 @@ from kafka_marshal.spark.audit.history_rows import (
     Rejected,
     Row,
 )
+from kafka_marshal.protocol.snapshot import digest
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.text import scope_texts
+from kafka_marshal.protocol.types import OFFSET_MAX, Key
+from kafka_marshal.spark.audit import schema
 from kafka_marshal.spark.audit.schema import Table
 
 if TYPE_CHECKING:
@@ -225,10 +226,14 @@ def _pause(row: PauseRow) -> Values:
         "group_id": row.group_id,
         "op_id": row.op_id.hex(),
         "client_id": row.client_id,
+        "person": row.person,
         "reason": row.reason,
+        "topics": " ".join(scope_texts(row.scope)) or None,
         **_at(row.start, "start_"),
+        "begin_ms": row.begin_ms,
         "until_ms": row.until_ms,
         "renewals_count": row.renewals_count,
+        "renewed_by": row.renewed_by,
         "ending": row.ending,
         **_at(row.end, "end_"),
     }

@@ -12,6 +12,7 @@ from kafka_marshal.errors import (
     LogUnreadable,
     MalformedRecord,
 )
+from kafka_marshal.history.historian import Historian
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.snapshot import digest, to_bytes
@@ -29,7 +30,6 @@ from kafka_marshal.spark.audit.folding import (
     log_ends,
     to_checkpoint,
 )
-from kafka_marshal.spark.audit.history import Historian
 from kafka_marshal.testing.clock import VirtualClock
 
 __all__ = ["past"]

@@ -13,10 +13,12 @@ from logkit import (
     pause,
     release,
 )
+from msgspec.structs import replace
 
+from kafka_marshal.history.historian import Historian
+from kafka_marshal.protocol.codec import person_to_tags
 from kafka_marshal.protocol.types import OFFSET_MAX
 from kafka_marshal.spark.audit import schema
-from kafka_marshal.spark.audit.history import Historian
 from kafka_marshal.spark.audit.rows import (
     BATCH_ROWS,
     Staged,
@@ -44,7 +46,7 @@ def played():
     append(messages(epoch, 0, 9))
     append(claim("c2"))
     append(b"\xff")
-    append(pause(log.now_ms + 50))
+    append(replace(pause(log.now_ms + 50), tags=person_to_tags("ada")))
     append(release(epoch, 10), after=100)
     append(claim("c2"), after=10)
     return log, historian, rows
@@ -79,6 +81,13 @@ def test_bytes_are_hex_and_tokens_are_split(rows_of_story):
     parts = (values["token_era"], values["token_leader_epoch"], values["epoch"])
     assert ".".join(map(str, parts)) == values["token"]
     assert (values["group_id"], values["topic"], values["partition"]) == KEY
+
+
+def test_a_pause_has_its_person(rows_of_story):
+    _, _, rows = rows_of_story
+    found = next(s for s in (staged(3, r) for r in rows) if s.table is schema.PAUSES)
+    assert (found.values["person"], found.values["client_id"]) == ("ada", "admin")
+    assert found.values["begin_ms"] is None, "it began with its record"
 
 
 def test_the_end_state_is_that_of_the_fold(rows_of_story):

@@ -4,15 +4,15 @@ import msgspec
 import pytest
 from logkit import KEY, ident
 
-from kafka_marshal.protocol.types import Token
-from kafka_marshal.spark.audit import history_rows
-from kafka_marshal.spark.audit.history_rows import (
+from kafka_marshal.history import rows
+from kafka_marshal.history.rows import (
     OPEN,
     Interval,
     Moment,
     PauseRow,
     Row,
 )
+from kafka_marshal.protocol.types import Token
 
 AT = Moment(3, 1_000, 2_000)
 
@@ -54,4 +54,4 @@ def test_open_rows_stay_open_after_a_round_trip():
 
 def test_endings_have_names_of_their_own():
     names = ("OPEN", "RELEASED", "RESUMED", "TAKEN_OVER", "UNPAUSED", "RAN_OUT")
-    assert len({getattr(history_rows, name) for name in names}) == len(names)
+    assert len({getattr(rows, name) for name in names}) == len(names)

@@ -1,4 +1,4 @@
-"""The rows of a log's history, which ``history`` derives from the fold.
+"""The rows of a log's history, which ``historian`` derives from the fold.
 
 Plain data. Offsets are of the coordinating partition, except in positions and grants.
 Times are log time if their name or text says so, else epoch milliseconds.
@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from kafka_marshal.protocol.records import Scope
 from kafka_marshal.protocol.types import Key, Token
 
 OPEN = "open"
@@ -183,10 +184,16 @@ class PauseRow(msgspec.Struct, kw_only=True, gc=False):
     """A pause of a group.
 
     Attributes:
+        person: Person for whom it was paused, None if unknown.
+        begin_ms: Begin that its record named, epoch ms; None for one that began with
+            its record.
+        renewed_by: Person, else client, that renewed it last; None if that is who
+            began it, or none did.
         until_ms: Append time at which it ends, as of the last renewal.
         renewals_count: How often the admin extended it.
         ending: ``open``, ``unpaused``, ``ran_out``, or ``reset`` if the state of a
             Reset does not have it.
+        scope: Partitions that it is limited to, None for the whole group.
     """
 
     group_id: str
@@ -198,6 +205,24 @@ class PauseRow(msgspec.Struct, kw_only=True, gc=False):
     renewals_count: int = 0
     ending: str = OPEN
     end: Moment | None = None
+    scope: Scope | None = None
+    person: str | None = None
+    begin_ms: int | None = None
+    renewed_by: str | None = None
+
+
+class Planned(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A pause that has not begun.
+
+    Attributes:
+        begin_ms: Its begin, epoch ms.
+        reason: Reason in its first record, None if unknown.
+        person: Person for whom it was scheduled, None if unknown.
+    """
+
+    begin_ms: int
+    reason: str | None = None
+    person: str | None = None
 
 
 class Rejected(msgspec.Struct, frozen=True, kw_only=True, gc=False):

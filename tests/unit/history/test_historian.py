@@ -22,16 +22,13 @@ from logkit import (
     release,
     resets,
     resolve,
+    schedule,
     stage,
 )
 from logkit import resume as resume_record
 
 from kafka_marshal.errors import MalformedRecord
-from kafka_marshal.protocol.records import POSITION_LEVEL
-from kafka_marshal.protocol.snapshot import digest, to_bytes
-from kafka_marshal.protocol.state import ACCEPTED, Transition, why_to_tags
-from kafka_marshal.protocol.types import Key, Token
-from kafka_marshal.spark.audit.history import (
+from kafka_marshal.history.historian import (
     AGES_MAX,
     AGES_PER_H,
     CONTENDERS_MAX,
@@ -47,16 +44,22 @@ from kafka_marshal.spark.audit.history import (
     replaced,
     taken_away,
 )
-from kafka_marshal.spark.audit.history_rows import (
+from kafka_marshal.history.rows import (
     Attempt,
     GrantRow,
     Handoff,
     Interval,
     Moment,
     PauseRow,
+    Planned,
     PositionRow,
     Rejected,
 )
+from kafka_marshal.protocol.codec import person_to_tags
+from kafka_marshal.protocol.records import POSITION_LEVEL
+from kafka_marshal.protocol.snapshot import digest, to_bytes
+from kafka_marshal.protocol.state import ACCEPTED, Transition, why_to_tags
+from kafka_marshal.protocol.types import Key, Token
 
 OTHER = Key("g", "u", 1)
 
@@ -274,13 +277,16 @@ def test_grants_are_recorded_with_their_range(bench):
 def test_a_pause_that_an_admin_ends(bench):
     now_ms = bench.log.now_ms
     start = bench.append(
-        msgspec.structs.replace(pause(now_ms + 500, seq=1), reason="deploy")
+        msgspec.structs.replace(
+            pause(now_ms + 500, seq=1), reason="deploy", tags=person_to_tags("ada")
+        )
     )
-    bench.append(pause(now_ms + 900, seq=2))
+    bench.append(pause(now_ms + 900, seq=2, client="other"))
     (row,) = bench.historian.open_rows()
     assert (row.group_id, row.client_id, row.reason) == ("g", "admin", "deploy")
+    assert (row.person, row.begin_ms, row.renewed_by) == ("ada", None, "other")
     assert (row.until_ms, row.renewals_count) == (now_ms + 900, 1)
-    end = bench.append(pause(0, seq=3), after=10)
+    end = bench.append(pause(0, seq=3, client="other"), after=10)
     assert bench.one(PauseRow) is row
     assert (row.start.offset, row.ending, row.end.offset) == (start, "unpaused", end)
     assert list(bench.historian.open_rows()) == []
@@ -293,6 +299,65 @@ def test_a_pause_that_runs_out_ends_with_the_next_entry(bench):
     end = bench.append(member(seq=1), after=1)
     row = bench.one(PauseRow)
     assert (row.ending, row.end.offset) == ("ran_out", end)
+
+
+def test_a_scheduled_pause_starts_where_it_begins():
+    bench = Bench(level=2)
+    now_ms = bench.log.now_ms
+    plan = schedule(now_ms + 100, now_ms + 300)
+    plan = msgspec.structs.replace(plan, reason="rest", tags=person_to_tags("ada"))
+    bench.append(plan)
+    bench.append(msgspec.structs.replace(plan, tags=person_to_tags("bob")))
+    assert bench.historian.from_bytes(bench.historian.to_bytes()) == bench.historian
+    assert list(bench.historian.open_rows()) == []
+    start = bench.append(member(), after=100)
+    bench.append(pause(now_ms + 400, seq=1))
+    end = bench.append(member(seq=1), after=300)
+    row = bench.one(PauseRow)
+    assert (row.start.offset, row.reason, row.client_id) == (start, "rest", "admin")
+    assert (row.person, row.begin_ms) == ("ada", now_ms + 100)
+    assert (row.ending, row.end.offset, row.renewals_count) == ("ran_out", end, 1)
+    assert bench.historian.schedule == {}
+
+
+def test_a_scheduled_pause_that_is_cancelled_has_no_row():
+    bench = Bench(level=2)
+    now_ms = bench.log.now_ms
+    bench.append(schedule(now_ms + 100, now_ms + 300))
+    bench.append(pause(0))
+    bench.append(member(), after=200)
+    assert (bench.of(PauseRow), bench.historian.schedule) == ([], {})
+
+
+def test_a_scheduled_pause_that_is_cancelled_during_another_is_no_renewal_of_it():
+    bench = Bench(level=2)
+    now_ms = bench.log.now_ms
+    bench.append(pause(now_ms + 500, op=ident("lasts")))
+    bench.append(schedule(now_ms + 100, now_ms + 300))
+    bench.append(pause(0))
+    bench.append(member(), after=200)
+    (row,) = bench.historian.open_rows()
+    assert (row.op_id, row.renewals_count) == (ident("lasts"), 0)
+    assert (bench.of(PauseRow), bench.historian.schedule) == ([], {})
+
+
+def test_a_scheduled_pause_follows_the_one_that_it_waited_for():
+    bench = Bench(level=2)
+    now_ms = bench.log.now_ms
+    bench.append(schedule(now_ms + 100, now_ms + 300, op=ident("planned")))
+    bench.append(pause(now_ms + 200))
+    bench.append(member(), after=200)
+    (row,) = bench.historian.open_rows()
+    assert (row.op_id, bench.one(PauseRow).op_id) == (ident("planned"), OP)
+
+
+def test_a_history_begins_with_the_scheduled_pauses_of_its_state():
+    bench = Bench(level=2)
+    now_ms = bench.log.now_ms
+    bench.append(schedule(now_ms + 100, now_ms + 300))
+    later = Historian()
+    later.begin(bench.log.state)
+    assert later.schedule == {("g", OP): Planned(begin_ms=now_ms + 100)}
 
 
 def test_a_claim_that_waits_for_a_pause_is_not_late(bench):
@@ -782,7 +847,7 @@ def test_expired_pauses_end_by_group(log, append):
         ("h", "ran_out"),
     ]
     assert {row.end.offset for row in ended} == {entry.offset}
-    assert list(append.pauses) == ["i"]
+    assert [group for group, _ in append.pauses] == ["i"]
 
 
 def test_another_state_brings_its_own(log, append):
@@ -790,21 +855,22 @@ def test_another_state_brings_its_own(log, append):
     until_ms = in_ms(log, 9 * H)
     for group in ("kept", "other", "over", "gone"):
         append(until_ms, group=group)
-    rows = dict(append.pauses)
+    rows = {group: row for (group, _), row in append.pauses.items()}
     log.state.groups["gone"].pause = None
     rows["kept"].until_ms = until_ms + H
     rows["other"].op_id = ident("another")
-    del append.pauses["over"]
+    append.pauses["other", ident("another")] = append.pauses.pop(("other", OP))
+    del append.pauses["over", OP]
     ended = list(replaced(append.pauses, log.state, at=AT))
     assert [(row.group_id, row.ending, row.end) for row in ended] == [
         ("gone", "reset", AT),
         ("other", "reset", AT),
     ]
-    assert set(append.pauses) == {"kept", "other", "over"}
-    assert append.pauses["kept"] is rows["kept"]
+    assert set(append.pauses) == {(name, OP) for name in ("kept", "other", "over")}
+    assert append.pauses["kept", OP] is rows["kept"]
     assert rows["kept"].until_ms == until_ms
     for group in ("other", "over"):
-        row = append.pauses[group]
+        row = append.pauses[group, OP]
         assert row is not rows[group]
         assert (row.client_id, row.reason, row.start) == ("admin", None, AT)
         assert row.until_ms == until_ms

@@ -10,32 +10,9 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from kafka_marshal.engine.pause_notes import By
 from kafka_marshal.errors import MalformedRecord
-from kafka_marshal.protocol.records import (
-    BatchHeartbeat,
-    ClaimingMessages,
-    ClaimingPartition,
-    DecidePosition,
-    ForgettingPartition,
-    Heartbeat,
-    ReleaseGroup,
-    ReleasingPartition,
-    Reset,
-    ResolvePosition,
-    StagePosition,
-)
-from kafka_marshal.protocol.state import (
-    ACCEPTED,
-    REFUSED,
-    SKIPPED,
-    UNDECODABLE,
-    Transition,
-    Transitions,
-    WorldState,
-    why_of,
-)
-from kafka_marshal.protocol.types import Key, LogEntry
-from kafka_marshal.spark.audit.history_rows import (
+from kafka_marshal.history.rows import (
     FORGOTTEN,
     GRANTED,
     OPEN,
@@ -54,10 +31,39 @@ from kafka_marshal.spark.audit.history_rows import (
     Interval,
     Moment,
     PauseRow,
+    Planned,
     PositionRow,
     Rejected,
     Row,
 )
+from kafka_marshal.protocol.codec import person_of
+from kafka_marshal.protocol.records import (
+    BatchHeartbeat,
+    ClaimingMessages,
+    ClaimingPartition,
+    DecidePosition,
+    ForgettingPartition,
+    HandoffOffer,
+    HandoffReady,
+    Heartbeat,
+    PauseGroup,
+    ReleaseGroup,
+    ReleasingPartition,
+    Reset,
+    ResolvePosition,
+    StagePosition,
+)
+from kafka_marshal.protocol.state import (
+    ACCEPTED,
+    REFUSED,
+    SKIPPED,
+    UNDECODABLE,
+    Transition,
+    Transitions,
+    WorldState,
+    why_of,
+)
+from kafka_marshal.protocol.types import Key, LogEntry
 
 CONTENDERS_MAX = 8
 # A process that is refused for one of these reasons waits for the key.
@@ -84,11 +90,14 @@ class Track(msgspec.Struct, gc=False, kw_only=True):
     waiting: list[tuple[bytes, int]] = []
 
 
+_OWNERS = (Heartbeat, ReleasingPartition, ClaimingMessages, HandoffOffer)
+
+
 def note_stray(interval: Interval, transition: Transition) -> None:
     """Count an accepted record that the owner cannot have sent."""
     record, epoch = transition.record, transition.epoch
     # The transition of a batch does not have the index of the heartbeat.
-    if isinstance(record, Heartbeat | ReleasingPartition | ClaimingMessages):
+    if isinstance(record, _OWNERS):
         epoch = record.epoch
     who = getattr(record, "incarnation", None)
     is_owner = epoch == interval.token.offset and who == interval.incarnation
@@ -174,11 +183,12 @@ def handoff(before: Interval, after: Interval, *, track: Track) -> Handoff:
     )
 
 
-Pauses = dict[str, PauseRow]
+Pauses = dict[tuple[str, bytes], PauseRow]
+"""The pauses that last, by group and op_id."""
 
 
 def apply_pause(
-    pauses: Pauses, world: WorldState, *, record: ReleaseGroup, at: Moment
+    pauses: Pauses, world: WorldState, *, record: ReleaseGroup | PauseGroup, at: Moment
 ) -> Iterator[PauseRow]:
     """Apply an accepted record, which starts, extends or ends a pause.
 
@@ -188,43 +198,92 @@ def apply_pause(
         record: The record.
         at: Its place in the log.
     """
-    group_id = record.group_id
-    row, pause = pauses.get(group_id), world.active_pause(group_id)
-    if row is None:
-        assert pause is not None
-        pauses[group_id] = PauseRow(
-            group_id=group_id,
+    name = (record.group_id, record.op_id)
+    row, pause = pauses.get(name), world.lasting_pause(*name)
+    if pause is None:
+        # Without a row, a pause that had not begun was cancelled.
+        yield from unpaused(pauses, world, name=name, at=at)
+    elif row is None:
+        pauses[name] = PauseRow(
+            group_id=record.group_id,
             op_id=record.op_id,
             client_id=record.client_id,
             reason=record.reason,
+            person=person_of(record),
             start=at,
             until_ms=pause.until_ms,
+            scope=pause.scope,
         )
-    elif pause is None:
-        yield from unpaused(pauses, world, group_id=group_id, at=at)
     else:
         row.until_ms = pause.until_ms
         row.renewals_count += 1
+        last = By(record.client_id, person_of(record))
+        row.renewed_by = last.if_other(By(row.client_id, row.person))
 
 
 def unpaused(
-    pauses: Pauses, world: WorldState, *, group_id: str, at: Moment
+    pauses: Pauses, world: WorldState, *, name: tuple[str, bytes], at: Moment
 ) -> Iterator[PauseRow]:
-    """End the pause of a set position that was resolved (PROTOCOL 8.5)."""
-    row = pauses.get(group_id)
-    if row is not None and world.active_pause(group_id) is None:
-        del pauses[group_id]
+    """End a pause that lasts no more, also by a Resolve (PROTOCOL 8.5)."""
+    row = pauses.get(name)
+    if row is not None and world.lasting_pause(*name) is None:
+        del pauses[name]
         row.ending, row.end = UNPAUSED, at
         yield row
+
+
+Schedule = dict[tuple[str, bytes], Planned]
+"""The scheduled pauses, by group and op_id."""
+
+
+def begun(
+    schedule: Schedule, pauses: Pauses, *, world: WorldState, entry: LogEntry
+) -> Iterator[str]:
+    """Start the scheduled pauses that were due before an entry was judged.
+
+    PROTOCOL 4.14. Those that ended without a begin are dropped.
+
+    Yields:
+        The groups that are paused now.
+    """
+    for group_id, op_id in sorted(schedule):
+        group = world.groups.get(group_id)
+        if group is not None and group.scheduled_as(op_id) is not None:
+            continue
+        planned = schedule.pop((group_id, op_id))
+        pause = None if group is None else group.lasting(op_id)
+        if pause is not None and (group_id, op_id) not in pauses:
+            pauses[group_id, op_id] = PauseRow(
+                group_id=group_id,
+                op_id=op_id,
+                client_id=pause.client_id,
+                reason=planned.reason,
+                person=planned.person,
+                begin_ms=planned.begin_ms,
+                start=Moment(entry.offset, world.now_ms, entry.timestamp_ms),
+                until_ms=pause.until_ms,
+                scope=pause.scope,
+            )
+            yield group_id
+
+
+def scheduled_in(world: WorldState, known: Schedule) -> Schedule:
+    """Return the scheduled pauses of a state, with what is known about them."""
+    return {
+        name: known.get(name, Planned(begin_ms=each.begin_ms))
+        for group_id, group in world.groups.items()
+        for each in group.scheduled
+        for name in [(group_id, each.op_id)]
+    }
 
 
 def ran_out(
     pauses: Pauses, world: WorldState, *, entry: LogEntry
 ) -> Iterator[PauseRow]:
     """End the pauses that expired before an entry was judged (PROTOCOL 4.8)."""
-    for group_id, row in sorted(pauses.items()):
+    for name, row in sorted(pauses.items()):
         if row.until_ms <= world.append_time_ms:
-            del pauses[group_id]
+            del pauses[name]
             row.ending = RAN_OUT
             row.end = Moment(entry.offset, world.now_ms, entry.timestamp_ms)
             yield row
@@ -238,23 +297,26 @@ def replaced(pauses: Pauses, world: WorldState, *, at: Moment) -> Iterator[Pause
     """
     before = dict(pauses)
     pauses.clear()
-    for group_id in sorted(world.groups):
-        pause = world.active_pause(group_id)
-        if pause is None:
-            continue
-        known = before.get(group_id)
-        if known is not None and known.op_id == pause.op_id:
-            del before[group_id]
+    lasting = [
+        (group_id, pause)
+        for group_id in sorted(world.groups)
+        for pause in world.groups[group_id].pauses
+    ]
+    for group_id, pause in lasting:
+        name = (group_id, pause.op_id)
+        known = before.pop(name, None)
+        if known is not None:
             known.until_ms = pause.until_ms
-            pauses[group_id] = known
+            pauses[name] = known
         else:
-            pauses[group_id] = PauseRow(
+            pauses[name] = PauseRow(
                 group_id=group_id,
                 op_id=pause.op_id,
                 client_id=pause.client_id,
                 reason=None,
                 start=at,
                 until_ms=pause.until_ms,
+                scope=pause.scope,
             )
     for _, row in sorted(before.items()):
         row.ending, row.end = RESET, at
@@ -265,7 +327,7 @@ SAMPLE_MS_DEFAULT = 60_000
 AGES_PER_H = 20
 AGES_MAX = 4 * AGES_PER_H
 GONE_KEYS_MIN = 64
-_FORMAT_VERSION = 2
+_FORMAT_VERSION = 4
 _BEATS = (Heartbeat, BatchHeartbeat)
 _ADMINS = (ForgettingPartition, StagePosition, DecidePosition, ResolvePosition)
 
@@ -278,21 +340,23 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
     Attributes:
         sample_ms: Log time between two samples of a key's position.
         tracks: Every key of the state.
-        pauses: Active pauses, by group.
+        pauses: Active pauses, by group and op_id.
         ages: Ages of claims at their renewals, by group: counts by twentieths of the
             heartbeat interval, the last one for all above.
         entries_count: Number of entries.
         first_offset: Offset of the first entry, or the next one of the start state.
         resets_count: Resets that took effect, and keys that were forgotten.
+        schedule: Pauses that have not begun.
     """
 
     sample_ms: int = SAMPLE_MS_DEFAULT
     tracks: dict[Key, Track] = {}
-    pauses: dict[str, PauseRow] = {}
+    pauses: Pauses = {}
     ages: dict[str, list[int]] = {}
     entries_count: int = 0
     first_offset: int | None = None
     resets_count: int = 0
+    schedule: Schedule = {}
 
     def begin(self, world: WorldState) -> None:
         """Start from a state with an unknown history, before the first ``take``.
@@ -325,6 +389,7 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
                 interval=interval, epoch=known.epoch, sample_due_ms=at.log_ms
             )
         list(replaced(self.pauses, world, at=at))  # no pause ends here
+        self.schedule = scheduled_in(world, self.schedule)
 
     def take(
         self, world: WorldState, entry: LogEntry, *, transitions: Transitions
@@ -342,6 +407,9 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
             self.first_offset = entry.offset
         if self.pauses:
             rows += ran_out(self.pauses, world, entry=entry)
+        if self.schedule:
+            for group_id in begun(self.schedule, self.pauses, world=world, entry=entry):
+                self._forget_waiting(group_id)
         if transitions and isinstance(transitions[0].record, _BEATS):
             rows += self._beats(world, entry, transitions=transitions)
         else:
@@ -367,6 +435,7 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
         fields = [getattr(self, name) for name in self.__struct_fields__]
         fields[1] = list(self.tracks.values())
         fields[2] = list(self.pauses.values())
+        fields[-1] = [[*name, each] for name, each in self.schedule.items()]
         return msgspec.msgpack.encode([_FORMAT_VERSION, *fields])
 
     @classmethod
@@ -382,15 +451,18 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
             raise MalformedRecord(f"not a history: {error}") from error
         if version != _FORMAT_VERSION:
             raise MalformedRecord(f"a history of version {version} is unknown")
-        ages, entries_count, first_offset, resets_count = counted
+        ages, entries_count, first_offset, resets_count, schedule = counted
         return cls(
             sample_ms=sample_ms,
             tracks={track.interval.key: track for track in tracks},
-            pauses={pause.group_id: pause for pause in pauses},
+            pauses={(pause.group_id, pause.op_id): pause for pause in pauses},
             ages=ages,
             entries_count=entries_count,
             first_offset=first_offset,
             resets_count=resets_count,
+            schedule={
+                (group_id, op_id): planned for group_id, op_id, planned in schedule
+            },
         )
 
     def _beats(
@@ -456,9 +528,8 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
             if is_refused and isinstance(record, ClaimingMessages):
                 yield self._grant(world, transition, at=at)
             yield _rejected(world, transition, at=at)
-        elif isinstance(record, ReleaseGroup):
-            self._forget_waiting(record.group_id)
-            yield from apply_pause(self.pauses, world, record=record, at=at)
+        elif isinstance(record, ReleaseGroup | PauseGroup):
+            yield from self._paused(world, transition, at=at)
         elif isinstance(record, _ADMINS):
             yield from self._administered(world, transition, at=at)
         elif key is None:
@@ -466,16 +537,23 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
                 yield from self._reset(world, record, at=at)
         elif isinstance(record, ClaimingPartition):
             yield from self._won(world, transition, at=at)
-        else:
-            track = self.tracks[key]
-            note_stray(track.interval, transition)
-            move(track, world.keys[key].position, rewinds=False)
-            if isinstance(record, ReleasingPartition):
-                yield self._released(world, track, record=record, at=at)
-            else:
-                yield self._grant(world, transition, at=at)
-                if at.log_ms >= track.sample_due_ms:
-                    yield self._sample(world, track, at=at)
+        elif not isinstance(record, HandoffReady):
+            yield from self._of_owner(world, transition, at=at)
+
+    def _of_owner(
+        self, world: WorldState, transition: Transition, *, at: Moment
+    ) -> Iterator[Row]:
+        key, record = transition.key, transition.record
+        assert key is not None
+        track = self.tracks[key]
+        note_stray(track.interval, transition)
+        move(track, world.keys[key].position, rewinds=False)
+        if isinstance(record, ReleasingPartition):
+            yield self._released(world, track, record=record, at=at)
+        elif isinstance(record, ClaimingMessages):
+            yield self._grant(world, transition, at=at)
+            if at.log_ms >= track.sample_due_ms:
+                yield self._sample(world, track, at=at)
 
     def _attempt(
         self, world: WorldState, transition: Transition, *, at: Moment
@@ -565,7 +643,8 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
         if isinstance(record, ResolvePosition):
             # Like a Reset, a commit lets offsets be granted again.
             self.resets_count += record.commit and key is not None
-            yield from unpaused(self.pauses, world, group_id=record.group_id, at=at)
+            name = (record.group_id, record.op_id)
+            yield from unpaused(self.pauses, world, name=name, at=at)
         if key is None or isinstance(record, ResolvePosition):
             return
         assert isinstance(record, _ADMINS)
@@ -617,6 +696,23 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
             resets_count=self.resets_count,
         )
 
+    def _paused(
+        self, world: WorldState, transition: Transition, *, at: Moment
+    ) -> Iterator[PauseRow]:
+        record = transition.record
+        assert isinstance(record, ReleaseGroup | PauseGroup)
+        if transition.effect == "scheduled":
+            assert isinstance(record, PauseGroup)
+            planned = Planned(
+                begin_ms=record.begin_time,
+                reason=record.reason,
+                person=person_of(record),
+            )
+            self.schedule.setdefault((record.group_id, record.op_id), planned)
+        else:
+            self._forget_waiting(record.group_id)
+            yield from apply_pause(self.pauses, world, record=record, at=at)
+
     def _forget_waiting(self, group_id: str) -> None:
         # During a pause no process can claim a free key.
         for key, track in self.tracks.items():
@@ -629,6 +725,7 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
         quiet_ms, by = world.quiet_until_ms, record.client_id
         yield from taken_away(self.tracks, by, at=at, until_ms=quiet_ms)
         yield from replaced(self.pauses, world, at=at)
+        self.schedule = scheduled_in(world, self.schedule)
 
 
 Fields = tuple[
@@ -640,6 +737,7 @@ Fields = tuple[
     int,
     int | None,
     int,
+    list[tuple[str, bytes, Planned]],
 ]
 _DECODER = msgspec.msgpack.Decoder(Fields)
 

@@ -1,0 +1,709 @@
+"""What admins did: every record of theirs in the log, as actions.
+
+An admin's operation has records in every coordinating partition, and a pause is renewed
+again and again. ``ActionLog`` observes the fold of all partitions and joins the records
+of one operation; no admin's record is left out.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from kafka_marshal.engine.pause_notes import By
+from kafka_marshal.protocol.codec import person_of, undone_of
+from kafka_marshal.protocol.fold_beats import NO_EPOCH
+from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
+from kafka_marshal.protocol.records import (
+    CORDON,
+    DRAIN,
+    Config,
+    DecidePosition,
+    Directive,
+    FencingClient,
+    ForgettingPartition,
+    GroupSettings,
+    PauseGroup,
+    ReleaseGroup,
+    Reset,
+    ResolvePosition,
+    StagePosition,
+)
+from kafka_marshal.protocol.settings import Settings
+from kafka_marshal.protocol.state import (
+    ACCEPTED,
+    HALTED,
+    Transition,
+    Transitions,
+    WorldState,
+)
+from kafka_marshal.protocol.text import scope_texts
+from kafka_marshal.protocol.types import Key, LogEntry, TimestampType
+
+ACTIONS_MAX = 10_000
+RECORDS_PER_ACTION_MAX = 5_000
+_POSITIONS = (StagePosition, DecidePosition, ResolvePosition)
+AdminRecord = (
+    ReleaseGroup
+    | PauseGroup
+    | StagePosition
+    | DecidePosition
+    | ResolvePosition
+    | ForgettingPartition
+    | FencingClient
+    | GroupSettings
+    | Directive
+    | Reset
+    | Config
+)
+"""Every record kind that admins write; members write Resolves of dead admins, too."""
+
+# Kinds of actions.
+PAUSE, RESUME = "pause", "resume"
+SET_POSITION, UNDO = "set_position", "undo"
+FORGET, FENCE, RESET = "forget", "fence", "reset"
+SETTINGS = "settings"
+FORMAT, UPGRADE, CONFIG = "format", "upgrade", "config"
+DIRECTIVES = frozenset({DRAIN, CORDON})
+
+# Outcomes of actions.
+REFUSED, PARTIAL = "refused", "partial"
+COMMITTED, ABORTED, OPEN = "committed", "aborted", "open"
+
+# How a pause ended.
+RESUMED, EXPIRED, TAKEN_BACK = "resumed", "expired", "reset"
+# How a directive did, before its time.
+ENDED = "ended"
+
+
+class ActionRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One record of an action.
+
+    Attributes:
+        partition: Coordinating partition.
+        offset: Its offset.
+        at_ms: Its append time, epoch ms.
+        record: Name of its kind.
+        client_id: Its sender, None for a Config.
+        incarnation: The sender's process.
+        person: Person in its tags, or None.
+        outcome: ``accepted``, ``refused``, ``ignored`` or ``halted``.
+        effect: Its effect if it was accepted, else the reason why not.
+        reason: Reason in the record, for people.
+        until_ms: End of the pause that it asks for; None for the end of one.
+    """
+
+    partition: int
+    offset: int
+    at_ms: int
+    record: str
+    client_id: str | None
+    incarnation: bytes | None
+    person: str | None
+    outcome: str
+    effect: str
+    reason: str | None
+    until_ms: int | None
+
+
+class ActionKey(msgspec.Struct, kw_only=True, gc=False):
+    """A key that an action names.
+
+    Attributes:
+        key: The key.
+        position: Position that it sets, or None.
+        before: Position before it, None if unknown.
+        outcome: What became of the key: the effect of the last record about it, or
+            the reason of the refusal.
+    """
+
+    key: Key
+    position: int | None
+    before: int | None
+    outcome: str
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """How a pause ended in one coordinating partition.
+
+    Attributes:
+        how: ``resumed``, ``expired``, or ``reset`` if the state of a Reset does not
+            have it.
+        partition: The partition.
+        offset: Offset of the entry that ended it; None if it is only known that its
+            time is over.
+        at_ms: Append time of that entry, epoch ms, or the end of the pause.
+        client_id: Who ended it, None if time did.
+        person: Person in the tags of that record.
+    """
+
+    how: str
+    partition: int
+    offset: int | None
+    at_ms: int
+    client_id: str | None = None
+    person: str | None = None
+
+
+class Action(msgspec.Struct, kw_only=True, gc=False):
+    """Something that an admin did, or tried to do.
+
+    Attributes:
+        kind: ``pause``, ``resume``, ``set_position``, ``undo``, ``forget``, ``fence``,
+            ``drain``, ``cordon``, ``reset``, ``format``, ``upgrade`` or ``config``.
+        group_id: The group; None if it concerns all groups.
+        op_id: The operation, None for records without one.
+        first: Its first record, by append time.
+        outcome: ``accepted``, ``refused``, ``partial`` (accepted in some partitions),
+            of a set position ``committed``, ``aborted`` or ``open``.
+        refusals: Number of its records that were refused or ignored, by reason.
+        reason: The first reason in its records, for people.
+        begin_ms: Begin of a scheduled pause, None if it began with its first record.
+        topics: Topics that a pause is limited to, like ``orders:0,1``.
+        until_ms: End of the pause, as of the last renewal.
+        renewals_count: Accepted records that only extended the pause.
+        renewed_by: Person, else client, of the last of them; None if that is who
+            began it.
+        ended: How the pause ended in the partition where it did last; None while it
+            lasts anywhere.
+        lasting: Coordinating partitions where the pause lasts.
+        scheduled: Coordinating partitions where it has not begun.
+        undoes: The operation that an undo sets back, by the tags of its records.
+        keys: Keys that it names, with their positions.
+        text: What a Config set, which process was fenced, or who is drained or
+            cordoned; else None.
+        records: Its records, by append time; at most ``RECORDS_PER_ACTION_MAX``.
+        records_count: Number of all its records.
+    """
+
+    kind: str
+    group_id: str | None
+    op_id: bytes | None
+    first: ActionRecord
+    outcome: str
+    refusals: dict[str, int]
+    reason: str | None
+    begin_ms: int | None = None
+    topics: tuple[str, ...] = ()
+    until_ms: int | None = None
+    renewals_count: int = 0
+    renewed_by: str | None = None
+    ended: Ended | None = None
+    lasting: tuple[int, ...] = ()
+    scheduled: tuple[int, ...] = ()
+    undoes: bytes | None = None
+    keys: tuple[ActionKey, ...] = ()
+    text: str | None = None
+    records: tuple[ActionRecord, ...] = ()
+    records_count: int = 0
+
+    @property
+    def last_ms(self) -> int:
+        """Append time of its last record or of its end, epoch ms."""
+        ended_ms = 0 if self.ended is None else self.ended.at_ms
+        return max(ended_ms, *(record.at_ms for record in self.records))
+
+
+Name = tuple[str, str | None, bytes | str | None]
+
+
+class _Operation(msgspec.Struct, gc=False):
+    """The records that belong together, as they are collected."""
+
+    records: list[ActionRecord] = []
+    count: int = 0
+    keys: dict[Key, ActionKey] = {}
+    undoes: bytes | None = None
+    lasting: dict[int, int] = {}
+    scheduled: dict[int, int] = {}
+    begin_ms: int | None = None
+    topics: tuple[str, ...] = ()
+    ended: list[Ended] = []
+    kind: str = ""
+    text: str | None = None
+
+
+class ActionLog:
+    """Collects the actions of admins from the fold of all coordinating partitions.
+
+    The partitions may be folded in any order; the result is the same.
+
+    Attributes:
+        group_id: Only actions on this group, or on all groups; None for every group.
+        records_count: Number of records of admins, of those groups.
+        dropped_count: Actions beyond ``ACTIONS_MAX``, which are not kept.
+    """
+
+    def __init__(self, group_id: str | None = None) -> None:
+        self.group_id = group_id
+        self.records_count = 0
+        self.dropped_count = 0
+        self._operations: dict[Name, _Operation] = {}
+        self._configs: dict[int, Config] = {}
+        # Ends of active pauses by coordinating partition, group and op_id.
+        self._pauses: dict[tuple[int, str, bytes], int] = {}
+        # Operations whose pauses have not begun, by coordinating partition and group.
+        self._scheduled: dict[tuple[int, str], tuple[bytes, ...]] = {}
+
+    def begin(self, world: WorldState) -> None:
+        """Start a partition from the state of a checkpoint.
+
+        Its pauses began before; only their ends can be part of an action.
+        """
+        if world.config is not None:
+            self._configs[world.partition] = world.config
+        self._note_pauses(world, world.groups)
+
+    def epoch(self, _: WorldState) -> int:
+        """Return ``NO_EPOCH``: ``take`` needs no Heartbeats."""
+        return NO_EPOCH
+
+    def take(
+        self, world: WorldState, entry: LogEntry, *, transitions: Transitions
+    ) -> None:
+        """Observe an entry that was folded.
+
+        Args:
+            world: The state after the entry.
+            entry: The entry.
+            transitions: Its transitions.
+        """
+        record = transitions[0].record if transitions else None
+        admins = record if isinstance(record, AdminRecord) else None
+        if admins is None and not self._pauses and not self._scheduled:
+            return
+        if admins is not None and self._is_wanted(admins):
+            self._note(world, entry, transitions=transitions)
+        is_accepted = any(each.outcome == ACCEPTED for each in transitions)
+        accepted = admins if is_accepted else None
+        self._note_ends(world, entry, record=accepted)
+        self._note_begins(world, entry, record=accepted)
+        if isinstance(admins, Reset):
+            self._note_pauses(world, world.groups)
+        elif admins is not None and not isinstance(admins, Config):
+            self._note_pauses(world, (admins.group_id,))
+
+    def _is_wanted(self, record: AdminRecord) -> bool:
+        group_id = _group_of(record)
+        return self.group_id is None or group_id in {None, self.group_id}
+
+    def _note(
+        self, world: WorldState, entry: LogEntry, *, transitions: Transitions
+    ) -> None:
+        record = transitions[0].record
+        assert isinstance(record, AdminRecord)
+        operation = self._operation(_name_of(record))
+        self.records_count += 1
+        operation.count += 1
+        operation.records.append(_record(world, entry, transitions[0]))
+        if len(operation.records) > RECORDS_PER_ACTION_MAX:
+            del operation.records[1]  # the first one and the last ones matter
+        if isinstance(record, StagePosition):
+            for key, position in _staged(record):
+                row = _key(operation, key, position)
+                row.outcome = transitions[0].reason or "staged"
+        if isinstance(record, StagePosition | DecidePosition):
+            operation.undoes = operation.undoes or undone_of(record)
+        for transition in transitions:
+            self._note_key(operation, world, transition)
+        if isinstance(record, PauseGroup):
+            operation.begin_ms = record.begin_time or None
+            operation.topics = scope_texts(record.scope)
+        elif isinstance(record, FencingClient):
+            process = record.fenced_incarnation.hex()
+            operation.text = f"{record.fenced}, process {process}"
+        elif isinstance(record, GroupSettings):
+            operation.text = _settings_text(record)
+        elif isinstance(record, Directive):
+            operation.text = directed(record)
+        elif isinstance(record, Config):
+            self._note_config(operation, world, transitions[0])
+
+    def _note_config(
+        self, operation: _Operation, world: WorldState, transition: Transition
+    ) -> None:
+        config, before = transition.record, self._configs.get(world.partition)
+        assert isinstance(config, Config)
+        kind = FORMAT if config.generation == 1 else CONFIG
+        if before is not None and config.feature_level > before.feature_level:
+            kind = UPGRADE
+        operation.kind = kind
+        operation.text = (
+            f"generation {config.generation}, heartbeat interval "
+            f"{config.heartbeat_interval_ms} ms, feature level {config.feature_level}"
+        )
+        if transition.outcome == ACCEPTED:
+            self._configs[world.partition] = config
+
+    def _operation(self, name: Name) -> _Operation:
+        found = self._operations.get(name)
+        if found is None:
+            found = self._operations[name] = _Operation()
+            if len(self._operations) > ACTIONS_MAX:
+                del self._operations[next(iter(self._operations))]
+                self.dropped_count += 1
+        return found
+
+    @staticmethod
+    def _note_key(
+        operation: _Operation, world: WorldState, transition: Transition
+    ) -> None:
+        key, record = transition.key, transition.record
+        if key is None or not isinstance(
+            record, StagePosition | ResolvePosition | ForgettingPartition
+        ):
+            return
+        row, known = _key(operation, key, None), world.keys.get(key)
+        row.outcome = transition.effect or transition.reason or ""
+        if transition.effect == "staged" and known is not None:
+            row.before = known.position
+
+    def _note_pauses(self, world: WorldState, groups: Iterable[str]) -> None:
+        """Take over the active pauses of groups in a partition."""
+        number = world.partition
+        for group_id in groups:
+            group = world.groups.get(group_id)
+            for pause in () if group is None else group.pauses:
+                self._pauses[number, group_id, pause.op_id] = pause.until_ms
+                operation = self._operations.get((PAUSE, group_id, pause.op_id))
+                if operation is not None:
+                    operation.lasting[number] = pause.until_ms
+            scheduled = () if group is None else group.scheduled
+            for each in scheduled:
+                operation = self._operations.get((PAUSE, group_id, each.op_id))
+                if operation is not None:
+                    operation.scheduled[number] = each.until_ms
+            if scheduled:
+                ahead = tuple(each.op_id for each in scheduled)
+                self._scheduled[number, group_id] = ahead
+
+    def _note_ends(
+        self, world: WorldState, entry: LogEntry, *, record: AdminRecord | None
+    ) -> None:
+        """Note the pauses of a partition that this entry ended."""
+        number = world.partition
+        for place, until_ms in list(self._pauses.items()):
+            where, group_id, op_id = place
+            if where != number or world.lasting_pause(group_id, op_id) is not None:
+                continue
+            del self._pauses[place]
+            operation = self._operations.get((PAUSE, group_id, op_id))
+            if operation is not None:
+                operation.lasting.pop(number, None)
+                is_expired = _is_expired(entry, until_ms)
+                by = None if is_expired else record
+                operation.ended.append(_end(number, entry, by, op_id=op_id))
+
+    def _note_begins(
+        self, world: WorldState, entry: LogEntry, *, record: AdminRecord | None
+    ) -> None:
+        """Note the scheduled pauses of a partition that began, or never will."""
+        number = world.partition
+        for place, op_ids in list(self._scheduled.items()):
+            if place[0] != number:
+                continue
+            group = world.groups.get(place[1])
+            ahead = [] if group is None else [each.op_id for each in group.scheduled]
+            for op_id in set(op_ids).difference(ahead):
+                operation = self._operations.get((PAUSE, place[1], op_id))
+                until_ms = (
+                    None if operation is None else operation.scheduled.pop(number)
+                )
+                if world.lasting_pause(place[1], op_id) is not None:
+                    continue
+                if operation is not None and until_ms is not None:
+                    by = None if _is_expired(entry, until_ms) else record
+                    operation.ended.append(_end(number, entry, by, op_id=op_id))
+            self._scheduled.pop(place)
+            if set(op_ids).difference(ahead) or ahead:
+                self._note_pauses(world, (place[1],))
+
+    def actions(self, elapsed: Mapping[int, int] | None = None) -> list[Action]:
+        """Return the actions, by the append time of their first records.
+
+        Args:
+            elapsed: Append time of the next entry of each partition, estimated: a
+                pause whose end is over by then counts as expired.
+        """
+        found = [
+            action
+            for name, operation in self._operations.items()
+            for action in _actions(name, operation, elapsed or {})
+        ]
+        found.sort(key=lambda action: _place(action.first))
+        return found
+
+
+def _place(record: ActionRecord) -> tuple[int, int, int]:
+    return record.at_ms, record.partition, record.offset
+
+
+def _group_of(record: AdminRecord) -> str | None:
+    if isinstance(record, Config | Reset):
+        return None
+    is_of_all = isinstance(record, Directive) and record.group_id == CHECKPOINT_GROUP
+    return None if is_of_all else record.group_id
+
+
+def directed(record: Directive) -> str:
+    """Return whom a directive drains or cordons, for people."""
+    return f"host {record.host}" if record.client is None else f"client {record.client}"
+
+
+def _name_of(record: AdminRecord) -> Name:
+    """Return what the records of one operation have in common."""
+    if isinstance(record, Config):
+        return (
+            CONFIG,
+            None,
+            f"{record.format_id.hex()}/{record.generation}/{record.era}",
+        )
+    if isinstance(record, Reset):
+        return RESET, None, record.op_id
+    if isinstance(record, ForgettingPartition):
+        return FORGET, record.group_id, record.incarnation
+    if isinstance(record, FencingClient):
+        fenced = record.fenced, record.fenced_incarnation
+        return FENCE, record.group_id, repr((*fenced, record.incarnation))
+    if isinstance(record, GroupSettings):
+        name = f"{record.generation}/{record.incarnation.hex()}/{record.seq}"
+        return SETTINGS, record.group_id, name
+    if isinstance(record, Directive):
+        return record.action, _group_of(record), record.op_id
+    return PAUSE, record.group_id, record.op_id
+
+
+def _settings_text(record: GroupSettings) -> str:
+    """Return the settings that differ from their defaults, for people."""
+    given = {name: getattr(record, name) for name in Settings._fields[1:]}
+    shown = [f"{name} {value}" for name, value in given.items() if value is not None]
+    return f"generation {record.generation}: {', '.join(shown) or 'defaults'}"
+
+
+def _record(world: WorldState, entry: LogEntry, transition: Transition) -> ActionRecord:
+    record = transition.record
+    assert isinstance(record, AdminRecord)
+    until_ms: int | None = None
+    if isinstance(record, ReleaseGroup | PauseGroup):
+        until_ms = _until_ms(world, record, transition)
+    elif isinstance(record, Directive) and transition.effect == "directed":
+        known = world.groups[record.group_id].directive(record.op_id)
+        until_ms = None if known is None else known.until_ms
+    return ActionRecord(
+        partition=world.partition,
+        offset=entry.offset,
+        at_ms=entry.timestamp_ms,
+        record=type(record).__name__,
+        client_id=getattr(record, "client_id", None),
+        incarnation=getattr(record, "incarnation", None),
+        person=person_of(record),
+        outcome=transition.outcome,
+        effect=transition.effect or transition.reason or "",
+        reason=getattr(record, "reason", None),
+        until_ms=until_ms or None,
+    )
+
+
+def _until_ms(
+    world: WorldState, record: ReleaseGroup | PauseGroup, transition: Transition
+) -> int | None:
+    """Return the end of a pause after its record; None for a record that ends it."""
+    group = world.groups.get(record.group_id)
+    pause = world.lasting_pause(record.group_id, record.op_id)
+    if transition.effect == "unpaused":
+        return None
+    if transition.effect == "paused" and pause is not None:
+        return pause.until_ms
+    known = None if group is None else group.scheduled_as(record.op_id)
+    return record.msg_expire_time if known is None else known.until_ms
+
+
+def _staged(record: StagePosition) -> Iterator[tuple[Key, int]]:
+    for topic in record.topics:
+        for partition, position in topic.positions:
+            yield Key(record.group_id, topic.topic, partition), position
+
+
+def _key(operation: _Operation, key: Key, position: int | None) -> ActionKey:
+    row = operation.keys.get(key)
+    if row is None:
+        row = ActionKey(key=key, position=position, before=None, outcome="")
+        operation.keys[key] = row
+    return row
+
+
+def _is_expired(entry: LogEntry, until_ms: int) -> bool:
+    """Return whether an entry ends a pause before its record is judged (4.8)."""
+    is_clock = entry.timestamp_type == TimestampType.LOG_APPEND_TIME
+    return is_clock and entry.timestamp_ms >= until_ms
+
+
+def _end(
+    partition: int, entry: LogEntry, record: AdminRecord | None, *, op_id: bytes
+) -> Ended:
+    is_resumed = (
+        isinstance(record, ReleaseGroup | ResolvePosition) and record.op_id == op_id
+    )
+    is_reset = isinstance(record, Reset)
+    by = record if is_resumed or is_reset else None
+    how = TAKEN_BACK if is_reset else RESUMED if is_resumed else EXPIRED
+    return Ended(
+        how=how,
+        partition=partition,
+        offset=entry.offset,
+        at_ms=entry.timestamp_ms,
+        client_id=getattr(by, "client_id", None),
+        person=None if by is None else person_of(by),
+    )
+
+
+# --- actions of the records that belong together
+
+
+def _actions(
+    name: Name, operation: _Operation, now_ms: Mapping[int, int]
+) -> Iterator[Action]:
+    kind, group_id, op_id = name
+    if kind in DIRECTIVES:
+        action = _action(kind, operation, group_id, op_id=op_id)
+        yield _with_end(action)
+    elif kind != PAUSE:
+        yield _action(operation.kind or kind, operation, group_id, op_id=op_id)
+    elif any(record.record in _POSITION_NAMES for record in operation.records):
+        yield _position_action(operation, group_id, op_id=op_id, now_ms=now_ms)
+    else:
+        yield from _pause_actions(operation, group_id, op_id=op_id, now_ms=now_ms)
+
+
+_POSITION_NAMES = frozenset(kind.__name__ for kind in _POSITIONS)
+
+
+def _action(
+    kind: str,
+    operation: _Operation,
+    group_id: str | None,
+    *,
+    op_id: bytes | str | None,
+    records: Iterable[ActionRecord] | None = None,
+) -> Action:
+    """Return the action of these records, with the outcome that they have in common."""
+    mine = sorted(operation.records if records is None else records, key=_place)
+    accepted = {record.partition for record in mine if record.outcome == ACCEPTED}
+    everywhere = {record.partition for record in mine}
+    outcome = ACCEPTED if accepted == everywhere else PARTIAL if accepted else REFUSED
+    refusals = Counter(r.effect for r in mine if r.outcome != ACCEPTED)
+    keys = [operation.keys[key] for key in sorted(operation.keys)]
+    if kind == FORGET:
+        has_lost = any(each.outcome == "forgotten" for each in keys)
+        is_all = all(each.outcome == "forgotten" for each in keys)
+        outcome = ACCEPTED if is_all else PARTIAL if has_lost else REFUSED
+    elif kind == RESET:
+        done = any(record.effect == "reset" for record in mine)
+        is_staged = mine[-1].effect == "reset_staged"
+        outcome = ACCEPTED if done else OPEN if is_staged else REFUSED
+    elif any(record.outcome == HALTED for record in mine):
+        outcome = HALTED
+    return Action(
+        kind=kind,
+        group_id=group_id,
+        op_id=op_id if isinstance(op_id, bytes) and kind != FORGET else None,
+        first=mine[0],
+        outcome=outcome,
+        refusals=dict(sorted(refusals.items())),
+        reason=next((r.reason for r in mine if r.reason is not None), None),
+        keys=tuple(keys),
+        text=operation.text,
+        records=tuple(mine),
+        records_count=operation.count if records is None else len(mine),
+    )
+
+
+def _with_pause(
+    action: Action, operation: _Operation, now_ms: Mapping[int, int]
+) -> Action:
+    """Add how far the pause reaches, and how it ended."""
+    renewed = [r for r in action.records if r.effect in {"paused", "scheduled"}]
+    firsts = {record.partition for record in renewed}
+    action.until_ms = max((r.until_ms or 0 for r in renewed), default=None)
+    action.renewals_count = len(renewed) - len(firsts)
+    by = [By(record.client_id, record.person) for record in renewed]
+    action.renewed_by = by[-1].if_other(by[0]) if by else None
+    action.begin_ms, action.topics = operation.begin_ms, operation.topics
+    over = {
+        number: until_ms
+        for number, until_ms in (operation.lasting | operation.scheduled).items()
+        if until_ms <= now_ms.get(number, -1)
+    }
+    action.lasting = tuple(sorted(operation.lasting.keys() - over.keys()))
+    action.scheduled = tuple(sorted(operation.scheduled.keys() - over.keys()))
+    ends = [
+        *operation.ended,
+        *(
+            Ended(how=EXPIRED, partition=number, offset=None, at_ms=until_ms)
+            for number, until_ms in over.items()
+        ),
+    ]
+    if ends and not action.lasting and not action.scheduled:
+        # Where it was resumed anywhere, an admin ended it, not time.
+        ends.sort(key=lambda end: (end.how != EXPIRED, end.at_ms, end.partition))
+        action.ended = ends[-1]
+    return action
+
+
+def _with_end(action: Action) -> Action:
+    """Add until when a directive is in force, and who ended it earlier."""
+    directed_until = [r.until_ms for r in action.records if r.until_ms is not None]
+    ends = [r for r in action.records if r.effect == "directive_ended"]
+    action.until_ms = max(directed_until, default=None)
+    if ends:
+        last = ends[-1]
+        action.ended = Ended(
+            how=ENDED,
+            partition=last.partition,
+            offset=last.offset,
+            at_ms=last.at_ms,
+            client_id=last.client_id,
+            person=last.person,
+        )
+    return action
+
+
+def _pause_actions(
+    operation: _Operation,
+    group_id: str | None,
+    *,
+    op_id: bytes | str | None,
+    now_ms: Mapping[int, int],
+) -> Iterator[Action]:
+    """Yield a pause, and each admin's end of it."""
+    resumes: dict[bytes | None, list[ActionRecord]] = {}
+    pauses: list[ActionRecord] = []
+    for record in operation.records:
+        mine = pauses if record.until_ms else resumes.setdefault(record.incarnation, [])
+        mine.append(record)
+    if pauses:
+        action = _action(PAUSE, operation, group_id, op_id=op_id, records=pauses)
+        action.records_count += operation.count - len(operation.records)
+        yield _with_pause(action, operation, now_ms)
+    for records in resumes.values():
+        yield _action(RESUME, operation, group_id, op_id=op_id, records=records)
+
+
+def _position_action(
+    operation: _Operation,
+    group_id: str | None,
+    *,
+    op_id: bytes | str | None,
+    now_ms: Mapping[int, int],
+) -> Action:
+    action = _action(SET_POSITION, operation, group_id, op_id=op_id)
+    _with_pause(action, operation, now_ms)
+    effects = {record.effect for record in action.records}
+    if effects & {"decided", "position_set"}:
+        action.outcome = COMMITTED
+    else:
+        # 8.4: once its pause is over without a verdict, it can never be committed.
+        action.outcome = OPEN if action.lasting else ABORTED
+    if operation.undoes is not None:
+        action.kind, action.undoes = UNDO, operation.undoes
+    return action

@@ -1,0 +1,501 @@
+"""Reads the past from the log, of a key or of admins; read-only, like the views."""
+
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from typing import Any, Protocol
+
+import attrs
+
+from kafka_marshal.clock import SystemClock
+from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
+from kafka_marshal.engine.config_check import unformatted
+from kafka_marshal.errors import ConfigurationError, LogUnreadable
+from kafka_marshal.history import wording
+from kafka_marshal.history.actions import Action, ActionLog
+from kafka_marshal.history.chain import KeyChain, KeyEvent
+from kafka_marshal.history.rows import Interval
+from kafka_marshal.past import Since
+from kafka_marshal.protocol.codec import person_of
+from kafka_marshal.protocol.fold_beats import fold_beats
+from kafka_marshal.protocol.hashing import (
+    CHECKPOINT_GROUP,
+    home_partition,
+    key_partition,
+)
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.records import DecidePosition
+from kafka_marshal.protocol.state import ACCEPTED, GroupState, Transitions, WorldState
+from kafka_marshal.protocol.types import Key, LogEntry
+from kafka_marshal.views import TIMEOUT_MS, LogScan, World, unknown_text
+
+RUN_ENTRIES_MAX = 5_000
+# Brokers' clocks are this close together, where a search depends on it.
+CLOCKS_APART_MS_MAX = 60_000
+
+
+@attrs.frozen(kw_only=True)
+class KeyHistory:
+    """What happened to one key, and why its state is what it is.
+
+    If the start of the log is gone, it begins at the first remaining checkpoint, and
+    with ``since_offset`` or ``since_ms`` at the newest one before that moment.
+
+    Attributes:
+        key: The key.
+        world: State of its coordinating partition at the moment of the view.
+        state: ``owned``, ``stale`` (it has an owner that any member may replace),
+            ``free``, ``locked``, ``unclaimed`` or ``halted``.
+        why: Why it is so, in one sentence.
+        events: The last events, oldest first; at most ``EVENTS_MAX``.
+        events_count: Number of all events.
+        claims: The last claims, oldest first; at most ``CLAIMS_MAX``.
+        claims_count: Number of all claims.
+        refused_count: Number of refused or ignored records about the key.
+        began_at: Next offset of the checkpoint that it begins at, None at the log's
+            start. What came before is not known here.
+        entries_count: Number of entries that were read.
+        read_at_ms: Wall time at the end of reading.
+    """
+
+    key: Key
+    world: WorldState
+    state: str
+    why: str
+    events: tuple[KeyEvent, ...]
+    events_count: int
+    claims: tuple[Interval, ...]
+    claims_count: int
+    refused_count: int
+    began_at: int | None
+    entries_count: int
+    read_at_ms: int
+
+    @classmethod
+    def open(
+        cls,
+        bootstrap_servers: str | Sequence[str] = SERVERS,
+        *,
+        key: Key,
+        offset: int | None = None,
+        time_ms: int | None = None,
+        since_offset: int | None = None,
+        since_ms: int | None = None,
+        coordination_topic: str = COORDINATION_TOPIC,
+        options: Mapping[str, Any] | None = None,
+        transport: str = "auto",
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> "KeyHistory":
+        """Read the log of the key's coordinating partition, and of no other.
+
+        That of the group's home is read, too, if an operation set the key's position.
+
+        Args:
+            bootstrap_servers: Addresses of the cluster.
+            key: The key.
+            offset: As of this offset of the key's coordinating partition.
+            time_ms: As of this time, see ``World.at``; by default now.
+            since_offset: What happened from this offset on is enough: the reading
+                begins at the newest checkpoint before it. By default all.
+            since_ms: As ``since_offset``, but a time, epoch ms.
+            coordination_topic: Name of the coordination topic.
+            options: Security and connection options.
+            transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
+            timeout_ms: Longest time to open, and longest wait for the next entries.
+
+        Raises:
+            TopicMisconfigured: There is no such topic, or it is not formatted.
+            LogUnreadable: The state at that moment is unknown: the start of the log is
+                gone, and no checkpoint lies before it.
+            DeadlineExceeded: The log was not read in time.
+        """
+
+        def opened(number: int | None) -> LogScan:
+            def only(count: int) -> list[int]:
+                return [_place(key, count) if number is None else number]
+
+            return LogScan(
+                bootstrap_servers,
+                coordination_topic=coordination_topic,
+                options=options,
+                transport=transport,
+                only=only,
+                timeout_ms=timeout_ms,
+            )
+
+        since = None
+        if since_offset is not None or since_ms is not None:
+            since = _Beginning(offset=since_offset, time_ms=since_ms)
+        return _Reader(
+            key, opened, offset=offset, time_ms=time_ms, beginning=since
+        ).read()
+
+
+@attrs.frozen(kw_only=True)
+class GroupHistory:
+    """What admins did to a group, or to all: every record of theirs in the log.
+
+    Where the start of a log is gone, it begins at the first remaining checkpoint of
+    that coordinating partition.
+
+    Attributes:
+        group_id: The group, None for all. Actions on all groups are part of both.
+        actions: The actions, by the append time of their first records; at most
+            ``ACTIONS_MAX``.
+        records_count: Number of records of admins that were read.
+        dropped_count: Actions beyond ``ACTIONS_MAX``, the earliest ones.
+        world: The world at the moment of the view.
+        began_at: Next offset of the checkpoints that partitions begin at of which
+            earlier entries are missing: retention has deleted them.
+    """
+
+    group_id: str | None
+    actions: tuple[Action, ...]
+    records_count: int
+    dropped_count: int
+    world: World
+    began_at: Mapping[int, int]
+
+    @classmethod
+    def open(
+        cls,
+        bootstrap_servers: str | Sequence[str] = SERVERS,
+        *,
+        group_id: str | None = None,
+        time_ms: int | None = None,
+        since_ms: int | None = None,
+        coordination_topic: str = COORDINATION_TOPIC,
+        options: Mapping[str, Any] | None = None,
+        transport: str = "auto",
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> "GroupHistory":
+        """Read the log of all coordinating partitions.
+
+        Args:
+            bootstrap_servers: Addresses of the cluster.
+            group_id: Only actions on this group, or on all groups.
+            time_ms: As of this time, see ``World.at``; by default now.
+            since_ms: Only actions that went on after this time, epoch ms, are needed.
+                The log is read from the newest checkpoint before it at which no
+                action on the group was in progress. By default all.
+            coordination_topic: Name of the coordination topic.
+            options: Security and connection options.
+            transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
+            timeout_ms: Longest time to open, and longest wait for the next entries.
+
+        Raises:
+            TopicMisconfigured: There is no such topic.
+            LogUnreadable: The state of a partition is unknown: the start of its log is
+                gone, and it has no checkpoint before the moment of the view.
+            DeadlineExceeded: The log was not read in time.
+        """
+        with LogScan(
+            bootstrap_servers,
+            coordination_topic=coordination_topic,
+            options=options,
+            transport=transport,
+            timeout_ms=timeout_ms,
+        ) as scan:
+            return cls.of(scan, group_id=group_id, time_ms=time_ms, since_ms=since_ms)
+
+    @classmethod
+    def of(
+        cls,
+        scan: LogScan,
+        *,
+        group_id: str | None = None,
+        time_ms: int | None = None,
+        since_ms: int | None = None,
+    ) -> "GroupHistory":
+        """Return the actions in the log of a scan; see ``open``."""
+        log = ActionLog(group_id)
+        scan.until(time_ms=time_ms)
+        since = None
+        if since_ms is not None:
+            since = Since(
+                time_ms=since_ms, fits=lambda world: not _is_acted_on(world, group_id)
+            )
+        restored = dict(sorted(scan.restore(since=since).items()))
+        unknown = [number for number, at in restored.items() if at.is_log_start_missing]
+        if unknown:
+            raise LogUnreadable(unknown_text(unknown))
+        worlds = {number: at.world for number, at in restored.items()}
+        begun = {n: at.world for n, at in restored.items() if at.source is not None}
+        began_at = {
+            number: world.next_offset
+            for number, world in begun.items()
+            if since is None or not since.is_after(world)
+        }
+        for world in begun.values():
+            log.begin(world)
+        for number, run in _runs(scan):
+            fold_run(log, worlds[number], entries=run)
+        wall_ms = SystemClock().wall_ms()
+        now_ms = wall_ms if time_ms is None else time_ms
+        elapsed = {
+            number: max(0, now_ms - world.append_time_ms)
+            for number, world in worlds.items()
+        }
+        ends = {n: world.append_time_ms + elapsed[n] for n, world in worlds.items()}
+        return cls(
+            group_id=group_id,
+            actions=tuple(log.actions(ends)),
+            records_count=log.records_count,
+            dropped_count=log.dropped_count,
+            world=World(
+                list(worlds.values()),
+                elapsed if time_ms is None else {},
+                cluster_id=scan.cluster_id,
+                read_at_ms=wall_ms,
+            ),
+            began_at=began_at,
+        )
+
+
+def _is_acted_on(world: WorldState, group_id: str | None) -> bool:
+    """Return whether an action on a group, or on any, is in progress in a state."""
+    groups = (
+        group
+        for name, group in world.groups.items()
+        if group_id is None or name in {group_id, CHECKPOINT_GROUP}
+    )
+    locked = (
+        known.lock is not None
+        for key, known in world.keys.items()
+        if group_id is None or key.group_id == group_id
+    )
+    return any(_is_in_progress(group) for group in groups) or any(locked)
+
+
+def _is_in_progress(group: GroupState) -> bool:
+    is_open = group.verdict is not None and not group.verdict.is_resolved
+    is_ahead = bool(group.scheduled or group.directives)
+    return group.pause is not None or is_ahead or is_open
+
+
+def _place(key: Key, partition_count: int) -> int:
+    return key_partition(*key.topic_partition, partition_count=partition_count)
+
+
+@attrs.frozen(kw_only=True)
+class _Beginning:
+    """The moment from which on a key's past is needed: an offset, or epoch ms."""
+
+    offset: int | None
+    time_ms: int | None
+
+    def since(self, key: Key, partition: int) -> Since:
+        """Return where to begin in the key's coordinating partition."""
+        offsets = None if self.offset is None else {partition: self.offset}
+        return Since(
+            offsets=offsets,
+            time_ms=self.time_ms,
+            fits=lambda world: not _is_acted_on(world, key.group_id),
+        )
+
+
+class _Reader:
+    """One reading of the past of a key.
+
+    Args:
+        key: The key.
+        opened: Opens a coordinating partition for reading; with None the one that is
+            the key's if all partitions of the topic coordinate.
+        offset: The last offset of the view, or None.
+        time_ms: The time of the view, or None.
+        beginning: From when on the past is needed; None for all.
+    """
+
+    def __init__(
+        self,
+        key: Key,
+        opened: Callable[[int | None], LogScan],
+        *,
+        offset: int | None,
+        time_ms: int | None,
+        beginning: _Beginning | None,
+    ) -> None:
+        self._key = key
+        self._opened = opened
+        self._beginning = beginning
+        self._offset = offset
+        self._time_ms = time_ms
+        self._last_ms = 0
+        self._count = 0
+
+    def read(self) -> KeyHistory:
+        """Return what the log shows of the key."""
+        number: int | None = None
+        while True:
+            with self._opened(number) as scan:
+                (at,) = scan.ends
+                chain, world = self._fold(scan, at)
+            if world.config is None and at and self._is_now:
+                number = 0  # only the Config has the number of coordinating partitions
+                continue
+            if world.config is None:
+                break
+            number = _place(self._key, world.config.partition_count)
+            if number == at:
+                break
+        if world.config is None and self._is_now:
+            raise unformatted([world])
+        events = self._with_decisions(chain, world)
+        wall_ms = SystemClock().wall_ms()
+        elapsed_ms = max(0, wall_ms - world.append_time_ms) if self._is_now else 0
+        return KeyHistory(
+            key=self._key,
+            world=world,
+            state=wording.state_of(chain, world, elapsed_ms=elapsed_ms),
+            why=wording.why(chain, world, elapsed_ms=elapsed_ms),
+            events=tuple(events),
+            events_count=chain.events_count + len(events) - len(chain.events),
+            claims=tuple(chain.claims),
+            claims_count=chain.claims_count,
+            refused_count=chain.refused_count,
+            began_at=chain.began_at,
+            entries_count=self._count,
+            read_at_ms=wall_ms,
+        )
+
+    @property
+    def _is_now(self) -> bool:
+        return self._offset is None and self._time_ms is None
+
+    def _fold(self, scan: LogScan, number: int) -> tuple[KeyChain, WorldState]:
+        """Fold one coordinating partition up to the moment of the view."""
+        end = scan.ends[number]
+        if self._offset is not None and self._offset >= end:
+            raise ConfigurationError(
+                f"offset {self._offset} is not in the log yet: coordinating partition "
+                f"{number} ends at {end}; see: marshal topic info",
+                setting="offset",
+            )
+        offsets = None if self._offset is None else {number: self._offset}
+        scan.until(offset=offsets, time_ms=self._time_ms)
+        since = None
+        if self._beginning is not None:
+            since = self._beginning.since(self._key, number)
+        restored = scan.restore(since=since)[number]
+        if restored.is_log_start_missing:
+            raise LogUnreadable(unknown_text([number]))
+        world, chain = restored.world, KeyChain(self._key)
+        if restored.source is not None:
+            chain.begin(world)
+        for _, run in _runs(scan):
+            fold_run(chain, world, entries=run)
+            self._count += len(run)
+            self._last_ms = run[-1].timestamp_ms
+            if world.halted is not None:
+                break
+        return chain, world
+
+    def _with_decisions(self, chain: KeyChain, world: WorldState) -> list[KeyEvent]:
+        """Return the events, with commits of operations on another home partition."""
+        events = list(chain.events)
+        config = world.config
+        staged = {e.op_id for e in events if e.what == "staged"}
+        decided = {e.op_id for e in events if e.what == "decided"}
+        if config is None or not staged - decided:
+            return events
+        group_id = self._key.group_id
+        home = home_partition(group_id, partition_count=config.partition_count)
+        if home == world.partition:
+            return events
+        since = None
+        if self._beginning is not None:
+            first_ms = min(e.at_ms for e in events if e.what == "staged")
+            of_home = _Beginning(offset=None, time_ms=first_ms - CLOCKS_APART_MS_MAX)
+            since = of_home.since(self._key, home)
+        with self._opened(home) as scan:
+            restored = scan.restore(since=since)[home]
+            for found in self._decisions(scan, restored.world, staged - decided):
+                places = [
+                    i
+                    for i, e in enumerate(events)
+                    if e.what == "staged" and e.op_id == found.op_id
+                ]
+                events.insert(places[-1] + 1, found)
+        return events
+
+    def _decisions(
+        self, scan: LogScan, world: WorldState, wanted: Collection[bytes | None]
+    ) -> Iterator[KeyEvent]:
+        """Yield the first commit of each of these operations on the group's home."""
+        # Clocks of leaders differ, so an offset of another partition is no place here.
+        until_ms = self._last_ms if self._time_ms is None else self._time_ms
+        home, found = world.partition, set[bytes]()
+        for _, run in _runs(scan):
+            for entry in run:
+                for transition in apply(world, entry):
+                    record = transition.record
+                    if (
+                        not isinstance(record, DecidePosition)
+                        or transition.outcome != ACCEPTED
+                        or record.group_id != self._key.group_id
+                        or record.op_id not in wanted
+                        or record.op_id in found
+                        or (not self._is_now and entry.timestamp_ms > until_ms)
+                    ):
+                        continue
+                    found.add(record.op_id)
+                    yield KeyEvent(
+                        what="decided",
+                        partition=home,
+                        offset=entry.offset,
+                        at_ms=entry.timestamp_ms,
+                        record=type(record).__name__,
+                        client_id=record.client_id,
+                        incarnation=record.incarnation,
+                        person=person_of(record),
+                        op_id=record.op_id,
+                    )
+
+
+def _runs(
+    entries: Iterable[tuple[int, LogEntry]],
+) -> Iterator[tuple[int, list[LogEntry]]]:
+    """Yield entries in runs of one coordinating partition each."""
+    runs: dict[int, list[LogEntry]] = {}
+    for number, entry in entries:
+        run = runs.setdefault(number, [])
+        run.append(entry)
+        if len(run) >= RUN_ENTRIES_MAX:
+            yield number, runs.pop(number)
+    yield from runs.items()
+
+
+class Observer(Protocol):
+    """Observes the fold of coordinating partitions."""
+
+    def epoch(self, world: WorldState) -> int:
+        """Return the epoch whose Heartbeats ``take`` needs, or ``NO_EPOCH``."""
+        ...
+
+    def take(
+        self, world: WorldState, entry: LogEntry, *, transitions: Transitions
+    ) -> None:
+        """Observe an entry that was folded into a world."""
+        ...
+
+
+def fold_run(
+    observer: Observer, world: WorldState, *, entries: Sequence[LogEntry]
+) -> None:
+    """Fold entries of one partition, and let the observer see what may concern it.
+
+    Runs of Heartbeats that it does not need are folded without transitions, to the same
+    state.
+    """
+    at = 0
+    while at < len(entries):
+        at = fold_beats(world, entries, start=at, but=observer.epoch(world))
+        if at < len(entries):
+            transitions = apply(world, entries[at])
+            observer.take(world, entries[at], transitions=transitions)
+            at += 1

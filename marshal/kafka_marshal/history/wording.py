@@ -1,0 +1,599 @@
+"""Sentences: why a key's state is what it is, what happened to it, what admins did.
+
+Pure functions. Texts from the log, such as reasons, are quoted as they are; whatever
+shows them escapes them (PROTOCOL 12).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from kafka_marshal.clock import instant
+from kafka_marshal.history.actions import (
+    DIRECTIVES,
+    ENDED,
+    EXPIRED,
+    PARTIAL,
+    PAUSE,
+    RESUMED,
+    TAKEN_BACK,
+    Action,
+    ActionRecord,
+    Ended,
+)
+from kafka_marshal.history.chain import (
+    DROPPED,
+    PAUSE_EXPIRED,
+    RENEWED_LATE,
+    RESTORED,
+    STALE,
+    TAKEN,
+    UNSCHEDULED,
+    KeyChain,
+    KeyEvent,
+)
+from kafka_marshal.history.rows import PauseRow
+from kafka_marshal.protocol.judging import is_fenced, is_paused
+from kafka_marshal.protocol.lease import Freshness, freshness
+from kafka_marshal.protocol.state import ACCEPTED, KeyState, WorldState
+
+REFUSALS = {
+    "cas": "it named another claim, or another topic, than the key's",
+    "duplicate": "its process owns the key already",
+    "handoff": "the key was reserved for another client",
+    "held": "the key had an owner",
+    "late": "the offer had ended",
+    "level": "the record is above the feature level in force",
+    "limits": "a limit of the Config was reached",
+    "locked": "a set position had locked the key",
+    "no_config": "the coordinating partition has no Config",
+    "no_offer": "the key was not offered",
+    "not_owner": "its process does not own the key",
+    "not_paused": "the pause of its operation did not last",
+    "not_successor": "the key was offered to another client",
+    "nothing_left": "everything up to there was granted before",
+    "old_epoch": "it named another claim than the key's",
+    "old_topic": "it named an earlier topic of this name",
+    "op_over": "its operation had ended",
+    "paused": "the group was paused",
+    "plan_mismatch": "its operation had locked something else",
+    "quiet": "a Reset was less than two heartbeat intervals ago",
+    "resume_mismatch": "the claim that it resumes is not the key's",
+    "resume_not_fresh": "the claim that it resumes was too old",
+    "sender_fenced": "its process is fenced",
+    "span": "it asked for more offsets than the limit",
+    "unknown_key": "there was no such key",
+    "wrong_generation": "it named another Config than the one in force",
+}
+"""Why a record about a key was refused or ignored, by its reason."""
+
+OWNED, STALE_OWNER, FREE, LOCKED, UNCLAIMED, HALTED = (
+    *("owned", "stale", "free"),
+    *("locked", "unclaimed", "halted"),
+)
+_BEGINNINGS = frozenset({"claimed", TAKEN, "resumed"})
+_ENDINGS = frozenset({"staged", "reset"})
+_GONE = frozenset({"forgotten", DROPPED})
+
+
+def _seconds(value_ms: int) -> str:
+    return f"{value_ms / 1000:.1f} s"
+
+
+def state_of(chain: KeyChain, world: WorldState, *, elapsed_ms: int = 0) -> str:
+    """Return the key's state in one word.
+
+    Args:
+        chain: The chain.
+        world: The state at its end.
+        elapsed_ms: Time since the last entry of the coordinating partition.
+    """
+    if world.halted is not None:
+        return HALTED
+    known = world.keys.get(chain.key)
+    if known is None:
+        return UNCLAIMED
+    if known.lock is not None:
+        return LOCKED
+    if known.owner is None:
+        return FREE
+    age_ms = known.age_ms(world.now_ms) + elapsed_ms
+    is_stale = freshness(age_ms, known.heartbeat_interval_ms) is Freshness.STALE
+    return STALE_OWNER if is_stale else OWNED
+
+
+def why(chain: KeyChain, world: WorldState, *, elapsed_ms: int = 0) -> str:
+    """Return why the key's state is what it is, in one sentence.
+
+    Args:
+        chain: The chain.
+        world: The state at its end.
+        elapsed_ms: Time since the last entry of the coordinating partition.
+    """
+    state, known = (
+        state_of(chain, world, elapsed_ms=elapsed_ms),
+        world.keys.get(chain.key),
+    )
+    if world.halted is not None:
+        return (
+            f"unknown from offset {world.halted.offset} on: a Config there needs "
+            f"feature level {world.halted.feature_level}, which this release does not "
+            "know"
+        )
+    if known is None:
+        text = _unclaimed(chain)
+    elif state == LOCKED:
+        text = _locked(chain, known)
+    elif state == FREE:
+        text = _free(chain)
+    else:
+        text = _owned(chain, world, elapsed_ms=elapsed_ms)
+    barriers = _barriers(chain, world, known)
+    return "; ".join([text, *barriers])
+
+
+def _place(event: KeyEvent) -> str:
+    where = "" if event.offset is None else f" (offset {event.offset})"
+    return f"{instant(event.at_ms)}{where}"
+
+
+def _last(chain: KeyChain, kinds: Iterable[str]) -> KeyEvent | None:
+    wanted = frozenset(kinds)
+    found = (event for event in reversed(chain.events) if event.what in wanted)
+    return next(found, None)
+
+
+def _beginning(chain: KeyChain) -> str:
+    return f"checkpoint at offset {(chain.began_at or 0) - 1}"
+
+
+def _unclaimed(chain: KeyChain) -> str:
+    gone = _last(chain, _GONE)
+    since = "the log began"
+    if chain.began_at is not None:
+        since = f"the {_beginning(chain)}"
+    if gone is None:
+        text = f"unclaimed: nobody has won it since {since}"
+    else:
+        text = f"unclaimed since {_place(gone)}: {text_of(gone)}"
+    refused = chain.events[-1] if chain.events else None
+    if refused is None or refused.record != "ClaimingPartition":
+        return text
+    return f"{text}; the last attempt: {text_of(refused)}"
+
+
+def _locked(chain: KeyChain, known: KeyState) -> str:
+    assert known.lock is not None
+    op_id = known.lock.op_id.hex()
+    staged = _last(chain, ["staged"])
+    since = "" if staged is None else f" since {_place(staged)}, by {_who(staged)}"
+    return (
+        f"locked{since}: operation {op_id} sets its position to "
+        f"{known.lock.position}, and is neither committed nor aborted here; nobody "
+        "can claim it until then"
+    )
+
+
+def _free(chain: KeyChain) -> str:
+    """Return who or what ended the last claim, and what was set since."""
+    ended = next(filter(_ends_claim, reversed(chain.events)), None)
+    if ended is None:
+        ended = _last(chain, ["reset", RESTORED])
+    if ended is None or ended.what == RESTORED:
+        return f"free: {_restored_free(chain)}"
+    text = f"free since {_place(ended)}: {text_of(ended)}"
+    moved = _last(chain, ["position_set"])
+    if moved is None or (moved.offset or 0) < (ended.offset or 0):
+        return text
+    return f"{text}; {text_of(moved)} at {_place(moved)}"
+
+
+def _ends_claim(event: KeyEvent) -> bool:
+    has_owner = event.owner is not None
+    return event.what == "released" or (event.what in _ENDINGS and has_owner)
+
+
+def _restored_free(chain: KeyChain) -> str:
+    return (
+        f"it had no owner at the {_beginning(chain)}, and what came before was not read"
+    )
+
+
+def _owned(chain: KeyChain, world: WorldState, *, elapsed_ms: int) -> str:
+    known = world.keys[chain.key]
+    assert known.owner is not None
+    token, begun = world.token(chain.key), _last(chain, _BEGINNINGS)
+    named = f"owned by {known.owner.client_id}"
+    if begun is None:
+        text = (
+            f"{named} since offset {known.epoch} (token {token}), before the "
+            f"{_beginning(chain)}, where this reading begins"
+        )
+    else:
+        text = f"{named} since {_place(begun)}, token {token}: {text_of(begun)}"
+    age_ms = known.age_ms(world.now_ms) + elapsed_ms
+    is_stale = freshness(age_ms, known.heartbeat_interval_ms) is Freshness.STALE
+    if is_fenced(world, known.owner, group_id=chain.key.group_id):
+        text = f"{text}; its process is fenced, and can renew it no more"
+    if not is_stale:
+        return f"{text}; renewed {_seconds(age_ms)} ago"
+    return (
+        f"{text}; stale: not renewed for {_seconds(age_ms)}, which is more than two "
+        f"intervals of {_seconds(known.heartbeat_interval_ms)}, so any member may "
+        "take it over"
+    )
+
+
+def _barriers(chain: KeyChain, world: WorldState, known: KeyState | None) -> list[str]:
+    """Return what else keeps clients from claiming the key now."""
+    found = []
+    if chain.pause is not None and is_paused(world, chain.key):
+        by = chain.pause.renewed_by
+        renewed = "" if by is None else f"; renewed by {by}"
+        text = f"nobody can claim it: {_pause(chain, chain.pause)}{renewed}"
+        found.append(text)
+    if world.quiet_until_ms is not None:
+        left_ms = world.quiet_until_ms - world.now_ms
+        found.append(
+            "nobody can claim anything here for another "
+            f"{_seconds(left_ms)} after the Reset"
+        )
+    handoff = None if known is None or known.owner is not None else known.handoff
+    if handoff is not None and world.now_ms < handoff[1]:
+        left_ms = handoff[1] - world.now_ms
+        found.append(f"reserved for {handoff[0]} for another {_seconds(left_ms)}")
+    return found
+
+
+def _pause(chain: KeyChain, pause: PauseRow) -> str:
+    begun = _last(chain, ["paused"])
+    is_shown = begun is not None and begun.op_id == pause.op_id
+    who = pause.client_id if begun is None or not is_shown else _who(begun)
+    reason = "" if pause.reason is None else f": {pause.reason}"
+    what = "the group is" if pause.scope is None else "it is"
+    return f"{what} paused until {instant(pause.until_ms)} by {who}{reason}"
+
+
+# --- an admin's action
+
+
+def outcome_of(action: Action) -> str:
+    """Return what became of an action, and how a pause ended."""
+    refusals = ", ".join(f"{name} {n}x" for name, n in action.refusals.items())
+    text = action.outcome
+    if action.outcome == PARTIAL:
+        text = "accepted in some coordinating partitions only"
+    if refusals and action.outcome != ACCEPTED:
+        text = f"{text} (refused: {refusals})"
+    if action.text is not None:
+        text = f"{text}: {action.text}"
+    if action.kind in DIRECTIVES and action.until_ms is not None:
+        early = "" if action.ended is None else f"; {_ending(action)}"
+        return f"{text} until {instant(action.until_ms)}{early}"
+    if action.text is not None:
+        return text
+    if action.keys:
+        text = f"{text}: {_keys(action)}"
+    if action.undoes is not None:
+        text = f"{text}, as before operation {action.undoes.hex()}"
+    if action.until_ms is None or action.kind != PAUSE:
+        return text
+    renewed = _renewed(action.renewals_count, action.renewed_by)
+    since = "" if action.begin_ms is None else f" from {instant(action.begin_ms)}"
+    of = f" of {', '.join(action.topics)}" if action.topics else ""
+    until = f"{of}{since} until {instant(action.until_ms)}"
+    return f"{text}{until}{renewed}; {_ending(action)}"
+
+
+def _keys(action: Action) -> str:
+    outcomes = Counter(each.outcome for each in action.keys)
+    return ", ".join(f"{count} {name}" for name, count in sorted(outcomes.items()))
+
+
+_HOW = {RESUMED: "resumed", ENDED: "ended", TAKEN_BACK: "ended by a Reset"}
+
+
+def _ending(action: Action) -> str:
+    if action.ended is None and action.scheduled and not action.lasting:
+        return "it has not begun"
+    if action.ended is None:
+        return "it lasts" if action.lasting else "its end is not in the log"
+    ended, at = action.ended, instant(action.ended.at_ms)
+    if ended.how == EXPIRED:
+        return f"ended by expiry at {at}"
+    person = "" if ended.person is None else f" ({ended.person})"
+    how = _HOW[ended.how]
+    return f"{how} by {ended.client_id}{person} at {at}"
+
+
+# --- one event
+
+
+def text_of(event: KeyEvent) -> str:
+    """Return what an event was, without its place and time."""
+    return _TEXTS[event.what](event)
+
+
+def _who(event: KeyEvent) -> str:
+    person = "" if event.person is None else f" ({event.person})"
+    return f"{event.client_id}{person}"
+
+
+def _at(position: int | None) -> str:
+    return "" if position is None else f" at position {position}"
+
+
+def _because(event: KeyEvent) -> str:
+    return "" if event.reason is None else f": {event.reason}"
+
+
+def _by_operation(event: KeyEvent) -> str:
+    return "" if event.op_id is None else f" by operation {event.op_id.hex()}"
+
+
+def _claimed(event: KeyEvent) -> str:
+    where = _at(event.position)
+    return f"{_who(event)} claimed the free partition{where}{_because(event)}"
+
+
+def _taken(event: KeyEvent) -> str:
+    return (
+        f"{_who(event)} took it over{_at(event.position)} from {event.owner}, which "
+        f"had gone stale{_because(event)}"
+    )
+
+
+def _resumed(event: KeyEvent) -> str:
+    return (
+        f"{_who(event)} restarted and resumed its claim"
+        f"{_at(event.position)}{_because(event)}"
+    )
+
+
+def _released(event: KeyEvent) -> str:
+    kept = "" if event.successor is None else f", reserved for {event.successor}"
+    return f"{_who(event)} released it{_at(event.position)}{kept}{_because(event)}"
+
+
+def _stale(event: KeyEvent) -> str:
+    return (
+        f"{_who(event)} had not renewed it for two heartbeat intervals; any "
+        "member may take it over"
+    )
+
+
+def _renewed_late(event: KeyEvent) -> str:
+    return f"{_who(event)} renewed it again, before anyone else claimed it"
+
+
+def _times(event: KeyEvent) -> str:
+    return "" if event.count == 1 else f" {event.count} times"
+
+
+def _unsuccessful(event: KeyEvent) -> str:
+    if event.record == "ClaimingPartition":
+        asked = f"{_who(event)} asked for it and was {event.what}"
+    else:
+        asked = f"a {event.record} of {_who(event)} was {event.what}"
+    reason = event.reason or ""
+    text = REFUSALS.get(reason, "see the table of reasons in the protocol")
+    if reason == "held" and event.owner is not None:
+        text = f"{event.owner} owned it"
+    elif reason == "not_owner" and event.owner is not None:
+        text = f"{event.owner} owns it now"
+    return f"{asked}{_times(event)} as {reason}: {text}"
+
+
+def _paused(event: KeyEvent) -> str:
+    until = "" if event.until_ms is None else f" until {instant(event.until_ms)}"
+    renewed = _renewed(event.count - 1, event.renewed_by)
+    return f"{_who(event)} paused {_of(event)}{until}{renewed}{_because(event)}"
+
+
+def _renewed(count: int, by: str | None) -> str:
+    last = "" if by is None else f", last by {by}"
+    return f", renewed {count} times{last}" if count else ""
+
+
+def _of(event: KeyEvent) -> str:
+    """Return what a pause pauses."""
+    return ", ".join(event.topics) or "the group"
+
+
+def _scheduled(event: KeyEvent) -> str:
+    begin = "" if event.begin_ms is None else f" from {instant(event.begin_ms)}"
+    until = "" if event.until_ms is None else f" until {instant(event.until_ms)}"
+    what = f"scheduled a pause of {_of(event)}"
+    return f"{_who(event)} {what}{begin}{until}{_because(event)}"
+
+
+def _unscheduled(event: KeyEvent) -> str:
+    return f"{_who(event)} cancelled a scheduled pause of {_of(event)}{_because(event)}"
+
+
+def _unpaused(event: KeyEvent) -> str:
+    return f"{_who(event)} ended the pause of {_of(event)}{_because(event)}"
+
+
+def _pause_expired(event: KeyEvent) -> str:
+    return f"the pause of {_of(event)} reached its end"
+
+
+def _staged(event: KeyEvent) -> str:
+    return (
+        f"{_who(event)} locked it, to set its position to {event.position}"
+        f"{_by_operation(event)}"
+    )
+
+
+def _decided(event: KeyEvent) -> str:
+    return (
+        f"{_who(event)} committed the set position{_by_operation(event)}, on "
+        f"coordinating partition {event.partition}"
+    )
+
+
+def _was(event: KeyEvent) -> str:
+    return "unknown" if event.before is None else str(event.before)
+
+
+def _position_set(event: KeyEvent) -> str:
+    return (
+        f"{_who(event)} set its position to {event.position}, which was "
+        f"{_was(event)}{_by_operation(event)}{_because(event)}"
+    )
+
+
+def _unlocked(event: KeyEvent) -> str:
+    return (
+        f"{_who(event)} unlocked it, its position unchanged: the set position was "
+        f"aborted{_by_operation(event)}{_because(event)}"
+    )
+
+
+def _forgotten(event: KeyEvent) -> str:
+    return (
+        f"{_who(event)} forgot it, with its position {_was(event)} and what was "
+        "granted; the next claim begins as the first one did"
+    )
+
+
+def _fenced(event: KeyEvent) -> str:
+    return (
+        f"{_who(event)} fenced the process of {event.owner}, which owned it and can "
+        f"renew it no more{_because(event)}"
+    )
+
+
+def _offered(event: KeyEvent) -> str:
+    to = "" if event.successor is None else f" to {event.successor}"
+    return f"{_who(event)} offered it{to}, to warm up before it is released"
+
+
+def _offer_withdrawn(event: KeyEvent) -> str:
+    return f"{_who(event)} withdrew its offer"
+
+
+def _ready(event: KeyEvent) -> str:
+    return f"{_who(event)} has warmed up, and is ready to own it"
+
+
+def _dropped(_: KeyEvent) -> str:
+    return "it was dropped because it had been without an owner and silent for long"
+
+
+def _reset(event: KeyEvent) -> str:
+    return (
+        f"{_who(event)} reset the state of coordinating partition "
+        f"{event.partition}{_by_operation(event)}: no key has an owner any more"
+    )
+
+
+def _configured(event: KeyEvent) -> str:
+    return f"a Config came into force{_because(event)}"
+
+
+def _restored(event: KeyEvent) -> str:
+    text = "what came before was not read; at this checkpoint "
+    if event.op_id is not None:
+        return f"{text}operation {event.op_id.hex()} had locked it"
+    if event.client_id is None:
+        return f"{text}nobody owned it"
+    return f"{text}{_who(event)} owned it{_at(event.position)}"
+
+
+_TEXTS: dict[str, Callable[[KeyEvent], str]] = {
+    "claimed": _claimed,
+    TAKEN: _taken,
+    "resumed": _resumed,
+    "released": _released,
+    STALE: _stale,
+    RENEWED_LATE: _renewed_late,
+    "refused": _unsuccessful,
+    "ignored": _unsuccessful,
+    "scheduled": _scheduled,
+    UNSCHEDULED: _unscheduled,
+    "paused": _paused,
+    "unpaused": _unpaused,
+    PAUSE_EXPIRED: _pause_expired,
+    "staged": _staged,
+    "decided": _decided,
+    "position_set": _position_set,
+    "unlocked": _unlocked,
+    "forgotten": _forgotten,
+    DROPPED: _dropped,
+    "offered": _offered,
+    "offer_withdrawn": _offer_withdrawn,
+    "ready": _ready,
+    "fenced": _fenced,
+    "reset": _reset,
+    "configured": _configured,
+    RESTORED: _restored,
+}
+
+
+# --- actions as documents
+
+
+def action_to_object(action: Action) -> dict[str, Any]:
+    """Return one action of an admin as a JSON object."""
+    first, ended = action.first, action.ended
+    return {
+        "kind": action.kind,
+        "group_id": action.group_id,
+        "op_id": None if action.op_id is None else action.op_id.hex(),
+        "at_ms": first.at_ms,
+        "coordinating_partition": first.partition,
+        "offset": first.offset,
+        "client_id": first.client_id,
+        "person": first.person,
+        "reason": action.reason,
+        "outcome": action.outcome,
+        "refusals": action.refusals,
+        "topics": list(action.topics),
+        "begin_ms": action.begin_ms,
+        "until_ms": action.until_ms,
+        "renewals_count": action.renewals_count,
+        "renewed_by": action.renewed_by,
+        "ended": None if ended is None else _ended(ended),
+        "lasting_partitions": list(action.lasting),
+        "scheduled_partitions": list(action.scheduled),
+        "undoes": None if action.undoes is None else action.undoes.hex(),
+        "keys": [
+            {
+                "topic": each.key.topic,
+                "partition": each.key.partition,
+                "position": each.position,
+                "position_before": each.before,
+                "outcome": each.outcome,
+            }
+            for each in action.keys
+        ],
+        "last_ms": action.last_ms,
+        "records_count": action.records_count,
+        "records": [_record(record) for record in action.records],
+        "text": outcome_of(action),
+    }
+
+
+def _ended(ended: Ended) -> dict[str, Any]:
+    return {
+        "how": ended.how,
+        "coordinating_partition": ended.partition,
+        "offset": ended.offset,
+        "at_ms": ended.at_ms,
+        "client_id": ended.client_id,
+        "person": ended.person,
+    }
+
+
+def _record(record: ActionRecord) -> dict[str, Any]:
+    return {
+        "coordinating_partition": record.partition,
+        "offset": record.offset,
+        "at_ms": record.at_ms,
+        "record": record.record,
+        "client_id": record.client_id,
+        "outcome": record.outcome,
+        "effect": record.effect,
+    }

@@ -1,0 +1,371 @@
+"""Sentences: why a key's state is what it is, and what each event was."""
+
+import msgspec
+import pytest
+from logkit import (
+    KEY,
+    OP,
+    START_MS,
+    H,
+    Log,
+    beat,
+    claim,
+    config,
+    fence,
+    forgetting,
+    ident,
+    pause,
+    release,
+    resets,
+    resolve,
+    stage,
+)
+
+from kafka_marshal.history.chain import KeyChain, KeyEvent
+from kafka_marshal.history.wording import (
+    _TEXTS,
+    REFUSALS,
+    state_of,
+    text_of,
+    why,
+)
+from kafka_marshal.protocol.codec import person_to_tags
+from kafka_marshal.protocol.records import POSITION_LEVEL, SUPPORTED_LEVEL
+from kafka_marshal.protocol.snapshot import digest, to_bytes
+from kafka_marshal.protocol.state import why_to_tags
+
+UNTIL = START_MS + 50_000
+AT = "1970-01-01T00:16:40.000Z"
+UNTIL_AT = "1970-01-01T00:17:30.000Z"
+
+
+class Bench:
+    def __init__(self, **settings):
+        self.log, self.chain = Log(configured=False), KeyChain(KEY)
+        self.append(config(**settings))
+
+    def append(self, record, **where):
+        transitions = self.log.append(record, **where)
+        entry = self.log.entries[-1]
+        self.chain.take(self.log.state, entry, transitions=transitions)
+        return entry.offset
+
+    def why(self, elapsed_ms=0):
+        return why(self.chain, self.log.state, elapsed_ms=elapsed_ms)
+
+    def state(self, elapsed_ms=0):
+        return state_of(self.chain, self.log.state, elapsed_ms=elapsed_ms)
+
+
+def replaced(record, **fields):
+    return msgspec.structs.replace(record, **fields)
+
+
+def test_a_key_that_nobody_ever_claimed():
+    bench = Bench()
+    assert bench.state() == "unclaimed"
+    assert bench.why() == "unclaimed: nobody has won it since the log began"
+    bench.append(claim(generation=9))
+    assert bench.why() == (
+        "unclaimed: nobody has won it since the log began; the last attempt: c1 asked "
+        "for it and was refused as wrong_generation: it named another Config than the "
+        "one in force"
+    )
+
+
+def test_an_owned_key():
+    bench = Bench()
+    bench.append(replaced(claim(), tags=why_to_tags("free")))
+    assert bench.state() == "owned"
+    assert bench.why(elapsed_ms=500) == (
+        f"owned by c1 since {AT} (offset 1), token 1.0.1: c1 claimed the free "
+        "partition: free; renewed 0.5 s ago"
+    )
+
+
+def test_an_owner_that_is_stale_by_now():
+    bench = Bench()
+    bench.append(claim())
+    assert bench.state(elapsed_ms=2 * H + 1) == "stale"
+    assert bench.why(elapsed_ms=2 * H + 1).endswith(
+        "; stale: not renewed for 2.0 s, which is more than two intervals of 1.0 s, so "
+        "any member may take it over"
+    )
+
+
+def test_a_key_that_was_taken_over():
+    bench = Bench()
+    bench.append(beat(bench.append(claim()), 5))
+    bench.append(claim("c2"), after=2 * H + 1)
+    assert ": c2 took it over at position 5 from c1, which had gone stale; " in (
+        bench.why()
+    )
+
+
+def test_an_owner_whose_process_is_fenced():
+    bench = Bench(level=POSITION_LEVEL)
+    bench.append(claim())
+    bench.append(fence())
+    assert bench.why().endswith(
+        "; its process is fenced, and can renew it no more; renewed 0.0 s ago"
+    )
+
+
+def test_a_released_key_and_its_successor():
+    bench = Bench()
+    epoch = bench.append(claim())
+    bench.append(replaced(release(epoch, 7, successor="c2"), reason="surplus"))
+    assert bench.state() == "free"
+    assert bench.why() == (
+        f"free since {AT} (offset 2): c1 released it at position 7, reserved for c2: "
+        "surplus; reserved for c2 for another 0.5 s"
+    )
+    bench.append(b"?", after=H)
+    assert not bench.why().endswith("another 0.5 s")
+
+
+def test_a_paused_group_is_named_with_the_person_and_the_reason():
+    bench = Bench()
+    bench.append(release(bench.append(claim())))
+    tags = person_to_tags("alice")
+    bench.append(replaced(pause(UNTIL), reason="deploy", tags=tags))
+    assert bench.why().endswith(
+        f"; nobody can claim it: the group is paused until {UNTIL_AT} by admin "
+        "(alice): deploy"
+    )
+
+
+def test_a_locked_key_names_its_operation():
+    bench = Bench(level=POSITION_LEVEL)
+    bench.append(release(bench.append(claim()), 9))
+    bench.append(pause(UNTIL))
+    bench.append(stage((0, 4)))
+    assert bench.state() == "locked"
+    assert bench.why().startswith(
+        f"locked since {AT} (offset 4), by admin: operation {OP.hex()} sets its "
+        "position to 4, and is neither committed nor aborted here; nobody can claim it"
+    )
+
+
+def test_a_free_key_whose_position_was_set_names_both():
+    bench = Bench(level=POSITION_LEVEL)
+    bench.append(release(bench.append(claim()), 9))
+    bench.append(pause(UNTIL))
+    bench.append(stage((0, 4)))
+    bench.append(resolve(commit=False))
+    assert bench.why() == f"free since {AT} (offset 2): c1 released it at position 9"
+
+
+def test_a_commit_is_named_after_the_release(monkeypatch):
+    log = Bench(level=POSITION_LEVEL, k=2)
+    log.log.state.partition = 1  # not the home, which would require a Decide
+    monkeypatch.setattr(
+        "kafka_marshal.protocol.judging.is_misplaced", lambda *_, **__: False
+    )
+    log.append(release(log.append(claim()), 9))
+    log.append(pause(UNTIL))
+    log.append(stage((0, 4)))
+    log.append(resolve(commit=True))
+    assert log.why() == (
+        f"free since {AT} (offset 2): c1 released it at position 9; admin set its "
+        f"position to 4, which was 9 by operation {OP.hex()} at {AT} (offset 5)"
+    )
+
+
+def test_a_forgotten_and_a_dropped_key():
+    bench = Bench(forget_ms=10)
+    epoch = bench.append(claim())
+    bench.append(release(epoch, 9))
+    bench.append(forgetting(epoch))
+    assert bench.state() == "unclaimed"
+    assert bench.why() == (
+        f"unclaimed since {AT} (offset 3): admin forgot it, with its position 9 and "
+        "what was granted; the next claim begins as the first one did"
+    )
+    bench.append(release(bench.append(claim())))
+    bench.append(b"?", after=11)
+    assert "(offset 6): it was dropped because" in bench.why()
+
+
+def test_a_reset_and_the_quiet_time_behind_it():
+    bench = Bench()
+    bench.append(claim())
+    for record in resets(to_bytes(bench.log.state), digest(bench.log.state)):
+        bench.append(record)
+    assert "admin reset the state of coordinating partition 0 by operation" in (
+        bench.why()
+    )
+    assert bench.why().endswith(
+        "; nobody can claim anything here for another 2.0 s after the Reset"
+    )
+
+
+def test_a_reset_that_restores_a_free_key():
+    bench = Bench()
+    epoch = bench.append(claim())
+    bench.append(release(epoch))
+    value, name = to_bytes(bench.log.state), digest(bench.log.state)
+    bench.append(forgetting(epoch))
+    for record in resets(value, name):
+        bench.append(record)
+    assert bench.why().startswith(f"free since {AT} (offset 2): c1 released it")
+
+
+def test_a_halted_partition_is_unknown_from_there_on():
+    bench = Bench()
+    bench.append(config(2, era=2, level=SUPPORTED_LEVEL + 1))
+    assert bench.state() == "halted"
+    assert bench.why() == (
+        f"unknown from offset 1 on: a Config there needs feature level "
+        f"{SUPPORTED_LEVEL + 1}, which this release does not know"
+    )
+
+
+# --- from a checkpoint
+
+
+def begun(log):
+    chain = KeyChain(KEY)
+    chain.begin(log.state)
+    return chain
+
+
+def test_claims_and_keys_from_before_the_checkpoint():
+    log = Log()
+    assert why(begun(log), log.state) == (
+        "unclaimed: nobody has won it since the checkpoint at offset 0"
+    )
+    epoch = log.claimed()
+    assert why(begun(log), log.state).startswith(
+        "owned by c1 since offset 1 (token 1.0.1), before the "
+        "checkpoint at offset 1, where this reading begins; "
+    )
+    log.append(release(epoch))
+    assert why(begun(log), log.state) == (
+        "free: it had no owner at the checkpoint at offset 2, and what came before was "
+        "not read"
+    )
+
+
+def test_a_pause_that_another_admin_renewed_names_both():
+    bench = Bench()
+    bench.append(pause(UNTIL - 5))
+    bench.append(pause(UNTIL, client="other"))
+    assert bench.log.state.active_pause("g").client_id == "other"
+    text = f"paused until {UNTIL_AT} by admin; renewed by other"
+    assert why(bench.chain, bench.log.state).endswith(text)
+
+
+def test_a_pause_from_before_the_checkpoint_has_no_person():
+    log = Log()
+    log.append(pause(UNTIL))
+    assert why(begun(log), log.state).endswith(f"paused until {UNTIL_AT} by admin")
+
+
+# --- one event
+
+
+@pytest.mark.parametrize("what", sorted(_TEXTS))
+def test_every_event_has_a_text(what):
+    event = KeyEvent(
+        what=what,
+        partition=0,
+        offset=1,
+        at_ms=5,
+        record="Reset",
+        client_id="c1",
+        reason="a reason",
+        owner="c0",
+        position=4,
+        op_id=ident("op"),
+    )
+    text = text_of(event)
+    assert text
+    assert "None" not in text
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        pytest.param(
+            {"what": "refused", "record": "ClaimingPartition", "owner": "c1"},
+            "c2 asked for it and was refused 3 times as held: c1 owned it",
+            id="held",
+        ),
+        pytest.param(
+            {"what": "ignored", "record": "Heartbeat", "reason": "not_owner"},
+            "a Heartbeat of c2 was ignored 3 times as not_owner: its process does not "
+            "own the key",
+            id="free",
+        ),
+        pytest.param(
+            {
+                "what": "ignored",
+                "record": "Heartbeat",
+                "reason": "not_owner",
+                "owner": "c1",
+            },
+            "a Heartbeat of c2 was ignored 3 times as not_owner: c1 owns it now",
+            id="zombie",
+        ),
+        pytest.param(
+            {"what": "paused", "until_ms": 5, "person": "bob", "reason": "x"},
+            "c2 (bob) paused the group until 1970-01-01T00:00:00.005Z, renewed 2 "
+            "times: x",
+            id="paused",
+        ),
+        pytest.param(
+            {"what": "scheduled", "begin_ms": 2, "until_ms": 5, "reason": "x"},
+            "c2 scheduled a pause of the group from 1970-01-01T00:00:00.002Z until "
+            "1970-01-01T00:00:00.005Z: x",
+            id="scheduled",
+        ),
+        pytest.param(
+            {"what": "unscheduled", "reason": "x"},
+            "c2 cancelled a scheduled pause of the group: x",
+            id="unscheduled",
+        ),
+        pytest.param(
+            {"what": "unscheduled", "topics": ("t:0", "u")},
+            "c2 cancelled a scheduled pause of t:0, u: held",
+            id="unscheduled-in-a-scope",
+        ),
+        pytest.param(
+            {"what": "unpaused", "topics": ("t:0",), "reason": "x"},
+            "c2 ended the pause of t:0: x",
+            id="unpaused-in-a-scope",
+        ),
+        pytest.param(
+            {"what": "pause_expired", "topics": ("t:0",)},
+            "the pause of t:0 reached its end",
+            id="expired-in-a-scope",
+        ),
+        pytest.param(
+            {"what": "taken_over", "owner": "c1", "reason": "stale"},
+            "c2 took it over from c1, which had gone stale: stale",
+            id="taken",
+        ),
+        pytest.param(
+            {"what": "restored", "position": 4},
+            "what came before was not read; at this checkpoint c2 owned it "
+            "at position 4",
+            id="restored",
+        ),
+        pytest.param(
+            {"what": "restored", "client_id": None},
+            "what came before was not read; at this checkpoint nobody owned it",
+            id="restored-free",
+        ),
+    ],
+)
+def test_texts(event, expected):
+    fields = {"client_id": "c2", "reason": "held", "count": 3} | event
+    if event["what"] == "restored":
+        fields["reason"] = None
+    assert text_of(KeyEvent(partition=0, offset=1, at_ms=5, **fields)) == expected
+
+
+def test_reasons_of_the_protocol_have_texts():
+    """Of all records that can name a key."""
+    names = {"held", "cas", "paused", "quiet", "locked", "handoff", "not_owner", "span"}
+    assert names <= REFUSALS.keys()
