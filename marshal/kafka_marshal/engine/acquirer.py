@@ -129,6 +129,8 @@ class Acquirer:
             limit_ms = min(heartbeat_ms // 10, JITTER_FREE_MS_MAX)
         if known is not None and known.owner is not None:
             limit_ms = min(heartbeat_ms // 10, JITTER_TAKEOVER_MS_MAX)
+        if guess.is_named:
+            limit_ms = 0  # no other claim can be accepted
         if life is not None:
             wait_ms, limit_ms = 0, 0
         jitter_ms = context.ports.entropy.below(limit_ms + 1)
@@ -151,7 +153,7 @@ class Acquirer:
         self, key: Key, known: KeyState | None, *, elapsed_ms: int
     ) -> PreviousLife | None:
         world = self._context.replica_of(key).world
-        if key in self._unresumable or world.active_pause(key.group_id) is not None:
+        if key in self._unresumable or world.pause_of(key) is not None:
             return None
         return resumable(
             known,
@@ -179,7 +181,8 @@ class Acquirer:
             resume = Resume(life.incarnation, known.epoch, secret)
         config = self._context.replica_of(claim.key).world.config
         generation = (config or self._context.settled).generation
-        tags = why_to_tags(self._why(holding, known, resumes=life is not None))
+        why = self._why(holding, known, resumes=life is not None)
+        tags = why_to_tags(why, self._claimant.person)
         seq, sent_ms = self._outbox.send(
             self._context.partition_of(claim.key),
             lambda seq: msgspec.structs.replace(

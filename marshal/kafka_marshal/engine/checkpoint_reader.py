@@ -1,25 +1,34 @@
 """Finds checkpoints of each coordinating partition in the log (PROTOCOL 7.2, 7.3).
 
-The newest checkpoint is searched backwards from the log's end; the first that
-remains, or the last before a point in time, forwards from the log's start. Both
-searches read growing windows and fold nothing: only the headers of values are
-examined until an End is found, which names its Begin.
+The newest checkpoint, or the newest before an offset, is searched backwards from there;
+the first that remains forwards from the log's start. Both searches read growing windows
+and fold nothing: only the headers of values are examined until an End is found, which
+names its Begin.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import attrs
 
 from kafka_marshal.errors import CoordinationError
 from kafka_marshal.ports import CoordinationLog, LogRange
 from kafka_marshal.protocol.checkpoints import Assembly
 from kafka_marshal.protocol.codec import decode, header_of
 from kafka_marshal.protocol.records import CheckpointEnd
-from kafka_marshal.protocol.types import LogEntry
+from kafka_marshal.protocol.snapshot import from_bytes
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.types import LogEntry, TimestampType
 
-from .kept_states import POLL_MS, POLLS_MAX, KeptState, KeptStates
+from .kept_states import POLL_MS, KeptState, KeptStates, polls_in
 
 WINDOW_MIN = 2_000
-WINDOW_GROWTH = 8
-WINDOW_MAX = 500_000
+WINDOW_GROWTH = 4
+# A whole log of up to this length is folded without a search, which would read all of
+# it and then begin again at its start.
+SHORT_MAX = 2 * WINDOW_MIN
+# A checkpoint is at most 50,000 to 200,000 entries away where members write them. On
+# average half of the last window is read for nothing.
+WINDOW_MAX = 50_000
 # A log that still has offset 0 is searched backwards this many entries at most: beyond
 # that, folding it from its start is faster than reading it twice.
 SEARCHED_MAX = 2_000_000
@@ -31,15 +40,27 @@ class LogCheckpoints:
 
     Args:
         only: Id of the checkpoint to find; None for the newest.
-        is_last_resort: Whether to search only logs whose start is gone. Checkpoints
-            have no soft state, such as members, and read-only views show it.
+        whole_max: Length up to which a log that still has offset 0 is not searched
+            but left to be folded; None: no such log is searched. Checkpoints have no
+            soft state, such as members, and read-only views show it.
+        before: Per partition, the offset that the End must be below; the end of the
+            log without one.
+        fits: Returns whether a state is early enough; an earlier one is searched if
+            not. None: every state is.
     """
 
     def __init__(
-        self, only: bytes | None = None, *, is_last_resort: bool = False
+        self,
+        only: bytes | None = None,
+        *,
+        whole_max: int | None = 0,
+        before: Mapping[int, int] | None = None,
+        fits: Callable[[WorldState], bool] | None = None,
     ) -> None:
         self._only = only
-        self._is_last_resort = is_last_resort
+        self._whole_max = whole_max
+        self._before = before or {}
+        self._fits = fits
 
     def find(
         self, wanted: Mapping[int, LogRange], *, log: CoordinationLog, timeout_ms: int
@@ -49,25 +70,32 @@ class LogCheckpoints:
         Raises:
             CoordinationError: The log did not answer.
         """
-        del timeout_ms  # each poll has a timeout, and the number of polls is limited
         found: dict[int, KeptState] = {}
         below = {
-            t: span.end
+            t: end
             for t, span in wanted.items()
-            if span.end > span.start and (span.start or not self._is_last_resort)
+            if (end := min(span.end, self._before.get(t, span.end))) > span.start
+            and not self._is_left(span)
         }
+        first = dict(below)
         size = WINDOW_MIN
         while below:
+            # At their ends partitions return no entries.
+            found_ends = {t: wanted[t].end for t in first.keys() - below.keys()}
+            if found_ends:
+                log.read_from(found_ends)
             windows = {
                 t: LogRange(max(wanted[t].start, end - size), end)
                 for t, end in below.items()
             }
-            ends = _ends(log, windows, self._only)
+            ends = _ends(log, windows, self._only, timeout_ms=timeout_ms)
             newest_first = {t: each[::-1] for t, each in ends.items()}
-            found |= _first_whole(log, newest_first, wanted)
+            found |= _first_whole(
+                log, newest_first, wanted, fits=self._fits, timeout_ms=timeout_ms
+            )
             for t, window in windows.items():
                 is_all = window.start == wanted[t].start
-                searched = wanted[t].end - window.start
+                searched = first[t] - window.start
                 gives_up = not wanted[t].start and searched >= SEARCHED_MAX
                 if t in found or is_all or gives_up:
                     del below[t]
@@ -76,39 +104,37 @@ class LogCheckpoints:
             size = min(size * WINDOW_GROWTH, WINDOW_MAX)
         return found
 
+    def _is_left(self, span: LogRange) -> bool:
+        if span.start:
+            return False
+        return self._whole_max is None or span.end <= self._whole_max
+
 
 class RetainedCheckpoints:
-    """Checkpoints of logs whose start is gone, as a source of kept states.
+    """The first checkpoints of logs whose start is gone, as a source of kept states.
 
-    For views of the past and for readers of everything that remains. A log that
-    still has offset 0 needs none and is not searched.
+    For readers of everything that remains. A log that still has offset 0 needs none
+    and is not searched.
 
     Args:
-        newest: Whether to return the last checkpoint before the point in time,
-            instead of the first that remains.
         is_past: Whether an entry is beyond the requested point in time. No entry of a
             partition counts from the first such entry on, and a checkpoint counts
             only if its End comes before it. None: every entry counts.
     """
 
     def __init__(
-        self,
-        *,
-        newest: bool = False,
-        is_past: Callable[[int, LogEntry], bool] | None = None,
+        self, *, is_past: Callable[[int, LogEntry], bool] | None = None
     ) -> None:
-        self._newest = newest
         self._is_past = is_past
 
     def find(
         self, wanted: Mapping[int, LogRange], *, log: CoordinationLog, timeout_ms: int
     ) -> Mapping[int, KeptState]:
-        """Return the selected checkpoint of each partition that has one.
+        """Return the first complete checkpoint of each partition that has one.
 
         Raises:
             CoordinationError: The log did not answer.
         """
-        del timeout_ms  # as above
         found: dict[int, KeptState] = {}
         above = {
             t: span.start
@@ -122,19 +148,71 @@ class RetainedCheckpoints:
                 for t, first in above.items()
             }
             past: set[int] = set()
-            ends = _ends(log, windows, None, is_past=self._is_past, past=past)
-            step = -1 if self._newest else 1
-            ordered = {t: each[::step] for t, each in ends.items()}
-            whole = _first_whole(log, ordered, wanted)
-            found |= whole
+            ends = _ends(
+                log,
+                windows,
+                None,
+                is_past=self._is_past,
+                past=past,
+                timeout_ms=timeout_ms,
+            )
+            found |= _first_whole(log, ends, wanted, timeout_ms=timeout_ms)
             for t, window in windows.items():
-                is_enough = t in whole and not self._newest
-                if is_enough or t in past or window.end == wanted[t].end:
+                if t in found or t in past or window.end == wanted[t].end:
                     del above[t]
                 else:
                     above[t] = window.end
             size = min(size * WINDOW_GROWTH, WINDOW_MAX)
         return found
+
+
+@attrs.frozen
+class FirstKnown:
+    """The first moment of a coordinating partition of which the state is known.
+
+    Attributes:
+        offset: Offset of the End of the first complete checkpoint.
+        time_ms: The latest append time up to there, epoch ms.
+    """
+
+    offset: int
+    time_ms: int
+
+
+def first_known(
+    log: CoordinationLog, wanted: Mapping[int, LogRange], *, timeout_ms: int
+) -> dict[int, FirstKnown]:
+    """Return from where on the state of each partition without a start is known.
+
+    Partitions without a complete checkpoint are absent. ``timeout_ms`` is the longest
+    time without an entry.
+
+    Raises:
+        CoordinationError: The log did not answer.
+    """
+    kept = RetainedCheckpoints().find(wanted, log=log, timeout_ms=timeout_ms)
+    latest_ms = {t: from_bytes(each.state).append_time_ms for t, each in kept.items()}
+    windows = {t: LogRange(each.offset, wanted[t].end) for t, each in kept.items()}
+    found: dict[int, FirstKnown] = {}
+    read = entries_in(log, windows, timeout_ms=timeout_ms) if windows else ()
+    for t, entry in read:
+        if t in found:
+            continue
+        if entry.timestamp_type == TimestampType.LOG_APPEND_TIME:
+            latest_ms[t] = max(latest_ms[t], entry.timestamp_ms)
+        value = entry.value
+        if value is None or not value.startswith(_END):
+            continue
+        end = decode(value)
+        names = (kept[t].offset - 1, kept[t].digest)
+        if isinstance(end, CheckpointEnd) and names == (
+            end.begin_offset,
+            end.digest.hex(),
+        ):
+            found[t] = FirstKnown(entry.offset, latest_ms[t])
+        if found.keys() == windows.keys():
+            break
+    return found
 
 
 def has_checkpoints(log: CoordinationLog, *, timeout_ms: int) -> bool:
@@ -147,7 +225,7 @@ def has_checkpoints(log: CoordinationLog, *, timeout_ms: int) -> bool:
 
 def kept_in(store: KeptStates | None) -> tuple[KeptStates, ...]:
     """Return the sources for read-only views: files, then checkpoints in the log."""
-    log = LogCheckpoints(is_last_resort=True)
+    log = LogCheckpoints(whole_max=None)
     return (log,) if store is None else (store, log)
 
 
@@ -156,6 +234,7 @@ def _ends(
     windows: Mapping[int, LogRange],
     only: bytes | None,
     *,
+    timeout_ms: int,
     is_past: Callable[[int, LogEntry], bool] | None = None,
     past: set[int] | None = None,
 ) -> dict[int, list[tuple[int, CheckpointEnd]]]:
@@ -165,12 +244,15 @@ def _ends(
         log: The log.
         windows: Offsets to read, per partition.
         only: Id of the checkpoint to find; None for any.
+        timeout_ms: Longest time without an entry.
         is_past: Whether an entry is beyond the requested point in time.
         past: The partitions that have such an entry are added to it.
     """
     ends: dict[int, list[tuple[int, CheckpointEnd]]] = {t: [] for t in windows}
     beyond = set() if past is None else past
-    for t, entry in _read(log, windows):
+    # Whether an entry is past is decided by all of them.
+    head = _END if is_past is None else None
+    for t, entry in entries_in(log, windows, head=head, timeout_ms=timeout_ms):
         if t in beyond:
             continue
         if is_past is not None and is_past(t, entry):
@@ -191,6 +273,9 @@ def _first_whole(
     log: CoordinationLog,
     ends: Mapping[int, Iterable[tuple[int, CheckpointEnd]]],
     wanted: Mapping[int, LogRange],
+    *,
+    timeout_ms: int,
+    fits: Callable[[WorldState], bool] | None = None,
 ) -> dict[int, KeptState]:
     """Return the first complete checkpoint of each partition, of these Ends.
 
@@ -201,6 +286,8 @@ def _first_whole(
         log: The log.
         ends: Ends with their offsets, in the order in which to try them.
         wanted: Offset ranges of the log.
+        timeout_ms: Longest time without an entry.
+        fits: Returns whether a state is one to find; None: every one is.
     """
     untried = {t: iter(each) for t, each in ends.items()}
     found: dict[int, KeptState] = {}
@@ -220,11 +307,11 @@ def _first_whole(
         if not windows:
             return found
         # The End limits the number of chunks, but not of other records among them.
-        for t, entry in _read(log, windows):
+        for t, entry in entries_in(log, windows, timeout_ms=timeout_ms):
             assemblies[t].take(entry)
         for t, assembly in assemblies.items():
             value, end = assembly.state(t), assembly.end
-            if isinstance(value, bytes):
+            if isinstance(value, bytes) and (fits is None or fits(from_bytes(value))):
                 found[t] = KeptState(
                     partition=t,
                     offset=end.begin_offset + 1,
@@ -236,21 +323,32 @@ def _first_whole(
                 )
 
 
-def _read(
-    log: CoordinationLog, windows: Mapping[int, LogRange]
+def entries_in(
+    log: CoordinationLog,
+    windows: Mapping[int, LogRange],
+    *,
+    timeout_ms: int,
+    head: bytes | None = None,
 ) -> Iterator[tuple[int, LogEntry]]:
     """Yield the entries in these windows.
+
+    Args:
+        log: The log.
+        windows: Offsets to read, per partition.
+        timeout_ms: Longest time without an entry; at most 10 s count.
+        head: Entries whose value does not begin with this may be left out.
 
     Raises:
         CoordinationError: The log sent nothing more before the windows were read.
     """
     left = dict(windows)
+    silent_max = polls_in(timeout_ms)
     log.read_from({t: window.start for t, window in left.items()})
     silent = 0
     while left:
-        entries = log.poll(POLL_MS)
+        entries = log.poll(POLL_MS) if head is None else log.skim(POLL_MS, head=head)
         silent = 0 if entries else silent + 1
-        if silent > POLLS_MAX:
+        if silent > silent_max:
             raise CoordinationError(
                 f"the coordinating partitions {sorted(left)} sent nothing before "
                 "their ends; check the brokers with: marshal doctor"

@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from kafka_marshal.defaults import CHECKPOINT_INTERVAL_MS
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.gc_pause import uncollected
 from kafka_marshal.protocol.checkpoints import checkpoint_key, cut, is_writer
@@ -31,9 +32,12 @@ from .heartbeats import INTERVALS_PER_H
 from .outbox import Outbox, Sent
 from .replica import Replica
 
-INTERVAL_MS_DEFAULT = 300_000
 INTERVAL_MS_MIN = 1_000
-ENTRIES_DEFAULT = 200_000
+ENTRIES_DEFAULT = 50_000
+# A checkpoint of many keys is large: for each of these it is written after as many
+# entries again, up to a limit, so that checkpoints stay a small part of the log.
+KEYS_PER_STEP = 5_000
+STEPS_MAX = 4
 # An idle coordinating partition gets one this often: retention deletes them, too.
 IDLE_MS = 24 * 3_600_000
 # The writers spread their claims randomly over a tenth of the interval.
@@ -64,11 +68,16 @@ class CheckpointRule:
     Attributes:
         interval_ms: Local time since the last checkpoint, or since the start of this
             process; 0 = never write any.
-        entries: Entries since the last checkpoint.
+        entries: Entries since the last checkpoint, with up to 5,000 keys; twice as
+            many with up to 10,000, at most four times as many.
     """
 
-    interval_ms: int = INTERVAL_MS_DEFAULT
+    interval_ms: int = CHECKPOINT_INTERVAL_MS
     entries: int = ENTRIES_DEFAULT
+
+    def entries_of(self, key_count: int) -> int:
+        """Return the entries from a checkpoint to the next with this many keys."""
+        return self.entries * min(1 + key_count // KEYS_PER_STEP, STEPS_MAX)
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -178,9 +187,9 @@ class Checkpointer:
             return False
         if elapsed_ms >= self.rule.interval_ms:
             return True
-        return (
-            replica.world.next_offset - (schedule.last_offset or 0) >= self.rule.entries
-        )
+        world = replica.world
+        entries = world.next_offset - (schedule.last_offset or 0)
+        return entries >= self.rule.entries_of(len(world.keys))
 
     def _claim(self, schedule: _Schedule, replica: Replica, now_ms: int) -> None:
         jitter_ms = self.rule.interval_ms // JITTER_PART

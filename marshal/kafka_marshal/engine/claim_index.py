@@ -24,8 +24,8 @@ class ClaimIndex:
         all: Every holding, by key.
         contending: Holdings that the log, as far as it is read, does not assign to
             this client.
-        active: Owned holdings that are starting or draining, and all owned holdings
-            with at-most-once delivery: their grant requests may go unanswered.
+        active: Owned holdings that are starting, seeking or draining, and all owned
+            holdings with at-most-once delivery: their grant requests may go unanswered.
         won_count: Number of claims ever won.
     """
 
@@ -124,5 +124,6 @@ def _is_active(holding: Holding) -> bool:
     return (
         holding.drain is not None
         or holding.lookup is not None
+        or holding.rewind is not None
         or holding.delivery is Delivery.AT_MOST_ONCE
     )

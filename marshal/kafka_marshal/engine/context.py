@@ -22,21 +22,28 @@ from kafka_marshal.protocol.hashing import (
     home_partition,
 )
 from kafka_marshal.protocol.records import Config
+from kafka_marshal.protocol.settings import Settings
 from kafka_marshal.protocol.types import Key
 
 from .meters import EngineMeters
+from .pause_notes import joined, pause_rows
 from .replica import Glance, Replica
 
 
 @attrs.frozen(kw_only=True)
 class Ports:
-    """The engine's interfaces to Kafka, time, threads and observers."""
+    """The engine's interfaces to Kafka, time, threads and observers.
+
+    ``policies`` runs the policies of other packages: one that never returns delays
+    neither look-ups nor the engine.
+    """
 
     log: CoordinationLog
     data: DataLog
     clock: Clock
     entropy: Entropy
     background: Background
+    policies: Background
     observer: Observer
 
 
@@ -106,6 +113,10 @@ class Context:
         count = self.settled.partition_count
         return home_partition(group_id, partition_count=count)
 
+    def settings_of(self, group_id: str) -> Settings:
+        """Return the settings of a group, as folded."""
+        return self.replicas[self.home_of(group_id)].world.settings_of(group_id)
+
     def has_company(self, claimant: Claimant) -> bool:
         """Return whether the group has other members, which may want the same keys."""
         world = self.replicas[self.home_of(claimant.group_id)].world
@@ -129,9 +140,28 @@ class Context:
         )
 
     def is_paused(self, group_id: str) -> bool:
-        """Return whether a group is paused, as far as the log is read."""
+        """Return whether a whole group is paused, as far as the log is read."""
         replicas = self.replicas.values()
         return any(replica.world.active_pause(group_id) for replica in replicas)
+
+    def is_key_paused(self, key: Key) -> bool:
+        """Return whether a key is paused, as far as the log is read."""
+        return self.replica_of(key).world.pause_of(key) is not None
+
+    def pauses(self, group_id: str | None = None) -> list[dict[str, Any]]:
+        """Return every pause of a group, or of all, as ``pause_rows`` does."""
+        replicas, now_ms = self.replicas, self.now_ms
+        worlds = [replica.world for replica in replicas.values()]
+        if group_id is not None:
+            groups = [world.groups.get(group_id) for world in worlds]
+            if not any(each and (each.pauses or each.scheduled) for each in groups):
+                return []
+        return pause_rows(
+            worlds,
+            joined({t: replica.notes for t, replica in replicas.items()}),
+            elapsed_ms=lambda t: replicas[t].elapsed_ms(now_ms),
+            group_id=group_id,
+        )
 
     @property
     def has_pause(self) -> bool:

@@ -289,6 +289,16 @@ class Dispatcher:
         elif count <= self._backlog:
             place.has_warned = False
 
+    def seek(self, place: FetchState, position: int) -> None:
+        """Continue at a position, which the log is to confirm; called under the lock.
+
+        At least once only. What was fetched and handed out before is forgotten.
+        """
+        self._session.seek(place.holding, position)
+        place.restart(self._reader, position)
+        place.has_warned = False
+        self._is_stale = True
+
     # --- fetching
 
     def fetch(self, left_ms: int) -> None:

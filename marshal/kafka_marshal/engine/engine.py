@@ -19,11 +19,12 @@ from kafka_marshal.protocol.types import Key, LogEntry, Owner
 from .checkpointing import Checkpointer, CheckpointRule
 from .config_check import agreed_config
 from .context import Context, Ports
-from .grant_requests import GrantRequests
 from .heartbeats import INTERVALS_PER_H
 from .kept_states import KeptStates
+from .proxy_grants import ProxyGrants
 from .rebuilding import Rebuilder
 from .replica import Replica, check_halt, runs_of
+from .resolver import Resolver
 from .session import Session
 from .snapshotter import Snapshotter, StateStore
 from .waits import await_news, wait_for_news
@@ -47,10 +48,11 @@ class Engine:
         changed: Notified after every step that folded something or acted.
         lock: The lock of ``changed``; taken alone, once per record, it costs a third.
         context: Ports, replicas and, once ready, the Config.
-        grant_requests: Requests for offsets on behalf of other processes.
+        proxy_grants: Requests for offsets on behalf of other processes.
         saver: Saves states for later starts.
         rebuilder: Starts partitions, and starts them again after truncation.
         checkpointer: Writes checkpoints when they are due, None if disabled.
+        resolver: Finishes set positions whose admin does not.
         failure: Set when the engine has stopped for good; its sessions are fenced.
     """
 
@@ -76,11 +78,12 @@ class Engine:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.context = Context(ports, replicas)
-        self.grant_requests = GrantRequests(self.context)
+        self.proxy_grants = ProxyGrants(self.context)
         kept = sources if store is None else (store, *sources)
-        self.rebuilder = Rebuilder(self.context, self.grant_requests, sources=kept)
+        self.rebuilder = Rebuilder(self.context, self.proxy_grants, sources=kept)
         self.saver = Snapshotter(self.context, store)
         self.checkpointer: Checkpointer | None = None
+        self.resolver = Resolver(self.context)
         self.failure: MarshalError | None = None
         self._cluster_id = cluster_id
         # Folded offsets of each partition: stored after each fold, read under the lock.
@@ -239,6 +242,7 @@ class Engine:
                 session.tick(now_ms)
             if self.checkpointer is not None:
                 self.checkpointer.drive(now_ms)
+            self.resolver.drive(now_ms, sessions=self.sessions, folded=self._folded)
             self._audit(now_ms)
             self.saver.drive(now_ms)
 
@@ -349,7 +353,7 @@ class Engine:
         if record is None or isinstance(record, Config):
             return
         if isinstance(record, ClaimingMessages):
-            self.grant_requests.on_record(record, first)
+            self.proxy_grants.on_record(record, first)
         own = self._sessions.get(record.incarnation)
         if own is not None and own.claimant.group_id == record.group_id:
             own.on_own(transitions, now_ms)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from kafka_marshal.engine.holding import Holding
 from kafka_marshal.ports import DataReader, Record
-from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.protocol.types import Token, TokenAfterSeek, TopicPartition
 
 
 class FetchState:
@@ -37,6 +37,14 @@ class FetchState:
     def buffered_count(self) -> int:
         """Number of records fetched and not handed out."""
         return len(self.fetched) - self.at
+
+    @property
+    def token(self) -> Token | None:
+        """The token of the records that are fetched now."""
+        token, seek_count = self.holding.claim.token, self.holding.seek_count
+        if token is None or not seek_count:
+            return token
+        return TokenAfterSeek.of(token, seek_count)
 
     def add(self, records: Sequence[Record]) -> None:
         """Append records that follow those fetched before."""
@@ -74,7 +82,7 @@ class FetchState:
         reader.seek(
             self.partition,
             offset,
-            token=holding.claim.token,
+            token=self.token,
             topic_id=holding.topic_id,
         )
 
@@ -97,7 +105,10 @@ class Prefetch:
             fetched, however much the others have.
     """
 
-    __slots__ = ("_calm", "_is_needed", "_most", "_size", "due_ms", "least")
+    __slots__ = (
+        *("_calm", "_is_needed", "_most", "_size", "_waited_ms"),
+        *("due_ms", "least"),
+    )
 
     def __init__(self, poll_records: int, most: int, *, is_needed: bool = True) -> None:
         """Start with the size of a poll.
@@ -113,6 +124,7 @@ class Prefetch:
         self._most = most
         self._size = self.least
         self._calm = 0
+        self._waited_ms = 0
 
     def most(self, fetched: int) -> int:
         """Return how many records to read when ``fetched`` are buffered."""
@@ -121,10 +133,16 @@ class Prefetch:
     def note(self, now_ms: int, *, waited_ms: int, is_found: bool) -> bool:
         """Adapt to the outcome of a read; return whether more records may be ready.
 
-        A read that waited without a result shows nothing: there were no records.
+        A read that waited without a result shows nothing by itself: there may be no
+        records, or the fetch takes longer than one read. Its wait counts with the next
+        result.
         """
         self.due_ms = now_ms + FAIR_READ_MS
-        if not is_found or not self._is_needed:
+        if not self._is_needed:
+            return False
+        waited_ms += self._waited_ms
+        self._waited_ms = 0 if is_found else waited_ms
+        if not is_found:
             return False
         if waited_ms >= SLOW_MS:
             self._size = min(2 * self._size, self._most)

@@ -8,10 +8,10 @@ from kafka_marshal.errors import CoordinationError, DeadlineExceeded, LogUnwrita
 from kafka_marshal.ports import Append, Clock, CoordinationLog
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.records import Record
-from kafka_marshal.protocol.state import Transition, WorldState
+from kafka_marshal.protocol.state import ACCEPTED, Transition, WorldState
 from kafka_marshal.protocol.types import LogEntry
 
-from .kept_states import KeptStates, restore
+from .kept_states import ASK_MS_MAX, KeptStates, restore
 from .replica import Replica, check_halt, runs_of
 
 POLL_MS = 100
@@ -30,6 +30,25 @@ class Awaited:
     partition: int
     append: Append
     transition: Transition | None = None
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether it was read back and accepted."""
+        return self.transition is not None and self.transition.outcome == ACCEPTED
+
+    def unwritable(self, what: str, *, left: str | None = None) -> LogUnwritable:
+        """Return the error for a refusal that only a fault explains.
+
+        Args:
+            what: What was refused, for the message.
+            left: What the refusal leaves, for the message.
+        """
+        reason = None if self.transition is None else self.transition.reason
+        after = "" if left is None else f"{left}; "
+        return LogUnwritable(
+            f"coordinating partition {self.partition} refused {what} ({reason}); "
+            f"{after}see: marshal topic info"
+        )
 
 
 class Follower:
@@ -120,7 +139,7 @@ class Follower:
             DeadlineExceeded: The log's end was not reached in time.
         """
         deadline_ms = self._clock.now_ms() + timeout_ms
-        self.begin()
+        self.begin(timeout_ms)
         barrier = self._log.end_offsets(timeout_ms)
 
         def is_there() -> bool:
@@ -180,18 +199,25 @@ class Follower:
         """Close the log."""
         self._log.close(timeout_ms)
 
-    def begin(self) -> None:
+    def begin(self, timeout_ms: int = ASK_MS_MAX) -> None:
         """Start from kept states, if any; ``step`` does so once.
+
+        Args:
+            timeout_ms: Longest time of each request.
 
         Raises:
             CoordinationError: The log did not answer; try again.
         """
         if self._sources:
-            self.restore(self.replicas, sources=self._sources)
+            self.restore(self.replicas, sources=self._sources, timeout_ms=timeout_ms)
             self._sources = ()
 
     def restore(
-        self, partitions: Iterable[int], *, sources: Sequence[KeptStates]
+        self,
+        partitions: Iterable[int],
+        *,
+        sources: Sequence[KeptStates],
+        timeout_ms: int = ASK_MS_MAX,
     ) -> None:
         """Start some partitions, which have folded nothing yet, from kept states.
 
@@ -209,6 +235,7 @@ class Follower:
                 on_unfit=lambda kept, _: self.unfit.append(kept.partition),
                 aside=aside,
                 discards=False,
+                timeout_ms=timeout_ms,
             )
         finally:
             now_ms = self._clock.now_ms()
@@ -217,10 +244,10 @@ class Follower:
                     self._fold(self.replicas[t], entry, now_ms=now_ms)
         for t, restored in found.items():
             if restored.source is not None:
-                self.replicas[t].begin(restored.world, now_ms)
+                self.replicas[t].begin(restored.world, now_ms, notes=restored.notes)
                 self.began_at[t] = restored.world.next_offset
                 groups = restored.world.groups.values()
-                if any(group.pause is not None for group in groups):
+                if any(group.lapses_ms is not None for group in groups):
                     self.began_paused = True
             elif restored.is_log_start_missing:
                 self.log_start_missing.append(t)

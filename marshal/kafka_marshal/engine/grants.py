@@ -13,7 +13,6 @@ from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.granting import (
     ENDING,
     AtMostOnce,
-    Grant,
     GrantRequest,
     GrantVerdict,
     refusal_of,
@@ -21,7 +20,7 @@ from kafka_marshal.protocol.granting import (
 )
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.state import Transition
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.types import Key, OffsetRange
 
 from .context import Context
 from .holding import Holding
@@ -129,7 +128,7 @@ class GrantRequester(ABC):
         progress = None if holding is None else holding.progress
         if holding is None or not isinstance(progress, AtMostOnce):
             if verdict.granted is not None:
-                self._report(key, [Grant(*verdict.granted)])
+                self._report(key, [verdict.granted])
             return
         now_ms = self._context.now_ms
         reason = progress.on_verdict(verdict, grantee=grantee, seq=seq, now_ms=now_ms)
@@ -142,7 +141,7 @@ class GrantRequester(ABC):
         if isinstance(holding.progress, AtMostOnce):
             self._report(holding.key, holding.progress.discard())
 
-    def _report(self, key: Key, grants: Iterable[Grant]) -> None:
+    def _report(self, key: Key, grants: Iterable[OffsetRange]) -> None:
         ranges = [(grant.first, grant.last) for grant in grants]
         if ranges:
             fields = {"key": key, "ranges": ranges}

@@ -12,7 +12,7 @@ from kafka_marshal.protocol.state import Transition
 
 from .claim_index import ClaimIndex
 from .context import Context
-from .holding import Holding
+from .holding import Holding, Rewind
 from .outbox import Outbox, Sent
 
 BEATS_PER_RECORD_MAX = 1_000
@@ -68,7 +68,7 @@ class Heartbeater:
     def beat_start(self, holding: Holding, position: int | None) -> None:
         """Send the first heartbeat of a claim that was just won (PROTOCOL 5.1)."""
         partition = self._context.partition_of(holding.key)
-        self._send_one(partition, holding, position)
+        holding.first_seq = self._send_one(partition, holding, position)
         now_ms = self._context.now_ms
         self._due_ms.setdefault(partition, now_ms + self.next_delay_ms())
 
@@ -93,6 +93,40 @@ class Heartbeater:
         for partition, held in self._by_partition(holdings).items():
             seqs.extend(self._send(partition, held))
         return seqs
+
+    def send_rewind(self, holding: Holding) -> None:
+        """Set the position of a key in the log, also to a lower one (PROTOCOL 6.6)."""
+        partition = self._context.partition_of(holding.key)
+        before = self._outbox.pending_to(partition)
+        seq = self._send_one(partition, holding, holding.position, rewind=True)
+        first = seq if holding.rewind is None else holding.rewind.first_seq
+        holding.rewind = Rewind((*before, seq), first)
+
+    def confirm_rewind(self, holding: Holding) -> bool:
+        """Return whether the log now has the position of a seek; else send it again.
+
+        It is sent again where it never landed, and where an earlier heartbeat that
+        landed late has moved the position beyond it.
+        """
+        rewind = holding.rewind
+        if rewind is None:
+            return False
+        if any(self._outbox.is_pending(seq, late=False) for seq in rewind.seqs):
+            return False
+        known = self._context.replica_of(holding.key).world.keys[holding.key]
+        if known.position != holding.position:
+            self.send_rewind(holding)
+            return False
+        return True
+
+    def may_undo_rewind(self, holding: Holding) -> bool:
+        """Return whether a record of this claim from before a seek may still land."""
+        assert holding.rewind is not None
+        return self._outbox.may_land(
+            self._context.partition_of(holding.key),
+            first=holding.first_seq,
+            before=holding.rewind.first_seq,
+        )
 
     def note_lead(self, partition: int, sent_ms: int) -> None:
         """Record the clock lead at an own claim or heartbeat that was just folded.
@@ -215,7 +249,14 @@ class Heartbeater:
         )
         return seq
 
-    def _send_one(self, partition: int, holding: Holding, position: int | None) -> int:
+    def _send_one(
+        self,
+        partition: int,
+        holding: Holding,
+        position: int | None,
+        *,
+        rewind: bool = False,
+    ) -> int:
         claimant = self._outbox.claimant
         owner = claimant.owner
         key = holding.key
@@ -230,7 +271,7 @@ class Heartbeater:
                 partition=key.partition,
                 epoch=holding.claim.epoch or 0,
                 position=position,
-                rewind=False,
+                rewind=rewind,
                 tags=mark_to_tags(holding.mark),
             ),
             key=key,

@@ -55,6 +55,20 @@ class Drain:
 
 
 @attrs.frozen
+class Rewind:
+    """A position that was set by ``seek`` and is not confirmed yet (PROTOCOL 6.6).
+
+    Attributes:
+        seqs: Sequence numbers to wait for: the record that sets it, and those before it
+            that may still land.
+        first_seq: Sequence number of the first record of this seek.
+    """
+
+    seqs: tuple[int, ...]
+    first_seq: int = 0
+
+
+@attrs.frozen
 class Lookup:
     """What Kafka reports of a partition: the group's commit and the log's range."""
 
@@ -73,6 +87,7 @@ class Holding:
         "claim",
         "delivery",
         "drain",
+        "first_seq",
         "forgotten_count",
         "handed_count",
         "is_subleased",
@@ -80,6 +95,8 @@ class Holding:
         "lookup_at_ms",
         "predecessor",
         "progress",
+        "rewind",
+        "seek_count",
         "sent_mark",
         "start_rule",
         "topic_id",
@@ -101,6 +118,11 @@ class Holding:
         # Whether a client of this sidecar uses it: then it is not released before
         # that client has stopped.
         self.is_subleased = False
+        # While it is set, nothing is handed out.
+        self.rewind: Rewind | None = None
+        self.seek_count = 0
+        # Sequence number of the first heartbeat under the claim.
+        self.first_seq = 0
         # The mark last sent in a batch of heartbeats, which has limited room.
         self.sent_mark: int | None = None
         self.handed_count = 0
@@ -131,14 +153,15 @@ class Holding:
     def uncommitted_count(self) -> int:
         """Number of records handed out, or granted, and not finished.
 
-        At least one while a client of this sidecar uses it: only the client knows.
+        At least one while a client of this sidecar uses it: only the client knows; and
+        while a seek is not confirmed, which a release must not overtake.
         """
         count = 0
         if isinstance(self.progress, AtLeastOnce):
             count = self.progress.uncommitted_count
         elif isinstance(self.progress, AtMostOnce):
             count = self.unconfirmed_count + self.progress.outstanding_count
-        return max(count, self.is_subleased)
+        return max(count, int(self.is_subleased or self.rewind is not None))
 
     @property
     def has_requests(self) -> bool:
@@ -194,9 +217,24 @@ class Holding:
         self.forgotten_count += progress.uncommitted_count
         self.progress = AtLeastOnce(progress.position)
 
+    def seek(self, position: int) -> None:
+        """Move the position anywhere; uncommitted records count as forgotten.
+
+        At least once only. The caller sets ``rewind`` and has the log record it.
+        """
+        if isinstance(self.progress, AtLeastOnce):
+            self.forgotten_count += self.progress.uncommitted_count
+        self.progress = AtLeastOnce(position)
+        self.rewind = None
+        self.seek_count += 1
+
+    def may_work(self, now_ms: int) -> bool:
+        """Return whether new work may begin at this local time."""
+        return self.drain is None and self.claim.may_hand_out(now_ms)
+
     def may_hand_out(self, now_ms: int) -> bool:
         """Return whether a new record may be handed out at this local time."""
-        return self.drain is None and self.claim.may_hand_out(now_ms)
+        return self.rewind is None and self.may_work(now_ms)
 
     def begin(self, position: int | None, *, grantee: bytes) -> None:
         """Start the use of a won claim."""

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from kafka_marshal.errors import InvalidTransition, MarshalError
 from kafka_marshal.protocol.claiming import Ending
-from kafka_marshal.protocol.state import WEDGED
+from kafka_marshal.protocol.state import STUCK
 from kafka_marshal.protocol.types import Key
 
 from .grants import GrantRequester
@@ -144,7 +144,7 @@ class Holdings:
         if is_due or holding.uncommitted_count == 0:
             # Report to an application that is stuck in its handler that another owner
             # may repeat its work.
-            was_lost = drain.reason == WEDGED and holding.uncommitted_count > 0
+            was_lost = drain.reason == STUCK and holding.uncommitted_count > 0
             self.release(holding, drain, was_lost=was_lost)
 
     def look_at_ends(self, now_ms: int) -> None:
@@ -201,13 +201,21 @@ class Holdings:
         self._context.observe("claim_ended", fields)
         self.meters.claim_ended(key, claim.ending, tally=holding.tally)
 
-    def fail(self, failure: MarshalError) -> None:
-        """Release everything for good; consumers raise ``failure``."""
+    def fail(
+        self, failure: MarshalError, *, reason: str = "failed", was_lost: bool = False
+    ) -> None:
+        """Release everything for good; consumers raise ``failure``.
+
+        Args:
+            failure: The error.
+            reason: Reason of the releases.
+            was_lost: Whether to report the keys as lost work.
+        """
         if self.failure is None:
             self.failure = failure
             self._context.observe("session_failed", {"error": failure})
         for holding in list(self.by_key.values()):
-            self.release(holding, Drain("failed", None, None))
+            self.release(holding, Drain(reason, None, None), was_lost=was_lost)
         self._wanted.bump_all()
 
     def fence(self, failure: MarshalError) -> None:

@@ -85,7 +85,15 @@ class ClaimContext(Protocol):
         ...
 
     def is_paused(self, group_id: str) -> bool:
-        """Return whether a group is paused, as far as is known."""
+        """Return whether a whole group is paused, as far as is known."""
+        ...
+
+    def pauses(self, group_id: str) -> list[dict[str, Any]]:
+        """Return every pause of a group, as far as is known."""
+        ...
+
+    def is_key_paused(self, key: Key) -> bool:
+        """Return whether a key is paused, as far as is known."""
         ...
 
     def observe(self, name: str, fields: Mapping[str, Any]) -> None:
@@ -141,6 +149,11 @@ class ClaimSession(Protocol):
         ...
 
     @property
+    def handoff_counts(self) -> Mapping[str, int]:
+        """Open handoffs of this client by phase; empty if the sidecar does them."""
+        ...
+
+    @property
     def meters(self) -> SessionMeters:
         """Counters."""
         ...
@@ -165,6 +178,13 @@ class ClaimSession(Protocol):
 
     def release(self, holding: Holding, *, reason: str) -> None:
         """Release a held key at its position."""
+        ...
+
+    def seek(self, holding: Holding, position: int) -> None:
+        """Move the position of a held key anywhere, at least once (PROTOCOL 6.6).
+
+        ``holding.rewind`` is None again once the log has it.
+        """
         ...
 
     def check_lease(self, holding: Holding, now_ms: int) -> None:

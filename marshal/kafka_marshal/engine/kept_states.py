@@ -25,10 +25,17 @@ from kafka_marshal.protocol.state import (
 )
 from kafka_marshal.protocol.types import Key, LogEntry
 
+from .pause_notes import PauseName, PauseNote
+
 ASK_MS_MAX = 10_000
 POLL_MS = 100
 # Successive polls without a result before the search fails.
 POLLS_MAX = 100
+
+
+def polls_in(timeout_ms: int) -> int:
+    """Return the number of successive polls without a result to allow in a search."""
+    return max(1, min(POLLS_MAX, timeout_ms // POLL_MS))
 
 
 @attrs.frozen(kw_only=True)
@@ -97,11 +104,13 @@ class Restored:
         world: State to start from; reading starts at its ``next_offset``.
         source: Its source, None if the log is read from its start.
         log_start: First offset of the log.
+        notes: What was noted about the pauses of the state.
     """
 
     world: WorldState
     source: str | None
     log_start: int
+    notes: Mapping[PauseName, PauseNote] = attrs.field(factory=dict)
 
     @property
     def is_log_start_missing(self) -> bool:
@@ -200,7 +209,8 @@ def restore(
                 if discards and not is_evidence and isinstance(source, Discards):
                     source.discard(state)
             else:
-                found[t] = Restored(world, state.source, starts[t])
+                notes = {} if state.soft is None else notes_from_bytes(state.soft)
+                found[t] = Restored(world, state.source, starts[t], notes)
     for t in ranges.keys() - found.keys():
         found[t] = Restored(WorldState(t), None, starts[t])
     first_offsets = dict(starts) | dict(places or {})
@@ -228,13 +238,13 @@ def _fitting(
     found = {t: (state, world_of(state, wanted[t])) for t, state in kept.items()}
     log.read_from(ends)
     fitting = [state for state, world in found.values() if not isinstance(world, str)]
-    for t, why in _unproven(log, fitting):
+    for t, why in _unproven(log, fitting, timeout_ms=timeout_ms):
         found[t] = (found[t][0], why)
     return found
 
 
 def _unproven(
-    log: CoordinationLog, states: Sequence[KeptState]
+    log: CoordinationLog, states: Sequence[KeptState], *, timeout_ms: int
 ) -> list[tuple[int, str]]:
     """Return the states whose last entry is not in the log, and why.
 
@@ -246,7 +256,7 @@ def _unproven(
         return []
     log.read_from({t: state.offset - 1 for t, state in awaited.items()})
     unproven: list[tuple[int, str]] = []
-    for _ in range(POLLS_MAX):
+    for _ in range(polls_in(timeout_ms)):
         for t, entry in log.poll(POLL_MS):
             state = awaited.pop(t, None)
             if state is None:
@@ -266,7 +276,52 @@ def _unproven(
     )
 
 
-class RestoreLog(CoordinationLog):
+class LogView(CoordinationLog):
+    """A view of a log that passes on every call; subclasses change some."""
+
+    def __init__(self, log: CoordinationLog) -> None:
+        self._log = log
+        self.topic, self.topic_id = log.topic, log.topic_id
+
+    @property
+    def partition_count(self) -> int:
+        """Number of partitions of the log."""
+        return self._log.partition_count
+
+    def append(self, partition: int, value: bytes) -> Append:
+        """Append to the log."""
+        return self._log.append(partition, value)
+
+    def poll(self, timeout_ms: int) -> Sequence[tuple[int, LogEntry]]:
+        """Return new entries, as the log."""
+        return self._log.poll(timeout_ms)
+
+    def read_from(self, offsets: Mapping[int, int]) -> None:
+        """Change the read offsets, as the log."""
+        self._log.read_from(offsets)
+
+    def positions(self) -> Mapping[int, int]:
+        """Return the next offsets, as the log."""
+        return self._log.positions()
+
+    def start_offsets(self, timeout_ms: int) -> Mapping[int, int]:
+        """Return the first offsets, as the log."""
+        return self._log.start_offsets(timeout_ms)
+
+    def offsets_for_times(self, time_ms: int, timeout_ms: int) -> Mapping[int, int]:
+        """Return the first offsets with this timestamp or a later one, as the log."""
+        return self._log.offsets_for_times(time_ms, timeout_ms)
+
+    def end_offsets(self, timeout_ms: int) -> Mapping[int, int]:
+        """Return the next offsets to be written, as the log."""
+        return self._log.end_offsets(timeout_ms)
+
+    def close(self, timeout_ms: int) -> None:
+        """Close the log."""
+        self._log.close(timeout_ms)
+
+
+class RestoreLog(LogView):
     """A view of the log that shows only the partitions that are being restored.
 
     Attributes:
@@ -279,19 +334,9 @@ class RestoreLog(CoordinationLog):
         partitions: Collection[int],
         entries: list[tuple[int, LogEntry]],
     ) -> None:
-        self._log = log
-        self.topic, self.topic_id = log.topic, log.topic_id
+        super().__init__(log)
         self._partitions = frozenset(partitions)
         self.entries = entries
-
-    @property
-    def partition_count(self) -> int:
-        """Number of partitions of the log."""
-        return self._log.partition_count
-
-    def append(self, partition: int, value: bytes) -> Append:
-        """Append to the log."""
-        return self._log.append(partition, value)
 
     def poll(self, timeout_ms: int) -> Sequence[tuple[int, LogEntry]]:
         """Return new entries of the partitions that are being restored.
@@ -302,8 +347,22 @@ class RestoreLog(CoordinationLog):
             LogTruncated: Another partition was truncated. The log repeats this error
                 until that partition is restored, so the engine must get it.
         """
+        return self._mine(lambda: self._log.poll(timeout_ms))
+
+    def skim(self, timeout_ms: int, *, head: bytes) -> Sequence[tuple[int, LogEntry]]:
+        """Return new entries as ``poll``, but others than those sought may be left out.
+
+        Raises: as ``poll``.
+        """
+        if len(self._partitions) < self._log.partition_count:
+            return self.poll(timeout_ms)  # entries to set aside must be complete
+        return self._mine(lambda: self._log.skim(timeout_ms, head=head))
+
+    def _mine(
+        self, read: Callable[[], Sequence[tuple[int, LogEntry]]]
+    ) -> Sequence[tuple[int, LogEntry]]:
         try:
-            entries = self._log.poll(timeout_ms)
+            entries = read()
         except LogTruncated as error:
             if error.partition not in self._partitions:
                 raise
@@ -315,19 +374,7 @@ class RestoreLog(CoordinationLog):
     def read_from(self, offsets: Mapping[int, int]) -> None:
         """Change the read offsets of partitions that are being restored."""
         assert offsets.keys() <= self._partitions
-        self._log.read_from(offsets)
-
-    def positions(self) -> Mapping[int, int]:
-        """Return the next offsets, as the log."""
-        return self._log.positions()
-
-    def start_offsets(self, timeout_ms: int) -> Mapping[int, int]:
-        """Return the first offsets, as the log."""
-        return self._log.start_offsets(timeout_ms)
-
-    def end_offsets(self, timeout_ms: int) -> Mapping[int, int]:
-        """Return the next offsets to be written, as the log."""
-        return self._log.end_offsets(timeout_ms)
+        super().read_from(offsets)
 
     def close(self, timeout_ms: int) -> None:
         """Leave the log open, for its owner."""
@@ -356,17 +403,22 @@ class _Soft(msgspec.Struct, array_like=True, forbid_unknown_fields=True, kw_only
             ],
         ]
     ]
+    pauses: list[tuple[str, bytes, PauseNote]] = []
 
 
 _decode = msgspec.msgpack.Decoder(_Soft).decode
 
 
-def soft_to_bytes(soft: SoftState) -> bytes:
-    """Return the soft state as bytes."""
-    return freeze_soft(soft)()
+def soft_to_bytes(
+    soft: SoftState, pauses: Mapping[PauseName, PauseNote] | None = None
+) -> bytes:
+    """Return the soft state as bytes, with what was noted about pauses."""
+    return freeze_soft(soft, pauses)()
 
 
-def freeze_soft(soft: SoftState) -> Callable[[], bytes]:
+def freeze_soft(
+    soft: SoftState, pauses: Mapping[PauseName, PauseNote] | None = None
+) -> Callable[[], bytes]:
     """Copy the soft state; return a function that encodes it, on any thread."""
     members: list[Any] = [
         (encode(each.record), each.since_offset, each.offset, each.seen_ms)
@@ -380,18 +432,30 @@ def freeze_soft(soft: SoftState) -> Callable[[], bytes]:
         undecodable=ring,
         members=members,
         notes=notes,
+        pauses=[(*name, note) for name, note in (pauses or {}).items()],
     )
     return lambda: _encode(frozen)
 
 
-def soft_from_bytes(value: bytes) -> SoftState:
-    """Return the soft state of ``soft_to_bytes``; empty if the bytes are invalid."""
-    soft = SoftState()
+def _read(value: bytes) -> _Soft | None:
     try:
         read = _decode(value)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return soft
-    if read.version != FORMAT_VERSION:
+        return None
+    return read if read.version == FORMAT_VERSION else None
+
+
+def notes_from_bytes(value: bytes) -> dict[PauseName, PauseNote]:
+    """Return the notes of ``soft_to_bytes``; none if the bytes are invalid."""
+    read = _read(value)
+    pauses = () if read is None else read.pauses
+    return {(group_id, op_id): note for group_id, op_id, note in pauses}
+
+
+def soft_from_bytes(value: bytes) -> SoftState:
+    """Return the soft state of ``soft_to_bytes``; empty if the bytes are invalid."""
+    soft, read = SoftState(), _read(value)
+    if read is None:
         return soft
     for raw, since_offset, offset, seen_ms in read.members:
         record = decode(raw)

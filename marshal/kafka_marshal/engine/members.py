@@ -3,9 +3,15 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from kafka_marshal.errors import IdentityConflict
+from kafka_marshal.errors import ClientFenced, IdentityConflict
 from kafka_marshal.protocol.claiming import Claimant
-from kafka_marshal.protocol.records import SUPPORTED_LEVEL, ClaimingPartition, Member
+from kafka_marshal.protocol.codec import person_of
+from kafka_marshal.protocol.records import (
+    SUPPORTED_LEVEL,
+    ClaimingPartition,
+    FencingClient,
+    Member,
+)
 from kafka_marshal.protocol.state import ACCEPTED, Transition, WorldState
 from kafka_marshal.protocol.types import Key, Owner
 
@@ -13,7 +19,13 @@ from .context import Context
 from .heartbeats import INTERVALS_PER_H
 from .holding import Holding
 from .outbox import Outbox
-from .subscription import BEHIND_LABEL, WEIGHT_LABEL, WEIGHT_MAX, Subscription
+from .subscription import (
+    LAGGING_LABEL,
+    WARMS_LABEL,
+    WEIGHT_LABEL,
+    WEIGHT_MAX,
+    Subscription,
+)
 
 TOPICS_MAX = 1_000
 ANNOUNCED_MAX = 10_000  # members whose last announcement is remembered
@@ -71,7 +83,9 @@ class Announcer:
         is_behind: bool = False,
     ) -> None:
         """Announce the wanted topics and the load."""
-        labels = {BEHIND_LABEL: "yes"} if is_behind else {}
+        labels = {LAGGING_LABEL: "yes"} if is_behind else {}
+        if any(sub.on_warm is not None for sub in subs):
+            labels[WARMS_LABEL] = "yes"
         weight = max((sub.weight for sub in subs), default=1)
         if weight > 1:
             labels[WEIGHT_LABEL] = str(min(weight, WEIGHT_MAX))
@@ -280,6 +294,31 @@ def _within(topics: Iterable[str]) -> tuple[str, ...]:
             break
         kept.append(topic)
     return tuple(kept)
+
+
+def client_fenced(claimant: Claimant, transition: Transition) -> ClientFenced:
+    """Return the error for a fence of this process.
+
+    Args:
+        claimant: This process.
+        transition: The fence, or the refusal of an own record that shows it: a process
+            that folds the log again may not read the fence itself.
+    """
+    record, offset = transition.record, transition.offset
+    by = reason = ""
+    if isinstance(record, FencingClient):
+        by, reason = person_of(record) or record.client_id, record.reason or ""
+    admin = f"{by!r}" if by else "an admin"
+    why = f": {reason}" if reason else ""
+    return ClientFenced(
+        f"client {claimant.owner.client_id!r} of group {claimant.group_id!r} was "
+        f"fenced by {admin} at log offset {offset}{why}; this process claims nothing "
+        "any more, a new one with this client_id does; see: marshal clients list "
+        f"--group {claimant.group_id}",
+        by=by,
+        reason=reason,
+        at_offset=offset,
+    )
 
 
 def identity_conflict(

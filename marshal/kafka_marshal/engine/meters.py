@@ -125,6 +125,8 @@ class SessionMeters:
         released: Claims released, by topic and reason.
         takeovers: Log time from the earlier owner's last renewal to our claim, by
             topic and how that ownership ended.
+        handoff_gaps: Log time from the release to our claim of a key for which the
+            application had warmed up, by topic.
         tallies: Records of claims that have ended, by key.
     """
 
@@ -133,6 +135,7 @@ class SessionMeters:
         self.lost: dict[tuple[str, str], int] = {}
         self.released: dict[tuple[str, str], int] = {}
         self.takeovers: dict[tuple[str, str], Histogram] = {}
+        self.handoff_gaps: dict[str, Histogram] = {}
         self.tallies: dict[Key, Tally] = {}
 
     def claim_won(
@@ -145,6 +148,11 @@ class SessionMeters:
             found = self.takeovers.setdefault(place, Histogram(TAKEOVER_MS))
             found.observe(log_ms - before.since_ms)
             _trim(self.takeovers)
+
+    def handed_over(self, key: Key, *, gap_ms: int) -> None:
+        """Count a claim of a key that its owner had offered, and its gap."""
+        self.handoff_gaps.setdefault(key.topic, Histogram(READ_BACK_MS)).observe(gap_ms)
+        _trim(self.handoff_gaps)
 
     def claim_ended(self, key: Key, ending: Ending, *, tally: Tally) -> None:
         """Count the end of a claim, and its records."""

@@ -42,11 +42,12 @@ class Outbox:
     this process permanently.
     """
 
-    __slots__ = ("_appends", "_context", "_pending", "claimant")
+    __slots__ = ("_appends", "_context", "_forgotten_seq", "_pending", "claimant")
 
     def __init__(self, context: Context, claimant: Claimant) -> None:
         self._context = context
         self._pending: dict[int, Sent] = {}
+        self._forgotten_seq = -1  # the newest that was unread and had no room
         self._appends = deque[Append](maxlen=PENDING_MAX)
         self.claimant = claimant
 
@@ -71,7 +72,8 @@ class Outbox:
             sent_ms=sent_ms, partition=partition, key=key, grantee=grantee_of(record)
         )
         if len(self._pending) > PENDING_MAX:
-            del self._pending[next(iter(self._pending))]
+            self._forgotten_seq = next(iter(self._pending))
+            del self._pending[self._forgotten_seq]
         self._appends.append(self._context.ports.log.append(partition, value))
         return seq, sent_ms
 
@@ -112,6 +114,30 @@ class Outbox:
             for seq, sent in self._pending.items()
             if sent.key in keys and sent.sent_ms > since_ms
         ]
+
+    def pending_to(self, partition: int) -> list[int]:
+        """Return the records to a coordinating partition that may be read back."""
+        since_ms = self._context.now_ms - self._context.heartbeat_interval_ms
+        return [
+            seq
+            for seq, sent in self._pending.items()
+            if sent.partition == partition and sent.sent_ms > since_ms
+        ]
+
+    def may_land(self, partition: int, *, first: int, before: int) -> bool:
+        """Return whether a record that was sent may still land, however late.
+
+        PROTOCOL 1.4: it may, unless it was read back.
+
+        Args:
+            partition: The coordinating partition that it was sent to.
+            first: The least sequence number that counts.
+            before: The least one after it that does not count.
+        """
+        return self._forgotten_seq >= first or any(
+            first <= seq < before and sent.partition == partition
+            for seq, sent in self._pending.items()
+        )
 
     def is_pending(self, seq: int, *, late: bool = True) -> bool:
         """Return whether a record has not been read back yet.

@@ -11,7 +11,7 @@ from typing import Protocol
 import attrs
 
 from kafka_marshal.protocol.health import handler_limit_ms, is_stuck
-from kafka_marshal.protocol.state import WEDGED
+from kafka_marshal.protocol.state import STUCK
 from kafka_marshal.protocol.types import Key
 
 from .holding import Drain, Holding
@@ -85,7 +85,7 @@ class Stuck:
             f"{self.limit_ms}, {self.uncommitted_count} uncommitted, lag {lag}"
         )
         return Drain(
-            reason=WEDGED, successor=self.taker or None, until_ms=now_ms, detail=detail
+            reason=STUCK, successor=self.taker or None, until_ms=now_ms, detail=detail
         )
 
 

@@ -26,7 +26,6 @@ from kafka_marshal.protocol.state import Transition, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry, Owner, TopicPartition
 
 from .context import Context
-from .grant_requests import GrantRequests, PendingGrant, draw_grantee
 from .kept_states import (
     ASK_MS_MAX,
     Discards,
@@ -36,6 +35,7 @@ from .kept_states import (
     WentBack,
     restore,
 )
+from .proxy_grants import PendingGrant, ProxyGrants, draw_grantee
 from .session import Session
 
 # Interval between searches for a checkpoint in a log that begins above 0.
@@ -148,7 +148,7 @@ class Rebuilder:
     def __init__(
         self,
         context: Context,
-        requests: GrantRequests,
+        requests: ProxyGrants,
         *,
         sources: Sequence[KeptStates],
     ) -> None:
@@ -229,7 +229,8 @@ class Rebuilder:
             elif restored.source is not None:
                 at = {"partition": t, "offset": restored.world.next_offset}
                 self._context.observe("restored", at | {"source": restored.source})
-            self._context.replicas[t].begin(restored.world, now_ms)
+            replica = self._context.replicas[t]
+            replica.begin(restored.world, now_ms, notes=restored.notes)
             self._barriers[t] = ends[t]
             if t in self._truncated:
                 self._truncated[t].skip_to(restored.world)
@@ -479,7 +480,7 @@ class Rebuilder:
         verdict = pending.verdict
         granted = None if verdict is None else verdict.granted
         if granted is not None:
-            lost.reached = max(lost.reached, granted[1] + 1)
+            lost.reached = max(lost.reached, granted.end)
         if self._update_reached(lost) < lost.granted:
             if granted is not None:
                 lost.pending = None  # one request was not enough: send another

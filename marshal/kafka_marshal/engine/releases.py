@@ -135,7 +135,8 @@ class ReleaseRetrier:
 # Release reasons that are independent of the holder.
 ORDERLY = frozenset(
     {
-        *("closed", "failed", "paused", "topic_gone"),
+        *("closed", "failed", "paused", "topic_gone", "fenced_by_admin"),
+        "seek_unconfirmed",
         # Reasons of a sidecar, whose other clients may take the key at once.
         *("moved", "client_died", "client_left", "client_silent", "shutdown"),
     }
@@ -164,6 +165,10 @@ class ReleaseCooldowns:
         """Extend the cooldown when the release is read back, if the key has one."""
         if key in self._until_ms:
             self._until_ms[key] = until_ms
+
+    def end(self, key: Key) -> None:
+        """End the cooldown of a key: its owner names this client as successor."""
+        self._until_ms.pop(key, None)
 
     def ends_by(self, transition: Transition) -> bool:
         """End the cooldown if another member released the key for an orderly reason.

@@ -1,6 +1,6 @@
 """Holds the world state of one coordinating partition, with local timing."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
@@ -11,6 +11,10 @@ from kafka_marshal.protocol.fold_beats import fold_beats
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.state import Transition, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry
+
+from .pause_notes import PauseName, PauseNote, PauseNotes
+
+_PAUSING = frozenset({"paused", "scheduled", "directed"})
 
 
 class Glance(NamedTuple):
@@ -57,6 +61,7 @@ class Replica:
         folded_at_ms: Local time at which the last entry was folded.
         checkpoints: Checkpoints seen in the log.
         compared: The last comparison of a checkpoint with our own state.
+        notes: What the entries folded here say about pauses.
     """
 
     __slots__ = (
@@ -65,15 +70,24 @@ class Replica:
         "checkpoints",
         "compared",
         "folded_at_ms",
+        "notes",
         "world",
     )
 
     def __init__(self, partition: int, *, now_ms: int) -> None:
+        self.notes = PauseNotes()
         self.begin(WorldState(partition), now_ms)
 
-    def begin(self, world: WorldState, now_ms: int) -> None:
-        """Replace the state."""
+    def begin(
+        self,
+        world: WorldState,
+        now_ms: int,
+        *,
+        notes: Mapping[PauseName, PauseNote] | None = None,
+    ) -> None:
+        """Replace the state; own notes on pauses stay, ``notes`` are added to them."""
         self.world = world
+        self.notes.begin(world, notes)
         self.began_at = world.next_offset
         self.folded_at_ms = now_ms
         self.checkpoints = Watch()
@@ -84,6 +98,9 @@ class Replica:
         """Fold one entry received at local time ``now_ms``."""
         transitions = apply(self.world, entry)
         self.folded_at_ms = now_ms
+        if transitions and transitions[0].effect in _PAUSING:
+            assert transitions[0].record is not None
+            self.notes.take(transitions[0].record, entry.timestamp_ms)
         compared = self.checkpoints.on_entry(self.world, transitions)
         if compared is not None:
             self.compared = compared

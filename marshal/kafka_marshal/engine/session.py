@@ -1,6 +1,6 @@
 """One claimant in an engine: acquires, renews and releases its claims."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import attrs
@@ -15,14 +15,16 @@ from kafka_marshal.protocol.claiming import (
     Claimant,
     Ending,
     PreviousLife,
+    estimate,
 )
 from kafka_marshal.protocol.delivery import AtLeastOnce
-from kafka_marshal.protocol.planner import Plan, Release
+from kafka_marshal.protocol.planner import DRAINED, SURPLUS, Plan, Release
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
     ClaimingMessages,
     ClaimingPartition,
     Config,
+    FencingClient,
     Heartbeat,
     Member,
     ReleasingPartition,
@@ -33,20 +35,25 @@ from kafka_marshal.protocol.types import Key
 from .acquirer import Acquirer, StartPositions
 from .claim_index import ClaimIndex
 from .context import Context
+from .coverage import best_taker
 from .grants import LogGrantRequester
+from .handoffs import Offers, Warmer
 from .heartbeats import Heartbeater
 from .holding import Drain, Holding, StartRule
 from .holdings import LEASE_EXPIRED, Holder, Holdings
-from .members import Announcer, identity_conflict
+from .members import Announcer, client_fenced, identity_conflict
 from .mirror import Mirror
 from .outbox import Outbox, Sent, grantee_of
 from .releases import ORDERLY, ReleaseCooldowns, ReleaseRetrier
-from .slow_consumers import SlowConsumerPolicy, best_taker
+from .slow_consumers import SlowConsumerPolicy
 from .subscription import Subscription, SubscriptionSet
 
 TOPIC_GONE = "topic_gone"
+FENCED_BY_ADMIN = "fenced_by_admin"
+SENDER_FENCED = "sender_fenced"
 NAME_CHARS_MAX = 60
-EXPECTED = ORDERLY | {"surplus", "given_up"}
+SEEK_UNCONFIRMED = "seek_unconfirmed"
+EXPECTED = ORDERLY | {SURPLUS, DRAINED, "given_up"}
 
 
 class Subleaser(Protocol):
@@ -119,6 +126,8 @@ class Session(Holder):
         self._slow = SlowConsumerPolicy(context, self._held.lags, self._held.watchdog)
         self._acquirer = Acquirer(context, self._outbox, lives=lives)
         self._cooldowns = ReleaseCooldowns()
+        self._offers = Offers(context, self._outbox, self.holdings, drain=self._drain)
+        self._warmer = Warmer(context, self._outbox)
         self._policy_at_ms = 0
         self._is_closing = False
         self._is_mute = False
@@ -236,6 +245,7 @@ class Session(Holder):
             self.fence(refusal)
         if self.failure is not None:
             return
+        self._offers.drive(now_ms)
         self._drive_active(now_ms)
         self._heartbeater.beat_due(self.holdings.values(), now_ms)
         if self._mirror is not None:
@@ -249,6 +259,8 @@ class Session(Holder):
                 subs = self._wanted.subs
                 self._announcer.announce(subs, self.holdings, is_behind=is_behind)
             self._refresh_topics(now_ms)
+            self._warmer.look(self._wanted.sub_of, now_ms)
+            self._warmer.drive(now_ms)
             if now_ms >= self._policy_at_ms:
                 self._policy_at_ms = now_ms + self._wanted.rest_ms(self._context)
                 self._apply_policies(now_ms)
@@ -270,7 +282,7 @@ class Session(Holder):
 
     def _drive_owned(self, holding: Holding, now_ms: int) -> None:
         world = self._context.replica_of(holding.key).world
-        paused = world.active_pause(holding.key.group_id)
+        paused = world.pause_of(holding.key)
         if paused is not None and holding.drain is None:
             # PROTOCOL 8.1: finish the uncommitted records, beat, release.
             until_ms = holding.claim.lease.hard_until_ms
@@ -282,7 +294,25 @@ class Session(Holder):
         except PositionError as error:
             self.fail(error)
             return
+        if self._heartbeater.confirm_rewind(holding):
+            if self._heartbeater.may_undo_rewind(holding):
+                self._end_sought(holding)
+                return
+            holding.rewind = None
+            self._wanted.bump(holding.key)
         self._held.drive(holding, now_ms)
+
+    def _end_sought(self, holding: Holding) -> None:
+        """End a claim whose earlier heartbeats may land after a seek (PROTOCOL 6.6).
+
+        Under the next claim, probably by this client, they are ignored. A key that
+        another process uses becomes stale first, as that process has its own deadline.
+        """
+        if self._is_subleased(holding):
+            self.abandon(holding, reason=SEEK_UNCONFIRMED)
+        else:
+            me = self.claimant.owner.client_id
+            self.release(holding, reason=SEEK_UNCONFIRMED, successor=me)
 
     def _refresh_topics(self, now_ms: int) -> None:
         for sub in self._wanted.subs:
@@ -348,28 +378,37 @@ class Session(Holder):
                 now_ms=now_ms,
             )
             self._policy_at_ms = min(self._policy_at_ms, sub.claimable_at_ms)
-            self._follow(sub, sub.plan(view, self._context), now_ms)
+            plan = sub.plan(view, self._context, now_ms=now_ms)
+            if sub.awaits_policy(now_ms):
+                self._plan_soon(now_ms)
+            self._follow(sub, plan, now_ms)
 
     def _follow(self, sub: Subscription, plan: Plan, now_ms: int) -> None:
-        if self._subleaser is not None:
-            keys = plan.claim
-            self._foreseen = self._subleaser.foresee(sub, keys) if keys else {}
+        self._foresee(sub, plan.claim)
         wanted = {
             key: plan.why.get(key, "")
             for key in plan.claim
             if not self._cooldowns.is_in_cooldown(key, now_ms)
         }
-        self._drop_contenders(sub, wanted)
+        self._drop_contenders(sub, wanted.keys() | sub.named)
         for key, why in wanted.items():
             if key not in self.holdings and not self._releases.is_leaving(key):
                 delivery = sub.config.delivery
                 self._contend_for(key, delivery, sub.start_rule, why=why)
         for release in plan.release:
-            self._give_up(release)
+            self._give_up(release, now_ms)
+        self._offers.withdraw_unwanted(now_ms)
 
-    def _give_up(self, release: Release) -> None:
+    def _foresee(self, sub: Subscription, keys: Sequence[Key]) -> None:
+        """Ask for whom these keys will be claimed, for the reasons of their claims."""
+        if self._subleaser is not None:
+            self._foreseen = self._subleaser.foresee(sub, keys) if keys else {}
+
+    def _give_up(self, release: Release, now_ms: int) -> None:
         holding = self.holdings.get(release.key)
         if holding is None or not holding.claim.is_owned or holding.drain is not None:
+            return
+        if self._offers.takes(holding, release, now_ms=now_ms):
             return
         self._context.observe("given_up", attrs.asdict(release, recurse=False))
         drain = Drain(
@@ -400,6 +439,28 @@ class Session(Holder):
         self._index.mark_active(holding)
         self._wanted.bump(holding.key)
 
+    def _succeed(self, key: Key, now_ms: int) -> None:
+        """Contend at once for a key whose release names this client as successor.
+
+        Neither the pace of policies nor a cooldown delays it: until the handoff ends,
+        no other member can claim the key.
+        """
+        replica = self._context.replica_of(key)
+        elapsed_ms = replica.elapsed_ms(now_ms)
+        owner = self.claimant.owner
+        guess = estimate(replica.world, key, elapsed_ms=elapsed_ms, claimant=owner)
+        sub = self._wanted.sub_of(key)
+        if not guess.is_named or sub is None or self._is_closing or self.failure:
+            return
+        self._cooldowns.end(key)
+        if key not in self.holdings and sub.may_succeed(
+            key, self.holdings, now_ms=now_ms
+        ):
+            note = replica.world.soft.notes.get(key)
+            why = "handed over" if note is None else f"handed over by {note.client_id}"
+            self._foresee(sub, [key])
+            self._contend_for(key, sub.config.delivery, sub.start_rule, why=why)
+
     def _drop_contenders(self, sub: Subscription, wanted: Collection[Key]) -> None:
         for key, holding in list(self._index.contending.items()):
             if key in wanted or key.topic not in sub.topics:
@@ -424,6 +485,8 @@ class Session(Holder):
         assert record is not None
         assert not isinstance(record, Config)
         sent = self._outbox.read_back(record.seq, grantee=grantee_of(record))
+        if transitions[0].reason == SENDER_FENCED:
+            self._fail_as_fenced(transitions[0])
         if isinstance(record, ClaimingPartition):
             self._on_claim(record, transitions[0], now_ms)
             self._plan_soon(now_ms)
@@ -438,6 +501,7 @@ class Session(Holder):
             cool_ms = now_ms + self._context.heartbeat_interval_ms
             self._cooldowns.extend(key, until_ms=cool_ms)
             self._plan_soon(now_ms)
+            self._succeed(key, now_ms)
         elif isinstance(record, ClaimingMessages):
             self.grants.on_verdict(record, transitions[0])
         elif isinstance(record, Member):
@@ -493,6 +557,9 @@ class Session(Holder):
         world = self._context.replica_of(holding.key).world
         why, log_ms = world.soft.notes[holding.key].reason, world.now_ms
         self._held.note_won(holding, effect=effect, why=why, log_ms=log_ms)
+        before = holding.vacancy
+        if self._warmer.finish(holding.key) and before is not None:
+            self.meters.handed_over(holding.key, gap_ms=log_ms - before.since_ms)
 
     def _on_beats(
         self, sent: Sent | None, beats: Iterable[tuple[int, Transition]]
@@ -503,7 +570,9 @@ class Session(Holder):
 
     def on_foreign(self, transition: Transition) -> None:
         """Handle an accepted record of another claimant about a key of this group."""
-        key = transition.key
+        key, record = transition.key, transition.record
+        if isinstance(record, FencingClient):
+            self._on_fence(record, transition)
         if key is None:
             return
         if transition.effect in {"claimed", "resumed"}:
@@ -511,6 +580,11 @@ class Session(Holder):
             self._acquirer.note_claim(key, self._context.now_ms)
         if self._cooldowns.ends_by(transition):
             self._plan_soon(self._context.now_ms)
+        if transition.effect == "released":
+            self._succeed(key, self._context.now_ms)
+        elif transition.effect == "offered":
+            now_ms = self._context.now_ms
+            self._warmer.take(key, self._wanted.sub_of(key), now_ms=now_ms)
         holding = self.holdings.get(key)
         if holding is not None:
             holding.claim.on_foreign(transition)
@@ -518,6 +592,20 @@ class Session(Holder):
                 self._held.after_end(holding)
         if self._announcer.is_succeeded(transition):
             self._fail_as_twin(transition, self._context.partition_of(key), host="")
+
+    def _on_fence(self, record: FencingClient, transition: Transition) -> None:
+        """Handle a fence of any process of this group (PROTOCOL 4.13)."""
+        if self.claimant.owner == (record.fenced, record.fenced_incarnation):
+            self._fail_as_fenced(transition)
+        else:
+            # One member less: this one's share may have grown.
+            self._plan_soon(self._context.now_ms)
+
+    def _fail_as_fenced(self, transition: Transition) -> None:
+        """Fail because an admin fenced this process; nothing more is handed out."""
+        if self.failure is None:
+            error = client_fenced(self.claimant, transition)
+            self._held.fail(error, reason=FENCED_BY_ADMIN, was_lost=True)
 
     def on_member(self, transition: Transition, now_ms: int) -> None:
         """Handle the announcement of another member of the group."""
@@ -671,6 +759,17 @@ class Session(Holder):
 
     # --- requests of the consumer's thread
 
+    def seek(self, holding: Holding, position: int) -> None:
+        """Move the position of a held key anywhere, at least once (PROTOCOL 6.6).
+
+        Nothing of it is handed out until ``holding.rewind`` is None again: then the log
+        has the position.
+        """
+        holding.seek(position)
+        self._slow.forget(holding.key)
+        self._heartbeater.send_rewind(holding)
+        self._index.mark_active(holding)
+
     def beat_now(self) -> list[int]:
         """Send a beat for every held key; return the numbers to wait for."""
         return self._heartbeater.beat_now(self.holdings.values())
@@ -713,6 +812,11 @@ class Session(Holder):
     def is_leaving(self, keys: Iterable[Key]) -> bool:
         """Return whether a release of any of these keys is not yet read back."""
         return not self._is_mute and any(self._releases.is_leaving(key) for key in keys)
+
+    @property
+    def handoff_counts(self) -> Mapping[str, int]:
+        """Open handoffs by phase; keys that warm up here have another owner."""
+        return {**self._offers.counts(), "warming": self._warmer.warming_count}
 
     @property
     def leaving_count(self) -> int:

@@ -8,16 +8,16 @@ from collections.abc import Iterable, Sequence
 
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.health import CYCLES_MAX, Health, Pace, Sample
-from kafka_marshal.protocol.planner import MemberView
 from kafka_marshal.protocol.types import Key
 
 from .context import Context
+from .coverage import best_taker
 from .holding import Drain, Holding
 from .lag import LagWatch, reached
 from .poll_watchdog import PollWatchdog, was_stopped
 from .subscription import Subscription
 
-BEHIND = "behind"
+LAGGING = "lagging"
 CHECKS_PER_H = 20
 AWAY_PARTS = 20
 
@@ -181,7 +181,10 @@ class SlowConsumerPolicy:
             (
                 holding,
                 Drain(
-                    reason=BEHIND, successor=taker, until_ms=None, detail=_figures(pace)
+                    reason=LAGGING,
+                    successor=taker,
+                    until_ms=None,
+                    detail=_figures(pace),
                 ),
             )
         ]
@@ -192,29 +195,3 @@ def _figures(pace: Pace) -> str:
         f"lag {pace.lag}, consumes {pace.consumed_per_s}/s, {pace.produced_per_s}/s "
         f"arrive, {CYCLES_MAX} cycles"
     )
-
-
-def best_taker(
-    members: Iterable[MemberView], topic: str, *, me: str, may_be_behind: bool
-) -> str | None:
-    """Return the live member with the most room for a partition, if any.
-
-    Args:
-        members: Live members of the group.
-        topic: Topic of the partition.
-        me: Own client_id; this member does not count.
-        may_be_behind: Whether a member that lags itself is better than none.
-    """
-    able = [
-        member
-        for member in members
-        if member.client_id != me
-        and topic in member.topics
-        and not member.is_draining
-        and (not member.claims_max or member.held < member.claims_max)
-        and (may_be_behind or not member.is_behind)
-    ]
-    best = min(
-        able, key=lambda m: (m.is_behind, m.held // m.weight, m.client_id), default=None
-    )
-    return None if best is None else best.client_id

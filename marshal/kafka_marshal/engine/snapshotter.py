@@ -4,7 +4,7 @@ Under the engine's lock a state is only copied, because the fold changes it in p
 one partition at a time. Encoding and writing happen on another thread (PROTOCOL 7.1).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,6 +14,8 @@ from kafka_marshal.protocol.state import WorldState
 
 from .context import Context
 from .kept_states import KeptState, KeptStates, freeze_soft
+from .pause_notes import PauseName, PauseNote
+from .replica import Replica
 
 if TYPE_CHECKING:
     from kafka_marshal.ports import Pending
@@ -39,17 +41,33 @@ class StateStore(KeptStates, Protocol):
         ...
 
 
-def capture(world: WorldState, *, source: str) -> KeptState:
-    """Return a state to save; it must have folded at least one entry."""
-    return capture_lazily(world, source=source)()
+def capture(
+    world: WorldState,
+    *,
+    source: str,
+    notes: Mapping[PauseName, PauseNote] | None = None,
+) -> KeptState:
+    """Return a state to save; it must have folded at least one entry.
+
+    Args:
+        world: The state.
+        source: Description of its source, for people.
+        notes: What was noted about its pauses.
+    """
+    return capture_lazily(world, source=source, notes=notes)()
 
 
-def capture_lazily(world: WorldState, *, source: str) -> Callable[[], KeptState]:
+def capture_lazily(
+    world: WorldState,
+    *,
+    source: str,
+    notes: Mapping[PauseName, PauseNote] | None = None,
+) -> Callable[[], KeptState]:
     """Copy a state; return a function that encodes it, on any thread."""
     partition, offset, epoch = world.partition, world.next_offset, world.leader_epoch
     assert epoch is not None
     with uncollected():
-        hard, soft = freeze(world), freeze_soft(world.soft)
+        hard, soft = freeze(world), freeze_soft(world.soft, notes)
 
     def encoded() -> KeptState:
         value = b"".join(hard.pieces())
@@ -65,6 +83,11 @@ def capture_lazily(world: WorldState, *, source: str) -> Callable[[], KeptState]
         )
 
     return encoded
+
+
+def _captured(replica: Replica) -> Callable[[], KeptState]:
+    notes = replica.notes.of(replica.world)
+    return capture_lazily(replica.world, source="this process", notes=notes)
 
 
 def _is_worth(world: WorldState, count: int) -> bool:
@@ -115,7 +138,7 @@ class Snapshotter:
             is_due = is_old and _is_worth(replica.world, count)
             if count >= ENTRIES_MAX or is_due:
                 if self._may_keep(replica.world):
-                    self._save(store, replica.world)
+                    self._save(store, replica)
                     return
             elif is_old:
                 self.record(t, offset)  # check again after another period
@@ -130,7 +153,7 @@ class Snapshotter:
                 continue
             if self._may_keep(replica.world):
                 try:
-                    self._store.save(capture(replica.world, source="this process"))
+                    self._store.save(_captured(replica)())
                 except OSError as error:
                     self._report_failure(error)
                     return
@@ -142,9 +165,9 @@ class Snapshotter:
         is_whole = world.partition not in context.rebuilding
         return is_whole and world.halted is None and world.leader_epoch is not None
 
-    def _save(self, store: StateStore, world: WorldState) -> None:
-        self.record(world.partition, world.next_offset)
-        call = partial(_keep, store, capture_lazily(world, source="this process"))
+    def _save(self, store: StateStore, replica: Replica) -> None:
+        self.record(replica.world.partition, replica.world.next_offset)
+        call = partial(_keep, store, _captured(replica))
         self._saving = self._context.ports.background.submit(call)
 
     def _report_failure(self, error: BaseException | None) -> None:

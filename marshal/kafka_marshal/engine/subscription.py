@@ -1,21 +1,25 @@
 """Subscriptions of consumers: topics, policy, and the view the policy decides on."""
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from kafka_marshal.config import ConsumerConfig, Matches
+from kafka_marshal.config import ConsumerConfig, Matches, OnWarm
 from kafka_marshal.engine.context import Context
+from kafka_marshal.engine.coverage import CoverageRule
+from kafka_marshal.engine.directives import directed
 from kafka_marshal.engine.holding import Holding, StartRule
 from kafka_marshal.engine.releases import ReleaseCooldowns
 from kafka_marshal.engine.topics import Look, TopicWatch
 from kafka_marshal.errors import InvalidTransition
-from kafka_marshal.ports import TopicInfo
+from kafka_marshal.ports import Background, Pending, TopicInfo
 from kafka_marshal.protocol.claiming import PreviousLife, estimate, resumable
 from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.protocol.health import Backoff
 from kafka_marshal.protocol.planner import (
+    SURPLUS,
     KeyView,
     MemberView,
     Plan,
@@ -24,6 +28,7 @@ from kafka_marshal.protocol.planner import (
     View,
     fair,
     greedy,
+    why_uncovered,
 )
 from kafka_marshal.protocol.planner import topic as whole_topics
 from kafka_marshal.protocol.state import KeyNote, KeyState, MemberState
@@ -34,6 +39,12 @@ if TYPE_CHECKING:
 
 REASON_CHARS_MAX = 64
 ERROR_CHARS_MAX = 300
+POLICY_MS_MAX = 500
+POLICY_MS_MIN = 20
+POLICY_WAIT_MS = 100
+DEBOUNCES_MAX = 5  # most delays after the first change, if the members go on changing
+FAR_MS = 2**63
+UNCOVERED_NAMED_MAX = 10  # partitions that an event names
 # Policies that depend on nothing but the view: an equal view gets an equal plan.
 PURE_POLICIES: tuple[Policy, ...] = (fair, greedy, whole_topics)
 
@@ -41,43 +52,90 @@ PURE_POLICIES: tuple[Policy, ...] = (fair, greedy, whole_topics)
 class PolicyRunner:
     """Runs one consumer's policy; its last valid plan stays in force until the next.
 
-    Built-in policies are not called again while the view is unchanged. Policies may
-    come from other packages: a policy that raises, or returns an invalid plan, is
-    reported and called again; it stops neither the engine nor the consumer.
+    Built-in policies are not called again while the view is unchanged. Policies from
+    other packages run on a thread of their own, one call at a time. A policy that
+    raises, returns an invalid plan, or does not return for a heartbeat interval, is
+    reported; it stops neither the engine nor the consumer.
+
+    Attributes:
+        is_pure: Whether the policy is a built-in one.
     """
 
-    __slots__ = ("_claim", "_is_pure", "_last", "_policy", "_reported", "_why")
+    __slots__ = (
+        "_asked",
+        "_asked_ms",
+        "_call",
+        "_claim",
+        "_last",
+        "_policy",
+        "_reported",
+        "_why",
+        "is_pure",
+    )
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         # Compared by identity: custom policies may have no hash, or any equality.
-        self._is_pure = any(policy is each for each in PURE_POLICIES)
+        self.is_pure = any(policy is each for each in PURE_POLICIES)
         self._claim: tuple[Key, ...] = ()
         self._why: Mapping[Key, str] = {}
         self._reported: str | None = None
         self._last: tuple[View, Plan] | None = None
+        self._call: Pending[Plan] | None = None
+        self._asked: View | None = None
+        self._asked_ms = 0
+
+    def is_awaited(self, now_ms: int) -> bool:
+        """Return whether a call is pending that will probably end soon."""
+        return self._call is not None and now_ms - self._asked_ms < POLICY_WAIT_MS
 
     def plan(self, view: View, context: Context) -> Plan:
         """Return the plan in force."""
+        if not self.is_pure:
+            return self._plan_elsewhere(view, context)
         if self._last is not None and self._last[0] == view:
             return self._last[1]
-        problem: str | None
         try:
             plan = self._policy(view)
-            problem = _problem(plan, view)
-        except Exception as error:  # noqa: BLE001 - whatever a foreign policy raises
-            problem = repr(error)
+        except Exception as error:  # noqa: BLE001 - a bug there costs balance only
+            self._report(repr(error)[:ERROR_CHARS_MAX], context)
+            return self._kept(view)
+        self._claim, self._why = plan.claim, plan.why
+        self._last = view, plan
+        return plan
+
+    def _plan_elsewhere(self, view: View, context: Context) -> Plan:
+        """Return the plan of a foreign policy, perhaps for an earlier view."""
+        if self._call is None:
+            self._asked, self._asked_ms = view, context.now_ms
+            call = partial(self._policy, view)
+            self._call = context.ports.policies.submit(call)
+        if not self._call.done():
+            limit_ms = context.heartbeat_interval_ms
+            if context.now_ms - self._asked_ms > limit_ms:
+                self._report(f"it did not return for {limit_ms} ms", context)
+            return self._kept(view)
+        call_of, asked, self._call = self._call, self._asked, None
+        assert asked is not None
+        error = call_of.exception(0)
+        problem = repr(error) if error else _problem(call_of.result(0), asked)
         if problem is not None:
             self._report(problem[:ERROR_CHARS_MAX], context)
             # Past releases are done; only the claims of the last plan stay in force.
-            wanted = {key.key for key in view.keys}
-            kept = tuple(key for key in self._claim if key in wanted)
-            return Plan(kept, why=self._why)
+            return self._kept(view)
+        plan = call_of.result(0)
         self._reported = None
         self._claim, self._why = plan.claim, plan.why
-        if self._is_pure:
-            self._last = view, plan
-        return plan
+        if asked is view:
+            return plan
+        mine = {key.key for key in view.keys if key.is_mine}
+        release = tuple(each for each in plan.release if each.key in mine)
+        return attrs.evolve(self._kept(view), release=release)
+
+    def _kept(self, view: View) -> Plan:
+        wanted = {key.key for key in view.keys}
+        kept = tuple(key for key in self._claim if key in wanted)
+        return Plan(kept, why=self._why)
 
     def _report(self, problem: str, context: Context) -> None:
         if problem != self._reported:
@@ -126,11 +184,65 @@ def _is_name(value: object) -> bool:
     return isinstance(value, str) and is_identifier(value)
 
 
-POLICY_MS_MAX = 500
-POLICY_MS_MIN = 20
-BEHIND_LABEL = "behind"
+@attrs.frozen(kw_only=True)
+class _ViewInputs:
+    """What the views of all keys depend on; ``is_off`` while nothing is claimed."""
+
+    context: Context
+    owner: Owner
+    holdings: Mapping[Key, Holding]
+    lives: tuple[PreviousLife, ...]
+    cooldowns: ReleaseCooldowns
+    now_ms: int
+    is_off: bool
+
+
+LAGGING_LABEL = "lagging"
 WEIGHT_LABEL = "weight"
+WARMS_LABEL = "warms"
 WEIGHT_MAX = 1_000  # also for the weights that other members announce
+
+
+@attrs.define
+class Debounce:
+    """Delays the release of surplus until the members of a group stay the same.
+
+    A burst of joins then moves each key once. Free keys are claimed meanwhile.
+    """
+
+    _members: frozenset[object] | None = None
+    _first_ms: int = 0
+    _until_ms: int = 0
+
+    def update(
+        self, members: Iterable[MemberView], now_ms: int, *, debounce_ms: int
+    ) -> int | None:
+        """Compare the members with the last ones; return the end of the delay.
+
+        Args:
+            members: The members now.
+            now_ms: Local time.
+            debounce_ms: Length of the delay; changes may renew it a few times.
+        """
+        seen = frozenset(
+            (each.client_id, each.topics, each.is_draining, each.weight)
+            for each in members
+        )
+        if self._members is not None and self._members != seen:
+            if not self.is_on(now_ms):
+                self._first_ms = now_ms
+            latest_ms = self._first_ms + DEBOUNCES_MAX * debounce_ms
+            self._until_ms = min(now_ms + debounce_ms, latest_ms)
+        self._members = seen
+        return self._until_ms if self.is_on(now_ms) else None
+
+    def is_on(self, now_ms: int) -> bool:
+        """Return whether surplus is kept at this local time."""
+        return now_ms < self._until_ms
+
+
+def _without_surplus(releases: Iterable[Release]) -> tuple[Release, ...]:
+    return tuple(each for each in releases if each.reason != SURPLUS)
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -157,9 +269,16 @@ class Subscription:
         lost: Lost partitions of topics that are still held in part.
         members: Live members of the group as of the last view.
         weight: Share of this subscription's topics, relative to other members.
+        on_warm: Called with a partition, its position and its owner, before that
+            releases it to this member; None if the application does not warm up.
+        warming: Runs those calls.
         version: Grows whenever a holding of this subscription is added or removed.
         claimable_at_ms: Local time at which the next key may become claimable, as
             of the last view; at most one heartbeat interval after it.
+        named: Free keys that this member is the named successor of, as of the last
+            view.
+        uncovered: Keys that have been claimable for more than one heartbeat interval
+            and that no live member can claim, with the reason, as of the last view.
     """
 
     group_id: str
@@ -177,12 +296,19 @@ class Subscription:
     lost: set[Key] = attrs.field(factory=set)
     members: tuple[MemberView, ...] = ()
     weight: int = 1
+    on_warm: OnWarm | None = None
+    warming: Background | None = None
     version: int = 0
     claimable_at_ms: int = 0
+    named: set[Key] = attrs.field(factory=set)
+    uncovered: dict[Key, str] = attrs.field(factory=dict)
     _policy_runner: PolicyRunner = attrs.field(init=False)
     _watch: TopicWatch = attrs.field(init=False)
     _keys: list[Key] | None = None
     _excluded: set[Key] = attrs.field(factory=set)
+    _rule: CoverageRule = attrs.field(init=False)
+    _debounce: Debounce = attrs.field(factory=Debounce)
+    _abandoned: set[Key] = attrs.field(factory=set)
     _claimable_since: dict[Key, int] = attrs.field(factory=dict)
     _live: list[MemberState] = attrs.field(factory=list)
     _live_views: list[MemberView] = attrs.field(factory=list)
@@ -198,6 +324,7 @@ class Subscription:
         )
         self.claims_max = config.claims_max
         self._policy_runner = PolicyRunner(self.policy)
+        self._rule = CoverageRule(counts_topics=self.counts_topics)
         self._watch = TopicWatch(
             self.topics, refresh_ms=config.metadata_refresh_ms, matches=self.matches
         )
@@ -231,6 +358,30 @@ class Subscription:
             if holding.claim.is_owned and holding.key.topic in self.topics
         ]
         return len({k.topic for k in owned}) if self.counts_topics else len(owned)
+
+    def has_room_for(self, key: Key, holdings: Mapping[Key, Holding]) -> bool:
+        """Return whether a key fits beside all that is held or contended for."""
+        if not self.claims_max:
+            return True
+        mine = [each for each in holdings if each.topic in self.topics]
+        if self.counts_topics:
+            return len({each.topic for each in (*mine, key)}) <= self.claims_max
+        return len(mine) < self.claims_max
+
+    def may_succeed(
+        self, key: Key, holdings: Mapping[Key, Holding], *, now_ms: int
+    ) -> bool:
+        """Return whether to claim a key that this member is the named successor of."""
+        info = self.topics.get(key.topic)
+        return (
+            info is not None
+            and key.partition < info.partition_count
+            and key not in self._excluded
+            and not self.is_doubted(key.topic)
+            and self.stuck_since_ms is None
+            and not self.backoff.is_on(now_ms)
+            and self.has_room_for(key, holdings)
+        )
 
     # --- topics
 
@@ -305,11 +456,44 @@ class Subscription:
 
     # --- the view
 
-    def plan(self, view: View, context: Context) -> Plan:
-        """Return the plan; an empty one while the application does not poll."""
+    def plan(self, view: View, context: Context, *, now_ms: int) -> Plan:
+        """Return what to claim and release: the policy's plan, and what covers keys.
+
+        Nothing while the application does not poll.
+        """
         if self.stuck_since_ms is not None:
             return Plan()
-        return self._policy_runner.plan(view, context)
+        rule = self._rule
+        if view.is_drained:
+            # PROTOCOL 9.7: under any policy.
+            plan = (whole_topics if self.counts_topics else fair)(view)
+        else:
+            plan = self._policy_runner.plan(view, context)
+        if not (view.is_drained or self._policy_runner.is_pure):
+            plan = attrs.evolve(
+                plan,
+                claim=rule.within_limits(view, plan.claim),
+                release=rule.releases(
+                    view,
+                    plan.release,
+                    now_ms=now_ms,
+                    interval_ms=context.heartbeat_interval_ms,
+                ),
+            )
+        if view.is_cordoned:
+            before = {key.key for key in view.keys if key.is_ours_before}
+            claim = tuple(key for key in plan.claim if key in before)
+            plan = attrs.evolve(plan, claim=claim)
+        if self._debounce.is_on(now_ms):
+            plan = attrs.evolve(plan, release=_without_surplus(plan.release))
+        more = rule.claims(view, plan, abandoned=self._abandoned)
+        if not more:
+            return plan
+        return Plan((*plan.claim, *more), plan.release, {**plan.why, **more})
+
+    def awaits_policy(self, now_ms: int) -> bool:
+        """Return whether the policy was called and will probably return soon."""
+        return self._policy_runner.is_awaited(now_ms)
 
     def view(
         self,
@@ -322,64 +506,140 @@ class Subscription:
         now_ms: int,
     ) -> View:
         """Return the policy's input."""
-        keys = []
-        suspects = set()
-        members = self._members(context, now_ms=now_ms)
+        home = context.replicas[context.home_of(self.group_id)].world
+        live = self._members(context, now_ms=now_ms)
+        members = directed(live, home, group_id=self.group_id)
         is_alone = not any(member.client_id != owner.client_id for member in members)
-        is_off = self.backoff.is_on(now_ms) and not is_alone
-        interval_ms = context.heartbeat_interval_ms
-        self.claimable_at_ms = now_ms + interval_ms
-        for key in self.all_keys():
-            replica = context.replica_of(key)
-            world = replica.world
-            elapsed_ms = replica.elapsed_ms(now_ms)
-            guess = estimate(world, key, elapsed_ms=elapsed_ms, claimant=owner)
-            known, wait_ms = guess.known, guess.wait_ms
-            who = None if known is None or known.owner is None else known.owner
-            is_claimable = wait_ms == 0
-            if who is not None and is_claimable:
-                suspects.add(who.client_id)
-                who = None
-            if wait_ms:
-                self.claimable_at_ms = min(self.claimable_at_ms, now_ms + wait_ms)
-            is_orphan = is_left = False
-            if is_claimable:
-                since_ms = self._claimable_since.setdefault(key, now_ms)
-                is_orphan = now_ms - since_ms > interval_ms
-                # Released keys are left to others, unless no member claims them.
-                is_held_off = cooldowns.is_in_cooldown(key, now_ms)
-                is_left = is_held_off or (is_off and not is_orphan)
-            else:
-                self._claimable_since.pop(key, None)
-            holding = holdings.get(key)
-            keys.append(
-                KeyView(
-                    key=key,
-                    owner=None if who is None else who.client_id,
-                    is_mine=_is_mine(holding),
-                    is_claimable=is_claimable and not is_left,
-                    is_ours_before=bool(lives)
-                    and _is_ours_before(
-                        known, lives, owner, log_ms=world.now_ms + elapsed_ms
-                    ),
-                    is_orphan=is_orphan,
-                    is_leaving=holding is not None and holding.drain is not None,
-                    is_lost=key in self.lost,
-                    last_owner=_last_owner(
-                        known, world.soft.notes.get(key), is_owned=who is not None
-                    ),
-                )
-            )
+        inputs = _ViewInputs(
+            context=context,
+            owner=owner,
+            holdings=holdings,
+            lives=lives,
+            cooldowns=cooldowns,
+            now_ms=now_ms,
+            is_off=self.backoff.is_on(now_ms) and not is_alone,
+        )
+        self.claimable_at_ms = now_ms + context.heartbeat_interval_ms
+        self.named.clear()
+        self._abandoned.clear()
+        suspects: set[str] = set()
+        views = (self._key_view(key, inputs, suspects) for key in self.all_keys())
+        keys = tuple(view for view in views if view is not None)
         suspects |= self._still_suspect(suspects)
         suspects.discard(owner.client_id)
         self.members = tuple(m for m in members if m.client_id not in suspects)
+        until_ms = self._debounce.update(
+            self.members,
+            now_ms,
+            debounce_ms=context.settings_of(self.group_id).value("debounce_ms"),
+        )
+        self.claimable_at_ms = min(self.claimable_at_ms, until_ms or FAR_MS)
+        self._note_uncovered(keys, context)
+        me = next((m for m in self.members if m.client_id == owner.client_id), None)
+        if me is None:  # not announced yet
+            me = MemberView(client_id=owner.client_id, topics=frozenset())
+            (me,) = directed([me], home, group_id=self.group_id)
         return View(
             me=owner.client_id,
-            keys=tuple(keys),
+            keys=keys,
             members=self.members,
             claims_max=self.claims_max,
             weight=min(self.weight, WEIGHT_MAX),
+            is_drained=me.is_drained,
+            is_cordoned=me.is_cordoned,
         )
+
+    def _note_uncovered(self, keys: Iterable[KeyView], context: Context) -> None:
+        """Find the keys that no member can claim; report when they change.
+
+        Parts of whole topics are claimed by the topic's owner, whatever its limit.
+        """
+        orphans = [each.key for each in keys if each.is_orphan and not each.is_mine]
+        reasons = {key.topic: "" for key in orphans}
+        if self.counts_topics and orphans:
+            for each in keys:
+                if each.is_mine or each.owner is not None:
+                    reasons.pop(each.key.topic, None)
+        for topic in reasons:
+            reasons[topic] = why_uncovered(topic, self.members) or ""
+        found = {key: why for key in orphans if (why := reasons.get(key.topic))}
+        if found != self.uncovered:
+            self.uncovered = found
+            first = [f"{key.topic}-{key.partition}" for key in found]
+            fields = {
+                "group": self.group_id,
+                "count": len(found),
+                "reasons": sorted(set(found.values())),
+                "partitions": first[:UNCOVERED_NAMED_MAX],
+            }
+            if found:
+                context.observe("partitions_uncovered", fields)
+            else:
+                context.observe("partitions_covered", {"group": self.group_id})
+
+    def _key_view(
+        self, key: Key, inputs: "_ViewInputs", suspects: set[str]
+    ) -> KeyView | None:
+        """Return one key of the view; add its owner to ``suspects`` if it is stale.
+
+        None while a pause of some partitions has it: shares are of the others (4.15).
+        """
+        owner, now_ms = inputs.owner, inputs.now_ms
+        replica = inputs.context.replica_of(key)
+        world = replica.world
+        elapsed_ms = replica.elapsed_ms(now_ms)
+        guess = estimate(world, key, elapsed_ms=elapsed_ms, claimant=owner)
+        known, wait_ms = guess.known, guess.wait_ms
+        who = None if known is None or known.owner is None else known.owner
+        is_claimable = wait_ms == 0
+        if who is not None and is_claimable:
+            suspects.add(who.client_id)
+            who = None
+        if wait_ms:
+            self.claimable_at_ms = min(self.claimable_at_ms, now_ms + wait_ms)
+        if world.is_set_aside(key, world.append_time_ms + elapsed_ms):
+            return None
+        is_orphan = is_left = False
+        if is_claimable:
+            since_ms = self._claimable_since.setdefault(key, now_ms)
+            is_orphan = self._is_orphan(key, now_ms - since_ms, inputs)
+            # Released keys are left to others, unless no member claims them.
+            is_held_off = inputs.cooldowns.is_in_cooldown(key, now_ms)
+            is_left = is_held_off or (inputs.is_off and not is_orphan)
+            if guess.is_named:
+                self.named.add(key)
+        else:
+            self._claimable_since.pop(key, None)
+        holding = inputs.holdings.get(key)
+        return KeyView(
+            key=key,
+            owner=None if who is None else who.client_id,
+            is_mine=_is_mine(holding),
+            is_claimable=is_claimable and not is_left,
+            is_ours_before=bool(inputs.lives)
+            and _is_ours_before(
+                known, inputs.lives, owner, log_ms=world.now_ms + elapsed_ms
+            ),
+            is_orphan=is_orphan,
+            is_leaving=holding is not None and holding.drain is not None,
+            is_lost=key in self.lost,
+            last_owner=_last_owner(
+                known, world.soft.notes.get(key), is_owned=who is not None
+            ),
+        )
+
+    def _is_orphan(self, key: Key, free_ms: int, inputs: "_ViewInputs") -> bool:
+        """Return whether a key was claimable for more than one interval.
+
+        Policies run again when it will have been, and after two intervals.
+        """
+        interval_ms = inputs.context.heartbeat_interval_ms
+        if free_ms > 2 * interval_ms:
+            self._abandoned.add(key)
+            return True
+        due_ms = inputs.now_ms + interval_ms + 1 - free_ms % (interval_ms + 1)
+        self.claimable_at_ms = min(self.claimable_at_ms, due_ms)
+        return free_ms > interval_ms
 
     def _still_suspect(self, suspects: set[str]) -> set[str]:
         """Return the members found stale that have not announced themselves since.
@@ -453,8 +713,10 @@ def _member_view(member: MemberState) -> MemberView:
         is_draining=record.draining,
         claims_max=record.capacity,
         held=record.load,
-        is_behind=BEHIND_LABEL in record.labels,
+        is_behind=LAGGING_LABEL in record.labels,
         weight=weight_of(record.labels),
+        host=record.host,
+        labels=tuple(sorted(record.labels.items())),
     )
 
 

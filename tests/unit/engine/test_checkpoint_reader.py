@@ -8,6 +8,7 @@ from kafka_marshal.engine.checkpoint_reader import (
     has_checkpoints,
     kept_in,
 )
+from kafka_marshal.engine.kept_states import POLL_MS, POLLS_MAX
 from kafka_marshal.errors import CoordinationError
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.codec import decode, header_of
@@ -114,6 +115,17 @@ def test_a_search_of_a_complete_log_is_limited(small, monkeypatch):
     assert find(cluster).keys() == {0}
 
 
+def test_a_short_log_is_not_searched_while_it_has_its_start():
+    """It would be read to its start, and then folded from there."""
+    cluster = world()
+    checkpointed(cluster, owning(cluster))
+    end = cluster.kafka.coordination_log().end_offsets(1)[0]
+    assert find(cluster, LogCheckpoints(whole_max=end)) == {}
+    assert find(cluster, LogCheckpoints(whole_max=end - 1)).keys() == {0}
+    cluster.kafka.delete_records(cluster.place(0), before=1)
+    assert find(cluster, LogCheckpoints(whole_max=end)).keys() == {0}
+
+
 def test_an_empty_log_needs_no_checkpoint():
     cluster = world()
     cluster.kafka.delete_records(cluster.place(0), before=1)
@@ -138,10 +150,13 @@ def test_files_come_before_the_log():
     assert isinstance(last, LogCheckpoints)
 
 
-def test_a_silent_log_raises_an_error(monkeypatch):
-    monkeypatch.setattr(checkpoint_reader, "POLLS_MAX", 3)
-    cluster = world()
-    log = cluster.kafka.coordination_log()
-    log.read_lag_ms = 10**9
+@pytest.mark.parametrize(
+    ("timeout_ms", "polls"),
+    [(10**6, POLLS_MAX), (5 * POLL_MS, 5), (1, 1)],
+)
+def test_a_silent_log_raises_an_error_after_the_timeout(timeout_ms, polls):
+    silent, polled = world().kafka.coordination_log(), []
+    silent.poll = silent.skim = lambda *_, **__: polled.append(1) or ()
     with pytest.raises(CoordinationError, match="sent nothing"):
-        LogCheckpoints().find({0: LogRange(0, 1)}, log=log, timeout_ms=1)
+        LogCheckpoints().find({0: LogRange(0, 1)}, log=silent, timeout_ms=timeout_ms)
+    assert len(polled) == polls + 1

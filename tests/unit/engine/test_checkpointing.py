@@ -1,3 +1,4 @@
+import pytest
 from enginekit import KEY, H, fold, holders, lines, of, owning, world, write
 
 from kafka_marshal.engine import checkpointing
@@ -106,6 +107,15 @@ def test_many_entries_make_a_checkpoint_due():
     for _ in range(60):
         write(cluster, b"?")
     cluster.run_until(checkpointed(cluster), 12 * H)
+
+
+@pytest.mark.parametrize(
+    ("keys", "entries"),
+    [(0, 50_000), (4_999, 50_000), (5_000, 100_000), (15_000, 200_000)],
+)
+def test_with_many_keys_checkpoints_are_further_apart(keys, entries):
+    assert CheckpointRule().entries_of(keys) == entries
+    assert CheckpointRule().entries_of(10**6) == 200_000
 
 
 def test_without_new_entries_no_checkpoint_is_written():

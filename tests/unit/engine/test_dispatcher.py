@@ -24,12 +24,6 @@ from kafka_marshal.protocol.records import (
 )
 from kafka_marshal.testing.fakestore import AppendFate
 
-
-@pytest.fixture
-def cluster():
-    return world()
-
-
 # --- At most once (PROTOCOL 6.2) ---
 
 

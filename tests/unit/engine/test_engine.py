@@ -19,11 +19,6 @@ from kafka_marshal.protocol.types import Owner
 from kafka_marshal.testing.node import Cluster, Node
 
 
-@pytest.fixture
-def cluster():
-    return world()
-
-
 def blank(partitions=1):
     """Return a cluster whose coordination topic is empty."""
     cluster = Cluster(partitions=partitions)

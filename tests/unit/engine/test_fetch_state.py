@@ -45,6 +45,26 @@ def test_a_wait_without_a_record_changes_nothing():
     assert ahead.most(0) == 500
 
 
+def test_a_fetch_that_takes_longer_than_a_read_counts_as_a_wait():
+    """At 110 ms, reads of 100 ms find nothing and a short wait in turn."""
+    ahead = Prefetch(500, 5_000)
+    for expected in (1_000, 2_000, 4_000):
+        assert not waited(ahead, 100, is_found=False)
+        assert waited(ahead, 10)
+        assert ahead.most(0) == expected
+    assert not waited(ahead, 100, is_found=False)
+    assert waited(ahead, 0), "it arrived between two reads"
+    assert ahead.most(0) == 5_000
+
+
+def test_a_wait_counts_once():
+    ahead = Prefetch(500, 5_000)
+    waited(ahead, 100, is_found=False)
+    waited(ahead, 10)
+    waited(ahead, 10, times=CALM_READS)
+    assert ahead.most(0) == 500
+
+
 def test_the_rest_is_read_at_once_only_if_there_may_be_one():
     ahead = Prefetch(500, 5_000)
     assert not waited(ahead, SLOW_MS - 1)

@@ -3,6 +3,7 @@
 import pytest
 from enginekit import (
     HARD_MS,
+    SOFT_MS,
     T0,
     H,
     claim_of,
@@ -10,7 +11,6 @@ from enginekit import (
     owning,
     takeovers,
     values,
-    world,
     write,
 )
 from msgspec import structs
@@ -23,12 +23,6 @@ from kafka_marshal.protocol.records import (
 )
 from kafka_marshal.testing.fakestore import AppendFate
 
-
-@pytest.fixture
-def cluster():
-    return world()
-
-
 # --- Leases (PROTOCOL 5.2) ---
 
 
@@ -37,11 +31,13 @@ def test_soft_stop_then_hard_stop(cluster):
     claim = claim_of(node)
     assert values(node.consumer.poll(0)) == {0: [0]}
     node.cut(is_cut=True)
-    sent_ms = claim.lease.soft_until_ms - H
-    cluster.run_until(lambda: node.clock.now_ms() >= sent_ms + H - 20, 2 * H, step_ms=1)
+    sent_ms = claim.lease.soft_until_ms - SOFT_MS
+    cluster.run_until(
+        lambda: node.clock.now_ms() >= sent_ms + SOFT_MS - 20, 2 * H, step_ms=1
+    )
     node.data.cut = False  # records are available, only the lease expires
     assert values(node.consumer.poll(0)) == {0: [1]}
-    cluster.run_until(lambda: node.clock.now_ms() == sent_ms + H, H, step_ms=1)
+    cluster.run_until(lambda: node.clock.now_ms() == sent_ms + SOFT_MS, H, step_ms=1)
     assert node.consumer.poll(0) == {}
     assert claim.is_valid(node.clock.now_ms())
     cluster.run_until(
@@ -57,7 +53,7 @@ def test_records_fetched_before_a_stop_are_not_handed_out_after(cluster):
     """A process that was stopped for long first checks its lease."""
     node = owning(cluster, most=1)
     node.consumer.poll(0)
-    cluster.clock.advance(H)
+    cluster.clock.advance(SOFT_MS)
     assert node.consumer.poll(0) == {}
     assert node.consumer.position(T0) == 1
 
@@ -75,7 +71,7 @@ def test_a_late_heartbeat_renews_from_its_sending(cluster):
     cluster.run(H)
     cluster.fates["a"] = AppendFate(delay_ms=500)
     cluster.run(H)
-    base_ms = claim_of(node).lease.soft_until_ms - H
+    base_ms = claim_of(node).lease.soft_until_ms - SOFT_MS
     assert node.clock.now_ms() - base_ms >= 500
     assert node.held
 
@@ -96,7 +92,7 @@ def test_a_lease_uses_the_interval_at_its_heartbeat(cluster, h):
     cluster.run(20)
     assert node.engine.context.settled.generation == 2
     assert claim.lease.hard_until_ms > before.hard_until_ms
-    assert claim.lease.hard_until_ms - claim.lease.soft_until_ms == HARD_MS - H
+    assert claim.lease.hard_until_ms - claim.lease.soft_until_ms == HARD_MS - SOFT_MS
     cluster.run(H)
     assert claim.heartbeat_interval_ms == h
 

@@ -14,7 +14,7 @@ from kafka_marshal.ports import TopicInfo
 from kafka_marshal.protocol.claiming import Claim, Claimant, Ending, Sublease
 from kafka_marshal.protocol.lease import Lease
 from kafka_marshal.protocol.planner import fair
-from kafka_marshal.protocol.state import WEDGED
+from kafka_marshal.protocol.state import STUCK
 from kafka_marshal.protocol.types import Key, Owner, Token
 
 ME = Claimant(Owner("c", b"i" * 16), "g", master=b"m")
@@ -157,7 +157,7 @@ def test_a_drain_waits_for_what_is_in_hand(bench):
     assert holding.claim.ending == Ending("surplus", was_lost=False)
 
 
-@pytest.mark.parametrize("reason", ["paused", WEDGED])
+@pytest.mark.parametrize("reason", ["paused", STUCK])
 def test_a_drain_that_is_due_waits_for_nothing(bench, reason):
     holding = bench.own()
     holding.progress.hand_out(0, 1)
@@ -166,7 +166,7 @@ def test_a_drain_that_is_due_waits_for_nothing(bench, reason):
     assert holding.claim.is_owned
     bench.held.drive(holding, 10)
     # Only an application that is stuck has to learn that its work is repeated.
-    assert holding.claim.ending == Ending(reason, was_lost=reason == WEDGED)
+    assert holding.claim.ending == Ending(reason, was_lost=reason == STUCK)
 
 
 def test_a_failure_releases_everything_once(bench):

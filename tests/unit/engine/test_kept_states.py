@@ -1,5 +1,6 @@
 """Which kept states are restored, and which do not fit the log."""
 
+import msgspec
 import pytest
 from enginekit import fold, owning, world, write
 from hypothesis import given
@@ -8,11 +9,13 @@ from keptkit import Shelf, kept
 
 from kafka_marshal.engine.kept_states import (
     RestoreLog,
+    notes_from_bytes,
     restore,
     soft_from_bytes,
     soft_to_bytes,
     world_of,
 )
+from kafka_marshal.engine.pause_notes import By, PauseNote
 from kafka_marshal.errors import CoordinationError, LogTruncated
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.snapshot import digest
@@ -156,6 +159,23 @@ def test_entries_of_other_partitions_are_handed_back(cluster):
     assert list(found) == [0]
     assert [(t, entry.value) for t, entry in aside] == [(1, b"live")]
     assert log.poll(0) == []
+
+
+def test_a_search_skips_nothing_that_is_handed_back(cluster):
+    """Only where all partitions are restored, entries may be left out."""
+    log = cluster.kafka.coordination_log()
+    aside = []
+    part = RestoreLog(log, [0], aside)
+    mine = part.skim(0, head=b"x")
+    others = [(1, e) for e in _entries(cluster, 1)]
+    assert (mine, aside) == ([(0, e) for e in _entries(cluster, 0)], others)
+    log.skim = lambda timeout_ms, *, head: [(0, head)]
+    assert RestoreLog(log, [0, 1], []).skim(0, head=b"x") == [(0, b"x")]
+
+
+def _entries(cluster, t):
+    records = cluster.kafka.log(cluster.place(t)).records
+    return [each.entry() for each in records]
 
 
 def test_a_silent_log_is_retried(cluster):
@@ -315,3 +335,18 @@ def test_an_invalid_member_is_skipped(soft):
     bad = value[:frame] + b"\x07" + value[frame + 1 :]
     assert soft_from_bytes(bad).members == {}
     assert soft_from_bytes(bad).notes == soft.notes
+
+
+def test_notes_of_pauses_are_kept_beside_the_soft_state(soft):
+    notes = {
+        ("g", b"o" * 16): PauseNote(
+            *("deploy", "ada", 5, "admin", b"i" * 16), last=By("other", None)
+        ),
+        ("h", b"p" * 16): PauseNote(),
+    }
+    value = soft_to_bytes(soft, notes)
+    assert notes_from_bytes(value) == notes
+    assert soft_from_bytes(value) == soft
+    assert notes_from_bytes(value[:-1]) == {}
+    older = msgspec.msgpack.encode(msgspec.msgpack.decode(value)[:-1])
+    assert (notes_from_bytes(older), soft_from_bytes(older)) == ({}, soft)

@@ -23,12 +23,6 @@ from kafka_marshal.protocol.records import (
 from kafka_marshal.protocol.state import Transition
 from kafka_marshal.testing.fakestore import AppendFate
 
-
-@pytest.fixture
-def cluster():
-    return world()
-
-
 # --- Announcements ---
 
 
@@ -55,7 +49,7 @@ def test_only_a_changed_announcement_is_news(cluster):
         {"topics": ("t", "u")},
         {"capacity": 3},
         {"draining": True},
-        {"labels": {"behind": "yes"}},
+        {"labels": {"lagging": "yes"}},
         {"incarnation": ident("another life")},
     ):
         assert is_news(replace(first, **change))

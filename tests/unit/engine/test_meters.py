@@ -2,7 +2,6 @@
 
 from contextlib import suppress
 
-import pytest
 from enginekit import (
     ALO,
     AMO,
@@ -14,7 +13,6 @@ from enginekit import (
     owning,
     pause_for,
     spec,
-    world,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,11 +31,6 @@ from kafka_marshal.protocol.claiming import Claim, Claimant, Ending
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.testing.fakestore import AppendFate
-
-
-@pytest.fixture
-def cluster():
-    return world()
 
 
 def total(counts):

@@ -19,3 +19,23 @@ def test_a_lost_record_is_neither_awaited_nor_confirmed():
     cluster.run(100)
     assert not node.session.is_pending(lost, late=False)
     assert node.session.is_pending(lost)
+
+
+def test_a_record_may_land_until_it_is_read_back(monkeypatch):
+    cluster = world()
+    node = owning(cluster)
+    outbox = node.session._outbox
+    cluster.fates["a"] = AppendFate(is_lost=True)
+    (lost,) = node.session.beat_now()
+    cluster.fates.clear()
+    (other,) = node.session.beat_now()
+    cluster.run(2 * H)
+    assert outbox.may_land(0, first=lost, before=other)
+    assert not outbox.may_land(1, first=lost, before=other)
+    assert not outbox.may_land(0, first=other, before=other + 1)
+    assert not outbox.may_land(0, first=0, before=lost)
+
+    monkeypatch.setattr("kafka_marshal.engine.outbox.PENDING_MAX", 1)
+    node.session.beat_now()  # the lost one is forgotten
+    assert outbox.may_land(0, first=lost, before=other)
+    assert not outbox.may_land(0, first=other, before=other + 1)

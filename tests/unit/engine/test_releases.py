@@ -1,6 +1,5 @@
 """Ghosts and releases (PROTOCOL 5.3), over a whole log."""
 
-import pytest
 from enginekit import (
     KEY,
     H,
@@ -10,7 +9,6 @@ from enginekit import (
     of,
     owning,
     spec,
-    world,
     write,
 )
 
@@ -19,12 +17,6 @@ from kafka_marshal.protocol.records import (
     ReleasingPartition,
 )
 from kafka_marshal.testing.fakestore import AppendFate
-
-
-@pytest.fixture
-def cluster():
-    return world()
-
 
 # --- Ghosts (PROTOCOL 5.3) ---
 

@@ -16,16 +16,20 @@ from enginekit import (
     of,
     owning,
     pause_for,
+    pause_scope,
     spec,
     takeovers,
     values,
     world,
     write,
 )
+from logkit import fence
+from msgspec.structs import replace
 
 from kafka_marshal.engine.acquirer import UNDER_WAY_MIN
-from kafka_marshal.errors import InvalidTransition
+from kafka_marshal.errors import ClientFenced, InvalidTransition
 from kafka_marshal.ports import DataReader
+from kafka_marshal.protocol.codec import person_to_tags
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
     ClaimingPartition,
@@ -35,12 +39,6 @@ from kafka_marshal.protocol.records import (
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.testing.fakedata import FakeDataReader
 from kafka_marshal.testing.fakestore import AppendFate
-
-
-@pytest.fixture
-def cluster():
-    return world()
-
 
 # --- Claiming (PROTOCOL 5.1) ---
 
@@ -314,6 +312,64 @@ def test_a_pause_holds_resumes_back(cluster):
     cluster.run_until(held_by(again, 1), 3 * H)
 
 
+def two_topics():
+    cluster = world(records=(10, 10))
+    cluster.fill("u", (10, 10))
+    nodes = [cluster.node(name, spec=spec("t", "u")) for name in "ab"]
+    cluster.run_until(lambda: all(len(node.held) == 2 for node in nodes), 9 * H)
+    return cluster, nodes
+
+
+def topics_of(nodes):
+    return sorted(key.topic + str(key.partition) for node in nodes for key in node.held)
+
+
+def test_a_pause_of_a_topic_leaves_the_others_alone():
+    cluster, nodes = two_topics()
+    others = [key for node in nodes for key in node.held if key.topic == "u"]
+    epochs = {key: fold(cluster).keys[key].epoch for key in others}
+    until_ms = pause_scope(cluster, 6 * H, {"t": ()})
+    cluster.run_until(lambda: topics_of(nodes) == ["u0", "u1"], 3 * H)
+    reasons = {
+        line.record.reason
+        for name in "ab"
+        for line in of(cluster, name, ReleasingPartition)
+        if line.record.topic == "t" and line.time_ms > until_ms - 6 * H
+    }
+    assert reasons == {"paused"}
+    cluster.run(2 * H)
+    # Each keeps what it had where the shares are even without the paused topic.
+    shares = sorted(len(node.held) for node in nodes)
+    assert shares == [1, 1]
+    moved = {key for key in others if fold(cluster).keys[key].epoch != epochs[key]}
+    assert len(moved) <= 1
+    cluster.run_until(lambda: len(topics_of(nodes)) == 4, 6 * H)
+    claimed = [
+        line.time_ms
+        for name in "ab"
+        for line in of(cluster, name, ClaimingPartition)
+        if line.record.topic == "t" and line.time_ms > until_ms - 3 * H
+    ]
+    assert min(claimed) >= until_ms
+
+
+def test_a_pause_of_a_partition_is_one_of_its_group_for_its_owner(cluster):
+    node = owning(cluster, most=2)
+    (records,) = node.consumer.poll(0).values()
+    until_ms = pause_scope(cluster, 3 * H, {"t": (0, 9)})
+    cluster.run(100)
+    assert node.consumer.poll(0) == {}
+    assert node.session.holdings[KEY].drain.reason == "paused"
+    node.consumer.commit(records)
+    cluster.run(100)
+    assert (fold(cluster).keys[KEY].owner, fold(cluster).keys[KEY].position) == (
+        None,
+        2,
+    )
+    cluster.run_until(held_by(node, 1), 4 * H)
+    assert of(cluster, "a", ClaimingPartition)[-1].time_ms >= until_ms
+
+
 # --- The log's own troubles ---
 
 
@@ -419,3 +475,136 @@ def test_two_accepted_claims_of_one_session_are_both_unused(cluster):
         (end.reason, end.winner, end.at_offset) for end in ends
     ]
     assert claim_of(node).epoch > second.offset
+
+
+# --- Fences (PROTOCOL 4.13) ---
+
+
+def fence_of(node, *, reason="hung"):
+    """Return an admin's fence of a node's process, in the name of a person."""
+    name, inc = node.owner
+    return replace(fence(name, inc=inc, reason=reason), tags=person_to_tags("alice"))
+
+
+def test_a_fenced_process_releases_at_its_position_and_fails(cluster):
+    a = owning(cluster)
+    polled = a.consumer.poll(0)
+    while not polled:
+        cluster.run(20)
+        polled = a.consumer.poll(0)
+    a.consumer.commit()
+    position = a.session.holdings[KEY].position
+    b = cluster.node("b", spec=spec())
+    cluster.run(H // 2)
+    at_ms = cluster.clock.now_ms()
+    offset = write(cluster, fence_of(a))
+    cluster.run_until(held_by(b, 1), H // 2)
+    assert cluster.clock.now_ms() - at_ms < H // 2
+    assert fold(cluster).keys[KEY].position == position == values(polled)[0][-1] + 1
+    (release,) = of(cluster, "a", ReleasingPartition)
+    assert release.record.reason == "fenced_by_admin"
+    with pytest.raises(ClientFenced, match=r"'a'.*'alice'.*hung") as caught:
+        a.consumer.poll(0)
+    error = caught.value
+    assert (error.by, error.reason, error.at_offset) == ("alice", "hung", offset)
+    assert a.engine.failure is None
+
+
+def test_the_ending_of_a_fenced_claim_is_a_loss(cluster):
+    a = owning(cluster)
+    claim = claim_of(a)
+    write(cluster, fence_of(a))
+    cluster.run(40)
+    assert (claim.ending.reason, claim.ending.was_lost) == ("fenced_by_admin", True)
+    assert not claim.is_valid(cluster.clock.now_ms())
+    assert [event.fields["error"].by for event in a.observer.named("session_failed")]
+
+
+def test_at_most_once_a_fenced_process_hands_out_nothing_more(cluster):
+    a = owning(cluster, delivery=AMO)
+    write(cluster, fence_of(a))
+    cluster.run(40)
+    with pytest.raises(ClientFenced):
+        a.consumer.poll(0)
+    assert KEY not in a.held
+
+
+def test_a_fence_of_another_process_of_the_name_changes_nothing(cluster):
+    a = owning(cluster)
+    name, _ = a.owner
+    write(cluster, fence(name, inc=b"another".ljust(16)))
+    write(cluster, fence(name, inc=a.owner.incarnation, group="h"))
+    cluster.run(4 * H)
+    assert holders(cluster) == ["a"]
+    assert a.session.failure is None
+
+
+def test_a_fenced_process_that_does_not_read_loses_its_key_within_2h(cluster):
+    a = owning(cluster)
+    cluster.run(H)
+    b = cluster.node("b", spec=spec())
+    cluster.run(H)
+    write(cluster, fence_of(a))
+    a.cut(is_cut=True)
+    cluster.run_until(held_by(b, 1), 2 * H + H // 2)
+    a.cut(is_cut=False)
+    cluster.run(H)
+    assert holders(cluster) == ["b"]
+    assert isinstance(a.session.failure, ClientFenced)
+
+
+def test_a_fenced_process_renews_no_lease(cluster, monkeypatch):
+    """One that ignores its fence: its beats only carry positions."""
+    a = owning(cluster)
+    b = cluster.node("b", spec=spec())
+    cluster.run(H)
+    monkeypatch.setattr(a.session, "_fail_as_fenced", lambda transition: None)
+    write(cluster, fence_of(a))
+    cluster.run_until(held_by(b, 1), 2 * H + H // 2)
+    beats = of(cluster, "a", Heartbeat)
+    assert {line.transition.effect for line in beats[-2:]} <= {"position_only", None}
+    cluster.run(2 * H)
+    assert holders(cluster) == ["b"]
+
+
+def test_a_refusal_alone_shows_a_fence(cluster, monkeypatch):
+    """A process that folds its log again may not read the fence itself."""
+    a = owning(cluster)
+    monkeypatch.setattr(a.session, "_on_fence", lambda record, transition: None)
+    write(cluster, fence_of(a))
+    cluster.run(H)  # its next announcement is refused
+    assert isinstance(a.session.failure, ClientFenced)
+    assert (a.session.failure.by, KEY in a.held) == ("", False)
+
+
+def test_a_restart_of_a_fenced_client_claims_again(cluster):
+    a = owning(cluster)
+    write(cluster, fence_of(a))
+    cluster.run(H)
+    cluster.crash(a)
+    again = cluster.node("a", spec=spec())
+    cluster.run_until(held_by(again, 1), H)
+    cluster.run(3 * H)
+    assert again.session.failure is None
+    assert again.owner in [node.owner for node in cluster.nodes if KEY in node.held]
+
+
+def test_the_others_share_what_a_fenced_member_had(cluster):
+    """They do not wait until its announcement is too old."""
+    a = owning(cluster)
+    b = cluster.node("b", spec=spec())
+    cluster.run(H)
+    write(cluster, fence_of(a))
+    cluster.run_until(held_by(b, 1), H // 2)
+    home = b.engine.context.replicas[0].world
+    assert [m.record.client_id for m in home.live_members("g")] == ["b"]
+
+
+def test_closing_after_a_fence_waits_for_nothing(cluster):
+    a = owning(cluster)
+    write(cluster, fence_of(a))
+    cluster.run(40)
+    seqs = a.session.begin_close(release=True)
+    cluster.run(H)
+    assert not a.session.is_pending(seqs)
+    assert a.session.leaving_count == 0

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from enginekit import AMO, KEY, H, held_by, lines, of, spec, world
 
-from kafka_marshal.engine.slow_consumers import best_taker
+from kafka_marshal.engine.coverage import best_taker
 from kafka_marshal.errors import ClaimLost
 from kafka_marshal.protocol.planner import MemberView
 from kafka_marshal.protocol.records import Member, ReleasingPartition
@@ -99,12 +99,12 @@ def test_a_slow_owner_releases_and_the_lag_falls():
     cluster, a, b, load = slow_and_fast()
     (key,) = a.node.held
     live(cluster, [a, b, load], 8 * H, until=lambda: key in b.node.held)
-    ((who, number, reason, _),) = releases(cluster, "behind")
+    ((who, number, reason, _),) = releases(cluster, "lagging")
     assert (who, number) == ("a", key.partition)
     lag, consumed, produced = (
         int("".join(c for c in part if c.isdigit())) for part in reason.split(",")[:3]
     )
-    assert reason.startswith("behind: lag ")
+    assert reason.startswith("lagging: lag ")
     assert reason.endswith("/s arrive, 3 cycles")
     assert lag > consumed * 2 * H // 1_000
     assert consumed < produced
@@ -132,7 +132,7 @@ def takeovers_of(cluster, key):
 def test_nothing_is_judged_before_ten_samples_and_three_cycles():
     cluster, a, b, load = slow_and_fast()
     since_ms = cluster.clock.now_ms()
-    live(cluster, [a, b, load], 8 * H, until=lambda: bool(releases(cluster, "behind")))
+    live(cluster, [a, b, load], 8 * H, until=lambda: bool(releases(cluster, "lagging")))
     samples = (cluster.clock.now_ms() - since_ms) // (H // 3)
     assert samples >= 11
 
@@ -145,7 +145,7 @@ def test_an_overloaded_partition_does_not_oscillate(seed):
     early = len(releases(cluster))
     live(cluster, [a, b, load], 120 * H)
     late = len(releases(cluster)) - early
-    assert len(releases(cluster, "behind")) <= 9
+    assert len(releases(cluster, "lagging")) <= 9
     assert early + late <= 24
     assert late <= early
     assert all(b.node.session.lag_of(key) < 100 for key in b.node.held)
@@ -165,21 +165,21 @@ def test_a_single_member_releases_nothing():
 def test_if_all_members_lag_nothing_moves():
     cluster, a, b, load = slow_and_fast(fast=5)
     live(cluster, [a, b, load], 20 * H)
-    assert releases(cluster, "behind") == []
+    assert releases(cluster, "lagging") == []
     labels = [line.record.labels for line in of(cluster, "b", Member)][-1]
-    assert labels == {"behind": "yes"}
+    assert labels == {"lagging": "yes"}
 
 
 def test_a_full_member_is_no_taker():
     cluster, a, b, load = slow_and_fast(claims_max=1)
     live(cluster, [a, b, load], 12 * H)
-    assert releases(cluster, "behind") == []
+    assert releases(cluster, "lagging") == []
 
 
 def test_a_member_that_keeps_up_keeps_its_partition():
     cluster, a, b, load = slow_and_fast(slow=15)
     live(cluster, [a, b, load], 15 * H)
-    assert releases(cluster, "behind") == []
+    assert releases(cluster, "lagging") == []
 
 
 def test_releasing_lagging_partitions_can_be_disabled():
@@ -189,7 +189,7 @@ def test_releasing_lagging_partitions_can_be_disabled():
     apps[1].per_s = 200
     load = Load(cluster, 2, 10)
     live(cluster, [*apps, load], 12 * H)
-    assert releases(cluster, "behind") == []
+    assert releases(cluster, "lagging") == []
 
 
 def test_paused_partitions_are_not_judged():
@@ -197,14 +197,14 @@ def test_paused_partitions_are_not_judged():
     (key,) = a.node.held
     a.node.consumer.pause(key.topic_partition)
     live(cluster, [a, b, load], 12 * H)
-    assert releases(cluster, "behind") == []
+    assert releases(cluster, "lagging") == []
 
 
 def test_missing_log_ends_change_nothing():
     cluster, a, b, load = slow_and_fast()
     a.node.data.ranges = cut
     live(cluster, [a, b, load], 12 * H)
-    assert releases(cluster, "behind") == []
+    assert releases(cluster, "lagging") == []
     assert len(a.node.held) == 1
 
 
@@ -222,7 +222,7 @@ def test_whole_topics_are_not_judged_by_their_speed():
     )
     load = Load(cluster, 2, 10)
     live(cluster, [a, b, load], 12 * H)
-    assert releases(cluster, "behind") == []
+    assert releases(cluster, "lagging") == []
 
 
 # --- Stuck (acceptance L09) ---
@@ -251,9 +251,9 @@ def test_a_blocked_handler_loses_its_partition_within_h_and_jitter(policy):
     assert cluster.clock.now_ms() - since_ms <= H + H // 3
     ((who, _, reason, _),) = releases(cluster)
     assert who == "a"
-    assert reason.startswith("wedged: the application is away for ")
+    assert reason.startswith("stuck: the application is away for ")
     assert reason.endswith("1 uncommitted, lag 9")
-    with pytest.raises(ClaimLost, match="wedged"):
+    with pytest.raises(ClaimLost, match="stuck"):
         a.node.consumer.commit(taken)
     live(cluster, [b], H, until=lambda: b.node.session.lag_of(KEY) == 0)
 
@@ -263,7 +263,7 @@ def test_a_late_poll_reports_the_loss():
     a, _ = blocked(cluster)
     b = start(cluster, "b", 100)
     live(cluster, [b], 2 * H, until=lambda: KEY in b.node.held)
-    with pytest.raises(ClaimLost, match="wedged"):
+    with pytest.raises(ClaimLost, match="stuck"):
         a.node.consumer.poll(0)
 
 
@@ -379,7 +379,7 @@ def test_a_record_that_blocks_all_handlers_moves_ever_more_rarely():
                 del hung[name]
                 with pytest.raises(ClaimLost):
                     app.node.consumer.poll(0)
-    gone = releases(cluster, "wedged")
+    gone = releases(cluster, "stuck")
     gaps = [b[3] - a[3] for a, b in itertools.pairwise(gone)]
     assert 4 <= len(gone) <= 8
     assert gaps == sorted(gaps)
@@ -423,7 +423,7 @@ def member(name, **rest):
             None,
             id="other-topic",
         ),
-        pytest.param([member("b", is_behind=True)], False, None, id="behind"),
+        pytest.param([member("b", is_behind=True)], False, None, id="lagging"),
         pytest.param([member("b", is_behind=True)], True, "b", id="better-than-none"),
         pytest.param(
             [member("b", is_behind=True), member("c", held=9)], True, "c", id="worse"

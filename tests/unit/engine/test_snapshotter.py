@@ -1,9 +1,10 @@
 """When states are saved; saving blocks nothing."""
 
 import pytest
-from enginekit import fold, owning, world, write
+from enginekit import fold, owning, pause_record, world, write
 from keptkit import Shelf
 from logkit import H
+from msgspec.structs import replace
 
 from kafka_marshal.engine.kept_states import soft_to_bytes
 from kafka_marshal.engine.snapshotter import (
@@ -13,6 +14,7 @@ from kafka_marshal.engine.snapshotter import (
     Snapshotter,
     capture,
 )
+from kafka_marshal.protocol.codec import person_to_tags
 from kafka_marshal.protocol.snapshot import Frozen, digest, from_bytes
 from kafka_marshal.protocol.state import KeyState
 from kafka_marshal.protocol.types import Key
@@ -199,3 +201,20 @@ def test_without_a_store_nothing_is_saved(node):
     saver = Snapshotter(node.engine.context, None)
     saver.drive(10**9)
     saver.save_all()
+
+
+def test_who_paused_a_group_is_known_after_a_restart(cluster, node, store):
+    record = pause_record(cluster, cluster.clock.wall_ms() + 9 * H)
+    record = replace(record, reason="deploy", tags=person_to_tags("ada"))
+    write(cluster, record)
+    fill(cluster, ENTRIES_MIN)
+    cluster.run(50)
+    before = node.engine.context.pauses("g")
+    node.engine.saver.save_all()
+    cluster.crash(node)
+    again = cluster.node("b", sources=(Shelf(*store.saved),))
+    cluster.run(50)
+    assert again.observer.named("restored")
+    assert again.engine.context.pauses("g") == before
+    assert (before[0]["person"], before[0]["reason"]) == ("ada", "deploy")
+    assert before[0]["begin_ms"] is not None

@@ -17,9 +17,11 @@ from enginekit import (
     world,
     write,
 )
+from logkit import settings
 
-from kafka_marshal.engine.subscription import PolicyRunner, weight_of
-from kafka_marshal.policies import KeyView, Plan, Release, View, greedy
+from kafka_marshal.engine.subscription import Debounce, PolicyRunner, weight_of
+from kafka_marshal.errors import MarshalError
+from kafka_marshal.policies import KeyView, MemberView, Plan, Release, View, greedy
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
     ClaimingPartition,
@@ -28,12 +30,7 @@ from kafka_marshal.protocol.records import (
     ReleasingPartition,
 )
 from kafka_marshal.protocol.types import Key
-
-
-@pytest.fixture
-def cluster():
-    return world()
-
+from kafka_marshal.testing.clock import InlineBackground
 
 # --- Sharing ---
 
@@ -60,6 +57,70 @@ def test_a_new_member_gets_its_share_by_name():
     assert {r.successor for r in released} == {"b"}
     assert not takeovers(cluster, 0)
     assert not takeovers(cluster, 1)
+
+
+def claims_in(cluster):
+    """Return how many claims were accepted."""
+    return sum(
+        line.transition.effect == "claimed"
+        for number in range(cluster.config.partition_count)
+        for line in lines(cluster, number)
+    )
+
+
+def test_a_burst_of_joins_moves_each_key_once():
+    """Acceptance KA15: three members join within 0.9 s; 48 of 64 keys have to move."""
+    h = 10_000
+    cluster = world(partitions=2, records=[1] * 64, h=h)
+    cluster.run_until(held_by(cluster.node("a", spec=spec()), 64), h)
+    cluster.run(h)
+    before = claims_in(cluster)
+    for name in "bcd":
+        cluster.node(name, spec=spec())
+        cluster.run(440)
+    cluster.run(2 * h)
+    assert [len(node.held) for node in cluster.nodes] == [16] * 4
+    assert claims_in(cluster) - before == 48
+
+
+@pytest.mark.parametrize(
+    ("debounce_ms", "least", "most"),
+    [
+        pytest.param(0, 0, 2_000, id="none"),
+        pytest.param(6_000, 6_000, 8_000, id="long"),
+    ],
+)
+def test_the_settings_of_the_group_set_how_long_surplus_stays(debounce_ms, least, most):
+    h = 10_000
+    cluster = world(partitions=1, records=[1] * 4, h=h)
+    write(cluster, settings(debounce_ms=debounce_ms))
+    cluster.run_until(held_by(cluster.node("a", spec=spec()), 4), h)
+    cluster.run(h)
+    b = cluster.node("b", spec=spec())
+    assert least <= cluster.run_until(held_by(b, 2), h) <= most
+
+
+def test_joins_without_an_end_do_not_keep_surplus_for_ever():
+    debounce = Debounce()
+    one, two = ([MemberView(client_id=name, topics=frozenset())] for name in "ab")
+    assert debounce.update(two, 100, debounce_ms=1_000) is None
+    for now_ms in range(1_000, 6_000, 500):
+        members = two if now_ms // 500 % 2 else one
+        changed = debounce.update(members, now_ms, debounce_ms=1_000)
+    assert changed == 6_000
+    assert debounce.is_on(5_999)
+    assert not debounce.is_on(6_000)
+
+
+def test_free_keys_are_claimed_at_once_while_members_join():
+    cluster = world(records=[1] * 2)
+    a = cluster.node("a", spec=spec())
+    cluster.run_until(held_by(a, 2), H)
+    b = cluster.node("b", spec=spec())
+    cluster.run(100)
+    assert not b.held
+    a.session.release(a.session.holdings[KEY], reason="closed")
+    assert cluster.run_until(held_by(b, 1), H) <= H // 10 + 100
 
 
 def test_nothing_moves_once_shared():
@@ -312,7 +373,7 @@ def test_the_cooldown_does_not_apply_to_others():
     [
         pytest.param("client_died", True, id="died"),
         pytest.param("closed", True, id="closed"),
-        pytest.param("behind: 9 s", False, id="too-slow-as-well"),
+        pytest.param("lagging: 9 s", False, id="too-slow-as-well"),
     ],
 )
 def test_an_orderly_release_by_others_ends_the_cooldown(reason, is_at_once):
@@ -350,6 +411,92 @@ def test_the_application_can_claim_again_at_once():
     assert cluster.run_until(held_by(a, 1), H) < H // 2
 
 
+# --- Named successors (PROTOCOL 5.1) ---
+
+
+def gaps_ms(cluster):
+    """Return the log time between each release and the next claim of its key."""
+    released, found = {}, []
+    for line in lines(cluster):
+        key, effect = line.transition.key, line.transition.effect
+        if effect == "released":
+            released[key] = line.time_ms
+        elif effect == "claimed" and key in released:
+            found.append(line.time_ms - released.pop(key))
+    return found
+
+
+@pytest.mark.parametrize("h", [H, 10_000], ids=["short", "long"])
+def test_a_named_successor_claims_as_soon_as_it_reads_the_release(h):
+    """Neither jitter nor the interval of policies delays it."""
+    cluster = world(records=[1] * 8, h=h)
+    a = cluster.node("a", spec=spec())
+    cluster.run_until(held_by(a, 8), h)
+    cluster.run(h)
+    b = cluster.node("b", spec=spec())
+    cluster.run_until(held_by(b, 4), 3 * h, step_ms=2)
+    assert len(gaps_ms(cluster)) == 4
+    assert max(gaps_ms(cluster)) <= 2
+
+
+def only(*numbers):
+    """Return a policy that claims these partitions, and releases nothing."""
+
+    def policy(view):
+        return Plan(
+            tuple(
+                each.key
+                for each in view.keys
+                if each.is_claimable and each.key.partition in numbers
+            )
+        )
+
+    return policy
+
+
+def test_a_named_successor_waits_for_no_cooldown():
+    cluster = world(records=[1])
+    a = cluster.node("a", spec=spec())
+    cluster.run_until(held_by(a, 1), H)
+    b = cluster.node("b", spec=spec(policy=only()))
+    cluster.run(100)
+    for owner, successor in ((a, b), (b, a), (a, b)):
+        holding = owner.session.holdings[KEY]
+        successor_id = successor.owner.client_id
+        owner.session.release(holding, reason="surplus", successor=successor_id)
+        assert cluster.run_until(held_by(successor, 1), H, step_ms=2) <= 10
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        pytest.param({"claims_max": 1}, id="full"),
+        pytest.param({"claims_max": 1, "policy": "topic"}, id="full-of-topics"),
+    ],
+)
+def test_a_named_successor_keeps_its_limit(rest):
+    cluster = world(records=[1])
+    cluster.fill("u", [1])
+    a = cluster.node("a", spec=spec("t"))
+    b = cluster.node("b", spec=spec("t", "u", **rest))
+    cluster.run_until(lambda: len(a.held) == len(b.held) == 1, 3 * H)
+    a.session.release(a.session.holdings[KEY], reason="lagging", successor="b")
+    cluster.run(H // 3)
+    assert len(b.held) == 1
+
+
+def test_a_successor_that_was_fenced_claims_nothing():
+    cluster = world(records=[1])
+    a = cluster.node("a", spec=spec())
+    cluster.run_until(held_by(a, 1), H)
+    b = cluster.node("b", spec=spec())
+    cluster.run(100)
+    b.session.fail(MarshalError("over"))
+    a.session.release(a.session.holdings[KEY], reason="lagging", successor="b")
+    cluster.run(100)
+    assert not of(cluster, "b", ClaimingPartition)
+
+
 # --- Reasons ---
 
 
@@ -366,9 +513,7 @@ def test_claims_and_releases_have_reasons():
     b = cluster.node("b", spec=spec())
     cluster.run_until(held_by(b, 1), H)
     (key,) = b.held
-    assert fold(cluster).soft.notes[key].reason == (
-        "fair: 0 held, share 1 of 2 among 2; free"
-    )
+    assert fold(cluster).soft.notes[key].reason == "handed over by a; free"
     cluster.crash(a)
     cluster.run_until(held_by(b, 2), 4 * H)
     assert fold(cluster).soft.notes[KEY].reason.endswith("; a is stale")
@@ -405,8 +550,12 @@ VIEW = view((A, True), (B, False))
 
 
 class Context:
-    def __init__(self):
+    now_ms = 0
+    heartbeat_interval_ms = H
+
+    def __init__(self, policies=None):
         self.reported = []
+        self.ports = SimpleNamespace(policies=policies or InlineBackground())
 
     def observe(self, name, fields):
         self.reported.append((name, fields))
@@ -523,6 +672,45 @@ def test_a_custom_policy_runs_each_time():
     for _ in range(3):
         advice.plan(VIEW, Context())
     assert policy.count == 3
+
+
+def test_a_policy_that_does_not_return_is_reported_once():
+    """Its answer counts for the keys that there are by then."""
+    held = InlineBackground(is_held=True)
+    context, calls = Context(held), []
+
+    def policy(asked):
+        calls.append(asked)
+        return Plan((B, C), (Release(A, None),))
+
+    runner = PolicyRunner(policy)
+    more = view((A, True), (B, False), (C, False))
+    for now_ms in (0, 50, 100, H, H + 1, H + 2):
+        context.now_ms = now_ms
+        assert runner.plan(more, context) == Plan()
+        assert runner.is_awaited(now_ms) == (now_ms < 100)
+    ((name, fields),) = context.reported
+    assert (name, fields["error"]) == ("policy_failed", f"it did not return for {H} ms")
+    held.run_waiting()
+    assert runner.plan(view((A, False), (B, False)), context) == Plan((B,))
+    assert calls == [more]
+    assert not runner.is_awaited(H + 3)
+    runner.plan(VIEW, context)
+    held.run_waiting()
+    assert calls[1:] == [VIEW]
+
+
+def test_the_view_has_hosts_and_labels():
+    cluster = world(records=[1])
+    a, b = (cluster.node(name, spec=spec()) for name in "ab")
+    cluster.run(H)
+    weighty = next(m for m in a.session.subscriptions[0].members if m.client_id == "b")
+    assert weighty.host == "host-of-b"
+    assert weighty.labels == ()
+    b.session.subscriptions[0].weight = 3
+    cluster.run(H)
+    weighty = next(m for m in a.session.subscriptions[0].members if m.client_id == "b")
+    assert weighty.labels == (("weight", "3"),)
 
 
 def test_a_consumer_survives_a_failing_policy():

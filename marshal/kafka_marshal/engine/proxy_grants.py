@@ -16,11 +16,11 @@ from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict, verdict_of
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.state import Transition
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.types import Key, OffsetRange
 
 from .context import Context
 
-OnGranted = Callable[[int, int], None]
+OnGranted = Callable[[OffsetRange], None]
 
 PENDING_MAX = 10_000
 GRANTEE_BYTES = 16
@@ -75,8 +75,8 @@ class PendingGrant:
         return None if self.append is None else self.append.error()
 
 
-class GrantRequests:
-    """The requests of one engine. Called under its lock."""
+class ProxyGrants:
+    """Requests of one engine on behalf of other processes. Called under its lock."""
 
     __slots__ = ("_context", "_pending")
 
@@ -136,15 +136,15 @@ class GrantRequests:
         verdict = verdict_of(transition, head=self._head(pending.request.key))
         pending.verdict = verdict
         if verdict.granted is not None and pending.on_granted is not None:
-            pending.on_granted(*verdict.granted)
+            pending.on_granted(verdict.granted)
 
     def _head(self, key: Key) -> int | None:
         """Return the next offset of a key that is not granted, None if unknown."""
         known = self._context.replica_of(key).world.keys.get(key)
         return None if known is None else known.next_unclaimed()
 
-    def _report(self, key: Key, first: int, last: int) -> None:
-        fields = {"key": key, "ranges": [(first, last)]}
+    def _report(self, key: Key, lost: OffsetRange) -> None:
+        fields = {"key": key, "ranges": [(lost.first, lost.last)]}
         self._context.observe("grant_lost", fields)
 
     def _forget_old(self) -> None:

@@ -16,12 +16,13 @@ from enginekit import (
     write,
 )
 
-from kafka_marshal.engine import grant_requests
-from kafka_marshal.engine.grant_requests import SEQ_FIRST
+from kafka_marshal.engine import proxy_grants
+from kafka_marshal.engine.proxy_grants import SEQ_FIRST
 from kafka_marshal.errors import CoordinationError, LogUnwritable
 from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict
 from kafka_marshal.protocol.losses import marks_of
 from kafka_marshal.protocol.records import ClaimingMessages
+from kafka_marshal.protocol.types import OffsetRange
 from kafka_marshal.testing.fakestore import AppendFate
 
 TASK = b"task".ljust(16, b".")
@@ -43,7 +44,7 @@ def requests(cluster):
     """A process without any claim, whose engine reads the log."""
     node = cluster.node("helper")
     cluster.run_until(lambda: node.engine.is_ready, H)
-    return node.engine.grant_requests
+    return node.engine.proxy_grants
 
 
 def wanted(owner, first, last, *, grantee=TASK, **rest):
@@ -61,9 +62,7 @@ def wanted(owner, first, last, *, grantee=TASK, **rest):
 
 def test_another_process_is_granted_a_range_under_a_claim(cluster, owner, requests):
     granted = []
-    pending = requests.send(
-        wanted(owner, 0, 4, mark=0), on_granted=lambda *both: granted.append(both)
-    )
+    pending = requests.send(wanted(owner, 0, 4, mark=0), on_granted=granted.append)
     assert pending.verdict is None
     assert requests.pending_count == 1
     cluster.run(40)
@@ -71,11 +70,11 @@ def test_another_process_is_granted_a_range_under_a_claim(cluster, owner, reques
     assert pending.verdict == GrantVerdict(
         outcome="accepted",
         reason=None,
-        granted=(0, 4),
+        granted=OffsetRange.through(0, 4),
         head=5,
         offset=line.offset,
     )
-    assert granted == [(0, 4)]
+    assert granted == [OffsetRange.through(0, 4)]
     assert requests.pending_count == 0
     assert line.record.seq >= SEQ_FIRST
     assert marks_of(line.record) == {0: 0}
@@ -86,7 +85,7 @@ def test_two_who_ask_for_the_same_do_not_both_get_it(cluster, owner, requests):
     other = b"other".ljust(16, b".")
     asked = [requests.send(wanted(owner, 0, 4, grantee=g)) for g in (TASK, other)]
     cluster.run(40)
-    assert [t.verdict.granted for t in asked] == [(0, 4), None]
+    assert [t.verdict.granted for t in asked] == [OffsetRange(0, 5), None]
     assert (asked[1].verdict.outcome, asked[1].verdict.reason) == (
         "refused",
         "nothing_left",
@@ -133,7 +132,7 @@ def answered_by_a_foreign_record(cluster, owner, requests, *, is_same_number):
     assert fold(cluster).keys[KEY].granted == 5
     assert pending.verdict is None
     cluster.run(400)
-    assert pending.verdict.granted == (5, 9)  # type: ignore[attr-defined]
+    assert pending.verdict.granted == OffsetRange(5, 10)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("is_same_number", [True, False])
@@ -175,9 +174,7 @@ def test_the_owners_own_requests_are_its_own(cluster, owner, requests):
 def test_a_grant_that_nobody_waits_for_is_reported(cluster, owner, requests):
     observer = cluster.nodes[-1].observer
     granted = []
-    pending = requests.send(
-        wanted(owner, 0, 4), on_granted=lambda *both: granted.append(both)
-    )
+    pending = requests.send(wanted(owner, 0, 4), on_granted=granted.append)
     requests.give_up(pending)
     cluster.run(40)
     assert not granted
@@ -193,7 +190,7 @@ def test_an_answered_request_can_be_given_up(cluster, owner, requests):
 
 
 def test_there_are_only_so_many_at_a_time(cluster, owner, requests, monkeypatch):
-    monkeypatch.setattr(grant_requests, "PENDING_MAX", 2)
+    monkeypatch.setattr(proxy_grants, "PENDING_MAX", 2)
     cluster.fates["helper"] = AppendFate(is_lost=True)
     for _ in range(2):
         requests.send(wanted(owner, 0, 4))
@@ -232,4 +229,4 @@ def test_a_request_for_a_group_without_a_session_is_answered(cluster, requests):
         )
     )
     cluster.run(40)
-    assert pending.verdict.granted == (0, 1)
+    assert pending.verdict.granted == OffsetRange(0, 2)

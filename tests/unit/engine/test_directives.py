@@ -1,0 +1,118 @@
+"""Members hand off what an admin drains (PROTOCOL 9.7)."""
+
+import pytest
+from enginekit import H, of, spec, world, write
+from logkit import direct, ident
+
+from kafka_marshal.protocol.records import HandoffOffer, ReleasingPartition
+
+
+@pytest.fixture
+def cluster():
+    return world(partitions=1, records=(4, 4, 4, 4))
+
+
+def drain(cluster, client="a", *, for_ms=30 * H, **rest):
+    until_ms = cluster.clock.wall_ms() + for_ms
+    write(cluster, direct(client, until=until_ms, **rest))
+
+
+def pair(cluster, **rest):
+    """Return two members that share the partitions."""
+    a, b = (cluster.node(name, spec=spec(**rest)) for name in "ab")
+    cluster.run_until(lambda: len(a.held) == len(b.held) == 2, 8 * H)
+    return a, b
+
+
+def test_a_drained_member_hands_everything_to_successors(cluster):
+    a, b = pair(cluster)
+    drain(cluster)
+    cluster.run_until(lambda: len(b.held) == 4, H)
+    assert not a.held
+    releases = of(cluster, "a", ReleasingPartition)[-2:]
+    assert {each.record.successor for each in releases} == {"b"}
+    assert {each.record.reason.partition(":")[0] for each in releases} == {"drained"}
+    cluster.run(3 * H)
+    assert not a.held
+
+
+def test_its_host_may_be_drained(cluster):
+    a, b = pair(cluster)
+    home = a.engine.context.replicas[0].world
+    hosts = {each.record.client_id: each.record.host for each in home.live_members("g")}
+    until_ms = cluster.clock.wall_ms() + 9 * H
+    write(cluster, direct(host=hosts["a"], until=until_ms, group="marshal"))
+    cluster.run_until(lambda: len(b.held) == 4, H)
+    other = direct("b", until=until_ms, op=ident("other"))
+    write(cluster, other)
+    cluster.run(H)
+    assert len(b.held) == 4, "nobody else may take them"
+
+
+def test_after_its_end_it_takes_its_share_again(cluster):
+    a, b = pair(cluster)
+    drain(cluster, for_ms=2 * H)
+    cluster.run_until(lambda: len(b.held) == 4, H)
+    cluster.run_until(lambda: len(a.held) == 2, 6 * H)
+
+
+def test_it_is_ended_early(cluster):
+    a, b = pair(cluster)
+    drain(cluster)
+    cluster.run_until(lambda: len(b.held) == 4, H)
+    write(cluster, direct(until=0, seq=1))
+    cluster.run_until(lambda: len(a.held) == 2, 6 * H)
+
+
+def test_a_drain_is_followed_under_any_policy(cluster):
+    a, b = pair(cluster, policy="greedy", claims_max=2)
+    c = cluster.node("c", spec=spec(policy="greedy"))
+    cluster.run(H)
+    assert not c.held
+    drain(cluster)
+    cluster.run_until(lambda: len(c.held) == 2, 2 * H)
+    assert (len(a.held), len(b.held)) == (0, 2)
+
+
+def test_a_cordoned_member_keeps_what_it_has(cluster):
+    a, b = pair(cluster)
+    drain(cluster, action="cordon")
+    cluster.run(H)
+    assert len(a.held) == 2
+    cluster.crash(b)
+    cluster.run(8 * H)
+    assert len(a.held) == 2, "nothing new, whatever is free"
+    write(cluster, direct(until=0, seq=1))
+    cluster.run_until(lambda: len(a.held) == 4, 4 * H)
+
+
+def test_a_drained_member_that_has_not_announced_itself_takes_nothing(cluster):
+    drain(cluster, "c")
+    c = cluster.node("c", spec=spec())
+    cluster.run(5 * H)
+    assert not c.held
+
+
+def test_a_successor_that_warms_gets_an_offer_first(cluster):
+    a = cluster.node("a", spec=spec())
+    cluster.run_until(lambda: len(a.held) == 4, 3 * H)
+    drain(cluster, action="cordon", op=ident("cordon"), client="b")
+    b = cluster.node("b", spec=spec(on_warm=lambda *_: None))
+    cluster.run(2 * H)
+    assert not b.held
+    write(cluster, direct("b", until=0, op=ident("cordon"), seq=1, action="cordon"))
+    drain(cluster)
+    cluster.run_until(lambda: len(b.held) == 4, 4 * H)
+    assert len(of(cluster, "a", HandoffOffer)) == 4
+
+
+def test_an_offer_to_a_member_that_is_drained_is_withdrawn(cluster):
+    a = cluster.node("a", spec=spec())
+    cluster.run_until(lambda: len(a.held) == 4, 3 * H)
+    b = cluster.node("b")
+    b.warming.is_held = True
+    b.consume(spec(on_warm=lambda *_: None))
+    cluster.run_until(lambda: b.warming.waiting_count == 2, 3 * H)
+    drain(cluster, "b")
+    cluster.run_until(lambda: a.observer.named("handoff_withdrawn"), H)
+    assert len(a.held) == 4

@@ -1,0 +1,271 @@
+"""Keys are handed to successors that warm up first (PROTOCOL 9.5)."""
+
+import pytest
+from enginekit import H, fold, of, spec, values, world, write
+from logkit import settings
+
+from kafka_marshal.protocol.records import (
+    ClaimingPartition,
+    HandoffOffer,
+    HandoffReady,
+    ReleasingPartition,
+)
+from kafka_marshal.protocol.settings import TUNABLES
+from kafka_marshal.testing import node
+from kafka_marshal.testing.fakestore import AppendFate
+
+WITHIN_MS = TUNABLES["handoff_ms"].default
+OFFERS_MAX = TUNABLES["handoffs_max"].default
+LOST = AppendFate(is_lost=True)
+
+
+class Warm:
+    """An application that warms up when the test lets it."""
+
+    def __init__(self, error=None):
+        self.calls = []
+        self.error = error
+
+    def __call__(self, partition, position, from_client):
+        self.calls.append((partition, position, from_client))
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def cluster():
+    return world(partitions=1, records=(4, 4))
+
+
+def joined(cluster, warm, *, is_held=True):
+    """Return an owner of both partitions, and a member that joins and warms up."""
+    a = cluster.node("a", spec=spec())
+    cluster.run_until(lambda: len(a.held) == 2, 3 * H)
+    b = cluster.node("b")
+    b.warming.is_held = is_held
+    b.consume(spec(on_warm=warm))
+    return a, b
+
+
+def warming(cluster, b):
+    return lambda: b.warming.waiting_count == 1
+
+
+def offers(cluster, client_id="a"):
+    return of(cluster, client_id, HandoffOffer)
+
+
+def test_the_owner_goes_on_until_the_successor_is_ready(cluster):
+    warm = Warm()
+    a, b = joined(cluster, warm)
+    cluster.run_until(warming(cluster, b), 3 * H)
+    cluster.run(3 * H)
+    assert len(a.held) == 2
+    assert not of(cluster, "a", ReleasingPartition)
+    assert not warm.calls
+    b.warming.run_waiting()
+    cluster.run_until(lambda: len(b.held) == 1, H)
+    assert [call[2] for call in warm.calls] == ["a"]
+    (ready,) = of(cluster, "b", HandoffReady)
+    assert ready.transition.effect == "ready"
+    (offer,) = offers(cluster)
+    (release,) = of(cluster, "a", ReleasingPartition)
+    assert offer.offset < ready.offset < release.offset
+    assert release.record.successor == "b"
+    (claim,) = of(cluster, "b", ClaimingPartition)
+    assert claim.transition.effect == "claimed"
+    # Nothing but the round trip lies between them: no jitter, no pace of policies.
+    assert claim.time_ms - release.time_ms < 100
+
+
+def test_the_application_gets_the_position(cluster):
+    warm = Warm()
+    a, b = joined(cluster, warm)
+    a.consumer.poll(1000)
+    a.consumer.commit()
+    cluster.run_until(warming(cluster, b), 3 * H)
+    b.warming.run_waiting()
+    ((partition, position, owner),) = warm.calls
+    assert partition.topic == "t"
+    assert owner == "a"
+    assert position in {0, 4}
+
+
+def test_a_member_that_does_not_warm_is_given_the_key_at_once(cluster):
+    a = cluster.node("a", spec=spec())
+    cluster.run_until(lambda: len(a.held) == 2, 3 * H)
+    b = cluster.node("b", spec=spec())
+    cluster.run_until(lambda: len(b.held) == 1, 3 * H)
+    assert not offers(cluster)
+
+
+def test_a_key_with_uncommitted_records_is_drained_first(cluster):
+    warm = Warm()
+    a, b = joined(cluster, warm)
+    polled = values(a.consumer.poll(1000))
+    assert polled
+    cluster.run_until(warming(cluster, b), 3 * H)
+    b.warming.run_waiting()
+    cluster.run(H // 2)
+    held = {key.partition for key in a.held}
+    assert len(held) == 2  # both have uncommitted records
+    a.consumer.commit()
+    cluster.run_until(lambda: len(b.held) == 1, H)
+
+
+def test_a_successor_that_dies_while_it_warms_costs_nothing(cluster):
+    a, b = joined(cluster, Warm())
+    cluster.run_until(warming(cluster, b), 3 * H)
+    cluster.crash(b)
+    cluster.run_until(lambda: len(offers(cluster)) == 2, 5 * H)
+    assert offers(cluster)[-1].record.successor is None
+    assert len(a.held) == 2
+    (withdrawn,) = a.observer.named("handoff_withdrawn")
+    assert withdrawn.fields["reason"] == "successor_gone"
+
+
+def test_a_restarted_successor_warms_again(cluster):
+    a, b = joined(cluster, Warm())
+    cluster.run_until(warming(cluster, b), 3 * H)
+    cluster.crash(b)
+    warm = Warm()
+    again = cluster.node("b", spec=spec(on_warm=warm))
+    cluster.run_until(lambda: len(again.held) == 1, 5 * H)
+    assert len(warm.calls) >= 1
+    assert len(a.held) == 1
+
+
+def test_an_owner_that_dies_leaves_the_key_to_others(cluster):
+    a, b = joined(cluster, Warm())
+    cluster.run_until(warming(cluster, b), 3 * H)
+    cluster.crash(a)
+    cluster.run_until(lambda: len(b.held) == 2, 5 * H)
+
+
+def test_a_warm_up_that_fails_leaves_the_key_where_it_is(cluster):
+    warm = Warm(ValueError("no disk"))
+    a, b = joined(cluster, warm, is_held=False)
+    cluster.run_until(lambda: b.observer.named("warm_failed"), 3 * H)
+    cluster.run(2 * H)
+    assert len(a.held) == 2
+    assert len(warm.calls) == 1
+
+
+def test_one_that_is_late_is_not_offered_again_at_once(cluster):
+    a, b = joined(cluster, Warm())
+    cluster.run_until(warming(cluster, b), 3 * H)
+    cluster.run(WITHIN_MS + H, step_ms=200)
+    (withdrawn,) = a.observer.named("handoff_withdrawn")
+    assert withdrawn.fields["reason"] == "late"
+    cluster.run(10 * H)
+    assert len(offers(cluster)) == 2
+    assert len(a.held) == 2
+    b.warming.run_waiting()
+    cluster.run(H)
+    assert len(a.held) == 2
+
+
+def test_an_offer_that_is_lost_is_sent_again(cluster):
+    a, b = joined(cluster, Warm(), is_held=False)
+    cluster.fates["a"] = LOST
+    cluster.run_until(lambda: a.observer.named("handoff_offered"), H)
+    cluster.run(100)
+    del cluster.fates["a"]
+    assert not offers(cluster)
+    cluster.run_until(lambda: len(b.held) == 1, 2 * H)
+
+
+def test_a_ready_that_is_lost_is_sent_again(cluster):
+    _, b = joined(cluster, Warm())
+    cluster.run_until(warming(cluster, b), 3 * H)
+    cluster.fates["b"] = LOST
+    b.warming.run_waiting()
+    cluster.run_until(lambda: b.observer.named("warmed"), H)
+    cluster.run(100)
+    del cluster.fates["b"]
+    assert not of(cluster, "b", HandoffReady)
+    cluster.run_until(lambda: len(b.held) == 1, 2 * H)
+
+
+def test_the_settings_of_the_group_limit_how_long_a_successor_has(cluster):
+    a, b = joined(cluster, Warm())
+    write(cluster, settings(handoff_ms=H))
+    cluster.run_until(lambda: a.observer.named("handoff_withdrawn"), 4 * H)
+    (offer, _) = offers(cluster)
+    assert offer.record.within_ms == H
+    # The pair is barred for as long, and then offered again.
+    cluster.run_until(lambda: len(offers(cluster)) == 3, 4 * H)
+    b.warming.run_waiting()
+    cluster.run_until(lambda: len(b.held) == 1, 4 * H)
+
+
+def test_a_pair_is_barred_for_as_long_as_it_had(cluster):
+    a, _ = joined(cluster, Warm())
+    write(cluster, settings(handoff_ms=H))
+    cluster.run_until(lambda: offers(cluster), 4 * H)
+    write(cluster, settings(2))
+    cluster.run_until(lambda: a.observer.named("handoff_withdrawn"), 4 * H)
+    cluster.run_until(lambda: len(offers(cluster)) == 3, 4 * H)
+    assert offers(cluster)[-1].record.within_ms == WITHIN_MS
+
+
+def test_settings_that_are_overtaken_change_nothing(cluster):
+    joined(cluster, Warm())
+    write(cluster, settings(2, handoff_ms=H))
+    cluster.run_until(lambda: offers(cluster), 4 * H)
+    assert offers(cluster)[0].record.within_ms == WITHIN_MS
+    assert fold(cluster).settings_of("g").generation == 0
+
+
+@pytest.mark.parametrize(("most", "expected"), [(1, 1), (11, 11)])
+def test_the_settings_of_the_group_limit_how_many_offers_are_open(most, expected):
+    cluster = world(partitions=2, records=(1,) * 24)
+    write(cluster, settings(handoffs_max=most))
+    a = cluster.node("a", spec=spec())
+    cluster.run_until(lambda: len(a.held) == 24, 5 * H)
+    b = cluster.node("b")
+    b.warming.is_held = True
+    b.consume(spec(on_warm=Warm()))
+    cluster.run(4 * H)
+    assert b.warming.waiting_count == expected
+
+
+def test_an_owner_has_few_offers_open():
+    cluster = world(partitions=2, records=(1,) * 24)
+    a = cluster.node("a", spec=spec())
+    cluster.run_until(lambda: len(a.held) == 24, 5 * H)
+    b = cluster.node("b")
+    b.warming.is_held = True
+    b.consume(spec(on_warm=Warm()))
+    cluster.run(4 * H)
+    assert b.warming.waiting_count == OFFERS_MAX
+    assert len(a.held) == 24
+    b.warming.is_held = False
+    b.warming.run_waiting()
+    cluster.run_until(lambda: len(b.held) == 12, 5 * H)
+
+
+def test_an_offer_to_a_successor_that_leaves_is_withdrawn(cluster):
+    a, b = joined(cluster, Warm())
+    cluster.run_until(warming(cluster, b), 3 * H)
+    b.consumer.close(timeout_ms=0)
+    cluster.run_until(lambda: len(offers(cluster)) == 2, 3 * H)
+    assert offers(cluster)[-1].record.successor is None
+    assert len(a.held) == 2
+
+
+def test_an_offer_that_no_policy_asks_for_is_withdrawn_after_an_interval(cluster):
+    a, b = joined(cluster, Warm())
+    cluster.run_until(warming(cluster, b), 3 * H)
+    a.session._offers.withdraw_unwanted(a.clock.now_ms() + H // 2)
+    assert not a.observer.named("handoff_withdrawn")
+    a.session._offers.withdraw_unwanted(a.clock.now_ms() + H + 1)
+    (withdrawn,) = a.observer.named("handoff_withdrawn")
+    assert withdrawn.fields["reason"] == "unwanted"
+
+
+def test_below_the_level_a_key_is_released_at_once(monkeypatch):
+    monkeypatch.setattr(node, "SUPPORTED_LEVEL", 1)
+    cluster = world(partitions=1, records=(4, 4))
+    _, b = joined(cluster, Warm())
+    cluster.run_until(lambda: len(b.held) == 1, 3 * H)
