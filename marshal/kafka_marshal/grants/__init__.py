@@ -11,6 +11,8 @@ The verdict comes from the fold of the log, in this process or in the sidecar of
 host. It is found by the grantee, because sequence numbers belong to the owner.
 """
 
+from kafka_marshal.protocol.types import OffsetRange
+
 from .client import ClaimRef, ClaimState, GrantClient
 from .connect import close_grant_clients, open_grant_client
 
@@ -18,6 +20,7 @@ __all__ = [
     "ClaimRef",
     "ClaimState",
     "GrantClient",
+    "OffsetRange",
     "close_grant_clients",
     "open_grant_client",
 ]

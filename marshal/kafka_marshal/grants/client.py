@@ -14,7 +14,7 @@ from kafka_marshal.protocol.granting import (
     Refusal,
     refusal_of,
 )
-from kafka_marshal.protocol.types import Key, Owner
+from kafka_marshal.protocol.types import Key, OffsetRange, Owner
 
 PAUSED_MS = 500
 """How long to wait, while the group is paused, before the next request."""
@@ -54,16 +54,15 @@ class ClaimRef:
         """The claimant."""
         return Owner(self.client_id, self.incarnation)
 
-    def request(self, wanted: tuple[int, int], *, grantee: bytes) -> GrantRequest:
-        """Return a request under this claim for a first and a last offset."""
-        first, last = wanted
+    def request(self, wanted: OffsetRange, *, grantee: bytes) -> GrantRequest:
+        """Return a request under this claim for some offsets."""
         return GrantRequest(
             key=self.key,
             owner=self.owner,
             epoch=self.epoch,
             grantee=grantee,
-            first=first,
-            last=last,
+            first=wanted.first,
+            last=wanted.last,
         )
 
 
@@ -95,21 +94,20 @@ class GrantClient(Protocol):
     clock: Clock = SystemClock()
 
     def acquire(
-        self, ref: ClaimRef, wanted: tuple[int, int], *, timeout_ms: int
-    ) -> tuple[int, int] | None:
+        self, ref: ClaimRef, wanted: OffsetRange, *, timeout_ms: int
+    ) -> OffsetRange | None:
         """Request offsets once, with a new grantee.
 
         Args:
             ref: The claim.
-            wanted: First and last offset wanted.
+            wanted: Offsets wanted.
             timeout_ms: How long to wait for a verdict that grants or denies them.
 
         Returns:
-            The range that only the caller may ever process, both ends inclusive;
-            None if it was granted to another grantee, or the claim has ended. The
-            range may begin below the wanted one, if the offsets before it were not
-            granted, or above; it ends with the wanted one, or below if the log grants
-            less at a time.
+            The range that only the caller may ever process; None if it was granted
+            to another grantee, or the claim has ended. The range may begin below the
+            wanted one, if the offsets before it were not granted, or above; it ends
+            with the wanted one, or below if the log grants less at a time.
 
         Raises:
             DeadlineExceeded: No verdict in time, or the group was paused all the
@@ -117,8 +115,7 @@ class GrantClient(Protocol):
                 process it. If it was not, a later call may be granted it.
             MarshalError: The log or the sidecar cannot be used; the same holds.
         """
-        first, last = wanted
-        if not 0 <= first <= last:
+        if not 0 <= wanted.first < wanted.end:
             return None
         until_ms = self.clock.now_ms() + timeout_ms
         left_ms = timeout_ms
@@ -126,29 +123,29 @@ class GrantClient(Protocol):
             verdict = self.request(ref, wanted, timeout_ms=left_ms)
             if verdict.granted is not None:
                 return verdict.granted
-            refusal = refusal_of(verdict.reason, last=last, head=verdict.head)
+            refusal = refusal_of(verdict.reason, last=wanted.last, head=verdict.head)
             if refusal in _NOT_GRANTED:
                 return None
             if refusal is Refusal.UNEXPECTED:
                 raise CoordinationError(
-                    f"the log judged the request for offsets {first} to {last} of "
-                    f"{ref.topic}-{ref.partition} as {verdict.reason!r}, so the Config "
-                    "of the coordination topic has changed; check it with: marshal "
-                    "topic info, and run the task again"
+                    f"the log judged the request for offsets {wanted.first} to "
+                    f"{wanted.last} of {ref.topic}-{ref.partition} as "
+                    f"{verdict.reason!r}, so the Config of the coordination topic has "
+                    "changed; check it with: marshal topic info, and run the task again"
                 )
             if verdict.reason == "paused":
                 self._rest(min(PAUSED_MS, max(0, until_ms - self.clock.now_ms())))
             left_ms = until_ms - self.clock.now_ms()
             if left_ms <= 0:
                 raise DeadlineExceeded(
-                    f"offsets {first} to {last} of {ref.topic}-{ref.partition} were "
-                    f"not granted within {timeout_ms} ms ({verdict.reason}), and may "
-                    "be granted later; if group "
+                    f"offsets {wanted.first} to {wanted.last} of {ref.topic}-"
+                    f"{ref.partition} were not granted within {timeout_ms} ms "
+                    f"({verdict.reason}), and may be granted later; if group "
                     f"{ref.group_id!r} is paused, run: marshal groups resume"
                 )
 
     def request(
-        self, ref: ClaimRef, wanted: tuple[int, int], *, timeout_ms: int
+        self, ref: ClaimRef, wanted: OffsetRange, *, timeout_ms: int
     ) -> GrantVerdict:
         """Make one request, and return the verdict.
 

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from kafka_marshal.clock import SystemClock, SystemEntropy
-from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
+from kafka_marshal.engine.checkpoint_reader import SHORT_MAX, LogCheckpoints
 from kafka_marshal.engine.config_check import require_cluster, unformatted
 from kafka_marshal.engine.follower import Follower
-from kafka_marshal.engine.grant_requests import draw_grantee, draw_seq
+from kafka_marshal.engine.proxy_grants import draw_grantee, draw_seq
 from kafka_marshal.engine.replica import Replica, check_halt
 from kafka_marshal.errors import (
     CoordinationError,
@@ -21,7 +21,7 @@ from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict, verdict_of
 from kafka_marshal.protocol.hashing import coordinating_partition
 from kafka_marshal.protocol.records import ClaimingMessages, Config
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.types import Key, OffsetRange
 
 from .client import ClaimRef, ClaimState, GrantClient
 
@@ -75,7 +75,7 @@ class LogGrantClient(GrantClient):
         self._started: set[int] = set()
 
     def request(
-        self, ref: ClaimRef, wanted: tuple[int, int], *, timeout_ms: int
+        self, ref: ClaimRef, wanted: OffsetRange, *, timeout_ms: int
     ) -> GrantVerdict:
         """Make one request; see ``GrantClient``."""
         # PROTOCOL 6.2: a grantee is drawn for each attempt.
@@ -177,7 +177,11 @@ class LogGrantClient(GrantClient):
         if t not in self._started:
             self._log.read_also(t, timeout_ms=deadline.left_ms())
             # Read a long log from its last checkpoint.
-            self._follower.restore([t], sources=(LogCheckpoints(),))
+            self._follower.restore(
+                [t],
+                sources=(LogCheckpoints(whole_max=SHORT_MAX),),
+                timeout_ms=deadline.left_ms(),
+            )
             self._started.add(t)
             self._catch_up(deadline)
         elif replica.world.config is None:

@@ -3,10 +3,10 @@
 import time
 
 from kafka_marshal.clock import SystemEntropy
-from kafka_marshal.engine.grant_requests import draw_grantee
+from kafka_marshal.engine.proxy_grants import draw_grantee
 from kafka_marshal.errors import CoordinationError
 from kafka_marshal.protocol.granting import GrantVerdict
-from kafka_marshal.protocol.types import Key, Owner
+from kafka_marshal.protocol.types import Key, OffsetRange, Owner
 from kafka_marshal.remote import paths
 from kafka_marshal.remote.answers import FenceNow
 from kafka_marshal.remote.api import GrantRequest, GrantResponse
@@ -33,7 +33,7 @@ class SidecarGrantClient(GrantClient):
         self._entropy = SystemEntropy()
 
     def request(
-        self, ref: ClaimRef, wanted: tuple[int, int], *, timeout_ms: int
+        self, ref: ClaimRef, wanted: OffsetRange, *, timeout_ms: int
     ) -> GrantVerdict:
         """Make one request; see ``GrantClient``."""
         message = encode_request(

@@ -34,6 +34,7 @@ class GroupLine(Message, frozen=True, kw_only=True):
         owned: Number of them that have an owner.
         owners: Owners of any of them, by the log.
         is_paused: Whether it is paused.
+        pauses: Its pauses, with the fields that ``marshal groups describe`` prints.
     """
 
     group: str
@@ -41,6 +42,7 @@ class GroupLine(Message, frozen=True, kw_only=True):
     owned: int
     owners: tuple[str, ...]
     is_paused: bool
+    pauses: tuple[dict[str, Any], ...] = ()
 
 
 class GroupsNow(Message, frozen=True, kw_only=True):
@@ -129,3 +131,132 @@ class Verdict(Message, frozen=True, kw_only=True):
     ok: bool
     state: str
     reasons: tuple[str, ...]
+
+
+class PauseNow(Message, frozen=True, kw_only=True):
+    """``POST /v1/groups/{group}/pause``: the pause that was written.
+
+    Attributes:
+        group: The group.
+        op_id: Identifies the pause, for ``operation`` of a resume.
+        begin_ms: When it begins by itself, epoch ms; None if it has begun.
+        until_ms: When it ends by itself, epoch ms.
+        topics: Topics that it is limited to, like ``orders:0,1``; none for the group.
+        held: Paused partitions that are not released yet, ``topic-partition``.
+    """
+
+    group: str
+    op_id: str
+    begin_ms: int | None
+    until_ms: int
+    held: tuple[str, ...]
+    topics: tuple[str, ...] = ()
+
+
+class ResumeNow(Message, frozen=True, kw_only=True):
+    """``POST /v1/groups/{group}/resume``.
+
+    Attributes:
+        group: The group.
+        partitions_count: Coordinating partitions in which a pause was ended.
+    """
+
+    group: str
+    partitions_count: int
+
+
+class ResetRow(Message, frozen=True, kw_only=True):
+    """What a reset does, or did, to one partition.
+
+    Attributes:
+        topic: Data topic.
+        partition: Data partition.
+        before: Position before, None without one.
+        after: Position after.
+        lag_before: Records behind the position before, None without one.
+        lag_after: Records behind the position after.
+        repeats: Whether records at most once are handed out again.
+        note: ``clamped``, ``handed out again``, or None.
+    """
+
+    topic: str
+    partition: int
+    before: int | None
+    after: int
+    lag_before: int | None
+    lag_after: int
+    repeats: bool
+    note: str | None
+
+
+class ResetNow(Message, frozen=True, kw_only=True):
+    """``POST /v1/groups/{group}/reset``, ``/undo``: the plan, or what it has set.
+
+    Attributes:
+        group: The group.
+        op_id: Identifies the plan, and its operation where it is executed.
+        undoes: The reset that an undo sets back, else None.
+        is_executed: Whether the positions are set; otherwise this is a plan.
+        outcome: ``committed`` once executed, None for a plan.
+        undo_id: ``op_id`` for its undo, None for a plan.
+        mirror_error: Why Kafka's committed offsets were not written, if they were not.
+        left_out: Partitions that had no position before, and stay as they are.
+        rows: The partitions.
+    """
+
+    group: str
+    op_id: str
+    undoes: str | None
+    is_executed: bool
+    outcome: str | None
+    undo_id: str | None
+    mirror_error: str | None
+    left_out: tuple[str, ...]
+    rows: tuple[ResetRow, ...]
+
+
+class FinishedReset(Message, frozen=True, kw_only=True):
+    """One reset that was finished.
+
+    Attributes:
+        op_id: The operation.
+        outcome: ``committed``, ``aborted`` or ``unknown``.
+        moved_count: Partitions that it set.
+    """
+
+    op_id: str
+    outcome: str
+    moved_count: int
+
+
+class FinishNow(Message, frozen=True, kw_only=True):
+    """``POST /v1/groups/{group}/finish``.
+
+    Attributes:
+        group: The group.
+        operations: The resets that were open, none if nothing was.
+    """
+
+    group: str
+    operations: tuple[FinishedReset, ...]
+
+
+class HistoryNow(Message, frozen=True, kw_only=True):
+    """``GET /v1/groups/{group}/history``: what admins did, oldest first.
+
+    Attributes:
+        as_of: The moment that the answer is of.
+        group: The group.
+        actions_count: All actions on the group, also those beyond ``limit``.
+        records_count: Records of admins that were read.
+        began_at: Offset that the history of a coordinating partition begins at, where
+            retention has deleted the start of its log.
+        actions: As of ``marshal groups history -o json``.
+    """
+
+    as_of: AsOf
+    group: str
+    actions_count: int
+    records_count: int
+    began_at: dict[str, int]
+    actions: tuple[dict[str, Any], ...]

@@ -10,6 +10,7 @@ claim name the client that it is for. Only one client ever uses a token: a key t
 moves between two clients is released and claimed again.
 """
 
+from datetime import datetime, timedelta
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
@@ -94,8 +95,10 @@ class Failure(Message, frozen=True, kw_only=True):
         message: What happened, why, and what to do next.
         retriable: Whether the same request may succeed later.
         setting: Setting at fault, of a ``ConfigurationError``.
-        reason: Reason in one word, of a ``ClaimLost`` or ``ClaimRejected``.
-        holder: Owner by the log, or the other process of an ``IdentityConflict``.
+        reason: Reason in one word, of a ``ClaimLost`` or ``ClaimRejected``; the admin's
+            of a ``ClientFenced``.
+        holder: Owner by the log, the other process of an ``IdentityConflict``, or the
+            admin of a ``ClientFenced`` or ``GroupPaused``.
         at_offset: Log offset of the deciding record, if there is one.
         requested: Position at fault, of a ``PositionError``; -1 = there is none.
         log_start: First offset of that log.
@@ -256,6 +259,8 @@ class Progress(Message, frozen=True, kw_only=True):
         uncommitted_count: Records handed out and not yet processed.
         handed: Records handed out under this claim.
         done: At most once: all granted offsets below are processed, else None.
+        seek_count: Seeks under this claim. With a new one, the position may be lower
+            than before; a report from before the last one is outdated.
     """
 
     topic: TopicName
@@ -265,6 +270,7 @@ class Progress(Message, frozen=True, kw_only=True):
     uncommitted_count: Number = 0
     handed: Number = 0
     done: Number | None = None
+    seek_count: Number = 0
 
 
 ProgressList = Annotated[tuple[Progress, ...], msgspec.Meta(max_length=PROGRESS_MAX)]
@@ -327,7 +333,7 @@ class Release(Message, frozen=True, kw_only=True):
         partition: Data partition.
         epoch: Claim under which it held the partition.
         position: All offsets below are processed.
-        reason: Reason in one word if the sidecar did not ask for it (``wedged``: the
+        reason: Reason in one word if the sidecar did not ask for it (``stuck``: the
             application is stuck).
         detail: Figures behind the reason.
         done: As in ``Progress``.
@@ -500,7 +506,7 @@ class Releasing(Message, frozen=True, kw_only=True, tag="release"):
         topic: Data topic.
         partition: Data partition.
         epoch: Claim.
-        reason: Why: ``surplus``, ``moved``, ``paused``, ``behind``, ``shutdown``...
+        reason: Why: ``surplus``, ``moved``, ``paused``, ``lagging``, ``shutdown``...
         successor: client_id that should claim it next, if any.
         until_ms: When it is released even with uncommitted records; None = once the
             client confirms, or its deadline passes.
@@ -536,16 +542,30 @@ class Lost(Message, frozen=True, kw_only=True, tag="lost"):
     was_lost: bool = True
 
 
-class Paused(Message, frozen=True, kw_only=True, tag="paused"):
-    """The group is paused, or no longer (PROTOCOL 4.8).
+class PausedTopic(Message, frozen=True, kw_only=True):
+    """A topic of which partitions are paused.
 
     Attributes:
-        is_paused: Whether it is.
+        topic: The topic.
+        partitions: The paused partitions, ascending; none for the whole topic.
+    """
+
+    topic: str
+    partitions: tuple[int, ...] = ()
+
+
+class Paused(Message, frozen=True, kw_only=True, tag="paused"):
+    """The group or some of its topics are paused, or no longer (PROTOCOL 4.8, 4.15).
+
+    Attributes:
+        is_paused: Whether the whole group is.
+        topics: What else is paused by itself, by topic.
         until_wall_ms: Latest end of the pause, epoch ms; None if not paused.
         reason: Reason, as given by the operator that paused it.
     """
 
     is_paused: bool
+    topics: tuple[PausedTopic, ...] = ()
     until_wall_ms: int | None = None
     reason: str | None = None
 
@@ -597,3 +617,142 @@ class Frame(msgspec.Struct, frozen=True):
 def frame_id(incarnation: str, number: int, *, t: int, offset: int) -> str:
     """Return the id of an event (see ``Frame``)."""
     return Frame.SEPARATOR.join((incarnation[:8], str(number), str(t), str(offset)))
+
+
+# --- admins
+
+TOPICS_MAX = 1_000
+RESET_PARTITIONS_MAX = 20_000
+
+# Bounds of a topic with ten-digit partition numbers are checked where it is parsed.
+TopicChoice = Annotated[str, msgspec.Meta(max_length=10_000)]
+WallMs = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+
+class PauseRequest(Message, frozen=True, kw_only=True):
+    """``POST /v1/groups/{group}/pause``, as ``marshal groups pause``.
+
+    Attributes:
+        for_ms: Length of the pause; either this or ``until_ms``.
+        until_ms: End of the pause, epoch ms.
+        begin_ms: Begin of the pause, epoch ms; by default it begins at once.
+        topics: Only these topics, or like ``orders:0,1`` for some partitions.
+        wait: Whether to wait until no client of the group holds a claim, at most for
+            ``timeout_ms``, and renew the pause meanwhile.
+        reason: Stored in the log, for people.
+        person: Person for whom the request is made; stored in the log.
+    """
+
+    for_ms: Milliseconds | None = None
+    until_ms: WallMs | None = None
+    begin_ms: WallMs | None = None
+    topics: Annotated[tuple[TopicChoice, ...], msgspec.Meta(max_length=TOPICS_MAX)] = ()
+    wait: bool = False
+    reason: Words | None = None
+    person: Word = ""
+
+
+class ResumeRequest(Message, frozen=True, kw_only=True):
+    """``POST /v1/groups/{group}/resume``, as ``marshal groups resume``.
+
+    Attributes:
+        operation: Only this pause, which may be scheduled.
+        reason: Stored in the log, for people.
+        person: Person for whom the request is made; stored in the log.
+    """
+
+    operation: Hex16 | None = None
+    reason: Words | None = None
+    person: Word = ""
+
+
+class PartitionOffset(Message, frozen=True, kw_only=True):
+    """New position of one partition.
+
+    Attributes:
+        topic: Data topic.
+        partition: Data partition.
+        offset: Its new position.
+    """
+
+    topic: TopicName
+    partition: PartitionNumber
+    offset: Number
+
+
+class ResetRequest(Message, frozen=True, kw_only=True):
+    """``POST /v1/groups/{group}/reset``, as ``marshal groups reset``.
+
+    One of ``to_earliest`` to ``offsets`` has the new positions.
+
+    Attributes:
+        topics: Topics, or like ``orders:0,1`` for some partitions.
+        all_topics: All topics of the group, instead of ``topics``.
+        to_earliest: The log start.
+        to_latest: The log end.
+        to_current: The present positions; the log end without one.
+        to_offset: This offset.
+        shift_by: So many records forward, or back.
+        to_datetime: The first record at or after a time; UTC without a zone.
+        by_duration: The same, so long ago, like ``PT10M``.
+        offsets: An offset for each partition, without ``topics``.
+        execute: Whether to set the positions; by default the answer is the plan.
+        clamp: Whether a position outside of its log is replaced by the nearest one
+            inside; otherwise it is refused.
+        allow_reprocess: Whether partitions at most once may go back.
+        reason: Stored in the log, for people.
+        person: Person for whom the request is made; stored in the log.
+    """
+
+    topics: Annotated[tuple[TopicChoice, ...], msgspec.Meta(max_length=TOPICS_MAX)] = ()
+    all_topics: bool = False
+    to_earliest: bool = False
+    to_latest: bool = False
+    to_current: bool = False
+    to_offset: Number | None = None
+    shift_by: Annotated[int, msgspec.Meta(ge=-_NUMBER_MAX, le=_NUMBER_MAX)] | None = (
+        None
+    )
+    to_datetime: datetime | None = None
+    by_duration: timedelta | None = None
+    offsets: Annotated[
+        tuple[PartitionOffset, ...], msgspec.Meta(max_length=RESET_PARTITIONS_MAX)
+    ] = ()
+    execute: bool = False
+    clamp: bool = False
+    allow_reprocess: bool = False
+    reason: Words | None = None
+    person: Word = ""
+
+
+class UndoRequest(Message, frozen=True, kw_only=True):
+    """``POST /v1/groups/{group}/undo``, as ``marshal groups undo``.
+
+    Attributes:
+        op_id: The reset to undo.
+        execute: Whether to set the positions; by default the answer is the plan.
+        partial: Whether to undo what is left, where later operations, recreated topics
+            or forgetting have taken some of its partitions.
+        allow_reprocess: Whether partitions at most once may go back.
+        reason: Stored in the log, for people.
+        person: Person for whom the request is made; stored in the log.
+    """
+
+    op_id: Hex16
+    execute: bool = False
+    partial: bool = False
+    allow_reprocess: bool = False
+    reason: Words | None = None
+    person: Word = ""
+
+
+class FinishRequest(Message, frozen=True, kw_only=True):
+    """``POST /v1/groups/{group}/finish``, as ``marshal groups finish``.
+
+    Attributes:
+        reason: Stored in the log, for people.
+        person: Person for whom the request is made; stored in the log.
+    """
+
+    reason: Words | None = None
+    person: Word = ""

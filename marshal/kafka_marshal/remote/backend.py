@@ -15,9 +15,9 @@ from typing import Any
 
 import attrs
 
-from kafka_marshal.clock import SystemClock, SystemEntropy, ThreadBackground
+from kafka_marshal.clock import SystemClock, SystemEntropy, ThreadBackground, WorkerPool
 from kafka_marshal.engine import Holding, Subscription
-from kafka_marshal.engine.grant_requests import draw_grantee
+from kafka_marshal.engine.proxy_grants import draw_grantee
 from kafka_marshal.engine.replica import Glance, LastClaim
 from kafka_marshal.errors import (
     ConfigurationError,
@@ -30,7 +30,7 @@ from kafka_marshal.ports import Clock, DataLog, Entropy, Observer
 from kafka_marshal.protocol.claiming import Claimant
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 from kafka_marshal.remote import api, paths
-from kafka_marshal.remote.command_queue import CommandQueue, WorkerPool, may_pass
+from kafka_marshal.remote.command_queue import CALLS_MAX, CommandQueue, may_pass
 from kafka_marshal.remote.context import RemoteContext, RemoteEngine, RemotePorts
 from kafka_marshal.remote.errors import NotRegistered
 from kafka_marshal.remote.grants import SidecarGrantRequester
@@ -97,12 +97,11 @@ class SidecarBackend:
         self._identity = identity
         self._transport = transport
         self._entropy = entropy or SystemEntropy()
-        background = ThreadBackground()
         ports = RemotePorts(
             data=data,
             clock=clock or SystemClock(),
             entropy=self._entropy,
-            background=background,
+            background=ThreadBackground(),
             observer=observer,
         )
         self._context = RemoteContext(
@@ -120,8 +119,12 @@ class SidecarBackend:
         )
         self._queries = SidecarQueries(connection, lambda: self._info)
         self._stopped = threading.Event()
-        self._carriers = WorkerPool("marshal-remote-commands", threads=CARRIERS)
-        self._granters = WorkerPool("marshal-remote-grants", threads=GRANTERS)
+        self._carriers = WorkerPool(
+            "marshal-remote-commands", threads=CARRIERS, calls_max=CALLS_MAX
+        )
+        self._granters = WorkerPool(
+            "marshal-remote-grants", threads=GRANTERS, calls_max=CALLS_MAX
+        )
         self._session.commands = self._commands = CommandQueue(
             connection,
             lock=self._engine.changed,
@@ -209,6 +212,18 @@ class SidecarBackend:
         path = self._connection.path(paths.SUBSCRIPTION, {"name": name})
         self._connection.ask(
             "PUT", path, answer=api.SubscribeResponse, body=wants, timeout_ms=ASK_MS_MAX
+        )
+
+    def require_warming(self) -> None:
+        """Refuse: a sidecar does not ask its clients to warm up.
+
+        Raises:
+            ConfigurationError: Always.
+        """
+        raise ConfigurationError(
+            "on_warm needs a client that holds its claims itself; a sidecar does not "
+            "ask its clients to warm up; connect without a sidecar, or leave it out",
+            setting="on_warm",
         )
 
     def want(self, key: Key) -> Holding:

@@ -1,12 +1,12 @@
 """Sends the session's commands to the sidecar on worker threads, outside the lock."""
 
-import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import attrs
 
+from kafka_marshal.clock import WorkerPool
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api, paths
@@ -14,81 +14,6 @@ from kafka_marshal.remote.errors import NotRegistered
 from kafka_marshal.remote.transport import Connection
 
 CALLS_MAX = 1_024
-IDLE_S = 60.0
-
-
-class WorkerPool:
-    """A few daemon threads that start calls in the order of submission.
-
-    Args:
-        name: Name of the threads.
-        threads: Number of calls that run at a time. Threads start on demand.
-    """
-
-    def __init__(self, name: str, *, threads: int) -> None:
-        self._name = name
-        self._most = threads
-        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(CALLS_MAX)
-        self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
-        self._unfinished = 0
-        self._is_closed = False
-
-    def submit(self, call: Callable[[], None]) -> bool:
-        """Queue a call; return whether there was room. Never blocks.
-
-        Calls must handle their own errors: an exception ends the worker thread.
-        """
-        with self._lock:
-            if self._is_closed:
-                return False
-            try:
-                self._queue.put_nowait(call)
-            except queue.Full:
-                return False
-            self._unfinished += 1
-            # Calls count until they end: by the length of the queue, a thread that has
-            # just taken a call would count as free.
-            if len(self._threads) < min(self._unfinished, self._most):
-                thread = threading.Thread(
-                    target=self._run, name=self._name, daemon=True
-                )
-                self._threads.append(thread)
-                thread.start()
-        return True
-
-    def close(self, timeout_ms: int) -> None:
-        """End after the running calls; drop the queued ones. Idempotent."""
-        with self._lock:
-            self._is_closed = True
-            threads = list(self._threads)
-            while True:
-                try:
-                    self._queue.get_nowait()
-                except queue.Empty:
-                    break
-            for _ in threads:
-                self._queue.put_nowait(None)
-        for thread in threads:
-            if thread is not threading.current_thread():
-                thread.join(timeout_ms / 1000)
-
-    def _run(self) -> None:
-        while True:
-            try:
-                # The deadline only bounds one wait; a daemon thread may idle.
-                call = self._queue.get(timeout=IDLE_S)
-            except queue.Empty:
-                continue
-            if call is None:
-                return
-            try:
-                call()
-            finally:
-                with self._lock:
-                    self._unfinished -= 1
-
-
 CONFIRM_MS = 5_000
 REST_S = 0.2
 FLUSH_TRIES_MAX = 100

@@ -19,6 +19,8 @@ from kafka_marshal.ports import (
     Observer,
     WrongSetting,
 )
+from kafka_marshal.protocol.pauses import is_in_scope
+from kafka_marshal.protocol.records import Scope
 from kafka_marshal.protocol.types import Key
 
 
@@ -47,7 +49,8 @@ class RemoteContext:
         replicas: Empty: the sidecar folds the log.
         wrong_settings: Empty: the sidecar checks the topic.
         meters: Counters.
-        pause: Whether the group is paused, as last reported.
+        pause: Whether the whole group is paused, as last reported.
+        scope: The partitions that are paused by themselves, as last reported.
     """
 
     ports: RemotePorts
@@ -60,6 +63,7 @@ class RemoteContext:
     wrong_settings: tuple[WrongSetting, ...] = ()
     meters: EngineMeters = attrs.field(factory=EngineMeters)
     pause: bool = False
+    scope: Scope = ()
 
     @property
     def now_ms(self) -> int:
@@ -93,6 +97,16 @@ class RemoteContext:
         """Return whether the group is paused, as last reported."""
         del group_id
         return self.pause
+
+    def pauses(self, group_id: str) -> list[dict[str, Any]]:
+        """Return nothing: the sidecar knows them, and exports their metrics."""
+        del group_id
+        return []
+
+    def is_key_paused(self, key: Key) -> bool:
+        """Return whether a key is paused, as last reported."""
+        is_group_paused = self.pause and is_in_scope(None, key)
+        return is_group_paused or is_in_scope(self.scope, key)
 
     def observe(self, name: str, fields: Mapping[str, Any]) -> None:
         """Count an event and pass it to the observer."""

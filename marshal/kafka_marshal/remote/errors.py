@@ -4,6 +4,7 @@ from kafka_marshal import errors
 from kafka_marshal.errors import (
     ClaimLost,
     ClaimRejected,
+    ClientFenced,
     ConfigurationError,
     CoordinationError,
     GroupPaused,
@@ -57,6 +58,13 @@ def error_of(failure: Failure) -> MarshalError:
             )
         case "IdentityConflict":
             return IdentityConflict(message, holder=failure.holder or "")
+        case "ClientFenced":
+            return ClientFenced(
+                message,
+                by=failure.holder or "",
+                reason=reason or "",
+                at_offset=failure.at_offset,
+            )
         case "GroupPaused":
             return GroupPaused(message, until_ms=0, by=failure.holder or "")
         case "PositionError":

@@ -20,7 +20,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.protocol.granting import AtMostOnce, GrantRequest, GrantVerdict
 from kafka_marshal.protocol.state import ACCEPTED
-from kafka_marshal.protocol.types import Key, Owner
+from kafka_marshal.protocol.types import Key, OffsetRange, Owner
 from kafka_marshal.remote import api
 from kafka_marshal.remote.context import RemoteContext
 
@@ -73,12 +73,12 @@ def decode_request(group_id: str, message: api.GrantRequest) -> GrantRequest:
 
 def encode_verdict(verdict: GrantVerdict) -> api.GrantResponse:
     """Return the response of the sidecar."""
-    first, last = verdict.granted or (None, None)
+    granted = verdict.granted
     return api.GrantResponse(
         outcome=verdict.outcome,
         reason=verdict.reason,
-        first=first,
-        last=last,
+        first=None if granted is None else granted.first,
+        last=None if granted is None else granted.last,
         head=verdict.head,
         offset=verdict.offset,
     )
@@ -90,7 +90,7 @@ def decode_verdict(response: api.GrantResponse) -> GrantVerdict:
     is_granted = response.outcome == ACCEPTED
     granted = None
     if is_granted and first is not None and last is not None:
-        granted = (first, last)
+        granted = OffsetRange.through(first, last)
     return GrantVerdict(
         outcome=response.outcome,
         reason=response.reason,

@@ -6,12 +6,12 @@ those of the engine. A deadline that is not renewed expires here (PROTOCOL 5.2),
 the clients of a dead sidecar stop.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from kafka_marshal.config import Delivery
 from kafka_marshal.engine import Holding, StartRule, Subscription
-from kafka_marshal.engine.holding import Drain
+from kafka_marshal.engine.holding import Drain, Rewind
 from kafka_marshal.engine.holdings import Holder, Holdings
 from kafka_marshal.engine.poll_watchdog import was_stopped
 from kafka_marshal.engine.session import TOPIC_GONE
@@ -21,7 +21,8 @@ from kafka_marshal.protocol.claiming import Claim, Claimant, Ending, Sublease
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.granting import AtMostOnce
 from kafka_marshal.protocol.lease import Lease
-from kafka_marshal.protocol.state import WEDGED
+from kafka_marshal.protocol.records import ScopedTopic
+from kafka_marshal.protocol.state import STUCK
 from kafka_marshal.protocol.types import Key, Owner, Token
 from kafka_marshal.remote import api
 from kafka_marshal.remote.context import RemoteContext
@@ -202,7 +203,7 @@ class RemoteSession(Holder):
             case api.Lost():
                 self._on_lost(event)
             case api.Paused():
-                self._context.pause = event.is_paused
+                self._on_paused(event)
             case api.Failed():
                 self.fail(error_of(event.failure))
 
@@ -221,14 +222,20 @@ class RemoteSession(Holder):
         draining = {(self._key(each), each.epoch) for each in snapshot.releasing}
         for holding in self.holdings.values():
             drain = holding.drain
-            if drain is None or drain.reason == WEDGED:
+            if drain is None or drain.reason == STUCK:
                 continue
             if (holding.key, holding.claim.epoch) not in draining:
                 holding.drain = None
                 self._wanted.bump(holding.key)
         for leaving in snapshot.releasing:
             self._on_releasing(leaving)
-        self._context.pause = snapshot.paused.is_paused
+        self._on_paused(snapshot.paused)
+
+    def _on_paused(self, event: api.Paused) -> None:
+        self._context.pause = event.is_paused
+        self._context.scope = tuple(
+            ScopedTopic(each.topic, each.partitions) for each in event.topics
+        )
 
     def _on_assigned(self, assignment: api.Assignment) -> None:
         key = self._key(assignment)
@@ -397,10 +404,30 @@ class RemoteSession(Holder):
                 uncommitted_count=holding.uncommitted_count,
                 handed=holding.handed_count,
                 done=holding.mark,
+                seek_count=holding.seek_count,
             )
             if everything or self._reported.get(key) != standing:
                 found.append(standing)
         return tuple(found)
+
+    def seek(self, holding: Holding, position: int) -> None:
+        """Move the position of a held key anywhere, at least once (PROTOCOL 6.6).
+
+        The sidecar answers the report of all positions once the log has them.
+        """
+        holding.seek(position)
+        holding.rewind = Rewind((self.commands.flush(),))
+
+    def _confirm_rewind(self, holding: Holding) -> None:
+        """Hand out records again once the sidecar has confirmed a seek."""
+        rewind = holding.rewind
+        if rewind is None or self.is_pending(rewind.seqs, late=False):
+            return
+        if self.is_pending(rewind.seqs):  # given up without an answer
+            holding.rewind = Rewind((self.commands.flush(),))
+            return
+        holding.rewind = None
+        self._wanted.bump(holding.key)
 
     def beat_now(self) -> list[int]:
         """Report every position at once; return the numbers to wait for."""
@@ -409,6 +436,11 @@ class RemoteSession(Holder):
     def is_pending(self, seqs: Iterable[int], *, late: bool = True) -> bool:
         """Return whether any is still to be waited for."""
         return self.commands.is_pending(seqs, late=late)
+
+    @property
+    def handoff_counts(self) -> Mapping[str, int]:
+        """None: the sidecar hands over, and has the metrics of it."""
+        return {}
 
     @property
     def leaving_count(self) -> int:
@@ -423,6 +455,7 @@ class RemoteSession(Holder):
             if holding.claim.is_owned:
                 self._held.check_lease(holding, now_ms)
             if holding.claim.is_owned:
+                self._confirm_rewind(holding)
                 self._held.drive(holding, now_ms)
         is_back = was_stopped(
             now_ms - self._ticked_ms,

@@ -1,12 +1,10 @@
 """Who gets which partition: shared subscriptions, lease table, assignor.
 
-A pure function assigns the held partitions to the clients: balanced within their
-limits, and sticky. The assignor compares its result with the lease table, gives out
-what is free and asks for what should move.
+The group planner assigns the held partitions to the clients. The assignor compares its
+result with the lease table, gives out what is free and asks for what should move.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from heapq import heapify, heappop, heappush
 
 import attrs
 import msgspec
@@ -15,8 +13,8 @@ from kafka_marshal.engine import Context, Holding, Session, Subscription
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.policies import Policy, find_policy
 from kafka_marshal.protocol.claiming import Phase
-from kafka_marshal.protocol.planner import targets
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.group_plan import PlanInput, PlanKey, PlanMember, plan
+from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.remote.api import SubscriptionSpec
 from kafka_marshal.sidecar.clients import Client, ClientLease, mark_subleased
 from kafka_marshal.sidecar.lease_journal import (
@@ -47,11 +45,9 @@ def assign(
     present: Mapping[Key, str],
     whole_topics: bool = False,
 ) -> dict[Key, str]:
-    """Return which client should have which key.
+    """Return which client should have which key, as the group planner decides.
 
-    Every member gets an equal share within its limit. Members keep what they have up to
-    that share, in the order of keys; free keys go to the member with the fewest. Keys
-    that nobody has room for are left out.
+    Keys that nobody has room for are left out.
 
     Args:
         keys: The keys to assign.
@@ -59,35 +55,27 @@ def assign(
         present: Who has, or had, a key; names that are not members are ignored.
         whole_topics: Whether all partitions of a topic go to one client.
     """
-    units: dict[object, list[Key]] = {}
+    units: dict[TopicPartition, list[Key]] = {}
     for key in sorted(keys):
-        units.setdefault(key.topic if whole_topics else key, []).append(key)
-    names = {member_.name for member_ in members}
-    had = {unit: _holder(parts, present, names) for unit, parts in units.items()}
-    counts = dict.fromkeys(sorted(names), 0)
-    for name in had.values():
-        if name is not None:
-            counts[name] += 1
-    caps = {
-        member_.name: member_.most for member_ in members if member_.most is not None
-    }
-    share = targets(sorted(names), counts, count=len(units), caps=caps)
-    given = dict.fromkeys(sorted(names), 0)
-    placed: dict[object, str] = {}
-    for unit, name in had.items():
-        if name is not None and given[name] < share[name]:
-            placed[unit] = name
-            given[name] += 1
-    room = [(given[name], name) for name in given if given[name] < share[name]]
-    heapify(room)
-    for unit in units:
-        if unit in placed or not room:
-            continue
-        count, name = heappop(room)
-        placed[unit] = name
-        if count + 1 < share[name]:
-            heappush(room, (count + 1, name))
-    return {key: placed[unit] for unit in placed for key in units[unit]}
+        unit = key.topic_partition
+        if whole_topics:
+            unit = TopicPartition(key.topic, 0)
+        units.setdefault(unit, []).append(key)
+    names = {member.name for member in members}
+    topics = tuple(sorted({unit.topic for unit in units}))
+    planned = plan(
+        PlanInput(
+            keys=tuple(
+                PlanKey(unit, _holder(parts, present, names))
+                for unit, parts in units.items()
+            ),
+            members=tuple(
+                PlanMember(name=member.name, topics=topics, limit=member.most)
+                for member in sorted(members, key=lambda member: member.name)
+            ),
+        )
+    )
+    return {key: name for unit, name in planned.owners.items() for key in units[unit]}
 
 
 def _holder(

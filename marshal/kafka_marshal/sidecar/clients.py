@@ -6,8 +6,8 @@ import attrs
 
 from kafka_marshal.engine import Holding
 from kafka_marshal.protocol.delivery import AtLeastOnce
-from kafka_marshal.protocol.granting import AtMostOnce, Grant
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.granting import AtMostOnce
+from kafka_marshal.protocol.types import Key, OffsetRange
 from kafka_marshal.remote import api
 from kafka_marshal.sidecar.events import EventBuffer
 from kafka_marshal.sidecar.lease_journal import JournaledClient, JournaledLease
@@ -28,9 +28,9 @@ class DelegatedGrants(AtMostOnce):
 
     __slots__ = ()
 
-    def record_grant(self, first: int, last: int) -> None:
-        """Record a range that was granted under the client's claim."""
-        self._take(Grant(first, last))
+    def record_grant(self, granted: OffsetRange) -> None:
+        """Record offsets that were granted under the client's claim."""
+        self._take(granted)
 
     def record_done(self, mark: int | None) -> None:
         """Record that everything granted below a mark is done."""
@@ -84,13 +84,16 @@ class ClientLease:
             hard_until_ms=hard_ms,
         )
 
-    def record_grant(self, first: int, last: int) -> None:
+    def record_grant(self, granted: OffsetRange) -> None:
         """Record offsets that were granted under this claim."""
         if isinstance(self.holding.progress, DelegatedGrants):
-            self.holding.progress.record_grant(first, last)
+            self.holding.progress.record_grant(granted)
 
     def record_progress(self, report: api.Progress | api.Release) -> None:
         """Record the progress that the client reports."""
+        seek_count = self.holding.seek_count
+        if isinstance(report, api.Progress) and report.seek_count < seek_count:
+            return  # sent before the last seek
         progress = self.holding.progress
         if isinstance(progress, DelegatedGrants):
             progress.record_done(report.done)

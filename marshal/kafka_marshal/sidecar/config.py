@@ -8,17 +8,18 @@ import resource
 import secrets
 import socket
 import stat
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 
-from kafka_marshal.config import COORDINATION_TOPIC, SERVERS
-from kafka_marshal.engine.checkpointing import INTERVAL_MS_DEFAULT, checked_interval_ms
+from kafka_marshal.defaults import CHECKPOINT_INTERVAL_MS
+from kafka_marshal.engine.checkpointing import checked_interval_ms
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.identity import state_home
-from kafka_marshal.kafka_io import ConnectionConfig
+from kafka_marshal.kafka_io import (
+    ConnectionConfig as ConnectionConfig,  # noqa: PLC0414 - for the command, too
+)
 from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.remote.transport import TOKEN_BYTES_MAX
 from kafka_marshal.sidecar.probe import default_socket
@@ -56,10 +57,7 @@ class Settings:
     """The settings of one sidecar, checked.
 
     Attributes:
-        bootstrap_servers: Addresses of the cluster.
-        coordination_topic: Name of the coordination topic.
-        options: Security and connection options.
-        transport: Client library of the logs.
+        connection: The cluster, and how to connect to it.
         client_id: Name of the sidecar in the log.
         state_dir: Directory of identities and lease journals; None for the user's
             state directory, ``""`` to keep no state.
@@ -74,12 +72,10 @@ class Settings:
             writes one; 0 takes no part.
         log_format: ``text`` or ``json``.
         connections_max: Most connections at a time.
+        allow_admin: Whether clients may pause and reset groups, and read their history.
     """
 
-    bootstrap_servers: str = SERVERS
-    coordination_topic: str = COORDINATION_TOPIC
-    options: Mapping[str, Any] = attrs.field(factory=dict)
-    transport: str = "auto"
+    connection: ConnectionConfig = attrs.field(factory=ConnectionConfig)
     client_id: str = attrs.field(factory=default_client_id)
     state_dir: str | Path | None = None
     socket: Path = attrs.field(factory=lambda: Path(default_socket()))
@@ -88,9 +84,10 @@ class Settings:
     token_file: Path | None = None
     open_ms: int = OPEN_MS
     drain_ms: int = DRAIN_MS
-    checkpoint_interval_ms: int = INTERVAL_MS_DEFAULT
+    checkpoint_interval_ms: int = CHECKPOINT_INTERVAL_MS
     log_format: Literal["text", "json"] = "text"
     connections_max: int = attrs.field(factory=default_connections)
+    allow_admin: bool = False
 
     def check(self) -> None:
         """Check the settings without connecting.
@@ -98,7 +95,6 @@ class Settings:
         Raises:
             ConfigurationError: A setting is invalid.
         """
-        self.connection()
         checked_interval_ms(self.checkpoint_interval_ms, setting="checkpoint-interval")
         if not is_identifier(self.client_id):
             raise ConfigurationError(
@@ -157,19 +153,6 @@ class Settings:
         if self.state_dir is None:
             return state_home()
         return Path(self.state_dir) if str(self.state_dir) else None
-
-    def connection(self) -> ConnectionConfig:
-        """Return the settings of the connection to the cluster.
-
-        Raises:
-            ConfigurationError: They are invalid.
-        """
-        return ConnectionConfig(
-            self.bootstrap_servers,
-            coordination_topic=self.coordination_topic,
-            options=self.options,
-            transport=self.transport,
-        )
 
 
 def tcp_address(text: str) -> tuple[str, int]:

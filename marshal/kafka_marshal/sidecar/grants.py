@@ -16,13 +16,13 @@ from collections import OrderedDict
 import attrs
 
 from kafka_marshal.engine import Context
-from kafka_marshal.engine.grant_requests import GrantRequests, OnGranted, PendingGrant
+from kafka_marshal.engine.proxy_grants import OnGranted, PendingGrant, ProxyGrants
 from kafka_marshal.errors import ClaimRejected, ConfigurationError, CoordinationError
 from kafka_marshal.ports import DataLog
 from kafka_marshal.protocol.claiming import grant_secret
 from kafka_marshal.protocol.granting import GrantRequest
 from kafka_marshal.protocol.state import KeyState
-from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.protocol.types import Key, OffsetRange, TopicPartition
 from kafka_marshal.sidecar.http_errors import WRONG_SECRET
 
 ENDS_MAX = 10_000
@@ -63,7 +63,7 @@ class Grants:
     """
 
     def __init__(
-        self, context: Context, requests: GrantRequests, *, data: DataLog
+        self, context: Context, requests: ProxyGrants, *, data: DataLog
     ) -> None:
         self._context = context
         self._data = data
@@ -190,11 +190,11 @@ class _Appended:
         """Whether the log did not accept it, as far as is known (PROTOCOL 1.4)."""
         return self.pending.verdict is None and self.pending.error is not None
 
-    def report(self, first: int, last: int) -> None:
+    def report(self, granted: OffsetRange) -> None:
         """Report the granted range, once."""
         if not self.is_noted:
             self.is_noted = True
-            self.note(first, last)
+            self.note(granted)
 
     def repeat(self) -> PendingGrant:
         """Return the original request for a repeated one."""
@@ -202,7 +202,7 @@ class _Appended:
         if verdict is None:
             self.pending.on_granted = self.report
         elif verdict.granted is not None:
-            self.report(*verdict.granted)
+            self.report(verdict.granted)
         return self.pending
 
 
@@ -213,7 +213,7 @@ class IdempotencyCache:
     lost response, and never hands out an offset twice.
     """
 
-    def __init__(self, requests: GrantRequests) -> None:
+    def __init__(self, requests: ProxyGrants) -> None:
         self._requests = requests
         self._senders: OrderedDict[Sender, OrderedDict[int, _Appended]] = OrderedDict()
 
@@ -226,7 +226,7 @@ class IdempotencyCache:
 
         Raises:
             ConfigurationError: Its number was used for another request.
-            CoordinationError: As ``GrantRequests.send``.
+            CoordinationError: As ``ProxyGrants.send``.
         """
         if numbered.number is None:
             return self._requests.send(numbered.request, on_granted=note)

@@ -14,8 +14,8 @@ from kafka_marshal.engine import (
     Session,
     Subscription,
 )
+from kafka_marshal.engine.coverage import best_taker
 from kafka_marshal.engine.session import TOPIC_GONE
-from kafka_marshal.engine.slow_consumers import best_taker
 from kafka_marshal.errors import (
     ClaimLost,
     InvalidTransition,
@@ -24,8 +24,10 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.identity import Identity
 from kafka_marshal.protocol.claiming import Ending
-from kafka_marshal.protocol.state import WEDGED, stuck_count
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.delivery import AtLeastOnce
+from kafka_marshal.protocol.pauses import Pause
+from kafka_marshal.protocol.state import STUCK, stuck_count
+from kafka_marshal.protocol.types import Key, OffsetRange
 from kafka_marshal.remote import api
 from kafka_marshal.sidecar.assignment import (
     MOVED,
@@ -45,12 +47,12 @@ from kafka_marshal.sidecar.lease_journal import LeaseJournal
 class EventPublisher:
     """Sends events to the clients of one group. Used under the engine's lock."""
 
-    __slots__ = ("_context", "_group_id", "_is_paused")
+    __slots__ = ("_context", "_group_id", "_paused")
 
     def __init__(self, context: Context, group_id: str) -> None:
         self._context = context
         self._group_id = group_id
-        self._is_paused = False
+        self._paused: tuple[bool, tuple[api.PausedTopic, ...]] = (False, ())
 
     def assigned(self, lease: ClientLease) -> None:
         """Send a lease with its deadlines."""
@@ -88,10 +90,11 @@ class EventPublisher:
         lease.client.events.push(event, self._at(lease.key, ending.at_offset))
 
     def pause(self, clients: Iterable[Client]) -> None:
-        """Report that a pause began or ended."""
+        """Report that a pause began or ended; a renewal is not reported."""
         event = self._pause()
-        if event.is_paused != self._is_paused:
-            self._is_paused = event.is_paused
+        paused = event.is_paused, event.topics
+        if paused != self._paused:
+            self._paused = paused
             for client in clients:
                 client.events.push(event, self._home())
 
@@ -124,16 +127,19 @@ class EventPublisher:
         return assigned_event(lease, head=head, stuck=stuck, follows=follows)
 
     def _pause(self) -> api.Paused:
-        pauses = [
-            pause
+        groups = [
+            group
             for replica in self._context.replicas.values()
-            if (pause := replica.world.active_pause(self._group_id)) is not None
+            if (group := replica.world.groups.get(self._group_id)) is not None
         ]
+        topics = _paused_topics(each for group in groups for each in group.scoped)
+        pauses = [group.pause for group in groups if group.pause is not None]
         if not pauses:
-            return api.Paused(is_paused=False)
+            return api.Paused(is_paused=False, topics=topics)
         last = max(pauses, key=lambda pause: pause.until_ms)
         return api.Paused(
             is_paused=True,
+            topics=topics,
             until_wall_ms=last.until_ms,
             reason=f"paused by {last.client_id}",
         )
@@ -146,6 +152,22 @@ class EventPublisher:
     def _home(self) -> LogPosition:
         world = self._context.replicas[self._context.home_of(self._group_id)].world
         return world.partition, max(0, world.next_offset - 1)
+
+
+def _paused_topics(pauses: Iterable[Pause]) -> tuple[api.PausedTopic, ...]:
+    """Return what pauses with a scope pause together."""
+    found: dict[str, set[int] | None] = {}
+    for pause in pauses:
+        for each in pause.scope or ():
+            known = found.setdefault(each.topic, set())
+            if known is not None and each.partitions:
+                known.update(each.partitions)
+            else:
+                found[each.topic] = None
+    return tuple(
+        api.PausedTopic(topic=topic, partitions=tuple(sorted(numbers or ())))
+        for topic, numbers in sorted(found.items())
+    )
 
 
 # --- The group -------------------------------------------------------------------
@@ -403,6 +425,15 @@ class LocalGroup:
         lease.record_progress(report)
         return lease
 
+    def record_seek(self, lease: ClientLease, report: api.Progress) -> None:
+        """Move the position of a client's partition where it has sought to."""
+        holding = lease.holding
+        if report.position is None or report.seek_count <= holding.seek_count:
+            return
+        if isinstance(holding.progress, AtLeastOnce):
+            self.session.seek(holding, report.position)
+            holding.seek_count = report.seek_count
+
     def accept_returned(
         self, client: Client, report: api.Release, *, reason: str = ""
     ) -> None:
@@ -423,7 +454,7 @@ class LocalGroup:
         shared = self.table.subscription_at(lease.key)
         if report.reason == TOPIC_GONE and shared is not None:
             shared.subscription.doubt(lease.key.topic)
-        if report.reason == WEDGED:
+        if report.reason == STUCK:
             client.excluded_until_ms = now_ms + interval_ms
         if report.reason == OUT_OF_RANGE and shared is not None:
             shared.subscription.exclude(lease.key)
@@ -494,11 +525,11 @@ class LocalGroup:
         self.deadlines(client)
         return self._publisher.snapshot(client)
 
-    def record_grant(self, key: Key, epoch: int, *, first: int, last: int) -> None:
+    def record_grant(self, key: Key, epoch: int, *, granted: OffsetRange) -> None:
         """Record offsets that were granted under a claim, if a client has it."""
         lease = self.table.leases.get(key)
         if lease is not None and lease.epoch == epoch:
-            lease.record_grant(first, last)
+            lease.record_grant(granted)
 
     # --- the round
 

@@ -26,7 +26,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kafka_marshal.errors import MarshalError
+from kafka_marshal.errors import DeadlineExceeded, MarshalError
 from kafka_marshal.observability.logs import LOGGER_NAME
 from kafka_marshal.remote import api
 from kafka_marshal.remote.answers import (
@@ -41,6 +41,7 @@ from kafka_marshal.remote.answers import (
 )
 from kafka_marshal.sidecar.config import CONNECTIONS_MAX
 from kafka_marshal.sidecar.events import EventStream
+from kafka_marshal.sidecar.group_actions import LIMIT_DEFAULT, GroupActions
 from kafka_marshal.sidecar.health import Health
 from kafka_marshal.sidecar.http_errors import (
     RETRY_AFTER_S,
@@ -155,14 +156,15 @@ def world_now(world: World, wall_ms: int) -> WorldNow:
     )
 
 
-def groups_now(world: World, wall_ms: int) -> GroupsNow:
-    """Return an entry for each group that has keys or is paused."""
+def groups_now(world: World, pauses: list[Item], *, wall_ms: int) -> GroupsNow:
+    """Return an entry for each group that has keys, is paused or will be."""
     keys: dict[str, list[Item]] = {}
     for claim in _claims(world):
         keys.setdefault(claim["group_id"], []).append(claim)
-    paused = {pause["group_id"] for pause in _pauses(world)}
+    paused = {p["group_id"] for p in pauses if p["state"] == "paused"}
+    named = {p["group_id"] for p in pauses}
     lines = []
-    for group in sorted(paused | set(keys)):
+    for group in sorted(named | set(keys)):
         owners = [name for name in map(_owner, keys.get(group, ())) if name is not None]
         lines.append(
             GroupLine(
@@ -171,19 +173,22 @@ def groups_now(world: World, wall_ms: int) -> GroupsNow:
                 owned=len(owners),
                 owners=tuple(sorted(set(owners))),
                 is_paused=group in paused,
+                pauses=tuple(p for p in pauses if p["group_id"] == group),
             )
         )
     return GroupsNow(as_of=as_of(world, wall_ms), groups=tuple(lines))
 
 
-def group_now(world: World, group: str, *, wall_ms: int) -> GroupNow:
+def group_now(
+    world: World, pauses: list[Item], *, group: str, wall_ms: int
+) -> GroupNow:
     """Return the claims and pauses of one group; none for an unknown group."""
     claims = [claim for claim in _claims(world) if claim["group_id"] == group]
     return GroupNow(
         as_of=as_of(world, wall_ms),
         group=group,
         claims=tuple(sorted(claims, key=lambda c: (c["topic"], c["partition"]))),
-        pauses=tuple(p for p in _pauses(world) if p["group_id"] == group),
+        pauses=tuple(p for p in pauses if p["group_id"] == group),
     )
 
 
@@ -228,15 +233,6 @@ def _claims(world: World) -> Iterator[Item]:
         yield from part["claims"]
 
 
-def _pauses(world: World) -> list[Item]:
-    """Return each pause once, although every coordinating partition has it."""
-    found: dict[tuple[str, str], Item] = {}
-    for part in world["partitions"].values():
-        for pause in part["pauses"]:
-            found.setdefault((pause["group_id"], pause["op_id"]), pause)
-    return list(found.values())
-
-
 def _owner(claim: Item) -> str | None:
     owner = claim["owner"]
     return None if owner is None else str(owner["client_id"])
@@ -267,6 +263,7 @@ class AppContext:
         token: Token of TCP connections, None without TCP.
         socket_gid: Group whose members may also use the Unix socket.
         keep_alive_s: Longest silence of a stream.
+        actions: Actions on groups, None where they are not allowed.
     """
 
     health: Health
@@ -277,6 +274,7 @@ class AppContext:
     token: bytes | None = None
     socket_gid: int | None = None
     keep_alive_s: float = KEEP_ALIVE_S
+    actions: GroupActions | None = None
 
     def require_service(self) -> SidecarService:
         """Return the service.
@@ -396,6 +394,13 @@ class App:
         special = _OF_DAEMON.get(route.name)
         if special is not None:
             return await special(self, route)
+        if route.is_admin and self._serving.actions is None:
+            raise http_error(
+                403,
+                "this sidecar does not act on groups for its clients; start it with: "
+                "marshal sidecar run --allow-admin",
+                setting="allow-admin",
+            )
         parts = parse_path(request.path_params)
         queries = parse_queries(route, request)
         caller = caller_of(route, request, parts=parts)
@@ -407,6 +412,7 @@ class App:
         call = ApiRequest(
             route=route,
             service=self._serving.require_service(),
+            actions=self._serving.actions,
             parts=parts,
             queries=queries,
             caller=caller,
@@ -415,6 +421,8 @@ class App:
         )
         if route.name == "events":
             response: Response = await self._events(call, request)
+        elif call.actions is not None and route.is_admin:
+            response = _response(route, await self._act(call, call.actions))
         else:
             executor = self._waiting if call.waits else self._quick
             content = await executor.run(partial(_call, call), timeout_s=CALL_S_MAX)
@@ -521,6 +529,20 @@ class App:
         self._serving.counts.stream(1)
         return EventResponse(stream, partial(self._forget, call.caller, stream))
 
+    async def _act(self, call: ApiRequest, actions: GroupActions) -> bytes | None:
+        """Act on a group; the action continues whatever happens to the request."""
+        name = f"{call.route.name} of group {call.parts['group']!r}"
+        future = actions.runner.start(name, partial(_call, call))
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(future), CALL_S_MAX)
+        except TimeoutError:
+            raise http_error(
+                504,
+                f"{name} has not ended after {CALL_S_MAX:.0f} s, and continues; see "
+                "the history of the group",
+                error=DeadlineExceeded,
+            ) from None
+
     def _count_events(self, sent: int, snapshots: int) -> None:
         self._serving.counts.events(sent)
         for _ in range(snapshots):
@@ -562,12 +584,33 @@ def _call(call: ApiRequest) -> bytes | None:
     return None if found is None else msgspec.json.encode(found)
 
 
+def _action(call: ApiRequest) -> msgspec.Struct:
+    """Return the answer of an action on a group."""
+    assert call.actions is not None
+    act = getattr(call.actions, call.route.name)
+    found: msgspec.Struct = act(call.parts["group"], call.body, timeout_ms=call.step_ms)
+    return found
+
+
+def _history(call: ApiRequest) -> msgspec.Struct:
+    assert call.actions is not None
+    return call.actions.history(
+        call.parts["group"],
+        limit=int(call.queries.get("limit", LIMIT_DEFAULT)),
+        timeout_ms=call.step_ms,
+    )
+
+
 def _wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
 def _world(call: ApiRequest) -> World:
     return call.service.world(timeout_ms=call.timeout_ms)
+
+
+def _groups(call: ApiRequest) -> tuple[World, list[Item]]:
+    return call.service.groups_world(timeout_ms=call.timeout_ms)
 
 
 _HANDLERS: dict[str, Callable[[ApiRequest], msgspec.Struct | None]] = {
@@ -615,10 +658,16 @@ _HANDLERS: dict[str, Callable[[ApiRequest], msgspec.Struct | None]] = {
         wall_ms=_wall_ms(),
     ),
     "world": lambda call: world_now(_world(call), _wall_ms()),
-    "groups": lambda call: groups_now(_world(call), _wall_ms()),
+    "groups": lambda call: groups_now(*_groups(call), wall_ms=_wall_ms()),
     "group": lambda call: group_now(
-        _world(call), call.parts["group"], wall_ms=_wall_ms()
+        *_groups(call), group=call.parts["group"], wall_ms=_wall_ms()
     ),
+    "pause": _action,
+    "resume": _action,
+    "reset": _action,
+    "undo": _action,
+    "finish": _action,
+    "history": _history,
     "clients": lambda call: ClientsNow(
         as_of=AsOf(time_ms=_wall_ms(), offsets={}),
         clients=tuple(call.service.clients()),

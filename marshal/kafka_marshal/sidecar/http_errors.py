@@ -6,6 +6,7 @@ from kafka_marshal.errors import (
     ClaimError,
     ClaimLost,
     ClaimRejected,
+    ClientFenced,
     ConfigurationError,
     CoordinationError,
     DeadlineExceeded,
@@ -87,7 +88,7 @@ def to_http_error(error: BaseException) -> HttpError:
             error=MarshalError,
         )
     holder = getattr(error, "holder", None) or getattr(error, "winner", None)
-    if isinstance(error, GroupPaused):
+    if isinstance(error, GroupPaused | ClientFenced):
         holder = error.by or None
     topic, partition = getattr(error, "partition", None) or (None, None)
     failure = Failure(

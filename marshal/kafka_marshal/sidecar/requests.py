@@ -26,6 +26,7 @@ from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.remote import api
 from kafka_marshal.remote.transport import is_loopback
 from kafka_marshal.sidecar.config import CONNECTIONS_MAX
+from kafka_marshal.sidecar.group_actions import GroupActions
 from kafka_marshal.sidecar.http_errors import HttpError, http_error, to_http_error
 from kafka_marshal.sidecar.process_monitor import (
     UNKNOWN_PEER,
@@ -86,6 +87,7 @@ class ApiRequest:
     """One valid request.
 
     Attributes:
+        actions: Actions on groups, None where they are not allowed.
         parts: Parts of the path.
         queries: Known query parameters.
         caller: The calling client, unnamed if the path has none.
@@ -95,6 +97,7 @@ class ApiRequest:
 
     route: Route
     service: SidecarService
+    actions: GroupActions | None = None
     parts: Mapping[str, str]
     queries: Mapping[str, int | bool]
     caller: Caller
@@ -105,6 +108,15 @@ class ApiRequest:
     def timeout_ms(self) -> int:
         """How long it may take."""
         return int(self.queries.get("timeout_ms", TIMEOUT_MS_DEFAULT))
+
+    @property
+    def step_ms(self) -> int | None:
+        """Longest time of each step of an action, None without a limit of the client.
+
+        A limit of 0 is one of 1 ms.
+        """
+        given = self.queries.get("timeout_ms")
+        return None if given is None else max(1, int(given))
 
     @property
     def waits(self) -> bool:
@@ -254,8 +266,8 @@ async def read_body(route: Route, request: Request) -> msgspec.Struct | None:
     data = await _read(request)
     if route.takes is None:
         return None
-    if not data and route.name == "leave":
-        return api.LeaveRequest()
+    if not data and route.is_body_optional:
+        data = b"{}"
     try:
         found: msgspec.Struct = msgspec.json.decode(data, type=route.takes)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

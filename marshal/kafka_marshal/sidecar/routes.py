@@ -42,6 +42,8 @@ class Route:
         answers: Type of the response body, None for none (204).
         waits: Whether it may wait for the log or for other processes.
         is_open: Whether it needs no token and no connected service: probes.
+        is_admin: Whether it acts on a group, for which a setting turns it on.
+        is_body_optional: Whether a request without a body has the defaults.
     """
 
     method: Method
@@ -53,6 +55,8 @@ class Route:
     media: str = "application/json"
     waits: bool = False
     is_open: bool = False
+    is_admin: bool = False
+    is_body_optional: bool = False
     queries: tuple[Query, ...] = ()
 
     @property
@@ -70,6 +74,13 @@ REQUEST = Query(
     "integer",
     "Increasing number of the request: an older one that arrives late is ignored.",
     most=2**31 - 1,
+)
+STEP_TIMEOUT = Query(
+    "timeout_ms", "integer", "Longest time of each step of the action, in ms."
+)
+HISTORY_MAX = 10_000
+LIMIT = Query(
+    "limit", "integer", "At most the last actions; 0 for all.", most=HISTORY_MAX
 )
 EVENT_STREAM = "text/event-stream"
 PLAIN = "text/plain"
@@ -98,6 +109,7 @@ ROUTES: tuple[Route, ...] = (
         takes=api.LeaveRequest,
         answers=api.LeaveResponse,
         waits=True,
+        is_body_optional=True,
     ),
     Route(
         method="GET",
@@ -218,6 +230,73 @@ ROUTES: tuple[Route, ...] = (
         queries=(TIMEOUT,),
     ),
     Route(
+        method="POST",
+        path=paths.PAUSE,
+        name="pause",
+        about="Pause a group.",
+        takes=api.PauseRequest,
+        answers=answers.PauseNow,
+        waits=True,
+        is_admin=True,
+        queries=(STEP_TIMEOUT,),
+    ),
+    Route(
+        method="POST",
+        path=paths.RESUME,
+        name="resume",
+        about="End a group's pause.",
+        takes=api.ResumeRequest,
+        answers=answers.ResumeNow,
+        waits=True,
+        is_admin=True,
+        is_body_optional=True,
+        queries=(STEP_TIMEOUT,),
+    ),
+    Route(
+        method="POST",
+        path=paths.RESET,
+        name="reset",
+        about="Plan new positions of a group, or set them.",
+        takes=api.ResetRequest,
+        answers=answers.ResetNow,
+        waits=True,
+        is_admin=True,
+        queries=(STEP_TIMEOUT,),
+    ),
+    Route(
+        method="POST",
+        path=paths.UNDO,
+        name="undo",
+        about="Plan the undo of a reset, or execute it.",
+        takes=api.UndoRequest,
+        answers=answers.ResetNow,
+        waits=True,
+        is_admin=True,
+        queries=(STEP_TIMEOUT,),
+    ),
+    Route(
+        method="POST",
+        path=paths.FINISH,
+        name="finish",
+        about="End a reset whose admin died, as the log decided it.",
+        takes=api.FinishRequest,
+        answers=answers.FinishNow,
+        waits=True,
+        is_admin=True,
+        is_body_optional=True,
+        queries=(STEP_TIMEOUT,),
+    ),
+    Route(
+        method="GET",
+        path=paths.HISTORY,
+        name="history",
+        about="What admins did to a group, from the log.",
+        answers=answers.HistoryNow,
+        waits=True,
+        is_admin=True,
+        queries=(STEP_TIMEOUT, LIMIT),
+    ),
+    Route(
         method="GET",
         path=paths.CLIENTS,
         name="clients",
@@ -336,7 +415,7 @@ def _operation(route: Route) -> dict[str, Any]:
     }
     if route.takes is not None:
         operation["requestBody"] = {
-            "required": route.name != "leave",
+            "required": not route.is_body_optional,
             "content": {"application/json": {"schema": _reference(route.takes)}},
         }
     if route.is_open:

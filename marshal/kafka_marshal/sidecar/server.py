@@ -31,6 +31,7 @@ from kafka_marshal.remote.answers import LocalClient
 from kafka_marshal.runtime import Runtime
 from kafka_marshal.sidecar.config import Settings, tcp_address, token_of
 from kafka_marshal.sidecar.group import DIED
+from kafka_marshal.sidecar.group_actions import GroupActions
 from kafka_marshal.sidecar.health import (
     Health,
     Lifecycle,
@@ -189,9 +190,18 @@ class Daemon:
         self._observer = observer
         self._notifier = SystemdNotifier()
         counts = Counts()
+        self._actions: GroupActions | None = None
+        if settings.allow_admin:
+            self._actions = GroupActions(
+                settings.connection,
+                client_id=settings.client_id,
+                state_dir=settings.state_path,
+            )
         self._inside = Components(Health(self.states, clock), DeathWatch())
         collector = SidecarCollector(
-            self._inside, counts, coordination_topic=settings.coordination_topic
+            self._inside,
+            counts,
+            coordination_topic=settings.connection.coordination_topic,
         )
         self._serving = AppContext(
             health=self._inside.health,
@@ -200,6 +210,7 @@ class Daemon:
             explain=lambda: f"{self.states.state.value}, {self.states.reason}",
             token=token,
             socket_gid=settings.socket_gid,
+            actions=self._actions,
         )
         self._app: App = App(self._serving)
         self._stop = asyncio.Event()
@@ -214,7 +225,8 @@ class Daemon:
 
         self._listen_to_signals()
         self.states.move(
-            State.STARTING, reason=f"connecting to {self._settings.bootstrap_servers}"
+            State.STARTING,
+            reason=f"connecting to {self._settings.connection.addresses}",
         )
         server = make_server(
             self._app,
@@ -290,7 +302,7 @@ class Daemon:
     def _open(self) -> None:
         """Open runtime and service; on a thread of its own."""
         settings = self._settings
-        connection = settings.connection()
+        connection = settings.connection
         runtime = Runtime.open(
             connection,
             self._observer,
@@ -357,7 +369,7 @@ class Daemon:
     # --- ending
 
     async def _drain(self) -> None:
-        """Recall all leases and wait for the clients, up to ``drain_ms``."""
+        """Recall all leases; wait for clients and an action, up to ``drain_ms``."""
         service = self._inside.service
         if service is None or self.failure is not None:
             return
@@ -365,11 +377,14 @@ class Daemon:
             State.PENDING_CONTROLLED_SHUTDOWN,
             reason=f"{self._why}; clients have {self._settings.drain_ms} ms to release",
         )
+        if self._actions is not None:
+            self._actions.runner.close()
         await asyncio.to_thread(service.start_drain)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.drain_ms / 1000
         while loop.time() < deadline and self.failure is None:
-            if await asyncio.to_thread(lambda: service.is_drained):
+            is_acting = self._actions is not None and self._actions.runner.is_busy
+            if not is_acting and await asyncio.to_thread(lambda: service.is_drained):
                 return
             await asyncio.sleep(POLL_S)
         _log.warning("not everything was released in time; the remaining leases expire")

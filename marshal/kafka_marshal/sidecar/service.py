@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kafka_marshal.engine.grant_requests import PendingGrant
+from kafka_marshal.engine.proxy_grants import PendingGrant
 from kafka_marshal.engine.waits import await_news
 from kafka_marshal.errors import (
     ClaimLost,
@@ -16,7 +16,7 @@ from kafka_marshal.errors import (
 from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict
 from kafka_marshal.protocol.text import world_to_object
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.types import Key, OffsetRange
 from kafka_marshal.remote import api
 from kafka_marshal.remote.answers import LocalClient
 from kafka_marshal.remote.grants import decode_request, encode_verdict
@@ -87,7 +87,7 @@ class SidecarService:
         )
         engine = runtime.engine
         self._grants = Grants(
-            engine.context, engine.grant_requests, data=runtime.ports.data
+            engine.context, engine.proxy_grants, data=runtime.ports.data
         )
         self._is_draining = False
         self._is_closed = False
@@ -399,6 +399,7 @@ class SidecarService:
             for each in beat.standings:
                 lease = client.leases.get(_key(who, each))
                 if lease is not None and lease.epoch == each.epoch:
+                    group.record_seek(lease, each)
                     lease.record_progress(each)
                 else:
                     stale = each
@@ -419,15 +420,26 @@ class SidecarService:
         """Wait until the log holds the positions that a client reported."""
         session = group.session
         seqs = session.beat_now()
+        named = [group.table.leases.get(_key(who, each)) for each in beat.standings]
+        sought = [x.holding for x in named if x is not None and x.holding.rewind]
+
+        def is_done() -> bool:
+            is_sought = any(h.rewind and h.claim.is_owned for h in sought)
+            return not is_sought and not session.is_pending(seqs)
+
         self._await(
-            lambda: group.failure is not None or not session.is_pending(seqs),
+            lambda: group.failure is not None or is_done(),
             beat.timeout_ms,
             what="positions",
         )
         group.find(who.client_id, who.instance)
         for each in beat.standings:
             lease = group.table.leases.get(_key(who, each))
-            if lease is None or lease.epoch != each.epoch:
+            if (
+                lease is None
+                or lease.epoch != each.epoch
+                or not lease.holding.claim.is_owned
+            ):
                 raise self._stale(_key(who, each))
 
     def _stale(self, key: Key) -> ClaimLost:
@@ -514,10 +526,10 @@ class SidecarService:
         numbered = _grant_request(group_id, message)
         key, epoch = numbered.request.key, numbered.request.epoch
 
-        def note(first: int, last: int) -> None:
+        def note(granted: OffsetRange) -> None:
             group = self._registry.groups.get(group_id)
             if group is not None:
-                group.record_grant(key, epoch, first=first, last=last)
+                group.record_grant(key, epoch, granted=granted)
 
         with self._engine.changed:
             if self._engine.failure is not None:
@@ -543,7 +555,7 @@ class SidecarService:
         finally:
             pending.waiting_count -= 1
             if pending.verdict is None and not pending.waiting_count:
-                self._engine.grant_requests.give_up(pending)
+                self._engine.proxy_grants.give_up(pending)
         assert pending.verdict is not None
         return pending.verdict
 
@@ -557,6 +569,22 @@ class SidecarService:
         with self._engine.changed:
             replicas = self._context.replicas.values()
             return world_to_object(replica.world for replica in replicas)
+
+    def groups_world(
+        self, *, timeout_ms: int
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return the world document and its pauses, never older than this call.
+
+        The pauses have the fields that ``marshal groups describe`` prints.
+
+        Raises:
+            DeadlineExceeded: The log was not read to its end in time.
+        """
+        self._engine.catch_up(timeout_ms)
+        with self._engine.changed:
+            replicas = self._context.replicas.values()
+            world = world_to_object(replica.world for replica in replicas)
+            return world, self._context.pauses()
 
     # --- shutdown
 

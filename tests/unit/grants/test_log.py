@@ -35,6 +35,7 @@ from kafka_marshal.grants.client import PAUSED_MS
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.granting import GrantVerdict
 from kafka_marshal.protocol.records import ClaimingMessages
+from kafka_marshal.protocol.types import OffsetRange
 from kafka_marshal.testing.fakestore import AppendFate
 
 SOON_MS = 5_000
@@ -62,7 +63,9 @@ def lowered(cluster, **limits):
 
 
 def acquire(client, ref, first, last, timeout_ms=SOON_MS):
-    return client.acquire(ref, (first, last), timeout_ms=timeout_ms)
+    wanted = OffsetRange.through(first, last)
+    granted = client.acquire(ref, wanted, timeout_ms=timeout_ms)
+    return None if granted is None else (granted.first, granted.last)
 
 
 # --- verdicts
@@ -97,10 +100,13 @@ def test_a_refusal_has_a_reason(cluster):
     ref = ref_of(owning(cluster))
     client = MemoryGrantClient(cluster)
     acquire(client, ref, 0, 9)
-    verdict = client.request(ref, (0, 9), timeout_ms=SOON_MS)
+    verdict = client.request(ref, OffsetRange.through(0, 9), timeout_ms=SOON_MS)
     assert (verdict.granted, verdict.reason) == (None, "nothing_left")
     pause_for(cluster, 10 * H)
-    assert client.request(ref, (10, 12), timeout_ms=SOON_MS).reason == "paused"
+    assert (
+        client.request(ref, OffsetRange.through(10, 12), timeout_ms=SOON_MS).reason
+        == "paused"
+    )
 
 
 @pytest.mark.parametrize(("first", "last"), [(5, 4), (-1, 3)])
@@ -179,7 +185,7 @@ def test_under_an_ended_claim_nothing_is_appended(cluster):
     cluster.run_until(lambda: node.has_left, 3 * H)
     assert not client.is_current(ref, timeout_ms=SOON_MS)
     before = len(of(cluster, "a", ClaimingMessages))
-    verdict = client.request(ref, (0, 9), timeout_ms=SOON_MS)
+    verdict = client.request(ref, OffsetRange.through(0, 9), timeout_ms=SOON_MS)
     assert (verdict.granted, verdict.reason, verdict.offset) == (
         None,
         "not_owner",
@@ -206,7 +212,7 @@ def test_another_incarnation_or_epoch_is_not_the_claim(cluster):
     assert not client.is_current(stranger, timeout_ms=SOON_MS)
     assert acquire(client, stranger, 0, 3) is None
     old = ref_of(node, epoch=claim_of(node).epoch - 1)
-    verdict = client.request(old, (0, 3), timeout_ms=SOON_MS)
+    verdict = client.request(old, OffsetRange.through(0, 3), timeout_ms=SOON_MS)
     assert (verdict.reason, verdict.offset) == ("old_epoch", None)
 
 

@@ -10,7 +10,7 @@ from kafka_marshal.errors import ClaimRejected, CoordinationError, DeadlineExcee
 from kafka_marshal.grants import ClaimRef, ClaimState, GrantClient
 from kafka_marshal.grants.sidecar import SidecarGrantClient
 from kafka_marshal.protocol.granting import GrantVerdict
-from kafka_marshal.protocol.types import Owner
+from kafka_marshal.protocol.types import OffsetRange, Owner
 from kafka_marshal.remote.answers import AsOf, FenceNow
 from kafka_marshal.remote.api import Failure, GrantResponse
 from kafka_marshal.remote.transport import Address, Connection
@@ -26,7 +26,7 @@ REF = ClaimRef(
     secret="5e" * 16,
 )
 FALLBACK_VERDICT = GrantVerdict(
-    outcome="accepted", reason=None, granted=(0, 1), head=2, offset=99
+    outcome="accepted", reason=None, granted=OffsetRange(0, 2), head=2, offset=99
 )
 NEWEST = ClaimState("1.0.7", 7, REF.owner)
 
@@ -86,7 +86,9 @@ def fence(**rest):
 
 def test_the_grant_of_the_sidecar_is_returned():
     client, asked = opened((200, granted()))
-    assert client.acquire(REF, (0, 9), timeout_ms=1_000) == (2, 9)
+    assert client.acquire(
+        REF, OffsetRange.through(0, 9), timeout_ms=1_000
+    ) == OffsetRange(2, 10)
     assert asked[0].url.path == "/v1/groups/g/grants"
     said = json.loads(asked[0].content)
     assert said["client_id"] == "a"
@@ -99,14 +101,14 @@ def test_the_grant_of_the_sidecar_is_returned():
 def test_each_request_has_a_grantee_of_its_own():
     client, asked = opened((200, granted()))
     for _ in range(3):
-        client.acquire(REF, (0, 9), timeout_ms=1_000)
+        client.acquire(REF, OffsetRange.through(0, 9), timeout_ms=1_000)
     assert len({json.loads(each.content)["grantee"] for each in asked}) == 3
 
 
 @pytest.mark.parametrize("outcome", ["refused", "ignored"])
 def test_only_an_accepted_request_is_granted(outcome):
     client, _ = opened((200, granted(outcome=outcome, reason="why")))
-    verdict = client.request(REF, (0, 9), timeout_ms=1_000)
+    verdict = client.request(REF, OffsetRange.through(0, 9), timeout_ms=1_000)
     assert verdict == GrantVerdict(outcome=outcome, reason="why", head=10, offset=41)
 
 
@@ -119,21 +121,23 @@ def refused(reason, **rest):
 def test_a_range_that_may_be_granted_later_is_requested_again(reason):
     """The sidecar cut the request by what it had read until then."""
     client, asked = opened((200, granted()), first=[refused(reason, head=5)])
-    assert client.acquire(REF, (2, 9), timeout_ms=1_000) == (2, 9)
+    assert client.acquire(
+        REF, OffsetRange.through(2, 9), timeout_ms=1_000
+    ) == OffsetRange(2, 10)
     assert len({json.loads(each.content)["grantee"] for each in asked}) == 2
 
 
 @pytest.mark.parametrize("reason", ["nothing_left", "not_owner", "old_epoch"])
 def test_a_final_refusal_ends_the_request(reason):
     client, asked = opened(refused(reason))
-    assert client.acquire(REF, (2, 9), timeout_ms=1_000) is None
+    assert client.acquire(REF, OffsetRange.through(2, 9), timeout_ms=1_000) is None
     assert len(asked) == 1
 
 
 def test_a_paused_group_is_an_error_and_not_an_empty_range():
     client, asked = opened(refused("paused"))
     with pytest.raises(DeadlineExceeded, match="not granted within 200 ms"):
-        client.acquire(REF, (2, 9), timeout_ms=200)
+        client.acquire(REF, OffsetRange.through(2, 9), timeout_ms=200)
     assert len(asked) == 1
 
 
@@ -150,7 +154,10 @@ def test_a_paused_group_is_an_error_and_not_an_empty_range():
 )
 def test_the_log_is_used_if_the_sidecar_did_not_receive_the_request(answer):
     client, _ = opened(answer)
-    assert client.request(REF, (0, 1), timeout_ms=1_000) == FALLBACK_VERDICT
+    assert (
+        client.request(REF, OffsetRange.through(0, 1), timeout_ms=1_000)
+        == FALLBACK_VERDICT
+    )
 
 
 @pytest.mark.parametrize(
@@ -163,7 +170,7 @@ def test_the_log_is_used_if_the_sidecar_did_not_receive_the_request(answer):
 def test_a_request_that_may_be_granted_does_not_go_to_the_log(answer):
     client, asked = opened(httpx.ConnectError("it is gone"), first=[answer])
     with pytest.raises(CoordinationError):
-        client.request(REF, (0, 1), timeout_ms=1_000)
+        client.request(REF, OffsetRange.through(0, 1), timeout_ms=1_000)
     assert len(asked) == 2
     assert client._fallback.asked == 0
 
@@ -172,7 +179,7 @@ def test_a_wrong_secret_is_an_error_and_does_not_go_to_the_log():
     said = Failure(error="ClaimRejected", message="no", reason="wrong_secret")
     client, _ = opened((403, said))
     with pytest.raises(ClaimRejected) as caught:
-        client.acquire(REF, (0, 1), timeout_ms=1_000)
+        client.acquire(REF, OffsetRange.through(0, 1), timeout_ms=1_000)
     assert caught.value.reason == "wrong_secret"
     assert client._fallback.asked == 0
 
@@ -180,7 +187,9 @@ def test_a_wrong_secret_is_an_error_and_does_not_go_to_the_log():
 def test_a_request_with_a_lost_response_is_repeated_by_its_number():
     """Another number would lose the grant."""
     client, asked = opened((200, granted()), first=[httpx.ReadError("gone")])
-    assert client.acquire(REF, (0, 9), timeout_ms=1_000) == (2, 9)
+    assert client.acquire(
+        REF, OffsetRange.through(0, 9), timeout_ms=1_000
+    ) == OffsetRange(2, 10)
     one, other = (json.loads(each.content) for each in asked)
     assert one == other
     assert one["request"] is not None
@@ -189,14 +198,14 @@ def test_a_request_with_a_lost_response_is_repeated_by_its_number():
 def test_without_time_left_nothing_is_repeated():
     client, asked = opened((200, granted()), first=[httpx.ReadTimeout("late")])
     with pytest.raises(CoordinationError):
-        client.request(REF, (0, 1), timeout_ms=0)
+        client.request(REF, OffsetRange.through(0, 1), timeout_ms=0)
     assert len(asked) == 1
 
 
 def test_an_invalid_response_is_an_error():
     client, _ = opened((200, {"outcome": 1}))
     with pytest.raises(CoordinationError):
-        client.request(REF, (0, 1), timeout_ms=1_000)
+        client.request(REF, OffsetRange.through(0, 1), timeout_ms=1_000)
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,12 @@ def handed(consumer):
 # --- Following ---
 
 
+def test_a_client_of_a_sidecar_does_not_warm_up(linked):
+    with pytest.raises(ConfigurationError, match="without a sidecar") as caught:
+        linked.link.require_warming()
+    assert caught.value.setting == "on_warm"
+
+
 def test_what_is_assigned_is_handed_out_and_reported(linked):
     consumer = linked.consumer()
     (told,) = linked.sidecar.named("PUT", linked.name)

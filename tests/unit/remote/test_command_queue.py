@@ -8,9 +8,10 @@ import pytest
 from fakesidecar import FakeSidecar, connected, failure
 from slowness import is_over
 
+from kafka_marshal.clock import WorkerPool
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api
-from kafka_marshal.remote.command_queue import CALLS_MAX, CommandQueue, WorkerPool
+from kafka_marshal.remote.command_queue import CALLS_MAX, CommandQueue
 
 WAIT_S = 60
 KEY = Key("g", "t", 0)
@@ -24,7 +25,7 @@ class Rig:
         self.sidecar = FakeSidecar()
         self.lock = threading.Condition(threading.RLock())
         self.stopped = threading.Event()
-        self.workers = WorkerPool("test", threads=2)
+        self.workers = WorkerPool("test", threads=2, calls_max=CALLS_MAX)
         self.answered = []
         self.commands = CommandQueue(
             connected(self.sidecar),
@@ -163,79 +164,3 @@ def test_after_the_end_nothing_is_carried(rig):
         seq = rig.commands.end("s", [], keep=False)
     assert not rig.commands.is_pending([seq], late=False)
     assert rig.sidecar.asked == []
-
-
-# --- Calls on threads: bounded, in order, and over when they are over ---
-
-
-def test_calls_are_made_in_order_by_one_thread():
-    workers = WorkerPool("test", threads=1)
-    made, done = [], threading.Event()
-    for number in range(20):
-        assert workers.submit(lambda number=number: made.append(number))
-    workers.submit(done.set)
-    assert done.wait(WAIT_S)
-    assert made == list(range(20))
-    workers.close(1_000)
-
-
-def test_calls_of_several_threads_overlap():
-    workers = WorkerPool("test", threads=2)
-    both = threading.Barrier(2)
-    met = threading.Semaphore(0)
-
-    def meet():
-        both.wait(WAIT_S)
-        met.release()
-
-    for _ in range(2):
-        assert workers.submit(meet)
-    assert met.acquire(timeout=WAIT_S)
-    assert met.acquire(timeout=WAIT_S)
-    workers.close(1_000)
-
-
-def test_what_is_full_or_closed_takes_nothing():
-    workers = WorkerPool("test", threads=1)
-    begun, free = threading.Event(), threading.Event()
-    made = []
-
-    def hold():
-        begun.set()
-        assert free.wait(WAIT_S)
-
-    assert workers.submit(hold)
-    assert begun.wait(WAIT_S)
-    for _ in range(CALLS_MAX):
-        assert workers.submit(lambda: made.append(1))
-    assert not workers.submit(lambda: None)
-    workers.close(0)
-    free.set()
-    workers.close(WAIT_S * 1_000)
-    assert not workers.submit(lambda: None)
-    assert made == []
-
-
-def test_a_call_does_not_wait_for_a_thread_that_has_just_taken_another(monkeypatch):
-    workers = WorkerPool("test", threads=2)
-    taken, submitted = threading.Event(), threading.Event()
-    second, made = threading.Event(), threading.Event()
-    plain = workers._queue.get
-
-    def get(*, block=True, timeout=None):
-        call = plain(block=block, timeout=timeout)
-        taken.set()
-        assert submitted.wait(WAIT_S)
-        return call
-
-    def first():
-        if second.wait(WAIT_S / 2):
-            made.set()
-
-    monkeypatch.setattr(workers._queue, "get", get)
-    assert workers.submit(first)
-    assert taken.wait(WAIT_S)
-    assert workers.submit(second.set)
-    submitted.set()
-    assert made.wait(WAIT_S)
-    workers.close(WAIT_S * 1_000)

@@ -86,6 +86,7 @@ def test_data_is_read_from_the_given_servers(sidecar, servers, expected):
         pytest.param({"bootstrap_servers": ""}, "bootstrap_servers", id="servers"),
         pytest.param({"group_id": "a b"}, "group_id", id="name"),
         pytest.param({"mirror_offsets": False}, "mirror_offsets", id="mirror"),
+        pytest.param({"person": "alice"}, "person", id="person"),
         pytest.param(
             {"sidecar": None, "sidecar_instance": b"i" * 16}, "sidecar", id="instance"
         ),

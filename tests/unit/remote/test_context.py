@@ -62,6 +62,7 @@ def test_metrics_have_what_a_client_knows_and_no_more():
     assert found("marshal_consumer_lag_records", labels) == 10
     assert found("marshal_records_handed_out_total", labels) == 4
     assert found("marshal_group_paused", {"group": "g"}) == 0
+    assert found.named("marshal_uncovered_partitions") == {}, "the sidecar reports it"
     for unknown in ("marshal_members", "marshal_heartbeat_age_seconds"):
         assert found.named(unknown) == {}
     assert found.named("marshal_records_undecodable_total") == {}

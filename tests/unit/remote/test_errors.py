@@ -15,6 +15,8 @@ REAL = [
         errors.ClaimLost("m", winner="w", at_offset=3, reason="taken_over"),
         errors.ClaimRejected("m", holder="h", at_offset=4, reason="paused"),
         errors.IdentityConflict("m", holder="h"),
+        errors.ClientFenced("m", by="alice", reason="hung", at_offset=5),
+        errors.ClientFenced("m"),
         errors.GroupPaused("m", until_ms=0, by="admin"),
         errors.PositionError("m", requested=-1, log_start=-1, log_end=-1),
         errors.PositionError(

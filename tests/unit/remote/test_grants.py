@@ -12,7 +12,7 @@ from kafka_marshal.errors import (
     InvalidTransition,
 )
 from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict
-from kafka_marshal.protocol.types import Owner
+from kafka_marshal.protocol.types import OffsetRange, Owner
 from kafka_marshal.remote.grants import (
     VERDICT_MS_MAX,
     decode_request,
@@ -254,7 +254,7 @@ def test_a_request_survives_its_message(mark):
     assert (message.request, message.timeout_ms) == (2, 100)
 
 
-@pytest.mark.parametrize("run", [None, (0, 3)])
+@pytest.mark.parametrize("run", [None, OffsetRange(0, 4)])
 def test_a_verdict_survives_its_message(run):
     outcome = "refused" if run is None else "accepted"
     verdict = GrantVerdict(outcome=outcome, reason=None, granted=run, head=4, offset=50)

@@ -11,7 +11,7 @@ from kafka_marshal.errors import (
     InvalidTransition,
 )
 from kafka_marshal.protocol.claiming import Phase
-from kafka_marshal.protocol.types import Token
+from kafka_marshal.protocol.types import Key, Token
 from kafka_marshal.remote import api
 
 
@@ -54,6 +54,32 @@ def test_events_that_come_twice_change_nothing(rig, consumer):
     assert rig.session.holdings[key()].uncommitted_count == 4
     assert rig.session.subscriptions[0].version == version
     assert len(rig.events("claimed")) == 1
+
+
+def test_a_seek_is_over_once_the_sidecar_has_answered(rig, consumer):
+    consumer.poll()
+    rig.commands.pending = {2}
+    with pytest.raises(DeadlineExceeded):
+        consumer.seek(T0, 1, timeout_ms=0)
+    (sent,) = rig.session.standings(everything=False)
+    assert (sent.position, sent.seek_count, sent.uncommitted_count) == (1, 1, 1)
+    assert type(sent.uncommitted_count) is int, "as the API has it"
+    rig.session.tick(rig.clock.now_ms())
+    assert consumer.poll() == {}
+    rig.commands.pending.clear()
+    rig.session.tick(rig.clock.now_ms())
+    consumer.poll()
+    assert consumer.position(T0) == 5
+    assert (rig.commands.flushed, consumer.committed(T0)) == (1, 1)
+
+
+def test_a_seek_without_an_answer_is_reported_again(rig, consumer):
+    rig.commands.pending = rig.commands.late = {2}
+    with pytest.raises(DeadlineExceeded):
+        consumer.seek(T0, 1, timeout_ms=0)
+    rig.session.tick(rig.clock.now_ms())
+    assert rig.commands.flushed == 2
+    assert consumer.poll() == {}
 
 
 def test_a_later_claim_of_a_key_replaces_the_earlier(rig, consumer):
@@ -339,8 +365,27 @@ def test_a_failure_ends_everything(rig, consumer):
 def test_a_pause_is_known(rig, consumer):
     rig.send(api.Paused(is_paused=True, until_wall_ms=1, reason="r"))
     assert rig.context.is_paused("g")
+    assert rig.context.is_key_paused(Key("g", "t", 0))
+    assert not rig.context.is_key_paused(Key("g", "/planner", 0)), "PROTOCOL 2.3"
     rig.send(rig.snapshot(rig.assigned()))
     assert not rig.context.is_paused("g")
+    assert not rig.context.is_key_paused(Key("g", "t", 0))
+    del consumer
+
+
+def test_a_pause_of_some_partitions_is_known(rig, consumer):
+    topics = (
+        api.PausedTopic(topic="s"),
+        api.PausedTopic(topic="t", partitions=(0, 3)),
+    )
+    rig.send(api.Paused(is_paused=False, topics=topics))
+    paused = rig.context.is_key_paused
+    assert not rig.context.is_paused("g")
+    assert [paused(Key("g", "t", n)) for n in (0, 1, 3)] == [True, False, True]
+    assert paused(Key("g", "s", 9))
+    rig.send(api.Paused(is_paused=False))
+    assert not paused(Key("g", "s", 9))
+    assert not paused(Key("g", "t", 0))
     del consumer
 
 

@@ -6,7 +6,7 @@ from kafka_marshal.config import Delivery
 from kafka_marshal.engine import Holding, StartRule
 from kafka_marshal.protocol.claiming import Claim, Claimant, Phase
 from kafka_marshal.protocol.lease import Lease
-from kafka_marshal.protocol.types import Key, Owner
+from kafka_marshal.protocol.types import Key, OffsetRange, Owner
 from kafka_marshal.remote import api
 from kafka_marshal.sidecar.clients import (
     AWAY_MS_MIN,
@@ -89,13 +89,24 @@ def test_deadlines_are_bounded_by_lease_and_journal():
 # --- At most once ---
 
 
+def test_a_report_from_before_a_seek_is_outdated():
+    held = holding()
+    given = lease(held)
+    given.record_progress(standing(8, handed=8))
+    held.seek(3)
+    given.record_progress(standing(9, handed=9))
+    assert held.position == 3
+    given.record_progress(standing(4, handed=10, seek_count=1))
+    assert (held.position, held.handed_count) == (4, 10)
+
+
 def test_granted_offsets_that_are_not_done_are_reported():
     held = holding(Delivery.AT_MOST_ONCE, start=4)
     given = lease(held)
     assert isinstance(held.progress, DelegatedGrants)
     assert (held.position, held.mark) == (None, 4)
-    given.record_grant(4, 9)
-    given.record_grant(10, 12)
+    given.record_grant(OffsetRange.through(4, 9))
+    given.record_grant(OffsetRange.through(10, 12))
     given.record_progress(standing(done=7))
     given.record_progress(standing(done=5))
     given.record_progress(standing())
@@ -108,7 +119,7 @@ def test_granted_offsets_that_are_not_done_are_reported():
 def test_an_orderly_release_reports_nothing():
     held = holding(Delivery.AT_MOST_ONCE)
     given = lease(held)
-    given.record_grant(0, 9)
+    given.record_grant(OffsetRange.through(0, 9))
     reclaim(held, is_settled=True)
     assert held.uncommitted_count == 0
     assert held.progress.discard() == ()
@@ -116,7 +127,7 @@ def test_an_orderly_release_reports_nothing():
 
 def test_a_reclaimed_claim_keeps_its_grants():
     held = holding(Delivery.AT_MOST_ONCE)
-    lease(held).record_grant(0, 9)
+    lease(held).record_grant(OffsetRange.through(0, 9))
     before = held.progress
     mark_subleased(held)
     assert held.progress is before
@@ -124,7 +135,7 @@ def test_a_reclaimed_claim_keeps_its_grants():
 
 def test_at_least_once_has_no_grants():
     held = holding()
-    lease(held).record_grant(0, 9)
+    lease(held).record_grant(OffsetRange.through(0, 9))
     assert held.uncommitted_count == 1
 
 

@@ -60,7 +60,6 @@ def test_the_client_id_defaults_to_the_host_name(monkeypatch, host, name):
         ({"tcp": "127.0.0.1:1"}, "token-file", "go together"),
         ({"token_file": Path("/t")}, "tcp", "go together"),
         ({"tcp": "x", "token_file": Path("/t")}, "tcp", "like 127.0.0.1:7070"),
-        ({"bootstrap_servers": "a:b"}, "bootstrap_servers", "a:b"),
     ],
 )
 def test_an_invalid_setting_is_named(given, setting, words):

@@ -8,7 +8,7 @@ from enginekit import KEY, H, fold, of, owning, world
 from grantkit import ref_of
 from sidecarkit import Machine, having
 
-from kafka_marshal.engine.grant_requests import PendingGrant
+from kafka_marshal.engine.proxy_grants import PendingGrant
 from kafka_marshal.errors import (
     ClaimRejected,
     ConfigurationError,
@@ -17,7 +17,7 @@ from kafka_marshal.errors import (
 from kafka_marshal.protocol.claiming import grant_secret
 from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict
 from kafka_marshal.protocol.records import ClaimingMessages
-from kafka_marshal.protocol.types import Key, Owner, TopicPartition
+from kafka_marshal.protocol.types import Key, OffsetRange, Owner, TopicPartition
 from kafka_marshal.remote import api
 from kafka_marshal.remote.grants import decode_request, encode_request
 from kafka_marshal.sidecar import grants as grants_module
@@ -60,7 +60,7 @@ def make_foreign_request(node):
     """Return a request of a task under the claim of another host."""
     ref = ref_of(node)
     return encode_request(
-        ref.request((0, 4), grantee=bytes.fromhex(TASK)),
+        ref.request(OffsetRange(0, 5), grantee=bytes.fromhex(TASK)),
         secret=bytes.fromhex(ref.secret),
         number=1,
         timeout_ms=1_000,
@@ -272,14 +272,14 @@ class Bench:
             mark=mark,
         )
         asked = NumberedRequest(request=request, secret=secret, number=number)
-        return self.cache.send(asked, note=lambda *run: self.noted.append(run))
+        return self.cache.send(asked, note=self.noted.append)
 
     def grant(self, pending):
-        run = (pending.request.first, pending.request.last)
+        run = OffsetRange.through(pending.request.first, pending.request.last)
         pending.verdict = GrantVerdict(
-            outcome="accepted", reason=None, granted=run, head=run[1] + 1, offset=40
+            outcome="accepted", reason=None, granted=run, head=run.end, offset=40
         )
-        pending.on_granted(*run)
+        pending.on_granted(run)
 
 
 @pytest.fixture
@@ -293,20 +293,20 @@ def test_a_repeat_is_the_same_request(bench):
     bench.grant(first)
     assert bench.ask() is first
     assert len(bench.requests.pending) == 1
-    assert bench.noted == [(0, 9)]
+    assert bench.noted == [OffsetRange(0, 10)]
 
 
 def test_an_abandoned_request_is_recorded_for_its_repeat(bench):
     """Whether its verdict comes before or after."""
     late, early = bench.ask(1), bench.ask(2, first=10)
     reported = []
-    late.on_granted = early.on_granted = lambda *run: reported.append(run)
+    late.on_granted = early.on_granted = reported.append
     bench.grant(early)
     bench.ask(1)
     bench.ask(2, first=10)
     bench.grant(late)
-    assert bench.noted == [(10, 19), (0, 9)]
-    assert reported == [(10, 19)]
+    assert bench.noted == [OffsetRange(10, 20), OffsetRange(0, 10)]
+    assert reported == [OffsetRange(10, 20)]
 
 
 @pytest.mark.parametrize(

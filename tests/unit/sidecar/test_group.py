@@ -12,6 +12,8 @@ from enginekit import (
     write,
 )
 from logkit import beat as foreign_beat
+from logkit import schedule
+from msgspec.structs import replace
 from sidecarkit import (
     Local,
     Machine,
@@ -475,13 +477,42 @@ def test_a_pause_is_published_and_all_leases_return(cluster, machine):
     run_until(cluster, [a], lambda: not a.is_paused and sizes(a) == [8], 4 * H)
 
 
+def test_a_pause_of_some_partitions_is_published_and_their_leases_return(
+    cluster, machine
+):
+    a = having(machine)
+    until_ms = cluster.clock.wall_ms() + 6 * H
+    one = schedule(0, until_ms, op=b"a" * 16, scope={"t": (0, 2)})
+    other = schedule(0, until_ms, op=b"b" * 16, scope={"t": (1,), "u": ()})
+    for t in (0, 1):
+        write(cluster, one, t)
+        write(cluster, other, t)
+    run_until(cluster, [a], lambda: len(a.valid) == 5, H)
+    assert {key.partition for key in a.valid} == {3, 4, 5, 6, 7}
+    assert {e.reason for e in a.named(api.Releasing)} == {"paused"}
+    published = a.named(api.Paused)
+    assert published[-1] == api.Paused(
+        is_paused=False,
+        topics=(
+            api.PausedTopic(topic="t", partitions=(0, 1, 2)),
+            api.PausedTopic(topic="u"),
+        ),
+    )
+    for t in (0, 1):
+        write(cluster, replace(one, seq=1, msg_expire_time=until_ms + 1), t)
+    run(cluster, [a], H // 4)
+    assert a.named(api.Paused) == published, "a renewal changes nothing"
+    run_until(cluster, [a], lambda: sizes(a) == [8], 9 * H)
+    assert a.named(api.Paused)[-1] == api.Paused(is_paused=False)
+
+
 def test_a_key_released_as_stuck_goes_to_others(cluster, machine):
     a, b = sharing(cluster, machine)
     key = min(a.held)
-    a.give_back(key, reason="wedged", detail="away for 9 ms")
+    a.give_back(key, reason="stuck", detail="away for 9 ms")
     run(cluster, [a, b], H - 200)
     assert key not in a.valid
-    assert [r.reason for r in releases(cluster)][-1] == "wedged: away for 9 ms"
+    assert [r.reason for r in releases(cluster)][-1] == "stuck: away for 9 ms"
 
 
 def test_a_key_out_of_range_is_excluded(cluster, machine):

@@ -8,7 +8,7 @@ import threading
 
 import attrs
 import pytest
-from enginekit import H, owning, world
+from enginekit import H, claim_of, owning, world
 
 from kafka_marshal.errors import CoordinationError, InvalidTransition, LogUnreadable
 from kafka_marshal.protocol.checkpoints import Comparison
@@ -352,9 +352,10 @@ def test_an_outage_shorter_than_the_lease_fails_no_probe(cluster):
     node = owning(cluster)
     found = well(node)
     node.cut(is_cut=True)
-    cluster.run(H // 2)
-    assert found.ready().ok
+    soft_ms = claim_of(node).lease.soft_until_ms
     cluster.run(H)
+    assert found.ready().ok
+    cluster.run_until(lambda: node.clock.now_ms() >= soft_ms, H)
     verdict = found.ready()
     assert "1 of 1 claims were not renewed" in verdict.reasons[0]
     assert "t-0 of group g" in verdict.reasons[0]

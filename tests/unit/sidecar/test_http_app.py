@@ -19,7 +19,7 @@ from appkit import (
     Wire,
     failure,
 )
-from fakeservice import INCARNATION, WORLD, FakeService, assigned
+from fakeservice import INCARNATION, PAUSES, WORLD, FakeService, assigned
 from jsonschema import Draft202012Validator
 from starlette.requests import Request
 
@@ -115,8 +115,8 @@ WALL_MS = 1_700_000_000_000
 def test_each_view_has_its_moment():
     for found in (
         http_app.world_now(WORLD, WALL_MS),
-        http_app.groups_now(WORLD, WALL_MS),
-        http_app.group_now(WORLD, "billing", wall_ms=WALL_MS),
+        http_app.groups_now(WORLD, PAUSES, wall_ms=WALL_MS),
+        http_app.group_now(WORLD, PAUSES, group="billing", wall_ms=WALL_MS),
         http_app.owners_now(WORLD, "billing", topic="orders", wall_ms=WALL_MS),
         http_app.fence_now(
             WORLD, "billing", topic="orders", partition=0, wall_ms=WALL_MS
@@ -127,7 +127,7 @@ def test_each_view_has_its_moment():
 
 
 def test_paused_groups_without_claims_are_listed():
-    assert http_app.groups_now(WORLD, WALL_MS).groups == (
+    assert http_app.groups_now(WORLD, PAUSES, wall_ms=WALL_MS).groups == (
         GroupLine(
             group="billing",
             keys=3,
@@ -135,16 +135,30 @@ def test_paused_groups_without_claims_are_listed():
             owners=("host-a", "host-b"),
             is_paused=False,
         ),
-        GroupLine(group="halted", keys=0, owned=0, owners=(), is_paused=True),
+        GroupLine(
+            group="halted",
+            keys=0,
+            owned=0,
+            owners=(),
+            is_paused=True,
+            pauses=tuple(PAUSES),
+        ),
     )
 
 
 def test_a_group_has_its_claims_in_order_and_its_pauses_once():
-    found = http_app.group_now(WORLD, "billing", wall_ms=WALL_MS)
+    found = http_app.group_now(WORLD, PAUSES, group="billing", wall_ms=WALL_MS)
     assert [claim["partition"] for claim in found.claims] == [0, 1, 2]
     assert found.pauses == ()
-    halted = http_app.group_now(WORLD, "halted", wall_ms=WALL_MS)
+    halted = http_app.group_now(WORLD, PAUSES, group="halted", wall_ms=WALL_MS)
     assert (halted.claims, len(halted.pauses)) == ((), 1)
+
+
+def test_a_group_that_is_paused_later_is_not_paused():
+    later = {**PAUSES[0], "state": "scheduled"}
+    world = {"schema": 1, "partitions": {}}
+    (line,) = http_app.groups_now(world, [later], wall_ms=WALL_MS).groups
+    assert (line.group, line.is_paused, line.pauses) == ("halted", False, (later,))
 
 
 def test_owners_of_a_topic():
@@ -505,3 +519,126 @@ def test_waiting_requests_do_not_delay_heartbeats(wire, monkeypatch):
     assert beat.status_code == 200
     assert (more.status_code, more.headers["retry-after"]) == (503, "1")
     assert {response.status_code for response in grants} == {504}
+
+
+# --- actions on groups
+
+ADMIN = [route for route in ROUTES if route.is_admin]
+
+
+@pytest.mark.parametrize("route", ADMIN, ids=lambda each: each.name)
+def test_actions_are_refused_unless_they_are_allowed(route):
+    wire = Wire(FakeService(), actions=None)
+    method, path, body, _ = REQUESTS[route.name]
+    response = wire.request(method, path, json=body)
+    assert response.status_code == 403
+    assert failure(response).setting == "allow-admin"
+    assert "marshal sidecar run --allow-admin" in failure(response).message
+    assert wire.service.calls == []
+    wire.app.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "named"),
+    [
+        ("pause", {"for_ms": -1}, "for_ms"),
+        ("pause", None, "PauseRequest"),
+        ("resume", {"operation": "x"}, "operation"),
+        ("reset", {"topics": "orders"}, "topics"),
+        ("reset", {"to_datetime": "soon"}, "to_datetime"),
+        ("reset", {"offsets": [{"topic": "orders", "partition": -1}]}, "offsets"),
+        ("reset", {"person": "a" * 201}, "person"),
+        ("undo", {}, "op_id"),
+        ("finish", {"reason": 1}, "reason"),
+    ],
+)
+def test_an_action_with_an_invalid_body_is_not_started(wire, name, body, named):
+    response = wire.request("POST", f"/v1/groups/billing/{name}", json=body)
+    assert response.status_code == 400
+    assert named in failure(response).message
+    assert wire.service.calls == []
+
+
+def test_actions_wait_for_a_service():
+    wire = Wire(None)
+    response = wire.request("POST", "/v1/groups/billing/finish")
+    assert response.status_code == 503
+    wire.app.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [
+        (errors.GroupPaused("held by another operation", until_ms=9), 423),
+        (errors.ClaimRejected("no positions", reason="unknown_group"), 409),
+        (errors.PositionError("outside", requested=9, log_start=0, log_end=5), 409),
+        (errors.ConfigurationError("no such topic", setting="--topic"), 400),
+        (errors.DeadlineExceeded("the log did not answer"), 504),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_an_error_of_an_action_becomes_a_failure(wire, fault, status):
+    wire.service.fault = fault
+    response = wire.request("POST", "/v1/groups/billing/finish")
+    assert response.status_code == status
+    assert failure(response).error == type(fault).__name__
+    # It has ended, so the next one may start.
+    wire.service.fault = None
+    assert wire.request("POST", "/v1/groups/billing/finish").is_success
+
+
+def test_one_action_runs_at_a_time_and_delays_no_heartbeat(wire):
+    async def main():
+        wire.service.hold = hold = threading.Event()
+        async with wire.connect() as client:
+            first = asyncio.create_task(client.post("/v1/groups/billing/finish"))
+            assert await asyncio.to_thread(wire.serving.actions.entered.wait, 30)
+            second = await client.post("/v1/groups/other/resume")
+            wire.service.hold = None
+            info = await client.get(paths.INFO)
+            hold.set()
+            return second, info, await first
+
+    second, info, first = asyncio.run(main())
+    assert (second.status_code, first.status_code) == (409, 200)
+    assert "busy, try again" in failure(second).message
+    assert "finish of group 'billing'" in failure(second).message
+    assert failure(second).retriable
+    assert info.is_success
+    assert [call[0] for call in wire.service.calls] == ["finish", "info"]
+
+
+def test_an_action_continues_without_its_client(wire):
+    ended = threading.Event()
+
+    def finish(group, request, *, timeout_ms):
+        entered.set()
+        assert hold.wait(30)
+        ended.set()
+
+    entered, hold = threading.Event(), threading.Event()
+    actions = wire.serving.actions
+    actions.finish = finish
+
+    async def main():
+        async with wire.connect() as client:
+            task = asyncio.create_task(client.post("/v1/groups/billing/finish"))
+            assert await asyncio.to_thread(entered.wait, 30)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert actions.runner.is_busy
+            hold.set()
+
+    asyncio.run(main())
+    assert ended.wait(30)
+
+
+def test_a_late_response_reports_that_the_action_continues(wire, monkeypatch):
+    monkeypatch.setattr(http_app, "CALL_S_MAX", 0.01)
+    wire.service.hold = hold = threading.Event()
+    response = wire.request("POST", "/v1/groups/billing/finish")
+    assert response.status_code == 504
+    assert "continues" in failure(response).message
+    assert wire.serving.actions.runner.is_busy
+    hold.set()

@@ -12,6 +12,7 @@ MADE = {
     errors.ClaimRejected: (errors.ClaimRejected("x", holder="h", at_offset=3), 409),
     errors.ClaimLost: (errors.ClaimLost("x", winner="w", reason="taken_over"), 409),
     errors.IdentityConflict: (errors.IdentityConflict("x", holder="h"), 409),
+    errors.ClientFenced: (errors.ClientFenced("x", by="me", reason="hung"), 409),
     errors.GroupPaused: (errors.GroupPaused("x", until_ms=1, by="me"), 423),
     errors.PositionError: (
         errors.PositionError("x", requested=1, log_start=2, log_end=3),

@@ -2,7 +2,8 @@
 
 import msgspec
 import pytest
-from enginekit import H, spec, world
+from enginekit import H, spec, world, write
+from logkit import fence
 from sidecarkit import (
     Local,
     Machine,
@@ -15,7 +16,12 @@ from sidecarkit import (
     sizes,
 )
 
-from kafka_marshal.errors import ClaimLost, IdentityConflict, LogUnwritable
+from kafka_marshal.errors import (
+    ClaimLost,
+    ClientFenced,
+    IdentityConflict,
+    LogUnwritable,
+)
 from kafka_marshal.protocol.records import ClaimingPartition
 from kafka_marshal.remote import api
 from kafka_marshal.remote.api import SubscriptionSpec
@@ -367,7 +373,6 @@ def test_a_deleted_topic_does_not_block_the_restart(cluster, machine, monkeypatc
     assert not machine.service.clients()
 
 
-@pytest.mark.timeout(60)
 def test_a_restored_pattern_is_validated(cluster, machine):
     cluster.fill("a" * 249, [0])
     having(machine)
@@ -444,3 +449,26 @@ def test_after_a_failure_keys_stay_reserved_elsewhere(cluster, machine):
     cluster.run_until(lambda: len(other.held) == 8, 2 * H)
     found = {release.reason.partition(":")[0] for release in releases(cluster)}
     assert found <= {"surplus"}
+
+
+def test_a_fenced_sidecar_ends_the_claims_of_its_clients(cluster, machine):
+    """Others win its keys; its clients stop at their deadlines before that."""
+    a = having(machine)
+    other = cluster.node("other", spec=spec(policy="greedy"))
+    run(cluster, [a], 100)
+    name, inc = machine.service.groups[0].session.claimant.owner
+    for t in range(2):
+        write(cluster, fence(name, inc=inc, reason="moved"), t)
+    host = machine.service.groups[0]
+    cluster.run_until(lambda: host.failure is not None, H)
+    assert a.valid  # it has not read its events yet
+    while a.valid:
+        cluster.run(20)
+        assert not a.valid & set(other.held)
+    cluster.run_until(lambda: len(other.held) == 8, 2 * H)
+    a.take()
+    assert isinstance(a.received[-1], api.Failed)
+    failure = a.received[-1].failure
+    assert (failure.error, failure.reason) == ("ClientFenced", "moved")
+    with pytest.raises(ClientFenced):
+        a.beat()

@@ -8,6 +8,7 @@ import sys
 import threading
 
 import pytest
+from slices import HANG_S
 
 from kafka_marshal.sidecar import probe
 from kafka_marshal.sidecar.config import Settings
@@ -115,7 +116,7 @@ def test_the_probe_imports_little():
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=HANG_S,
         check=True,
     )
     names = set(found.stdout.split())
@@ -131,7 +132,10 @@ def test_the_probe_costs_little_more_than_a_bare_interpreter(tmp_path):
     def cpu_s(*arguments):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(
-            [sys.executable, *arguments], timeout=180, check=False, capture_output=True
+            [sys.executable, *arguments],
+            timeout=HANG_S,
+            check=False,
+            capture_output=True,
         )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -18,10 +18,14 @@ from appkit import CLIENT, HEADERS, OURS, REQUESTS, Wire, failure
 from fakeservice import FakeService, assigned
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from slices import HANG_S
 from slowness import until
 
+from kafka_marshal.errors import CoordinationError
+from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.remote import api, paths
 from kafka_marshal.sidecar import process_monitor, requests
+from kafka_marshal.sidecar.group_actions import GroupActions
 from kafka_marshal.sidecar.health import Verdict
 from kafka_marshal.sidecar.http_app import App, AppContext
 from kafka_marshal.sidecar.requests import Connection, make_server
@@ -225,6 +229,11 @@ class Healthy:
     ready = started = live
 
 
+def unreachable(*_, **__):
+    """Stand in for an admin of a cluster that does not answer."""
+    raise CoordinationError("no broker answered")
+
+
 class Served:
     """A server in a thread, over a Unix socket and over TCP."""
 
@@ -242,6 +251,13 @@ class Served:
                 token=TOKEN,
                 socket_gid=gid,
                 keep_alive_s=0.05,
+                actions=GroupActions(
+                    ConnectionConfig("broker:9092"),
+                    client_id="c",
+                    state_dir=None,
+                    admin=unreachable,
+                    history=unreachable,
+                ),
             )
         )
         self.server = make_server(
@@ -362,7 +378,7 @@ def test_another_user_is_turned_away_however_open_the_socket_is(served):
         command,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=HANG_S,
         check=False,
     )
     closed = run()
@@ -397,7 +413,7 @@ def test_only_members_of_the_socket_group_are_admitted(tmp_path):
         path = str(served.path)  # type: ignore[attr-defined]
         command = [sys.executable, "-c", program, path, *groups]
         return subprocess.run(
-            command, capture_output=True, text=True, timeout=180, check=False
+            command, capture_output=True, text=True, timeout=HANG_S, check=False
         )
 
     served = Served(tmp_path / "own" / "s.sock", gid=gid)
@@ -613,6 +629,10 @@ def test_a_broken_body_closes_only_its_connection(served):
                 [
                     REQUEST,
                     b"PUT /v1/groups/g/clients/c HTTP/1.1\r\nhost: x\r\n",
+                    b"POST /v1/groups/g/pause HTTP/1.1\r\nhost: x\r\n",
+                    b"POST /v1/groups/g/reset HTTP/1.1\r\nhost: x\r\n",
+                    b"GET /v1/groups/g/history HTTP/1.1\r\nhost: x\r\n\r\n",
+                    b'content-length: 12\r\n\r\n{"for_ms":9}',
                     b"content-length: 5\r\n\r\n",
                     b"transfer-encoding: chunked\r\n\r\n",
                     b"5\r\n{}{}{\r\n0\r\n\r\n",

@@ -8,6 +8,9 @@ import re
 import signal
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 
 import attrs
 import httpx
@@ -27,6 +30,7 @@ from kafka_marshal.ports import Event
 from kafka_marshal.remote import api, paths
 from kafka_marshal.sidecar import requests, server
 from kafka_marshal.sidecar.config import Settings
+from kafka_marshal.sidecar.group_actions import GroupActions
 from kafka_marshal.sidecar.health import State, View
 from kafka_marshal.sidecar.requests import make_server
 
@@ -341,3 +345,79 @@ def test_readiness_is_logged_when_it_changes(tmp_path, caplog):
     first, second = (record.getMessage() for record in caplog.records)
     assert first.startswith("not ready: 1 of 1 claims were not renewed in time")
     assert second == "ready again"
+
+
+def test_the_end_waits_for_an_action_and_starts_no_other(world, monkeypatch):
+    world.settings = attrs.evolve(world.settings, allow_admin=True)
+    entered, found = threading.Event(), []
+
+    class SlowAdmin:
+        def __init__(self, *_, **__):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            found.append("closed")
+
+        def finish(self, group, *, reason):
+            entered.set()
+            calls = world.service.calls
+            eventually(lambda: ("start_drain",) in calls, "the end has begun")
+            with world.client() as client:
+                found.append(client.post("/v1/groups/other/finish").status_code)
+            assert ("close", server.CLOSE_MS) not in calls
+            return ()
+
+    monkeypatch.setattr(server, "GroupActions", partial(GroupActions, admin=SlowAdmin))
+
+    def finish():
+        with world.client() as client:
+            return client.post("/v1/groups/g/finish")
+
+    with ThreadPoolExecutor(1) as pool:
+
+        def script():
+            world.wait_ready()
+            future = pool.submit(finish)
+            assert entered.wait(30)
+            return future
+
+        answers = []
+        world.run(lambda: answers.append(script()))
+        response = answers[0].result(30)
+    assert response.json() == {"group": "g", "operations": []}
+    assert found == [503, "closed"]
+
+
+def test_an_action_that_hangs_does_not_delay_the_end(world, monkeypatch):
+    world.settings = attrs.evolve(world.settings, allow_admin=True, drain_ms=1)
+    made, entered, hold = [], threading.Event(), threading.Event()
+
+    class HangingAdmin:
+        def __init__(self, *_, **__):
+            entered.set()
+            assert hold.wait(60)
+            raise CoordinationError("no broker")
+
+    def make(*arguments, **given):
+        made.append(GroupActions(*arguments, admin=HangingAdmin, **given))
+        return made[0]
+
+    monkeypatch.setattr(server, "GroupActions", make)
+
+    def finish():
+        with world.client() as client, suppress(httpx.TransportError):
+            client.post("/v1/groups/g/finish")
+
+    with ThreadPoolExecutor(1) as pool:
+
+        def script():
+            world.wait_ready()
+            pool.submit(finish)
+            assert entered.wait(30)
+
+        world.run(script)
+        assert made[0].runner.is_busy
+        hold.set()

@@ -6,9 +6,12 @@ from enginekit import (
     H,
     fold,
     of,
+    pause_record,
     spec,
     world,
+    write,
 )
+from msgspec.structs import replace
 from sidecarkit import (
     Local,
     Machine,
@@ -27,6 +30,7 @@ from kafka_marshal.errors import (
     CoordinationError,
     DeadlineExceeded,
 )
+from kafka_marshal.protocol.codec import person_to_tags
 from kafka_marshal.protocol.losses import marks_of
 from kafka_marshal.protocol.records import (
     ClaimingMessages,
@@ -36,6 +40,7 @@ from kafka_marshal.protocol.records import (
 )
 from kafka_marshal.remote import api
 from kafka_marshal.sidecar.health import State
+from kafka_marshal.testing.fakestore import AppendFate
 
 TASK = "7a" * 16
 
@@ -64,6 +69,56 @@ def test_a_flush_is_answered_once_the_log_shows_it(cluster, machine):
 def test_a_flush_has_a_deadline(cluster, machine):
     a = having(machine)
     machine.node.cut(is_cut=True)
+    with pytest.raises(DeadlineExceeded, match="did not show the positions"):
+        a.beat(flush=True, timeout_ms=300)
+
+
+def test_a_flush_after_a_seek_is_answered_once_the_log_has_it(cluster, machine):
+    a = having(machine)
+    a.positions = dict.fromkeys(a.held, 5)
+    a.beat(flush=True, timeout_ms=1_000)
+    a.positions[KEY], a.seeks[KEY] = 2, 1
+    a.beat(flush=True, timeout_ms=1_000)
+    found = {key: keys(cluster)[key].position for key in a.held}
+    assert found == dict.fromkeys(a.held, 5) | {KEY: 2}
+    a.beat(flush=True, timeout_ms=1_000)  # repeated: nothing is rewound again
+    partition = next(t for t in (0, 1) if KEY in fold(cluster, t).keys)
+    sent = of(cluster, "host-1", Heartbeat, partition=partition)
+    assert [each.record.position for each in sent if each.record.rewind] == [2]
+
+
+def test_a_seek_that_may_be_undone_ends_the_claim_without_a_release(cluster, machine):
+    """PROTOCOL 6.6: the client has a deadline of its own, which comes first."""
+    a = having(machine)
+    epoch, _ = a.held[KEY]
+    cluster.fates["host-1"] = AppendFate(is_lost=True)
+    machine.service.groups[0].session.beat_now()
+    cluster.fates.clear()
+    run(cluster, [a], 2 * H)
+    a.positions[KEY], a.seeks[KEY] = 2, 1
+    with pytest.raises(ClaimLost, match="no longer held under that claim"):
+        a.beat(flush=True, timeout_ms=1_000)
+    run(cluster, [a], 20)
+    assert KEY not in a.held
+    assert releases(cluster) == []
+    assert keys(cluster)[KEY].position == 2
+    run_until(cluster, [a], lambda: KEY in a.held, 5 * H)
+    assert a.held[KEY][0] > epoch
+
+
+def test_a_report_that_was_sent_before_a_seek_moves_nothing(cluster, machine):
+    a = having(machine)
+    a.positions[KEY], a.seeks[KEY] = 2, 1
+    a.beat(flush=True, timeout_ms=1_000)
+    a.positions[KEY], a.seeks[KEY] = 7, 0
+    a.beat(flush=True, timeout_ms=1_000)
+    assert keys(cluster)[KEY].position == 2
+
+
+def test_a_flush_after_a_seek_has_a_deadline(cluster, machine):
+    a = having(machine)
+    machine.node.cut(is_cut=True)
+    a.positions[KEY], a.seeks[KEY] = 2, 1
     with pytest.raises(DeadlineExceeded, match="did not show the positions"):
         a.beat(flush=True, timeout_ms=300)
 
@@ -289,6 +344,20 @@ def test_the_world_is_that_of_the_log(cluster, machine):
     }
     assert owners == {"host-1"}
     assert a.valid
+
+
+def test_pauses_have_person_and_begin(cluster, machine):
+    a = having(machine)
+    until_ms = cluster.clock.wall_ms() + 2 * H
+    record = pause_record(cluster, until_ms)
+    for t in (0, 1):
+        write(cluster, replace(record, tags=person_to_tags("ada")), t)
+    run_until(cluster, [a], lambda: a.is_paused, H)
+    machine.node.engine.catch_up = lambda timeout_ms: None
+    world, (row,) = machine.service.groups_world(timeout_ms=1_000)
+    assert world == machine.service.world(timeout_ms=1_000)
+    assert (row["person"], row["until_ms"]) == ("ada", until_ms)
+    assert row["begin_ms"] is not None
 
 
 def test_reasons_of_claims_name_the_client(cluster, machine):

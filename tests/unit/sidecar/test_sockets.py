@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from slices import HANG_S
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.sidecar.sockets import open_tcp, open_unix
@@ -112,7 +113,7 @@ def test_a_socket_that_a_dead_one_left_is_replaced(path):
         "os.kill(os.getpid(), 9)\n"
     )
     command = [sys.executable, "-c", program, str(path)]
-    assert subprocess.run(command, timeout=180, check=False).returncode == -9
+    assert subprocess.run(command, timeout=HANG_S, check=False).returncode == -9
     assert path.exists()
     place = open_unix(path)
     place.listening.listen()
