@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         ClaimError,
         ClaimLost,
         ClaimRejected,
+        ClientFenced,
         ConfigurationError,
         CoordinationError,
         DeadlineExceeded,
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
         UnknownTopicId,
         WrongCluster,
     )
+    from kafka_marshal.group_reset import PositionSpec
+    from kafka_marshal.history.reading import GroupHistory, KeyHistory
     from kafka_marshal.ports import Event, Observer, Record
     from kafka_marshal.protocol.claiming import Ending
     from kafka_marshal.protocol.losses import Loss
@@ -55,6 +58,7 @@ _HOMES = {
     "ClaimError": "kafka_marshal.errors",
     "ClaimLost": "kafka_marshal.errors",
     "ClaimRejected": "kafka_marshal.errors",
+    "ClientFenced": "kafka_marshal.errors",
     "ConfigurationError": "kafka_marshal.errors",
     "CoordinationError": "kafka_marshal.errors",
     "DeadlineExceeded": "kafka_marshal.errors",
@@ -71,6 +75,7 @@ _HOMES = {
     "TopicMisconfigured": "kafka_marshal.errors",
     "UnknownTopicId": "kafka_marshal.errors",
     "WrongCluster": "kafka_marshal.errors",
+    "PositionSpec": "kafka_marshal.group_reset",
     "Batch": "kafka_marshal.batches",
     "CommitToken": "kafka_marshal.batches",
     "Event": "kafka_marshal.ports",
@@ -81,6 +86,8 @@ _HOMES = {
     "Token": "kafka_marshal.protocol.types",
     "TopicPartition": "kafka_marshal.protocol.types",
     "Loss": "kafka_marshal.protocol.losses",
+    "GroupHistory": "kafka_marshal.history.reading",
+    "KeyHistory": "kafka_marshal.history.reading",
     "Losses": "kafka_marshal.views",
     "World": "kafka_marshal.views",
     "WorldWatch": "kafka_marshal.watch",
@@ -122,6 +129,7 @@ __all__ = [
     "ClaimError",
     "ClaimLost",
     "ClaimRejected",
+    "ClientFenced",
     "CommitToken",
     "ConfigurationError",
     "Consumer",
@@ -130,11 +138,13 @@ __all__ = [
     "Delivery",
     "Ending",
     "Event",
+    "GroupHistory",
     "GroupPaused",
     "HeldClaim",
     "IdentityConflict",
     "InvalidTransition",
     "Key",
+    "KeyHistory",
     "LogTruncated",
     "LogUnreadable",
     "LogUnwritable",
@@ -145,6 +155,7 @@ __all__ = [
     "MarshalError",
     "Observer",
     "PositionError",
+    "PositionSpec",
     "ProtocolError",
     "Record",
     "Token",

@@ -6,28 +6,30 @@ Admins read the coordination log by themselves and join no group.
 import os
 import socket
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
 
 from kafka_marshal.admin_reset import (
     ForgetPlan,
-    ResetPlan,
+    StateResetPlan,
     UpgradePlan,
     find_checkpoint,
     plan_forgetting,
-    plan_reset,
+    plan_state_reset,
     plan_upgrade,
     require_harmless,
     require_members,
     topics_of,
     write_forgetting,
-    write_reset,
+    write_state_reset,
     write_upgrade,
 )
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.closing import Closing
-from kafka_marshal.config import COORDINATION_TOPIC, SERVERS
+from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
+from kafka_marshal.draining import Draining
 from kafka_marshal.engine.checkpoint_reader import has_checkpoints, kept_in
 from kafka_marshal.engine.config_check import agreed_config
 from kafka_marshal.engine.follower import Follower
@@ -38,12 +40,31 @@ from kafka_marshal.errors import (
     LogUnreadable,
     TopicMisconfigured,
 )
+from kafka_marshal.fencing import (
+    ClientProcess,
+    FenceResult,
+    processes_of,
+    require_fencing,
+    select,
+    write_fences,
+)
+from kafka_marshal.finishing import OnProgress, ignore_progress, require_resolved
 from kafka_marshal.formatting import (
     HEARTBEAT_MS_DEFAULT,
     PARTITIONS_DEFAULT,
     Format,
+    TopicReport,
     format_log,
 )
+from kafka_marshal.group_reset import (
+    GroupResets,
+    PositionSpec,
+    ResetPlan,
+    ResetResult,
+    parse_topics,
+    write_plan,
+)
+from kafka_marshal.group_settings import SettingsChange, plan_settings, write_settings
 from kafka_marshal.identity import home_of
 from kafka_marshal.kafka_io import (
     Choice,
@@ -58,20 +79,27 @@ from kafka_marshal.kafka_io import (
     problems,
     set_command,
 )
-from kafka_marshal.kafka_io.data import KafkaOffsets
+from kafka_marshal.kafka_io.data import KafkaDataLog, KafkaOffsets
 from kafka_marshal.pausing import (
     ENDED,
     PauseOperation,
+    PauseResult,
     Sender,
+    current_person,
+    ending,
     held_keys,
     in_order,
+    op_id_of,
+    period_of,
     refusal,
+    scope_of_topics,
 )
 from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.protocol.hashing import home_partition
-from kafka_marshal.protocol.records import Config
-from kafka_marshal.protocol.state import ACCEPTED, Pause
+from kafka_marshal.protocol.records import Config, Scope
+from kafka_marshal.protocol.text import scope_texts
 from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.set_position import PositionPlan
 from kafka_marshal.snapshots import open_store
 from kafka_marshal.views import World
 
@@ -81,44 +109,7 @@ CLOSE_MS_MAX = 1_000
 UNCLEAN = "unclean.leader.election.enable"
 
 
-@attrs.frozen
-class PauseResult:
-    """Result of a pause, or of its end.
-
-    Attributes:
-        op_id: Identifies the operation, in hex.
-        until_ms: Log time at which the pause ends in the last partition.
-        held: Keys of the group that are still owned and not stale.
-    """
-
-    op_id: str
-    until_ms: int
-    held: tuple[Key, ...]
-
-
-@attrs.frozen
-class TopicReport:
-    """Description of the coordination topic, and its problems.
-
-    Attributes:
-        cluster: The cluster.
-        topic: Its description of the topic.
-        found: Violations of PROTOCOL 2.1.
-        note: Why settings could not be read, None if they could.
-    """
-
-    cluster: ClusterInfo
-    topic: TopicDescription
-    found: tuple[Problem, ...]
-    note: str | None = None
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """One line per violated setting."""
-        return tuple(each.text for each in self.found)
-
-
-class Admin(Closing):
+class Admin(Draining, Closing):
     """Formats the coordination topic and pauses groups. A context manager.
 
     One thread uses it at a time.
@@ -129,6 +120,11 @@ class Admin(Closing):
         options: Security and connection options.
         transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
         client_id: Name of the admin in the log.
+        person: Person for whom the admin writes, as its records name them; by default
+            ``MARSHAL_AS`` of the environment, else the name of the user; ``""`` for
+            none.
+        state_dir: Directory with the snapshots to read the log from; None for the
+            user's, ``""`` for none.
         timeout_ms: Longest time of each step.
     """
 
@@ -140,6 +136,8 @@ class Admin(Closing):
         options: Mapping[str, Any] | None = None,
         transport: str = "auto",
         client_id: str | None = None,
+        person: str | None = None,
+        state_dir: str | Path | None = None,
         timeout_ms: int = TIMEOUT_MS,
     ) -> None:
         self._settings = ConnectionConfig(
@@ -153,11 +151,13 @@ class Admin(Closing):
             raise ConfigurationError(
                 f"client_id {name!r} is no valid name", setting="client_id"
             )
-        self._sender = Sender(name)
+        self._sender = Sender(name, current_person() if person is None else person)
+        self._state_home = home_of(state_dir)
         self._timeout_ms = timeout_ms
         self._clock = SystemClock()
         self._topics = KafkaTopicAdmin(self._settings)
         self._offsets = KafkaOffsets(self._settings)
+        self._data = KafkaDataLog(self._settings)
         self._follower: Follower | None = None
         self._cluster_id: str | None = None
 
@@ -285,6 +285,7 @@ class Admin(Closing):
             chosen,
             cluster_id=cluster_id,
             ignore_formatted=ignore_formatted,
+            tags=self._sender.tags,
             timeout_ms=self._timeout_ms,
         )
 
@@ -308,7 +309,9 @@ class Admin(Closing):
         if execute:
             if not ignore_members:
                 require_members(plan)
-            write_upgrade(follower, plan, timeout_ms=self._timeout_ms)
+            write_upgrade(
+                follower, plan, tags=self._sender.tags, timeout_ms=self._timeout_ms
+            )
         return plan
 
     def reset_state(
@@ -319,7 +322,7 @@ class Admin(Closing):
         execute: bool = False,
         allow_held: bool = False,
         allow_reprocess: bool = False,
-    ) -> ResetPlan:
+    ) -> StateResetPlan:
         """Replace the state of a coordinating partition by that of a checkpoint.
 
         Args:
@@ -331,7 +334,7 @@ class Admin(Closing):
 
         Raises:
             ClaimRejected: It would take keys or repeat records, and that is not
-                allowed.
+                allowed; or a set position is not resolved.
         """
         log = open_coordination_log(
             self._settings, heartbeat_interval_ms=None, timeout_ms=self._timeout_ms
@@ -348,14 +351,13 @@ class Admin(Closing):
         follower = self._follow()
         follower.catch_up(self._timeout_ms)
         now_ms, limit_ms = self._clock.now_ms(), self._timeout_ms
-        plan = plan_reset(follower.replicas[partition], kept, now_ms=now_ms)
+        plan = plan_state_reset(follower.replicas[partition], kept, now_ms=now_ms)
         if execute:
+            require_resolved(follower.worlds)
             require_harmless(
                 plan, allow_held=allow_held, allow_reprocess=allow_reprocess
             )
-            write_reset(
-                follower, kept, client_id=self._sender.client_id, timeout_ms=limit_ms
-            )
+            write_state_reset(follower, kept, sender=self._sender, timeout_ms=limit_ms)
         return plan
 
     def forget_keys(
@@ -407,7 +409,7 @@ class Admin(Closing):
             done = write_forgetting(
                 follower,
                 plan,
-                client_id=self._sender.client_id,
+                sender=self._sender,
                 timeout_ms=self._timeout_ms,
             )
             keys = tuple(each for each in plan.keys if each[0] in done)
@@ -420,7 +422,10 @@ class Admin(Closing):
         self,
         group_id: str,
         *,
-        for_ms: int,
+        for_ms: int | None = None,
+        until_ms: int | None = None,
+        begin_ms: int | None = None,
+        topics: Sequence[str] | None = None,
         reason: str | None = None,
         wait_ms: int = 0,
     ) -> PauseResult:
@@ -428,75 +433,393 @@ class Admin(Closing):
 
         Args:
             group_id: The group.
-            for_ms: Length of the pause, from the later of wall time and log time. It is
-                renewed each third of that time until this method returns.
+            for_ms: Length of the pause, from its begin, or from the later of wall time
+                and log time. It is renewed each third of that time until this method
+                returns.
+            until_ms: End of the pause in epoch ms, instead of ``for_ms``.
+            begin_ms: Begin in epoch ms, up to 30 days ahead; by default it begins at
+                once. The pause begins by itself, also if this process is gone.
+            topics: Only these topics, or some partitions of them, like ``orders:0,1``;
+                the rest of the group goes on.
             reason: Stored in the log, for people.
-            wait_ms: How long to wait until no key of the group has an owner.
+            wait_ms: How long to wait until no paused key has an owner.
 
         Raises:
-            GroupPaused: Another operation holds the group.
-            ClaimRejected: Another operation ended the pause meanwhile.
-            ConfigurationError: The pause is longer than the log's limit.
+            GroupPaused: Another operation holds the whole group.
+            ClaimRejected: Another operation ended the pause meanwhile, or no more can
+                be scheduled.
+            ConfigurationError: The period is invalid, or needs feature level 2.
         """
         _require_group(group_id)
         config = self._settled()
-        longest_ms = config.limit("max_pause_ms")
-        if not 0 < for_ms <= longest_ms:
+        if begin_ms is not None and wait_ms:
             raise ConfigurationError(
-                f"a pause must last 1 to {longest_ms} ms, not {for_ms}",
-                setting="for_ms",
+                "a pause that begins later cannot be waited for", setting="wait_ms"
             )
-        follower = self._follow()
+        period = period_of(
+            config,
+            for_ms,
+            until_ms=until_ms,
+            begin_ms=begin_ms,
+            wall_ms=self._clock.wall_ms(),
+        )
+        wanted = None if topics is None else parse_topics(topics)
+        scope = None if wanted is None else scope_of_topics(config, wanted)
         operation = PauseOperation(
-            follower,
+            self._follow(),
             self._clock,
             self._sender,
             group_id=group_id,
             partition_count=config.partition_count,
-            for_ms=for_ms,
+            period=period,
             reason=reason,
+            scope=scope,
         )
         operation.begin(self._timeout_ms)
         if wait_ms:
-            operation.hold_until(lambda: not self.held(group_id), wait_ms)
-        pauses = self._pauses(group_id).values()
-        until_ms = max((p.until_ms for p in pauses), default=self._clock.wall_ms())
-        return PauseResult(operation.op_id.hex(), until_ms, self.held(group_id))
+            operation.hold_until(lambda: not self._held(group_id, scope), wait_ms)
+        until_ms = period.until_ms
+        if until_ms is None:
+            until_ms = max(operation.ends_ms, default=self._clock.wall_ms())
+        return PauseResult(
+            op_id=operation.op_id.hex(),
+            until_ms=until_ms,
+            held=self._held(group_id, scope),
+            begin_ms=period.begin_ms,
+            topics=scope_texts(scope),
+        )
 
-    def resume_group(self, group_id: str, *, reason: str | None = None) -> int:
+    def resume_group(
+        self,
+        group_id: str,
+        *,
+        operation: str | None = None,
+        reason: str | None = None,
+    ) -> int:
         """End a group's pause; return the number of partitions it was ended in.
 
+        Scheduled pauses that are due end with it. Where the group is not paused, its
+        only scheduled pause is cancelled.
+
+        Args:
+            group_id: The group.
+            operation: Id of the pause to end or to cancel, in hex.
+            reason: Stored in the log, for people.
+
         Raises:
-            ClaimRejected: The group is not paused.
+            ClaimRejected: The group is not paused, or several pauses are scheduled.
         """
         _require_group(group_id)
         config = self._settled()
-        pauses = self._pauses(group_id)
-        if not pauses:
-            raise ClaimRejected(
-                f"group {group_id!r} is not paused; see: marshal groups list",
-                reason="not_paused",
-            )
-        follower = self._follow()
+        follower, wall_ms = self._follow(), self._clock.wall_ms()
+        op_id = None if operation is None else op_id_of(operation)
+        chosen = ending(follower, group_id, op_id=op_id, wall_ms=wall_ms)
         home = home_partition(group_id, partition_count=config.partition_count)
-        for partition in in_order(pauses, home=home):
-            op_id = pauses[partition].op_id
-            record = self._sender.record(
-                group_id, op_id, expire_ms=ENDED, reason=reason
+        for partition in in_order(chosen, home=home):
+            for each in chosen[partition]:
+                self._end_pause(group_id, each, partition=partition, reason=reason)
+        return len(chosen)
+
+    def _end_pause(
+        self, group_id: str, op_id: bytes, *, partition: int, reason: str | None
+    ) -> None:
+        follower = self._follow()
+        record = self._sender.record(group_id, op_id, expire_ms=ENDED, reason=reason)
+        sent = follower.append(partition, record)
+        follower.await_all([sent], self._timeout_ms)
+        verdict = sent.transition
+        assert verdict is not None  # else the wait would have raised
+        if not sent.is_accepted and verdict.reason != "op_over":
+            raise refusal(follower, sent, group_id=group_id)
+
+    # --- settings of a group
+
+    def set_group(
+        self,
+        group_id: str,
+        changes: Mapping[str, int | None],
+        *,
+        reason: str | None = None,
+        execute: bool = False,
+    ) -> SettingsChange:
+        """Change how a group's members share and hand off partitions.
+
+        Members apply the change as they read it. Settings that are not named stay.
+
+        Args:
+            group_id: The group.
+            changes: ``debounce_ms``, ``handoff_ms`` and ``handoffs_max``, some of them;
+                None for the default of a setting.
+            reason: Stored in the log, for people.
+            execute: Whether to write the change.
+
+        Raises:
+            ConfigurationError: A value is invalid, or the feature level below 2.
+            ClaimRejected: Somebody else changed the settings meanwhile.
+        """
+        _require_group(group_id)
+        config, follower = self._settled(), self._follow()
+        home = home_partition(group_id, partition_count=config.partition_count)
+        world = follower.replicas[home].world
+        change = plan_settings(world, group_id, changes=changes)
+        if execute and change.is_changed:
+            write_settings(
+                follower,
+                change,
+                sender=self._sender,
+                home=home,
+                reason=reason,
+                timeout_ms=self._timeout_ms,
             )
-            sent = follower.append(partition, record)
-            follower.await_all([sent], self._timeout_ms)
-            verdict = sent.transition
-            assert verdict is not None  # else the wait would have raised
-            if verdict.outcome != ACCEPTED and verdict.reason != "op_over":
-                raise refusal(follower, sent, group_id=group_id)
-        return len(pauses)
+        return change
+
+    # --- fencing a client
+
+    def client_processes(
+        self, group_id: str, client_id: str
+    ) -> tuple[ClientProcess, ...]:
+        """Return the processes of a client that the log knows, fenced ones included."""
+        _require_name(client_id)
+        _require_group(group_id)
+        return self._processes(group_id, client_id, self._settled())
+
+    def fence_client(
+        self,
+        group_id: str,
+        client_id: str,
+        *,
+        incarnations: Collection[str] | None = None,
+        reason: str | None = None,
+        wait_ms: int = 0,
+    ) -> FenceResult:
+        """End the claims of a client's processes for good, whatever these do.
+
+        A process that reads its fence stops and releases its keys at once. The keys of
+        one that hangs are free once it is stale, at most two heartbeat intervals after
+        the fence. A new process of the client claims as usual. Repeating is harmless.
+
+        Args:
+            group_id: The group.
+            client_id: The client.
+            incarnations: Only these processes, in hex; by default all that own keys or
+                announced themselves lately.
+            reason: Stored in the log, for people.
+            wait_ms: How long to wait until they hold no key any more.
+
+        Raises:
+            ClaimRejected: The log knows no such client, or no such process of it.
+            ConfigurationError: The topic has a feature level below 2.
+            LogUnwritable: A coordinating partition refused the fence.
+        """
+        _require_name(client_id)
+        _require_group(group_id)
+        config = self._settled()
+        require_fencing(group_id, config)
+        owner = (group_id, client_id)
+        chosen = select(
+            self._processes(*owner, config), owner=owner, incarnations=incarnations
+        )
+        is_changed = write_fences(
+            self._follow(),
+            chosen,
+            sender=self._sender,
+            owner=owner,
+            partition_count=config.partition_count,
+            reason=reason,
+            timeout_ms=self._timeout_ms,
+        )
+        names = {process.incarnation for process in chosen}
+
+        def result() -> FenceResult:
+            found = self._processes(*owner, config)
+            return FenceResult(
+                group_id=group_id,
+                client_id=client_id,
+                is_changed=is_changed,
+                processes=tuple(each for each in found if each.incarnation in names),
+            )
+
+        if wait_ms:
+            self._follow().follow_until(lambda: not result().held, wait_ms)
+        return result()
 
     def held(self, group_id: str) -> tuple[Key, ...]:
         """Return the group's keys that are owned and not stale, by estimate."""
-        return held_keys(self._follow(), group_id, now_ms=self._clock.now_ms())
+        return self._held(group_id, None)
+
+    def _held(self, group_id: str, scope: Scope | None) -> tuple[Key, ...]:
+        now_ms = self._clock.now_ms()
+        return held_keys(self._follow(), group_id, now_ms=now_ms, scope=scope)
+
+    # --- resetting a group
+
+    def plan_reset(
+        self,
+        group_id: str,
+        spec: PositionSpec,
+        *,
+        topics: Sequence[str] | None = None,
+        clamp: bool = False,
+        allow_reprocess: bool = False,
+    ) -> ResetPlan:
+        """Return what a reset of a group to new positions does; nothing is written.
+
+        Args:
+            group_id: The group.
+            spec: The new positions.
+            topics: Topics, or ``topic:0,1`` for some partitions; None for all topics
+                of the group. Positions of a file bring their own.
+            clamp: Whether a position outside of its log becomes the nearest one
+                inside, as with Kafka's tool; otherwise it is refused.
+            allow_reprocess: Whether partitions at most once may go back, so that
+                records are handed out again.
+
+        Raises:
+            ConfigurationError: A topic or partition does not exist.
+            PositionError: A position lies outside of its log.
+            ClaimRejected: The log has no positions of the group; or a partition that
+                is to be shifted has none.
+        """
+        return self._resets(group_id).plan(
+            group_id,
+            spec,
+            topics=topics,
+            is_clamped=clamp,
+            allows_reprocess=allow_reprocess,
+        )
+
+    def plan_undo(
+        self, op_id: str, *, partial: bool = False, allow_reprocess: bool = False
+    ) -> ResetPlan:
+        """Return what the undo of a reset does; nothing is written.
+
+        Partitions without a position before the reset stay as they are; they are in
+        ``positions.left_out``.
+
+        Args:
+            op_id: The operation, in hex.
+            partial: Whether to undo what is left, where other operations, recreated
+                topics or forgetting have taken some of its partitions.
+            allow_reprocess: As in ``plan_reset``.
+
+        Raises:
+            ClaimRejected: The log does not show what was before, or not of all.
+        """
+        return self._resets().plan_undo(
+            op_id, is_partial=partial, allows_reprocess=allow_reprocess
+        )
+
+    def describe_plan(self, plan: PositionPlan) -> ResetPlan:
+        """Return what a stored plan does now (``read_plan``); nothing is written.
+
+        Raises:
+            ClaimRejected: A topic was deleted or created again since.
+            PositionError: A position is beyond the end of its log now.
+        """
+        return self._resets(plan.group_id).describe(plan)
+
+    def execute(
+        self,
+        plan: ResetPlan | PositionPlan,
+        *,
+        plan_file: str | Path | None = None,
+        reason: str | None = None,
+        drain_ms: int | None = None,
+        on_progress: OnProgress = ignore_progress,
+    ) -> ResetResult:
+        """Set the positions of a plan, all or none; or continue where an admin died.
+
+        The group is paused, releases its keys, and continues by itself from the new
+        positions. Kafka's committed offsets are then written, best effort.
+
+        Args:
+            plan: The plan; that of a file, to continue (``read_plan``).
+            plan_file: File to store the plan in before the first record. Without one
+                an operation whose admin dies can only be finished (``finish``).
+            reason: Stored in the log, for people.
+            drain_ms: Longest wait until the group has released its keys; by default
+                two heartbeat intervals, after which no owner counts, and a step's time.
+            on_progress: Called with each step, on this thread.
+
+        Raises:
+            ConfigurationError: The plan cannot be stored; nothing was written.
+            ClaimRejected: Nothing is set: another operation is not resolved, or a
+                partition at most once would go back, or the positions have changed
+                since an undo was planned.
+            GroupPaused: Nothing is set: another operation holds the group.
+            DeadlineExceeded: The group did not release its keys, and nothing is set;
+                or the log did not answer: execute the plan again.
+        """
+        positions = plan.positions if isinstance(plan, ResetPlan) else plan
+        resets = self._resets(positions.group_id)
+        if plan_file is not None:
+            write_plan(Path(plan_file), positions)
+        return resets.execute(
+            positions, reason=reason, drain_ms=drain_ms, on_progress=on_progress
+        )
+
+    def undo(
+        self,
+        op_id: str,
+        *,
+        partial: bool = False,
+        allow_reprocess: bool = False,
+        plan_file: str | Path | None = None,
+        reason: str | None = None,
+        on_progress: OnProgress = ignore_progress,
+    ) -> ResetResult:
+        """Set a group back to where it was before an operation.
+
+        It is an operation of its own, and can be undone; see ``plan_undo`` and
+        ``execute`` for arguments and errors.
+        """
+        plan = self.plan_undo(op_id, partial=partial, allow_reprocess=allow_reprocess)
+        return self.execute(
+            plan, plan_file=plan_file, reason=reason, on_progress=on_progress
+        )
+
+    def finish(
+        self,
+        group_id: str,
+        *,
+        reason: str | None = None,
+        on_progress: OnProgress = ignore_progress,
+    ) -> tuple[ResetResult, ...]:
+        """End the resets of a group that are not resolved, as the log decided them.
+
+        A committed one is applied everywhere, any other is aborted, also if its admin
+        is alive. Members of any group do this by themselves once its pause is over.
+
+        Raises:
+            DeadlineExceeded: The log did not answer; call it again.
+        """
+        return self._resets(group_id).finish(
+            group_id, reason=reason, on_progress=on_progress
+        )
 
     # --- internals
+
+    def _processes(
+        self, group_id: str, client_id: str, config: Config
+    ) -> tuple[ClientProcess, ...]:
+        follower, now_ms = self._follow(), self._clock.now_ms()
+        replicas = [follower.replicas[t] for t in range(config.partition_count)]
+        return processes_of(replicas, (group_id, client_id), now_ms=now_ms)
+
+    def _resets(self, group_id: str | None = None) -> GroupResets:
+        """Return resets over the log as it is now."""
+        if group_id is not None:
+            _require_group(group_id)
+        config = self._settled()
+        return GroupResets(
+            self._follow(),
+            self._clock,
+            self._sender,
+            data=self._data,
+            times=self._offsets,
+            config=config,
+            timeout_ms=self._timeout_ms,
+        )
 
     def _has_checkpoints(self) -> bool:
         """Return whether each coordinating partition has a checkpoint to start from."""
@@ -512,7 +835,7 @@ class Admin(Closing):
         if self._follower is None:
             log = open_coordination_log(self._settings, timeout_ms=self._timeout_ms)
             self._cluster_id = log.cluster_id
-            store = open_store(home_of(None), log.cluster_id, topic_id=log.topic_id)
+            store = open_store(self._state_home, log.cluster_id, topic_id=log.topic_id)
             self._follower = Follower(log, self._clock, sources=kept_in(store))
         return self._follower
 
@@ -523,13 +846,6 @@ class Admin(Closing):
         worlds = {world.partition: world for world in follower.worlds}
         return agreed_config(worlds, cluster_id=self._cluster_id)
 
-    def _pauses(self, group_id: str) -> dict[int, Pause]:
-        return {
-            world.partition: pause
-            for world in self._follow().worlds
-            if (pause := world.active_pause(group_id)) is not None
-        }
-
     def close(self) -> None:
         """Close every connection. Idempotent."""
         if self._follower is not None:
@@ -537,6 +853,7 @@ class Admin(Closing):
             self._follower = None
         self._topics.close()
         self._offsets.close(CLOSE_MS_MAX)
+        self._data.close(CLOSE_MS_MAX)
 
 
 def remedy(problem: Problem, topic: str, *, servers: str) -> str:
@@ -545,6 +862,15 @@ def remedy(problem: Problem, topic: str, *, servers: str) -> str:
         return "kafka-topics --describe, then bring back or add brokers"
     change = {"setting": problem.setting, "value": problem.value}
     return set_command(topic, servers, **change)
+
+
+def _require_name(client_id: str) -> None:
+    if not is_identifier(client_id):
+        raise ConfigurationError(
+            f"{client_id!r} is no valid client_id: "
+            "1 to 200 of A-Z a-z 0-9 . _ : -, not . or ..",
+            setting="client_id",
+        )
 
 
 def _require_group(group_id: str) -> None:

@@ -10,12 +10,14 @@ from typing import NamedTuple
 
 import attrs
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.engine.kept_states import KeptState
 from kafka_marshal.engine.replica import Replica
 from kafka_marshal.errors import ClaimRejected, ConfigurationError, LogUnwritable
+from kafka_marshal.pausing import Sender
 from kafka_marshal.ports import CoordinationLog, LogRange
 from kafka_marshal.protocol.checkpoints import checkpoint_key, split
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS, coordinating_partition
@@ -27,7 +29,7 @@ from kafka_marshal.protocol.records import (
     Reset,
 )
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
-from kafka_marshal.protocol.state import ACCEPTED, KeyState, WorldState
+from kafka_marshal.protocol.state import KeyState, WorldState, keys_of
 from kafka_marshal.protocol.types import Key
 
 # Parts of a Reset in flight at once.
@@ -66,7 +68,7 @@ class KeyChange(NamedTuple):
 
 
 @attrs.frozen(kw_only=True)
-class ResetPlan:
+class StateResetPlan:
     """The effect of a Reset of one coordinating partition.
 
     Attributes:
@@ -135,7 +137,9 @@ def _id(checkpoint_id: str) -> bytes:
     return value
 
 
-def plan_reset(replica: Replica, kept: KeptState, *, now_ms: int) -> ResetPlan:
+def plan_state_reset(
+    replica: Replica, kept: KeptState, *, now_ms: int
+) -> StateResetPlan:
     """Return the effect of replacing a state by that of a checkpoint.
 
     Args:
@@ -157,7 +161,7 @@ def plan_reset(replica: Replica, kept: KeptState, *, now_ms: int) -> ResetPlan:
         for key in keys
         if (change := _change(key, world.keys.get(key), then.keys.get(key)))
     ]
-    return ResetPlan(
+    return StateResetPlan(
         partition=world.partition,
         checkpoint_id=kept.source.rpartition(" ")[2],
         offset=kept.offset,
@@ -184,7 +188,7 @@ def _is_of_earlier_topic(now: KeyState, then: KeyState) -> bool:
 
 
 def require_harmless(
-    plan: ResetPlan, *, allow_held: bool, allow_reprocess: bool
+    plan: StateResetPlan, *, allow_held: bool, allow_reprocess: bool
 ) -> None:
     """Refuse a Reset with effects on running clients that were not allowed.
 
@@ -203,13 +207,13 @@ def require_harmless(
         raise ClaimRejected(
             f"{plan.repeats_count} keys of partition {plan.partition} would go back, "
             "so that records are handed out again that were processed or granted at "
-            "most once; --allow-reprocess allows that",
+            "most once; allow_reprocess=True allows that",
             reason="reprocess",
         )
 
 
-def write_reset(
-    follower: Follower, kept: KeptState, *, client_id: str, timeout_ms: int
+def write_state_reset(
+    follower: Follower, kept: KeptState, *, sender: Sender, timeout_ms: int
 ) -> int:
     """Write a Reset; return the offset of its last part.
 
@@ -224,17 +228,14 @@ def write_reset(
     state.rebuild_derived()
     value, state_digest = to_bytes(state), bytes.fromhex(digest(state))
     parts = split(value)
-    incarnation, op_id = secrets.token_bytes(16), secrets.token_bytes(16)
+    op_id = secrets.token_bytes(16)
     offset = 0
     for first in range(0, len(parts), IN_FLIGHT_MAX):
         awaited = [
             follower.append(
                 kept.partition,
                 Reset(
-                    client_id=client_id,
-                    group_id="marshal",
-                    incarnation=incarnation,
-                    seq=number,
+                    **sender.fields("marshal"),
                     op_id=op_id,
                     number=number,
                     part_count=len(parts),
@@ -247,14 +248,9 @@ def write_reset(
         ]
         follower.await_all(awaited, timeout_ms)
         for item in awaited:
-            verdict = item.transition
-            if verdict is None or verdict.outcome != ACCEPTED:
-                reason = None if verdict is None else verdict.reason
-                raise LogUnwritable(
-                    f"coordinating partition {kept.partition} refused the reset "
-                    f"({reason}); its state is unchanged; see: marshal topic info"
-                )
-            offset = verdict.offset
+            if item.transition is None or not item.is_accepted:
+                raise item.unwritable("the reset", left="its state is unchanged")
+            offset = item.transition.offset
     return offset
 
 
@@ -280,7 +276,7 @@ def topics_of(
     worlds: Iterable[WorldState], group_id: str, *, topic: str | None
 ) -> list[str]:
     """Return the data topics of a group's keys, in order."""
-    every = {key.topic for world in worlds for key in world.keys if key[0] == group_id}
+    every = {key.topic for key in keys_of(worlds, group_id)}
     wanted = every if topic is None else every & {topic}
     return sorted(wanted - RESERVED_TOPICS)
 
@@ -318,7 +314,7 @@ def plan_forgetting(
 
 
 def write_forgetting(
-    follower: Follower, plan: ForgetPlan, *, client_id: str, timeout_ms: int
+    follower: Follower, plan: ForgetPlan, *, sender: Sender, timeout_ms: int
 ) -> tuple[Key, ...]:
     """Drop the keys of a plan; return the dropped ones.
 
@@ -329,18 +325,14 @@ def write_forgetting(
     """
     worlds = {world.partition: world for world in follower.worlds}
     config = _config(worlds, 0)
-    incarnation = secrets.token_bytes(16)
     dropped: list[Key] = []
     for first in range(0, len(plan.keys), FORGETTING_IN_FLIGHT_MAX):
         some = plan.keys[first : first + FORGETTING_IN_FLIGHT_MAX]
         awaited = []
-        for seq, (key, epoch) in enumerate(some, first):
+        for key, epoch in some:
             group_id, topic, number = key
             record = ForgettingPartition(
-                client_id=client_id,
-                group_id=group_id,
-                incarnation=incarnation,
-                seq=seq,
+                **sender.fields(group_id),
                 topic=topic,
                 partition=number,
                 epoch=epoch,
@@ -350,10 +342,11 @@ def write_forgetting(
             )
             awaited.append(follower.append(t, record))
         follower.await_all(awaited, timeout_ms)
-        for (key, _), item in zip(some, awaited, strict=True):
-            verdict = item.transition
-            if verdict is not None and verdict.outcome == ACCEPTED:
-                dropped.append(key)
+        dropped += [
+            key
+            for (key, _), item in zip(some, awaited, strict=True)
+            if item.is_accepted
+        ]
     return tuple(dropped)
 
 
@@ -431,8 +424,20 @@ def require_members(plan: UpgradePlan) -> None:
         )
 
 
-def write_upgrade(follower: Follower, plan: UpgradePlan, *, timeout_ms: int) -> Config:
+def write_upgrade(
+    follower: Follower,
+    plan: UpgradePlan,
+    *,
+    timeout_ms: int,
+    tags: bytes | UnsetType = UNSET,
+) -> Config:
     """Write the next Config, to coordinating partition 0 first; return it.
+
+    Args:
+        follower: Follows the log, and has read it to its end.
+        plan: The plan.
+        timeout_ms: Longest time of each step.
+        tags: Tags of a new Config; an interrupted upgrade is completed with its own.
 
     Raises:
         LogUnwritable: A partition accepted another Config.
@@ -445,6 +450,7 @@ def write_upgrade(follower: Follower, plan: UpgradePlan, *, timeout_ms: int) -> 
             generation=plan.generation_then,
             era=max(config.era + 1, follower.wall_s),
             feature_level=plan.level_then,
+            tags=tags,
         )
     for t in plan.partitions:  # in order: partition 0 decides the Config of the others
         follower.await_all([follower.append(t, config)], timeout_ms)

@@ -18,7 +18,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 from kafka_marshal.batches import Batch, Committable, CommitToken
 from kafka_marshal.claims import HeldClaim
 from kafka_marshal.client import CLOSE_MS_MAX, OPEN_MS_MAX, Marshal
-from kafka_marshal.consumer import Consumer
+from kafka_marshal.consumer import ASK_MS_MAX, Consumer
 from kafka_marshal.engine.dispatcher import FETCH_SLICE_MS
 from kafka_marshal.errors import InvalidTransition, MarshalError
 from kafka_marshal.ports import Record
@@ -205,6 +205,33 @@ class AsyncConsumer:
     async def resume(self, *partitions: TopicPartition) -> None:
         """Undo ``pause``."""
         await self._ask(lambda consumer: consumer.resume(*partitions))
+
+    async def seek(
+        self, partition: TopicPartition, offset: int, *, timeout_ms: int = ASK_MS_MAX
+    ) -> None:
+        """Move the position of a held partition; see ``Consumer.seek``."""
+        await self._move(lambda c: c.seek(partition, offset, timeout_ms=timeout_ms))
+
+    async def seek_to_beginning(
+        self, *partitions: TopicPartition, timeout_ms: int = ASK_MS_MAX
+    ) -> None:
+        """Move to the start of the logs; see ``Consumer.seek_to_beginning``."""
+        await self._move(
+            lambda c: c.seek_to_beginning(*partitions, timeout_ms=timeout_ms)
+        )
+
+    async def seek_to_end(
+        self, *partitions: TopicPartition, timeout_ms: int = ASK_MS_MAX
+    ) -> None:
+        """Move to the end of the logs; see ``Consumer.seek_to_end``."""
+        await self._move(lambda c: c.seek_to_end(*partitions, timeout_ms=timeout_ms))
+
+    async def _move(self, seek: Callable[[Consumer], None]) -> None:
+        async with self._turn:
+            consumer = await self._opened()
+            await self._hop.settle()
+            consumer.assignment()  # callbacks about claims run here, on the loop
+            await self._hop.run(partial(seek, consumer))
 
     async def _ask(self, question: Callable[[Consumer], T]) -> T:
         async with self._turn:

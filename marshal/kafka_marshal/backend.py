@@ -10,6 +10,7 @@ import attrs
 
 from kafka_marshal import runtime as runtimes
 from kafka_marshal.engine import Engine, Holding, Session, Subscription
+from kafka_marshal.engine.checkpointing import checked_interval_ms
 from kafka_marshal.engine.interfaces import ClaimEngine, ClaimSession
 from kafka_marshal.engine.replica import Glance, LastClaim
 from kafka_marshal.errors import ConfigurationError
@@ -49,6 +50,14 @@ class ClaimBackend(Protocol):
 
     def subscribe(self, subscription: Subscription) -> None:
         """Subscribe a consumer."""
+        ...
+
+    def require_warming(self) -> None:
+        """Check that it can have an application warm up.
+
+        Raises:
+            ConfigurationError: It cannot.
+        """
         ...
 
     def want(self, key: Key) -> Holding:
@@ -97,6 +106,7 @@ class Terms:
         mirror_offsets: Whether positions are also committed in Kafka.
         checkpoint_interval_ms: How often to write checkpoints; 0 = never.
         timeout_ms: Longest time to open.
+        person: Person for whom the client claims, None for none.
     """
 
     group_id: str
@@ -107,6 +117,7 @@ class Terms:
     mirror_offsets: bool
     checkpoint_interval_ms: int
     timeout_ms: int
+    person: str | None = None
 
 
 class LocalBackend:
@@ -118,6 +129,7 @@ class LocalBackend:
         """Connect, or share the existing connection, and read the log to its end.
 
         Raises:
+            ConfigurationError: The checkpoint interval is invalid.
             MarshalError: Opening failed; nothing is left open.
         """
         self._terms = terms
@@ -131,7 +143,9 @@ class LocalBackend:
                 observer,
                 timeout_ms=terms.timeout_ms,
                 state_home=home_of(terms.state_dir),
-                checkpoint_interval_ms=terms.checkpoint_interval_ms,
+                checkpoint_interval_ms=checked_interval_ms(
+                    terms.checkpoint_interval_ms, setting="checkpoint_interval_ms"
+                ),
             ),
         )
         self._runtime.observers.add(observer)
@@ -154,7 +168,7 @@ class LocalBackend:
         lives = self._take_identity()
         session = Session(
             engine.context,
-            Claimant(owner, terms.group_id, master=master),
+            Claimant(owner, terms.group_id, master=master, person=terms.person),
             host=socket.gethostname(),
             lives=lives,
             mirrors_offsets=terms.mirror_offsets,
@@ -225,6 +239,9 @@ class LocalBackend:
         with self.engine.changed:
             self._session.subscribe(subscription)
             self.engine.act(self._session)
+
+    def require_warming(self) -> None:
+        """Do nothing: a session of this process warms up."""
 
     def want(self, key: Key) -> Holding:
         """Contend for one key, at once."""

@@ -7,7 +7,7 @@ import attrs
 import msgspec
 
 from kafka_marshal.ports import Record
-from kafka_marshal.protocol.types import Token, TopicPartition
+from kafka_marshal.protocol.types import Token, TopicPartition, seek_count_of
 
 
 class CommitRange(Protocol):
@@ -79,8 +79,15 @@ class CommitToken(msgspec.Struct, frozen=True, gc=False):
 Committable = Record | CommitToken
 
 
+def _is_same(one: Token | None, other: Token | None) -> bool:
+    """Return whether two records are of one claim and of the same seek."""
+    if one is other:
+        return True
+    return one == other and seek_count_of(one) == seek_count_of(other)
+
+
 class Run(NamedTuple):
-    """Consecutive offsets of one partition and claim, both ends inclusive."""
+    """Consecutive offsets of one partition, claim and seek, both ends inclusive."""
 
     partition: tuple[str, int]
     token: Token | None
@@ -97,8 +104,8 @@ def runs_of(records: Iterable[Committable]) -> Iterator[Run]:
         if (
             offset == last + 1
             and record.partition == number
-            and record.token == token
             and record.topic == topic
+            and _is_same(record.token, token)
         ):
             last = offset
             continue

@@ -11,15 +11,17 @@ from kafka_marshal.engine.replica import Glance
 from kafka_marshal.errors import (
     ClaimLost,
     ClaimRejected,
+    ConfigurationError,
     DeadlineExceeded,
     InvalidTransition,
 )
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.delivery import AtLeastOnce
-from kafka_marshal.protocol.types import Key, Token, TopicPartition
+from kafka_marshal.protocol.types import OFFSET_MAX, Key, Token, TopicPartition
 
 WAIT_SLICE_MS = 50
 RELEASE_MS_MAX = 10_000
+SEEK_MS_MAX = 10_000
 
 
 class HeldClaim:
@@ -75,7 +77,7 @@ class HeldClaim:
     def is_valid(self) -> bool:
         """Return whether new work may begin now."""
         same = os.getpid() == self._pid
-        return same and self._holding.may_hand_out(self._clock.now_ms())
+        return same and self._holding.may_work(self._clock.now_ms())
 
     def check(self) -> Token:
         """Return the token if new work may begin now.
@@ -101,13 +103,37 @@ class HeldClaim:
     def set_position(self, position: int) -> None:
         """Set the next offset to process.
 
-        The next heartbeat carries it; it never goes back.
+        The next heartbeat carries it; it never goes back. To go back, use ``seek``.
         """
         self.check()
         with self._engine.changed:
             progress = self._holding.progress
             if isinstance(progress, AtLeastOnce):
                 progress.position = max(position, progress.position or 0)
+
+    def seek(self, position: int, *, timeout_ms: int = SEEK_MS_MAX) -> None:
+        """Set the next offset to process, also a lower one; wait for the log.
+
+        Returns once any later owner would start there (PROTOCOL 6.6).
+
+        Raises:
+            ConfigurationError: It is no offset.
+            ClaimLost: The claim ended; the position may not have changed. With the
+                reason ``seek_unconfirmed``, claim it again and seek.
+            DeadlineExceeded: The log did not confirm it in time, but still may.
+        """
+        if not 0 <= position <= OFFSET_MAX:
+            raise ConfigurationError(
+                f"position is {position}, which is no offset; give one from 0 on",
+                setting="position",
+            )
+        self.check()
+        deadline_ms = self._clock.now_ms() + timeout_ms
+        with self._engine.changed:
+            self._session.seek(self._holding, position)
+            while self._holding.rewind is not None and self.is_valid():
+                self._wait(deadline_ms, "confirmed at the new position")
+        self.check()
 
     def release(self, *, timeout_ms: int = RELEASE_MS_MAX) -> None:
         """Release the partition at its position. Idempotent.
@@ -159,7 +185,7 @@ class HeldClaim:
         refusal = self._holding.claim.refusal
         seen = self._ask(key) or Glance(None)
         reason = "held" if refusal is None else (refusal.reason or "held")
-        if self._engine.context.is_paused(key.group_id):
+        if self._engine.context.is_key_paused(key):
             reason = "paused"
         who = "nobody" if seen.holder is None else repr(seen.holder)
         return ClaimRejected(

@@ -5,10 +5,8 @@ import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kafka_marshal.backend import ClaimBackend, LocalBackend, Terms
-from kafka_marshal.claims import HeldClaim
 from kafka_marshal.closing import Closing
 from kafka_marshal.config import (
     MAX_POLL_RECORDS,
@@ -18,26 +16,31 @@ from kafka_marshal.config import (
     OnClaimed,
     OnLost,
     OnTopics,
+    OnWarm,
 )
-from kafka_marshal.consumer import Consumer
-from kafka_marshal.engine import Subscription
-from kafka_marshal.engine.checkpointing import INTERVAL_MS_DEFAULT, checked_interval_ms
-from kafka_marshal.engine.interfaces import ClaimEngine, ClaimSession
+from kafka_marshal.defaults import CHECKPOINT_INTERVAL_MS
 from kafka_marshal.errors import (
     ConfigurationError,
     InvalidTransition,
 )
 from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.observability import FanOut, LoggingObserver
-from kafka_marshal.policies import Policy
 from kafka_marshal.ports import READ_UNCOMMITTED, Observer
 from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
 from kafka_marshal.protocol.types import Key, TopicPartition
-from kafka_marshal.ranges import RangeConsumer
-from kafka_marshal.remote.connect import ConnectOptions, open_backend
-from kafka_marshal.subscribing import new_subscription
 
+if TYPE_CHECKING:
+    from kafka_marshal.backend import ClaimBackend
+    from kafka_marshal.claims import HeldClaim
+    from kafka_marshal.consumer import Consumer
+    from kafka_marshal.engine import Subscription
+    from kafka_marshal.engine.interfaces import ClaimEngine, ClaimSession
+    from kafka_marshal.policies import Policy
+    from kafka_marshal.ranges import RangeConsumer
+
+# The engine and kafka-python are imported when a Marshal is opened: a program that only
+# names the class, to check its arguments say, does not wait for them.
 OPEN_MS_MAX = 30_000
 CLOSE_MS_MAX = 10_000
 
@@ -81,6 +84,8 @@ class Marshal(Closing):
         sidecar_instance: With a sidecar: 16 bytes that identify this process. A
             process with those of an earlier one takes its place; the earlier process
             must be dead. None draws them.
+        person: Person for whom this client claims, as its claims in the log name them;
+            None for none. For tools of people.
         timeout_ms: Longest time to open.
 
     Raises:
@@ -90,6 +95,8 @@ class Marshal(Closing):
         IdentityConflict: Another live process on this machine has this client_id.
         CoordinationError: The cluster did not answer.
     """
+
+    _backend: "ClaimBackend"
 
     def __init__(
         self,
@@ -105,14 +112,17 @@ class Marshal(Closing):
         observer: Observer | Sequence[Observer] | None = None,
         check_topic: bool = True,
         mirror_offsets: bool = True,
-        checkpoint_interval_ms: int = INTERVAL_MS_DEFAULT,
+        checkpoint_interval_ms: int = CHECKPOINT_INTERVAL_MS,
         sidecar: str | None = None,
         sidecar_token_file: str | Path | None = None,
         sidecar_instance: bytes | None = None,
+        person: str | None = None,
         timeout_ms: int = OPEN_MS_MAX,
     ) -> None:
-        _require_name("group_id", group_id)
-        _require_name("client_id", client_id)
+        from kafka_marshal.backend import LocalBackend, Terms
+        from kafka_marshal.remote.connect import ConnectOptions, open_backend
+
+        _require_names(group_id=group_id, client_id=client_id)
         self._is_closed = False
         self._pid = os.getpid()
         self._client_id, self._group_id = client_id, group_id
@@ -136,16 +146,13 @@ class Marshal(Closing):
                 state_dir=state_dir,
                 check_topic=check_topic,
                 mirror_offsets=mirror_offsets,
-                checkpoint_interval_ms=checked_interval_ms(
-                    checkpoint_interval_ms, setting="checkpoint_interval_ms"
-                ),
+                checkpoint_interval_ms=checkpoint_interval_ms,
                 timeout_ms=timeout_ms,
+                person=person,
             )
-            self._backend: ClaimBackend = LocalBackend(
-                settings, terms, observer=observer
-            )
+            self._backend = LocalBackend(settings, terms, observer=observer)
         else:
-            _require_mirror(mirror_offsets)
+            _require_defaults(mirror_offsets, person=person)
             self._backend = open_backend(
                 ConnectOptions(
                     sidecar=sidecar,
@@ -165,12 +172,12 @@ class Marshal(Closing):
     # --- use
 
     @property
-    def engine(self) -> ClaimEngine:
+    def engine(self) -> "ClaimEngine":
         """The engine that drives the claims, for views and tests."""
         return self._backend.engine
 
     @property
-    def session(self) -> ClaimSession:
+    def session(self) -> "ClaimSession":
         """The engine's session of this client, for metrics and tests."""
         return self._backend.session
 
@@ -213,7 +220,7 @@ class Marshal(Closing):
         *topics: str,
         pattern: str | re.Pattern[str] | None = None,
         delivery: Delivery | str = Delivery.AT_LEAST_ONCE,
-        policy: str | Policy = "fair",
+        policy: "str | Policy" = "fair",
         claims_max: int = 0,
         auto_offset_reset: str = "earliest",
         isolation_level: str = READ_UNCOMMITTED,
@@ -228,8 +235,9 @@ class Marshal(Closing):
         on_claimed: OnClaimed | None = None,
         on_lost: OnLost | None = None,
         on_topics: OnTopics | None = None,
+        on_warm: OnWarm | None = None,
         timeout_ms: int = OPEN_MS_MAX,
-    ) -> Consumer:
+    ) -> "Consumer":
         """Return a consumer of some topics; it contends for partitions at once.
 
         The settings are described in docs/reference.md, and as attributes of
@@ -258,7 +266,10 @@ class Marshal(Closing):
             metadata_refresh_ms=metadata_refresh_ms,
         )
         callbacks = Callbacks(
-            on_claimed=on_claimed, on_lost=on_lost, on_topics=on_topics
+            on_claimed=on_claimed,
+            on_lost=on_lost,
+            on_topics=on_topics,
+            on_warm=on_warm,
         )
         return self.open_consumer(config, callbacks, timeout_ms=timeout_ms)
 
@@ -268,11 +279,18 @@ class Marshal(Closing):
         callbacks: Callbacks | None = None,
         *,
         timeout_ms: int = OPEN_MS_MAX,
-    ) -> Consumer:
+    ) -> "Consumer":
         """Return a consumer with these settings; see ``consumer``."""
+        from kafka_marshal.clock import ThreadBackground
+        from kafka_marshal.consumer import Consumer
+
         callbacks = callbacks or Callbacks()
         subscription = self._new_subscription(config, timeout_ms)
         callbacks.require_fit(counts_topics=subscription.counts_topics)
+        if callbacks.on_warm is not None:
+            self._backend.require_warming()
+            subscription.on_warm = callbacks.on_warm
+            subscription.warming = ThreadBackground(name="marshal-warm")
         self._backend.subscribe(subscription)
         consumer = Consumer(
             self.engine,
@@ -291,7 +309,7 @@ class Marshal(Closing):
         *topics: str,
         pattern: str | re.Pattern[str] | None = None,
         delivery: Delivery | str = Delivery.AT_LEAST_ONCE,
-        policy: str | Policy = "fair",
+        policy: "str | Policy" = "fair",
         claims_max: int = 0,
         auto_offset_reset: str = "earliest",
         starts: Mapping[TopicPartition, int] | None = None,
@@ -299,7 +317,7 @@ class Marshal(Closing):
         metadata_refresh_ms: int = 30_000,
         max_handling_ms: int | None = 0,
         timeout_ms: int = OPEN_MS_MAX,
-    ) -> RangeConsumer:
+    ) -> "RangeConsumer":
         """Hold partitions as a consumer does, for records that are read elsewhere.
 
         The settings are those of ``consumer``. Partitions are not released because
@@ -342,8 +360,10 @@ class Marshal(Closing):
 
     def open_ranges(
         self, config: ConsumerConfig, *, timeout_ms: int = OPEN_MS_MAX
-    ) -> RangeConsumer:
+    ) -> "RangeConsumer":
         """Hold partitions with these settings; see ``ranges``."""
+        from kafka_marshal.ranges import RangeConsumer
+
         subscription = self._new_subscription(config, timeout_ms)
         self._backend.subscribe(subscription)
         ranges = RangeConsumer(
@@ -357,7 +377,9 @@ class Marshal(Closing):
 
     def _new_subscription(
         self, config: ConsumerConfig, timeout_ms: int
-    ) -> Subscription:
+    ) -> "Subscription":
+        from kafka_marshal.subscribing import new_subscription
+
         self._require_open()
         return new_subscription(
             config,
@@ -367,20 +389,22 @@ class Marshal(Closing):
             timeout_ms=timeout_ms,
         )
 
-    def _keep(self, opened: Consumer | RangeConsumer) -> None:
+    def _keep(self, opened: "Consumer | RangeConsumer") -> None:
         """Register a consumer to be closed with this client."""
         open_ones = [other for other in self._consumers if not other.is_closed]
         self._consumers = [*open_ones, opened]
 
     def claim(
         self, topic: str, partition: int, *, timeout_ms: int = OPEN_MS_MAX
-    ) -> HeldClaim:
+    ) -> "HeldClaim":
         """Claim one partition without consuming it, and wait until it is won.
 
         Raises:
             ClaimRejected: Another process held it for the whole time.
             InvalidTransition: This client claims or consumes it already.
         """
+        from kafka_marshal.claims import HeldClaim
+
         self._require_open()
         if not is_topic(topic) or partition < 0:
             raise ConfigurationError(
@@ -491,7 +515,13 @@ def _require_none(setting: str, value: object) -> None:
         )
 
 
-def _require_mirror(mirror_offsets: object) -> None:
+def _require_defaults(mirror_offsets: object, *, person: object) -> None:
+    if person is not None:
+        raise ConfigurationError(
+            "person cannot be set with a sidecar, which claims for its clients; leave "
+            "it out",
+            setting="person",
+        )
     if not mirror_offsets:
         raise ConfigurationError(
             "with a sidecar mirror_offsets cannot be turned off, because the sidecar "
@@ -500,10 +530,11 @@ def _require_mirror(mirror_offsets: object) -> None:
         )
 
 
-def _require_name(setting: str, value: str) -> None:
-    if not is_identifier(value):
-        raise ConfigurationError(
-            f"{setting} {value!r} is no valid name: "
-            "1 to 200 of A-Z a-z 0-9 . _ : -, not . or ..",
-            setting=setting,
-        )
+def _require_names(*, group_id: str, client_id: str) -> None:
+    for setting, value in (("group_id", group_id), ("client_id", client_id)):
+        if not is_identifier(value):
+            raise ConfigurationError(
+                f"{setting} {value!r} is no valid name: "
+                "1 to 200 of A-Z a-z 0-9 . _ : -, not . or ..",
+                setting=setting,
+            )

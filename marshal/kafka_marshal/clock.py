@@ -1,4 +1,4 @@
-"""The only readers of time and random numbers, and the thread for blocking calls.
+"""The only readers of time and random numbers, and the threads for blocking calls.
 
 All other code gets a ``ports.Clock``, ``ports.Entropy`` and ``ports.Background``, so
 that a simulator can replace them.
@@ -11,7 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from datetime import UTC, datetime
+from typing import TypeVar
 
 from kafka_marshal.errors import CoordinationError, InvalidTransition
 from kafka_marshal.ports import Background, Clock, Entropy
@@ -20,6 +21,19 @@ T = TypeVar("T")
 
 NS_PER_MS = 1_000_000
 QUEUE_CALLS_MAX = 64
+IDLE_S = 60.0
+
+# A call, and what to call instead if it is dropped.
+_Call = tuple[Callable[[], None], Callable[[], None] | None]
+
+
+def instant(value_ms: int) -> str:
+    """Return a time for people, in UTC: ``2026-01-31T12:00:00.000Z``."""
+    try:
+        moment = datetime.fromtimestamp(value_ms / 1000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{value_ms} ms"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class _Elapsed:
@@ -86,22 +100,99 @@ class SystemEntropy(Entropy):
         return secrets.randbelow(limit) if limit > 1 else 0
 
 
-class ThreadBackground(Background):
-    """One daemon thread that makes blocking calls in the order of submission.
+class WorkerPool:
+    """A few daemon threads that start calls in the order of submission.
 
-    Its queue is bounded: otherwise calls that no caller waits for any more would pile
-    up while a cluster does not answer.
+    The queue is bounded: otherwise calls that no caller waits for any more would pile
+    up while nothing answers.
     """
+
+    def __init__(self, name: str, *, threads: int, calls_max: int) -> None:
+        """Prepare; threads start with the calls that need them.
+
+        Args:
+            name: Name of the threads.
+            threads: Most calls that run at a time.
+            calls_max: Most calls that wait.
+        """
+        self._name = name
+        self._most = threads
+        self._queue: queue.Queue[_Call | None] = queue.Queue(calls_max)
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._unfinished = 0
+        self.is_closed = False
+
+    def submit(
+        self, call: Callable[[], None], *, on_drop: Callable[[], None] | None = None
+    ) -> bool:
+        """Queue a call; return whether there was room. Never blocks.
+
+        Args:
+            call: Handles its own errors: an exception ends the worker thread.
+            on_drop: Called instead if the pool closes before the call starts.
+        """
+        with self._lock:
+            if self.is_closed:
+                return False
+            try:
+                self._queue.put_nowait((call, on_drop))
+            except queue.Full:
+                return False
+            self._unfinished += 1
+            # Calls count until they end: by the length of the queue, a thread that has
+            # just taken a call would count as free.
+            if len(self._threads) < min(self._unfinished, self._most):
+                thread = threading.Thread(
+                    target=self._run, name=self._name, daemon=True
+                )
+                self._threads.append(thread)
+                thread.start()
+        return True
+
+    def close(self, timeout_ms: int) -> None:
+        """End after the running calls; drop the queued ones. Idempotent."""
+        with self._lock:
+            self.is_closed = True
+            threads = list(self._threads)
+            self._drop_waiting()
+            for _ in threads:
+                self._queue.put_nowait(None)
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout=max(0.0, timeout_ms / 1000))
+
+    def _drop_waiting(self) -> None:
+        while True:
+            try:
+                item = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            if item is not None and item[1] is not None:
+                item[1]()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                # The deadline only bounds one wait; a daemon thread may idle.
+                item = self._queue.get(timeout=IDLE_S)
+            except queue.Empty:
+                continue
+            if item is None:
+                return
+            try:
+                item[0]()
+            finally:
+                with self._lock:
+                    self._unfinished -= 1
+
+
+class ThreadBackground(Background):
+    """One daemon thread that makes blocking calls in the order of submission."""
 
     def __init__(self, *, name: str = "marshal-background") -> None:
         """Prepare; the thread starts with the first call."""
-        self._name = name
-        self._queue: queue.Queue[tuple[Future[Any], Callable[[], Any]] | None] = (
-            queue.Queue(maxsize=QUEUE_CALLS_MAX)
-        )
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._is_closed = False
+        self._pool = WorkerPool(name, threads=1, calls_max=QUEUE_CALLS_MAX)
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """Run ``call`` soon; return its pending outcome. Never blocks.
@@ -109,13 +200,22 @@ class ThreadBackground(Background):
         If the queue is full or closed, the outcome is an error at once.
         """
         future: Future[T] = Future()
-        with self._lock:
-            if self._is_closed:
-                future.set_exception(InvalidTransition("The background is closed."))
-                return future
+
+        def run() -> None:
             try:
-                self._queue.put_nowait((future, call))
-            except queue.Full:
+                outcome = call()
+            except BaseException as error:  # noqa: BLE001 - belongs to the caller
+                future.set_exception(error)
+            else:
+                future.set_result(outcome)
+
+        def drop() -> None:
+            future.set_exception(InvalidTransition("The background is closed."))
+
+        if not self._pool.submit(run, on_drop=drop):
+            if self._pool.is_closed:
+                drop()
+            else:
                 future.set_exception(
                     CoordinationError(
                         f"{QUEUE_CALLS_MAX} look-ups are queued, so the cluster does "
@@ -123,48 +223,8 @@ class ThreadBackground(Background):
                         "brokers run."
                     )
                 )
-                return future
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name=self._name, daemon=True
-                )
-                self._thread.start()
         return future
 
     def close(self, timeout_ms: int) -> None:
         """Stop after the running call; queued calls fail. Idempotent."""
-        with self._lock:
-            if not self._is_closed:
-                self._is_closed = True
-                self._fail_waiting()
-                self._queue.put_nowait(None)
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout=max(0.0, timeout_ms / 1000))
-
-    def _fail_waiting(self) -> None:
-        """Empty the queue and fail its calls."""
-        while True:
-            try:
-                item = self._queue.get_nowait()
-            except queue.Empty:
-                return
-            if item is not None:
-                item[0].set_exception(InvalidTransition("The background was closed."))
-
-    def _run(self) -> None:
-        while True:
-            try:
-                # The deadline only bounds one wait; a daemon thread may idle.
-                item = self._queue.get(timeout=60)
-            except queue.Empty:
-                continue
-            if item is None:
-                return
-            future, call = item
-            try:
-                outcome = call()
-            except BaseException as error:  # noqa: BLE001 - belongs to the caller
-                future.set_exception(error)
-            else:
-                future.set_result(outcome)
+        self._pool.close(timeout_ms)

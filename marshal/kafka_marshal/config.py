@@ -20,8 +20,6 @@ from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
 from kafka_marshal.protocol.planner import Policy
 from kafka_marshal.protocol.types import Token, TopicPartition
 
-SERVERS = "localhost:9092"
-COORDINATION_TOPIC = "__marshal"
 TOPICS_MAX = 1_000
 MAX_POLL_RECORDS = 500
 INTERNAL_PREFIX = "__"
@@ -42,6 +40,8 @@ _INLINE_FLAGS = {re.IGNORECASE: "i", re.MULTILINE: "m", re.DOTALL: "s"}
 
 Matches = Callable[[str], bool]
 OnClaimed = Callable[[TopicPartition, Token], None]
+OnWarm = Callable[[TopicPartition, int | None, str], None]
+"""Partition, position (None if unknown) and the client_id of the owner."""
 OnLost = Callable[[TopicPartition, Ending], None]
 OnTopics = Callable[[frozenset[str]], None]
 
@@ -259,6 +259,10 @@ class Callbacks:
         on_lost: Called for each partition that is lost or released while the consumer
             is open; closing does not call it. Without it, a partition that is lost
             with uncommitted records raises ``ClaimLost`` from the next call.
+        on_warm: Called before another member releases a partition to this one, with the
+            partition, its position at that time and the member's client_id. It runs on
+            a thread of its own, one partition at a time, while the other member goes
+            on. Its exceptions are reported, and the partition stays there.
         on_topics: Called with all topics whose partition 0 is held, whenever that set
             changes, also to the empty set.
     """
@@ -266,6 +270,7 @@ class Callbacks:
     on_claimed: OnClaimed | None = None
     on_lost: OnLost | None = None
     on_topics: OnTopics | None = None
+    on_warm: OnWarm | None = None
 
     def require_fit(self, *, counts_topics: bool) -> None:
         """Raise if a callback would never be called.

@@ -26,10 +26,11 @@ from kafka_marshal.errors import (
     ClaimLost,
     InvalidTransition,
 )
-from kafka_marshal.ports import DataReader, Record
+from kafka_marshal.ports import DataReader, LogRange, Record
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.delivery import AtLeastOnce
-from kafka_marshal.protocol.types import Token, TopicPartition
+from kafka_marshal.protocol.types import Token, TopicPartition, seek_count_of
+from kafka_marshal.seeking import offsets_within
 
 CLOSE_MS_MAX = 10_000
 ASK_MS_MAX = 10_000
@@ -308,6 +309,12 @@ class Consumer(Closing):
                     f"token {token}, which has ended; do not count it as processed",
                     reason="stale_token",
                 )
+            if place.holding.seek_count != seek_count_of(token):
+                raise ClaimLost(
+                    f"{TopicPartition(*partition)} offset {first} was handed out "
+                    "before a seek; do not count it as processed",
+                    reason="seek",
+                )
             self._require_valid(place, self._clock.now_ms())
             progress = place.holding.progress
             if isinstance(progress, AtLeastOnce):
@@ -349,6 +356,105 @@ class Consumer(Closing):
         for place in held:
             if place.holding.drain is None:
                 self._require_valid(place, now_ms)
+
+    # --- seeking
+
+    def seek(
+        self, partition: TopicPartition, offset: int, *, timeout_ms: int = ASK_MS_MAX
+    ) -> None:
+        """Move the position of a held partition, back or forward; at least once only.
+
+        Returns once the log has the new position, so that any later owner starts there
+        (PROTOCOL 6.6). Records that were handed out before cannot be committed any
+        more, also if they are handed out again.
+
+        Args:
+            partition: A partition that this consumer holds.
+            offset: The next offset to hand out, from the start to the end of the log.
+            timeout_ms: Longest wait for the log.
+
+        Raises:
+            InvalidTransition: The partition is not held, or the guarantee is at most
+                once: then offsets that were granted are never handed out again.
+            PositionError: The offset lies outside the log; nothing has changed.
+            ClaimLost: The claim ended; the position may not have changed. The reason
+                is ``seek_unconfirmed`` where a heartbeat from before, whose append
+                failed, may still land: seek again once the partition is assigned.
+            DeadlineExceeded: The log did not confirm it in time. Nothing of the
+                partition is handed out before it does.
+        """
+        self._seek([TopicPartition(*partition)], lambda _: offset, timeout_ms)
+
+    def seek_to_beginning(
+        self, *partitions: TopicPartition, timeout_ms: int = ASK_MS_MAX
+    ) -> None:
+        """Move to the start of the logs of these partitions, or of all; as ``seek``."""
+        wanted = self._named_or_all(partitions)
+        self._seek(wanted, lambda found: found.start, timeout_ms)
+
+    def seek_to_end(
+        self, *partitions: TopicPartition, timeout_ms: int = ASK_MS_MAX
+    ) -> None:
+        """Move to the end of the logs of these partitions, or of all; as ``seek``."""
+        wanted = self._named_or_all(partitions)
+        self._seek(wanted, lambda found: found.end, timeout_ms)
+
+    def _named_or_all(self, named: Sequence[TopicPartition]) -> list[TopicPartition]:
+        return [TopicPartition(*each) for each in named] or list(self.assignment())
+
+    def _seek(
+        self,
+        wanted: Sequence[TopicPartition],
+        choose: Callable[[LogRange], int],
+        timeout_ms: int,
+    ) -> None:
+        self._sync(quiet=True)
+        if self._config.is_at_most_once:
+            raise InvalidTransition(
+                "a consumer at most once cannot seek: what was granted is never handed "
+                "out again; pause the group and use: marshal groups reset "
+                "--allow-reprocess"
+            )
+        deadline_ms = self._clock.now_ms() + timeout_ms
+        offsets = self._chosen(wanted, choose, timeout_ms)
+        self._sync(quiet=True)
+        with self._engine.changed:
+            places = [self._held_place(each) for each in offsets]
+            for place in places:
+                self._hands.seek(place, offsets[place.partition])
+        held = [place.holding for place in places]
+        self._await(
+            lambda: all(h.rewind is None or h.claim.ending is not None for h in held),
+            deadline_ms - self._clock.now_ms(),
+        )
+        for place in places:
+            if place.holding.rewind is not None:
+                ending = place.holding.claim.ending or Ending("lease_expired")
+                raise lost_claim(place.partition, ending)
+
+    def _chosen(
+        self,
+        wanted: Sequence[TopicPartition],
+        choose: Callable[[LogRange], int],
+        timeout_ms: int,
+    ) -> dict[TopicPartition, int]:
+        """Return the offset to seek to in each partition, which its log has."""
+        data, level = self._engine.context.ports.data, self._config.isolation_level
+        with self._engine.changed:
+            for each in wanted:
+                self._held_place(each)
+        ranges = data.ranges(wanted, timeout_ms, isolation_level=level)
+        return offsets_within(wanted, ranges, choose=choose)
+
+    def _held_place(self, partition: TopicPartition) -> FetchState:
+        place = self._places.get(partition)
+        if place is None:
+            raise InvalidTransition(
+                f"{partition} is not held by this consumer, so it cannot seek there; "
+                "assignment() has what it holds"
+            )
+        self._require_valid(place, self._clock.now_ms())
+        return place
 
     # --- questions
 
@@ -463,6 +569,8 @@ class Consumer(Closing):
             return
         self._is_closed = self._is_stopped = True
         session = self._session
+        if self._subscription.warming is not None:
+            self._subscription.warming.close(0)
         self._hands.pass_over()
         with self._engine.changed:
             # On an error, the uncommitted records are not finished.

@@ -11,6 +11,7 @@
     │  ├─ ClaimRejected                 the claim was refused; names the holder
     │  ├─ ClaimLost                     the claim is gone: stop processing at once
     │  ├─ IdentityConflict              another live process uses our client_id
+    │  ├─ ClientFenced                  an admin fenced this process
     │  └─ GroupPaused                   an admin paused the group
     ├─ PositionError                    an offset outside the log
     ├─ DeadlineExceeded (TimeoutError)  a wait reached its deadline
@@ -132,6 +133,29 @@ class IdentityConflict(ClaimError):
         self.holder = holder
         self.host = host
         self.age_ms = age_ms
+
+
+class ClientFenced(ClaimError):
+    """An admin fenced this process: it claims nothing any more.
+
+    Attributes:
+        by: The person, else the client_id, that fenced it; empty if unknown.
+        reason: The admin's reason, empty without one.
+        at_offset: Log offset of the fence, or of the refusal that shows it; or None.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        by: str = "",
+        reason: str = "",
+        at_offset: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.by = by
+        self.reason = reason
+        self.at_offset = at_offset
 
 
 class GroupPaused(ClaimError):

@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 
 import attrs
+from msgspec import UNSET, UnsetType
 
 from kafka_marshal.engine.config_check import require_cluster
 from kafka_marshal.engine.follower import Follower
@@ -12,6 +13,7 @@ from kafka_marshal.errors import (
     LogUnreadable,
     TopicMisconfigured,
 )
+from kafka_marshal.kafka_io import ClusterInfo, Problem, TopicDescription
 from kafka_marshal.protocol.records import (
     LIMIT_DEFAULTS,
     SUPPORTED_LEVEL,
@@ -69,8 +71,12 @@ def format_log(
     cluster_id: str,
     ignore_formatted: bool,
     timeout_ms: int,
+    tags: bytes | UnsetType = UNSET,
 ) -> Config:
-    """Write the Configs of a coordination log; see ``Admin.format_topic``."""
+    """Write the Configs of a coordination log; see ``Admin.format_topic``.
+
+    A torn format is completed with the tags that it has.
+    """
     follower.catch_up(timeout_ms)
     if follower.log_start_missing:
         raise LogUnreadable(
@@ -86,7 +92,7 @@ def format_log(
             "topic again"
         )
     if worlds[0].config is None:
-        first = _new_config(wanted, cluster_id, era=follower.wall_s)
+        first = _new_config(wanted, cluster_id, era=follower.wall_s, tags=tags)
         follower.await_all([follower.append(0, first)], timeout_ms)
         was_formatted = worlds[0].config != first
     else:
@@ -104,7 +110,7 @@ def format_log(
             f"the coordination topic is already formatted (format_id "
             f"{config.format_id.hex()}, {config.partition_count} coordinating "
             f"partitions, heartbeat interval {config.heartbeat_interval_ms} ms); "
-            "--ignore-formatted accepts that"
+            "ignore_formatted=True accepts that"
         )
     follower.await_all([follower.append(t, config) for t in lacking], timeout_ms)
     torn = [t for t in range(config.partition_count) if not _agrees(worlds, t)]
@@ -120,7 +126,9 @@ def _agrees(worlds: Sequence[WorldState], partition: int) -> bool:
     return partition < len(worlds) and worlds[partition].config == worlds[0].config
 
 
-def _new_config(wanted: Format, cluster_id: str, *, era: int) -> Config:
+def _new_config(
+    wanted: Format, cluster_id: str, *, era: int, tags: bytes | UnsetType
+) -> Config:
     return Config(
         generation=1,
         format_id=secrets.token_bytes(16),
@@ -130,4 +138,27 @@ def _new_config(wanted: Format, cluster_id: str, *, era: int) -> Config:
         partition_count=wanted.partition_count,
         feature_level=SUPPORTED_LEVEL,
         limits=Limits(**{name: wanted.limits.get(name) for name in LIMIT_DEFAULTS}),
+        tags=tags,
     )
+
+
+@attrs.frozen
+class TopicReport:
+    """Description of the coordination topic, and its problems.
+
+    Attributes:
+        cluster: The cluster.
+        topic: Its description of the topic.
+        found: Violations of PROTOCOL 2.1.
+        note: Why settings could not be read, None if they could.
+    """
+
+    cluster: ClusterInfo
+    topic: TopicDescription
+    found: tuple[Problem, ...]
+    note: str | None = None
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """One line per violated setting."""
+        return tuple(each.text for each in self.found)

@@ -3,7 +3,7 @@
 A scrape holds the engine's lock for short times, copies values, and formats them
 without the lock. The engine's meters count what the state does not have (totals,
 durations). Labels come from the groups, topics and partitions of this process's own
-clients, never from records of others.
+clients; from records of others only person, reason and topics of a pause, cut.
 """
 
 import os
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from kafka_marshal.engine import Holding, Subscription
@@ -34,13 +34,23 @@ LOCK_MS_MAX = 1_000
 KEYS_PER_HOLD = 100
 LOOKUP_MS_MAX = 2_000
 LOOKUP_EVERY_MS = 1_000
+LABEL_CHARS_MAX = 200
 # Effects of accepted records; every other counter of the fold is the reason of a
 # record without effect. `paused` is both, and counts as a reason.
 EFFECTS = frozenset(
     {
         *("claimed", "resumed", "renewed", "position_only", "released", "granted"),
-        *("unpaused", "configured", "member", "reset_staged", "reset", "forgotten"),
+        *(
+            "unpaused",
+            "scheduled",
+            "configured",
+            "member",
+            "reset_staged",
+            "reset",
+            "forgotten",
+        ),
         *("staged", "decided", "position_set", "unlocked", "resolved"),
+        "fenced",
     }
 )
 
@@ -241,9 +251,13 @@ class _GroupFigures(NamedTuple):
     heartbeat_ms: int
     member_count: int | None
     is_paused: bool
+    pauses: list[dict[str, Any]]
     desired_count: int
+    uncovered_count: int | None
     counts: tuple[dict[tuple[str, str], int], ...]
     takeovers: dict[tuple[str, str], Histogram]
+    handoffs: dict[str, int]
+    handoff_gaps: dict[str, Histogram]
 
 
 class _KeyFigures(NamedTuple):
@@ -294,14 +308,23 @@ def read_client(client: Claims, scrape: known.Scrape) -> None:
 def _group_figures(engine: ClaimEngine, session: ClaimSession) -> _GroupFigures:
     context, meters = engine.context, session.meters
     group_id = session.claimant.group_id
+    member_count = context.member_count(group_id)
+    uncovered_count = sum(len(each.uncovered) for each in session.subscriptions)
     return _GroupFigures(
         is_up=engine.failure is None and session.failure is None,
         heartbeat_ms=context.heartbeat_interval_ms,
-        member_count=context.member_count(group_id),
+        member_count=member_count,
         is_paused=context.is_paused(group_id),
+        pauses=context.pauses(group_id),
         desired_count=max(map(_workers_max, session.subscriptions), default=0),
+        # Over a sidecar the members are unknown, and so is this.
+        uncovered_count=None if member_count is None else uncovered_count,
         counts=(dict(meters.won), dict(meters.lost), dict(meters.released)),
         takeovers={name: found.copy() for name, found in meters.takeovers.items()},
+        handoffs=dict(session.handoff_counts),
+        handoff_gaps={
+            topic: found.copy() for topic, found in meters.handoff_gaps.items()
+        },
     )
 
 
@@ -313,17 +336,43 @@ def _add_group(client: Claims, figures: _GroupFigures, scrape: known.Scrape) -> 
         known.MEMBERS: figures.member_count,
         known.PAUSED: figures.is_paused,
         known.DESIRED: figures.desired_count,
+        known.UNCOVERED: figures.uncovered_count,
     }
     for family, value in gauges.items():
         if value is None:
             continue  # unknown over a sidecar
         scrape.add(family, group, value=value, client=name)
+    for pause in figures.pauses:
+        _add_pause(client, pause, scrape)
     for family, counts in zip(_COUNTED, figures.counts, strict=True):
         for what, count in counts.items():
             scrape.add(family, (*group, *what), value=count, client=name)
     for what, found in figures.takeovers.items():
         labels = (*group, *what)
         scrape.add_durations(known.TAKEOVER, labels, durations=found, client=name)
+    for phase, count in figures.handoffs.items():
+        scrape.add(known.HANDOFFS, (*group, phase), value=count, client=name)
+    for topic, found in figures.handoff_gaps.items():
+        place = (*group, topic)
+        scrape.add_durations(known.HANDOFF_GAP, place, durations=found, client=name)
+
+
+def _add_pause(client: Claims, pause: dict[str, Any], scrape: known.Scrape) -> None:
+    # At most 13 of a group (PROTOCOL 4.14, 4.15), whose text admins wrote: cut it.
+    name, labels = client.client_id, (pause["group_id"], pause["op_id"])
+    text = (
+        pause["person"] or pause["client_id"],
+        pause["reason"] or "",
+        " ".join(pause["topics"]) or "all",
+    )
+    cut = (each[:LABEL_CHARS_MAX] for each in text)
+    scrape.add(known.PAUSE, (*labels, *cut), value=1, client=name)
+    for family, field in (
+        (known.PAUSE_BEGIN, "begin_ms"),
+        (known.PAUSE_END, "until_ms"),
+    ):
+        if pause[field] is not None:
+            scrape.add(family, labels, value=pause[field] / 1000, client=name)
 
 
 def _key_figures(engine: ClaimEngine, session: ClaimSession, key: Key) -> _KeyFigures:

@@ -1,21 +1,41 @@
 """Pauses a group in all coordinating partitions and renews it (PROTOCOL 8.1)."""
 
+import getpass
+import os
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+import attrs
 
 from kafka_marshal.engine.follower import Awaited, Follower
 from kafka_marshal.errors import (
     ClaimRejected,
+    ConfigurationError,
     DeadlineExceeded,
     GroupPaused,
     LogUnwritable,
 )
 from kafka_marshal.ports import Clock
+from kafka_marshal.protocol.codec import OP_ID_BYTES, is_scope, person_to_tags
 from kafka_marshal.protocol.hashing import home_partition
+from kafka_marshal.protocol.judging import PAUSE_AHEAD_MS_MAX
 from kafka_marshal.protocol.lease import Freshness
-from kafka_marshal.protocol.records import ReleaseGroup
-from kafka_marshal.protocol.state import ACCEPTED
+from kafka_marshal.protocol.pauses import is_in_scope
+from kafka_marshal.protocol.records import (
+    PAUSE_LEVEL,
+    SCOPE_PARTITIONS_MAX,
+    SCOPE_TOPICS_MAX,
+    Config,
+    PauseGroup,
+    ReleaseGroup,
+    Scope,
+    ScopedTopic,
+)
+from kafka_marshal.protocol.state import (
+    SCHEDULED_MAX,
+    SCOPED_MAX,
+)
 from kafka_marshal.protocol.types import Key
 
 POLL_MS = 100
@@ -24,27 +44,58 @@ ENDED = 0
 """Expiry of a record that ends a pause."""
 
 
-class Sender:
-    """The sender of records about groups; it numbers them."""
+def current_person() -> str | None:
+    """Return the person who runs this process; None if the machine does not know.
 
-    def __init__(self, client_id: str) -> None:
+    ``MARSHAL_AS``, else the name of the user.
+    """
+    chosen = os.environ.get("MARSHAL_AS")
+    if chosen is not None:
+        return chosen or None
+    try:
+        return getpass.getuser() or None
+    except (ImportError, KeyError, OSError):  # a container's user may have no name
+        return None
+
+
+class Sender:
+    """The sender of records about groups; it numbers them.
+
+    Attributes:
+        client_id: Name of the sender in the log.
+        tags: Tags of each record, which name the person.
+    """
+
+    def __init__(self, client_id: str, person: str | None = None) -> None:
         """Begin a new incarnation.
 
         Args:
             client_id: Name of the sender in the log.
+            person: Person for whom it writes, None for none.
         """
         self.client_id = client_id
+        self.tags = person_to_tags(person)
+        self._person = person
         self._incarnation = secrets.token_bytes(16)
         self._seq = 0
 
-    def fields(self, group_id: str) -> dict[str, Any]:
-        """Return the leading fields of the next record about a group."""
+    def fields(self, group_id: str, *, undoes: bytes | None = None) -> dict[str, Any]:
+        """Return the leading fields of the next record about a group.
+
+        Args:
+            group_id: The group.
+            undoes: op_id of the operation that the record sets back, None for none.
+        """
         self._seq += 1
+        tags = self.tags
+        if undoes is not None:
+            tags = person_to_tags(self._person, undoes=undoes)
         return {
             "client_id": self.client_id,
             "group_id": group_id,
             "incarnation": self._incarnation,
             "seq": self._seq,
+            "tags": tags,
         }
 
     def record(
@@ -59,11 +110,122 @@ class Sender:
         )
 
 
+@attrs.frozen(kw_only=True)
+class Period:
+    """When a pause begins and ends.
+
+    Attributes:
+        for_ms: Its length, and that of each renewal.
+        until_ms: End in epoch ms, which renewals do not move; None for ``for_ms`` from
+            each record on.
+        begin_ms: Begin in epoch ms, for a pause that begins by itself; None for one
+            that begins with its record.
+    """
+
+    for_ms: int
+    until_ms: int | None = None
+    begin_ms: int | None = None
+
+
+def period_of(
+    config: Config,
+    for_ms: int | None,
+    *,
+    until_ms: int | None,
+    begin_ms: int | None,
+    wall_ms: int,
+) -> Period:
+    """Return when a pause begins and ends, checked against the log's limits.
+
+    Raises:
+        ConfigurationError: The period is invalid, or needs feature level 2.
+    """
+    if (for_ms is None) == (until_ms is None):
+        raise ConfigurationError(
+            "a pause has either a length (for_ms) or an end (until_ms)",
+            setting="for_ms",
+        )
+    since_ms = wall_ms if begin_ms is None else begin_ms
+    length_ms = for_ms if until_ms is None else until_ms - since_ms
+    longest_ms = config.limit("max_pause_ms")
+    if length_ms is None or not 0 < length_ms <= longest_ms:
+        raise ConfigurationError(
+            f"a pause must last 1 to {longest_ms} ms, not {length_ms}",
+            setting="for_ms" if until_ms is None else "until_ms",
+        )
+    if begin_ms is None:
+        return Period(for_ms=length_ms, until_ms=until_ms)
+    if not wall_ms < begin_ms <= wall_ms + PAUSE_AHEAD_MS_MAX:
+        raise ConfigurationError(
+            "a scheduled pause must begin within the next 30 days; without a begin it "
+            "begins at once",
+            setting="begin_ms",
+        )
+    _require_level(config, "be scheduled")
+    end_ms = begin_ms + length_ms
+    return Period(for_ms=length_ms, until_ms=end_ms, begin_ms=begin_ms)
+
+
+def _require_level(config: Config, what: str) -> None:
+    if config.feature_level < PAUSE_LEVEL:
+        raise ConfigurationError(
+            f"the coordination topic has feature level {config.feature_level}, and "
+            f"pauses can {what} from level {PAUSE_LEVEL} on; run: marshal topic "
+            "upgrade",
+            setting="coordination_topic",
+        )
+
+
+def scope_of_topics(
+    config: Config, wanted: Mapping[str, Iterable[int] | None]
+) -> Scope:
+    """Return the scope of a pause, checked against the limits (PROTOCOL 4.15).
+
+    Args:
+        config: The Config in force.
+        wanted: Partitions by topic, None for all of its partitions.
+
+    Raises:
+        ConfigurationError: The scope is invalid, or needs feature level 2.
+    """
+    _require_level(config, "be limited to topics")
+    scope = tuple(
+        ScopedTopic(topic, tuple(sorted(set(numbers or ()))))
+        for topic, numbers in sorted(wanted.items())
+    )
+    if not 0 < len(scope) <= SCOPE_TOPICS_MAX or not is_scope(scope):
+        raise ConfigurationError(
+            f"a pause names 1 to {SCOPE_TOPICS_MAX} topics with up to "
+            f"{SCOPE_PARTITIONS_MAX} partitions in all; name fewer, or whole topics",
+            setting="topics",
+        )
+    return scope
+
+
+@attrs.frozen
+class PauseResult:
+    """Result of a pause, or of its end.
+
+    Attributes:
+        op_id: Identifies the operation, in hex.
+        until_ms: Log time at which the pause ends in the last partition.
+        begin_ms: Log time at which it begins by itself; None if it has begun.
+        held: Paused keys that are still owned and not stale.
+        topics: Topics that it is limited to, like ``orders:0,1``; none for the group.
+    """
+
+    op_id: str
+    until_ms: int
+    held: tuple[Key, ...]
+    begin_ms: int | None = None
+    topics: tuple[str, ...] = ()
+
+
 class PauseOperation:
     """One pause of a group, renewed while its caller waits.
 
     For one thread. If the process dies, the pause ends by itself, at most its length
-    after the last renewal.
+    after the last renewal. One that begins later needs no renewal.
 
     Attributes:
         op_id: Identifies the operation.
@@ -77,9 +239,10 @@ class PauseOperation:
         *,
         group_id: str,
         partition_count: int,
-        for_ms: int,
+        period: Period,
         reason: str | None = None,
         op_id: bytes | None = None,
+        scope: Scope | None = None,
     ) -> None:
         """Prepare a pause; ``begin`` writes it.
 
@@ -89,17 +252,19 @@ class PauseOperation:
             sender: Sender of the records.
             group_id: The group.
             partition_count: Number of coordinating partitions.
-            for_ms: Length of the pause, and of each renewal.
+            period: When the pause begins and ends.
             reason: Stored in the log, for people.
             op_id: The operation that the pause belongs to; by default a new one.
+            scope: Partitions that it is limited to; None for the whole group.
         """
         self.op_id = secrets.token_bytes(16) if op_id is None else op_id
         self._follower = follower
         self._clock = clock
         self._sender = sender
         self._group_id = group_id
-        self._for_ms = for_ms
+        self._period = period
         self._reason = reason
+        self._scope = scope
         self._home = home_partition(group_id, partition_count=partition_count)
         self._others = [t for t in range(partition_count) if t != self._home]
         self._open: dict[int, Awaited] = {}
@@ -107,7 +272,7 @@ class PauseOperation:
         self._due_ms = 0
 
     def begin(self, timeout_ms: int) -> None:
-        """Pause the group: in its home partition, then in all others.
+        """Pause the group, or schedule that: at its home first, then everywhere else.
 
         Of two concurrent operations, the one that the home partition accepts wins; the
         other writes nothing else. If another partition refuses, the pause is ended.
@@ -144,15 +309,23 @@ class PauseOperation:
             now_ms = self._clock.now_ms()
             if now_ms >= deadline_ms:
                 return False
-            if now_ms >= self._due_ms:
+            if now_ms >= self._due_ms and self._period.begin_ms is None:
                 self._renew()
             self._follower.step(min(POLL_MS, deadline_ms - now_ms))
+
+    @property
+    def ends_ms(self) -> list[int]:
+        """Ends of the pause, where it lasts."""
+        worlds = self._follower.worlds
+        groups = (world.groups.get(self._group_id) for world in worlds)
+        pauses = (group.lasting(self.op_id) for group in groups if group is not None)
+        return [pause.until_ms for pause in pauses if pause is not None]
 
     def _is_paused_in(self, partitions: Sequence[int]) -> Callable[[], bool]:
         return lambda: self._paused.issuperset(partitions)
 
     def _next_due_ms(self) -> int:
-        return self._clock.now_ms() + self._for_ms // RENEWALS_PER_PAUSE
+        return self._clock.now_ms() + self._period.for_ms // RENEWALS_PER_PAUSE
 
     def _renew(self) -> None:
         """Renew the pause in every partition without a record in flight."""
@@ -163,9 +336,23 @@ class PauseOperation:
                 self._send(t)
 
     def _send(self, partition: int) -> None:
-        world = self._follower.replicas[partition].world
-        now_ms = max(self._clock.wall_ms(), world.append_time_ms)
-        self._open[partition] = self._write(partition, now_ms + self._for_ms)
+        world, period = self._follower.replicas[partition].world, self._period
+        until_ms = period.until_ms
+        if until_ms is None:
+            now_ms = max(self._clock.wall_ms(), world.append_time_ms)
+            until_ms = now_ms + period.for_ms
+        if period.begin_ms is None and self._scope is None:
+            self._open[partition] = self._write(partition, until_ms)
+            return
+        record = PauseGroup(
+            **self._sender.fields(self._group_id),
+            op_id=self.op_id,
+            begin_time=period.begin_ms or 0,
+            msg_expire_time=until_ms,
+            scope=self._scope,
+            reason=self._reason,
+        )
+        self._open[partition] = self._follower.append(partition, record)
 
     def _write(self, partition: int, expire_ms: int) -> Awaited:
         record = self._sender.record(
@@ -180,9 +367,9 @@ class PauseOperation:
             if verdict is None:
                 continue
             del self._open[t]
-            if verdict.outcome == ACCEPTED:
+            if awaited.is_accepted:
                 self._paused.add(t)
-            elif verdict.reason == "expired":
+            elif verdict.reason == "expired" and self._period.until_ms is None:
                 self._send(t)  # it took longer than the pause lasts
             else:
                 self._paused.discard(t)
@@ -205,7 +392,35 @@ def refusal(
     """Return the error for a record about a group that was refused."""
     verdict, world = awaited.transition, follower.replicas[awaited.partition].world
     reason = "unknown" if verdict is None else verdict.reason
-    pause = world.active_pause(group_id)
+    group = world.groups.get(group_id)
+    record = None if verdict is None else verdict.record
+    is_scoped = isinstance(record, PauseGroup) and record.scope is not None
+    if (
+        reason == "limits"
+        and is_scoped
+        and len(world.scopes)
+        and not (group and len(group.scheduled) >= SCHEDULED_MAX)
+    ):
+        return ClaimRejected(
+            f"group {group_id!r} has {SCOPED_MAX} pauses of some topics, or all groups "
+            "have as many as the log remembers operations; end one with: marshal "
+            f"groups resume {group_id} --operation ID",
+            reason="limits",
+        )
+    if reason == "limits" and group and len(group.scheduled) >= SCHEDULED_MAX:
+        return ClaimRejected(
+            f"group {group_id!r} has {SCHEDULED_MAX} scheduled pauses, and no more can "
+            f"be scheduled; cancel one with: marshal groups resume {group_id} "
+            "--operation ID",
+            reason="limits",
+        )
+    if reason == "expired":
+        return ClaimRejected(
+            f"the end of the pause of group {group_id!r} has passed; choose a later "
+            "one",
+            reason="expired",
+        )
+    pause = None if is_scoped else world.active_pause(group_id)
     if pause is not None:
         return GroupPaused(
             f"group {group_id!r} is held by another operation of "
@@ -221,28 +436,101 @@ def refusal(
             "longer than it lasts; pause the group again, for longer",
             reason="op_over",
         )
-    return LogUnwritable(
-        f"coordinating partition {awaited.partition} refused the operation "
-        f"on group {group_id!r} ({reason}); see: marshal topic info"
-    )
+    return awaited.unwritable(f"the operation on group {group_id!r}")
 
 
-def held_keys(follower: Follower, group_id: str, *, now_ms: int) -> tuple[Key, ...]:
+def held_keys(
+    follower: Follower, group_id: str, *, now_ms: int, scope: Scope | None = None
+) -> tuple[Key, ...]:
     """Return the keys of a group that are owned and not stale, by estimate.
 
     Args:
         follower: Follows the log.
         group_id: The group.
         now_ms: Local time.
+        scope: Only these partitions; None for all.
     """
     found = []
     for replica in follower.replicas.values():
         log_ms = replica.world.now_ms + replica.elapsed_ms(now_ms)
         for key, known in replica.world.keys.items():
             is_alive = known.freshness(log_ms) is not Freshness.STALE
-            if key.group_id == group_id and known.owner is not None and is_alive:
+            is_meant = scope is None or is_in_scope(scope, key)
+            is_held = key.group_id == group_id and known.owner is not None
+            if is_held and is_alive and is_meant:
                 found.append(key)
     return tuple(sorted(found))
+
+
+def ending(
+    follower: Follower, group_id: str, *, op_id: bytes | None, wall_ms: int
+) -> dict[int, tuple[bytes, ...]]:
+    """Return the operations that end when a group is resumed, by partition.
+
+    Those are the pauses that last, and scheduled ones that are due. Where there are
+    none, it is the only scheduled one.
+
+    Args:
+        follower: Follows the log, and has read it to its end.
+        group_id: The group.
+        op_id: The operation to end; None for those above.
+        wall_ms: Wall time, in epoch ms.
+
+    Raises:
+        ClaimRejected: There is none, or it is not clear which scheduled one is meant.
+    """
+    lasting: dict[int, list[bytes]] = {}
+    later: dict[int, list[bytes]] = {}
+    for world in follower.worlds:
+        group = world.groups.get(group_id)
+        if group is None:
+            continue
+        for pause in group.pauses:
+            lasting.setdefault(world.partition, []).append(pause.op_id)
+        now_ms = max(wall_ms, world.append_time_ms)
+        for each in group.scheduled:
+            found = lasting if each.begin_ms <= now_ms else later
+            found.setdefault(world.partition, []).append(each.op_id)
+    chosen: dict[int, tuple[bytes, ...]]
+    if op_id is not None:
+        every = [*lasting.items(), *later.items()]
+        chosen = {t: (op_id,) for t, op_ids in every if op_id in op_ids}
+    else:
+        chosen = {t: tuple(op_ids) for t, op_ids in (lasting or later).items()}
+        if not lasting:
+            _require_one(group_id, {one for ops in chosen.values() for one in ops})
+    if not chosen:
+        raise ClaimRejected(
+            f"group {group_id!r} is not paused{' by that operation' if op_id else ''}; "
+            f"see: marshal groups {'describe ' + group_id if op_id else 'list'}",
+            reason="not_paused",
+        )
+    return chosen
+
+
+def _require_one(group_id: str, scheduled: set[bytes]) -> None:
+    if len(scheduled) > 1:
+        names = ", ".join(sorted(op_id.hex() for op_id in scheduled))
+        raise ClaimRejected(
+            f"group {group_id!r} is not paused now and has {len(scheduled)} scheduled "
+            f"pauses: {names}; choose one by its operation",
+            reason="ambiguous",
+        )
+
+
+def op_id_of(text: str) -> bytes:
+    """Return the operation that 32 hex digits name."""
+    try:
+        found = bytes.fromhex(text)
+    except ValueError:
+        found = b""
+    if len(found) != OP_ID_BYTES:
+        raise ConfigurationError(
+            f"operation is {text!r}; write its 32 hex digits, as marshal groups "
+            "describe shows them",
+            setting="operation",
+        )
+    return found
 
 
 def in_order(partitions: Iterable[int], *, home: int) -> list[int]:

@@ -87,6 +87,18 @@ class CoordinationLog(Protocol):
         """
         ...
 
+    def skim(self, timeout_ms: int, *, head: bytes) -> Sequence[tuple[int, LogEntry]]:
+        """Return new entries as ``poll``, but others than those sought may be left out.
+
+        For searches, which pass most entries. ``positions`` follows as after ``poll``.
+
+        Args:
+            timeout_ms: How long to wait for an entry.
+            head: Entries whose value begins with this are sought.
+        """
+        del head
+        return self.poll(timeout_ms)
+
     def read_from(self, offsets: Mapping[int, int]) -> None:
         """Continue to read these partitions at other offsets; others are unaffected.
 
@@ -108,6 +120,14 @@ class CoordinationLog(Protocol):
 
     def start_offsets(self, timeout_ms: int) -> Mapping[int, int]:
         """Return the first offset that exists, per partition."""
+        ...
+
+    def offsets_for_times(self, time_ms: int, timeout_ms: int) -> Mapping[int, int]:
+        """Return the first offset with this timestamp or a later one, per partition.
+
+        A partition without such an entry is absent. Timestamps of clients count as
+        well, where the topic's ``message.timestamp.type`` was wrong for a while.
+        """
         ...
 
     def end_offsets(self, timeout_ms: int) -> Mapping[int, int]:

@@ -10,17 +10,21 @@ import re
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 
 from kafka_marshal.clock import SystemClock, SystemEntropy, ThreadBackground
+from kafka_marshal.defaults import CHECKPOINT_INTERVAL_MS
 from kafka_marshal.engine import Engine, Ports
-from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
-from kafka_marshal.engine.checkpointing import INTERVAL_MS_DEFAULT, CheckpointRule
+from kafka_marshal.engine.checkpoint_reader import SHORT_MAX, LogCheckpoints
+from kafka_marshal.engine.checkpointing import CheckpointRule
 from kafka_marshal.engine.engine import POLL_MS_MAX
-from kafka_marshal.errors import TopicMisconfigured
+from kafka_marshal.errors import MarshalError, TopicMisconfigured
 from kafka_marshal.kafka_io import (
+    AdminClient,
     ConnectionConfig,
     TopicDescription,
     choose,
@@ -28,9 +32,13 @@ from kafka_marshal.kafka_io import (
     open_coordination_log,
     open_data_log,
 )
+from kafka_marshal.kafka_io.settings import HEARTBEAT_INTERVAL_MS_DEFAULT
 from kafka_marshal.observability import FanOut
-from kafka_marshal.ports import Observer
+from kafka_marshal.ports import DataLog, Observer
 from kafka_marshal.snapshots import open_store
+
+if TYPE_CHECKING:
+    from kafka_marshal.kafka_io.topiclog import TopicLog
 
 CLOSE_MS = 5_000
 
@@ -67,7 +75,7 @@ class Runtime:
         timeout_ms: int,
         read_ms: int | None = None,
         state_home: Path | None = None,
-        checkpoint_interval_ms: int = INTERVAL_MS_DEFAULT,
+        checkpoint_interval_ms: int = CHECKPOINT_INTERVAL_MS,
         on_connected: Callable[[Engine], None] | None = None,
     ) -> "Runtime":
         """Connect, start the engine's thread and read the log to its end.
@@ -87,25 +95,23 @@ class Runtime:
             MarshalError: Opening failed; nothing is left open.
         """
         transport = choose(settings).name
-        # The heartbeat interval is in the log: read that before making the writer.
-        log = open_coordination_log(
-            settings, heartbeat_interval_ms=None, timeout_ms=timeout_ms
-        )
+        log, data = _open_logs(settings, timeout_ms=timeout_ms)
         observers = FanOut()
         observers.add(observer)
         ports = Ports(
             log=log,
-            data=open_data_log(settings),
+            data=data,
             clock=SystemClock(),
             entropy=SystemEntropy(),
             background=ThreadBackground(),
+            policies=ThreadBackground(name="marshal-policies"),
             observer=observers,
         )
         store = open_store(state_home, log.cluster_id, topic_id=log.topic_id)
         engine = Engine(
             ports,
             cluster_id=log.cluster_id,
-            sources=(LogCheckpoints(),),
+            sources=(LogCheckpoints(whole_max=SHORT_MAX),),
             store=store,
         )
         rule = CheckpointRule(interval_ms=checkpoint_interval_ms)
@@ -115,7 +121,14 @@ class Runtime:
             if on_connected is not None:
                 on_connected(engine)
             runtime.start()
+            # Connected while the log is read, for the usual interval.
+            usual = HEARTBEAT_INTERVAL_MS_DEFAULT
+            connecting = ports.background.submit(
+                lambda: log.configure(usual, timeout_ms=timeout_ms)
+            )
             engine.wait_ready(timeout_ms if read_ms is None else read_ms)
+            with suppress(MarshalError, TimeoutError):  # the next line raises the cause
+                connecting.result(timeout_ms / 1000)
             log.configure(engine.context.heartbeat_interval_ms, timeout_ms=timeout_ms)
         except BaseException:
             runtime.stop()
@@ -165,11 +178,28 @@ class Runtime:
                 self.engine.saver.save_all()
         self.ports.log.close(CLOSE_MS)
         self.ports.background.close(CLOSE_MS)
+        self.ports.policies.close(0)
         self.ports.data.close(CLOSE_MS)
 
     def _run(self) -> None:
         while not self._is_stopping and self.engine.failure is None:
             self.engine.step(POLL_MS_MAX)
+
+
+def _open_logs(
+    settings: ConnectionConfig, *, timeout_ms: int
+) -> tuple["TopicLog", DataLog]:
+    """Open both logs, with one connection for look-ups."""
+    admin = AdminClient(settings)
+    try:
+        # The heartbeat interval is in the log: read that before making the writer.
+        log = open_coordination_log(
+            settings, heartbeat_interval_ms=None, timeout_ms=timeout_ms, admin=admin
+        )
+        return log, open_data_log(settings, admin=admin)
+    except BaseException:
+        admin.close(timeout_ms=0)
+        raise
 
 
 def _writer_id() -> str:

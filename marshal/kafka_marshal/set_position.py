@@ -1,4 +1,4 @@
-"""Sets the positions of a paused group, all or none (PROTOCOL 8.1 to 8.5).
+"""Sets the positions of a paused group, all or none (PROTOCOL 8.1 to 8.6).
 
 The operation pauses the group, waits until its keys are free, locks them in each
 coordinating partition (Stage), commits on the group's home (Decide) and then applies
@@ -6,8 +6,9 @@ the positions everywhere (Resolve). The caller stores its plan, with a fixed op_
 before the first record, so that another process can continue after a crash.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
+from typing import Any
 
 import attrs
 import msgspec
@@ -17,9 +18,18 @@ from kafka_marshal.errors import (
     ClaimRejected,
     ConfigurationError,
     DeadlineExceeded,
+    GroupPaused,
     MarshalError,
 )
-from kafka_marshal.pausing import PauseOperation, Sender, held_keys
+from kafka_marshal.finishing import (
+    OnProgress,
+    PositionResult,
+    Progress,
+    Resolution,
+    ignore_progress,
+    require_resolved,
+)
+from kafka_marshal.pausing import PauseOperation, Period, Sender, held_keys
 from kafka_marshal.ports import Clock
 from kafka_marshal.protocol.hashing import coordinating_partition, home_partition
 from kafka_marshal.protocol.records import (
@@ -28,18 +38,17 @@ from kafka_marshal.protocol.records import (
     Config,
     DecidePosition,
     ReleasingPartition,
-    ResolvePosition,
     StagedTopic,
     StagePosition,
 )
-from kafka_marshal.protocol.state import ACCEPTED, KeyState, WorldState
+from kafka_marshal.protocol.resolving import COMMITTED, UNDECIDED
+from kafka_marshal.protocol.state import KeyState, WorldState, keys_of
 from kafka_marshal.protocol.types import Key
 
 PLAN_VERSION = 1
 STAGE_BYTES_MAX = 40_000
 """Estimated bytes of the positions of one Stage; a frame has at most 48 KiB."""
 _TOPIC_BYTES, _POSITION_BYTES = 32, 16
-COMMITTED, ABORTED, UNDECIDED = "committed", "aborted", "undecided"
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,12 +80,20 @@ class PositionPlan(msgspec.Struct, frozen=True, kw_only=True):
         op_id: Identifies the operation, in hex.
         group_id: The group.
         targets: The positions, by topic and partition, each partition once.
+        undoes: The operation that this one undoes, in hex, or None.
+        left_out: Topic and partition of keys that stay as they are: their positions
+            were unknown then, and cannot be set back to that.
+        allows_reprocess: Whether keys at most once may go back, so that records
+            are handed out twice.
     """
 
     version: int = PLAN_VERSION
     op_id: str
     group_id: str
     targets: tuple[Target, ...]
+    undoes: str | None = None
+    left_out: tuple[tuple[str, int], ...] = ()
+    allows_reprocess: bool = False
 
     def __post_init__(self) -> None:
         """Check that the plan can be executed.
@@ -135,24 +152,119 @@ class PositionPlan(msgspec.Struct, frozen=True, kw_only=True):
         return plan
 
 
-@attrs.frozen(kw_only=True)
-class PositionResult:
-    """Result of a set position.
+def plan_undo(
+    worlds: Iterable[WorldState],
+    *,
+    group_id: str,
+    op_id: str,
+    new_op_id: str,
+    is_partial: bool = False,
+) -> PositionPlan:
+    """Return the plan that sets positions back to those before an operation.
 
-    Attributes:
-        op_id: Identifies the operation, in hex.
-        outcome: ``committed`` or ``aborted``.
-        moved: The keys that were set, with the positions before and after; empty if
-            another process resolved the operation first.
+    At most once, that is the larger of position and granted (PROTOCOL 5.6, 8.6).
+
+    Args:
+        worlds: All coordinating partitions, folded to their ends.
+        group_id: The group.
+        op_id: The operation to undo, in hex.
+        new_op_id: Identifies the undo, in hex.
+        is_partial: Whether to undo what is left, where a later operation, a topic
+            that was created again, or forgetting has taken some of its keys.
+
+    Raises:
+        ClaimRejected: The log has nothing of the operation to undo; or only some of
+            its keys, and that is not allowed.
     """
+    worlds = list(worlds)
+    operation = bytes.fromhex(op_id)
+    keys = {
+        key: (known.topic_id, before.next_unclaimed())
+        for key, known in sorted(keys_of(worlds, group_id).items())
+        if (before := known.before(operation))
+    }
+    targets = tuple(
+        Target(
+            topic=key.topic,
+            topic_id=None if topic_id is None else topic_id.hex(),
+            partition=key.partition,
+            position=position,
+        )
+        for key, (topic_id, position) in keys.items()
+        if position is not None
+    )
+    if not targets:
+        raise ClaimRejected(
+            f"the log has no earlier positions of operation {op_id} of group "
+            f"{group_id!r}: it was not committed, or later operations have set its "
+            f"partitions; see: marshal groups describe {group_id}",
+            reason="unknown_operation",
+        )
+    count = _key_count(worlds, group_id, operation)
+    if count not in {None, len(keys)} and not is_partial:
+        raise ClaimRejected(
+            f"operation {op_id} set {count} partitions of group {group_id!r}, and "
+            f"{len(keys)} of them can be set back: a topic was created again, or keys "
+            "were forgotten; partial=True sets back the others",
+            reason="partial",
+        )
+    return PositionPlan(
+        op_id=new_op_id,
+        group_id=group_id,
+        targets=targets,
+        undoes=op_id,
+        left_out=tuple(
+            (key.topic, key.partition)
+            for key, (_, position) in keys.items()
+            if position is None
+        ),
+    )
 
-    op_id: str
-    outcome: str
-    moved: Mapping[Key, tuple[int | None, int]]
+
+def _key_count(worlds: Iterable[WorldState], group_id: str, op_id: bytes) -> int | None:
+    """Return how many keys an operation set, None once its verdict was replaced."""
+    for world in worlds:
+        group = world.groups.get(group_id)
+        verdict = None if group is None else group.verdict
+        if verdict is not None and verdict.op_id == op_id:
+            return verdict.key_count
+    return None
 
 
-Check = Callable[[Mapping[Key, KeyState]], None]
-"""Called with the keys of a plan once they are drained; raises to give up."""
+def require_allowed(plan: PositionPlan, known: Mapping[Key, KeyState]) -> None:
+    """Refuse a plan that the keys no longer fit.
+
+    Raises:
+        ClaimRejected: A key at most once would go back, which the plan does not
+            allow; or the positions before an operation to be undone have changed.
+    """
+    for target in plan.targets:
+        key = plan.key(target)
+        state = known.get(key)
+        if plan.undoes is not None:
+            _require_undoable(plan, state, target)
+        if state is None or plan.allows_reprocess:
+            continue
+        if state.repeats_from(target.position):
+            raise ClaimRejected(
+                f"{key} is consumed at most once up to offset "
+                f"{state.next_unclaimed()}, and {target.position} hands out records "
+                "again; nothing is set; allow_reprocess=True allows that",
+                reason="reprocess",
+            )
+
+
+def _require_undoable(
+    plan: PositionPlan, known: KeyState | None, target: Target
+) -> None:
+    assert plan.undoes is not None
+    before = None if known is None else known.before(bytes.fromhex(plan.undoes))
+    if before is None or before.next_unclaimed() != target.position:
+        raise ClaimRejected(
+            f"{plan.key(target)} has changed since operation {plan.undoes} set it; "
+            "nothing is set; plan the undo again",
+            reason="changed",
+        )
 
 
 class SetPosition:
@@ -173,6 +285,7 @@ class SetPosition:
         config: Config,
         for_ms: int,
         reason: str | None = None,
+        on_progress: OnProgress = ignore_progress,
     ) -> None:
         """Prepare the operation; nothing is written yet.
 
@@ -184,6 +297,7 @@ class SetPosition:
             config: The Config of all coordinating partitions.
             for_ms: Length of the pause, renewed until the commit.
             reason: Stored in the log, for people.
+            on_progress: Called with each step, and with how far it is.
 
         Raises:
             ConfigurationError: The topic has a feature level below 2.
@@ -200,12 +314,21 @@ class SetPosition:
         self._sender = sender
         self._plan = plan
         self._config = config
-        self._reason = reason
+        self._on_progress = on_progress
+        self._reported: Progress | None = None
         self._op_id = bytes.fromhex(plan.op_id)
         self._group_id = plan.group_id
         count = config.partition_count
         self._home = home_partition(plan.group_id, partition_count=count)
-        self._others = [t for t in range(count) if t != self._home]
+        self._resolution = Resolution(
+            follower,
+            sender,
+            group_id=plan.group_id,
+            op_id=plan.op_id,
+            config=config,
+            reason=reason,
+            on_progress=on_progress,
+        )
         self._targets: dict[int, list[Target]] = {}
         for target in plan.targets:
             t = coordinating_partition(
@@ -218,7 +341,7 @@ class SetPosition:
             sender,
             group_id=plan.group_id,
             partition_count=count,
-            for_ms=for_ms,
+            period=Period(for_ms=for_ms),
             reason=reason,
             op_id=self._op_id,
         )
@@ -227,52 +350,42 @@ class SetPosition:
 
     @property
     def outcome(self) -> str:
-        """``committed``, ``aborted`` or ``undecided``, as of the home's last entry."""
-        group = self._world(self._home).groups.get(self._group_id)
-        verdict = None if group is None else group.verdict
-        if verdict is not None and verdict.op_id == self._op_id:
-            return COMMITTED
-        is_over = group is not None and group.is_over(self._op_id)
-        return ABORTED if is_over else UNDECIDED
+        """What became of the operation; see ``Resolution.outcome``."""
+        return self._resolution.outcome
 
     @property
     def locked(self) -> tuple[Key, ...]:
         """Keys that the operation has locked."""
-        name = (self._group_id, self._op_id)
-        return tuple(
-            key for world in self._follower.worlds for key in world.locked.get(name, ())
-        )
+        return self._resolution.locked
 
     def _world(self, partition: int) -> WorldState:
         return self._follower.replicas[partition].world
 
     # --- execution
 
-    def run(
-        self, timeout_ms: int, *, check: Check | None = None, drain_ms: int
-    ) -> PositionResult:
+    def run(self, timeout_ms: int, *, drain_ms: int) -> PositionResult:
         """Execute the plan, or continue it from wherever it is.
 
         Args:
             timeout_ms: Longest time for the verdicts of each step.
-            check: Called once the keys are drained, before any is locked; what it
-                raises ends the operation, and nothing is set.
             drain_ms: Longest time until every key of the group is free.
 
         Raises:
-            GroupPaused: Another operation holds the group.
-            ClaimRejected: Another operation has locked keys, or the log refuses one of
-                the keys; nothing is set.
+            GroupPaused: Another operation holds the group, or a key to create.
+            ClaimRejected: Another operation has locked keys; the log refuses one of the
+                keys; or the keys no longer fit the plan, before the pause or after the
+                drain (``require_allowed``). Nothing is set.
             DeadlineExceeded: The group was not drained in time, and nothing is set; or
                 the log did not answer, and the operation can be continued.
         """
         self._follower.catch_up(timeout_ms)
         if self.outcome == UNDECIDED and not self.locked:
-            self._require_free()
+            require_resolved(self._follower.worlds, self._group_id)
+            require_allowed(self._plan, self._known())
             self._create_keys(timeout_ms)
         if self.outcome == UNDECIDED:
             try:
-                self._lock_keys(timeout_ms, check=check, drain_ms=drain_ms)
+                self._lock_keys(timeout_ms, drain_ms=drain_ms)
                 self._decide(timeout_ms)
             except MarshalError as error:
                 is_open = isinstance(error, DeadlineExceeded)
@@ -287,24 +400,13 @@ class SetPosition:
         Raises:
             DeadlineExceeded: The log did not answer; call it again.
         """
-        self._follower.catch_up(timeout_ms)
-        if self.outcome == UNDECIDED:
-            self._resolve([self._home], timeout_ms, commit=False)
-        is_commit = self.outcome == COMMITTED
-        before = self._positions()
-        self._resolve(self._others, timeout_ms, commit=is_commit)
-        self._resolve([self._home], timeout_ms, commit=is_commit)
-        after = self._positions()
+        result = self._resolution.finish(timeout_ms)
+        positions = {self._plan.key(each): each.position for each in self._plan.targets}
         moved = {
-            key: (before[key], position)
-            for key, position in after.items()
-            if is_commit and position is not None and position != before.get(key)
+            key: (before, positions.get(key, after))
+            for key, (before, after) in result.moved.items()
         }
-        outcome = COMMITTED if is_commit else ABORTED
-        return PositionResult(op_id=self._plan.op_id, outcome=outcome, moved=moved)
-
-    def _positions(self) -> dict[Key, int | None]:
-        return {key: known.position for key, known in self._known().items()}
+        return attrs.evolve(result, moved=moved)
 
     def _known(self) -> dict[Key, KeyState]:
         """Return the keys of the plan that the log knows."""
@@ -317,35 +419,18 @@ class SetPosition:
                     found[key] = keys[key]
         return found
 
-    def _require_free(self) -> None:
-        """Check that no other operation of the group is unresolved."""
-        other = next(
-            (
-                op_id
-                for world in self._follower.worlds
-                for group_id, op_id in world.locked
-                if group_id == self._group_id
-            ),
-            None,
-        )
-        group = self._world(self._home).groups.get(self._group_id)
-        if group is not None and group.unresolved is not None:
-            other = group.unresolved.op_id
-        if other is not None:
-            raise ClaimRejected(
-                f"operation {other.hex()} has set positions of group "
-                f"{self._group_id!r} and is not resolved in every partition; wait "
-                "until it is, or run it again with its plan",
-                reason="busy",
-            )
-
     # --- keys that the log does not know (PROTOCOL 8.3)
 
     def _create_keys(self, timeout_ms: int) -> None:
         """Claim and release keys that were never claimed, or only of an earlier topic.
 
         A Stage makes no keys: the epoch of a key is the offset of its claim.
+
+        Raises:
+            GroupPaused: A pause of some partitions has one of them (PROTOCOL 4.15).
         """
+        if self._plan.undoes is not None:
+            return  # its keys have the positions to restore, which a claim may drop
         missing = [
             (t, target)
             for t, targets in self._targets.items()
@@ -363,6 +448,27 @@ class SetPosition:
             if (epoch := _epoch_won(sent)) is not None
         ]
         self._follower.await_all(releases, timeout_ms)
+        for target, sent in claims:
+            verdict = sent.transition
+            if verdict is not None and verdict.reason == "paused":
+                self._require_unpaused(sent.partition, target)
+
+    def _require_unpaused(self, partition: int, target: Target) -> None:
+        """Refuse a key in a pause of some partitions; the group's own is judged later.
+
+        Raises:
+            GroupPaused: There is such a pause.
+        """
+        pause = self._world(partition).pause_of(self._plan.key(target))
+        if pause is not None and pause.scope is not None:
+            raise GroupPaused(
+                f"{target.topic}-{target.partition} was never claimed, and is paused "
+                f"by operation {pause.op_id.hex()} of {pause.client_id!r}; nothing is "
+                f"set; end that first with: marshal groups resume {self._group_id} "
+                f"--operation {pause.op_id.hex()}",
+                until_ms=pause.until_ms,
+                by=pause.client_id,
+            )
 
     def _is_missing(self, partition: int, target: Target) -> bool:
         known = self._world(partition).keys.get(self._plan.key(target))
@@ -397,9 +503,8 @@ class SetPosition:
 
     # --- pause, drain, stage
 
-    def _lock_keys(
-        self, timeout_ms: int, *, check: Check | None, drain_ms: int
-    ) -> None:
+    def _lock_keys(self, timeout_ms: int, *, drain_ms: int) -> None:
+        self._report("pause", self._config.partition_count)
         self._pause.begin(timeout_ms)
         if not self._pause.hold_until(self._is_drained, drain_ms):
             raise _NotDrained(
@@ -407,18 +512,27 @@ class SetPosition:
                 "of its pause; nothing is set; see: marshal claims list --group "
                 f"{self._group_id}"
             )
-        if check is not None:
-            check(self._known())
+        require_allowed(self._plan, self._known())
         deadline_ms = self._clock.now_ms() + timeout_ms
         waiting = [
             (t, part) for t, targets in self._targets.items() for part in parts(targets)
         ]
         while waiting:
+            self._report("lock", len(waiting))
             waiting = self._stage(waiting, deadline_ms - self._clock.now_ms())
 
     def _is_drained(self) -> bool:
         now_ms = self._clock.now_ms()
-        return not held_keys(self._follower, self._group_id, now_ms=now_ms)
+        held = held_keys(self._follower, self._group_id, now_ms=now_ms)
+        self._report("drain", len(held))
+        return not held
+
+    def _report(self, step: str, left_count: int) -> None:
+        """Report progress; repeats are left out."""
+        progress = Progress(step=step, left_count=left_count)
+        if progress != self._reported:
+            self._reported = progress
+            self._on_progress(progress)
 
     def _stage(
         self, waiting: list[tuple[int, tuple[StagedTopic, ...]]], timeout_ms: int
@@ -437,7 +551,7 @@ class SetPosition:
         for t, part, awaited in sent:
             verdict = awaited.transition
             assert verdict is not None
-            if verdict.outcome == ACCEPTED:
+            if awaited.is_accepted:
                 continue
             if verdict.reason != "held":
                 raise ClaimRejected(
@@ -450,11 +564,16 @@ class SetPosition:
 
     def _stage_record(self, part: tuple[StagedTopic, ...]) -> StagePosition:
         return StagePosition(
-            **self._sender.fields(self._group_id),
+            **self._fields(),
             op_id=self._op_id,
             plan_digest=self._plan.digest,
             topics=part,
         )
+
+    def _fields(self) -> dict[str, Any]:
+        undoes = self._plan.undoes
+        operation = None if undoes is None else bytes.fromhex(undoes)
+        return self._sender.fields(self._group_id, undoes=operation)
 
     def _await(self, sent: list[Awaited], timeout_ms: int) -> None:
         """Wait for verdicts, and renew the pause meanwhile."""
@@ -472,8 +591,9 @@ class SetPosition:
     # --- commit and resolve
 
     def _decide(self, timeout_ms: int) -> None:
+        self._report("commit", 1)
         record = DecidePosition(
-            **self._sender.fields(self._group_id),
+            **self._fields(),
             op_id=self._op_id,
             plan_digest=self._plan.digest,
             key_count=len(self._plan.targets),
@@ -497,26 +617,6 @@ class SetPosition:
             # The pause ends by itself, and ``finish`` can be called again.
             return
 
-    def _resolve(
-        self, partitions: Iterable[int], timeout_ms: int, *, commit: bool
-    ) -> None:
-        sent = [
-            self._follower.append(t, self._resolve_record(commit=commit))
-            for t in partitions
-        ]
-        self._follower.await_all(sent, timeout_ms)
-
-    def _resolve_record(self, *, commit: bool) -> ResolvePosition:
-        group = self._world(self._home).groups.get(self._group_id)
-        verdict = None if group is None else group.verdict
-        return ResolvePosition(
-            **self._sender.fields(self._group_id),
-            op_id=self._op_id,
-            commit=commit,
-            decided=verdict.offset if commit and verdict is not None else None,
-            reason=self._reason,
-        )
-
 
 class _NotDrained(DeadlineExceeded):
     """The group still owns partitions."""
@@ -524,8 +624,7 @@ class _NotDrained(DeadlineExceeded):
 
 def _epoch_won(sent: Awaited) -> int | None:
     verdict = sent.transition
-    is_won = verdict is not None and verdict.outcome == ACCEPTED
-    return verdict.epoch if is_won and verdict is not None else None
+    return verdict.epoch if verdict is not None and sent.is_accepted else None
 
 
 def parts(targets: Iterable[Target]) -> Iterator[tuple[StagedTopic, ...]]:

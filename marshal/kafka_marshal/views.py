@@ -3,56 +3,91 @@
 Nothing here writes or joins a group. A view is never older than its request.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kafka_marshal.clock import SystemClock
+from kafka_marshal.clock import SystemClock, instant
 from kafka_marshal.closing import Closing
-from kafka_marshal.config import COORDINATION_TOPIC, SERVERS
-from kafka_marshal.engine.checkpoint_reader import RetainedCheckpoints, kept_in
-from kafka_marshal.engine.config_check import agreed_config
+from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
+from kafka_marshal.engine.checkpoint_reader import (
+    FirstKnown,
+    LogCheckpoints,
+    RetainedCheckpoints,
+    kept_in,
+)
+from kafka_marshal.engine.config_check import (
+    agreed_config,
+    require_cluster,
+    unformatted,
+)
 from kafka_marshal.engine.follower import Follower
-from kafka_marshal.engine.kept_states import Restored, restore
+from kafka_marshal.engine.kept_states import KeptStates, Restored, restore
+from kafka_marshal.engine.pause_notes import (
+    PauseName,
+    PauseNote,
+    directive_rows,
+    pause_rows,
+)
 from kafka_marshal.engine.replica import Replica
 from kafka_marshal.engine.snapshotter import capture
-from kafka_marshal.errors import CoordinationError, DeadlineExceeded, LogUnreadable
+from kafka_marshal.errors import (
+    ConfigurationError,
+    CoordinationError,
+    DeadlineExceeded,
+    LogUnreadable,
+)
 from kafka_marshal.identity import home_of
 from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
-from kafka_marshal.kafka_io.topiclog import TopicLog
-from kafka_marshal.protocol.codec import decode
+from kafka_marshal.past import (
+    PastReader,
+    Prefix,
+    Since,
+    partition_count_of,
+    retried,
+)
+from kafka_marshal.ports import LogRange
+from kafka_marshal.protocol.handoffs import offered_since_ms, phase_of
+from kafka_marshal.protocol.hashing import home_partition, key_partition
 from kafka_marshal.protocol.lease import Freshness, freshness
 from kafka_marshal.protocol.losses import LIVE, Loss, LossBook
 from kafka_marshal.protocol.rationalizer import apply
-from kafka_marshal.protocol.records import Config, ReleaseGroup
+from kafka_marshal.protocol.records import Config
+from kafka_marshal.protocol.settings import NO_SETTINGS, Settings
 from kafka_marshal.protocol.state import KeyState, WorldState
 from kafka_marshal.protocol.text import world_to_object
 from kafka_marshal.protocol.types import Key, LogEntry
 from kafka_marshal.snapshots import SnapshotFolder, open_store
 
+if TYPE_CHECKING:
+    from kafka_marshal.kafka_io.topiclog import TopicLog
+
 TIMEOUT_MS = 30_000
 POLL_MS = 100
 CLOSE_MS = 5_000
-REASONS_MAX = 1_000
 # A reader of this many entries stores the state, to shorten the next start.
 KEEP_ENTRIES_MIN = 20_000
-# Frame version, record type and record version of a ReleaseGroup (PROTOCOL 3.1).
-_RELEASE_GROUP_HEAD = b"\x01\x05\x00"
 
 
 class World:
     """The world as of one moment: read only, no writes, no group.
 
     Attributes:
-        partitions: State of every coordinating partition, in order.
+        partitions: State of every coordinating partition of the view, in order: all
+            of them, unless the moment is an offset, or the view is of a single key.
         cluster_id: Cluster of the log, None if unknown.
+        topic_id: Id of the coordination topic, None if brokers have no ids.
         read_at_ms: Wall time at the end of reading.
-        reasons: Reasons of pauses, by group and op_id; states do not have them, so
-            they are collected while the log is read.
+        notes: Reason, person and begin of pauses, by group and op_id; states do not
+            have them, so they are collected while the log is read.
         log_start_missing: Partitions whose logs begin above offset 0 without a
             complete checkpoint before the moment of this view: their state is
             unknown, and that in ``partitions`` is incomplete.
+        known_from: For these, the first moment of which the state is known; a
+            partition without any checkpoint is absent.
+        is_past: Whether this is a view of the past: nothing in it is estimated.
+        is_partial: Whether the view has only some of the coordinating partitions.
     """
 
     def __init__(
@@ -61,16 +96,65 @@ class World:
         elapsed: Mapping[int, int],
         *,
         cluster_id: str | None = None,
+        topic_id: bytes | None = None,
         read_at_ms: int = 0,
-        reasons: Mapping[tuple[str, bytes], str] | None = None,
+        notes: Mapping[PauseName, PauseNote] | None = None,
         log_start_missing: Sequence[int] = (),
+        known_from: Mapping[int, FirstKnown] | None = None,
+        is_past: bool = False,
+        is_partial: bool = False,
+        partition_count: int | None = None,
     ) -> None:
         self.partitions = tuple(partitions)
         self.cluster_id = cluster_id
+        self.topic_id = topic_id
         self.read_at_ms = read_at_ms
-        self.reasons = dict(reasons or {})
+        self.notes = dict(notes or {})
         self.log_start_missing = tuple(log_start_missing)
+        self.known_from = dict(known_from or {})
+        self.is_past = is_past
+        self.is_partial = is_partial
         self._elapsed = elapsed
+        self._partition_count = partition_count
+
+    def pauses(self, group_id: str | None = None) -> list[dict[str, Any]]:
+        """Return every pause of a group, or of all, as ``marshal groups`` prints it.
+
+        Person, reason and begin are None where the log no longer has them.
+        """
+        return pause_rows(
+            self.partitions,
+            self.notes,
+            elapsed_ms=self.elapsed_ms,
+            group_id=group_id,
+        )
+
+    def settings(self, group_id: str) -> Settings:
+        """Return the settings of a group; those before the first have generation 0.
+
+        Raises: as ``config``.
+        """
+        count = self._partition_count or self.config().partition_count
+        home = home_partition(group_id, partition_count=count)
+        worlds = (each for each in self.partitions if each.partition == home)
+        return next((each.settings_of(group_id) for each in worlds), NO_SETTINGS)
+
+    def directives(self, group_id: str | None = None) -> list[dict[str, Any]]:
+        """Return every drain and cordon, as ``marshal groups describe`` prints it.
+
+        With a group, its own and those of all groups, which have no ``group_id``.
+        """
+        return directive_rows(
+            self.partitions,
+            self.notes,
+            elapsed_ms=self.elapsed_ms,
+            group_id=group_id,
+        )
+
+    def pauser_of(self, group_id: str, op_id: str) -> str | None:
+        """Return the person who began a pause, by its op_id in hex, or None."""
+        note = self.notes.get((group_id, bytes.fromhex(op_id)))
+        return None if note is None else note.person
 
     @classmethod
     def open(
@@ -98,8 +182,10 @@ class World:
         cls,
         bootstrap_servers: str | Sequence[str] = SERVERS,
         *,
-        offset: Mapping[int, int] | None = None,
+        offset: Mapping[int, int] | int | None = None,
         time_ms: int | None = None,
+        key: Key | None = None,
+        has_members: bool = False,
         coordination_topic: str = COORDINATION_TOPIC,
         options: Mapping[str, Any] | None = None,
         transport: str = "auto",
@@ -108,16 +194,21 @@ class World:
     ) -> "World":
         """Return the world as of an offset or a time, by default now.
 
-        If the start of a log is gone, the fold of that partition begins at the newest
-        checkpoint that is complete before the moment. Without one, the partition is in
+        A view of the past begins, in each partition, at the newest checkpoint that is
+        complete before the moment, and reads no further than the moment. Without such
+        a checkpoint it begins at the log's start; if that is gone, the partition is in
         ``log_start_missing``.
 
         Args:
             bootstrap_servers: Addresses of the cluster.
             offset: Per coordinating partition, the last offset to fold; others are not
-                folded.
+                read. With ``key``, the last offset of its coordinating partition.
             time_ms: Fold the entries before the first one that was appended later
                 than this, in epoch ms.
+            key: Read only the coordinating partition of this key.
+            has_members: Whether a view of the past has all members that were not
+                silent for more than two heartbeat intervals. Checkpoints have none, so
+                the view then begins at one that is old enough.
             coordination_topic: Name of the coordination topic.
             options: Security and connection options.
             transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
@@ -127,6 +218,8 @@ class World:
 
         Raises:
             TopicMisconfigured: There is no such topic.
+            ConfigurationError: The moment is in the future, or an offset without its
+                coordinating partition.
             DeadlineExceeded: The log was not read in time.
         """
         settings = ConnectionConfig(
@@ -135,33 +228,83 @@ class World:
             options=options,
             transport=transport,
         )
-        clock = SystemClock()
+        if isinstance(offset, int) and key is None:
+            raise ConfigurationError(
+                f"the moment is offset {offset}, and each coordinating partition has "
+                "its own offsets; name the partition as well, or a time",
+                setting="offset",
+            )
         log = open_coordination_log(
-            settings, heartbeat_interval_ms=None, timeout_ms=timeout_ms
+            settings, heartbeat_interval_ms=None, timeout_ms=timeout_ms, follows=False
         )
-        live = offset is None and time_ms is None
-        home = home_of(state_dir) if live else None
-        store = open_store(home, log.cluster_id, topic_id=log.topic_id)
         try:
-            follower, prefix = _read(
-                log, Prefix(offset, time_ms), store=store, timeout_ms=timeout_ms
+            if offset is None and time_ms is None:
+                return cls._now(log, home=home_of(state_dir), timeout_ms=timeout_ms)
+            moment = offset, time_ms, key
+            return cls._past(
+                log, moment, has_members=has_members, timeout_ms=timeout_ms
             )
         finally:
             log.close(CLOSE_MS)
+
+    @classmethod
+    def _now(cls, log: "TopicLog", *, home: Path | None, timeout_ms: int) -> "World":
+        store = open_store(home, log.cluster_id, topic_id=log.topic_id)
+        follower, prefix = _read(log, store=store, timeout_ms=timeout_ms)
+        clock = SystemClock()
         now_ms, wall_ms = clock.now_ms(), clock.wall_ms()
-        elapsed = {
-            t: elapsed_ms_of(replica, now_ms, wall_ms=wall_ms) if live else 0
-            for t, replica in follower.replicas.items()
-        }
         return cls(
             follower.worlds,
-            elapsed,
+            {
+                t: elapsed_ms_of(replica, now_ms, wall_ms=wall_ms)
+                for t, replica in follower.replicas.items()
+            },
             cluster_id=log.cluster_id,
+            topic_id=log.topic_id,
             read_at_ms=wall_ms,
-            reasons=prefix.reasons,
-            log_start_missing=[
-                t for t in follower.log_start_missing if prefix.is_included(t)
-            ],
+            notes=prefix.notes,
+            log_start_missing=follower.log_start_missing,
+        )
+
+    @classmethod
+    def _past(
+        cls,
+        log: "TopicLog",
+        moment: tuple[Mapping[int, int] | int | None, int | None, Key | None],
+        *,
+        has_members: bool,
+        timeout_ms: int,
+    ) -> "World":
+        offset, time_ms, key = moment
+        clock, count, place = SystemClock(), None, None
+        if key is not None:
+            count = retried(
+                lambda: partition_count_of(log, timeout_ms=timeout_ms),
+                until_ms=clock.now_ms() + timeout_ms,
+                clock=clock,
+            )
+            place = key_partition(*key.topic_partition, partition_count=count)
+            if isinstance(offset, int):
+                offset = {place: offset}
+        assert not isinstance(offset, int)
+        prefix = Prefix(offset, time_ms)
+        reader = PastReader(log, prefix, clock=clock, timeout_ms=timeout_ms)
+        included = filter(prefix.is_included, reader.ends)
+        worlds = reader.read(
+            [t for t in included if place in {None, t}], has_members=has_members
+        )
+        return cls(
+            list(worlds.values()),
+            {},
+            cluster_id=log.cluster_id,
+            topic_id=log.topic_id,
+            read_at_ms=clock.wall_ms(),
+            notes=prefix.notes,
+            log_start_missing=sorted(reader.missing),
+            known_from=reader.known_from() if reader.missing else None,
+            is_past=True,
+            is_partial=worlds.keys() != reader.ends.keys(),
+            partition_count=count,
         )
 
     def require_known(self, partitions: Iterable[int] | None = None) -> None:
@@ -176,10 +319,18 @@ class World:
         wanted = self.log_start_missing if partitions is None else partitions
         unknown = sorted(set(self.log_start_missing).intersection(wanted))
         if unknown:
-            raise LogUnreadable(unknown_text(unknown))
+            raise LogUnreadable(unknown_text(unknown, self.known_from))
+
+    def partition_of(self, key: Key) -> int:
+        """Return the coordinating partition of a key (PROTOCOL 2.3).
+
+        Raises: as ``config``.
+        """
+        count = self._partition_count or self.config().partition_count
+        return key_partition(*key.topic_partition, partition_count=count)
 
     def config(self) -> Config:
-        """Return the Config that all coordinating partitions agree on.
+        """Return the Config that all coordinating partitions of the view agree on.
 
         Raises:
             WrongCluster: The topic was formatted for another cluster.
@@ -187,6 +338,13 @@ class World:
             LogUnreadable: The state of a partition is unknown (``log_start_missing``).
         """
         self.require_known()
+        if self.is_partial:
+            configs = (world.config for world in self.partitions)
+            config = next((each for each in configs if each is not None), None)
+            if config is None:
+                raise unformatted(self.partitions)
+            require_cluster(config, self.cluster_id)
+            return config
         worlds = {world.partition: world for world in self.partitions}
         return agreed_config(worlds, cluster_id=self.cluster_id)
 
@@ -206,6 +364,33 @@ class World:
             key=lambda row: row[0],
         )
 
+    def handoffs(self, group_id: str | None = None) -> list[dict[str, Any]]:
+        """Return every open offer of a key to a successor that warms up.
+
+        As ``marshal groups describe`` prints them, in order of the key: ``phase`` is
+        ``offered``, or ``ready`` once the successor has warmed up. ``since_ms`` and
+        ``until_ms`` are log times; ``since_ms`` is None if it was not read.
+        """
+        found = []
+        for world in self.partitions:
+            log_ms = world.now_ms + self.elapsed_ms(world.partition)
+            for key, known in world.keys.items():
+                phase = phase_of(known, log_ms)
+                if phase is None or group_id not in {None, key.group_id}:
+                    continue
+                assert known.owner is not None  # only an owner offers
+                assert known.offer is not None
+                row = {
+                    "owner": known.owner.client_id,
+                    "successor": known.offer.successor,
+                    "phase": phase,
+                    "since_ms": offered_since_ms(world, key),
+                    "until_ms": known.offer.until_ms,
+                }
+                found.append((key, row))
+        found.sort(key=lambda pair: pair[0])
+        return [{**key._asdict(), **row} for key, row in found]
+
     def elapsed_ms(self, partition: int) -> int:
         """Return an estimate of the time since a partition's last entry.
 
@@ -223,27 +408,36 @@ class World:
         return freshness(age_ms, known.heartbeat_interval_ms)
 
 
-def unknown_text(partitions: Sequence[int]) -> str:
-    """Return why the state of these coordinating partitions is unknown."""
-    return (
+def unknown_text(
+    partitions: Sequence[int], known_from: Mapping[int, FirstKnown] | None = None
+) -> str:
+    """Return why the state of these coordinating partitions is unknown.
+
+    Args:
+        partitions: The coordinating partitions.
+        known_from: The first known moment of each that has a checkpoint.
+    """
+    known = known_from or {}
+    why = (
         f"the log of coordinating partitions {list(partitions)} begins above offset "
         "0, and no checkpoint lies between its start and the requested moment: the "
-        "owners of its keys are unknown; see: marshal doctor"
+        "owners of its keys are unknown"
     )
+    if not all(t in known for t in partitions):
+        return f"{why}; see: marshal doctor"
+    text = instant(max(known[t].time_ms for t in partitions))
+    offsets = ", ".join(f"{t}:{known[t].offset}" for t in partitions)
+    return f"{why}. The earliest moment that can be shown is {text}, or {offsets}"
 
 
 def _read(
-    log: TopicLog, prefix: "Prefix", *, store: SnapshotFolder | None, timeout_ms: int
-) -> tuple[Follower, "Prefix"]:
+    log: "TopicLog", *, store: SnapshotFolder | None, timeout_ms: int
+) -> tuple[Follower, Prefix]:
     """Read the log to its end, from stored states if there are any."""
-    clock = SystemClock()
-    # A view of the past cannot begin at a later state.
-    past = RetainedCheckpoints(newest=True, is_past=prefix.is_past)
-    sources = kept_in(store) if prefix.is_whole else (past,)
-    follower = Follower(log, clock, sources=sources)
+    clock, prefix = SystemClock(), Prefix(None, None)
+    follower = Follower(log, clock, sources=kept_in(store))
     follower.catch_up(timeout_ms, accept=prefix.accept)
-    is_complete = prefix.is_whole and follower.began_paused
-    if is_complete and not any(log.start_offsets(timeout_ms).values()):
+    if follower.began_paused and not any(log.start_offsets(timeout_ms).values()):
         # The reason of a pause is only in the log.
         log.read_from(log.start_offsets(timeout_ms))
         prefix = Prefix(None, None)
@@ -256,7 +450,8 @@ def _read(
             is_whole = world.halted is None and world.partition not in beside
             if count >= KEEP_ENTRIES_MIN and is_whole:
                 with suppress(OSError):  # the next view reads as much again
-                    store.save(capture(world, source="this process"))
+                    notes = follower.replicas[world.partition].notes.of(world)
+                    store.save(capture(world, source="this process", notes=notes))
     return follower, prefix
 
 
@@ -267,53 +462,6 @@ def elapsed_ms_of(replica: Replica, now_ms: int, *, wall_ms: int) -> int:
     measured how long; the estimate for people uses the wall clock.
     """
     return max(replica.elapsed_ms(now_ms), wall_ms - replica.world.append_time_ms)
-
-
-class Prefix:
-    """Selects the entries of a view; collects the reasons of pauses."""
-
-    def __init__(self, offset: Mapping[int, int] | None, time_ms: int | None) -> None:
-        self.reasons: dict[tuple[str, bytes], str] = {}
-        self._offset = offset
-        self._time_ms = time_ms
-        self._ended: set[int] = set()
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the view has all entries."""
-        return self._offset is None and self._time_ms is None
-
-    def accept(self, partition: int, entry: LogEntry) -> bool:
-        """Return whether the view folds an entry."""
-        # After the first later entry all are excluded: a leader's clock may go back,
-        # and with a gap the view would be a state that never existed.
-        if partition in self._ended or self.is_past(partition, entry):
-            self._ended.add(partition)
-            return False
-        value = entry.value
-        if value is not None and value.startswith(_RELEASE_GROUP_HEAD):
-            self._note(decode(value))
-        return True
-
-    def is_included(self, partition: int) -> bool:
-        """Return whether the view includes a coordinating partition."""
-        return self._offset is None or partition in self._offset
-
-    def is_past(self, partition: int, entry: LogEntry) -> bool:
-        """Return whether an entry is later than the moment of the view."""
-        if self._offset is not None and entry.offset > self._offset.get(partition, -1):
-            return True
-        return self._time_ms is not None and entry.timestamp_ms > self._time_ms
-
-    def _note(self, record: object) -> None:
-        if not isinstance(record, ReleaseGroup) or record.reason is None:
-            return
-        # The first reason of an operation counts; renewals and the end may have
-        # others. Only the newest operations are stored.
-        name = (record.group_id, record.op_id)
-        self.reasons.setdefault(name, record.reason)
-        if len(self.reasons) > REASONS_MAX:
-            del self.reasons[next(iter(self.reasons))]
 
 
 class LogScan(Closing):
@@ -327,6 +475,7 @@ class LogScan(Closing):
         coordination_topic: Name of the coordination topic.
         options: Security and connection options.
         transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
+        only: Returns the partitions to read, from their number; None for all.
         timeout_ms: Longest time to open, and longest wait for the next entries.
 
     Attributes:
@@ -334,6 +483,7 @@ class LogScan(Closing):
         topic_id: Id of the coordination topic, None if brokers have no ids.
         starts: First offset that exists, per coordinating partition.
         ends: Next offset when the log was opened, per coordinating partition.
+        prefix: The entries of the scan, with the reasons of the pauses among them.
 
     Raises:
         TopicMisconfigured: There is no such topic.
@@ -347,6 +497,7 @@ class LogScan(Closing):
         coordination_topic: str = COORDINATION_TOPIC,
         options: Mapping[str, Any] | None = None,
         transport: str = "auto",
+        only: Callable[[int], Collection[int]] | None = None,
         timeout_ms: int = TIMEOUT_MS,
     ) -> None:
         settings = ConnectionConfig(
@@ -357,8 +508,13 @@ class LogScan(Closing):
         )
         self._timeout_ms = timeout_ms
         self._clock = SystemClock()
+        self.prefix = Prefix(None, None)
         self._log = open_coordination_log(
-            settings, heartbeat_interval_ms=None, timeout_ms=timeout_ms
+            settings,
+            heartbeat_interval_ms=None,
+            timeout_ms=timeout_ms,
+            only=only,
+            follows=False,
         )
         self.cluster_id: str = self._log.cluster_id
         self.topic_id: bytes | None = self._log.topic_id
@@ -369,17 +525,63 @@ class LogScan(Closing):
             self.close()
             raise
 
+    def until(
+        self, *, offset: Mapping[int, int] | None = None, time_ms: int | None = None
+    ) -> None:
+        """End the scan at a moment, see ``World.at``; call it before all else.
+
+        Partitions that ``offset`` does not name are left out.
+
+        Raises:
+            ConfigurationError: The moment is in the future.
+        """
+        prefix = Prefix(offset, time_ms)
+        prefix.require_written(self.ends, now_ms=self._clock.wall_ms())
+        self.prefix = prefix
+        if offset is not None:
+            after = {t: last + 1 for t, last in offset.items()}
+            self._log.read_from({t: e for t, e in self.ends.items() if t not in after})
+            self.starts = {t: self.starts[t] for t in after}
+            self.ends = {t: min(after[t], self.ends[t]) for t in after}
+
+    def select(
+        self, partition: int | None = None, *, first: int = 0, last: int | None = None
+    ) -> None:
+        """Read only these entries; call it after ``until``, and without ``restore``.
+
+        Args:
+            partition: Only this coordinating partition; None for all.
+            first: Entries below this offset may be left out.
+            last: The last offset; None for the end of the scan.
+        """
+        bounds = self._bounds()
+        for t, end in self.ends.items():
+            is_wanted = partition in {None, t}
+            self.ends[t] = end if last is None else min(end, last + 1)
+            # The first entry beyond the moment ends the scan, so it is read.
+            begin = max(self.starts[t], min(first, bounds[t]))
+            self._log.read_from({t: begin if is_wanted else end})
+            if not is_wanted:
+                self.ends[t] = 0
+
     def restore(
-        self, *, is_past: Callable[[int, LogEntry], bool] | None = None
+        self,
+        *,
+        first: Callable[[LogRange], int] | None = None,
+        since: Since | None = None,
     ) -> dict[int, Restored]:
         """Begin at the first remaining checkpoint of logs whose start is gone.
 
         Call it before iterating: the scan then yields the entries after these states,
-        or from the log start without a state.
+        or from the log start without a state. Only checkpoints that are complete before
+        the end of the scan count.
 
         Args:
-            is_past: Whether an entry is later than the requested moment; checkpoints
-                count only if they end before the first such entry.
+            first: Returns the first offset of a partition that must be read, from its
+                start to the end of the scan: begin at the newest checkpoint before it,
+                also where the log is whole. None: read all that remains.
+            since: Begin at the newest checkpoint before this moment, where there is
+                one, also where the log is whole.
 
         Returns:
             The start of each coordinating partition. One whose ``is_log_start_missing``
@@ -388,13 +590,40 @@ class LogScan(Closing):
         Raises:
             CoordinationError: The cluster did not answer.
         """
+        sources: list[KeptStates] = [RetainedCheckpoints(is_past=self.prefix.is_past)]
+        if first is not None:
+            sources.insert(0, self._newest_before(first))
+        if since is not None:
+            bounds = self._bounds()
+            sources.insert(
+                0, since.checkpoints(self._log, bounds, timeout_ms=self._timeout_ms)
+            )
         return restore(
             self._log,
             self.ends,
-            sources=(RetainedCheckpoints(is_past=is_past),),
+            sources=sources,
             on_unfit=lambda *_: None,
             timeout_ms=self._timeout_ms,
         )
+
+    def _newest_before(self, first: Callable[[LogRange], int]) -> LogCheckpoints:
+        bounds = self._bounds()
+        firsts = {
+            t: first(LogRange(self.starts[t], max(bounds[t], self.starts[t])))
+            for t in self.ends
+        }
+        return LogCheckpoints(
+            before={
+                t: bounds[t] if at > self.starts[t] else 0 for t, at in firsts.items()
+            },
+            fits=lambda world: (
+                world.next_offset <= firsts[world.partition]
+                and self.prefix.has_no_later_entry(world)
+            ),
+        )
+
+    def _bounds(self) -> dict[int, int]:
+        return self.prefix.bounds(self._log, self.ends, timeout_ms=self._timeout_ms)
 
     def latest_ends(self) -> dict[int, int]:
         """Return the next offset of each partition, from the brokers.
@@ -405,7 +634,7 @@ class LogScan(Closing):
         return dict(self._log.end_offsets(self._timeout_ms))
 
     def __iter__(self) -> Iterator[tuple[int, LogEntry]]:
-        """Yield every entry below ``ends``.
+        """Yield every entry below ``ends``, or up to the moment of ``until``.
 
         Raises:
             DeadlineExceeded: The end was not reached and no entry came in time.
@@ -421,7 +650,8 @@ class LogScan(Closing):
                     raise
                 entries = ()
             for partition, entry in entries:
-                if entry.offset < self.ends[partition]:
+                is_below = entry.offset < self.ends.get(partition, 0)
+                if is_below and self.prefix.accept(partition, entry):
                     yield partition, entry
             if entries:
                 since_ms = self._clock.now_ms()
@@ -434,7 +664,10 @@ class LogScan(Closing):
 
     def _is_read(self) -> bool:
         at = self._log.positions()
-        return all(at.get(t, 0) >= end for t, end in self.ends.items())
+        return all(
+            at.get(t, 0) >= end or self.prefix.has_ended(t)
+            for t, end in self.ends.items()
+        )
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
@@ -457,8 +690,8 @@ class Losses:
             in which they ended, stale ones last.
         at_risk: Offsets of live claims that a crash of their owners would lose now.
         world: The world at the end of reading.
-        began_at: First offset of each partition whose start is gone; earlier grants
-            are not listed.
+        began_at: First offset of each partition of which earlier entries are missing:
+            retention has deleted them, and what was granted there is not listed.
     """
 
     def __init__(
@@ -482,6 +715,7 @@ class Losses:
         group_id: str | None = None,
         topic: str | None = None,
         time_ms: int | None = None,
+        since_ms: int | None = None,
         coordination_topic: str = COORDINATION_TOPIC,
         options: Mapping[str, Any] | None = None,
         transport: str = "auto",
@@ -494,6 +728,10 @@ class Losses:
             group_id: Only this group.
             topic: Only this data topic.
             time_ms: As of this time, see ``World.at``; by default now.
+            since_ms: Only losses of claims that ended after this time, epoch ms. The
+                log is read from the newest checkpoint that is before this time and
+                before each claim that was open then: no state has all that was granted
+                under a claim. None for all losses, and all of the log.
             coordination_topic: Name of the coordination topic.
             options: Security and connection options.
             transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
@@ -510,7 +748,13 @@ class Losses:
             transport=transport,
             timeout_ms=timeout_ms,
         ) as scan:
-            return cls.of(scan, group_id=group_id, topic=topic, time_ms=time_ms)
+            return cls.of(
+                scan,
+                group_id=group_id,
+                topic=topic,
+                time_ms=time_ms,
+                since_ms=since_ms,
+            )
 
     @classmethod
     def of(
@@ -520,6 +764,7 @@ class Losses:
         group_id: str | None = None,
         topic: str | None = None,
         time_ms: int | None = None,
+        since_ms: int | None = None,
     ) -> "Losses":
         """Return the losses in the log of a scan; see ``open``.
 
@@ -527,8 +772,13 @@ class Losses:
             LogUnreadable: The state of a partition is unknown: the start of its log
                 is gone, and it has no checkpoint.
         """
-        prefix = Prefix(None, time_ms)
-        restored = dict(sorted(scan.restore(is_past=prefix.is_past).items()))
+        if time_ms is not None:
+            scan.until(time_ms=time_ms)
+        since = None
+        if since_ms is not None:
+            wanted = _BeforeOpenClaims(group_id, topic)
+            since = Since(time_ms=since_ms, fits=wanted)
+        restored = dict(sorted(scan.restore(since=since).items()))
         unknown = [number for number, at in restored.items() if at.is_log_start_missing]
         if unknown:
             raise LogUnreadable(unknown_text(unknown))
@@ -540,13 +790,13 @@ class Losses:
         began_at = {
             number: at.world.next_offset
             for number, at in restored.items()
-            if at.source is not None
+            if at.source is not None and not (since and since.is_after(at.world))
         }
         lost: list[Loss] = []
         for number, entry in scan:
-            if prefix.accept(number, entry):
-                transitions = apply(worlds[number], entry)
-                lost += books[number].take(entry, transitions)
+            transitions = apply(worlds[number], entry)
+            ended = books[number].take(entry, transitions)
+            lost += (each for each in ended if each.at_ms >= (since_ms or 0))
         wall_ms = SystemClock().wall_ms()
         elapsed = {
             number: max(0, wall_ms - world.append_time_ms) if time_ms is None else 0
@@ -561,9 +811,35 @@ class Losses:
             elapsed,
             cluster_id=scan.cluster_id,
             read_at_ms=wall_ms,
-            reasons=prefix.reasons,
+            notes=scan.prefix.notes,
+            is_past=time_ms is not None,
         )
         return cls(lost, at_risk, world=world, began_at=began_at)
+
+
+class _BeforeOpenClaims:
+    """Whether a checkpoint is before each claim that is open at the newest one.
+
+    Call it with states of checkpoints, the newest of each partition first.
+    """
+
+    def __init__(self, group_id: str | None, topic: str | None) -> None:
+        self._group_id = group_id
+        self._topic = topic
+        self._firsts: dict[int, int] = {}
+
+    def __call__(self, world: WorldState) -> bool:
+        epochs = (
+            known.epoch
+            for key, known in world.keys.items()
+            if known.owner is not None
+            and self._group_id in {None, key.group_id}
+            and self._topic in {None, key.topic}
+        )
+        first = self._firsts.setdefault(
+            world.partition, min(epochs, default=world.next_offset)
+        )
+        return world.next_offset <= first
 
 
 def _open_losses(

@@ -10,24 +10,37 @@ import attrs
 
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.closing import Closing
-from kafka_marshal.config import COORDINATION_TOPIC, SERVERS
+from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.engine.checkpoint_reader import RetainedCheckpoints, kept_in
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.engine.kept_states import Discards, KeptState, KeptStates
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded
 from kafka_marshal.identity import home_of
 from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
+from kafka_marshal.past import Prefix
 from kafka_marshal.ports import Clock, CoordinationLog, LogRange
+from kafka_marshal.protocol.codec import person_of
+from kafka_marshal.protocol.judging import scope_of
+from kafka_marshal.protocol.pauses import Pause
 from kafka_marshal.protocol.records import (
     ClaimingPartition,
     ForgettingPartition,
+    HandoffOffer,
+    HandoffReady,
+    PauseGroup,
     ReleaseGroup,
     ReleasingPartition,
 )
-from kafka_marshal.protocol.state import ACCEPTED, Transition, Transitions, WorldState
+from kafka_marshal.protocol.state import (
+    ACCEPTED,
+    Transition,
+    Transitions,
+    WorldState,
+)
+from kafka_marshal.protocol.text import scope_texts
 from kafka_marshal.protocol.types import Key, LogEntry, Owner, Token
 from kafka_marshal.snapshots import open_store
-from kafka_marshal.views import POLL_MS, TIMEOUT_MS, Prefix, World, elapsed_ms_of
+from kafka_marshal.views import POLL_MS, TIMEOUT_MS, World, elapsed_ms_of
 
 # After this time without an entry, check that the brokers still answer.
 PROBE_EVERY_MS = 5_000
@@ -55,7 +68,10 @@ class Change:
 
     Attributes:
         what: ``claimed``, ``resumed``, ``released``, ``lost`` (taken over without a
-            release), ``paused`` or ``unpaused``.
+            release), ``scheduled`` (a pause that begins later), ``unscheduled``
+            (cancelled), ``paused``, ``renewed`` (a pause, by another process),
+            ``unpaused``, ``offered`` (to a successor that may warm up), ``ready`` (it
+            has) or ``withdrawn``.
         group_id: The group.
         key: The claim; None for a change of the whole group.
         client_id: Client of the claim or pause.
@@ -63,8 +79,12 @@ class Change:
         token: Fencing token of a claim that begins, else None.
         position: Next offset to process, None if unknown.
         by: Client that took over a lost claim.
+        successor: Client that an offer or a release names.
         reason: Reason in the log, if there is one.
+        person: Person who paused, if the log names one.
+        begin_ms: Begin of a scheduled pause.
         until_ms: End of a pause.
+        topics: Topics that a pause is limited to, like ``orders:0,1``.
         partition: Coordinating partition of the entry.
         offset: Offset of the entry.
         time_ms: Time of the append, in epoch ms.
@@ -81,15 +101,24 @@ class Change:
     token: Token | None = None
     position: int | None = None
     by: str | None = None
+    successor: str | None = None
     reason: str | None = None
+    begin_ms: int | None = None
     until_ms: int | None = None
+    person: str | None = None
+    topics: tuple[str, ...] = ()
+
+
+_Place = tuple[str, bytes | None]
+"""Group, and op_id of a pause of some of its partitions; else None."""
 
 
 class Changes:
     """Derives changes from transitions.
 
     After a claim is folded the state no longer has the previous owner, so this object
-    stores the owner of each key.
+    stores the owner of each key, and its offer: an offer, and the answer to it, may be
+    sent again.
     """
 
     def __init__(self, worlds: Sequence[WorldState] = ()) -> None:
@@ -100,11 +129,23 @@ class Changes:
             for key, known in world.keys.items()
             if known.owner is not None
         }
-        self._paused: dict[str, bytes] = {
-            group_id: group.pause.op_id
+        self._offers: dict[Key, tuple[str, bytes | None]] = {
+            key: (known.offer.successor, known.offer.ready)
+            for world in worlds
+            for key, known in world.keys.items()
+            if known.offer is not None
+        }
+        self._paused: dict[_Place, Pause] = {
+            _place(group_id, pause): pause
             for world in worlds
             for group_id, group in world.groups.items()
-            if group.pause is not None
+            for pause in group.pauses
+        }
+        self._scheduled: dict[tuple[str, bytes], Change | None] = {
+            (group_id, each.op_id): None
+            for world in worlds
+            for group_id, group in world.groups.items()
+            for each in group.scheduled
         }
 
     def apply(self, folded: Folded, *, worlds: Sequence[WorldState]) -> list[Change]:
@@ -119,23 +160,19 @@ class Changes:
         for transition in folded.transitions:
             if transition.outcome == ACCEPTED:
                 changes += self._of(folded, transition, worlds)
-        return changes + self._ended(folded, worlds)
+        changes += self._ended(folded, worlds)
+        return [*changes, *self._begun(folded, worlds)]
 
     def _of(
         self, folded: Folded, transition: Transition, worlds: Sequence[WorldState]
     ) -> Iterator[Change]:
         key, record = transition.key, transition.record
-        if isinstance(record, ReleaseGroup):
-            if transition.effect == "paused" and record.group_id not in self._paused:
-                self._paused[record.group_id] = record.op_id
-                yield attrs.evolve(
-                    _change(folded, "paused", record.group_id),
-                    client_id=record.client_id,
-                    incarnation=record.incarnation,
-                    reason=record.reason,
-                    until_ms=record.msg_expire_time,
-                )
+        if isinstance(record, ReleaseGroup | PauseGroup):
+            yield from self._of_pause(folded, record, effect=transition.effect)
+        elif key is not None and isinstance(record, HandoffOffer | HandoffReady):
+            yield from self._of_offer(folded, key, record)
         elif key is not None and isinstance(record, ClaimingPartition):
+            self._offers.pop(key, None)
             owner = Owner(record.client_id, record.incarnation)
             before, self._owners[key] = self._owners.get(key), owner
             at = attrs.evolve(_change(folded, "lost", key.group_id), key=key)
@@ -165,26 +202,130 @@ class Changes:
                     by=record.client_id,
                 )
         elif key is not None and isinstance(record, ReleasingPartition):
-            self._owners.pop(key, None)
+            _ = self._owners.pop(key, None), self._offers.pop(key, None)
             yield attrs.evolve(
                 _change(folded, "released", key.group_id),
                 key=key,
                 client_id=record.client_id,
                 incarnation=record.incarnation,
                 position=_position(worlds[folded.partition], key),
+                successor=record.successor,
                 reason=record.reason,
+            )
+
+    def _of_pause(
+        self, folded: Folded, record: ReleaseGroup | PauseGroup, *, effect: str | None
+    ) -> Iterator[Change]:
+        change = attrs.evolve(
+            _change(folded, effect or "", record.group_id),
+            client_id=record.client_id,
+            incarnation=record.incarnation,
+            reason=record.reason,
+            until_ms=record.msg_expire_time,
+            person=person_of(record),
+            topics=scope_texts(scope_of(record)),
+        )
+        name = (record.group_id, record.op_id)
+        if change.what == "paused":
+            pause = _pause(record)
+            place = _place(record.group_id, pause)
+            known = self._paused.get(place)
+            if known is None:
+                self._paused[place] = pause
+                yield change
+            elif (
+                known.op_id == pause.op_id
+                and pause.incarnation not in known.incarnations
+            ):
+                seen = (*known.incarnations, pause.incarnation)
+                self._paused[place] = attrs.evolve(known, incarnations=seen)
+                yield attrs.evolve(change, what="renewed")
+        elif isinstance(record, PauseGroup) and change.what == "scheduled":
+            change = attrs.evolve(change, begin_ms=record.begin_time)
+            is_new = name not in self._scheduled
+            self._scheduled[name] = change
+            if is_new:
+                yield change
+
+    def _of_offer(
+        self, folded: Folded, key: Key, record: HandoffOffer | HandoffReady
+    ) -> Iterator[Change]:
+        before = self._offers.pop(key, None)
+        successor: str | None
+        if isinstance(record, HandoffReady):
+            what, successor = "ready", record.client_id
+            now: tuple[str, bytes | None] | None = (successor, record.incarnation)
+        elif record.successor is None:
+            what, successor, now = "withdrawn", before and before[0], None
+        else:
+            what, successor, now = "offered", record.successor, (record.successor, None)
+        if now is not None:
+            self._offers[key] = now
+        if now != before:
+            yield attrs.evolve(
+                _change(folded, what, key.group_id),
+                key=key,
+                client_id=record.client_id,
+                incarnation=record.incarnation,
+                successor=successor,
             )
 
     def _ended(self, folded: Folded, worlds: Sequence[WorldState]) -> list[Change]:
         """Return changes for pauses that are over in every partition."""
         over = []
-        for group_id, op_id in self._paused.items():
-            pauses = (world.active_pause(group_id) for world in worlds)
-            if not any(pause and pause.op_id == op_id for pause in pauses):
-                over.append(group_id)
-        for group_id in over:
-            del self._paused[group_id]
-        return [_change(folded, "unpaused", group_id) for group_id in over]
+        for place, pause in self._paused.items():
+            groups = (world.groups.get(place[0]) for world in worlds)
+            if not any(group and group.lasting(pause.op_id) for group in groups):
+                change = _change(folded, "unpaused", place[0])
+                topics = scope_texts(pause.scope)
+                over.append((place, attrs.evolve(change, topics=topics)))
+        for place, _ in over:
+            del self._paused[place]
+        return [change for _, change in over]
+
+    def _begun(self, folded: Folded, worlds: Sequence[WorldState]) -> Iterator[Change]:
+        """Yield changes for scheduled pauses that have begun, or will not."""
+        for (group_id, op_id), planned in list(self._scheduled.items()):
+            groups = [w.groups[group_id] for w in worlds if group_id in w.groups]
+            pauses = [pause for group in groups if (pause := group.lasting(op_id))]
+            is_scoped = any(pause.scope is not None for pause in pauses)
+            if not pauses:
+                if not any(group.scheduled_as(op_id) for group in groups):
+                    del self._scheduled[group_id, op_id]
+                    yield _change(folded, "unscheduled", group_id)
+                continue
+            other = None if is_scoped else self._paused.get((group_id, None))
+            if other is None or other.op_id == op_id:  # else another still lasts
+                del self._scheduled[group_id, op_id]
+                place = _place(group_id, pauses[0])
+                if place not in self._paused:
+                    self._paused[place] = pauses[0]
+                    yield attrs.evolve(
+                        _change(folded, "paused", group_id),
+                        client_id=pauses[0].client_id,
+                        incarnation=pauses[0].incarnation,
+                        reason=None if planned is None else planned.reason,
+                        until_ms=pauses[0].until_ms,
+                        person=None if planned is None else planned.person,
+                        topics=scope_texts(pauses[0].scope),
+                    )
+
+
+def _place(group_id: str, pause: Pause) -> _Place:
+    return group_id, None if pause.scope is None else pause.op_id
+
+
+def _pause(record: ReleaseGroup | PauseGroup) -> Pause:
+    """Return the pause that a record of an operation began."""
+    return Pause(
+        op_id=record.op_id,
+        client_id=record.client_id,
+        incarnation=record.incarnation,
+        seq=record.seq,
+        incarnations=(record.incarnation,),
+        until_ms=record.msg_expire_time,
+        scope=scope_of(record),
+    )
 
 
 def _change(folded: Folded, what: str, group_id: str) -> Change:
@@ -421,7 +562,7 @@ class WorldWatch(Closing):
             },
             cluster_id=getattr(self._log, "cluster_id", None),
             read_at_ms=wall_ms,
-            reasons=self._prefix.reasons,
+            notes=self._prefix.notes,
             log_start_missing=self._follower.log_start_missing,
         )
 

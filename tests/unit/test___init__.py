@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from slices import HANG_S
 
 import kafka_marshal
 
@@ -35,7 +36,25 @@ def test_the_core_needs_no_kafka_client():
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=HANG_S,
         check=True,
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "module", ["kafka_marshal.client", "kafka_marshal.views", "kafka_marshal.watch"]
+)
+def test_a_client_library_is_imported_when_a_log_is_opened(module):
+    program = (
+        f"import sys, {module}\n"
+        "print({'kafka', 'confluent_kafka', 'httpx', 'rich'} & set(sys.modules))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=True,
+    )
+    assert done.stdout.strip() == "set()"

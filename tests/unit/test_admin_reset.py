@@ -9,21 +9,22 @@ from kafka_marshal.admin_reset import (
     KeyChange,
     find_checkpoint,
     plan_forgetting,
-    plan_reset,
+    plan_state_reset,
     plan_upgrade,
     require_harmless,
     require_members,
     topics_of,
     write_forgetting,
-    write_reset,
+    write_state_reset,
     write_upgrade,
 )
 from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
 from kafka_marshal.engine.checkpointing import CheckpointRule
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import ClaimRejected, ConfigurationError, LogUnwritable
+from kafka_marshal.pausing import Sender
 from kafka_marshal.ports import LogRange
-from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.codec import decode, encode, person_of, person_to_tags
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import (
     SUPPORTED_LEVEL,
@@ -54,9 +55,13 @@ def find(cluster, checkpoint_id=None, partition=0):
     return find_checkpoint(log, partition, checkpoint_id=checkpoint_id, timeout_ms=100)
 
 
+def last_record(cluster):
+    return decode(cluster.kafka.log(cluster.place(0)).records[-1].value)
+
+
 def plan_of(cluster):
     replica = follower(cluster).replicas[0]
-    return plan_reset(replica, find(cluster), now_ms=cluster.clock.now_ms())
+    return plan_state_reset(replica, find(cluster), now_ms=cluster.clock.now_ms())
 
 
 def story(records=(10, 5)):
@@ -101,7 +106,7 @@ def changed(cluster):
     keys[Key("g", "new", 0)] = keys.pop(other)
     keys[KEY].position = 9
     now_ms = cluster.clock.now_ms() + 5 * H
-    return plan_reset(replica, find(cluster), now_ms=now_ms)
+    return plan_state_reset(replica, find(cluster), now_ms=now_ms)
 
 
 def test_each_kind_of_change_is_listed():
@@ -113,7 +118,7 @@ def test_each_kind_of_change_is_listed():
         ("t", 1, "back"),
     ]
     assert plan.held == ()  # all stale by the estimate
-    with pytest.raises(ClaimRejected, match="--allow-reprocess"):
+    with pytest.raises(ClaimRejected, match="allow_reprocess=True"):
         require_harmless(plan, allow_held=False, allow_reprocess=False)
     require_harmless(plan, allow_held=False, allow_reprocess=True)
 
@@ -125,10 +130,12 @@ def test_a_position_of_an_earlier_topic_is_none():
     known = replica.world.keys[KEY]
     assert known.topic_id is not None
     known.position, known.topic_id = 1, b"made again".ljust(16, b".")
-    plan = plan_reset(replica, find(cluster), now_ms=cluster.clock.now_ms() + 5 * H)
+    plan = plan_state_reset(
+        replica, find(cluster), now_ms=cluster.clock.now_ms() + 5 * H
+    )
     (change,) = plan.changes
     assert (change.position, change.position_then, change.repeats) == (1, None, True)
-    with pytest.raises(ClaimRejected, match="--allow-reprocess"):
+    with pytest.raises(ClaimRejected, match="allow_reprocess=True"):
         require_harmless(plan, allow_held=False, allow_reprocess=False)
 
 
@@ -167,7 +174,9 @@ def test_staged_parts_of_another_reset_are_not_restored():
     assert staged.effect == "reset_staged"
     state.next_offset = entry.offset
     kept = attrs.evolve(kept, state=to_bytes(state), digest=digest(state))
-    write_reset(follower(cluster), kept, client_id="admin", timeout_ms=100)
+    write_state_reset(
+        follower(cluster), kept, sender=Sender("admin", "ada"), timeout_ms=100
+    )
     assert fold(cluster).soft.counters["reset"] == 1
     assert fold(cluster).staging is None
 
@@ -176,9 +185,12 @@ def test_a_reset_is_written_and_read_back():
     cluster, node = story()
     before = fold(cluster)
     kept = find(cluster)
-    offset = write_reset(follower(cluster), kept, client_id="admin", timeout_ms=100)
+    offset = write_state_reset(
+        follower(cluster), kept, sender=Sender("admin", "ada"), timeout_ms=100
+    )
     after = fold(cluster)
     assert after.next_offset == offset + 1 > before.next_offset
+    assert person_of(last_record(cluster)) == "ada"
     assert {known.owner for known in after.keys.values()} == {None}
     assert after.quiet_until_ms is not None
     cluster.run_until(lambda: len(node.held) == 2, 5 * H)
@@ -189,7 +201,9 @@ def test_a_refused_reset_is_an_error():
     kept = find(cluster)
     write(cluster, msgspec.structs.replace(cluster.config, generation=2, era=2))
     with pytest.raises(LogUnwritable, match="reset_foreign"):
-        write_reset(follower(cluster), kept, client_id="admin", timeout_ms=100)
+        write_state_reset(
+            follower(cluster), kept, sender=Sender("admin", "ada"), timeout_ms=100
+        )
 
 
 @pytest.mark.parametrize(
@@ -220,7 +234,7 @@ def test_one_of_several_checkpoints_is_found_by_its_id():
     assert first.offset < second.offset
     assert find(cluster, first.source.split()[1]) == first
     assert find(cluster) == second
-    source = LogCheckpoints(is_last_resort=True)
+    source = LogCheckpoints(whole_max=None)
     log = cluster.kafka.coordination_log()
     ends = log.end_offsets(1)
     whole = {0: LogRange(0, ends[0])}
@@ -252,10 +266,12 @@ def test_an_upgrade_raises_the_level_and_nothing_else():
     assert (plan.level, plan.level_then) == (1, SUPPORTED_LEVEL)
     assert (plan.generation_then, plan.partitions) == (2, (0, 1))
     require_members(plan)
-    config = write_upgrade(found, plan, timeout_ms=100)
+    config = write_upgrade(found, plan, timeout_ms=100, tags=person_to_tags("ada"))
+    assert person_of(config) == "ada"
     assert (config.generation, config.feature_level) == (2, SUPPORTED_LEVEL)
     assert config.era > cluster.config.era
     same = {"generation": 1, "era": cluster.config.era, "feature_level": 1}
+    same["tags"] = msgspec.UNSET
     assert msgspec.structs.replace(config, **same) == cluster.config
     cluster.run(2 * H)
     assert node.engine.context.config == config
@@ -344,11 +360,17 @@ def test_keys_of_topics_that_are_gone_are_dropped():
     found = follower(cluster)
     plan = plan_for(cluster, found)
     assert plan == ForgetPlan(((GONE, epoch),), (KEY,), ("t",))
-    assert write_forgetting(found, plan, client_id="admin", timeout_ms=100) == (GONE,)
+    assert write_forgetting(
+        found, plan, sender=Sender("admin", "ada"), timeout_ms=100
+    ) == (GONE,)
     assert fold(cluster).keys.keys() == {KEY}
+    assert person_of(last_record(cluster)) == "ada"
     cluster.run(H)
     assert node.held
-    assert write_forgetting(found, plan, client_id="admin", timeout_ms=100) == ()
+    assert (
+        write_forgetting(found, plan, sender=Sender("admin", "ada"), timeout_ms=100)
+        == ()
+    )
 
 
 def test_keys_of_topics_that_exist_stay_unless_that_is_allowed():

@@ -17,11 +17,6 @@ from kafka_marshal.protocol.types import TopicPartition
 WAIT_S = 60
 
 
-@pytest.fixture
-def cluster():
-    return world()
-
-
 def stepping(cluster, **rest):
     """Return a node that holds the key, and whose waits let the world go on."""
     node = owning(cluster, **rest)
@@ -68,6 +63,38 @@ def test_records_come_in_order_and_are_committed(cluster):
 
     assert run(work) == list(range(10))
     assert fold(cluster).keys[KEY].position == 10
+
+
+def test_seeking_first_reports_claims_on_the_loop(cluster):
+    threads = []
+    node = stepping(
+        cluster, on_claimed=lambda *_: threads.append(threading.current_thread())
+    )
+
+    async def work():
+        await face(node).seek(T0, 3)
+
+    run(work)
+    assert threads == [threading.current_thread()]
+
+
+def test_seeking(cluster):
+    node = stepping(cluster, most=4)
+
+    async def work():
+        consumer = face(node)
+        await taken(consumer, 6)
+        await consumer.commit()
+        await consumer.flush()
+        await consumer.seek(T0, 2)
+        assert fold(cluster).keys[KEY].position == 2
+        assert await taken(consumer, 2) == [2, 3]
+        await consumer.seek_to_end(T0)
+        assert await consumer.position(T0) == 10
+        await consumer.seek_to_beginning()
+        return await taken(consumer, 2)
+
+    assert run(work) == [0, 1]
 
 
 def test_batches_and_tokens(cluster):

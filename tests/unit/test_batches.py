@@ -7,7 +7,7 @@ from enginekit import KEY, T0, H, fold, held_by, owning, spec, world
 
 from kafka_marshal.batches import CommitToken, runs_of
 from kafka_marshal.errors import ClaimLost, InvalidTransition
-from kafka_marshal.protocol.types import Token
+from kafka_marshal.protocol.types import Token, TokenAfterSeek, seek_count_of
 
 OLD, NEW = Token(1, 0, 7), Token(1, 0, 9)
 
@@ -53,16 +53,18 @@ def test_equal_tokens_are_one_claim_whatever_object_they_are():
     assert [(r.first, r.last) for r in runs_of(given)] == [(0, 1)]
 
 
+def test_a_run_ends_where_a_seek_was():
+    after = TokenAfterSeek.of(OLD, 1)
+    given = [record(0, 0), record(0, 1, token=after), record(0, 2, token=after)]
+    found = [(r.first, r.last, seek_count_of(r.token)) for r in runs_of(given)]
+    assert found == [(0, 0, 0), (1, 2, 1)]
+
+
 def test_a_commit_token_survives_pickling():
     token = CommitToken.of(record(3, 12))
     assert pickle.loads(pickle.dumps(token)) == token
     assert (token.topic, token.partition, token.offset) == ("t", 3, 12)
     assert hash(token) == hash(CommitToken.of(record(3, 12)))
-
-
-@pytest.fixture
-def cluster():
-    return world()
 
 
 def polled(node):

@@ -14,22 +14,17 @@ from enginekit import (
     owning,
     pause_for,
     spec,
-    world,
 )
 
 from kafka_marshal.claims import HeldClaim
 from kafka_marshal.errors import (
     ClaimLost,
     ClaimRejected,
+    ConfigurationError,
     DeadlineExceeded,
     InvalidTransition,
     LogTruncated,
 )
-
-
-@pytest.fixture
-def cluster():
-    return world()
 
 
 def claim_of(node):
@@ -65,6 +60,36 @@ def test_a_claim_is_won_used_and_released(cluster):
     assert (known.owner, known.position) == (None, 7)
     with pytest.raises(ClaimLost, match="released"):
         claim.check()
+
+
+def test_seeking_back_is_in_the_log_before_it_returns(cluster):
+    node, claim = winning(cluster)
+    claim.set_position(7)
+    node.session.beat_now()
+    cluster.run(100)
+    claim.seek(3)
+    assert claim.position == fold(cluster).keys[KEY].position == 3
+    claim.set_position(4)
+    cluster.run(H)
+    assert fold(cluster).keys[KEY].position == 4
+    assert claim.check() == claim.token
+
+
+def test_a_seek_that_the_log_does_not_confirm_has_a_deadline(cluster):
+    node, claim = winning(cluster)
+    node.cut(is_cut=True)
+    with pytest.raises(DeadlineExceeded, match="confirmed at the new position"):
+        claim.seek(3, timeout_ms=100)
+    with pytest.raises(ClaimLost, match="lease_expiring"):
+        claim.seek(3, timeout_ms=10 * H)
+
+
+@pytest.mark.parametrize("position", [-1, 2**63])
+def test_a_seek_to_no_offset_is_refused(cluster, position):
+    _, claim = winning(cluster)
+    with pytest.raises(ConfigurationError, match="no offset"):
+        claim.seek(position)
+    assert claim.position is None
 
 
 def test_a_context_manager_releases(cluster):
@@ -103,7 +128,7 @@ def test_a_paused_group_is_named_as_the_reason(cluster):
 def test_a_claim_that_was_taken_names_the_winner(cluster):
     node, claim = winning(cluster)
     node.cut(is_cut=True)
-    cluster.run(H + 200)
+    cluster.run_until(lambda: not claim.is_valid(), 2 * H)
     with pytest.raises(ClaimLost) as caught:
         claim.check()
     assert caught.value.reason == "lease_expiring"

@@ -11,6 +11,8 @@ from kafka_marshal.clock import (
     SystemClock,
     SystemEntropy,
     ThreadBackground,
+    WorkerPool,
+    instant,
 )
 from kafka_marshal.errors import CoordinationError, InvalidTransition
 
@@ -154,3 +156,91 @@ def test_close_before_any_call():
     background = ThreadBackground()
     background.close(0)
     assert background.submit(int).done()
+
+
+# --- Calls on threads: bounded, in order, and over when they are over ---
+
+
+def test_calls_are_made_in_order_by_one_thread():
+    workers = WorkerPool("test", threads=1, calls_max=QUEUE_CALLS_MAX)
+    made, done = [], threading.Event()
+    for number in range(20):
+        assert workers.submit(lambda number=number: made.append(number))
+    workers.submit(done.set)
+    assert done.wait(60)
+    assert made == list(range(20))
+    workers.close(1_000)
+
+
+def test_calls_of_several_threads_overlap():
+    workers = WorkerPool("test", threads=2, calls_max=QUEUE_CALLS_MAX)
+    both = threading.Barrier(2)
+    met = threading.Semaphore(0)
+
+    def meet():
+        both.wait(60)
+        met.release()
+
+    for _ in range(2):
+        assert workers.submit(meet)
+    assert met.acquire(timeout=60)
+    assert met.acquire(timeout=60)
+    workers.close(1_000)
+
+
+def test_what_is_full_or_closed_takes_nothing():
+    workers = WorkerPool("test", threads=1, calls_max=QUEUE_CALLS_MAX)
+    begun, free = threading.Event(), threading.Event()
+    made = []
+
+    def hold():
+        begun.set()
+        assert free.wait(60)
+
+    assert workers.submit(hold)
+    assert begun.wait(60)
+    for _ in range(QUEUE_CALLS_MAX):
+        assert workers.submit(lambda: made.append(1))
+    assert not workers.submit(lambda: None)
+    workers.close(0)
+    free.set()
+    workers.close(60 * 1_000)
+    assert not workers.submit(lambda: None)
+    assert made == []
+
+
+def test_a_call_does_not_wait_for_a_thread_that_has_just_taken_another(monkeypatch):
+    workers = WorkerPool("test", threads=2, calls_max=QUEUE_CALLS_MAX)
+    taken, submitted = threading.Event(), threading.Event()
+    second, made = threading.Event(), threading.Event()
+    plain = workers._queue.get
+
+    def get(*, block=True, timeout=None):
+        call = plain(block=block, timeout=timeout)
+        taken.set()
+        assert submitted.wait(60)
+        return call
+
+    def first():
+        if second.wait(60 / 2):
+            made.set()
+
+    monkeypatch.setattr(workers._queue, "get", get)
+    assert workers.submit(first)
+    assert taken.wait(60)
+    assert workers.submit(second.set)
+    submitted.set()
+    assert made.wait(60)
+    workers.close(60 * 1_000)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0, "1970-01-01T00:00:00.000Z"),
+        (1_700_000_000_123, "2023-11-14T22:13:20.123Z"),
+        (2**62, f"{2**62} ms"),
+    ],
+)
+def test_a_time_as_text(value, shown):
+    assert instant(value) == shown

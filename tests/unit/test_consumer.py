@@ -29,11 +29,6 @@ from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.testing.fakestore import AppendFate
 
 
-@pytest.fixture
-def cluster():
-    return world()
-
-
 def owning(cluster, client_id="a", **rest):
     node = cluster.node(client_id, spec=spec(**rest))
     cluster.run_until(held_by(node, 1), 3 * H)

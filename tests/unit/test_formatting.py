@@ -7,6 +7,7 @@ from kafka_marshal.engine.checkpoint_reader import kept_in
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import ConfigurationError, LogUnreadable, TopicMisconfigured
 from kafka_marshal.formatting import Format, format_log
+from kafka_marshal.protocol.codec import person_of, person_to_tags
 from kafka_marshal.protocol.records import SUPPORTED_LEVEL
 
 WANTED = Format(partition_count=2, heartbeat_interval_ms=500, limits={"keys": 7})
@@ -34,6 +35,16 @@ def test_every_partition_gets_the_same_config():
     assert {each.config for each in follower.worlds} == {config}
     assert (config.feature_level, config.generation) == (SUPPORTED_LEVEL, 1)
     assert (config.heartbeat_interval_ms, config.limit("keys")) == (500, 7)
+
+
+def test_a_format_names_its_person_and_keeps_that_of_a_torn_one():
+    cluster = blank()
+    config, _ = formatted(cluster, tags=person_to_tags("ada"))
+    assert person_of(config) == "ada"
+    torn = blank()
+    write(torn, config)
+    completed, follower = formatted(torn, tags=person_to_tags("bob"))
+    assert {each.config for each in follower.worlds} == {completed} == {config}
 
 
 def test_a_topic_is_formatted_once():

@@ -20,6 +20,8 @@ from enginekit import (
     world,
     write,
 )
+from logkit import schedule
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.openmetrics import parser as strict
@@ -33,17 +35,13 @@ from kafka_marshal.metrics import EFFECTS, KEYS_PER_HOLD, MarshalCollector
 from kafka_marshal.observability import metrics as known
 from kafka_marshal.ports import WrongSetting
 from kafka_marshal.protocol.claiming import Claimant
+from kafka_marshal.protocol.codec import person_to_tags
 from kafka_marshal.protocol.records import ClaimingPartition, Member
 from kafka_marshal.protocol.types import Key, Owner
 
 GROUP = {"group": "g"}
 T = {"group": "g", "topic": "t"}
 T0 = T | {"partition": "0"}
-
-
-@pytest.fixture
-def cluster():
-    return world()
 
 
 @pytest.fixture
@@ -134,6 +132,43 @@ def test_without_beats_a_claim_ages_and_its_lease_runs_out(cluster, registry, sc
     assert lost("marshal_claim_fence", T0) is None
 
 
+def test_a_handoff_is_counted_by_phase_and_its_gap_timed(registry, scrape):
+    cluster = world(partitions=1, records=(4, 4))
+    owner = cluster.node("a", spec=spec())
+    cluster.run_until(held_by(owner, 2), 3 * H)
+    assert owner.consumer.poll(1000)
+    heir = cluster.node("b")
+    heir.warming.is_held = True
+    heir.consume(spec(on_warm=lambda *_: None))
+    exported(owner, registry, client_label=True)
+    MarshalCollector(Client(heir), registry=(second := CollectorRegistry()))
+
+    def phases():
+        found = Scraped(generate_latest(second).decode())
+        return {
+            "warming": found("marshal_handoffs", GROUP, phase="warming"),
+            **{
+                phase: scrape()("marshal_handoffs", GROUP, phase=phase, client="a")
+                for phase in ("offered", "ready")
+            },
+        }
+
+    cluster.run(40)
+    assert phases() == {"warming": 0, "offered": 0, "ready": 0}
+    cluster.run_until(lambda: heir.warming.waiting_count == 1, 3 * H)
+    assert phases() == {"warming": 1, "offered": 1, "ready": 0}
+    heir.warming.run_waiting()
+    cluster.run(H // 2)
+    assert phases() == {"warming": 1, "offered": 0, "ready": 1}, "it drains"
+    owner.consumer.commit()
+    cluster.run_until(held_by(heir, 1), H)
+    assert phases() == {"warming": 0, "offered": 0, "ready": 0}
+    found = Scraped(generate_latest(second).decode())
+    name = "marshal_handoff_gap_seconds"
+    assert found(f"{name}_count", T) == 1
+    assert found(f"{name}_sum", T) < 0.1
+
+
 def test_a_takeover_is_timed_from_the_last_renewal(cluster, registry, scrape):
     dead = owning(cluster)
     cluster.crash(dead)
@@ -147,6 +182,45 @@ def test_a_takeover_is_timed_from_the_last_renewal(cluster, registry, scrape):
     assert found(f"{name}_bucket", T, after="stale", le="5.0") == 0
     assert found(f"{name}_bucket", T, after="stale", le="10.0") == 1
     assert found(f"{name}_bucket", T, after="stale", le="+Inf") == 1
+
+
+def test_partitions_that_nobody_can_claim_are_counted_and_reported(registry, scrape):
+    cluster = world(records=[1] * 3)
+    node = cluster.node("a", spec=spec(claims_max=1))
+    exported(node, registry)
+    cluster.run_until(held_by(node, 1), H)
+    assert scrape()("marshal_uncovered_partitions", GROUP) == 0
+    assert not node.observer.named("partitions_uncovered"), "free for a moment only"
+    cluster.run(2 * H)
+    assert scrape()("marshal_uncovered_partitions", GROUP) == 2
+    (event,) = node.observer.named("partitions_uncovered")
+    (held,) = node.held
+    free = [f"t-{number}" for number in range(3) if number != held.partition]
+    assert event.fields == {
+        "group": "g",
+        "count": 2,
+        "reasons": ["limits"],
+        "partitions": free,
+    }
+    other = cluster.node("b", spec=spec())
+    cluster.run_until(held_by(other, 2), H)
+    cluster.run_until(lambda: node.observer.named("partitions_covered"), H)
+    assert scrape()("marshal_uncovered_partitions", GROUP) == 0
+
+
+@pytest.mark.parametrize(("limits", "count"), [((1, 1), 0), ((1,), 1)])
+def test_parts_of_a_whole_topic_are_not_uncovered(limits, count, registry, scrape):
+    cluster = world(records=[1] * 3)
+    cluster.fill("u", [1])
+    for name, most in zip("ab", limits, strict=False):
+        of_both = spec("t", "u", policy="topic", claims_max=most)
+        node = cluster.node(name, spec=of_both)
+    exported(node, registry)
+    cluster.run(4 * H)
+    held = {key.topic for each in cluster.nodes for key in each.held}
+    assert len(held) == 2 - count
+    found = scrape()("marshal_uncovered_partitions", GROUP)
+    assert found == (0 if not count else 3 if held == {"u"} else 1)
 
 
 def test_a_pause_is_seen_and_the_release_has_its_reason(cluster, registry, scrape):
@@ -167,6 +241,39 @@ def test_a_pause_is_seen_and_the_release_has_its_reason(cluster, registry, scrap
     after = scrape()
     assert after("marshal_group_paused", GROUP) == 0
     assert after("marshal_takeover_duration_seconds_count", T, after="released") == 1
+
+
+def test_pauses_have_who_why_what_and_when(cluster, registry, scrape):
+    node = owning(cluster)
+    exported(node, registry)
+    now_ms = cluster.clock.wall_ms()
+    plan = schedule(now_ms + 9 * H, now_ms + 12 * H, scope={"t": (0, 3)})
+    plan = replace(plan, reason="r" * 300, tags=person_to_tags("ada"))
+    write(cluster, plan)
+    until_ms = pause_for(cluster, 4 * H)
+    cluster.run(100)
+    found = scrape()
+    assert found("marshal_group_paused", GROUP) == 1
+    planned, now = (
+        {"group": "g", "operation": op.hex()} for op in (plan.op_id, b"o" * 16)
+    )
+    assert found(
+        "marshal_pause_info", planned, by="ada", reason="r" * 200, topics="t:0,3"
+    )
+    assert found("marshal_pause_info", now, by="admin", reason="", topics="all") == 1
+    assert len(found.named("marshal_pause_info")) == 2
+    begin, end = (f"marshal_pause_{x}_timestamp_seconds" for x in ("begin", "end"))
+    assert found(begin, planned) == (now_ms + 9 * H) / 1000
+    assert found(end, planned) == (now_ms + 12 * H) / 1000
+    assert found(begin, now) >= now_ms / 1000
+    assert found(end, now) == until_ms / 1000
+    for replica in node.engine.context.replicas.values():
+        replica.notes.forget()
+    found = scrape()
+    assert found(begin, planned) is not None
+    assert (found(begin, now), found(end, now)) == (None, until_ms / 1000)
+    cluster.run_until(held_by(node, 1), 6 * H)
+    assert list(scrape().named(end).values()) == [(now_ms + 12 * H) / 1000]
 
 
 # --- Records and lag ---

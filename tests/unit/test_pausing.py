@@ -2,18 +2,33 @@
 
 import pytest
 from enginekit import H, fold, lines, world, write
+from logkit import config
 
+from kafka_marshal import pausing
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import (
     ClaimRejected,
+    ConfigurationError,
     DeadlineExceeded,
     GroupPaused,
     LogUnreadable,
     LogUnwritable,
 )
-from kafka_marshal.pausing import ENDED, PauseOperation, Sender, in_order
+from kafka_marshal.pausing import (
+    ENDED,
+    PauseOperation,
+    Period,
+    Sender,
+    current_person,
+    ending,
+    in_order,
+    scope_of_topics,
+)
+from kafka_marshal.protocol.codec import person_of
 from kafka_marshal.protocol.hashing import home_partition
-from kafka_marshal.protocol.records import ReleaseGroup
+from kafka_marshal.protocol.records import PauseGroup, ReleaseGroup, ScopedTopic
+from kafka_marshal.protocol.state import SCHEDULED_MAX, SCOPED_MAX
+from kafka_marshal.protocol.text import scope_texts
 from kafka_marshal.testing.fakestore import AppendFate
 
 K = 4
@@ -46,7 +61,8 @@ def _cluster():
 def operation(cluster, client="admin", **changes):
     follower = Stepping(cluster, client)
     follower.catch_up(100)
-    wanted = {"group_id": "g", "partition_count": K, "for_ms": FOR_MS} | changes
+    period = Period(for_ms=FOR_MS)
+    wanted = {"group_id": "g", "partition_count": K, "period": period} | changes
     return PauseOperation(follower, cluster.clock.view(), Sender(client), **wanted)
 
 
@@ -56,7 +72,8 @@ def sent(cluster, client="admin"):
     for t in range(K):
         for line in lines(cluster, t):
             record = line.record
-            if isinstance(record, ReleaseGroup) and record.client_id == client:
+            is_pause = isinstance(record, ReleaseGroup | PauseGroup)
+            if is_pause and record.client_id == client:
                 message = line.transition.effect or line.transition.reason
                 found.append((line.time_ms, t, message))
     return [each[1:] for each in sorted(found)]
@@ -212,5 +229,230 @@ def test_a_halted_partition_keeps_nobody_waiting(cluster):
         one.begin(H)
 
 
+# --- a pause that begins later, and the ends of pauses
+
+
+def later(cluster, *, begin=500, lasts=FOR_MS, client="admin", **changes):
+    begin_ms = cluster.clock.wall_ms() + begin
+    period = Period(for_ms=lasts, begin_ms=begin_ms, until_ms=begin_ms + lasts)
+    return operation(cluster, client, period=period, **changes), period
+
+
+def tick(cluster):
+    for t in range(K):
+        write(cluster, b"time passes", t)
+
+
+def test_a_scheduled_pause_begins_everywhere_without_its_admin(cluster):
+    one, period = later(cluster)
+    one.begin(TIMEOUT_MS)
+    assert sorted(sent(cluster)) == [(t, "scheduled") for t in range(K)]
+    assert sent(cluster)[0][0] == HOME
+    assert paused(cluster) == set()
+    cluster.run(500)
+    tick(cluster)
+    pauses = [fold(cluster, t).active_pause("g") for t in range(K)]
+    assert {(p.op_id, p.until_ms) for p in pauses} == {(one.op_id, period.until_ms)}
+    cluster.run(FOR_MS)
+    tick(cluster)
+    assert paused(cluster) == set()
+    # Nothing was renewed.
+    assert len(sent(cluster)) == K
+
+
+def test_a_refused_schedule_is_undone_in_all(cluster):
+    follower = Stepping(cluster, "other")
+    follower.catch_up(100)
+    taken = OTHERS[0]
+    for number in range(SCHEDULED_MAX):
+        begin_ms = cluster.clock.wall_ms() + 10_000
+        record = PauseGroup(
+            **Sender("other").fields("g"),
+            op_id=bytes([number]) * 16,
+            begin_time=begin_ms,
+            msg_expire_time=begin_ms + 9,
+            scope=None,
+            reason=None,
+        )
+        write(cluster, record, taken)
+    one, _ = later(cluster)
+    with pytest.raises(ClaimRejected, match="cancel one with") as raised:
+        one.begin(TIMEOUT_MS)
+    assert raised.value.reason == "limits"
+    groups = {t: fold(cluster, t).groups["g"] for t in range(K)}
+    assert all(group.scheduled_as(one.op_id) is None for group in groups.values())
+    assert sent(cluster)[-1] == (HOME, "unpaused")
+
+
+def test_a_pause_until_a_time_is_not_moved_by_its_renewals(cluster):
+    until_ms = cluster.clock.wall_ms() + FOR_MS
+    one = operation(cluster, period=Period(for_ms=FOR_MS, until_ms=until_ms))
+    one.begin(TIMEOUT_MS)
+    end_ms = cluster.clock.now_ms() + FOR_MS // 2
+    one.hold_until(lambda: cluster.clock.now_ms() >= end_ms, FOR_MS)
+    pauses = [fold(cluster, t).active_pause("g") for t in range(K)]
+    assert {pause.until_ms for pause in pauses} == {until_ms}
+
+
+def test_a_pause_whose_end_has_passed_is_not_repeated(cluster):
+    one = operation(cluster, period=Period(for_ms=9, until_ms=1))
+    with pytest.raises(ClaimRejected, match="has passed") as raised:
+        one.begin(TIMEOUT_MS)
+    assert raised.value.reason == "expired"
+    assert sent(cluster) == [(HOME, "expired")]
+
+
+def chosen(cluster, *, op_id=None):
+    follower = Stepping(cluster, "reader")
+    follower.catch_up(100)
+    wall_ms = cluster.clock.wall_ms()
+    return ending(follower, "g", op_id=op_id, wall_ms=wall_ms)
+
+
+def test_a_resume_ends_what_lasts_and_what_is_due(cluster):
+    planned, _ = later(cluster, begin=400)
+    planned.begin(TIMEOUT_MS)
+    far, _ = later(cluster, begin=90_000, client="far")
+    far.begin(TIMEOUT_MS)
+    one = operation(cluster, "now")
+    one.begin(TIMEOUT_MS)
+    assert chosen(cluster) == dict.fromkeys(range(K), (one.op_id,))
+    assert chosen(cluster, op_id=far.op_id) == dict.fromkeys(range(K), (far.op_id,))
+    cluster.run(400)
+    both = dict.fromkeys(range(K), (one.op_id, planned.op_id))
+    assert chosen(cluster) == both
+
+
+def test_a_resume_cancels_the_only_scheduled_pause(cluster):
+    with pytest.raises(ClaimRejected, match="not paused; see: marshal groups list"):
+        chosen(cluster)
+    one, _ = later(cluster)
+    one.begin(TIMEOUT_MS)
+    assert chosen(cluster) == dict.fromkeys(range(K), (one.op_id,))
+    two, _ = later(cluster, client="two")
+    two.begin(TIMEOUT_MS)
+    with pytest.raises(ClaimRejected, match=one.op_id.hex()) as raised:
+        chosen(cluster)
+    assert raised.value.reason == "ambiguous"
+    with pytest.raises(ClaimRejected, match="groups describe g") as raised:
+        chosen(cluster, op_id=bytes(16))
+    assert raised.value.reason == "not_paused"
+
+
+def test_every_record_names_the_person():
+    sender = Sender("admin", "ada")
+    record = sender.record("g", b"o" * 16, expire_ms=1, reason=None)
+    assert person_of(record) == "ada"
+    assert (
+        person_of(Sender("admin").record("g", b"o" * 16, expire_ms=1, reason=""))
+        is None
+    )
+
+
+def test_the_person_is_the_user_unless_the_environment_names_another(monkeypatch):
+    monkeypatch.setattr(pausing.getpass, "getuser", lambda: "root")
+    monkeypatch.delenv("MARSHAL_AS", raising=False)
+    assert current_person() == "root"
+    monkeypatch.setenv("MARSHAL_AS", "ada")
+    assert current_person() == "ada"
+    monkeypatch.setenv("MARSHAL_AS", "")
+    assert current_person() is None
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("uid 7"), OSError("no user"), ImportError()]
+)
+def test_a_user_without_a_name_is_nobody(monkeypatch, error):
+    def getuser():
+        raise error
+
+    monkeypatch.setattr(pausing.getpass, "getuser", getuser)
+    monkeypatch.delenv("MARSHAL_AS", raising=False)
+    assert current_person() is None
+
+
 def test_a_pause_is_ended_at_home_last():
     assert in_order(range(4), home=1) == [0, 2, 3, 1]
+
+
+# --- Some partitions only ---
+
+
+def scoped(cluster, client="admin", **changes):
+    scope = (ScopedTopic("t", (0, 1)),)
+    return operation(cluster, client, **({"scope": scope} | changes))
+
+
+def scopes(cluster):
+    """Return the pauses of some partitions: what they name, and where they last."""
+    found = {}
+    for t in range(K):
+        group = fold(cluster, t).groups.get("g")
+        for pause in () if group is None else group.scoped:
+            found.setdefault((pause.op_id, scope_texts(pause.scope)), set()).add(t)
+    return found
+
+
+def test_a_pause_of_some_partitions_is_in_all_and_renewed(cluster):
+    one = scoped(cluster)
+    one.begin(TIMEOUT_MS)
+    assert sent(cluster)[0] == (HOME, "paused")
+    assert scopes(cluster) == {(one.op_id, ("t:0,1",)): set(range(K))}
+    assert paused(cluster) == set()
+    ends_ms = one.ends_ms
+    end_ms = cluster.clock.now_ms() + 2 * FOR_MS
+    assert one.hold_until(lambda: cluster.clock.now_ms() >= end_ms, 3 * FOR_MS)
+    assert max(one.ends_ms) > max(ends_ms)
+    cluster.run(FOR_MS)
+    tick(cluster)
+    assert scopes(cluster) == {}
+
+
+def test_several_pauses_last_beside_that_of_the_group(cluster):
+    one, two, whole = scoped(cluster), scoped(cluster, "other"), operation(cluster)
+    for each in (one, two, whole):
+        each.begin(TIMEOUT_MS)
+    assert len(scopes(cluster)) == 2
+    assert paused(cluster) == set(range(K))
+    every = chosen(cluster)
+    assert set(every[0]) == {one.op_id, two.op_id, whole.op_id}
+    assert chosen(cluster, op_id=two.op_id) == dict.fromkeys(range(K), (two.op_id,))
+
+
+def test_a_ninth_pause_is_refused_and_undone(cluster):
+    for number in range(SCOPED_MAX):
+        record = PauseGroup(
+            **Sender("other").fields("g"),
+            op_id=bytes([number]) * 16,
+            begin_time=0,
+            msg_expire_time=cluster.clock.wall_ms() + 9_000,
+            scope=(ScopedTopic("t", ()),),
+            reason=None,
+        )
+        write(cluster, record, OTHERS[0])
+    with pytest.raises(ClaimRejected, match="8 pauses of some topics") as raised:
+        scoped(cluster).begin(TIMEOUT_MS)
+    assert raised.value.reason == "limits"
+    assert sent(cluster)[-1] == (HOME, "unpaused")
+
+
+def test_a_scope_within_the_limits():
+    found = scope_of_topics(config(level=2), {"u": None, "t": [3, 0, 3]})
+    assert scope_texts(found) == ("t:0,3", "u")
+    assert scope_texts(None) == ()
+
+
+@pytest.mark.parametrize(
+    ("level", "wanted", "expected"),
+    [
+        pytest.param(1, {"t": None}, "from level 2 on", id="level"),
+        pytest.param(2, {}, "1 to 16 topics", id="none"),
+        pytest.param(2, {"t": range(257)}, "up to 256 partitions", id="partitions"),
+        pytest.param(
+            2, {f"t{n}": None for n in range(17)}, "1 to 16 topics", id="topics"
+        ),
+    ],
+)
+def test_a_scope_beyond_the_limits(level, wanted, expected):
+    with pytest.raises(ConfigurationError, match=expected):
+        scope_of_topics(config(level=level), wanted)

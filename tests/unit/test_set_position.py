@@ -2,162 +2,71 @@
 
 from contextlib import suppress
 
+import msgspec
 import pytest
-from enginekit import H, fold, owning, world
+from enginekit import H, fold, owning, spec, world, write
+from logkit import schedule
+from positionkit import (
+    FOR_MS,
+    HOME,
+    KEYS,
+    NEW,
+    OLD,
+    OP,
+    TIMEOUT_MS,
+    Died,
+    K,
+    Stepping,
+    following,
+    is_paused,
+    key,
+    locks,
+    operation,
+    place_of,
+    plan,
+    positions,
+    run_plan,
+    set_all,
+    write_key,
+    written,
+)
 
-from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import (
     ClaimRejected,
     ConfigurationError,
     DeadlineExceeded,
     GroupPaused,
 )
-from kafka_marshal.pausing import PauseOperation, Sender
-from kafka_marshal.protocol.codec import encode
-from kafka_marshal.protocol.hashing import coordinating_partition, home_partition
+from kafka_marshal.pausing import PauseOperation, Period, Sender
+from kafka_marshal.protocol.codec import decode, encode, undone_of
 from kafka_marshal.protocol.records import (
-    ClaimingPartition,
     DecidePosition,
-    ReleasingPartition,
     ResolvePosition,
     StagePosition,
 )
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.resolving import ABORTED, COMMITTED, UNDECIDED
 from kafka_marshal.set_position import (
-    ABORTED,
-    COMMITTED,
     STAGE_BYTES_MAX,
-    UNDECIDED,
     PositionPlan,
     SetPosition,
     Target,
     parts,
+    plan_undo,
 )
 from kafka_marshal.testing.fakestore import AppendFate
-
-K = 4
-KEYS = 6
-HOME = home_partition("g", partition_count=K)
-TIMEOUT_MS = 30_000
-FOR_MS = 2 * H
-OP = "0f" * 16
-OLD, NEW = 9, 2
-
-
-class Died(Exception):
-    """The admin was killed."""
-
-
-class Stepping(Follower):
-    """Lets the world go on where production code would wait for the log."""
-
-    def __init__(self, cluster, name):
-        self.cluster = cluster
-        self.own_log = cluster.kafka.coordination_log(name=name)
-        self.left = None
-        super().__init__(self.own_log, cluster.clock.view())
-
-    def step(self, timeout_ms, **rest):
-        if timeout_ms:
-            self.cluster.run(20)
-        return super().step(0, **rest)
-
-    def append(self, partition, record):
-        if self.left is not None:
-            if self.left == 0:
-                raise Died
-            self.left -= 1
-        return super().append(partition, record)
-
-
-def plan(position=NEW, *, op=OP, count=KEYS, topic_id=None):
-    targets = tuple(
-        Target(topic="t", topic_id=topic_id, partition=p, position=position)
-        for p in range(count)
-    )
-    return PositionPlan(op_id=op, group_id="g", targets=targets)
-
-
-def operation(cluster, name="admin", *, wanted=None, **changes):
-    follower = Stepping(cluster, name)
-    follower.catch_up(100)
-    return SetPosition(
-        follower,
-        cluster.clock.view(),
-        Sender(name),
-        plan=wanted or plan(),
-        config=changes.pop("config", cluster.config),
-        for_ms=FOR_MS,
-        **changes,
-    )
-
-
-def key(partition):
-    return Key("g", "t", partition)
-
-
-def place_of(partition):
-    return coordinating_partition("t", partition, partition_count=K)
-
-
-def write_key(cluster, partition, *, client="old", granted=False):
-    """Let a client claim a key, and release it at position ``OLD``."""
-    follower = Stepping(cluster, client)
-    follower.catch_up(100)
-    t = place_of(partition)
-    sender = Sender(client)
-    claim = ClaimingPartition(
-        **sender.fields("g"),
-        generation=cluster.config.generation,
-        topic="t",
-        partition=partition,
-        topic_id=None,
-        resume_hash=None,
-        expected_epoch=None,
-        resume=None,
-    )
-    sent = follower.append(t, claim)
-    follower.await_all([sent], TIMEOUT_MS)
-    released = ReleasingPartition(
-        **sender.fields("g"),
-        topic="t",
-        partition=partition,
-        epoch=sent.transition.epoch,
-        position=OLD,
-        successor=None,
-        reason=None,
-    )
-    follower.await_all([follower.append(t, released)], TIMEOUT_MS)
 
 
 @pytest.fixture(name="cluster")
 def _cluster():
-    cluster = world(partitions=K, records=(20,) * KEYS)
-    for partition in range(KEYS):
-        write_key(cluster, partition)
-    return cluster
+    return written()
 
 
-def positions(cluster):
-    return [fold(cluster, place_of(p)).keys[key(p)].position for p in range(KEYS)]
-
-
-def locks(cluster):
-    return [k for t in range(K) for ks in fold(cluster, t).locked.values() for k in ks]
-
-
-def is_paused(cluster):
-    return any(fold(cluster, t).active_pause("g") for t in range(K))
-
-
-def of_kind(cluster, kind):
-    found = []
+def records(cluster):
     for t in range(K):
-        log = cluster.kafka.log(cluster.place(t))
-        found += [
-            (t, stored) for stored in log.records if stored.value.startswith(kind)
-        ]
-    return found
+        for stored in cluster.kafka.log(cluster.place(t)).records:
+            value = stored.entry().value
+            if value is not None:
+                yield decode(value)
 
 
 # --- plans
@@ -219,8 +128,6 @@ def test_positions_are_split_into_records_that_fit():
 
 
 def test_a_topic_of_an_earlier_level_is_to_be_upgraded(cluster):
-    import msgspec
-
     config = msgspec.structs.replace(cluster.config, feature_level=1)
     with pytest.raises(ConfigurationError, match="marshal topic upgrade"):
         operation(cluster, config=config)
@@ -267,38 +174,68 @@ def test_keys_that_the_log_does_not_know_are_made():
 
 
 def test_an_operation_that_is_over_changes_nothing(cluster):
-    operation(cluster).run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
+    first = operation(cluster).run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
+    ends = [fold(cluster, t).next_offset for t in range(K)]
     again = operation(cluster, "again").run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
-    assert (again.outcome, again.moved) == (COMMITTED, {})
-    assert positions(cluster) == [NEW] * KEYS
+    assert (again.outcome, again.moved) == (COMMITTED, first.moved)
+    assert [fold(cluster, t).next_offset for t in range(K)] == ends
+
+
+def test_steps_are_reported(cluster):
+    steps = []
+    one = operation(cluster, on_progress=steps.append)
+    one.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
+    names = [each.step for each in steps]
+    assert names == ["pause", "drain", "lock", "commit", "resolve", "resolve"]
+    assert (steps[0].left_count, steps[1].left_count) == (K, 0)
 
 
 # --- nothing is set
 
 
-def test_a_check_that_fails_after_the_drain_ends_it(cluster):
-    def check(known):
-        assert {k: s.position for k, s in known.items()} == {
-            key(p): OLD for p in range(KEYS)
-        }
-        raise ClaimRejected("not forward", reason="grants")
-
+def test_a_group_at_most_once_goes_back_only_if_that_is_allowed():
+    cluster = written(granted_to=OLD)
     one = operation(cluster)
-    with pytest.raises(ClaimRejected, match="not forward"):
-        one.run(TIMEOUT_MS, check=check, drain_ms=TIMEOUT_MS)
+    with pytest.raises(ClaimRejected, match="allow_reprocess=True") as raised:
+        one.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
+    assert (raised.value.reason, one.outcome) == ("reprocess", UNDECIDED)
+    assert not is_paused(cluster)
+    assert positions(cluster) == [OLD + 1] * KEYS
+    allowed = msgspec.structs.replace(plan(), allows_reprocess=True)
+    two = operation(cluster, "two", wanted=allowed)
+    assert two.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS).outcome == COMMITTED
+    keys = [fold(cluster, place_of(p)).keys[key(p)] for p in range(KEYS)]
+    assert {(k.position, k.granted) for k in keys} == {(NEW, NEW)}
+
+
+def test_a_group_at_most_once_goes_forward():
+    cluster = written(granted_to=OLD)
+    one = operation(cluster, wanted=plan(OLD + 1))
+    assert one.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS).outcome == COMMITTED
+
+
+def test_leave_to_go_back_is_asked_again_after_the_drain():
+    """A grant before the pause passes the position that was to be forward."""
+    cluster = written(granted_to=OLD)
+    one = operation(cluster, wanted=plan(OLD + 5))
+    begin = one._pause.begin
+
+    def granted_meanwhile(timeout_ms):
+        write_key(cluster, 0, granted_to=OLD + 9)
+        begin(timeout_ms)
+
+    one._pause.begin = granted_meanwhile
+    with pytest.raises(ClaimRejected, match="up to offset 19"):
+        one.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
     assert one.outcome == ABORTED
-    assert positions(cluster) == [OLD] * KEYS
+    assert positions(cluster) == [OLD + 10] + [OLD + 1] * (KEYS - 1)
     assert (locks(cluster), is_paused(cluster)) == ([], False)
 
 
 def test_an_owner_that_does_not_let_go_is_waited_for_until_the_deadline():
-    cluster = world(partitions=K, records=(20,) * KEYS)
-    for partition in range(1, KEYS):
-        write_key(cluster, partition)
+    cluster = written(first=1)
     node = cluster.node("stuck")
     cluster.run(H)
-    follower = Stepping(cluster, "stuck-owner")
-    follower.catch_up(100)
     one = operation(cluster)
     del node
     one._is_drained = lambda: False
@@ -318,15 +255,14 @@ def test_a_topic_with_another_id_is_refused(cluster):
 
 
 def test_another_pause_keeps_it_out(cluster):
-    follower = Stepping(cluster, "other")
-    follower.catch_up(100)
+    follower = following(cluster, "other")
     pause = PauseOperation(
         follower,
         cluster.clock.view(),
         Sender("other"),
         group_id="g",
         partition_count=K,
-        for_ms=10 * H,
+        period=Period(for_ms=10 * H),
     )
     pause.begin(TIMEOUT_MS)
     with pytest.raises(GroupPaused, match="'other'"):
@@ -337,7 +273,7 @@ def test_another_pause_keeps_it_out(cluster):
 
 def test_an_operation_that_is_not_resolved_keeps_others_out(cluster):
     one = operation(cluster)
-    one._resolve = lambda *_, **__: (_ for _ in ()).throw(Died)
+    one._resolution._resolve = lambda *_, **__: (_ for _ in ()).throw(Died)
     with pytest.raises(Died):
         one.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
     cluster.run(2 * FOR_MS)
@@ -435,3 +371,147 @@ def test_a_straggling_stage_finds_that_the_operation_is_over(cluster):
     one._follower.await_all([sent], TIMEOUT_MS)
     assert sent.transition.reason == "op_over"
     assert locks(cluster) == []
+
+
+# --- undo
+
+UNDO, REDO = "2f" * 16, "3f" * 16
+
+
+def undo_plan(cluster, *, op=OP, new_op=UNDO, **changes):
+    worlds = [fold(cluster, t) for t in range(K)]
+    return plan_undo(worlds, group_id="g", op_id=op, new_op_id=new_op, **changes)
+
+
+def test_an_undo_restores_the_positions_and_can_be_undone():
+    cluster = written()
+    before = positions(cluster)
+    set_all(cluster)
+    wanted = undo_plan(cluster)
+    assert (wanted.undoes, wanted.left_out) == (OP, ())
+    assert PositionPlan.from_bytes(wanted.to_bytes()) == wanted
+    assert run_plan(cluster, wanted).outcome == COMMITTED
+    assert positions(cluster) == before
+    marked = {
+        (type(record).__name__, record.op_id.hex(), undone.hex())
+        for record in records(cluster)
+        if (undone := undone_of(record))
+    }
+    assert marked == {(name, UNDO, OP) for name in ("StagePosition", "DecidePosition")}
+    run_plan(cluster, undo_plan(cluster, op=UNDO, new_op=REDO), "redoing")
+    assert positions(cluster) == [NEW] * KEYS
+
+
+def test_an_undo_at_most_once_restores_what_was_granted():
+    cluster = written(granted_to=OLD)
+    allowed = msgspec.structs.replace(plan(), allows_reprocess=True)
+    run_plan(cluster, allowed, "admin")
+    assert {t.position for t in undo_plan(cluster).targets} == {OLD + 1}
+    run_plan(cluster, undo_plan(cluster))
+    assert positions(cluster) == [OLD + 1] * KEYS
+
+
+def test_a_position_that_was_unknown_is_listed(cluster):
+    fresh = written(first=1)
+    set_all(fresh)
+    wanted = undo_plan(fresh)
+    assert wanted.left_out == (("t", 0),)
+    assert [each.partition for each in wanted.targets] == list(range(1, KEYS))
+    run_plan(fresh, wanted)
+    assert positions(fresh) == [NEW] + [OLD] * (KEYS - 1)
+
+
+def test_an_undo_of_nothing_is_refused(cluster):
+    with pytest.raises(ClaimRejected, match="not committed") as raised:
+        undo_plan(cluster)
+    assert raised.value.reason == "unknown_operation"
+
+
+def test_an_undo_needs_every_key_of_the_operation(cluster):
+    set_all(cluster)
+    follower = following(cluster, "admin-2")
+    worlds = follower.worlds
+    del worlds[place_of(0)].keys[key(0)]
+    names = {"group_id": "g", "op_id": OP, "new_op_id": UNDO}
+    with pytest.raises(ClaimRejected, match=r"6 partitions .* 5 of them") as raised:
+        plan_undo(worlds, **names)
+    assert raised.value.reason == "partial"
+    assert len(plan_undo(worlds, **names, is_partial=True).targets) == KEYS - 1
+
+
+def test_where_a_later_operation_has_replaced_the_verdict_an_undo_takes_the_rest(
+    cluster,
+):
+    """How many keys the first one had is not known any more."""
+    set_all(cluster)
+    set_all(cluster, 7, op="1f" * 16, count=1)
+    assert [each.partition for each in undo_plan(cluster).targets] == [1, 2, 3, 4, 5]
+
+
+def test_an_undo_gives_up_where_a_key_has_changed_since_it_was_planned(cluster):
+    set_all(cluster)
+    wanted = undo_plan(cluster)
+    set_all(cluster, 7, op="1f" * 16, count=1)
+    with pytest.raises(ClaimRejected, match="has changed") as raised:
+        run_plan(cluster, wanted)
+    assert raised.value.reason == "changed"
+    assert positions(cluster) == [7] + [NEW] * (KEYS - 1)
+
+
+def test_an_undo_claims_no_key_that_is_gone(cluster):
+    set_all(cluster)
+    one = operation(cluster, "undoing", wanted=undo_plan(cluster))
+    keys = one._world(place_of(0)).keys
+    kept = keys.pop(key(0))
+    one._create_keys(TIMEOUT_MS)
+    assert key(0) not in keys
+    keys[key(0)] = kept
+
+
+# --- beside pauses of some partitions (PROTOCOL 4.15)
+
+
+def pause_topic(cluster, numbers):
+    """Pause some partitions of the topic everywhere, for longer than an operation."""
+    until_ms = cluster.clock.wall_ms() + 100 * H
+    record = schedule(0, until_ms, op=b"s" * 16, scope={"t": numbers})
+    for t in range(K):
+        write(cluster, record, t)
+    return until_ms
+
+
+def owners(cluster):
+    """Return the partitions with an owner."""
+    keys = {p: fold(cluster, place_of(p)).keys[key(p)] for p in range(KEYS)}
+    return {p for p, known in keys.items() if known.owner is not None}
+
+
+def test_partitions_that_are_paused_are_set_and_not_waited_for(cluster):
+    node = cluster.node("a", spec=spec())
+    cluster.run_until(lambda: len(node.held) == KEYS, 4 * H)
+    pause_topic(cluster, (0, 1))
+    rest = set(range(2, KEYS))
+    cluster.run_until(lambda: owners(cluster) == rest, 4 * H)
+    seen = []
+    one = operation(cluster, on_progress=seen.append)
+    assert one.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS).outcome == COMMITTED
+    assert positions(cluster) == [NEW] * KEYS
+    drain = [each.left_count for each in seen if each.step == "drain"]
+    assert drain[-1] == 0
+    assert max(drain) <= len(rest)
+    cluster.run_until(lambda: owners(cluster) == rest, 4 * H)
+    # The other pause lasts, and nobody claims its partitions.
+    cluster.run(4 * H)
+    assert owners(cluster) == rest
+
+
+def test_a_partition_without_a_key_that_is_paused_names_the_pause():
+    cluster = written(first=1)
+    until_ms = pause_topic(cluster, (0,))
+    with pytest.raises(GroupPaused, match=r"t-0 .*73737373") as raised:
+        operation(cluster).run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
+    assert (raised.value.until_ms, raised.value.by) == (until_ms, "admin")
+    assert (is_paused(cluster), locks(cluster)) == (False, [])
+    # Those that have keys can be set.
+    rest = PositionPlan(op_id=OP, group_id="g", targets=plan().targets[1:])
+    assert run_plan(cluster, rest, "other").outcome == COMMITTED

@@ -3,7 +3,7 @@
 import pytest
 from enginekit import KEY as OWNED
 from enginekit import fold
-from logkit import KEY, OP, H, Log, beat, pause
+from logkit import KEY, H, Log, beat, offer, pause, ready
 from pastkit import past
 
 from kafka_marshal import (
@@ -15,81 +15,13 @@ from kafka_marshal import (
     WrongCluster,
     watch,
 )
-from kafka_marshal.protocol.codec import encode
+from kafka_marshal.past import Since
 from kafka_marshal.protocol.rationalizer import apply
-from kafka_marshal.protocol.records import ReleaseGroup
 from kafka_marshal.protocol.snapshot import digest
-from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.protocol.types import LogEntry
-from kafka_marshal.views import REASONS_MAX, LogScan, Prefix
+from kafka_marshal.views import LogScan
 
 __all__ = ["past"]
 UNTIL = 2_000_000
-
-
-def entry(offset, timestamp_ms=0, value=b""):
-    return LogEntry(
-        offset=offset,
-        leader_epoch=0,
-        timestamp_ms=timestamp_ms,
-        timestamp_type=1,
-        value=value,
-    )
-
-
-def accepted(prefix, *entries, partition=0):
-    return [e.offset for e in entries if prefix.accept(partition, e)]
-
-
-def test_a_view_of_an_offset_ends_there():
-    prefix = Prefix({0: 1}, None)
-    assert accepted(prefix, *map(entry, range(4))) == [0, 1]
-    assert accepted(prefix, entry(0), partition=1) == []
-
-
-def test_a_view_of_a_time_is_a_prefix_though_a_clock_goes_back():
-    prefix = Prefix(None, 10)
-    times = [entry(0, 5), entry(1, 11), entry(2, 7), entry(3, 12)]
-    assert accepted(prefix, *times) == [0]
-    assert accepted(prefix, entry(0, 10), partition=1) == [0]
-
-
-def released(reason, *, op=OP, seq=0):
-    record = ReleaseGroup(
-        client_id="admin",
-        group_id="g",
-        incarnation=bytes(16),
-        seq=seq,
-        op_id=op,
-        msg_expire_time=UNTIL,
-        reason=reason,
-    )
-    return encode(record)
-
-
-def test_the_first_reason_of_an_operation_is_kept():
-    prefix = Prefix(None, None)
-    for seq, reason in enumerate(("deploy", "still", None)):
-        prefix.accept(0, entry(seq, value=released(reason, seq=seq)))
-    prefix.accept(0, entry(9, value=b"\x01\x05\x00garbage"))
-    prefix.accept(0, entry(10, value=None))
-    assert prefix.reasons == {("g", OP): "deploy"}
-
-
-def test_reasons_beyond_the_view_are_left_out():
-    prefix = Prefix({0: -1}, None)
-    prefix.accept(0, entry(0, value=released("later")))
-    assert prefix.reasons == {}
-
-
-def test_reasons_are_bounded():
-    prefix = Prefix(None, None)
-    for number in range(REASONS_MAX + 5):
-        op = number.to_bytes(16, "big")
-        prefix.accept(0, entry(number, value=released(str(number), op=op)))
-    assert len(prefix.reasons) == REASONS_MAX
-    assert ("g", (5).to_bytes(16, "big")) in prefix.reasons
-    assert ("g", (4).to_bytes(16, "big")) not in prefix.reasons
 
 
 def test_an_age_is_estimated_with_the_time_since():
@@ -109,6 +41,28 @@ def test_claims_are_sorted_and_by_group():
     world = World([log.state], {})
     assert [key.group_id for key, _ in world.claims()] == ["g", "h"]
     assert [key.group_id for key, _ in world.claims("h")] == ["h"]
+
+
+def test_open_handoffs_are_shown_with_phase_and_times():
+    log = Log(level=2)
+    other = KEY._replace(group_id="h")
+    for key in (other, KEY):
+        log.append(offer(log.claimed(key=key), key=key))
+    since_ms = log.state.now_ms
+    log.append(ready(log.key().epoch), after=5)
+    world = World([log.state], {})
+    (row,) = world.handoffs("g")
+    assert row == {
+        **KEY._asdict(),
+        "owner": "c1",
+        "successor": "c2",
+        "phase": "ready",
+        "since_ms": since_ms,
+        "until_ms": since_ms + H,
+    }
+    assert [each["phase"] for each in world.handoffs()] == ["ready", "offered"]
+    late = World([log.state], {0: H})
+    assert [each["group_id"] for each in late.handoffs()] == ["g"]
 
 
 @pytest.mark.parametrize(
@@ -170,29 +124,14 @@ def test_a_topic_that_is_in_order():
 def test_a_pause_has_no_reason_in_the_world_itself():
     log = Log()
     log.append(pause(UNTIL))
-    assert World([log.state], {}).reasons == {}
+    assert World([log.state], {}).notes == {}
 
 
 # --- the past, where retention has deleted the start of the log
 
 
-def entries_of(past):
-    return [
-        each.entry() for each in past.cluster.kafka.log(past.cluster.place(0)).records
-    ]
-
-
-def whole(past, offset):
-    """Fold the whole log up to an offset, before anything of it is deleted."""
-    state = WorldState(0)
-    for each in entries_of(past):
-        if each.offset <= offset:
-            apply(state, each)
-    return state
-
-
 def test_the_past_begins_at_the_newest_checkpoint_before_it(past):
-    expected = {at: whole(past, at) for at in range(past.end)}
+    expected = {at: past.whole(at) for at in range(past.end)}
     past.delete(past.begins[0])
     for at in range(past.ends[0], past.end):
         view = World.at(offset={0: at})
@@ -219,9 +158,9 @@ def test_a_partition_that_is_not_asked_about_is_not_unknown(past):
 
 
 def test_a_time_of_the_past_begins_at_a_checkpoint_before_it(past):
-    times = {each.offset: each.timestamp_ms for each in entries_of(past)}
+    times = {each.offset: each.timestamp_ms for each in past.entries()}
     at_ms = times[past.ends[1]]
-    expected = whole(past, max(o for o, ms in times.items() if ms <= at_ms))
+    expected = past.whole(max(o for o, ms in times.items() if ms <= at_ms))
     past.delete(past.begins[0])
     view = World.at(time_ms=at_ms)
     assert digest(view.partitions[0]) == digest(expected)
@@ -231,7 +170,7 @@ def test_a_time_of_the_past_begins_at_a_checkpoint_before_it(past):
 def test_a_log_that_is_whole_is_folded_from_its_start(past):
     view = World.at(offset={0: 3})
     assert view.log_start_missing == ()
-    assert digest(view.partitions[0]) == digest(whole(past, 3))
+    assert digest(view.partitions[0]) == digest(past.whole(3))
 
 
 def test_a_scan_begins_at_the_first_checkpoint_that_remains(past):
@@ -269,3 +208,64 @@ def test_a_watch_of_the_whole_log_begins_there_too(past, monkeypatch):
     with WorldWatch.open() as watching:
         watching.catch_up(30_000)
         assert watching.world().log_start_missing == (0,)
+
+
+# --- readings of a part of the log, which is whole
+
+
+def test_a_scan_since_a_moment_begins_at_the_newest_checkpoint_before_it(past):
+    expected = digest(fold(past.cluster))
+    times = {each.offset: each.timestamp_ms for each in past.entries()}
+    for since, begun in (
+        (Since(offsets={0: past.end}), past.begins[1] + 1),
+        (Since(offsets={0: past.ends[1]}), past.begins[0] + 1),
+        (Since(offsets={0: past.begins[0]}), 0),
+        (Since(offsets={}), 0),
+        (Since(time_ms=times[past.ends[1]]), past.begins[0] + 1),
+        (Since(time_ms=times[past.begins[0]]), 0),
+        (Since(time_ms=times[past.end - 1] + 1), past.begins[1] + 1),
+        (Since(time_ms=times[past.end - 1] + 1, fits=lambda _: False), 0),
+    ):
+        with LogScan() as scan:
+            restored = scan.restore(since=since)[0]
+            assert restored.world.next_offset == begun
+            for _, each in scan:
+                apply(restored.world, each)
+        assert digest(restored.world) == expected
+
+
+def test_a_scan_since_a_moment_ends_at_the_moment_of_its_view(past):
+    expected = digest(past.whole(past.ends[1] - 1))
+    with LogScan() as scan:
+        scan.until(offset={0: past.ends[1] - 1})
+        restored = scan.restore(since=Since(offsets={0: past.end}))[0]
+        assert restored.world.next_offset == past.begins[0] + 1
+        for _, each in scan:
+            apply(restored.world, each)
+    assert digest(restored.world) == expected
+
+
+def test_a_scan_of_selected_entries_reads_no_others(past):
+    for first, last in ((3, None), (3, 5), (0, 2), (past.end + 5, None)):
+        with LogScan() as scan:
+            scan.select(0, first=first, last=last)
+            found = [each.offset for _, each in scan]
+        end = past.end if last is None else last + 1
+        assert [at for at in found if at >= first] == list(range(first, end))
+        assert min(found, default=first) >= first
+    with LogScan() as scan:
+        scan.select(1)
+        assert list(scan) == []
+
+
+def test_losses_since_a_time_begin_before_the_claims_that_were_open_then(past):
+    times = {each.offset: each.timestamp_ms for each in past.entries()}
+    latest = max(times.values())
+    # The only claim is earlier than both checkpoints, so all of the log is read.
+    found = Losses.open(since_ms=latest + 1)
+    assert found.began_at == {}
+    assert found.lost == Losses.open().lost
+    past.delete(past.begins[0])
+    assert Losses.open(since_ms=latest + 1).began_at == {0: past.begins[0] + 1}
+    # No claim of another group was open.
+    assert Losses.open(since_ms=latest + 1, group_id="x").began_at == {}

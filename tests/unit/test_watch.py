@@ -14,18 +14,22 @@ from logkit import (
     fold,
     hashed,
     ident,
+    offer,
     pause,
+    ready,
     release,
     resume,
+    schedule,
 )
 from logkit import SECRET as A_SECRET
 from watchkit import TOPIC, Story
 
 from kafka_marshal.errors import DeadlineExceeded, LogTruncated
 from kafka_marshal.ports import LogRange
+from kafka_marshal.protocol.codec import person_to_tags
 from kafka_marshal.protocol.records import ReleasingPartition
 from kafka_marshal.protocol.types import TopicPartition
-from kafka_marshal.watch import PROBE_EVERY_MS, EarlyStates, WorldWatch
+from kafka_marshal.watch import PROBE_EVERY_MS, Changes, EarlyStates, WorldWatch
 
 
 @pytest.fixture
@@ -63,6 +67,29 @@ def test_claims_that_come_and_go(story):
     (released,) = watch.changes(0)
     assert (released.what, released.position) == ("released", 9)
     assert (released.reason, released.incarnation) == ("closed", INC)
+
+
+def test_a_handoff_is_reported_once_per_step():
+    story = Story(level=2)
+    epoch = story.write(claim("c1"))
+    watch = story.watch()
+
+    def changes():
+        return [(c.what, c.client_id, c.successor) for c in watch.changes(0)]
+
+    for record in (offer(epoch), offer(epoch), ready(epoch), ready(epoch)):
+        story.write(record)
+    assert changes() == [("offered", "c1", "c2"), ("ready", "c2", "c2")]
+    story.write(offer(epoch, None))
+    story.write(offer(epoch, None))
+    assert changes() == [("withdrawn", "c1", "c2")]
+    story.write(offer(epoch))
+    again = story.watch()
+    story.write(offer(epoch))
+    assert again.changes(0) == [], "it was open when the watch began"
+    story.write(msgspec.structs.replace(release(epoch), successor="c2"))
+    (released,) = again.changes(0)
+    assert released.successor == "c2"
 
 
 def test_claims_before_the_start_are_known_but_not_reported(story):
@@ -114,6 +141,7 @@ def test_a_pause_in_several_partitions_is_reported_once():
     (paused,) = watch.changes(0)
     assert (paused.what, paused.group_id, paused.client_id) == ("paused", "g", "admin")
     assert (paused.until_ms, paused.key) == (until_ms, None)
+    assert paused.person is None
     story.write(pause(0, seq=2))
     assert changes_of(watch) == []
     story.write(pause(0, seq=2), to=1)
@@ -128,6 +156,103 @@ def test_a_pause_that_runs_out_is_over_with_the_next_entry(story):
     assert changes_of(watch) == [("paused", "admin")]
     story.write(b"", after=1_000)
     assert changes_of(watch) == [("unpaused", None)]
+
+
+def test_a_pause_names_its_person(story):
+    watch = story.watch()
+    rest = pause(story.clock.wall_ms() + 1_000)
+    story.write(msgspec.structs.replace(rest, tags=person_to_tags("ada")))
+    (paused,) = watch.changes(0)
+    assert paused.person == "ada"
+    assert [n.person for n in watch.world().notes.values()] == ["ada"]
+
+
+def test_a_pause_that_another_person_renews_is_reported_once():
+    story = Story(partitions=2)
+    watch = story.watch()
+    until_ms = story.clock.wall_ms() + 5_000
+    first = msgspec.structs.replace(pause(until_ms), tags=person_to_tags("ada"))
+    other = pause(until_ms + 1_000, client="other")
+    other = msgspec.structs.replace(other, tags=person_to_tags("bob"))
+    for number in (0, 1):
+        story.write(first, to=number)
+    for number in (0, 1):
+        story.write(other, to=number)
+        story.write(msgspec.structs.replace(other, seq=1), to=number)
+    paused, renewed = watch.changes(0)
+    assert (paused.what, paused.person) == ("paused", "ada")
+    assert (renewed.what, renewed.person) == ("renewed", "bob")
+    assert renewed.until_ms == until_ms + 1_000
+    (row,) = watch.world().pauses()
+    assert (row["person"], row["renewed_by"]) == ("ada", "bob")
+
+
+def test_a_scheduled_pause_is_reported_with_its_begin():
+    story = Story(level=2)
+    watch = story.watch()
+    now_ms = story.clock.wall_ms()
+    plan = schedule(now_ms + 100, now_ms + 300)
+    plan = msgspec.structs.replace(plan, reason="rest", tags=person_to_tags("ada"))
+    story.write(plan)
+    story.write(plan)
+    (planned,) = watch.changes(0)
+    assert (planned.what, planned.begin_ms, planned.until_ms) == (
+        *("scheduled", now_ms + 100),
+        now_ms + 300,
+    )
+    assert (planned.reason, planned.person) == ("rest", "ada")
+    story.write(b"", after=100)
+    (begun,) = watch.changes(0)
+    assert (begun.what, begun.client_id, begun.reason) == ("paused", "admin", "rest")
+    assert (begun.person, begun.until_ms) == ("ada", now_ms + 300)
+    story.write(b"", after=200)
+    assert changes_of(watch) == [("unpaused", None)]
+
+
+def test_a_scheduled_pause_that_does_not_begin():
+    story = Story(level=2)
+    now_ms = story.clock.wall_ms()
+    story.write(schedule(now_ms + 100, now_ms + 300))
+    story.write(pause(now_ms + 400, op=ident("other")))
+    watch = story.watch()
+    story.write(pause(0))
+    assert changes_of(watch) == [("unscheduled", None)]
+    story.write(pause(0, op=ident("other"), seq=1))
+    assert changes_of(watch) == [("unpaused", None)]
+
+
+def test_a_scheduled_pause_is_cancelled_once_no_partition_has_it():
+    story = Story(partitions=2, level=2)
+    now_ms = story.clock.wall_ms()
+    for number in (0, 1):
+        story.write(schedule(now_ms + 100, now_ms + 300), to=number)
+        story.write(pause(now_ms + 400, op=ident("other")), to=number)
+    watch = story.watch()
+    story.write(pause(0))
+    assert changes_of(watch) == []
+    story.write(pause(0), to=1)
+    assert changes_of(watch) == [("unscheduled", None)]
+
+
+def test_a_scheduled_pause_of_a_state_begins_without_its_reason():
+    story = Story(level=2)
+    now_ms = story.clock.wall_ms()
+    story.write(schedule(now_ms + 100, now_ms + 300))
+    changes = Changes(story.watch().world().partitions)
+    watch = story.watch()
+    story.write(b"", after=100)
+    (folded,) = watch.read(0)
+    (begun,) = changes.apply(folded, worlds=watch.world().partitions)
+    assert (begun.what, begun.reason, begun.client_id) == ("paused", None, "admin")
+
+
+def test_a_scheduled_pause_may_begin_by_its_admin():
+    story = Story(level=2)
+    watch = story.watch()
+    now_ms = story.clock.wall_ms()
+    story.write(schedule(now_ms + 100, now_ms + 300))
+    story.write(pause(now_ms + 300))
+    assert changes_of(watch) == [("scheduled", "admin"), ("paused", "admin")]
 
 
 def test_every_entry_has_its_transitions(story):
@@ -222,7 +347,7 @@ def test_a_pause_in_a_kept_state_is_read_from_the_start_for_its_reason(story):
     rest = pause(story.clock.wall_ms() + 5_000)
     story.write(msgspec.structs.replace(rest, reason="a rest"))
     watch = story.watch(shelf(story))
-    assert list(watch.world().reasons.values()) == ["a rest"]
+    assert [n.reason for n in watch.world().notes.values()] == ["a rest"]
     story.write(beat(1), after=6_000)
     assert [c.what for c in watch.changes(0)] == ["unpaused"]
 

@@ -28,6 +28,7 @@ _WARNINGS = frozenset(
         "log_poll_failed",
         "mirror_drift",
         "mirror_failed",
+        "partitions_uncovered",
         "policy_failed",
         "position_jumped",
         "range_unknown",
@@ -43,6 +44,7 @@ _WARNINGS = frozenset(
         "topic_unchecked",
         "topics_limit",
         "uncommitted_backlog",
+        "warm_failed",
     }
 )
 _ERRORS = frozenset(

@@ -85,13 +85,37 @@ PAUSED = Family(
     "marshal_group_paused",
     Kind.GAUGE,
     _GROUP,
-    "1 while the group is paused, else 0.",
+    "1 while the whole group is paused, else 0.",
+)
+PAUSE = Family(
+    "marshal_pause_info",
+    Kind.GAUGE,
+    ("group", "operation", "by", "reason", "topics"),
+    "A pause that lasts or is scheduled: who, why, its topics (or `all`); always 1.",
+)
+PAUSE_BEGIN = Family(
+    "marshal_pause_begin_timestamp_seconds",
+    Kind.GAUGE,
+    ("group", "operation"),
+    "Begin of that pause; none where its first record was not read.",
+)
+PAUSE_END = Family(
+    "marshal_pause_end_timestamp_seconds",
+    Kind.GAUGE,
+    ("group", "operation"),
+    "End of that pause, unless it is renewed or ended before.",
 )
 DESIRED = Family(
     "marshal_desired_clients",
     Kind.GAUGE,
     _GROUP,
     "Most clients that could be given work; more would idle.",
+)
+UNCOVERED = Family(
+    "marshal_uncovered_partitions",
+    Kind.GAUGE,
+    _GROUP,
+    "Wanted partitions that no live client of the group can claim.",
 )
 STATE = Family(
     "marshal_claim_state",
@@ -172,6 +196,18 @@ TAKEOVER = Family(
     (*_TOPIC, "after"),
     "Log time from the earlier owner's last renewal or release to this claim.",
 )
+HANDOFFS = Family(
+    "marshal_handoffs",
+    Kind.GAUGE,
+    ("group", "phase"),
+    "Partitions offered, or ready and not released yet; or warming up here.",
+)
+HANDOFF_GAP = Family(
+    "marshal_handoff_gap_seconds",
+    Kind.HISTOGRAM,
+    _TOPIC,
+    "Log time from the release to the claim of a successor that had warmed up.",
+)
 IGNORED = Family(
     "marshal_records_ignored_total",
     Kind.COUNTER,
@@ -244,8 +280,11 @@ EVENTS = Family(
 )
 
 FAMILIES = (
-    *(BUILD, UP, INTERVAL, MEMBERS, PAUSED, DESIRED, STATE, FENCE, AGE, LEASE),
+    *(BUILD, UP, INTERVAL, MEMBERS, PAUSED, PAUSE, PAUSE_BEGIN, PAUSE_END),
+    *(DESIRED, UNCOVERED),
+    *(STATE, FENCE, AGE, LEASE),
     *(LAG, GROUP_LAG, UNCONFIRMED, HANDED, COMMITTED, WON, LOST, RELEASED),
+    *(HANDOFFS, HANDOFF_GAP),
     *(TAKEOVER, IGNORED, UNDECODABLE, REPLAY_LAG, CHECKPOINT_AGE, DIVERGED),
     *(WRONG_SETTINGS, READ_BACK, APPEND_FAILURES),
     *(STEP, EVENTS),

@@ -127,6 +127,49 @@ def end_offsets_are_a_barrier(rig: Rig) -> None:
     reader.close(TIMEOUT_MS)
 
 
+def times_are_looked_up(rig: Rig) -> None:
+    """The first entry at a time or later, of each partition that has one."""
+    log = rig.coordination_log()
+    for number in range(12):
+        append = log.append(number % 2, b"%d" % number)
+        until(append.is_done, "acknowledged")
+    entries = read_entries(log, 12)
+    for wanted in {entry.timestamp_ms for _, entry in entries}:
+        expected: dict[int, int] = {}
+        for number, entry in entries:
+            if entry.timestamp_ms >= wanted:
+                expected.setdefault(number, entry.offset)
+        assert log.offsets_for_times(wanted, TIMEOUT_MS) == expected
+    last = max(entry.timestamp_ms for _, entry in entries)
+    assert log.offsets_for_times(last + 1, TIMEOUT_MS) == {}
+    assert log.offsets_for_times(0, TIMEOUT_MS) == {0: 0, 1: 0}
+    log.close(TIMEOUT_MS)
+
+
+def a_search_finds_what_it_seeks(rig: Rig) -> None:
+    """Entries with a head are returned in order, and positions pass all others."""
+    log = rig.coordination_log()
+    wanted = {0: [b"x1", b"x2", b"x3"], 1: [b"x4"], 2: []}
+    for partition, values in wanted.items():
+        for value in (b"a", *values[:1], b"", b"b", *values[1:], b"c"):
+            until(log.append(partition, value).is_done, "acknowledged")
+    reader = rig.coordination_log()
+    ends = reader.end_offsets(TIMEOUT_MS)
+    entries: Entries = []
+
+    def is_there() -> bool:
+        entries.extend(reader.skim(POLL_MS, head=b"x"))
+        places = reader.positions()
+        return all(places[number] >= end for number, end in ends.items())
+
+    until(is_there, "the end reached")
+    for partition, values in wanted.items():
+        found = values_of(entries, partition)
+        assert [value for value in found if value and value[:1] == b"x"] == values
+    log.close(TIMEOUT_MS)
+    reader.close(TIMEOUT_MS)
+
+
 def appends_come_from_any_thread(rig: Rig) -> None:
     """Several threads append at once; nothing is lost, each keeps its order."""
     log = rig.coordination_log()
@@ -444,6 +487,8 @@ CHECKS: tuple[Check, ...] = (
     readers_agree,
     poll_honours_its_timeout,
     end_offsets_are_a_barrier,
+    times_are_looked_up,
+    a_search_finds_what_it_seeks,
     appends_come_from_any_thread,
     end_offsets_work_from_any_thread,
     large_values_come_through,

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kafka_marshal.config import COORDINATION_TOPIC
+from kafka_marshal.defaults import COORDINATION_TOPIC
 from kafka_marshal.errors import (
     CoordinationError,
     TopicMisconfigured,

@@ -26,6 +26,7 @@ class FakeCoordinationLog(CoordinationLog):
             Reads then return nothing and look-ups fail; appends wait, and land
             if it is restored within the delivery timeout.
         read_lag_ms: Delay with which this client sees records.
+        lags_ms: Such a delay of single partitions, where it is longer.
         poll_entries_max: Most entries that one ``poll`` returns.
         topic: Its name.
         topic_id: Id of the topic when it was opened.
@@ -37,6 +38,7 @@ class FakeCoordinationLog(CoordinationLog):
         """Start at the beginning of each partition."""
         self.name = name
         self.read_lag_ms = 0
+        self.lags_ms: dict[int, int] = {}
         self.poll_entries_max = 5_000
         self.delivery_timeout_ms = DELIVERY_TIMEOUT_MS
         self.cluster_id = cluster.cluster_id
@@ -149,6 +151,18 @@ class FakeCoordinationLog(CoordinationLog):
         """Return the first offset that exists, per partition."""
         return {number: log.start for number, log in self._ask(timeout_ms)}
 
+    def offsets_for_times(self, time_ms: int, timeout_ms: int) -> Mapping[int, int]:
+        """Return the first offset with this timestamp or a later one, per partition."""
+        now_ms = self._cluster.clock.now_ms()
+        found = {}
+        for number, log in self._ask(timeout_ms):
+            visible = (each for each in log.records if each.landed_ms <= now_ms)
+            at = (each.offset for each in visible if each.timestamp_ms >= time_ms)
+            offset = next(at, None)
+            if offset is not None:
+                found[number] = offset
+        return found
+
     def end_offsets(self, timeout_ms: int) -> Mapping[int, int]:
         """Return the next offset to be written, per partition (a barrier)."""
         now_ms = self._cluster.clock.now_ms()
@@ -181,7 +195,7 @@ class FakeCoordinationLog(CoordinationLog):
     def _read(self) -> list[tuple[int, LogEntry]]:
         """Return entries from the positions on; check that no log went back."""
         entries: list[tuple[int, LogEntry]] = []
-        seen_ms = self._cluster.clock.now_ms() - self.read_lag_ms
+        now_ms = self._cluster.clock.now_ms()
         # Check all logs first: entries that are read must be returned.
         logs = self._logs()
         for number, log in logs:
@@ -192,6 +206,7 @@ class FakeCoordinationLog(CoordinationLog):
             if self._next[number] >= log.end:
                 continue
             room = self.poll_entries_max - len(entries)
+            seen_ms = now_ms - max(self.read_lag_ms, self.lags_ms.get(number, 0))
             is_all = True
             for stored in log.read(self._next[number], room + 1):
                 if stored.landed_ms > seen_ms or room == 0:

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
-from kafka_marshal.config import COORDINATION_TOPIC, Callbacks, ConsumerConfig
+from kafka_marshal.config import Callbacks, ConsumerConfig
 from kafka_marshal.consumer import Consumer
+from kafka_marshal.defaults import COORDINATION_TOPIC
 from kafka_marshal.engine import (
     Engine,
     Holding,
@@ -88,6 +89,8 @@ class Node:
         data: Its session for data topics; ``data.cut`` disconnects it.
         clock: Its own clock.
         background: Its look-ups; they run at once unless held.
+        policies: Calls of foreign policies; they return at once unless held.
+        warming: Its calls of ``on_warm``; they run at once unless held.
         observer: What it observed.
         engine: The production engine.
         session: Its one session.
@@ -112,6 +115,8 @@ class Node:
         self.data = kafka.data_log()
         self.clock = cluster.clock.view() if clock is None else clock
         self.background = InlineBackground()
+        self.policies = InlineBackground()
+        self.warming = InlineBackground()
         self.observer = Recorder()
         self.entropy = SeededEntropy(seed)
         ports = Ports(
@@ -120,6 +125,7 @@ class Node:
             clock=self.clock,
             entropy=self.entropy,
             background=self.background,
+            policies=self.policies,
             observer=self.observer,
         )
         self.engine = Engine(
@@ -172,6 +178,8 @@ class Node:
             policy=find_policy(config.policy),
             config=config,
             matches=matches,
+            on_warm=spec.callbacks.on_warm,
+            warming=self.warming,
         )
         self.session.subscribe(subscription)
         self.consumer = Consumer(

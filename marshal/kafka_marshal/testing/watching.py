@@ -13,13 +13,13 @@ from collections.abc import Mapping
 import attrs
 
 from kafka_marshal.closing import Closing
-from kafka_marshal.config import COORDINATION_TOPIC
+from kafka_marshal.defaults import COORDINATION_TOPIC
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded, MarshalError
 from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
 from kafka_marshal.protocol.log_judge import LogJudge
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.state import ACCEPTED, KeyState, Transition, WorldState
-from kafka_marshal.protocol.types import Key, LogEntry
+from kafka_marshal.protocol.types import Key, LogEntry, OffsetRange
 
 POLL_MS = 100
 OPEN_MS_MAX = 15_000
@@ -42,7 +42,7 @@ class Fact:
         offset: Offset of the record in its coordinating partition.
         timestamp_ms: When the broker appended it, by the broker's clock.
         position: The key's position after it, or None.
-        granted: The range that it granted (both ends inclusive), or None.
+        granted: The offsets that it granted, or None.
     """
 
     key: Key
@@ -52,7 +52,7 @@ class Fact:
     offset: int
     timestamp_ms: int
     position: int | None
-    granted: tuple[int, int] | None = None
+    granted: OffsetRange | None = None
 
 
 @attrs.frozen
@@ -212,7 +212,7 @@ class LogWatch(Closing):
         known = world.keys.get(key)
         granted = None
         if found.effect == "granted" and found.detail is not None:
-            granted = (found.detail["first"], found.detail["last"])
+            granted = OffsetRange.through(found.detail["first"], found.detail["last"])
         self._facts.append(
             Fact(
                 key=key,

@@ -1,0 +1,581 @@
+"""Reads states of the past from the log (PROTOCOL 7.3 and 13).
+
+Each coordinating partition begins at the newest checkpoint before the moment and is
+read from there up to the moment, never to the end of its log.
+"""
+
+import time
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from operator import attrgetter
+from typing import TypeVar
+
+import attrs
+
+from kafka_marshal.engine.checkpoint_reader import (
+    SEARCHED_MAX,
+    FirstKnown,
+    LogCheckpoints,
+    RetainedCheckpoints,
+    entries_in,
+    first_known,
+)
+from kafka_marshal.engine.config_check import unformatted
+from kafka_marshal.engine.kept_states import restore
+from kafka_marshal.engine.pause_notes import (
+    PauseName,
+    PauseNote,
+    PauseNotes,
+    joined,
+)
+from kafka_marshal.engine.replica import Replica, runs_of
+from kafka_marshal.errors import (
+    ConfigurationError,
+    CoordinationError,
+    DeadlineExceeded,
+    LogUnreadable,
+)
+from kafka_marshal.ports import Clock, CoordinationLog, LogRange
+from kafka_marshal.protocol.codec import Undecodable, decode, header_of
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.records import Config, Directive, PauseGroup, ReleaseGroup
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.types import LogEntry, TimestampType
+
+POLL_MS = 100
+RETRY_S = 0.05
+_PAUSE_HEADS = (header_of(ReleaseGroup), header_of(PauseGroup), header_of(Directive))
+_timestamp = attrgetter("timestamp_ms")
+T = TypeVar("T")
+
+
+class Prefix:
+    """Selects the entries of a view; collects why, and by whom, groups are paused.
+
+    Args:
+        offset: Per coordinating partition, the last offset of the view; partitions
+            that it does not name have no entries. None for all entries.
+        time_ms: The entries before the first one that was appended later than this,
+            epoch ms. An entry that its client has dated counts as no later than the
+            entries around it. None for all entries.
+
+    Attributes:
+        time_ms: As given.
+    """
+
+    def __init__(self, offset: Mapping[int, int] | None, time_ms: int | None) -> None:
+        self.time_ms = time_ms
+        self._offset = offset
+        self._ended: set[int] = set()
+        self._notes: dict[int, PauseNotes] = {}
+
+    @property
+    def notes(self) -> dict[PauseName, PauseNote]:
+        """What the entries say about pauses, by group and op_id."""
+        return joined(self._notes)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the view has all entries."""
+        return self._offset is None and self.time_ms is None
+
+    def accept(self, partition: int, entry: LogEntry) -> bool:
+        """Return whether the view folds an entry; notes the reason of a pause."""
+        # After the first later entry all are excluded: a leader's clock may go back,
+        # and with a gap the view would be a state that never existed.
+        if partition in self._ended or self.is_past(partition, entry):
+            self._ended.add(partition)
+            return False
+        self.note(partition, entry)
+        return True
+
+    def cut(self, partition: int, run: Sequence[LogEntry]) -> Sequence[LogEntry]:
+        """Return the entries of a run that the view folds, without noting reasons."""
+        if partition in self._ended:
+            return ()
+        if self._offset is None and (
+            self.time_ms is None or max(map(_timestamp, run)) <= self.time_ms
+        ):
+            return run
+        for index, entry in enumerate(run):
+            if self.is_past(partition, entry):
+                self._ended.add(partition)
+                return run[:index]
+        return run
+
+    def has_ended(self, partition: int) -> bool:
+        """Return whether an entry beyond the view was seen."""
+        return partition in self._ended
+
+    def is_included(self, partition: int) -> bool:
+        """Return whether the view includes a coordinating partition."""
+        return self._offset is None or partition in self._offset
+
+    def is_past(self, partition: int, entry: LogEntry) -> bool:
+        """Return whether an entry is later than the moment of the view."""
+        if self._offset is not None and entry.offset > self._offset.get(partition, -1):
+            return True
+        return (
+            self.time_ms is not None
+            and entry.timestamp_ms > self.time_ms
+            and entry.timestamp_type == TimestampType.LOG_APPEND_TIME
+        )
+
+    def has_no_later_entry(self, world: WorldState) -> bool:
+        """Return whether no entry below a state was appended after the moment.
+
+        A state has the latest append time of all entries below it (PROTOCOL 4.1).
+        """
+        return self.time_ms is None or world.append_time_ms <= self.time_ms
+
+    def bounds(
+        self, log: CoordinationLog, ends: Mapping[int, int], *, timeout_ms: int
+    ) -> dict[int, int]:
+        """Return an offset of each partition that no entry of the view is beyond.
+
+        Of a time it is what the brokers answer: where the view ends, unless clients
+        have dated entries. Checkpoints are searched below it.
+
+        Raises:
+            CoordinationError: The brokers did not answer.
+        """
+        if self._offset is not None:
+            after = {t: offset + 1 for t, offset in self._offset.items()}
+            return {t: min(after.get(t, 0), end) for t, end in ends.items()}
+        if self.time_ms is None:
+            return dict(ends)
+        later = log.offsets_for_times(self.time_ms + 1, timeout_ms)
+        return {t: min(later.get(t, end), end) for t, end in ends.items()}
+
+    def require_written(self, ends: Mapping[int, int], *, now_ms: int) -> None:
+        """Check that the moment is not in the future.
+
+        Args:
+            ends: Next offset of each partition.
+            now_ms: Wall time, epoch ms.
+
+        Raises:
+            ConfigurationError: It is, or there is no such partition.
+        """
+        for t, offset in (self._offset or {}).items():
+            if t not in ends:
+                raise ConfigurationError(
+                    f"there is no coordinating partition {t}: the coordination topic "
+                    f"has {len(ends)} partitions; see: marshal topic info",
+                    setting="offset",
+                )
+            if offset >= ends[t]:
+                raise ConfigurationError(
+                    f"offset {offset} is not written yet, and coordinating partition "
+                    f"{t} ends at {ends[t]}; see: marshal topic info",
+                    setting="offset",
+                )
+        if self.time_ms is not None and self.time_ms > now_ms:
+            raise ConfigurationError(
+                f"the moment is {self.time_ms - now_ms} ms in the future; choose an "
+                "earlier one",
+                setting="time_ms",
+            )
+
+    def begin_again(
+        self, partition: int, *, forget: Collection[PauseName] | None = None
+    ) -> None:
+        """Forget what was read of a partition.
+
+        Args:
+            partition: The coordinating partition.
+            forget: Forget only the reasons of these pauses; None for all.
+        """
+        self._ended.discard(partition)
+        self._notes.setdefault(partition, PauseNotes()).forget(forget)
+
+    def notes_of(self, partition: int) -> dict[PauseName, PauseNote]:
+        """What the entries of a partition say about pauses, by group and op_id."""
+        found = self._notes.get(partition)
+        return {} if found is None else dict(found.by_name)
+
+    def add_later(self, partition: int, later: Mapping[PauseName, PauseNote]) -> None:
+        """Add what entries after those that were noted say about pauses."""
+        for name, note in later.items():
+            self._notes.setdefault(partition, PauseNotes()).add_later(name, note)
+
+    def note(
+        self,
+        partition: int,
+        entry: LogEntry,
+        *,
+        wanted: Collection[PauseName] | None = None,
+    ) -> None:
+        """Note the reason of a pause, the person, and its begin.
+
+        Args:
+            partition: The coordinating partition.
+            entry: An entry of the view.
+            wanted: Only these pauses; None for all.
+        """
+        value = entry.value
+        if value is None or not value.startswith(_PAUSE_HEADS):
+            return
+        notes = self._notes.setdefault(partition, PauseNotes())
+        record = decode(value)
+        if not isinstance(record, Undecodable):
+            notes.take(record, entry.timestamp_ms, wanted=wanted)
+
+
+@attrs.frozen(kw_only=True)
+class Since:
+    """Where a reading begins: at the newest checkpoint before a moment.
+
+    Every entry below that checkpoint is earlier than the moment.
+
+    Attributes:
+        offsets: The moment, per coordinating partition; others are read from their
+            first entry on. None if it is a time.
+        time_ms: The moment, epoch ms; None if it is offsets.
+        fits: Further condition on the checkpoint's state; None for none.
+    """
+
+    offsets: Mapping[int, int] | None = None
+    time_ms: int | None = None
+    fits: Callable[[WorldState], bool] | None = None
+
+    def checkpoints(
+        self, log: CoordinationLog, ends: Mapping[int, int], *, timeout_ms: int
+    ) -> LogCheckpoints:
+        """Return the source of these checkpoints.
+
+        Args:
+            log: The log.
+            ends: Offsets of each partition that the checkpoints must be below.
+            timeout_ms: Timeout of the request.
+
+        Raises:
+            CoordinationError: The brokers did not answer.
+        """
+        if self.time_ms is None:
+            offsets = self.offsets or {}
+            before = {t: min(end, offsets.get(t, 0)) for t, end in ends.items()}
+        else:
+            # Timestamps of clients can make it too early, never too late.
+            later = log.offsets_for_times(self.time_ms, timeout_ms)
+            before = {t: min(end, later.get(t, end)) for t, end in ends.items()}
+        return LogCheckpoints(before=before, fits=self.is_after)
+
+    def is_after(self, world: WorldState) -> bool:
+        """Return whether a reading that begins at this state is complete.
+
+        The moment is after every entry that the state contains.
+        """
+        if self.time_ms is None:
+            offset = (self.offsets or {}).get(world.partition, 0)
+            is_early = world.next_offset <= offset
+        else:
+            is_early = world.append_time_ms < self.time_ms
+        return is_early and (self.fits is None or self.fits(world))
+
+
+@attrs.define(kw_only=True)
+class Begun:
+    """One coordinating partition of a view of the past.
+
+    Attributes:
+        replica: Its fold.
+        offset: Next offset of the checkpoint that the fold began at; 0 without one.
+        log_time_ms: Log time of that checkpoint.
+        pauses: Pauses that the checkpoint has, whose reasons are in earlier entries.
+    """
+
+    replica: Replica
+    offset: int
+    log_time_ms: int
+    pauses: frozenset[PauseName]
+
+
+class PastReader:
+    """Reads the states of one moment from a log.
+
+    Attributes:
+        missing: Partitions whose logs begin above offset 0 and have no complete
+            checkpoint before the moment: their state is unknown.
+        ends: Next offset of each partition when the reading began.
+    """
+
+    def __init__(
+        self, log: CoordinationLog, prefix: Prefix, *, clock: Clock, timeout_ms: int
+    ) -> None:
+        """Find out where each partition ends.
+
+        Args:
+            log: The log; nothing was read from it yet.
+            prefix: The moment.
+            clock: Local and wall time.
+            timeout_ms: Longest time of the whole reading.
+
+        Raises:
+            ConfigurationError: The moment is in the future.
+            CoordinationError: The brokers did not answer.
+        """
+        self._log = log
+        self._prefix = prefix
+        self._clock = clock
+        self._deadline_ms = clock.now_ms() + timeout_ms
+        self.missing: list[int] = []
+        self.ends = dict(log.end_offsets(self._left_ms()))
+        prefix.require_written(self.ends, now_ms=clock.wall_ms())
+        self._bounds = prefix.bounds(log, self.ends, timeout_ms=self._left_ms())
+        # At their ends partitions return no entries; each is sought when it is read.
+        log.read_from(self.ends)
+
+    def read(
+        self, partitions: Iterable[int], *, has_members: bool
+    ) -> dict[int, WorldState]:
+        """Return the states of some partitions; those of ``missing`` are empty.
+
+        Args:
+            partitions: The coordinating partitions.
+            has_members: Whether the states have all members that had announced
+                themselves within two heartbeat intervals; checkpoints have none.
+
+        Raises:
+            DeadlineExceeded: The log was not read in time.
+            CoordinationError: The brokers did not answer.
+        """
+        begun = self._begin(partitions, self._prefix.has_no_later_entry)
+        self._fold(begun)
+        if has_members:
+            begun |= self._begin_earlier(begun)
+        self._find_reasons(begun)
+        return {t: each.replica.world for t, each in sorted(begun.items())}
+
+    def known_from(self) -> dict[int, FirstKnown]:
+        """Return from where on the states of ``missing`` are known, if at all.
+
+        Raises:
+            CoordinationError: The brokers did not answer.
+        """
+        starts = self._log.start_offsets(self._left_ms())
+        wanted = {t: LogRange(starts[t], self.ends[t]) for t in self.missing}
+        return first_known(self._log, wanted, timeout_ms=self._left_ms())
+
+    def _begin(
+        self, partitions: Iterable[int], fits: Callable[[WorldState], bool]
+    ) -> dict[int, Begun]:
+        """Choose where to begin, and move the log there."""
+        source = LogCheckpoints(before=self._bounds, fits=fits)
+        wanted = list(partitions)
+        found = retried(
+            lambda: restore(
+                self._log,
+                wanted,
+                sources=(source,),
+                on_unfit=lambda *_: None,
+                discards=False,
+                timeout_ms=max(1, self._deadline_ms - self._clock.now_ms()),
+            ),
+            until_ms=self._deadline_ms,
+            clock=self._clock,
+        )
+        begun = {}
+        now_ms = self._clock.now_ms()
+        for t, restored in found.items():
+            world, replica = restored.world, Replica(t, now_ms=now_ms)
+            replica.begin(world, now_ms)
+            begun[t] = Begun(
+                replica=replica,
+                offset=world.next_offset,
+                log_time_ms=world.now_ms,
+                pauses=frozenset(_pauses(world)),
+            )
+        self.missing = [t for t, each in found.items() if each.is_log_start_missing]
+        return begun
+
+    def _fold(self, begun: Mapping[int, Begun]) -> None:
+        """Fold partitions from where the log was moved to up to the moment."""
+        left = {t for t in begun if self._end(t) > 0} - set(self.missing)
+        self._log.read_from({t: self.ends[t] for t in begun.keys() - left})
+        while left:
+            for t, run in runs_of(self._poll()):
+                if t in left:
+                    entries = self._prefix.cut(t, run)
+                    replica = begun[t].replica
+                    for entry, _ in replica.fold_run(entries, self._clock.now_ms()):
+                        self._prefix.note(t, entry)
+            places = self._log.positions()
+            over = {t for t in left if self._is_over(t, places.get(t, 0))}
+            left -= over
+            if over and left:
+                self._log.read_from({t: self.ends[t] for t in over})
+
+    def _end(self, partition: int) -> int:
+        """Return the offset that the fold of a partition ends at, at the latest."""
+        # Timestamps of clients may have led the brokers to a bound that is too early.
+        by_time = self._prefix.time_ms is not None
+        return self.ends[partition] if by_time else self._bounds[partition]
+
+    def _is_over(self, partition: int, position: int) -> bool:
+        return position >= self._end(partition) or self._prefix.has_ended(partition)
+
+    def _poll(self) -> Sequence[tuple[int, LogEntry]]:
+        left_ms = self._left_ms()
+        try:
+            return self._log.poll(min(POLL_MS, left_ms))
+        except CoordinationError as error:
+            if not error.retriable:
+                raise
+            return ()
+
+    def _left_ms(self) -> int:
+        """Return the time that is left.
+
+        Raises:
+            DeadlineExceeded: There is none.
+        """
+        left_ms = self._deadline_ms - self._clock.now_ms()
+        if left_ms <= 0:
+            raise DeadlineExceeded(
+                "the coordination log was not read in time; check the brokers with: "
+                "marshal doctor, or allow more with --timeout"
+            )
+        return left_ms
+
+    def _begin_earlier(self, begun: Mapping[int, Begun]) -> dict[int, Begun]:
+        """Fold again where the checkpoint is less than two intervals old.
+
+        A member announces itself several times within two intervals, so from an
+        earlier checkpoint on the fold sees each that had not gone by the moment.
+        """
+        latest_ms = {
+            t: each.replica.world.now_ms - 2 * each.replica.heartbeat_interval_ms
+            for t, each in begun.items()
+            if each.offset
+        }
+        early = {t for t, ms in latest_ms.items() if begun[t].log_time_ms > ms}
+        if not early:
+            return {}
+        missing = self.missing
+        again = self._begin(
+            early,
+            lambda world: (
+                self._prefix.has_no_later_entry(world)
+                and world.now_ms <= latest_ms[world.partition]
+            ),
+        )
+        # Without an earlier one, the first fold is what is known.
+        again = {t: each for t, each in again.items() if t not in self.missing}
+        self.missing = missing
+        for t in again:
+            self._prefix.begin_again(t)
+        self._fold(again)
+        return again
+
+    def _find_reasons(self, begun: Mapping[int, Begun]) -> None:
+        """Find the reasons of pauses that the checkpoints have and that still last.
+
+        An earlier checkpoint without the pause is before all its records.
+        """
+        wanted: dict[int, set[PauseName]] = {}
+        for t, each in begun.items():
+            lasting = each.pauses.intersection(_pauses(each.replica.world))
+            if lasting:
+                wanted[t] = set(lasting)
+        if not wanted:
+            return
+        starts = self._log.start_offsets(self._left_ms())
+        self._log.read_from(self.ends)
+        before = {t: begun[t].offset - 1 for t in wanted}
+        source = LogCheckpoints(
+            before=before,
+            fits=lambda world: wanted[world.partition].isdisjoint(_pauses(world)),
+        )
+        ranges = {t: LogRange(starts[t], self.ends[t]) for t in wanted}
+        kept = source.find(ranges, log=self._log, timeout_ms=self._left_ms())
+        windows = {}
+        for t, end in before.items():
+            first = max(starts[t], end - SEARCHED_MAX)
+            windows[t] = LogRange(kept[t].offset if t in kept else first, end + 1)
+        later = {t: self._prefix.notes_of(t) for t in wanted}
+        for t, names in wanted.items():
+            self._prefix.begin_again(t, forget=names)  # reasons of renewals
+        for t, entry in entries_in(self._log, windows, timeout_ms=self._left_ms()):
+            self._prefix.note(t, entry, wanted=wanted[t])
+        for t, names in wanted.items():
+            self._prefix.add_later(t, {n: later[t][n] for n in names if n in later[t]})
+
+
+def retried(call: Callable[[], T], *, until_ms: int, clock: Clock) -> T:
+    """Repeat a call after errors that may pass, until a local time.
+
+    Raises: as the call, for an error that does not pass or too late.
+    """
+    while True:
+        try:
+            return call()
+        except CoordinationError as error:
+            if not error.retriable or clock.now_ms() >= until_ms:
+                raise
+            time.sleep(RETRY_S)
+
+
+def _pauses(world: WorldState) -> Iterable[PauseName]:
+    for group_id, group in world.groups.items():
+        for pause in group.pauses:
+            yield group_id, pause.op_id
+        for each in group.scheduled:
+            yield group_id, each.op_id
+        for directive in group.directives:
+            yield group_id, directive.op_id
+
+
+def partition_count_of(log: CoordinationLog, *, timeout_ms: int) -> int:
+    """Return the number of coordinating partitions, which never changes.
+
+    It is in every Config of partition 0: in its first checkpoint, or in its first
+    entries.
+
+    Raises:
+        TopicMisconfigured: The topic is not formatted.
+        LogUnreadable: The start of partition 0 is gone, and it has no checkpoint.
+        CoordinationError: The brokers did not answer.
+    """
+    ends = log.end_offsets(timeout_ms)
+    log.read_from(ends)
+    restored = restore(
+        log,
+        [0],
+        sources=(RetainedCheckpoints(),),
+        on_unfit=lambda *_: None,
+        discards=False,
+        timeout_ms=timeout_ms,
+    )[0]
+    if restored.is_log_start_missing:
+        known = "the number of coordinating partitions is not known"
+        raise LogUnreadable(
+            f"the log of coordinating partition 0 begins at offset "
+            f"{restored.log_start} and has no checkpoint: {known}; see: marshal doctor"
+        )
+    config = restored.world.config
+    if config is None:
+        config = _first_config(log, restored.world, ends[0], timeout_ms=timeout_ms)
+    log.read_from({0: ends[0]})
+    if config is None:
+        raise unformatted([restored.world])
+    return config.partition_count
+
+
+def _first_config(
+    log: CoordinationLog, world: WorldState, end: int, *, timeout_ms: int
+) -> Config | None:
+    start = world.next_offset
+    if start == end:
+        return None
+    window = {world.partition: LogRange(start, end)}
+    for _, entry in entries_in(log, window, timeout_ms=timeout_ms):
+        apply(world, entry)
+        if world.config is not None:
+            return world.config
+    return None
