@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from kafka_marshal.client import Marshal
-from kafka_marshal.config import COORDINATION_TOPIC, SERVERS
+from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.errors import (
     ClaimRejected,
     ConfigurationError,
@@ -23,6 +23,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.kafka_io import ConnectionConfig, KafkaDataLog
 from kafka_marshal.kafka_io.data import GroupOffsets, KafkaGroups
+from kafka_marshal.pausing import current_person
 from kafka_marshal.ports import DataReader, LogRange
 from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.protocol.lease import Freshness
@@ -340,13 +341,15 @@ def adopt(
     coordination_topic: str = COORDINATION_TOPIC,
     options: Mapping[str, Any] | None = None,
     transport: str = "auto",
+    person: str | None = None,
     timeout_ms: int = TIMEOUT_MS,
 ) -> AdoptionPlan:
     """Set the positions of a plan and return the plan as it stands afterwards.
 
     Each partition is claimed, its position set by an ordinary heartbeat, and released,
     so no member of the group can interfere. If a later partition fails, earlier ones
-    keep their new position; repeat the adoption.
+    keep their new position; repeat the adoption. Each claim names the person; by
+    default the user who runs this process.
 
     Raises:
         ClaimRejected: The old group is still active, a step is blocked (nothing was
@@ -365,6 +368,7 @@ def adopt(
             transport=transport,
             state_dir="",
             mirror_offsets=False,
+            person=current_person() if person is None else person,
             timeout_ms=timeout_ms,
         ) as marshal:
             with ThreadPoolExecutor(CLAIMS_AT_ONCE) as pool:

@@ -3,26 +3,11 @@
 from typing import Annotated
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
-from kafka_marshal import __version__
-from kafka_marshal_cli.commands import (
-    broker,
-    claims,
-    clients,
-    cluster,
-    completion,
-    config,
-    consume,
-    demo,
-    doctor,
-    grants,
-    groups,
-    log,
-    sidecar,
-    spark,
-    topic,
-)
 from kafka_marshal_cli.exits import MEANINGS
+from kafka_marshal_cli.lazy import LazyCommand, lazy_group, load_all
 from kafka_marshal_cli.profiles import RootConfig, RootProfile
 
 ENVIRONMENT = (
@@ -31,8 +16,38 @@ ENVIRONMENT = (
     "TOML file; `marshal config show --origin` shows where each value was set."
 )
 
+# The first paragraph of each help text, as the help of `marshal` lists it.
+SINGLE = {
+    "consume": "Consume topics in a group and print one JSON object for each record.",
+    "shell": "Browse the state of the log, or of a snapshot, as a tree of files.",
+    "doctor": "Check this machine, the brokers, the coordination topic and its log.",
+    "demo": "Start a real Kafka, kill a consumer, pause a group, and check the "
+    "outcome.",
+}
+GROUPS = {
+    "topic": "The coordination topic: format, upgrade and check it.",
+    "groups": "Groups: describe, pause, reset and adopt them.",
+    "claims": "Claims: which client holds which partition.",
+    "clients": "Clients: the processes of the groups.",
+    "plan": "Plans: who should hold which partition, and what would happen if.",
+    "grants": "At most once: offsets that were lost, or are at risk.",
+    "cluster": "The Kafka cluster.",
+    "config": "Profiles and settings: values in force, and where they were set.",
+    "completion": "Completion of commands, options and names in a shell.",
+    "log": "The log: follow it, dump it, replay it, verify it.",
+    "spark": r"Jobs on Spark (pip install 'kafka-marshal\[spark]').",
+    "broker": "A Kafka broker for development.",
+    "sidecar": "The sidecar: one daemon per host holds the claims of many processes.",
+}
+
 app = typer.Typer(
     name="marshal",
+    cls=lazy_group(
+        *(
+            LazyCommand(name, name, help=text, is_group=name in GROUPS)
+            for name, text in (SINGLE | GROUPS).items()
+        )
+    ),
     help="Share Kafka topics among processes by claims kept in a topic.",
     epilog="\n\n".join(
         [
@@ -50,6 +65,8 @@ app = typer.Typer(
 
 def _show_version(is_requested: bool) -> None:
     if is_requested:
+        from kafka_marshal import __version__
+
         typer.echo(f"marshal {__version__}")
         raise typer.Exit
 
@@ -73,21 +90,6 @@ def root(
     del version, config, profile
 
 
-for name, noun in {
-    "topic": topic,
-    "groups": groups,
-    "claims": claims,
-    "clients": clients,
-    "grants": grants,
-    "cluster": cluster,
-    "config": config,
-    "completion": completion,
-    "log": log,
-    "spark": spark,
-    "broker": broker,
-    "sidecar": sidecar,
-}.items():
-    app.add_typer(noun.app, name=name)
-app.command("consume", help=consume.HELP, epilog=consume.EPILOG)(consume.consume)
-app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
-app.command("demo", epilog="Example: marshal demo")(demo.demo)
+def complete_command() -> TyperGroup:
+    """Return the command with every command of it imported, for documents and tests."""
+    return load_all(get_group(app))

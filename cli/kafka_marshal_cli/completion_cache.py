@@ -12,13 +12,15 @@ import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.models import ParameterInfo
 
-from kafka_marshal import World
 from kafka_marshal_cli.profiles import SAFE_NAME
+
+if TYPE_CHECKING:
+    from kafka_marshal import World
 
 VERSION = 1
 DOMAINS_MAX = 8
@@ -32,7 +34,7 @@ def cache_path() -> Path:
     return Path(base).expanduser() / "kafka-marshal" / "names.json"
 
 
-def save(world: World, servers: str, *, topic: str) -> None:
+def save(world: "World", servers: str, *, topic: str) -> None:
     """Store the names of a world; a file that cannot be written is ignored."""
     groups, topics, clients = set(), set(), set()
     for state in world.partitions:

@@ -7,6 +7,7 @@ from kafka_marshal.errors import (
     ClaimError,
     ClaimLost,
     ClaimRejected,
+    ClientFenced,
     ConfigurationError,
     CoordinationError,
     DeadlineExceeded,
@@ -48,7 +49,8 @@ MEANINGS = {
     ExitCode.REFUSED: "refused in the present state: held, paused, busy, already "
     "formatted; a coordination topic that is missing, unformatted, torn or wrongly "
     "configured; a log that needs a newer release",
-    ExitCode.LOST: "a claim was lost, or another live process has this client id",
+    ExitCode.LOST: "a claim was lost, an admin fenced the client, or another live "
+    "process has this client id",
     ExitCode.TIMEOUT: "no answer in time, or no broker reached",
     ExitCode.WRONG_CLUSTER: "the coordination topic was formatted for another cluster",
     ExitCode.BROKEN: "an invariant is broken: a bug, or a log that was manipulated",
@@ -65,6 +67,7 @@ _TABLE: tuple[tuple[type[MarshalError], ExitCode, str], ...] = (
     (ClaimRejected, ExitCode.REFUSED, "marshal claims list"),
     (ClaimLost, ExitCode.LOST, "marshal claims list"),
     (IdentityConflict, ExitCode.LOST, "marshal clients list"),
+    (ClientFenced, ExitCode.LOST, "marshal clients list"),
     (GroupPaused, ExitCode.REFUSED, "marshal groups list"),
     (ClaimError, ExitCode.REFUSED, "marshal claims list"),
     (PositionError, ExitCode.FAILED, "marshal claims list"),
@@ -79,6 +82,8 @@ _TABLE: tuple[tuple[type[MarshalError], ExitCode, str], ...] = (
     (MarshalError, ExitCode.FAILED, "marshal doctor"),
 )
 _COMMAND_IN_TEXT = re.compile(r"\bmarshal [a-z]")
+_ARGUMENT_IN_TEXT = re.compile(r"\b([a-z_]+)=True\b")
+"""The library and the sidecar's API name an argument, the command its flag."""
 
 
 def exit_code(error: BaseException) -> ExitCode:
@@ -107,7 +112,13 @@ def message(error: BaseException) -> str:
     Not escaped: parts of it may come from the log.
     """
     text = str(error).strip()
-    if not isinstance(error, MarshalError):
+    if isinstance(error, MarshalError):
+        text = _ARGUMENT_IN_TEXT.sub(_flag, text)
+    else:
         text = f"unexpected {type(error).__name__}: {text}; --debug shows where"
     command = next_command(error)
     return text if command is None else f"{text}\nnext: {command}"
+
+
+def _flag(argument: re.Match[str]) -> str:
+    return "--" + argument[1].replace("_", "-")

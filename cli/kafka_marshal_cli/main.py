@@ -1,7 +1,7 @@
 """The entry point of the command ``marshal``.
 
-All else is imported inside ``main``: that takes half a second, and a Ctrl-C during it
-must not end in a traceback.
+All else is imported inside ``main``: a Ctrl-C during it must not end in a traceback,
+and ``marshal --version`` needs none of it.
 """
 
 import logging
@@ -14,6 +14,11 @@ INTERRUPTED = 130
 def main() -> None:
     """Run the command ``marshal``."""
     try:
+        if sys.argv[1:] == ["--version"]:
+            from kafka_marshal import __version__
+
+            sys.stdout.write(f"marshal {__version__}\n")
+            return
         from kafka_marshal_cli.assembly import app
 
         run(app, program="marshal")

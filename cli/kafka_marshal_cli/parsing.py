@@ -4,15 +4,24 @@ Pure functions; each failure is a ConfigurationError that names the option.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+import attrs
+
 from kafka_marshal import ConfigurationError
+from kafka_marshal.clock import instant
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _PART = re.compile(r"(\d{1,12})(ms|s|m|h|d)", re.ASCII)
+_ISO_DURATION = re.compile(
+    r"P(?:(?P<d>\d{1,9})D)?"
+    r"(?:T(?:(?P<h>\d{1,9})H)?(?:(?P<m>\d{1,9})M)?(?:(?P<s>\d{1,9}(?:\.\d{1,3})?)S)?)?",
+    re.ASCII,
+)
 _WHOLE = re.compile(r"\d{1,15}", re.ASCII)
+_OFFSETS = re.compile(r"\d{1,10}:\d{1,19}(,\d{1,10}:\d{1,19})*", re.ASCII)
 _JAAS = re.compile(r'(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
 _PLAIN_MODULES = ("PlainLoginModule", "ScramLoginModule")
 
@@ -37,6 +46,19 @@ def duration_ms(option: str, text: str, *, is_bare_ms: bool = True) -> int:
             setting=option,
         )
     return sum(int(part[1]) * _UNITS_MS[part[2]] for part in parts)
+
+
+def whole_number(option: str, text: str) -> int:
+    """Return the number that an option's text is.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    if not _WHOLE.fullmatch(text):
+        raise ConfigurationError(
+            f"{option} is {text!r}; write a whole number", setting=option
+        )
+    return int(text)
 
 
 def pairs(option: str, given: Iterable[str]) -> dict[str, str]:
@@ -114,6 +136,66 @@ def _from_java(found: dict[str, str]) -> dict[str, str]:
     return found
 
 
+@attrs.frozen(kw_only=True)
+class Moment:
+    """The moment of ``--at``: one of offset, offsets and time.
+
+    Attributes:
+        text: The moment for people: a time in UTC, or as it was given.
+        offset: Last offset, of the only coordinating partition of the command.
+        offsets: Last offset by coordinating partition.
+        time_ms: Time in epoch milliseconds.
+    """
+
+    text: str
+    offset: int | None = None
+    offsets: Mapping[int, int] | None = None
+    time_ms: int | None = None
+
+    def require_partition(self, option: str = "--at") -> None:
+        """Refuse an offset without its coordinating partition.
+
+        Args:
+            option: Name of the option, for the message.
+
+        Raises:
+            ConfigurationError: It is one.
+        """
+        if self.offset is not None:
+            raise ConfigurationError(
+                f"{option} is {self.text}, and each coordinating partition has its own "
+                f"offsets; write 0:{self.text} for partition 0, or a time",
+                setting=option,
+            )
+
+    def of_partition(self, partition: int | None) -> "Moment":
+        """Return the moment for a command of one partition, if it has one."""
+        if partition is None or self.offset is None:
+            return self
+        return Moment(text=self.text, offsets={partition: self.offset})
+
+
+def upcoming_ms(option: str, text: str, *, now_ms: int) -> int:
+    """Return a time in epoch ms.
+
+    ``2h`` is so long from now; all else is an ISO time, in UTC if it has no zone.
+    """
+    value = text.strip()
+    if _PART.match(value.lower()) and "-" not in value and ":" not in value:
+        return now_ms + duration_ms(option, value, is_bare_ms=False)
+    try:
+        found = datetime.fromisoformat(value)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{option} is {text!r}; write a time like 2026-01-31T12:00:00Z, or how "
+            "long from now, like 2h",
+            setting=option,
+        ) from error
+    if found.tzinfo is None:
+        found = found.replace(tzinfo=UTC)
+    return round(found.timestamp() * 1000)
+
+
 def moment(option: str, text: str, *, now_ms: int) -> tuple[int | None, int | None]:
     """Return an offset, or a time in epoch milliseconds; the other one is None.
 
@@ -134,6 +216,77 @@ def moment(option: str, text: str, *, now_ms: int) -> tuple[int | None, int | No
             "2026-01-31T12:00:00Z, or how long ago, like -5m",
             setting=option,
         ) from error
+    return None, _epoch_ms(found)
+
+
+def since_ms(text: str, *, now_ms: int) -> int:
+    """Return the time of ``--since`` in epoch ms, of several coordinating partitions.
+
+    Raises:
+        ConfigurationError: It is not a time.
+    """
+    offset, time_ms = moment("--since", text, now_ms=now_ms)
+    if time_ms is None:
+        raise ConfigurationError(
+            f"--since is {offset}, and each coordinating partition has its own "
+            "offsets; write a time like 2026-01-31T12:00:00Z, or like -5m",
+            setting="--since",
+        )
+    return time_ms
+
+
+def _epoch_ms(found: datetime) -> int:
     if found.tzinfo is None:
         found = found.replace(tzinfo=UTC)
-    return None, round(found.timestamp() * 1000)
+    return round(found.timestamp() * 1000)
+
+
+def past_moment(option: str, text: str, *, now_ms: int) -> Moment:
+    """Return a moment of the past, as ``moment``, or ``3:100``.
+
+    The latter is an offset of coordinating partition 3; several are separated by
+    commas.
+
+    Raises:
+        ConfigurationError: It is none of these, or in the future.
+    """
+    value = text.strip()
+    if _OFFSETS.fullmatch(value):
+        each = (one.split(":") for one in value.split(","))
+        return Moment(text=value, offsets={int(t): int(at) for t, at in each})
+    offset, time_ms = moment(option, value, now_ms=now_ms)
+    if time_ms is None:
+        return Moment(text=value, offset=offset)
+    if time_ms > now_ms:
+        raise ConfigurationError(
+            f"{option} is {text!r}, which is in the future", setting=option
+        )
+    return Moment(text=instant(time_ms), time_ms=time_ms)
+
+
+def datetime_ms(option: str, text: str) -> int:
+    """Return the epoch milliseconds of an ISO time, in UTC if it has no zone."""
+    try:
+        return _epoch_ms(datetime.fromisoformat(text.strip()))
+    except (ValueError, OverflowError) as error:
+        raise ConfigurationError(
+            f"{option} is {text!r}; write a time like 2026-01-31T12:00:00Z",
+            setting=option,
+        ) from error
+
+
+def iso_duration_ms(option: str, text: str) -> int:
+    """Return the milliseconds of ``PT10M`` or ``P1DT2H``, or of ``10m``.
+
+    As in Kafka's tools: days, hours, minutes and seconds, no years and months.
+    """
+    match = _ISO_DURATION.fullmatch(text.strip().upper())
+    if match is None:
+        return duration_ms(option, text, is_bare_ms=False)
+    parts = {unit: float(value) for unit, value in match.groupdict().items() if value}
+    if not parts:
+        raise ConfigurationError(
+            f"{option} is {text!r}, which has no length; write it like PT10M or 10m",
+            setting=option,
+        )
+    return round(sum(value * _UNITS_MS[unit] for unit, value in parts.items()))

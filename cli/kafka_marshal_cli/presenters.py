@@ -2,43 +2,73 @@
 
 import base64
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kafka_marshal import Key, Record, TopicPartition, World
-from kafka_marshal.protocol.hashing import RESERVED_TOPICS, coordinating_partition
+from kafka_marshal import Key, Record, TopicPartition
+from kafka_marshal.clock import instant
+from kafka_marshal.protocol.handoffs import offered_since_ms, phase_of
+from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.losses import Loss
-from kafka_marshal.protocol.state import KeyNote, MemberState, WorldState
-from kafka_marshal.protocol.text import claim_to_object
-from kafka_marshal_cli.adoption import AdoptionPlan
-from kafka_marshal_cli.render import NOTHING, Column, column, duration, instant, plain
+from kafka_marshal.protocol.settings import TUNABLES, Settings
+from kafka_marshal.protocol.state import (
+    KeyNote,
+    MemberState,
+    WorldState,
+)
+from kafka_marshal.protocol.text import claim_to_object, offer_to_object
+from kafka_marshal_cli.parsing import Moment
+from kafka_marshal_cli.render import NOTHING, Column, column, duration, plain
+
+if TYPE_CHECKING:
+    from kafka_marshal import World
+    from kafka_marshal.protocol.group_plan import Uncovered
+    from kafka_marshal_cli.adoption import AdoptionPlan
 
 Row = dict[str, Any]
 
 
-def as_of(world: World) -> Row:
-    """Return the state that an answer describes: next offsets and time of reading."""
-    return {
+def as_of(world: "World", at: Moment | None = None) -> Row:
+    """Return the state that an answer describes: next offsets and time of reading.
+
+    Of a view of the past also the moment (``at``).
+    """
+    found = {
         "time_ms": world.read_at_ms,
         "offsets": {str(w.partition): w.next_offset for w in world.partitions},
     }
+    return found if at is None else {**found, "at": at.text}
 
 
-def claim_row(world: World, key: Key, *, state: WorldState) -> Row:
-    """Return one claim in the form of PROTOCOL 3.8, with estimates of its age."""
+def claim_row(world: "World", key: Key, *, state: WorldState) -> Row:
+    """Return one claim in the form of PROTOCOL 3.8, with estimates of its age.
+
+    In a view of the past the estimates are None.
+    """
     known = state.keys[key]
     row = claim_to_object(state, key, known=known)
     estimate_ms = freshness_now = None
-    if known.owner is not None:
+    if known.owner is not None and not world.is_past:
         estimate_ms = world.estimated_age_ms(state, known)
         freshness_now = world.estimated_freshness(state, known).value
     return {
         **row,
+        "offer": _offer(world, key, state=state),
         "age_estimate_ms": estimate_ms,
         "freshness_estimate": freshness_now,
         "coordinating_partition": state.partition,
         "why": _why(state.soft.notes.get(key), is_owned=known.owner is not None),
     }
+
+
+def _offer(world: "World", key: Key, *, state: WorldState) -> Row | None:
+    """Return the offer of a key with its phase, None if none is open."""
+    known = state.keys[key]
+    phase = phase_of(known, state.now_ms + world.elapsed_ms(state.partition))
+    if known.offer is None or phase is None:
+        return None
+    since_ms = offered_since_ms(state, key)
+    return {**offer_to_object(known.offer), "phase": phase, "since_ms": since_ms}
 
 
 def _why(note: KeyNote | None, *, is_owned: bool) -> Row | None:
@@ -54,7 +84,7 @@ def _why(note: KeyNote | None, *, is_owned: bool) -> Row | None:
 
 
 def claim_rows(
-    world: World, *, group_id: str | None = None, topic: str | None = None
+    world: "World", *, group_id: str | None = None, topic: str | None = None
 ) -> list[Row]:
     """Return every claim, of a group or topic if given, in order.
 
@@ -103,37 +133,40 @@ def is_selected(key: Key, *, group_id: str | None, topic: str | None) -> bool:
     return group_id in {None, key.group_id} and topic in {None, key.topic}
 
 
-def pause_rows(world: World, *, group_id: str | None = None) -> list[Row]:
-    """Return every pause, with client, reason and end."""
-    found: dict[tuple[str, bytes], Row] = {}
-    for state in world.partitions:
-        for name in sorted(state.groups):
-            pause = state.active_pause(name)
-            if pause is None or group_id not in {None, name}:
-                continue
-            row = found.setdefault(
-                (name, pause.op_id),
-                {
-                    "group_id": name,
-                    "op_id": pause.op_id.hex(),
-                    "client_id": pause.client_id,
-                    "reason": world.reasons.get((name, pause.op_id)),
-                    "until_ms": pause.until_ms,
-                    "partitions_count": 0,
-                },
-            )
-            row["until_ms"] = max(row["until_ms"], pause.until_ms)
-            row["partitions_count"] += 1
-    return [row for _, row in sorted(found.items())]
+def operation_rows(world: "World", *, group_id: str | None = None) -> list[Row]:
+    """Return every set position that is not resolved, with the command that ends it.
+
+    Its client is known while its pause lasts; afterwards anybody may end it.
+    """
+    from kafka_marshal.finishing import open_operations
+
+    return [
+        {
+            "group_id": each.group_id,
+            "op_id": each.op_id,
+            "state": "committed" if each.is_committed else "undecided",
+            "locked_count": len(each.locked),
+            "client_id": each.client_id,
+            "person": world.pauser_of(each.group_id, each.op_id),
+            "command": f"marshal groups finish {each.group_id}",
+        }
+        for each in open_operations(world.partitions, group_id)
+    ]
 
 
-def member_rows(world: World, *, group_id: str | None = None) -> list[Row]:
+def uncovered_rows(found: Iterable["Uncovered"]) -> list[Row]:
+    """Return keys that no member can claim, with the reason."""
+    return [{**each.key._asdict(), "reason": each.reason} for each in found]
+
+
+def member_rows(world: "World", *, group_id: str | None = None) -> list[Row]:
     """Return every client in the log, with its state.
 
     ``active``: announced itself within two heartbeat intervals; ``leaving``:
     announced its end within that time; ``left``: announced its end earlier;
-    ``fenced``: silent for longer without announcing its end; ``unregistered``: owns a
-    claim and never announced itself.
+    ``silent``: for longer, without announcing its end; ``fenced``: an admin fenced it,
+    and it still owns a claim; ``unregistered``: owns a claim and never announced
+    itself.
     """
     held: dict[tuple[str, str, str], int] = {}
     for row in claim_rows(world, group_id=group_id):
@@ -147,26 +180,35 @@ def member_rows(world: World, *, group_id: str | None = None) -> list[Row]:
             record = member.record
             if group_id in {None, record.group_id}:
                 name = (record.group_id, record.client_id, record.incarnation.hex())
-                rows[name] = _member_row(world, state, member)
+                rows[name] = member_row(world, member, state=state)
     for name in held:
         rows.setdefault(name, _unregistered(*name))
+    for state in world.partitions:
+        for group, client_id, incarnation in state.fences:
+            fenced = (group, client_id, incarnation.hex())
+            if fenced in rows:
+                rows[fenced]["state"] = "fenced"
     return [
         {**row, "claims_count": held.get(name, 0)} for name, row in sorted(rows.items())
     ]
 
 
-def _member_row(world: World, state: WorldState, member: MemberState) -> Row:
+def member_row(world: "World", member: MemberState, *, state: WorldState) -> Row:
+    """Return one client of the log, with its state; see ``member_rows``."""
     record = member.record
     silent_ms = state.now_ms - member.seen_ms + world.elapsed_ms(state.partition)
     config = state.config
     limit_ms = 0 if config is None else 2 * config.heartbeat_interval_ms
-    recent, late = ("leaving", "left") if record.draining else ("active", "fenced")
+    recent, late = ("leaving", "left") if record.draining else ("active", "silent")
     return {
         "group_id": record.group_id,
         "client_id": record.client_id,
         "incarnation": record.incarnation.hex(),
         "state": recent if silent_ms <= limit_ms else late,
         "host": record.host,
+        "directive": state.action_for(
+            (record.group_id, record.client_id), host=record.host
+        ),
         "topics": list(record.topics),
         "silent_estimate_ms": silent_ms,
     }
@@ -179,12 +221,13 @@ def _unregistered(group_id: str, client_id: str, incarnation: str) -> Row:
         "incarnation": incarnation,
         "state": "unregistered",
         "host": None,
+        "directive": None,
         "topics": [],
         "silent_estimate_ms": None,
     }
 
 
-def group_rows(world: World) -> list[Row]:
+def group_rows(world: "World") -> list[Row]:
     """Return every group in the log."""
     rows: dict[str, Row] = {}
 
@@ -196,26 +239,79 @@ def group_rows(world: World) -> list[Row]:
                 "members_count": 0,
                 "claims_count": 0,
                 "owned_count": 0,
+                "paused_from_ms": None,
                 "paused_until_ms": None,
                 "paused_by": None,
+                "pause_person": None,
                 "pause_reason": None,
+                "paused_topics": [],
+                "locked_count": 0,
+                "locked_by": None,
+                "next_pause": None,
             },
         )
 
     for claim in claim_rows(world):
         row = row_of(claim["group_id"])
         row["claims_count"] += 1
-        is_stale = claim["freshness_estimate"] == Freshness.STALE.value
+        freshness = claim["freshness_estimate"] or claim["freshness"]
+        is_stale = freshness == Freshness.STALE.value
         row["owned_count"] += claim["owner"] is not None and not is_stale
     for member in member_rows(world):
         row_of(member["group_id"])["members_count"] += member["state"] == "active"
-    for pause in pause_rows(world):
-        row_of(pause["group_id"]).update(
-            paused_until_ms=pause["until_ms"],
-            paused_by=pause["client_id"],
-            pause_reason=pause["reason"],
-        )
+    # That of a whole group comes last, and is shown rather than those of topics.
+    pauses = world.pauses()
+    pauses.sort(key=lambda each: (not each["topics"], each["begin_ms"] or 0))
+    for pause in pauses:
+        row = row_of(pause["group_id"])
+        if pause["state"] == "paused":
+            topics = {*row["paused_topics"], *pause["topics"]}
+            row.update(
+                paused_topics=sorted(topics) if pause["topics"] else [],
+                paused_from_ms=pause["begin_ms"],
+                paused_until_ms=pause["until_ms"],
+                paused_by=pause["client_id"],
+                pause_person=pause["person"],
+                pause_reason=pause["reason"],
+            )
+        elif row["next_pause"] is None:
+            row["next_pause"] = pause
+    for operation in operation_rows(world):
+        row = row_of(operation["group_id"])
+        row["locked_count"] += operation["locked_count"]
+        row["locked_by"] = operation["op_id"]
     return [row for _, row in sorted(rows.items())]
+
+
+def group_columns(rows: Iterable[Row]) -> tuple[Column, ...]:
+    """Return the columns of groups; those of locks only where there are some."""
+    rows = list(rows)
+    is_locked = any(row["locked_by"] is not None for row in rows)
+    is_scoped = any(row["paused_topics"] for row in rows)
+    return (
+        GROUP_COLUMNS
+        + (SCOPE_COLUMNS if is_scoped else ())
+        + (LOCK_COLUMNS if is_locked else ())
+    )
+
+
+def pause_columns(rows: Iterable[Row]) -> tuple[Column, ...]:
+    """Return the columns of pauses; topics and renewers only where there are some."""
+    rows = list(rows)
+    is_scoped = any(row["topics"] for row in rows)
+    is_renewed = any(row["renewed_by"] for row in rows)
+    return (
+        PAUSE_COLUMNS
+        + (PAUSE_TOPICS if is_scoped else ())
+        + (PAUSE_RENEWED if is_renewed else ())
+    )
+
+
+def client_columns(rows: Iterable[Row], *, has_group: bool) -> tuple[Column, ...]:
+    """Return the columns of clients; directives only where there are some."""
+    is_directed = any(row["directive"] for row in rows)
+    columns = CLIENT_COLUMNS if has_group else CLIENT_COLUMNS[1:]
+    return (*columns, CLIENT_DIRECTIVE) if is_directed else columns
 
 
 def key_texts(keys: Iterable[Key]) -> list[str]:
@@ -223,21 +319,28 @@ def key_texts(keys: Iterable[Key]) -> list[str]:
     return [str(key.topic_partition) for key in keys]
 
 
-def partition_of(key: Key, partition_count: int) -> int:
-    """Return the coordinating partition that judges a key (PROTOCOL 2.3)."""
-    if key.topic in RESERVED_TOPICS:
-        return key.partition
-    return coordinating_partition(
-        key.topic, key.partition, partition_count=partition_count
-    )
+def settings_rows(settings: Settings, before: Settings | None = None) -> list[Row]:
+    """Return the settings of a group as members use them; none if none were written.
+
+    Args:
+        settings: The settings.
+        before: Those to compare with, for another column.
+    """
+    if not settings.generation:
+        return []
+    rows: list[Row] = []
+    for name, tunable in TUNABLES.items():
+        row = {"name": name, "value": settings.value(name), "default": tunable.default}
+        rows.append(row if before is None else row | {"before": before.value(name)})
+    return rows
 
 
-def is_known(world: World, group_id: str) -> bool:
+def is_known(world: "World", group_id: str) -> bool:
     """Return whether a group is in the log."""
     return any(row["group_id"] == group_id for row in group_rows(world))
 
 
-def adoption_facts(plan: AdoptionPlan, *, is_executed: bool) -> dict[str, Any]:
+def adoption_facts(plan: "AdoptionPlan", *, is_executed: bool) -> dict[str, Any]:
     """Return the facts of a whole adoption."""
     return {
         "group_id": plan.group_id,
@@ -249,7 +352,7 @@ def adoption_facts(plan: AdoptionPlan, *, is_executed: bool) -> dict[str, Any]:
     }
 
 
-def adoption_rows(plan: AdoptionPlan) -> list[dict[str, Any]]:
+def adoption_rows(plan: "AdoptionPlan") -> list[dict[str, Any]]:
     """Return one row per partition of an adoption."""
     return [
         {
@@ -276,7 +379,7 @@ def loss_row(loss: Loss) -> Row:
             "incarnation": loss.owner.incarnation.hex(),
         },
         "epoch": loss.epoch,
-        "ranges": [{"first": first, "last": last} for first, last in loss.ranges],
+        "ranges": [{"first": each.first, "last": each.last} for each in loss.ranges],
         "offsets_count": loss.count,
         "mark": loss.mark,
         "ending": loss.ending,
@@ -296,6 +399,11 @@ def _owner(row: Any) -> str:  # noqa: ANN401 - a JSON object
     return NOTHING if owner is None else str(owner["client_id"])
 
 
+def _handoff(row: Any) -> str:  # noqa: ANN401 - a JSON object
+    offer = row["offer"]
+    return NOTHING if offer is None else f"{offer['phase']}: {offer['successor']}"
+
+
 def _age(row: Any) -> str:  # noqa: ANN401 - a JSON object
     """Return the estimated age, with a tilde."""
     age_ms, estimate_ms = row["age_ms"], row["age_estimate_ms"]
@@ -312,6 +420,15 @@ def why_text(row: Any) -> str:  # noqa: ANN401 - a JSON object
     return f"{reason} (released by {why['client_id']})" if is_free else str(reason)
 
 
+def _next_pause(row: Any) -> str:  # noqa: ANN401 - a JSON object
+    pause = row["next_pause"]
+    if pause is None:
+        return NOTHING
+    reason = "" if pause["reason"] is None else f": {pause['reason']}"
+    who = pause["person"] or pause["client_id"]
+    return f"{instant(pause['begin_ms'])} by {who}{reason}"
+
+
 CLAIM_COLUMNS = (
     column("GROUP", "group_id"),
     column("TOPIC", "topic"),
@@ -326,17 +443,66 @@ CLAIM_COLUMNS = (
     column("GRANTED", "granted"),
     column("TOKEN", "token"),
 )
-GROUP_CLAIM_COLUMNS = CLAIM_COLUMNS[1:]
-CLAIM_REASON_COLUMNS = (*CLAIM_COLUMNS, Column("WHY", why_text))
+_WHY = Column("WHY", why_text)
+_HANDOFF = Column("HANDOFF", _handoff)
+# Of now, by the clock of this host and the present ends of the data.
+_ESTIMATED = frozenset({"AGE NOW", "LOG-END-OFFSET", "LAG"})
+
+
+def claim_columns(
+    *,
+    is_past: bool = False,
+    has_group: bool = True,
+    has_why: bool = False,
+    has_handoff: bool = False,
+) -> tuple[Column, ...]:
+    """Return the columns of claims.
+
+    Args:
+        is_past: Leave out what is estimated.
+        has_group: Whether the group is a column.
+        has_why: Whether the reason of the last change is one.
+        has_handoff: Whether the offer to a successor is one.
+    """
+    columns: tuple[Column, ...] = CLAIM_COLUMNS if has_group else CLAIM_COLUMNS[1:]
+    if is_past:
+        log_time = column("STATE", "freshness")
+        columns = tuple(
+            log_time if each.header == "STATE" else each
+            for each in columns
+            if each.header not in _ESTIMATED
+        )
+    columns = (*columns, _HANDOFF) if has_handoff else columns
+    return (*columns, _WHY) if has_why else columns
+
 
 GROUP_COLUMNS = (
     column("GROUP", "group_id"),
     column("MEMBERS", "members_count"),
     column("OWNED", "owned_count"),
     column("CLAIMS", "claims_count"),
+    column("PAUSED FROM", "paused_from_ms", as_text=instant),
     column("PAUSED UNTIL", "paused_until_ms", as_text=instant),
-    column("BY", "paused_by"),
+    Column("BY", lambda row: plain(row["pause_person"] or row["paused_by"])),
     column("REASON", "pause_reason"),
+    Column("NEXT PAUSE", _next_pause),
+)
+
+HANDOFF_COLUMNS = (
+    column("TOPIC", "topic"),
+    Column("PARTITION", lambda row: str(row["partition"]), is_number=True),
+    column("OWNER", "owner"),
+    column("SUCCESSOR", "successor"),
+    column("PHASE", "phase"),
+    column("SINCE", "since_ms", as_text=instant),
+    column("UNTIL", "until_ms", as_text=instant),
+)
+
+SCOPE_COLUMNS = (column("PAUSED TOPICS", "paused_topics", as_text=" ".join),)
+
+LOCK_COLUMNS = (
+    column("LOCKED", "locked_count"),
+    column("BY OPERATION", "locked_by"),
 )
 
 CLIENT_COLUMNS = (
@@ -349,14 +515,30 @@ CLIENT_COLUMNS = (
     Column("INCARNATION", lambda row: str(row["incarnation"])[:8]),
     Column("TOPICS", lambda row: ", ".join(row["topics"]) or NOTHING),
 )
-MEMBER_COLUMNS = CLIENT_COLUMNS[1:]
+CLIENT_DIRECTIVE = column("DIRECTIVE", "directive")
+
+SETTINGS_COLUMNS = (
+    column("SETTING", "name"),
+    column("VALUE", "value"),
+    column("DEFAULT", "default"),
+)
+SETTINGS_CHANGE_COLUMNS = (*SETTINGS_COLUMNS, column("BEFORE", "before"))
 
 PAUSE_COLUMNS = (
+    column("STATE", "state"),
+    column("FROM", "begin_ms", as_text=instant),
     column("UNTIL", "until_ms", as_text=instant),
-    column("BY", "client_id"),
+    column("BY", "person"),
+    column("CLIENT", "client_id"),
     column("REASON", "reason"),
     column("OPERATION", "op_id"),
 )
+
+PAUSE_TOPICS = (
+    column("TOPICS", "topics", as_text=lambda topics: " ".join(topics) or "all"),
+)
+
+PAUSE_RENEWED = (column("RENEWED BY", "renewed_by"),)
 
 PARTITION_COLUMNS = (
     Column("PARTITION", lambda row: str(row["partition"]), is_number=True),
@@ -376,6 +558,32 @@ RESET_COLUMNS = (
     column("GRANTED", "granted"),
     column("THEN", "granted_then"),
     column("REPEATS", "repeats"),
+)
+FENCED_COLUMNS = (
+    column("INCARNATION", "incarnation"),
+    column("HOST", "host"),
+    column("FENCED", "is_fenced"),
+    column("HELD", "held_count"),
+)
+DIRECTIVE_COLUMNS = (
+    column("ACTION", "action"),
+    column("CLIENT", "client"),
+    column("HOST", "host"),
+    Column("GROUP", lambda row: row["group_id"] or "all"),
+    column("UNTIL", "until_ms", as_text=instant),
+    Column("BY", lambda row: plain(row["person"] or row["client_id"])),
+    column("REASON", "reason"),
+    column("OPERATION", "op_id"),
+)
+DRAINED_COLUMNS = (
+    column("GROUP", "group_id"),
+    column("TOPIC", "topic"),
+    column("PARTITION", "partition"),
+)
+STILL_HELD_COLUMNS = (
+    column("TOPIC", "topic"),
+    column("PARTITION", "partition"),
+    column("FREE IN", "remaining_ms", as_text=duration),
 )
 FORGOTTEN_COLUMNS = (
     column("GROUP", "group_id"),
@@ -421,6 +629,36 @@ CHECK_COLUMNS = (
 def _number(header: str, key: str) -> Column:
     return Column(header, lambda row: plain(row[key]), is_number=True)
 
+
+POSITION_COLUMNS = (
+    column("TOPIC", "topic"),
+    Column("PARTITION", lambda row: str(row["partition"]), is_number=True),
+    _number("BEFORE", "before"),
+    _number("AFTER", "after"),
+    _number("LAG BEFORE", "lag_before"),
+    _number("LAG AFTER", "lag_after"),
+    column("NOTE", "note"),
+)
+
+FINISHED_COLUMNS = (
+    column("OPERATION", "op_id"),
+    column("OUTCOME", "outcome"),
+    column("MOVED", "moved_count"),
+)
+
+UNCOVERED_COLUMNS = (
+    column("TOPIC", "topic"),
+    Column("PARTITION", lambda row: str(row["partition"]), is_number=True),
+    column("REASON", "reason"),
+)
+OPERATION_COLUMNS = (
+    column("OPERATION", "op_id"),
+    column("STATE", "state"),
+    column("LOCKED", "locked_count"),
+    column("BY", "person"),
+    column("CLIENT", "client_id"),
+    column("END WITH", "command"),
+)
 
 ADOPTION_COLUMNS = (
     column("TOPIC", "topic"),

@@ -20,7 +20,7 @@ import attrs
 import typer
 
 from kafka_marshal import ConfigurationError
-from kafka_marshal.config import COORDINATION_TOPIC, SERVERS
+from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal_cli.render import escape
 
 FILE_BYTES_MAX = 1_000_000
@@ -69,6 +69,7 @@ SETTINGS = (
     Setting("drain-timeout", "MARSHAL_SIDECAR_DRAIN_TIMEOUT", "20s"),
     Setting("checkpoint-interval", "MARSHAL_SIDECAR_CHECKPOINT_INTERVAL", "5m"),
     Setting("log-format", "MARSHAL_SIDECAR_LOG_FORMAT", "text"),
+    Setting("allow-admin", "MARSHAL_SIDECAR_ALLOW_ADMIN", "false"),
 )
 KEYS = tuple(setting.key for setting in SETTINGS)
 

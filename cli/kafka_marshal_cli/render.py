@@ -7,14 +7,13 @@ each is escaped when it is shown (PROTOCOL 12).
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from io import StringIO
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 SCHEMA = 1
 NOTHING = "-"
@@ -100,7 +99,8 @@ class Answer:
     """The result of a command.
 
     Attributes:
-        as_of: Offsets and time of the state that it describes.
+        as_of: Offsets and time of the state that it describes; of a view of the past
+            also the moment (``at``).
         facts: Single values, in order.
         sections: Lists.
         shown: Texts of facts for people, if not the plain value.
@@ -159,8 +159,11 @@ def lines(answer: Answer) -> list[dict[str, Any]]:
     return found
 
 
-def grid(section: Section) -> Table:
+def grid(section: Section) -> "Table":
     """Return a section as a table of rich."""
+    from rich.table import Table
+    from rich.text import Text
+
     drawn = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
     for each in section.columns:
         side: Literal["left", "right"] = "right" if each.is_number else "left"
@@ -179,6 +182,8 @@ def table(section: Section, *, width: int | None = None, is_color: bool = False)
         width: Columns of the terminal; None for no limit.
         is_color: Whether headers may be bold.
     """
+    from rich.console import Console
+
     buffer = StringIO()
     console = Console(
         file=buffer,
@@ -205,7 +210,9 @@ def facts(answer: Answer) -> str:
 
 def people(answer: Answer, *, width: int | None = None, is_color: bool = False) -> str:
     """Return an answer as text for people."""
-    parts = [facts(answer)] if answer.facts else []
+    parts = [f"as of: {escape(answer.as_of['at'])}"] if "at" in answer.as_of else []
+    if answer.facts:
+        parts.append(facts(answer))
     has_titles = len(answer.sections) > 1
     for section in answer.sections:
         if not section.rows:
@@ -244,12 +251,3 @@ def duration(value_ms: int) -> str:
         if count:
             parts.append(f"{count}{unit}")
     return sign + "".join(parts[:2])
-
-
-def instant(value_ms: int) -> str:
-    """Return a time for people, in UTC: ``2026-01-31T12:00:00.000Z``."""
-    try:
-        moment = datetime.fromtimestamp(value_ms / 1000, UTC)
-    except (OverflowError, ValueError, OSError):
-        return f"{value_ms} ms"
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -15,18 +15,23 @@ from contextlib import suppress
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import attrs
 import typer
 
-from kafka_marshal import Admin, ConfigurationError, World, WorldWatch
-from kafka_marshal.config import COORDINATION_TOPIC, SERVERS
-from kafka_marshal.ports import LogRange
-from kafka_marshal.views import LogScan
+import kafka_marshal
+from kafka_marshal import ConfigurationError, Key
+from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal_cli import completion_cache, parsing, presenters, profiles, render
 from kafka_marshal_cli.exits import ExitCode, exit_code, message
+from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.profiles import Config, ProfileName, SelectedProfile
+
+if TYPE_CHECKING:
+    from kafka_marshal import Admin, World, WorldWatch
+    from kafka_marshal.ports import LogRange
+    from kafka_marshal.views import LogScan
 
 TIMEOUT_MS_DEFAULT = 30_000
 CONNECTION_PANEL = "Connection"
@@ -102,6 +107,16 @@ Timeout = Annotated[
         rich_help_panel=CONNECTION_PANEL,
     ),
 ]
+As = Annotated[
+    str | None,
+    typer.Option(
+        "--as",
+        envvar="MARSHAL_AS",
+        metavar="NAME",
+        help="Person for whom this is done, stored in the log. By default the user of "
+        "the operating system.",
+    ),
+]
 OutputOption = Annotated[
     Output,
     typer.Option(
@@ -132,6 +147,7 @@ class Call:
         transport: Client library of the logs.
         is_server_given: Whether addresses were set, by an option or otherwise.
         is_topic_given: Whether the coordination topic was set.
+        person: Person for whom the command writes; None for the user who runs it.
     """
 
     bootstrap_servers: str = SERVERS
@@ -144,47 +160,82 @@ class Call:
     transport: str = "auto"
     is_server_given: bool = False
     is_topic_given: bool = False
+    person: str | None = None
 
     def world(
-        self, *, offset: Mapping[int, int] | None = None, time_ms: int | None = None
-    ) -> World:
-        """Read the log and return the world, also of a topic with errors."""
-        world = World.at(
-            self.bootstrap_servers,
-            offset=offset,
-            time_ms=time_ms,
-            coordination_topic=self.coordination_topic,
-            options=self.options,
-            transport=self.transport,
-            timeout_ms=self.timeout_ms,
-        )
-        if offset is None and time_ms is None:
+        self,
+        at: Moment | None = None,
+        *,
+        key: Key | None = None,
+        has_members: bool = False,
+    ) -> "World":
+        """Read the log and return the world, also of a topic with errors.
+
+        Args:
+            at: The moment of ``--at``; None for the present.
+            key: In a view of the past, read only the partition of this key.
+            has_members: Whether a view of the past has members, see ``World.at``.
+        """
+        if at is None:
+            world = kafka_marshal.World.open(**self._connection())
             completion_cache.save(
                 world, self.bootstrap_servers, topic=self.coordination_topic
             )
-        return world
-
-    def formatted_world(self) -> World:
-        """Read the log and return the world; raise if the topic has errors."""
-        world = self.world()
-        world.config()
-        return world
-
-    def scan(self) -> LogScan:
-        """Open the log for reading it once to its end."""
-        return LogScan(
-            self.bootstrap_servers,
-            coordination_topic=self.coordination_topic,
-            options=self.options,
-            transport=self.transport,
-            timeout_ms=self.timeout_ms,
+            return world
+        if key is None:
+            at.require_partition()
+        return kafka_marshal.World.at(
+            offset=at.offset if at.offsets is None else at.offsets,
+            time_ms=at.time_ms,
+            key=key,
+            has_members=has_members,
+            **self._connection(),
         )
 
+    def formatted_world(
+        self, at: Moment | None = None, *, has_members: bool = False
+    ) -> "World":
+        """Read the log and return the world; raise if the topic has errors.
+
+        A view of the past must be known; before the topic was formatted it is empty.
+        """
+        if at is None:
+            world = self.world()
+            world.config()
+        else:
+            world = self.world(at, has_members=has_members)
+            world.require_known()
+        return world
+
+    def _connection(self) -> dict[str, Any]:
+        return {
+            "bootstrap_servers": self.bootstrap_servers,
+            "coordination_topic": self.coordination_topic,
+            "options": self.options,
+            "transport": self.transport,
+            "timeout_ms": self.timeout_ms,
+        }
+
+    def scan(self, at: Moment | None = None) -> "LogScan":
+        """Open the log for reading it once, to its end or to a moment."""
+        from kafka_marshal.views import LogScan
+
+        if at is not None:
+            at.require_partition()
+        scan = LogScan(**self._connection())
+        if at is not None:
+            try:
+                scan.until(offset=at.offsets, time_ms=at.time_ms)
+            except BaseException:
+                scan.close()
+                raise
+        return scan
+
     def watch(
-        self, *, timeout_ms: int, first: Callable[[LogRange], int] | None = None
-    ) -> WorldWatch:
+        self, *, timeout_ms: int, first: "Callable[[LogRange], int] | None" = None
+    ) -> "WorldWatch":
         """Open the log for following it."""
-        return WorldWatch.open(
+        return kafka_marshal.WorldWatch.open(
             self.bootstrap_servers,
             coordination_topic=self.coordination_topic,
             options=self.options,
@@ -193,15 +244,9 @@ class Call:
             timeout_ms=timeout_ms,
         )
 
-    def admin(self) -> Admin:
+    def admin(self) -> "Admin":
         """Return an admin of the cluster."""
-        return Admin(
-            self.bootstrap_servers,
-            coordination_topic=self.coordination_topic,
-            options=self.options,
-            transport=self.transport,
-            timeout_ms=self.timeout_ms,
-        )
+        return kafka_marshal.Admin(**self._connection(), person=self.person)
 
     def with_lag(self, claims: Iterable[presenters.Row]) -> list[presenters.Row]:
         """Return claims with their lag, by the log ends of the cluster."""
@@ -212,6 +257,12 @@ class Call:
             with self.admin() as admin:
                 ends = admin.log_ends(wanted)
         return presenters.with_lag(rows, ends)
+
+    def partition_counts(self, topics: Iterable[str]) -> dict[str, int]:
+        """Return how many partitions topics have now; deleted ones are left out."""
+        with self.admin() as admin:
+            found = {topic: admin.partition_count(topic) for topic in sorted(topics)}
+        return {topic: count for topic, count in found.items() if count is not None}
 
     def answer(self, answer: render.Answer) -> None:
         """Write an answer to stdout in the format of --output."""
@@ -267,6 +318,7 @@ _CONNECTION = {
 }
 _TIMEOUT = {"timeout": (Timeout, None)}
 _OUTPUT = {"output": (OutputOption, Output.TABLE)}
+_AS = {"as_": (As, None)}
 _DEBUG = {"debug": (Debug, False)}
 
 Body = Callable[..., None]
@@ -285,11 +337,39 @@ class OptionGroup:
     build: Callable[[Mapping[str, Any]], Any]
 
 
+def _moment_of(given: Mapping[str, Any]) -> Moment | None:
+    text = given["at"]
+    return None if text is None else parsing.past_moment("--at", text, now_ms=wall_ms())
+
+
+AT: Mapping[str, OptionGroup] = {
+    "at": OptionGroup(
+        {
+            "at": (
+                Annotated[
+                    str | None,
+                    typer.Option(
+                        metavar="TIME|T:OFFSET",
+                        help="Show a moment of the past: an ISO time, a time ago like "
+                        "-5m, or the last offset of a coordinating partition, like "
+                        "3:100. Nothing is estimated.",
+                    ),
+                ],
+                None,
+            )
+        },
+        _moment_of,
+    )
+}
+"""``--at`` of a command, for ``option_groups``; its body gets a ``Moment`` or None."""
+
+
 def command(
     *,
     connects: bool = True,
     waits: bool = True,
     answers: bool = True,
+    writes: bool = False,
     option_groups: Mapping[str, OptionGroup] | None = None,
 ) -> Callable[[Body], Body]:
     """Return a decorator that makes a function a command with shared options.
@@ -298,6 +378,7 @@ def command(
         connects: Add the options of a connection.
         waits: Add ``--timeout``.
         answers: Add ``--output``.
+        writes: Add ``--as``, for a command that writes to the log as an admin.
         option_groups: Arguments of the function that stand for several options each.
     """
     groups = option_groups or {}
@@ -305,6 +386,7 @@ def command(
         **(_CONNECTION if connects else {}),
         **(_TIMEOUT if waits else {}),
         **(_OUTPUT if answers else {}),
+        **(_AS if writes else {}),
         **_DEBUG,
     }
 
@@ -387,6 +469,7 @@ def call_of(given: Mapping[str, Any]) -> Call:
         transport=given.get("transport", "auto"),
         is_server_given=named is not None or _is_set(selected, "bootstrap_server"),
         is_topic_given=_is_set(selected, "coordination_topic"),
+        person=given.get("as_"),
     )
 
 

@@ -18,12 +18,12 @@ import typer
 
 from kafka_marshal import Admin, CoordinationError
 from kafka_marshal.admin import Format
-from kafka_marshal.config import COORDINATION_TOPIC
+from kafka_marshal.defaults import COORDINATION_TOPIC
 from kafka_marshal_cli import parsing
 from kafka_marshal_cli.shared import Call, command, emit, notify
 
 POLL_S = 0.2
-app = typer.Typer(help="A Kafka broker for development.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 
 class _Stopped(BaseException):

@@ -4,26 +4,46 @@ from typing import Annotated
 
 import typer
 
-from kafka_marshal import ConfigurationError, CoordinationError, Key
-from kafka_marshal.protocol.hashing import RESERVED_TOPICS
-from kafka_marshal_cli import parsing, presenters
-from kafka_marshal_cli.commands import claims_watch
-from kafka_marshal_cli.render import Answer, Section, duration, instant
-from kafka_marshal_cli.shared import Call, command, notify, wall_ms
+from kafka_marshal import ConfigurationError, Key
+from kafka_marshal.admin_reset import ForgetPlan
+from kafka_marshal.clock import instant
+from kafka_marshal_cli import confirmation, presenters
+from kafka_marshal_cli.lazy import LazyCommand, lazy_group
+from kafka_marshal_cli.parsing import Moment
+from kafka_marshal_cli.render import Answer, Section, duration
+from kafka_marshal_cli.shared import AT, Call, command, notify, wall_ms
 
 app = typer.Typer(
-    help="Claims: which client holds which partition.", no_args_is_help=True
-)
-app.command("watch", epilog="Example: marshal claims watch --group billing")(
-    claims_watch.watch
+    no_args_is_help=True,
+    cls=lazy_group(
+        LazyCommand(
+            "watch",
+            "claims_watch",
+            help="Show claims live: a table on a terminal, else a line for each "
+            "change.",
+        ),
+        LazyCommand(
+            "explain",
+            "claims_explain",
+            help="Explain why a partition is owned or free, with the records that made "
+            "it so.",
+        ),
+        LazyCommand(
+            "history",
+            "claims_explain",
+            help="List every owner of a partition, from when until when, and why each "
+            "claim ended.",
+        ),
+    ),
 )
 
 
 @app.command("list", epilog="Example: marshal claims list --group billing")
-@command()
+@command(option_groups=AT)
 def list_claims(
     call: Call,
     *,
+    at: Moment | None,
     group: Annotated[
         str | None, typer.Option(metavar="GROUP", help="Only this group.")
     ] = None,
@@ -33,88 +53,54 @@ def list_claims(
 ) -> None:
     """List every claim with its owner, age, position, lag, token and reason.
 
-    LOG-END-OFFSET and LAG come from the cluster, `-` where they are unknown.
+    LOG-END-OFFSET and LAG come from the cluster, `-` where they are unknown. With --at
+    they are left out, and WHY is unknown if it is older than the last checkpoint.
     """
-    world = call.formatted_world()
-    rows = call.with_lag(presenters.claim_rows(world, group_id=group, topic=topic))
-    section = Section("claims", rows, presenters.CLAIM_REASON_COLUMNS)
-    call.answer(Answer(presenters.as_of(world), {}, (section,)))
-
-
-def _require_exists(call: Call, key: Key) -> None:
-    """Refuse an unclaimed key whose data partition does not exist.
-
-    The check passes if the cluster does not answer or does not show the topic.
-
-    Raises:
-        ConfigurationError: There is no such partition.
-    """
-    if key.topic in RESERVED_TOPICS:
-        return
-    try:
-        with call.admin() as admin:
-            count = admin.partition_count(key.topic)
-    except CoordinationError:
-        return
-    if count is None:
-        raise ConfigurationError(
-            f"topic {key.topic!r} does not exist, and is not claimed; see: marshal "
-            f"claims list --group {key.group_id}",
-            setting="TOPIC",
-        )
-    if key.partition >= count:
-        raise ConfigurationError(
-            f"topic {key.topic!r} has {count} partitions, 0 to {count - 1}, and no "
-            f"partition {key.partition}",
-            setting="PARTITION",
-        )
+    world = call.formatted_world(at)
+    rows = presenters.claim_rows(world, group_id=group, topic=topic)
+    rows = call.with_lag(rows) if at is None else presenters.with_lag(rows, {})
+    columns = presenters.claim_columns(is_past=world.is_past, has_why=True)
+    section = Section("claims", rows, columns)
+    call.answer(Answer(presenters.as_of(world, at), {}, (section,)))
 
 
 @app.command(
     "who",
     epilog="Example: marshal claims who billing payments 3 --at 2026-01-31T12:00:00Z",
 )
-@command()
+@command(option_groups=AT)
 def who(
     call: Call,
     *,
+    at: Moment | None,
     group: Annotated[str, typer.Argument(metavar="GROUP", help="The group.")],
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The data topic.")],
     partition: Annotated[
         int, typer.Argument(metavar="PARTITION", min=0, help="The data partition.")
     ],
-    at: Annotated[
-        str | None,
-        typer.Option(
-            metavar="OFFSET|TIME",
-            help="As of an offset of the key's coordinating partition (that record "
-            "included), of an ISO time, or of a time ago like -5m.",
-        ),
-    ] = None,
 ) -> None:
     """Show the owner of one partition, now or in the past.
 
-    If retention has deleted the start of the log, the past is known from the first
-    checkpoint on; for earlier moments the command ends with 1.
+    --at also takes a plain offset: that of the key's coordinating partition, with its
+    record. If retention has deleted the start of the log, the past is known from the
+    first checkpoint on; for earlier moments the command ends with 1.
     """
     key = Key(group, topic, partition)
-    world = call.world()
-    if not any(key in state.keys for state in world.partitions):
-        _require_exists(call, key)
-    place = presenters.partition_of(key, world.config().partition_count)
-    if at is not None:
-        offset, time_ms = parsing.moment("--at", at, now_ms=wall_ms())
-        end = world.partitions[place].next_offset
-        if offset is not None and offset >= end:
-            raise ConfigurationError(
-                f"--at is {offset}, and coordinating partition {place} ends at {end}; "
-                "see: marshal topic info",
-                setting="--at",
-            )
-        offsets = None if offset is None else {place: offset}
-        world = call.world(offset=offsets, time_ms=time_ms)
-        world.require_known([place])
-    state = world.partitions[place]
+    world = call.world() if at is None else call.world(at, key=key)
+    place = world.partition_of(key)
+    world.require_known([place])
+    states = {state.partition: state for state in world.partitions}
+    if place not in states:
+        raise ConfigurationError(
+            f"--at is {at.text if at else 'now'}, and the key belongs to coordinating "
+            f"partition {place}; write {place}:OFFSET, or a time",
+            setting="--at",
+        )
+    state = states[place]
+    if key not in state.keys:
+        from kafka_marshal_cli.commands.claims_explain import require_exists
+
+        require_exists(call, key)
     found = {
         **key._asdict(),
         "coordinating_partition": place,
@@ -132,17 +118,38 @@ def who(
         if row["owner"] is not None:
             shown["owner"] = row["owner"]["client_id"]
             for name in ("age_ms", "age_estimate_ms"):
-                shown[name] = duration(row[name])
+                if row[name] is not None:
+                    shown[name] = duration(row[name])
     else:
         found["owner"] = None
         shown["owner"] = "nobody, the partition was not claimed then"
-    call.answer(Answer(presenters.as_of(world), found, (), shown))
+    call.answer(Answer(presenters.as_of(world, at), found, (), shown))
+
+
+def _confirm_forgetting(
+    plan: ForgetPlan, group: str, *, force: bool, yes: bool
+) -> None:
+    """Ask before claims are dropped beside those of live owners, or of live topics."""
+    existing = plan.existing if force else ()
+    if existing:
+        effect = (
+            f"topics of group {group} exist ({', '.join(existing)}); dropping their "
+            "claims has the group process them again from where it starts"
+        )
+    elif plan.held:
+        effect = (
+            f"group {group} is at work: {len(plan.held)} of its claims have live "
+            "owners and stay; the others are dropped with their positions"
+        )
+    else:
+        return
+    confirmation.require(group, effect=effect, yes=yes)
 
 
 @app.command(
     "forget", epilog="Example: marshal claims forget billing --topic gone --execute"
 )
-@command()
+@command(writes=True)
 def forget(
     call: Call,
     *,
@@ -160,13 +167,18 @@ def forget(
             "--force", help="Also for topics that exist; their records are repeated."
         ),
     ] = False,
+    yes: confirmation.Yes = False,
 ) -> None:
     """Drop claims of a group without an owner, with positions and granted offsets.
 
     For topics that were deleted: granted offsets (at most once) stay for ever
-    otherwise. Claims with an owner stay. Without --execute nothing is written.
+    otherwise. Claims with an owner stay. Without --execute nothing is written. Asks for
+    the group where it has live owners, and with --force where topics exist.
     """
     with call.admin() as admin:
+        if execute:
+            before = admin.forget_keys(group, topic=topic)
+            _confirm_forgetting(before, group, force=force, yes=yes)
         plan = admin.forget_keys(
             group, topic=topic, execute=execute, allow_existing=force
         )

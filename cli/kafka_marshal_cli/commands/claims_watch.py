@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from kafka_marshal import CoordinationError, TopicPartition, World, WorldWatch
+from kafka_marshal.clock import instant
 from kafka_marshal.watch import Change
 from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.follow_loop import Idle, Outages, check_reader, ending_in_order
@@ -23,11 +24,12 @@ from kafka_marshal_cli.render import (
     Section,
     escape,
     grid,
-    instant,
     lines,
     to_json,
 )
 from kafka_marshal_cli.shared import Call, Output, command, emit, terminal
+
+app = typer.Typer()
 
 # A change redraws the table, at most this often; ages redraw it from time to time.
 DRAWN_EVERY_S_MIN = 0.25
@@ -202,7 +204,9 @@ class TableView:
             head += f"; THE BROKERS DO NOT ANSWER: {escape(str(outage))}"
         changes = [Text(escape(line), style="dim") for line in self._last]
         is_one = self._selection.group_id is not None
-        cells = presenters.GROUP_CLAIM_COLUMNS if is_one else presenters.CLAIM_COLUMNS
+        cells = presenters.claim_columns(
+            has_group=not is_one, has_handoff=any(row["offer"] for row in rows)
+        )
         table = grid(Section("claims", rows, cells)) if rows else Text("no claims")
         return Group(Text(head), table, *changes)
 
@@ -237,11 +241,14 @@ def change_text(change: Change) -> str:
     if change.key is not None:
         parts.append(str(change.key.topic_partition))
     if change.client_id is not None:
-        parts.append(f"by {change.client_id}")
+        parts.append(f"by {change.person or change.client_id}")
     details = {
         "to": change.by,
+        "for": None if change.what == "ready" else change.successor,
         "token": change.token,
         "position": change.position,
+        "topics": " ".join(change.topics) or None,
+        "from": None if change.begin_ms is None else instant(change.begin_ms),
         "until": None if change.until_ms is None else instant(change.until_ms),
         "reason:": change.reason,
     }
@@ -271,7 +278,11 @@ def change_row(change: Change, read_at_ms: int) -> dict[str, Any]:
         "token": None if change.token is None else str(change.token),
         "position": change.position,
         "by": change.by,
+        "successor": change.successor,
+        "person": change.person,
         "reason": change.reason,
+        "topics": list(change.topics),
+        "begin_ms": change.begin_ms,
         "until_ms": change.until_ms,
         "coordinating_partition": change.partition,
         "offset": change.offset,
@@ -308,6 +319,7 @@ def follow(
         check_reader()
 
 
+@app.command("watch", epilog="Example: marshal claims watch --group billing")
 @command(waits=False)
 def watch(
     call: Call,
@@ -340,9 +352,10 @@ def watch(
 
     The table looks up log ends every 5 s. Lines begin with the held claims (`-o jsonl`:
     kind `claims`), then follow the changes (kind `change`): claimed, resumed, released,
-    lost (taken over from an owner that did not release), paused, unpaused, with offset
-    and time of the entry. The command waits for brokers that do not answer. Ctrl-C ends
-    it with 130, SIGTERM with 0.
+    lost (taken over from an owner that did not release), offered to a successor, ready,
+    withdrawn, paused, renewed (a pause, by another), unpaused, with offset and time of
+    the entry. The command waits for brokers that do not answer. Ctrl-C ends it with
+    130, SIGTERM with 0.
     """
     idle_ms = None if timeout is None else parsing.duration_ms("--timeout", timeout)
     open_ms = parsing.duration_ms("--open-timeout", open_timeout)

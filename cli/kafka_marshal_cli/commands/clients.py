@@ -3,39 +3,326 @@
 A module of its own, as each noun of the command line has.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kafka_marshal import ClaimRejected, ConfigurationError
+from kafka_marshal import ClaimRejected, ConfigurationError, DeadlineExceeded
+from kafka_marshal.clock import instant
+from kafka_marshal.draining import DirectiveResult
+from kafka_marshal.fencing import ClientProcess, FenceResult
 from kafka_marshal.identity import forget_client, state_home
 from kafka_marshal.protocol.codec import is_identifier
-from kafka_marshal_cli import presenters
-from kafka_marshal_cli.render import Answer, Section
-from kafka_marshal_cli.shared import Call, command
+from kafka_marshal_cli import confirmation, parsing, presenters
+from kafka_marshal_cli.parsing import Moment
+from kafka_marshal_cli.render import Answer, Section, duration
+from kafka_marshal_cli.shared import AT, Call, command, notify, wall_ms
 
-app = typer.Typer(help="Clients: the processes of the groups.", no_args_is_help=True)
+REASON_CHARS_MAX = 1_024
+LIVE_STATES = frozenset({"active", "unregistered"})
+
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.command("list", epilog="Example: marshal clients list --group billing")
-@command()
+@command(option_groups=AT)
 def list_clients(
     call: Call,
     *,
+    at: Moment | None,
     group: Annotated[
         str | None, typer.Option(metavar="GROUP", help="Only this group.")
     ] = None,
 ) -> None:
-    """List every client: active, leaving, left, fenced or unregistered.
+    """List every client: active, leaving, left, silent, fenced or unregistered.
 
-    The log drops clients that have left or are fenced when others of their group
-    announce themselves.
+    The log drops clients that have left or are silent when others of their group
+    announce themselves. A fenced one is listed while it still owns partitions.
+    DIRECTIVE is there while a client is drained or cordoned. With --at, clients that
+    had been silent for more than two heartbeat intervals may be missing: checkpoints
+    have no clients.
     """
-    world = call.formatted_world()
+    world = call.formatted_world(at, has_members=True)
     rows = presenters.member_rows(world, group_id=group)
-    section = Section("clients", rows, presenters.CLIENT_COLUMNS)
-    call.answer(Answer(presenters.as_of(world), {}, (section,)))
+    columns = presenters.client_columns(rows, has_group=True)
+    section = Section("clients", rows, columns)
+    call.answer(Answer(presenters.as_of(world, at), {}, (section,)))
+
+
+def _require_names(group: str, client: str) -> None:
+    for setting, name in (("GROUP", group), ("CLIENT", client)):
+        if not is_identifier(name):
+            raise ConfigurationError(f"{name!r} is not a valid name", setting=setting)
+
+
+@app.command("fence", epilog="Example: marshal clients fence billing worker-7")
+@command(writes=True)
+def fence(
+    call: Call,
+    *,
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="The group.")],
+    client: Annotated[str, typer.Argument(metavar="CLIENT", help="The client_id.")],
+    incarnation: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HEX",
+            help="Only this process of the client; repeatable. By default all that own "
+            "partitions or announce themselves.",
+        ),
+    ] = None,
+    reason: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Stored in the log, for people.")
+    ] = None,
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait", help="Wait until its partitions are free, --timeout at most."
+        ),
+    ] = False,
+    yes: confirmation.Yes = False,
+) -> None:
+    """End the claims of a client's process for good, whatever that process does.
+
+    A process that works stops at once, releases its partitions, and ends with
+    ClientFenced. One that hangs renews nothing any more: its partitions are free two
+    heartbeat intervals after its last renewal. Other members take over. A new process
+    of the client claims as usual. Again for the same process, it changes nothing.
+
+    The clients of a sidecar are not in the log; fencing the sidecar ends the claims of
+    all of them in this group. Asks for the client_id where the client is alive.
+    """
+    _require_names(group, client)
+    _require_reason(reason)
+    with call.admin() as admin:
+        chosen = incarnation
+        if chosen is None:
+            found = admin.client_processes(group, client)
+            # What the person confirms is what is fenced.
+            chosen = [p.incarnation for p in found if p.owned or p.is_announced] or None
+        else:
+            found = tuple(
+                each
+                for each in admin.client_processes(group, client)
+                if each.incarnation in chosen
+            )
+        if not yes:
+            _confirm_fence(found, group, client=client)
+        result = admin.fence_client(
+            group,
+            client,
+            incarnations=chosen,
+            reason=reason,
+            wait_ms=call.timeout_ms if wait else 0,
+        )
+    _answer_fence(call, result)
+    if wait and result.held:
+        raise DeadlineExceeded(
+            f"client {client!r} is fenced, and {len(result.held)} of its partitions "
+            "are not free yet; wait with the same command, or see: marshal claims list "
+            f"--group {group}"
+        )
+
+
+def _require_reason(reason: str | None) -> None:
+    if reason is not None and len(reason) > REASON_CHARS_MAX:
+        raise ConfigurationError(
+            f"--reason has {len(reason)} characters, at most {REASON_CHARS_MAX}",
+            setting="--reason",
+        )
+
+
+def _confirm_fence(
+    processes: Iterable[ClientProcess], group: str, *, client: str
+) -> None:
+    live = [each for each in processes if each.is_live and not each.is_fenced]
+    if live:
+        count = sum(len(each.held) for each in live)
+        hosts = ", ".join(sorted({each.host or "unknown" for each in live}))
+        confirmation.require(
+            client,
+            effect=f"client {client} of group {group} is alive on host {hosts} and "
+            f"holds {count} partitions; fencing ends its claims",
+            yes=False,
+        )
+
+
+def _answer_fence(call: Call, result: FenceResult) -> None:
+    held = result.held
+    longest_ms = max((each.remaining_ms for each in held), default=0)
+    facts = {
+        "group_id": result.group_id,
+        "client_id": result.client_id,
+        "is_changed": result.is_changed,
+        "held_count": len(held),
+        "free_within_ms": longest_ms,
+    }
+    rows = [
+        {
+            "incarnation": process.incarnation,
+            "host": process.host,
+            "is_fenced": process.is_fenced,
+            "held_count": len(process.held),
+            "offsets": {str(t): at for t, at in sorted(process.fenced.items())},
+        }
+        for process in result.processes
+    ]
+    keys = [
+        {
+            "topic": each.key.topic,
+            "partition": each.key.partition,
+            "remaining_ms": each.remaining_ms,
+        }
+        for each in held
+    ]
+    sections = (
+        Section("fenced", rows, presenters.FENCED_COLUMNS),
+        Section("held", keys, presenters.STILL_HELD_COLUMNS),
+    )
+    shown = {"free_within_ms": duration(longest_ms)}
+    as_of = {"time_ms": wall_ms(), "offsets": {}}
+    call.answer(Answer(as_of, facts, sections, shown))
+    if not result.is_changed:
+        notify("nothing was written: all processes of the client are fenced, or gone")
+
+
+Name = Annotated[str | None, typer.Argument(metavar="[CLIENT]", help="The client_id.")]
+Host = Annotated[
+    str | None,
+    typer.Option(metavar="HOST", help="All members on this host, instead of CLIENT."),
+]
+InGroup = Annotated[
+    str | None,
+    typer.Option(metavar="GROUP", help="Only in this group; by default in all."),
+]
+For = Annotated[
+    str, typer.Option("--for", metavar="DURATION", help="How long, at most.")
+]
+Repeated = Annotated[
+    str | None,
+    typer.Option(metavar="ID", help="Complete or extend this operation, as it was."),
+]
+Why = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="Stored in the log, for people.")
+]
+
+
+@app.command("drain", epilog="Example: marshal clients drain --host web-1 --wait")
+@command(writes=True)
+def drain(
+    call: Call,
+    client: Name = None,
+    *,
+    host: Host = None,
+    group: InGroup = None,
+    for_: For = "1h",
+    operation: Repeated = None,
+    reason: Why = None,
+    wait: Annotated[
+        bool,
+        typer.Option("--wait", help="Wait until nothing is held, --timeout at most."),
+    ] = False,
+) -> None:
+    """Let a client, or all on a host, hand off its partitions to others.
+
+    The process goes on: it finishes the records that it has, and releases each
+    partition to another member, which warms up first if it does so. It takes nothing
+    new until the end of the operation, or until `marshal clients uncordon`. What nobody
+    else may take stays where it is. A member on HOST is one that `marshal clients list`
+    shows with that host.
+    """
+    _require_reason(reason)
+    with call.admin() as admin:
+        result = admin.drain(
+            client,
+            host=host,
+            group_id=group,
+            for_ms=parsing.duration_ms("--for", for_),
+            operation=operation,
+            reason=reason,
+            wait_ms=call.timeout_ms if wait else 0,
+            on_progress=lambda count: notify(f"{count} partitions are still held"),
+        )
+    _answer_directive(call, result)
+    if wait and result.held:
+        raise DeadlineExceeded(
+            f"{len(result.held)} partitions are still held: nobody else may take them, "
+            "or their records are not handled yet; wait with the same command and "
+            f"--operation {result.operation}"
+        )
+
+
+@app.command("cordon", epilog="Example: marshal clients cordon worker-7 --for 12h")
+@command(writes=True)
+def cordon(
+    call: Call,
+    client: Name = None,
+    *,
+    host: Host = None,
+    group: InGroup = None,
+    for_: For = "1h",
+    operation: Repeated = None,
+    reason: Why = None,
+) -> None:
+    """Let a client, or all on a host, take no more partitions than it has.
+
+    It keeps what is within its share, until the end of the operation or until
+    `marshal clients uncordon`.
+    """
+    _require_reason(reason)
+    with call.admin() as admin:
+        result = admin.cordon(
+            client,
+            host=host,
+            group_id=group,
+            for_ms=parsing.duration_ms("--for", for_),
+            operation=operation,
+            reason=reason,
+        )
+    _answer_directive(call, result)
+
+
+@app.command("uncordon", epilog="Example: marshal clients uncordon --operation ID")
+@command(writes=True)
+def uncordon(
+    call: Call,
+    *,
+    operation: Annotated[
+        str, typer.Option(metavar="ID", help="The drain or cordon to end.")
+    ],
+    reason: Why = None,
+) -> None:
+    """End a drain or a cordon; the members take their shares again.
+
+    `marshal groups describe` shows its id.
+    """
+    _require_reason(reason)
+    with call.admin() as admin:
+        count = admin.uncordon(operation, reason=reason)
+    facts = {"operation": operation, "partitions_count": count}
+    call.answer(Answer({"time_ms": wall_ms(), "offsets": {}}, facts))
+
+
+def _answer_directive(call: Call, result: DirectiveResult) -> None:
+    facts = {
+        "operation": result.operation,
+        "action": result.action,
+        "client": result.subject.client_id,
+        "host": result.subject.host,
+        "group_id": result.subject.group_id,
+        "until_ms": result.until_ms,
+        "held_count": len(result.held),
+    }
+    rows = [{"group_id": name, "client_id": each} for name, each in result.members]
+    sections = (
+        Section("members", rows, presenters.CLIENT_COLUMNS[:2]),
+        Section(
+            "held", [each._asdict() for each in result.held], presenters.DRAINED_COLUMNS
+        ),
+    )
+    shown = {"until_ms": instant(result.until_ms)}
+    call.answer(Answer({"time_ms": wall_ms(), "offsets": {}}, facts, sections, shown))
 
 
 @app.command("forget", epilog="Example: marshal clients forget billing worker-7")
@@ -51,17 +338,31 @@ def forget(
             metavar="DIR", help="Directory of identities; by default that of the user."
         ),
     ] = None,
+    yes: confirmation.Yes = False,
 ) -> None:
     """Remove the identity directory of a client that will not come back.
 
     The directory has the secrets with which a restarted client resumes its claims.
-    Nothing is written to the log; claims of a client that is gone become stale by
-    themselves. Refused while the client runs on this host.
+    Nothing is written to the log: claims of a client that is gone become stale by
+    themselves, and its entry in `clients list` disappears once others of its group
+    announce themselves. Refused while the client runs on this host; asks for the
+    client_id where it runs on another one. To end its claims: marshal clients fence.
     """
-    for setting, name in (("GROUP", group), ("CLIENT", client)):
-        if not is_identifier(name):
-            raise ConfigurationError(f"{name!r} is not a valid name", setting=setting)
+    _require_names(group, client)
     world = call.formatted_world()
+    live = [
+        row
+        for row in presenters.member_rows(world, group_id=group)
+        if row["client_id"] == client and row["state"] in LIVE_STATES
+    ]
+    if live:
+        hosts = ", ".join(sorted({row["host"] or "unknown" for row in live}))
+        confirmation.require(
+            client,
+            effect=f"client {client} of group {group} is alive on host {hosts}; "
+            "without its identity, a restart on this host resumes nothing",
+            yes=yes,
+        )
     home = state_home() if state_dir is None else state_dir
     domain = world.config().format_id.hex()
     try:

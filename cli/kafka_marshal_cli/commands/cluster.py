@@ -8,7 +8,7 @@ import typer
 from kafka_marshal_cli.render import Answer
 from kafka_marshal_cli.shared import Call, command, wall_ms
 
-app = typer.Typer(help="The Kafka cluster.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.command("id", epilog="Example: marshal cluster id -b broker-1:9092")

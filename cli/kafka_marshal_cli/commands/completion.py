@@ -11,9 +11,7 @@ from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
 from kafka_marshal_cli.shared import Call, command, emit
 
-app = typer.Typer(
-    help="Completion of commands, options and names in a shell.", no_args_is_help=True
-)
+app = typer.Typer(no_args_is_help=True)
 
 
 class Shell(StrEnum):

@@ -20,10 +20,7 @@ from kafka_marshal_cli.shared import (
     wall_ms,
 )
 
-app = typer.Typer(
-    help="Profiles and settings: values in force, and where they were set.",
-    no_args_is_help=True,
-)
+app = typer.Typer(no_args_is_help=True)
 MASK = "***"
 COLUMNS = (column("SETTING", "setting"), column("VALUE", "value"))
 ORIGIN = column("ORIGIN", "origin")
@@ -61,6 +58,11 @@ _CONSUME_OPTIONS: dict[str, tuple[Any, Any]] = {
 _OTHERS = _CONSUME_OPTIONS | sidecar_option.OPTIONS | sidecar.OPTIONS
 
 
+def _text(value: object) -> str:
+    """Return a value as a file of profiles has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def setting_rows(chosen: SelectedProfile) -> list[Row]:
     """Return every setting with its value and where that was set."""
     rows: list[Row] = []
@@ -70,7 +72,7 @@ def setting_rows(chosen: SelectedProfile) -> list[Row]:
         rows.append(
             {
                 "setting": setting.key,
-                "value": str(value) if value is not None else setting.default or None,
+                "value": _text(value) if value is not None else setting.default or None,
                 "origin": chosen.origin(name),
             }
         )

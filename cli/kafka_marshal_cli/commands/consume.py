@@ -63,6 +63,7 @@ from kafka_marshal_cli.sidecar_option import SIDECAR, SidecarOption
 POLL_MS = 200
 DRAIN_MS = 2_000
 EVENTS_MAX = 1_000
+app = typer.Typer()
 EPILOG = (
     "Example: marshal consume payments --group billing --client-id worker-1 | jq .value"
 )
@@ -311,6 +312,7 @@ StateDir = Annotated[
 ]
 
 
+@app.command("consume", help=HELP, epilog=EPILOG)
 @command(
     waits=False,
     answers=False,

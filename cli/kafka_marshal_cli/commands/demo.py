@@ -16,6 +16,8 @@ from kafka_marshal_cli.demo.show import Show
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.shared import Call, Output, command, emit
 
+app = typer.Typer()
+
 HeartbeatInterval = Annotated[
     str,
     typer.Option(
@@ -43,6 +45,7 @@ Seed = Annotated[
 ]
 
 
+@app.command("demo", epilog="Example: marshal demo")
 @command(connects=False, waits=False)
 def demo(
     call: Call,

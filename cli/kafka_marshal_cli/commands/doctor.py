@@ -19,12 +19,14 @@ from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.render import Answer, Section, abbreviated, duration
 from kafka_marshal_cli.shared import Call, command, notify, wall_ms
 
+app = typer.Typer()
 EPILOG = "Example: marshal doctor -b broker-1:9092"
 PYTHON_MIN = (3, 11)
 ROUND_TRIPS = 5
 TOPICS_MAX = 50
 
 
+@app.command("doctor", epilog=EPILOG)
 @command()
 def doctor(call: Call) -> None:
     """Check this machine, the brokers, the coordination topic and its log.

@@ -10,26 +10,29 @@ import typer
 from kafka_marshal import ClaimRejected, ConfigurationError, Losses
 from kafka_marshal.protocol.losses import Loss
 from kafka_marshal_cli import parsing, presenters
+from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import Answer, Section
-from kafka_marshal_cli.shared import Call, command, notify, wall_ms
+from kafka_marshal_cli.shared import AT, Call, command, notify, wall_ms
 
-app = typer.Typer(
-    help="At most once: offsets that were lost, or are at risk.", no_args_is_help=True
-)
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.command("losses", epilog="Example: marshal grants losses --group alerts -o json")
-@command()
+@command(option_groups=AT)
 def losses(
     call: Call,
     *,
+    at: Moment | None,
     group: Annotated[str, typer.Option(metavar="GROUP", help="The group.")],
     topic: Annotated[
         str | None, typer.Option(metavar="TOPIC", help="Only this data topic.")
     ] = None,
-    at: Annotated[
+    since: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="As of an ISO time, or like -5m."),
+        typer.Option(
+            metavar="TIME",
+            help="Of LOST, only claims that ended after this time, or like -1h.",
+        ),
     ] = None,
 ) -> None:
     """List the offsets that were granted at most once and never processed.
@@ -41,18 +44,25 @@ def losses(
     crash the list may also have offsets that were processed since. Both ends of a range
     are inclusive; offsets without a record are counted. If retention has deleted the
     start of the log, the list begins at the first remaining checkpoint.
+
+    This reads the whole log, because grants are in no checkpoint. With --since it
+    begins at a checkpoint before that time and before the claims that were open then.
     """
-    time_ms = None
-    if at is not None:
-        offset, time_ms = parsing.moment("--at", at, now_ms=wall_ms())
-        if offset is not None:
-            raise ConfigurationError(
-                f"--at is {at!r}, and a group has claims in several coordinating "
-                "partitions; write a time like 2026-01-31T12:00:00Z, or like -5m",
-                setting="--at",
-            )
+    if at is not None and at.time_ms is None:
+        raise ConfigurationError(
+            f"--at is {at.text}, and a group has claims in several coordinating "
+            "partitions; write a time like 2026-01-31T12:00:00Z, or like -5m",
+            setting="--at",
+        )
+    since_ms = None if since is None else parsing.since_ms(since, now_ms=wall_ms())
     with call.scan() as scan:
-        found = Losses.of(scan, group_id=group, topic=topic, time_ms=time_ms)
+        found = Losses.of(
+            scan,
+            group_id=group,
+            topic=topic,
+            time_ms=at.time_ms if at else None,
+            since_ms=since_ms,
+        )
     found.world.config()
     for number, offset in found.began_at.items():
         notify(
@@ -74,7 +84,7 @@ def losses(
         Section("lost", lost, presenters.LOSS_COLUMNS),
         Section("at_risk", at_risk, presenters.LOSS_COLUMNS),
     )
-    call.answer(Answer(presenters.as_of(found.world), facts, sections))
+    call.answer(Answer(presenters.as_of(found.world, at), facts, sections))
 
 
 def _rows(found: tuple[Loss, ...]) -> list[presenters.Row]:

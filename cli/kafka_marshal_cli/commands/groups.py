@@ -1,23 +1,79 @@
-"""``marshal groups``: describe, pause, resume and adopt groups."""
+"""``marshal groups``: describe, pause, resume, reset and adopt groups."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kafka_marshal import ClaimRejected, DeadlineExceeded
+from kafka_marshal import ClaimRejected, ConfigurationError, DeadlineExceeded
+from kafka_marshal.clock import instant
+from kafka_marshal.protocol.settings import TUNABLES
 from kafka_marshal_cli import parsing, presenters
-from kafka_marshal_cli.adoption import adopt as adopt_group
-from kafka_marshal_cli.adoption import plan_adoption
-from kafka_marshal_cli.render import Answer, Section, instant
-from kafka_marshal_cli.shared import Call, command, notify
+from kafka_marshal_cli.lazy import LazyCommand, lazy_group
+from kafka_marshal_cli.parsing import Moment
+from kafka_marshal_cli.render import Answer, Section
+from kafka_marshal_cli.shared import AT, Call, command, notify, wall_ms
 
-app = typer.Typer(help="Groups: describe, pause and adopt them.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from kafka_marshal import World
+
+app = typer.Typer(
+    no_args_is_help=True,
+    cls=lazy_group(
+        LazyCommand(
+            "reset",
+            "groups_reset",
+            help="Set a running group to new positions, all partitions or none.",
+        ),
+        LazyCommand(
+            "undo",
+            "groups_reset",
+            help="Set a group back to where it was before a reset.",
+        ),
+        LazyCommand(
+            "finish",
+            "groups_reset",
+            help="End a reset whose command died, as the log decided it.",
+        ),
+        LazyCommand(
+            "history",
+            "groups_history",
+            help="List what admins did: who, when, why, and what became of it.",
+        ),
+    ),
+)
 
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
 Reason = Annotated[
     str | None,
     typer.Option(metavar="TEXT", help="Reason, stored in the log for people."),
 ]
+
+For = Annotated[
+    str | None,
+    typer.Option(
+        "--for",
+        metavar="DURATION",
+        help="Length of the pause, like 10m. Renewed as long as this command runs.",
+    ),
+]
+Until = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="End of the pause, instead of --for: a time like 2026-01-31T12:00:00Z, or "
+        "how long from now, like 2h.",
+    ),
+]
+Begin = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="Begin of the pause, like --until, up to 30 days ahead; by default at "
+        "once. It begins by itself, also if this command has ended.",
+    ),
+]
+
+DEFAULT = "default"
 
 Execute = Annotated[
     bool,
@@ -29,39 +85,78 @@ Execute = Annotated[
 
 
 @app.command("list", epilog="Example: marshal groups list -o json")
-@command()
-def list_groups(call: Call) -> None:
-    """List every group that the log knows, with its pause if it has one."""
-    world = call.formatted_world()
-    section = Section("groups", presenters.group_rows(world), presenters.GROUP_COLUMNS)
-    call.answer(Answer(presenters.as_of(world), {}, (section,)))
+@command(option_groups=AT)
+def list_groups(call: Call, *, at: Moment | None) -> None:
+    """List every group that the log knows, with its pause if it has one.
+
+    LOCKED are partitions that a reset has locked; it is there while one is open.
+    """
+    world = call.formatted_world(at, has_members=True)
+    rows = presenters.group_rows(world)
+    section = Section("groups", rows, presenters.group_columns(rows))
+    call.answer(Answer(presenters.as_of(world, at), {}, (section,)))
 
 
 @app.command("describe", epilog="Example: marshal groups describe billing")
-@command()
-def describe(call: Call, group: Group) -> None:
-    """Show a group's pause, members and claims.
+@command(option_groups=AT)
+def describe(call: Call, group: Group, *, at: Moment | None) -> None:
+    """Show a group's settings, pauses, directives, resets, members and claims.
 
     AGE is by log time, which advances with appends only; AGE NOW adds the time since.
     A member is active, leaving, left, fenced (silent for more than two heartbeat
     intervals) or unregistered (it owns claims, and has not announced itself).
-    LOG-END-OFFSET and LAG come from the cluster, `-` where they are unknown.
+    DIRECTIVES drain or cordon a client, or all on a host; see `marshal clients drain`.
+    HANDOFFS are partitions offered to a successor that loads its state, until it is
+    ready or UNTIL is over, by log time.
+    UNCOVERED are claimable partitions that no live member can claim: there are `no
+    members`, none subscribes to the topic (`topics`), or those that do are full by the
+    load that they announced last (`limits`).
+    LOG-END-OFFSET and LAG come from the cluster, `-` where they are unknown. With --at
+    these and AGE NOW are left out, and clients that had been silent for more than two
+    heartbeat intervals may be missing.
     """
-    world = call.formatted_world()
-    pauses = presenters.pause_rows(world, group_id=group)
+    world = call.formatted_world(at, has_members=True)
+    pauses = world.pauses(group)
+    operations = presenters.operation_rows(world, group_id=group)
     members = presenters.member_rows(world, group_id=group)
     claims = presenters.claim_rows(world, group_id=group)
-    if not (pauses or members or claims):
+    settings = presenters.settings_rows(world.settings(group))
+    if not (pauses or members or claims or settings):
         raise ClaimRejected(
             f"group {group!r} is not in the log; see: marshal groups list",
             reason="unknown_group",
         )
+    claims = call.with_lag(claims) if at is None else presenters.with_lag(claims, {})
+    columns = presenters.claim_columns(is_past=world.is_past, has_group=False)
+    uncovered = _uncovered(call, world, group)
+    directives = world.directives(group)
+    columns_of_members = presenters.client_columns(members, has_group=False)
     sections = (
-        Section("pauses", pauses, presenters.PAUSE_COLUMNS),
-        Section("members", members, presenters.MEMBER_COLUMNS),
-        Section("claims", call.with_lag(claims), presenters.GROUP_CLAIM_COLUMNS),
+        Section("settings", settings, presenters.SETTINGS_COLUMNS),
+        Section("pauses", pauses, presenters.pause_columns(pauses)),
+        Section("directives", directives, presenters.DIRECTIVE_COLUMNS),
+        Section("operations", operations, presenters.OPERATION_COLUMNS),
+        Section("members", members, columns_of_members),
+        Section("handoffs", world.handoffs(group), presenters.HANDOFF_COLUMNS),
+        Section("uncovered", uncovered, presenters.UNCOVERED_COLUMNS),
+        Section("claims", claims, columns),
     )
-    call.answer(Answer(presenters.as_of(world), {"group_id": group}, sections))
+    call.answer(Answer(presenters.as_of(world, at), {"group_id": group}, sections))
+
+
+def _uncovered(call: Call, world: "World", group: str) -> list[presenters.Row]:
+    """Return the keys that no member can claim; of the past, those ever claimed."""
+    from kafka_marshal.plan_simulation import closed_topics, uncovered_now
+
+    topics = closed_topics(world, group)
+    counts: dict[str, int] = {}
+    if world.is_past:
+        for key, _ in world.claims(group):
+            counts[key.topic] = max(counts.get(key.topic, 0), key.partition + 1)
+    elif topics:
+        counts = call.partition_counts(topics)
+    found = uncovered_now(world, group, partition_counts=counts)
+    return presenters.uncovered_rows(found)
 
 
 # An alias: the record that it writes is named ReleaseGroup.
@@ -70,19 +165,23 @@ def describe(call: Call, group: Group) -> None:
     "pause",
     epilog="Example: marshal groups pause billing --for 10m --reason deploy --wait",
 )
-@command()
+@command(writes=True)
 def pause(
     call: Call,
     group: Group,
     *,
-    for_: Annotated[
-        str,
+    for_: For = None,
+    until: Until = None,
+    begin: Begin = None,
+    topics: Annotated[
+        list[str] | None,
         typer.Option(
-            "--for",
-            metavar="DURATION",
-            help="Length of the pause, like 10m. Renewed as long as this command runs.",
+            "--topic",
+            metavar="TOPIC[:P,P...]",
+            help="Pause only this topic, or some partitions of it; the rest of the "
+            "group goes on. Repeatable.",
         ),
-    ],
+    ] = None,
     reason: Reason = None,
     wait: Annotated[
         bool,
@@ -93,48 +192,165 @@ def pause(
         ),
     ] = False,
 ) -> None:
-    """Pause a group: members finish their records and release their claims."""
-    for_ms = parsing.duration_ms("--for", for_, is_bare_ms=False)
+    """Pause a group or some topics: members finish records and release claims."""
+    now_ms = wall_ms()
+    for_ms, until_ms = _length(for_, until=until, now_ms=now_ms)
+    begin_ms = None
+    if begin is not None:
+        begin_ms = parsing.upcoming_ms("--begin", begin, now_ms=now_ms)
     wait_ms = 0
     if wait:
-        wait_ms = call.timeout_ms if call.is_timeout_given else for_ms
+        length_ms = for_ms or (until_ms or 0) - now_ms
+        wait_ms = call.timeout_ms if call.is_timeout_given else max(1, length_ms)
     with call.admin() as admin:
-        result = admin.pause_group(group, for_ms=for_ms, reason=reason, wait_ms=wait_ms)
+        result = admin.pause_group(
+            group,
+            for_ms=for_ms,
+            until_ms=until_ms,
+            begin_ms=begin_ms,
+            topics=topics or None,
+            reason=reason,
+            wait_ms=wait_ms,
+        )
     world = call.world()
     held = presenters.key_texts(result.held)
     found = {
         "group_id": group,
         "op_id": result.op_id,
+        "begin_ms": result.begin_ms,
         "until_ms": result.until_ms,
+        "topics": list(result.topics),
         "reason": reason,
         "held": held,
     }
     shown = {"until_ms": instant(result.until_ms)}
+    if result.begin_ms is not None:
+        shown["begin_ms"] = instant(result.begin_ms)
     call.answer(Answer(presenters.as_of(world), found, (), shown))
     if wait and held:
         raise DeadlineExceeded(
             f"group {group!r} is paused, but {', '.join(held)} was not released within "
             f"{wait_ms} ms; see: marshal groups describe {group}"
         )
-    if held:
+    if held and result.begin_ms is None:
         notify(f"{len(held)} claims are not released yet; --wait waits for that")
 
 
+def _length(
+    for_: str | None, *, until: str | None, now_ms: int
+) -> tuple[int | None, int | None]:
+    """Return the length of a pause or its end; the other one is None."""
+    if (for_ is None) == (until is None):
+        raise ConfigurationError(
+            "give either --for, the length of the pause, or --until, its end",
+            setting="--for",
+        )
+    if until is not None:
+        return None, parsing.upcoming_ms("--until", until, now_ms=now_ms)
+    return parsing.duration_ms("--for", for_ or "", is_bare_ms=False), None
+
+
 @app.command("resume", epilog="Example: marshal groups resume billing --reason done")
-@command()
-def resume(call: Call, group: Group, *, reason: Reason = None) -> None:
-    """End a group's pause; its members continue where they were."""
+@command(writes=True)
+def resume(
+    call: Call,
+    group: Group,
+    *,
+    operation: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Only this pause, which may be scheduled."),
+    ] = None,
+    reason: Reason = None,
+) -> None:
+    """End a group's pauses, or one of them; members continue where they were.
+
+    Where the group is not paused, its only scheduled pause is cancelled.
+    """
     with call.admin() as admin:
-        count = admin.resume_group(group, reason=reason)
+        count = admin.resume_group(group, operation=operation, reason=reason)
     found = {"group_id": group, "partitions_count": count, "reason": reason}
     call.answer(Answer(presenters.as_of(call.world()), found))
+
+
+def _tunable(name: str, what: str) -> Any:  # noqa: ANN401 - what typer returns
+    text = f"{what}; {TUNABLES[name].default} by default. `default` goes back to that."
+    return typer.Option("--" + name.replace("_", "-"), metavar="N", help=text)
+
+
+@app.command(
+    "set",
+    epilog="Example: marshal groups set billing --handoff-ms 600000 --execute",
+)
+@command(writes=True)
+def set_(
+    call: Call,
+    group: Group,
+    *,
+    debounce_ms: Annotated[
+        str | None,
+        _tunable(
+            "debounce_ms",
+            "How long, in ms, members must stay the same before surplus moves",
+        ),
+    ] = None,
+    handoff_ms: Annotated[
+        str | None,
+        _tunable("handoff_ms", "How long, in ms, a successor may take to warm up"),
+    ] = None,
+    handoffs_max: Annotated[
+        str | None,
+        _tunable(
+            "handoffs_max", "How many partitions a member hands off warm at a time"
+        ),
+    ] = None,
+    reason: Reason = None,
+    execute: Annotated[
+        bool,
+        typer.Option("--execute/--dry-run", help="Make the change, or only show it."),
+    ] = False,
+) -> None:
+    """Change how a group's members share and hand off partitions.
+
+    Members apply the change as they read it, without a restart. Settings that are not
+    given stay. Without --execute nothing is written.
+    """
+    changes: dict[str, int | None] = {}
+    for name, text in (("debounce_ms", debounce_ms), ("handoff_ms", handoff_ms)):
+        if text is not None:
+            option = "--" + name.replace("_", "-")
+            is_default = text == DEFAULT
+            changes[name] = None if is_default else parsing.duration_ms(option, text)
+    if handoffs_max is not None:
+        is_default, option = handoffs_max == DEFAULT, "--handoffs-max"
+        number = None if is_default else parsing.whole_number(option, handoffs_max)
+        changes["handoffs_max"] = number
+    if not changes:
+        raise ConfigurationError(
+            "give a setting to change, like --handoff-ms 600000", setting="--handoff-ms"
+        )
+    with call.admin() as admin:
+        change = admin.set_group(group, changes, reason=reason, execute=execute)
+    found = {
+        "group_id": group,
+        "generation": change.before.generation,
+        "generation_then": change.after.generation,
+        "is_changed": change.is_changed,
+        "is_executed": execute and change.is_changed,
+    }
+    rows = presenters.settings_rows(change.after, before=change.before)
+    sections = (Section("settings", rows, presenters.SETTINGS_CHANGE_COLUMNS),)
+    call.answer(Answer(presenters.as_of(call.world()), found, sections))
+    if not change.is_changed:
+        notify("nothing was written; the group has these settings already")
+    elif not execute:
+        notify("nothing was written; --execute writes it")
 
 
 @app.command(
     "adopt",
     epilog="Example: marshal groups adopt billing --from-group billing-v1 --execute",
 )
-@command()
+@command(writes=True)
 def adopt(
     call: Call,
     group: Group,
@@ -166,9 +382,12 @@ def adopt(
     """Start a group where a consumer group of Kafka left off.
 
     Without --execute nothing is written. The consumers of the old group must be
-    stopped; a position that the coordination log already has is kept.
+    stopped; a position that the coordination log already has is kept. `marshal claims
+    explain` shows who adopted it.
     """
-    plan = plan_adoption(
+    from kafka_marshal_cli import adoption
+
+    plan = adoption.plan_adoption(
         call.bootstrap_servers,
         group_id=group,
         from_group=from_group,
@@ -183,20 +402,20 @@ def adopt(
     refusal: ClaimRejected | None = None
     if execute:
         try:
-            shown = adopt_group(
+            shown = adoption.adopt(
                 call.bootstrap_servers,
                 plan=plan,
                 coordination_topic=call.coordination_topic,
                 options=call.options,
                 transport=call.transport,
+                person=call.person,
                 timeout_ms=call.timeout_ms,
             )
         except ClaimRejected as error:
             refusal = error
     found = presenters.adoption_facts(shown, is_executed=execute and refusal is None)
-    section = Section(
-        "partitions", presenters.adoption_rows(shown), presenters.ADOPTION_COLUMNS
-    )
+    rows = presenters.adoption_rows(shown)
+    section = Section("partitions", rows, presenters.ADOPTION_COLUMNS)
     call.answer(Answer(presenters.as_of(call.world()), found, (section,)))
     if refusal is not None:
         raise refusal

@@ -10,21 +10,28 @@ from typing import Annotated, Any
 import typer
 
 from kafka_marshal import ConfigurationError
-from kafka_marshal.protocol.text import entry_to_object
+from kafka_marshal.past import Since
+from kafka_marshal.protocol.text import entry_to_object, world_to_object
 from kafka_marshal.views import LogScan, unknown_text
-from kafka_marshal_cli import presenters
-from kafka_marshal_cli.commands import log_states, log_tail
+from kafka_marshal_cli import parsing, presenters
+from kafka_marshal_cli.commands import log_states
 from kafka_marshal_cli.commands.log_states import run_replay
 from kafka_marshal_cli.exits import ExitCode
+from kafka_marshal_cli.lazy import LazyCommand, lazy_group
+from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import Answer, Section, to_json
-from kafka_marshal_cli.shared import Call, command, emit, notify, wall_ms
+from kafka_marshal_cli.shared import AT, Call, command, emit, notify, wall_ms
 from kafka_marshal_cli.verify import KeptLike, Verifier
 
 app = typer.Typer(
-    help="The log: follow it, dump it, replay it, verify it.", no_args_is_help=True
-)
-app.command("tail", epilog="Example: marshal log tail -f --group billing")(
-    log_tail.tail
+    no_args_is_help=True,
+    cls=lazy_group(
+        LazyCommand(
+            "tail",
+            "log_tail",
+            help="Show the last entries of the log and what each did.",
+        ),
+    ),
 )
 
 
@@ -32,17 +39,25 @@ app.command("tail", epilog="Example: marshal log tail -f --group billing")(
     "dump",
     epilog="Example: marshal log dump --partition 3 --from 100 > partition-3.jsonl",
 )
-@command(answers=False)
+@command(answers=False, option_groups=AT)
 def dump(
     call: Call,
     *,
+    at: Moment | None,
+    file: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FILE", help="Output of `log snapshot` to read, not the log."
+        ),
+    ] = None,
     partition: Annotated[
         int | None,
         typer.Option(metavar="T", min=0, help="Only this coordinating partition."),
     ] = None,
     from_: Annotated[
-        int, typer.Option("--from", metavar="OFFSET", min=0, help="First offset.")
-    ] = 0,
+        int | None,
+        typer.Option("--from", metavar="OFFSET", min=0, help="First offset."),
+    ] = None,
     to: Annotated[
         int | None, typer.Option(metavar="OFFSET", min=0, help="Last offset.")
     ] = None,
@@ -53,19 +68,35 @@ def dump(
 ) -> None:
     """Write the log as text, one JSON object for each entry, up to its present end.
 
-    `marshal log replay` folds the text to the same digests. Without record metadata
-    there are only payloads, and values that cannot be decoded are left out.
+    With --at it ends at that moment. Entries outside of --partition, --from and --to
+    are not read. `marshal log replay` folds the text to the same digests, if it has the
+    log from its start. Without record metadata there are only payloads, and values that
+    cannot be decoded are left out.
+
+    Of a snapshot FILE this writes the world, as `marshal log replay` does of the same
+    log; it needs no broker.
     """
-    with call.scan() as scan:
+    if file is not None:
+        is_range = from_ is not None or to is not None or at is not None
+        if is_range or skip_record_metadata:
+            raise ConfigurationError(
+                "--from, --to, --at and --skip-record-metadata select entries, and a "
+                "snapshot has none; leave them out, or leave FILE out to dump the log",
+                setting="FILE",
+            )
+        emit(to_json(world_to_object(log_states.states_of(file, partition))))
+        return
+    moment = None if at is None else at.of_partition(partition)
+    with call.scan() if moment is None else call.scan(moment) as scan:
         if partition is not None and partition not in scan.ends:
             raise ConfigurationError(
                 f"--partition is {partition}, and the coordination topic has "
                 f"{len(scan.ends)} partitions; see: marshal topic info",
                 setting="--partition",
             )
+        scan.select(partition, first=from_ or 0, last=to)
         for number, entry in scan:
-            is_wanted = partition in {None, number} and entry.offset >= from_
-            if not is_wanted or (to is not None and entry.offset > to):
+            if entry.offset < (from_ or 0):
                 continue
             line = entry_to_object(number, entry)
             if not skip_record_metadata:
@@ -109,7 +140,7 @@ def replay(
 @app.command(
     "reset", epilog="Example: marshal log reset --partition 3 --checkpoint ID --execute"
 )
-@command()
+@command(writes=True)
 def reset(
     call: Call,
     *,
@@ -178,42 +209,57 @@ def reset(
 app.command("snapshot", epilog="Example: marshal log snapshot before.snapshot")(
     log_states.snapshot
 )
-app.command("diff", epilog="Example: marshal log diff before.snapshot live -o json")(
-    log_states.diff
-)
+app.command(
+    "diff",
+    cls=log_states.DiffCommand,
+    epilog="Example: marshal log diff -5m live",
+)(log_states.diff)
 
 
 @app.command("verify", epilog="Example: marshal log verify --snapshot before.snapshot")
-@command()
+@command(option_groups=AT)
 def verify(
     call: Call,
     *,
+    at: Moment | None,
     snapshot: Annotated[
         str | None,
         typer.Option(
             metavar="FILE", help="Output of `log snapshot` to compare with the log."
         ),
     ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME|T:OFFSET",
+            help="Only what was appended after this moment, or like -1d.",
+        ),
+    ] = None,
 ) -> None:
     """Fold the log twice and check the invariants of the protocol.
 
-    Also compares checkpoints in the log with the folded state. If retention has deleted
-    the start of a partition, its fold begins at the first remaining checkpoint. Ends
+    Also compares checkpoints in the log with the folded state. So this reads the whole
+    log, up to the moment of --at: a fold that begins at a checkpoint does not verify
+    it. With --since it begins at the newest checkpoint before that moment, and if
+    retention has deleted the start of a partition, at the first remaining one. Ends
     with 70 if an invariant is broken, with 1 if only a snapshot file differs or a
     partition cannot be verified.
     """
+    beginning = _beginning(since)
     sections = [] if snapshot is None else log_states.snapshots_of(snapshot)
     kept = {section.state.partition: section.state for section in sections}
-    with call.scan() as scan:
-        rows = _verified(scan, kept)
+    with call.scan() if at is None else call.scan(at) as scan:
+        rows = _verified(scan, kept, beginning)
     worst = max((row["result"] for row in rows), key=_RESULTS.index, default="ok")
     for row in rows:
         for finding in row["findings"]:
             notify(f"marshal: partition {row['partition']}: {finding}")
-    as_of = {
+    as_of: presenters.Row = {
         "time_ms": wall_ms(),
         "offsets": {str(row["partition"]): row["next_offset"] for row in rows},
     }
+    if at is not None:
+        as_of["at"] = at.text
     section = Section("partitions", rows, presenters.VERIFY_COLUMNS)
     beyond = sorted(kept.keys() - {row["partition"] for row in rows})
     unknown = [row["partition"] for row in rows if row["kept"] == "unknown"]
@@ -246,15 +292,31 @@ def verify(
 _RESULTS = ("ok", "unknown", "halted", "broken")
 
 
-def _verified(scan: LogScan, kept: Mapping[int, KeptLike]) -> list[dict[str, Any]]:
+def _beginning(text: str | None) -> Since | None:
+    """Return where the fold begins, of ``--since``."""
+    if text is None:
+        return None
+    moment = parsing.past_moment("--since", text, now_ms=wall_ms())
+    moment.require_partition("--since")
+    return Since(offsets=moment.offsets, time_ms=moment.time_ms)
+
+
+def _verified(
+    scan: LogScan, kept: Mapping[int, KeptLike], since: Since | None
+) -> list[dict[str, Any]]:
     """Verify every coordinating partition; return one row for each."""
     verifiers, unknown = {}, {}
-    for number, restored in scan.restore().items():
+    for number, restored in scan.restore(since=since).items():
         start, end = scan.starts[number], scan.ends[number]
         if restored.is_log_start_missing:
             unknown[number] = _unknown_row(number, start, end)
             notify(f"marshal: {unknown_text([number])}")
             continue
+        if restored.source is None and since is not None:
+            notify(
+                f"marshal: partition {number} has no checkpoint before --since: "
+                "verified from its start on"
+            )
         if restored.source is not None:
             start = restored.world.next_offset
             notify(

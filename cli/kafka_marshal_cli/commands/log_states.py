@@ -4,6 +4,7 @@ A dump is read line by line and only the states are held in memory, so a dump of
 length can be piped through. A bad line ends with a message that names it.
 """
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ from typing import Annotated, Any, TextIO
 import attrs
 import msgspec
 import typer
+from typer.core import TyperCommand
 
 from kafka_marshal import ConfigurationError
 from kafka_marshal.errors import (
@@ -21,9 +23,15 @@ from kafka_marshal.errors import (
     LogUnreadable,
     MalformedRecord,
 )
+from kafka_marshal.protocol.pauses import Pause
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.snapshot import digest
-from kafka_marshal.protocol.state import GroupState, KeyState, Transitions, WorldState
+from kafka_marshal.protocol.state import (
+    GroupState,
+    KeyState,
+    Transitions,
+    WorldState,
+)
 from kafka_marshal.protocol.text import (
     object_to_entry,
     record_to_object,
@@ -39,19 +47,22 @@ from kafka_marshal.snapshots import (
     write_file,
 )
 from kafka_marshal.views import unknown_text
-from kafka_marshal_cli import presenters
+from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.exits import ExitCode
+from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import Answer, Section, escape, to_json
-from kafka_marshal_cli.shared import Call, command, notify, wall_ms
+from kafka_marshal_cli.shared import AT, Call, command, notify, wall_ms
 
 LIVE = "live"
+_AGO = re.compile(r"-(P|PT)?[0-9]\w*", re.ASCII)
 
 
-@command()
+@command(option_groups=AT)
 def snapshot(
     call: Call,
     file: Annotated[str, typer.Argument(metavar="FILE", help="File to write.")],
     *,
+    at: Moment | None,
     dump: Annotated[
         str | None,
         typer.Option(
@@ -64,13 +75,19 @@ def snapshot(
 
     The log, or the dump, is folded from its start, or from its first checkpoint if the
     start is gone. `marshal log verify --snapshot` compares the file with the log later,
-    `marshal log diff` with another state.
+    `marshal log diff` with another state. With --at it is the state of that moment.
     """
     cluster_id, topic_id = "", b""
     if dump is None:
-        worlds, cluster_id, topic_id = _live(call)
-    else:
+        worlds, cluster_id, topic_id = _live(call) if at is None else _past(call, at)
+    elif at is None:
         worlds = _dumped(dump)
+    else:
+        raise ConfigurationError(
+            "--at is a moment of the log, and --dump reads a file; to end a dump at a "
+            "moment, run: marshal log dump --at",
+            setting="--at",
+        )
     whole = [
         snapshot_of(world, cluster_id=cluster_id, topic_id=topic_id)
         for _, world in sorted(worlds.items())
@@ -96,41 +113,99 @@ def snapshot(
         }
         for state in states
     ]
-    as_of = {
+    as_of: presenters.Row = {
         "time_ms": wall_ms(),
         "offsets": {str(state.partition): state.offset for state in states},
     }
+    if at is not None:
+        as_of["at"] = at.text
     section = Section("partitions", rows, presenters.SNAPSHOT_COLUMNS)
     call.answer(Answer(as_of, {"file": file}, (section,)))
+
+
+class DiffCommand(TyperCommand):
+    """A command whose arguments may be times ago, like ``-5m``, besides its options."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
+        """Parse arguments; one that begins with a space is no option."""
+        ago = (f" {arg}" if _AGO.fullmatch(arg) else arg for arg in args)
+        return super().parse_args(ctx, list(ago))
 
 
 @command()
 def diff(
     call: Call,
     one: Annotated[
-        str, typer.Argument(metavar="ONE", help="A snapshot, a dump, or `live`.")
+        str, typer.Argument(metavar="ONE", help="A snapshot, a dump, `live`, or -5m.")
     ],
     *,
     other: Annotated[
-        str, typer.Argument(metavar="OTHER", help="A snapshot, a dump, or `live`.")
+        str, typer.Argument(metavar="OTHER", help="A snapshot, a dump, `live`, or -5m.")
     ],
 ) -> None:
     """Show the differences of two states of the log, key by key and field by field.
 
-    Each is an output of `log snapshot` or `log dump`, or the log itself. Ends with 1 if
-    they differ.
+    Each is an output of `log snapshot` or `log dump`, the log itself (`live`), or the
+    log at a moment, written as for --at. A moment like 3:100 is compared in partition 3
+    alone. Ends with 1 if they differ.
     """
-    first, second = (
-        _live(call)[0] if each == LIVE else worlds_of(each) for each in (one, other)
+    first, second = compared(
+        states_named(call, one, setting="ONE"),
+        states_named(call, other, setting="OTHER"),
     )
     rows = difference(first, second)
     offsets = {str(t): world.next_offset for t, world in sorted(second.items())}
     as_of = {"time_ms": wall_ms(), "offsets": offsets}
     section = Section("differences", rows, presenters.DIFFERENCE_COLUMNS)
-    facts = {"result": "differ" if rows else "equal", "one": one, "other": other}
+    facts = {
+        "result": "differ" if rows else "equal",
+        "one": one.strip(),
+        "other": other.strip(),
+    }
     call.answer(Answer(as_of, facts, (section,)))
     if rows:
         raise typer.Exit(ExitCode.FAILED)
+
+
+NamedStates = tuple[Mapping[int, WorldState], bool]
+"""States by coordinating partition, and whether these are all there are."""
+
+
+def states_named(call: Call, text: str, *, setting: str) -> NamedStates:
+    """Return the states that an argument names: a file, ``live`` or a moment.
+
+    Raises:
+        ConfigurationError: It is none of these; names ``setting``.
+    """
+    if text == LIVE:
+        return _live(call)[0], True
+    if not text.startswith(" ") and (text == "-" or Path(text).exists()):
+        return worlds_of(text), True
+    try:
+        at = parsing.past_moment("the moment", text.strip(), now_ms=wall_ms())
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"{text.strip()!r} cannot be used: there is no such file, and {error}",
+            setting=setting,
+        ) from error
+    return _past(call, at)[0], at.offsets is None
+
+
+def compared(one: NamedStates, other: NamedStates) -> list[Mapping[int, WorldState]]:
+    """Return both, without partitions that one of them was not asked for."""
+    common = one[0].keys() & other[0].keys()
+    if one[1] and other[1]:
+        return [one[0], other[0]]
+    return [{t: each[t] for t in sorted(common)} for each in (one[0], other[0])]
+
+
+def _past(
+    call: Call, at: parsing.Moment
+) -> tuple[Mapping[int, WorldState], str, bytes]:
+    world = call.world(at)
+    world.require_known()
+    worlds = {state.partition: state for state in world.partitions}
+    return worlds, world.cluster_id or "", world.topic_id or b""
 
 
 def _live(call: Call) -> tuple[Mapping[int, WorldState], str, bytes]:
@@ -152,7 +227,7 @@ def worlds_of(file: str) -> Mapping[int, WorldState]:
         ConfigurationError: The file cannot be read, or is neither.
     """
     if file != "-" and _begins_as_snapshot(file):
-        return {each.state.partition: state_of(each) for each in snapshots_of(file)}
+        return {state.partition: state for state in states_of(file)}
     return _dumped(file)
 
 
@@ -165,7 +240,25 @@ def snapshots_of(file: str) -> list[Snapshot]:
     try:
         return read_file(Path(file))
     except (OSError, MalformedRecord) as error:
-        raise _unreadable(file, error) from error
+        raise _unreadable(file, error, wanted="marshal log snapshot") from error
+
+
+def states_of(file: str, partition: int | None = None) -> list[WorldState]:
+    """Return the states of a file of snapshots, or that of one partition.
+
+    Raises:
+        ConfigurationError: It is not a file of snapshots, or lacks the partition.
+    """
+    sections = {each.state.partition: each for each in snapshots_of(file)}
+    if partition is None:
+        return [state_of(each) for each in sections.values()]
+    if partition not in sections:
+        raise ConfigurationError(
+            f"--partition is {partition}, and {file!r} has the partitions "
+            f"{sorted(sections)}; name one of these",
+            setting="--partition",
+        )
+    return [state_of(sections[partition])]
 
 
 def state_of(section: Snapshot) -> WorldState:
@@ -209,10 +302,14 @@ def _exhaust(steps: Iterable[object]) -> None:
         pass
 
 
-def _unreadable(file: str, error: Exception) -> ConfigurationError:
+def _unreadable(
+    file: str,
+    error: Exception,
+    *,
+    wanted: str = "marshal log snapshot or marshal log dump",
+) -> ConfigurationError:
     return ConfigurationError(
-        f"{file!r} cannot be used: {error}; name an output of marshal log snapshot "
-        "or marshal log dump",
+        f"{file!r} cannot be used: {error}; name an output of {wanted}",
         setting="FILE",
     )
 
@@ -394,9 +491,10 @@ def _key(known: KeyState | None) -> Mapping[str, Any]:
 def _group(group: GroupState | None) -> Mapping[str, Any]:
     if group is None:
         return {}
-    pause = None if group.pause is None else attrs.astuple(group.pause)
+    fields = attrs.asdict(group, recurse=False)
+    del fields["key_count"]  # derived from the keys
     # ``known``: a group without a pause differs from no group.
-    return {"known": True, "pause": _plain(pause), "over": _plain(group.over)}
+    return {"known": True} | {name: _plain(value) for name, value in fields.items()}
 
 
 def _plain(value: object) -> Any:  # noqa: ANN401 - any JSON value
@@ -405,4 +503,6 @@ def _plain(value: object) -> Any:  # noqa: ANN401 - any JSON value
             return value.hex()
         case tuple() | list():
             return [_plain(each) for each in value]
+        case Pause():
+            return _plain(attrs.astuple(value))
     return value

@@ -10,17 +10,23 @@ from typing import Annotated, Any
 import attrs
 import typer
 
-from kafka_marshal import ConfigurationError, WorldWatch
+from kafka_marshal import ConfigurationError, LogUnreadable, WorldWatch
+from kafka_marshal.clock import instant
 from kafka_marshal.ports import LogRange
-from kafka_marshal.protocol.codec import decode
+from kafka_marshal.protocol.codec import Undecodable, decode, person_of
+from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import KINDS
 from kafka_marshal.protocol.state import ACCEPTED, UNDECODABLE, Transitions
 from kafka_marshal.protocol.text import entry_to_object, transition_to_object
+from kafka_marshal.views import unknown_text
 from kafka_marshal.watch import Folded
 from kafka_marshal_cli import parsing
 from kafka_marshal_cli.follow_loop import Idle, Outages, check_reader, ending_in_order
-from kafka_marshal_cli.render import escape, instant, plain, to_json
-from kafka_marshal_cli.shared import Call, command, emit
+from kafka_marshal_cli.parsing import Moment
+from kafka_marshal_cli.render import escape, plain, to_json
+from kafka_marshal_cli.shared import AT, Call, command, emit
+
+app = typer.Typer()
 
 LAST_DEFAULT = 10
 TYPES = (*(kind.name for kind in KINDS), UNDECODABLE)
@@ -129,6 +135,10 @@ def text_line(folded: Folded) -> str:
     if "topic" in fields:
         parts.append(f"{fields['topic']}-{fields['partition']}")
     parts += [f"{name}={_shortened(value)}" for name, value in _shown_fields(fields)]
+    record = decode(folded.entry.value)
+    person = None if isinstance(record, Undecodable) else person_of(record)
+    if person is not None:
+        parts.append(f"by={_shortened(person)}")
     return (
         f"{' '.join(part for part in parts if part)} -> {verdict(folded.transitions)}"
     )
@@ -351,10 +361,32 @@ OpenTimeout = Annotated[
 ]
 
 
-@command(waits=False, answers=False)
+def _show_past(
+    call: Call, at: Moment, shown: Tail, *, first: Callable[[LogRange], int]
+) -> None:
+    """Write the last entries before a moment.
+
+    Raises:
+        LogUnreadable: The state before them is unknown.
+    """
+    with call.scan(at) as scan:
+        restored = scan.restore(first=first)
+        unknown = sorted(t for t, each in restored.items() if each.is_log_start_missing)
+        if unknown:
+            raise LogUnreadable(unknown_text(unknown))
+        for number, entry in scan:
+            world = restored[number].world
+            shown.add_existing(Folded(number, entry, apply(world, entry)))
+            check_reader()
+    shown.write_existing()
+
+
+@app.command("tail", epilog="Example: marshal log tail -f --group billing")
+@command(waits=False, answers=False, option_groups=AT)
 def tail(
     call: Call,
     *,
+    at: Moment | None,
     partition: Partition = None,
     from_: From = None,
     last: Last = None,
@@ -371,7 +403,8 @@ def tail(
     A line has the coordinating partition and offset, the time of the append, the
     record, and after an arrow what it did, or why it had no effect. `-o jsonl` writes
     the text form that `marshal log replay` reads. The log is read from its start, or
-    from a state that this host has kept. Ctrl-C ends it with 130, SIGTERM with 0.
+    from a state that this host has kept. With --at, the last entries before that moment
+    are shown. Ctrl-C ends it with 130, SIGTERM with 0.
     """
     idle_ms = None if timeout is None else parsing.duration_ms("--timeout", timeout)
     open_ms = parsing.duration_ms("--open-timeout", open_timeout)
@@ -380,6 +413,17 @@ def tail(
         partition=partition, group_id=group, types=types_of(type_), first=first
     )
     first_of = first_wanted(wanted, kept)
+    shown = Tail(wanted, output, transitions=transitions, last=kept)
+    if at is not None:
+        if follow:
+            raise ConfigurationError(
+                "--at is a moment of the past, and --follow waits for new entries; "
+                "leave one of them out",
+                setting="--at",
+            )
+        with ending_in_order():
+            _show_past(call, at.of_partition(partition), shown, first=first_of)
+        return
     with ending_in_order(), call.watch(timeout_ms=open_ms, first=first_of) as watch:
         if partition is not None and partition not in watch.ends:
             raise ConfigurationError(
@@ -387,6 +431,5 @@ def tail(
                 f"{len(watch.ends)} partitions; see: marshal topic info",
                 setting="--partition",
             )
-        shown = Tail(wanted, output, transitions=transitions, last=kept)
         idle = Idle(idle_ms)
         run(watch, shown, follows=follow, idle=idle, patience_ms=open_ms)

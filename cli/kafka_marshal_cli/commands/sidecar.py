@@ -17,10 +17,7 @@ from kafka_marshal_cli.profiles import Config, ProfileName, SelectedProfile
 from kafka_marshal_cli.render import NOTHING, Answer, Column, Section, column, duration
 from kafka_marshal_cli.shared import Call, OptionGroup, command, emit, wall_ms
 
-app = typer.Typer(
-    help="The sidecar: one daemon per host holds the claims of many processes.",
-    no_args_is_help=True,
-)
+app = typer.Typer(no_args_is_help=True)
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
 PANEL = "Sidecar"
 
@@ -135,6 +132,19 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
         ],
         LogFormat.TEXT,
     ),
+    "allow_admin": (
+        Annotated[
+            bool,
+            typer.Option(
+                "--allow-admin",
+                envvar="MARSHAL_SIDECAR_ALLOW_ADMIN",
+                help="Allow clients to pause, resume and reset groups, and to read "
+                "their history, with the rights of the sidecar in Kafka.",
+                rich_help_panel=PANEL,
+            ),
+        ],
+        False,
+    ),
 }
 
 
@@ -160,6 +170,7 @@ class DaemonOptions:
     drain_timeout: str
     checkpoint_interval: str
     log_format: LogFormat
+    allow_admin: bool
 
 
 @app.command("run", epilog="Example: marshal sidecar run --config marshal.toml")
@@ -205,7 +216,7 @@ def run(
     its claims and waits for that. The same signal again ends it at once. SIGHUP is
     ignored. The log goes to stderr. Needs the extra `sidecar`; see docs/SIDECAR.md.
     """
-    from kafka_marshal.sidecar.config import Settings
+    from kafka_marshal.sidecar.config import ConnectionConfig, Settings
     from kafka_marshal.sidecar.server import require_extra
     from kafka_marshal.sidecar.server import run as serve
 
@@ -216,10 +227,12 @@ def run(
     }
     try:
         settings = Settings(
-            bootstrap_servers=call.bootstrap_servers,
-            coordination_topic=call.coordination_topic,
-            options=call.options,
-            transport=call.transport,
+            connection=ConnectionConfig(
+                call.bootstrap_servers,
+                coordination_topic=call.coordination_topic,
+                options=call.options,
+                transport=call.transport,
+            ),
             state_dir=_state_dir(state_dir),
             socket_group=daemon.socket_group,
             tcp=daemon.tcp,
@@ -229,6 +242,7 @@ def run(
                 "--checkpoint-interval", daemon.checkpoint_interval
             ),
             log_format=daemon.log_format.value,
+            allow_admin=daemon.allow_admin,
             **{name: value for name, value in given.items() if value is not None},
         )
         settings.check()

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 # Longest wait for a stream between two checks for a signal.
 POLL_S = 1.0
 
-app = typer.Typer(
-    help=r"Jobs on Spark (pip install 'kafka-marshal\[spark]').", no_args_is_help=True
-)
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.callback()

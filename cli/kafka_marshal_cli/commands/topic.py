@@ -17,19 +17,18 @@ from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.text import record_to_object
 from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.exits import ExitCode
+from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import Answer, Section, duration, plain
-from kafka_marshal_cli.shared import Call, command, emit, notify
+from kafka_marshal_cli.shared import AT, Call, command, emit, notify
 
-app = typer.Typer(
-    help="The coordination topic: format, upgrade and check it.", no_args_is_help=True
-)
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.command(
     "format",
     epilog="Example: marshal topic format --partitions 8 --heartbeat-interval 60s",
 )
-@command()
+@command(writes=True)
 def format_topic(
     call: Call,
     *,
@@ -104,7 +103,7 @@ def config_facts(call: Call, config: Config) -> dict[str, Any]:
 
 
 @app.command("upgrade", epilog="Example: marshal topic upgrade --execute")
-@command()
+@command(writes=True)
 def upgrade(
     call: Call,
     *,
@@ -144,9 +143,16 @@ def upgrade(
 
 
 @app.command("info", epilog="Example: marshal topic info -b broker-1:9092 -o json")
-@command()
-def info(call: Call) -> None:
-    """Show settings, format and state; fail with a list of all problems."""
+@command(option_groups=AT)
+def info(call: Call, *, at: Moment | None) -> None:
+    """Show settings, format and state; fail with a list of all problems.
+
+    With --at show the Config and the state of that moment; Kafka's settings of then are
+    not known.
+    """
+    if at is not None:
+        call.answer(_past_answer(call, at))
+        return
     with call.admin() as admin:
         report = admin.report_topic()
     if not report.topic.exists:
@@ -169,6 +175,25 @@ def info(call: Call) -> None:
     if problems:
         notify("next: marshal doctor" if code != ExitCode.REFUSED else _remedy(world))
         raise typer.Exit(code)
+
+
+def _past_answer(call: Call, at: Moment) -> Answer:
+    """Return the Config and the state of a moment."""
+    world = call.world(at)
+    world.require_known()
+    config = next((state.config for state in world.partitions), None)
+    found: presenters.Row = {
+        "topic": call.coordination_topic,
+        "cluster_id": world.cluster_id,
+    }
+    if config is not None:
+        found = config_facts(call, config)
+    found |= {"is_formatted": config is not None}
+    section = Section(
+        "partitions", _partition_rows(world), presenters.PARTITION_COLUMNS
+    )
+    as_of = presenters.as_of(world, at)
+    return Answer(as_of, found, (section,), _shown_config(found, config))
 
 
 def _remedy(world: World) -> str:
@@ -227,7 +252,15 @@ def topic_answer(
         "settings": dict(sorted(report.topic.configs.items())),
         "problems": list(problems),
     }
-    rows = [
+    shown = {"problems": "; ".join(problems) or "none", **_shown_config(found, config)}
+    section = Section(
+        "partitions", _partition_rows(world), presenters.PARTITION_COLUMNS
+    )
+    return Answer(presenters.as_of(world), found, (section,), shown)
+
+
+def _partition_rows(world: World) -> list[presenters.Row]:
+    return [
         {
             "partition": state.partition,
             "next_offset": state.next_offset,
@@ -237,13 +270,17 @@ def topic_answer(
         }
         for state in world.partitions
     ]
-    shown = {"problems": "; ".join(problems) or "none"}
-    if config is not None:
-        ms = config.heartbeat_interval_ms
-        shown["heartbeat_interval_ms"] = f"{ms} ({duration(ms)})"
-        shown["limits"] = plain(found["limits"])
-    section = Section("partitions", rows, presenters.PARTITION_COLUMNS)
-    return Answer(presenters.as_of(world), found, (section,), shown)
+
+
+def _shown_config(found: presenters.Row, config: Config | None) -> dict[str, str]:
+    """Return how people see the facts of a Config."""
+    if config is None:
+        return {}
+    ms = config.heartbeat_interval_ms
+    return {
+        "heartbeat_interval_ms": f"{ms} ({duration(ms)})",
+        "limits": plain(found["limits"]),
+    }
 
 
 @app.command("random-id", epilog="Example: marshal topic random-id")

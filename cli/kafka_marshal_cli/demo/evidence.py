@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 
+from kafka_marshal.protocol.types import OffsetRange
 from kafka_marshal.testing.watching import Fact
 from kafka_marshal_cli.demo.journal import BATCH, RECORD, Line
 
@@ -29,7 +30,7 @@ class Tenure:
         claimed_ms: When the claim was appended, by the broker's clock.
         renewed_ms: When the last record that renewed it was appended.
         ending: ``held`` (still), ``released`` or ``taken`` by another claim.
-        grants: Granted ranges, both ends inclusive.
+        grants: Granted offsets.
     """
 
     partition: int
@@ -39,16 +40,16 @@ class Tenure:
     claimed_ms: int
     renewed_ms: int
     ending: str = HELD
-    grants: list[tuple[int, int]] = attrs.field(factory=list)
+    grants: list[OffsetRange] = attrs.field(factory=list)
 
     def was_granted(self, offset: int) -> bool:
         """Return whether an offset was granted under this claim."""
-        return any(first <= offset <= last for first, last in self.grants)
+        return any(each.first <= offset < each.end for each in self.grants)
 
     def granted(self) -> Iterator[int]:
         """Iterate over every offset that was granted."""
-        for first, last in self.grants:
-            yield from range(first, last + 1)
+        for each in self.grants:
+            yield from range(each.first, each.end)
 
 
 @attrs.frozen

@@ -58,6 +58,7 @@ def test_every_code_is_documented():
         (TopicMisconfigured("x"), 3),
         (ClaimLost("x"), 4),
         (IdentityConflict("x", holder="c"), 4),
+        (errors.ClientFenced("x"), 4),
         (DeadlineExceeded("x"), 5),
         (CoordinationError("x"), 5),
         (WrongCluster("x"), 6),
@@ -93,3 +94,10 @@ def test_a_bug_is_reported_with_its_type():
         "unexpected ZeroDivisionError: division by zero; --debug shows where\n"
         "next: marshal log verify"
     )
+
+
+def test_arguments_of_the_library_are_shown_as_flags():
+    error = errors.ClaimRejected(
+        "it goes back; allow_reprocess=True allows that", reason="x"
+    )
+    assert message(error).startswith("it goes back; --allow-reprocess allows that\n")

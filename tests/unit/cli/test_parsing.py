@@ -4,11 +4,16 @@ import pytest
 
 from kafka_marshal import ConfigurationError
 from kafka_marshal_cli.parsing import (
+    Moment,
+    datetime_ms,
     duration_ms,
+    iso_duration_ms,
     limits,
     moment,
     pairs,
+    past_moment,
     properties,
+    upcoming_ms,
 )
 
 
@@ -41,6 +46,33 @@ def test_no_duration(text):
 def test_a_plain_number_may_be_refused():
     with pytest.raises(ConfigurationError, match="not a duration"):
         duration_ms("--for", "10", is_bare_ms=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("PT10M", 600_000),
+        ("P1DT2H", 93_600_000),
+        ("pt1.5s", 1_500),
+        ("P2D", 172_800_000),
+        ("10m", 600_000),
+    ],
+)
+def test_a_duration_of_kafkas_tools(text, value):
+    assert iso_duration_ms("--by-duration", text) == value
+
+
+@pytest.mark.parametrize("text", ["P", "PT", "P1M", "P1Y", "-PT5M", "10", ""])
+def test_no_duration_of_kafkas_tools(text):
+    with pytest.raises(ConfigurationError, match="--by-duration is"):
+        iso_duration_ms("--by-duration", text)
+
+
+def test_a_time_is_of_its_zone_or_of_utc():
+    assert datetime_ms("--to-datetime", "1970-01-01T00:00:01") == 1_000
+    assert datetime_ms("--to-datetime", "1970-01-01T01:00:01.5+01:00") == 1_500
+    with pytest.raises(ConfigurationError, match="--to-datetime is"):
+        datetime_ms("--to-datetime", "yesterday")
 
 
 def test_pairs():
@@ -138,3 +170,65 @@ def test_moment(text, found):
 def test_no_moment(text):
     with pytest.raises(ConfigurationError, match="--at"):
         moment("--at", text, now_ms=NOW)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("12", Moment(text="12", offset=12)),
+        ("3:100", Moment(text="3:100", offsets={3: 100})),
+        (" 3:100,0:7", Moment(text="3:100,0:7", offsets={3: 100, 0: 7})),
+        ("-5m", Moment(text="1970-01-12T13:41:40.000Z", time_ms=NOW - 300_000)),
+        ("-0s", Moment(text="1970-01-12T13:46:40.000Z", time_ms=NOW)),
+    ],
+)
+def test_past_moment(text, found):
+    assert past_moment("--at", text, now_ms=NOW) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("3:", "write an offset"),
+        ("3:1,", "write an offset"),
+        ("a:1", "write an offset"),
+        ("1970-01-12T13:46:40.001Z", "in the future"),
+    ],
+)
+def test_no_past_moment(text, why):
+    with pytest.raises(ConfigurationError, match=why):
+        past_moment("--at", text, now_ms=NOW)
+
+
+def test_an_offset_needs_its_partition():
+    with pytest.raises(ConfigurationError, match="write 0:12 for partition 0"):
+        Moment(text="12", offset=12).require_partition()
+    Moment(text="3:1", offsets={3: 1}).require_partition()
+
+
+def test_an_offset_is_of_the_partition_of_the_command():
+    bare = Moment(text="12", offset=12)
+    assert bare.of_partition(3).offsets == {3: 12}
+    assert bare.of_partition(None) is bare
+    other = Moment(text="3:1", offsets={3: 1})
+    assert other.of_partition(2) is other
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2h", 7_201_000),
+        (" 1h30m ", 5_401_000),
+        ("1970-01-01T00:00:05Z", 5_000),
+        ("1970-01-01T01:00:05+01:00", 5_000),
+        ("1970-01-02", 86_400_000),
+    ],
+)
+def test_a_time_to_come(text, expected):
+    assert upcoming_ms("--until", text, now_ms=1_000) == expected
+
+
+@pytest.mark.parametrize("text", ["", "soon", "5", "-5m", "2h?"])
+def test_no_time_to_come(text):
+    with pytest.raises(ConfigurationError, match="--until"):
+        upcoming_ms("--until", text, now_ms=1_000)

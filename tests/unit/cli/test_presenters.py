@@ -2,9 +2,24 @@
 
 import msgspec
 import pytest
-from logkit import KEY, H, Log, beat, claim, ident, member, pause, release
+from logkit import (
+    KEY,
+    START_MS,
+    H,
+    Log,
+    beat,
+    claim,
+    fence,
+    ident,
+    member,
+    offer,
+    pause,
+    release,
+    schedule,
+)
 
 from kafka_marshal import Key, Token, World
+from kafka_marshal.engine.pause_notes import PauseNote
 from kafka_marshal.ports import PlainRecord
 from kafka_marshal.protocol.state import why_to_tags
 from kafka_marshal_cli import presenters
@@ -14,9 +29,10 @@ OTHER = Key("g", "t", 1)
 UNTIL = 2_000_000
 
 
-def world_of(*logs, elapsed_ms=0, reasons=None):
+def world_of(*logs, elapsed_ms=0, notes=None):
     elapsed = dict.fromkeys(range(len(logs)), elapsed_ms)
-    return World([log.state for log in logs], elapsed, read_at_ms=5, reasons=reasons)
+    states = [log.state for log in logs]
+    return World(states, elapsed, read_at_ms=5, notes=notes)
 
 
 def test_as_of():
@@ -91,19 +107,32 @@ def test_a_claim_has_the_reason_of_its_last_change():
         "offset": 1,
         "reason": "fair: share 1 of 2; free",
     }
-    (*_, cell) = [c.cell(row) for c in presenters.CLAIM_REASON_COLUMNS[-1:]]
+    (*_, cell) = [c.cell(row) for c in presenters.claim_columns(has_why=True)[-1:]]
     assert cell == "fair: share 1 of 2; free"
-    log.append(msgspec.structs.replace(release(1), reason="behind: lag 9"))
+    log.append(msgspec.structs.replace(release(1), reason="lagging: lag 9"))
     (row,) = presenters.claim_rows(world_of(log))
-    (*_, cell) = [c.cell(row) for c in presenters.CLAIM_REASON_COLUMNS[-1:]]
+    (*_, cell) = [c.cell(row) for c in presenters.claim_columns(has_why=True)[-1:]]
     assert (row["why"]["change"], cell) == (
         "released",
-        "behind: lag 9 (released by c1)",
+        "lagging: lag 9 (released by c1)",
     )
     log.state.soft.notes.clear()
     (row,) = presenters.claim_rows(world_of(log))
-    (*_, cell) = [c.cell(row) for c in presenters.CLAIM_REASON_COLUMNS[-1:]]
+    (*_, cell) = [c.cell(row) for c in presenters.claim_columns(has_why=True)[-1:]]
     assert (row["why"], cell) == (None, "-")
+
+
+def test_the_offer_of_a_claim():
+    log = Log(level=2)
+    log.append(offer(log.claimed()))
+    (row,) = presenters.claim_rows(world_of(log))
+    since_ms = log.state.now_ms
+    assert (row["offer"]["phase"], row["offer"]["since_ms"]) == ("offered", since_ms)
+    cell = presenters.claim_columns(has_handoff=True)[-1].cell
+    assert cell(row) == "offered: c2"
+    log.append(b"", after=H)
+    (row,) = presenters.claim_rows(world_of(log))
+    assert (row["offer"], cell(row)) == (None, "-"), "it has ended"
 
 
 def test_claims_of_a_group_or_topic():
@@ -121,19 +150,39 @@ def test_claims_of_a_group_or_topic():
     assert presenters.claim_rows(world, group_id="g", topic="u") == []
 
 
+def test_a_scheduled_pause_is_listed_and_begins_by_an_estimate():
+    log = Log(level=2)
+    log.append(schedule(START_MS + 10, START_MS + 30, op=ident("later")))
+    log.append(pause(START_MS + 5, op=ident("now")))
+    later, now = world_of(log).pauses()
+    assert (later["state"], later["begin_ms"], now["state"]) == (
+        *("scheduled", START_MS + 10),
+        "paused",
+    )
+    (row,) = presenters.group_rows(world_of(log))
+    assert (row["paused_until_ms"], row["next_pause"]) == (START_MS + 5, later)
+    log.append(b"", after=5)
+    (row,) = presenters.group_rows(world_of(log, elapsed_ms=5))
+    assert (row["paused_from_ms"], row["next_pause"]) == (START_MS + 10, None)
+    (over,) = world_of(log, elapsed_ms=25).pauses()
+    assert over["state"] == "scheduled"
+
+
 def test_a_pause_is_listed_once_for_all_partitions():
     logs = [Log(k=2), Log(1, k=2)]
     for log, until in zip(logs, (UNTIL, UNTIL + 1), strict=True):
         log.append(pause(until))
-    reasons = {("g", ident("op")): "deploy"}
-    (row,) = presenters.pause_rows(world_of(*logs, reasons=reasons), group_id="g")
+    notes = {("g", ident("op")): PauseNote("deploy", "ada")}
+    found = world_of(*logs, notes=notes)
+    (row,) = found.pauses("g")
     assert (row["until_ms"], row["partitions_count"]) == (UNTIL + 1, 2)
     assert (row["client_id"], row["reason"]) == ("admin", "deploy")
-    assert presenters.pause_rows(world_of(*logs), group_id="h") == []
+    assert row["person"] == "ada"
+    assert world_of(*logs).pauses("h") == []
 
 
 @pytest.mark.parametrize(
-    ("silent_ms", "state"), [(2 * H, "active"), (2 * H + 1, "fenced")]
+    ("silent_ms", "state"), [(2 * H, "active"), (2 * H + 1, "silent")]
 )
 def test_a_member_is_active_for_2h(silent_ms, state):
     log = Log()
@@ -206,11 +255,6 @@ def test_a_beat_makes_an_owner_young_again():
     assert (row["age_ms"], row["position"]) == (0, 3)
 
 
-def test_place_of_a_key():
-    assert presenters.partition_of(Key("g", "events", 0), 50) == 9
-    assert presenters.partition_of(Key("g", "/planner", 7), 50) == 7
-
-
 def test_known_groups_and_texts_of_keys():
     log = Log()
     log.append(claim())
@@ -245,3 +289,16 @@ def test_bytes_that_are_no_text_are_base64():
     assert (found["key_base64"], found["value_base64"]) == ("/w==", "/gA=")
     assert "key" not in found
     assert "value" not in found
+
+
+def test_a_fenced_client_is_listed_while_it_owns_partitions():
+    log = Log(level=2)
+    epoch = log.claimed("c1")
+    log.append(member("c1"))
+    log.append(fence("c1"))
+    log.append(fence("c2"))
+    world = world_of(log)
+    found = [(row["client_id"], row["state"]) for row in presenters.member_rows(world)]
+    assert found == [("c1", "fenced")]
+    log.append(release(epoch))
+    assert presenters.member_rows(world) == []

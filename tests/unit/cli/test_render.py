@@ -17,7 +17,6 @@ from kafka_marshal_cli.render import (
     duration,
     escape,
     escape_lines,
-    instant,
     lines,
     people,
     plain,
@@ -164,18 +163,6 @@ def test_a_custom_column():
 )
 def test_duration(value, shown):
     assert duration(value) == shown
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (0, "1970-01-01T00:00:00.000Z"),
-        (1_700_000_000_123, "2023-11-14T22:13:20.123Z"),
-        (2**62, f"{2**62} ms"),
-    ],
-)
-def test_instant(value, shown):
-    assert instant(value) == shown
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kafka_marshal import ConfigurationError, TopicMisconfigured
+from kafka_marshal import ConfigurationError, TopicMisconfigured, admin
 from kafka_marshal_cli import shared
 from kafka_marshal_cli.render import Answer, Section, column
 from kafka_marshal_cli.shared import (
@@ -94,11 +94,26 @@ def test_defaults_and_environment():
     assert calls[2].bootstrap_servers == "o:1"
 
 
+def test_a_command_that_writes_has_a_person(monkeypatch):
+    calls = []
+    made = []
+    monkeypatch.setattr(admin, "Admin", lambda *_, **given: made.append(given))
+    arguments = ([], ["--as", "ada"])
+    for each in arguments:
+        run(lambda call, *_: calls.append(call), *each, writes=True)
+    env = {"MARSHAL_AS": "bob"}
+    run(lambda call, *_: calls.append(call), env=env, writes=True)
+    assert [call.person for call in calls] == [None, "ada", "bob"]
+    calls[1].admin()
+    assert made[0]["person"] == "ada"
+
+
 def test_a_command_takes_only_what_it_uses():
     outcome = run(lambda *_: None, "-b", "h:1", connects=False)
     assert outcome.exit_code == 2
     assert run(lambda *_: None, "-o", "json", answers=False).exit_code == 2
     assert run(lambda *_: None, "--timeout", "1", waits=False).exit_code == 2
+    assert run(lambda *_: None, "--as", "ada").exit_code == 2
 
 
 def test_a_file_of_options_gives_way_to_the_command_line(tmp_path):

@@ -1,15 +1,18 @@
 """`marshal claims`, over a world of our own."""
 
 import json
+import re
 from typing import ClassVar
 
 import pytest
+from attrs import evolve
 from logkit import KEY, Log, beat, release
 from typer.testing import CliRunner
 
 from kafka_marshal import Key, LogUnreadable, World
 from kafka_marshal.admin_reset import ForgetPlan
 from kafka_marshal_cli.assembly import app
+from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.shared import Call
 
 
@@ -27,8 +30,8 @@ def asked(monkeypatch):
     world = World([log.state], {0: 0}, cluster_id="cluster", read_at_ms=5)
     asked = []
 
-    def read(self, **at):
-        asked.append(at)
+    def read(self, *at, **which):
+        asked.append((at, which))
         return world
 
     monkeypatch.setattr(Call, "world", read)
@@ -113,21 +116,38 @@ def test_who_without_the_right_to_describe_the_topic(asked):
 
 
 @pytest.mark.parametrize(
-    ("at", "view"),
+    ("at", "moment"),
     [
-        ("2", {"offset": {0: 2}, "time_ms": None}),
-        ("1970-01-01T00:00:01Z", {"offset": None, "time_ms": 1_000}),
+        ("2", Moment(text="2", offset=2)),
+        ("0:2", Moment(text="0:2", offsets={0: 2})),
+        (
+            "1970-01-01T00:00:01Z",
+            Moment(text="1970-01-01T00:00:01.000Z", time_ms=1_000),
+        ),
     ],
 )
-def test_who_at_another_time(asked, at, view):
-    assert invoke("claims", "who", *map(str, KEY), "--at", at).exit_code == 0
-    assert asked[-1] == view
+def test_who_at_another_time(asked, at, moment):
+    output = invoke("claims", "who", *map(str, KEY), "--at", at).stdout
+    assert output.startswith(f"as of: {moment.text}\n\ngroup id:")
+    assert asked == [((moment,), {"key": KEY})]
 
 
-def test_an_offset_that_is_not_written_yet_is_refused(asked):
-    outcome = invoke("claims", "who", *map(str, KEY), "--at", "5")
-    assert outcome.exit_code == 2
-    assert "ends at 5" in outcome.stderr
+def test_list_of_the_past_has_nothing_of_now(asked, monkeypatch):
+    world = Call().world()
+    world.is_past = True
+    at = "1970-01-01T00:00:01Z"
+    output = invoke("claims", "list", "--at", at).stdout.splitlines()
+    assert [" ".join(line.split()) for line in output] == [
+        "as of: 1970-01-01T00:00:01.000Z",
+        "",
+        "GROUP TOPIC PARTITION OWNER STATE AGE CURRENT-OFFSET GRANTED TOKEN WHY",
+        "g t 0 c1 fresh 0ms 7 - 1.0.1 -",
+        "h t 1 - - - 3 - 1.0.3 - (released by c2)",
+    ]
+    found = json.loads(invoke("claims", "list", "--at", at, "-o", "json").stdout)
+    assert found["as_of"]["at"] == "1970-01-01T00:00:01.000Z"
+    now = ("age_estimate_ms", "freshness_estimate", "log_end_offset", "lag")
+    assert {row[name] for row in found["claims"] for name in now} == {None}
 
 
 class FakeAdmin:
@@ -150,13 +170,50 @@ def test_forget_lists_what_it_drops(monkeypatch, is_executed):
     admin = FakeAdmin()
     monkeypatch.setattr(Call, "admin", lambda self: admin)
     words = ("claims", "forget", "g", "--topic", "gone", "-o", "json")
-    outcome = invoke(*words, *(["--execute"] if is_executed else []))
+    outcome = invoke(*words, *(["--execute", "--yes"] if is_executed else []))
     assert outcome.exit_code == 0, outcome.stderr
     asked = {"topic": "gone", "execute": is_executed, "allow_existing": False}
-    assert admin.asked == [("g", asked)]
+    assert admin.asked[-1] == ("g", asked)
     found = json.loads(outcome.stdout)
     assert (found["held_count"], found["existing_topics"]) == (1, ["t"])
     row = {"group_id": "g", "topic": "gone", "partition": 1, "epoch": 7}
     assert found["forgotten"] == [row]
     assert ("nothing was written" in outcome.stderr) is not is_executed
     assert "kept claims of topics that exist: t" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("force", "held", "effect"),
+    [
+        pytest.param(False, True, "1 of its claims have live owners", id="live owners"),
+        pytest.param(True, False, r"topics of group g exist \(t\)", id="a live topic"),
+    ],
+)
+def test_forget_beside_what_lives_is_confirmed(monkeypatch, force, held, effect):
+    class Admin(FakeAdmin):
+        def forget_keys(self, group_id, **asked):
+            self.asked.append(asked.get("execute", False))
+            plan = super().forget_keys(group_id)
+            self.asked.pop()
+            return plan if held else evolve(plan, held=())
+
+    admin = Admin()
+    monkeypatch.setattr(Call, "admin", lambda self: admin)
+    words = ["claims", "forget", "g", "--execute", *(["--force"] if force else [])]
+    refused = invoke(*words)
+    assert refused.exit_code == 2
+    assert re.search(effect, refused.stderr)
+    assert "Add --yes" in refused.stderr
+    assert True not in admin.asked
+    done = invoke(*words, "--yes")
+    assert done.exit_code == 0, done.stderr
+    assert True in admin.asked
+
+
+def test_forget_of_a_dead_group_asks_nothing(monkeypatch):
+    class Admin(FakeAdmin):
+        def forget_keys(self, group_id, **asked):
+            return ForgetPlan(((Key("g", "gone", 1), 7),), (), ("t",))
+
+    monkeypatch.setattr(Call, "admin", lambda self: Admin())
+    assert invoke("claims", "forget", "g", "--execute").exit_code == 0

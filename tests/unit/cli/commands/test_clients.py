@@ -1,10 +1,15 @@
-"""`marshal clients forget`: what a host keeps of a client."""
+"""`marshal clients`: ends a client's claims, and forgets what a host keeps of it."""
+
+import json
 
 import pytest
-from logkit import Log
+from attrs import evolve
+from logkit import OP, Log, direct, ident, member
 from typer.testing import CliRunner
 
-from kafka_marshal import World
+from kafka_marshal import Key, World
+from kafka_marshal.draining import DirectiveResult, Subject
+from kafka_marshal.fencing import ClientProcess, FenceResult, OwnedKey
 from kafka_marshal.identity import Identity
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.shared import Call
@@ -39,3 +44,249 @@ def test_a_client_that_is_gone_is_forgotten(domain, tmp_path):
 
 def test_a_name_that_is_none_is_refused(domain, tmp_path):
     assert forget(tmp_path, "../x").exit_code == 2
+
+
+def test_a_live_client_is_confirmed_before_it_is_forgotten(monkeypatch, tmp_path):
+    log = Log(cluster_id="cluster")
+    log.append(member("c1"))
+    log.append(member("c2"))
+    world = World([log.state], {}, cluster_id="cluster", read_at_ms=0)
+    monkeypatch.setattr(Call, "world", lambda self: world)
+    who = {"domain": world.config().format_id.hex(), "group_id": "g"}
+    Identity.take(tmp_path, **who, client_id="c1").close()
+    refused = forget(tmp_path)
+    assert refused.exit_code == 2
+    assert "client c1 of group g is alive on host host" in refused.stderr
+    words = ["clients", "forget", "g", "c1", "--state-dir", str(tmp_path), "--yes"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+
+
+# --- clients fence
+
+
+HELD = OwnedKey(Key("g", "t", 3), 1_500)
+
+
+def process(name="ab", *, owned=(HELD,), is_announced=True, fenced=None):
+    return ClientProcess(
+        incarnation=name * 16,
+        host="web-1",
+        is_announced=is_announced,
+        owned=owned,
+        fenced=fenced or {},
+        is_fenced=bool(fenced),
+    )
+
+
+class FakeAdmin:
+    """An admin of a client with these processes."""
+
+    def __init__(self, *processes, left=()):
+        self.processes, self.left = processes, left
+        self.asked = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def client_processes(self, group_id, client_id):
+        return self.processes
+
+    def fence_client(self, group_id, client_id, **asked):
+        self.asked = asked
+        names = asked["incarnations"] or ()
+        chosen = [each for each in self.processes if each.incarnation in names]
+        done = [
+            evolve(x, owned=self.left, fenced={0: 7}, is_fenced=True) for x in chosen
+        ]
+        return FenceResult(
+            group_id=group_id,
+            client_id=client_id,
+            is_changed=not all(each.is_fenced for each in chosen),
+            processes=tuple(done),
+        )
+
+
+# --- clients drain, cordon, uncordon
+
+
+class Directing:
+    """An admin that drains, cordons and ends that."""
+
+    def __init__(self, *held):
+        self.held, self.asked = held, None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def drain(self, client, *, on_progress, **asked):
+        for count in (2, len(self.held)):
+            on_progress(count)
+        return self.result("drain", client, **asked)
+
+    def cordon(self, client, **asked):
+        return self.result("cordon", client, **asked)
+
+    def result(self, action, client, **asked):
+        self.asked = asked
+        return DirectiveResult(
+            operation=OP.hex(),
+            action=action,
+            subject=Subject(
+                client_id=client, host=asked["host"], group_id=asked["group_id"]
+            ),
+            until_ms=1_600_000,
+            members=(("g", "c1"), ("h", "c2")),
+            held=self.held,
+        )
+
+    def uncordon(self, operation, *, reason):
+        self.asked = operation, reason
+        return 3
+
+
+@pytest.fixture
+def clients(monkeypatch):
+    def run(admin, *words):
+        monkeypatch.setattr(Call, "admin", lambda self: admin)
+        return CliRunner().invoke(app, ["clients", *words])
+
+    return run
+
+
+def test_a_host_is_drained_and_waited_for(clients):
+    admin = Directing()
+    words = ("drain", "--host", "web-1", "--for", "2h", "--wait", "--timeout", "5s")
+    done = clients(admin, *words, "--reason", "reboot", "--group", "g")
+    assert done.exit_code == 0, done.output
+    assert admin.asked == {
+        "host": "web-1",
+        "group_id": "g",
+        "for_ms": 7_200_000,
+        "operation": None,
+        "reason": "reboot",
+        "wait_ms": 5_000,
+    }
+    shown = done.stderr.splitlines()
+    assert shown == ["2 partitions are still held", "0 partitions are still held"]
+    assert "until ms:   1970-01-01T00:26:40.000Z" in done.stdout
+    assert "no held" in done.stdout
+
+
+def test_a_drain_that_does_not_finish_names_its_operation(clients):
+    admin = Directing(Key("g", "t", 3))
+    late = clients(admin, "drain", "c1", "--wait")
+    assert late.exit_code == 5
+    assert f"--operation {OP.hex()}" in late.stderr
+    done = clients(admin, "drain", "c1", "-o", "json", "--operation", OP.hex())
+    assert (done.exit_code, admin.asked["operation"]) == (0, OP.hex())
+    assert admin.asked["wait_ms"] == 0
+    found = json.loads(done.stdout)
+    assert (found["action"], found["client"], found["host"]) == ("drain", "c1", None)
+    assert (found["operation"], found["held_count"]) == (OP.hex(), 1)
+    assert found["held"] == [{"group_id": "g", "topic": "t", "partition": 3}]
+    assert found["members"][1] == {"group_id": "h", "client_id": "c2"}
+
+
+def test_a_client_is_cordoned_and_that_is_ended(clients):
+    admin = Directing()
+    done = clients(admin, "cordon", "c1", "--for", "1d", "-o", "json")
+    assert json.loads(done.stdout)["action"] == "cordon"
+    assert admin.asked["for_ms"] == 86_400_000
+    ended = clients(admin, "uncordon", "--operation", OP.hex(), "-o", "json")
+    assert json.loads(ended.stdout)["partitions_count"] == 3
+    assert admin.asked == (OP.hex(), None)
+
+
+def test_list_shows_who_is_drained(monkeypatch):
+    log = Log(level=2, cluster_id="cluster")
+    log.append(member("c1"))
+    log.append(member("c2"))
+    world = World([log.state], {}, cluster_id="cluster", read_at_ms=0)
+    monkeypatch.setattr(Call, "world", lambda self, **_: world)
+    words = ["clients", "list"]
+    assert "DIRECTIVE" not in CliRunner().invoke(app, words).stdout
+    log.append(direct("c2"))
+    log.append(direct("c1", action="cordon", group="marshal", op=ident("x")))
+    lines = CliRunner().invoke(app, words).stdout.splitlines()[-3:]
+    shown = [line.split()[-1] for line in lines]
+    assert shown == ["DIRECTIVE", "cordon", "drain"]
+
+
+@pytest.fixture
+def fence(monkeypatch):
+    def run(admin, *words):
+        monkeypatch.setattr(Call, "admin", lambda self: admin)
+        return CliRunner().invoke(app, ["clients", "fence", "g", "c1", *words])
+
+    return run
+
+
+def test_a_live_client_is_confirmed_before_it_is_fenced(fence):
+    admin = FakeAdmin(process())
+    refused = fence(admin)
+    assert refused.exit_code == 2
+    assert "alive on host web-1 and holds 1 partitions" in refused.stderr
+    assert admin.asked is None
+    assert fence(admin, "--yes").exit_code == 0
+    assert admin.asked == {"incarnations": ["ab" * 16], "reason": None, "wait_ms": 0}
+
+
+def test_a_client_that_is_gone_is_fenced_without_a_question(fence):
+    stale = OwnedKey(HELD.key, 0)
+    admin = FakeAdmin(process(owned=(stale,), is_announced=False))
+    assert fence(admin, "--reason", "gone").exit_code == 0
+    assert admin.asked["reason"] == "gone"
+
+
+def test_what_was_applied_is_reported(fence):
+    admin = FakeAdmin(process(), left=(HELD,))
+    found = json.loads(fence(admin, "--yes", "-o", "json").stdout)
+    assert (found["is_changed"], found["held_count"]) == (True, 1)
+    assert found["free_within_ms"] == 1_500
+    (row,) = found["fenced"]
+    assert (row["incarnation"], row["offsets"]) == ("ab" * 16, {"0": 7})
+    assert found["held"] == [{"topic": "t", "partition": 3, "remaining_ms": 1_500}]
+
+
+def test_a_second_fence_succeeds_and_writes_nothing(fence):
+    admin = FakeAdmin(process(owned=(), is_announced=False, fenced={0: 7}))
+    again = fence(admin)
+    assert again.exit_code == 0
+    assert "nothing was written" in again.stderr
+
+
+def test_waiting_ends_with_an_error_while_partitions_are_held(fence):
+    admin = FakeAdmin(process(), left=(HELD,))
+    late = fence(admin, "--yes", "--wait", "--timeout", "5s")
+    assert late.exit_code == 5
+    assert "1 of its partitions are not free yet" in late.stderr
+    assert admin.asked["wait_ms"] == 5_000
+    assert fence(FakeAdmin(process()), "--yes", "--wait").exit_code == 0
+
+
+def test_only_the_named_process_is_confirmed_and_fenced(fence):
+    admin = FakeAdmin(process(), process("cd", owned=(), is_announced=False))
+    assert fence(admin, "--incarnation", "cd" * 16).exit_code == 0
+    assert admin.asked["incarnations"] == ["cd" * 16]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(["clients", "fence", "g", "../x"], id="name"),
+        pytest.param(
+            ["clients", "fence", "g", "c1", "--reason", "x" * 1_025], id="reason"
+        ),
+        pytest.param(["clients", "drain", "c1", "--for", "long"], id="length"),
+        pytest.param(["clients", "drain", "c1", "--reason", "x" * 1_025], id="why"),
+        pytest.param(["clients", "uncordon"], id="operation"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_read(words):
+    assert CliRunner().invoke(app, words).exit_code == 2

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from slices import HANG_S
 from typer.testing import CliRunner
 
 from kafka_marshal_cli.assembly import app
@@ -43,7 +44,7 @@ def test_the_script_is_for_that_shell(shell, tmp_path):
     if shutil.which(shell) is not None:
         path = tmp_path / "script"
         path.write_text(text)
-        subprocess.run([shell, *CHECKS[shell], path], check=True, timeout=180)
+        subprocess.run([shell, *CHECKS[shell], path], check=True, timeout=HANG_S)
 
 
 def test_another_shell_is_wrong_usage():
@@ -80,7 +81,7 @@ def test_a_real_bash_completes(tmp_path):
         },
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=HANG_S,
         check=True,
         cwd=Path(__file__).resolve().parents[4],
     )

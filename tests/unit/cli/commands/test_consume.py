@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from slices import HANG_S
 
 from kafka_marshal import ClaimLost, Event, Token, TopicPartition
 from kafka_marshal.ports import PlainRecord
@@ -119,7 +120,7 @@ def test_the_same_signal_again_kills_us_and_what_we_started():
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=HANG_S,
         check=False,
     )
     assert done.stdout.split() == ["stopped", "stopped", "killed"]

@@ -4,18 +4,38 @@ import json
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import msgspec
 import pytest
-from logkit import OP, H, Log, beat, ident, member, pause
+from logkit import (
+    OP,
+    START_MS,
+    H,
+    Log,
+    beat,
+    claim,
+    direct,
+    ident,
+    member,
+    pause,
+    release,
+    settings,
+)
 from typer.testing import CliRunner
 
 from kafka_marshal import Key, TopicPartition, World
 from kafka_marshal.admin import PauseResult
+from kafka_marshal.engine.pause_notes import PauseNote
+from kafka_marshal.group_settings import plan_settings
+from kafka_marshal.protocol.records import DIRECTIVE_LEVEL
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.shared import Call
 
 UNTIL = 1_600_000
+BEGIN_AT = "1970-01-01T00:16:40.010Z"
+UNTIL_AT = "1970-01-01T00:26:40.000Z"
 LOG_ENDS = {TopicPartition("t", 0): 10}
 HOSTILE = "[red]\x1b[31m\nmarshal: fine"
+PERSON = "ada\x1b"
 SHOWN = r"[red]\x1b[31m\nmarshal: fine"
 
 
@@ -36,7 +56,7 @@ def world(monkeypatch):
         {0: H},
         cluster_id="cluster",
         read_at_ms=5,
-        reasons={("g", OP): HOSTILE},
+        notes={("g", OP): PauseNote(HOSTILE, PERSON, START_MS + 10)},
     )
     monkeypatch.setattr(Call, "world", lambda self, **_: made)
     admin = nullcontext(SimpleNamespace(log_ends=lambda wanted: LOG_ENDS))
@@ -46,9 +66,18 @@ def world(monkeypatch):
 
 def test_list(world):
     assert invoke("groups", "list").stdout.splitlines() == [
-        "GROUP  MEMBERS  OWNED  CLAIMS              PAUSED UNTIL  BY     REASON",
-        f"g            1      1       1  1970-01-01T00:26:40.000Z  admin  {SHOWN}",
-        "h            0      1       1                         -  -      -",
+        (
+            "GROUP  MEMBERS  OWNED  CLAIMS               PAUSED FROM              "
+            "PAUSED UNTIL  BY       REASON                        NEXT PAUSE"
+        ),
+        (
+            rf"g            1      1       1  {BEGIN_AT}  {UNTIL_AT}  ada\x1b  "
+            rf"{SHOWN}  -"
+        ),
+        (
+            "h            0      1       1                         -                 "
+            "        -  -        -                             -"
+        ),
     ]
 
 
@@ -57,19 +86,34 @@ def test_list_as_json(world):
     assert found["schema"] == 1
     assert found["as_of"] == {"time_ms": 5, "offsets": {"0": 6}}
     assert found["groups"][0]["pause_reason"] == HOSTILE
+    assert found["groups"][0]["pause_person"] == PERSON
+    assert found["groups"][0]["paused_by"] == "admin"
 
 
 def test_describe(world):
     assert invoke("groups", "describe", "g").stdout.splitlines() == [
         "group id: g",
         "",
+        "no settings",
+        "",
         "PAUSES",
-        f"{'UNTIL':>24}  BY     REASON                        OPERATION",
-        r"1970-01-01T00:26:40.000Z  admin  [red]\x1b[31m\nmarshal: fine  " + OP.hex(),
+        (
+            f"STATE   {'FROM':>24}  {'UNTIL':>24}  BY       CLIENT  {'REASON':<28}  "
+            "OPERATION"
+        ),
+        (rf"paused  {BEGIN_AT}  {UNTIL_AT}  ada\x1b  admin   {SHOWN}  {OP.hex()}"),
+        "",
+        "no directives",
+        "",
+        "no operations",
         "",
         "MEMBERS",
         "CLIENT  STATE   HOST  CLAIMS  SILENT  INCARNATION  TOPICS",
         f"c1      active  host       1     ~1s  {ident('c1').hex()[:8]}     t",
+        "",
+        "no handoffs",
+        "",
+        "no uncovered",
         "",
         "CLAIMS",
         (
@@ -83,6 +127,76 @@ def test_describe(world):
     ]
 
 
+def test_describe_shows_who_is_drained_until_when_by_whom_and_why(monkeypatch):
+    log = Log(level=DIRECTIVE_LEVEL, cluster_id="cluster")
+    log.append(member("c1"))
+    log.append(direct(host="host", until=UNTIL, group="marshal"))
+    log.append(direct("c9", until=UNTIL, action="cordon", op=ident("own")))
+    log.append(direct("c1", until=UNTIL, group="h", op=ident("other")))
+    notes = {("marshal", OP): PauseNote(HOSTILE, PERSON, START_MS)}
+    made = World([log.state], {0: 0}, cluster_id="cluster", notes=notes)
+    monkeypatch.setattr(Call, "world", lambda self, **_: made)
+    admin = nullcontext(SimpleNamespace(log_ends=lambda _: {}, partition_count={}.get))
+    monkeypatch.setattr(Call, "admin", lambda self: admin)
+    lines = invoke("groups", "describe", "g").stdout.splitlines()
+    first = lines.index("DIRECTIVES")
+    assert [line.split() for line in lines[first + 1 : first + 4]] == [
+        ["ACTION", "CLIENT", "HOST", "GROUP", "UNTIL", "BY", "REASON", "OPERATION"],
+        f"cordon c9 - g {UNTIL_AT} admin - {ident('own').hex()}".split(),
+        rf"drain - host all {UNTIL_AT} ada\x1b {SHOWN} {OP.hex()}".split(),
+    ]
+    assert lines[lines.index("MEMBERS") + 1].endswith("DIRECTIVE")
+    found = json.loads(invoke("groups", "describe", "g", "-o", "json").stdout)
+    assert [row["group_id"] for row in found["directives"]] == ["g", None]
+    assert found["directives"][1]["reason"] == HOSTILE
+    (row,) = found["members"]
+    assert row["directive"] == "drain"
+
+
+@pytest.mark.parametrize(
+    ("members", "uncovered"),
+    [
+        pytest.param(
+            {}, {0: "no members", 1: "no members", 2: "no members"}, id="none"
+        ),
+        pytest.param({"a": {"topics": ("u",)}}, dict.fromkeys(range(3), "topics")),
+        pytest.param(
+            {"a": {"capacity": 1, "load": 1}}, dict.fromkeys(range(3), "limits")
+        ),
+        pytest.param({"a": {"capacity": 2, "load": 1}}, {}, id="room"),
+        pytest.param(
+            {"a": {"capacity": 1, "load": 1}, "b": {"draining": True}},
+            dict.fromkeys(range(3), "limits"),
+            id="the-other-leaves",
+        ),
+    ],
+)
+def test_describe_names_the_partitions_that_nobody_can_take(
+    monkeypatch, members, uncovered
+):
+    """Free, stale and never claimed; a fresh owner's key and a paused one are not."""
+    log = Log(cluster_id="cluster")
+    epoch = log.claimed("z", key=Key("g", "t", 0))
+    log.append(release(epoch, client="z", key=Key("g", "t", 0)))
+    log.claimed("z", key=Key("g", "t", 1))
+    log.append(claim(client="y", key=Key("g", "t", 3)), after=3 * H)
+    for name, fields in members.items():
+        log.append(msgspec.structs.replace(member(name), **fields))
+    counts = {"t": 4, "u": 0}
+    made = World([log.state], {0: 0}, cluster_id="cluster", read_at_ms=5)
+    monkeypatch.setattr(Call, "world", lambda self, **_: made)
+    admin = SimpleNamespace(log_ends=lambda _: {}, partition_count=counts.get)
+    monkeypatch.setattr(Call, "admin", lambda self: nullcontext(admin))
+    found = json.loads(invoke("groups", "describe", "g", "-o", "json").stdout)
+    rows = {row["partition"]: row["reason"] for row in found["uncovered"]}
+    assert rows == uncovered
+    if members:
+        return
+    counts.clear()
+    table = invoke("groups", "describe", "g").stdout
+    assert "no uncovered" in table, "the topic was deleted"
+
+
 def test_describe_a_group_that_is_not_there(world):
     outcome = invoke("groups", "describe", "nope")
     assert (outcome.exit_code, outcome.stdout) == (3, "")
@@ -94,6 +208,7 @@ def test_describe_a_group_that_is_not_there(world):
 class FakeAdmin:
     def __init__(self, held):
         self.asked = []
+        self.begin_ms = None
         self._held = held
 
     def __enter__(self):
@@ -104,10 +219,11 @@ class FakeAdmin:
 
     def pause_group(self, group, **wanted):
         self.asked.append((group, wanted))
-        return PauseResult("ab", UNTIL, self._held)
+        topics = tuple(wanted["topics"] or ())
+        return PauseResult("ab", UNTIL, self._held, self.begin_ms, topics)
 
-    def resume_group(self, group, *, reason):
-        self.asked.append((group, reason))
+    def resume_group(self, group, *, operation, reason):
+        self.asked.append((group, operation, reason))
         return 4
 
 
@@ -129,14 +245,150 @@ def test_pause(world, monkeypatch, *, verb, held, arguments, code, wait_ms, mess
     )
     assert outcome.exit_code == code
     assert message in outcome.stderr
-    wanted = {"for_ms": 600_000, "reason": "why", "wait_ms": wait_ms}
+    wanted = {"for_ms": 600_000, "until_ms": None, "begin_ms": None}
+    wanted |= {"topics": None, "reason": "why", "wait_ms": wait_ms}
     assert admin.asked == [("g", wanted)]
     assert "until ms: 1970-01-01T00:26:40.000Z" in outcome.stdout
+
+
+def test_pause_of_some_topics(world, monkeypatch):
+    admin = FakeAdmin(())
+    monkeypatch.setattr(Call, "admin", lambda self: admin)
+    topics = ["orders", "invoices:0,3"]
+    chosen = ["--topic", topics[0], "--topic", topics[1]]
+    outcome = invoke("groups", "pause", "g", "--for", "10m", *chosen, "-o", "json")
+    assert outcome.exit_code == 0
+    ((_, wanted),) = admin.asked
+    assert wanted["topics"] == topics
+    assert json.loads(outcome.stdout)["topics"] == topics
+
+
+def test_pause_until_a_time_and_from_a_time_on(world, monkeypatch):
+    admin = FakeAdmin(())
+    admin.begin_ms = UNTIL - 1_000
+    monkeypatch.setattr(Call, "admin", lambda self: admin)
+    outcome = invoke(
+        *("groups", "pause", "g", "--until", "2026-01-31T12:00:00Z"),
+        *("--begin", "2026-01-31T10:00:00+01:00"),
+    )
+    assert outcome.exit_code == 0, outcome.output
+    ((_, wanted),) = admin.asked
+    assert wanted["for_ms"] is None
+    assert (wanted["until_ms"], wanted["begin_ms"]) == (1769860800_000, 1769850000_000)
+    assert "begin ms: 1970-01-01T00:26:39.000Z" in outcome.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--for", "1h", "--until", "2h"], ["--until", "soon"]]
+)
+def test_a_pause_has_a_length_or_an_end(world, arguments):
+    outcome = invoke("groups", "pause", "g", *arguments)
+    assert outcome.exit_code == 2
+    assert "--until" in outcome.stderr
 
 
 def test_resume(world, monkeypatch):
     admin = FakeAdmin(())
     monkeypatch.setattr(Call, "admin", lambda self: admin)
-    outcome = invoke("groups", "resume", "g", "--reason", "done")
-    assert admin.asked == [("g", "done")]
+    outcome = invoke("groups", "resume", "g", "--reason", "done", "--operation", "ab")
+    assert admin.asked == [("g", "ab", "done")]
     assert "partitions count: 4" in outcome.stdout
+
+
+def test_an_open_reset_is_listed_with_the_command_that_ends_it(world):
+    state = world.partitions[0]
+    key = next(each for each in state.keys if each.group_id == "g")
+    state.locked["g", OP] = {key: None}
+    lines = invoke("groups", "list").stdout.splitlines()
+    assert lines[0].split()[-3:] == ["LOCKED", "BY", "OPERATION"]
+    assert lines[1].split()[-2:] == ["1", OP.hex()]
+    found = json.loads(invoke("groups", "describe", "g", "-o", "json").stdout)
+    assert found["operations"] == [
+        {
+            "group_id": "g",
+            "op_id": OP.hex(),
+            "state": "undecided",
+            "locked_count": 1,
+            "client_id": "admin",
+            "person": PERSON,
+            "command": "marshal groups finish g",
+        }
+    ]
+
+
+class SettingsAdmin:
+    """Plans and notes changes of the settings of a group."""
+
+    def __init__(self, log):
+        self.log = log
+        self.calls = []
+
+    def set_group(self, group_id, changes, *, reason, execute):
+        self.calls.append((group_id, changes, reason, execute))
+        return plan_settings(self.log.state, group_id, changes=changes)
+
+
+@pytest.fixture
+def setting(monkeypatch):
+    log = Log(cluster_id="cluster", level=2)
+    log.append(settings(handoff_ms=5_000, handoffs_max=3))
+    made = World([log.state], {}, cluster_id="cluster", read_at_ms=5)
+    monkeypatch.setattr(Call, "world", lambda self, **_: made)
+    admin = SettingsAdmin(log)
+    monkeypatch.setattr(Call, "admin", lambda self: nullcontext(admin))
+    return admin
+
+
+def test_set_shows_what_would_change(setting):
+    words = ["--handoff-ms", "10m", "--handoffs-max", "default", "--debounce-ms", "9"]
+    result = invoke("groups", "set", "g", *words)
+    changes = {"debounce_ms": 9, "handoff_ms": 600_000, "handoffs_max": None}
+    assert setting.calls == [("g", changes, None, False)]
+    assert result.stdout.splitlines()[-4:] == [
+        "SETTING       VALUE   DEFAULT  BEFORE",
+        "debounce_ms   9       1000     1000",
+        "handoff_ms    600000  300000   5000",
+        "handoffs_max  8       8        3",
+    ]
+    assert "--execute writes it" in result.stderr
+
+
+def test_set_writes(setting):
+    words = ["--handoff-ms", "default", "--reason", "done", "--execute", "-o", "json"]
+    result = invoke("groups", "set", "g", *words)
+    assert setting.calls == [("g", {"handoff_ms": None}, "done", True)]
+    found = json.loads(result.stdout)
+    assert (found["generation"], found["generation_then"]) == (1, 2)
+    assert (found["is_changed"], found["is_executed"]) == (True, True)
+    assert "nothing was written" not in result.stderr
+
+
+def test_set_of_what_is_set_writes_nothing(setting):
+    result = invoke("groups", "set", "g", "--handoff-ms", "5000", "--execute")
+    assert "has these settings already" in result.stderr
+    assert "is executed:     no" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param([], id="nothing"),
+        pytest.param(["--handoff-ms", "soon"], id="no duration"),
+        pytest.param(["--debounce-ms", "1h"], id="too long"),
+        pytest.param(["--handoffs-max", "1.5"], id="no whole number"),
+        pytest.param(["--handoffs-max", "0"], id="none"),
+    ],
+)
+def test_set_refuses_what_is_no_setting(setting, words):
+    assert invoke("groups", "set", "g", *words, "--execute").exit_code == 2
+
+
+def test_describe_shows_the_settings_of_a_group_without_members(setting, monkeypatch):
+    monkeypatch.setattr(Call, "with_lag", lambda self, rows: rows)
+    found = json.loads(invoke("groups", "describe", "g", "-o", "json").stdout)
+    assert found["settings"] == [
+        {"name": "debounce_ms", "value": 1_000, "default": 1_000},
+        {"name": "handoff_ms", "value": 5_000, "default": 300_000},
+        {"name": "handoffs_max", "value": 3, "default": 8},
+    ]
+    assert invoke("groups", "describe", "h").exit_code == 3

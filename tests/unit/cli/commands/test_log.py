@@ -9,7 +9,10 @@ from pastkit import past
 from scankit import FakeScan
 from typer.testing import CliRunner
 
-from kafka_marshal.admin_reset import KeyChange, ResetPlan
+from kafka_marshal import World
+from kafka_marshal.admin_reset import KeyChange, StateResetPlan
+from kafka_marshal.clock import instant
+from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.types import Key
 from kafka_marshal_cli import verify
 from kafka_marshal_cli.assembly import app
@@ -120,7 +123,7 @@ class FakeResetter:
             position_then=4,
             granted_then=None,
         )
-        return ResetPlan(
+        return StateResetPlan(
             partition=partition,
             checkpoint_id="ab" * 16,
             offset=7,
@@ -168,6 +171,22 @@ def test_verify_begins_at_the_first_checkpoint_that_remains(past):
     assert row["checkpoints_count"] == 1
 
 
+def test_verify_since_a_moment_begins_at_the_newest_checkpoint_before_it(past):
+    whole = json.loads(invoke("log", "verify", "-o", "json").stdout)["partitions"][0]
+    command = ("log", "verify", "-o", "json", "--since")
+    (row,) = json.loads(invoke(*command, f"0:{past.end}").stdout)["partitions"]
+    assert row["begin_offset"] == past.begins[1] + 1
+    assert row["entries_count"] == past.end - past.begins[1] - 1
+    names = ("result", "digest", "next_offset")
+    assert [row[name] for name in names] == [whole[name] for name in names]
+    outcome = invoke(*command, "1970-01-01T00:00:00Z")
+    assert "no checkpoint before --since: verified from its start" in outcome.stderr
+    assert json.loads(outcome.stdout)["partitions"][0]["begin_offset"] == 0
+    outcome = invoke(*command, "5")
+    assert outcome.exit_code == 2
+    assert "--since is 5, and each coordinating partition" in outcome.stderr
+
+
 def test_verify_without_any_state_is_unknown(past):
     past.delete(past.begins[1] + 1)
     outcome = invoke("log", "verify", "-o", "json")
@@ -205,3 +224,151 @@ def test_who_owned_a_key_in_the_past(past):
     outcome = invoke(*who, str(past.ends[0] - 1))
     assert (outcome.exit_code, outcome.stdout) == (1, "")
     assert "owners of its keys are unknown" in outcome.stderr
+
+
+# --- up to a moment
+
+
+def test_a_dump_ends_at_the_moment(past):
+    entries = past.entries()
+    offsets = [entry.offset for entry in entries]
+    at = past.ends[0]
+    assert places("--at", f"0:{at}") == [(0, o) for o in offsets if o <= at]
+    assert places("--partition", "0", "--at", str(at))[-1] == (0, at)
+    time_ms = entries[at].timestamp_ms
+    found = places("--at", instant(time_ms))
+    assert found[-1] == (0, past.at_time(time_ms).next_offset - 1)
+    outcome = invoke("log", "dump", "--at", str(at))
+    assert outcome.exit_code == 2
+    assert f"write 0:{at}" in outcome.stderr
+    outcome = invoke("log", "dump", "--at", "0:9999")
+    assert outcome.exit_code == 2
+    assert "is not written yet" in outcome.stderr
+
+
+def test_a_dump_of_a_range_has_no_other_entries(past):
+    command = ("log", "dump", "--partition", "0", "--from", "3", "--to", "5")
+    lines = invoke(*command).stdout.splitlines()
+    assert [json.loads(line)["offset"] for line in lines] == [3, 4, 5]
+    at = ("--at", "0:4")
+    lines = invoke(*command, *at).stdout.splitlines()
+    assert [json.loads(line)["offset"] for line in lines] == [3, 4]
+
+
+def test_verify_ends_at_the_moment(past):
+    at = past.ends[0]
+    command = ("log", "verify", "--at", f"0:{at}", "-o", "json")
+    found = json.loads(invoke(*command).stdout)
+    assert found["as_of"]["at"] == f"0:{at}"
+    (row,) = found["partitions"]
+    assert (row["next_offset"], row["digest"]) == (at + 1, digest(past.whole(at)))
+    past.delete(past.begins[0])
+    (row,) = json.loads(invoke(*command).stdout)["partitions"]
+    assert row["digest"] == digest(world_at(past, at))
+
+
+def world_at(past, at):
+    return World.at(offset={0: at}).partitions[0]
+
+
+def test_a_snapshot_is_of_the_moment(past, tmp_path):
+    at, file = past.ends[0], str(tmp_path / "then")
+    outcome = invoke("log", "snapshot", file, "--at", f"0:{at}", "-o", "json")
+    (row,) = json.loads(outcome.stdout)["partitions"]
+    assert row["digest"] == digest(past.whole(at))
+    assert invoke("log", "diff", file, f"0:{at}").exit_code == 0
+    assert invoke("log", "diff", file, "live").exit_code == 1
+    both = invoke("log", "snapshot", file, "--dump", file, "--at", "-5m")
+    assert both.exit_code == 2
+    assert "marshal log dump --at" in both.stderr
+
+
+def test_a_difference_of_two_moments(past):
+    at = past.ends[0]
+    outcome = invoke("log", "diff", f"0:{at}", "live", "-o", "json")
+    assert outcome.exit_code == 1
+    found = json.loads(outcome.stdout)
+    assert (found["one"], found["other"]) == (f"0:{at}", "live")
+    (row,) = [row for row in found["differences"] if row["field"] == "next_offset"]
+    assert (row["one"], row["other"]) == (at + 1, past.end)
+    assert invoke("log", "diff", "-0s", "live").exit_code == 0
+    assert json.loads(invoke("log", "diff", "-1h30m", "live", "-o", "json").stdout)
+    for word in ("nothing", "5"):
+        assert invoke("log", "diff", word, "live").exit_code == 2
+
+
+def test_a_snapshot_of_an_unknown_moment_is_refused(past, tmp_path):
+    past.delete(past.begins[0])
+    command = ("log", "snapshot", str(tmp_path / "x"), "--at", "0:0")
+    outcome = invoke(*command)
+    assert (outcome.exit_code, outcome.stdout) == (1, "")
+    assert "The earliest moment that can be shown is" in outcome.stderr
+
+
+LISTS = [
+    ("claims", "list"),
+    ("groups", "list"),
+    ("groups", "describe", "g"),
+    ("clients", "list"),
+    ("topic", "info"),
+    ("log", "verify"),
+]
+
+
+@pytest.mark.parametrize("command", LISTS, ids=" ".join)
+def test_every_list_shows_its_moment(past, command):
+    at = instant(past.entries()[past.ends[0]].timestamp_ms)
+    output = invoke(*command, "--at", at).stdout
+    assert output.startswith(f"as of: {at}\n\n")
+    found = json.loads(invoke(*command, "--at", at, "-o", "json").stdout)
+    assert found["as_of"]["at"] == at
+    assert invoke(*command, "--at", "2200-01-01").exit_code == 2
+    assert invoke(*command, "--at", "7").exit_code == 2
+    if command[0] != "log":
+        past.delete(past.begins[0])
+        assert invoke(*command, "--at", "0:1").exit_code == 1
+
+
+def test_the_config_of_the_moment(past):
+    info = ("topic", "info", "-o", "json", "--at")
+    found = json.loads(invoke(*info, f"0:{past.ends[0]}").stdout)
+    assert (found["K"], found["is_formatted"]) == (1, True)
+    (row,) = found["partitions"]
+    assert row["digest"] == digest(past.whole(past.ends[0]))
+    bare = json.loads(invoke(*info, "1960-01-01").stdout)
+    assert (bare["is_formatted"], bare["partitions"][0]["next_offset"]) == (False, 0)
+
+
+def tailed(*arguments):
+    outcome = invoke("log", "tail", "-o", "jsonl", "--transitions", *arguments)
+    assert outcome.exit_code == 0, outcome.stderr
+    return [json.loads(line) for line in outcome.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_tail_shows_the_last_entries_before_the_moment(past, is_deleted):
+    whole = tailed("--at", f"0:{past.end - 1}", "-n", "1000")
+    if is_deleted:
+        past.delete(past.begins[0])
+    at = past.ends[1]
+    expected = [line for line in whole if line["offset"] <= at]
+    assert tailed("--at", f"0:{at}") == expected[-10:]
+    assert tailed("--at", str(at), "--partition", "0", "-n", "2") == expected[-2:]
+    only = [line for line in expected if line["payload"]["type"] == "CheckpointEnd"]
+    found = tailed("--at", f"0:{at}", "--type", "CheckpointEnd", "-n", "1")
+    assert found == only[-1:]
+    first = str(at - 1)
+    assert tailed("--at", f"0:{at}", "--from", first) == expected[-2:]
+
+
+def test_tail_of_the_past_cannot_follow(past):
+    outcome = invoke("log", "tail", "--at", "-5m", "--follow")
+    assert outcome.exit_code == 2
+    assert "--follow" in outcome.stderr
+
+
+def test_tail_of_an_unknown_moment_is_refused(past):
+    past.delete(past.begins[0])
+    outcome = invoke("log", "tail", "--at", f"0:{past.begins[0] + 1}")
+    assert (outcome.exit_code, outcome.stdout) == (1, "")
+    assert "marshal doctor" in outcome.stderr

@@ -1,5 +1,6 @@
 """`marshal log snapshot`, `diff`, and `verify --snapshot`."""
 
+import copy
 import io
 import json
 
@@ -7,6 +8,7 @@ import attrs
 import pytest
 from logkit import (
     KEY,
+    OP,
     START_MS,
     H,
     Log,
@@ -14,6 +16,7 @@ from logkit import (
     beat,
     claim,
     config,
+    decide,
     messages,
     pause,
     release,
@@ -119,6 +122,59 @@ def test_changed_states_differ_by_key(file, logs):
     assert rows["header", "next_offset"]["other"] == epoch + 2
     assert {row["partition"] for row in found["differences"]} == {1}
     assert "position" in invoke("diff", "live", str(file)).stdout
+
+
+# --- dump of a snapshot
+
+
+def test_the_dump_of_a_snapshot_is_what_a_replay_of_the_log_prints(file, logs):
+    logs[1].append(b"later")
+    outcome = invoke("dump", str(file))
+    assert outcome.exit_code == 0, outcome.stderr
+    logs[1].entries.pop()
+    log = invoke("dump").stdout
+    assert outcome.stdout == invoke("replay", "-", source=log).stdout
+
+
+def test_one_partition_of_a_snapshot_is_dumped(file):
+    outcome = invoke("dump", str(file), "--partition", "1")
+    assert list(json.loads(outcome.stdout)["partitions"]) == ["1"]
+
+
+def test_the_dump_of_a_snapshot_needs_no_broker(file, monkeypatch):
+    monkeypatch.setattr(Call, "scan", lambda self: pytest.fail("read the log"))
+    assert invoke("dump", str(file)).exit_code == 0
+
+
+def test_a_partition_that_a_snapshot_lacks_is_usage(file):
+    outcome = invoke("dump", str(file), "--partition", "7")
+    assert outcome.exit_code == 2
+    assert "has the partitions [0, 1]" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    "option", [("--from", "0"), ("--to", "9"), ("--skip-record-metadata",)]
+)
+def test_options_that_select_entries_do_not_apply_to_a_snapshot(file, option):
+    outcome = invoke("dump", str(file), *option)
+    assert outcome.exit_code == 2
+    assert "a snapshot has none" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        pytest.param(lambda value: value[:-20], "truncated", id="cut off"),
+        pytest.param(lambda value: value[:-1] + b"?", "checksum", id="changed"),
+        pytest.param(lambda value: b"{}\n", "does not begin as one", id="a dump"),
+        pytest.param(lambda value: value + b"more", "does not begin", id="more"),
+    ],
+)
+def test_a_damaged_snapshot_is_not_dumped(file, damage, why):
+    file.write_bytes(damage(file.read_bytes()))
+    outcome = invoke("dump", str(file))
+    assert (outcome.exit_code, outcome.stdout) == (2, "")
+    assert why in outcome.stderr
 
 
 @pytest.mark.parametrize(
@@ -274,8 +330,9 @@ def test_golden_output():
         '"reason": "undecodable", "key": null, "epoch": null, "detail": null}\n'
         '{"schema": 1, "partitions": {"3": {"next_offset": 5, "leader_epoch": 2, '
         '"log_time_ms": 50, "digest": "4e32409fc3245a6111a7bf5dc4d99cbd", '
-        '"config": null, "claims": [], "pauses": [], '
-        '"counters": {"undecodable": 1}}}}\n'
+        '"config": null, "claims": [], "pauses": [], "scheduled": [], "fences": [], '
+        '"directives": [], '
+        '"settings": [], "counters": {"undecodable": 1}}}}\n'
     )
 
 
@@ -510,6 +567,15 @@ def test_a_pause():
     other = log()
     other.append(pause(other.state.append_time_ms + 10_000))
     assert ("group", "g", "pause") in shown({0: log().state}, {0: other.state})
+
+
+def test_a_verdict():
+    other = log()
+    other.append(config(2, era=2, level=2))
+    other.append(pause(other.state.append_time_ms + 10 * H))
+    before = copy.deepcopy(other.state)
+    assert other.append(decide(op=OP))[0].effect == "decided"
+    assert ("group", "g", "verdict") in shown({0: before}, {0: other.state})
 
 
 def test_a_config():

@@ -5,11 +5,24 @@ import re
 
 import pytest
 from keptkit import Shelf, kept
-from logkit import H, Log, all_records, batch, beat, claim, fold, member, release
+from logkit import (
+    H,
+    Log,
+    all_records,
+    batch,
+    beat,
+    claim,
+    fold,
+    member,
+    pause,
+    release,
+)
+from msgspec.structs import replace
 from typer.testing import CliRunner
 from watchkit import Story
 
 from kafka_marshal import Key
+from kafka_marshal.protocol.codec import person_to_tags
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.text import object_to_entry
 from kafka_marshal.watch import EarlyStates, Folded, WorldWatch
@@ -216,3 +229,14 @@ def test_every_kind_has_a_printable_line(record):
 
 def test_behind_a_halt_nothing_is_folded():
     assert verdict(()) == "not folded"
+
+
+def test_the_person_of_an_admin_is_shown_escaped(story, tail):
+    rest = pause(story.clock.wall_ms() + 1_000)
+    story.write(replace(rest, tags=person_to_tags("ada\x1b")))
+    story.write(replace(pause(0, seq=1), tags=b"\xc1"))
+    outcome = tail("--type", "ReleaseGroup")
+    assert [" by=ada\\x1b -> paused" in line for line in records_of(outcome)] == [
+        True,
+        False,
+    ]

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from kafka_marshal.errors import CoordinationError
 from kafka_marshal.remote.api import EventBody
 from kafka_marshal.sidecar import server
+from kafka_marshal.sidecar.routes import ROUTES
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands.sidecar import OPTIONS
 from kafka_marshal_cli.exits import ExitCode
@@ -158,6 +159,7 @@ def test_config_show_lists_the_settings(tmp_path):
     assert rows["drain-timeout"] == ("20s", "default")
     assert rows["checkpoint-interval"] == ("5m", "default")
     assert rows["log-format"] == ("text", "default")
+    assert rows["allow-admin"] == ("false", "default")
 
 
 @pytest.mark.parametrize(
@@ -239,3 +241,35 @@ def test_the_document_has_the_settings_of_the_command():
 def test_the_document_has_the_events_of_the_api():
     listed = {name for name, *_ in rows("events of the sidecar")}
     assert listed == {each.__struct_config__.tag for each in get_args(EventBody)}
+
+
+def test_the_document_has_the_actions_of_the_api():
+    row = r"^\| `\w+ (/v1/groups/{group}/\w+)` \|(.*)\|$"
+    listed = dict(re.findall(row, DOCUMENT, re.MULTILINE))
+    actions = {route.path: route for route in ROUTES if route.is_admin}
+    assert listed.keys() == actions.keys()
+    for path, cell in listed.items():
+        takes = actions[path].takes
+        fields = set() if takes is None else set(takes.__struct_fields__)
+        fields |= {query.name for query in actions[path].queries}
+        named = set(re.findall("`([^`]+)`", cell))
+        assert named == fields - {"reason", "person", "timeout_ms"}, path
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("allow-admin = true", True), ("", False)]
+)
+def test_actions_on_groups_are_allowed_by_a_setting(
+    asked, world, tmp_path, text, expected
+):
+    config = tmp_path / "marshal.toml"
+    config.write_text(f"[default]\n{text}\n")
+
+    def finish():
+        with world.client() as client:
+            return client.post("/v1/groups/a%20b/finish").status_code
+
+    # An invalid name, so that nothing connects to Kafka.
+    outcome, status = asked(finish, "--config", str(config))
+    assert outcome.exit_code == 0, outcome.stderr
+    assert status == (400 if expected else 403)

@@ -1,6 +1,7 @@
 """Log facts become tenures."""
 
 from kafka_marshal import Key
+from kafka_marshal.protocol.types import OffsetRange
 from kafka_marshal.testing.watching import Fact
 from kafka_marshal_cli.demo.evidence import Evidence, epoch_of, tenures_of
 from kafka_marshal_cli.demo.journal import Line
@@ -26,7 +27,7 @@ def test_a_claim_that_is_released_and_one_that_is_taken():
     facts = [
         fact("claimed", "a", 1, 1),
         fact("renewed", "a", 1, 2, position=0),
-        fact("granted", "a", 1, 3, position=5, granted=(0, 4)),
+        fact("granted", "a", 1, 3, position=5, granted=OffsetRange(0, 5)),
         fact("released", "a", 1, 4, position=5),
         fact("claimed", "b", 5, 5, position=5),
         fact("renewed", "b", 5, 6, position=7),
@@ -34,7 +35,11 @@ def test_a_claim_that_is_released_and_one_that_is_taken():
         fact("claimed", "c", 8, 8, position=8),
     ]
     first, second, third = tenures_of(facts)
-    assert (first.ending, first.grants, first.start) == ("released", [(0, 4)], 0)
+    assert (first.ending, first.grants, first.start) == (
+        "released",
+        [OffsetRange(0, 5)],
+        0,
+    )
     assert (second.ending, second.start) == ("taken", 5)
     # Under a pause a beat moves the position and does not renew.
     assert (second.claimed_ms, second.renewed_ms) == (50, 60)

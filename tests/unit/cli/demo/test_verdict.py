@@ -3,6 +3,7 @@
 import attrs
 import pytest
 
+from kafka_marshal.protocol.types import OffsetRange
 from kafka_marshal_cli.demo.evidence import Evidence, Pause, Tenure
 from kafka_marshal_cli.demo.journal import Line
 from kafka_marshal_cli.demo.verdict import judge
@@ -81,10 +82,15 @@ def amo(**changes):
             client_id="a",
             start=0,
             **DEAD,
-            grants=[(0, 4), (5, 9)],
+            grants=[OffsetRange(0, 5), OffsetRange(5, 10)],
         ),
         Tenure(
-            partition=0, epoch=9, client_id="b", start=10, **HEIR, grants=[(10, 14)]
+            partition=0,
+            epoch=9,
+            client_id="b",
+            start=10,
+            **HEIR,
+            grants=[OffsetRange(10, 15)],
         ),
         Tenure(
             partition=0,
@@ -93,7 +99,7 @@ def amo(**changes):
             start=15,
             claimed_ms=7_400,
             renewed_ms=7_400,
-            grants=[(15, 19)],
+            grants=[OffsetRange(15, 20)],
         ),
     )
     journals = {

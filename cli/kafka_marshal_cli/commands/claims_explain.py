@@ -1,0 +1,225 @@
+"""``marshal claims explain`` and ``marshal claims history``: the past of one key."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from kafka_marshal import ConfigurationError, CoordinationError, Key, KeyHistory
+from kafka_marshal.protocol.hashing import RESERVED_TOPICS
+from kafka_marshal_cli import history_presenters, parsing
+from kafka_marshal_cli.parsing import Moment
+from kafka_marshal_cli.presenters import Row
+from kafka_marshal_cli.render import Answer, Section
+from kafka_marshal_cli.shared import AT, Call, command, notify, wall_ms
+
+app = typer.Typer()
+
+LIMIT_DEFAULT = 100
+
+Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
+Topic = Annotated[
+    str,
+    typer.Argument(metavar="TOPIC[:PARTITION]", help="The data topic."),
+]
+Partition = Annotated[
+    int | None,
+    typer.Argument(metavar="[PARTITION]", min=0, help="The data partition."),
+]
+Limit = Annotated[
+    int,
+    typer.Option(metavar="N", min=0, help="At most the last N rows; 0 for all."),
+]
+Since = Annotated[
+    str | None,
+    typer.Option(
+        metavar="OFFSET|TIME",
+        help="Only rows from an offset on, from an ISO time, or a time ago like -1h. "
+        "The log is read from the newest checkpoint before.",
+    ),
+]
+
+
+def key_of(group: str, topic: str, *, partition: int | None) -> Key:
+    """Return the key that GROUP TOPIC PARTITION or GROUP TOPIC:PARTITION names.
+
+    Raises:
+        ConfigurationError: They name no partition, or two.
+    """
+    name, colon, number = topic.rpartition(":")
+    if not colon and partition is not None:
+        return Key(group, topic, partition)
+    if not colon or partition is not None or not number.isdecimal():
+        raise ConfigurationError(
+            f"{topic!r} names no partition; write it like payments 3, or payments:3",
+            setting="PARTITION",
+        )
+    return Key(group, name, int(number))
+
+
+def require_exists(call: Call, key: Key) -> None:
+    """Refuse an unclaimed key whose data partition does not exist.
+
+    The check passes if the cluster does not answer or does not show the topic.
+
+    Raises:
+        ConfigurationError: There is no such partition.
+    """
+    if key.topic in RESERVED_TOPICS:
+        return
+    try:
+        with call.admin() as admin:
+            count = admin.partition_count(key.topic)
+    except CoordinationError:
+        return
+    if count is None:
+        raise ConfigurationError(
+            f"topic {key.topic!r} does not exist, and is not claimed; see: marshal "
+            f"claims list --group {key.group_id}",
+            setting="TOPIC",
+        )
+    if key.partition >= count:
+        raise ConfigurationError(
+            f"topic {key.topic!r} has {count} partitions, 0 to {count - 1}, and no "
+            f"partition {key.partition}",
+            setting="PARTITION",
+        )
+
+
+def _read(call: Call, key: Key, *, at: Moment | None, since: str | None) -> KeyHistory:
+    offsets = {} if at is None or at.offsets is None else dict(at.offsets)
+    offset = None if at is None else at.offset
+    if offsets:
+        offset = next(iter(offsets.values()))
+    first, first_ms = _since(since)
+    found = KeyHistory.open(
+        call.bootstrap_servers,
+        key=key,
+        offset=offset,
+        time_ms=None if at is None else at.time_ms,
+        since_offset=first,
+        since_ms=first_ms,
+        coordination_topic=call.coordination_topic,
+        options=call.options,
+        transport=call.transport,
+        timeout_ms=call.timeout_ms,
+    )
+    place = found.world.partition
+    if offsets and list(offsets) != [place]:
+        raise ConfigurationError(
+            f"--at is {at.text if at else 'now'}, and the key belongs to coordinating "
+            f"partition {place}; write {place}:OFFSET, or a time",
+            setting="--at",
+        )
+    if not found.claims_count and not found.refused_count:
+        require_exists(call, key)
+    return found
+
+
+def _since(text: str | None) -> tuple[int | None, int | None]:
+    """Return the offset or the time of ``--since``; None for the other, or both."""
+    if text is None:
+        return None, None
+    return parsing.moment("--since", text, now_ms=wall_ms())
+
+
+def _selected(
+    rows: Sequence[Row], *, since: str | None, limit: int, ends: tuple[str, str]
+) -> list[Row]:
+    """Return the last rows since a moment.
+
+    Args:
+        rows: All rows, oldest first.
+        since: Value of --since.
+        limit: Value of --limit.
+        ends: Fields of a row's last offset and time; open rows have none.
+    """
+    found, (offset, time_ms) = list(rows), _since(since)
+    if since is not None:
+        name, first = (ends[1], time_ms) if offset is None else (ends[0], offset)
+        found = [row for row in found if row[name] is None or row[name] >= first]
+    return found[-limit:] if limit else found
+
+
+def _show(
+    call: Call,
+    found: KeyHistory,
+    section: Section,
+    *,
+    at: Moment | None,
+    count: int,
+) -> None:
+    """Answer with the key and these rows of it, out of so many."""
+    facts = history_presenters.key_facts(found) | {f"{section.name}_count": count}
+    call.answer(
+        Answer(
+            history_presenters.key_as_of(found, at),
+            facts,
+            (section,),
+            history_presenters.shown_facts(facts),
+        )
+    )
+    shown = len(section.rows)
+    if shown < count:
+        notify(f"{shown} of {count} {section.name} are shown; see --limit and --since")
+
+
+@app.command("explain", epilog="Example: marshal claims explain billing payments:3")
+@command(option_groups=AT)
+def explain(
+    call: Call,
+    *,
+    at: Moment | None,
+    group: Group,
+    topic: Topic,
+    partition: Partition = None,
+    since: Since = None,
+    limit: Limit = LIMIT_DEFAULT,
+) -> None:
+    """Explain why a partition is owned or free, with the records that made it so.
+
+    The first line is the answer; the events follow, oldest first: who claimed and
+    released it, who was refused and why, pauses, set positions and other changes by
+    admins. LOG is the coordinating partition and offset of a record. Refused records
+    of one client are one row until the next change. If retention has deleted the start
+    of the log, the events begin at the first remaining checkpoint. --at also takes a
+    plain offset: that of the key's coordinating partition.
+
+    With --since the events begin at the newest checkpoint before that moment, and what
+    was earlier is not known: the answer shows that checkpoint.
+    """
+    found = _read(call, key_of(group, topic, partition=partition), at=at, since=since)
+    rows = [history_presenters.event_row(event) for event in found.events]
+    shown = _selected(
+        rows, since=since, limit=limit, ends=("last_offset", "last_at_ms")
+    )
+    section = Section("events", shown, history_presenters.EVENT_COLUMNS)
+    _show(call, found, section, at=at, count=found.events_count)
+
+
+@app.command("history", epilog="Example: marshal claims history billing payments:3")
+@command(option_groups=AT)
+def history(
+    call: Call,
+    *,
+    at: Moment | None,
+    group: Group,
+    topic: Topic,
+    partition: Partition = None,
+    since: Since = None,
+    limit: Limit = LIMIT_DEFAULT,
+) -> None:
+    """List every owner of a partition, from when until when, and why each claim ended.
+
+    AT and POSITION after FROM are those of the claim, after UNTIL those of its end;
+    REASON is that of the release, or of the next owner's claim. If retention has
+    deleted the start of the log, the list begins at the first remaining checkpoint,
+    and with --since at the newest one before that moment. --at also takes a plain
+    offset: that of the key's coordinating partition.
+    """
+    found = _read(call, key_of(group, topic, partition=partition), at=at, since=since)
+    rows = [history_presenters.claim_row(interval) for interval in found.claims]
+    ends = "until_offset", "until_ms"
+    shown = _selected(rows, since=since, limit=limit, ends=ends)
+    section = Section("claims", shown, history_presenters.CLAIM_COLUMNS)
+    _show(call, found, section, at=at, count=found.claims_count)

@@ -1,0 +1,105 @@
+"""``marshal groups history``: what admins did, from the log."""
+
+from typing import Annotated
+
+import typer
+
+from kafka_marshal import ClaimRejected, ConfigurationError, GroupHistory
+from kafka_marshal.history.actions import DIRECTIVES
+from kafka_marshal.history.wording import action_to_object
+from kafka_marshal_cli import history_presenters, parsing, presenters
+from kafka_marshal_cli.commands.claims_explain import LIMIT_DEFAULT, Limit
+from kafka_marshal_cli.parsing import Moment
+from kafka_marshal_cli.render import Answer, Section
+from kafka_marshal_cli.shared import AT, Call, command, notify, wall_ms
+
+app = typer.Typer()
+
+
+def _notify_missing(found: GroupHistory) -> None:
+    for number, offset in found.began_at.items():
+        notify(
+            f"marshal: partition {number} begins at the checkpoint before offset "
+            f"{offset}: what admins did earlier is not listed"
+        )
+
+
+def _went_on(row: presenters.Row, since_ms: int) -> bool:
+    """Return whether an action went on after a time, epoch ms."""
+    last_ms: int = row["last_ms"]
+    if row["kind"] in DIRECTIVES and row["ended"] is None:
+        last_ms = max(last_ms, row["until_ms"] or 0)
+    is_lasting = row["lasting_partitions"] or row["scheduled_partitions"]
+    return last_ms >= since_ms or bool(is_lasting)
+
+
+@app.command("history", epilog="Example: marshal groups history billing --since=-7d")
+@command(option_groups=AT)
+def history(
+    call: Call,
+    *,
+    at: Moment | None,
+    group: Annotated[
+        str | None, typer.Argument(metavar="[GROUP]", help="The group; all without it.")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Only actions that went on after this time, or like -1h.",
+        ),
+    ] = None,
+    limit: Limit = LIMIT_DEFAULT,
+) -> None:
+    """List what admins did: who, when, why, and what became of it.
+
+    Every record of an admin is part of one row: pauses with their renewals, resumes,
+    drains and cordons, set positions and undos, forgotten partitions; also formats and
+    upgrades of the topic and resets of its state, which concern every group. BY is the
+    person if the record names one, else the client. LOG is the coordinating partition
+    and offset of the first record; -o json has all of them. If retention has deleted
+    the start of the log, the list begins at the first remaining checkpoint.
+
+    With --since the log is read from the newest checkpoint before that time at which
+    nothing of an admin was in progress.
+    """
+    if at is not None and at.time_ms is None:
+        raise ConfigurationError(
+            f"--at is {at.text}, and admins write to several coordinating partitions; "
+            "write a time like 2026-01-31T12:00:00Z, or like -5m",
+            setting="--at",
+        )
+    first_ms = None if since is None else parsing.since_ms(since, now_ms=wall_ms())
+    found = GroupHistory.open(
+        call.bootstrap_servers,
+        group_id=group,
+        time_ms=None if at is None else at.time_ms,
+        since_ms=first_ms,
+        coordination_topic=call.coordination_topic,
+        options=call.options,
+        transport=call.transport,
+        timeout_ms=call.timeout_ms,
+    )
+    is_known = any(group in state.groups for state in found.world.partitions)
+    is_named = any(action.group_id == group for action in found.actions)
+    if group is not None and not is_known and not is_named:
+        where = "in the log" if since is None else f"in the log since {since}"
+        raise ClaimRejected(
+            f"group {group!r} is not {where}; see: marshal groups list",
+            reason="unknown_group",
+        )
+    _notify_missing(found)
+    rows = [action_to_object(action) for action in found.actions]
+    if first_ms is not None:
+        rows = [row for row in rows if _went_on(row, first_ms)]
+    shown = rows[-limit:] if limit else rows
+    count = len(found.actions) + found.dropped_count
+    facts = {
+        "group_id": group,
+        "actions_count": count,
+        "records_count": found.records_count,
+    }
+    section = Section("actions", shown, history_presenters.ACTION_COLUMNS)
+    call.answer(Answer(presenters.as_of(found.world, at), facts, (section,)))
+    if len(shown) < count:
+        notify(f"{len(shown)} of {count} actions are shown; see --limit and --since")

@@ -1,0 +1,478 @@
+"""``marshal groups reset``, ``undo`` and ``finish``: set the positions of a group."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kafka_marshal import (
+    Admin,
+    ConfigurationError,
+    PositionSpec,
+)
+from kafka_marshal.finishing import Progress
+from kafka_marshal.group_reset import (
+    PartitionReset,
+    ResetPlan,
+    ResetResult,
+    read_plan,
+    read_positions,
+    stored_plan,
+    write_plan,
+)
+from kafka_marshal.identity import state_home
+from kafka_marshal_cli import parsing, presenters
+from kafka_marshal_cli.parsing import Moment
+from kafka_marshal_cli.render import Answer, Section
+from kafka_marshal_cli.shared import (
+    Call,
+    OptionGroup,
+    Output,
+    command,
+    emit,
+    notify,
+    wall_ms,
+)
+
+app = typer.Typer()
+
+PANEL = "New positions (one of them)"
+PROGRESS_S = 1.0
+STEPS = {
+    "pause": "pausing the group in {} coordinating partitions",
+    "drain": "waiting until {} partitions are released",
+    "lock": "locking the partitions, {} records",
+    "commit": "committing",
+    "resolve": "setting the positions in {} coordinating partitions",
+}
+
+Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
+Execute = Annotated[
+    bool,
+    typer.Option(
+        "--execute/--dry-run", help="Set the positions, or only show the plan."
+    ),
+]
+AllowReprocess = Annotated[
+    bool,
+    typer.Option(
+        "--allow-reprocess",
+        help="Allow partitions at most once to go back: records are handed out again.",
+    ),
+]
+Reason = Annotated[
+    str | None,
+    typer.Option(metavar="TEXT", help="Reason, stored in the log for people."),
+]
+Topics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--topic",
+        metavar="TOPIC[:P,P...]",
+        help="A topic, or some partitions of it. Repeatable.",
+    ),
+]
+Continued = Annotated[
+    Path | None,
+    typer.Option(
+        "--continue",
+        metavar="FILE",
+        help="Execute a stored plan, from wherever it is: nothing is done twice.",
+    ),
+]
+PlanFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Store the plan in this new file, so that --continue can resume it. By "
+        "default it is in the state directory until the operation ends.",
+    ),
+]
+
+
+def _rule(flag: str, text: str, *, metavar: str | None = None) -> Any:  # noqa: ANN401
+    return typer.Option(flag, metavar=metavar, help=text, rich_help_panel=PANEL)
+
+
+_RULES: Mapping[str, tuple[Any, Any]] = {
+    "to_earliest": (
+        Annotated[bool, _rule("--to-earliest", "The log start.")],
+        False,
+    ),
+    "to_latest": (Annotated[bool, _rule("--to-latest", "The log end.")], False),
+    "to_current": (
+        Annotated[
+            bool,
+            _rule("--to-current", "The present positions; the log end without one."),
+        ],
+        False,
+    ),
+    "to_offset": (
+        Annotated[
+            int | None,
+            _rule("--to-offset", "This offset.", metavar="OFFSET"),
+        ],
+        None,
+    ),
+    "shift_by": (
+        Annotated[
+            int | None,
+            _rule("--shift-by", "So many records forward, or back.", metavar="COUNT"),
+        ],
+        None,
+    ),
+    "to_datetime": (
+        Annotated[
+            str | None,
+            _rule(
+                "--to-datetime",
+                "The first record at or after a time, like 2026-01-31T12:00:00Z; UTC "
+                "without a zone.",
+                metavar="TIME",
+            ),
+        ],
+        None,
+    ),
+    "by_duration": (
+        Annotated[
+            str | None,
+            _rule(
+                "--by-duration",
+                "The same, so long ago, like PT10M, P1DT2H or 10m.",
+                metavar="DURATION",
+            ),
+        ],
+        None,
+    ),
+    "to_fence": (
+        Annotated[
+            str | None,
+            _rule(
+                "--to-fence",
+                "Where the group was at a moment of the log: an ISO time, a time ago "
+                "like -5m, or the last offset of each coordinating partition, like "
+                "3:100,5:80.",
+                metavar="TIME|T:OFFSET,...",
+            ),
+        ],
+        None,
+    ),
+    "from_file": (
+        Annotated[
+            Path | None,
+            _rule(
+                "--from-file",
+                "Lines of topic,partition,offset, as --export writes them, or a plan.",
+                metavar="FILE",
+            ),
+        ],
+        None,
+    ),
+}
+
+
+def spec_of(given: Mapping[str, Any]) -> PositionSpec | Moment | None:
+    """Return the rule of the options, the moment of ``--to-fence``, None without any.
+
+    Raises:
+        ConfigurationError: There are several, or one is invalid.
+    """
+    chosen = {
+        name: value
+        for name, value in given.items()
+        if value is not None and value is not False
+    }
+    if len(chosen) > 1:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in chosen)
+        raise ConfigurationError(f"{flags}: give one of them", setting="positions")
+    for name, value in chosen.items():
+        if name == "from_file":
+            return PositionSpec.from_offsets(read_positions(value))
+        if name == "to_fence":
+            return parsing.past_moment("--to-fence", value, now_ms=wall_ms())
+        if name == "to_datetime":
+            return PositionSpec.of(name, parsing.datetime_ms("--to-datetime", value))
+        if name == "by_duration":
+            ago_ms = parsing.iso_duration_ms("--by-duration", value)
+            return PositionSpec.of(name, max(0, wall_ms() - ago_ms))
+        return PositionSpec.of(name, value)
+    return None
+
+
+SPEC = OptionGroup(_RULES, spec_of)
+
+
+@app.command(
+    "reset",
+    epilog="Example: marshal groups reset billing --all-topics --by-duration PT1H",
+)
+@command(writes=True, option_groups={"spec": SPEC})
+def reset(
+    call: Call,
+    group: Group,
+    *,
+    spec: PositionSpec | Moment | None,
+    topics: Topics = None,
+    all_topics: Annotated[
+        bool, typer.Option("--all-topics", help="All topics of the group.")
+    ] = False,
+    execute: Execute = False,
+    clamp: Annotated[
+        bool,
+        typer.Option(
+            "--clamp",
+            help="Replace a position outside of its log by the nearest one inside; "
+            "otherwise it is refused.",
+        ),
+    ] = False,
+    allow_reprocess: AllowReprocess = False,
+    reason: Reason = None,
+    plan_file: PlanFile = None,
+    continued: Continued = None,
+    export: Annotated[
+        bool,
+        typer.Option(
+            "--export", help="Print lines of topic,partition,offset for --from-file."
+        ),
+    ] = False,
+) -> None:
+    """Set a running group to new positions, all partitions or none.
+
+    Without --execute the plan is shown and nothing is written to the log. With it, the
+    group is paused, releases its partitions, and continues by itself from the new
+    positions; nobody is restarted. `marshal groups undo` sets it back. If this command
+    dies, --continue resumes its plan, and `marshal groups finish` ends it; otherwise a
+    member ends it. A position outside of its log is refused; Kafka's tool clamps it.
+    """
+    if isinstance(spec, Moment):
+        then = call.formatted_world(spec)
+        spec = PositionSpec.to_fence(then.partitions, group)
+    with call.admin() as admin:
+        if continued is not None:
+            _refuse(spec is not None or topics or all_topics, "--continue has a plan")
+            plan = admin.describe_plan(read_plan(continued))
+            _refuse(plan.group_id != group, f"{continued} is of {plan.group_id!r}")
+        else:
+            plan = admin.plan_reset(
+                group,
+                _require_spec(spec),
+                topics=_topics(topics, spec=spec, is_all=all_topics),
+                clamp=clamp,
+                allow_reprocess=allow_reprocess,
+            )
+        _show(
+            call,
+            admin,
+            plan,
+            execute=execute,
+            reason=reason,
+            plan_file=continued or plan_file,
+            export=export,
+        )
+
+
+@app.command("undo", epilog="Example: marshal groups undo ID --execute")
+@command(writes=True)
+def undo(
+    call: Call,
+    operation: Annotated[
+        str, typer.Argument(metavar="ID", help="The operation, as `reset` printed it.")
+    ],
+    *,
+    execute: Execute = False,
+    partial: Annotated[
+        bool,
+        typer.Option(
+            "--partial",
+            help="Undo what is left, where later operations, recreated topics or "
+            "forgetting have taken some of its partitions.",
+        ),
+    ] = False,
+    allow_reprocess: AllowReprocess = False,
+    reason: Reason = None,
+    plan_file: PlanFile = None,
+) -> None:
+    """Set a group back to where it was before a reset.
+
+    The undo is a reset of its own and can be undone. Partitions that had no position
+    before stay as they are, and are listed.
+    """
+    with call.admin() as admin:
+        plan = admin.plan_undo(
+            operation, partial=partial, allow_reprocess=allow_reprocess
+        )
+        _show(
+            call,
+            admin,
+            plan,
+            execute=execute,
+            reason=reason,
+            plan_file=plan_file,
+            export=False,
+        )
+
+
+@app.command("finish", epilog="Example: marshal groups finish billing")
+@command(writes=True)
+def finish(call: Call, group: Group, *, reason: Reason = None) -> None:
+    """End a reset whose command died, as the log decided it.
+
+    A committed one is applied everywhere, any other is aborted, also if its command is
+    still running: nothing is set then. Members do this by themselves once the pause of
+    the operation is over.
+    """
+    with call.admin() as admin:
+        results = admin.finish(group, reason=reason, on_progress=Printer())
+    rows = [
+        {
+            "op_id": each.op_id,
+            "outcome": each.outcome,
+            "moved_count": len(each.moved),
+        }
+        for each in results
+    ]
+    section = Section("operations", rows, presenters.FINISHED_COLUMNS)
+    world = call.world()
+    call.answer(Answer(presenters.as_of(world), {"group_id": group}, (section,)))
+    if not rows:
+        notify(f"group {group!r} has no reset to finish")
+
+
+def _refuse(is_wrong: object, text: str) -> None:
+    if is_wrong:
+        raise ConfigurationError(
+            f"{text}; see: marshal groups reset --help", setting="--continue"
+        )
+
+
+def _require_spec(spec: PositionSpec | None) -> PositionSpec:
+    if spec is None:
+        raise ConfigurationError(
+            "name the new positions, like --to-earliest; see: marshal groups reset "
+            "--help",
+            setting="positions",
+        )
+    return spec
+
+
+def _topics(
+    topics: list[str] | None, *, spec: PositionSpec | None, is_all: bool
+) -> list[str] | None:
+    has_own = spec is not None and bool(spec.offsets)
+    if has_own and (topics or is_all):
+        raise ConfigurationError(
+            "--from-file names its partitions; leave out --topic and --all-topics",
+            setting="--topic",
+        )
+    if bool(topics) == is_all and not has_own:
+        raise ConfigurationError(
+            "give --topic TOPIC, or --all-topics for every topic of the group",
+            setting="--topic",
+        )
+    return topics or None
+
+
+# --- showing and executing
+
+
+class Printer:
+    """Writes progress to stderr, a line for each step, and one a second within it."""
+
+    def __init__(self) -> None:
+        self._step = ""
+        self._at_s = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        """Show progress, unless this step was shown just now."""
+        now_s = time.monotonic()
+        is_new = progress.step != self._step
+        if not progress.left_count or not (is_new or now_s - self._at_s >= PROGRESS_S):
+            return
+        self._step, self._at_s = progress.step, now_s
+        notify(STEPS[progress.step].format(progress.left_count))
+
+
+def _show(
+    call: Call,
+    admin: Admin,
+    plan: ResetPlan,
+    *,
+    execute: bool,
+    reason: str | None,
+    plan_file: Path | None,
+    export: bool,
+) -> None:
+    result = None
+    for topic, partition in plan.positions.left_out:
+        notify(f"{topic}-{partition} had no position then, and stays as it is")
+    if execute:
+        file = plan_file or state_home() / "plans" / f"{plan.op_id}.json"
+        is_kept = plan_file is not None
+        with stored_plan(plan, file, on_open=_on_open, is_kept=is_kept):
+            result = admin.execute(
+                plan,
+                plan_file=file,
+                reason=reason,
+                drain_ms=call.timeout_ms if call.is_timeout_given else None,
+                on_progress=Printer(),
+            )
+    elif plan_file is not None:
+        write_plan(plan_file, plan.positions)
+    if export and call.output is Output.TABLE:
+        emit(plan.to_csv().rstrip("\n"))
+    else:
+        call.answer(answer(call, plan, result=result))
+    _advise(plan, result)
+
+
+def _on_open(_: BaseException, command: str) -> None:
+    notify(f"the operation may be open; continue it with: {command}")
+
+
+def answer(call: Call, plan: ResetPlan, *, result: ResetResult | None) -> Answer:
+    """Return the answer for a plan, and for its execution if there was one."""
+    facts = {
+        "group_id": plan.group_id,
+        "op_id": plan.op_id,
+        "undoes": plan.positions.undoes,
+        "is_executed": result is not None,
+        "outcome": None if result is None else result.outcome,
+        "mirror_error": None if result is None else result.mirror_error,
+        "left_out": [list(each) for each in plan.positions.left_out],
+    }
+    rows = [_row(each) for each in plan.executed(result)]
+    section = Section("partitions", rows, presenters.POSITION_COLUMNS)
+    world = call.world()
+    return Answer(presenters.as_of(world), facts, (section,))
+
+
+def _row(row: PartitionReset) -> dict[str, Any]:
+    return {
+        "topic": row.partition.topic,
+        "partition": row.partition.partition,
+        "before": row.before,
+        "after": row.after,
+        "log_start_offset": row.log_range.start,
+        "log_end_offset": row.log_range.end,
+        "lag_before": row.lag_before,
+        "lag_after": row.lag_after,
+        "repeats": row.repeats,
+        "note": row.note,
+    }
+
+
+def _advise(plan: ResetPlan, result: ResetResult | None) -> None:
+    if result is None:
+        notify("nothing was written to the log; --execute sets the positions")
+        if plan.repeats_count and not plan.positions.allows_reprocess:
+            notify(
+                f"{plan.repeats_count} partitions are consumed at most once and would "
+                "go back: --execute needs --allow-reprocess"
+            )
+        return
+    if result.mirror_error is not None:
+        notify(f"Kafka's committed offsets were not written: {result.mirror_error}")
+    result.require_committed()
+    notify(f"undo it with: marshal groups undo {result.op_id} --execute")

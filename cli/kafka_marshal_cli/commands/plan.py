@@ -1,0 +1,190 @@
+"""``marshal plan``: who should hold which partition, and what would happen if."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+
+from kafka_marshal import ClaimRejected, ConfigurationError
+from kafka_marshal.plan_simulation import (
+    Changes,
+    NewMember,
+    Simulation,
+    group_topics,
+    simulate,
+)
+from kafka_marshal_cli import parsing, presenters
+from kafka_marshal_cli.parsing import Moment
+from kafka_marshal_cli.render import Answer, Column, Row, Section, column, duration
+from kafka_marshal_cli.shared import AT, Call, command
+
+app = typer.Typer(no_args_is_help=True)
+
+
+Clients = Annotated[
+    list[str] | None, typer.Option("--kill", metavar="CLIENT", help="A client dies.")
+]
+
+
+@app.command(
+    "simulate", epilog="Example: marshal plan simulate billing --kill worker-3"
+)
+@command(option_groups=AT)
+def simulate_plan(
+    call: Call,
+    *,
+    at: Moment | None,
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="The group.")],
+    kill: Clients = None,
+    add: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[@HOST][:LIMIT]",
+            help="A member joins, with at most LIMIT partitions.",
+        ),
+    ] = None,
+    drain: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CLIENT", help="A client closes and releases all."),
+    ] = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST", help="All clients of a machine do."),
+    ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CLIENT=COUNT",
+            help="A client holds at most COUNT partitions; 0 is any number.",
+        ),
+    ] = None,
+    partitions: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOPIC=COUNT", help="A data topic gets this many partitions."
+        ),
+    ] = None,
+) -> None:
+    """Predict who would hold which partition after some changes; write nothing.
+
+    Options can be repeated and combined; all changes happen at once. Without any, the
+    moves that are still to come are shown. The members are taken to follow the policy
+    `fair`, each by itself, in waves. GAP is the longest time without an owner: two
+    heartbeat intervals after a kill, otherwise unknown. Uncovered partitions have a
+    reason: `no members`, `topics` (no member subscribes to it), or `limits`.
+    """
+    changes = Changes(
+        kill=tuple(kill or ()),
+        add=tuple(new_member(text) for text in add or ()),
+        drain=tuple(drain or ()),
+        drain_hosts=tuple(host or ()),
+        limits=_counts("--limit", limit or []),
+        partitions=_counts("--partitions", partitions or []),
+    )
+    world = call.formatted_world(at, has_members=at is not None)
+    if not presenters.is_known(world, group):
+        raise ClaimRejected(
+            f"group {group!r} is not in the log; see: marshal groups list",
+            reason="unknown_group",
+        )
+    counts = call.partition_counts(group_topics(world, group))
+    found = simulate(world, group, changes=changes, partition_counts=counts)
+    call.answer(_answer(found, group, presenters.as_of(world, at)))
+
+
+def new_member(text: str) -> NewMember:
+    """Return the member that ``--add NAME[@HOST][:LIMIT]`` names."""
+    rest, colon, number = text.rpartition(":")
+    if not colon:
+        rest, number = text, "0"
+    name, _, host = rest.partition("@")
+    if not name or not (number.isascii() and number.isdigit()):
+        raise ConfigurationError(
+            f"--add must be written NAME, NAME@HOST or NAME@HOST:LIMIT, not {text!r}",
+            setting="--add",
+        )
+    return NewMember(name=name, host=host, limit=int(number))
+
+
+def _counts(option: str, given: list[str]) -> dict[str, int]:
+    found = {}
+    for name, value in parsing.pairs(option, given).items():
+        if not (value.isascii() and value.isdigit()):
+            raise ConfigurationError(
+                f"{option} {name} is {value!r}, which is not a whole number",
+                setting=option,
+            )
+        found[name] = int(value)
+    return found
+
+
+def _answer(found: Simulation, group: str, as_of: Mapping[str, object]) -> Answer:
+    before = Counter(found.before.values())
+    after = Counter(found.owners.values())
+    names = sorted({*found.members, *after, *(n for n in before if n is not None)})
+    members: list[Row] = [
+        {
+            "client_id": name,
+            "host": found.members.get(name),
+            "held_count": before[name],
+            "predicted_count": after[name],
+        }
+        for name in names
+    ]
+    moves: list[Row] = [
+        {
+            **move.key._asdict(),
+            "source": move.source,
+            "to": move.to,
+            "wave": move.wave,
+            "gap_ms": move.gap_ms,
+        }
+        for move in found.moves
+    ]
+    uncovered = presenters.uncovered_rows(found.uncovered)
+    owners: list[Row] = [
+        {**key._asdict(), "owner": name} for key, name in sorted(found.owners.items())
+    ]
+    facts = {
+        "group_id": group,
+        "policy": "fair",
+        "moves_count": len(moves),
+        "waves": found.waves,
+        "is_settled": found.is_settled,
+        "uncovered_count": len(uncovered),
+    }
+    return Answer(
+        as_of,
+        facts,
+        (
+            Section("members", members, MEMBERS),
+            Section("moves", moves, MOVES),
+            Section("uncovered", uncovered, presenters.UNCOVERED_COLUMNS),
+            Section("owners", owners, OWNERS),
+        ),
+    )
+
+
+PLACE = (
+    column("TOPIC", "topic"),
+    Column("PARTITION", lambda row: str(row["partition"]), is_number=True),
+)
+MEMBERS = (
+    column("CLIENT", "client_id"),
+    column("HOST", "host"),
+    column("HELD", "held_count"),
+    column("PREDICTED", "predicted_count"),
+)
+MOVES = (
+    *PLACE,
+    column("FROM", "source"),
+    column("TO", "to"),
+    Column("WAVE", lambda row: str(row["wave"]), is_number=True),
+    Column("GAP", lambda row: _gap(row["gap_ms"]), is_number=True),
+)
+OWNERS = (*PLACE, column("OWNER", "owner"))
+
+
+def _gap(gap_ms: int | None) -> str:
+    return "unknown" if gap_ms is None else duration(gap_ms)

@@ -1,0 +1,185 @@
+"""Commands whose modules are imported when they are invoked.
+
+A group lists its commands, in its help and in completions, without importing them: most
+of the time of a short command would go into modules that it does not use.
+"""
+
+import inspect
+from collections.abc import Callable
+from enum import Enum
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+from typer.main import get_group
+
+PACKAGE = "kafka_marshal_cli.commands"
+
+
+class Conversion:
+    """Converts the value of a parameter, by typer only where that is needed.
+
+    typer loads pydantic for any value, which takes as long as all else that a short
+    command imports.
+
+    Args:
+        wanted: typer's description of the type.
+        by_typer: Returns typer's conversion.
+    """
+
+    def __init__(
+        self,
+        wanted: Any,  # noqa: ANN401 - typer's
+        by_typer: Callable[[], Any],
+    ) -> None:
+        self._annotation = wanted.annotation
+        self._has_parser = wanted.parameter_info.parser is not None
+        self._by_typer = by_typer
+
+    def coerce(self, value: Any, *, param: Any, ctx: Any) -> Any:  # noqa: ANN401
+        """Return the value of this type; called by typer.
+
+        Raises: as typer's conversion, for a value that does not fit.
+        """
+        kind = self._annotation
+        if value is None:
+            return () if param.multiple or param.nargs == -1 else None
+        if self._has_parser:
+            pass
+        elif kind is str and type(value) is str:
+            return value
+        elif isinstance(kind, type) and issubclass(kind, Enum):
+            found = [each for each in kind if value in (each, each.value)]
+            if found:
+                return found[0]
+        elif kind == list[str] and all(type(each) is str for each in value):
+            return list(value)
+        return self._by_typer().coerce(value, param=param, ctx=ctx)
+
+
+class Option(TyperOption):
+    """An option whose value is converted without pydantic if possible."""
+
+    def get_runtime_param(self) -> Any:  # noqa: ANN401 - typer's
+        """Return what converts the value."""
+        return Conversion(self.type_descriptor, super().get_runtime_param)
+
+
+class Argument(TyperArgument):
+    """An argument whose value is converted without pydantic if possible."""
+
+    def get_runtime_param(self) -> Any:  # noqa: ANN401 - typer's
+        """Return what converts the value."""
+        return Conversion(self.type_descriptor, super().get_runtime_param)
+
+
+_KINDS: dict[type, Any] = {TyperOption: Option, TyperArgument: Argument}
+
+
+def _quick(param: Any) -> Any:  # noqa: ANN401 - typer's
+    kind = _KINDS.get(type(param))
+    if kind is None:
+        return param
+    quick = kind.__new__(kind)
+    vars(quick).update(vars(param))
+    return quick
+
+
+def convert_quickly(command: Any) -> None:  # noqa: ANN401 - typer's
+    """Make the parameters of a command, and of those below it, convert quickly.
+
+    Releases of typer without pydantic convert quickly themselves.
+    """
+    if not hasattr(TyperOption, "get_runtime_param"):
+        return
+    command.params = [_quick(each) for each in command.params]
+    if not hasattr(command.get_help_option, "cache_info"):
+        command.get_help_option = cache(_help_option(command.get_help_option))
+    for each in getattr(command, "commands", {}).values():
+        convert_quickly(each)
+
+
+def _help_option(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda ctx: _quick(find(ctx))
+
+
+class LazyCommand(TyperCommand):
+    """Stands for a command, or for a group of commands, until it is invoked.
+
+    Args:
+        name: Name of the command.
+        module: Name of its module among ``commands``; the ``app`` of the module is the
+            group, or has the command.
+        help: First paragraph of the help text.
+        is_group: Whether it stands for a group.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        *,
+        help: str,  # noqa: A002 - as typer names it
+        is_group: bool = False,
+    ) -> None:
+        super().__init__(name=name, help=help)
+        self._module = module
+        self._is_group = is_group
+
+    def load(self) -> TyperCommand | TyperGroup:
+        """Import the module and return the command itself."""
+        app = import_module(f"{PACKAGE}.{self._module}").app
+        group = get_group(app)
+        _unwrap(group)
+        convert_quickly(group)
+        if self._is_group:
+            group.name, group.help = self.name, self.help
+            return group
+        found = group.commands[str(self.name)]
+        assert isinstance(found, TyperCommand | TyperGroup)
+        return found
+
+
+def _unwrap(command: Any) -> None:  # noqa: ANN401 - click's
+    """Make one line of each paragraph of help: the terminal decides where it breaks."""
+    paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
+    command.help = "\n\n".join(each.replace("\n", " ") for each in paragraphs)
+    for each in getattr(command, "commands", {}).values():
+        _unwrap(each)
+
+
+def lazy_group(*commands: LazyCommand) -> type[TyperGroup]:
+    """Return the class of a group with these commands before those of its own."""
+
+    class LazyGroup(TyperGroup):
+        """A group of commands, of which some are imported when they are invoked."""
+
+        def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - typer's
+            super().__init__(**settings)
+            first = {str(each.name): each for each in commands}
+            self.commands = {**first, **self.commands}
+
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
+            """Parse the options of the group."""
+            convert_quickly(self)
+            return super().parse_args(ctx, args)
+
+        def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401
+            """Return name, command and arguments; the command is imported here."""
+            name, command, rest = super().resolve_command(ctx, args)
+            if isinstance(command, LazyCommand):
+                command = command.load()
+            return name, command, rest
+
+    return LazyGroup
+
+
+def load_all(group: TyperGroup) -> TyperGroup:
+    """Replace whatever stands for a command by the command, and return the group."""
+    for name, command in list(group.commands.items()):
+        found = command.load() if isinstance(command, LazyCommand) else command
+        group.commands[name] = (
+            load_all(found) if isinstance(found, TyperGroup) else found
+        )
+    return group

@@ -1,0 +1,182 @@
+"""`marshal claims explain` and `claims history`, over a log of our own."""
+
+import json
+
+import msgspec
+import pytest
+from logkit import START_MS, Log, beat, claim, pause, release
+from pastkit import past
+from scankit import FakeScan
+from typer.testing import CliRunner
+
+from kafka_marshal import Admin
+from kafka_marshal.history import reading
+from kafka_marshal.protocol.codec import person_to_tags
+from kafka_marshal_cli.assembly import app
+from kafka_marshal_cli.commands.claims_explain import LIMIT_DEFAULT
+
+__all__ = ["past"]
+LATER_MS = 4_102_444_800_000
+UNTIL = START_MS + 50_000
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["claims", *arguments])
+
+
+def read(*arguments):
+    return json.loads(invoke(*arguments, "-o", "json").stdout)
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """c1 releases for a pause, c2 is refused in it and claims after it."""
+    log = Log(cluster_id="cluster")
+    log.append(beat(log.claimed(), 5), after=10)
+    tags = person_to_tags("alice")
+    log.append(msgspec.structs.replace(pause(UNTIL), reason="deploy", tags=tags))
+    log.append(msgspec.structs.replace(release(1, 7), reason="paused"))
+    log.append(claim("c2"), after=5)
+    log.append(claim("c2"), after=5)
+    log.append(pause(0, seq=1))
+    log.append(claim("c2"), at=LATER_MS)
+    monkeypatch.setattr(reading, "LogScan", lambda *_, **__: FakeScan(log))
+    return log
+
+
+def test_explain_for_people(log):
+    output = invoke("explain", "g", "t", "0").stdout.splitlines()
+    name, _, text = output[0].partition(":")
+    assert name == "why"
+    assert text.strip() == (
+        "owned by c2 since 2100-01-01T00:00:00.000Z (offset 8), token 1.0.8: c2 "
+        "claimed the free partition at position 7; renewed 0.0 s ago"
+    )
+    assert "state:                  owned" in output
+    assert "began at:               the log's start" in output
+    table = [" ".join(line.split()) for line in output[output.index("") + 1 :]]
+    assert table[0] == "LOG AT WHAT TEXT"
+    assert [line.split()[2] for line in table[1:]] == [
+        *("configured", "claimed", "paused", "released"),
+        *("refused", "unpaused", "claimed"),
+    ]
+    assert table[3] == (
+        "0/3 1970-01-01T00:16:40.010Z paused admin (alice) paused the group until "
+        "1970-01-01T00:17:30.000Z: deploy"
+    )
+    assert table[5].endswith(
+        "c2 asked for it and was refused 2 times as paused: the group was paused"
+    )
+
+
+def test_explain_as_json(log):
+    found = read("explain", "g", "t:0")
+    assert (found["state"], found["owner"]["client_id"]) == ("owned", "c2")
+    assert (found["token"], found["position"]) == ("1.0.8", 7)
+    assert found["as_of"]["offsets"] == {"0": 9}
+    refused = found["events"][4]
+    assert (refused["what"], refused["reason"]) == ("refused", "paused")
+    assert (refused["offset"], refused["last_offset"]) == (5, 6)
+    assert refused["records_count"] == 2
+    paused = found["events"][2]
+    assert (paused["person"], paused["until_ms"]) == ("alice", UNTIL)
+
+
+def test_explain_as_of_a_moment(log):
+    found = read("explain", "g", "t:0", "--at", "4")
+    assert found["state"] == "free"
+    assert found["why"].endswith("by admin (alice): deploy")
+    assert read("explain", "g", "t:0", "--at", "0:2")["state"] == "owned"
+    outcome = invoke("explain", "g", "t:0", "--at", "3:2")
+    assert outcome.exit_code == 2
+    assert "write 0:OFFSET, or a time" in outcome.stderr
+
+
+def test_the_last_events_since_a_moment(log):
+    outcome = invoke("explain", "g", "t:0", "--limit", "2", "-o", "json")
+    events = json.loads(outcome.stdout)["events"]
+    assert [event["what"] for event in events] == ["unpaused", "claimed"]
+    assert "2 of 7 events are shown; see --limit and --since" in outcome.stderr
+    events = read("explain", "g", "t:0", "--since", "6")["events"]
+    assert [event["what"] for event in events] == ["refused", "unpaused", "claimed"]
+    since = ("--since", "1970-01-01T00:16:40.012Z", "--limit", "0")
+    assert read("explain", "g", "t:0", *since)["events"] == events
+
+
+def test_since_a_moment_is_read_from_the_newest_checkpoint_before_it(past):
+    whole = read("explain", "g", "t:0")
+    assert whole["began_at"] is None
+    for what in ("explain", "history"):
+        found = read(what, "g", "t:0", "--since", str(past.end))
+        assert found["began_at"] == past.begins[1] + 1
+        same = ("state", "owner", "token", "position")
+        assert [found[name] for name in same] == [whole[name] for name in same]
+        text = f"before the checkpoint at offset {past.begins[1]}, where this reading"
+        assert text in found["why"]
+    (claim,) = read("history", "g", "t:0", "--since", str(past.end))["claims"]
+    assert (claim["effect"], claim["token"]) == ("restored", whole["token"])
+    since = ("--since", "1970-01-01T00:00:00Z")
+    assert read("explain", "g", "t:0", *since)["events"] == whole["events"]
+
+
+def test_history_for_people(log):
+    output = invoke("history", "g", "t", "0").stdout.splitlines()
+    table = [" ".join(line.split()) for line in output[output.index("") + 1 :]]
+    assert table == [
+        "OWNER TOKEN FROM AT POSITION WHY UNTIL AT POSITION ENDING REASON",
+        (
+            "c1 1.0.1 1970-01-01T00:16:40.000Z 1 - - 1970-01-01T00:16:40.010Z 4 7 "
+            "released paused"
+        ),
+        "c2 1.0.8 2100-01-01T00:00:00.000Z 8 7 - - - 7 open -",
+    ]
+
+
+def test_history_as_json(log):
+    found = read("history", "g", "t:0")
+    first, second = found["claims"]
+    assert (first["owner"]["client_id"], first["ending"]) == ("c1", "released")
+    assert (first["from_offset"], first["until_offset"]) == (1, 4)
+    assert (first["from_position"], first["until_position"]) == (None, 7)
+    assert (second["until_offset"], second["ended_by"]) == (None, None)
+    assert read("history", "g", "t:0", "--limit", "1")["claims"] == [second]
+    # An open claim is of every time.
+    assert read("history", "g", "t:0", "--since", "5")["claims"] == [second]
+
+
+def test_a_claim_that_was_taken_over_names_the_next_owner(log):
+    log.append(claim("c3"), after=10_000)
+    output = invoke("history", "g", "t:0", "-o", "table").stdout
+    assert "taken_over (by c3)" in output
+
+
+def test_lines_of_json_have_the_kind_of_each_row(log):
+    lines = invoke("history", "g", "t:0", "-o", "jsonl").stdout.splitlines()
+    assert [json.loads(line)["kind"] for line in lines] == ["facts", "claims", "claims"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("g", "t"), ("g", "t:0", "1"), ("g", "t:x"), ("g", "t:")],
+    ids=" ".join,
+)
+def test_a_partition_is_named_once(log, arguments):
+    outcome = invoke("explain", *arguments)
+    assert outcome.exit_code == 2
+    assert "write it like payments 3, or payments:3" in outcome.stderr
+
+
+def test_a_partition_that_does_not_exist_is_refused(log, monkeypatch):
+    monkeypatch.setattr(Admin, "partition_count", lambda *_: 2)
+    outcome = invoke("explain", "g", "u:6")
+    assert (outcome.exit_code, outcome.stdout) == (2, "")
+    assert "has 2 partitions, 0 to 1" in outcome.stderr
+    outcome = invoke("explain", "g", "u:1")
+    assert "unclaimed: nobody has won it since the log began" in outcome.stdout
+
+
+def test_text_from_the_log_is_escaped(log):
+    record = msgspec.structs.replace(release(7, client="c2"), reason="\x1b[2J")
+    log.append(record)
+    assert "\x1b" not in invoke("explain", "g", "t:0").stdout
+    assert LIMIT_DEFAULT == 100

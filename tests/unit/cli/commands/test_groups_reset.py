@@ -1,0 +1,340 @@
+"""`marshal groups reset`, `undo` and `finish`: options, tables and advice."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from kafka_marshal import (
+    ClaimRejected,
+    ConfigurationError,
+    DeadlineExceeded,
+    PositionSpec,
+    TopicPartition,
+    World,
+)
+from kafka_marshal.finishing import Progress
+from kafka_marshal.group_reset import (
+    PartitionReset,
+    ResetPlan,
+    ResetResult,
+    read_plan,
+    write_plan,
+)
+from kafka_marshal.ports import LogRange
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.set_position import PositionPlan, Target
+from kafka_marshal_cli.assembly import app
+from kafka_marshal_cli.commands import groups_reset
+from kafka_marshal_cli.commands.groups_reset import Printer, spec_of
+from kafka_marshal_cli.parsing import Moment
+from kafka_marshal_cli.shared import Call
+
+OP, OTHER = "0f" * 16, "1f" * 16
+PLACE = TopicPartition("t", 0)
+WHERE = ["--topic", "t", "--to-offset", "2"]
+
+
+def plan(*, repeats=False, left_out=()):
+    positions = PositionPlan(
+        op_id=OP,
+        group_id="g",
+        targets=(Target(topic="t", topic_id=None, partition=0, position=2),),
+        left_out=left_out,
+    )
+    row = PartitionReset(
+        partition=PLACE,
+        before=9,
+        after=2,
+        log_range=LogRange(0, 20),
+        repeats=repeats,
+        is_clamped=not repeats,
+    )
+    return ResetPlan(positions=positions, partitions=(row,))
+
+
+class FakeAdmin:
+    def __init__(self):
+        self.asked = []
+        self.plan = plan()
+        self.error = None
+        self.outcome = "committed"
+        self.mirror_error = None
+        self.finished = ()
+        self.stored = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def plan_reset(self, group, spec, **options):
+        self.asked.append((group, spec, options))
+        return self.plan
+
+    def plan_undo(self, op_id, **options):
+        self.asked.append((op_id, options))
+        return self.plan
+
+    def describe_plan(self, positions):
+        assert positions == self.plan.positions
+        return self.plan
+
+    def execute(self, planned, *, plan_file, on_progress, **options):
+        write_plan(plan_file, planned.positions)
+        self.stored = plan_file
+        self.asked.append(options)
+        on_progress(Progress(step="drain", left_count=3))
+        if self.error is not None:
+            raise self.error
+        return ResetResult(
+            op_id=OP,
+            group_id="g",
+            outcome=self.outcome,
+            moved={PLACE: (8, 2)},
+            mirror_error=self.mirror_error,
+        )
+
+    def finish(self, group, *, reason, on_progress):
+        self.asked.append((group, reason))
+        return self.finished
+
+
+@pytest.fixture(name="admin")
+def _admin(monkeypatch, tmp_path):
+    admin = FakeAdmin()
+    monkeypatch.setattr(Call, "admin", lambda self: admin)
+    monkeypatch.setattr(Call, "world", lambda self, **_: World([], {}, read_at_ms=5))
+    monkeypatch.setenv("MARSHAL_STATE_DIR", str(tmp_path / "state"))
+    return admin
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["groups", *arguments])
+
+
+# --- options
+
+
+@pytest.mark.parametrize(
+    ("given", "spec"),
+    [
+        ({}, None),
+        ({"to_earliest": True}, PositionSpec.earliest()),
+        ({"to_latest": True}, PositionSpec.latest()),
+        ({"to_current": True}, PositionSpec.current()),
+        ({"to_offset": 0}, PositionSpec.to_offset(0)),
+        ({"shift_by": -5}, PositionSpec.shift_by(-5)),
+        ({"to_datetime": "1970-01-01T00:00:01"}, PositionSpec.to_time(1_000)),
+    ],
+)
+def test_each_option_is_a_rule(given, spec):
+    empty = dict.fromkeys(groups_reset.SPEC.options)
+    assert spec_of(empty | {"to_latest": False} | given) == spec
+
+
+def test_a_duration_is_so_long_ago(monkeypatch):
+    monkeypatch.setattr(groups_reset, "wall_ms", lambda: 700_000)
+    assert spec_of({"by_duration": "PT10M"}) == PositionSpec.to_time(100_000)
+    assert spec_of({"by_duration": "10m"}) == PositionSpec.to_time(100_000)
+    assert spec_of({"by_duration": "P1D"}) == PositionSpec.to_time(0)
+
+
+def test_a_file_has_positions(tmp_path):
+    path = tmp_path / "positions.csv"
+    path.write_text("t,0,4\n", encoding="utf-8")
+    assert spec_of({"from_file": path}) == PositionSpec.from_offsets({PLACE: 4})
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("-10m", Moment(text="1970-01-01T00:01:40.000Z", time_ms=100_000)),
+        ("3:100,5:80", Moment(text="3:100,5:80", offsets={3: 100, 5: 80})),
+    ],
+)
+def test_a_fence_is_a_moment_of_the_log(monkeypatch, admin, text, moment):
+    monkeypatch.setattr(groups_reset, "wall_ms", lambda: 700_000)
+    assert spec_of({"to_fence": text}) == moment
+    state, asked = WorldState(3), []
+    world = World([state], {}, is_past=True)
+    monkeypatch.setattr(
+        Call, "formatted_world", lambda _, at: (asked.append(at), world)[1]
+    )
+    done = invoke("reset", "g", "--all-topics", "--to-fence", text)
+    assert done.exit_code == 0, done.output
+    assert asked == [moment]
+    assert admin.asked[0][1] == PositionSpec.to_fence([state], "g")
+
+
+def test_two_rules_are_refused():
+    with pytest.raises(ConfigurationError, match="--to-earliest, --to-offset"):
+        spec_of({"to_earliest": True, "to_offset": 0})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--topic", "t"], "name the new positions"),
+        (["--to-latest"], "--all-topics"),
+        (["--to-latest", "--topic", "t", "--all-topics"], "--all-topics"),
+        (["--from-file", "FILE", "--all-topics"], "--from-file names"),
+        (["--continue", "FILE", "--to-latest"], "--continue has a plan"),
+    ],
+)
+def test_options_that_do_not_fit(admin, tmp_path, arguments, message):
+    file = tmp_path / "file"
+    file.write_text("t,0,4\n", encoding="utf-8")
+    given = [str(file) if each == "FILE" else each for each in arguments]
+    outcome = invoke("reset", "g", *given)
+    assert (outcome.exit_code, admin.stored) == (2, None)
+    assert message in outcome.stderr
+
+
+def test_the_rule_and_topics_are_passed_on(admin):
+    invoke("reset", "g", *WHERE, "--topic", "u:1", "--clamp", "--allow-reprocess")
+    invoke("reset", "g", "--all-topics", "--to-latest")
+    options = {"clamp": False, "allow_reprocess": False}
+    assert admin.asked == [
+        (
+            "g",
+            PositionSpec.to_offset(2),
+            {"topics": ["t", "u:1"], "clamp": True, "allow_reprocess": True},
+        ),
+        ("g", PositionSpec.latest(), {"topics": None, **options}),
+    ]
+
+
+# --- the plan
+
+
+def test_a_dry_run_shows_the_plan(admin):
+    outcome = invoke("reset", "g", *WHERE)
+    assert (outcome.exit_code, admin.stored) == (0, None)
+    assert outcome.stdout.splitlines()[-2:] == [
+        "TOPIC  PARTITION  BEFORE  AFTER  LAG BEFORE  LAG AFTER  NOTE",
+        "t              0       9      2          11         18  clamped",
+    ]
+    assert f"op id:        {OP}" in outcome.stdout
+    assert "--execute sets the positions" in outcome.stderr
+
+
+def test_a_dry_run_names_what_is_missing(admin):
+    admin.plan = plan(repeats=True)
+    outcome = invoke("reset", "g", *WHERE)
+    assert "--execute needs --allow-reprocess" in outcome.stderr
+    assert "handed out again" in outcome.stdout
+
+
+def test_a_dry_run_may_store_the_plan(admin, tmp_path):
+    file = tmp_path / "plan.json"
+    invoke("reset", "g", *WHERE, "--plan-file", str(file))
+    assert read_plan(file) == admin.plan.positions
+    outcome = invoke("reset", "g", "--continue", str(file), "--execute")
+    assert (outcome.exit_code, admin.stored) == (0, file)
+    assert file.exists()
+    other = invoke("reset", "h", "--continue", str(file), "--execute")
+    assert (other.exit_code, "is of 'g'" in other.stderr) == (2, True)
+
+
+def test_export_writes_lines_for_another_group(admin):
+    assert invoke("reset", "g", *WHERE, "--export").stdout == "t,0,2\n"
+    found = json.loads(invoke("reset", "g", *WHERE, "--export", "-o", "json").stdout)
+    assert found["partitions"][0]["after"] == 2
+
+
+# --- executed
+
+
+def test_executing_shows_progress_and_the_undo(admin, tmp_path):
+    outcome = invoke("reset", "g", *WHERE, "--execute", "--reason", "why")
+    assert outcome.exit_code == 0
+    assert admin.asked[1:] == [{"reason": "why", "drain_ms": None}]
+    assert outcome.stderr.splitlines() == [
+        "waiting until 3 partitions are released",
+        f"undo it with: marshal groups undo {OP} --execute",
+    ]
+    # The position that was replaced, not that of the plan.
+    assert outcome.stdout.splitlines()[-1].split()[2:6] == ["8", "2", "12", "18"]
+    assert admin.stored == tmp_path / "state" / "plans" / f"{OP}.json"
+    assert not admin.stored.exists()
+
+
+def test_a_timeout_limits_the_wait_for_owners(admin):
+    invoke("reset", "g", *WHERE, "--execute", "--timeout", "5s")
+    assert admin.asked[1]["drain_ms"] == 5_000
+
+
+def test_as_json(admin):
+    admin.mirror_error = "no right"
+    outcome = invoke("reset", "g", *WHERE, "--execute", "-o", "json")
+    found = json.loads(outcome.stdout)
+    assert (found["op_id"], found["outcome"], found["is_executed"]) == (
+        OP,
+        "committed",
+        True,
+    )
+    assert (found["mirror_error"], found["schema"]) == ("no right", 1)
+    assert found["partitions"][0]["lag_before"] == 12
+    assert "were not written: no right" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "is_open"),
+    [
+        (ClaimRejected("busy", reason="busy"), 3, False),
+        (DeadlineExceeded("no answer"), 5, True),
+        (KeyboardInterrupt(), 130, True),
+    ],
+)
+def test_after_an_error_the_plan_stays_if_it_may_be_open(admin, error, code, is_open):
+    admin.error = error
+    outcome = invoke("reset", "g", *WHERE, "--execute")
+    assert outcome.exit_code == code
+    assert admin.stored.exists() == is_open
+    hint = f"marshal groups reset g --continue {admin.stored} --execute"
+    assert (hint in outcome.stderr.replace("\n", "")) == is_open
+
+
+def test_a_plan_that_was_aborted_sets_nothing(admin):
+    admin.outcome = "aborted"
+    outcome = invoke("reset", "g", *WHERE, "--execute")
+    assert (outcome.exit_code, "it set nothing" in outcome.stderr) == (3, True)
+
+
+def test_undo(admin):
+    admin.plan = plan(left_out=(("t", 3),))
+    outcome = invoke("undo", OTHER, "--partial", "--execute", "--reason", "oops")
+    assert outcome.exit_code == 0
+    assert admin.asked == [
+        (OTHER, {"partial": True, "allow_reprocess": False}),
+        {"reason": "oops", "drain_ms": None},
+    ]
+    assert "t-3 had no position then" in outcome.stderr
+
+
+def test_finish(admin):
+    outcome = invoke("finish", "g", "--reason", "its host is gone")
+    assert "no reset to finish" in outcome.stderr
+    admin.finished = (SimpleNamespace(op_id=OP, outcome="aborted", moved={}),)
+    outcome = invoke("finish", "g")
+    assert outcome.stdout.splitlines()[-1].split() == [OP, "aborted", "0"]
+    assert admin.asked == [("g", "its host is gone"), ("g", None)]
+
+
+def test_progress_is_shown_once_a_second(capsys, monkeypatch):
+    now = SimpleNamespace(monotonic=lambda: 1.0)
+    monkeypatch.setattr(groups_reset, "time", now)
+    show = Printer()
+    for count in (9, 8):
+        show(Progress(step="drain", left_count=count))
+    now.monotonic = lambda: 3.0
+    for step, count in (("drain", 7), ("drain", 0), ("lock", 2)):
+        show(Progress(step=step, left_count=count))
+    assert capsys.readouterr().err.splitlines() == [
+        "waiting until 9 partitions are released",
+        "waiting until 7 partitions are released",
+        "locking the partitions, 2 records",
+    ]

@@ -1,0 +1,124 @@
+"""`marshal plan`, over a world of our own."""
+
+import json
+from typing import ClassVar
+
+import msgspec
+import pytest
+from logkit import H, Log, member
+from typer.testing import CliRunner
+
+from kafka_marshal import ConfigurationError, Key, World
+from kafka_marshal.plan_simulation import NewMember
+from kafka_marshal_cli.assembly import app
+from kafka_marshal_cli.commands.plan import new_member
+from kafka_marshal_cli.exits import ExitCode
+from kafka_marshal_cli.shared import Call
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["plan", "simulate", *arguments])
+
+
+class Cluster:
+    """An admin of a cluster with one topic."""
+
+    COUNTS: ClassVar = {"t": 4}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def partition_count(self, topic):
+        return self.COUNTS.get(topic)
+
+
+@pytest.fixture(autouse=True)
+def world(monkeypatch):
+    """Members a and b hold two partitions each; topic u is gone."""
+    log = Log(cluster_id="cluster")
+    for name in "ab":
+        record = member(name)
+        record = msgspec.structs.replace(record, capacity=0, topics=("t", "u"))
+        log.append(record)
+    for number, owner in enumerate("aabb"):
+        log.claimed(owner, key=Key("g", "t", number))
+    world = World([log.state], {0: 0}, cluster_id="cluster", read_at_ms=5)
+    monkeypatch.setattr(Call, "world", lambda self, *at, **which: world)
+    monkeypatch.setattr(Call, "admin", lambda self: Cluster())
+    return world
+
+
+def test_a_kill_is_predicted():
+    found = json.loads(invoke("g", "--kill", "b", "-o", "json").stdout)
+    assert found["moves"] == [
+        {
+            "topic": "t",
+            "partition": number,
+            "source": "b",
+            "to": "a",
+            "wave": 1,
+            "gap_ms": 2 * H,
+        }
+        for number in (2, 3)
+    ]
+    assert [row["owner"] for row in found["owners"]] == ["a"] * 4
+    assert found["members"][1] == {
+        "client_id": "b",
+        "host": "host",
+        "held_count": 2,
+        "predicted_count": 0,
+    }
+    assert (found["policy"], found["waves"], found["is_settled"]) == ("fair", 1, True)
+    assert found["uncovered"] == []
+
+
+def test_all_changes_are_combined():
+    outcome = invoke(
+        *("g", "--drain", "a", "--add", "c@h2:1", "--limit", "b=2"),
+        *("--partitions", "t=5", "-o", "json"),
+    )
+    found = json.loads(outcome.stdout)
+    owners = [row["owner"] for row in found["owners"]]
+    assert sorted(owners) == ["b", "b", "c"]
+    assert {row["reason"] for row in found["uncovered"]} == {"limits"}
+    assert found["uncovered_count"] == 2
+
+
+def test_the_table_has_moves_and_gaps():
+    lines = invoke("g", "--host", "host").stdout
+    assert "no members" in lines
+    lines = invoke("g", "--kill", "b").stdout.splitlines()
+    assert ["t", "2", "b", "a", "1", "2s"] in [line.split() for line in lines]
+    lines = invoke("g", "--drain", "b").stdout
+    assert "unknown" in lines
+
+
+def test_input_that_does_not_fit_is_refused():
+    assert invoke("nobody").exit_code == ExitCode.REFUSED
+    for option, text in (
+        ("--kill", "x"),
+        ("--limit", "a=many"),
+        ("--partitions", "t=-1"),
+        ("--add", ":3"),
+    ):
+        outcome = invoke("g", option, text)
+        assert outcome.exit_code == ExitCode.USAGE
+        assert "marshal: " in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("c", NewMember(name="c")),
+        ("c@h", NewMember(name="c", host="h")),
+        ("c@h:3", NewMember(name="c", host="h", limit=3)),
+        ("c:3", NewMember(name="c", limit=3)),
+    ],
+)
+def test_new_members(text, expected):
+    assert new_member(text) == expected
+    with pytest.raises(ConfigurationError, match="NAME@HOST"):
+        new_member("c:x")

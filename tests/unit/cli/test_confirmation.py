@@ -1,0 +1,51 @@
+"""A person types the name before live clients lose their work."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from kafka_marshal import ClaimRejected, ConfigurationError
+from kafka_marshal_cli import confirmation
+
+EFFECT = "client c1 is alive"
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Return the keyboard of a terminal that is standard input."""
+    keyboard, end = os.openpty()
+    with os.fdopen(end, encoding="utf-8") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        yield keyboard
+    os.close(keyboard)
+
+
+def test_the_typed_name_confirms(terminal, capsys):
+    os.write(terminal, b"c1\n")
+    confirmation.require("c1", effect=EFFECT, yes=False)
+    assert capsys.readouterr().err == f"{EFFECT}.\nType c1 to confirm:\n"
+
+
+@pytest.mark.parametrize("typed", [b"\n", b"y\n", b"yes\n", b"c2\n", b"\x04"])
+def test_anything_else_does_not(terminal, typed):
+    os.write(terminal, typed)
+    with pytest.raises(ClaimRejected, match="nothing was written") as caught:
+        confirmation.require("c1", effect=EFFECT, yes=False)
+    assert caught.value.reason == "unconfirmed"
+
+
+def test_without_an_answer_the_command_ends(terminal, monkeypatch):
+    monkeypatch.setattr(confirmation, "ANSWER_S_MAX", 0.01)
+    with pytest.raises(ClaimRejected, match="not confirmed"):
+        confirmation.require("c1", effect=EFFECT, yes=False)
+
+
+@pytest.mark.parametrize("has_stdin", [True, False])
+def test_without_a_terminal_nobody_is_asked(monkeypatch, has_stdin):
+    with Path(os.devnull).open(encoding="utf-8") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin if has_stdin else None)
+        with pytest.raises(ConfigurationError, match=r"alive.*no terminal.*--yes"):
+            confirmation.require("c1", effect=EFFECT, yes=False)
+        confirmation.require("c1", effect=EFFECT, yes=True)

@@ -1,0 +1,153 @@
+"""Commands are imported when they are invoked: what each start imports, and lists."""
+
+import os
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from enum import Enum
+from io import StringIO
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+import typer
+from slices import HANG_S
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from kafka_marshal_cli.assembly import app
+from kafka_marshal_cli.lazy import LazyCommand, convert_quickly
+
+KAFKA = ("kafka", "confluent_kafka")
+COMMANDS = "kafka_marshal_cli.commands"
+
+
+REPORT = (
+    "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr))"
+)
+MAIN = f"{REPORT}; from kafka_marshal_cli.main import main; main()"
+
+
+def run(*arguments, env=None):
+    return subprocess.run(
+        [sys.executable, "-c", MAIN, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=True,
+        env=env,
+    )
+
+
+def modules_of(done):
+    """Return the names of all modules that a program had imported at its end."""
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unwanted"),
+    [
+        (["--version"], [*KAFKA, "typer", "rich", "attrs", "msgspec", COMMANDS]),
+        (["--help"], [*KAFKA, "msgspec", "kafka_marshal.config", COMMANDS]),
+        (
+            ["claims", "list", "--help"],
+            [*KAFKA, f"{COMMANDS}.claims_watch", "rich.live"],
+        ),
+        (["groups", "list", "--help"], [*KAFKA, f"{COMMANDS}.groups_reset"]),
+        (
+            ["log", "replay", os.devnull],
+            [*KAFKA, "rich", "pydantic", "kafka_marshal.client"],
+        ),
+    ],
+    ids=lambda value: " ".join(value) if value[0] not in KAFKA else "",
+)
+def test_a_command_imports_only_what_it_uses(arguments, unwanted):
+    assert modules_of(run(*arguments)).isdisjoint(unwanted)
+
+
+def test_completion_of_a_group_imports_no_command():
+    asked = {"_MARSHAL_COMPLETE": "complete_bash", "_TYPER_COMPLETE_ARGS": "marshal cl"}
+    done = run(
+        env={**os.environ, **asked, "COMP_WORDS": "marshal cl", "COMP_CWORD": "1"}
+    )
+    assert done.stdout.split() == ["claims", "clients", "cluster"]
+    assert modules_of(done).isdisjoint([*KAFKA, COMMANDS])
+
+
+def stubs(group, path=()):
+    for name, command in group.commands.items():
+        if isinstance(command, LazyCommand):
+            yield " ".join((*path, name)), command, command.load()
+        found = command.load() if isinstance(command, LazyCommand) else command
+        if hasattr(found, "commands"):
+            yield from stubs(found, (*path, name))
+
+
+def test_what_is_listed_is_the_first_paragraph_of_the_help():
+    found = list(stubs(get_command(app)))
+    assert {"consume", "groups", "groups reset", "log tail"} < {n for n, _, _ in found}
+    for name, listed, command in found:
+        first = " ".join(command.help.split("\n\n")[0].split())
+        assert (name, listed.help, listed.hidden) == (name, first, command.hidden)
+
+
+def test_the_help_of_a_group_is_its_own():
+    outcome = CliRunner().invoke(app, ["claims", "--help"])
+    assert "Claims: which client holds which partition." in outcome.output
+
+
+def test_paragraphs_of_help_break_where_the_terminal_ends(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "500")
+    shown = CliRunner().invoke(app, ["groups", "reset", "--help"]).output
+    [paragraph] = [line for line in shown.splitlines() if "Without --execute" in line]
+    assert "Kafka's tool clamps it." in paragraph
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+small = typer.Typer()
+
+
+@small.command()
+def show(
+    *,
+    place: Annotated[str, typer.Argument()],
+    names: Annotated[list[str] | None, typer.Option("--name")] = None,
+    colour: Annotated[Colour, typer.Option()] = Colour.RED,
+    path: Annotated[Path | None, typer.Option(exists=True)] = None,
+    number: Annotated[int, typer.Option(max=9)] = 1,
+    shout: Annotated[str, typer.Option(parser=str.upper)] = "x",
+) -> None:
+    """Show every kind of value."""
+    typer.echo(repr((place, names, colour, path, number, shout)))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "here",
+        "here --name a --name b --colour blue",
+        "here --path / --number 3 --shout abc",
+        "here --colour green",
+        "here --number 10",
+        "here --path /none/such",
+        "",
+        "--help",
+    ],
+)
+def test_values_are_converted_as_by_typer(arguments):
+    plain, quick = get_command(small), get_command(small)
+    convert_quickly(quick)
+    assert quick.params != plain.params
+    assert outcome(quick, arguments) == outcome(plain, arguments)
+
+
+def outcome(command, arguments):
+    """Return the status of a command, and what it wrote."""
+    shown = StringIO()
+    with redirect_stdout(shown), redirect_stderr(shown), pytest.raises(SystemExit) as e:
+        command.main(arguments.split(), prog_name="show")
+    return e.value.code, shown.getvalue()
