@@ -9,11 +9,28 @@ from functools import partial
 import attrs
 
 from simulator.build import build
-from simulator.coverage import SITUATIONS
-from simulator.plan import MINUTE_MS, Plan, draw
+from simulator.coverage import FENCED, HANDED, SCHEDULED, SET, SITUATIONS, SOUGHT
+from simulator.plan import (
+    FENCES,
+    HANDOFFS,
+    MINUTE_MS,
+    POSITIONS,
+    SCHEDULES,
+    SEEKS,
+    Plan,
+    draw,
+)
 from simulator.shrink import shrink
 from simulator.simulate import SimulationFailed, run_plan
 
+ASKED_OF = {
+    POSITIONS: SET,
+    FENCES: FENCED,
+    SCHEDULES: SCHEDULED,
+    SEEKS: SOUGHT,
+    HANDOFFS: HANDED,
+}
+"""Situations asked of suites, by what goes wrong besides."""
 BATCH = 10
 BATCH_S_MAX = 3_600
 SUITE_SEEDS_MIN = 200
@@ -26,19 +43,26 @@ class CampaignOptions:
 
     Attributes:
         faults: What may go wrong; each seed draws it without this.
+        also: What may go wrong besides.
         minutes: How long it may, in simulated minutes.
         only: Numbers of the faults that strike; all of them without it.
         shrinks: Whether failures are shrunk to few faults.
     """
 
     faults: tuple[str, ...] | None = None
+    also: tuple[str, ...] = ()
     minutes: int = 10
     only: tuple[int, ...] | None = None
     shrinks: bool = False
 
     def plan(self, seed: int) -> Plan:
         """Return what a seed stands for."""
-        plan = draw(seed, faults=self.faults, duration_ms=self.minutes * MINUTE_MS)
+        plan = draw(
+            seed,
+            faults=self.faults,
+            also=self.also,
+            duration_ms=self.minutes * MINUTE_MS,
+        )
         return plan if self.only is None else plan.keeping(self.only)
 
 
@@ -122,7 +146,18 @@ class Summary:
     @property
     def never(self) -> tuple[str, ...]:
         """Situations that were never reached."""
-        return tuple(name for name in SITUATIONS if not self.seen[name])
+        return tuple(name for name in self.situations if not self.seen[name])
+
+    @property
+    def situations(self) -> Mapping[str, str]:
+        """What is counted, with its meaning."""
+        asked = {
+            name: meaning
+            for kind, situations in ASKED_OF.items()
+            if kind in self.options.also
+            for name, meaning in situations.items()
+        }
+        return asked or SITUATIONS
 
     @property
     def is_suite(self) -> bool:

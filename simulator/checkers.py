@@ -10,14 +10,20 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
-from kafka_marshal.config import COORDINATION_TOPIC
+from kafka_marshal.defaults import COORDINATION_TOPIC
 from kafka_marshal.engine import Engine
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
 from kafka_marshal.protocol.log_judge import CLAIMS, LogJudge, Place
 from kafka_marshal.protocol.losses import Loss, LossBook
 from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.records import Heartbeat
 from kafka_marshal.protocol.snapshot import digest
-from kafka_marshal.protocol.state import Transition, Transitions, WorldState
+from kafka_marshal.protocol.state import (
+    KeyState,
+    Transition,
+    Transitions,
+    WorldState,
+)
 from kafka_marshal.protocol.types import Key, Owner, Token, TopicPartition
 from kafka_marshal.testing.fakelog import FakeKafka
 from kafka_marshal.testing.fakestore import Stored
@@ -27,9 +33,13 @@ from simulator.operation_judge import (
     CLAIM,
     GRANT,
     HAND_OUT,
+    INVOKE,
     OK,
     PROCESS,
     RESET,
+    SEEK,
+    SET,
+    SOUGHT,
     Operation,
     OperationJudge,
 )
@@ -66,6 +76,7 @@ class Folded(NamedTuple):
         owner: Who owned that key before.
         age_ms: How long before that owner had renewed, at this record.
         moved: Whether it moved the position.
+        head: First offset before it that was neither processed nor granted.
     """
 
     partition: int
@@ -74,6 +85,7 @@ class Folded(NamedTuple):
     owner: Owner | None
     age_ms: int
     moved: bool
+    head: int | None = None
 
 
 class LogWatcher:
@@ -156,6 +168,8 @@ class LogWatcher:
             if self._on_fold is not None:
                 owner = None if was is None else was.owner
                 age_ms = 0 if was is None else world.now_ms - was.renewed_ms
+                heads = () if was is None else (was.position, was.granted)
+                head = max((each for each in heads if each is not None), default=None)
                 folded = Folded(
                     partition=number,
                     stored=stored,
@@ -163,6 +177,7 @@ class LogWatcher:
                     owner=owner,
                     age_ms=age_ms,
                     moved=moved,
+                    head=head,
                 )
                 self._on_fold(folded)
         self.losses += self._books[number].take(entry, transitions)
@@ -318,7 +333,7 @@ class HandOuts:
         known = world.keys[key]
         if effect in CLAIMS:
             self._claimed[folded.partition].add(key)
-            self._judge_one(CLAIM, key, token=token, topic_id=known.topic_id)
+            self._on_claim(key, token, known)
         if effect == "granted" and transition.detail is not None:
             first, last = transition.detail["first"], transition.detail["last"]
             kinds = (GRANT,) if other is None else (GRANT, HAND_OUT)
@@ -326,8 +341,57 @@ class HandOuts:
                 self._judge_one(
                     kind, key, token=token, first=first, last=last, process=other
                 )
-        if folded.moved and known.position is not None:
+        if effect == "position_set":
+            self._on_set(key, known)
+        elif isinstance(transition.record, Heartbeat) and transition.record.rewind:
+            if effect is not None:
+                self._move(SEEK, key, token, known)
+        elif folded.moved and known.position is not None:
+            is_sought = self._judge.keys[key].topic(token).sought is not None
+            if is_sought:
+                self._move(BEAT, key, token, known)
+                return
             self._judge_one(BEAT, key, token=token, first=known.position)
+
+    def _on_claim(self, key: Key, token: Token, known: KeyState) -> None:
+        is_sought = self._judge.keys[key].topic().sought is not None
+        first = known.position if is_sought else None
+        self._judge_one(CLAIM, key, token=token, first=first, topic_id=known.topic_id)
+        if is_sought:
+            self._keep_processed(key, token, known)
+
+    def seeking(self, key: Key, token: Token, *, offset: int) -> None:
+        """An owner begins to seek: from now on its records may have the position."""
+        self._judge.take(
+            Operation(
+                kind=SEEK,
+                outcome=INVOKE,
+                process=f"owner {token}",
+                key=key,
+                token=token,
+                at_ms=0,
+                first=offset,
+            )
+        )
+
+    def sought(self, key: Key, token: Token, *, offset: int) -> None:
+        """An owner has read that its seek is done."""
+        self._judge_one(SOUGHT, key, token=token, first=offset)
+
+    def _move(self, kind: str, key: Key, token: Token, known: KeyState) -> None:
+        """What a seek skips needs no processing; what it goes back to does, again."""
+        self._judge_one(kind, key, token=token, first=known.position)
+        self._keep_processed(key, token, known)
+
+    def _keep_processed(self, key: Key, token: Token, known: KeyState) -> None:
+        topic = self._judge.keys[key].topic(token)
+        self.processed[key, known.topic_id] = set(topic.processed)
+
+    def _on_set(self, key: Key, known: KeyState) -> None:
+        """An admin set a position: below it nothing is left to do, above it all is."""
+        head, place = known.position or 0, (key, known.topic_id)
+        self.processed[place] = set(range(head))
+        self._judge_one(SET, key, first=known.position, topic_id=known.topic_id)
 
     def handed_out(
         self, key: Key, token: Token, *, offset: int, is_excused: bool = False
@@ -345,7 +409,10 @@ class HandOuts:
         """Record that an application has processed a record."""
         assert token is not None
         place = key, self._watcher.topic_ids.get((key, token))
-        self.processed.setdefault(place, set()).add(offset)
+        known = self._judge.keys[key]
+        # The log may have lost the claim since: it counts where no position was set.
+        if known.rounds.get(token, known.round) == known.round:
+            self.processed.setdefault(place, set()).add(offset)
         if is_judged:
             self._judge_one(PROCESS, key, token=token, first=offset)
 
@@ -357,18 +424,25 @@ class HandOuts:
         """
         listed: dict[Place, set[int]] = {}
         claimed = self._watcher.topic_ids.items()
-        topics = {(key, token.offset): topic_id for (key, token), topic_id in claimed}
+        topics = {
+            (key, token.offset): topic_id
+            for (key, token), topic_id in claimed
+            if self._judge.keys[key].rounds.get(token) == self._judge.keys[key].round
+        }
         for loss in self._watcher.unconfirmed():
             if loss.count > most:
                 raise Violation("6.3", f"{loss.key}: {loss.ranges} at risk, not {most}")
-            place = loss.key, topics.get((loss.key, loss.epoch))
-            for first, last in loss.ranges:
-                listed.setdefault(place, set()).update(range(first, last + 1))
+            if (loss.key, loss.epoch) not in topics:
+                continue  # granted before a position was set
+            place = loss.key, topics[loss.key, loss.epoch]
+            for each in loss.ranges:
+                listed.setdefault(place, set()).update(range(each.first, each.end))
         for world in self._watcher.worlds:
             for key, known in world.keys.items():
-                place, granted = (key, known.topic_id), set(range(known.granted or 0))
-                handed = self._judge.keys[key].topics[known.topic_id].handed
-                missed = granted - handed - listed.get(place, set())
+                place, judged = (key, known.topic_id), self._judge.keys[key]
+                history = judged.topics[known.topic_id, judged.round]
+                granted = set(range(history.base, known.granted or 0))
+                missed = granted - history.handed - listed.get(place, set())
                 if missed:
                     raise Violation(
                         "6.3", f"{key}: {sorted(missed)} not listed as lost"

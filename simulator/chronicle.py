@@ -19,6 +19,7 @@ from kafka_marshal.protocol.records import (
     ClaimingPartition,
     Heartbeat,
     ReleaseGroup,
+    ResolvePosition,
 )
 from kafka_marshal.protocol.state import ACCEPTED, Transition, WorldState
 from kafka_marshal.protocol.types import Key, Token
@@ -33,6 +34,9 @@ from simulator.operation_judge import (
     OK,
     PAUSE,
     PROCESS,
+    SEEK,
+    SET,
+    SOUGHT,
     UNKNOWN,
     UNPAUSE,
     Operation,
@@ -124,7 +128,7 @@ class Chronicle:
             won = held.get(epoch) or self._won.get((partition, epoch))
             if won is None:
                 continue  # a key that the history does not cover
-            kind = GRANT if isinstance(record, ClaimingMessages) else BEAT
+            kind = GRANT if isinstance(record, ClaimingMessages) else _beats(record)
             yield self._operation(
                 kind,
                 INVOKE,
@@ -162,9 +166,13 @@ class Chronicle:
         transition, partition = folded.transition, folded.partition
         self._note_pause(partition, world, transition)
         record, key = transition.record, transition.key
-        if not isinstance(record, SENT) or key is None:
+        if key is None or key not in self._world.keys_of(partition):
             return
-        if key not in self._world.keys_of(partition):
+        if isinstance(record, ResolvePosition) and transition.effect == "position_set":
+            state = world.keys[key]
+            span = state.position, None
+            self._end(SET, OK, of=("admin", key), span=span, topic_id=state.topic_id)
+        if not isinstance(record, SENT):
             return
         is_ok = transition.outcome == ACCEPTED
         outcome = OK if is_ok else FAIL
@@ -193,7 +201,7 @@ class Chronicle:
             epoch = record.epoch if isinstance(record, Heartbeat) else transition.epoch
             token = self._won.get((partition, epoch or 0), (key, None))[1]
             self._end(
-                BEAT,
+                _beats(record),
                 outcome,
                 of=(name, key),
                 token=token,
@@ -271,6 +279,10 @@ class Chronicle:
         at = record.offset, record.offset
         self._end(PROCESS, OK, of=(name, key), token=record.token, span=at)
 
+    def on_sought(self, name: str, key: Key, *, token: Token, offset: int) -> None:
+        """Record that a process has read that its seek is done."""
+        self._end(SOUGHT, OK, of=(name, key), token=token, span=(offset, None))
+
     def on_gone(self, name: str) -> None:
         """Record the end of a process: the results of what it had begun are unknown."""
         for _, begun in self._open.pop(name, ()):
@@ -325,6 +337,11 @@ class Chronicle:
             number=number,
             done=done,
         )
+
+
+def _beats(record: Heartbeat | BatchHeartbeat) -> str:
+    """Return what a heartbeat is: a rewind is the seek of an owner."""
+    return SEEK if isinstance(record, Heartbeat) and record.rewind else BEAT
 
 
 def _asked(

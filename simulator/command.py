@@ -17,7 +17,6 @@ from simulator.campaign import (
     run_seeds,
     shrunk,
 )
-from simulator.coverage import SITUATIONS
 from simulator.simulate import (
     ASKED_FOR,
     FAULTS,
@@ -47,6 +46,14 @@ Faults = Annotated[
         metavar="NAME,...",
         help="What may go wrong; by default each seed draws it. "
         f"Of: {', '.join((*FAULTS, *ASKED_FOR))}.",
+    ),
+]
+Also = Annotated[
+    str,
+    typer.Option(
+        "--also",
+        metavar="NAME,...",
+        help="What may go wrong besides, as with --faults.",
     ),
 ]
 Only = Annotated[
@@ -81,6 +88,7 @@ def sim(
     seeds: Seeds = "0:100",
     seed: Seed = None,
     faults: Faults = "",
+    also: Also = "",
     only: Only = "",
     minutes: Minutes = 10,
     jobs: Jobs = None,
@@ -95,7 +103,8 @@ def sim(
     reached a situation that matters. A seed repeats its run, byte for byte.
     """
     options = CampaignOptions(
-        faults=_faults_of(faults),
+        faults=_faults_of(faults, setting="--faults"),
+        also=_faults_of(also, setting="--also") or (),
         minutes=minutes,
         only=_numbers_of(only, seed),
         shrinks=shrink,
@@ -126,16 +135,16 @@ def _seeds_of(text: str) -> range:
     return range(int(first), int(end))
 
 
-def _faults_of(text: str) -> tuple[str, ...] | None:
+def _faults_of(text: str, *, setting: str) -> tuple[str, ...] | None:
     if not text:
         return None
     names = tuple(text.split(","))
     unknown = [name for name in names if name not in {*FAULTS, *ASKED_FOR}]
     if unknown:
         raise ConfigurationError(
-            f"--faults does not know {', '.join(unknown)}; it knows "
+            f"{setting} does not know {', '.join(unknown)}; it knows "
             f"{', '.join((*FAULTS, *ASKED_FOR))}",
-            setting="--faults",
+            setting=setting,
         )
     return names
 
@@ -194,7 +203,7 @@ def _answer(summary: Summary) -> Answer:
                  column("WHAT", "message"), column("REPEAT WITH", "repeat")]),
         Section("situations", [{"situation": name, "count": summary.seen[name],
                                 "meaning": meaning}
-                               for name, meaning in SITUATIONS.items()],
+                               for name, meaning in summary.situations.items()],
                 [column("SITUATION", "situation"), column("COUNT", "count"),
                  column("MEANING", "meaning")]),
         Section("faults", [{"fault": name, "count": count}
@@ -208,6 +217,8 @@ def _row_of(broken: Broken, options: CampaignOptions) -> dict[str, Any]:
     words = [f"{PROGRAM} --seed {broken.seed} --minutes {options.minutes} --transcript"]
     if options.faults is not None:
         words.append(f"--faults {','.join(options.faults)}")
+    if options.also:
+        words.append(f"--also {','.join(options.also)}")
     if options.shrinks and broken.faults:
         words.append(f"--only {','.join(map(str, broken.faults))}")
     return {

@@ -8,14 +8,21 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from kafka_marshal.engine.resolver import REASON as MEMBERS_REASON
 from kafka_marshal.ports import Event
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
     ClaimingMessages,
     ClaimingPartition,
+    DecidePosition,
+    HandoffOffer,
+    HandoffReady,
     Heartbeat,
+    ReleaseGroup,
     ReleasingPartition,
+    ResolvePosition,
+    StagePosition,
 )
 from kafka_marshal.protocol.state import ACCEPTED, IGNORED
 from simulator.checkers import Folded
@@ -77,7 +84,9 @@ SELDOM: Mapping[str, str] = {
     "halted_with_records": "a reader halted with uncommitted records",
     "refused_torn": "a process started before a Config had reached all, and refused",
     "old_topic": "a claim for an earlier topic of the name was refused",
+    "ready_refused": "a Ready came for what was not offered any more",
     "topic_missing": "a process started while its topic was deleted, and refused",
+    "seek_overtaken": "a key that its owner had sought in was set by an admin",
 }
 """Counted, but not asked of a suite: a few hundred seeds may do without."""
 TRUNCATED: Mapping[str, str] = {
@@ -93,6 +102,74 @@ RECREATED: Mapping[str, str] = {
     "topic_ended": "a claim ended because its topic was gone",
     "topic_changed": "a key was claimed for a topic of another id",
 }
+SET: Mapping[str, str] = {
+    "set_committed": "a set position was committed",
+    "set_back": "a key was set to an earlier position",
+    "set_forward": "a key was set to a later position",
+    "set_to_zero": "a key was set to 0",
+    "set_aborted": "a key was unlocked at the position that it had",
+    "set_undone": "an operation was undone, with the exact positions",
+    "commit_by_member": "a member finished what an admin had committed",
+    "abort_by_member": "a member unlocked what an admin had left undecided",
+    "admin_died_pausing": "an admin died before a record of its pause",
+    "admin_died_staging": "an admin died before it had locked all keys",
+    "admin_died_deciding": "an admin died before its commit",
+    "admin_died_resolving": "an admin died before it had resolved all",
+    "admin_gave_up": "an admin ended without a commit, and knew it",
+    "stage_held": "a Stage came before the owner of a key was stale",
+    "stage_too_late": "a Stage came after the operation, or its pause, was over",
+    "decide_refused": "a Decide came after the operation was over, or during another",
+    "pause_busy": "an admin was refused its pause because of another",
+    "resolved_twice": "a Resolve came that had nothing left to do",
+    "late_beat_after_set": "a heartbeat of an old owner came after a set position",
+}
+"""Asked of suites in which admins set positions."""
+FENCED: Mapping[str, str] = {
+    "fenced_live": "a process that works was fenced",
+    "fenced_hung": "a process that hangs was fenced",
+    "fenced_gone": "a process that has ended was fenced, and still owned keys",
+    "fenced_replaced": "another process of its client lived then",
+    "fence_repeated": "a process was fenced again",
+    "fence_torn": "an admin died between two coordinating partitions",
+    "fence_late": "a fence reached some partitions later than others",
+    "fence_noticed": "a process read its own fence, and ended",
+    "refused_as_fenced": "a record of a fenced process was refused",
+    "beat_of_fenced": "a heartbeat of a fenced process did not renew",
+    "taken_from_fenced": "a fenced process lost its key to a claim",
+    "resumed_from_fenced": "the next process of its client resumed its claim",
+}
+"""Asked of suites in which admins fence processes."""
+SCHEDULED: Mapping[str, str] = {
+    "scheduled": "a pause was scheduled",
+    "schedule_begun": "a scheduled pause began, with its admin gone",
+    "schedule_waited": "it was due while another pause lasted, and began then",
+    "schedule_missed": "it never began: another pause lasted until its end",
+    "schedule_cancelled": "it was cancelled before it began",
+    "schedule_repeated": "the same pause was scheduled again",
+    "schedule_refused": "a pause was not scheduled: too many, or over",
+}
+"""Asked of suites in which admins schedule pauses."""
+SOUGHT: Mapping[str, str] = {
+    "sought_back": "an owner sought back",
+    "sought_forward": "an owner sought forward",
+    "sought_while_paused": "an owner sought while its group was paused",
+    "seek_confirmed": "the log confirmed a seek",
+    "seek_ended_claim": "a seek ended the claim: an earlier record may still land",
+    "seek_refused": "a seek was refused, at most once",
+    "taken_after_seek": "another had a key that its owner had just sought in",
+}
+"""Asked of suites in which members seek."""
+HANDED: Mapping[str, str] = {
+    "handoff_offered": "a key was offered to a successor that warms up",
+    "handoff_ready": "a successor reported ready",
+    "handed_over_warm": "it claimed the key that was released to it then",
+    "handoff_withdrawn": "an offer was withdrawn",
+    "handoff_lapsed": "an offer ended without a Ready in time",
+    "warm_failed": "an application failed to warm up",
+    "successor_died_warming": "a process died while it warmed up",
+    "owner_died_warming": "an owner died while its successor warmed up",
+}
+"""Asked of suites in which members warm up."""
 GRANTS = {
     "granted": "granted",
     "paused": "pause_during_grant",
@@ -100,7 +177,13 @@ GRANTS = {
     "old_epoch": "grant_ignored",
 }
 ENDINGS = {"lease_expired": "lease_expired", "topic_gone": "topic_ended"}
+HANDOFFS = {
+    "offered": "handoff_offered",
+    "offer_withdrawn": "handoff_withdrawn",
+    "ready": "handoff_ready",
+}
 BEATS = (Heartbeat, BatchHeartbeat)
+OF_POSITIONS = (StagePosition, DecidePosition, ResolvePosition, ReleaseGroup)
 
 
 class Coverage:
@@ -116,10 +199,14 @@ class Coverage:
         self._h_ms = h_ms
         self._stamps: dict[int, tuple[int, int]] = {}
         self._seen: set[bytes] = set()
+        self._set: set[object] = set()
+        # Who was ready for a key, and whether it was released since.
+        self._ready: dict[object, tuple[bytes, bool]] = {}
 
     def note(self, name: str) -> None:
         """Count a situation."""
-        known = (SITUATIONS, TRUNCATED, RECREATED, SELDOM)
+        asked = (SET, FENCED, SCHEDULED, SOUGHT, HANDED)
+        known = (SITUATIONS, TRUNCATED, RECREATED, SELDOM, *asked)
         assert any(name in each for each in known), name
         self.counts[name] += 1
 
@@ -127,7 +214,9 @@ class Coverage:
         """Count an event of an engine; an ``Observer``."""
         if event.name == "clock_step":
             self.note("clock_step_detected")
-        elif event.name == "checkpoint_written":
+        elif event.name == "handoff_withdrawn" and event.fields["reason"] == "late":
+            self.note("handoff_lapsed")
+        elif event.name in {"checkpoint_written", "warm_failed"}:
             self.note(event.name)
         elif event.name == "restored":
             is_log = event.fields["source"].startswith("checkpoint")
@@ -149,6 +238,7 @@ class Coverage:
         transition = folded.transition
         record, effect = transition.record, transition.effect
         self._on_stored(folded)
+        self._on_handoff(folded)
         if transition.key is not None and transition.key.group_id == CHECKPOINT_GROUP:
             return
         if record is None:
@@ -163,8 +253,29 @@ class Coverage:
                 self.note(name)
         elif effect == "reset":
             self.note(effect)
+        elif isinstance(record, OF_POSITIONS):
+            self._on_set(folded)
         elif isinstance(record, ReleasingPartition) and record.reason == "ghost":
             self.note("ghost_released")
+
+    def _on_handoff(self, folded: Folded) -> None:
+        """Follow keys from an offer to the claim of its successor."""
+        transition, record = folded.transition, folded.transition.record
+        key, is_accepted = transition.key, transition.outcome == ACCEPTED
+        if isinstance(record, HandoffOffer | HandoffReady) and is_accepted:
+            self.note(HANDOFFS[str(transition.effect)])
+            self._ready.pop(key, None)
+            if isinstance(record, HandoffReady):
+                self._ready[key] = record.incarnation, False
+        elif isinstance(record, HandoffReady):
+            self.note("ready_refused")
+        elif isinstance(record, ReleasingPartition) and is_accepted:
+            if key in self._ready:
+                self._ready[key] = self._ready[key][0], True
+        elif isinstance(record, ClaimingPartition) and is_accepted:
+            is_warm = self._ready.pop(key, None) == (record.incarnation, True)
+            if is_warm:
+                self.note("handed_over_warm")
 
     def _on_stored(self, folded: Folded) -> None:
         stored = folded.stored
@@ -203,10 +314,48 @@ class Coverage:
         elif transition.reason == "held" and age_ms == 2 * self._h_ms:
             self.note("refused_at_2h")
 
+    def _on_set(self, folded: Folded) -> None:
+        """Count what a record of a set position did; admins pause in other ways too."""
+        transition, record = folded.transition, folded.transition.record
+        effect, reason = transition.effect, transition.reason
+        if isinstance(record, ResolvePosition):
+            self._on_resolve(folded, record)
+        elif effect == "decided":
+            self.note("set_committed")
+        elif isinstance(record, DecidePosition):
+            self.note("decide_refused")
+        elif isinstance(record, StagePosition) and reason == "held":
+            self.note("stage_held")
+        elif isinstance(record, StagePosition) and reason in {"op_over", "not_paused"}:
+            self.note("stage_too_late")
+        elif isinstance(record, ReleaseGroup) and reason == "busy":
+            self.note("pause_busy")
+
+    def _on_resolve(self, folded: Folded, record: ResolvePosition) -> None:
+        effect, detail = folded.transition.effect, folded.transition.detail or {}
+        by_member = record.reason == MEMBERS_REASON
+        if folded.transition.outcome == IGNORED:
+            self.note("resolved_twice")
+        elif effect == "unlocked":
+            self.note("set_aborted")
+            if by_member:
+                self.note("abort_by_member")
+        elif effect == "position_set":
+            self._set.add(folded.transition.key)
+            position, head = detail["position"], folded.head or 0
+            if position != head:
+                self.note("set_back" if position < head else "set_forward")
+            if not position:
+                self.note("set_to_zero")
+            if by_member:
+                self.note("commit_by_member")
+
     def _on_beat(self, folded: Folded) -> None:
         transition = folded.transition
         if transition.outcome == IGNORED:
             self.note("late_beat_ignored")
+            if transition.key in self._set:
+                self.note("late_beat_after_set")
         elif transition.effect == "renewed" and folded.age_ms > 2 * self._h_ms:
             self.note("beat_after_2h")
         elif transition.effect == "position_only" and folded.moved:

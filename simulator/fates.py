@@ -22,11 +22,13 @@ class Window:
         kind: How; one of ``KINDS``.
         writer: client_id of who is hit, None for everybody.
         hardness: Chance of each append to be hit.
+        partition: Coordinating partition that is hit, None for all.
     """
 
     kind: str
     writer: str | None
     hardness: float
+    partition: int | None = None
 
 
 class Fates:
@@ -55,7 +57,6 @@ class Fates:
 
     def of_append(self, writer: str, partition: int) -> AppendFate:
         """Return the fate of the next append."""
-        del partition
         rng = self._rngs.get(writer)
         if rng is None:
             rng = self._rngs[writer] = chance(self._seed, f"fates/{writer}")
@@ -63,8 +64,9 @@ class Fates:
         luck, size = rng.random(), rng.random()
         latency_ms = int(size * self._latency_ms)
         for window in self._windows:
+            is_near = window.partition in {None, partition}
             is_hit = window.writer in {None, writer} and luck < window.hardness
-            if is_hit:
+            if is_near and is_hit:
                 return self._hit(window.kind, size, latency_ms)
         return AppendFate(delay_ms=latency_ms)
 

@@ -12,6 +12,7 @@ import attrs
 from kafka_marshal.config import Callbacks, ConsumerConfig, Delivery
 from kafka_marshal.errors import (
     ClaimLost,
+    ClientFenced,
     LogTruncated,
     LogUnreadable,
     MarshalError,
@@ -23,8 +24,10 @@ from kafka_marshal.protocol.types import Key
 from kafka_marshal.testing.node import ConsumerSpec, Node
 from simulator.base import GROUP, TOPIC
 from simulator.checkers import Violation
+from simulator.garbage import GarbagePolicy, never_returns
+from simulator.handoffs import Warming, mood_of, note_death, on_warm_of
 from simulator.keeping import Keeping
-from simulator.plan import chance
+from simulator.plan import GARBAGE_POLICY, HANDOFFS, chance
 from simulator.world import World
 
 APPS_MAX = 6
@@ -74,12 +77,14 @@ class Fleet:
     Attributes:
         apps: Those that live.
         keeping: Checkpoints, and what hosts keep.
+        after_step: Called after each step of a process that goes on.
     """
 
     def __init__(self, world: World) -> None:
         """Start without any."""
         self.apps: list[App] = []
         self.keeping = Keeping(world)
+        self.after_step = _nothing
         world.on_record = self.keeping.on_record
         self._world = world
         self._starts = 0
@@ -136,19 +141,24 @@ class Fleet:
         node = world.cluster.node(
             client_id,
             group_id=GROUP,
-            spec=self._spec,
             clock=clock,
             lives=lives,
             incarnation=rng.randbytes(16),
             sources=self.keeping.sources(client_id),
         )
+        own = chance(world.plan.seed, f"app/{self._starts}")
+        app = App(node=node, name=f"{client_id}#{self._starts}", rng=own)
+        if HANDOFFS in world.plan.kinds:
+            node.warming = self._warming_of(app)
+        node.consume(self._spec_of_next())
+        if GARBAGE_POLICY in world.plan.kinds:
+            own = chance(world.plan.seed, f"returns/{self._starts}")
+            node.policies.is_held = never_returns(own)
         self.keeping.take_part(node)
         node.observer.forward = partial(self._observe, node)
         world.on_started(node)
         world.levels.started(node.owner)
         node.log.on_append = partial(self._on_append, node)
-        own = chance(world.plan.seed, f"app/{self._starts}")
-        app = App(node=node, name=f"{client_id}#{self._starts}", rng=own)
         self.apps.append(app)
         world.names[node.owner.incarnation] = app.name
         world.trace(f"{app.name} starts, {len(lives)} lives behind it")
@@ -156,6 +166,40 @@ class Fleet:
         self.call_step(app, now_ms + app.rng.randint(0, 100))
         self._call_turn(app, now_ms + app.rng.randint(0, 500))
         return app
+
+    def _spec_of_next(self) -> ConsumerSpec:
+        """Return what the next process consumes, by which policy."""
+        plan, spec = self._world.plan, self._spec
+        if GARBAGE_POLICY in plan.kinds:
+            policy = GarbagePolicy(chance(plan.seed, f"garbage/{self._starts}"))
+            spec = attrs.evolve(spec, config=attrs.evolve(spec.config, policy=policy))
+        if HANDOFFS in plan.kinds:
+            on_warm = on_warm_of(mood_of(plan.seed, self._starts))
+            callbacks = attrs.evolve(spec.callbacks, on_warm=on_warm)
+            spec = attrs.evolve(spec, callbacks=callbacks)
+        return spec
+
+    def _warming_of(self, app: App) -> Warming:
+        """Return what runs the calls of ``on_warm`` of the last process."""
+        seed = self._world.plan.seed
+
+        def awake_ms() -> int | None:
+            return None if app.is_gone or app.is_leaving else app.wakes_ms
+
+        def die() -> None:
+            self._world.trace(f"{app.name} dies while it warms up")
+            self.remove(app)
+            after_ms = app.rng.randint(1, 2 * self._world.plan.h_ms)
+            is_resuming = app.rng.random() < WORK_FIRST
+            self.start_later(app, after_ms, is_resuming=is_resuming)
+
+        return Warming(
+            self._world,
+            mood_of(seed, self._starts),
+            rng=chance(seed, f"warming/{self._starts}"),
+            awake_ms=awake_ms,
+            die=die,
+        )
 
     def _observe(self, node: Node, event: Event) -> None:
         self._world.observe(node, event)
@@ -177,6 +221,8 @@ class Fleet:
         """End a process without a word."""
         if app.hand:
             self._world.coverage.note("crashed_with_records")
+        if not app.is_leaving:
+            note_death(self._world, app.node)
         app.is_gone = True
         self.apps.remove(app)
         self._world.cluster.crash(app.node)
@@ -250,6 +296,7 @@ class Fleet:
         node.step()
         if not self._check(app):
             return
+        self.after_step(app)
         if app.is_leaving and node.has_left:
             world.coverage.note("left_in_order")
             self.remove(app)
@@ -348,13 +395,15 @@ class Fleet:
 
     def _on_failure(self, app: App) -> None:
         """End a process whose session can go no further; others start it again."""
-        world = self._world
-        world.trace(f"{app.name} fails: {type(app.node.session.failure).__name__}")
-        world.coverage.note("identity_conflict")
+        world, failure = self._world, app.node.session.failure
+        world.trace(f"{app.name} fails: {type(failure).__name__}")
+        is_fenced = isinstance(failure, ClientFenced)
+        world.coverage.note("fence_noticed" if is_fenced else "identity_conflict")
         self.remove(app)
         client_id = app.node.owner.client_id
         if all(other.node.owner.client_id != client_id for other in self.apps):
-            self.start_later(app, world.plan.h_ms // 2, is_resuming=False)
+            is_resuming = is_fenced and app.rng.random() < WORK_FIRST
+            self.start_later(app, world.plan.h_ms // 2, is_resuming=is_resuming)
 
     # --- the application's thread
 
@@ -435,3 +484,7 @@ class Fleet:
                 if app.node.session.failure is None and not app.node.engine.failure:
                     self._fault(app, error)
                 return
+
+
+def _nothing(app: App) -> None:
+    """Nobody waits for the step of a process."""

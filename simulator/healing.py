@@ -2,14 +2,27 @@
 
 from collections.abc import Callable, Mapping
 
-from kafka_marshal.config import COORDINATION_TOPIC, Delivery
+from kafka_marshal.config import Delivery
+from kafka_marshal.defaults import COORDINATION_TOPIC
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key, TopicPartition
 from simulator.base import GROUP, Liveness
 from simulator.checkers import OPERATIONS, Violation
 from simulator.fleet import Fleet
+from simulator.garbage import GARBAGE_HS
 from simulator.operation_judge import check
-from simulator.plan import RECREATE, RESET
+from simulator.plan import (
+    FENCES,
+    GARBAGE_POLICY,
+    HANDOFFS,
+    POSITIONS,
+    RECREATE,
+    RESET,
+    SCHEDULES,
+    chance,
+)
+from simulator.position_judge import unresolved_in
+from simulator.positions import ENDS_HS_MAX
 from simulator.strikes import Strikes
 from simulator.world import World
 
@@ -21,6 +34,9 @@ RECORD_MS = 400
 JITTER_MS_MAX = 1_000
 FRESH_RECORDS = 5
 BESIDE = 2
+HUNG = 0.5
+# Of clocks that differ by up to three intervals, two random parts of one, and the rest.
+RESOLVE_HS = 12
 
 
 def judge_history(
@@ -73,13 +89,21 @@ class Healing(Liveness):
         if RECREATE in world.plan.kinds:
             # What members found to be deleted they look for as seldom as for news.
             world.run(self._fleet.refresh_ms)
+        if POSITIONS in world.plan.kinds:
+            self._all_resolved()
         self._end_twins()
         if not self._gets(BACKOFF_HS_MAX * self._h_ms, self._is_calm):
             raise Violation("L6", "somebody never takes anything again")
         self._all_owned("L6")
         world.produce(FRESH_RECORDS)
         self._all_done()
-        self._demand_rest()
+        if not self._is_garbage and HANDOFFS not in world.plan.kinds:
+            self._demand_rest()  # who warms up slowly gets its keys late
+        if FENCES in world.plan.kinds:
+            self._fence()
+        if SCHEDULES in world.plan.kinds:
+            self._drain_on_schedule()
+            self._drain_some()
         if world.plan.after:
             self._strikes.halt(world.plan.after[0])
             self._all_halt()
@@ -127,13 +151,41 @@ class Healing(Liveness):
         """Two intervals, jitter and three round trips; clocks may drift."""
         jitter_ms = min(JITTER_MS_MAX, self._h_ms // 10)
         trips_ms = 3 * (self._world.plan.latency_ms + TRIP_MS)
-        return 2 * self._h_ms + 2 * self._h_ms // DRIFT + jitter_ms + trips_ms
+        wait_ms = GARBAGE_HS * self._h_ms if self._is_garbage else 0
+        return wait_ms + 2 * self._h_ms + 2 * self._h_ms // DRIFT + jitter_ms + trips_ms
+
+    @property
+    def _is_garbage(self) -> bool:
+        return GARBAGE_POLICY in self._world.plan.kinds
 
     def _all_owned(self, invariant: str) -> None:
         self._demand_owned(invariant, self._takeover_ms)
 
+    def _all_resolved(self) -> None:
+        """8.5: no key stays locked, and no commit unresolved, though admins died."""
+        admins, worlds = self._strikes.admins, self._world.watcher.worlds
+        if not self._gets(ENDS_HS_MAX * self._h_ms, admins.are_done):
+            raise Violation("8.6", "an admin never ends")
+        self._world.run(self._h_ms)  # what the last one has sent lands
+        limit_ms = admins.pause_ms_max + RESOLVE_HS * self._h_ms
+        if not self._gets(limit_ms, lambda: not unresolved_in(worlds)):
+            left = unresolved_in(worlds)
+            raise Violation("8.5", f"{left} stay for {limit_ms} ms")
+        if not self._gets(limit_ms, self._pauses_are_over):
+            raise Violation("8.1", f"a pause lasts for more than {limit_ms} ms")
+
+    def _pauses_are_over(self) -> bool:
+        """Whether a record appended now would end every pause."""
+        pauses = [
+            (state, pause)
+            for state in self._world.watcher.worlds
+            if (pause := state.active_pause(GROUP)) is not None
+        ]
+        return all(self._wall_ms(state) >= pause.until_ms for state, pause in pauses)
+
     def _all_done(self) -> None:
-        self._demand_done(base_ms=3 * self._h_ms, record_ms=RECORD_MS)
+        base_ms = (3 + 3 * GARBAGE_HS * self._is_garbage) * self._h_ms
+        self._demand_done(base_ms=base_ms, record_ms=RECORD_MS)
 
     def _kill(self) -> None:
         """L1: somebody dies, and others have its partitions soon."""
@@ -150,6 +202,64 @@ class Healing(Liveness):
             raise Violation("L3", f"{self._held()} in use after {limit_ms} ms")
         self._strikes.end_pauses()
         self._all_owned("L6")
+
+    def _fence(self) -> None:
+        """4.13: a process is fenced, hung or not, and others have its keys soon."""
+        world, fleet = self._world, self._fleet
+        if len(fleet.apps) == 1:
+            fleet.admit()
+            world.run(2 * self._h_ms)
+        app = max(fleet.apps, key=lambda app: len(app.node.held))
+        is_hung = chance(world.plan.seed, "fence").random() < HUNG
+        if is_hung:
+            app.wakes_ms = world.now_ms + 2 * self._takeover_ms
+        self._strikes.fences.fence(app.node.owner)
+
+        def is_over() -> bool:
+            return not (self._missing() or (app in fleet.apps and app.node.held))
+
+        if not self._gets(self._takeover_ms, is_over):
+            text = f"{app.name} is fenced, and {self._missing()} unused or still its"
+            raise Violation("4.13", text)
+        if app in fleet.apps:
+            app.wakes_ms = world.now_ms
+            fleet.wake(app)
+        world.run(self._h_ms)
+        if app in fleet.apps:
+            raise Violation("4.13", f"{app.name} is fenced, and goes on")
+        self._all_owned("4.13")
+
+    def _drain_on_schedule(self) -> None:
+        """4.14: a scheduled pause begins and ends by itself, and the group goes on."""
+        wait_ms, for_ms = self._h_ms, 3 * self._h_ms
+        self._strikes.schedules.begin_after(wait_ms, for_ms=for_ms)
+        limit_ms = wait_ms + self._takeover_ms
+        if not self._gets(limit_ms, lambda: not self._held()):
+            raise Violation("4.14", f"{self._held()} in use after {limit_ms} ms")
+        limit_ms = for_ms + self._takeover_ms
+        self._demand_owned("4.14", limit_ms)
+
+    def _drain_some(self) -> None:
+        """4.15: paused partitions are released, the others stay in use, and it ends.
+
+        Two pauses last at a time: one begins at once, and one later.
+        """
+        places = self._world.places
+        first, last = places[:1], places[-1:]
+        paused = {*first, *last}
+        rest = {*places} - paused
+        wait_ms, limit_ms = self._h_ms, self._h_ms + self._takeover_ms
+        for_ms = 2 * limit_ms + 4 * self._h_ms
+        pause_some = self._strikes.schedules.pause_some
+        pause_some(0, numbers=(first[0].partition,), for_ms=for_ms + wait_ms)
+        pause_some(wait_ms, numbers=(last[0].partition,), for_ms=for_ms)
+        if not self._gets(limit_ms, lambda: not self._held() & paused):
+            raise Violation("4.15", f"{self._held() & paused} in use after {limit_ms}")
+        if not self._gets(self._takeover_ms, lambda: rest <= self._held()):
+            raise Violation("4.15", f"{rest - self._held()} not in use, nor paused")
+        if self._gets(self._h_ms, lambda: bool(self._held() & paused)):
+            raise Violation("4.15", f"{self._held() & paused} in use, though paused")
+        self._demand_owned("4.15", for_ms + wait_ms + self._takeover_ms)
 
     def _check_losses(self) -> None:
         plan = self._world.plan
@@ -208,12 +318,15 @@ class Healing(Liveness):
 
     def _clocks_are_back(self) -> bool:
         """Whether every leader's clock is beyond the last time it gave (4.1)."""
-        kafka, now_ms = self._world.cluster.kafka, self._world.now_ms
         return all(
-            kafka.clocks.wall_ms(kafka.log(self._place(state)).leader, now_ms)
-            >= (state.epoch_time_ms or 0)
+            self._wall_ms(state) >= (state.epoch_time_ms or 0)
             for state in self._world.watcher.worlds
         )
+
+    def _wall_ms(self, state: WorldState) -> int:
+        """Return what the leader of a coordinating partition would date a record."""
+        kafka, now_ms = self._world.cluster.kafka, self._world.now_ms
+        return kafka.clocks.wall_ms(kafka.log(self._place(state)).leader, now_ms)
 
     @staticmethod
     def _place(state: WorldState) -> TopicPartition:

@@ -6,7 +6,7 @@ reader that has folded everything, at each offset.
 
 from collections.abc import Callable, Mapping
 
-from kafka_marshal.config import COORDINATION_TOPIC
+from kafka_marshal.defaults import COORDINATION_TOPIC
 from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
 from kafka_marshal.engine.checkpointing import CheckpointRule
 from kafka_marshal.engine.kept_states import KeptState, KeptStates

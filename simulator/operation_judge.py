@@ -14,13 +14,17 @@ import attrs
 import msgspec
 
 from kafka_marshal.config import Delivery
+from kafka_marshal.protocol.lease import Lease
 from kafka_marshal.protocol.log_judge import Finding
 from kafka_marshal.protocol.types import Key, Token
 
 CLAIM, BEAT, GRANT = "claim", "beat", "grant"
 HAND_OUT, PROCESS = "hand_out", "process"
-PAUSE, UNPAUSE, RESET = "pause", "unpause", "reset"
-KINDS = frozenset({CLAIM, BEAT, GRANT, HAND_OUT, PROCESS, PAUSE, UNPAUSE, RESET})
+PAUSE, UNPAUSE, RESET, SET = "pause", "unpause", "reset", "set"
+SEEK, SOUGHT = "seek", "sought"
+KINDS = frozenset(
+    {CLAIM, BEAT, GRANT, HAND_OUT, PROCESS, PAUSE, UNPAUSE, RESET, SET, SEEK, SOUGHT}
+)
 OK, INVOKE, UNKNOWN, FAIL = "ok", "invoke", "unknown", "fail"
 OUTCOMES = frozenset({OK, INVOKE, UNKNOWN, FAIL})
 NAMED_MAX = 10
@@ -33,8 +37,11 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind: ``claim``, ``beat``, ``grant``, ``hand_out`` or ``process``; of admins,
-            ``pause`` and ``unpause`` of the key's group, and ``reset`` of the key to
-            a position, from which on all may be granted and handed out again.
+            ``pause`` and ``unpause`` of the key's group, ``reset`` of the key to a
+            position, from which on all may be granted and handed out again, and
+            ``set`` of its position: what claims after it may do does not depend on
+            what those before it did. An owner's ``seek`` sets the position of its
+            key; once it has read ``sought``, nothing else can.
         outcome: ``ok``; ``invoke``, begun, and more may follow; ``unknown``, it
             is not known what became of it; ``fail``, it did not happen.
         process: Who; no two processes have the same name.
@@ -101,6 +108,7 @@ class TopicHistory:
     """What is known of the offsets of one key, in one topic of its name."""
 
     begun: dict[int, tuple[str, Token | None]] = attrs.field(factory=dict)
+    base: int = 0  # what was set before any claim; nothing below it is asked for
     position: int | None = None
     handed: set[int] = attrs.field(factory=set)
     lent: set[tuple[str, Token | None, int]] = attrs.field(factory=set)
@@ -109,6 +117,8 @@ class TopicHistory:
     back: set[int] = attrs.field(factory=set)
     again: dict[Token | None, int] = attrs.field(factory=lambda: defaultdict(int))
     count: int = 0
+    sought: int | None = None  # where the owner seeks to, and has not read yet
+    undone: set[int] = attrs.field(factory=set)  # processed before that seek
 
 
 @attrs.define(kw_only=True)
@@ -122,7 +132,9 @@ class KeyHistory:
     bases: dict[tuple[str, Token], int] = attrs.field(factory=dict)
     starts: dict[Token, int | None] = attrs.field(factory=dict)
     topic_ids: dict[Token, bytes | None] = attrs.field(factory=dict)
-    topics: dict[bytes | None, TopicHistory] = attrs.field(
+    rounds: dict[Token, int] = attrs.field(factory=dict)
+    round: int = 0
+    topics: dict[tuple[bytes | None, int], TopicHistory] = attrs.field(
         factory=lambda: defaultdict(TopicHistory)
     )
     handing: Token | None = None
@@ -132,11 +144,23 @@ class KeyHistory:
         """Return the history of the topic that a claim is of.
 
         Without a token, and for a claim whose end is not known yet, it is the topic of
-        the last claim: a new topic has no position, so nothing is judged by it.
+        the last claim: a new topic has no position, so nothing is judged by it. Each
+        set position begins another history.
         """
         if token is None or token not in self.topic_ids:
-            token = self.tokens[-1] if self.tokens else None
-        return self.topics[None if token is None else self.topic_ids.get(token)]
+            return self.topics[self.topic_id, self.round]
+        return self.topics[self.topic_ids[token], self.rounds[token]]
+
+    @property
+    def topic_id(self) -> bytes | None:
+        """Id of the topic of the last claim."""
+        return self.topic_ids.get(self.tokens[-1]) if self.tokens else None
+
+    def set_position(self, topic_id: bytes | None, position: int) -> None:
+        """Begin another history, at a position."""
+        self.round += 1
+        history = self.topics[topic_id, self.round]
+        history.position = history.base = position
 
 
 class OperationJudge:
@@ -155,7 +179,10 @@ class OperationJudge:
         self.keys: dict[Key, KeyHistory] = defaultdict(KeyHistory)
         self._is_amo = is_at_most_once
         noted_ms = ROUNDING_MS + late_ms
-        self._lease_ms = None if h_ms is None else h_ms + h_ms // DRIFT + noted_ms
+        self._lease_ms = None
+        if h_ms is not None:
+            soft_ms = Lease.since(0, h_ms).soft_until_ms
+            self._lease_ms = soft_ms + soft_ms // DRIFT + noted_ms
         self._takes = {
             CLAIM: self._claim,
             BEAT: self._beat,
@@ -165,6 +192,9 @@ class OperationJudge:
             PAUSE: self._pause,
             UNPAUSE: self._pause,
             RESET: self._reset,
+            SET: self._set,
+            SEEK: self._seek,
+            SOUGHT: self._sought,
         }
 
     def _find(self, invariant: str, key: Key, text: str) -> None:
@@ -207,12 +237,60 @@ class OperationJudge:
     def _reset(self, known: KeyHistory, operation: Operation) -> None:
         """An admin brought a position back, and with it what was granted above it."""
         known.owner = None
-        for topic_id, topic in known.topics.items():
+        for (topic_id, _), topic in known.topics.items():
             head = operation.first if topic_id == operation.topic_id else None
             topic.position = head
             topic.back.update(
                 offset for offset in topic.granted if offset >= (head or 0)
             )
+
+    def _set(self, known: KeyHistory, operation: Operation) -> None:
+        """An admin set a position: S3 and 6.1 count from here on."""
+        if operation.first is None:
+            self._find("8.5", operation.key, "set to no position")
+            return
+        known.owner = None
+        known.set_position(operation.topic_id, operation.first)
+
+    def _seek(self, known: KeyHistory, operation: Operation) -> None:
+        """An owner seeks: all from there on is to be processed once more (6.6)."""
+        key, token, to = operation.key, operation.token, operation.first
+        if token is None or to is None or operation.outcome in {UNKNOWN, FAIL}:
+            return
+        if self._is_amo:
+            self._find("6.6", key, f"sought to {to} at most once")
+            return
+        if known.tokens and token != known.tokens[-1]:
+            if operation.outcome == OK:
+                self._find("S1", key, f"sought under {token}, which is over")
+            return
+        topic = known.topic(token)
+        # The record of an earlier seek may land after the next one has begun.
+        if operation.outcome == INVOKE or topic.sought is None:
+            topic.sought = to
+        if operation.outcome == INVOKE:
+            return
+        above = {offset for offset in topic.processed if offset >= to}
+        topic.undone |= above
+        topic.processed = set(range(to)) | (topic.processed - above)
+        topic.position = known.starts[token] = to
+        if operation.renews:
+            self._renew(known, operation)
+
+    def _sought(self, known: KeyHistory, operation: Operation) -> None:
+        """Its owner hands out from there on: the log must have that position."""
+        token = operation.token
+        if token is None or not known.tokens or token != known.tokens[-1]:
+            return
+        if known.rounds[token] != known.round:
+            return  # overtaken by a set position, which the owner has yet to read
+        topic = known.topic(token)
+        if topic.position != operation.first:
+            text = f"sought to {operation.first}, and the log has {topic.position}"
+            self._find("6.6", operation.key, text)
+        topic.sought, topic.undone = None, set()
+        for who in [who for who in known.last if who[1] == token]:
+            del known.last[who]
 
     def _claim(self, known: KeyHistory, operation: Operation) -> None:
         token = operation.token
@@ -225,7 +303,13 @@ class OperationJudge:
         known.tokens.append(token)
         known.owner = operation.process
         known.topic_ids[token] = operation.topic_id
-        known.starts[token] = known.topic(token).position
+        known.rounds[token] = known.round
+        topic = known.topic(token)
+        if operation.first is not None and topic.sought is not None:
+            # A release had the position of a seek that nobody has read.
+            _pass_over(topic, operation.first)
+        known.starts[token] = topic.position
+        topic.sought, topic.undone = None, set()
         self._renew(known, operation)
 
     def _beat(self, known: KeyHistory, operation: Operation) -> None:
@@ -266,6 +350,8 @@ class OperationJudge:
         if not self._is_amo:
             self._check_skipped(known, operation, position)
         topic = known.topic(operation.token)
+        if topic.sought is not None:
+            _pass_over(topic, position)
         topic.position = max(topic.position or 0, position)
 
     def _check_skipped(
@@ -274,6 +360,8 @@ class OperationJudge:
         """Every offset below a position must be done with, by any process."""
         topic = known.topic(operation.token)
         skipped = set(range(topic.position or 0, position)) - topic.processed
+        if topic.sought is not None:
+            skipped -= topic.undone | set(range(topic.sought))
         if skipped:
             shown = sorted(skipped)[:NAMED_MAX]
             self._find("6.1", operation.key, f"position {position} skips {shown}")
@@ -356,7 +444,8 @@ class OperationJudge:
             ends: First and next offset of each, in the topic of its last claim.
         """
         for key, (start, end) in ends.items():
-            missed = set(range(start, end)) - self.keys[key].topic().processed
+            topic = self.keys[key].topic()
+            missed = set(range(max(start, topic.base), end)) - topic.processed
             if missed:
                 shown = sorted(missed)[:NAMED_MAX]
                 self._find(
@@ -376,6 +465,16 @@ class OperationJudge:
             takeovers=sum(max(0, len(known.tokens) - 1) for known in keys),
             duplicates_max=max(again, default=0),
         )
+
+
+def _pass_over(topic: TopicHistory, position: int) -> None:
+    """Move on while a seek is not read: what it skips, or undoes, is as if processed.
+
+    A record from before the seek may land after it, and one from after it before it.
+    """
+    topic.processed |= set(range(min(topic.sought or 0, position)))
+    topic.processed |= {each for each in topic.undone if each < position}
+    topic.position = max(topic.position or 0, position)
 
 
 def check(

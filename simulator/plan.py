@@ -60,8 +60,26 @@ TRUNCATE = "truncate"
 """Goes wrong only when asked for: it takes back what rules rest on."""
 RECREATE = "recreate"
 """Goes wrong only when asked for: it ends all work on what was written before."""
-ASKED_FOR = (TRUNCATE, RECREATE)
-CONDITIONS = frozenset({"drift", CHECKPOINT})
+POSITIONS = "positions"
+"""Goes wrong only when asked for: admins set positions, and die at it."""
+FENCES = "fences"
+"""Goes wrong only when asked for: admins fence processes."""
+SCHEDULES = "schedules"
+"""Goes wrong only when asked for: admins schedule pauses, and are gone then."""
+SEEKS = "seeks"
+"""Goes wrong only when asked for: members seek in their own claims."""
+OF_ADMINS = (POSITIONS, FENCES, SCHEDULES)
+ASKED_APART = (*OF_ADMINS, SEEKS)
+"""What is drawn apart, each kind for itself."""
+GARBAGE_POLICY = "garbage-policy"
+"""Goes wrong only when asked for: policies advise nonsense, raise, or never return."""
+HANDOFFS = "handoffs"
+"""Goes wrong only when asked for: members warm up, late, never, or die at it."""
+ASKED_FOR = (TRUNCATE, RECREATE, *ASKED_APART, GARBAGE_POLICY, HANDOFFS)
+UNFIT_BESIDE_ADMINS = frozenset({RESET, LEVEL})
+"""What tools refuse to write while an operation is open (PROTOCOL 8.6), and what takes
+back the records of admins or their level."""
+CONDITIONS = frozenset({"drift", CHECKPOINT, GARBAGE_POLICY, HANDOFFS})
 """What is so all the time, rather than something that happens."""
 
 
@@ -155,6 +173,7 @@ def draw(
     *,
     delivery: Delivery | None = None,
     faults: Sequence[str] | None = None,
+    also: Sequence[str] = (),
     duration_ms: int = 10 * MINUTE_MS,
 ) -> Plan:
     """Draw a world.
@@ -163,6 +182,7 @@ def draw(
         seed: Decides everything.
         delivery: The guarantee asked for; drawn without it.
         faults: What may go wrong, of ``FAULTS`` and ``ASKED_FOR``; drawn without it.
+        also: What may go wrong besides.
         duration_ms: How long things go wrong.
     """
     rng = chance(seed, "world")
@@ -172,6 +192,9 @@ def draw(
     kept = _draw_kept(seed)
     apart = (*kept, *_draw_levels(seed), *_draw_damage(seed, kept))
     kinds = (*lot, *apart) if faults is None else tuple(faults)
+    kinds = (*kinds, *(each for each in also if each not in kinds))
+    if not set(ASKED_APART).isdisjoint(kinds):
+        kinds = tuple(each for each in kinds if each not in UNFIT_BESIDE_ADMINS)
     return Plan(
         seed=seed,
         h_ms=h_ms,
@@ -179,8 +202,7 @@ def draw(
         kinds=kinds,
         faults=_draw_faults(seed, kinds, h_ms=h_ms, duration_ms=duration_ms),
         duration_ms=duration_ms,
-        coordinators=rng.choice([1, 1, 2, 3]),
-        partitions=rng.randint(1, 4),
+        **_draw_size(seed, kinds, rng),
         clients=rng.randint(1, 4),
         policy=rng.choice(["fair", "fair", "greedy"]),
         poll_max=rng.choice([1, 3, 20]),
@@ -193,11 +215,24 @@ def draw(
     )
 
 
+def _draw_size(seed: int, kinds: tuple[str, ...], rng: random.Random) -> dict[str, int]:
+    """Draw the numbers of partitions: several of them where positions are set."""
+    size = {"coordinators": rng.choice([1, 1, 2, 3]), "partitions": rng.randint(1, 4)}
+    if POSITIONS not in kinds:
+        # Alone, a key has nobody to be handed to.
+        return {**size, "partitions": size["partitions"] + (HANDOFFS in kinds)}
+    apart = chance(seed, "position sizes")
+    return {
+        "coordinators": apart.choice([1, 2, 2, 3, 3, 4]),
+        "partitions": apart.randint(2, 5),
+    }
+
+
 def _draw_faults(
     seed: int, kinds: tuple[str, ...], *, h_ms: int, duration_ms: int
 ) -> tuple[Fault, ...]:
     striking = [name for name in kinds if name not in CONDITIONS]
-    drawn_apart = {*KEPT, *LEVELS, DAMAGE}
+    drawn_apart = {*KEPT, *LEVELS, DAMAGE, *ASKED_APART}
     first = [name for name in striking if name not in drawn_apart]
     kept = [name for name in striking if name in KEPT]
     levels = [name for name in striking if name in LEVELS and name != HALT]
@@ -208,6 +243,10 @@ def _draw_faults(
         *times(chance(seed, "levels"), levels),
         *times(chance(seed, "damage"), [name for name in striking if name == DAMAGE]),
     ]
+    for name in ASKED_APART:
+        if name in striking:
+            # An operation takes some intervals: most of them have time to end.
+            faults += times(chance(seed, name), [name], h_ms=2 * h_ms)
     if HALT in striking:
         faults.append(_draw_halt(chance(seed, "halt"), duration_ms))
     return tuple(

@@ -22,6 +22,7 @@ from simulator.plan import (
     ASKED_FOR,
     FAULTS,
     MINUTE_MS,
+    POSITIONS,
     RECREATE,
     TRUNCATE,
     Plan,
@@ -34,6 +35,7 @@ from simulator.world import World
 __all__ = [
     "ASKED_FOR",
     "FAULTS",
+    "POSITIONS",
     "PROGRAM",
     "RECREATE",
     "TRUNCATE",
@@ -111,6 +113,7 @@ def _run_plan(plan: Plan, *, by_history: bool) -> Report:
     except Violation as violation:
         raise SimulationFailed(plan, violation, world.transcript) from violation
     finally:
+        strikes.admins.close()
         fleet.keeping.close()
     return Report.of(
         plan.seed,
@@ -140,6 +143,7 @@ def simulate(
     *,
     delivery: Delivery | None = None,
     faults: Sequence[str] | None = None,
+    also: Sequence[str] = (),
     duration_ms: int = DURATION_MS,
     only: Collection[int] | None = None,
     by_history: bool = False,
@@ -150,6 +154,7 @@ def simulate(
         seed: Decides everything.
         delivery: The guarantee asked for; drawn without it.
         faults: What may go wrong, of ``FAULTS`` and ``ASKED_FOR``; drawn without it.
+        also: What may go wrong besides.
         duration_ms: How long things go wrong, on virtual time.
         only: Numbers of the faults that strike; all of them without it.
         by_history: Judge only by the history; see ``run_plan``.
@@ -160,6 +165,8 @@ def simulate(
     Raises:
         SimulationFailed: One did not; the message repeats it.
     """
-    plan = draw(seed, delivery=delivery, faults=faults, duration_ms=duration_ms)
+    plan = draw(
+        seed, delivery=delivery, faults=faults, also=also, duration_ms=duration_ms
+    )
     kept = plan if only is None else plan.keeping(only)
     return run_plan(kept, by_history=by_history)

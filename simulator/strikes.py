@@ -12,21 +12,30 @@ from kafka_marshal.protocol.records import (
 from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.testing.fakestore import Stored
 from simulator.base import GROUP
+from simulator.checkers import Folded
 from simulator.configs import Configs
 from simulator.fates import HARDNESS, KINDS, Window
+from simulator.fences import Fences
 from simulator.fleet import APPS_MAX, App, Fleet
 from simulator.newer import Newer
 from simulator.pauses import Pauses
 from simulator.plan import (
     ABOVE,
     DAMAGE,
+    FENCES,
     HALT,
     LEVEL,
+    POSITIONS,
     RECREATE,
+    SCHEDULES,
+    SEEKS,
     Fault,
     chance,
 )
+from simulator.positions import Admins
 from simulator.recreating import Recreations
+from simulator.schedules import Schedules
+from simulator.seeks import Seeks
 from simulator.world import World
 
 DEAF_MS = 10**9
@@ -35,7 +44,13 @@ PERCENT = 100
 
 
 class Strikes:
-    """Strikes a fleet with the faults of its plan."""
+    """Strikes a fleet with the faults of its plan.
+
+    Attributes:
+        admins: Those that set positions.
+        fences: Those that fence processes.
+        schedules: Those that schedule pauses.
+    """
 
     def __init__(self, world: World, fleet: Fleet) -> None:
         """Let nothing happen yet."""
@@ -44,7 +59,10 @@ class Strikes:
         self._pauses = Pauses(world.cluster, world.watcher, group_id=GROUP)
         self._configs, self._newer = Configs(world), Newer(world)
         self._recreations = Recreations(world, fleet)
-        world.on_folded = self._newer.on_fold
+        self.admins = Admins(world, fleet)
+        self.fences, self.schedules = Fences(world, fleet), Schedules(world)
+        self._seeks = Seeks(world, fleet)
+        world.on_folded = self._on_fold
         self._actions: dict[str, Callable[[Fault], None]] = {
             "cut": self._cut,
             "deaf": self._deafen,
@@ -66,6 +84,10 @@ class Strikes:
             DAMAGE: self._damage,
             ABOVE: self._newer.strike,
             LEVEL: self._configs.strike,
+            POSITIONS: self.admins.strike,
+            FENCES: self.fences.strike,
+            SCHEDULES: self.schedules.strike,
+            SEEKS: self._seeks.strike,
             HALT: self.halt,
         }
 
@@ -90,6 +112,14 @@ class Strikes:
         self.end_pauses()
         self._configs.heal()
         self._recreations.heal()
+        self.admins.heal()
+        self.schedules.heal()
+
+    def _on_fold(self, folded: Folded) -> None:
+        self._newer.on_fold(folded)
+        self.fences.on_fold(folded)
+        self.schedules.on_fold(folded)
+        self._seeks.on_fold(folded)
 
     def pause(self, for_ms: int) -> None:
         """Pause the group."""

@@ -7,7 +7,7 @@ from kafka_marshal.config import Delivery
 from kafka_marshal.ports import Event, Record
 from kafka_marshal.protocol.hashing import coordinating_partition
 from kafka_marshal.protocol.records import ClaimingMessages
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.types import Key, Token
 from kafka_marshal.testing.node import Cluster, Node
 from simulator.base import GROUP, TOPIC, BaseWorld
 from simulator.checkers import (
@@ -22,6 +22,7 @@ from simulator.fates import Fates
 from simulator.levels import Levels
 from simulator.loop import Loop
 from simulator.plan import LEVELS, Plan, chance
+from simulator.position_judge import PositionJudge
 
 FAR_MS = 2**63
 
@@ -38,6 +39,7 @@ class World(BaseWorld):
         coverage: Counts what happens.
         levels: Judges what is above a feature level.
         chronicle: What processes did, as they would write it down.
+        positions: Judges what admins set (S8).
         names: Names of processes, by incarnation.
         seqs: Largest sequence number read of each process, by incarnation.
         attempts: Processes that ask for offsets under claims of others.
@@ -88,6 +90,7 @@ class World(BaseWorld):
         if set(LEVELS) & set(plan.kinds):
             self.levels.activate()
         self.chronicle = Chronicle(self)
+        self.positions = PositionJudge()
         self.exposures, self.cuts = Exposures(), Cuts()
         self._numbers = self._number_by_key()
         self._keys = [
@@ -239,6 +242,8 @@ class World(BaseWorld):
             self.hand_outs.count += len(records)
             self._expose(node, key, records)
             return
+        with self._judging():
+            self._check_fences(node)
         before = self.hand_outs.duplicate_count
         is_excused = self.place_of(key) in self.excused
         topic_id = records[0].value
@@ -264,6 +269,13 @@ class World(BaseWorld):
                 text = f"{record.offset} of another topic handed out under {token}"
                 raise Violation("5.6", f"{key}: {text}")
 
+    def _check_fences(self, node: Node) -> None:
+        """4.13: a process that has read its own fence hands out nothing more."""
+        for replica in node.engine.context.replicas.values():
+            if (GROUP, *node.owner) in replica.world.fences:
+                name = self.name_of(node.owner.incarnation)
+                raise Violation("4.13", f"{name} hands out, and has read its fence")
+
     def on_processed(self, name: str, key: Key, *, record: Record) -> None:
         """Record that an application has processed a record."""
         is_judged = not self.is_truncating
@@ -272,6 +284,12 @@ class World(BaseWorld):
             self.hand_outs.done(key, token, offset=offset, is_judged=is_judged)
         if is_judged:
             self.chronicle.on_processed(name, key, record=record)
+
+    def on_sought(self, name: str, key: Key, *, token: Token, offset: int) -> None:
+        """Record that a process has read that its seek is done (6.6)."""
+        with self._judging():
+            self.hand_outs.sought(key, token, offset=offset)
+        self.chronicle.on_sought(name, key, token=token, offset=offset)
 
     def _expose(self, node: Node, key: Key, records: Sequence[Record]) -> None:
         """Take what is handed out in a world whose log may lose it."""
@@ -333,6 +351,8 @@ class World(BaseWorld):
     def _on_fold(self, folded: Folded) -> None:
         self.coverage.on_fold(folded)
         self.on_folded(folded)
+        with self._judging():
+            self.positions.take(folded)
         transition = folded.transition
         record = transition.record
         self.on_record(record)

@@ -13,7 +13,7 @@ import msgspec
 
 from kafka_marshal.consumer import Consumer
 from kafka_marshal.engine import Holding, Subscription
-from kafka_marshal.engine.grant_requests import PendingGrant
+from kafka_marshal.engine.proxy_grants import PendingGrant
 from kafka_marshal.errors import (
     ClaimLost,
     ConfigurationError,
@@ -44,7 +44,7 @@ from simulator.sidecar.host import SEED_BITS, Host
 if TYPE_CHECKING:
     import threading
 
-    from kafka_marshal.remote.command_queue import WorkerPool
+    from kafka_marshal.clock import WorkerPool
     from kafka_marshal.remote.transport import Connection
     from kafka_marshal.sidecar.events import EventCursor
 
@@ -495,5 +495,5 @@ class Hosted:
         if self.now_ms < asking.until_ms:
             return None
         if self.host.node is not None:
-            self.host.node.engine.grant_requests.give_up(pending)
+            self.host.node.engine.proxy_grants.give_up(pending)
         return DeadlineExceeded("the log did not show the verdict")

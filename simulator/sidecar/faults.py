@@ -6,7 +6,8 @@ from kafka_marshal.testing.node import Node
 from simulator.base import GROUP
 from simulator.pauses import Pauses
 from simulator.sidecar.client import Hosted
-from simulator.sidecar.world import HostedWorld, Place, Process
+from simulator.sidecar.positions import HostedAdmins
+from simulator.sidecar.world import POSITIONS, HostedWorld, Place, Process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,12 +17,17 @@ LEADERS = 8
 
 
 class Troubles:
-    """Breaks things in a world."""
+    """Breaks things in a world.
+
+    Attributes:
+        admins: Those that set positions.
+    """
 
     def __init__(self, world: HostedWorld) -> None:
         """Take the world as it is."""
         self._world = world
         self._rng = world.rng
+        self.admins = HostedAdmins(world)
         self._pauses = Pauses(world.cluster, world.watcher, group_id=GROUP)
 
     def strike(self) -> None:
@@ -38,6 +44,7 @@ class Troubles:
             "pause": self._pause,
             "churn": self._churn,
             "failover": self._fail_over,
+            POSITIONS: self.admins.strike,
         }
         names = [name for name in acts if name in self._world.faults]
         if names:

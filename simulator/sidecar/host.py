@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from kafka_marshal.config import COORDINATION_TOPIC
+from kafka_marshal.defaults import COORDINATION_TOPIC
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.kafka_io.topics import TopicDescription
 from kafka_marshal.observability import FanOut

@@ -14,11 +14,16 @@ from kafka_marshal.config import Delivery
 from kafka_marshal.protocol.types import TopicPartition
 from simulator.base import GROUP, Liveness
 from simulator.checkers import Violation
+from simulator.garbage import GARBAGE_HS, installed
 from simulator.outcome import Report, RunFailed
+from simulator.plan import GARBAGE_POLICY, chance
+from simulator.position_judge import unresolved_in
+from simulator.positions import ENDS_HS_MAX, PAUSE_HS_MAX
 from simulator.sidecar.client import Hosted
 from simulator.sidecar.faults import Troubles
 from simulator.sidecar.world import (
     CLAIMED_TOPIC,
+    POSITIONS,
     HostedWorld,
     Place,
     Process,
@@ -28,6 +33,7 @@ HEALED_STEP_MS = 50
 DEATH_MS = 1_000
 BACKOFF_HS_MAX = 300
 TAKEOVER_HS = 3
+RESOLVE_HS = 12
 WORK_MS = 400
 PRODUCED = 0.3
 STRUCK = 0.15
@@ -70,6 +76,7 @@ class HostedSimulation(Liveness):
                 transcript=world.transcript,
             ) from violation
         finally:
+            self._troubles.admins.close()
             for place in world.hosts:
                 place.host.crash()
         return Report.of(
@@ -118,16 +125,40 @@ class HostedSimulation(Liveness):
         # What was on its way still lands.
         self._troubles.end_pauses()
         self._live(TAKEOVER_HS * world.h)
+        if POSITIONS in world.faults:
+            self._all_resolved()
         self._gets(BACKOFF_HS_MAX * world.h, self._is_calm)
-        self._demand_owned("L6", TAKEOVER_HS * world.h + world.h // 10)
-        self._demand_done(base_ms=TAKEOVER_HS * world.h, record_ms=WORK_MS)
-        self._demand_rest()
+        self._demand_owned("L6", self._owned_ms)
+        base_ms = TAKEOVER_HS * world.h + 3 * self._garbage_ms
+        self._demand_done(base_ms=base_ms, record_ms=WORK_MS)
+        if not self._garbage_ms:
+            self._demand_rest()
         self._check_death()
         self._check_drain()
         if world.delivery is Delivery.AT_MOST_ONCE and not world.faults & UNANSWERED:
             config = world.spec.config
             batches = config.max_granted_batches
             world.hand_outs.check_losses(most=batches * config.max_poll_records)
+
+    def _all_resolved(self) -> None:
+        """8.5: no key stays locked, and no commit unresolved, though admins died."""
+        h, worlds = self.world.h, self.world.watcher.worlds
+        if not self._gets(ENDS_HS_MAX * h, self._troubles.admins.are_done):
+            raise Violation("8.6", "an admin never ends")
+        limit_ms = (PAUSE_HS_MAX + RESOLVE_HS) * h
+        if not self._gets(limit_ms, lambda: not unresolved_in(worlds)):
+            raise Violation("8.5", f"{unresolved_in(worlds)} stay for {limit_ms} ms")
+        self._live(limit_ms)  # pauses run out
+
+    @property
+    def _garbage_ms(self) -> int:
+        is_garbage = GARBAGE_POLICY in self.world.faults
+        return GARBAGE_HS * self.world.h if is_garbage else 0
+
+    @property
+    def _owned_ms(self) -> int:
+        h = self.world.h
+        return TAKEOVER_HS * h + h // 10 + self._garbage_ms
 
     def _is_consumer(self, process: object) -> bool:
         work = getattr(process, "work", None)
@@ -194,7 +225,7 @@ class HostedSimulation(Liveness):
         world.trace(f"{process.name} dies while all is well")
         world.count("death while all is well")
         world.remove(process)
-        self._demand_owned("L1", DEATH_MS)
+        self._demand_owned("L1", DEATH_MS + self._garbage_ms)
 
     def _check_drain(self) -> None:
         """L3: a paused group is drained after two intervals and a round trip."""
@@ -204,7 +235,7 @@ class HostedSimulation(Liveness):
         if not self._gets(bound_ms, self._is_drained):
             raise Violation("L3", f"not drained within {bound_ms} ms")
         self._troubles.end_pauses()
-        self._demand_owned("L6", TAKEOVER_HS * world.h + world.h // 10)
+        self._demand_owned("L6", self._owned_ms)
 
     def _is_drained(self) -> bool:
         if any(process.held for process in self.world.processes):
@@ -240,7 +271,8 @@ def simulate_hosted(
     Raises:
         RunFailed: One did not; the message repeats it.
     """
-    with tempfile.TemporaryDirectory(prefix="marshal-hosted-") as folder:
+    policies = installed(chance(seed, "garbage"))
+    with tempfile.TemporaryDirectory(prefix="marshal-hosted-") as folder, policies:
         world = HostedWorld(
             seed, folder=Path(folder), delivery=delivery, faults=faults, span=span
         )

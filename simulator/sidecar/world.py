@@ -18,7 +18,11 @@ from kafka_marshal.protocol.types import Key, Owner, Token
 from kafka_marshal.testing.fakestore import AppendFate
 from kafka_marshal.testing.node import Cluster, ConsumerSpec, Node
 from simulator.base import GROUP, TOPIC, BaseWorld
-from simulator.checkers import Violation
+from simulator.checkers import Folded, Violation
+from simulator.garbage import NAME as GARBAGE
+from simulator.loop import Loop
+from simulator.plan import GARBAGE_POLICY
+from simulator.position_judge import PositionJudge
 from simulator.sidecar.client import Hosted
 from simulator.sidecar.host import SEED_BITS, Host
 
@@ -45,6 +49,8 @@ FAULTS = (
     "unwatched",
 )
 """What may go wrong; a seed draws which of these exist in its world."""
+POSITIONS = "positions"
+"""Goes wrong only when asked for: admins set positions, and die at it."""
 OF_APPENDS = frozenset({"delay", "late", "loss", "copies"})
 
 
@@ -173,12 +179,13 @@ class HostedWorld(BaseWorld):
         places = cluster.fill(TOPIC, [0] * rng.randint(1, 4))
         cluster.fill(CLAIMED_TOPIC, [0])
         is_amo = self.delivery is Delivery.AT_MOST_ONCE
+        self.loop, self.positions = Loop(cluster.clock), PositionJudge()
         super().__init__(cluster, places, is_at_most_once=is_amo)
         self.spec = ConsumerSpec(
             ConsumerConfig(
                 topics=(TOPIC,),
                 delivery=self.delivery,
-                policy=rng.choice(["fair", "fair", "greedy"]),
+                policy=self._policy(rng.choice(["fair", "fair", "greedy"])),
                 max_poll_records=rng.choice([1, 3, 20]),
                 max_granted_batches=rng.choice([1, 2, 4]),
                 max_handling_ms=0,
@@ -201,6 +208,9 @@ class HostedWorld(BaseWorld):
         for _ in range(rng.randint(0, 2)):
             self.join(None)
 
+    def _policy(self, drawn: str) -> str:
+        return GARBAGE if GARBAGE_POLICY in self.faults else drawn
+
     def _host(self, name: str, folder: Path) -> Host:
         rng = random.Random(self.rng.getrandbits(SEED_BITS))  # noqa: S311
         drift_ppm = self.rng.randint(-900, 900) if "drift" in self.faults else 0
@@ -217,7 +227,7 @@ class HostedWorld(BaseWorld):
 
     def pass_time(self, duration_ms: int) -> None:
         """Let time pass, and end what is over by then."""
-        self.cluster.clock.advance(duration_ms)
+        self.loop.run(duration_ms, after=self._follow)
         now_ms = self.now_ms
         for due_ms, process in list(self.restarts):
             if now_ms >= due_ms:
@@ -229,6 +239,10 @@ class HostedWorld(BaseWorld):
         for place in self.hosts:
             self._look_after(place, now_ms)
         self.check()
+
+    def _follow(self) -> None:
+        """Fold what an admin wrote in its turn: S8 is of all partitions, in order."""
+        self.watcher.catch_up()
 
     def _look_after(self, place: Place, now_ms: int) -> None:
         host = place.host
@@ -387,6 +401,10 @@ class HostedWorld(BaseWorld):
                         continue
                     if claimants.setdefault(key, place.host) is not place.host:
                         raise Violation("S4", f"{key} is held by {host.group_id} twice")
+
+    def _on_fold(self, folded: Folded) -> None:
+        self.positions.take(folded)
+        super()._on_fold(folded)
 
     def count(self, what: str) -> None:
         """Count what has happened."""

@@ -13,12 +13,7 @@ import slices
 import variants
 
 from kafka_marshal.config import Delivery
-from simulator.campaign import (
-    SUITE_SEEDS_MIN,
-    CampaignOptions,
-    run_seeds,
-    shrunk,
-)
+from simulator.campaign import CampaignOptions, run_seeds, shrunk
 from simulator.checkers import OPERATIONS
 from simulator.coverage import RECREATED, TRUNCATED
 from simulator.plan import CONDITIONS, MINUTE_MS, draw
@@ -32,8 +27,15 @@ from simulator.simulate import (
 )
 from simulator.world import World
 
-# As few as still must reach every situation; `make sim` runs many more.
-SEEDS = slices.seeds_of(quick=SUITE_SEEDS_MIN, full=500)
+# Each situation four times; `make sim` runs many more:
+# choose_seeds.py --seeds 0:300 --times 4
+CHOSEN = [
+    *(10, 22, 28, 57, 67, 68, 100, 109, 115, 116, 118, 123, 133, 137, 138, 143),
+    *(151, 160, 162, 182, 210, 224, 226, 227, 252, 266, 271, 275, 294, 296),
+]
+# And some that nobody chose.
+QUICK = sorted({*CHOSEN, *range(20)})
+SEEDS = slices.seeds_of(quick=QUICK, full=500)
 AMO = Delivery.AT_MOST_ONCE
 # Logs that lose what was read, and what makes that hurt.
 LOSING = (TRUNCATE, "crash", "stop", "late", "slow", "cut", "churn", "failover")
@@ -50,7 +52,7 @@ RECREATING = (
     "churn",
     "pause",
 )
-RECREATING_SEEDS = range(3000, 3012)
+RECREATING_SEEDS = slices.slice_of(quick=range(3000, 3004), full=range(3000, 3012))
 # Levels that change under a fleet, and what makes that hurt.
 HALTING = ("above", "level", "halt", "checkpoint", "crash", "failover", "slow", "deaf")
 HALTED = ("halted", "behind_a_halt", "started_beside_halt", "checkpoint_above")
@@ -77,11 +79,10 @@ REGRESSIONS = [
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60 + 8 * len(SEEDS))
 def test_every_invariant_holds_and_every_situation_is_reached():
     summary = run_seeds(SEEDS, CampaignOptions(), jobs=1)
     assert summary.broken == []
-    assert not summary.is_suite or summary.never == ()
+    assert not (summary.is_suite or SEEDS == QUICK) or summary.never == ()
 
 
 @pytest.mark.parametrize(("seed", "options"), REGRESSIONS)
@@ -160,13 +161,13 @@ VARIANTS = [
     ),
     pytest.param(
         variants.renew_in_the_fold,
-        0,
+        3,
         {"faults": ("pause",)},
         id="renew-while-paused",
     ),
     pytest.param(
         variants.renew_to_an_earlier_end,
-        11,
+        14,
         {"faults": ("level", "stop", "late")},
         id="renewal-shortens",
     ),
@@ -214,7 +215,7 @@ VARIANTS = [
     ),
     pytest.param(
         variants.hand_out_after_the_soft_stop,
-        0,
+        2,
         {"faults": ("cut", "stop"), "delivery": AMO},
         id="hand-out-after-the-soft-stop",
     ),
@@ -365,7 +366,7 @@ FOUND_BY_HISTORY = [
     ),
     pytest.param(
         variants.sender_judges,
-        25,
+        143,
         {"faults": ("edge", "stop", "cut", "deaf")},
         id="sender-judges",
     ),

@@ -1,4 +1,5 @@
 import json
+from functools import partial
 
 import pytest
 import simulation_digests
@@ -9,6 +10,13 @@ from simulator.outcome import RunFailed
 from simulator.simulate import simulate
 
 FEW = {"direct": "3:5", "sidecar": "0:0"}
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """Run each seed for a fraction of its time."""
+    run = partial(simulate, duration_ms=20_000)
+    monkeypatch.setattr(simulation_digests, "RUNS", {"direct": run})
 
 
 def test_the_seeds_of_a_file_are_run_again(tmp_path, capsys):
@@ -52,7 +60,10 @@ def test_a_broken_rule_is_the_last_line(monkeypatch):
 
 def test_one_run_is_printed(capsys):
     assert main(["transcript", "direct", "3"]) == 0
-    assert tuple(capsys.readouterr().out.splitlines()) == simulate(3).transcript
+    assert (
+        tuple(capsys.readouterr().out.splitlines())
+        == simulate(3, duration_ms=20_000).transcript
+    )
 
 
 @pytest.mark.parametrize("words", [[], ["transcript", "other", "1"]])

@@ -13,7 +13,8 @@ from simulator.campaign import (
     judge,
     run_seeds,
 )
-from simulator.coverage import SITUATIONS
+from simulator.coverage import FENCED, SCHEDULED, SET, SITUATIONS
+from simulator.plan import FENCES, POSITIONS, SCHEDULES
 
 AMO_SEED = 0  # a world of at most once
 SHORT = CampaignOptions(faults=("crash",), minutes=1)
@@ -91,3 +92,17 @@ def test_a_plan_keeps_the_requested_options():
         .faults
     )
     assert kept == faults[1:2]
+
+
+def test_a_suite_of_set_positions_has_situations_of_its_own():
+    options = CampaignOptions(also=(POSITIONS,))
+    assert POSITIONS in options.plan(1).kinds
+    assert summary_of(SUITE_SEEDS_MIN, seen=SET, options=options).held
+    assert summary_of(SUITE_SEEDS_MIN, options=options).never == tuple(SET)
+
+
+def test_a_suite_asks_for_all_that_admins_do():
+    options = CampaignOptions(also=(FENCES, SCHEDULES))
+    assert {FENCES, SCHEDULES} <= {*options.plan(1).kinds}
+    never = summary_of(SUITE_SEEDS_MIN, options=options).never
+    assert never == (*FENCED, *SCHEDULED)

@@ -1,9 +1,23 @@
 """The history of records that were sent, read back, or lost."""
 
 import pytest
-from logkit import Log, beat, claim, ident, messages
+from logkit import (
+    START_MS,
+    H,
+    Log,
+    beat,
+    claim,
+    decide,
+    ident,
+    messages,
+    pause,
+    release,
+    resolve,
+    stage,
+)
 
 from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.records import POSITION_LEVEL
 from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.testing.fakestore import Stored
 from simulator.checkers import Folded
@@ -41,8 +55,8 @@ class Surroundings:
 class Recording:
     """A log, and the chronicle of what is done with it."""
 
-    def __init__(self):
-        self.log = Log()
+    def __init__(self, **settings):
+        self.log = Log(**settings)
         self.key = key_of(claim("c1"))
         self.chronicle = Chronicle(Surroundings(self.key))
 
@@ -126,3 +140,27 @@ def test_a_grant_is_recorded_for_its_grantee():
     kinds = [(each.kind, each.process) for each in recording.chronicle.operations[1:]]
     name = f"attempt {asked.grantee.hex()[:8]}"
     assert kinds == [("grant", name), ("hand_out", name), ("process", name)]
+
+
+def test_a_committed_set_position_is_the_admins():
+    recording = Recording(level=POSITION_LEVEL)
+    epoch = recording.land(claim("c1")).offset
+    recording.land(release(epoch, 5))
+    recording.land(pause(START_MS + 100 * H))
+    for record in (stage((0, 2)), decide(), resolve(commit=True)):
+        recording.land(record)
+    kinds = [each.kind for each in recording.chronicle.operations]
+    assert kinds == ["claim", "pause", "unpause", "set"]
+    done = recording.chronicle.operations[3]
+    assert (done.process, done.first, done.topic_id) == ("admin", 2, None)
+
+
+def test_an_abort_sets_nothing():
+    recording = Recording(level=POSITION_LEVEL)
+    epoch = recording.land(claim("c1")).offset
+    recording.land(release(epoch, 5))
+    recording.land(pause(START_MS + 100 * H))
+    for record in (stage((0, 2)), resolve(commit=False)):
+        recording.land(record)
+    kinds = [each.kind for each in recording.chronicle.operations]
+    assert kinds == ["claim", "pause", "unpause"]

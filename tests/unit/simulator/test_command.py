@@ -7,7 +7,7 @@ import variants
 from typer.testing import CliRunner
 
 from simulator.command import app
-from simulator.coverage import SITUATIONS
+from simulator.coverage import SET, SITUATIONS
 
 AMO_SEED = "0"  # a world of at most once
 
@@ -53,6 +53,7 @@ def test_a_failure_shrinks_and_prints_the_command_that_repeats_it(monkeypatch):
         pytest.param(["--seeds", "7"], "no range", id="no-range"),
         pytest.param(["--seeds", "7:7"], "no range", id="no-seed"),
         pytest.param(["--faults", "crash,bug"], "does not know bug", id="fault"),
+        pytest.param(["--also", "bug"], "--also does not know bug", id="also"),
         pytest.param(["--only", "3"], "needs --seed", id="only-without-seed"),
         pytest.param(["--seed", "1", "--only", "x"], "takes numbers", id="only"),
         pytest.param(["--transcript"], "needs --seed", id="transcript"),
@@ -62,3 +63,16 @@ def test_invalid_arguments_are_refused(arguments, message):
     done = invoke(*arguments)
     assert done.exit_code == 2
     assert message in done.stderr
+
+
+def test_more_may_go_wrong_than_a_seed_draws(monkeypatch):
+    done = invoke("--seed", "2", "--also", "positions", "-o", "json")
+    assert done.exit_code == 0, done.output
+    output = json.loads(done.stdout)
+    assert [each["situation"] for each in output["situations"]] == list(SET)
+    assert "positions" in {each["fault"] for each in output["faults"]}
+    variants.leave_it_to_the_admin(monkeypatch)
+    done = invoke("--seeds", "0:6", "--also", "positions", "-o", "json")
+    broken = json.loads(done.stdout)["broken_seeds"]
+    assert {each["invariant"] for each in broken} == {"8.5"}
+    assert "--also positions" in broken[0]["repeat"]

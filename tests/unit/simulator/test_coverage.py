@@ -3,18 +3,37 @@
 import attrs
 import msgspec
 import pytest
-from logkit import Log, beat, claim, ident, messages, release
+from logkit import (
+    START_MS,
+    H,
+    Log,
+    beat,
+    claim,
+    decide,
+    ident,
+    messages,
+    pause,
+    release,
+    resolve,
+    stage,
+)
 
+from kafka_marshal.engine.resolver import REASON
 from kafka_marshal.ports import Event
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.records import POSITION_LEVEL
 from kafka_marshal.protocol.types import Owner
 from kafka_marshal.testing.fakestore import Stored
 from simulator.checkers import Folded
 from simulator.coverage import (
+    FENCED,
     RECREATED,
+    SCHEDULED,
     SELDOM,
+    SET,
     SITUATIONS,
+    SOUGHT,
     TRUNCATED,
     Coverage,
 )
@@ -168,5 +187,74 @@ def test_only_what_is_listed_can_be_counted():
     coverage = Coverage(H_MS)
     with pytest.raises(AssertionError):
         coverage.note("nonsense")
-    for name in (*SITUATIONS, *TRUNCATED, *RECREATED, *SELDOM):
+    for name in (
+        *SITUATIONS,
+        *TRUNCATED,
+        *RECREATED,
+        *SET,
+        *FENCED,
+        *SCHEDULED,
+        *SOUGHT,
+        *SELDOM,
+    ):
         coverage.note(name)
+
+
+class Setting:
+    """A log with a key that was released at 5, and a pause."""
+
+    def __init__(self):
+        self.log, self.coverage = Log(level=POSITION_LEVEL), Coverage(H_MS)
+        self.epoch = self.log.claimed()
+        self.log.append(release(self.epoch, 5))
+        self.log.append(pause(START_MS + 100 * H))
+
+    def land(self, *records, head=5):
+        for record in records:
+            for transition in self.log.append(record):
+                entry = folded(record, transition=transition)
+                self.coverage.on_fold(entry._replace(head=head))
+        return dict(self.coverage.counts)
+
+
+@pytest.mark.parametrize(
+    ("position", "counted_too"),
+    [
+        (2, {"set_back"}),
+        (5, set()),
+        (9, {"set_forward"}),
+        (0, {"set_back", "set_to_zero"}),
+    ],
+)
+def test_commits_of_positions(position, counted_too):
+    setting = Setting()
+    found = setting.land(stage((0, position)), decide(), resolve(commit=True))
+    assert found == dict.fromkeys({"set_committed", *counted_too}, 1)
+    found = setting.land(resolve(commit=True), beat(setting.epoch))
+    assert found["resolved_twice"] == found["late_beat_after_set"] == 1
+
+
+def test_aborts_of_positions():
+    found = Setting().land(stage((0, 2)), resolve(commit=False))
+    assert found == {"set_aborted": 1}
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_what_members_finish(commit):
+    setting = Setting()
+    setting.land(stage((0, 5)), *([decide()] if commit else []))
+    record = msgspec.structs.replace(resolve(commit=commit), reason=REASON)
+    found = setting.land(record)
+    assert found["commit_by_member" if commit else "abort_by_member"] == 1
+
+
+def test_refusals_of_set_positions():
+    setting = Setting()
+    setting.land(pause(START_MS + 100 * H, op=ident("other")), resolve(commit=False))
+    found = setting.land(stage((0, 2)), decide())
+    assert found == {"pause_busy": 1, "stage_too_late": 1, "decide_refused": 1}
+    setting = Setting()
+    setting.log = Log(level=POSITION_LEVEL)
+    setting.log.claimed()
+    setting.log.append(pause(START_MS + 100 * H))
+    assert setting.land(stage((0, 2))) == {"stage_held": 1}

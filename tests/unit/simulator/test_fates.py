@@ -62,3 +62,10 @@ def test_a_window_less_does_not_change_what_follows():
     troubled.of_append("a", 0)
     troubled.close(window)
     assert plain.of_append("a", 0) == troubled.of_append("a", 0)
+
+
+def test_a_window_may_be_of_one_partition():
+    made = fates()
+    made.open(Window("mute", None, 1.0, 1))
+    assert made.of_append("a", 1).is_lost
+    assert made.of_append("a", 0) == AppendFate()

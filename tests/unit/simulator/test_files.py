@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from kafka_marshal.config import COORDINATION_TOPIC
+from kafka_marshal.defaults import COORDINATION_TOPIC
 from kafka_marshal.engine.snapshotter import capture
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.ports import Event

@@ -1,8 +1,9 @@
 """What programs of a later level write."""
 
-from kafka_marshal.protocol.codec import Undecodable, decode
+from kafka_marshal.protocol.codec import Undecodable, decode, uvarint
 from simulator.fleet import Fleet
-from simulator.newer import MOMENTS
+from simulator.levels import BEYOND, FRAME_VERSION, level_of
+from simulator.newer import LATER_TYPES, MOMENTS
 from simulator.plan import ABOVE, HALT, LEVEL, Fault, draw
 from simulator.strikes import Strikes
 from simulator.world import World
@@ -93,3 +94,8 @@ def test_newer_programs_continue_behind_a_halt():
     assert counts["behind_a_halt"] > 0
     assert counts["started_beside_halt"] > 0
     assert counts["checkpoint_above"] > 0
+
+
+def test_types_of_later_levels_are_unknown():
+    headers = [b"".join(map(uvarint, (FRAME_VERSION, n, 0))) for n in LATER_TYPES]
+    assert {level_of(header) for header in headers} == {BEYOND}

@@ -12,6 +12,7 @@ ALO, AMO = Delivery.AT_LEAST_ONCE, Delivery.AT_MOST_ONCE
 
 
 H_MS = 10_000
+SOFT_MS = 7 * H_MS // 4
 
 
 def op(kind, who, token, first=None, last=None, *, outcome="ok", at_ms=0, **rest):
@@ -167,7 +168,7 @@ def test_an_impossible_operation_is_a_violation(history, invariant):
     ("late_ms", "found"), [(0, []), (H_MS // 500, []), (H_MS // 10, ["S4"])]
 )
 def test_a_lease_counts_from_sending_what_was_read_back(late_ms, found):
-    handed = op("hand_out", "a", ONE, 0, 0, at_ms=7_000 + H_MS + late_ms // 2)
+    handed = op("hand_out", "a", ONE, 0, 0, at_ms=7_000 + SOFT_MS + late_ms // 2)
     history = [
         *sent("claim", "a", ONE, 1, at_ms=0),
         *sent("beat", "a", ONE, 2, at_ms=7_000, renews=True),
@@ -365,3 +366,86 @@ def test_a_reset_to_no_position_takes_all_back():
         *granted("b", TWO, 0, 9),
     ]
     assert invariants(history, AMO) == []
+
+
+# --- set positions
+
+
+def set_to(position, *, topic_id=None):
+    return op("set", "admin", None, position, topic_id=topic_id)
+
+
+def test_what_is_below_a_set_position_is_not_asked_for():
+    history = [
+        op("claim", "a", ONE),
+        *handled("a", ONE, 0, 4),
+        op("beat", "a", ONE, 5),
+        set_to(8),
+        op("claim", "b", TWO),
+        *handled("b", TWO, 8, 9),
+        op("beat", "b", TWO, 10),
+    ]
+    assert check(history, delivery=ALO, ends={KEY: (0, 10)}).findings == ()
+
+
+def test_what_is_above_a_set_position_is_to_be_done_again():
+    history = [
+        op("claim", "a", ONE),
+        *handled("a", ONE, 0, 9),
+        op("beat", "a", ONE, 10),
+        set_to(4),
+        op("claim", "b", TWO),
+        *handled("b", TWO, 4, 6),
+        op("beat", "b", TWO, 7),
+    ]
+    ends = {KEY: (0, 10)}
+    (found,) = check(history, delivery=ALO, ends=ends).findings
+    assert found == ("6.1", "g/t-0: 3 records never processed: [7, 8, 9]")
+    skipping = [*history, op("beat", "b", TWO, 10)]
+    assert invariants(skipping) == ["6.1"]
+
+
+def once(who, token, first, last):
+    return [op("grant", who, token, first, last), *handled(who, token, first, last)]
+
+
+def test_at_most_once_counts_from_each_set_position():
+    history = [
+        op("claim", "a", ONE),
+        *once("a", ONE, 0, 9),
+        set_to(4),
+        op("claim", "b", TWO),
+        *once("b", TWO, 4, 9),
+        # The old owner ends what it was handed before.
+        op("process", "a", ONE, 9, outcome="unknown"),
+    ]
+    assert invariants(history, AMO) == []
+    assert "S3" in invariants([*history, op("grant", "b", TWO, 9)], AMO)
+    assert "S3" in invariants([*history, op("process", "b", TWO, 9)], AMO)
+
+
+def test_hand_outs_below_a_set_position_are_found():
+    history = [op("claim", "a", ONE), set_to(4), op("claim", "b", TWO)]
+    assert invariants([*history, *handled("b", TWO, 3, 3)]) == ["6.1"]
+
+
+def test_no_heartbeat_counts_between_a_set_position_and_the_next_claim():
+    history = [op("claim", "a", ONE), set_to(4), op("beat", "a", ONE)]
+    assert invariants(history) == ["S1"]
+
+
+def test_a_set_position_needs_a_position():
+    assert invariants([op("set", "admin", None)]) == ["8.5"]
+
+
+def test_a_position_is_set_in_one_topic():
+    history = [
+        op("claim", "a", ONE, topic_id=b"one"),
+        *handled("a", ONE, 0, 4),
+        op("beat", "a", ONE, 5),
+        set_to(0, topic_id=b"one"),
+        op("claim", "b", TWO, topic_id=b"two"),
+        *handled("b", TWO, 0, 1),
+        op("beat", "b", TWO, 2),
+    ]
+    assert check(history, delivery=ALO, ends={KEY: (0, 2)}).findings == ()

@@ -1,13 +1,19 @@
 """What a seed draws."""
 
+import attrs
+
 from kafka_marshal.config import Delivery
 from simulator.plan import (
     DAMAGE,
     FAULTS,
+    FENCES,
     HALT,
     KEEP,
     KEPT,
     LEVELS,
+    POSITIONS,
+    SCHEDULES,
+    UNFIT_BESIDE_ADMINS,
     chance,
     draw,
 )
@@ -78,3 +84,29 @@ def test_a_world_stays_the_same_without_some_of_its_faults():
     kept = plan.keeping({plan.faults[0].number, plan.faults[2].number})
     assert kept.faults == (plan.faults[0], plan.faults[2])
     assert kept.keeping(range(10_000)).clients == plan.clients
+
+
+def test_set_positions_are_asked_for_and_drawn_apart():
+    for seed in range(40):
+        plain = draw(seed)
+        assert POSITIONS not in plain.kinds
+        plan = draw(seed, also=(POSITIONS,))
+        assert not UNFIT_BESIDE_ADMINS & set(plan.kinds)
+        assert (plan.h_ms, plan.policy) == (plain.h_ms, plain.policy)
+        rest = tuple(kind for kind in plan.kinds if kind not in {POSITIONS, HALT})
+        without = draw(seed, faults=rest)
+        assert plan.faults[: len(without.faults)] == without.faults
+        more = {fault.kind for fault in plan.faults[len(without.faults) :]}
+        assert POSITIONS in more
+        assert draw(seed, faults=plan.kinds) == plan
+        assert draw(seed, faults=(POSITIONS,), also=(POSITIONS,)).kinds == (POSITIONS,)
+
+
+def test_each_kind_of_admins_is_drawn_apart():
+    for seed in range(40):
+        plain = draw(seed, faults=("crash",))
+        plan = draw(seed, faults=("crash", FENCES, SCHEDULES))
+        assert attrs.evolve(plan, kinds=plain.kinds, faults=plain.faults) == plain
+        assert plan.faults[: len(plain.faults)] == plain.faults
+        more = {fault.kind for fault in plan.faults[len(plain.faults) :]}
+        assert more == {FENCES, SCHEDULES}

@@ -1,0 +1,138 @@
+"""Admins that fence processes of clients, at once, late or twice (PROTOCOL 4.13)."""
+
+import random
+from collections.abc import Sequence
+from functools import partial
+
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.hashing import home_partition
+from kafka_marshal.protocol.records import ClaimingPartition, FencingClient
+from kafka_marshal.protocol.types import Owner
+from simulator.base import GROUP
+from simulator.checkers import Folded
+from simulator.fleet import Fleet
+from simulator.pauses import ADMIN
+from simulator.plan import Fault, chance
+from simulator.world import World
+
+DIES, IS_LATE, TWICE = 0.25, 0.25, 0.15
+LIVE, HUNG, GONE, FENCED = "live", "hung", "gone", "fenced"
+
+
+class Fences:
+    """Has admins fence processes, as faults of a plan."""
+
+    def __init__(self, world: World, fleet: Fleet) -> None:
+        """Start without any."""
+        self._world = world
+        self._fleet = fleet
+        self._fenced: list[Owner] = []
+
+    def strike(self, fault: Fault) -> None:
+        """Fence a process: one that lives, hangs, has ended, or is fenced already."""
+        rng = chance(self._world.plan.seed, f"fences/{fault.number}")
+        found = {how: owners for how, owners in self._owners().items() if owners}
+        if not found:
+            return
+        how = rng.choice(sorted(found))
+        owner = rng.choice(found[how])
+        note = self._world.coverage.note
+        note(f"fenced_{how}" if how != FENCED else "fence_repeated")
+        alive = {app.node.owner for app in self._fleet.apps}
+        if how == GONE and owner.client_id in {each.client_id for each in alive}:
+            note("fenced_replaced")
+        self._fence_somehow(owner, rng)
+
+    def fence(self, owner: Owner, numbers: Sequence[int] | None = None) -> None:
+        """Fence a process in these coordinating partitions; in all by default."""
+        world, cluster = self._world, self._world.cluster
+        if owner not in self._fenced:
+            self._fenced.append(owner)
+        record = FencingClient(
+            client_id=ADMIN.client_id,
+            group_id=GROUP,
+            incarnation=ADMIN.incarnation,
+            seq=1,
+            fenced=owner.client_id,
+            fenced_incarnation=owner.incarnation,
+            reason=None,
+        )
+        for number in self._numbers() if numbers is None else numbers:
+            cluster.kafka.produce(cluster.place(number), encode(record))
+        world.trace(f"{world.name_of(owner.incarnation)} is fenced in {numbers}")
+
+    def on_fold(self, folded: Folded) -> None:
+        """Count what becomes of processes that are fenced."""
+        if not self._fenced:
+            return
+        transition, note = folded.transition, self._world.coverage.note
+        if transition.reason == "sender_fenced":
+            note("refused_as_fenced")
+        if transition.effect == "position_only" and self._is_sender_fenced(folded):
+            note("beat_of_fenced")
+        if isinstance(transition.record, ClaimingPartition) and transition.effect:
+            self._on_claim(folded)
+
+    # --- processes
+
+    def _owners(self) -> dict[str, list[Owner]]:
+        """Return the processes that an admin may know, by how they are."""
+        world = self._world
+        found: dict[str, list[Owner]] = {LIVE: [], HUNG: [], FENCED: self._fenced}
+        for app in self._fleet.apps:
+            if app.node.owner not in self._fenced:
+                is_hung = app.wakes_ms > world.now_ms
+                found[HUNG if is_hung else LIVE].append(app.node.owner)
+        known = {
+            each.owner
+            for state in world.watcher.worlds
+            for key, each in state.keys.items()
+            if key.group_id == GROUP and each.owner is not None
+        }
+        gone = known.difference(*found.values())
+        # Strangers of other faults are no processes.
+        found[GONE] = sorted(each for each in gone if each.incarnation in world.names)
+        return found
+
+    def _numbers(self) -> list[int]:
+        """Return the coordinating partitions, in the order of an admin's tool."""
+        count = self._world.plan.coordinators
+        home = home_partition(GROUP, partition_count=count)
+        return sorted(range(count), key=lambda number: (number != home, number))
+
+    # --- how it is done
+
+    def _fence_somehow(self, owner: Owner, rng: random.Random) -> None:
+        """Fence in all partitions at once, in some of them late, or in some alone."""
+        world, numbers = self._world, self._numbers()
+        cut = rng.randint(1, len(numbers))
+        luck = rng.random()
+        if luck >= DIES + IS_LATE:
+            self.fence(owner, numbers)
+            if luck < DIES + IS_LATE + TWICE:
+                self.fence(owner, numbers)
+            return
+        first, rest = numbers[:cut], numbers[cut:]
+        self.fence(owner, first)
+        if rest and luck < DIES:
+            world.coverage.note("fence_torn")
+        elif rest:
+            world.coverage.note("fence_late")
+            at_ms = world.now_ms + rng.randint(1, 2 * world.plan.h_ms)
+            world.loop.at(at_ms, partial(self.fence, owner, rest))
+
+    # --- what the log shows
+
+    def _is_sender_fenced(self, folded: Folded) -> bool:
+        record, world = folded.transition.record, self._world
+        owner = getattr(record, "client_id", ""), getattr(record, "incarnation", b"")
+        return (GROUP, *owner) in world.watcher.worlds[folded.partition].fences
+
+    def _on_claim(self, folded: Folded) -> None:
+        owner, world = folded.owner, self._world
+        fences = world.watcher.worlds[folded.partition].fences
+        if owner is not None and (GROUP, *owner) in fences:
+            is_resume = folded.transition.effect == "resumed"
+            world.coverage.note(
+                "resumed_from_fenced" if is_resume else "taken_from_fenced"
+            )

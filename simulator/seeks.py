@@ -1,0 +1,146 @@
+"""Members that seek in their own claims, as faults of a plan (PROTOCOL 6.6)."""
+
+import random
+
+import attrs
+
+from kafka_marshal.config import Delivery
+from kafka_marshal.engine.holding import Holding
+from kafka_marshal.engine.session import SEEK_UNCONFIRMED
+from kafka_marshal.errors import InvalidTransition, MarshalError
+from kafka_marshal.protocol.records import ClaimingPartition, Heartbeat
+from kafka_marshal.protocol.types import Key, Owner, Token
+from simulator.base import GROUP
+from simulator.checkers import Folded, Violation
+from simulator.fleet import App, Fleet
+from simulator.plan import Fault, chance
+from simulator.world import World
+
+
+@attrs.frozen
+class Sought:
+    """A seek whose rewind the log has not confirmed yet."""
+
+    app: App
+    key: Key
+    holding: Holding
+    token: Token
+    offset: int
+
+
+class Seeks:
+    """Has members seek back and forward, and watches their seeks end."""
+
+    def __init__(self, world: World, fleet: Fleet) -> None:
+        """Start without any."""
+        self._world = world
+        self._fleet = fleet
+        self._open: list[Sought] = []
+        # Processes that have sought, and not handed out anything of the key since.
+        self._last: dict[Key, Owner] = {}
+        fleet.after_step = self._after_step
+
+    def strike(self, fault: Fault) -> None:
+        """Have the application of an owner seek in a partition that it holds."""
+        world, plan = self._world, self._world.plan
+        rng = chance(plan.seed, f"seeks/{fault.number}")
+        found = [
+            (app, key)
+            for app in self._apps()
+            for key in sorted(app.node.held)
+            if key.group_id == GROUP
+        ]
+        if not found:
+            return
+        app, key = found[fault.who % len(found)]
+        if plan.delivery is Delivery.AT_MOST_ONCE:
+            self._require_refusal(app, key)
+            return
+        end = world.cluster.kafka.log(key.topic_partition).end
+        self._seek(app, key, _offset(rng, app.node.held[key].position or 0, end))
+
+    def on_fold(self, folded: Folded) -> None:
+        """Count what becomes of keys in which owners have sought."""
+        transition, note = folded.transition, self._world.coverage.note
+        key, record = transition.key, transition.record
+        if key is None or key not in self._last or not transition.effect:
+            return
+        if transition.effect == "position_set":
+            note("seek_overtaken")
+            del self._last[key]
+        elif isinstance(record, ClaimingPartition):
+            if folded.owner == self._last.pop(key):
+                note("taken_after_seek")
+        elif not (isinstance(record, Heartbeat) and record.rewind) and folded.moved:
+            del self._last[key]
+
+    # --- processes
+
+    def _apps(self) -> list[App]:
+        """Return the processes whose applications can call something now."""
+        return [
+            app
+            for app in self._fleet.apps
+            if not app.is_leaving and app.wakes_ms <= self._world.now_ms
+        ]
+
+    def _require_refusal(self, app: App, key: Key) -> None:
+        """At most once a seek is refused, back and forward, and changes nothing."""
+        assert app.node.consumer is not None
+        for offset in (0, self._world.cluster.kafka.log(key.topic_partition).end):
+            try:
+                app.node.consumer.seek(key.topic_partition, offset, timeout_ms=0)
+            except InvalidTransition:
+                self._world.coverage.note("seek_refused")
+            except MarshalError:
+                return  # it has failed, or its claim is over
+            else:
+                raise Violation("6.6", f"{app.name} seeks at most once in {key}")
+
+    def _seek(self, app: App, key: Key, offset: int) -> None:
+        """Seek; the log confirms it later, and the application goes on."""
+        world, holding = self._world, app.node.held[key]
+        before, token = holding.position or 0, holding.claim.token
+        count = holding.seek_count
+        assert app.node.consumer is not None
+        assert token is not None
+        world.hand_outs.seeking(key, token, offset=offset)
+        try:
+            app.node.consumer.seek(key.topic_partition, offset, timeout_ms=0)
+        except MarshalError as error:
+            world.trace(f"{app.name} seeks to {offset} in {key}: {error!r}")
+        if holding.seek_count == count:
+            return
+        world.trace(f"{app.name} seeks from {before} to {offset} in {key}")
+        world.coverage.note("sought_back" if offset < before else "sought_forward")
+        if any(each.active_pause(GROUP) for each in world.watcher.worlds):
+            world.coverage.note("sought_while_paused")
+        # What it has of the key it can no longer commit.
+        place = key.topic_partition
+        app.hand = [
+            each for each in app.hand if (each[0].topic, each[0].partition) != place
+        ]
+        self._open = [each for each in self._open if each.holding is not holding]
+        self._open.append(Sought(app, key, holding, token, offset))
+        self._last[key] = app.node.owner
+
+    def _after_step(self, app: App) -> None:
+        """Find the seeks of a process that the log has confirmed in its last step."""
+        for each in [each for each in self._open if each.app is app]:
+            claim = each.holding.claim
+            if claim.ending is not None:
+                self._open.remove(each)
+                if claim.ending.reason == SEEK_UNCONFIRMED:
+                    self._world.coverage.note("seek_ended_claim")
+            elif each.holding.rewind is None:
+                self._open.remove(each)
+                self._world.coverage.note("seek_confirmed")
+                self._world.on_sought(
+                    app.name, each.key, token=each.token, offset=each.offset
+                )
+
+
+def _offset(rng: random.Random, position: int, end: int) -> int:
+    """Draw an offset: back, forward, the start or the end."""
+    choices = [0, end, rng.randint(0, position), rng.randint(position, end)]
+    return rng.choice([choices[2], choices[3], *choices])

@@ -1,0 +1,67 @@
+"""Admins fence processes and schedule pauses: a slice of many seeds.
+
+Full size: ``PROOF=1``, or ``python -m simulator --also fences,schedules``.
+"""
+
+import pytest
+import slices
+import variants
+
+from simulator.campaign import CampaignOptions, run_seeds
+from simulator.coverage import FENCED, SCHEDULED
+from simulator.plan import FENCES, MINUTE_MS, SCHEDULES
+from simulator.simulate import SimulationFailed, simulate
+
+# choose_seeds.py --seeds 0:160 --also fences,schedules --minutes 4 --times 4
+CHOSEN = [
+    *(10, 13, 22, 26, 30, 33, 37, 44, 55, 57, 60),
+    *(67, 68, 109, 116, 122, 126, 138, 143, 150, 151, 156),
+]
+SEEDS = slices.seeds_of(quick=CHOSEN, full=1_000)
+WITH_BOTH = CampaignOptions(also=(FENCES, SCHEDULES), minutes=4)
+
+
+@pytest.mark.slow
+def test_fenced_processes_are_replaced_and_scheduled_pauses_begin():
+    summary = run_seeds(SEEDS, WITH_BOTH, jobs=1)
+    assert summary.broken == []
+    wanted = {*FENCED, *SCHEDULED}
+    assert {name for name in wanted if not summary.seen[name]} == set()
+
+
+def test_a_seed_repeats_byte_for_byte():
+    first, second = (
+        simulate(7, also=(FENCES, SCHEDULES), duration_ms=2 * MINUTE_MS)
+        for _ in range(2)
+    )
+    assert first == second
+    assert any("is fenced" in line for line in first.transcript)
+    assert any("is scheduled" in line for line in first.transcript)
+
+
+BROKEN = variants.listed("broken fences and scheduled pauses")
+BEFORE = (FENCES, "late", "stop")
+VARIANTS = [
+    pytest.param(variants.renew_a_fenced_client, 3, BEFORE, id="renew"),
+    pytest.param(
+        variants.claim_as_a_fenced_client, 81, (*BEFORE, "copies", "crash"), id="claim"
+    ),
+    pytest.param(variants.hand_out_though_fenced, 1, (FENCES,), id="hand-out"),
+    pytest.param(variants.never_begin, 0, (SCHEDULES,), id="never-begin"),
+    pytest.param(
+        variants.begin_over_another_operation, 3, (SCHEDULES,), id="begin-over"
+    ),
+]
+
+
+def test_the_table_lists_every_variant():
+    assert list(BROKEN) == [each.values[0].__name__ for each in VARIANTS]
+
+
+@pytest.mark.parametrize(("plant", "seed", "faults"), VARIANTS)
+def test_a_broken_variant_is_caught(monkeypatch, plant, seed, faults):
+    simulate(seed, faults=faults, duration_ms=3 * MINUTE_MS)
+    plant(monkeypatch)
+    with pytest.raises(SimulationFailed) as caught:
+        simulate(seed, faults=faults, duration_ms=3 * MINUTE_MS)
+    assert [caught.value.judge, caught.value.invariant] == BROKEN[plant.__name__][1:]

@@ -1,0 +1,104 @@
+"""Admins set positions of running groups, and die at it: a slice of many seeds.
+
+Full size: ``PROOF=1``, or ``python -m simulator --also positions --seeds 0:1000``.
+"""
+
+from collections import Counter
+
+import pytest
+import slices
+import variants
+
+from kafka_marshal.config import Delivery
+from simulator.campaign import CampaignOptions, run_seeds
+from simulator.coverage import SET
+from simulator.plan import MINUTE_MS, POSITIONS, RECREATE
+from simulator.sidecar.simulate import simulate_hosted
+from simulator.simulate import SimulationFailed, simulate
+
+# choose_seeds.py --seeds 0:200 --also positions --minutes 5 --times 4
+CHOSEN = [
+    *(10, 14, 22, 28, 30, 39, 44, 48, 55, 57, 68, 71, 78),
+    *(116, 126, 133, 138, 151, 158, 162, 165, 174, 182, 185, 188, 196),
+]
+SEEDS = slices.seeds_of(quick=CHOSEN, full=1_000)
+WITH_POSITIONS = CampaignOptions(also=(POSITIONS,), minutes=5)
+# What a few dozen seeds may do without.
+SELDOM = {"stage_held", "decide_refused"}
+
+
+@pytest.mark.slow
+def test_every_operation_moves_all_its_keys_or_none():
+    summary = run_seeds(SEEDS, WITH_POSITIONS, jobs=1)
+    assert summary.broken == []
+    wanted = set(SET) if summary.is_suite else set(SET) - SELDOM
+    assert {name for name in wanted if not summary.seen[name]} == set()
+
+
+KILLS = slices.slice_of(quick=3, full=1_000)
+DIED = [name for name in SET if name.startswith("admin_died")]
+
+
+def test_admins_killed_at_any_step_leave_no_mixed_positions():
+    """The judges of each run find mixed positions, and an undo that is not exact."""
+    faults, seen = (POSITIONS, "crash", "late", "stop"), Counter()
+    for seed in range(1_000, 1_000 + 2 * KILLS):
+        seen.update(simulate(seed, faults=faults, duration_ms=3 * MINUTE_MS).seen)
+        if sum(seen[name] for name in DIED) >= KILLS:
+            break
+    assert sum(seen[name] for name in DIED) >= KILLS
+    if slices.IS_PROOF:
+        assert {name for name in (*DIED, "set_undone") if not seen[name]} == set()
+
+
+@pytest.mark.parametrize("delivery", list(Delivery))
+def test_positions_of_a_topic_that_is_created_again(delivery):
+    faults = (POSITIONS, RECREATE, "crash", "late", "stop")
+    for seed in range(6):
+        simulate(seed, delivery=delivery, faults=faults, duration_ms=3 * MINUTE_MS)
+
+
+HOSTED = slices.slice_of(quick=6, full=100)
+
+
+def test_positions_of_a_group_that_uses_sidecars():
+    ended = Counter()
+    for seed in range(HOSTED):
+        faults = (POSITIONS, "death", "crash", "late", "stop", "churn")
+        ended.update(simulate_hosted(seed, faults=faults).seen)
+    assert all(ended[f"admin {how}"] for how in ("dies", "ends", "gives up"))
+
+
+def test_a_seed_repeats_byte_for_byte():
+    first, second = (
+        simulate(7, also=(POSITIONS,), duration_ms=2 * MINUTE_MS) for _ in range(2)
+    )
+    assert first == second
+    assert any("begins with" in line for line in first.transcript)
+
+
+BROKEN = variants.listed("broken set positions of fleets")
+LATE = (POSITIONS, "late", "copies", "crash", "stop")
+PAUSED = (POSITIONS, "pause", "cut", "churn", "delay")
+VARIANTS = [
+    pytest.param(variants.leave_it_to_the_admin, 1, (POSITIONS,), id="no-members"),
+    pytest.param(variants.resolve_without_the_home, 4, LATE, id="without-the-home"),
+    pytest.param(variants.keep_granted, 0, PAUSED, id="keep-granted"),
+    pytest.param(variants.drop_the_verdict_with_the_pause, 20, LATE, id="drop-verdict"),
+    pytest.param(variants.resolve_any_lock, 3, LATE, id="resolve-any-lock"),
+    pytest.param(variants.resolve_one_key, 1, LATE, id="resolve-one-key"),
+]
+
+
+def test_the_table_lists_every_variant():
+    planted = {each.values[0].__name__ for each in VARIANTS}
+    assert {name for name, row in BROKEN.items() if row[1] != "unit"} == planted
+
+
+@pytest.mark.parametrize(("plant", "seed", "faults"), VARIANTS)
+def test_a_broken_variant_is_caught(monkeypatch, plant, seed, faults):
+    simulate(seed, faults=faults, duration_ms=3 * MINUTE_MS)
+    plant(monkeypatch)
+    with pytest.raises(SimulationFailed) as caught:
+        simulate(seed, faults=faults, duration_ms=3 * MINUTE_MS)
+    assert [caught.value.judge, caught.value.invariant] == BROKEN[plant.__name__][1:3]

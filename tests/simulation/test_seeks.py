@@ -1,0 +1,70 @@
+"""Members seek in their own claims, and die at it: a slice of many seeds.
+
+Full size: ``PROOF=1``, or ``python -m simulator --also seeks``.
+"""
+
+import pytest
+import slices
+import variants
+
+from kafka_marshal.engine import heartbeats
+from simulator.campaign import CampaignOptions, run_seeds
+from simulator.coverage import SOUGHT
+from simulator.plan import MINUTE_MS, POSITIONS, SEEKS
+from simulator.simulate import SimulationFailed, simulate
+
+# Seed 30: a release has the position of a seek that its owner never read back.
+CHOSEN = [0, 1, 6, 15, 22, 24, 29, 30]
+SEEDS = slices.seeds_of(quick=CHOSEN, full=1_000)
+
+
+@pytest.mark.slow
+def test_all_from_a_sought_position_on_is_processed_once_more():
+    summary = run_seeds(SEEDS, CampaignOptions(also=(SEEKS,), minutes=4), jobs=1)
+    assert summary.broken == []
+    assert {name for name in SOUGHT if not summary.seen[name]} == set()
+
+
+def test_an_admin_sets_a_position_that_an_owner_has_sought():
+    faults = ("pause", "crash", "late", "stop", "copies", "delay", SEEKS, POSITIONS)
+    report = simulate(1005, faults=faults, duration_ms=4 * MINUTE_MS)
+    assert report.seen["seek_overtaken"]
+
+
+BROKEN = variants.listed("broken seeks")
+
+
+def seek_without_rewind(patch):
+    """A seek sends an ordinary heartbeat, and does not wait for it."""
+
+    def send_rewind(self, holding):
+        partition = self._context.partition_of(holding.key)
+        self._send_one(partition, holding, holding.position)
+
+    patch.setattr(heartbeats.Heartbeater, "send_rewind", send_rewind)
+
+
+def confirm_what_may_be_undone(patch):
+    """A seek counts as done while an earlier record of its claim may land."""
+    patch.setattr(heartbeats.Heartbeater, "may_undo_rewind", lambda *_: False)
+
+
+LATE = (SEEKS, "late", "copies", "crash", "stop")
+WIDE = (*LATE, "delay", "pause", "failover")
+VARIANTS = [
+    pytest.param(seek_without_rewind, 1, LATE, 3, id="no-rewind"),
+    pytest.param(confirm_what_may_be_undone, 64, WIDE, 4, id="confirmed-too-soon"),
+]
+
+
+def test_the_table_lists_every_variant():
+    assert list(BROKEN) == [each.values[0].__name__ for each in VARIANTS]
+
+
+@pytest.mark.parametrize(("plant", "seed", "faults", "minutes"), VARIANTS)
+def test_a_broken_variant_is_caught(monkeypatch, plant, seed, faults, minutes):
+    simulate(seed, faults=faults, duration_ms=minutes * MINUTE_MS)
+    plant(monkeypatch)
+    with pytest.raises(SimulationFailed) as caught:
+        simulate(seed, faults=faults, duration_ms=minutes * MINUTE_MS)
+    assert [caught.value.judge, caught.value.invariant] == BROKEN[plant.__name__][1:]

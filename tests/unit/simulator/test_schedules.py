@@ -1,0 +1,117 @@
+"""Scheduled pauses of a simulated fleet, and what judges them."""
+
+from collections import Counter
+
+import pytest
+from logkit import START_MS, H, Log, beat, pause, scope_of
+
+from kafka_marshal.protocol import fold_groups
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.records import PAUSE_LEVEL, PauseGroup
+from kafka_marshal.testing.fakestore import Stored
+from simulator.checkers import Folded, Violation
+from simulator.plan import SCHEDULES, Fault, draw
+from simulator.schedules import ScheduleJudge, Schedules
+from simulator.world import World
+
+OP = b"scheduled".ljust(16, b".")
+
+
+class Scene:
+    """A log of one coordinating partition, and its judge."""
+
+    def __init__(self):
+        self.log, self.seen = Log(level=PAUSE_LEVEL), Counter()
+        self.judge = ScheduleJudge(lambda name: self.seen.update([name]))
+
+    def land(self, record, *, after=1):
+        for transition in self.log.append(record, after=after):
+            stored = Stored(
+                offset=0,
+                leader_epoch=0,
+                timestamp_ms=0,
+                timestamp_type=1,
+                key=None,
+                value=encode(record),
+                headers=(),
+                landed_ms=0,
+            )
+            self.judge.take(Folded(0, stored, transition, None, 0, False), self.state)
+
+    @property
+    def state(self):
+        return self.log.state
+
+    def schedule(self, begin_ms, until_ms, *, op=OP, scope=None):
+        self.land(
+            PauseGroup(
+                client_id="admin",
+                group_id="g",
+                incarnation=OP,
+                seq=1,
+                op_id=op,
+                begin_time=self.state.append_time_ms + begin_ms,
+                msg_expire_time=self.state.append_time_ms + until_ms,
+                scope=scope_of(scope),
+                reason=None,
+            )
+        )
+
+
+def test_a_pause_begins_in_time():
+    scene = Scene()
+    scene.schedule(H, 9 * H)
+    scene.schedule(H, 9 * H, op=b"another".ljust(16, b"."))
+    scene.land(pause(START_MS), after=2 * H)
+    assert scene.seen["scheduled"] == 2
+    assert scene.seen["schedule_begun"] == 1
+
+
+def test_a_pause_that_does_not_begin_is_found(monkeypatch):
+    monkeypatch.setattr(fold_groups, "_begin", lambda *_: None)
+    scene = Scene()
+    scene.schedule(H, 9 * H)
+    with pytest.raises(Violation, match=r"4\.14"):
+        scene.land(beat(0), after=2 * H)
+
+
+def test_pauses_of_some_partitions_are_judged_each_for_itself():
+    scene = Scene()
+    scene.schedule(H, 3 * H, scope={"t": (0,)})
+    scene.schedule(H, 9 * H, op=b"another".ljust(16, b"."), scope={"t": ()})
+    scene.land(beat(0), after=2 * H)
+    assert len(scene.state.groups["g"].scoped) == len(scene.judge.scoped) == 2
+    scene.land(beat(0), after=2 * H)
+    assert list(scene.judge.scoped) == [b"another".ljust(16, b".")]
+
+
+@pytest.mark.parametrize("begin_ms", [0, H], ids=["lasts too long", "never begins"])
+def test_a_wrong_pause_of_some_partitions_is_found(monkeypatch, begin_ms):
+    monkeypatch.setattr(fold_groups, "_begin", lambda *_: None)
+    scene = Scene()
+    scene.schedule(begin_ms, 3 * H, scope={"t": (0,)})
+    if not begin_ms:
+        scene.state.groups["g"].scoped[0].until_ms += 9 * H
+    with pytest.raises(Violation, match=r"4\.15"):
+        scene.land(beat(0), after=3 * H if not begin_ms else 2 * H)
+
+
+def test_admins_schedule_repeat_and_cancel():
+    world = World(draw(6, faults=(SCHEDULES,)))
+    schedules = Schedules(world)
+    world.on_folded = schedules.on_fold
+    for number in range(40):
+        schedules.strike(
+            Fault(number=number, at_ms=0, kind=SCHEDULES, for_ms=0, who=0, size=0)
+        )
+        world.run(world.plan.h_ms)
+    world.is_healed = True
+    schedules.heal()
+    world.settle()
+    for name in ("scheduled", "schedule_begun", "schedule_cancelled"):
+        assert world.coverage.counts[name] > 0
+    assert all(state.active_pause("g") is None for state in world.watcher.worlds)
+    assert all(
+        not state.groups or not state.groups["g"].scheduled
+        for state in world.watcher.worlds
+    )
