@@ -11,6 +11,7 @@ import sys
 import pytest
 from domain import Recorder, opened
 from fleet import Fleet
+from slices import HANG_S
 from waiting import eventually
 
 from kafka_marshal import Delivery, Losses, TopicPartition
@@ -30,9 +31,9 @@ def listed(found) -> dict[TopicPartition, set[int]]:
     """Return the offsets of some losses, by partition."""
     offsets: dict[TopicPartition, set[int]] = {}
     for loss in found:
-        for first, last in loss.ranges:
+        for each in loss.ranges:
             place = loss.key.topic_partition
-            offsets.setdefault(place, set()).update(range(first, last + 1))
+            offsets.setdefault(place, set()).update(range(each.first, each.end))
     return offsets
 
 
@@ -120,7 +121,7 @@ def test_the_command_lists_the_same(killed, domain):
         [*command, *where, *named],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
@@ -173,12 +174,12 @@ def test_what_is_at_risk_while_a_consumer_lives(domain, unique):
         first = next(batches)
         (risk,) = losses_of(domain, group, topic).at_risk
         assert risk.ending == "live"
-        assert risk.ranges[0][0] == first.first_offset
+        assert risk.ranges[0].first == first.first_offset
         second = next(batches)
         # The mark is in the log with the next beat, wherever nothing is asked for.
         eventually(
             lambda: (
-                losses_of(domain, group, topic).at_risk[0].ranges[0][0]
+                losses_of(domain, group, topic).at_risk[0].ranges[0].first
                 == second.first_offset
             ),
             "the log says that the first batch is done with",

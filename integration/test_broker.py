@@ -73,8 +73,18 @@ def test_start_restart_kill_stop():
     broker.stop()
 
 
-def test_paused_broker_resumes_and_stops():
+def test_only_its_process_stops_it_paused_or_not():
     with EmbeddedBroker() as broker:
+        child = os.fork()
+        if child == 0:
+            try:
+                broker.stop()
+            except InvalidTransition:
+                os._exit(7)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 7
+        assert broker.is_running
         stat = Path(f"/proc/{broker.pid}/stat")
         broker.pause()
         assert stat.read_text().rpartition(")")[2].split()[0] == "T"
@@ -104,23 +114,14 @@ def test_broker_dies_with_a_killed_parent():
     data.rmdir()
 
 
-def test_forked_child_cannot_stop_it():
-    with EmbeddedBroker() as broker:
-        child = os.fork()
-        if child == 0:
-            try:
-                broker.stop()
-            except InvalidTransition:
-                os._exit(7)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 7
-        assert broker.is_running
-
-
-def test_kept_data_survives(tmp_path):
+def test_kept_data_survives_any_end(tmp_path):
+    """A signal from elsewhere, which it notices, and an orderly end."""
     with EmbeddedBroker(data_dir=tmp_path) as broker:
         cluster = broker.cluster_id
+        os.kill(broker.pid, signal.SIGKILL)
+        until(lambda: not broker.is_running)
+        broker.restart()
+        assert answers(broker.bootstrap_servers)
     with EmbeddedBroker(data_dir=tmp_path) as broker:
         assert broker.cluster_id == cluster
     assert (tmp_path / "broker.log").is_file()
@@ -151,11 +152,3 @@ def test_a_taken_port_is_an_error():
 
 def test_free_ports_differ():
     assert len(set(free_ports(8))) == 8
-
-
-def test_signals_reach_only_our_process():
-    with EmbeddedBroker() as broker:
-        os.kill(broker.pid, signal.SIGKILL)
-        until(lambda: not broker.is_running)
-        broker.restart()
-        assert answers(broker.bootstrap_servers)

@@ -1,5 +1,7 @@
 """Checkpoints on a real broker: retention takes the log, and nobody loses anything."""
 
+import random
+
 import msgspec
 import pytest
 from domain import Recorder, opened
@@ -12,6 +14,7 @@ from kafka_marshal.protocol.checkpoints import checkpoint_key
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.snapshot import digest
+from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.views import LogScan
 
 INTERVAL_MS = 1_000
@@ -307,3 +310,68 @@ def test_a_topic_is_upgraded_under_running_clients(broker, unique):
             assert one.seen.named("claim_ended") == []
         finally:
             one.close()
+
+
+def _replayed(entries, t, *, offset=None, time_ms=None):
+    """Fold the whole log up to a moment."""
+    state = WorldState(t)
+    for entry in entries[t]:
+        if offset is not None and entry.offset > offset:
+            break
+        if time_ms is not None and entry.timestamp_ms > time_ms:
+            break
+        apply(state, entry)
+    return state
+
+
+def _show_moments(domain, entries, rng, transport):
+    """Compare random moments with a replay; return how many of them are known."""
+    where = {"coordination_topic": domain.topic, "transport": transport}
+    known = 0
+    for _ in range(4):
+        offsets = {t: rng.choice(entries[t]).offset for t in TS}
+        time_ms = rng.choice(entries[rng.choice(TS)]).timestamp_ms
+        for moment in ({"offset": offsets}, {"time_ms": time_ms}):
+            view = World.at(domain.servers, **where, **moment)
+            for t in set(TS) - set(view.log_start_missing):
+                at = {"offset": offsets[t]} if "offset" in moment else moment
+                expected = _replayed(entries, t, **at)
+                assert digest(view.partitions[t]) == digest(expected)
+                known += 1
+    return known
+
+
+def test_random_moments_equal_a_replay(broker, unique):
+    rng = random.Random(7)
+    with opened(broker, unique, partitions=len(TS), h_ms=5_000) as domain:
+        topic = domain.data_topic(4, 5)
+        one = Client(domain, "one", topic, checkpoint_interval_ms=INTERVAL_MS)
+        try:
+            for number in range(3):
+                count = len(one.seen.named("checkpoint_written"))
+
+                def is_written(count=count):
+                    one.poll()
+                    return len(one.seen.named("checkpoint_written")) >= count + 2
+
+                eventually(is_written, f"checkpoints of round {number}")
+                domain.produce(topic, 5)
+        finally:
+            one.close()
+        with LogScan(domain.servers, coordination_topic=domain.topic) as scan:
+            entries = {t: [] for t in TS}
+            for t, entry in scan:
+                entries[t].append(entry)
+        for transport in (TRANSPORT, OTHER):
+            assert _show_moments(domain, entries, rng, transport) == 16
+        begins = [event.fields for event in one.seen.named("checkpoint_written")]
+        firsts = {
+            t: min(b["offset"] for b in begins if b["partition"] == t) for t in TS
+        }
+        delete(domain, firsts)
+        for transport in (TRANSPORT, OTHER):
+            assert _show_moments(domain, entries, rng, transport) > 0
+            early = domain.world(offset=dict.fromkeys(TS, 0), transport=transport)
+            assert early.log_start_missing == tuple(TS)
+            with pytest.raises(LogUnreadable, match="earliest moment"):
+                early.require_known()

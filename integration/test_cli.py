@@ -244,8 +244,9 @@ def test_consume_ends_after_as_many_as_wanted(cli, unique):
         assert offsets == list(range(first, first + 7))
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("delivery", ["alo", "amo"])
+@pytest.mark.parametrize(
+    ("signum", "delivery"), [(signal.SIGTERM, "alo"), (signal.SIGINT, "amo")]
+)
 def test_a_signal_ends_in_order(cli, unique, signum, delivery):
     """Every record that was committed or granted is printed, and all is released."""
     topic = cli.domain.data_topic(2, records_each=3_000)
@@ -261,7 +262,7 @@ def test_a_signal_ends_in_order(cli, unique, signum, delivery):
         assert [r["offset"] for r in printed] == list(range(claim["position"] or 0))
         assert claim["owner"] is None
     states = {c["state"] for c in cli.json("clients", "list")["clients"]}
-    assert states <= {"leaving", "left", "fenced"}
+    assert states <= {"leaving", "left", "silent"}
 
 
 def test_a_second_process_with_one_client_id_is_refused(cli, unique, tmp_path):

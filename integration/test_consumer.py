@@ -16,8 +16,10 @@ from kafka_marshal import (
     ConfigurationError,
     Delivery,
     InvalidTransition,
+    Key,
     LogUnreadable,
     Marshal,
+    PositionError,
     TopicPartition,
 )
 from kafka_marshal.protocol.records import Heartbeat
@@ -68,6 +70,38 @@ def test_readme_example(domain, unique):
     assert all(token is not None for *_, token in handled)
     positions = {k.partition: s.position for k, s in domain.states(group).items()}
     assert positions == {0: 50, 1: 50}
+
+
+def test_a_seek_is_in_the_log_and_the_next_owner_starts_there(domain, unique):
+    topic, group = domain.data_topic(1, records_each=30), unique("g")
+    place = TopicPartition(topic, 0)
+    settings = {"max_poll_records": 10, "consumer_timeout_ms": 30_000}
+
+    def position():
+        return domain.states(group)[Key(group, *place)].position
+
+    with (
+        domain.marshal(group, "a") as marshal,
+        marshal.consumer(topic, **settings) as consumer,
+    ):
+        consumer.commit(take(consumer, 20))
+        consumer.flush()
+        (late, *_) = take(consumer, 1)
+        consumer.seek(place, 5)
+        assert position() == 5
+        assert [record.offset for record in take(consumer, 3)] == [5, 6, 7]
+        with pytest.raises(ClaimLost, match="before a seek"):
+            consumer.commit(late)
+        with pytest.raises(PositionError, match="0 to 30"):
+            consumer.seek(place, 31)
+        consumer.seek_to_end()
+        assert position() == 30
+        consumer.seek(place, 8)
+    with (
+        domain.marshal(group, "b") as marshal,
+        marshal.consumer(topic, **settings) as consumer,
+    ):
+        assert [record.offset for record in take(consumer, 2)] == [8, 9]
 
 
 @BOTH

@@ -23,7 +23,7 @@ from kafka_marshal.testing.producing import Producing, create_topic
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 PARTITIONS = 3
 RECORDS = 90
-PATIENCE_S = 90
+PATIENCE_S = 300
 # Each has a test here; a new example without one fails.
 TESTED = {
     *("at_least_once", "at_most_once", "batches", "claims_only"),

@@ -10,7 +10,12 @@ from domain import opened
 from waiting import eventually
 
 from kafka_marshal.errors import MarshalError, TopicMisconfigured
-from kafka_marshal.grants import ClaimRef, close_grant_clients, open_grant_client
+from kafka_marshal.grants import (
+    ClaimRef,
+    OffsetRange,
+    close_grant_clients,
+    open_grant_client,
+)
 from kafka_marshal.protocol.claiming import grant_secret
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import Key
@@ -20,12 +25,13 @@ ACQUIRE_MS = 60_000
 # What a task does: it is started with a pickled claim, and requests the given ranges.
 TASK = """
 import json, pickle, sys
-from kafka_marshal.grants import open_grant_client
+from kafka_marshal.grants import OffsetRange, open_grant_client
 connection, ref = json.loads(sys.argv[1]), pickle.loads(bytes.fromhex(sys.argv[2]))
 client = open_grant_client(connection)
 for line in sys.stdin:
     first, last = json.loads(line)
-    print(json.dumps(client.acquire(ref, (first, last), timeout_ms=60000)), flush=True)
+    found = client.acquire(ref, OffsetRange.through(first, last), timeout_ms=60000)
+    print(json.dumps(found and (found.first, found.last)), flush=True)
 """
 
 
@@ -41,6 +47,13 @@ def domain(broker, unique, transport):
 def grants(domain):
     yield open_grant_client(connection_of(domain))
     close_grant_clients()
+
+
+def acquired(grants, ref, first, last):
+    """Return the first and the last offset that are granted."""
+    wanted = OffsetRange.through(first, last)
+    found = grants.acquire(ref, wanted, timeout_ms=ACQUIRE_MS)
+    return None if found is None else (found.first, found.last)
 
 
 def connection_of(domain, **rest):
@@ -120,19 +133,19 @@ def test_of_processes_that_race_for_offsets_each_gets_others(domain, owner):
 
 def test_a_claim_that_is_over_grants_nothing(domain, owner, grants):
     claim, ref = owner
-    assert grants.acquire(ref, (0, 4), timeout_ms=ACQUIRE_MS) == (0, 4)
+    assert acquired(grants, ref, 0, 4) == (0, 4)
     assert grants.is_current(ref, timeout_ms=ACQUIRE_MS)
     claim.release()
     eventually(
         lambda: not grants.is_current(ref, timeout_ms=ACQUIRE_MS), "the log shows it"
     )
-    assert grants.acquire(ref, (5, 9), timeout_ms=ACQUIRE_MS) is None
+    assert acquired(grants, ref, 5, 9) is None
 
 
 def test_the_owner_keeps_its_claim_beside_tasks(domain, owner, grants):
     claim, ref = owner
     for last in range(50):
-        assert grants.acquire(ref, (last, last), timeout_ms=ACQUIRE_MS) == (last, last)
+        assert acquired(grants, ref, last, last) == (last, last)
     assert claim.is_valid
     history = domain.history()
     asked = [
@@ -151,8 +164,8 @@ def test_one_grant_client_reads_one_partition_after_the_other(domain, grants):
             marshal.claim(topic, number)
         for number in range(6):
             ref = ref_to(domain, Key(group, topic, number))
-            assert grants.acquire(ref, (0, 3), timeout_ms=ACQUIRE_MS) == (0, 3)
-            assert grants.acquire(ref, (0, 4), timeout_ms=ACQUIRE_MS) == (4, 4)
+            assert acquired(grants, ref, 0, 3) == (0, 3)
+            assert acquired(grants, ref, 0, 4) == (4, 4)
     states = domain.states(group)
     assert {states[Key(group, topic, n)].granted for n in range(6)} == {5}
 
@@ -162,7 +175,7 @@ def test_a_broker_that_does_not_answer_grants_nothing(domain, owner):
     nowhere = open_grant_client(connection_of(domain, bootstrap_servers="localhost:1"))
     try:
         with pytest.raises(MarshalError, match=r"localhost:1|in time"):
-            nowhere.acquire(ref, (0, 4), timeout_ms=1_000)
+            nowhere.acquire(ref, OffsetRange(0, 5), timeout_ms=1_000)
     finally:
         close_grant_clients()
 
@@ -172,6 +185,6 @@ def test_a_missing_topic_is_an_error(domain, owner):
     nowhere = open_grant_client(connection_of(domain, coordination_topic="none-such"))
     try:
         with pytest.raises(TopicMisconfigured, match="marshal topic format"):
-            nowhere.acquire(ref, (0, 4), timeout_ms=ACQUIRE_MS)
+            nowhere.acquire(ref, OffsetRange(0, 5), timeout_ms=ACQUIRE_MS)
     finally:
         close_grant_clients()

@@ -201,6 +201,11 @@ def test_at_most_once_and_the_log_itself(domain, unique, scrape):
                 "marshal_claims_lost_total",
                 "marshal_claims_released_total",
                 "marshal_records_ignored_total",
+                # A pause, or a partition that a successor had warmed up for.
+                "marshal_pause_info",
+                "marshal_pause_begin_timestamp_seconds",
+                "marshal_pause_end_timestamp_seconds",
+                "marshal_handoff_gap_seconds",
                 # A checkpoint that was written, and compared with one's own state.
                 "marshal_checkpoint_age_seconds",
                 "marshal_replica_diverged",

@@ -14,10 +14,11 @@ from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as Place
 from kafka.errors import RebalanceInProgressError
 from kafka.structs import OffsetAndMetadata
+from slices import HANG_S
 from typer.testing import CliRunner
 from waiting import eventually, subscribed
 
-from kafka_marshal import Marshal, TopicPartition
+from kafka_marshal import Key, KeyHistory, Marshal, TopicPartition
 from kafka_marshal.errors import ClaimRejected, ConfigurationError, LogUnreadable
 from kafka_marshal_cli.adoption import Action, adopt, plan_adoption
 from kafka_marshal_cli.assembly import app
@@ -25,7 +26,6 @@ from kafka_marshal_cli.assembly import app
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "migration"
 PARTITIONS = 3
 RECORDS = 20
-PATIENCE_S = 120
 # How long an example waits for a record that is there, on a busy machine.
 WAIT = ("--idle-ms", "60000")
 
@@ -48,7 +48,7 @@ def ran(domain, name, *arguments):
         },
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -113,7 +113,13 @@ def test_there_and_back_without_loss_or_repetition(domain, unique):
     assert not plan["is_executed"]
     assert not domain.world().claims(group)
 
-    assert adopted(domain, group, "--execute")["is_executed"]
+    assert adopted(domain, group, "--execute", "--as", "alice")["is_executed"]
+    (first, *_) = plan["partitions"]
+    key = Key(group, topic, first["partition"])
+    events = KeyHistory.open(
+        domain.servers, key=key, coordination_topic=domain.topic
+    ).events
+    assert [e.person for e in events if e.what == "claimed"] == ["alice"]
     some = ("--max-records", "15", *WAIT)
     during = ran(domain, "marshal_group", topic, group, "w1", *some)
     # A second time it has nothing to do, and takes nothing back.

@@ -90,6 +90,105 @@ def test_a_pause_and_its_end(domain, unique, admin, delivery):
     assert [two.start for _, two in tenures] == [20] * 8
 
 
+def test_a_scheduled_pause_begins_and_ends_without_its_admin(domain, unique):
+    """G20: nobody is there when it begins, and when it ends."""
+    topic = domain.data_topic(4, records_each=5)
+    group, lasts_ms = unique("planned"), 25_000
+    with domain.marshal(group, "w1") as marshal:
+        pump = Pump(marshal.consumer(topic))
+        eventually(lambda: len(pump.handed) == 20, "the backlog is handled")
+        begin_ms = wall_ms() + 3_000
+        with domain.admin(client_id="operator-2", person="ada") as admin:
+            result = admin.pause_group(
+                group, begin_ms=begin_ms, for_ms=lasts_ms, reason="maintenance"
+            )
+        assert (result.begin_ms, result.until_ms) == (begin_ms, begin_ms + lasts_ms)
+        assert set(domain.owners(group).values()) == {"w1"}
+
+        eventually(
+            lambda: set(domain.owners(group).values()) == {None}, "all is released"
+        )
+        assert wall_ms() >= begin_ms
+        (op_id,) = {
+            pause.op_id
+            for world in domain.world().partitions
+            if (pause := world.active_pause(group)) is not None
+        }
+        assert op_id.hex() == result.op_id
+        domain.produce(topic, 5)
+        eventually(
+            lambda: len(pump.handed) >= 40,
+            "the group goes on by itself",
+            timeout_ms=WAIT_MS + lasts_ms,
+        )
+        assert min(at for at, *_ in pump.handed[20:]) >= begin_ms + lasts_ms
+        pump.stop()
+
+
+def test_a_pause_of_one_topic_leaves_the_other_alone(domain, unique):
+    """U10, G20: the other keeps its claims; the paused one resumes by itself."""
+    orders, invoices = (domain.data_topic(2, records_each=5) for _ in range(2))
+    group, lasts_ms = unique("scoped"), 20_000
+    with domain.marshal(group, "w1") as marshal:
+        pump = Pump(marshal.consumer(orders, invoices))
+        eventually(lambda: len(pump.handed) == 20, "the backlog is handled")
+        epochs = {key: state.epoch for key, state in domain.states(group).items()}
+        with domain.admin(client_id="operator-2", person="ada") as admin:
+            until_ms = wall_ms() + lasts_ms
+            result = admin.pause_group(
+                group, until_ms=until_ms, topics=[orders], wait_ms=WAIT_MS
+            )
+        assert (result.topics, result.held) == ((orders,), ())
+        owners = {place.topic: who for place, who in domain.owners(group).items()}
+        assert owners == {orders: None, invoices: "w1"}
+        domain.produce(orders, 5)
+        domain.produce(invoices, 5)
+        eventually(lambda: len(pump.handed) >= 30, "the other topic goes on")
+        seen_ms = wall_ms()
+        eventually(
+            lambda: len(pump.handed) >= 40,
+            "the paused one goes on by itself",
+            timeout_ms=WAIT_MS + lasts_ms,
+        )
+        late = [at for at, *_ in pump.handed if at >= until_ms]
+        assert seen_ms >= until_ms or len(late) == 10
+        after = {key: state.epoch for key, state in domain.states(group).items()}
+        moved = {
+            place.topic for place, epoch in after.items() if epochs[place] != epoch
+        }
+        assert moved == {orders}
+        pump.stop()
+
+
+def test_a_scheduled_pause_is_cancelled(domain, unique, admin):
+    group = unique("cancelled")
+    begin_ms = wall_ms() + 3_600_000
+    admin.pause_group(group, begin_ms=begin_ms, until_ms=begin_ms + 60_000)
+    groups = [world.groups[group] for world in domain.world().partitions]
+    assert [len(each.scheduled) for each in groups] == [1] * 4
+    assert admin.resume_group(group, reason="not needed") == 4
+    groups = [world.groups[group] for world in domain.world().partitions]
+    assert [len(each.scheduled) for each in groups] == [0] * 4
+    with pytest.raises(ClaimRejected, match="not paused"):
+        admin.resume_group(group)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({}, "either a length"),
+        ({"for_ms": 5, "until_ms": 5}, "either a length"),
+        ({"until_ms": 5}, "must last"),
+        ({"for_ms": 5, "begin_ms": 5}, "within the next 30 days"),
+        ({"for_ms": 5, "begin_ms": 2**60}, "within the next 30 days"),
+        ({"for_ms": 5, "begin_ms": 2**60, "wait_ms": 5}, "cannot be waited for"),
+    ],
+)
+def test_a_period_that_no_pause_can_have(admin, wanted, message):
+    with pytest.raises(ConfigurationError, match=message):
+        admin.pause_group("g", **wanted)
+
+
 def test_owners_finish_what_is_in_hand(domain, unique, admin):
     """Nothing new is handed out; records handed out before can be committed."""
     topic = domain.data_topic(1, records_each=10)

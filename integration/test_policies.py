@@ -132,7 +132,9 @@ def test_a_slow_owner_gives_up_and_the_lag_falls(domain, unique):
         arrivals = Arrivals(domain, place, per_s=30)
         arrivals.start()
         try:
-            step = eventually(lambda: released(domain, group, "behind"), "handed on")[0]
+            step = eventually(lambda: released(domain, group, "lagging"), "handed on")[
+                0
+            ]
             key = Key(group, *place)
             eventually(lambda: domain.owners(group)[place] == "fast", "taken over")
             caught_up = fast.marshal.session
@@ -149,7 +151,7 @@ def test_a_slow_owner_gives_up_and_the_lag_falls(domain, unique):
     assert event.fields["produced_per_s"] > event.fields["consumed_per_s"] >= 0
     assert str(event.fields["lag"]) in step.record.reason
     assert listed["why"]["client_id"] == "fast"
-    assert listed["why"]["reason"].startswith("fair: ")
+    assert listed["why"]["reason"].startswith("handed over by slow; ")
     assert listed["why"]["reason"] in text
     fetched = [t for t in domain.history().tenures(group)[key] if t.client_id == "slow"]
     assert len(fetched) == 1, "it never came back"
@@ -187,10 +189,10 @@ def test_a_blocked_handler_loses_its_partition(domain, unique, delivery):
             eventually(lambda: domain.owners(group)[place] == "b", "taken over")
             eventually(lambda: (0, 49) in b.handled, "b handles the rest")
         (records,) = polled.values()
-        with pytest.raises(ClaimLost, match="wedged"):
+        with pytest.raises(ClaimLost, match="stuck"):
             stuck.commit(records)
         handled = [offset for _, offset in b.handled]
-    (step, *_) = released(domain, group, "wedged")
+    (step, *_) = released(domain, group, "stuck")
     assert step.timestamp_ms - asked_ms <= domain.h_ms + domain.h_ms // 10 + slack_ms()
     if delivery is Delivery.AT_LEAST_ONCE:
         assert handled[0] == 0, "what was in hand is handed out again"
@@ -212,7 +214,7 @@ def test_what_is_given_up_is_not_retaken_before_h(domain, unique):
 
     def fickle(view):
         plan = greedy(view)
-        if wants_out:
+        if wants_out and len(view.members) > 1:
             wants_out.clear()
             mine = tuple(Release(k.key, None, "mood") for k in view.keys if k.is_mine)
             return Plan(plan.claim, mine)
@@ -220,12 +222,14 @@ def test_what_is_given_up_is_not_retaken_before_h(domain, unique):
 
     with members(Member(domain, group, "a", topic, policy=fickle)):
         domain.wait_owned(group, topic, by={"a"})
-        wants_out.append(True)
-        eventually(lambda: released(domain, group, "mood"), "given up")
+        # A key is released to nobody but a member that can take it (9.6).
+        with members(Member(domain, group, "b", topic)):
+            wants_out.append(True)
+            eventually(lambda: released(domain, group, "mood"), "given up")
         domain.wait_owned(group, topic, by={"a"})
-    (key, (one, two)), *_ = domain.history().tenures(group).items()
+    (key, (one, *_, two)), *_ = domain.history().tenures(group).items()
     assert key.topic == topic
-    assert domain.h_ms <= two.begun_ms - one.ended_ms <= domain.h_ms + slack_ms()
+    assert domain.h_ms <= two.begun_ms - one.ended_ms
 
 
 # --- topics that come and go

@@ -23,6 +23,7 @@ from kafka_marshal import (
 )
 from kafka_marshal.kafka_io import ConnectionConfig, patches
 from kafka_marshal.kafka_io.slices import SliceReader
+from kafka_marshal.protocol.types import OffsetRange
 from kafka_marshal.testing.broker import EmbeddedBroker, free_ports
 
 PASSWORDS = {"alice": "wonderland", "reader": "only-reads"}
@@ -168,7 +169,10 @@ def test_ranges_are_read_as_columns(guarded, unique, listener, monkeypatch):
         found = [
             value
             for rows in reader.read(
-                place, (0, len(values)), timeout_ms=WAIT_MS, with_headers=False
+                place,
+                OffsetRange(0, len(values)),
+                timeout_ms=WAIT_MS,
+                with_headers=False,
             )
             for value in rows.values.to_pylist()
         ]

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from domain import opened
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sidecars import START_MS, PlainClient, place, start_sidecar
+from slices import HANG_S
 from waiting import eventually
 
 from kafka_marshal import TopicPartition
@@ -31,8 +33,9 @@ from kafka_marshal_cli.exits import ExitCode
 # intervals, and then nothing is resumed, or claims are lost in the middle of a test.
 H_MS = 30_000
 RECORDS = 10
+# A sidecar answers an action within 90 s.
+ANSWER_S = 100
 # The command is started often, which takes its time on a busy machine.
-pytestmark = pytest.mark.timeout(600)
 _numbers = itertools.count(1)
 
 
@@ -280,6 +283,62 @@ def test_a_crash_moves_nothing_and_a_shutdown_hands_over(domain, client, group):
         assert not sidecar.path.exists()
 
 
+def test_a_group_is_reset_and_set_back_by_requests(domain, client, group):
+    topic = domain.data_topic(2, RECORDS)
+    base = f"/v1/groups/{group}"
+    with start_sidecar(
+        domain, client_id="host-4", arguments=["--allow-admin"]
+    ) as sidecar:
+        worker = client(sidecar, topic)
+        worker.wait_has(2)
+        standings = [worker.standing(each, 7) for each in worker.has]
+        worker.beat(*standings, flush=True, timeout_ms=10_000)
+
+        def release_all():
+            """Confirm what the pause of the operation recalls, each claim once."""
+            for event in worker.events("release"):
+                had = worker.has.get(place(event))
+                # Behind the commit, a later claim of it may have been assigned.
+                if had is not None and had["epoch"] == event["epoch"]:
+                    worker.release(worker.standing(place(event), 7))
+
+        def act(name, **body):
+            """Send a request while the client releases its partitions."""
+            with ThreadPoolExecutor(1) as pool, sidecar.http() as http:
+                sent = pool.submit(
+                    http.post, f"{base}/{name}", json=body, timeout=ANSWER_S
+                )
+                eventually(lambda: (release_all(), sent.done())[1], "it answers")
+                response = sent.result()
+            assert response.status_code == 200, response.text
+            return response.json()
+
+        rule = {"topics": [topic], "to_offset": 2, "person": "ann"}
+        plan = act("reset", **rule)
+        assert (plan["is_executed"], plan["undo_id"]) == (False, None)
+        assert set(positions(domain, group).values()) == {7}
+
+        done = act("reset", **rule, execute=True, reason="bad deploy")
+        assert done["outcome"] == "committed"
+        assert {(row["before"], row["after"]) for row in done["rows"]} == {(7, 2)}
+        worker.wait_has(2)
+        assert {event["position"] for event in worker.has.values()} == {2}
+        assert not list((sidecar.state_dir / "plans").iterdir())
+
+        undone = act("undo", op_id=done["undo_id"], execute=True)
+        assert (undone["outcome"], undone["undoes"]) == ("committed", done["op_id"])
+        assert set(positions(domain, group).values()) == {7}
+        assert act("finish")["operations"] == []
+
+        history = sidecar.get(f"{base}/history").raise_for_status().json()
+        by_kind = {each["kind"]: each for each in history["actions"]}
+        reset, undo = by_kind["set_position"], by_kind["undo"]
+        assert (reset["person"], reset["reason"]) == ("ann", "bad deploy")
+        assert (reset["client_id"], undo["undoes"]) == ("host-4", done["op_id"])
+        assert (reset["op_id"], undo["op_id"]) == (done["op_id"], undone["op_id"])
+        assert sidecar.stop() == 0, sidecar.log
+
+
 # --- anything that fits the description
 
 DESCRIPTION = routes.openapi_document()
@@ -353,7 +412,9 @@ def test_nothing_that_fits_the_description_is_a_fault(domain):
     headers = {api.INSTANCE_HEADER: instance}
     known = paths.CLIENT.format(group="fuzzed", client="known")
 
-    with start_sidecar(domain, client_id="host-3") as fuzzed:
+    admin = ("--allow-admin",)
+    served = set()
+    with start_sidecar(domain, client_id="host-3", arguments=admin) as fuzzed:
 
         @given(request=requests())
         @settings(
@@ -370,10 +431,14 @@ def test_nothing_that_fits_the_description_is_a_fault(domain):
             with fuzzed.http(headers=headers) as http:
                 response = http.request(method, path, json=body)
             assert response.status_code in {*range(200, 205), *range(400, 500), *GOOD}
+            if response.is_success:
+                served.add(path.rpartition("/")[2])
             if not response.is_success:
                 msgspec.json.decode(response.content, type=api.Failure)
 
         ask()
+        # Actions on groups are served, not only refused.
+        assert served & {"pause", "resume", "reset", "finish", "history"}, served
         assert fuzzed.get(paths.LIVEZ).is_success
         assert "a request failed" not in fuzzed.log
         assert fuzzed.stop() == 0, fuzzed.log
@@ -420,7 +485,7 @@ def documented(domain):
         clean = "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"
         code = f"{clean}\nexport MARSHAL_SIDECAR_SOCKET={socket}\n{code}"
         process = shell(code, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        out, err = process.communicate(timeout=400)
+        out, err = process.communicate(timeout=HANG_S)
         assert process.returncode == 0, (out, err)
         return out
 

@@ -21,6 +21,7 @@ from fleet import Fleet
 from kafka import KafkaConsumer
 from kafka import TopicPartition as Place
 from kafka.structs import OffsetAndMetadata
+from slices import HANG_S
 from waiting import eventually, poll_all
 
 from kafka_marshal import LogUnreadable
@@ -41,7 +42,6 @@ DATA = 1
 RECORDS = 15_000
 DONE = 100
 SERVERS, TOPIC, GROUP = "localhost:9092", "payments", "alerts"
-RUN_S = 120
 INTERVAL_MS = 1_000
 SHIFT = 10_000
 
@@ -100,7 +100,7 @@ class Operator:
         path = os.pathsep.join(map(str, kafka_jars(java)))
         command = [java.executable, "-cp", path, "kafka.admin.ConfigCommand", *words]
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=RUN_S, check=False
+            command, capture_output=True, text=True, timeout=HANG_S, check=False
         )
         assert done.returncode == 0, done.stderr
 

@@ -48,7 +48,8 @@ def test_as_of_a_time(domain, story):
 def test_as_of_an_offset(domain, story):
     group, _ = story
     claimed, released = domain.history().of("claimed", "released", group_id=group)
-    just_before = dict.fromkeys(range(4), 10**9) | {claimed.t: claimed.offset - 1}
+    ends = {t: state.next_offset - 1 for t, state in domain.history().worlds.items()}
+    just_before = ends | {claimed.t: claimed.offset - 1}
     at_the_claim = just_before | {claimed.t: claimed.offset}
     at_the_release = just_before | {claimed.t: released.offset}
     assert owners(domain.world(offset=just_before), group) == []

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from slices import HANG_S
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCHMARKS = ROOT / "benchmarks"
@@ -42,7 +43,7 @@ def test_a_smoke_run_prints_one_document(name, tmp_path):
     out = tmp_path / "out.json"
     command = [sys.executable, BENCHMARKS / f"{name}.py", "--quick", "--out", out]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=250, check=False
+        command, capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -22,6 +22,7 @@ import pytest
 import typer
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
+from slices import HANG_S
 
 from kafka_marshal.engine.meters import Histogram
 from kafka_marshal.observability.metrics import Kind, Scrape, described
@@ -123,7 +124,7 @@ def run(*command, text=None):
         capture_output=True,
         text=True,
         check=False,
-        timeout=180,
+        timeout=HANG_S,
     )
     return done.returncode, done.stdout + done.stderr
 
@@ -253,7 +254,7 @@ def test_a_dashboard_can_be_imported():
     ids = [panel["id"] for panel in every]
     assert len(set(ids)) == len(ids)
     assert {panel["type"] for panel in every} == {
-        *("row", "stat", "timeseries", "state-timeline")
+        *("row", "stat", "timeseries", "state-timeline", "table")
     }
     titles = [panel["title"] for panel in every]
     assert len(set(titles)) == len(titles)

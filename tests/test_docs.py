@@ -39,8 +39,10 @@ from kafka_marshal.protocol.records import (
     LIMIT_DEFAULTS,
     Limits,
     Resume,
+    ScopedTopic,
     StagedTopic,
 )
+from kafka_marshal.protocol.settings import TUNABLES
 from kafka_marshal.protocol.snapshot import digest, to_bytes
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.text import object_to_entry
@@ -436,7 +438,7 @@ def test_record_kinds_are_listed_with_their_fields():
     assert all(kind.record.__struct_fields__[-1] == "tags" for kind in KINDS)
     assert {kind.version for kind in KINDS} == {0}
     level_2 = [kind.number for kind in KINDS if kind.level == 2]
-    assert level_2 == [7, 8, 9]
+    assert level_2 == [7, 8, 9, 10, 11, 12, 19, 22, 23]
     assert all(kind.level == 1 for kind in KINDS if kind.number not in level_2)
 
 
@@ -445,6 +447,7 @@ def test_nested_fields_are_listed():
     assert listed == {
         "Resume": list(Resume.__struct_fields__),
         "Limits": list(Limits.__struct_fields__),
+        "ScopedTopic": list(ScopedTopic.__struct_fields__),
         "StagedTopic": [*StagedTopic.__struct_fields__, "partition", "position"],
     }
 
@@ -467,6 +470,14 @@ def test_limits_are_listed_with_their_defaults():
     assert listed == LIMIT_DEFAULTS
 
 
+def test_settings_of_groups_are_listed_with_their_bounds():
+    listed = {
+        names(name)[0]: (int(default), *map(int, bounds.split(" .. ")))
+        for name, default, bounds, _ in rows(PROTOCOL, "table: group settings")
+    }
+    assert listed == TUNABLES
+
+
 def test_frame_limit_is_named():
     assert f"{FRAME_BYTES_MAX:,} bytes (48 KiB)" in PROTOCOL
 
@@ -474,8 +485,11 @@ def test_frame_limit_is_named():
 def words_of_the_fold() -> set[str]:
     """Return the words that the modules of the fold answer with."""
     found = set()
-    folds = ("fold_keys", "fold_groups", "fold_positions", "fold_resets")
-    for name in ("judging", *folds, "rationalizer"):
+    folds = (
+        *("keys", "groups", "fences", "handoffs", "positions", "resets"),
+        "directives",
+    )
+    for name in ("judging", *(f"fold_{each}" for each in folds), "rationalizer"):
         tree = ast.parse((PACKAGE / "protocol" / f"{name}.py").read_text())
         asked = {
             node.args[0]

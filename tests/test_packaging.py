@@ -8,10 +8,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from slices import HANG_S
 
 ROOT = Path(__file__).resolve().parent.parent
-BUILD_S_MAX = 120
-TESTS_S_MAX = 240
 
 # Imports every module of the unpacked wheel, with the repository off the path: the
 # editable install of the environment would stand in for what is missing.
@@ -36,7 +35,7 @@ def built(tmp_path_factory):
     """Return the folder that wheel and sdist were built in."""
     folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=BUILD_S_MAX)
+    subprocess.run(command, cwd=ROOT, check=True, timeout=HANG_S)
     return folder
 
 
@@ -53,7 +52,8 @@ def site(built, tmp_path_factory):
 def test_the_wheel_has_the_product_alone(site):
     found = {path.name for path in site.iterdir() if path.suffix != ".dist-info"}
     assert found == {"kafka_marshal", "kafka_marshal_cli"}
-    assert [str(path) for path in site.rglob("*simulat*")] == []
+    found = {path.name for path in site.rglob("*simulat*")}
+    assert found == {"plan_simulation.py"}
 
 
 def test_the_wheel_imports_without_the_repository(site, tmp_path):
@@ -62,7 +62,7 @@ def test_the_wheel_imports_without_the_repository(site, tmp_path):
         command,
         cwd=tmp_path,
         check=False,
-        timeout=BUILD_S_MAX,
+        timeout=HANG_S,
         capture_output=True,
         text=True,
     )
@@ -79,19 +79,23 @@ def test_the_sdist_has_the_simulator_beside_the_tests(built):
 
 
 def test_tests_of_the_sdist_run(built, tmp_path):
-    """Those that read the most of the repository; all others need less."""
+    """Those that read the most of the repository; all others need less.
+
+    What takes long is left out: it reads what others of these read.
+    """
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
     (root,) = tmp_path.iterdir()
+    pytest = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
     files = ("tests/test_docs.py", "tests/test_deploy.py", "tests/test_benchmarks.py")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
+        [*pytest, "-k", "not prometheus and not rules_can_fail and not parse", *files],
         cwd=root,
         env=os.environ
         | {"PYTHONPATH": f"{root / 'marshal'}{os.pathsep}{root / 'cli'}"},
         check=False,
-        timeout=TESTS_S_MAX,
+        timeout=HANG_S,
         capture_output=True,
         text=True,
     )

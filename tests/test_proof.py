@@ -133,7 +133,7 @@ def test_parts_run_in_turn_though_one_fails(monkeypatch, folder, tmp_path, capsy
     monkeypatch.setattr(proof, "CHAOS", tmp_path / "chaos")
     monkeypatch.setattr(proof, "run", run)
     assert proof.main(["sim", "model", "--", "-x"]) == 1
-    assert ran == [("simulator", None, "-x"), ("pytest", {"PROOF": "1"}, "-x")]
+    assert ran == [("simulator", None, "-x"), ("pytest", proof.PROOF, "-x")]
     assert json.loads((folder / "sim.json").read_text())["code"] == 1
     assert json.loads((folder / "model.json").read_text())["code"] == 0
     assert "written: proof/report.md" in capsys.readouterr().out
@@ -148,9 +148,9 @@ def test_a_slice_is_quick_unless_it_is_a_proof(monkeypatch):
     monkeypatch.setattr(slices, "IS_PROOF", False)
     monkeypatch.delenv("SIMULATION_SEEDS", raising=False)
     assert slices.slice_of(quick=1, full=2) == 1
-    assert slices.seeds_of(quick=12, full=400) == range(12)
+    assert slices.seeds_of(quick=[3, 7], full=400) == [3, 7]
     monkeypatch.setattr(slices, "IS_PROOF", True)
     assert slices.slice_of(quick=1, full=2) == 2
-    assert slices.seeds_of(quick=12, full=400) == range(400)
+    assert slices.seeds_of(quick=[3, 7], full=400) == range(400)
     monkeypatch.setenv("SIMULATION_SEEDS", "1000:1200")
-    assert slices.seeds_of(quick=12, full=400) == range(1000, 1200)
+    assert slices.seeds_of(quick=[3, 7], full=400) == range(1000, 1200)

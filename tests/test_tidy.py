@@ -27,6 +27,8 @@ MODULE_LINES_MAX = 900
 COLUMNS_MAX = 88
 POSITIONAL_MAX = 2
 CONSTRUCTION_MAX = 5
+KAFKA_INTERNALS = "marshal/kafka_marshal/kafka_io/patches.py"
+KAFKA_ACCESSES_MAX = 20
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Finding = tuple[int, str]
@@ -56,6 +58,10 @@ class Source:
         return ast.parse(self.text)
 
     @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
+
+    @cached_property
     def functions(self) -> list[tuple[Function, tuple[ast.AST, ...]]]:
         """Every function with what encloses it, outermost first."""
         return list(_functions(self.tree, ()))
@@ -82,6 +88,52 @@ def _dotted(node: ast.expr) -> str:
             return _dotted(inner)
         case _:
             return ""
+
+
+# --- Foreign ground ----------------------------------------------------------------
+
+
+def private_accesses(source: Source) -> Iterator[Finding]:
+    """Find accesses to private attributes of other objects, `getattr` by name too."""
+    for node in source.nodes:
+        match node:
+            case ast.Attribute(value=owner, attr=str(name)):
+                is_own = isinstance(owner, ast.Name) and owner.id in {"self", "cls"}
+            case ast.Call(
+                func=ast.Name(id="getattr" | "hasattr" | "setattr"),
+                args=[_, ast.Constant(value=str(name)), *_],
+            ):
+                is_own = False
+            case _:
+                continue
+        if name.startswith("_") and not (is_own or _is_dunder(name)):
+            yield node.lineno, name
+
+
+def _imports_kafka(source: Source) -> bool:
+    """Return whether a module uses kafka-python."""
+    found = set()
+    for node in source.nodes:
+        if isinstance(node, ast.Import):
+            found |= {each.name.partition(".")[0] for each in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or "").partition(".")[0])
+    return "kafka" in found
+
+
+def check_kafka_internals(source: Source) -> Iterator[Finding]:
+    """Find uses of kafka-python's internals; one module has them all, few enough."""
+    if not source.is_product or not _imports_kafka(source):
+        return
+    found = list(private_accesses(source))
+    if source.path != KAFKA_INTERNALS:
+        own = {function.name for function, _ in source.functions}
+        for at, name in found:
+            if name not in own:
+                yield at, f"{name} is internal to kafka-python; see {KAFKA_INTERNALS}"
+    elif len(found) > KAFKA_ACCESSES_MAX:
+        at = found[-1][0]
+        yield at, f"{len(found)} internals are used, at most {KAFKA_ACCESSES_MAX}"
 
 
 # --- Sizes -------------------------------------------------------------------------
@@ -174,7 +226,7 @@ def check_constructions(source: Source) -> Iterator[Finding]:
     """Find constructors called with many positional arguments: two may be swapped."""
     if not source.is_product:
         return
-    for call in ast.walk(source.tree):
+    for call in source.nodes:
         if not isinstance(call, ast.Call):
             continue
         name = _dotted(call.func).rpartition(".")[2]
@@ -273,13 +325,13 @@ def check_deadlines(source: Source) -> Iterator[Finding]:
     # asyncio.wait_for(event.wait(), 5): the deadline stands around the wait.
     guarded = {
         id(argument)
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.Call)
         and _dotted(node.func) in {"asyncio.wait_for", "wait_for"}
         and _has_deadline(node, 1)
         for argument in node.args[:1]
     }
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if not isinstance(node, ast.Call) or id(node) in guarded:
             continue
         if _waits_for_ever(node):
@@ -307,12 +359,27 @@ def check_claims_are_set_by_themselves(source: Source) -> Iterator[Finding]:
     """Find assignments to a claim's attributes: only its transitions make them."""
     if not source.is_product or source.path == CLAIM_MODULE:
         return
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         for target in _targets(node):
             if not isinstance(target, ast.Attribute):
                 continue
             if _dotted(target.value).rpartition(".")[2] == "claim":
                 yield target.lineno, f"{ast.unparse(target)} is set from outside"
+
+
+# --- Limits of tests ---------------------------------------------------------------
+
+
+def check_tests_have_no_limit_of_their_own(source: Source) -> Iterator[Finding]:
+    """Find time limits of single tests: a busy machine breaks them.
+
+    The one limit, against tests that hang, is `timeout` in pyproject.toml.
+    """
+    if "mark.timeout" not in source.text:
+        return
+    for node in source.nodes:
+        if isinstance(node, ast.Attribute) and _dotted(node).endswith("mark.timeout"):
+            yield node.lineno, f"{_dotted(node)}: the limit is in pyproject.toml"
 
 
 # --- Words -------------------------------------------------------------------------
@@ -337,8 +404,10 @@ PYTHON_RULES: tuple[Rule, ...] = (
     check_no_kwargs,
     check_keyword_only,
     check_constructions,
+    check_kafka_internals,
     check_deadlines,
     check_claims_are_set_by_themselves,
+    check_tests_have_no_limit_of_their_own,
     check_unfinished,
 )
 TEXT_RULES: tuple[Rule, ...] = (check_unfinished,)
@@ -370,7 +439,10 @@ def test_repository_is_tidy():
     assert {"marshal/kafka_marshal/__init__.py", "Makefile"} <= {
         s.path for s in sources
     }
-    found = [finding for source in sources for finding in findings(source)]
+    found = []
+    while sources:
+        # A tree is dropped with its source: the collector would visit all of them.
+        found += findings(sources.pop(0))
     assert not found, "\n".join(["untidy:", *found])
 
 
@@ -435,6 +507,9 @@ LONG_FUNCTION = "def f():\n" + "    x = 1\n" * FUNCTION_LINES_MAX
         pytest.param("claim.phase = x", "claim.phase is set", id="claim"),
         pytest.param("h.claim.epoch, y = x", "h.claim.epoch is set", id="claims"),
         pytest.param("h.claim.lease: L = x", "h.claim.lease is set", id="claim-typed"),
+        pytest.param(
+            "@pytest.mark.timeout(9)\ndef f(): ...", "the limit is in", id="limit"
+        ),
         pytest.param("x = 1  # TO" + "DO: more", "TO" + "DO", id="to-do"),
         pytest.param("x = 1  # FIX" + "ME", "FIX" + "ME", id="fix-me"),
         pytest.param("# Enough for" + " now.", "for" + " now", id="later"),
@@ -482,6 +557,24 @@ def test_bad_source_is_caught(text, message):
 )
 def test_sound_source_passes(text):
     assert findings(Source(PLAIN, text)) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["x._client", "f(x)._client.y", "x._net = 1", 'getattr(x, "_net", None)']
+)
+def test_internals_of_kafka_python_are_used_by_one_module_only(text):
+    using = f"from kafka.errors import KafkaError\n{text}\n"
+    (found,) = findings(Source(PLAIN, using))
+    assert "internal to kafka-python" in found
+    assert findings(Source(PLAIN, text)) == []
+    assert findings(Source(KAFKA_INTERNALS, using)) == []
+    (found,) = findings(Source(KAFKA_INTERNALS, using * (KAFKA_ACCESSES_MAX + 1)))
+    assert f"{KAFKA_ACCESSES_MAX + 1} internals are used" in found
+
+
+def test_internals_of_the_module_itself_are_its_own():
+    text = "import kafka\nclass A(B):\n    def _f(self):\n        "
+    assert findings(Source(PLAIN, text + "self._x = super()._f()")) == []
 
 
 def test_signatures_and_waits_of_tests_are_their_own():

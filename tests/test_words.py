@@ -16,6 +16,7 @@ from lint_words import (
     main,
     read_words,
 )
+from slices import HANG_S
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 WORDS = read_words(PAGE)
@@ -207,7 +208,7 @@ def test_only_commits_since_the_lint_are_read(tmp_path):
     def git(*arguments):
         names = ("-c", "user.name=a", "-c", "user.email=a@b.invalid")
         command = ["git", "-C", str(tmp_path), *names, *arguments]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        subprocess.run(command, check=True, capture_output=True, timeout=HANG_S)
 
     git("init", "-q")
     git("commit", "-q", "--allow-empty", "-m", "engine: tell others")

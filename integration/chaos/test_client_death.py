@@ -24,7 +24,6 @@ from waiting import eventually, wall_ms
 from kafka_marshal import TopicPartition
 from kafka_marshal.remote import paths
 
-pytestmark = pytest.mark.timeout(240)
 H_MS = 60_000
 # Long enough for any machine, far below the interval: the wait is the assertion.
 SOON_MS = 40_000

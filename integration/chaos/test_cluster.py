@@ -13,8 +13,6 @@ from kafka_marshal.testing import cluster as module
 from kafka_marshal.testing.broker import PortTaken
 from kafka_marshal.testing.cluster import EmbeddedCluster
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def topics(cluster):

@@ -14,7 +14,6 @@ from ordeal import Ordeal, judge_histories
 from stream import Stream
 from waiting import eventually, wall_ms
 
-pytestmark = pytest.mark.timeout(1_800)
 # Eight processes may start at once, on few cores.
 START_MS = 180_000
 TRANSPORTS = ("fast", "kafka-python")

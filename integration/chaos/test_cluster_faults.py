@@ -13,7 +13,6 @@ from waiting import eventually, wall_ms
 from kafka_marshal.testing.cluster import EmbeddedCluster
 from kafka_marshal.testing.slowlink import SlowLink
 
-pytestmark = pytest.mark.timeout(900)
 # Three times what the controller waits for a broker, as with an interval of a minute.
 ROOMY_MS = 10_000
 # The interval of a fleet by default.
@@ -70,14 +69,12 @@ def spread_leaders(cluster, it):
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(2_400)
 def test_leader_kill(cluster, ordeal, record, times):
     """SIGKILL of the broker that leads T0."""
     found = record("leader_kill", "the leader of T0 is killed (SIGKILL)", USUAL_MS)
     kills(cluster, ordeal, found, count=times(60))
 
 
-@pytest.mark.timeout(1_800)
 def test_leader_kill_short(cluster, ordeal, record, times):
     """The same with an interval hardly longer than an election."""
     title = "the same, where sending is given up (H/2) when a leader is elected"

@@ -13,7 +13,6 @@ from kafka.errors import KafkaError
 from ordeal import Ordeal
 from waiting import eventually, wall_ms
 
-pytestmark = pytest.mark.timeout(900)
 PARTITIONS = 4
 ROOMY_MS = 10_000
 

@@ -14,7 +14,7 @@ from kafka_marshal.testing.jars import cache_dir
 from kafka_marshal_cli.assembly import app
 
 MARSHAL = Path(sys.executable).with_name("marshal")
-RUN_S = 200
+RUN_S = 600
 
 
 class Cli:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from itertools import product
 from typing import Self
 
-COMMAND_S = 10
+COMMAND_S = 60
 NOBODY = "02:00:00:00:00:fe"
 
 

@@ -22,6 +22,7 @@ from waiting import eventually, wall_ms
 from kafka_marshal import Delivery
 from kafka_marshal import TopicPartition as Place
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
+from kafka_marshal.protocol.lease import Lease
 
 BATCH = 40
 AT_RISK = DEPTH_MAX_DEFAULT * BATCH
@@ -301,11 +302,11 @@ class Ordeal:
             self.finding.handed_ms += [max(handed)] if handed else []
 
     def judge_silence(self, since_ms: int, until_ms: int) -> None:
-        """Check L11: workers that could not renew stopped within an interval.
+        """Check L11: workers that could not renew stopped by their leases (5.2).
 
         One record may have been in its hands.
         """
-        first_ms = since_ms + self.finding.h_ms + GRACE_MS
+        first_ms = since_ms + Lease.since(0, self.finding.h_ms).soft_until_ms + GRACE_MS
         assert first_ms < until_ms
         for fleet in self.fleets.values():
             late = Counter(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from waiting import eventually
 
-RUN_S = 180
+RUN_S = 600
 # Spark waits 10 s for a query's process, whatever is set. On a busy machine it is
 # started again, as an operator would.
 STARTS_MAX = 5

@@ -4,6 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from slices import HANG_S
 
 from kafka_marshal.testing.java import find_java
 
@@ -16,7 +17,9 @@ def keytool(*arguments: str | Path) -> None:
     if not program.exists():
         # A skip would look like a pass.
         pytest.fail(f"{program} is missing; install a JDK with keytool")
-    subprocess.run([program, *arguments], check=True, capture_output=True, timeout=120)
+    subprocess.run(
+        [program, *arguments], check=True, capture_output=True, timeout=HANG_S
+    )
 
 
 def keystore(home: Path, names: str) -> tuple[Path, Path]:

@@ -9,11 +9,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from slices import HANG_S
+
 from kafka_marshal.testing.jars import kafka_jars
 from kafka_marshal.testing.java import find_java
 
 SOURCE = Path(__file__).parent / "java/org/apache/kafka/common/utils/SystemTime.java"
-COMPILE_S = 120
 
 
 def compiler() -> str | None:
@@ -44,7 +45,7 @@ class Clocks:
             [compiler(), "-cp", jars, "-d", str(home / "classes"), str(SOURCE)],
             check=True,
             capture_output=True,
-            timeout=COMPILE_S,
+            timeout=HANG_S,
         )
 
     def set(self, node: int, ahead_ms: int) -> None:

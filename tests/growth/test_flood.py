@@ -9,13 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from slices import slice_of
+from slices import HANG_S, slice_of
 
 FLOOD = Path(__file__).parents[1] / "support" / "flood.py"
-RECORDS = slice_of(quick=200_000, full=10_000_000)
+RECORDS = slice_of(quick=100_000, full=10_000_000)
 # The allocator keeps some of what it had at a peak; growth would come to far more.
 SLACK_BYTES = 6 << 20
-RUN_S_MAX = 300 + RECORDS / 2_000
 
 
 @pytest.fixture(scope="module", params=[1, 2])
@@ -25,7 +24,7 @@ def flooded(request):
         command,
         capture_output=True,
         text=True,
-        timeout=RUN_S_MAX,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -35,7 +34,6 @@ def flooded(request):
 # One process runs each flood once.
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(2 * RUN_S_MAX),
     pytest.mark.xdist_group("flood"),
 ]
 
@@ -48,6 +46,7 @@ def test_hard_state_stays_within_its_limits(flooded):
         assert 0 < found["groups"] <= limits["groups"]
         assert found["operations"] <= limits["operations"]
         assert found["locks"] <= limits["locks"]
+        assert 0 < found["fences"] == found["fences_known"] <= limits["operations"]
         assert found["verdicts"] <= found["groups"]
 
 

@@ -24,7 +24,9 @@ CORE = {
     *("marshal_group_paused", "marshal_desired_clients", "kafka_consumergroup_lag"),
 }
 # What a gauge or a counter may count, beside the base units.
-COUNTED = ("records", "clients", "members", "claims", "events", "failures")
+COUNTED = (
+    *("records", "clients", "members", "claims", "events", "failures", "partitions"),
+)
 
 
 class Whole:
@@ -98,7 +100,16 @@ def test_labels_are_few_and_known():
             "marshal_claims_lost_total",
             "marshal_claims_released_total",
             "marshal_records_ignored_total",
+            "marshal_pause_info",
         },
+        "operation": {
+            "marshal_pause_info",
+            "marshal_pause_begin_timestamp_seconds",
+            "marshal_pause_end_timestamp_seconds",
+        },
+        "phase": {"marshal_handoffs"},
+        "by": {"marshal_pause_info"},
+        "topics": {"marshal_pause_info"},
     }
     for family in FAMILIES:
         assert known.CLIENT not in family.labels

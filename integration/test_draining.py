@@ -1,0 +1,61 @@
+"""Draining a client on a real broker: it hands off everything, and takes it back."""
+
+import json
+
+import pytest
+from clikit import Cli
+from domain import opened
+from waiting import eventually
+
+H_MS = 1_000
+
+
+@pytest.fixture(scope="module")
+def domain(broker, unique, transport):
+    with opened(broker, unique, h_ms=H_MS, transport=transport) as domain:
+        yield domain
+
+
+def test_a_client_is_drained_by_the_command_and_taken_back(domain, unique, tmp_path):
+    cli = Cli(domain, tmp_path)
+    topic = domain.data_topic(4, records_each=5)
+    group = unique("drained")
+    words = ("consume", topic, "--group", group, "--client-id")
+
+    def counts():
+        owners = list(domain.owners(group).values())
+        return owners.count("w1"), owners.count("w2")
+
+    with cli.started(*words, "w1") as one, cli.started(*words, "w2") as two:
+        eventually(lambda: counts() == (2, 2), "w1 and w2 share the partitions")
+        drain = ("clients", "drain", "w1", "--wait", "--timeout", "5m")
+        why = ("--reason", "reboot", "--as", "ada")
+        done = cli.run(*drain, *why, "-o", "json")
+        found = json.loads(done.stdout)
+        assert (found["held"], found["action"]) == ([], "drain")
+        assert found["members"] == [{"group_id": group, "client_id": "w1"}]
+        assert "0 partitions are still held" in done.stderr
+        eventually(lambda: counts() == (0, 4), "w2 has all of them")
+
+        shown = cli.json("groups", "describe", group)
+        (row,) = shown["directives"]
+        assert (row["client"], row["person"], row["reason"]) == ("w1", "ada", "reboot")
+        assert (row["op_id"], row["group_id"]) == (found["operation"], None)
+        listed = cli.json("clients", "list", "--group", group)["clients"]
+        assert {c["client_id"]: c["directive"] for c in listed} == {
+            "w1": "drain",
+            "w2": None,
+        }
+        ending = ("clients", "uncordon", "--operation", found["operation"])
+        ended = cli.json(*ending, "--as", "bob")
+        assert ended["partitions_count"] == row["partitions_count"]
+        eventually(lambda: counts() == (2, 2), "the shares are even again")
+        cli.run(*ending, code=3)
+        assert (one.process.poll(), two.process.poll()) == (None, None)
+    assert cli.json("groups", "describe", group)["directives"] == []
+    (action,) = [
+        each
+        for each in cli.json("groups", "history", group)["actions"]
+        if each["kind"] == "drain"
+    ]
+    assert (action["person"], action["ended"]["person"]) == ("ada", "bob")

@@ -1,0 +1,152 @@
+"""A partition is handed to a member that loads its state first, on a real broker."""
+
+import json
+import threading
+import time
+
+import pytest
+from clikit import Cli
+from domain import Recorder, opened
+from waiting import eventually
+
+from kafka_marshal.protocol.types import TopicPartition
+
+LOAD_S = 1.0
+RECORDS = 400
+
+
+@pytest.fixture(scope="module")
+def domain(broker, unique):
+    # By one transport: nothing of this looks at how records travel.
+    with opened(broker, unique) as domain:
+        yield domain
+
+
+class Member:
+    """A client whose application handles one record after another, and commits it."""
+
+    def __init__(self, domain, group, name, topic, handled, **settings):
+        self.name, self.handled = name, handled
+        self.observer = Recorder()
+        self.marshal = domain.marshal(group, name, observer=self.observer)
+        self.consumer = self.marshal.consumer(topic, max_poll_records=1, **settings)
+        self.ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        while not self.ends.is_set():
+            for records in self.consumer.poll(50).values():
+                for record in records:
+                    place = (record.partition, record.offset)
+                    self.handled.append((self.name, place, time.monotonic()))
+                    self.consumer.commit(record)
+
+    def close(self):
+        self.ends.set()
+        self._thread.join(60)
+        self.marshal.close()
+
+
+def test_the_owner_goes_on_until_its_successor_has_loaded(
+    domain, unique, record_property
+):
+    topic = domain.data_topic(2)
+    group = unique("warm")
+    handled, loads = [], []
+    first = Member(domain, group, "w1", topic, handled)
+    domain.wait_owned(group, topic, by={"w1"})
+    stop = threading.Event()
+    produced = [0]
+
+    def produce():
+        while not stop.wait(0.02) and produced[0] < RECORDS:
+            for number in (0, 1):
+                domain.produce_to(TopicPartition(topic, number), 1)
+            produced[0] += 1
+
+    producing = threading.Thread(target=produce, daemon=True)
+    producing.start()
+
+    def on_warm(partition, position, from_client):
+        begun = time.monotonic()
+        time.sleep(LOAD_S)
+        loads.append((partition, position, from_client, begun, time.monotonic()))
+
+    second = Member(domain, group, "w2", topic, handled, on_warm=on_warm)
+    try:
+        domain.wait_owned(group, topic, by={"w1", "w2"})
+        eventually(
+            lambda: any(who == "w2" for who, *_ in handled), "the successor works"
+        )
+        stop.set()
+        producing.join(60)
+        eventually(
+            lambda: len({place for _, place, _ in handled}) == 2 * produced[0],
+            "everything is handled",
+        )
+    finally:
+        stop.set()
+        second.close()
+        first.close()
+    ((partition, _, owner, begun, ended),) = loads
+    assert owner == "w1"
+    of_it = [
+        (who, place[1], at)
+        for who, place, at in handled
+        if place[0] == partition.partition
+    ]
+    # The owner went on while its successor loaded ...
+    assert any(who == "w1" and begun < at < ended for who, _, at in of_it)
+    # ... and nothing is lost or handled twice, or out of order.
+    assert [offset for _, offset, _ in of_it] == list(range(produced[0]))
+    names = [who for who, *_ in of_it]
+    assert names == sorted(names)
+    after = names.index("w2")
+    assert of_it[after][2] > ended
+    gap_ms = (of_it[after][2] - of_it[after - 1][2]) * 1000
+    record_property("gap_ms", round(gap_ms))
+    print(json.dumps({"gap_ms": gap_ms}))  # noqa: T201 - shown with -s
+    steps = [
+        step.effect
+        for step in domain.history().of(
+            "offered", "ready", "released", "claimed", group_id=group
+        )
+        if step.key.partition == partition.partition
+    ]
+    assert steps[:5] == ["claimed", "offered", "ready", "released", "claimed"]
+
+
+def test_members_apply_the_settings_of_their_group(domain, unique, tmp_path):
+    cli, topic, group = Cli(domain, tmp_path), domain.data_topic(2), unique("set")
+    may_load = threading.Event()
+
+    def change(value):
+        words = ("groups", "set", group, "--handoff-ms", value)
+        assert not cli.json(*words)["is_executed"]
+        return cli.json(*words, "--execute")
+
+    assert change("200")["generation_then"] == 1
+    first = Member(domain, group, "w1", topic, [])
+    second = None
+    try:
+        domain.wait_owned(group, topic, by={"w1"})
+        second = Member(
+            domain, group, "w2", topic, [], on_warm=lambda *_: may_load.wait(60)
+        )
+        # Nobody can be ready within 200 ms that waits for us.
+        eventually(lambda: first.observer.named("handoff_withdrawn"), "it is too late")
+        withdrawn = first.observer.named("handoff_withdrawn")[0]
+        assert withdrawn.fields["reason"] == "late"
+        assert set(domain.owners(group).values()) == {"w1"}
+        assert change("default")["generation_then"] == 2
+        may_load.set()
+        domain.wait_owned(group, topic, by={"w1", "w2"})
+    finally:
+        may_load.set()
+        if second is not None:
+            second.close()
+        first.close()
+    assert cli.json("groups", "describe", group)["settings"][1]["value"] == 300_000
+    history = cli.json("groups", "history", group)["actions"]
+    assert [each["kind"] for each in history].count("settings") == 2
