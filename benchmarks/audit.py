@@ -114,13 +114,19 @@ def claims(data: list[int]) -> Iterator[bytes]:
 
 
 def write(
-    servers: str, topic: str, *, records: int, count: int, each: int = KEYS_PER_T
+    servers: str,
+    topic: str,
+    *,
+    records: int,
+    count: int,
+    each: int = KEYS_PER_T,
+    h_ms: int = H_MS,
 ) -> None:
     """Format a coordination topic and fill it."""
     from confluent_kafka import Producer
 
     with Admin(servers, coordination_topic=topic) as admin:
-        admin.format_topic(Format(partition_count=count, heartbeat_interval_ms=H_MS))
+        admin.format_topic(Format(partition_count=count, heartbeat_interval_ms=h_ms))
     producer = Producer(
         {
             "bootstrap.servers": servers,

@@ -6,8 +6,11 @@ claimed, beside a kafka-python ``KafkaConsumer`` and a confluent-kafka consumer 
 KIP-848 that each join a group of their own, on a broker with default settings: it
 lets a new classic group wait for ``group.initial.rebalance.delay.ms``, 3 s.
 
-Cold: a new process each time, from the constructor to the first record, beside a
-group on a broker whose rebalance delay is 0. Imports are not counted.
+Opening: the process runs and has imported everything, and no connection stands; from
+the constructor to the first record. The coordination log has some thousand entries.
+
+Cold: the same in a new process each time, on a log that is all but empty. Both beside
+groups on a broker whose rebalance delay is 0. Imports are not counted.
 """
 
 import json
@@ -19,6 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import count
 
+from audit import write
 from confluent_kafka import Consumer as ConfluentConsumer
 from confluent_kafka.admin import AdminClient, ConfigResource
 from kafka import KafkaConsumer
@@ -46,6 +50,9 @@ PATIENCE_S = 60
 CHILD_TIMEOUT_S = 120
 POLL_MS = 100
 RECORDS = 10
+# Entries of the log that an opening reads, and its number of partitions.
+ENTRIES, COORDINATING = 4_000, 8
+OPENING_MAX_MS = 80
 
 _run = uuid.uuid4().hex[:8]
 _numbers = count(1)
@@ -223,7 +230,7 @@ def measure_warm(servers: str, logs: dict[int, str], rounds: int) -> list[dict]:
     ]
 
 
-# --- cold
+# --- opening and cold
 
 
 def cold_child(way: str, servers: str, topic: str, log: str) -> float:
@@ -280,6 +287,29 @@ def measure_cold(servers: str, logs: dict[int, str], rounds: int) -> list[dict]:
     ]
 
 
+def measure_opening(servers: str, rounds: int) -> list[dict]:
+    """Return the figures of a constructor in a process that is warm."""
+    topic, log = unique("data"), unique("marshal")
+    create_topic(servers, topic, partitions=COORDINATING)
+    with Producing(servers, topic, partitions=COORDINATING) as producing:
+        producing.fill(RECORDS * COORDINATING)
+    write(servers, log, records=ENTRIES, count=COORDINATING, h_ms=H_MS[-1])
+    ways = ("marshal", "kafka-python", "KIP-848")
+    sides = {way: partial(cold_child, way, servers, topic, log) for way in ways}
+    for side in sides.values():  # imports
+        side()
+    took = alternate(sides, rounds)
+    ours, classic, kip848 = (took[way] for way in ways)
+    name = f"first record, opening, log of {ENTRIES} entries"
+    return [
+        figure(name, "ms", ours, target=at_most(OPENING_MAX_MS)),
+        figure(f"{name}, beside a classic group", "ratio", ratios(ours, classic)),
+        figure(f"{name}, beside KIP-848", "ratio", ratios(ours, kip848)),
+        figure("first record by a classic group, opening", "ms", classic),
+        figure("first record by KIP-848, opening", "ms", kip848),
+    ]
+
+
 def group_delay_ms(servers: str) -> int:
     """Return the rebalance delay that the cluster's brokers say they have."""
     admin = AdminClient({"bootstrap.servers": servers})
@@ -317,10 +347,13 @@ def main() -> None:
         delays["warm"] = group_delay_ms(servers)
         figures = measure_warm(servers, formatted(servers), rounds)
     with cluster(options.bootstrap_servers, {GROUP_DELAY: "0"}) as servers:
+        delays["opening"] = delays["cold"] = group_delay_ms(servers)
+        show_progress("opening ...")
+        figures += measure_opening(servers, rounds)
         show_progress("cold ...")
-        delays["cold"] = group_delay_ms(servers)
         figures += measure_cold(servers, formatted(servers), rounds)
-    settings = {"rounds": rounds, "records": RECORDS, GROUP_DELAY: delays}
+    settings = {"rounds": rounds, "records": RECORDS, "entries": ENTRIES}
+    settings[GROUP_DELAY] = delays
     write_document(
         document("claim_latency", figures, settings=settings, is_quick=options.quick),
         options.out,

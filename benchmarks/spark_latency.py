@@ -36,6 +36,7 @@ from kafka_marshal.grants import (
     close_grant_clients,
     open_grant_client,
 )
+from kafka_marshal.protocol.types import OffsetRange
 from kafka_marshal.ranges import RangeConsumer
 from kafka_marshal.testing.producing import create_topic
 
@@ -83,7 +84,9 @@ class Side:
             secret=each.secret,
         )
         if self.is_granted:
-            granted = self.client.acquire(ref, (first, end - 1), timeout_ms=ASK_MS)
+            granted = self.client.acquire(
+                ref, OffsetRange(first, end), timeout_ms=ASK_MS
+            )
             if granted is None:
                 raise SystemExit(f"nothing of {first} to {end - 1} was granted")
         elif not self.client.is_current(ref, timeout_ms=ASK_MS):
