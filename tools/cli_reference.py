@@ -6,13 +6,13 @@
 import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-import typer
 from rich.text import Text
 
-from kafka_marshal_cli.assembly import ENVIRONMENT, app
+from kafka_marshal_cli.assembly import ENVIRONMENT, complete_command
 from kafka_marshal_cli.exits import MEANINGS
 
 HEAD = """# The command `marshal`
@@ -58,12 +58,13 @@ OWN = {
     ("marshal log tail", "output"),
     ("marshal broker run", "coordination_topic"),
 }
+WRAPPER = textwrap.TextWrapper(84, break_long_words=False, break_on_hyphens=False)
 SKIPPED = {"help", "debug"}
 
 
 def reference() -> str:
     """Return the text of docs/cli.md."""
-    root = typer.main.get_command(app)
+    root = complete_command()
     shared: dict[str, Node] = {}
     sections = list(_sections(root, "marshal", shared))
     exits = "\n".join(
@@ -83,7 +84,7 @@ def _sections(command: Node, path: str, shared: dict[str, Node]) -> Iterator[str
         yield _section(command, path, shared)
         return
     if path != "marshal":
-        yield f"## `{path}`\n\n{_prose(command.help)}\n"
+        yield f"## `{path}`\n\n{_paragraphs(command.help)}\n"
     for name in sorted(children, key=lambda name: (path == "marshal", name)):
         child = children[name]
         if child.hidden:
@@ -109,7 +110,7 @@ def _section(command: Node, path: str, shared: dict[str, Node]) -> str:
             options.append(param)
     usage = [path, *(_argument(each) for each in arguments)]
     usage += [f"{each.opts[0]} {_metavar(each)}" for each in options if each.required]
-    text = f"### `{' '.join(usage)}`\n\n{_prose(command.help)}\n"
+    text = f"### `{' '.join(usage)}`\n\n{_paragraphs(command.help)}\n"
     rows = [_row(each) for each in [*arguments, *options]]
     repeated = _rows_of(LIKE[path]) if path in LIKE else {}
     if rows:
@@ -138,7 +139,7 @@ def _shared_names(taken: list[str]) -> str:
 
 def _rows_of(path: str) -> dict[str, str]:
     """Return the lines of a command's options, with the name of each."""
-    command: Node = typer.main.get_command(app)
+    command: Node = complete_command()
     for word in path.split()[1:]:
         command = command.commands[word]
     return {_row(param): f"`{param.opts[0]}`" for param in command.params}
@@ -147,6 +148,11 @@ def _rows_of(path: str) -> dict[str, str]:
 def _prose(text: str | None) -> str:
     """Return a help text as a terminal shows it: typer reads it as rich's markup."""
     return Text.from_markup(inspect.cleandoc(text or "")).plain
+
+
+def _paragraphs(text: str | None) -> str:
+    """Return a help text in lines."""
+    return "\n\n".join(map(WRAPPER.fill, _prose(text).split("\n\n")))
 
 
 def _argument(param: Node) -> str:

@@ -139,28 +139,28 @@ def in_python(words: Words, path: str, text: str) -> Iterator[Finding]:
     """Find words in a module: its name, prose and names."""
     stem = path.rpartition("/")[2].removesuffix(".py")
     yield from (Finding(path, 0, message) for message in words.in_name(stem))
-    tree = ast.parse(text)
-    for line, prose in (*_strings(tree, path), *_comments(text)):
+    nodes = list(ast.walk(ast.parse(text)))
+    for line, prose in (*_strings(nodes, path), *_comments(text)):
         for each in words.in_prose(SPAN.sub(_blank, prose)):
             yield Finding(path, line + each.line - 1, each.message)
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             for message in words.in_name(node.name):
                 yield Finding(path, node.lineno, message)
 
 
-def _strings(tree: ast.Module, path: str) -> Iterator[tuple[int, str]]:
+def _strings(nodes: list[ast.AST], path: str) -> Iterator[tuple[int, str]]:
     """Yield docstrings, and of the product all strings that are prose."""
     is_product = path.startswith(PRODUCT)
     docstrings = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(
             node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
         ):
             first = node.body[0] if node.body else None
             if isinstance(first, ast.Expr):
                 docstrings.add(id(first.value))
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             is_prose = is_product and " " in node.value.strip()
             if is_prose or id(node) in docstrings:

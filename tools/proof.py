@@ -25,6 +25,8 @@ CHAOS = ROOT / "build" / "chaos"
 SIMULATION = ROOT / "build" / "sim.json"
 # Hours: 20,000 seeds take two processors more than one.
 PART_S_MAX = 12 * 3_600
+# Of the tests: full size, and a test that takes longer than six hours hangs.
+PROOF = {"PROOF": "1", "PYTEST_TIMEOUT": str(6 * 3_600)}
 
 
 @attrs.frozen(kw_only=True)
@@ -46,9 +48,29 @@ PARTS = {
         title="Simulated sidecars",
         tests=("tests/simulation/test_hosted.py", "-k", "invariant_holds"),
     ),
-    "model": Part(
-        title="Small worlds", tests=("tests", "-m", "model", "--timeout=7200")
+    "positions": Part(
+        title="Simulated set positions",
+        tests=("tests/simulation/test_positions.py", "-k", "all_its_keys"),
     ),
+    "fences": Part(
+        title="Simulated fences and scheduled pauses",
+        tests=("tests/simulation/test_fences.py", "-k", "are_replaced"),
+    ),
+    "explain": Part(
+        title="Answers about the past", tests=("tests/simulation/test_explain.py",)
+    ),
+    "kills": Part(
+        title="Admins killed on a broker",
+        tests=("integration/test_set_position.py", "-k", "killed_at_any_step"),
+    ),
+    "planner": Part(
+        title="Plans of groups",
+        tests=(
+            "tests/property/test_group_plan.py",
+            "integration/test_plan_simulation.py",
+        ),
+    ),
+    "model": Part(title="Small worlds", tests=("tests", "-m", "model")),
     "chaos": Part(title="Real faults", tests=("integration/chaos",)),
     "storms": Part(
         title="Spark storms", tests=("integration/spark/test_delivery_storms.py",)
@@ -71,7 +93,7 @@ def search(name: str, arguments: list[str]) -> int:
     """Run the tests of a part at full size; its results are ``NAME.xml``."""
     results = OUT / f"{name}.xml"
     results.unlink(missing_ok=True)
-    environment = {"PROOF": "1"}
+    environment = dict(PROOF)
     if name == "chaos":
         CHAOS.mkdir(parents=True, exist_ok=True)
         for old in (CHAOS / "findings").glob("*.json"):

@@ -10,9 +10,15 @@ searches. Each is an ordinary command, whose output goes to ``build/tests``; the
 output is printed when they have ended, with how long they took, and the worst of their
 results is the result. With paths or ``JOBS=1`` the checks come first, then one run of
 pytest.
+
+As Kafka's own build does, a few failed tests of the lanes with deadlines in real time
+run once more, when nothing else runs. What passes then is printed as flaky, and does
+not fail the run. What only computes fails at once: it does the same each time.
 """
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,25 +36,26 @@ COMPUTING = tuple(
 # `make cover` runs them, each file for the module that it is about.
 CORE = "tests/unit/protocol"
 CHECKS = ("make", "check", "cover")
-# For tests that may have to wait long for a processor: twice the usual limit, or more.
-PATIENT = "--timeout=600"
-MORE_PATIENT = "--timeout=1800"
 # Files one by one, to whichever process is free; of tests that compute, test by test.
 BY_FILE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 BY_TEST = ("-n", "2", "--dist", "loadgroup")
 LANES = {
-    "heavy": [*HEAVY, PATIENT],
+    "heavy": [*HEAVY],
     "brokers": [
         "integration",
         *(f"--ignore={each}" for each in HEAVY),
-        *(PATIENT, *BY_FILE),
+        *BY_FILE,
     ],
-    "computing": [*COMPUTING, MORE_PATIENT, *BY_TEST],
+    "computing": [*COMPUTING, *BY_TEST],
     "checks": [],
-    "unit": ["tests", *(f"--ignore={each}" for each in (*COMPUTING, CORE)), PATIENT],
+    "unit": ["tests", *(f"--ignore={each}" for each in (*COMPUTING, CORE))],
 }
 NICE = {"computing": 15, "checks": 12}
 AFTER = {"unit": "brokers"}
+# With deadlines in real time; more failures than this are not a matter of chance.
+RETRIED = ("heavy", "brokers", "unit")
+RETRIED_MAX = 3
+FAILED = 1
 SLOWEST = ("--durations=12", "--durations-min=10")
 RUN_S_MAX = 5_000
 LOOK_S = 0.5
@@ -90,6 +97,9 @@ def run_lanes(arguments: list[str]) -> int:
                 cpu_s = _cpu_s() - before_s
                 print(f"-- {name}: {took_s:.0f} s, {cpu_s:.0f} s of processors\n")
             time.sleep(LOOK_S)
+        for name in RETRIED:
+            if codes[name] == FAILED:
+                codes[name] = _retry(name, arguments)
     finally:
         for process in running.values():
             process.terminate()
@@ -103,17 +113,33 @@ def _start(
     name: str, paths: list[str], arguments: list[str]
 ) -> "subprocess.Popen[bytes]":
     """Start a lane, which says what it has to say in a file of its own."""
-    command = [sys.executable, "-m", "pytest", "-q", *paths, *SLOWEST, *arguments]
-    # A cache of its own: pytest writes it at its end.
-    command += ["-o", f"cache_dir={OUT / name}"]
-    if not paths:
-        command = [*CHECKS]
+    shutil.rmtree(OUT / name, ignore_errors=True)
+    command = _pytest(name, *paths, *SLOWEST, *arguments) if paths else [*CHECKS]
     with (OUT / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT
         )
     os.setpriority(os.PRIO_PROCESS, process.pid, NICE.get(name, 0))
     return process
+
+
+def _pytest(name: str, *arguments: str) -> list[str]:
+    """Return the command of a lane, with a cache of its own: pytest writes it last."""
+    command = [sys.executable, "-m", "pytest", "-q", *arguments]
+    return [*command, "-o", f"cache_dir={OUT / name}"]
+
+
+def _retry(name: str, arguments: list[str]) -> int:
+    """Run the failed tests of a lane once more, alone; return the code of that."""
+    failed = list(json.loads((OUT / name / "v/cache/lastfailed").read_bytes()))
+    if len(failed) > RETRIED_MAX:
+        return FAILED
+    print(f"== {name}: {len(failed)} failed, once more alone", flush=True)
+    command = _pytest(name, *failed, *arguments)
+    done = subprocess.run(command, cwd=ROOT, check=False, timeout=RUN_S_MAX)
+    if not done.returncode:
+        print("".join(f"FLAKY {each}: it failed, then passed\n" for each in failed))
+    return done.returncode
 
 
 def _cpu_s() -> float:
