@@ -44,6 +44,18 @@ def test_foreign_commits_are_reported_and_overwritten(cluster):
     assert dict(drift.fields) == {"partition": T0, "expected": 4, "found": 1}
 
 
+def test_a_commit_of_the_position_in_the_log_is_no_drift(cluster):
+    """As by an admin that has set the position."""
+    node = owning(cluster)
+    commit(node, 4)
+    follows(cluster, 4)
+    cluster.kafka.groups["g"][T0] = 7
+    commit(node, 3)
+    cluster.run(H)
+    assert mirrored(cluster) == 7
+    assert node.observer.named("mirror_drift") == []
+
+
 @pytest.mark.parametrize("lands", [True, False])
 def test_a_failed_write_is_not_reported_as_foreign(cluster, monkeypatch, lands):
     """The failed write may have succeeded: then the offset found is our own."""
