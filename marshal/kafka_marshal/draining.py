@@ -57,6 +57,11 @@ class Subject:
         """The group of its records."""
         return self.group_id or CHECKPOINT_GROUP
 
+    def is_named_by(self, group_id: str, directive: StandingDirective) -> bool:
+        """Return whether a directive of a group names it; without a group, of any."""
+        is_same = (directive.client, directive.host) == (self.client_id, self.host)
+        return is_same and self.group_id in {None, group_id}
+
     def homes(self, partition_count: int) -> list[int]:
         """Return the coordinating partitions that its records go to."""
         if self.group_id is None:
@@ -228,8 +233,7 @@ _WHY = {
     "busy": "that operation asks for something else; repeat it as it was",
     "expired": "it was over before it was read; choose a longer one, or check the "
     "clock of this host",
-    "limits": "there are too many directives; end one with: marshal clients uncordon "
-    "--operation ID",
+    "limits": "there are too many directives; end some with: marshal clients uncordon",
 }
 
 
@@ -243,15 +247,25 @@ def _refusal(item: Awaited, op_id: bytes) -> Exception:
     return item.unwritable("the directive", left="others may have it")
 
 
-def end_directive(
+def end_directives(
     follower: Follower,
-    op_id: bytes,
+    subject: Subject | None,
+    op_id: bytes | None,
     *,
     sender: Sender,
     reason: str | None,
     timeout_ms: int,
 ) -> int:
-    """End a directive wherever it is in force; return in how many partitions.
+    """End directives wherever they are in force; return in how many partitions.
+
+    Args:
+        follower: Every coordinating partition, folded to its end.
+        subject: End those that name it, in its group or, without one, in any; None
+            for any subject.
+        op_id: End this operation only, or None.
+        sender: Sends the records.
+        reason: Stored in the log, for people.
+        timeout_ms: Longest wait for the verdicts.
 
     Raises:
         ClaimRejected: No such directive is in force.
@@ -260,10 +274,11 @@ def end_directive(
     sent = []
     for world in follower.worlds:
         for group_id, each in standing_in(world):
-            if each.op_id == op_id:
+            is_named = subject is None or subject.is_named_by(group_id, each)
+            if is_named and op_id in {None, each.op_id}:
                 record = Directive(
                     **sender.fields(group_id),
-                    op_id=op_id,
+                    op_id=each.op_id,
                     client=each.client,
                     host=each.host,
                     action=each.action,
@@ -272,9 +287,9 @@ def end_directive(
                 )
                 sent.append(follower.append(world.partition, record))
     if not sent:
+        what = str(subject) if op_id is None else f"operation {op_id.hex()}"
         raise ClaimRejected(
-            f"operation {op_id.hex()} drains and cordons nobody; see: marshal clients "
-            "list",
+            f"no drain or cordon of {what} is in force; see: marshal clients list",
             reason="not_directed",
         )
     follower.await_all(sent, timeout_ms)
@@ -385,22 +400,41 @@ class Draining(ABC):
             subject, CORDON, for_ms=for_ms, operation=operation, reason=reason
         )
 
-    def uncordon(self, operation: str, *, reason: str | None = None) -> int:
-        """End a drain or a cordon; return in how many coordinating partitions.
+    def uncordon(
+        self,
+        client_id: str | None = None,
+        *,
+        host: str | None = None,
+        group_id: str | None = None,
+        operation: str | None = None,
+        reason: str | None = None,
+    ) -> int:
+        """End drains and cordons; return in how many coordinating partitions.
 
         Args:
-            operation: Its id, in hex.
+            client_id: End those of this client; None with ``host`` or ``operation``.
+            host: End those of this host; None with ``client_id`` or ``operation``.
+            group_id: End only those in this group; None for all.
+            operation: End only this operation, its id in hex; None for all that name
+                the client or the host.
             reason: Stored in the log, for people.
 
         Raises:
-            ClaimRejected: No such operation is in force.
+            ConfigurationError: There is neither a client, a host nor an operation.
+            ClaimRejected: No such directive is in force.
             LogUnwritable: A coordinating partition refused its end.
             DeadlineExceeded: No verdict in time; repeating it completes it.
         """
-        op_id = op_id_of(operation)
-        self._settled()
-        return end_directive(
+        op_id = None if operation is None else op_id_of(operation)
+        subject = None
+        if client_id is not None or host is not None or op_id is None:
+            subject = Subject(group_id=group_id, client_id=client_id, host=host)
+        config = self._settled()
+        if subject is not None:
+            check_subject(subject, config)
+        return end_directives(
             self._follow(),
+            subject,
             op_id,
             sender=self._sender,
             reason=reason,

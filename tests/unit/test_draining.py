@@ -120,10 +120,12 @@ def test_what_is_drained_is_ended_and_shared_again(cluster):
     admin = DrainingAdmin(cluster)
     result = admin.drain("a", for_ms=FOR_MS, wait_ms=9 * H)
     assert not a.held
-    assert DrainingAdmin(cluster, "other").uncordon(result.operation) == K
+    assert DrainingAdmin(cluster, "other").uncordon(operation=result.operation) == K
     cluster.run_until(lambda: len(a.held) == len(b.held) == 2, 8 * H)
-    with pytest.raises(ClaimRejected, match="drains and cordons nobody") as caught:
-        admin.uncordon(result.operation)
+    with pytest.raises(
+        ClaimRejected, match="no drain or cordon of operation"
+    ) as caught:
+        admin.uncordon(operation=result.operation)
     assert caught.value.reason == "not_directed"
     with pytest.raises(ClaimRejected, match="is over; leave --operation out"):
         admin.drain("a", for_ms=FOR_MS, operation=result.operation)
@@ -154,11 +156,34 @@ def test_an_operation_that_was_interrupted_is_completed(cluster):
     assert caught.value.reason == "busy"
 
 
+def test_a_client_is_taken_back_by_its_name(cluster):
+    pair(cluster)
+    admin = DrainingAdmin(cluster)
+    for action in (admin.drain, admin.cordon):
+        action("a", for_ms=FOR_MS)
+    admin.cordon("a", group_id="g", for_ms=FOR_MS)
+    admin.cordon("b", for_ms=FOR_MS)
+    admin.cordon(host=host_of(cluster, "a"), for_ms=FOR_MS)
+    with pytest.raises(ClaimRejected, match="no drain or cordon of client 'c' is in"):
+        admin.uncordon("c")
+    with pytest.raises(ClaimRejected, match="of client 'a' in group 'h' is in force"):
+        admin.uncordon("a", group_id="h")
+    assert admin.uncordon("a", group_id="g") == 1
+    assert admin.uncordon("a") == 2 * K
+    assert admin.uncordon(host=host_of(cluster, "a")) == K
+    left = [each for t in range(K) for each in fold(cluster, t).directed]
+    assert {group for group, _ in left} == {"marshal"}
+    assert admin.uncordon("b") == K
+    assert not any(fold(cluster, t).directed for t in range(K))
+    with pytest.raises(ConfigurationError, match="name either a client or"):
+        admin.uncordon()
+
+
 def test_a_torn_directive_ends_where_it_is_in_force(cluster):
     op = ident("torn")
     until_ms = cluster.clock.wall_ms() + FOR_MS
     write(cluster, direct("a", until=until_ms, group="marshal", op=op), 1)
-    assert DrainingAdmin(cluster).uncordon(op.hex(), reason="done") == 1
+    assert DrainingAdmin(cluster).uncordon(operation=op.hex(), reason="done") == 1
     assert not fold(cluster, 1).directed
 
 
@@ -241,7 +266,7 @@ def test_an_unexpected_refusal_is_an_error_of_the_log(cluster, monkeypatch):
     result = admin.drain("a", group_id="g", for_ms=FOR_MS)
     admin._sender._seq = 0
     with pytest.raises(LogUnwritable, match=r"the end of the directive \(old_seq\)"):
-        admin.uncordon(result.operation)
+        admin.uncordon(operation=result.operation)
     monkeypatch.setattr(draining, "home_partition", lambda *_, **__: 1 - HOME)
     with pytest.raises(LogUnwritable, match=r"directive \(wrong_partition\)"):
         admin.drain("a", group_id="g", for_ms=FOR_MS)

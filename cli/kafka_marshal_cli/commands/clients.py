@@ -283,24 +283,42 @@ def cordon(
     _answer_directive(call, result)
 
 
-@app.command("uncordon", epilog="Example: marshal clients uncordon --operation ID")
+@app.command("uncordon", epilog="Example: marshal clients uncordon worker-7")
 @command(writes=True)
 def uncordon(
     call: Call,
+    client: Name = None,
     *,
+    host: Host = None,
+    group: InGroup = None,
     operation: Annotated[
-        str, typer.Option(metavar="ID", help="The drain or cordon to end.")
-    ],
+        str | None,
+        typer.Option(metavar="ID", help="End only this drain or cordon."),
+    ] = None,
     reason: Why = None,
 ) -> None:
-    """End a drain or a cordon; the members take their shares again.
+    """End drains and cordons; the members take their shares again.
 
-    `marshal groups describe` shows its id.
+    Without --operation all of the client, or of the host. `marshal groups describe`
+    shows their ids.
     """
     _require_reason(reason)
+    if client is None and host is None and operation is None:
+        raise ConfigurationError(
+            "name a client, a --host or an --operation; see: marshal clients list",
+            setting="client",
+        )
     with call.admin() as admin:
-        count = admin.uncordon(operation, reason=reason)
-    facts = {"operation": operation, "partitions_count": count}
+        count = admin.uncordon(
+            client, host=host, group_id=group, operation=operation, reason=reason
+        )
+    facts = {
+        "client_id": client,
+        "host": host,
+        "group_id": group,
+        "operation": operation,
+        "partitions_count": count,
+    }
     call.answer(Answer({"time_ms": wall_ms(), "offsets": {}}, facts))
 
 

@@ -145,8 +145,8 @@ class Directing:
             held=self.held,
         )
 
-    def uncordon(self, operation, *, reason):
-        self.asked = operation, reason
+    def uncordon(self, client, **asked):
+        self.asked = client, asked
         return 3
 
 
@@ -200,7 +200,12 @@ def test_a_client_is_cordoned_and_that_is_ended(clients):
     assert admin.asked["for_ms"] == 86_400_000
     ended = clients(admin, "uncordon", "--operation", OP.hex(), "-o", "json")
     assert json.loads(ended.stdout)["partitions_count"] == 3
-    assert admin.asked == (OP.hex(), None)
+    nothing = {"host": None, "group_id": None, "operation": None, "reason": None}
+    assert admin.asked == (None, {**nothing, "operation": OP.hex()})
+    assert clients(admin, "uncordon", "--host", "web-1").exit_code == 0
+    assert admin.asked == (None, {**nothing, "host": "web-1"})
+    assert clients(admin, "uncordon", "c1", "--group", "g").exit_code == 0
+    assert admin.asked == ("c1", {**nothing, "group_id": "g"})
 
 
 def test_list_shows_who_is_drained(monkeypatch):
@@ -285,7 +290,7 @@ def test_only_the_named_process_is_confirmed_and_fenced(fence):
         ),
         pytest.param(["clients", "drain", "c1", "--for", "long"], id="length"),
         pytest.param(["clients", "drain", "c1", "--reason", "x" * 1_025], id="why"),
-        pytest.param(["clients", "uncordon"], id="operation"),
+        pytest.param(["clients", "uncordon"], id="nobody"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_read(words):
