@@ -406,6 +406,8 @@ def requests(draw):
 NOT_FUZZED = {"events", "children"}
 
 
+# Threads of kafka-python draw their pauses from ``random`` while a strategy runs.
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
 def test_nothing_that_fits_the_description_is_a_fault(domain):
     """Whatever makes sense to the types has an answer that makes sense."""
     instance = "ab" * 16
