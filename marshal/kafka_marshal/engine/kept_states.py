@@ -404,6 +404,7 @@ class _Soft(msgspec.Struct, array_like=True, forbid_unknown_fields=True, kw_only
         ]
     ]
     pauses: list[tuple[str, bytes, PauseNote]] = []
+    offers: list[tuple[tuple[str, str, int], tuple[int, int]]] = []
 
 
 _decode = msgspec.msgpack.Decoder(_Soft).decode
@@ -433,6 +434,7 @@ def freeze_soft(
         members=members,
         notes=notes,
         pauses=[(*name, note) for name, note in (pauses or {}).items()],
+        offers=list(soft.offered_ms.items()),
     )
     return lambda: _encode(frozen)
 
@@ -466,6 +468,7 @@ def soft_from_bytes(value: bytes) -> SoftState:
             )
     soft.counters.update(read.counters)
     soft.notes.update({Key(*key): KeyNote(*note) for key, note in read.notes})
+    soft.offered_ms.update({Key(*key): began for key, began in read.offers})
     ring = read.undecodable[-RING_ENTRIES_MAX:]
     soft.undecodable.extend(UndecodableEntry(*each) for each in ring)
     return soft

@@ -1,5 +1,6 @@
 """Which kept states are restored, and which do not fit the log."""
 
+import attrs
 import msgspec
 import pytest
 from enginekit import fold, owning, world, write
@@ -20,6 +21,7 @@ from kafka_marshal.errors import CoordinationError, LogTruncated
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.state import SoftState
+from kafka_marshal.protocol.types import Key
 
 
 @pytest.fixture
@@ -297,7 +299,9 @@ def soft():
     cluster = world()
     owning(cluster)
     write(cluster, b"undecodable")
-    return fold(cluster).soft
+    found = fold(cluster).soft
+    found.offered_ms[Key("g", "t", 0)] = (7, 1_000)
+    return found
 
 
 def test_soft_state_survives_encoding(soft):
@@ -305,6 +309,7 @@ def test_soft_state_survives_encoding(soft):
     assert soft.notes
     assert soft.counters
     assert soft.undecodable
+    assert soft.offered_ms
     assert soft_from_bytes(soft_to_bytes(soft)) == soft
     assert soft_from_bytes(soft_to_bytes(SoftState())) == SoftState()
 
@@ -348,5 +353,7 @@ def test_notes_of_pauses_are_kept_beside_the_soft_state(soft):
     assert notes_from_bytes(value) == notes
     assert soft_from_bytes(value) == soft
     assert notes_from_bytes(value[:-1]) == {}
-    older = msgspec.msgpack.encode(msgspec.msgpack.decode(value)[:-1])
-    assert (notes_from_bytes(older), soft_from_bytes(older)) == ({}, soft)
+    # Written before pauses and offers were kept.
+    older = msgspec.msgpack.encode(msgspec.msgpack.decode(value)[:-2])
+    less = attrs.evolve(soft, offered_ms={})
+    assert (notes_from_bytes(older), soft_from_bytes(older)) == ({}, less)
