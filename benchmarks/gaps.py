@@ -189,11 +189,11 @@ def member(options: Mapping[str, Any]) -> None:
 class Member:
     """A process that starts to consume on request."""
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        """Start it; it imports and waits."""
+    def __init__(self, options: Mapping[str, Any], *, script: str = __file__) -> None:
+        """Start it by the script of a benchmark; it imports and waits."""
         self.path = Path(options["path"])
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "--child", json.dumps(dict(options))],
+            [sys.executable, script, "--child", json.dumps(dict(options))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -234,7 +234,9 @@ class Member:
 
 
 @contextmanager
-def producing(servers: str, topic: str) -> Iterator[None]:
+def producing(
+    servers: str, topic: str, *, partitions: int = PARTITIONS, tick_s: float = TICK_S
+) -> Iterator[None]:
     """Write a record to each partition every few milliseconds."""
     producer = Producer({"bootstrap.servers": servers, "linger.ms": 0})
     is_over = threading.Event()
@@ -242,8 +244,8 @@ def producing(servers: str, topic: str) -> Iterator[None]:
     def run() -> None:
         due = time.monotonic()
         while not is_over.wait(max(0.0, due - time.monotonic())):
-            due += TICK_S
-            for partition in range(PARTITIONS):
+            due += tick_s
+            for partition in range(partitions):
                 producer.produce(topic, b"x" * 100, partition=partition)
             producer.poll(0)
 
