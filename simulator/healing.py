@@ -249,10 +249,13 @@ class Healing(Liveness):
         paused = {*first, *last}
         rest = {*places} - paused
         wait_ms, limit_ms = self._h_ms, self._h_ms + self._takeover_ms
-        for_ms = 2 * limit_ms + 4 * self._h_ms
+        for_ms = 3 * limit_ms + 4 * self._h_ms
         pause_some = self._strikes.schedules.pause_some
         pause_some(0, numbers=(first[0].partition,), for_ms=for_ms + wait_ms)
         pause_some(wait_ms, numbers=(last[0].partition,), for_ms=for_ms)
+        # What is free at the moment may be claimed until the later pause begins, and a
+        # claim that was sent before arrives a little later.
+        self._world.run(wait_ms + self._h_ms // 10)
         if not self._gets(limit_ms, lambda: not self._held() & paused):
             raise Violation("4.15", f"{self._held() & paused} in use after {limit_ms}")
         if not self._gets(self._takeover_ms, lambda: rest <= self._held()):
