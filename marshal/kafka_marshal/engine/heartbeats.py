@@ -87,6 +87,10 @@ class Heartbeater:
                 self._send(partition, held)
                 self._due_ms[partition] = now_ms + self.next_delay_ms()
 
+    def beat_soon(self) -> None:
+        """Send the heartbeats of all claims in the next round."""
+        self._due_ms = dict.fromkeys(self._due_ms, 0)
+
     def beat_now(self, holdings: Iterable[Holding]) -> list[int]:
         """Send heartbeats for all claims; return the sequence numbers."""
         seqs = []
@@ -154,7 +158,7 @@ class Heartbeater:
         Returns:
             The holdings whose claims ended.
         """
-        heartbeat_ms = self._context.replicas[sent.partition].heartbeat_interval_ms
+        replica = self._context.replicas[sent.partition]
         self.note_lead(sent.partition, sent.sent_ms)
         ended = []
         for epoch, transition in beats:
@@ -162,7 +166,9 @@ class Heartbeater:
             if holding is None:
                 continue
             holding.claim.on_beat_verdict(
-                transition, sent_ms=sent.sent_ms, heartbeat_interval_ms=heartbeat_ms
+                transition,
+                sent_ms=sent.sent_ms,
+                heartbeat_interval_ms=replica.renewed_by_ms(transition.key),
             )
             if holding.claim.ending is not None:
                 ended.append(holding)

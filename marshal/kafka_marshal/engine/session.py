@@ -227,6 +227,11 @@ class Session(Holder):
         self._announcer.announce_soon()
         self._policy_at_ms = 0
 
+    def on_interval(self) -> None:
+        """Renew and announce at once, because the heartbeat interval has changed."""
+        self._heartbeater.beat_soon()
+        self._announcer.announce_soon()
+
     # --- the round
 
     def tick(self, now_ms: int) -> None:
