@@ -75,8 +75,8 @@ def behind(worlds: Mapping[int, WorldState]) -> tuple[int, ...]:
 def lagging(partitions: tuple[int, ...]) -> TopicMisconfigured:
     """Return the description of partitions that are behind partition 0."""
     problem = (
-        f"coordinating partitions {list(partitions)} are behind the Config of partition "
-        "0; to complete its change, run: marshal topic format"
+        f"coordinating partitions {list(partitions)} are behind partition 0's Config; "
+        "to complete its change, run: marshal topic format"
     )
     return TopicMisconfigured(problem, problems=(problem,))
 

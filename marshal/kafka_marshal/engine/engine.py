@@ -19,8 +19,8 @@ from kafka_marshal.protocol.types import Key, LogEntry, Owner
 from .checkpointing import Checkpointer, CheckpointRule
 from .config_check import agreed_config, behind, lagging
 from .context import Context, Ports
-from .interval import IntervalFollower
 from .heartbeats import INTERVALS_PER_H
+from .interval import IntervalFollower
 from .kept_states import KeptStates
 from .proxy_grants import ProxyGrants
 from .rebuilding import Rebuilder
@@ -455,7 +455,7 @@ class Engine:
         try:
             context.config = self._agreed_config()
             if late := behind(worlds):
-                raise lagging(late)  # noqa: TRY301 - reported as a torn one is
+                raise lagging(late)
         except TopicMisconfigured as torn:
             # A new generation reaches the coordinating partitions one by one;
             # meanwhile each is judged by its own Config.

@@ -230,7 +230,10 @@ class Heartbeater:
     def _send(self, partition: int, held: list[Holding]) -> list[int]:
         if len(held) == 1:
             return [self._send_one(partition, held[0], held[0].position)]
-        most = min(BEATS_PER_RECORD_MAX, self._context.settled.limit("beats"))
+        # The limit of its partition as read last; a change reaches them one by one.
+        config = self._context.replicas[partition].world.config
+        config = config or self._context.settled
+        most = min(BEATS_PER_RECORD_MAX, config.limit("beats"))
         seqs = []
         for start in range(0, len(held), most):
             chunk = held[start : start + most]

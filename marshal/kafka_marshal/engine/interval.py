@@ -4,10 +4,14 @@ A change reaches the coordinating partitions one by one, and each key is judged 
 interval of its own partition. This process paces itself by the least of them.
 """
 
+from typing import TYPE_CHECKING
+
 from kafka_marshal.errors import CoordinationError
-from kafka_marshal.ports import Pending
 
 from .context import Context
+
+if TYPE_CHECKING:
+    from kafka_marshal.ports import Pending
 
 UNKNOWN_MS = -1
 

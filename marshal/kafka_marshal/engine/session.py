@@ -497,6 +497,8 @@ class Session(Holder):
             self._plan_soon(now_ms)
         elif isinstance(record, Heartbeat):
             self._on_beats(sent, [(record.epoch, transitions[0])])
+        elif isinstance(record, BatchHeartbeat) and transitions[0].reason == "limits":
+            self._heartbeater.beat_soon()  # nothing was renewed: split by the new limit
         elif isinstance(record, BatchHeartbeat):
             epochs = (epoch for epoch, _ in record.beats)
             self._on_beats(sent, zip(epochs, transitions, strict=False))

@@ -2,11 +2,12 @@
 
 import msgspec
 import pytest
-from enginekit import H, T0, held_by, lines, owning, spec, world, write
+from enginekit import T0, H, held_by, lines, owning, spec, world, write
 
 from kafka_marshal.errors import CoordinationError
 from kafka_marshal.protocol.lease import Lease
 from kafka_marshal.protocol.records import BatchHeartbeat, Heartbeat, Member
+from kafka_marshal.testing.fakestore import AppendFate
 
 
 def altered(cluster, h, generation=2):
@@ -112,3 +113,26 @@ def test_timeouts_that_could_not_be_changed_are_set_again(cluster, monkeypatch):
     assert tried == [H // 3, H // 3]
     assert node.log.delivery_timeout_ms == H // 6
     assert T0 in {key.topic_partition for key in node.held}
+
+
+def test_a_batch_above_a_lower_limit_is_split_and_sent_again(cluster):
+    cluster = world(records=[1] * 4)
+    node = cluster.node("a", spec=spec())
+    cluster.run_until(held_by(node, 4), H)
+    config = altered(cluster, H)
+    limits = msgspec.structs.replace(config.limits, beats=2)
+    # The heartbeats are on their way when the limit is lowered.
+    cluster.fates["a"] = AppendFate(delay_ms=200)
+    node.session.on_interval()
+    cluster.run(50)
+    write(cluster, msgspec.structs.replace(config, limits=limits))
+    at = lines(cluster)[-1]
+    cluster.run(250)
+    cluster.fates.clear()
+    (refused,) = sent_after(cluster, at.offset, BatchHeartbeat)
+    assert refused.transition.reason == "limits"
+    cluster.run(200)
+    again = sent_after(cluster, refused.offset, BatchHeartbeat)
+    assert {len(line.record.beats) for line in again} == {2}
+    assert len(node.held) == 4
+    assert not node.observer.named("claim_ended")
