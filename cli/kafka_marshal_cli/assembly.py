@@ -25,7 +25,7 @@ SINGLE = {
     "outcome.",
 }
 GROUPS = {
-    "topic": "The coordination topic: format, upgrade and check it.",
+    "topic": "The coordination topic: format, alter, upgrade and check it.",
     "groups": "Groups: describe, pause, reset and adopt them.",
     "claims": "Claims: which client holds which partition.",
     "clients": "Clients: the processes of the groups.",

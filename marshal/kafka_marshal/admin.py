@@ -14,18 +14,15 @@ import attrs
 from kafka_marshal.admin_reset import (
     ForgetPlan,
     StateResetPlan,
-    UpgradePlan,
     find_checkpoint,
     plan_forgetting,
     plan_state_reset,
-    plan_upgrade,
     require_harmless,
-    require_members,
     topics_of,
     write_forgetting,
     write_state_reset,
-    write_upgrade,
 )
+from kafka_marshal.altering import Altering
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.closing import Closing
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
@@ -109,7 +106,7 @@ CLOSE_MS_MAX = 1_000
 UNCLEAN = "unclean.leader.election.enable"
 
 
-class Admin(Draining, Closing):
+class Admin(Altering, Draining, Closing):
     """Formats the coordination topic and pauses groups. A context manager.
 
     One thread uses it at a time.
@@ -290,29 +287,6 @@ class Admin(Draining, Closing):
         )
 
     # --- overriding
-
-    def upgrade_topic(
-        self, *, execute: bool = False, ignore_members: bool = False
-    ) -> UpgradePlan:
-        """Raise the feature level of the topic to that of this release.
-
-        Args:
-            execute: Whether to execute the plan.
-            ignore_members: Whether to continue although live members would halt.
-
-        Raises:
-            ClaimRejected: Live members would halt.
-        """
-        follower = self._follow()
-        follower.catch_up(self._timeout_ms)
-        plan = plan_upgrade({world.partition: world for world in follower.worlds})
-        if execute:
-            if not ignore_members:
-                require_members(plan)
-            write_upgrade(
-                follower, plan, tags=self._sender.tags, timeout_ms=self._timeout_ms
-            )
-        return plan
 
     def reset_state(
         self,

@@ -324,7 +324,7 @@ def write_forgetting(
         DeadlineExceeded: No verdict in time; records may still be appended.
     """
     worlds = {world.partition: world for world in follower.worlds}
-    config = _config(worlds, 0)
+    config = settled_config(worlds, 0)
     dropped: list[Key] = []
     for first in range(0, len(plan.keys), FORGETTING_IN_FLIGHT_MAX):
         some = plan.keys[first : first + FORGETTING_IN_FLIGHT_MAX]
@@ -374,13 +374,13 @@ class UpgradePlan:
 
 def plan_upgrade(worlds: Mapping[int, WorldState]) -> UpgradePlan:
     """Return the plan; coordinating partition 0 decides, others may lag behind it."""
-    first = _config(worlds, 0)
+    first = settled_config(worlds, 0)
     is_new = first.feature_level >= SUPPORTED_LEVEL
     generation = first.generation + (0 if is_new else 1)
     partitions = tuple(
         t
         for t in range(first.partition_count)
-        if _config(worlds, t).generation < generation
+        if settled_config(worlds, t).generation < generation
     )
     too_old = sorted(
         f"{member.record.group_id}/{member.record.client_id}"
@@ -389,7 +389,9 @@ def plan_upgrade(worlds: Mapping[int, WorldState]) -> UpgradePlan:
         for member in world.live_members(group_id)
         if member.record.feature_level_max < SUPPORTED_LEVEL
     )
-    levels = [_config(worlds, t).feature_level for t in range(first.partition_count)]
+    levels = [
+        settled_config(worlds, t).feature_level for t in range(first.partition_count)
+    ]
     return UpgradePlan(
         level=min(levels),
         level_then=SUPPORTED_LEVEL,
@@ -399,7 +401,12 @@ def plan_upgrade(worlds: Mapping[int, WorldState]) -> UpgradePlan:
     )
 
 
-def _config(worlds: Mapping[int, WorldState], partition: int) -> Config:
+def settled_config(worlds: Mapping[int, WorldState], partition: int) -> Config:
+    """Return the Config of a coordinating partition.
+
+    Raises:
+        ConfigurationError: It has none.
+    """
     config = worlds[partition].config
     if config is None:
         raise ConfigurationError(
@@ -443,7 +450,7 @@ def write_upgrade(
         LogUnwritable: A partition accepted another Config.
     """
     worlds = {world.partition: world for world in follower.worlds}
-    config = _config(worlds, 0)
+    config = settled_config(worlds, 0)
     if 0 in plan.partitions:
         config = msgspec.structs.replace(
             config,
@@ -452,11 +459,29 @@ def write_upgrade(
             feature_level=plan.level_then,
             tags=tags,
         )
-    for t in plan.partitions:  # in order: partition 0 decides the Config of the others
+    write_config(follower, config, partitions=plan.partitions, timeout_ms=timeout_ms)
+    return config
+
+
+def write_config(
+    follower: Follower, config: Config, *, partitions: Iterable[int], timeout_ms: int
+) -> None:
+    """Write a Config to partitions that are behind it, in order: the first decides.
+
+    Args:
+        follower: Follows the log, and has read it to its end.
+        config: The Config.
+        partitions: The partitions, partition 0 first.
+        timeout_ms: Longest time of each step.
+
+    Raises:
+        LogUnwritable: A partition accepted another Config.
+    """
+    worlds = {world.partition: world for world in follower.worlds}
+    for t in partitions:
         follower.await_all([follower.append(t, config)], timeout_ms)
         if worlds[t].config != config:
             raise LogUnwritable(
                 f"coordinating partition {t} has another Config now; see: "
-                "marshal topic info, then repeat the upgrade"
+                "marshal topic info, then repeat the change"
             )
-    return config

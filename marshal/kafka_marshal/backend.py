@@ -209,8 +209,8 @@ class LocalBackend:
         if expected_ms is not None and expected_ms != actual_ms:
             raise ConfigurationError(
                 f"heartbeat_interval_ms is {expected_ms} here and {actual_ms} in the "
-                "log, where it applies to all clients; omit it, or format a new "
-                "coordination topic",
+                "log, where it applies to all clients; omit it, or change that "
+                "of the log with: marshal topic alter",
                 setting="heartbeat_interval_ms",
             )
 

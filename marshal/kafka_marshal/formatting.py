@@ -34,7 +34,7 @@ class Format:
 
     Attributes:
         partition_count: Number of coordinating partitions.
-        heartbeat_interval_ms: Heartbeat interval of all clients; it never changes.
+        heartbeat_interval_ms: Heartbeat interval of all clients.
         limits: Limits by name that differ from the defaults.
     """
 
@@ -48,20 +48,38 @@ class Format:
                 f"partitions must be 1 to 10000, not {self.partition_count}",
                 setting="partition_count",
             )
-        least, most = HEARTBEAT_MS_MIN, HEARTBEAT_MS_LONGEST
-        if not least <= self.heartbeat_interval_ms <= most:
-            raise ConfigurationError(
-                f"heartbeat_interval_ms must be {least} to {most}, not "
-                f"{self.heartbeat_interval_ms}",
-                setting="heartbeat_interval_ms",
-            )
-        unknown = sorted(set(self.limits) - set(LIMIT_DEFAULTS))
-        if unknown:
-            raise ConfigurationError(
-                f"unknown limit {unknown[0]!r}; the limits are: "
-                f"{', '.join(sorted(LIMIT_DEFAULTS))}",
-                setting="limits",
-            )
+        check_interval(self.heartbeat_interval_ms)
+        check_limits(self.limits)
+
+
+def check_interval(heartbeat_interval_ms: int) -> None:
+    """Check the bounds of a heartbeat interval.
+
+    Raises:
+        ConfigurationError: It is too short or too long.
+    """
+    least, most = HEARTBEAT_MS_MIN, HEARTBEAT_MS_LONGEST
+    if not least <= heartbeat_interval_ms <= most:
+        raise ConfigurationError(
+            f"heartbeat_interval_ms must be {least} to {most}, not "
+            f"{heartbeat_interval_ms}",
+            setting="heartbeat_interval_ms",
+        )
+
+
+def check_limits(limits: Mapping[str, int]) -> None:
+    """Check the names of limits.
+
+    Raises:
+        ConfigurationError: There is no such limit.
+    """
+    unknown = sorted(set(limits) - set(LIMIT_DEFAULTS))
+    if unknown:
+        raise ConfigurationError(
+            f"unknown limit {unknown[0]!r}; the limits are: "
+            f"{', '.join(sorted(LIMIT_DEFAULTS))}",
+            setting="limits",
+        )
 
 
 def format_log(

@@ -45,6 +45,10 @@ class Append(Protocol):
         ...
 
 
+CONFIGURE_MS = 30_000
+"""How long a connection with other timeouts may take."""
+
+
 class CoordinationLog(Protocol):
     """All coordinating partitions of one ``__marshal`` topic, as one session.
 
@@ -69,6 +73,18 @@ class CoordinationLog(Protocol):
 
         Returns at once. Never raises for a broker's error: the returned Append
         reports it.
+        """
+        ...
+
+    def configure(
+        self, heartbeat_interval_ms: int, *, timeout_ms: int = CONFIGURE_MS
+    ) -> None:
+        """Adapt the timeouts of appends to the heartbeat interval (PROTOCOL 2.1).
+
+        From any thread; may connect, which takes a while.
+
+        Raises:
+            CoordinationError: The cluster did not answer; the old timeouts stay.
         """
         ...
 

@@ -482,7 +482,8 @@ class Naive(Pauses):
     def Config(self, _entry, data, _key):  # noqa: N802 - 4.12, 3.3
         old = self.config
         if old is not None:
-            is_next = data["generation"] == old["generation"] + 1
+            ahead = data["generation"] - old["generation"]
+            is_next = ahead == 1 if self.t == 0 else ahead >= 1
             same = all(data[name] == old[name] for name in ("cluster_id", "format_id"))
             if not (is_next and same and data["K"] == old["K"]):
                 raise Refused("config")

@@ -3,10 +3,13 @@
 import threading
 from typing import NamedTuple
 
+import attrs
+import msgspec
 from logkit import schedule
 
 from kafka_marshal.config import Callbacks, ConsumerConfig, Delivery
 from kafka_marshal.engine.checkpointing import CheckpointRule
+from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import LogTruncated
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.rationalizer import apply
@@ -223,3 +226,20 @@ def checkpointed(cluster, node, count=1):
     node.engine.checkpointer.close()
     cluster.run(100)
     node.observer.events.clear()
+
+
+def follower(cluster):
+    found = Follower(cluster.kafka.coordination_log(), cluster.clock.view())
+    found.catch_up(100)
+    return found
+
+
+def lowered(partitions=2):
+    """Return a cluster whose topic is of level 1."""
+    cluster = world(partitions)
+    cluster.config = msgspec.structs.replace(cluster.config, feature_level=1)
+    for t in range(partitions):
+        place = cluster.place(t)
+        records = cluster.kafka.log(place).records
+        records[0] = attrs.evolve(records[0], value=encode(cluster.config))
+    return cluster

@@ -433,6 +433,8 @@ class LeaseModel:
             kind = BEAT if sent.kind == BEAT else CLAIM
             at = sent.epoch if sent.kind == BEAT else epoch
             h = world.fold.h if effect else 0
+            if effect == "renewed" and world.fold.renewal_h != h:
+                h = 0  # 4.5: the key kept a longer lease
             received = UnreadVerdict(
                 kind=kind,
                 effect=effect,
@@ -543,7 +545,7 @@ class LeaseModel:
             return self.after(client, it)
         if it.epoch == received.epoch:
             it.on_beat_verdict(
-                transition, sent_ms=sent_ms, heartbeat_interval_ms=received.h
+                transition, sent_ms=sent_ms, heartbeat_interval_ms=received.h or None
             )
         return self.after(client, it)
 

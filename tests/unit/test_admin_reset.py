@@ -1,7 +1,7 @@
 import attrs
 import msgspec
 import pytest
-from enginekit import KEY, H, fold, owning, spec, world, write
+from enginekit import KEY, H, fold, follower, lowered, owning, spec, world, write
 from logkit import claim, member, messages, release
 
 from kafka_marshal.admin_reset import (
@@ -20,7 +20,6 @@ from kafka_marshal.admin_reset import (
 )
 from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
 from kafka_marshal.engine.checkpointing import CheckpointRule
-from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import ClaimRejected, ConfigurationError, LogUnwritable
 from kafka_marshal.pausing import Sender
 from kafka_marshal.ports import LogRange
@@ -42,12 +41,6 @@ def checkpointed(cluster, node):
     cluster.run_until(lambda: node.observer.named("checkpoint_written"), 4 * H)
     node.engine.checkpointer.close()
     cluster.run(100)
-
-
-def follower(cluster):
-    found = Follower(cluster.kafka.coordination_log(), cluster.clock.view())
-    found.catch_up(100)
-    return found
 
 
 def find(cluster, checkpoint_id=None, partition=0):
@@ -241,17 +234,6 @@ def test_one_of_several_checkpoints_is_found_by_its_id():
     assert source.find(whole, log=log, timeout_ms=1) == {}
     cut = {0: LogRange(1, ends[0])}
     assert source.find(cut, log=log, timeout_ms=1) == {0: second}
-
-
-def lowered(partitions=2):
-    """Return a cluster whose topic is of level 1."""
-    cluster = world(partitions)
-    cluster.config = msgspec.structs.replace(cluster.config, feature_level=1)
-    for t in range(partitions):
-        place = cluster.place(t)
-        records = cluster.kafka.log(place).records
-        records[0] = attrs.evolve(records[0], value=encode(cluster.config))
-    return cluster
 
 
 def worlds(found):

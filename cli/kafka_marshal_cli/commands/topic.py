@@ -1,8 +1,9 @@
-"""``marshal topic``: format, upgrade and check the coordination topic."""
+"""``marshal topic``: format, alter, upgrade and check the coordination topic."""
 
 import secrets
 from typing import Annotated, Any
 
+import attrs
 import typer
 
 from kafka_marshal import LogUnreadable, TopicMisconfigured, World, WrongCluster
@@ -44,9 +45,9 @@ def format_topic(
         str | None,
         typer.Option(
             metavar="MS",
-            help="Heartbeat interval, in ms or like 2s: the same for every client, "
-            "cannot be changed later. Work of a dead client is taken over after two. "
-            "By default "
+            help="Heartbeat interval, in ms or like 2s: the same for every client. "
+            "Work of a dead client is taken over after two; marshal topic alter "
+            "changes it. By default "
             f"{duration(HEARTBEAT_MS_DEFAULT)}.",
         ),
     ] = None,
@@ -138,6 +139,83 @@ def upgrade(
     call.answer(Answer(presenters.as_of(call.world()), found))
     if not plan.partitions:
         notify("the topic already has that level")
+    elif not execute:
+        notify("nothing was written; --execute writes it")
+
+
+@app.command(
+    "alter",
+    epilog="Example: marshal topic alter --heartbeat 10s --limit keys=200000 --execute",
+)
+@command(writes=True)
+def alter(
+    call: Call,
+    *,
+    heartbeat: Annotated[
+        str | None,
+        typer.Option(metavar="MS", help="The new interval, in ms or like 10s."),
+    ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help=f"A new value of a limit: {', '.join(LIMIT_DEFAULTS)}.",
+        ),
+    ] = None,
+    execute: Annotated[
+        bool,
+        typer.Option("--execute/--dry-run", help="Make the change, or only show it."),
+    ] = False,
+) -> None:
+    """Change the heartbeat interval or limits while members run.
+
+    Writes the next generation of the topic's Config. Members follow it at once, without
+    a restart. Takeovers keep the pace of a longer interval for two of these. A limit
+    undoes nothing: what exceeds it stays, and only more is refused. If interrupted, run
+    it again. Without --execute nothing is written.
+    """
+    interval_ms = None
+    if heartbeat is not None:
+        interval_ms = parsing.duration_ms("--heartbeat", heartbeat)
+    with call.admin() as admin:
+        plan = admin.alter_topic(
+            heartbeat_interval_ms=interval_ms,
+            limits=parsing.limits(limit or ()),
+            execute=execute,
+        )
+    found = {
+        "topic": call.coordination_topic,
+        "generation": plan.before.generation,
+        "generation_then": plan.config.generation,
+        "changes": {
+            name: {"before": before, "then": then}
+            for name, (before, then) in plan.changes.items()
+        },
+        "partitions": list(plan.partitions),
+        "forgotten_count": plan.forgotten_count,
+        "exceeded": [attrs.asdict(each) for each in plan.exceeded],
+        "is_executed": execute,
+    }
+    shown: dict[str, str] = {
+        "changes": ", ".join(
+            f"{name} {before} -> {then}"
+            for name, (before, then) in plan.changes.items()
+        )
+        or "none",
+        "exceeded": ", ".join(
+            f"{each.limit} of partition {each.partition}: {each.count}"
+            for each in plan.exceeded
+        )
+        or "none",
+    }
+    call.answer(Answer(presenters.as_of(call.world()), found, (), shown))
+    if "heartbeat_interval_ms" in plan.changes:
+        notify(
+            "note: a client that sets heartbeat_interval_ms to the old value does not "
+            "start any more"
+        )
+    if not plan.partitions:
+        notify("the topic already has these values")
     elif not execute:
         notify("nothing was written; --execute writes it")
 

@@ -389,7 +389,7 @@ class Checkpointer:
             schedule.work = None  # another member was faster and writes this one
 
     def _on_beat(self, work: _Work, verdict: Transition, sent: Sent) -> None:
-        interval_ms = self._context.replicas[sent.partition].heartbeat_interval_ms
+        interval_ms = self._context.replicas[sent.partition].renewed_by_ms(verdict.key)
         work.claim.on_beat_verdict(
             verdict, sent_ms=sent.sent_ms, heartbeat_interval_ms=interval_ms
         )

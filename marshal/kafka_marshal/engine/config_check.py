@@ -13,7 +13,9 @@ from kafka_marshal.protocol.state import WorldState
 def agreed_config(
     worlds: Mapping[int, WorldState], *, cluster_id: str | None
 ) -> Config:
-    """Return the Config that all coordinating partitions carry (PROTOCOL 2.2).
+    """Return the Config of all coordinating partitions (PROTOCOL 2.2).
+
+    Partition 0 decides. Others may be behind it for a while in interval and limits.
 
     Args:
         worlds: The world of each partition, folded to its end.
@@ -34,11 +36,10 @@ def agreed_config(
             "or lost partitions"
         )
         raise TopicMisconfigured(problem, problems=(problem,))
-    name = (config.format_id, config.generation)
     torn = [
         t
         for t in range(config.partition_count)
-        if (c := worlds[t].config) is None or (c.format_id, c.generation) != name
+        if not _is_of(worlds[t].config, config) and t not in behind(worlds)
     ]
     if torn:
         raise TopicMisconfigured(
@@ -50,6 +51,45 @@ def agreed_config(
             ),
         )
     return config
+
+
+def behind(worlds: Mapping[int, WorldState]) -> tuple[int, ...]:
+    """Return the partitions that are behind partition 0 in interval and limits only.
+
+    A change of these reaches the partitions one by one, and each one is judged by its
+    own Config meanwhile (PROTOCOL 4.12).
+    """
+    first = worlds[0].config
+    if first is None:
+        return ()
+    name = _name(first)
+    return tuple(
+        t
+        for t in range(min(first.partition_count, len(worlds)))
+        if (c := worlds[t].config) is not None
+        and c.generation < first.generation
+        and _name(c) == name
+    )
+
+
+def lagging(partitions: tuple[int, ...]) -> TopicMisconfigured:
+    """Return the description of partitions that are behind partition 0."""
+    problem = (
+        f"coordinating partitions {list(partitions)} are behind partition 0's Config; "
+        "to complete its change, run: marshal topic format"
+    )
+    return TopicMisconfigured(problem, problems=(problem,))
+
+
+def _name(config: Config) -> tuple[bytes, int, int]:
+    return config.format_id, config.partition_count, config.feature_level
+
+
+def _is_of(config: Config | None, first: Config) -> bool:
+    return config is not None and (config.format_id, config.generation) == (
+        first.format_id,
+        first.generation,
+    )
 
 
 def unformatted(worlds: Iterable[WorldState]) -> TopicMisconfigured:

@@ -59,6 +59,8 @@ class Context:
         rebuilding: Partitions that are being folded up to the end that their logs had
             when that began; nothing is decided or sent for them meanwhile.
         meters: The engine's counters.
+        least_interval_ms: The least heartbeat interval of all coordinating partitions
+            while a change of it has not reached all of them, None otherwise.
         wrong_settings: Settings of the coordination topic that break PROTOCOL 2.1,
             as of the last check.
             log_starts: First offset of each coordinating partition, as of that check.
@@ -71,6 +73,7 @@ class Context:
     config: Config | None = None
     rebuilding: set[int] = attrs.field(factory=set)
     meters: EngineMeters = attrs.field(factory=EngineMeters)
+    least_interval_ms: int | None = None
     wrong_settings: tuple[WrongSetting, ...] = ()
     log_starts: dict[int, int] = attrs.field(factory=dict)
     unreported: set[int] = attrs.field(factory=set)
@@ -83,7 +86,12 @@ class Context:
 
     @property
     def heartbeat_interval_ms(self) -> int:
-        """The heartbeat interval of the Config; the engine must be ready."""
+        """The least heartbeat interval in force; the engine must be ready.
+
+        It paces what this process does. Keys are judged by that of their partition.
+        """
+        if self.least_interval_ms is not None:
+            return self.least_interval_ms
         return self.settled.heartbeat_interval_ms
 
     @property

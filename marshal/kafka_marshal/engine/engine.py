@@ -17,9 +17,10 @@ from kafka_marshal.protocol.state import ACCEPTED, SKIPPED, Transition
 from kafka_marshal.protocol.types import Key, LogEntry, Owner
 
 from .checkpointing import Checkpointer, CheckpointRule
-from .config_check import agreed_config
+from .config_check import agreed_config, behind, lagging
 from .context import Context, Ports
 from .heartbeats import INTERVALS_PER_H
+from .interval import IntervalFollower
 from .kept_states import KeptStates
 from .proxy_grants import ProxyGrants
 from .rebuilding import Rebuilder
@@ -84,6 +85,7 @@ class Engine:
         self.saver = Snapshotter(self.context, store)
         self.checkpointer: Checkpointer | None = None
         self.resolver = Resolver(self.context)
+        self._interval = IntervalFollower(self.context)
         self.failure: MarshalError | None = None
         self._cluster_id = cluster_id
         # Folded offsets of each partition: stored after each fold, read under the lock.
@@ -238,6 +240,7 @@ class Engine:
             return
         if self.context.config is not None:
             now_ms = self.context.now_ms
+            self._interval.drive(now_ms)
             for session in list(self._sessions.values()):
                 session.tick(now_ms)
             if self.checkpointer is not None:
@@ -446,12 +449,20 @@ class Engine:
         return agreed_config(worlds, cluster_id=self._cluster_id)
 
     def _reload_config(self) -> None:
+        context, before = self.context, self.context.config
+        worlds = {t: replica.world for t, replica in context.replicas.items()}
+        before_ms = None if before is None else context.heartbeat_interval_ms
         try:
-            self.context.config = self._agreed_config()
+            context.config = self._agreed_config()
+            if late := behind(worlds):
+                raise lagging(late)
         except TopicMisconfigured as torn:
             # A new generation reaches the coordinating partitions one by one;
             # meanwhile each is judged by its own Config.
-            self.context.observe("config_torn", {"error": torn})
+            context.observe("config_torn", {"error": torn})
+        if before_ms is not None and self._interval.follow(before_ms):
+            for session in self._sessions.values():
+                session.on_interval()
 
     def wait_ready(self, timeout_ms: int) -> None:
         """Wait until the engine is ready; not on the stepping thread.

@@ -87,6 +87,10 @@ class Heartbeater:
                 self._send(partition, held)
                 self._due_ms[partition] = now_ms + self.next_delay_ms()
 
+    def beat_soon(self) -> None:
+        """Send the heartbeats of all claims in the next round."""
+        self._due_ms = dict.fromkeys(self._due_ms, 0)
+
     def beat_now(self, holdings: Iterable[Holding]) -> list[int]:
         """Send heartbeats for all claims; return the sequence numbers."""
         seqs = []
@@ -154,7 +158,7 @@ class Heartbeater:
         Returns:
             The holdings whose claims ended.
         """
-        heartbeat_ms = self._context.replicas[sent.partition].heartbeat_interval_ms
+        replica = self._context.replicas[sent.partition]
         self.note_lead(sent.partition, sent.sent_ms)
         ended = []
         for epoch, transition in beats:
@@ -162,7 +166,9 @@ class Heartbeater:
             if holding is None:
                 continue
             holding.claim.on_beat_verdict(
-                transition, sent_ms=sent.sent_ms, heartbeat_interval_ms=heartbeat_ms
+                transition,
+                sent_ms=sent.sent_ms,
+                heartbeat_interval_ms=replica.renewed_by_ms(transition.key),
             )
             if holding.claim.ending is not None:
                 ended.append(holding)
@@ -224,7 +230,10 @@ class Heartbeater:
     def _send(self, partition: int, held: list[Holding]) -> list[int]:
         if len(held) == 1:
             return [self._send_one(partition, held[0], held[0].position)]
-        most = min(BEATS_PER_RECORD_MAX, self._context.settled.limit("beats"))
+        # The limit of its partition as read last; a change reaches them one by one.
+        config = self._context.replicas[partition].world.config
+        config = config or self._context.settled
+        most = min(BEATS_PER_RECORD_MAX, config.limit("beats"))
         seqs = []
         for start in range(0, len(held), most):
             chunk = held[start : start + most]

@@ -11,7 +11,7 @@ import attrs
 import msgspec
 
 from kafka_marshal.errors import CoordinationError, LogTruncated, MalformedRecord
-from kafka_marshal.ports import Append, CoordinationLog, LogRange
+from kafka_marshal.ports import CONFIGURE_MS, Append, CoordinationLog, LogRange
 from kafka_marshal.protocol.codec import decode, encode
 from kafka_marshal.protocol.records import SUPPORTED_LEVEL, Member
 from kafka_marshal.protocol.snapshot import digest, from_bytes
@@ -291,6 +291,12 @@ class LogView(CoordinationLog):
     def append(self, partition: int, value: bytes) -> Append:
         """Append to the log."""
         return self._log.append(partition, value)
+
+    def configure(
+        self, heartbeat_interval_ms: int, *, timeout_ms: int = CONFIGURE_MS
+    ) -> None:
+        """Adapt the timeouts of appends, as the log."""
+        self._log.configure(heartbeat_interval_ms, timeout_ms=timeout_ms)
 
     def poll(self, timeout_ms: int) -> Sequence[tuple[int, LogEntry]]:
         """Return new entries, as the log."""

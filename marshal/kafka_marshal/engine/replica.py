@@ -139,6 +139,17 @@ class Replica:
         config = self.world.config
         return 0 if config is None else config.heartbeat_interval_ms
 
+    def renewed_by_ms(self, key: Key | None) -> int | None:
+        """Return the interval by which the last folded record renewed a key.
+
+        None where its lease would have ended earlier, so that the key kept the one that
+        it had (PROTOCOL 4.5).
+        """
+        known = None if key is None else self.world.keys.get(key)
+        interval_ms = self.heartbeat_interval_ms
+        is_kept = known is None or known.heartbeat_interval_ms != interval_ms
+        return None if is_kept else interval_ms
+
     def glance(self, key: Key, now_ms: int) -> Glance | None:
         """Return the state of a key at a local time, None for an unknown key."""
         known = self.world.keys.get(key)

@@ -227,6 +227,11 @@ class Session(Holder):
         self._announcer.announce_soon()
         self._policy_at_ms = 0
 
+    def on_interval(self) -> None:
+        """Renew and announce at once, because the heartbeat interval has changed."""
+        self._heartbeater.beat_soon()
+        self._announcer.announce_soon()
+
     # --- the round
 
     def tick(self, now_ms: int) -> None:
@@ -492,6 +497,8 @@ class Session(Holder):
             self._plan_soon(now_ms)
         elif isinstance(record, Heartbeat):
             self._on_beats(sent, [(record.epoch, transitions[0])])
+        elif isinstance(record, BatchHeartbeat) and transitions[0].reason == "limits":
+            self._heartbeater.beat_soon()  # nothing was renewed: split by the new limit
         elif isinstance(record, BatchHeartbeat):
             epochs = (epoch for epoch, _ in record.beats)
             self._on_beats(sent, zip(epochs, transitions, strict=False))

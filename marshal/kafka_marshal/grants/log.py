@@ -42,10 +42,6 @@ class PartialLog(CoordinationLog, Protocol):
         """Read one more partition from its start."""
         ...
 
-    def configure(self, heartbeat_interval_ms: int, *, timeout_ms: int) -> None:
-        """Prepare for appends, once the heartbeat interval is known."""
-        ...
-
 
 OpenLog = Callable[[Callable[[int], Collection[int]], int], PartialLog]
 """Opens a log; takes the partitions to read, given their number, and a timeout."""

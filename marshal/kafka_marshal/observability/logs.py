@@ -39,6 +39,7 @@ _WARNINGS = frozenset(
         "state_unfit",
         "stuck",
         "subscription_not_restored",
+        "timeouts_unchanged",
         "topic_gone",
         "topic_recreated",
         "topic_unchecked",

@@ -448,22 +448,35 @@ class Claim:
         self.phase = Phase.HELD
 
     def on_beat_verdict(
-        self, transition: Transition, *, sent_ms: int, heartbeat_interval_ms: int
+        self, transition: Transition, *, sent_ms: int, heartbeat_interval_ms: int | None
     ) -> None:
         """Apply the fold's verdict on an own heartbeat (PROTOCOL 5.2).
 
         The lease counts from the time of **sending**, and only a heartbeat that is
-        read back as renewing extends it. An ignored heartbeat of the current epoch
-        ends the claim at once.
+        read back as renewing extends it; none ends it earlier. An ignored heartbeat of
+        the current epoch ends the claim at once.
+
+        Args:
+            transition: The verdict.
+            sent_ms: Local time at which the heartbeat was sent.
+            heartbeat_interval_ms: The interval that the fold renewed the key by; None
+                where the key kept a longer lease (PROTOCOL 4.5).
         """
         if not self.is_owned:
             return
         if transition.outcome != ACCEPTED:
             self.end(Ending("beat_ignored", at_offset=transition.offset))
-        elif transition.effect == "renewed" and sent_ms > self._base_ms:
+        elif transition.effect == "renewed" and heartbeat_interval_ms is not None:
+            self._renew(sent_ms, heartbeat_interval_ms)
+
+    def _renew(self, sent_ms: int, heartbeat_interval_ms: int) -> None:
+        lease = Lease.since(sent_ms, heartbeat_interval_ms)
+        # Others may rely on a deadline that they were sent: it never moves back.
+        is_later = lease.hard_until_ms >= self.lease.hard_until_ms
+        if sent_ms > self._base_ms and is_later:
             self._base_ms = sent_ms
             self.heartbeat_interval_ms = heartbeat_interval_ms
-            self.lease = Lease.since(sent_ms, heartbeat_interval_ms)
+            self.lease = lease
 
     def surplus_ms(self, now_ms: int, *, log_elapsed_ms: int) -> int:
         """Return how much more log time than local time passed since the last renewal.

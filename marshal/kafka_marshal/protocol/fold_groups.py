@@ -215,7 +215,7 @@ def _config(step: Step, record: Config) -> Transitions:
     state = step.state
     now = state.config
     if now is not None and (
-        record.generation != now.generation + 1
+        not _is_next(state, record.generation, after=now.generation)
         or record.cluster_id != now.cluster_id
         or record.format_id != now.format_id
         or record.partition_count != now.partition_count
@@ -236,6 +236,12 @@ def _config(step: Step, record: Config) -> Transitions:
         state.dirty[ERAS] = None
     state.config = record
     return (step.accepted("configured"),)
+
+
+def _is_next(state: WorldState, generation: int, *, after: int) -> bool:
+    # PROTOCOL 4.12: partition 0 decides, and each Config carries everything, so that
+    # another one that missed a generation is not stuck.
+    return generation == after + 1 or (state.partition != 0 and generation > after)
 
 
 def _settings(step: Step, record: GroupSettings) -> Transitions:

@@ -523,5 +523,8 @@ DIRECTIVE_LEVEL = 2
 SETTINGS_LEVEL = 2
 """The feature level that brought GroupSettings."""
 
+INTERVAL_LEVEL = 2
+"""The feature level from which on a Config may lower the heartbeat interval."""
+
 SUPPORTED_LEVEL = 2
 """The highest feature level that this release can follow (PROTOCOL 3.3)."""

@@ -112,7 +112,7 @@ def _require_expected(options: ConnectOptions, info: api.Info) -> None:
     if h_ms is not None and h_ms != info.heartbeat_interval_ms:
         raise ConfigurationError(
             f"heartbeat_interval_ms is {h_ms} here and {info.heartbeat_interval_ms} in "
-            "the log, where it applies to all clients; omit it, or format a new "
-            "coordination topic",
+            "the log, where it applies to all clients; omit it, or change that "
+            "of the log with: marshal topic alter",
             setting="heartbeat_interval_ms",
         )

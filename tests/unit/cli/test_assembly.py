@@ -57,6 +57,7 @@ COMMANDS = {
     "sidecar run",
     "sidecar status",
     "spark audit",
+    "topic alter",
     "topic format",
     "topic info",
     "topic random-id",

@@ -313,6 +313,25 @@ def test_a_beat_sent_earlier_shortens_nothing():
     assert it.lease == Lease.since(500, H)
 
 
+def test_a_renewal_under_a_lower_interval_moves_no_deadline_back():
+    """Others may have been sent the later one, and rely on it."""
+    it = at(Phase.HELD)
+    was = it.lease
+    renew(it, RENEWED, sent_ms=H, h=H // 4)
+    assert (it.lease, it.base_ms, it.heartbeat_interval_ms) == (was, 0, H)
+    renew(it, RENEWED, sent_ms=2 * H, h=H // 4)
+    assert it.lease.hard_until_ms > was.hard_until_ms
+    assert (it.base_ms, it.heartbeat_interval_ms) == (2 * H, H // 4)
+
+
+def test_a_renewal_that_the_fold_left_out_moves_nothing():
+    it = at(Phase.HELD)
+    was = it.lease
+    renew(it, RENEWED, sent_ms=2 * H, h=None)
+    assert (it.lease, it.base_ms, it.heartbeat_interval_ms) == (was, 0, H)
+    assert it.phase is Phase.HELD
+
+
 def test_a_beat_in_a_paused_group_renews_nothing():
     it = at(Phase.HELD)
     renew(it, POSITION_ONLY, sent_ms=500)
@@ -321,10 +340,10 @@ def test_a_beat_in_a_paused_group_renews_nothing():
 
 def test_a_lease_follows_the_interval_of_its_renewal():
     it = at(Phase.HELD)
-    renew(it, RENEWED, sent_ms=500, h=200)
-    assert it.lease == Lease.since(500, 200)
+    renew(it, RENEWED, sent_ms=500, h=2_000)
+    assert it.lease == Lease.since(500, 2_000)
     it.shorten(7)
-    assert it.lease == Lease.since(493, 200)
+    assert it.lease == Lease.since(493, 2_000)
 
 
 @pytest.mark.parametrize(

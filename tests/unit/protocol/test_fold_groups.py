@@ -451,6 +451,13 @@ def test_which_configs_may_follow_a_config(log, change, accepted):
     assert log.state.halted is None
 
 
+def test_other_partitions_take_any_higher_generation():
+    log = Log(partition=1, k=2)
+    assert log.outcome_of(config(4, k=2, era=2)) == "configured"
+    for generation in (3, 4):
+        assert log.outcome_of(config(generation, k=2, era=3)) == "config"
+
+
 def test_the_first_config_may_be_of_any_generation():
     log = Log(generation=5, era=0)
     assert log.state.config.generation == 5

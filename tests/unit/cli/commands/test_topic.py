@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from kafka_marshal import World
 from kafka_marshal.admin import TopicReport
 from kafka_marshal.admin_reset import UpgradePlan
+from kafka_marshal.altering import plan_alter
 from kafka_marshal.kafka_io.topics import ClusterInfo, Problem, TopicDescription
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands.topic import judge
@@ -162,3 +163,48 @@ def test_an_upgrade_is_written_only_with_execute(
     assert (found["feature_level"], found["feature_level_then"]) == (1, 2)
     assert found["partitions"] == list(partitions)
     assert expected is None or expected in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--heartbeat", "2s"], "nothing was written"),
+        (["--heartbeat", "2s", "--execute"], "does not start any more"),
+        (["--limit", "keys=5", "--execute"], ""),
+        ([], "already has these values"),
+    ],
+    ids=str,
+)
+def test_a_topic_is_altered_only_with_execute(monkeypatch, words, expected):
+    log, calls = Log(k=1, h=1_000), []
+
+    class FakeAdmin:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def alter_topic(self, *, heartbeat_interval_ms, limits, execute):
+            calls.append(execute)
+            return plan_alter(
+                [log.state],
+                heartbeat_interval_ms=heartbeat_interval_ms,
+                limits=limits,
+                era=2,
+            )
+
+    log.append(config(2, era=2, level=2))
+    monkeypatch.setattr(Call, "admin", lambda self: FakeAdmin())
+    monkeypatch.setattr(Call, "world", lambda self, **_: world(Log()))
+    outcome = CliRunner().invoke(app, ["topic", "alter", *words, "-o", "json"])
+    assert outcome.exit_code == 0, outcome.output
+    found = json.loads(outcome.stdout)
+    assert calls == [found["is_executed"]] == ["--execute" in words]
+    assert found["partitions"] == ([0] if words else [])
+    if "--heartbeat" in words:
+        change = {"before": 1_000, "then": 2_000}
+        assert found["changes"] == {"heartbeat_interval_ms": change}
+    assert expected in outcome.stderr
+    shown = CliRunner().invoke(app, ["topic", "alter", *words])
+    assert shown.exit_code == 0, shown.output

@@ -1,0 +1,94 @@
+"""The heartbeat interval changes under running members, on a real broker."""
+
+import threading
+from functools import partial
+
+import pytest
+from clikit import Cli
+from domain import Recorder, opened
+from waiting import eventually
+
+from kafka_marshal import TopicPartition
+
+RECORDS = 300
+TS = range(2)
+
+
+class Member:
+    """A client that handles records until it is closed, at least or at most once."""
+
+    def __init__(self, domain, group, name, *, topic, handled, delivery):
+        self.seen = Recorder()
+        self.marshal = domain.marshal(group, name, observer=self.seen)
+        self.consumer = self.marshal.consumer(topic, delivery=delivery)
+        self.ends = threading.Event()
+        self._handled, self._commits = handled, delivery == "alo"
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        while not self.ends.is_set():
+            for records in self.consumer.poll(50).values():
+                for record in records:
+                    self._handled.append((record.partition, record.offset))
+                    if self._commits:
+                        self.consumer.commit(record)
+
+    def close(self):
+        self.ends.set()
+        self._thread.join(60)
+        self.marshal.close()
+
+
+@pytest.mark.parametrize("delivery", ["alo", "amo"])
+def test_the_interval_changes_under_load(broker, unique, delivery, tmp_path):
+    with opened(broker, unique, partitions=len(TS), h_ms=10_000) as domain:
+        topic, group, handled = domain.data_topic(4), unique("altered"), []
+        members = [
+            Member(domain, group, name, topic=topic, handled=handled, delivery=delivery)
+            for name in ("a", "b")
+        ]
+        try:
+            domain.wait_owned(group, topic, by={"a", "b"})
+            _alter_twice(Cli(domain, tmp_path), topic, members, handled)
+        finally:
+            for member in members:
+                member.close()
+    assert len(handled) == len(set(handled))
+
+
+def _alter_twice(cli, topic, members, handled):
+    sent = 0
+    for h_ms, limit in ((3_000, "beats=1000"), (20_000, "beats=2000")):
+        for number in range(RECORDS):
+            cli.domain.produce_to(TopicPartition(topic, number % 4), 1)
+            sent += 1
+            if number == RECORDS // 2:
+                dry = _altered(cli, h_ms, limit)
+                assert (dry["is_executed"], dry["partitions"]) == (False, [0, 1])
+                done = _altered(cli, h_ms, limit, "--execute")
+                assert done["changes"]["heartbeat_interval_ms"]["then"] == h_ms
+                assert _altered(cli, h_ms, limit)["partitions"] == []
+        eventually(partial(_has, handled, sent), "all records")
+        for member in members:
+            eventually(partial(_follows, member, h_ms), "the interval")
+    for member in members:
+        ended = member.seen.named("claim_ended")
+        assert not any(event.fields["ending"].was_lost for event in ended)
+        assert len(member.seen.named("interval_changed")) == 2
+    info = cli.json("topic", "info")
+    assert info["heartbeat_interval_ms"] == 20_000
+    assert info["limits"]["beats"] == 2_000
+
+
+def _has(handled, count):
+    return len(handled) >= count
+
+
+def _follows(member, h_ms):
+    return member.marshal.engine.context.heartbeat_interval_ms == h_ms
+
+
+def _altered(cli, h_ms, limit, *words):
+    arguments = ("topic", "alter", "--heartbeat", str(h_ms), "--limit", limit)
+    return cli.json(*arguments, *words)
