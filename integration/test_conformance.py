@@ -5,6 +5,7 @@ from kafka import KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 from recreating import recreate_topic
 
+from kafka_marshal.kafka_io import fetched_records
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
 from kafka_marshal.kafka_io.transport import open_coordination_log, open_data_log
@@ -115,3 +116,9 @@ def cluster(bootstrap_servers):
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_a_real_broker_conforms(cluster, unique, transport, check):
     check(KafkaRig(cluster, unique, transport))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_it_conforms_without_the_compiled_parser(cluster, unique, monkeypatch, check):
+    monkeypatch.setattr(fetched_records, "compiled_parser", lambda: None)
+    check(KafkaRig(cluster, unique, "kafka-python"))

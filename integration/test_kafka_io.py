@@ -23,7 +23,7 @@ from kafka_marshal.errors import (
     InvalidTransition,
     TopicMisconfigured,
 )
-from kafka_marshal.kafka_io import slices
+from kafka_marshal.kafka_io import fetched_records, slices
 from kafka_marshal.kafka_io.columns import Slice
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topics import KafkaTopicAdmin, problems
@@ -427,7 +427,10 @@ def test_a_release_that_is_not_known_gives_the_same_columns(
     writer.close(timeout=5)
     found = []
     for is_supported in (True, False):
-        monkeypatch.setattr(slices, "is_supported", lambda known=is_supported: known)
+        for module in (slices, fetched_records):
+            monkeypatch.setattr(
+                module, "is_supported", lambda known=is_supported: known
+            )
         reader = slices.SliceReader(
             ConnectionConfig(bootstrap_servers),
             isolation_level="read_committed",

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from confluent_kafka import Producer
 from kafka import KafkaProducer
 from slowness import until
 
@@ -300,3 +301,29 @@ def test_a_record_that_was_damaged_is_never_passed_over(
     account.seek(bad, 2)
     until(is_any_found)
     assert account.nexts[bad] == 3
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_every_compression_is_read(bootstrap_servers, topics, unique, reader, codec):
+    topic = unique("packed")
+    topics.create_data_topic(topic, partitions=1)
+    place = TopicPartition(topic, 0)
+    writer = Producer(
+        {"bootstrap.servers": bootstrap_servers, "compression.type": codec}
+    )
+    for offset in range(2_000):
+        writer.produce(topic, value_of(place, offset), partition=0)
+    assert writer.flush(60) == 0
+    reader.assign([place])
+    reader.seek(place, 0)
+    found = []
+
+    def read():
+        found.extend(reader.poll(1_000, 300).get(place, ()))
+        return len(found) >= 2_000
+
+    until(read)
+    assert [record.offset for record in found] == list(range(2_000))
+    assert [record.value for record in found] == [
+        value_of(place, each) for each in range(2_000)
+    ]

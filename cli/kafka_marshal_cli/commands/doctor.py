@@ -69,6 +69,7 @@ def machine() -> Iterator[Check]:
             found or f"missing: {need}",
             f"pip install {package}" if found is None else None,
         )
+    yield record_parser()
     yield java()
     yield checks.state_folder(state_home())
     yield checks.death_watch(getattr(os, "pidfd_open", None))
@@ -80,6 +81,21 @@ def installed(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def record_parser() -> Check:
+    """Check for the compiled parser, which transport kafka-python uses."""
+    from kafka_marshal.kafka_io.record_batches import compiled_parser
+
+    if compiled_parser() is None:
+        return Check(
+            "record parser",
+            Result.NOTE,
+            "aiokafka or its extension is missing: transport kafka-python parses "
+            "records in Python, which takes ten times longer",
+            "pip install aiokafka cramjam",
+        )
+    return Check("record parser", Result.OK, f"aiokafka {installed('aiokafka')}")
 
 
 def java() -> Check:

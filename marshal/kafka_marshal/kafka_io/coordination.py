@@ -9,7 +9,14 @@ without an error.
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any
 
 from kafka import KafkaConsumer, KafkaProducer
@@ -20,7 +27,7 @@ from kafka_marshal.errors import MarshalError
 from kafka_marshal.kafka_io.clients import close_by_force, new_client
 from kafka_marshal.kafka_io.data import KafkaOffsets
 from kafka_marshal.kafka_io.faults import required_right
-from kafka_marshal.kafka_io.patches import accept_any_header
+from kafka_marshal.kafka_io.fetched_records import Origin, parse_records
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topiclog import (
     ENTRIES_PER_POLL,
@@ -144,12 +151,28 @@ def kafka_outlets(settings: ConnectionConfig) -> Connect:
     return connect
 
 
+def _entries(origin: Origin, sources: Sequence[Any]) -> Iterator[LogEntry]:
+    return (_entry(each, origin.leader_epoch) for each in sources)
+
+
+def _entry(source: Any, leader_epoch: int) -> LogEntry:
+    return LogEntry(
+        offset=source.offset,
+        leader_epoch=leader_epoch,
+        timestamp_ms=source.timestamp,
+        timestamp_type=source.timestamp_type,
+        value=source.value,
+    )
+
+
 class KafkaCoordinationLog(TopicLog):
     """All partitions of the coordination topic, read by kafka-python."""
 
     _consumer: Any = None
     _querier: KafkaOffsets | None = None
     _assigned: Sequence[int] = ()
+    # Whether polls of the consumer return entries instead of records.
+    _is_parsed = False
 
     def _outlet_factory(self) -> Connect:
         return kafka_outlets(self._settings)
@@ -174,7 +197,7 @@ class KafkaCoordinationLog(TopicLog):
             "bootstrap_timeout_ms": left_ms(deadline),
         }
         self._consumer = new_client(KafkaConsumer, settings, topic=self._topic)
-        accept_any_header(self._consumer)
+        self._is_parsed = parse_records(self._consumer, _entries)
 
     def _prepare(self) -> None:
         self._querier = KafkaOffsets(self._settings)
@@ -205,18 +228,13 @@ class KafkaCoordinationLog(TopicLog):
                 return []
             raise
         return [
-            (
-                place.partition,
-                LogEntry(
-                    offset=record.offset,
-                    leader_epoch=record.leader_epoch,
-                    timestamp_ms=record.timestamp,
-                    timestamp_type=record.timestamp_type,
-                    value=record.value,
-                ),
-            )
+            (place.partition, entry)
             for place, records in batches.items()
-            for record in records
+            for entry in (
+                records
+                if self._is_parsed
+                else (_entry(each, each.leader_epoch) for each in records)
+            )
         ]
 
     def _fetch_positions(self, partitions: Collection[int]) -> Mapping[int, int]:

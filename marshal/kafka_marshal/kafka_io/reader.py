@@ -17,14 +17,15 @@ from kafka import errors as kafka_errors
 from kafka_marshal.errors import InvalidTransition, PositionError
 from kafka_marshal.kafka_io.clients import forked_error, new_client
 from kafka_marshal.kafka_io.faults import required_right
+from kafka_marshal.kafka_io.fetched_records import Origin, parse_records
 from kafka_marshal.kafka_io.patches import (
     TopicIds,
-    accept_any_header,
     fetch_by_id,
     fetcher_of,
     has_fetched,
     network_of,
     position_of,
+    read_in_place,
     unblock_resumed,
 )
 from kafka_marshal.kafka_io.positions import Positions, outside_error
@@ -37,6 +38,10 @@ Make = Callable[[Sequence[Any], Token | None], Iterator[Record]]
 
 _offset = attrgetter("offset")
 _value = attrgetter("value")
+_key = attrgetter("key")
+_timestamp = attrgetter("timestamp")
+_timestamp_type = attrgetter("timestamp_type")
+_headers = attrgetter("headers")
 # A broker answers one fetch at a time, so new partitions wait for the one under way.
 FETCH_WAIT_MS = 100
 REQUEST_TIMEOUT_MS = 10_000
@@ -160,6 +165,54 @@ def kafka_records(sources: Sequence[Any], token: Token | None) -> Iterator[Recor
     )
 
 
+class ParsedRecord(Record, msgspec.Struct, frozen=True, gc=False):
+    """A record that aiokafka's compiled parser made."""
+
+    offset: int
+    value: bytes | None
+    token: Token | None
+    key: bytes | None
+    timestamp_ms: int
+    timestamp_type: int
+    headers: tuple[tuple[str, bytes], ...]
+    _origin: Origin
+
+    @property
+    def topic(self) -> str:
+        """Data topic."""
+        return self._origin.topic
+
+    @property
+    def partition(self) -> int:
+        """Data partition."""
+        return self._origin.partition
+
+    @property
+    def leader_epoch(self) -> int | None:
+        """Leader epoch of the batch, or None."""
+        epoch = self._origin.leader_epoch
+        return epoch if epoch >= 0 else None
+
+
+def parsed_records(
+    sources: Sequence[Any], token: Token | None, *, origin: Origin
+) -> Iterator[Record]:
+    """Make records from those of the compiled parser, which are not retained."""
+    headers = list(map(_headers, sources))
+    # All callables are built in: no Python frame per record.
+    return map(
+        ParsedRecord,
+        map(_offset, sources),
+        map(_value, sources),
+        repeat(token),
+        map(_key, sources),
+        map(_timestamp, sources),
+        map(_timestamp_type, sources),
+        map(tuple, headers) if any(headers) else repeat(()),
+        repeat(origin),
+    )
+
+
 class _Connecting:
     """A consumer that connects on a background thread."""
 
@@ -232,6 +285,8 @@ class KafkaDataReader(DataReader):
         self._client_rack = client_rack
         self._pid = os.getpid()
         self._consumer: Any = None
+        # Whether polls of the consumer return records as they are handed on.
+        self._is_parsed = False
         self._connecting: _Connecting | None = None
         self._fast_retry_until = 0.0
         self._is_closed = False
@@ -315,8 +370,12 @@ class KafkaDataReader(DataReader):
         for place, records in batches.items():
             partition = self._partitions[place]
             self._positions.next[partition] = records[-1].offset + 1
-            found[partition] = Records(
-                records, token=self._positions.tokens[partition], make=kafka_records
+            found[partition] = (
+                records
+                if self._is_parsed
+                else Records(
+                    records, token=self._positions.tokens[partition], make=kafka_records
+                )
             )
         if found:
             self._start_next_fetch()
@@ -399,8 +458,15 @@ class KafkaDataReader(DataReader):
             "bootstrap_timeout_ms": REQUEST_TIMEOUT_MS,
         }
         consumer = new_client(KafkaConsumer, settings)
-        accept_any_header(consumer)
+        read_in_place(consumer)
+        self._is_parsed = parse_records(consumer, self._records)
         return consumer
+
+    def _records(self, origin: Origin, sources: Sequence[Any]) -> Iterator[Record]:
+        """Make records of one batch, under the token that their partition has now."""
+        partition = TopicPartition(origin.topic, origin.partition)
+        token = self._positions.tokens[partition]
+        return parsed_records(sources, token, origin=origin)
 
     def _start_next_fetch(self) -> None:
         """Make kafka-python fetch on if all that it had fetched is taken.

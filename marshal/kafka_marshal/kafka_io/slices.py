@@ -24,7 +24,6 @@ from kafka_marshal.kafka_io.patches import (
     is_supported,
     network_of,
     raw_bytes,
-    read_in_place,
 )
 from kafka_marshal.kafka_io.reader import KafkaDataReader, Records
 from kafka_marshal.kafka_io.settings import ConnectionConfig
@@ -455,8 +454,8 @@ class _RangeReader(KafkaDataReader):
     def _new_consumer(self) -> Any:
         consumer = super()._new_consumer()
         if self._has_batches:
-            read_in_place(consumer)
             fetch_batches(consumer, self._aim)
+            self._is_parsed = False
         return consumer
 
 

@@ -1,17 +1,22 @@
 """Records over kafka-python's own, and when the next fetch starts."""
 
+import gc
 import pickle
 from types import SimpleNamespace
 
 import pytest
+from aiokafka.record.default_records import DefaultRecord
 from kafka import TopicPartition as KafkaTopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 
+from kafka_marshal.kafka_io.fetched_records import Origin
 from kafka_marshal.kafka_io.reader import (
     KafkaDataReader,
     KafkaRecord,
+    ParsedRecord,
     Records,
     kafka_records,
+    parsed_records,
 )
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.ports import PlainRecord, Record
@@ -41,6 +46,33 @@ def test_every_field_is_there():
     assert record == plain
     assert repr(record) == repr(plain)
     assert pickle.loads(pickle.dumps(record)) == plain
+
+
+def parsed(offset, *, headers=()):
+    return DefaultRecord(offset, 99, 1, b"k", b"v%d" % offset, list(headers))
+
+
+def test_parsed_records_are_the_same():
+    origin = Origin("t", 2, 3)
+    headers = [[("h", b"1")], []]
+    sources = [parsed(7 + at, headers=each) for at, each in enumerate(headers)]
+    found = list(parsed_records(sources, TOKEN, origin=origin))
+    for record, source, each in zip(found, sources, headers, strict=True):
+        (same,) = kafka_records([fetched(source.offset, headers=each)], TOKEN)
+        assert isinstance(record, ParsedRecord)
+        assert record == same
+        assert repr(record) == repr(same)
+        assert pickle.loads(pickle.dumps(record)) == same
+    (bare,) = parsed_records([parsed(1)], None, origin=Origin("t", 2, -1))
+    assert (bare.leader_epoch, bare.headers, bare.token) == (None, (), None)
+    with pytest.raises(AttributeError):
+        bare.value = b"other"
+
+
+def test_parsed_records_are_nothing_to_the_garbage_collector():
+    sources = [parsed(at) for at in range(9)]
+    for record in parsed_records(sources, TOKEN, origin=Origin("t", 2, 3)):
+        assert not gc.is_tracked(record)
 
 
 def test_an_unknown_epoch_is_none():

@@ -388,7 +388,6 @@ def test_a_replaced_topic_is_not_read():
 def test_the_range_is_set_before_the_first_fetch(monkeypatch):
     hooked = []
     monkeypatch.setattr(module.KafkaDataReader, "_new_consumer", lambda _: "a consumer")
-    monkeypatch.setattr(module, "read_in_place", hooked.append)
     monkeypatch.setattr(module, "fetch_batches", lambda *each: hooked.append(each))
     reader = module._RangeReader(
         ConnectionConfig("b:1"), isolation_level="read_committed", client_rack=""
@@ -396,14 +395,13 @@ def test_the_range_is_set_before_the_first_fetch(monkeypatch):
     reader.start(T0, OffsetRange(3, 9))
     assert (reader.position_of(T0), reader._aim.end) == (3, 9)
     assert reader._new_consumer() == "a consumer"
-    assert hooked == ["a consumer", ("a consumer", reader._aim)]
+    assert hooked == [("a consumer", reader._aim)]
 
 
 def test_an_unsupported_release_returns_records(monkeypatch):
     hooked = []
     monkeypatch.setattr(module, "is_supported", lambda: False)
     monkeypatch.setattr(module.KafkaDataReader, "_new_consumer", lambda _: "a consumer")
-    monkeypatch.setattr(module, "read_in_place", hooked.append)
     monkeypatch.setattr(module, "fetch_batches", lambda *each: hooked.append(each))
     reader = module._RangeReader(
         ConnectionConfig("b:1"), isolation_level="read_committed", client_rack=""

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from kafka_marshal import CoordinationError, World
 from kafka_marshal.admin import TopicReport
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.kafka_io import Choice
+from kafka_marshal.kafka_io import Choice, record_batches
 from kafka_marshal.kafka_io.topics import ClusterInfo, Problem, TopicDescription
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.testing import java
@@ -114,6 +114,15 @@ def test_all_is_well(cluster):
     assert checks["transport"]["found"] == "fast: why not"
     assert "1 records read to the end" in checks["log"]["found"]
     assert "1.5s old" in checks["clock"]["found"]
+
+
+def test_the_parser_may_be_missing(cluster, monkeypatch):
+    assert examined()["record parser"]["found"].startswith("aiokafka ")
+    monkeypatch.setattr(record_batches, "compiled_parser", lambda: None)
+    check = examined()["record parser"]
+    assert check["result"] == "note"
+    assert "parses records in Python" in check["found"]
+    assert check["run"] == "pip install aiokafka cramjam"
 
 
 def test_no_broker(cluster):

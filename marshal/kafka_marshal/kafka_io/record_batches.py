@@ -1,0 +1,142 @@
+"""Record batches of a fetch, and records of a batch by aiokafka's compiled parser.
+
+kafka-python's parser is Python and takes longer than everything else together. aiokafka
+has a compiled one for the same format. It is optional: without it kafka-python parses.
+kafka-python also parses each batch that the compiled parser refuses, so what is
+accepted, and the errors for what is not, are the same either way.
+"""
+
+import struct
+from collections.abc import Callable, Iterator
+from functools import cache
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import crc32c
+from kafka.errors import CorruptRecordError
+from kafka.record.legacy_records import LegacyRecordBatch
+
+from kafka_marshal.kafka_io.patches import LenientBatch
+
+# Makes an iterator of records from the bytes of a batch.
+Parser = Callable[[Any], Iterator[Any]]
+
+# Offset and length, which all formats begin with; then the header of format 2.
+_PREFIX = struct.Struct(">qi")
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+_MAGIC_AT = struct.calcsize(">qii")
+_CHECKED_FROM = struct.calcsize(">qiibI")
+_MAGIC = 2
+_TRANSACTIONAL, _CONTROL = 0x10, 0x20
+# Shortest message of format 0.
+_OLD_BYTES_MIN = _PREFIX.size + 14
+
+
+class Header(NamedTuple):
+    """Header of a record batch in format 2, field by field."""
+
+    base_offset: int
+    length: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    first_ms: int
+    last_ms: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    records_count: int
+
+    @property
+    def next_offset(self) -> int:
+        """Offset behind the batch, with or without a record."""
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def is_transactional(self) -> bool:
+        """Whether it belongs to a transaction."""
+        return bool(self.attributes & _TRANSACTIONAL)
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it has a control record instead of records of the application."""
+        return bool(self.attributes & _CONTROL)
+
+
+@cache
+def compiled_parser() -> Parser | None:
+    """Return aiokafka's compiled parser, or None if it is not installed."""
+    try:
+        from aiokafka.record.default_records import DefaultRecordBatch
+    except ImportError:
+        return None
+    if isinstance(DefaultRecordBatch.validate_crc, FunctionType):
+        # aiokafka without its extension has a parser like kafka-python's.
+        return None
+    parser: Parser = DefaultRecordBatch
+    return parser
+
+
+def whole_batches(data: memoryview) -> Iterator[memoryview]:
+    """Yield the batches of a fetch; the last one may be cut off and is left out.
+
+    Raises:
+        CorruptRecordError: A batch is shorter than its header.
+    """
+    at = 0
+    while at + _PREFIX.size <= len(data):
+        offset, length = _PREFIX.unpack_from(data, at)
+        end = at + _PREFIX.size + length
+        if end > len(data):
+            return
+        least = _OLD_BYTES_MIN
+        if end - at >= least and data[at + _MAGIC_AT] >= _MAGIC:
+            least = _HEADER.size
+        if end - at < least:
+            raise CorruptRecordError(
+                f"the batch at offset {offset} has {end - at} bytes, at least {least} "
+                "are needed"
+            )
+        yield data[at:end]
+        at = end
+
+
+def header_of(batch: memoryview) -> Header | None:
+    """Return the header of a batch; None in formats before 2."""
+    if batch[_MAGIC_AT] < _MAGIC:
+        return None
+    return Header(*_HEADER.unpack_from(batch))
+
+
+def has_checksum(batch: memoryview, header: Header) -> bool:
+    """Return whether a batch of format 2 has the checksum in its header."""
+    return crc32c.crc32c(batch[_CHECKED_FROM:]) == header.crc
+
+
+def python_records(batch: memoryview) -> Iterator[Any]:
+    """Return the records of a batch of format 2 by kafka-python's parser."""
+    records: Iterator[Any] = iter(LenientBatch(batch))
+    return records
+
+
+def old_records(batch: memoryview, *, is_checked: bool) -> Iterator[Any]:
+    """Yield the records of a batch in a format before 2.
+
+    Raises:
+        CorruptRecordError: A message does not have its checksum.
+    """
+    found = LegacyRecordBatch(batch, batch[_MAGIC_AT])
+    if is_checked and not found.validate_crc():
+        raise CorruptRecordError(f"the batch at offset {found.base_offset} is damaged")
+    for record in found:
+        if is_checked and not record.validate_crc():
+            raise CorruptRecordError(f"the record at offset {record.offset} is damaged")
+        yield record
+
+
+def is_abort(batch: memoryview) -> bool:
+    """Return whether a control batch ends a transaction by aborting it."""
+    record = next(python_records(batch), None)
+    return record is not None and bool(record.abort)

@@ -1,0 +1,332 @@
+"""Records of a fetch: positions, transactions, damage; and both parsers agree."""
+
+import random
+import struct
+from types import SimpleNamespace
+
+import pytest
+from batchkit import BadText, new_batch
+from kafka import TopicPartition as KafkaTopicPartition
+from kafka.consumer.fetcher import Fetcher
+from kafka.errors import CorruptRecordError
+from kafka.protocol.consumer import IsolationLevel
+from kafka.record import MemoryRecords, MemoryRecordsBuilder
+from kafka.record.util import calc_crc32c
+
+from kafka_marshal.kafka_io import fetched_records as module
+from kafka_marshal.kafka_io.fetched_records import FetchedRecords, Origin, parse_records
+from kafka_marshal.kafka_io.patches import accept_any_header
+from kafka_marshal.kafka_io.record_batches import compiled_parser, python_records
+
+PLACE = KafkaTopicPartition("t", 0)
+CRC, ATTRIBUTES = 17, 21
+APPEND_TIME, CONTROL = 0x08, 0x20
+ABORT, COMMIT = struct.pack(">hh", 0, 0), struct.pack(">hh", 0, 1)
+FIELDS = ("offset", "timestamp", "timestamp_type", "key", "value", "headers")
+
+
+def sealed(data, *, offset=0, epoch=4, flags=0):
+    """Return a batch with another offset, epoch and flags, and its checksum."""
+    found = bytearray(data)
+    struct.pack_into(">q", found, 0, offset)
+    struct.pack_into(">i", found, 12, epoch)
+    found[ATTRIBUTES + 1] |= flags
+    struct.pack_into(">I", found, CRC, calc_crc32c(memoryview(found)[ATTRIBUTES:]))
+    return bytes(found)
+
+
+def batch(
+    offset, *values, magic=2, compression=0, producer=-1, key=b"k", flags=0, epoch=4
+):
+    builder = MemoryRecordsBuilder(
+        magic=magic,
+        compression_type=compression,
+        batch_size=10**8,
+        offset=0 if magic == 2 else offset,
+        transactional=producer >= 0,
+        producer_id=producer,
+        producer_epoch=0 if producer >= 0 else -1,
+        base_sequence=0 if producer >= 0 else -1,
+    )
+    for value in values:
+        builder.append(timestamp=7, key=key, value=value)
+    builder.close()
+    data = builder.buffer()
+    if magic < 2:
+        return bytes(data)
+    return sealed(data, offset=offset, epoch=epoch, flags=flags)
+
+
+def with_header(name):
+    builder = new_batch()
+    builder.append(0, timestamp=1, key=None, value=b"x", headers=[(name, b"1")])
+    return bytes(builder.build())
+
+
+def rows_of(origin, sources):
+    assert origin[:2] == PLACE
+    epoch = origin.leader_epoch
+    return [(epoch, *(getattr(each, name) for name in FIELDS)) for each in sources]
+
+
+def fetched(*batches, start=0, parser=None, **options):
+    return FetchedRecords(
+        start,
+        PLACE,
+        MemoryRecords(b"".join(batches)),
+        parser=parser or compiled_parser(),
+        make=rows_of,
+        **options,
+    )
+
+
+def offsets(rows):
+    return [row[1] for row in rows]
+
+
+def values(rows):
+    return [row[5] for row in rows]
+
+
+def test_records_are_taken_in_parts_and_the_position_follows():
+    drained = []
+    part = fetched(
+        batch(0, b"a", b"b", b"c"), batch(3, b"d", epoch=5), on_drain=drained.append
+    )
+    assert part
+    assert values(part.take(2)) == [b"a", b"b"]
+    assert (part.next_fetch_offset, part.leader_epoch) == (2, 4)
+    rows = part.take(9)
+    assert values(rows) == [b"c", b"d"]
+    assert [row[0] for row in rows] == [4, 5]
+    assert (part.next_fetch_offset, part.leader_epoch) == (4, 5)
+    assert part.bytes_read > 0
+    assert not part
+    assert part.take(1) == []
+    part.drain()
+    assert drained == [part]
+
+
+def test_the_compiled_parser_reads_each_part(monkeypatch):
+    monkeypatch.setattr(module, "python_records", None)
+    part = fetched(batch(0, b"a", b"b", b"c", b"d"), batch(4, b"e"), start=1)
+    assert [offsets(part.take(2)) for _ in range(3)] == [[1, 2], [3, 4], []]
+
+
+def test_all_are_taken_without_a_limit():
+    assert values(fetched(batch(0, b"a"), batch(1, b"b")).take()) == [b"a", b"b"]
+
+
+def test_a_fetch_may_begin_within_a_batch():
+    part = fetched(batch(5, b"a", b"b", b"c"), start=7)
+    assert offsets(part.take(5)) == [7]
+    part = fetched(batch(5, b"a", b"b"), batch(7, b"c"), start=7)
+    assert offsets(part.take(5)) == [7]
+
+
+def test_the_position_passes_offsets_without_a_record():
+    data = bytearray(batch(0, b"a", b"b"))
+    struct.pack_into(">i", data, ATTRIBUTES + 2, 9)
+    part = fetched(sealed(data))
+    assert offsets(part.take(5)) == [0, 1]
+    assert part.next_fetch_offset == 10
+    marker = batch(3, b"", producer=5, key=COMMIT, flags=CONTROL)
+    part = fetched(marker)
+    assert part.take(5) == []
+    assert (part.next_fetch_offset, bool(part)) == (4, False)
+
+
+def test_a_cut_batch_is_for_the_next_fetch():
+    part = fetched(batch(0, b"a"), batch(1, b"b")[:-4])
+    assert values(part.take(9)) == [b"a"]
+    assert (part.next_fetch_offset, bool(part)) == (1, False)
+
+
+LOG = (
+    batch(0, b"lost", producer=5),
+    batch(1, b"kept", producer=6),
+    batch(2, b"plain"),
+    batch(3, b"", producer=5, key=ABORT, flags=CONTROL),
+    batch(4, b"again", producer=5),
+    batch(5, b"", producer=5, key=COMMIT, flags=CONTROL),
+    batch(6, b"", producer=6, key=COMMIT, flags=CONTROL),
+)
+
+
+def test_aborted_records_and_markers_are_skipped():
+    aborted = [SimpleNamespace(first_offset=0, producer_id=5)]
+    part = fetched(*LOG, aborted_transactions=aborted)
+    assert values(part.take(9)) == [b"kept", b"plain", b"again"]
+    assert part.next_fetch_offset == 7
+    assert values(fetched(*LOG).take(9)) == [b"lost", b"kept", b"plain", b"again"]
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+def test_transactions_are_read_as_by_kafka_python(at):
+    aborted = [
+        SimpleNamespace(first_offset=4, producer_id=5),
+        SimpleNamespace(first_offset=at, producer_id=6),
+        SimpleNamespace(first_offset=0, producer_id=5),
+    ]
+    theirs = Fetcher.PartitionRecords(
+        0,
+        PLACE,
+        MemoryRecords(b"".join(LOG)),
+        isolation_level=IsolationLevel.READ_COMMITTED,
+        aborted_transactions=aborted,
+    )
+    ours = fetched(*LOG, aborted_transactions=aborted)
+    assert values(ours.take(9)) == [each.value for each in theirs.take(9)]
+    assert ours.next_fetch_offset == theirs.next_fetch_offset
+
+
+def test_a_wrong_checksum_raises_after_the_records_before_it():
+    wrong = bytearray(batch(1, b"value"))
+    wrong[-2] ^= 1
+    part = fetched(batch(0, b"a"), bytes(wrong), batch(2, b"c"))
+    assert values(part.take(9)) == [b"a"]
+    for _ in range(3):
+        with pytest.raises(CorruptRecordError, match=r"offset 1 of .*checksum"):
+            part.take(9)
+    assert (part.next_fetch_offset, bool(part)) == (1, True)
+    assert values(fetched(bytes(wrong), check_crcs=False).take(9)) != []
+
+
+@pytest.mark.parametrize("compression", [0, 1, 2, 3, 4])
+def test_every_compression_is_read(compression):
+    values_in = [b"v%d" % number * 50 for number in range(20)]
+    data = packed(compression, values_in)
+    assert values(fetched(data).take(99)) == values_in
+
+
+def packed(compression, values_in):
+    """Return a batch by aiokafka's builder, which has every compression."""
+    from aiokafka.record.default_records import (
+        DefaultRecordBatchBuilder,
+    )
+
+    builder = DefaultRecordBatchBuilder(2, compression, 0, -1, -1, -1, 10**6)
+    for number, value in enumerate(values_in):
+        assert builder.append(number, timestamp=7, key=None, value=value, headers=[])
+    data = bytes(builder.build())
+    assert data[ATTRIBUTES + 1] & 7 == compression
+    return data
+
+
+def test_append_time_is_that_of_the_batch():
+    (row,) = fetched(batch(0, b"a", flags=APPEND_TIME)).take(1)
+    assert row[:4] == (4, 0, 7, 1)
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_records_of_old_brokers_are_read(magic):
+    old = batch(1, b"a", b"b", magic=magic)
+    part = fetched(batch(0, b"z"), old, batch(3, b"new"))
+    assert values(part.take(2)) == [b"z", b"a"]
+    assert values(part.take(9)) == [b"b", b"new"]
+    assert part.next_fetch_offset == 4
+
+
+def test_header_names_may_be_any_bytes():
+    part = fetched(
+        sealed(with_header("good")), sealed(with_header(BadText("b")), offset=1)
+    )
+    rows = part.take(9)
+    assert [row[-1] for row in rows] == [[("good", b"1")], [("a\ufffd", b"1")]]
+
+
+def test_a_batch_that_the_parser_refuses_is_parsed_by_kafka_python():
+    def refuses(_):
+        raise ValueError
+
+    assert values(fetched(batch(0, b"a", b"b"), parser=refuses).take(9)) == [b"a", b"b"]
+
+
+def test_a_parser_that_fails_within_a_batch_loses_nothing():
+    def fails(data):
+        yield from list(python_records(data))[:2]
+        raise ValueError
+
+    part = fetched(batch(0, b"a", b"b", b"c"), batch(3, b"d"), parser=fails)
+    assert values(part.take(1)) == [b"a"]
+    assert values(part.take(9)) == [b"b", b"c", b"d"]
+
+
+# --- both parsers, on damaged batches with right checksums
+
+
+def pure(data):
+    """Return the records and the error of kafka-python's parser."""
+    consumer = SimpleNamespace(_fetcher=SimpleNamespace(PartitionRecords=None))
+    accept_any_header(consumer)
+    part = consumer._fetcher.PartitionRecords(0, PLACE, MemoryRecords(data))
+    return outcome(part, lambda rows: rows_of(Origin("t", 0, part.leader_epoch), rows))
+
+
+def outcome(part, rows):
+    found, error = [], None
+    try:
+        while part and (taken := part.take(3)):
+            found += rows(taken)
+    except Exception as raised:  # noqa: BLE001 - its type is compared
+        error = type(raised)
+    return found, error
+
+
+def test_damaged_batches_are_read_as_by_kafka_python():
+    """Whatever a batch contains, both accept the same, and nothing crashes."""
+    chance = random.Random(7)
+    accepted = refused = 0
+    for _ in range(6_000):
+        builder = new_batch()
+        for offset in range(chance.randrange(1, 6)):
+            builder.append(
+                offset,
+                timestamp=chance.randrange(10**12),
+                key=chance.choice([None, b"", b"key"]),
+                value=chance.choice([None, b"", b"v" * 3, b"w" * 200]),
+                headers=[("h", None), ("i", b"x")][: chance.randrange(3)],
+            )
+        data = bytearray(builder.build())
+        for _ in range(chance.randrange(3)):
+            data[chance.randrange(61, len(data))] = chance.randrange(256)
+        if chance.random() < 0.1:
+            count = chance.choice([0, 1, 3, 9, 2**31 - 1])
+            struct.pack_into(">i", data, 57, count)
+        raw = sealed(data)
+        ours = fetched(raw)
+        found, error = outcome(ours, lambda rows: rows)
+        expected, expected_error = pure(raw)
+        assert found == expected
+        assert (error is None) == (expected_error is None), (error, expected_error)
+        accepted += error is None
+        refused += error is not None
+    assert min(accepted, refused) > 500
+
+
+# --- consumers
+
+
+def consumer():
+    return SimpleNamespace(_fetcher=SimpleNamespace(PartitionRecords=None))
+
+
+def test_a_consumer_parses_by_the_compiled_parser():
+    ours = consumer()
+    assert parse_records(ours, rows_of)
+    part = ours._fetcher.PartitionRecords(
+        0, PLACE, MemoryRecords(batch(0, b"a")), key_deserializer=None, check_crcs=True
+    )
+    assert values(part.take(1)) == [b"a"]
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("compiled_parser", lambda: None), ("is_supported", lambda: False)],
+)
+def test_without_it_kafka_python_parses(monkeypatch, name, instead):
+    monkeypatch.setattr(module, name, instead)
+    ours = consumer()
+    assert not parse_records(ours, rows_of)
+    part = ours._fetcher.PartitionRecords(0, PLACE, MemoryRecords(batch(0, b"a")))
+    assert [each.value for each in part.take(1)] == [b"a"]
