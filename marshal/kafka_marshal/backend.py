@@ -52,14 +52,6 @@ class ClaimBackend(Protocol):
         """Subscribe a consumer."""
         ...
 
-    def require_warming(self) -> None:
-        """Check that it can have an application warm up.
-
-        Raises:
-            ConfigurationError: It cannot.
-        """
-        ...
-
     def want(self, key: Key) -> Holding:
         """Contend for one key without consuming it."""
         ...
@@ -239,9 +231,6 @@ class LocalBackend:
         with self.engine.changed:
             self._session.subscribe(subscription)
             self.engine.act(self._session)
-
-    def require_warming(self) -> None:
-        """Do nothing: a session of this process warms up."""
 
     def want(self, key: Key) -> Holding:
         """Contend for one key, at once."""

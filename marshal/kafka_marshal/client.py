@@ -288,7 +288,6 @@ class Marshal(Closing):
         subscription = self._new_subscription(config, timeout_ms)
         callbacks.require_fit(counts_topics=subscription.counts_topics)
         if callbacks.on_warm is not None:
-            self._backend.require_warming()
             subscription.on_warm = callbacks.on_warm
             subscription.warming = ThreadBackground(name="marshal-warm")
         self._backend.subscribe(subscription)

@@ -39,6 +39,7 @@ from kafka_marshal.sidecar.service import SidecarService
 from kafka_marshal.testing.clock import InlineBackground, SeededEntropy
 from kafka_marshal.testing.node import Cluster, ConsumerSpec, Recorder
 from simulator.base import GROUP
+from simulator.handoffs import COLD, on_warm_of
 from simulator.sidecar.host import SEED_BITS, Host
 
 if TYPE_CHECKING:
@@ -176,13 +177,15 @@ class Line:
         """Make a request whose answer says nothing."""
         del method, timeout_ms
         template, parts = self._named[path]
-        if body is not None:
+        if isinstance(body, api.ReleaseRequest):
             body = msgspec.structs.replace(body, timeout_ms=0)  # nothing may wait
         if template == paths.SUBSCRIPTION_END:
             name, keep = str(parts["name"]), bool(query)
             self.call(
                 lambda hub: hub.unsubscribe(self.who, name, release=body, keep=keep)
             )
+        elif template == paths.READY:
+            self.call(lambda hub: hub.ready(self.who, body))
         elif template == paths.RELEASED:
             self.call(lambda hub: hub.release(self.who, body))
         else:
@@ -214,6 +217,8 @@ class Hosted:
         session: The production session.
         consumer: Its consumer, None where it claims partitions one by one.
         claims: What it claims so.
+        mood: How it warms up.
+        warming: Its calls of ``on_warm`` that have not ended.
         failure: Why it can go no further.
         has_left: Whether the sidecar has received its leave request.
     """
@@ -227,8 +232,11 @@ class Hosted:
         pid: int | None,
         spec: ConsumerSpec | None,
         claims: tuple[Key, ...] = (),
+        mood: str = COLD,
     ) -> None:
         """Start a process; it registers when it first gets through."""
+        self.mood = mood
+        self.warming = InlineBackground(is_held=True)
         rng = host.rng
         self.host, self.name, self.pid, self.claims = host, name, pid, claims
         self.instance = rng.randbytes(16)
@@ -303,8 +311,12 @@ class Hosted:
             topics=infos,
             policy=find_policy(config.policy),
             config=config,
+            on_warm=on_warm_of(self.mood),
+            warming=self.warming,
         )
-        self._wants = api.SubscriptionSpec.of(config)
+        self._wants = msgspec.structs.replace(
+            api.SubscriptionSpec.of(config), warms=subscription.can_warm
+        )
         self.session.subscribe(NAME, subscription)
         self.consumer = Consumer(
             self.engine,

@@ -16,7 +16,7 @@ from simulator.base import GROUP, Liveness
 from simulator.checkers import Violation
 from simulator.garbage import GARBAGE_HS, installed
 from simulator.outcome import Report, RunFailed
-from simulator.plan import GARBAGE_POLICY, chance
+from simulator.plan import GARBAGE_POLICY, HANDOFFS, chance
 from simulator.position_judge import unresolved_in
 from simulator.positions import ENDS_HS_MAX, PAUSE_HS_MAX
 from simulator.sidecar.client import Hosted
@@ -131,8 +131,8 @@ class HostedSimulation(Liveness):
         self._demand_owned("L6", self._owned_ms)
         base_ms = TAKEOVER_HS * world.h + 3 * self._garbage_ms
         self._demand_done(base_ms=base_ms, record_ms=WORK_MS)
-        if not self._garbage_ms:
-            self._demand_rest()
+        if not self._garbage_ms and HANDOFFS not in world.faults:
+            self._demand_rest()  # who warms up slowly gets its keys late
         self._check_death()
         self._check_drain()
         if world.delivery is Delivery.AT_MOST_ONCE and not world.faults & UNANSWERED:

@@ -14,14 +14,18 @@ from kafka_marshal.config import Callbacks, ConsumerConfig, Delivery
 from kafka_marshal.engine import Holding
 from kafka_marshal.errors import ClaimLost, IdentityConflict, MarshalError
 from kafka_marshal.ports import Record
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.hashing import home_partition
+from kafka_marshal.protocol.records import GroupSettings
 from kafka_marshal.protocol.types import Key, Owner, Token
 from kafka_marshal.testing.fakestore import AppendFate
 from kafka_marshal.testing.node import Cluster, ConsumerSpec, Node
 from simulator.base import GROUP, TOPIC, BaseWorld
 from simulator.checkers import Folded, Violation
 from simulator.garbage import NAME as GARBAGE
+from simulator.handoffs import COLD, DIE, NEVER, SLOW, mood_of, on_warm_of
 from simulator.loop import Loop
-from simulator.plan import GARBAGE_POLICY
+from simulator.plan import GARBAGE_POLICY, HANDOFFS, chance
 from simulator.position_judge import PositionJudge
 from simulator.sidecar.client import Hosted
 from simulator.sidecar.host import SEED_BITS, Host
@@ -51,6 +55,9 @@ FAULTS = (
 """What may go wrong; a seed draws which of these exist in its world."""
 POSITIONS = "positions"
 """Goes wrong only when asked for: admins set positions, and die at it."""
+ENDS = 0.3
+ENDS_SLOWLY = 0.02
+"""How probably a call of ``on_warm`` ends in a round."""
 OF_APPENDS = frozenset({"delay", "late", "loss", "copies"})
 
 
@@ -62,6 +69,7 @@ class Process:
         name: Its name, unique for ever.
         client_id: Its name in the group.
         work: The process: over a sidecar, or with an engine of its own.
+        mood: How its application warms up, if it does.
         hand: Records handed out and not committed.
         wakes_ms: True time until which it is stopped.
         mends_ms: True time until which its connection, or its network, is cut.
@@ -72,6 +80,7 @@ class Process:
     name: str
     client_id: str
     work: Hosted | Node
+    mood: str = COLD
     hand: list[Record] = attrs.field(factory=list)
     wakes_ms: int = 0
     mends_ms: int = 0
@@ -193,6 +202,7 @@ class HostedWorld(BaseWorld):
             ),
             Callbacks(on_lost=lambda _tp, _end: None),
         )
+        self._warming_rng = chance(seed, "warming")
         self.processes: list[Process] = []
         self._users: dict[tuple[Key, Token], Process] = {}
         self._names = self._pids = self._starts = 0
@@ -204,9 +214,57 @@ class HostedWorld(BaseWorld):
         for place in self.hosts:
             for _ in range(rng.randint(1, 3)):
                 self.join(place)
+        if HANDOFFS in self.faults:
+            self._set_handoffs()
         self.join_claimer(rng.choice(self.hosts))
         for _ in range(rng.randint(0, 2)):
             self.join(None)
+
+    def _set_handoffs(self) -> None:
+        """Draw how long successors have to warm up, and for how many keys at once."""
+        rng, count = chance(self.seed, "handoffs"), self.cluster.config.partition_count
+        record = GroupSettings(
+            client_id="admin",
+            group_id=GROUP,
+            incarnation=bytes(16),
+            seq=1,
+            generation=1,
+            policy=None,
+            planner_version_max=None,
+            debounce_ms=None,
+            handoff_ms=rng.choice([self.h // 2, 3 * self.h, 20 * self.h]),
+            handoffs_max=rng.choice([1, 8]),
+            grace_ms=None,
+            reason=None,
+        )
+        home = home_partition(GROUP, partition_count=count)
+        self.cluster.kafka.produce(self.cluster.place(home), encode(record))
+
+    def _mood(self) -> str:
+        if HANDOFFS not in self.faults:
+            return COLD
+        return mood_of(self.seed, self._starts)
+
+    def warm_up(self, process: Process, *, is_calm: bool) -> None:
+        """Let a process end calls of ``on_warm``, or die at them."""
+        warming = process.work.warming
+        if not warming.waiting_count or process.mood == NEVER:
+            return
+        if process.mood == DIE and not is_calm and self.is_broken:
+            if self._chance_of_warming(ENDS):
+                self.trace(f"{process.name} dies while it warms up")
+                self.count("successor_died_warming")
+                self.remove(process)
+                self.restarts.append((self.now_ms + self.h // 2, process))
+            return
+        if is_calm or self._chance_of_warming(
+            ENDS_SLOWLY if process.mood == SLOW else ENDS
+        ):
+            warming.run_waiting(count=1)
+            self.count("warmed")
+
+    def _chance_of_warming(self, part: float) -> bool:
+        return self._warming_rng.random() < part
 
     def _policy(self, drawn: str) -> str:
         return GARBAGE if GARBAGE_POLICY in self.faults else drawn
@@ -284,6 +342,10 @@ class HostedWorld(BaseWorld):
             self._drive_hosted(work, is_calm=is_calm)
             failure = work.failure
         self.check()
+        if HANDOFFS in self.faults and not process.is_leaving:
+            self.warm_up(process, is_calm=is_calm)
+            if process not in self.processes:
+                return
         if process.is_leaving:
             if work.has_left:
                 self.remove(process)
@@ -437,7 +499,10 @@ class HostedWorld(BaseWorld):
             seed=rng.getrandbits(SEED_BITS),
             clock=self.cluster.clock.view(drift_ppm=drift_ppm, offset_ms=offset_ms),
         )
-        node.consume(self.spec)
+        node.warming.is_held = True
+        on_warm = on_warm_of(self._mood())
+        callbacks = attrs.evolve(self.spec.callbacks, on_warm=on_warm)
+        node.consume(attrs.evolve(self.spec, callbacks=callbacks))
         self._add(client_id, node, where="alone")
 
     def _start_hosted(
@@ -452,6 +517,7 @@ class HostedWorld(BaseWorld):
             pid=self._pids if is_watched else None,
             spec=None if claims else self.spec,
             claims=claims,
+            mood=self._mood(),
         )
         if "answers" in self.faults:
             chance = self.rng.choice([0.02, 0.2])
@@ -459,9 +525,13 @@ class HostedWorld(BaseWorld):
         self._add(client_id, work, where=host.name)
 
     def _add(self, client_id: str, work: Hosted | Node, *, where: str) -> None:
+        mood = self._mood()
         self._starts += 1
         process = Process(
-            name=f"{client_id}#{self._starts}", client_id=client_id, work=work
+            name=f"{client_id}#{self._starts}",
+            client_id=client_id,
+            work=work,
+            mood=mood,
         )
         self.processes.append(process)
         self.trace(f"{process.name} starts, {where}")

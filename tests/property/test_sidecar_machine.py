@@ -40,11 +40,16 @@ WHILE = st.sampled_from([100, 600, H_MS, 3 * H_MS])
 REASON = st.sampled_from(["shutdown", "restart", "downscale"])
 
 
+def warm(partition, position, from_client):
+    """Warm up at once."""
+
+
 class Sidecars(RuleBasedStateMachine):
     """Who may use which key, by the deadlines that were sent."""
 
-    @initialize()
-    def begin(self):
+    @initialize(warms=st.sets(WHO))
+    def begin(self, warms):
+        self.warms = warms
         self.folder = tempfile.TemporaryDirectory()
         self.cluster = world(partitions=2, records=[3] * KEYS, h=H_MS)
         self.machine = Machine(self.cluster, state_dir=Path(self.folder.name))
@@ -67,7 +72,7 @@ class Sidecars(RuleBasedStateMachine):
         # Cut off from the cluster, it cannot look up the topics.
         client = self.clients[name]
         with contextlib.suppress(CoordinationError):
-            client.subscribe()
+            client.subscribe(warms=name in self.warms)
             self.subscribed.add(client)
 
     def teardown(self):
@@ -148,6 +153,18 @@ class Sidecars(RuleBasedStateMachine):
             if self.is_up and name in self.clients:
                 with contextlib.suppress(*LOST):
                     self.clients[name].beat()
+        self.pass_time(after_ms, NAMES)
+
+    @rule(name=WHO, other=WHO, is_known=st.booleans(), after_ms=AFTER)
+    def one_is_ready(self, name, other, is_known, after_ms):
+        """For what it was asked to warm up for, or the other was; or for anything."""
+        client, asked = self.clients.get(name), self.clients.get(other)
+        if self.is_up and client is not None and asked is not None:
+            offers = asked.warm if is_known else asked.held
+            for key in sorted(offers):
+                epoch = asked.warm[key].epoch if is_known else asked.held[key][0]
+                with contextlib.suppress(*LOST, ClaimRejected):
+                    client.ready(key, epoch=epoch)
         self.pass_time(after_ms, NAMES)
 
     @rule(name=WHO, after_ms=AFTER)
@@ -279,7 +296,7 @@ class Sidecars(RuleBasedStateMachine):
     @rule(after_ms=AFTER)
     def the_rival_comes_or_goes(self, after_ms):
         if self.rival is None:
-            self.rival = self.cluster.node("rival", spec=spec())
+            self.rival = self.cluster.node("rival", spec=spec(on_warm=warm))
         else:
             self.cluster.crash(self.rival)
             self.rival = None

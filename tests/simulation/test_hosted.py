@@ -4,6 +4,8 @@ Look for trouble with other seeds by:
 SIMULATION_SEEDS=1000:1200 pytest tests/simulation/test_hosted.py
 """
 
+from collections import Counter
+
 import pytest
 import slices
 import variants
@@ -19,6 +21,7 @@ from simulator.sidecar.simulate import simulate_hosted
 from simulator.sidecar.world import FAULTS, HostedWorld
 
 SEEDS = slices.seeds_of(quick=range(12), full=400)
+WARMING_SEEDS = slices.seeds_of(quick=range(8), full=400)
 BATCH = 4
 FOR_EVER_MS = 10**12
 NEAR = 8
@@ -60,6 +63,16 @@ def test_at_most_once_continues_within_a_small_span():
     """In the end everything is handed out: a refusal of each request would show."""
     report = simulate_hosted(5, rounds=60, delivery=Delivery.AT_MOST_ONCE, span=2)
     assert report.handed > 0
+
+
+@pytest.mark.slow
+def test_clients_warm_up_late_never_or_die_at_it():
+    seen = Counter()
+    for seed in WARMING_SEEDS:
+        faults = ("handoffs", "crash", "answers", "line", "stop", "churn")
+        seen.update(simulate_hosted(seed, faults=faults).seen)
+    assert seen["warmed"]
+    assert seen["successor_died_warming"]
 
 
 def test_every_fault_is_drawn(tmp_path):

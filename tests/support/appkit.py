@@ -183,6 +183,12 @@ REQUESTS = {
         {"standings": [RETURNED]},
         ("beat", WHO, api.HeartbeatRequest(standings=(api.Progress(**RETURNED),))),
     ),
+    "ready": (
+        "POST",
+        CLIENT + "/ready",
+        {"topic": "t", "partition": 0, "epoch": 3},
+        ("ready", WHO, api.ReadyRequest(topic="t", partition=0, epoch=3)),
+    ),
     "released": (
         "POST",
         CLIENT + "/released",

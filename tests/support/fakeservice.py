@@ -5,7 +5,7 @@ from collections import deque
 
 from kafka_marshal.errors import ClaimLost, IdentityConflict
 from kafka_marshal.remote import api
-from kafka_marshal.remote.answers import LocalClient
+from kafka_marshal.remote.answers import Handoff, LocalClient
 from kafka_marshal.sidecar.http_errors import GONE, UNKNOWN
 
 INCARNATION = "ab" * 16
@@ -174,6 +174,10 @@ class FakeService:
         self._record("release", who, request)
         self._known(who)
 
+    def ready(self, who, report) -> None:
+        self._record("ready", who, report)
+        self._known(who)
+
     def children(self, who, request) -> None:
         self._record("children", who, request)
         self._known(who)
@@ -206,6 +210,12 @@ class FakeService:
 
     def groups_world(self, *, timeout_ms) -> tuple[dict, list[dict]]:
         return self.world(timeout_ms=timeout_ms), PAUSES
+
+    def refusals(self) -> dict[tuple[str, str], int]:
+        return {("ready", "late"): 1}
+
+    def handoffs(self, group_id) -> list[Handoff]:
+        return HANDOFFS if group_id == "billing" else []
 
     def clients(self) -> list[LocalClient]:
         self._record("clients")
@@ -240,6 +250,18 @@ def claim_object(group: str, partition: int, *, owner: str | None) -> dict:
 
 
 _PAUSE = {"group_id": "halted", "op_id": "00" * 16, "client_id": "me", "until_ms": 9}
+HANDOFFS = [
+    Handoff(
+        topic="orders",
+        partition=0,
+        owner="host-a",
+        successor="host-b",
+        phase="offered",
+        since_ms=None,
+        until_ms=9,
+        from_client="c",
+    )
+]
 PAUSES = [
     _PAUSE
     | {"state": "paused", "person": "ada", "reason": "deploy", "begin_ms": 5}

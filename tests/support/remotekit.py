@@ -26,6 +26,7 @@ class FakeCommandQueue:
 
     def __init__(self):
         self.returned, self.ended, self.unclaimed, self.flushed = [], [], [], 0
+        self.readied = []
         self.pending, self.late = set(), set()
 
     @property
@@ -41,6 +42,9 @@ class FakeCommandQueue:
 
     def unclaim(self, key):
         self.unclaimed.append(key)
+
+    def ready(self, key, epoch):
+        self.readied.append((key.partition, epoch))
 
     def flush(self):
         self.flushed += 1
@@ -62,6 +66,7 @@ class RemoteRig:
         self.cluster = world(records=records)
         self.clock = self.cluster.clock.view()
         self.observer = Recorder()
+        self.warming = InlineBackground(is_held=True)
         ports = RemotePorts(
             data=self.cluster.kafka.data_log(),
             clock=self.clock,
@@ -120,6 +125,8 @@ class RemoteRig:
             topics={topic: TopicInfo(len(found.partitions), None)},
             policy=find_policy("fair"),
             config=wants.config,
+            on_warm=wants.callbacks.on_warm,
+            warming=self.warming,
         )
         self.session.subscribe(name, subscription)
         return subscription, wants

@@ -148,6 +148,7 @@ class Local:
         self.after = None
         self.failure = None
         self.is_paused = False
+        self.warm = {}
         self.register()
 
     @property
@@ -198,16 +199,11 @@ class Local:
         self.received.append(body)
         match body:
             case api.Snapshot():
-                named = {(self.key(x), x.epoch) for x in body.assigned}
-                for key, (epoch, _) in list(self.held.items()):
-                    if (key, epoch) not in named:
-                        self.drop(key)
-                self.leaving = {self.key(x): x for x in body.releasing}
-                for each in body.assigned:
-                    self.assigned(each)
-                self.is_paused = body.paused.is_paused
+                self.reset(body)
             case api.Assignment():
                 self.assigned(body)
+            case api.Warm():
+                self.warm[self.key(body)] = body
             case api.Releasing():
                 key = self.key(body)
                 if self.held.get(key, (None,))[0] == body.epoch:
@@ -223,12 +219,26 @@ class Local:
                 with contextlib.suppress(MarshalError):
                     self.give_back(*self.held, reason="failed")
 
+    def reset(self, body):
+        """Apply a snapshot."""
+        named = {(self.key(x), x.epoch) for x in body.assigned}
+        for key, (epoch, _) in list(self.held.items()):
+            if (key, epoch) not in named:
+                self.drop(key)
+        self.leaving = {self.key(x): x for x in body.releasing}
+        for each in body.assigned:
+            self.assigned(each)
+        self.is_paused = body.paused.is_paused
+        for each in body.warming:
+            self.apply(each)
+
     def assigned(self, event):
         key = self.key(event)
         epoch, _ = self.held.get(key, (-1, 0))
         if event.epoch < epoch:
             return
         self.held[key] = (event.epoch, event.hard_until_ms)
+        self.warm.pop(key, None)
         self.tokens[key] = event.token
         self.secrets[key] = event.secret
         if event.epoch != epoch:
@@ -286,6 +296,14 @@ class Local:
             self.who, api.ReleaseRequest(returned=returned, timeout_ms=timeout_ms)
         )
         return returned
+
+    def ready(self, key, *, epoch=None):
+        """Report that it has warmed up for a key."""
+        epoch = self.warm[key].epoch if epoch is None else epoch
+        self.service.ready(
+            self.who,
+            api.ReadyRequest(topic=key.topic, partition=key.partition, epoch=epoch),
+        )
 
     def live(self):
         """Run one round: apply events, release, send a heartbeat."""

@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .context import Context, Ports
     from .engine import Engine
-    from .holding import Holding, StartRule
+    from .holding import Holding, OfferedKey, StartRule
     from .session import Session
     from .subscription import Subscription
 
@@ -22,6 +22,7 @@ _HOMES = {
     "Context": "context",
     "Engine": "engine",
     "Holding": "holding",
+    "OfferedKey": "holding",
     "Ports": "context",
     "Session": "session",
     "StartRule": "holding",
@@ -31,6 +32,7 @@ __all__ = [
     "Context",
     "Engine",
     "Holding",
+    "OfferedKey",
     "Ports",
     "Session",
     "StartRule",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import attrs
 
 from kafka_marshal.engine.context import Context
-from kafka_marshal.engine.holding import Drain, Holding
+from kafka_marshal.engine.holding import Drain, Holding, OfferedKey
 from kafka_marshal.engine.outbox import Outbox
 from kafka_marshal.engine.subscription import WARMS_LABEL, Subscription
 from kafka_marshal.ports import Pending
@@ -303,7 +303,7 @@ class Warmer:
     def take(self, key: Key, sub: Subscription | None, *, now_ms: int) -> None:
         """Begin to warm up for a key if it is offered to this client."""
         known = self._context.replica_of(key).world.keys.get(key)
-        if sub is None or sub.on_warm is None or sub.warming is None or known is None:
+        if sub is None or not sub.can_warm or known is None or known.offer is None:
             return
         task = self._tasks.get(key)
         if not self._is_open(key, known, now_ms) or known.owner is None:
@@ -313,17 +313,30 @@ class Warmer:
         most = _settings(self._context, self._outbox).value("handoffs_max")
         if len(self._tasks) >= most:
             return
-        on_warm, place = sub.on_warm, key.topic_partition
-        position, owner = known.next_unclaimed(), known.owner.client_id
-        outcome = sub.warming.submit(lambda: on_warm(place, position, owner))
-        self._tasks[key] = _Warming(
-            epoch=known.epoch, outcome=outcome, owner=owner, begun_ms=now_ms
+        replica = self._context.replica_of(key)
+        log_ms = replica.world.now_ms + replica.elapsed_ms(now_ms)
+        offered = OfferedKey(
+            key=key,
+            epoch=known.epoch,
+            owner=known.owner.client_id,
+            position=known.next_unclaimed(),
+            until_ms=now_ms + known.offer.until_ms - log_ms,
         )
-        fields = {"key": key, "from": owner, "position": position}
+        outcome = sub.warm_up(offered)
+        if outcome is None:
+            return
+        self._tasks[key] = _Warming(
+            epoch=known.epoch, outcome=outcome, owner=offered.owner, begun_ms=now_ms
+        )
+        fields = {"key": key, "from": offered.owner, "position": offered.position}
         self._context.observe("warming", fields)
 
+    def look_again(self) -> None:
+        """Look for open offers in the next round: a subscription has changed."""
+        self._is_new = True
+
     def look(self, sub_of: Callable[[Key], Subscription | None], now_ms: int) -> None:
-        """Find offers that an earlier process of this client did not finish, once."""
+        """Find open offers that were read before a subscription, once after each."""
         if not self._is_new:
             return
         self._is_new = False

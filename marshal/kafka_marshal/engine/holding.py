@@ -54,6 +54,25 @@ class Drain:
         return self.until_ms is not None and now_ms >= self.until_ms
 
 
+@attrs.frozen(kw_only=True)
+class OfferedKey:
+    """A key whose owner offers it, to a successor that warms up first.
+
+    Attributes:
+        key: The key.
+        epoch: Epoch of the owner's claim.
+        owner: client_id of the owner.
+        position: The next offset to process by the log, None if unknown.
+        until_ms: End of the offer, local time.
+    """
+
+    key: Key
+    epoch: int
+    owner: str
+    position: int | None
+    until_ms: int
+
+
 @attrs.frozen
 class Rewind:
     """A position that was set by ``seek`` and is not confirmed yet (PROTOCOL 6.6).

@@ -84,7 +84,7 @@ class Announcer:
     ) -> None:
         """Announce the wanted topics and the load."""
         labels = {LAGGING_LABEL: "yes"} if is_behind else {}
-        if any(sub.on_warm is not None for sub in subs):
+        if any(sub.can_warm for sub in subs):
             labels[WARMS_LABEL] = "yes"
         weight = max((sub.weight for sub in subs), default=1)
         if weight > 1:

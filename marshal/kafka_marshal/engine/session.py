@@ -1,5 +1,6 @@
 """One claimant in an engine: acquires, renews and releases its claims."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -78,6 +79,15 @@ class Subleaser(Protocol):
         """Note that a key was released because it has no start position."""
         ...
 
+    def has_warmed(self, key: Key) -> bool:
+        """Return whether the process that a key moves to has warmed up for it."""
+        ...
+
+    @property
+    def handoff_counts(self) -> Mapping[str, int]:
+        """Open handoffs between these processes, by phase."""
+        ...
+
 
 class Session(Holder):
     """A client_id in a group, for the life of this process.
@@ -149,8 +159,7 @@ class Session(Holder):
                 matches are skipped instead.
         """
         self._wanted.add(subscription, client_id=self.claimant.owner.client_id)
-        self._announcer.announce_soon()
-        self._policy_at_ms = 0
+        self.reconsider()
 
     def unsubscribe(self, subscription: Subscription, *, release: bool) -> list[int]:
         """End a subscription; release what it holds, or keep it.
@@ -225,6 +234,7 @@ class Session(Holder):
     def reconsider(self) -> None:
         """Run the policies in the next round, because subscriptions have changed."""
         self._announcer.announce_soon()
+        self._warmer.look_again()
         self._policy_at_ms = 0
 
     def on_interval(self) -> None:
@@ -564,8 +574,11 @@ class Session(Holder):
         world = self._context.replica_of(holding.key).world
         why, log_ms = world.soft.notes[holding.key].reason, world.now_ms
         self._held.note_won(holding, effect=effect, why=why, log_ms=log_ms)
-        before = holding.vacancy
-        if self._warmer.finish(holding.key) and before is not None:
+        before, subleaser = holding.vacancy, self._subleaser
+        is_warm = self._warmer.finish(holding.key) or (
+            subleaser is not None and subleaser.has_warmed(holding.key)
+        )
+        if is_warm and before is not None:
             self.meters.handed_over(holding.key, gap_ms=log_ms - before.since_ms)
 
     def _on_beats(
@@ -823,7 +836,11 @@ class Session(Holder):
     @property
     def handoff_counts(self) -> Mapping[str, int]:
         """Open handoffs by phase; keys that warm up here have another owner."""
-        return {**self._offers.counts(), "warming": self._warmer.warming_count}
+        found = Counter(self._offers.counts())
+        found["warming"] = self._warmer.warming_count
+        if self._subleaser is not None:
+            found.update(self._subleaser.handoff_counts)
+        return found
 
     @property
     def leaving_count(self) -> int:

@@ -1,6 +1,6 @@
 """Subscriptions of consumers: topics, policy, and the view the policy decides on."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from kafka_marshal.config import ConsumerConfig, Matches, OnWarm
 from kafka_marshal.engine.context import Context
 from kafka_marshal.engine.coverage import CoverageRule
 from kafka_marshal.engine.directives import directed
-from kafka_marshal.engine.holding import Holding, StartRule
+from kafka_marshal.engine.holding import Holding, OfferedKey, StartRule
 from kafka_marshal.engine.releases import ReleaseCooldowns
 from kafka_marshal.engine.topics import Look, TopicWatch
 from kafka_marshal.errors import InvalidTransition
@@ -272,6 +272,8 @@ class Subscription:
         on_warm: Called with a partition, its position and its owner, before that
             releases it to this member; None if the application does not warm up.
         warming: Runs those calls.
+        warm_by: Has another process warm up instead: a sidecar's client; None if
+            there is none that does.
         version: Grows whenever a holding of this subscription is added or removed.
         claimable_at_ms: Local time at which the next key may become claimable, as
             of the last view; at most one heartbeat interval after it.
@@ -298,6 +300,7 @@ class Subscription:
     weight: int = 1
     on_warm: OnWarm | None = None
     warming: Background | None = None
+    warm_by: Callable[[OfferedKey], Pending[None]] | None = None
     version: int = 0
     claimable_at_ms: int = 0
     named: set[Key] = attrs.field(factory=set)
@@ -327,6 +330,22 @@ class Subscription:
         self._rule = CoverageRule(counts_topics=self.counts_topics)
         self._watch = TopicWatch(
             self.topics, refresh_ms=config.metadata_refresh_ms, matches=self.matches
+        )
+
+    @property
+    def can_warm(self) -> bool:
+        """Whether the application warms up, in this process or in another one."""
+        return self.warm_by is not None or self.on_warm is not None
+
+    def warm_up(self, offered: OfferedKey) -> Pending[None] | None:
+        """Have the application warm up; return the outcome, None if it does not."""
+        if self.warm_by is not None:
+            return self.warm_by(offered)
+        on_warm, place = self.on_warm, offered.key.topic_partition
+        if on_warm is None or self.warming is None:
+            return None
+        return self.warming.submit(
+            lambda: on_warm(place, offered.position, offered.owner)
         )
 
     @property

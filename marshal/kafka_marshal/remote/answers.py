@@ -52,13 +52,48 @@ class GroupsNow(Message, frozen=True, kw_only=True):
     groups: tuple[GroupLine, ...]
 
 
+class Handoff(Message, frozen=True, kw_only=True):
+    """A partition whose successor warms up, or is ready.
+
+    Attributes:
+        topic: Data topic.
+        partition: Data partition.
+        owner: Owner by the log.
+        successor: The client_id that it is offered to.
+        phase: ``offered``, or ``ready`` once the successor has warmed up.
+        since_ms: When it was offered, epoch ms; None if that was not read.
+        until_ms: Latest time to become ready, epoch ms.
+        from_client: The client of this sidecar that has it, None on another host.
+        to_client: The client of this sidecar that warms up, None on another host.
+    """
+
+    topic: str
+    partition: int
+    owner: str
+    successor: str
+    phase: str
+    since_ms: int | None
+    until_ms: int
+    from_client: str | None = None
+    to_client: str | None = None
+
+
 class GroupNow(Message, frozen=True, kw_only=True):
-    """``GET /v1/groups/{group}``: claims and pauses as in the world document."""
+    """``GET /v1/groups/{group}``: claims and pauses as in the world document.
+
+    Attributes:
+        as_of: The moment that the answer is of.
+        group: Its name.
+        claims: One for each partition.
+        pauses: Pauses, also those that begin later.
+        handoffs: Open ones by the log, and those between clients of this sidecar.
+    """
 
     as_of: AsOf
     group: str
     claims: tuple[dict[str, Any], ...]
     pauses: tuple[dict[str, Any], ...]
+    handoffs: tuple[Handoff, ...] = ()
 
 
 class LocalClient(Message, frozen=True, kw_only=True):
@@ -73,6 +108,7 @@ class LocalClient(Message, frozen=True, kw_only=True):
         subscriptions: Names of its subscriptions.
         assigned: Partitions that it holds, as ``topic-partition``.
         lease_until_ms: Latest deadline that the sidecar sent to it, None for none.
+        warming: Partitions that it warms up for, as ``topic-partition``.
     """
 
     group: str
@@ -83,6 +119,7 @@ class LocalClient(Message, frozen=True, kw_only=True):
     subscriptions: tuple[str, ...]
     assigned: tuple[str, ...]
     lease_until_ms: int | None
+    warming: tuple[str, ...] = ()
 
 
 class ClientsNow(Message, frozen=True, kw_only=True):

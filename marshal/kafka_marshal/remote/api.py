@@ -171,8 +171,9 @@ class SubscriptionSpec(Message, frozen=True, kw_only=True):
     """``PUT .../subscriptions/{name}``: the subscription of a consumer.
 
     The fields are those of ``Marshal.consumer``; policies are given by name. Clients
-    of one group whose topics overlap must agree in all fields but ``claims_max``. A
-    pattern has the syntax of RE2 and matches whole names.
+    of one group whose topics overlap must agree in all fields but ``claims_max`` and
+    ``warms``: whether the client gets events ``warm``. A pattern has the syntax of RE2
+    and matches whole names.
     """
 
     topics: Annotated[tuple[TopicName, ...], msgspec.Meta(max_length=1_000)] = ()
@@ -184,6 +185,7 @@ class SubscriptionSpec(Message, frozen=True, kw_only=True):
     isolation_level: Word = "read_uncommitted"
     metadata_refresh_ms: Milliseconds = 30_000
     release_behind: bool = True
+    warms: bool = False
     starts: Annotated[tuple[Start, ...], msgspec.Meta(max_length=PROGRESS_MAX)] = ()
 
     @classmethod
@@ -363,6 +365,20 @@ class ReleaseRequest(Message, frozen=True, kw_only=True):
     timeout_ms: WaitMs = 0
 
 
+class ReadyRequest(Message, frozen=True, kw_only=True):
+    """``POST .../ready``: the client has warmed up, as an event ``warm`` asked it to.
+
+    Attributes:
+        topic: Data topic.
+        partition: Data partition.
+        epoch: Claim of the present owner, as in the event.
+    """
+
+    topic: TopicName
+    partition: PartitionNumber
+    epoch: Number
+
+
 class GrantRequest(Message, frozen=True, kw_only=True):
     """``POST /v1/groups/{group}/grants``: ask for offsets at most once (PROTOCOL 6.2).
 
@@ -520,6 +536,32 @@ class Releasing(Message, frozen=True, kw_only=True, tag="release"):
     until_ms: int | None = None
 
 
+class Warm(Message, frozen=True, kw_only=True, tag="warm", rename={"owner": "from"}):
+    """A partition is offered to the client: warm up for it, then answer ``ready``.
+
+    The client does not hold it yet, and perhaps never will; its owner continues. An
+    offer that ends without ``assigned`` has no event of its own.
+
+    Attributes:
+        subscription: Name of the client's subscription.
+        topic: Data topic.
+        partition: Data partition.
+        epoch: Claim of its owner; identifies the offer.
+        from: Who has it: a client of this sidecar, or a client_id in the log. In Python
+            the attribute is ``owner``.
+        position: The next offset to process, None if unknown.
+        until_ms: End of the offer, local time.
+    """
+
+    subscription: str
+    topic: str
+    partition: int
+    epoch: int
+    owner: str
+    position: int | None
+    until_ms: int
+
+
 class Lost(Message, frozen=True, kw_only=True, tag="lost"):
     """The client no longer holds a partition; it must stop at once.
 
@@ -587,9 +629,10 @@ class Snapshot(Message, frozen=True, kw_only=True, tag="snapshot"):
     releasing: tuple[Releasing, ...]
     paused: Paused
     subscriptions: tuple[str, ...]
+    warming: tuple[Warm, ...] = ()
 
 
-EventBody = Snapshot | Assignment | Releasing | Lost | Paused | Failed
+EventBody = Snapshot | Assignment | Warm | Releasing | Lost | Paused | Failed
 """Body of an event. Clients ignore tags that they do not know."""
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import msgspec
 
 from kafka_marshal.clock import SystemClock, SystemEntropy, ThreadBackground, WorkerPool
 from kafka_marshal.engine import Holding, Subscription
@@ -195,7 +196,9 @@ class SidecarBackend:
                 other clients of the sidecar have subscribed to one of the topics with
                 other settings.
         """
-        spec = api.SubscriptionSpec.of(subscription.config)
+        spec = msgspec.structs.replace(
+            api.SubscriptionSpec.of(subscription.config), warms=subscription.can_warm
+        )
         name = f"{self._identity.instance.hex()[:8]}-{next(self._numbers)}"
         with self._engine.changed:
             self._session.subscribe(name, subscription)
@@ -212,18 +215,6 @@ class SidecarBackend:
         path = self._connection.path(paths.SUBSCRIPTION, {"name": name})
         self._connection.ask(
             "PUT", path, answer=api.SubscribeResponse, body=wants, timeout_ms=ASK_MS_MAX
-        )
-
-    def require_warming(self) -> None:
-        """Refuse: a sidecar does not ask its clients to warm up.
-
-        Raises:
-            ConfigurationError: Always.
-        """
-        raise ConfigurationError(
-            "on_warm needs a client that holds its claims itself; a sidecar does not "
-            "ask its clients to warm up; connect without a sidecar, or leave it out",
-            setting="on_warm",
         )
 
     def want(self, key: Key) -> Holding:

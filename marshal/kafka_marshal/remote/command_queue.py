@@ -116,6 +116,12 @@ class CommandQueue:
 
         self._send(command)
 
+    def ready(self, key: Key, epoch: int) -> None:
+        """Report that the application has warmed up; repeat until it is answered."""
+        report = api.ReadyRequest(topic=key.topic, partition=key.partition, epoch=epoch)
+        path = self._connection.path(paths.READY)
+        self._send(lambda: self._connection.send("POST", path, body=report))
+
     def flush(self) -> int:
         """Report every position; return the number to wait for."""
         seq = self._next()

@@ -28,6 +28,7 @@ from kafka_marshal.remote import api
 from kafka_marshal.remote.context import RemoteContext
 from kafka_marshal.remote.errors import error_of
 from kafka_marshal.remote.grants import SidecarGrantRequester
+from kafka_marshal.remote.warming import RemoteWarmer
 
 RESTARTED = "sidecar_restarted"
 REASSIGNED = "reassigned"
@@ -43,6 +44,10 @@ class Commands(Protocol):
 
     def end(self, name: str, returned: Sequence[api.Release], *, keep: bool) -> int:
         """End a subscription; return the number to wait for."""
+        ...
+
+    def ready(self, key: Key, epoch: int) -> None:
+        """Report that the application has warmed up for a key."""
         ...
 
     def unclaim(self, key: Key) -> None:
@@ -113,6 +118,7 @@ class RemoteSession(Holder):
         # Topics that another live member could take partitions of.
         self._takers: frozenset[str] = frozenset()
         self._stuck_counts: dict[Key, int] = {}
+        self._warmer = RemoteWarmer(context, send_ready=self._send_ready)
         self._ticked_ms = context.now_ms
 
     # --- subscriptions
@@ -200,6 +206,8 @@ class RemoteSession(Holder):
                 self._on_assigned(event)
             case api.Releasing():
                 self._on_releasing(event)
+            case api.Warm():
+                self._on_warm(event)
             case api.Lost():
                 self._on_lost(event)
             case api.Paused():
@@ -230,6 +238,8 @@ class RemoteSession(Holder):
         for leaving in snapshot.releasing:
             self._on_releasing(leaving)
         self._on_paused(snapshot.paused)
+        for offered in snapshot.warming:
+            self._on_warm(offered)
 
     def _on_paused(self, event: api.Paused) -> None:
         self._context.pause = event.is_paused
@@ -322,11 +332,19 @@ class RemoteSession(Holder):
         if isinstance(holding.progress, AtMostOnce):
             holding.progress.is_anchored = assignment.is_anchored
         self.holdings[key] = holding
+        self._warmer.on_assigned(key)
         self._context.follows[key] = assignment.follows
         self._stuck_counts[key] = assignment.stuck
         self._held.watchdog.watch(holding, self._context.now_ms)
         self._held.note_won(holding, effect="claimed", why=holding.why, log_ms=0)
         self._wanted.bump(key)
+
+    def _send_ready(self, key: Key, epoch: int) -> None:
+        self.commands.ready(key, epoch)
+
+    def _on_warm(self, event: api.Warm) -> None:
+        sub = self._names.get(event.subscription)
+        self._warmer.on_warm(event, key=self._key(event), sub=sub)
 
     def _on_releasing(self, event: api.Releasing) -> None:
         early = self._early.pop(self._key(event), None)
@@ -439,8 +457,8 @@ class RemoteSession(Holder):
 
     @property
     def handoff_counts(self) -> Mapping[str, int]:
-        """None: the sidecar hands over, and has the metrics of it."""
-        return {}
+        """Keys that warm up here; the sidecar has the metrics of the rest."""
+        return {"warming": self._warmer.warming_count}
 
     @property
     def leaving_count(self) -> int:
@@ -467,6 +485,7 @@ class RemoteSession(Holder):
             self._drain_stuck(sub, now_ms)
         self._ticked_ms = now_ms
         self._held.look_at_ends(now_ms)
+        self._warmer.drive(now_ms)
         for sub in self._wanted.subs:
             if sub.has_doubts:
                 self._check_topics(sub, now_ms)

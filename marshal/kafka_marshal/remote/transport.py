@@ -205,6 +205,7 @@ def decoded(kind: str, data: str) -> api.EventBody | None:
 
 _KINDS: Mapping[str, type[api.EventBody]] = {
     "snapshot": api.Snapshot,
+    "warm": api.Warm,
     "assigned": api.Assignment,
     "release": api.Releasing,
     "lost": api.Lost,

@@ -9,9 +9,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 import attrs
 import msgspec
 
-from kafka_marshal.engine import Context, Holding, Session, Subscription
+from kafka_marshal.engine import Context, Holding, OfferedKey, Session, Subscription
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.policies import Policy, find_policy
+from kafka_marshal.ports import Pending
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.group_plan import PlanInput, PlanKey, PlanMember, plan
 from kafka_marshal.protocol.types import Key, TopicPartition
@@ -22,6 +23,7 @@ from kafka_marshal.sidecar.lease_journal import (
     JournaledLease,
     LeaseJournal,
 )
+from kafka_marshal.sidecar.warming import WarmUps
 
 # --- The assignment --------------------------------------------------------------
 
@@ -93,7 +95,7 @@ def _holder(
 
 
 # Settings that may differ between the clients of a shared subscription.
-OWN = frozenset({"claims_max"})
+OWN = frozenset({"claims_max", "warms"})
 
 
 @attrs.define
@@ -103,12 +105,14 @@ class Subscriber:
     Attributes:
         name: Name of the client's own subscription.
         claims_max: Most partitions, or whole topics, that it may have; 0 = no limit.
+        warms: Whether it warms up for a partition before it gets it.
         is_detached: Whether that subscription has ended and its leases are kept for the
             client's next one.
     """
 
     name: str
     claims_max: int
+    warms: bool = False
     is_detached: bool = False
 
 
@@ -181,10 +185,12 @@ class SharedSubscription:
             setting=setting,
         )
 
-    def admit(self, client: Client, name: str, *, claims_max: int) -> None:
+    def admit(self, client: Client, name: str, *, wants: SubscriptionSpec) -> None:
         """Add or update a subscriber, and retry keys that others could not start."""
         self.subscription.want_all()
-        self.subscribers[client.client_id] = Subscriber(name, claims_max)
+        self.subscribers[client.client_id] = Subscriber(
+            name, wants.claims_max, wants.warms
+        )
 
     def retry_unreported(self) -> None:
         """Retry keys without a start position: a client can receive the error now."""
@@ -197,8 +203,18 @@ class SharedSubscription:
         found = (clients.get(name) for name in self.subscribers)
         return any(client is not None and not client.is_leaving for client in found)
 
-    def update_limits(self, clients: Mapping[str, Client]) -> bool:
-        """Sum limit and weight over the subscribers; return whether either changed."""
+    def update_limits(
+        self,
+        clients: Mapping[str, Client],
+        *,
+        warm_by: Callable[[OfferedKey], Pending[None]],
+    ) -> bool:
+        """Sum limit and weight over the subscribers; return whether anything changed.
+
+        Args:
+            clients: The registered clients.
+            warm_by: Has a client warm up; used if any subscriber does.
+        """
         active = [
             subscriber
             for client_id, subscriber in self.subscribers.items()
@@ -207,9 +223,10 @@ class SharedSubscription:
         limits = [subscriber.claims_max for subscriber in active]
         claims_max = 0 if 0 in limits else sum(limits)
         sub = self.subscription
-        before = (sub.claims_max, sub.weight)
+        before = (sub.claims_max, sub.weight, sub.can_warm)
         sub.claims_max, sub.weight = claims_max, max(1, len(active))
-        return before != (sub.claims_max, sub.weight)
+        sub.warm_by = warm_by if any(each.warms for each in active) else None
+        return before != (sub.claims_max, sub.weight, sub.can_warm)
 
     @property
     def counts_topics(self) -> bool:
@@ -453,12 +470,20 @@ class Assignor:
     Used under the engine's lock.
     """
 
-    __slots__ = ("_context", "_session", "_table")
+    __slots__ = ("_context", "_session", "_table", "_warm_ups")
 
-    def __init__(self, context: Context, session: Session, table: LeaseTable) -> None:
+    def __init__(
+        self,
+        context: Context,
+        session: Session,
+        *,
+        table: LeaseTable,
+        warm_ups: WarmUps,
+    ) -> None:
         self._context = context
         self._session = session
         self._table = table
+        self._warm_ups = warm_ups
 
     def assign(self, now_ms: int) -> list[ClientLease]:
         """Give out what is available and recall what should be elsewhere.
@@ -518,8 +543,14 @@ class Assignor:
             name, lease = wanted.get(key), table.leases.get(key)
             if holding.drain is not None:
                 continue
+            if lease is None:
+                # It may move on from there, warm as well.
+                name = self._warm_ups.warmed_by(key, among=taking) or name
             if lease is not None:
-                if name != lease.client.client_id:
+                to = None if name is None else taking.get(name)
+                if name == lease.client.client_id:
+                    self._warm_ups.withdraw(key)
+                elif to is None or self._warm_ups.permits(lease, to, now_ms=now_ms):
                     self._move(shared, lease, to=name, now_ms=now_ms)
             elif name is None:
                 # A silent client may have room for it once it is back.
@@ -549,7 +580,12 @@ class Assignor:
                 present[key] = lease.client.client_id
             elif former is not None:
                 present[key] = former.client_id
-        return present | {key: each.to for key, each in shared.transfers.items()}
+        places = {
+            key: name
+            for key, name in self._warm_ups.places().items()
+            if key.topic in shared.subscription.topics
+        }
+        return present | places | {k: each.to for k, each in shared.transfers.items()}
 
     def _move(
         self,

@@ -5,6 +5,7 @@ that had it here before has confirmed that it stopped, is known dead, or has pas
 latest deadline that was sent to it (PROTOCOL 5.2, 12).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from kafka_marshal.config import Delivery
@@ -18,6 +19,7 @@ from kafka_marshal.engine.coverage import best_taker
 from kafka_marshal.engine.session import TOPIC_GONE
 from kafka_marshal.errors import (
     ClaimLost,
+    ClaimRejected,
     InvalidTransition,
     MarshalError,
     PositionError,
@@ -40,6 +42,7 @@ from kafka_marshal.sidecar.clients import Client, ClientLease, reclaim
 from kafka_marshal.sidecar.events import LogPosition
 from kafka_marshal.sidecar.http_errors import GONE, UNKNOWN, to_http_error
 from kafka_marshal.sidecar.lease_journal import LeaseJournal
+from kafka_marshal.sidecar.warming import OLD_EPOCH, WarmUp, WarmUps
 
 # --- Events ----------------------------------------------------------------------
 
@@ -47,10 +50,11 @@ from kafka_marshal.sidecar.lease_journal import LeaseJournal
 class EventPublisher:
     """Sends events to the clients of one group. Used under the engine's lock."""
 
-    __slots__ = ("_context", "_group_id", "_paused")
+    __slots__ = ("_context", "_group_id", "_paused", "_table")
 
-    def __init__(self, context: Context, group_id: str) -> None:
+    def __init__(self, context: Context, table: LeaseTable, *, group_id: str) -> None:
         self._context = context
+        self._table = table
         self._group_id = group_id
         self._paused: tuple[bool, tuple[api.PausedTopic, ...]] = (False, ())
 
@@ -104,10 +108,24 @@ class EventPublisher:
         for client in clients:
             client.events.push(event, self._home())
 
-    def snapshot(self, client: Client) -> tuple[api.Snapshot, LogPosition]:
-        """Return everything that a client has (row FR01)."""
+    def warm(self, found: WarmUp) -> None:
+        """Ask a client to warm up for a partition."""
+        if found.client is not None:
+            event = self._warm(found.client, found)
+            found.client.events.push(event, self._at(found.key))
+
+    def _warm(self, client: Client, found: WarmUp) -> api.Warm:
+        shared = self._table.subscription_at(found.key)
+        subscriber = shared and shared.subscribers.get(client.client_id)
+        return found.event(subscriber.name if subscriber else "")
+
+    def snapshot(
+        self, client: Client, warm_ups: Iterable[WarmUp]
+    ) -> tuple[api.Snapshot, LogPosition]:
+        """Return everything that a client has (row FR01), and warms up for."""
         leases = client.leases.values()
         event = api.Snapshot(
+            warming=tuple(self._warm(client, each) for each in warm_ups),
             assigned=tuple(self._assigned(lease) for lease in leases),
             releasing=tuple(x.releasing for x in leases if x.releasing is not None),
             paused=self._pause(),
@@ -184,6 +202,7 @@ LEFT = "client_left"
 CLOSED = "closed"
 RELEASED = "released"
 OUT_OF_RANGE = "position_out_of_range"
+NOT_OWNER = "not_owner"
 # Reasons of a client that mean no more than a missed deadline.
 _SILENCES = frozenset({"lease_expired", "taken_over", "identity_conflict", "fenced"})
 # Reasons after which a client may get the same key again at once.
@@ -207,14 +226,37 @@ class LocalGroup:
         *,
         journal: LeaseJournal,
         identity: Identity | None,
+        refusals: Counter[tuple[str, str]],
     ) -> None:
+        """Open a group without clients.
+
+        Args:
+            context: State shared by all parts of the engine.
+            session: Claims for all clients.
+            journal: Durable copy of the deadlines.
+            identity: Lock on this machine.
+            refusals: Counts reports that were refused or had no effect, by request
+                and reason.
+        """
         self.session = session
         self.table = LeaseTable(journal)
         self.failure: MarshalError | None = None
         self.identity = identity
         self._context = context
-        self._publisher = EventPublisher(context, session.claimant.group_id)
-        self._assignor = Assignor(context, session, self.table)
+        self._refusals = refusals
+        self._publisher = EventPublisher(
+            context, self.table, group_id=session.claimant.group_id
+        )
+        self._warm_ups = WarmUps(
+            context,
+            session,
+            self.table,
+            publish=self._publisher.warm,
+            choose=self._client_for,
+        )
+        self._assignor = Assignor(
+            context, session, table=self.table, warm_ups=self._warm_ups
+        )
         self._gone: dict[str, None] = {}
         self._taking: frozenset[str] = frozenset()
         self._is_draining = False
@@ -320,7 +362,7 @@ class LocalGroup:
                 if lease.name == subscriber.name:
                     lease.name = name
         client.wants[name] = wants
-        shared.admit(client, name, claims_max=wants.claims_max)
+        shared.admit(client, name, wants=wants)
         self.reconcile(shared)
 
     def remove_subscriber(self, client: Client, name: str, *, reason: str = "") -> None:
@@ -350,7 +392,7 @@ class LocalGroup:
             if shared in self.table.subscriptions:
                 self.table.subscriptions.remove(shared)
                 self.session.drop(shared.subscription, reason=reason or CLOSED)
-        elif shared.update_limits(self.table.clients):
+        elif shared.update_limits(self.table.clients, warm_by=self._warm_ups.begin):
             self.session.reconsider()
         self._changed()
 
@@ -381,6 +423,31 @@ class LocalGroup:
                 self.session.drop_want(holding, reason=reason or RELEASED)
             self.session.forget_want(key)
         self._changed()
+
+    def has_warmed(self, key: Key) -> bool:
+        """Return whether the client that a key moves to has warmed up for it."""
+        found = self._warm_ups.by_key.get(key)
+        return found is not None and found.is_local and found.is_ready
+
+    @property
+    def handoff_counts(self) -> Mapping[str, int]:
+        """Keys that move between clients here, by phase."""
+        return self._warm_ups.counts()
+
+    @property
+    def warm_ups(self) -> Iterable[WarmUp]:
+        """Open warm-ups of clients."""
+        return self._warm_ups.by_key.values()
+
+    def _client_for(self, key: Key) -> Client | None:
+        """Return the client that a key will probably go to."""
+        shared = self.table.subscription_at(key)
+        if shared is None:
+            return None
+        name = self._assignor.foresee(shared.subscription, [key]).get(key)
+        client = None if name is None else self.table.clients.get(name)
+        is_taking = client and shared.is_taking(client, self._context.now_ms)
+        return client if is_taking else None
 
     def is_reserved(self, key: Key) -> bool:
         """Return whether a client may still use a key by an earlier claim."""
@@ -461,6 +528,22 @@ class LocalGroup:
         why = reason or (SILENT if report.reason in _SILENCES else report.reason)
         self._release(lease.holding, reason=why, detail=report.detail)
 
+    def accept_ready(self, client: Client, report: api.ReadyRequest) -> None:
+        """Note that a client has warmed up for a partition. Idempotent.
+
+        Raises:
+            ClaimRejected: The partition is not offered to this client, or no longer.
+        """
+        reason = self._warm_ups.on_ready(client, report)
+        if reason is not None:
+            self._refusals["ready", reason] += 1
+            raise ClaimRejected(
+                f"{report.topic}-{report.partition} is not offered to client "
+                f"{client.client_id!r} under claim {report.epoch} ({reason}); drop "
+                "what was loaded, another event 'warm' may follow",
+                reason=reason,
+            )
+
     def _accept_late_return(self, client: Client, report: api.Release) -> None:
         """Free a key that the client had already lost and has now stopped using."""
         key = Key(self.group_id, report.topic, report.partition)
@@ -469,6 +552,10 @@ class LocalGroup:
         if reserve is not None and (reserve.instance, reserve.epoch) == named:
             del self.table.unexpired[key]
             self._changed()
+        else:
+            known = self._context.replica_of(key).world.keys.get(key)
+            is_old = known is None or known.epoch != report.epoch
+            self._refusals["released", OLD_EPOCH if is_old else NOT_OWNER] += 1
 
     def reserve(self, client: Client, *, until_ms: int) -> None:
         """Keep the place of a stopped client for the next process of its name.
@@ -523,7 +610,7 @@ class LocalGroup:
     def snapshot(self, client: Client) -> tuple[api.Snapshot, LogPosition]:
         """Return everything that a client has."""
         self.deadlines(client)
-        return self._publisher.snapshot(client)
+        return self._publisher.snapshot(client, self._warm_ups.of(client))
 
     def record_grant(self, key: Key, epoch: int, *, granted: OffsetRange) -> None:
         """Record offsets that were granted under a claim, if a client has it."""
@@ -543,10 +630,12 @@ class LocalGroup:
             self._check_at_ms = now_ms + CHECK_MS
             self._expire(now_ms)
             self._remove_departed(now_ms)
+            self._warm_ups.check(now_ms)
             self._publisher.pause(clients)
         if self._has_news(now_ms):
             self._end_leases(now_ms)
             if not self._is_draining:
+                self._warm_ups.check(now_ms)
                 self._pursue_explicit()
                 self._assign(now_ms)
             self._publisher.drains(self.table.leases.values())
@@ -674,6 +763,7 @@ class LocalGroup:
     def drain_all(self) -> None:
         """Recall every lease; release at once what no client has. Idempotent."""
         self._is_draining = True
+        self._warm_ups.clear()
         for lease in self.table.leases.values():
             self.session.drain(lease.holding, reason=SHUTDOWN)
         for shared in self.table.subscriptions:

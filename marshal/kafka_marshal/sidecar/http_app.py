@@ -12,7 +12,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -36,6 +36,7 @@ from kafka_marshal.remote.answers import (
     GroupLine,
     GroupNow,
     GroupsNow,
+    Handoff,
     OwnersNow,
     WorldNow,
 )
@@ -180,15 +181,21 @@ def groups_now(world: World, pauses: list[Item], *, wall_ms: int) -> GroupsNow:
 
 
 def group_now(
-    world: World, pauses: list[Item], *, group: str, wall_ms: int
+    world: World,
+    pauses: list[Item],
+    *,
+    group: str,
+    wall_ms: int,
+    handoffs: Iterable[Handoff] = (),
 ) -> GroupNow:
-    """Return the claims and pauses of one group; none for an unknown group."""
+    """Return claims, pauses and handoffs of a group; none for an unknown group."""
     claims = [claim for claim in _claims(world) if claim["group_id"] == group]
     return GroupNow(
         as_of=as_of(world, wall_ms),
         group=group,
         claims=tuple(sorted(claims, key=lambda c: (c["topic"], c["partition"]))),
         pauses=tuple(p for p in pauses if p["group_id"] == group),
+        handoffs=tuple(handoffs),
     )
 
 
@@ -624,6 +631,7 @@ _HANDLERS: dict[str, Callable[[ApiRequest], msgspec.Struct | None]] = {
     "leave": lambda call: call.service.leave(call.caller, call.body),
     "beat": lambda call: call.service.beat(call.caller, call.body),
     "released": lambda call: call.service.release(call.caller, call.body),
+    "ready": lambda call: call.service.ready(call.caller, call.body),
     "children": lambda call: call.service.children(call.caller, call.body),
     "subscribe": lambda call: call.service.subscribe(
         call.caller, call.parts["name"], wants=call.body
@@ -660,7 +668,10 @@ _HANDLERS: dict[str, Callable[[ApiRequest], msgspec.Struct | None]] = {
     "world": lambda call: world_now(_world(call), _wall_ms()),
     "groups": lambda call: groups_now(*_groups(call), wall_ms=_wall_ms()),
     "group": lambda call: group_now(
-        *_groups(call), group=call.parts["group"], wall_ms=_wall_ms()
+        *_groups(call),
+        handoffs=call.service.handoffs(call.parts["group"]),
+        group=call.parts["group"],
+        wall_ms=_wall_ms(),
     ),
     "pause": _action,
     "resume": _action,

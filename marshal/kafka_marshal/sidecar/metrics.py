@@ -6,7 +6,7 @@ dashboards and alerts for a consumer fit a sidecar. Totals are counted as they h
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -120,10 +120,17 @@ REQUESTS = Family(
     "Requests by the name of the operation and the status.",
     is_of_client=False,
 )
+REFUSALS = Family(
+    "marshal_sidecar_refused_reports_total",
+    Kind.COUNTER,
+    ("request", "reason"),
+    "Reports `ready` that were refused, and `released` that had no effect.",
+    is_of_client=False,
+)
 
 OWN_FAMILIES = (
     *(STATE, READY, CLIENTS, ASSIGNED, LEASED, LEASE_REMAINING, BEAT_AGE, WATCHED),
-    *(DEATHS, STREAMS, EVENTS, OVERRUNS, REQUESTS),
+    *(DEATHS, STREAMS, EVENTS, OVERRUNS, REQUESTS, REFUSALS),
 )
 FAMILIES = (*known.FAMILIES, *OWN_FAMILIES)
 
@@ -204,6 +211,10 @@ class Source(Protocol):
         """Return the registered clients."""
         ...
 
+    def refusals(self) -> Mapping[tuple[str, str], int]:
+        """Return how many reports were refused, by request and reason."""
+        ...
+
 
 @attrs.frozen
 class _Claims:
@@ -253,6 +264,8 @@ class SidecarCollector:
         _add_state(view, scrape)
         _add_clients(self._source.clients(), scrape, now_ms=view.now_ms)
         _add_counts(self._counts, scrape)
+        for labels, count in self._source.refusals().items():
+            scrape.add(REFUSALS, labels, value=count)
         scrape.add(WATCHED, (), value=self._source.process_count)
         return scrape.families()
 

@@ -1,6 +1,7 @@
 """Client registration: groups, clients, restarts and replacements."""
 
 import socket
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -53,6 +54,7 @@ class ClientRegistry:
         boot_id: str,
     ) -> None:
         self.groups: dict[str, LocalGroup] = {}
+        self.refusals: Counter[tuple[str, str]] = Counter()
         self.incarnation = runtime.ports.entropy.random_bytes(16).hex()
         self._runtime = runtime
         self._engine = runtime.engine
@@ -142,7 +144,13 @@ class ClientRegistry:
             host=socket.gethostname(),
             lives=() if identity is None else identity.lives,
         )
-        group = LocalGroup(self._context, session, journal=journal, identity=identity)
+        group = LocalGroup(
+            self._context,
+            session,
+            journal=journal,
+            identity=identity,
+            refusals=self.refusals,
+        )
         self._engine.add_session(session)
         if identity is not None:
             identity.remember(owner.incarnation, master=master)

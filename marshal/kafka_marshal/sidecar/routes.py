@@ -137,6 +137,13 @@ ROUTES: tuple[Route, ...] = (
         waits=True,
     ),
     Route(
+        method="POST",
+        path=paths.READY,
+        name="ready",
+        about="Report that the client has warmed up for a partition. Idempotent.",
+        takes=api.ReadyRequest,
+    ),
+    Route(
         method="PUT",
         path=paths.CHILDREN,
         name="children",

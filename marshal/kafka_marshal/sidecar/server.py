@@ -10,7 +10,7 @@ import contextlib
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -152,6 +152,10 @@ class Components:
     def clients(self) -> Sequence[LocalClient]:
         """Return the registered clients."""
         return [] if self.service is None else self.service.clients()
+
+    def refusals(self) -> Mapping[tuple[str, str], int]:
+        """Return how many reports were refused, by request and reason."""
+        return {} if self.service is None else self.service.refusals()
 
 
 class _Deaths(Observer):

@@ -15,10 +15,11 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict
+from kafka_marshal.protocol.handoffs import offered_since_ms, phase_of
 from kafka_marshal.protocol.text import world_to_object
 from kafka_marshal.protocol.types import Key, OffsetRange
 from kafka_marshal.remote import api
-from kafka_marshal.remote.answers import LocalClient
+from kafka_marshal.remote.answers import Handoff, LocalClient
 from kafka_marshal.remote.grants import decode_request, encode_verdict
 from kafka_marshal.runtime import Runtime
 from kafka_marshal.sidecar.clients import Client
@@ -30,6 +31,7 @@ from kafka_marshal.sidecar.http_errors import UNKNOWN
 from kafka_marshal.sidecar.lease_journal import boot_id
 from kafka_marshal.sidecar.process_monitor import Caller, DeathWatch, Peer
 from kafka_marshal.sidecar.registry import ClientRegistry
+from kafka_marshal.sidecar.warming import handoff_row
 
 LOOKUP_MS_MAX = 10_000
 CLAIM_MS_MAX = 1_000
@@ -467,6 +469,27 @@ class SidecarService:
             self._engine.act(group.session)
         self._await_released(group, request.returned, request.timeout_ms)
 
+    def ready(self, who: Caller, report: api.ReadyRequest) -> None:
+        """Note that a client has warmed up for a partition. Idempotent.
+
+        Raises:
+            ClaimRejected: The partition is not offered to this client, or no longer.
+            ClaimLost: The client is not registered (``unknown``, ``gone``).
+        """
+        with self._engine.changed:
+            try:
+                group, client = self._find(who)
+            except ClaimLost as error:
+                self._registry.refusals["ready", error.reason] += 1
+                raise
+            group.accept_ready(client, report)
+            self._engine.act(group.session)
+
+    def refusals(self) -> dict[tuple[str, str], int]:
+        """Return how many reports were refused or had no effect, by request, reason."""
+        with self._engine.changed:
+            return dict(self._registry.refusals)
+
     def _await_released(
         self, group: LocalGroup, returned: Iterable[api.Release], timeout_ms: int
     ) -> None:
@@ -586,6 +609,30 @@ class SidecarService:
             world = world_to_object(replica.world for replica in replicas)
             return world, self._context.pauses()
 
+    def handoffs(self, group_id: str) -> list[Handoff]:
+        """Return the open handoffs of a group: by the log, and between clients here."""
+        with self._engine.changed:
+            context, group = self._context, self._registry.groups.get(group_id)
+            warm_ups = {} if group is None else {x.key: x for x in group.warm_ups}
+            leases = {} if group is None else group.table.leases
+            found = []
+            for replica in context.replicas.values():
+                world, keys = replica.world, replica.world.keys
+                log_ms = world.now_ms + replica.elapsed_ms(context.now_ms)
+                for key in [k for k in keys if k.group_id == group_id]:
+                    known, lease = keys[key], leases.get(key)
+                    row = handoff_row(
+                        key,
+                        known=known,
+                        warm_up=warm_ups.get(key),
+                        phase=phase_of(known, log_ms),
+                        since_ms=offered_since_ms(world, key),
+                        ahead_ms=context.ports.clock.wall_ms() - context.now_ms,
+                        has=None if lease is None else lease.client.client_id,
+                    )
+                    found += [] if row is None else [row]
+            return sorted(found, key=lambda row: (row.topic, row.partition))
+
     # --- shutdown
 
     def start_drain(self) -> None:
@@ -669,6 +716,13 @@ def _line(group: LocalGroup, client: Client, now_ms: int) -> LocalClient:
         assigned=tuple(str(key.topic_partition) for key in sorted(client.leases)),
         lease_until_ms=max(
             (x.sent_until_ms for x in client.leases.values()), default=None
+        ),
+        warming=tuple(
+            sorted(
+                str(each.key.topic_partition)
+                for each in group.warm_ups
+                if each.client is client and not each.is_ready
+            )
         ),
     )
 

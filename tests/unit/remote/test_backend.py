@@ -10,6 +10,7 @@ from fakesidecar import EMPTY, INSTANCE, WAIT_S, FakeSidecar, H, connected, fail
 from slowness import is_over
 
 from kafka_marshal.claims import HeldClaim
+from kafka_marshal.clock import ThreadBackground
 from kafka_marshal.config import Callbacks, ConsumerConfig
 from kafka_marshal.consumer import Consumer
 from kafka_marshal.engine import Subscription
@@ -57,12 +58,14 @@ class Linked:
         self.link.start()
         self.stream = self.sidecar.stream()
 
-    def subscribe(self):
+    def subscribe(self, on_warm=None):
         subscription = Subscription(
             group_id="g",
             topics={"t": TopicInfo(1, None)},
             policy=find_policy("fair"),
             config=ConsumerConfig(topics=("t",), max_poll_records=4),
+            on_warm=on_warm,
+            warming=None if on_warm is None else ThreadBackground(),
         )
         self.link.subscribe(subscription)
         (self.name,) = self.link.session.names
@@ -136,10 +139,34 @@ def handed(consumer):
 # --- Following ---
 
 
-def test_a_client_of_a_sidecar_does_not_warm_up(linked):
-    with pytest.raises(ConfigurationError, match="without a sidecar") as caught:
-        linked.link.require_warming()
-    assert caught.value.setting == "on_warm"
+def test_the_application_warms_up_on_the_event_and_ready_is_reported(linked):
+    calls = []
+    subscription = linked.subscribe(on_warm=lambda *seen: calls.append(seen))
+    (told,) = linked.sidecar.named("PUT", linked.name)
+    assert told["warms"] is True
+    now_ms = linked.sidecar.clock.now_ms()
+    event = api.Warm(
+        subscription=linked.name,
+        topic="t",
+        partition=0,
+        epoch=4,
+        owner="w1",
+        position=7,
+        until_ms=now_ms + 60_000,
+    )
+    linked.sidecar.answers["POST", "ready"] = [(503, failure("CoordinationError"))]
+    linked.stream.push(event)
+    ready = {"topic": "t", "partition": 0, "epoch": 4}
+    linked.wait_for(lambda: linked.sidecar.named("POST", "/ready") == [ready, ready])
+    assert calls == [(("t", 0), 7, "w1")]
+    assert [each["key"] for each in linked.named("warmed")] == [KEY]
+    subscription.warming.close(0)
+
+
+def test_a_subscription_shows_whether_its_client_warms_up(linked):
+    linked.subscribe()
+    (told,) = linked.sidecar.named("PUT", linked.name)
+    assert told["warms"] is False
 
 
 def test_what_is_assigned_is_handed_out_and_reported(linked):

@@ -38,6 +38,7 @@ class Daemon:
         self.engine = self.health.engine = None if node is None else node.engine
         self.process_count = 0
         self.registered = []
+        self.refused = {}
         self.counts = Counts()
         collector = SidecarCollector(self, self.counts, coordination_topic="__marshal")
         self.write = Exposition(collector)
@@ -47,6 +48,9 @@ class Daemon:
 
     def clients(self):
         return self.registered
+
+    def refusals(self):
+        return self.refused
 
     def run(self):
         for step in (State.STARTING, State.RECOVERY, State.RUNNING):
@@ -102,7 +106,8 @@ def test_names_follow_the_conventions():
         assert re.fullmatch(r"marshal_sidecar(_[a-z]+)+", family.name)
         assert family.name.endswith("_total") == (family.kind is Kind.COUNTER)
         assert not re.search(r"_(ms|millis\w*|count|sum|bucket)(_|$)", family.name)
-        assert set(family.labels) <= {"group", "state", "route", "status"}
+        labels = {"group", "state", "route", "status", "request", "reason"}
+        assert set(family.labels) <= labels
         assert family.help.endswith(".")
 
 
@@ -274,6 +279,10 @@ def test_totals_count_what_happened():
     assert found("marshal_sidecar_events_sent_total") == 5
     assert found("marshal_sidecar_feed_overruns_total") == 1
     assert found("marshal_sidecar_event_streams") == 1
+    daemon.refused = {("ready", "late"): 2}
+    found = daemon.scrape()
+    refused = "marshal_sidecar_refused_reports_total"
+    assert found(refused, request="ready", reason="late") == 2
     requests = "marshal_sidecar_requests_total"
     assert found(requests, route="beat", status="200") == 2
     assert found(requests, route="beat", status="409") == 1

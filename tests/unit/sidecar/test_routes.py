@@ -28,7 +28,7 @@ def test_each_path_is_used_and_each_name_once():
 def test_registered_clients_send_their_instance():
     of_client = {route.name for route in ROUTES if route.is_of_client}
     assert of_client == {
-        *("leave", "events", "beat", "released", "children"),
+        *("leave", "events", "beat", "released", "ready", "children"),
         *("subscribe", "unsubscribe", "claim", "unclaim"),
     }
 

@@ -1,0 +1,102 @@
+"""Warm-ups of a sidecar's client: the application loads state before a key comes."""
+
+from collections.abc import Callable
+
+import attrs
+
+from kafka_marshal.engine import OfferedKey, Subscription
+from kafka_marshal.ports import Pending
+from kafka_marshal.protocol.types import Key
+from kafka_marshal.remote import api
+from kafka_marshal.remote.context import RemoteContext
+
+TASKS_MAX = 10_000
+
+
+@attrs.define(kw_only=True)
+class _Task:
+    """A key that this client warms up for."""
+
+    epoch: int
+    until_ms: int
+    begun_ms: int
+    outcome: Pending[None]
+    is_over: bool = False
+
+
+class RemoteWarmer:
+    """Has the application warm up as the sidecar asks, and reports ready.
+
+    Called under the engine's lock. An event that is repeated, as after a reconnect,
+    calls the application once; a client that was ready reports it again.
+    """
+
+    def __init__(
+        self, context: RemoteContext, *, send_ready: Callable[[Key, int], None]
+    ) -> None:
+        """Begin without keys.
+
+        Args:
+            context: State shared by all parts of this client.
+            send_ready: Reports a key and the claim of its owner to the sidecar.
+        """
+        self._context = context
+        self._send_ready = send_ready
+        self._tasks: dict[Key, _Task] = {}
+
+    @property
+    def warming_count(self) -> int:
+        """Number of keys for which the application has not finished yet."""
+        return sum(not task.is_over for task in self._tasks.values())
+
+    def on_warm(self, event: api.Warm, *, key: Key, sub: Subscription | None) -> None:
+        """Begin to warm up for a key, unless that has begun."""
+        task = self._tasks.get(key)
+        if task is not None and task.epoch == event.epoch:
+            task.until_ms = event.until_ms
+            if task.is_over and task.outcome.exception() is None:
+                self._send_ready(key, task.epoch)
+            return
+        if sub is None or (task is None and len(self._tasks) >= TASKS_MAX):
+            return
+        offered = OfferedKey(
+            key=key,
+            epoch=event.epoch,
+            owner=event.owner,
+            position=event.position,
+            until_ms=event.until_ms,
+        )
+        outcome = sub.warm_up(offered)
+        if outcome is None:
+            return
+        self._tasks[key] = _Task(
+            epoch=event.epoch,
+            until_ms=event.until_ms,
+            begun_ms=self._context.now_ms,
+            outcome=outcome,
+        )
+        fields = {"key": key, "from": event.owner, "position": event.position}
+        self._context.observe("warming", fields)
+
+    def on_assigned(self, key: Key) -> None:
+        """Forget a key that has come."""
+        self._tasks.pop(key, None)
+
+    def drive(self, now_ms: int) -> None:
+        """Report what has warmed up; drop what is not offered any more."""
+        for key, task in list(self._tasks.items()):
+            if now_ms >= task.until_ms:
+                del self._tasks[key]
+            elif not task.is_over and task.outcome.done():
+                task.is_over = True
+                self._finish(key, task, now_ms)
+
+    def _finish(self, key: Key, task: _Task, now_ms: int) -> None:
+        error = task.outcome.exception()
+        if error is not None:
+            # The offer ends by itself.
+            self._context.observe("warm_failed", {"key": key, "error": error})
+            return
+        took_ms = now_ms - task.begun_ms
+        self._context.observe("warmed", {"key": key, "warm_ms": took_ms})
+        self._send_ready(key, task.epoch)

@@ -1,0 +1,413 @@
+"""Partitions that clients warm up for before they get them (PROTOCOL 9.5, 12).
+
+A partition of another host is offered to the sidecar by a record; between two clients
+of one sidecar no record is written. Both ways a client gets the event ``warm``, answers
+``ready``, and gets the partition once the client that has it has given it back. No
+guarantee rests on it: a warm-up that ends early, or never, costs time and nothing else.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+
+from kafka_marshal.engine import Context, OfferedKey, Session
+from kafka_marshal.ports import Pending
+from kafka_marshal.protocol.handoffs import OFFERED, READY, phase_of
+from kafka_marshal.protocol.state import KeyState
+from kafka_marshal.protocol.types import Key
+from kafka_marshal.remote import api
+from kafka_marshal.remote.answers import Handoff
+from kafka_marshal.sidecar.clients import Client, ClientLease
+
+if TYPE_CHECKING:
+    from kafka_marshal.sidecar.assignment import LeaseTable
+
+WARMING = "warming"
+# Refusals of ``ready``, as the fold names those of HandoffReady (PROTOCOL 9.4).
+OLD_EPOCH = "old_epoch"
+NO_OFFER = "no_offer"
+NOT_SUCCESSOR = "not_successor"
+LATE = "late"
+# How long a move waits that a barred pair, or too many offers, has delayed.
+RETRY_MS = 1_000
+FAR_MS = 2**63
+
+
+@attrs.define(eq=False, kw_only=True)
+class WarmUp(Pending[None]):
+    """A partition that is offered to a client; pending until the client is ready.
+
+    Attributes:
+        key: The partition.
+        epoch: Claim of its owner.
+        owner: The client that has it; of another host, the owner in the log.
+        position: The next offset to process, None if unknown.
+        is_local: Whether a client of this sidecar has it.
+        since_ms: Local time of the offer.
+        until_ms: Its end, local time.
+        client: The client that warms up; None while none can take it.
+        chosen_ms: Local time of the last search for a client.
+        is_ready: Whether that client is ready.
+    """
+
+    key: Key
+    epoch: int
+    owner: str
+    position: int | None
+    is_local: bool
+    since_ms: int
+    until_ms: int
+    client: Client | None = None
+    chosen_ms: int = 0
+    is_ready: bool = False
+
+    def done(self) -> bool:
+        """Return whether the client is ready."""
+        return self.is_ready
+
+    def exception(self, timeout: float | None = None) -> None:
+        """Return None: a client that fails to warm up does not answer."""
+
+    def result(self, timeout: float | None = None) -> None:
+        """Return None."""
+
+    def event(self, subscription: str) -> api.Warm:
+        """Return the event that asks a client to warm up."""
+        return api.Warm(
+            subscription=subscription,
+            topic=self.key.topic,
+            partition=self.key.partition,
+            epoch=self.epoch,
+            owner=self.owner,
+            position=self.position,
+            until_ms=self.until_ms,
+        )
+
+
+class WarmUps:
+    """The warm-ups of one group. Used under the engine's lock.
+
+    Attributes:
+        by_key: Open ones, and those whose partition is on its way.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        session: Session,
+        table: "LeaseTable",
+        *,
+        publish: Callable[[WarmUp], None],
+        choose: Callable[[Key], Client | None],
+    ) -> None:
+        """Begin without any.
+
+        Args:
+            context: State shared by all parts of the engine.
+            session: Claims of this sidecar in the group.
+            table: Clients and leases.
+            publish: Sends the event to the client.
+            choose: Returns the client that a partition will probably go to.
+        """
+        self.by_key: dict[Key, WarmUp] = {}
+        self._context = context
+        self._session = session
+        self._table = table
+        self._publish = publish
+        self._choose = choose
+        self._barred: dict[tuple[Key, str], int] = {}
+        self._retry_ms: int | None = None
+
+    # --- moves between clients of this sidecar
+
+    def permits(self, lease: ClientLease, to: Client, *, now_ms: int) -> bool:
+        """Return whether a partition may move to another client now.
+
+        To a client that warms up it is offered first.
+        """
+        key = lease.key
+        found = self.by_key.get(key)
+        if found is not None and (found.client is not to or found.epoch != lease.epoch):
+            self.withdraw(key)
+            found = None
+        if self._is_offered_elsewhere(key):
+            return self._delay(now_ms)
+        if not self._can_warm(key, to):
+            return True
+        if found is not None:
+            return found.is_ready
+        is_barred = now_ms < self._barred.get((key, to.client_id), now_ms)
+        if is_barred or self._is_full(lease.client, to):
+            return self._delay(now_ms)
+        self._offer(lease, to, now_ms)
+        return False
+
+    def _delay(self, now_ms: int) -> bool:
+        if self._retry_ms is None:
+            self._retry_ms = now_ms + RETRY_MS
+        return False
+
+    def _offer(self, lease: ClientLease, to: Client, now_ms: int) -> None:
+        known, position = self._known(lease.key), lease.holding.position
+        if position is None and known is not None:
+            position = known.next_unclaimed()
+        found = self.by_key[lease.key] = WarmUp(
+            key=lease.key,
+            epoch=lease.epoch,
+            owner=lease.client.client_id,
+            position=position,
+            is_local=True,
+            since_ms=now_ms,
+            until_ms=now_ms + self._setting("handoff_ms"),
+            client=to,
+        )
+        self._observe("handoff_offered", found, epoch=lease.epoch)
+        self._publish(found)
+
+    def _is_offered_elsewhere(self, key: Key) -> bool:
+        """Return whether the log shows that this sidecar offers a key to another."""
+        known, replica = self._known(key), self._context.replica_of(key)
+        log_ms = replica.world.now_ms + replica.elapsed_ms(self._context.now_ms)
+        return known is not None and phase_of(known, log_ms) is not None
+
+    def _is_full(self, giver: Client, to: Client) -> bool:
+        """Return whether as many keys are on offer as a client offers, or gets."""
+        waiting = [each for each in self.by_key.values() if not each.is_ready]
+        given = sum(each.owner == giver.client_id for each in waiting if each.is_local)
+        taken = sum(each.client is to for each in waiting)
+        return max(given, taken) >= self._setting("handoffs_max")
+
+    def withdraw(self, key: Key) -> None:
+        """End the offer of a key that is to stay with its client."""
+        found = self.by_key.get(key)
+        if found is not None and found.is_local:
+            self._end(found, "unwanted")
+
+    # --- partitions of other hosts
+
+    def begin(self, offered: OfferedKey) -> WarmUp:
+        """Have a client warm up for a key that another host offers."""
+        now_ms = self._context.now_ms
+        found = self.by_key[offered.key] = WarmUp(
+            key=offered.key,
+            epoch=offered.epoch,
+            owner=offered.owner,
+            position=offered.position,
+            is_local=False,
+            since_ms=now_ms,
+            until_ms=offered.until_ms,
+        )
+        self._choose_for(found, now_ms)
+        return found
+
+    def _choose_for(self, found: WarmUp, now_ms: int) -> None:
+        """Ask the client that will probably get the key; again if it is gone."""
+        found.chosen_ms, found.client = now_ms, None
+        found.client = client = self._choose(found.key)
+        if client is None:
+            return  # searched again after a while
+        if self._can_warm(found.key, client):
+            self._publish(found)
+        else:
+            found.is_ready = True
+
+    # --- both
+
+    def on_ready(self, client: Client, report: api.ReadyRequest) -> str | None:
+        """Note that a client is ready; return the reason of a refusal. Idempotent."""
+        now_ms = self._context.now_ms
+        key = Key(self._group_id, report.topic, report.partition)
+        known, found = self._known(key), self.by_key.get(key)
+        if known is None or known.epoch != report.epoch:
+            return OLD_EPOCH
+        if found is None or found.epoch != report.epoch:
+            return NO_OFFER
+        if found.client is not client:
+            return NOT_SUCCESSOR
+        if found.is_ready:
+            return None
+        if now_ms >= found.until_ms:
+            return LATE
+        found.is_ready = self._table.is_dirty = True
+        if found.is_local:
+            warm_ms = now_ms - found.since_ms
+            self._observe("handoff_ready", found, warm_ms=warm_ms)
+        return None
+
+    def check(self, now_ms: int) -> None:
+        """End what came to nothing, and what has arrived."""
+        for found in list(self.by_key.values()):
+            if found.is_local:
+                self._check_local(found, now_ms)
+            else:
+                self._check_foreign(found, now_ms)
+        self._barred = {pair: ms for pair, ms in self._barred.items() if now_ms < ms}
+        if self._retry_ms is not None and now_ms >= self._retry_ms:
+            self._retry_ms, self._table.is_dirty = None, True
+
+    def _check_local(self, found: WarmUp, now_ms: int) -> None:
+        lease = self._table.leases.get(found.key)
+        shared = self._table.subscription_at(found.key)
+        if shared is None:
+            del self.by_key[found.key]
+        elif lease is None or lease.epoch != found.epoch:
+            if not found.is_ready:
+                self._end(found, "owner_gone")
+            elif lease is not None or found.key not in shared.transfers:
+                del self.by_key[found.key]  # it has arrived, or went elsewhere
+        elif not self._is_taking(found, now_ms):
+            self._end(found, "successor_gone")
+        elif found.is_ready:
+            return  # it drains
+        elif lease.holding.drain is not None:
+            self._end(found, "unwanted")
+        elif now_ms >= found.until_ms:
+            self._bar(found, now_ms)
+            self._end(found, LATE)
+
+    def _bar(self, found: WarmUp, now_ms: int) -> None:
+        assert found.client is not None
+        within_ms = found.until_ms - found.since_ms
+        self._barred[found.key, found.client.client_id] = now_ms + within_ms
+        self._retry_ms = min(now_ms + within_ms, self._retry_ms or FAR_MS)
+
+    def _check_foreign(self, found: WarmUp, now_ms: int) -> None:
+        known = self._known(found.key)
+        if known is None or known.epoch != found.epoch:
+            holding = self._session.holdings.get(found.key)
+            if holding is None or found.key in self._table.leases:
+                del self.by_key[found.key]
+            return
+        is_reserved = known.handoff is not None and known.handoff[0] == self._own_name
+        if known.owner is None and is_reserved:
+            return
+        offer = known.offer
+        is_ours = offer is not None and offer.successor == self._own_name
+        if not is_ours or not (found.is_ready or now_ms < found.until_ms):
+            del self.by_key[found.key]
+        elif found.is_ready or self._is_taking(found, now_ms):
+            return
+        elif found.client is not None or now_ms >= found.chosen_ms + RETRY_MS:
+            self._choose_for(found, now_ms)
+
+    def _is_taking(self, found: WarmUp, now_ms: int) -> bool:
+        client, shared = found.client, self._table.subscription_at(found.key)
+        if client is None or shared is None:
+            return False
+        is_same = self._table.clients.get(client.client_id) is client
+        return is_same and shared.is_taking(client, now_ms)
+
+    def _can_warm(self, key: Key, client: Client) -> bool:
+        shared = self._table.subscription_at(key)
+        if shared is None or client.client_id not in shared.subscribers:
+            return False
+        return shared.subscribers[client.client_id].warms
+
+    def _end(self, found: WarmUp, reason: str) -> None:
+        del self.by_key[found.key]
+        self._table.is_dirty = True
+        self._observe("handoff_withdrawn", found, reason=reason)
+
+    def _observe(self, name: str, found: WarmUp, **more: object) -> None:
+        client = found.client
+        successor = None if client is None else client.client_id
+        fields = {"key": found.key, "successor": successor, **more}
+        self._context.observe(name, fields)
+
+    # --- look-ups
+
+    def of(self, client: Client) -> Iterable[WarmUp]:
+        """Return what a client is to warm up for."""
+        found = self.by_key.values()
+        return [each for each in found if each.client is client and not each.is_ready]
+
+    def warmed_by(self, key: Key, *, among: Mapping[str, Client]) -> str | None:
+        """Return which of these clients has warmed up for a key, None if none has."""
+        found = self.by_key.get(key)
+        if found is None or found.client is None or not found.is_ready:
+            return None
+        name = found.client.client_id
+        return name if among.get(name) is found.client else None
+
+    def places(self) -> dict[Key, str]:
+        """Return which registered client each key of a warm-up is meant for."""
+        clients = self._table.clients
+        return {
+            key: found.client.client_id
+            for key, found in self.by_key.items()
+            if found.client is not None
+            and clients.get(found.client.client_id) is found.client
+        }
+
+    def counts(self) -> Mapping[str, int]:
+        """Return how many keys move between clients here, by phase."""
+        local = [each for each in self.by_key.values() if each.is_local]
+        waiting = sum(not each.is_ready for each in local)
+        leases = self._table.leases
+        draining = sum(each.is_ready and each.key in leases for each in local)
+        return Counter({OFFERED: waiting, READY: draining, WARMING: waiting})
+
+    def clear(self) -> None:
+        """End all of them."""
+        self.by_key.clear()
+
+    @property
+    def _own_name(self) -> str:
+        return self._session.claimant.owner.client_id
+
+    @property
+    def _group_id(self) -> str:
+        return self._session.claimant.group_id
+
+    def _known(self, key: Key) -> KeyState | None:
+        return self._context.replica_of(key).world.keys.get(key)
+
+    def _setting(self, name: str) -> int:
+        return self._context.settings_of(self._group_id).value(name)
+
+
+def handoff_row(
+    key: Key,
+    *,
+    known: KeyState,
+    warm_up: WarmUp | None,
+    phase: str | None,
+    since_ms: int | None,
+    ahead_ms: int,
+    has: str | None,
+) -> Handoff | None:
+    """Return one open handoff as the API shows it, None if there is none.
+
+    Args:
+        key: The partition.
+        known: Its state by the log.
+        warm_up: Its warm-up by a client here.
+        phase: Phase of its offer in the log.
+        since_ms: Log time of that offer.
+        ahead_ms: Wall time minus local time.
+        has: The client here that has it.
+    """
+    to = None if warm_up is None or warm_up.client is None else warm_up.client.client_id
+    owner = "" if known.owner is None else known.owner.client_id
+    if phase is not None and known.offer is not None:
+        successor, until_ms = known.offer.successor, known.offer.until_ms
+    elif warm_up is not None and warm_up.is_local and has is not None:
+        # Both are clients of one sidecar: the log names it and shows no offer.
+        successor, phase = owner, READY if warm_up.is_ready else OFFERED
+        since_ms = warm_up.since_ms + ahead_ms
+        until_ms = warm_up.until_ms + ahead_ms
+    else:
+        return None
+    return Handoff(
+        topic=key.topic,
+        partition=key.partition,
+        owner=owner,
+        successor=successor,
+        phase=phase,
+        since_ms=since_ms,
+        until_ms=until_ms,
+        from_client=has,
+        to_client=to,
+    )

@@ -1,0 +1,153 @@
+"""A sidecar's client warms up as events ask it to, and reports ready."""
+
+import pytest
+from enginekit import H
+from remotekit import RemoteRig, key
+
+from kafka_marshal.remote import api, warming
+
+
+class Warm:
+    """An application that warms up when the test lets it."""
+
+    def __init__(self, error=None):
+        self.calls = []
+        self.error = error
+
+    def __call__(self, partition, position, from_client):
+        self.calls.append((partition.partition, position, from_client))
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def rig():
+    return RemoteRig()
+
+
+@pytest.fixture
+def warm(rig):
+    found = Warm()
+    rig.subscribe(on_warm=found)
+    return found
+
+
+def offer(rig, partition=0, *, epoch=5, **rest):
+    told = {
+        "subscription": "s",
+        "topic": "t",
+        "partition": partition,
+        "epoch": epoch,
+        "owner": "w1",
+        "position": 3,
+        "until_ms": rig.now_ms + 10 * H,
+    }
+    return api.Warm(**(told | rest))
+
+
+def finish(rig):
+    rig.warming.run_waiting()
+    rig.session.tick(rig.now_ms)
+
+
+def test_the_application_is_called_with_partition_position_and_owner(rig, warm):
+    rig.send(offer(rig))
+    assert not warm.calls
+    rig.session.tick(rig.now_ms)
+    assert not rig.commands.readied
+    assert rig.session.handoff_counts == {"warming": 1}
+    finish(rig)
+    assert warm.calls == [(0, 3, "w1")]
+    assert rig.commands.readied == [(0, 5)]
+    assert rig.session.handoff_counts == {"warming": 0}
+    (begun,), (ended,) = rig.events("warming"), rig.events("warmed")
+    assert (begun["key"], begun["from"], begun["position"]) == (key(), "w1", 3)
+    assert ended["warm_ms"] == 0
+
+
+def test_a_repeated_event_calls_the_application_once(rig, warm):
+    """Acceptance KA28."""
+    rig.send(offer(rig))
+    rig.send(offer(rig))
+    finish(rig)
+    assert len(warm.calls) == 1
+    rig.send(snapshot(rig, offer(rig)))
+    assert len(warm.calls) == 1
+    # The first report may not have arrived.
+    assert rig.commands.readied == [(0, 5), (0, 5)]
+
+
+def snapshot(rig, *offers):
+    return api.Snapshot(
+        assigned=(),
+        releasing=(),
+        paused=api.Paused(is_paused=False),
+        subscriptions=("s",),
+        warming=offers,
+    )
+
+
+def test_a_snapshot_asks_to_warm_up(rig, warm):
+    rig.send(snapshot(rig, offer(rig, 0), offer(rig, 1)))
+    finish(rig)
+    assert sorted(rig.commands.readied) == [(0, 5), (1, 5)]
+    assert len(warm.calls) == 2
+
+
+def test_another_claim_of_the_owner_begins_again(rig, warm):
+    rig.send(offer(rig, epoch=5))
+    rig.send(offer(rig, epoch=9))
+    finish(rig)
+    assert len(warm.calls) == 2
+    assert rig.commands.readied == [(0, 9)]
+
+
+def test_a_warm_up_that_fails_is_not_reported_as_ready(rig):
+    rig.subscribe(on_warm=Warm(ValueError("no disk")))
+    rig.send(offer(rig))
+    finish(rig)
+    rig.send(offer(rig))
+    assert not rig.commands.readied
+    assert str(rig.events("warm_failed")[0]["error"]) == "no disk"
+
+
+def test_after_its_end_an_offer_is_forgotten(rig, warm):
+    rig.send(offer(rig, until_ms=rig.now_ms))
+    finish(rig)
+    assert not rig.commands.readied
+    rig.send(offer(rig))
+    finish(rig)
+    assert len(warm.calls) == 2
+    assert rig.commands.readied == [(0, 5)]
+
+
+def test_a_partition_that_has_come_is_forgotten(rig, warm):
+    rig.send(offer(rig))
+    finish(rig)
+    rig.send(rig.assigned(epoch=8))
+    assert key() in rig.session.holdings
+    rig.send(offer(rig, epoch=8))
+    finish(rig)
+    assert len(warm.calls) == 2
+
+
+def test_an_application_without_on_warm_is_not_asked(rig):
+    rig.subscribe()
+    rig.send(offer(rig))
+    finish(rig)
+    assert not rig.commands.readied
+    assert not rig.events("warming")
+
+
+def test_an_offer_for_an_unknown_subscription_is_ignored(rig, warm):
+    rig.send(offer(rig, subscription="x"))
+    finish(rig)
+    assert not warm.calls
+
+
+def test_keys_are_bounded(rig, warm, monkeypatch):
+    monkeypatch.setattr(warming, "TASKS_MAX", 1)
+    rig.send(offer(rig, 0))
+    rig.send(offer(rig, 1))
+    finish(rig)
+    assert len(warm.calls) == 1
