@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 import attrs
 import msgspec
 
-from kafka_marshal.engine.subscription import WEIGHT_MAX, weight_of
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.claiming import estimate
 from kafka_marshal.protocol.group_plan import Uncovered
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
+from kafka_marshal.protocol.labels import WEIGHT_MAX, weight_of
 from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.planner import (
     KeyView,

@@ -62,6 +62,7 @@ MOVES = (
     *["resolve"] * 3,
     *["config", "config", "garbage", "member", "nobody", "drop", "fence", "settings"],
     *["direct"] * 2,
+    *["plan"] * 2,
 )
 PAUSED_MOVES = frozenset({"stage", "decide"})
 OWNERS_MOVES = frozenset(
@@ -362,6 +363,21 @@ class Author:
         for name in SETTINGS[2:]:
             fields[name] = self.pick((None, 1, 2**31 - 1))
         return self.payload("GroupSettings", fields, *SETTINGS, "reason")
+
+    def plan(self):
+        fields = self.sender() | {"topics": [], "moves": []}
+        generation, _ = self.naive.plans.get(fields["group_id"], (0, None))
+        fields["follows"] = max(0, generation + self.pick((0, 0, 0, -1, 1)))
+        fields["slice_count"] = self.pick((1, 2, 3))
+        fields["number"] = self.pick((0, 0, 1, 2))
+        fields |= {"planner_version": 1, "input_digest": "00" * 16}
+        fields["vector"] = [[self.naive.next_offset, 0]]
+        if self.pick((True, False)):
+            fields["topics"] = [{"topic": "t", "partition_total": 3}]
+            fields["moves"] = [{"client_id": "c1", "keys": [[0, [0, 2]]]}]
+        names = ("follows", "number", "slice_count", "planner_version", "vector")
+        names = (*names, "input_digest", "topics", "moves")
+        return self.payload("Plan", fields, *names)
 
     def pause(self):
         fields = self.sender() | {"op_id": self.pick(OPS), "reason": None}

@@ -25,7 +25,7 @@ DEFAULTS = {
 RESERVED = ("/checkpoint", "/planner")
 LEVEL_2 = (
     *("PauseGroup", "FencingClient", "HandoffOffer", "HandoffReady"),
-    *("Directive", "GroupSettings"),
+    *("Directive", "GroupSettings", "Plan"),
 )
 SETTINGS = ("policy", "planner_version_max", "debounce_ms", "handoff_ms")
 SETTINGS = ("generation", *SETTINGS, "handoffs_max", "grace_ms")
@@ -80,6 +80,7 @@ class Naive(Pauses):
         self.fences = []  # (offset, group, client, incarnation), as they were noted
         self.directives = {}  # of each group and op
         self.settings = {}  # of each group: all fields by name
+        self.plans = {}  # of each group: generation, C of the last Plan
         self.halted = False
         self.counters = {}
 
@@ -112,6 +113,7 @@ class Naive(Pauses):
             self.next_offset = entry["offset"] + 1
             self.drop_groups()
             self.forget(named)
+            self.drop_plans()
             self.drop_groups()
         return transitions
 
@@ -212,6 +214,14 @@ class Naive(Pauses):
         for group in set(self.verdicts) - self.groups():
             del self.verdicts[group]
 
+    def drop_plans(self):  # 4.9
+        if self.config is None:
+            return
+        for group, (_, planned) in list(self.plans.items()):
+            is_old = self.c - planned > self.limit("forget_ms")
+            if is_old and group not in self.groups_without_plans():
+                del self.plans[group]
+
     def forget(self, named):  # 4.9
         if self.config is None:
             return
@@ -234,6 +244,9 @@ class Naive(Pauses):
         return DEFAULTS[name] if value is None else value
 
     def groups(self):
+        return self.groups_without_plans() | set(self.plans)
+
+    def groups_without_plans(self):
         with_keys = {key[0] for key in self.keys}
         undone = {name for name, one in self.verdicts.items() if not one["resolved"]}
         over = {group for _, group, _ in self.over}
@@ -508,6 +521,18 @@ class Naive(Pauses):
             raise Refused("limits")
         self.settings[group] = {name: data[name] for name in SETTINGS}
         return "group_configured", None
+
+    def Plan(self, _entry, data, _key):  # noqa: N802 - 9.2
+        group = data["group_id"]
+        if not self.is_home(group):
+            raise Refused("wrong_partition")
+        generation, _ = self.plans.get(group, (0, None))
+        if data["follows"] != generation:
+            raise Refused("plan_overtaken")
+        if self.is_group_too_many(group):
+            raise Refused("limits")
+        self.plans[group] = (generation + 1, self.c)
+        return "planned", None
 
     def FencingClient(self, entry, data, _key):  # noqa: N802 - 4.13
         group = data["group_id"]
@@ -797,6 +822,10 @@ class Naive(Pauses):
                 {"group_id": group, **self.settings[group]}
                 for group in sorted(self.settings)
             ],
+            "plans": [
+                {"group_id": group, "generation": count, "log_time_ms": at}
+                for group, (count, at) in sorted(self.plans.items())
+            ],
         }
 
     def claim(self, key):
@@ -886,4 +915,5 @@ class Naive(Pauses):
                 group: list(self.settings[group].values())
                 for group in sorted(self.settings)
             },
+            "plans": {group: list(one) for group, one in sorted(self.plans.items())},
         }

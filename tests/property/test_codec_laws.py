@@ -16,6 +16,9 @@ from kafka_marshal.protocol.records import (
     KINDS,
     Directive,
     Limits,
+    Plan,
+    PlannedMember,
+    PlannedTopic,
     Resume,
     ScopedTopic,
     StagedTopic,
@@ -112,6 +115,22 @@ FIELDS = {
     "size_bytes": counts,
     "digest": ids,
     "data": st.binary(min_size=1, max_size=64),
+    "follows": offsets,
+    "slice_count": counts,
+    "planner_version": counts,
+    "vector": st.lists(st.tuples(offsets, offsets), max_size=3).map(tuple),
+    "input_digest": ids,
+    "moves": st.lists(
+        st.builds(
+            PlannedMember,
+            names,
+            st.lists(
+                st.tuples(offsets, st.lists(partitions, max_size=3).map(tuple)),
+                max_size=3,
+            ).map(tuple),
+        ),
+        max_size=3,
+    ).map(tuple),
     "checkpoint_id": ids,
     "begin_offset": offsets,
     "begin_leader_epoch": partitions,
@@ -130,12 +149,16 @@ staged_topics = st.lists(
     max_size=3,
     unique_by=lambda topic: topic.topic,
 ).map(tuple)
+planned_topics = st.lists(st.builds(PlannedTopic, topics, counts), max_size=3).map(
+    tuple
+)
+TOPICS = {StagePosition: staged_topics, Plan: planned_topics}
 records = st.one_of(
     st.builds(
         kind.record,
         **{
-            name: staged_topics
-            if (kind.record, name) == (StagePosition, "topics")
+            name: TOPICS[kind.record]
+            if name == "topics" and kind.record in TOPICS
             else FIELDS[name]
             for name in kind.record.__struct_fields__
         },

@@ -333,7 +333,7 @@ def test_a_group_is_there_for_a_reason(logs):
         for name, group in state.groups.items():
             keys = sum(key.group_id == name for key in state.keys)
             assert group.key_count == keys
-            has_rest = group.over or group.unresolved or group.fences
+            has_rest = group.over or group.unresolved or group.fences or group.planned
             assert keys or group.lapses_ms or has_rest or group.settings
 
 

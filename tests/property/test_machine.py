@@ -31,6 +31,7 @@ from logkit import (
     ident,
     messages,
     pause,
+    planned,
     release,
     resolve,
     resume,
@@ -121,6 +122,13 @@ class Fold(RuleBasedStateMachine):
             after=after,
         )
         return client, ident(client + life), key, self.log.state.next_offset - 1
+
+    @rule(client=clients, ahead=st.sampled_from([0, 0, 1]), after=waits)
+    def plan(self, client, ahead, after):
+        follows = self.log.state.groups.get("g")
+        planned_before = follows.planned if follows else None
+        count = planned_before.generation if planned_before else 0
+        self.append_to_both(planned(count + ahead, client=client), after=after)
 
     @rule(target=claims, former=consumes(claims), life=lives, after=waits)
     def resume(self, former, life, after):

@@ -220,6 +220,26 @@ def change_a_scope(monkeypatch):
     monkeypatch.setattr(judging, "judge_release_group", judge)
 
 
+def plan_without_follows(monkeypatch):
+    def generation(state, group_id):
+        del state, group_id
+        return Anything()
+
+    monkeypatch.setattr(WorldState, "plan_generation", generation)
+
+
+class Anything(int):
+    """A number that no other differs from."""
+
+    __hash__ = int.__hash__
+
+    def __eq__(self, other):
+        return True
+
+    def __ne__(self, other):
+        return False
+
+
 MUTANTS = [
     no_epoch_check,
     renew_while_paused,
@@ -246,6 +266,7 @@ MUTANTS = [
     pause_more_than_the_scope,
     renew_in_a_scope,
     change_a_scope,
+    plan_without_follows,
 ]
 
 

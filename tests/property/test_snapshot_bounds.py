@@ -12,7 +12,7 @@ from logkit import (
 )
 
 from kafka_marshal.protocol import snapshot
-from kafka_marshal.protocol.items import Fence, Offer, Verdict
+from kafka_marshal.protocol.items import Fence, Offer, Planned, Verdict
 from kafka_marshal.protocol.pauses import Pause, Scheduled
 from kafka_marshal.protocol.records import SCOPE_TOPICS_MAX, ScopedTopic
 from kafka_marshal.protocol.settings import Settings
@@ -74,6 +74,7 @@ def biggest_group(group, name):
         settings=Settings(
             2**31 - 1, "p" + name, 2**31 - 1, far, 2**31 - 1, 2**31 - 1, far
         ),
+        planned=Planned(far, -far),
     )
 
 

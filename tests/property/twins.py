@@ -59,7 +59,7 @@ def hard_part(state):
                 "scheduled",
                 "fences",
                 "directives",
-                "settings",
+                *("settings", "plans"),
             ),
         )
     }
@@ -84,6 +84,7 @@ def operations(state):
         "fences": {name: [*map(shown, fences)] for name, fences in more(groups, 3)},
         "directives": {name: [*map(shown, each)] for name, each in more(groups, 5)},
         "settings": {name: shown(settings) for name, settings in more(groups, 6)},
+        "plans": {name: shown(planned) for name, planned in more(groups, 7)},
     }
 
 

@@ -296,6 +296,7 @@ def test_3_8_shape_of_the_world():
             "fences",
             "directives",
             "settings",
+            "plans",
             "counters",
         ),
     ]

@@ -1,4 +1,4 @@
-"""PROTOCOL 9.1: settings; 9.4: offers to a successor; 9.7: who is drained."""
+"""PROTOCOL 9.1, 9.2, 9.4 and 9.7: settings, plans, offers, and who is drained."""
 
 from logkit import (
     START_MS,
@@ -10,6 +10,7 @@ from logkit import (
     ident,
     offer,
     pause,
+    planned,
     ready,
     release,
     settings,
@@ -56,6 +57,74 @@ def test_9_1_below_level_2_settings_do_nothing():
     log = Log(level=1)
     assert log.outcome_of(settings()) == "level"
     assert log.state.groups == {}
+
+
+def test_9_2_the_earliest_next_plan_wins():
+    log = Log(level=2)
+    assert log.outcome_of(planned(1)) == "plan_overtaken"
+    assert log.outcome_of(planned(0)) == "planned"
+    assert log.outcome_of(planned(0, client="c2")) == "plan_overtaken"
+    assert log.outcome_of(planned(1, client="c2")) == "planned"
+    assert log.state.groups["g"].planned == (2, log.now_ms)
+
+
+def test_9_2_order_of_refusals():
+    log = Log(level=2, k=8, groups=1)
+    names = sorted("abcdefghijklmnopqrstuvwxyz", key=home_of)
+    (one, two), away = names[:2], names[-1]
+    assert log.outcome_of(planned(9, group=away)) == "wrong_partition"
+    assert log.outcome_of(planned(0, group=one)) == "planned"
+    assert log.outcome_of(planned(9, group=two)) == "plan_overtaken"
+    assert log.outcome_of(planned(0, group=two)) == "limits"
+
+
+def test_9_2_below_level_2_a_plan_does_nothing():
+    log = Log(level=1)
+    assert log.outcome_of(planned()) == "level"
+    assert log.state.groups == {}
+
+
+def test_9_2_a_plan_changes_no_key():
+    log, epoch = held()
+    before = log.key()
+    log.append(planned(0, ("c2", 0, (0, 1, 2))))
+    assert log.key() == before
+    assert log.outcome_of(claim("c2")) == "held"
+    assert log.outcome_of(release(epoch)) == "released"
+    assert log.outcome_of(claim("c3")) == "claimed"
+
+
+def test_9_2_a_group_of_plans_alone_is_dropped_after_silence():
+    log = Log(level=2, forget_ms=100)
+    log.append(planned())
+    log.append(planned(1), after=50)
+    log.append(b"", after=100)
+    assert log.state.plan_generation("g") == 2
+    log.append(b"", after=1)
+    assert log.state.groups == log.state.soft.plans == {}
+    assert log.outcome_of(planned(0)) == "planned"
+
+
+def test_9_2_a_group_with_a_key_keeps_its_generation():
+    log = Log(level=2, forget_ms=100)
+    log.append(planned())
+    log.claimed()
+    log.append(b"", after=101)
+    assert log.state.plan_generation("g") == 1
+    log.append(release(2))
+    log.append(b"", after=50)
+    assert log.state.plan_generation("g") == 1
+    # Its last key goes, and with it what only the key kept.
+    log.append(b"", after=51)
+    assert log.state.groups == {}
+
+
+def test_9_2_dropping_frees_the_room_of_a_group():
+    log = Log(level=2, groups=1, forget_ms=100)
+    log.append(planned(group="a"))
+    assert log.outcome_of(planned(group="b"), after=100) == "limits"
+    log.append(b"", after=1)
+    assert log.outcome_of(planned(group="b")) == "planned"
 
 
 def held():

@@ -31,6 +31,9 @@ from kafka_marshal.protocol.records import (
     Limits,
     Member,
     PauseGroup,
+    Plan,
+    PlannedMember,
+    PlannedTopic,
     Record,
     ReleaseGroup,
     ReleasingPartition,
@@ -332,6 +335,38 @@ def settings(generation=1, *, group="g", admin="admin", reason=None, **values):
     )
 
 
+def planned(
+    follows=0,
+    *moves,
+    group="g",
+    client="c1",
+    number=0,
+    count=1,
+    topics=(("t", 3),),
+    vector=((0, 0),),
+    digest=OP,
+    version=1,
+):
+    """Return a Plan; a move is a client, the number of a topic, and its partitions."""
+    return Plan(
+        client_id=client,
+        group_id=group,
+        incarnation=ident(client),
+        seq=0,
+        follows=follows,
+        number=number,
+        slice_count=count,
+        planner_version=version,
+        vector=tuple(vector),
+        input_digest=digest,
+        topics=tuple(PlannedTopic(*each) for each in topics),
+        moves=tuple(
+            PlannedMember(name, ((topic, tuple(partitions)),))
+            for name, topic, partitions in moves
+        ),
+    )
+
+
 def offer(epoch, to="c2", *, within_ms=H, key=KEY, client="c1", inc=None, seq=0):
     return HandoffOffer(
         client_id=client,
@@ -558,6 +593,7 @@ def all_records() -> list[Record]:
         direct(),
         settings(policy="fair", debounce_ms=0, handoff_ms=9, reason="slow"),
         member(plan_generation=3),
+        planned(0, ("c2", 0, (1, 2))),
         begin(),
         chunk(b"state"),
         finish(7),

@@ -84,7 +84,12 @@ class Acquirer:
                 if self._may_be_earlier(holding.key, topic_id, seen_ms=seen_ms):
                     wanted.doubt([holding.key.topic])
                     continue
-                self._drive(holding, now_ms, topic_id=topic_id)
+                self._drive(
+                    holding,
+                    now_ms,
+                    topic_id=topic_id,
+                    is_planned=wanted.is_named_by_plan(holding.key),
+                )
                 under_way += holding.claim.is_under_way
 
     def note_claim(self, key: Key, now_ms: int) -> None:
@@ -112,7 +117,14 @@ class Acquirer:
         claimed_ms = self._claimed_ms.get(key, self._since_ms or 0)
         return topic_id != known.topic_id and seen_ms < claimed_ms
 
-    def _drive(self, holding: Holding, now_ms: int, *, topic_id: bytes | None) -> None:
+    def _drive(
+        self,
+        holding: Holding,
+        now_ms: int,
+        *,
+        topic_id: bytes | None,
+        is_planned: bool,
+    ) -> None:
         claim = holding.claim
         context = self._context
         replica = context.replica_of(claim.key)
@@ -129,8 +141,8 @@ class Acquirer:
             limit_ms = min(heartbeat_ms // 10, JITTER_FREE_MS_MAX)
         if known is not None and known.owner is not None:
             limit_ms = min(heartbeat_ms // 10, JITTER_TAKEOVER_MS_MAX)
-        if guess.is_named:
-            limit_ms = 0  # no other claim can be accepted
+        if guess.is_named or is_planned:
+            limit_ms = 0  # no other claim is accepted, or sent so soon
         if life is not None:
             wait_ms, limit_ms = 0, 0
         jitter_ms = context.ports.entropy.below(limit_ms + 1)

@@ -14,9 +14,10 @@ import attrs
 from kafka_marshal.engine.context import Context
 from kafka_marshal.engine.holding import Drain, Holding, OfferedKey
 from kafka_marshal.engine.outbox import Outbox
-from kafka_marshal.engine.subscription import WARMS_LABEL, Subscription
+from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.ports import Pending
 from kafka_marshal.protocol.handoffs import OFFERED, READY, is_ready_for
+from kafka_marshal.protocol.labels import WARMS_LABEL
 from kafka_marshal.protocol.planner import Release
 from kafka_marshal.protocol.records import (
     HANDOFF_LEVEL,

@@ -6,6 +6,14 @@ from typing import NamedTuple
 from kafka_marshal.errors import ClientFenced, IdentityConflict
 from kafka_marshal.protocol.claiming import Claimant
 from kafka_marshal.protocol.codec import person_of
+from kafka_marshal.protocol.group_plan import PLANNER_VERSION
+from kafka_marshal.protocol.labels import (
+    LAGGING_LABEL,
+    PLANS_LABEL,
+    WARMS_LABEL,
+    WEIGHT_LABEL,
+    WEIGHT_MAX,
+)
 from kafka_marshal.protocol.records import (
     SUPPORTED_LEVEL,
     ClaimingPartition,
@@ -19,13 +27,7 @@ from .context import Context
 from .heartbeats import INTERVALS_PER_H
 from .holding import Holding
 from .outbox import Outbox
-from .subscription import (
-    LAGGING_LABEL,
-    WARMS_LABEL,
-    WEIGHT_LABEL,
-    WEIGHT_MAX,
-    Subscription,
-)
+from .subscription import Subscription
 
 TOPICS_MAX = 1_000
 ANNOUNCED_MAX = 10_000  # members whose last announcement is remembered
@@ -46,14 +48,18 @@ class Announcer:
         "_first_ms",
         "_first_offset",
         "_host",
+        "_labels",
         "_outbox",
         "_succeeded",
     )
 
-    def __init__(self, context: Context, outbox: Outbox, *, host: str) -> None:
+    def __init__(
+        self, context: Context, outbox: Outbox, *, host: str, labels: Mapping[str, str]
+    ) -> None:
         self._context = context
         self._outbox = outbox
         self._host = host[:255]
+        self._labels = dict(labels)
         self._due_ms = 0
         self._first_offset: int | None = None
         self._first_ms = 0
@@ -81,9 +87,14 @@ class Announcer:
         holdings: Mapping[Key, Holding],
         *,
         is_behind: bool = False,
+        plans: bool = False,
     ) -> None:
-        """Announce the wanted topics and the load."""
-        labels = {LAGGING_LABEL: "yes"} if is_behind else {}
+        """Announce the wanted topics, the load, and what planners need to know."""
+        labels = dict(self._labels)
+        if is_behind:
+            labels[LAGGING_LABEL] = "yes"
+        if plans:
+            labels[PLANS_LABEL] = str(PLANNER_VERSION)
         if any(sub.can_warm for sub in subs):
             labels[WARMS_LABEL] = "yes"
         weight = max((sub.weight for sub in subs), default=1)

@@ -19,17 +19,19 @@ from kafka_marshal.protocol.claiming import (
     estimate,
 )
 from kafka_marshal.protocol.delivery import AtLeastOnce
-from kafka_marshal.protocol.planner import DRAINED, SURPLUS, Plan, Release
+from kafka_marshal.protocol.planner import DRAINED, PLANNED, SURPLUS, Plan, Release
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
     ClaimingMessages,
     ClaimingPartition,
     Config,
     FencingClient,
+    GroupSettings,
     Heartbeat,
     Member,
     ReleasingPartition,
 )
+from kafka_marshal.protocol.records import Plan as PlanRecord
 from kafka_marshal.protocol.state import ACCEPTED, Transition, stuck_count
 from kafka_marshal.protocol.types import Key
 
@@ -45,6 +47,7 @@ from .holdings import LEASE_EXPIRED, Holder, Holdings
 from .members import Announcer, client_fenced, identity_conflict
 from .mirror import Mirror
 from .outbox import Outbox, Sent, grantee_of
+from .planning import GroupPlanner
 from .releases import ORDERLY, ReleaseCooldowns, ReleaseRetrier
 from .slow_consumers import SlowConsumerPolicy
 from .subscription import Subscription, SubscriptionSet
@@ -54,7 +57,7 @@ FENCED_BY_ADMIN = "fenced_by_admin"
 SENDER_FENCED = "sender_fenced"
 NAME_CHARS_MAX = 60
 SEEK_UNCONFIRMED = "seek_unconfirmed"
-EXPECTED = ORDERLY | {SURPLUS, DRAINED, "given_up"}
+EXPECTED = ORDERLY | {SURPLUS, DRAINED, PLANNED, "given_up"}
 
 
 class Subleaser(Protocol):
@@ -110,6 +113,8 @@ class Session(Holder):
         host: str = "",
         lives: tuple[PreviousLife, ...] = (),
         mirrors_offsets: bool = True,
+        can_plan: bool = True,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         self.claimant = claimant
         self._context = context
@@ -130,7 +135,10 @@ class Session(Holder):
         )
         self._heartbeater = Heartbeater(context, self._outbox)
         self._releases = ReleaseRetrier(context, self._outbox)
-        self._announcer = Announcer(context, self._outbox, host=host)
+        self._planner = GroupPlanner(context, self._outbox, can_plan=can_plan)
+        self._announcer = Announcer(
+            context, self._outbox, host=host, labels=labels or {}
+        )
         self._start_positions = StartPositions(context, self._heartbeater, claimant)
         self._mirror = Mirror(context, claimant) if mirrors_offsets else None
         self._slow = SlowConsumerPolicy(context, self._held.lags, self._held.watchdog)
@@ -272,7 +280,12 @@ class Session(Holder):
             if self._announcer.is_due(now_ms):
                 is_behind = self._slow.lagging_count() > 0
                 subs = self._wanted.subs
-                self._announcer.announce(subs, self.holdings, is_behind=is_behind)
+                self._announcer.announce(
+                    subs,
+                    self.holdings,
+                    is_behind=is_behind,
+                    plans=self._planner.can_plan and self._planner.is_in_force(),
+                )
             self._refresh_topics(now_ms)
             self._warmer.look(self._wanted.sub_of, now_ms)
             self._warmer.drive(now_ms)
@@ -397,13 +410,22 @@ class Session(Holder):
             if sub.awaits_policy(now_ms):
                 self._plan_soon(now_ms)
             self._follow(sub, plan, now_ms)
+        counts = {
+            topic: info.partition_count
+            for sub in self._wanted.subs
+            for topic, info in sub.topics.items()
+        }
+        self._planner.drive(counts, now_ms)
+        if self._planner.due_ms is not None:
+            self._policy_at_ms = min(self._policy_at_ms, self._planner.due_ms)
 
     def _follow(self, sub: Subscription, plan: Plan, now_ms: int) -> None:
         self._foresee(sub, plan.claim)
         wanted = {
             key: plan.why.get(key, "")
             for key in plan.claim
-            if not self._cooldowns.is_in_cooldown(key, now_ms)
+            if key in sub.named_by_plan
+            or not self._cooldowns.is_in_cooldown(key, now_ms)
         }
         self._drop_contenders(sub, wanted.keys() | sub.named)
         for key, why in wanted.items():
@@ -524,6 +546,8 @@ class Session(Holder):
         elif isinstance(record, Member):
             self._announcer.on_own(transitions[0])
             self._plan_soon(now_ms)
+        elif isinstance(record, PlanRecord):
+            self._plan_soon(now_ms)
 
     def _plan_soon(self, now_ms: int) -> None:
         """Run the policies soon, because some of their input has changed.
@@ -593,6 +617,11 @@ class Session(Holder):
         key, record = transition.key, transition.record
         if isinstance(record, FencingClient):
             self._on_fence(record, transition)
+        if isinstance(record, PlanRecord):
+            self._plan_soon(self._context.now_ms)
+        elif isinstance(record, GroupSettings):
+            # Another policy may be in force, for which members announce more.
+            self.reconsider()
         if key is None:
             return
         if transition.effect in {"claimed", "resumed"}:

@@ -11,6 +11,7 @@ from kafka_marshal.engine.context import Context
 from kafka_marshal.engine.coverage import CoverageRule
 from kafka_marshal.engine.directives import directed
 from kafka_marshal.engine.holding import Holding, OfferedKey, StartRule
+from kafka_marshal.engine.plan_following import ORPHAN_MS_MAX, PlanFollower
 from kafka_marshal.engine.releases import ReleaseCooldowns
 from kafka_marshal.engine.topics import Look, TopicWatch
 from kafka_marshal.errors import InvalidTransition
@@ -18,6 +19,12 @@ from kafka_marshal.ports import Background, Pending, TopicInfo
 from kafka_marshal.protocol.claiming import PreviousLife, estimate, resumable
 from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.protocol.health import Backoff
+from kafka_marshal.protocol.labels import (
+    LAGGING_LABEL,
+    PLANS_LABEL,
+    WEIGHT_MAX,
+    weight_of,
+)
 from kafka_marshal.protocol.planner import (
     SURPLUS,
     KeyView,
@@ -30,8 +37,9 @@ from kafka_marshal.protocol.planner import (
     greedy,
     why_uncovered,
 )
+from kafka_marshal.protocol.planner import planned as follow_plan
 from kafka_marshal.protocol.planner import topic as whole_topics
-from kafka_marshal.protocol.state import KeyNote, KeyState, MemberState
+from kafka_marshal.protocol.state import KeyNote, KeyState, MemberState, WorldState
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 
 if TYPE_CHECKING:
@@ -197,12 +205,6 @@ class _ViewInputs:
     is_off: bool
 
 
-LAGGING_LABEL = "lagging"
-WEIGHT_LABEL = "weight"
-WARMS_LABEL = "warms"
-WEIGHT_MAX = 1_000  # also for the weights that other members announce
-
-
 @attrs.define
 class Debounce:
     """Delays the release of surplus until the members of a group stay the same.
@@ -279,6 +281,9 @@ class Subscription:
             of the last view; at most one heartbeat interval after it.
         named: Free keys that this member is the named successor of, as of the last
             view.
+        named_by_plan: Claimable keys for which the Plan of the group names this member,
+            as of the last view.
+        is_planned: Whether the group follows Plans, whatever its own policy is.
         uncovered: Keys that have been claimable for more than one heartbeat interval
             and that no live member can claim, with the reason, as of the last view.
     """
@@ -304,6 +309,8 @@ class Subscription:
     version: int = 0
     claimable_at_ms: int = 0
     named: set[Key] = attrs.field(factory=set)
+    named_by_plan: set[Key] = attrs.field(factory=set)
+    is_planned: bool = False
     uncovered: dict[Key, str] = attrs.field(factory=dict)
     _policy_runner: PolicyRunner = attrs.field(init=False)
     _watch: TopicWatch = attrs.field(init=False)
@@ -317,6 +324,7 @@ class Subscription:
     _live_views: list[MemberView] = attrs.field(factory=list)
     _seen_ms: dict[str, int] = attrs.field(factory=dict)
     _suspected: dict[str, int | None] = attrs.field(factory=dict)
+    _plans: PlanFollower = attrs.field(factory=PlanFollower)
 
     def __attrs_post_init__(self) -> None:
         config = self.config
@@ -356,6 +364,8 @@ class Subscription:
     @property
     def counts_topics(self) -> bool:
         """Whether the policy assigns whole topics, and limits count topics."""
+        if self.is_planned:
+            return False
         own = self.policy is whole_topics
         return own or bool(getattr(self.policy, "counts_topics", False))
 
@@ -483,12 +493,18 @@ class Subscription:
         if self.stuck_since_ms is not None:
             return Plan()
         rule = self._rule
-        if view.is_drained:
+        is_pure = self.is_planned or self._policy_runner.is_pure
+        has_planner = any(PLANS_LABEL in dict(m.labels) for m in self.members)
+        if self.is_planned and (has_planner or not view.is_drained):
+            plan = follow_plan(view)
+            claim = rule.within_limits(view, plan.claim)
+            plan = attrs.evolve(plan, claim=claim)
+        elif view.is_drained:
             # PROTOCOL 9.7: under any policy.
             plan = (whole_topics if self.counts_topics else fair)(view)
         else:
             plan = self._policy_runner.plan(view, context)
-        if not (view.is_drained or self._policy_runner.is_pure):
+        if not (view.is_drained or is_pure):
             plan = attrs.evolve(
                 plan,
                 claim=rule.within_limits(view, plan.claim),
@@ -539,7 +555,9 @@ class Subscription:
             is_off=self.backoff.is_on(now_ms) and not is_alone,
         )
         self.claimable_at_ms = now_ms + context.heartbeat_interval_ms
+        self._follow_plans(home, coordinators=len(context.replicas))
         self.named.clear()
+        self.named_by_plan.clear()
         self._abandoned.clear()
         suspects: set[str] = set()
         views = (self._key_view(key, inputs, suspects) for key in self.all_keys())
@@ -567,6 +585,12 @@ class Subscription:
             is_drained=me.is_drained,
             is_cordoned=me.is_cordoned,
         )
+
+    def _follow_plans(self, home: WorldState, *, coordinators: int) -> None:
+        self._plans.read(home, self.group_id, coordinators=coordinators)
+        if self.is_planned != self._plans.is_in_force:
+            self.is_planned = self._plans.is_in_force
+            self._rule = CoverageRule(counts_topics=self.counts_topics)
 
     def _note_uncovered(self, keys: Iterable[KeyView], context: Context) -> None:
         """Find the keys that no member can claim; report when they change.
@@ -619,14 +643,20 @@ class Subscription:
         if world.is_set_aside(key, world.append_time_ms + elapsed_ms):
             return None
         is_orphan = is_left = False
+        named = self._plans.named(key, world)
         if is_claimable:
             since_ms = self._claimable_since.setdefault(key, now_ms)
             is_orphan = self._is_orphan(key, now_ms - since_ms, inputs)
             # Released keys are left to others, unless no member claims them.
-            is_held_off = inputs.cooldowns.is_in_cooldown(key, now_ms)
+            is_by_plan = named == owner.client_id
+            is_held_off = not is_by_plan and inputs.cooldowns.is_in_cooldown(
+                key, now_ms
+            )
             is_left = is_held_off or (inputs.is_off and not is_orphan)
             if guess.is_named:
                 self.named.add(key)
+            if is_by_plan and not is_left:
+                self.named_by_plan.add(key)
         else:
             self._claimable_since.pop(key, None)
         holding = inputs.holdings.get(key)
@@ -642,6 +672,7 @@ class Subscription:
             is_orphan=is_orphan,
             is_leaving=holding is not None and holding.drain is not None,
             is_lost=key in self.lost,
+            planned=named,
             last_owner=_last_owner(
                 known, world.soft.notes.get(key), is_owned=who is not None
             ),
@@ -653,6 +684,8 @@ class Subscription:
         Policies run again when it will have been, and after two intervals.
         """
         interval_ms = inputs.context.heartbeat_interval_ms
+        if self.is_planned:
+            interval_ms = min(interval_ms, ORPHAN_MS_MAX)
         if free_ms > 2 * interval_ms:
             self._abandoned.add(key)
             return True
@@ -713,15 +746,6 @@ def policy_interval_ms(context: Context) -> int:
     """Return the interval at which policies run although nothing has changed."""
     tenth_ms = context.heartbeat_interval_ms // 10
     return max(POLICY_MS_MIN, min(tenth_ms, POLICY_MS_MAX))
-
-
-def weight_of(labels: Mapping[str, str]) -> int:
-    """Return the weight that a member announces. Total: accepts any labels."""
-    text = labels.get(WEIGHT_LABEL)
-    if text is None:
-        return 1
-    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(WEIGHT_MAX))
-    return min(max(1, int(text)), WEIGHT_MAX) if is_number else 1
 
 
 def _member_view(member: MemberState) -> MemberView:
@@ -829,6 +853,10 @@ class SubscriptionSet:
             if key.topic in sub.topics:
                 return sub
         return None
+
+    def is_named_by_plan(self, key: Key) -> bool:
+        """Return whether the Plan of the group names this client for a free key."""
+        return any(key in sub.named_by_plan for sub in self.subs)
 
     def topic_id(self, key: Key) -> bytes | None:
         """Return the id of a key's topic as of the last look-up."""

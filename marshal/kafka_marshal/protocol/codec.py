@@ -20,6 +20,8 @@ from kafka_marshal.protocol.records import (
     SCOPE_PARTITIONS_MAX,
     Directive,
     Kind,
+    PlannedMember,
+    PlannedTopic,
     Record,
     Scope,
     StagedTopic,
@@ -224,11 +226,14 @@ def _tag(record: Record, name: str) -> object:
     return (found or {}).get(name)
 
 
-def _are_topics(named: tuple[str, ...] | tuple[StagedTopic, ...]) -> bool:
+def _are_topics(named: tuple[str | StagedTopic | PlannedTopic, ...]) -> bool:
     return all(
-        is_topic(each.topic if isinstance(each, StagedTopic) else each)
-        for each in named
+        is_topic(each if isinstance(each, str) else each.topic) for each in named
     )
+
+
+def _are_members(named: tuple[PlannedMember, ...]) -> bool:
+    return all(is_identifier(each.client_id) for each in named)
 
 
 def _are_distinct(record: StagePosition) -> bool:
@@ -262,6 +267,7 @@ _RULES: dict[str, Callable[[Any], bool]] = {
     "group_id": is_identifier,
     "topic": is_key_topic,
     "topics": _are_topics,
+    "moves": _are_members,
     "successor": _is_name_or_none,
     "client": _is_name_or_none,
     "policy": _is_name_or_none,

@@ -204,11 +204,40 @@ def _drop_over(state: WorldState, offset: int, group_id: str, op_id: bytes) -> N
 def drop_if_empty(state: WorldState, group_id: str) -> None:
     """Drop a group without keys, pauses, and anything to keep (PROTOCOL 4.9)."""
     group = state.groups[group_id]
+    if not _has_nothing_but_a_plan(group):
+        return
+    if group.planned is not None:
+        state.note_plan(group.planned.log_time_ms)
+        return
+    del state.groups[group_id]
+    state.note_gone(group_id)
+
+
+def _has_nothing_but_a_plan(group: GroupState) -> bool:
     is_idle = group.lapses_ms is None and group.unresolved is None
     has_rest = group.over or group.fences or group.settings
-    if is_idle and not (group.key_count or has_rest):
-        del state.groups[group_id]
-        state.note_gone(group_id)
+    return is_idle and not (group.key_count or has_rest)
+
+
+def drop_old_plans(state: WorldState) -> None:
+    """Drop groups that had no Plan for too long, and nothing else (PROTOCOL 4.9)."""
+    assert state.config is not None
+    assert state.plans_ms is not None
+    latest_ms = state.now_ms - state.config.limit("forget_ms")
+    if state.plans_ms >= latest_ms:
+        return
+    left: list[int] = []
+    for group_id, group in list(state.groups.items()):
+        planned = group.planned
+        if planned is None or not _has_nothing_but_a_plan(group):
+            continue
+        if planned.log_time_ms < latest_ms:
+            del state.groups[group_id]
+            state.soft.plans.pop(group_id, None)
+            state.note_gone(group_id)
+        else:
+            left.append(planned.log_time_ms)
+    state.plans_ms = min(left, default=None)
 
 
 def _config(step: Step, record: Config) -> Transitions:

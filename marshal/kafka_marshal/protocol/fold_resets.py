@@ -174,6 +174,7 @@ def _install(
     state.soft.notes.clear()
     state.soft.offered_ms.clear()
     state.soft.members.clear()
+    state.soft.plans.clear()
 
 
 def end_operations(state: WorldState) -> None:

@@ -98,3 +98,15 @@ class StandingDirective(NamedTuple):
     def names(self, client_id: str, host: str) -> bool:
         """Return whether it names this client, or the host that it announced."""
         return client_id == self.client or (host != "" and host == self.host)
+
+
+class Planned(NamedTuple):
+    """How many Plans of a group were accepted (PROTOCOL 9.2).
+
+    Attributes:
+        generation: Their number.
+        log_time_ms: Log time of the last one.
+    """
+
+    generation: int
+    log_time_ms: int

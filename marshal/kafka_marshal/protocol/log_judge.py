@@ -8,10 +8,11 @@ judge of operations checks what applications did with their claims.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kafka_marshal.protocol.items import Lock
+from kafka_marshal.protocol.items import Lock, Planned
 from kafka_marshal.protocol.records import (
     FencingClient,
     Heartbeat,
+    Plan,
     ResolvePosition,
     StagePosition,
 )
@@ -75,7 +76,7 @@ class Known(NamedTuple):
 
 
 class LogJudge:
-    """Judges one coordinating partition: S1, S3, S7, S10, 4.3, 4.13, 8.1, 8.3, 8.5.
+    """Judges one coordinating partition: S1, S3, S7, S10, 4.3, 4.13, 8, 9.2.
 
     Attributes:
         known: Every key after the last record about it.
@@ -96,6 +97,7 @@ class LogJudge:
         self.tokens: dict[Key, Token] = {}
         # Fenced processes, those fenced first first.
         self._fenced = _fenced_in(world)
+        self._planned = _planned_in(world)
         for key, state in world.keys.items():
             token = world.token(key)
             if token is not None:
@@ -108,6 +110,8 @@ class LogJudge:
             self._reset()
         if isinstance(transition.record, FencingClient) and transition.effect:
             self._fence(transition.record)
+        if isinstance(transition.record, Plan) and transition.effect:
+            return self._check_plan(transition.record, transition.offset)
         key = transition.key
         if key is None:
             return []
@@ -137,6 +141,21 @@ class LogJudge:
             self.granted[key, topic_id] = head
         self.known = {key: Known.of(state) for key, state in keys.items()}
         self._fenced = _fenced_in(self._world)
+        self._planned = _planned_in(self._world)
+
+    def _check_plan(self, record: Plan, offset: int) -> list[Finding]:
+        """Check that an accepted Plan follows the last one of its group."""
+        config, group_id = self._world.config, record.group_id
+        assert config is not None
+        was = self._planned.get(group_id, Planned(0, self._world.now_ms))
+        now = Planned(record.follows + 1, self._world.now_ms)
+        self._planned[group_id] = now
+        # A group that was dropped begins again at 0 (PROTOCOL 4.9).
+        is_old = now.log_time_ms - was.log_time_ms > config.limit("forget_ms")
+        if record.follows == was.generation or (record.follows == 0 and is_old):
+            return []
+        text = f"a Plan of {group_id} follows {record.follows}, not {was.generation}"
+        return [Finding("9.2", f"offset {offset}: {text}")]
 
     def _fence(self, record: FencingClient) -> None:
         """Remember a fenced process, within the bounds of PROTOCOL 4.13."""
@@ -298,3 +317,11 @@ def _sender(transition: Transition) -> tuple[str, bytes]:
 
 def _fenced_in(world: WorldState) -> dict[MemberName, None]:
     return dict.fromkeys(sorted(world.fences, key=lambda name: world.fences[name]))
+
+
+def _planned_in(world: WorldState) -> dict[str, Planned]:
+    return {
+        group_id: group.planned
+        for group_id, group in world.groups.items()
+        if group.planned is not None
+    }

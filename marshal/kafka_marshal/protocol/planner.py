@@ -14,7 +14,9 @@ from kafka_marshal.protocol.types import Key
 
 SURPLUS = "surplus"
 DRAINED = "drained"
-"""Why a key is released: the member has more than its share, or an admin drains it."""
+PLANNED = "planned"
+"""Why a key is released: the member has more than its share, an admin drains it, or the
+Plan of the group names another member."""
 
 
 # Created for every wanted partition at each plan: not tracked by the collector.
@@ -34,6 +36,8 @@ class KeyView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
             topic.
         last_owner: client_id of the previous owner, or of the last one if it is
             free; None if the log names none.
+        planned: client_id that the Plan of the group names for it (PROTOCOL 9.2), None
+            without one.
     """
 
     key: Key
@@ -45,6 +49,7 @@ class KeyView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     is_leaving: bool = False
     is_lost: bool = False
     last_owner: str | None = None
+    planned: str | None = None
 
 
 class MemberView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -159,6 +164,29 @@ class Plan:
     claim: tuple[Key, ...] = ()
     release: tuple[Release, ...] = ()
     why: Mapping[Key, str] = attrs.field(factory=dict, eq=False)
+
+
+def planned(view: View) -> Plan:
+    """Claim what the Plan of the group names this member for, release what it does not.
+
+    A key goes to another member only while that lives and takes keys. What a Plan does
+    not name stays where it is; free keys that it does not name are not claimed.
+    """
+    takers = {
+        member.client_id: member.topics for member in view.members if member.can_take
+    }
+    claim: list[Key] = []
+    release: list[Release] = []
+    for key in view.keys:
+        to = key.planned
+        if not key.is_mine:
+            is_named = to == view.me and key.is_claimable
+            if key.is_ours_before or (is_named and view.can_take):
+                claim.append(key.key)
+        elif to is not None and to != view.me and key.key.topic in takers.get(to, ()):
+            release.append(Release(key.key, to, reason=PLANNED))
+    why = "planner: named by the plan"
+    return Plan(tuple(claim), tuple(release), dict.fromkeys(claim, why))
 
 
 _ALL_ALIKE: Mapping[str, int] = {}

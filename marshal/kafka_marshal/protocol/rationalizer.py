@@ -24,6 +24,7 @@ from kafka_marshal.protocol import (
     fold_groups,
     fold_handoffs,
     fold_keys,
+    fold_plans,
     fold_positions,
     fold_resets,
 )
@@ -78,6 +79,8 @@ def apply(state: WorldState, entry: LogEntry) -> Transitions:
         state.next_offset = entry.offset + 1
         if state.forgettable and state.config is not None:
             fold_keys.forget(state, transitions)
+        if state.plans_ms is not None:
+            fold_groups.drop_old_plans(state)
     return transitions
 
 
@@ -151,6 +154,7 @@ _FOLDS = {
     **fold_fences.FOLDS,
     **fold_handoffs.FOLDS,
     **fold_directives.FOLDS,
+    **fold_plans.FOLDS,
     **fold_positions.FOLDS,
     **fold_resets.FOLDS,
 }

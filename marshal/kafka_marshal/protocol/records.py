@@ -337,6 +337,42 @@ class Directive(Fields, frozen=True, kw_only=True):
     tags: Tags | UnsetType = UNSET
 
 
+class PlannedTopic(Fields, frozen=True):
+    """A topic of a group, with the number of partitions that the planner found."""
+
+    topic: Name
+    partition_total: Counting
+
+
+class PlannedMember(Fields, frozen=True):
+    """The keys that a member should get: numbers of topics, each with partitions."""
+
+    client_id: Name
+    keys: tuple[tuple[Sequence, tuple[Partition, ...]], ...]
+
+
+class Plan(Fields, frozen=True, kw_only=True):
+    """Names members for the keys that should change hands (PROTOCOL 9.2).
+
+    ``vector`` has for each coordinating partition the next offset that the planner had
+    folded, and the milliseconds of its estimate since the last entry.
+    """
+
+    client_id: Name
+    group_id: Name
+    incarnation: Id
+    seq: Sequence
+    follows: Offset
+    number: Sequence
+    slice_count: Counting
+    planner_version: Counting
+    vector: tuple[tuple[Offset, Offset], ...]
+    input_digest: Id
+    topics: tuple[PlannedTopic, ...]
+    moves: tuple[PlannedMember, ...]
+    tags: Tags | UnsetType = UNSET
+
+
 class BatchHeartbeat(Fields, frozen=True, kw_only=True):
     """Many heartbeats of one claimant in one record (PROTOCOL 3.6)."""
 
@@ -461,6 +497,7 @@ Record = (
     | HandoffOffer
     | HandoffReady
     | Directive
+    | Plan
     | Config
     | Reset
     | Member
@@ -500,6 +537,7 @@ KINDS = (
     Kind(22, 0, "Directive", Directive, 2),
     Kind(23, 0, "GroupSettings", GroupSettings, 2),
     Kind(128, 0, "Member", Member, 1),
+    Kind(129, 0, "Plan", Plan, 2),
     Kind(130, 0, "CheckpointBegin", CheckpointBegin, 1),
     Kind(131, 0, "CheckpointChunk", CheckpointChunk, 1),
     Kind(132, 0, "CheckpointEnd", CheckpointEnd, 1),
@@ -525,6 +563,9 @@ SETTINGS_LEVEL = 2
 
 INTERVAL_LEVEL = 2
 """The feature level from which on a Config may lower the heartbeat interval."""
+
+PLAN_LEVEL = 2
+"""The feature level that brought Plan."""
 
 SUPPORTED_LEVEL = 2
 """The highest feature level that this release can follow (PROTOCOL 3.3)."""

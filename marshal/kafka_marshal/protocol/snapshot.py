@@ -28,7 +28,14 @@ from kafka_marshal.protocol.codec import (
     is_key_topic,
     is_scope,
 )
-from kafka_marshal.protocol.items import Fence, Lock, Offer, StandingDirective, Verdict
+from kafka_marshal.protocol.items import (
+    Fence,
+    Lock,
+    Offer,
+    Planned,
+    StandingDirective,
+    Verdict,
+)
 from kafka_marshal.protocol.pauses import Pause, Scheduled
 from kafka_marshal.protocol.records import (
     U32,
@@ -68,7 +75,7 @@ _MODULUS = 1 << 128
 _CONFIGS_MAX = 64
 
 _KEY_BYTES_MAX = 1_200
-_GROUP_BYTES_MAX = 2_300
+_GROUP_BYTES_MAX = 2_330
 _OVER_BYTES_MAX = 32
 _FENCE_BYTES_MAX = 240
 _SCOPED_BYTES_MAX = 6_400
@@ -210,6 +217,10 @@ class _Settings(Fields, frozen=True, tag=6):
     ]
 
 
+class _Planned(Fields, frozen=True, tag=7):
+    planned: tuple[Annotated[int, Meta(ge=1)], Time]
+
+
 class _Group(Fields, frozen=True, kw_only=True):
     tag: Literal["group"]
     group_id: Name
@@ -217,8 +228,17 @@ class _Group(Fields, frozen=True, kw_only=True):
     over: tuple[tuple[Offset, Id], ...]
     # Left out where it is empty, so that other groups keep their digests.
     more: Annotated[
-        tuple[_Verdict | _Schedule | _Fences | _Scoped | _Directives | _Settings, ...],
-        Meta(max_length=6),
+        tuple[
+            _Verdict
+            | _Schedule
+            | _Fences
+            | _Scoped
+            | _Directives
+            | _Settings
+            | _Planned,
+            ...,
+        ],
+        Meta(max_length=7),
     ] = ()
 
 
@@ -581,6 +601,7 @@ def _group(group_id: str, group: GroupState) -> list[Any]:
     more += [[4, list(map(_lasting, group.scoped))]] if group.scoped else []
     more += [[5, group.directives]] if group.directives else []
     more += [] if group.settings is None else [[6, group.settings]]
+    more += [] if group.planned is None else [[7, group.planned]]
     return [*row, more] if more else row
 
 
@@ -672,6 +693,8 @@ def _read_group(row: _Group) -> GroupState:
             found.settings = Settings(*element.settings)
             policy = found.settings.policy
             names += [] if policy is None else [policy]
+        elif isinstance(element, _Planned):
+            found.planned = Planned(*element.planned)
         else:
             found.fences = tuple(Fence(*fence) for fence in element.fences)
             names += [fence.client_id for fence in found.fences]

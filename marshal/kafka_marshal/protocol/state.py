@@ -19,7 +19,14 @@ from msgspec import UnsetType
 
 from kafka_marshal.protocol.codec import BY, PERSON_BYTES_MAX, decode_tags, person_text
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
-from kafka_marshal.protocol.items import Fence, Lock, Offer, StandingDirective, Verdict
+from kafka_marshal.protocol.items import (
+    Fence,
+    Lock,
+    Offer,
+    Planned,
+    StandingDirective,
+    Verdict,
+)
 from kafka_marshal.protocol.lease import Freshness, freshness, remaining_ms
 from kafka_marshal.protocol.pauses import Pause, Scheduled, is_in_scope
 from kafka_marshal.protocol.records import (
@@ -29,6 +36,7 @@ from kafka_marshal.protocol.records import (
     ClaimingPartition,
     Config,
     Member,
+    Plan,
     Record,
     ReleasingPartition,
 )
@@ -165,6 +173,7 @@ class GroupState:
         fences: Fenced processes of clients, oldest first.
         directives: Directives in force, by op_id (PROTOCOL 9.7).
         settings: The settings in force, on the group's home, or None.
+        planned: Number of its Plans and time of the last, on the group's home, or None.
         key_count: Number of keys of the group in this partition (derived).
     """
 
@@ -176,6 +185,7 @@ class GroupState:
     scoped: tuple[Pause, ...] = ()
     directives: tuple[StandingDirective, ...] = ()
     settings: Settings | None = None
+    planned: Planned | None = None
     key_count: int = 0
 
     def is_over(self, op_id: bytes) -> bool:
@@ -292,6 +302,27 @@ class KeyNote(NamedTuple):
     follows: int | None = None
 
 
+class PlanNote(NamedTuple):
+    """The Plans of a group that belong together, as far as they were read; soft.
+
+    Attributes:
+        records: The slices, in order.
+        generation: Generation of the group with the last one.
+        offset: Offset of the last one.
+        log_time_ms: Log time of the last one.
+    """
+
+    records: tuple[Plan, ...]
+    generation: int
+    offset: int
+    log_time_ms: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all slices were read."""
+        return len(self.records) == self.records[0].slice_count
+
+
 class Halt(NamedTuple):
     """Where a reader stopped folding, and the feature level that it would need."""
 
@@ -322,6 +353,7 @@ class SoftState:
     members: dict[MemberName, MemberState] = attrs.field(factory=dict)
     notes: dict[Key, KeyNote] = attrs.field(factory=dict)
     offered_ms: dict[Key, tuple[int, int]] = attrs.field(factory=dict)
+    plans: dict[str, PlanNote] = attrs.field(factory=dict)
 
 
 @attrs.define
@@ -352,6 +384,8 @@ class WorldState:
             scheduled (derived).
         locked: Keys that each operation of a group has locked (derived).
         ends_ms: Log time at which staging or quiet time ends, or None (derived).
+        plans_ms: No group has only a Plan with an earlier log time; None if none has
+            (derived).
         lapses_ms: No pause begins or ends by itself before the append time reaches it;
             None if there is none (derived).
         forgettable: Heap of (earlier last activity, key): an entry for each key that
@@ -388,6 +422,7 @@ class WorldState:
     )
     ends_ms: int | None = attrs.field(default=None, eq=False)
     lapses_ms: int | None = attrs.field(default=None, eq=False)
+    plans_ms: int | None = attrs.field(default=None, eq=False)
     forgettable: list[tuple[int, Key]] = attrs.field(factory=list, eq=False)
     awaiting: set[Key] = attrs.field(factory=set, eq=False)
     stale_count: int = attrs.field(default=0, eq=False)
@@ -409,6 +444,11 @@ class WorldState:
         """Return the settings of a group, of which this partition is the home."""
         group = self.groups.get(group_id)
         return (None if group is None else group.settings) or NO_SETTINGS
+
+    def plan_generation(self, group_id: str) -> int:
+        """Return how many Plans of a group were accepted; this must be its home."""
+        group = self.groups.get(group_id)
+        return 0 if group is None or group.planned is None else group.planned.generation
 
     def active_pause(self, group_id: str) -> Pause | None:
         """Return the active pause of a whole group, or None."""
@@ -571,6 +611,7 @@ class WorldState:
             if state.lock is not None:
                 self.locked.setdefault((key.group_id, state.lock.op_id), {})[key] = None
         self.note_next_lapse()
+        self.note_next_plan()
         self.index_forgettable()
         self.item_hashes = {}
         self.item_sum = 0
@@ -596,6 +637,17 @@ class WorldState:
         """Recompute when the next pause begins or ends by itself."""
         every = (group.lapses_ms for group in self.groups.values())
         self.lapses_ms = min((ms for ms in every if ms is not None), default=None)
+
+    def note_plan(self, log_time_ms: int) -> None:
+        """Record that a group may have nothing but a Plan with this log time."""
+        if self.plans_ms is None or log_time_ms < self.plans_ms:
+            self.plans_ms = log_time_ms
+
+    def note_next_plan(self) -> None:
+        """Recompute which Plan of a group is the earliest."""
+        every = (group.planned for group in self.groups.values())
+        times = (planned.log_time_ms for planned in every if planned is not None)
+        self.plans_ms = min(times, default=None)
 
     def note_lapse(self, append_ms: int) -> None:
         """Record that a pause begins or ends by itself at an append time."""

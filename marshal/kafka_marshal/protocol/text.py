@@ -21,6 +21,9 @@ from kafka_marshal.protocol.records import (
     Kind,
     Limits,
     PauseGroup,
+    Plan,
+    PlannedMember,
+    PlannedTopic,
     Record,
     Resume,
     Scope,
@@ -37,6 +40,7 @@ _NESTED: dict[str, type[Fields]] = {"resume": Resume, "limits": Limits}
 _NESTED_LISTS: dict[type[Fields], dict[str, type[Fields]]] = {
     PauseGroup: {"scope": ScopedTopic},
     StagePosition: {"topics": StagedTopic},
+    Plan: {"topics": PlannedTopic, "moves": PlannedMember},
 }
 _RENAMED = {"partition_count": "K"}
 _BYTES_FIELDS = frozenset(
@@ -52,6 +56,7 @@ _BYTES_FIELDS = frozenset(
         "checkpoint_id",
         "digest",
         "plan_digest",
+        "input_digest",
         "data",
         "tags",
     }
@@ -274,6 +279,7 @@ def state_to_object(state: WorldState) -> dict[str, Any]:
         "fences": _fences(state),
         "directives": _directives(state),
         "settings": _settings(state),
+        "plans": _plans(state),
         "counters": dict(sorted(state.soft.counters.items())),
     }
     if state.halted is not None:
@@ -388,4 +394,12 @@ def _settings(state: WorldState) -> list[dict[str, Any]]:
         {"group_id": group_id, **group.settings._asdict()}
         for group_id, group in sorted(state.groups.items())
         if group.settings is not None
+    ]
+
+
+def _plans(state: WorldState) -> list[dict[str, Any]]:
+    return [
+        {"group_id": group_id, **group.planned._asdict()}
+        for group_id, group in sorted(state.groups.items())
+        if group.planned is not None
     ]

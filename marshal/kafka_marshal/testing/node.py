@@ -5,7 +5,7 @@ consumer, with its own connection and its own clock. Nothing runs by itself: the
 steps the nodes.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
@@ -107,6 +107,8 @@ class Node:
         clock: ClockView | None = None,
         lives: tuple[PreviousLife, ...] = (),
         sources: Sequence[KeptStates] = (),
+        can_plan: bool = True,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         """Start a process; its next step begins to read the log."""
         kafka = cluster.kafka
@@ -136,6 +138,8 @@ class Node:
             Claimant(owner, group_id, master=self.entropy.random_bytes(32)),
             host=f"host-of-{owner.client_id}",
             lives=lives,
+            can_plan=can_plan,
+            labels=labels,
         )
         self.engine.add_session(self.session)
         self.consumer: Consumer | None = None
@@ -283,6 +287,8 @@ class Cluster:
         lives: tuple[PreviousLife, ...] = (),
         incarnation: bytes | None = None,
         sources: Sequence[KeptStates] = (),
+        can_plan: bool = True,
+        labels: Mapping[str, str] | None = None,
     ) -> Node:
         """Start a process with a new incarnation, or the given one."""
         self._starts += 1
@@ -297,6 +303,8 @@ class Cluster:
             clock=clock,
             lives=lives,
             sources=sources,
+            can_plan=can_plan,
+            labels=labels,
         )
         if spec is not None:
             node.consume(spec)

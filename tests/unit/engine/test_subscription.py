@@ -19,9 +19,10 @@ from enginekit import (
 )
 from logkit import settings
 
-from kafka_marshal.engine.subscription import Debounce, PolicyRunner, weight_of
+from kafka_marshal.engine.subscription import Debounce, PolicyRunner
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.policies import KeyView, MemberView, Plan, Release, View, greedy
+from kafka_marshal.protocol.labels import weight_of
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
     ClaimingPartition,

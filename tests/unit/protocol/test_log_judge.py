@@ -18,6 +18,7 @@ from logkit import (
     messages,
     offer,
     pause,
+    planned,
     ready,
     release,
     resets,
@@ -447,3 +448,41 @@ def test_a_ready_that_changes_the_owner_is_found():
 
     (finding,) = judged(log, on("ready", take_over))
     assert finding.invariant == "9.4"
+
+
+def test_plans_that_follow_each_other_are_sound():
+    log = Log(level=2, forget_ms=100)
+    log.append(planned(0))
+    log.append(planned(0, client="c2"))
+    log.append(planned(1, client="c2"), after=9)
+    # The group is dropped after silence, and begins again.
+    log.append(b"", after=101)
+    log.append(planned(0))
+    assert log.state.plan_generation("g") == 1
+    assert judged(log) == []
+
+
+def test_a_plan_that_does_not_follow_is_found():
+    log = Log(level=2)
+    log.append(planned(0))
+    log.append(planned(1))
+
+    def forget_the_last(world, _):
+        world.groups["g"].planned = None
+
+    log.append(planned(0))
+    assert judged(log) == []
+    (finding,) = judged(log, on("planned", forget_the_last))[-1:]
+    assert finding.invariant == "9.2"
+
+
+def test_a_judge_that_starts_from_a_state_knows_its_plans():
+    log = Log(level=2)
+    log.append(planned(0))
+    log.append(planned(1))
+    world = WorldState(0)
+    for entry in log.entries[:2]:
+        apply(world, entry)
+    judge = LogJudge(world)
+    (transition,) = apply(world, log.entries[2])
+    assert judge.take(transition) == []

@@ -45,6 +45,8 @@ FIELDS = {
     "planner_version_max debounce_ms handoff_ms handoffs_max grace_ms reason tags",
     "Member": "client_id group_id incarnation seq topics host capacity load labels "
     "draining feature_level_max plan_generation tags",
+    "Plan": "client_id group_id incarnation seq follows number slice_count "
+    "planner_version vector input_digest topics moves tags",
     "CheckpointBegin": "client_id group_id incarnation seq epoch checkpoint_id tags",
     "CheckpointChunk": "client_id group_id incarnation seq epoch checkpoint_id "
     "number data tags",
@@ -71,6 +73,7 @@ NUMBERS = {
     "Directive": 22,
     "GroupSettings": 23,
     "Member": 128,
+    "Plan": 129,
     "CheckpointBegin": 130,
     "CheckpointChunk": 131,
     "CheckpointEnd": 132,

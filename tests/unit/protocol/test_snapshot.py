@@ -24,6 +24,7 @@ from logkit import (
     messages,
     offer,
     pause,
+    planned,
     release,
     resets,
     schedule,
@@ -787,6 +788,45 @@ def test_settings_are_an_element_of_their_group():
 )
 def test_impossible_settings_are_no_snapshot(change):
     rows = unpack(to_bytes(configured().state))
+    change(rows[3][0][4])
+    with pytest.raises(MalformedRecord):
+        from_bytes(pack(rows))
+
+
+def planned_log():
+    """Return a log with plans of a group with settings, and of one with nothing."""
+    log = Log(level=2)
+    log.append(settings())
+    log.append(planned())
+    log.append(planned(group="h"))
+    return log
+
+
+def test_plans_are_an_element_of_their_group():
+    log = planned_log()
+    rows = unpack(to_bytes(log.state))[3]
+    assert rows[0][4][1] == [7, [1, log.now_ms]]
+    assert rows[1] == ["group", "h", None, [], [[7, [1, log.now_ms]]]]
+    back = from_bytes(to_bytes(log.state))
+    assert (back, back.plans_ms) == (log.state, log.now_ms)
+    before = digest(log.state)
+    assert digest(back) == before == freeze(log.state).digest()
+    log.append(planned(1), after=0)
+    assert digest(log.state) not in {before, digest(back)}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda more: more.reverse(), id="out of order"),
+        pytest.param(lambda more: more.append(more[1]), id="twice"),
+        pytest.param(put(1, 1, 0, 0), id="no generation"),
+        pytest.param(put(1, 1, 1, None), id="no time"),
+        pytest.param(lambda more: more[1][1].append(1), id="an element too many"),
+    ],
+)
+def test_impossible_plans_are_no_snapshot(change):
+    rows = unpack(to_bytes(planned_log().state))
     change(rows[3][0][4])
     with pytest.raises(MalformedRecord):
         from_bytes(pack(rows))

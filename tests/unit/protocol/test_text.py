@@ -25,6 +25,7 @@ from logkit import (
     messages,
     offer,
     pause,
+    planned,
     ready,
     release,
     resume,
@@ -381,6 +382,7 @@ def test_a_partition_that_was_never_read():
         "fences": [],
         "directives": [],
         "settings": [],
+        "plans": [],
         "counters": {},
     }
 
@@ -436,6 +438,7 @@ def test_a_document_is_complete():
         "fences": [],
         "directives": [],
         "settings": [],
+        "plans": [],
         "counters": {"claimed": 1, "configured": 1, "granted": 1, "undecodable": 1},
     }
     assert json.loads(to_line(document)) == document
@@ -610,3 +613,23 @@ def test_the_settings_of_groups_are_listed():
     assert state_to_object(log.state)["settings"] == [
         {"group_id": "g", "generation": 1, "handoff_ms": 7, **dict.fromkeys(names)}
     ]
+
+
+def test_the_plans_of_groups_are_counted():
+    log = Log(level=2)
+    log.append(planned())
+    log.append(planned(1), after=5)
+    assert state_to_object(log.state)["plans"] == [
+        {"group_id": "g", "generation": 2, "log_time_ms": log.now_ms}
+    ]
+
+
+def test_a_plan_is_text_and_back():
+    record = planned(3, ("c2", 0, (0, 2)), ("c3", 1, (1,)), topics=(("t", 3), ("u", 2)))
+    payload = record_to_object(record)
+    assert payload["data"]["moves"] == [
+        {"client_id": "c2", "keys": [[0, [0, 2]]]},
+        {"client_id": "c3", "keys": [[1, [1]]]},
+    ]
+    assert payload["data"]["input_digest"] == OP.hex()
+    assert object_to_record(payload) == record

@@ -1,0 +1,59 @@
+"""What the Plan of a group says to its members (PROTOCOL 9.2)."""
+
+from kafka_marshal.protocol.plans import (
+    NO_PLAN,
+    PLANNER,
+    Standing,
+    is_valid_for,
+    standing_of,
+)
+from kafka_marshal.protocol.state import PlanNote, WorldState
+from kafka_marshal.protocol.types import Key
+
+ORPHAN_MS_MAX = 5_000
+"""How long a free key of such a group waits at most for the member that is named."""
+
+
+class PlanFollower:
+    """The Plan that a member follows.
+
+    Attributes:
+        is_in_force: Whether the settings of the group ask for Plans.
+    """
+
+    __slots__ = ("_note", "_standing", "is_in_force")
+
+    def __init__(self) -> None:
+        self.is_in_force = False
+        self._note: PlanNote | None = None
+        self._standing: Standing = NO_PLAN
+
+    def read(self, home: WorldState, group_id: str, *, coordinators: int) -> None:
+        """Read the settings and the Plan of a group, if they changed.
+
+        Args:
+            home: The group's home.
+            group_id: The group.
+            coordinators: Number of coordinating partitions; a Plan of another number
+                of them is void.
+        """
+        self.is_in_force = home.settings_of(group_id).policy == PLANNER
+        note = home.soft.plans.get(group_id) if self.is_in_force else None
+        if note is not self._note:
+            self._note = note
+            found = standing_of(note)
+            self._standing = found if len(found.vector) == coordinators else NO_PLAN
+
+    def named(self, key: Key, world: WorldState) -> str | None:
+        """Return the member that a valid entry of the Plan names for a key, or None.
+
+        Args:
+            key: The key.
+            world: Its coordinating partition.
+        """
+        if not self._standing.entries:
+            return None  # the common case
+        name = self._standing.entries.get(key.topic_partition)
+        next_offset = self._standing.vector[world.partition][0]
+        is_valid = is_valid_for(world.keys.get(key), next_offset)
+        return name if is_valid else None

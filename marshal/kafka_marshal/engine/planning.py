@@ -1,0 +1,172 @@
+"""Writes the Plan of a group when it is this member's turn (PROTOCOL 9.2)."""
+
+from collections.abc import Mapping
+
+from kafka_marshal.engine.context import Context
+from kafka_marshal.engine.outbox import Outbox
+from kafka_marshal.errors import MalformedRecord
+from kafka_marshal.protocol.group_plan import PlanInput, plan
+from kafka_marshal.protocol.plans import (
+    PLANNER,
+    TURN_MS,
+    Reading,
+    Situation,
+    Slice,
+    digest_of,
+    situation_of,
+    slices_of,
+    turn_of,
+    version_of,
+)
+from kafka_marshal.protocol.records import PLAN_LEVEL, Plan
+
+DEBOUNCES_MAX = 5  # most delays after the first change, if the group goes on changing
+
+
+class GroupPlanner:
+    """Plans for one group: after it has changed, in turn with two other members.
+
+    Every method is called under the engine's lock. A plan takes up to 100 ms for 10,000
+    keys; it is computed only where one is due.
+    """
+
+    __slots__ = (
+        "_changed_ms",
+        "_context",
+        "_first_ms",
+        "_given",
+        "_is_pending",
+        "_outbox",
+        "_unwritten",
+        "can_plan",
+        "due_ms",
+    )
+
+    def __init__(self, context: Context, outbox: Outbox, *, can_plan: bool) -> None:
+        self._context = context
+        self._outbox = outbox
+        self._given: PlanInput | None = None
+        self._is_pending = False
+        self._first_ms = 0
+        self._changed_ms = 0
+        self._unwritten: str | None = None
+        self.can_plan = can_plan
+        # Local time at which a plan may be due; None while nothing has changed.
+        self.due_ms: int | None = None
+
+    def is_in_force(self) -> bool:
+        """Return whether the members of the group follow Plans."""
+        return self._context.settings_of(self._group_id).policy == PLANNER
+
+    def drive(self, counts: Mapping[str, int], now_ms: int) -> None:
+        """Write a Plan if one is due and something is missing.
+
+        Args:
+            counts: Number of partitions of each topic that this member knows.
+            now_ms: Local time.
+        """
+        self.due_ms = None
+        context = self._context
+        level = context.settled.feature_level
+        if not self.can_plan or level < PLAN_LEVEL or not self.is_in_force():
+            return
+        if context.rebuilding or context.is_paused(self._group_id):
+            return
+        reading = self._reading(counts, now_ms)
+        members = reading.members()
+        turn = turn_of(members, self._outbox.claimant.owner.client_id)
+        if turn is None:
+            return
+        situation = situation_of(reading, members)
+        self._note_change(situation, now_ms)
+        if not self._is_pending:
+            return
+        debounce_ms = context.settings_of(self._group_id).value("debounce_ms")
+        latest_ms = self._first_ms + DEBOUNCES_MAX * debounce_ms
+        due_ms = min(self._changed_ms + debounce_ms, latest_ms) + turn * TURN_MS
+        if now_ms < due_ms:
+            self.due_ms = due_ms
+            return
+        self._is_pending = False
+        if version_of(reading, members) >= 1:
+            self._write(reading, situation, now_ms)
+
+    def _reading(self, counts: Mapping[str, int], now_ms: int) -> Reading:
+        replicas = [replica for _, replica in sorted(self._context.replicas.items())]
+        return Reading(
+            group_id=self._group_id,
+            worlds=tuple(replica.world for replica in replicas),
+            elapsed_ms=tuple(replica.elapsed_ms(now_ms) for replica in replicas),
+            counts=counts,
+            partition_of=self._context.partition_of,
+        )
+
+    def _note_change(self, situation: Situation, now_ms: int) -> None:
+        if situation.given == self._given:
+            return
+        self._given = situation.given
+        if not self._is_pending:
+            self._first_ms = now_ms
+        self._is_pending = True
+        self._changed_ms = now_ms
+
+    def _write(self, reading: Reading, situation: Situation, now_ms: int) -> None:
+        result = plan(situation.given)
+        entries = situation.entries(result)
+        if entries == situation.standing:
+            return
+        slices = slices_of(situation.counts, entries, coordinators=len(reading.worlds))
+        # An append may be lost: what is still missing then is written later.
+        self._given = None
+        self._first_ms = self._changed_ms = (
+            now_ms + self._context.heartbeat_interval_ms // 2
+        )
+        self._is_pending = True
+        try:
+            self._send(reading, situation, slices)
+        except MalformedRecord as error:
+            self._report_unwritten(str(error))
+            return
+        fields = {
+            "group": self._group_id,
+            "moves": len(entries),
+            "slices": len(slices),
+            "uncovered": len(result.uncovered),
+        }
+        self._context.observe("plan_written", fields)
+
+    def _send(
+        self, reading: Reading, situation: Situation, slices: list[Slice]
+    ) -> None:
+        owner, home = self._outbox.claimant.owner, reading.home
+        follows = reading.worlds[home].plan_generation(self._group_id)
+        digest, vector = digest_of(situation.given), reading.vector
+        for number, each in enumerate(slices):
+
+            def record(seq: int, *, number: int = number, each: Slice = each) -> Plan:
+                return Plan(
+                    client_id=owner.client_id,
+                    group_id=self._group_id,
+                    incarnation=owner.incarnation,
+                    seq=seq,
+                    follows=follows + number,
+                    number=number,
+                    slice_count=len(slices),
+                    planner_version=1,
+                    vector=vector,
+                    input_digest=digest,
+                    topics=each.topics,
+                    moves=each.moves,
+                )
+
+            self._outbox.send(home, record)
+
+    def _report_unwritten(self, error: str) -> None:
+        if error != self._unwritten:
+            self._unwritten = error
+            fields = {"group": self._group_id, "error": error}
+            self._context.observe("plan_unwritten", fields)
+
+    @property
+    def _group_id(self) -> str:
+        return self._outbox.claimant.group_id

@@ -1,0 +1,65 @@
+"""What members announce in the labels of their Member records (PROTOCOL 9.2, 9.5).
+
+Labels rather than fields: they are advice, older releases ignore them, and a member
+without one counts as one with the default. All readers here accept any labels.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from kafka_marshal.protocol.types import TopicPartition
+
+LAGGING_LABEL = "lagging"
+WARMS_LABEL = "warms"
+WEIGHT_LABEL = "weight"
+PLANS_LABEL = "plans"
+TARGET_LABEL = "target"
+RACK_LABEL = "rack"
+REPLACES_LABEL = "replaces"
+FAILS_PREFIX = "fails:"
+"""Prefix of the labels that name partitions which a member cannot serve, by topic."""
+WEIGHT_MAX = 1_000  # also for the weights that other members announce
+FAILING_MAX = 64
+_TEXT_MAX = 255
+_DIGITS_MAX = 9
+
+
+def number_of(labels: Mapping[str, str], name: str) -> int | None:
+    """Return the number in a label, None without one."""
+    text = labels.get(name, "")
+    is_number = text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX
+    return int(text) if is_number else None
+
+
+def weight_of(labels: Mapping[str, str]) -> int:
+    """Return the weight that a member announces, 1 without a label."""
+    text = labels.get(WEIGHT_LABEL, "")
+    if len(text) > len(str(WEIGHT_MAX)):
+        return 1
+    return min(max(1, number_of(labels, WEIGHT_LABEL) or 1), WEIGHT_MAX)
+
+
+def failing_of(labels: Mapping[str, str]) -> tuple[TopicPartition, ...]:
+    """Return the partitions that a member cannot serve, at most ``FAILING_MAX``."""
+    found = [
+        TopicPartition(name.removeprefix(FAILS_PREFIX), int(number))
+        for name, text in sorted(labels.items())
+        if name.startswith(FAILS_PREFIX)
+        for number in text.split(",")
+        if number.isascii() and number.isdigit() and len(number) <= _DIGITS_MAX
+    ]
+    return tuple(sorted(set(found))[:FAILING_MAX])
+
+
+def failing_labels(failing: Iterable[TopicPartition]) -> dict[str, str]:
+    """Return the labels that name these partitions; those beyond the bounds are left.
+
+    A label holds 255 characters, a Member 64 labels.
+    """
+    labels: dict[str, str] = {}
+    for place in sorted(failing)[:FAILING_MAX]:
+        name = f"{FAILS_PREFIX}{place.topic}"
+        text = f"{labels[name]},{place.partition}" if name in labels else ""
+        text = text or str(place.partition)
+        if len(name) <= _TEXT_MAX and len(text) <= _TEXT_MAX:
+            labels[name] = text
+    return dict(list(labels.items())[: FAILING_MAX // 2])

@@ -1,0 +1,548 @@
+"""From the log to a planner's input, and from its result to Plans (PROTOCOL 9.2).
+
+Pure functions of what one reader has folded at one moment, a ``Reading``. A reading is
+an estimate where log time does not move; a Plan names it, so that others can repeat it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import blake2b
+from typing import NamedTuple
+
+import attrs
+import msgspec
+
+from kafka_marshal.protocol.codec import FRAME_BYTES_MAX
+from kafka_marshal.protocol.fold_plans import PLAN_SLICES_MAX
+from kafka_marshal.protocol.group_plan import (
+    PLANNER_VERSION,
+    GroupPlan,
+    PlanInput,
+    PlanKey,
+    PlanMember,
+)
+from kafka_marshal.protocol.hashing import home_partition
+from kafka_marshal.protocol.labels import (
+    PLANS_LABEL,
+    RACK_LABEL,
+    REPLACES_LABEL,
+    TARGET_LABEL,
+    failing_of,
+    number_of,
+    weight_of,
+)
+from kafka_marshal.protocol.lease import is_stale
+from kafka_marshal.protocol.records import (
+    CORDON,
+    DRAIN,
+    Config,
+    PlannedMember,
+    PlannedTopic,
+)
+from kafka_marshal.protocol.state import (
+    KeyNote,
+    KeyState,
+    MemberState,
+    PlanNote,
+    WorldState,
+)
+from kafka_marshal.protocol.types import Key, TopicPartition
+
+PLANNER = "planner"
+"""The policy of a group whose members follow Plans."""
+RESTART = "restart"
+"""Why a key is released by a member that returns soon."""
+GRACE_MS_MAX = 600_000
+PLANNERS_MAX = 3
+TURN_MS = 2_000
+COUNTS_MS_MAX = 60_000
+"""How long a reader believes a Plan that names more partitions than it knows."""
+
+_DIGEST_BYTES = 16
+_ENCODER = msgspec.msgpack.Encoder()
+# Bytes of a Plan beside topics and moves, of them without their names, and of a T.
+_HEAD_BYTES, _ROW_BYTES, _PARTITION_BYTES, _VECTOR_BYTES = 1_536, 12, 5, 19
+
+Entries = Mapping[TopicPartition, str]
+"""The member that is named for each key."""
+
+
+class Standing(NamedTuple):
+    """What the whole Plan of a group says, valid or not.
+
+    Attributes:
+        entries: The member named for each key.
+        counts: Number of partitions of each topic.
+        vector: Next offset and milliseconds, by coordinating partition.
+    """
+
+    entries: Entries
+    counts: Mapping[str, int]
+    vector: tuple[tuple[int, int], ...]
+
+
+NO_PLAN = Standing({}, {}, ())
+
+
+def standing_of(note: PlanNote | None) -> Standing:
+    """Return what a Plan says; nothing where slices are missing. Total."""
+    if note is None or not note.is_whole:
+        return NO_PLAN
+    topics = [topic for record in note.records for topic in record.topics]
+    entries = {
+        TopicPartition(topics[number].topic, partition): member.client_id
+        for record in note.records
+        for member in record.moves
+        for number, partitions in member.keys
+        if number < len(topics)
+        for partition in partitions
+    }
+    counts = {each.topic: each.partition_total for each in topics}
+    return Standing(entries, counts, note.records[0].vector)
+
+
+def is_valid_for(known: KeyState | None, next_offset: int) -> bool:
+    """Return whether an entry of a key counts: nobody has claimed the key since.
+
+    Args:
+        known: The key, None if nobody has claimed it.
+        next_offset: That of its coordinating partition in the vector of the Plan.
+    """
+    return known is None or known.epoch < next_offset
+
+
+@attrs.frozen(kw_only=True)
+class Reading:
+    """What one reader knows of a group at one moment.
+
+    Attributes:
+        group_id: The group.
+        worlds: Every coordinating partition, in order.
+        elapsed_ms: Estimated milliseconds since the last entry of each.
+        counts: Number of partitions of each topic, as far as it is known.
+        partition_of: Returns the coordinating partition of a key.
+    """
+
+    group_id: str
+    worlds: tuple[WorldState, ...]
+    elapsed_ms: tuple[int, ...]
+    counts: Mapping[str, int]
+    partition_of: Callable[[Key], int]
+
+    @property
+    def config(self) -> Config:
+        """The Config in force."""
+        config = self.worlds[0].config
+        assert config is not None
+        return config
+
+    @property
+    def home(self) -> int:
+        """The coordinating partition of members, settings and Plans."""
+        count = self.config.partition_count
+        return home_partition(self.group_id, partition_count=count)
+
+    @property
+    def grace_ms(self) -> int:
+        """How long a key waits for an owner that restarts."""
+        given = self.worlds[self.home].settings_of(self.group_id).grace_ms
+        most = self.config.heartbeat_interval_ms if given is None else given
+        return min(most, GRACE_MS_MAX)
+
+    @property
+    def vector(self) -> tuple[tuple[int, int], ...]:
+        """Next offset and elapsed milliseconds, by coordinating partition."""
+        offsets = (world.next_offset for world in self.worlds)
+        return tuple(zip(offsets, self.elapsed_ms, strict=True))
+
+    def now_ms(self, partition: int) -> int:
+        """Return the estimated log time of a coordinating partition."""
+        return self.worlds[partition].now_ms + self.elapsed_ms[partition]
+
+    def standing(self) -> dict[TopicPartition, str]:
+        """Return the valid entries of the Plan in force."""
+        found = standing_of(self.worlds[self.home].soft.plans.get(self.group_id))
+        if len(found.vector) != len(self.worlds):
+            return {}
+        valid = {}
+        for place, name in found.entries.items():
+            key = Key(self.group_id, *place)
+            partition = self.partition_of(key)
+            known = self.worlds[partition].keys.get(key)
+            if is_valid_for(known, found.vector[partition][0]):
+                valid[place] = name
+        return valid
+
+    def members(self) -> dict[str, MemberState]:
+        """Return the members that live, by name.
+
+        They announced themselves within an interval, and since any key of theirs went
+        stale: the keys of a process that died go stale one after the other. Of several
+        processes of a client the last counts.
+        """
+        now_ms, limit_ms = self.now_ms(self.home), self.config.heartbeat_interval_ms
+        stale_ms = self._stale_ms()
+        found: dict[str, MemberState] = {}
+        live = self.worlds[self.home].live_members(self.group_id)
+        for member in sorted(live, key=lambda each: each.since_offset):
+            name = member.record.client_id
+            found.pop(name, None)
+            silent_ms = now_ms - member.seen_ms
+            is_lost = name in stale_ms and silent_ms >= stale_ms[name]
+            if silent_ms <= limit_ms and not member.record.draining and not is_lost:
+                found[name] = member
+        return dict(sorted(found.items()))
+
+    def _stale_ms(self) -> dict[str, int]:
+        """Return for how long each owner of a stale key has been that, at least."""
+        found: dict[str, int] = {}
+        for number, world in enumerate(self.worlds):
+            now_ms = self.now_ms(number)
+            for key, known in world.keys.items():
+                if known.owner is None or key.group_id != self.group_id:
+                    continue
+                since_ms = known.age_ms(now_ms) - 2 * known.heartbeat_interval_ms
+                if since_ms > 0:
+                    name = known.owner.client_id
+                    found[name] = min(since_ms, found.get(name, since_ms))
+        return found
+
+
+class _Place(NamedTuple):
+    """A key for the planner, and who has it now (None: it must be claimed)."""
+
+    key: PlanKey
+    holder: str | None
+
+
+@attrs.frozen(kw_only=True)
+class Situation:
+    """A group as its planner sees it.
+
+    Attributes:
+        given: The planner's input.
+        holders: Who has each key now; None where it must be claimed.
+        standing: The valid entries of the Plan in force.
+        counts: Number of partitions of each topic that a member wants.
+    """
+
+    given: PlanInput
+    holders: Mapping[TopicPartition, str | None]
+    standing: Entries
+    counts: Mapping[str, int]
+
+    def entries(self, result: GroupPlan) -> dict[TopicPartition, str]:
+        """Return the entries that a Plan with this result needs."""
+        return {
+            place: name
+            for place, name in result.owners.items()
+            if name != self.holders[place]
+        }
+
+
+def situation_of(reading: Reading, states: Mapping[str, MemberState]) -> Situation:
+    """Return what a planner has to decide for the members that live.
+
+    A key counts as that of the member which is to have it: named by a valid entry of
+    the Plan in force, by an open offer or by the release; else as that of its owner,
+    or of the last owner where it is free. So what is under way is not planned again.
+    """
+    home = reading.worlds[reading.home]
+    members = {name: _member(home, each) for name, each in states.items()}
+    standing = reading.standing()
+    reader = _KeyReader(reading, members, standing, _replacements(states))
+    counts = _counts(reading, {topic for m in members.values() for topic in m.topics})
+    rows = [
+        row
+        for topic in sorted(counts)
+        for number in range(counts[topic])
+        if (row := reader.read(TopicPartition(topic, number))) is not None
+    ]
+    failing = [
+        (name, place)
+        for name, each in states.items()
+        for place in failing_of(each.record.labels)
+    ]
+    given = PlanInput(
+        keys=tuple(row.key for row in rows),
+        members=tuple(members.values()),
+        failing=tuple(failing),
+        barred=tuple(sorted(reader.barred)),
+    )
+    holders = {row.key.key: row.holder for row in rows}
+    return Situation(given=given, holders=holders, standing=standing, counts=counts)
+
+
+def _member(home: WorldState, member: MemberState) -> PlanMember:
+    record = member.record
+    labels = record.labels
+    client = (record.group_id, record.client_id)
+    action = home.action_for(client, host=record.host)
+    return PlanMember(
+        name=record.client_id,
+        topics=tuple(sorted(set(record.topics))),
+        limit=record.capacity or None,
+        target=number_of(labels, TARGET_LABEL),
+        weight=weight_of(labels),
+        host=record.host,
+        rack=labels.get(RACK_LABEL, ""),
+        is_drained=action == DRAIN,
+        is_cordoned=action == CORDON,
+    )
+
+
+def _replacements(states: Mapping[str, MemberState]) -> dict[str, str]:
+    """Return the members that take the place of others, by the names of those."""
+    found: dict[str, str] = {}
+    for name, each in states.items():
+        replaced = each.record.labels.get(REPLACES_LABEL)
+        if replaced and replaced not in states:
+            found.setdefault(replaced, name)
+    return found
+
+
+def _counts(reading: Reading, topics: Iterable[str]) -> dict[str, int]:
+    """Return the number of partitions of topics: what is known, planned or claimed."""
+    wanted = set(topics)
+    counts = {topic: reading.counts.get(topic, 0) for topic in wanted}
+    home = reading.worlds[reading.home]
+    note = home.soft.plans.get(reading.group_id)
+    age_ms = 0 if note is None else reading.now_ms(reading.home) - note.log_time_ms
+    for topic, count in standing_of(note).counts.items():
+        if topic in wanted and (topic not in reading.counts or age_ms < COUNTS_MS_MAX):
+            counts[topic] = max(counts[topic], count)
+    for world in reading.worlds:
+        for key in world.keys:
+            unknown = key.topic in wanted and key.topic not in reading.counts
+            if unknown and key.group_id == reading.group_id:
+                counts[key.topic] = max(counts[key.topic], key.partition + 1)
+    return counts
+
+
+class _KeyReader:
+    """Reads keys one by one.
+
+    Attributes:
+        barred: Pairs whose offer ended without Ready, not long ago.
+    """
+
+    def __init__(
+        self,
+        reading: Reading,
+        members: Mapping[str, PlanMember],
+        standing: Entries,
+        replacements: Mapping[str, str],
+    ) -> None:
+        self._reading = reading
+        self._members = members
+        self._standing = standing
+        self._replacements = replacements
+        self._grace_ms = reading.grace_ms
+        settings = reading.worlds[reading.home].settings_of(reading.group_id)
+        self._barred_ms = settings.value("handoff_ms")
+        self._topics = {name: frozenset(each.topics) for name, each in members.items()}
+        self.barred: set[tuple[str, TopicPartition]] = set()
+
+    def read(self, place: TopicPartition) -> _Place | None:
+        """Return a key, None for one that is not to be planned now."""
+        reading = self._reading
+        key = Key(reading.group_id, *place)
+        partition = reading.partition_of(key)
+        world, now_ms = reading.worlds[partition], reading.now_ms(partition)
+        known = world.keys.get(key)
+        if world.is_set_aside(
+            key, world.append_time_ms + reading.elapsed_ms[partition]
+        ):
+            return None
+        note = world.soft.notes.get(key)
+        if known is None or known.owner is None:
+            return self._free(place, known, note, now_ms=now_ms)
+        age_ms = known.age_ms(now_ms)
+        if is_stale(age_ms, known.heartbeat_interval_ms):
+            owner = self._planned(place)
+            return _Place(PlanKey(place, owner, is_free=True), None)
+        name = known.owner.client_id
+        holder = name if name in self._members else None
+        owner = self._planned(place) or self._offered(place, known, now_ms) or holder
+        return _Place(PlanKey(place, owner), holder)
+
+    def _free(
+        self,
+        place: TopicPartition,
+        known: KeyState | None,
+        note: KeyNote | None,
+        *,
+        now_ms: int,
+    ) -> _Place | None:
+        if known is not None and known.handoff is not None:
+            successor, until_ms = known.handoff
+            if now_ms < until_ms and self._can_have(successor, place):
+                return _Place(PlanKey(place, successor), successor)
+        last = None if note is None else note.client_id
+        owner = self._planned(place)
+        if owner is None and last is not None:
+            heir = self._replacements.get(last, last)
+            if heir in self._members:
+                owner = heir
+            elif is_reserved(known, note, now_ms=now_ms, grace_ms=self._grace_ms):
+                return None
+        return _Place(PlanKey(place, owner, is_free=True), None)
+
+    def _planned(self, place: TopicPartition) -> str | None:
+        name = self._standing.get(place)
+        return name if name is not None and self._can_have(name, place) else None
+
+    def _offered(
+        self, place: TopicPartition, known: KeyState, now_ms: int
+    ) -> str | None:
+        offer = known.offer
+        if offer is None:
+            return None
+        if now_ms < offer.until_ms:
+            name = offer.successor
+            return name if self._can_have(name, place) else None
+        if offer.ready is None and now_ms < offer.until_ms + self._barred_ms:
+            self.barred.add((offer.successor, place))
+        return None
+
+    def _can_have(self, name: str, place: TopicPartition) -> bool:
+        member = self._members.get(name)
+        if member is None or place.topic not in self._topics[name]:
+            return False
+        return not (member.is_drained or member.is_cordoned)
+
+
+def is_reserved(
+    known: KeyState | None, note: KeyNote | None, *, now_ms: int, grace_ms: int
+) -> bool:
+    """Return whether a free key waits for an owner that restarts (PROTOCOL 9.8).
+
+    Args:
+        known: The key.
+        note: Why it changed hands last.
+        now_ms: Estimated log time.
+        grace_ms: How long it waits.
+    """
+    if known is None or known.owner is not None or note is None:
+        return False
+    is_restart = (note.reason or "").partition(":")[0] == RESTART
+    return is_restart and now_ms - known.active_ms < grace_ms
+
+
+# --- whose turn it is
+
+
+def version_of(reading: Reading, members: Mapping[str, MemberState]) -> int:
+    """Return the planner version in force: the lowest of members and settings."""
+    settings = reading.worlds[reading.home].settings_of(reading.group_id)
+    every = (number_of(each.record.labels, PLANS_LABEL) for each in members.values())
+    versions = [version for version in every if version]
+    most = settings.planner_version_max or PLANNER_VERSION
+    return min(PLANNER_VERSION, most, *versions)
+
+
+def turn_of(members: Mapping[str, MemberState], me: str) -> int | None:
+    """Return the turn of a member among those that plan, from 0; None if it has none.
+
+    Args:
+        members: The members that live.
+        me: Name of the member.
+    """
+    names = [
+        name
+        for name, each in sorted(members.items())
+        if number_of(each.record.labels, PLANS_LABEL)
+    ]
+    return names.index(me) if me in names[:PLANNERS_MAX] else None
+
+
+# --- to records
+
+
+def digest_of(given: PlanInput) -> bytes:
+    """Return the digest of a planner's input, 16 bytes."""
+    value = _ENCODER.encode([given.keys, given.members, given.failing, given.barred])
+    return blake2b(value, digest_size=_DIGEST_BYTES).digest()
+
+
+class Slice(NamedTuple):
+    """Topics and moves of one Plan."""
+
+    topics: tuple[PlannedTopic, ...]
+    moves: tuple[PlannedMember, ...]
+
+
+def slices_of(
+    counts: Mapping[str, int], entries: Entries, *, coordinators: int
+) -> list[Slice]:
+    """Return what to write into each slice of a Plan.
+
+    What is more than ``PLAN_SLICES_MAX`` slices is left for the next Plan.
+
+    Args:
+        counts: Number of partitions of each topic.
+        entries: The member named for each key.
+        coordinators: Number of coordinating partitions.
+    """
+    packer = _Packer(FRAME_BYTES_MAX - _HEAD_BYTES - _VECTOR_BYTES * coordinators)
+    numbers = {topic: number for number, topic in enumerate(sorted(counts))}
+    for topic in numbers:
+        packer.add_topic(PlannedTopic(topic, counts[topic]))
+    rows = sorted((name, place) for place, name in entries.items())
+    for name, place in rows:
+        packer.add_key(name, numbers[place.topic], place.partition)
+    return packer.slices()[:PLAN_SLICES_MAX]
+
+
+class _Packer:
+    """Fills slices, one after the other."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = max(bytes_max, FRAME_BYTES_MAX // 4)
+        self._left = 0
+        self._topics: list[list[PlannedTopic]] = []
+        self._moves: list[dict[str, dict[int, list[int]]]] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._left = self._bytes_max
+        self._topics.append([])
+        self._moves.append({})
+
+    def add_topic(self, topic: PlannedTopic) -> None:
+        """Add a topic."""
+        size = len(topic.topic) + _ROW_BYTES
+        if size > self._left:
+            self._begin()
+        self._left -= size
+        self._topics[-1].append(topic)
+
+    def add_key(self, name: str, number: int, partition: int) -> None:
+        """Add a key of a member."""
+        size = _PARTITION_BYTES + self._overhead(name, number)
+        if size > self._left:
+            self._begin()
+            size = _PARTITION_BYTES + self._overhead(name, number)
+        self._left -= size
+        mine = self._moves[-1].setdefault(name, {})
+        mine.setdefault(number, []).append(partition)
+
+    def _overhead(self, name: str, number: int) -> int:
+        mine = self._moves[-1].get(name)
+        if mine is None:
+            return len(name) + 2 * _ROW_BYTES
+        return 0 if number in mine else _ROW_BYTES
+
+    def slices(self) -> list[Slice]:
+        """Return the slices; one at least."""
+        return [
+            Slice(
+                tuple(topics),
+                tuple(
+                    PlannedMember(
+                        name, tuple((n, tuple(keys)) for n, keys in by_topic.items())
+                    )
+                    for name, by_topic in moves.items()
+                ),
+            )
+            for topics, moves in zip(self._topics, self._moves, strict=True)
+        ]

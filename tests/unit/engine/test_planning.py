@@ -1,0 +1,221 @@
+"""Members of a group with policy ``planner`` write and follow Plans (PROTOCOL 9.2)."""
+
+from collections import Counter
+
+import pytest
+from enginekit import H, lines, spec, world, write
+from logkit import direct, planned, settings
+
+from kafka_marshal.protocol.records import (
+    ClaimingPartition,
+    Member,
+    Plan,
+    ReleasingPartition,
+)
+
+ALL = 12
+
+
+@pytest.fixture
+def cluster():
+    cluster = world(partitions=1, records=(1,) * ALL)
+    write(cluster, settings(policy="planner"))
+    return cluster
+
+
+def start(cluster, *names, **rest):
+    return [cluster.node(name, spec=spec(**rest)) for name in names]
+
+
+def counts(cluster):
+    return sorted(len(node.held) for node in cluster.nodes)
+
+
+def balanced(cluster, *held):
+    return lambda: counts(cluster) == sorted(held)
+
+
+def plans(cluster):
+    return [line for line in lines(cluster) if isinstance(line.record, Plan)]
+
+
+def accepted(cluster):
+    return [line for line in plans(cluster) if line.transition.effect == "planned"]
+
+
+def claims(cluster, since=0):
+    return [
+        line
+        for line in lines(cluster)
+        if isinstance(line.record, ClaimingPartition) and line.offset >= since
+    ]
+
+
+def end(cluster):
+    return lines(cluster)[-1].offset + 1
+
+
+def test_members_that_start_together_claim_what_one_plan_names(cluster):
+    start(cluster, "a", "b", "c")
+    cluster.run_until(balanced(cluster, 4, 4, 4), 4 * H)
+    cluster.run(4 * H)
+    assert len(claims(cluster)) == ALL
+    assert {line.transition.effect for line in claims(cluster)} == {"claimed"}
+    assert len(accepted(cluster)) == 1
+
+
+def test_a_group_that_does_not_change_writes_no_plan(cluster):
+    start(cluster, "a", "b")
+    cluster.run_until(balanced(cluster, 6, 6), 4 * H)
+    cluster.run(2 * H)
+    count = len(plans(cluster))
+    cluster.run(20 * H)
+    assert len(plans(cluster)) == count
+
+
+def test_a_member_that_joins_gets_its_share_by_as_many_moves(cluster):
+    start(cluster, "a", "b")
+    cluster.run_until(balanced(cluster, 6, 6), 4 * H)
+    since = end(cluster)
+    start(cluster, "c")
+    cluster.run_until(balanced(cluster, 4, 4, 4), 4 * H)
+    cluster.run(4 * H)
+    assert len(claims(cluster, since)) == 4
+    releases = [
+        line.record
+        for line in lines(cluster)
+        if isinstance(line.record, ReleasingPartition)
+    ]
+    assert {(one.successor, one.reason) for one in releases} == {("c", "planned")}
+
+
+def test_a_dead_member_is_planned_for_before_its_keys_are_stale(cluster):
+    a, *_ = start(cluster, "a", "b", "c")
+    cluster.run_until(balanced(cluster, 4, 4, 4), 4 * H)
+    since = end(cluster)
+    cluster.crash(a)
+    cluster.run_until(balanced(cluster, 6, 6), 4 * H)
+    cluster.run(4 * H)
+    assert len(claims(cluster, since)) == 4
+    assert accepted(cluster)[-1].record.client_id == "b"
+
+
+def test_a_death_and_a_join_move_as_few_keys_as_possible(cluster):
+    a, *_ = start(cluster, "a", "b", "c")
+    cluster.run_until(balanced(cluster, 4, 4, 4), 4 * H)
+    since = end(cluster)
+    cluster.crash(a)
+    start(cluster, "d")
+    cluster.run_until(balanced(cluster, 4, 4, 4), 6 * H)
+    cluster.run(4 * H)
+    assert len(claims(cluster, since)) == 4
+
+
+def test_the_next_in_turn_plans_where_the_first_one_dies(cluster):
+    a, *_ = start(cluster, "a", "b", "c")
+    cluster.run_until(balanced(cluster, 4, 4, 4), 4 * H)
+    assert {line.record.client_id for line in accepted(cluster)} == {"a"}
+    cluster.crash(a)
+    start(cluster, "d")
+    cluster.run_until(balanced(cluster, 4, 4, 4), 6 * H)
+    assert accepted(cluster)[-1].record.client_id == "b"
+
+
+def test_who_may_not_plan_announces_nothing_and_writes_none(cluster):
+    node = cluster.node("a", can_plan=False)
+    node.consume(spec())
+    start(cluster, "b")
+    cluster.run_until(balanced(cluster, 6, 6), 4 * H)
+    assert {line.record.client_id for line in plans(cluster)} == {"b"}
+    labels = {line.record.client_id: line.record.labels for line in announced(cluster)}
+    assert labels == {"a": {}, "b": {"plans": "1"}}
+
+
+def announced(cluster):
+    return [line for line in lines(cluster) if isinstance(line.record, Member)]
+
+
+def test_without_any_planner_everything_is_owned_all_the_same(cluster):
+    for name in ("a", "b"):
+        cluster.node(name, can_plan=False).consume(spec())
+    cluster.run_until(lambda: sum(counts(cluster)) == ALL, 4 * H)
+    assert plans(cluster) == []
+
+
+def test_nonsense_names_and_old_plans_cost_balance_only(cluster):
+    start(cluster, "a", "b")
+    cluster.run_until(balanced(cluster, 6, 6), 4 * H)
+    generation = len(accepted(cluster))
+    far = 2**62
+    everything = ("nobody", 0, range(ALL)), ("a", 7, [1]), ("b", 0, [9_999])
+    write(cluster, planned(generation, *everything, vector=((far, 0),)))
+    write(cluster, planned(0, ("a", 0, range(ALL)), vector=((far, 0),)))
+    cluster.run(6 * H)
+    assert sum(counts(cluster)) == ALL
+    assert counts(cluster) == [6, 6]
+
+
+def test_a_plan_of_another_number_of_coordinating_partitions_is_void(cluster):
+    start(cluster, "a", "b")
+    cluster.run_until(balanced(cluster, 6, 6), 4 * H)
+    since = end(cluster)
+    void = planned(
+        len(accepted(cluster)), ("a", 0, range(ALL)), vector=((2**62, 0),) * 2
+    )
+    write(cluster, void)
+    cluster.run(4 * H)
+    assert claims(cluster, since) == []
+
+
+def test_a_drained_member_hands_off_what_others_can_take(cluster):
+    start(cluster, "a", "b", "c")
+    cluster.run_until(balanced(cluster, 4, 4, 4), 4 * H)
+    write(cluster, direct("a", until=cluster.clock.wall_ms() + 99 * H))
+    cluster.run_until(balanced(cluster, 0, 6, 6), 4 * H)
+
+
+def test_all_drained_nothing_is_planned(cluster):
+    start(cluster, "a", "b")
+    cluster.run_until(balanced(cluster, 6, 6), 4 * H)
+    cluster.run(2 * H)
+    count = len(plans(cluster))
+    for number, name in enumerate(("a", "b")):
+        until = cluster.clock.wall_ms() + 99 * H
+        write(cluster, direct(name, until=until, op=bytes([number]) * 16))
+    cluster.run(4 * H)
+    assert len(plans(cluster)) == count
+    assert counts(cluster) == [6, 6]
+
+
+def test_a_new_policy_is_followed_without_a_restart():
+    cluster = world(partitions=1, records=(1,) * ALL)
+    start(cluster, "a", "b")
+    cluster.run_until(balanced(cluster, 6, 6), 4 * H)
+    write(cluster, settings(policy="planner"))
+    cluster.run(2 * H)
+    start(cluster, "c")
+    cluster.run_until(balanced(cluster, 4, 4, 4), 4 * H)
+    assert accepted(cluster)
+    write(cluster, settings(2, policy="fair"))
+    start(cluster, "d")
+    cluster.run_until(balanced(cluster, 3, 3, 3, 3), 6 * H)
+    assert Counter(len(node.held) for node in cluster.nodes) == {3: 4}
+
+
+def test_a_limit_is_kept_and_what_is_left_is_named(cluster):
+    start(cluster, "a", "b", claims_max=5)
+    cluster.run_until(balanced(cluster, 5, 5), 4 * H)
+    cluster.run(3 * H)
+    assert counts(cluster) == [5, 5]
+    uncovered = [e for e in cluster.nodes[0].observer.events if "uncovered" in e.name]
+    assert uncovered
+
+
+def test_a_short_interval_does_not_stop_it():
+    cluster = world(partitions=3, records=(1,) * ALL, h=1_000)
+    for partition in range(3):
+        write(cluster, settings(policy="planner"), partition)
+    start(cluster, "a", "b", "c")
+    cluster.run_until(balanced(cluster, 4, 4, 4), 9_000)
+    cluster.run(5_000)
+    assert counts(cluster) == [4, 4, 4]
