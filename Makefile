@@ -108,5 +108,5 @@ lock: env ## Renew the locked versions in requirements/
 .PHONY: clean
 clean: ## Remove all that was made here; caches outside stay
 	@rm -rf .venv build dist .coverage* .hypothesis .import_linter_cache \
-		.mypy_cache .pytest_cache .ruff_cache
+		.mypy_cache .pytest_cache .ruff_cache marshal/kafka_marshal/_native.*.so
 	@find $(PYTHON_DIRS) -name __pycache__ -type d -prune -exec rm -rf {} +

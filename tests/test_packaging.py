@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from slices import HANG_S
 
+import hatch_build
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # Imports every module of the unpacked wheel, with the repository off the path: the
@@ -49,6 +51,94 @@ def site(built, tmp_path_factory):
     return folder
 
 
+COMPILED = f"kafka_marshal/{hatch_build.FILE}"
+USES_IT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from kafka_marshal import native
+assert native.__file__.startswith(sys.argv[1]), native.__file__
+assert native.compiled.fold_beats, native.compiled
+"""
+
+
+@pytest.fixture(scope="module")
+def tools():
+    """Skip a test where nothing can be compiled."""
+    try:
+        return hatch_build.Tools.find()
+    except hatch_build.CannotCompile as error:
+        pytest.skip(str(error))
+
+
+def run(*command, **environ):
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=ROOT,
+        env=os.environ | environ,
+        check=False,
+        timeout=HANG_S,
+        capture_output=True,
+        text=True,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def wheel_in(folder, **environ):
+    """Build a wheel; return its name, the names in it, and what the build printed."""
+    command = ("-m", "hatchling", "build", "-t", "wheel", "-d", folder)
+    code, printed = run(*command, **environ)
+    assert code == 0, printed
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        return wheel.name, archive.namelist(), printed
+
+
+def test_a_wheel_with_the_compiled_part(tools, tmp_path):
+    name, names, _ = wheel_in(tmp_path, KAFKA_MARSHAL_NATIVE="1")
+    assert name.split("-")[2:4] == ["cp311", "abi3"]
+    assert names.count(COMPILED) == 1
+    with zipfile.ZipFile(tmp_path / name) as archive:
+        archive.extractall(tmp_path / "site")
+    code, printed = run("-c", USES_IT, tmp_path / "site")
+    assert code == 0, printed
+
+
+@pytest.mark.parametrize(
+    ("environ", "reason"),
+    [
+        ({"KAFKA_MARSHAL_NATIVE": "0"}, "KAFKA_MARSHAL_NATIVE=0"),
+        ({"CC": "/no/such/compiler"}, "no C compiler, that is /no/such/compiler"),
+        ({"CC": "false"}, "pure Python"),
+    ],
+)
+def test_a_wheel_without_it_is_pure_and_the_build_prints_why(environ, reason, tmp_path):
+    name, names, printed = wheel_in(tmp_path, **environ)
+    assert name.endswith("-py3-none-any.whl")
+    assert not [each for each in names if each.endswith(".so")]
+    assert reason in printed
+
+
+@pytest.mark.parametrize(
+    ("environ", "reason"),
+    [
+        ({"KAFKA_MARSHAL_NATIVE": "1", "CC": "/no/such/compiler"}, "no C compiler"),
+        ({"KAFKA_MARSHAL_NATIVE": "yes"}, "must be 0, 1 or unset"),
+    ],
+)
+def test_a_build_that_demands_it_fails_without(environ, reason, tmp_path):
+    command = ("-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path)
+    code, printed = run(*command, **environ)
+    assert code != 0
+    assert reason in printed
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_sources_compile_without_warnings(tools, tmp_path, monkeypatch):
+    monkeypatch.setenv("CFLAGS", "-Wall -Wextra -Werror")
+    hatch_build.compile_native(ROOT, tmp_path / hatch_build.FILE)
+    assert (tmp_path / hatch_build.FILE).is_file()
+
+
 def test_the_wheel_has_the_product_alone(site):
     found = {path.name for path in site.iterdir() if path.suffix != ".dist-info"}
     assert found == {"kafka_marshal", "kafka_marshal_cli"}
@@ -76,6 +166,8 @@ def test_the_sdist_has_the_simulator_beside_the_tests(built):
     inside = {name.partition("/")[2] for name in names}
     assert {"simulator/__main__.py", "tests/simulation/test_simulation.py"} <= inside
     assert {"marshal/kafka_marshal/py.typed", "docs/TESTING.md"} <= inside
+    assert {"hatch_build.py", "native/module.c", "native/native.h"} <= inside
+    assert not [name for name in inside if name.endswith(".so")]
 
 
 def test_tests_of_the_sdist_run(built, tmp_path):

@@ -27,7 +27,15 @@ LOCK = ROOT / "requirements"
 
 # Where a change means that the environment must be made again; of pyproject.toml
 # only the tables below, lest each new setting of a tool cost a rebuild.
-SOURCES = (LOCK / "dev.txt", LOCK / "java.txt", LOCK / "uv.txt", Path(__file__))
+SOURCES = (
+    LOCK / "dev.txt",
+    LOCK / "java.txt",
+    LOCK / "uv.txt",
+    Path(__file__),
+    ROOT / "hatch_build.py",
+    *sorted((ROOT / "native").glob("*.[ch]")),
+)
+COMPILED = ROOT / "marshal" / "kafka_marshal" / "_native.abi3.so"
 BUILD_TABLES = ("build-system", "project")
 JAVA_MAJOR_MIN = 17
 PROBE_TIMEOUT_S = 60
@@ -165,6 +173,13 @@ def install(uv: str) -> None:
         what="installing the project",
         remedy="See the message above; is pyproject.toml sound?",
     )
+    if not COMPILED.is_file():
+        print(
+            "Without the compiled part: everything works, a few loops are slower. "
+            "To get it: a C compiler and Python's headers (Debian, Ubuntu: sudo apt "
+            "install gcc python3-dev), then make clean env",
+            flush=True,
+        )
 
 
 def java_major() -> int | None:

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 import attrs
 import typer
 
-from kafka_marshal import MarshalError, World, __version__
+from kafka_marshal import MarshalError, World, __version__, native
 from kafka_marshal.admin import UNCLEAN, remedy, set_command
 from kafka_marshal.identity import state_home
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
@@ -70,6 +70,7 @@ def machine() -> Iterator[Check]:
             f"pip install {package}" if found is None else None,
         )
     yield record_parser()
+    yield compiled_part()
     yield java()
     yield checks.state_folder(state_home())
     yield checks.death_watch(getattr(os, "pidfd_open", None))
@@ -96,6 +97,20 @@ def record_parser() -> Check:
             "pip install aiokafka cramjam",
         )
     return Check("record parser", Result.OK, f"aiokafka {installed('aiokafka')}")
+
+
+def compiled_part() -> Check:
+    """Check for the compiled functions, which are optional."""
+    name, package = "compiled part", "kafka-marshal"
+    if native.compiled is not None:
+        return Check(name, Result.OK, str(native.compiled.__file__))
+    return Check(
+        name,
+        Result.NOTE,
+        "missing: everything works, reading a long log is slower; pip compiles it if "
+        "there are gcc or clang and the headers of Python",
+        f"pip install --force-reinstall --no-deps --no-binary {package} {package}",
+    )
 
 
 def java() -> Check:

@@ -7,12 +7,16 @@ entry, and all other entries are left to it.
 An ordinary heartbeat renews by the same interval, is in the same leader epoch, is not
 of a fenced client, and not of a ``/checkpoint`` key: those are not counted as news for
 a checkpoint.
+
+The loop exists twice: here, and in ``native/beats.c``, which is used where it was
+compiled. Here is the rule; the native one may fold less, never more.
 """
 
 from collections.abc import Sequence
 
 import msgspec
 
+from kafka_marshal.native import compiled
 from kafka_marshal.protocol.codec import header_of, parser_of
 from kafka_marshal.protocol.hashing import CHECKPOINT_TOPIC
 from kafka_marshal.protocol.judging import is_paused
@@ -26,6 +30,9 @@ _parse = parser_of(Heartbeat)
 _NEVER = -(2**63) - 1
 NO_EPOCH = -1
 _LOG_APPEND_TIME = int(TimestampType.LOG_APPEND_TIME)
+
+Clock = tuple[int, int, int]
+"""Next offset, log time and largest append time of the leader epoch."""
 
 
 def fold_beats(
@@ -45,10 +52,45 @@ def fold_beats(
     latest_ms, before_ms = _latest_ms(state), state.epoch_time_ms
     if config is None or now_ms is None or before_ms is None or now_ms > latest_ms:
         return start
+    # The compiled loop knows no pauses.
+    native = None if compiled is None or state.lapses_ms is not None else compiled
+    fold = fold_in_python if native is None else native.fold_beats
+    stop, clock = fold(
+        state,
+        entries,
+        clock=(state.next_offset, now_ms, before_ms),
+        start=start,
+        but=but,
+        interval_ms=config.heartbeat_interval_ms,
+        latest_ms=latest_ms,
+    )
+    state.next_offset, now_ms, before_ms = clock
+    _move_clock(state, now_ms, epoch_time_ms=before_ms)
+    count(state, "renewed", times=stop - start)
+    return stop
+
+
+def fold_in_python(
+    state: WorldState,
+    entries: Sequence[LogEntry],
+    *,
+    clock: Clock,
+    start: int,
+    but: int,
+    interval_ms: int,
+    latest_ms: int,
+) -> tuple[int, Clock]:
+    """Fold into the states of keys; leave the clock of the state to the caller.
+
+    ``interval_ms`` is the heartbeat interval, ``latest_ms`` the log time before which
+    only records can change the state; the others are those of ``fold_beats``.
+
+    Returns: Index of the first entry that was not folded, and the clock before it.
+    """
     # The busiest loop of a cold start: look up what does not change before it.
-    interval_ms, leader_epoch = config.heartbeat_interval_ms, state.leader_epoch
+    next_offset, now_ms, before_ms = clock
+    leader_epoch, lapses_ms = state.leader_epoch, state.lapses_ms
     keys, find, dirty, fences = state.keys, state.epochs.get, state.dirty, state.fences
-    lapses_ms, next_offset = state.lapses_ms, state.next_offset
     for stop in range(start, len(entries)):
         entry = entries[stop]
         offset, value, at_ms = entry.offset, entry.value, entry.timestamp_ms
@@ -94,10 +136,7 @@ def fold_beats(
         dirty[key] = None
     else:
         stop = len(entries)
-    state.next_offset = next_offset
-    _move_clock(state, now_ms, epoch_time_ms=before_ms)
-    count(state, "renewed", times=stop - start)
-    return stop
+    return stop, (next_offset, now_ms, before_ms)
 
 
 def _move_clock(state: WorldState, now_ms: int, *, epoch_time_ms: int) -> None:

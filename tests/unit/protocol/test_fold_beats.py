@@ -23,6 +23,8 @@ from logkit import (
     stage,
 )
 
+from kafka_marshal.native import compiled
+from kafka_marshal.protocol import fold_beats as module
 from kafka_marshal.protocol.codec import header_of
 from kafka_marshal.protocol.fold_beats import fold_beats
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP, CHECKPOINT_TOPIC
@@ -35,6 +37,15 @@ from kafka_marshal.protocol.types import OFFSET_MAX, Key
 OTHER = Key("g", "t", 1)
 FORGET_MS = 100
 BEGUN = 3  # entries of ``owned``: a Config and two claims
+
+
+@pytest.fixture(params=["python", "compiled"], autouse=True)
+def loop(request, monkeypatch):
+    """Run each test with both loops, if one was compiled."""
+    if request.param == "python":
+        monkeypatch.setattr(module, "compiled", None)
+    elif compiled is None:
+        pytest.skip("nothing was compiled here")
 
 
 def owned(**settings) -> Log:

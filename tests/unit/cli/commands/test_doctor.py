@@ -7,7 +7,7 @@ import pytest
 from logkit import Log
 from typer.testing import CliRunner
 
-from kafka_marshal import CoordinationError, World
+from kafka_marshal import CoordinationError, World, native
 from kafka_marshal.admin import TopicReport
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io import Choice, record_batches
@@ -245,6 +245,15 @@ def test_java_is_needed_by_few(cluster, monkeypatch):
 
     monkeypatch.setattr(java, "find_java", find_java)
     assert examined()["java"]["result"] == "note"
+
+
+def test_the_compiled_part_is_optional(cluster, monkeypatch):
+    monkeypatch.setattr(native, "compiled", None)
+    found = examined()["compiled part"]
+    assert (found["result"], found["run"].split()[:2]) == ("note", ["pip", "install"])
+    monkeypatch.setattr(native, "compiled", json)
+    found = examined()["compiled part"]
+    assert (found["result"], found["found"]) == ("ok", json.__file__)
 
 
 def test_a_package_that_is_missing(cluster, monkeypatch):

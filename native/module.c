@@ -1,0 +1,28 @@
+/* The extension module ``kafka_marshal._native``. Its functions take and return
+ * what their twins in Python do. */
+
+#include "native.h"
+
+/* Equal to that of ``kafka_marshal/native.py``: other builds are not used. */
+#define REVISION 1
+
+static PyMethodDef METHODS[] = {
+    {"fold_beats", (PyCFunction)(void (*)(void))fold_beats,
+     METH_VARARGS | METH_KEYWORDS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef MODULE = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "_native",
+    .m_size = -1, /* once per process: names of attributes are kept */
+    .m_methods = METHODS,
+};
+
+PyMODINIT_FUNC PyInit__native(void) {
+    if (init_beats() < 0) return NULL;
+    PyObject *module = PyModule_Create(&MODULE);
+    if (module != NULL && PyModule_AddIntConstant(module, "REVISION", REVISION) < 0)
+        Py_CLEAR(module);
+    return module;
+}
