@@ -18,7 +18,9 @@ from kafka_marshal.protocol.state import ACCEPTED, IGNORED, KeyState, Transition
 from kafka_marshal.protocol.types import Key, OffsetRange, Owner
 
 REQUESTS_IN_FLIGHT_MAX = 64
-DEPTH_MAX_DEFAULT = 4
+# As many as hide a round trip and save requests are used: the time of a few round trips
+# and of WORK_PER_REQUEST_US. This bounds what fast handlers may lose in a crash.
+DEPTH_MAX_DEFAULT = 32
 # A batch ahead must save at least 1/20 of the time to be worth its risk.
 GAIN_MIN = 20
 SAMPLES_PER_AVERAGE = 4
