@@ -67,6 +67,7 @@ SETTINGS = (
     Setting("tcp", "MARSHAL_SIDECAR_TCP"),
     Setting("token-file", "MARSHAL_SIDECAR_TOKEN_FILE"),
     Setting("drain-timeout", "MARSHAL_SIDECAR_DRAIN_TIMEOUT", "20s"),
+    Setting("handoff-timeout", "MARSHAL_SIDECAR_HANDOFF_TIMEOUT", "10s"),
     Setting("checkpoint-interval", "MARSHAL_SIDECAR_CHECKPOINT_INTERVAL", "5m"),
     Setting("log-format", "MARSHAL_SIDECAR_LOG_FORMAT", "text"),
     Setting("allow-admin", "MARSHAL_SIDECAR_ALLOW_ADMIN", "false"),

@@ -87,7 +87,7 @@ class FakeService:
         self.feeds: list[FakeEventReader] = []
         self.instances: dict[tuple[str, str], str] = {}
         self.gone: set[tuple[str, str]] = set()
-        self.is_drained = True
+        self.is_drained = self.is_handed_off = True
 
     def restore(self, *, timeout_ms) -> int:
         self._record("restore", timeout_ms)
@@ -210,6 +210,9 @@ class FakeService:
 
     def groups_world(self, *, timeout_ms) -> tuple[dict, list[dict]]:
         return self.world(timeout_ms=timeout_ms), PAUSES
+
+    def start_handoff(self, *, for_ms) -> None:
+        self._record("start_handoff", for_ms)
 
     def refusals(self) -> dict[tuple[str, str], int]:
         return {("ready", "late"): 1}

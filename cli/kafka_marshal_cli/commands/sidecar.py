@@ -106,6 +106,20 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
         ],
         "20s",
     ),
+    "handoff_timeout": (
+        Annotated[
+            str,
+            typer.Option(
+                "--handoff-timeout",
+                metavar="MS",
+                envvar="MARSHAL_SIDECAR_HANDOFF_TIMEOUT",
+                help="How long of that clients continue, while partitions are handed "
+                "off to other hosts; 0 recalls them at once.",
+                rich_help_panel=PANEL,
+            ),
+        ],
+        "10s",
+    ),
     "checkpoint_interval": (
         Annotated[
             str,
@@ -168,6 +182,7 @@ class DaemonOptions:
     tcp: str | None
     token_file: Path | None
     drain_timeout: str
+    handoff_timeout: str
     checkpoint_interval: str
     log_format: LogFormat
     allow_admin: bool
@@ -212,9 +227,9 @@ def run(
 ) -> None:
     """Run the sidecar in the foreground, until SIGTERM or SIGINT.
 
-    The signal begins a controlled shutdown: the sidecar asks every client to release
-    its claims and waits for that. The same signal again ends it at once. SIGHUP is
-    ignored. The log goes to stderr. Needs the extra `sidecar`; see docs/SIDECAR.md.
+    The signal begins a controlled shutdown: partitions are handed off to other hosts,
+    and clients asked to release the rest. The same signal again ends it at once. SIGHUP
+    is ignored. The log goes to stderr. Needs the extra `sidecar`; see docs/SIDECAR.md.
     """
     from kafka_marshal.sidecar.config import ConnectionConfig, Settings
     from kafka_marshal.sidecar.server import require_extra
@@ -238,6 +253,7 @@ def run(
             tcp=daemon.tcp,
             open_ms=parsing.duration_ms("--open-timeout", open_timeout),
             drain_ms=parsing.duration_ms("--drain-timeout", daemon.drain_timeout),
+            handoff_ms=parsing.duration_ms("--handoff-timeout", daemon.handoff_timeout),
             checkpoint_interval_ms=parsing.duration_ms(
                 "--checkpoint-interval", daemon.checkpoint_interval
             ),

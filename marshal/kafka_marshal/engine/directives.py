@@ -4,8 +4,15 @@ from collections.abc import Sequence
 
 import msgspec
 
+from kafka_marshal.engine.context import Context
+from kafka_marshal.engine.outbox import Outbox
 from kafka_marshal.protocol.planner import MemberView
-from kafka_marshal.protocol.records import CORDON, DRAIN
+from kafka_marshal.protocol.records import (
+    CORDON,
+    DIRECTIVE_LEVEL,
+    DRAIN,
+    Directive,
+)
 from kafka_marshal.protocol.state import WorldState
 
 
@@ -30,3 +37,91 @@ def directed(
             )
         )
     return found
+
+
+OP_ID_BYTES = 16
+ENDED_MS = 0
+WHY = "it shuts down"
+
+
+class SelfDrain:
+    """Drains the own client while it shuts down, by a directive (PROTOCOL 9.7).
+
+    Others see it in the log, so that nothing is given back. A process that dies leaves
+    a directive that ends by itself. Every method is called under the engine's lock.
+    """
+
+    __slots__ = ("_context", "_op_id", "_outbox", "_sent_ms", "_until_ms")
+
+    def __init__(self, context: Context, outbox: Outbox) -> None:
+        self._context = context
+        self._outbox = outbox
+        self._op_id: bytes | None = None
+        self._until_ms = 0
+        self._sent_ms = 0
+
+    def begin(self, for_ms: int) -> bool:
+        """Begin; return whether the log has directives. Idempotent.
+
+        Args:
+            for_ms: When it ends by itself, from now on.
+        """
+        home = self._home
+        if home.feature_level < DIRECTIVE_LEVEL or home.config is None:
+            return False
+        if self._op_id is None:
+            self._op_id = self._context.ports.entropy.random_bytes(OP_ID_BYTES)
+            wall_ms = max(self._context.ports.clock.wall_ms(), home.append_time_ms)
+            for_ms = min(for_ms, home.config.limit("max_pause_ms"))
+            self._until_ms = wall_ms + for_ms
+            self._send(self._until_ms)
+        return True
+
+    def drive(self, now_ms: int) -> None:
+        """Send it again if the log does not show it."""
+        answer_ms = self._context.heartbeat_interval_ms // 2
+        if self._op_id is None or now_ms - self._sent_ms <= answer_ms:
+            return
+        if not self._is_shown and self._home.append_time_ms < self._until_ms:
+            self._send(self._until_ms)
+
+    def end(self) -> list[int]:
+        """End it; return the sequence numbers to wait for."""
+        if self._op_id is None:
+            return []
+        seqs = [self._send(ENDED_MS)]
+        self._op_id = None
+        return seqs
+
+    def _send(self, until_ms: int) -> int:
+        owner, group_id = self._outbox.claimant.owner, self._outbox.claimant.group_id
+        op_id = self._op_id
+        assert op_id is not None
+        self._sent_ms = self._context.now_ms
+        seq, _ = self._outbox.send(
+            self._context.home_of(group_id),
+            lambda seq: Directive(
+                client_id=owner.client_id,
+                group_id=group_id,
+                incarnation=owner.incarnation,
+                seq=seq,
+                op_id=op_id,
+                client=owner.client_id,
+                host=None,
+                action=DRAIN,
+                msg_expire_time=until_ms,
+                reason=WHY,
+            ),
+        )
+        return seq
+
+    @property
+    def _home(self) -> WorldState:
+        group_id = self._outbox.claimant.group_id
+        return self._context.replicas[self._context.home_of(group_id)].world
+
+    @property
+    def _is_shown(self) -> bool:
+        group = self._home.groups.get(self._outbox.claimant.group_id)
+        directives = () if group is None else group.directives
+        return any(each.op_id == self._op_id for each in directives)

@@ -26,6 +26,7 @@ from kafka_marshal.sidecar.probe import default_socket
 
 LOG_FORMATS = ("text", "json")
 DRAIN_MS = 20_000
+HANDOFF_MS = 10_000
 OPEN_MS = 30_000
 CONNECTIONS_MIN, CONNECTIONS_MAX = 64, 8_192
 PORT_MAX = 65_535
@@ -68,6 +69,8 @@ class Settings:
         token_file: File with the token of TCP; created if missing.
         open_ms: When to give up connecting.
         drain_ms: How long a controlled shutdown waits for clients.
+        handoff_ms: How long of that they continue, while partitions are handed off to
+            other hosts; 0 recalls everything at once.
         checkpoint_interval_ms: How often the log gets a checkpoint, where nobody else
             writes one; 0 takes no part.
         log_format: ``text`` or ``json``.
@@ -84,6 +87,7 @@ class Settings:
     token_file: Path | None = None
     open_ms: int = OPEN_MS
     drain_ms: int = DRAIN_MS
+    handoff_ms: int = HANDOFF_MS
     checkpoint_interval_ms: int = CHECKPOINT_INTERVAL_MS
     log_format: Literal["text", "json"] = "text"
     connections_max: int = attrs.field(factory=default_connections)

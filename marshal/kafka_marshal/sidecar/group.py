@@ -760,6 +760,34 @@ class LocalGroup:
 
     # --- the end
 
+    def hand_off(self, for_ms: int) -> None:
+        """Hand off what other hosts can take; clients continue meanwhile. Idempotent.
+
+        Args:
+            for_ms: When that ends in the log, if this process dies.
+        """
+        if self.failure is None:
+            self.session.drain_self(for_ms)
+
+    @property
+    def is_handed_off(self) -> bool:
+        """Whether nothing is left that another host could take."""
+        own_name = self.session.claimant.owner.client_id
+        topics = {
+            holding.key.topic
+            for holding in self.session.holdings.values()
+            if holding.claim.is_owned
+        }
+        if self.failure is not None or not topics:
+            return True
+        return not any(
+            best_taker(
+                shared.subscription.members, topic, me=own_name, may_be_behind=True
+            )
+            for shared in self.table.subscriptions
+            for topic in topics.intersection(shared.subscription.topics)
+        )
+
     def drain_all(self) -> None:
         """Recall every lease; release at once what no client has. Idempotent."""
         self._is_draining = True

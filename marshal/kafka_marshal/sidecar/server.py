@@ -373,7 +373,7 @@ class Daemon:
     # --- ending
 
     async def _drain(self) -> None:
-        """Recall all leases; wait for clients and an action, up to ``drain_ms``."""
+        """Hand off, then recall all leases; at most ``drain_ms`` in total."""
         service = self._inside.service
         if service is None or self.failure is not None:
             return
@@ -383,15 +383,32 @@ class Daemon:
         )
         if self._actions is not None:
             self._actions.runner.close()
-        await asyncio.to_thread(service.start_drain)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.drain_ms / 1000
+        await self._hand_off(service)
+        await asyncio.to_thread(service.start_drain)
         while loop.time() < deadline and self.failure is None:
             is_acting = self._actions is not None and self._actions.runner.is_busy
             if not is_acting and await asyncio.to_thread(lambda: service.is_drained):
                 return
             await asyncio.sleep(POLL_S)
         _log.warning("not everything was released in time; the remaining leases expire")
+
+    async def _hand_off(self, service: SidecarService) -> None:
+        """Hand off to other hosts, up to ``handoff_ms``, while clients continue."""
+        handoff_ms = min(self._settings.handoff_ms, self._settings.drain_ms)
+        if not handoff_ms:
+            return
+        loop = asyncio.get_running_loop()
+        until = loop.time() + handoff_ms / 1000
+        # By the end of this process the directive is over, whatever happens.
+        for_ms = self._settings.drain_ms + CLOSE_MS
+        await asyncio.to_thread(partial(service.start_handoff, for_ms=for_ms))
+        while loop.time() < until and self.failure is None:
+            if await asyncio.to_thread(lambda: service.is_handed_off):
+                return
+            await asyncio.sleep(POLL_S)
+        _log.warning("not everything was handed off in time; recalling the rest")
 
     async def _give_up_claims(self) -> None:
         self.states.move(State.SHUTTING_DOWN, reason=self._why)

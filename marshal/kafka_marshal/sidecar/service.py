@@ -91,6 +91,7 @@ class SidecarService:
         self._grants = Grants(
             engine.context, engine.proxy_grants, data=runtime.ports.data
         )
+        self._is_admitting = True
         self._is_draining = False
         self._is_closed = False
 
@@ -130,7 +131,7 @@ class SidecarService:
         if self._engine.failure is not None:
             raise self._engine.failure
         state = self._states.state
-        if self._is_draining or self._is_closed or state not in OPEN:
+        if not self._is_admitting or self._is_closed or state not in OPEN:
             raise CoordinationError(
                 f"this sidecar admits no clients now ({state.value}); try again in a "
                 "moment"
@@ -635,9 +636,30 @@ class SidecarService:
 
     # --- shutdown
 
+    def start_handoff(self, *, for_ms: int) -> None:
+        """Hand off what other hosts can take; admit no more clients. Idempotent.
+
+        Clients keep what they have until a successor takes it, warm where it warms up.
+
+        Args:
+            for_ms: When the drain ends in the log, if this process dies.
+        """
+        with self._engine.changed:
+            self._is_admitting = False
+            for group in self._registry.groups.values():
+                group.hand_off(for_ms)
+                self._engine.act(group.session)
+
+    @property
+    def is_handed_off(self) -> bool:
+        """Whether nothing is left that another host could take."""
+        with self._engine.changed:
+            return all(group.is_handed_off for group in self._registry.groups.values())
+
     def start_drain(self) -> None:
         """Recall every lease and give out nothing new. Idempotent."""
         with self._engine.changed:
+            self._is_admitting = False
             if self._is_draining:
                 return
             self._is_draining = True

@@ -132,7 +132,8 @@ class WarmUps:
         if found is not None and (found.client is not to or found.epoch != lease.epoch):
             self.withdraw(key)
             found = None
-        if self._is_offered_elsewhere(key):
+        # A drained sidecar would not claim it again; others will.
+        if self._session.is_drained or self._is_offered_elsewhere(key):
             return self._delay(now_ms)
         if not self._can_warm(key, to):
             return True

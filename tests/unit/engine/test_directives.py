@@ -1,10 +1,16 @@
 """Members hand off what an admin drains (PROTOCOL 9.7)."""
 
 import pytest
-from enginekit import H, of, spec, world, write
+from enginekit import H, fold, of, spec, world, write
 from logkit import direct, ident
 
-from kafka_marshal.protocol.records import HandoffOffer, ReleasingPartition
+from kafka_marshal.protocol.records import (
+    Directive,
+    HandoffOffer,
+    ReleasingPartition,
+)
+from kafka_marshal.testing import node
+from kafka_marshal.testing.fakestore import AppendFate
 
 
 @pytest.fixture
@@ -116,3 +122,70 @@ def test_an_offer_to_a_member_that_is_drained_is_withdrawn(cluster):
     drain(cluster, "b")
     cluster.run_until(lambda: a.observer.named("handoff_withdrawn"), H)
     assert len(a.held) == 4
+
+
+# --- of its own
+
+
+def shown(cluster):
+    group = fold(cluster).groups.get("g")
+    return () if group is None else group.directives
+
+
+def test_a_member_that_shuts_down_drains_itself(cluster):
+    a, b = pair(cluster)
+    assert a.session.drain_self(20 * H)
+    assert a.session.drain_self(20 * H)
+    cluster.run_until(lambda: len(b.held) == 4, H)
+    assert a.session.is_drained
+    (record,) = [each.record for each in of(cluster, "a", Directive)]
+    (standing,) = shown(cluster)
+    assert (record.client, record.action) == ("a", "drain")
+    assert standing.op_id == record.op_id
+    a.session.begin_close(release=True)
+    cluster.run_until(lambda: not shown(cluster), H)
+    assert [each.transition.effect for each in of(cluster, "a", Directive)] == [
+        "directed",
+        "directive_ended",
+    ]
+    cluster.run(3 * H)
+    assert len(b.held) == 4
+
+
+def test_its_directive_is_repeated_until_the_log_has_it(cluster):
+    a, b = pair(cluster)
+    cluster.fates["a"] = AppendFate(is_lost=True)
+    a.session.drain_self(20 * H)
+    cluster.run(100)
+    del cluster.fates["a"]
+    assert not shown(cluster)
+    cluster.run_until(lambda: len(b.held) == 4, 2 * H)
+    (standing,) = shown(cluster)
+    cluster.run(3 * H)
+    assert len(of(cluster, "a", Directive)) == 1
+    assert standing.client == "a"
+
+
+def test_that_of_a_dead_member_ends_by_itself(cluster):
+    a, b = pair(cluster)
+    a.session.drain_self(2 * H)
+    cluster.run_until(lambda: len(b.held) == 4, H)
+    cluster.crash(a)
+    cluster.run_until(lambda: not shown(cluster), 4 * H)
+
+
+def test_it_is_not_sent_again_after_its_end(cluster):
+    a, _ = pair(cluster)
+    a.session.drain_self(H)
+    cluster.run(4 * H)
+    assert len(of(cluster, "a", Directive)) == 1
+
+
+def test_a_log_without_directives_drains_nobody(monkeypatch):
+    monkeypatch.setattr(node, "SUPPORTED_LEVEL", 1)
+    cluster = world(partitions=1, records=(4, 4, 4, 4))
+    a, _ = pair(cluster)
+    assert not a.session.drain_self(H)
+    a.session.begin_close(release=True)
+    cluster.run(H)
+    assert not of(cluster, "a", Directive)

@@ -240,6 +240,38 @@ def test_a_drain_waits_for_clients(world):
     assert received == ["snapshot", "assigned", "end"]
 
 
+def test_clients_continue_while_partitions_are_handed_off(world, caplog):
+    """Acceptance K19."""
+    world.service.is_handed_off = False
+
+    def script():
+        world.wait_ready()
+        os.kill(os.getpid(), signal.SIGTERM)
+        begun = ("start_handoff", world.settings.drain_ms + server.CLOSE_MS)
+        eventually(lambda: begun in world.service.calls, "it hands off")
+        assert "PENDING_CONTROLLED_SHUTDOWN" in world.get(paths.READYZ).text
+        assert ("start_drain",) not in world.service.calls
+        world.service.is_handed_off = True
+        eventually(lambda: ("start_drain",) in world.service.calls, "it drains")
+
+    thread = threading.Thread(target=script, daemon=True)
+    thread.start()
+    server.run(world.settings, NullObserver())
+    thread.join(30)
+    assert "not everything was handed off" not in caplog.text
+
+
+@pytest.mark.parametrize(("handoff_ms", "is_tried"), [(60, True), (0, False)])
+def test_a_handoff_has_a_deadline(world, caplog, handoff_ms, is_tried):
+    world.service.is_handed_off = False
+    world.settings = attrs.evolve(world.settings, handoff_ms=handoff_ms)
+    world.run(world.wait_ready)
+    calls = [each[0] for each in world.service.calls]
+    assert ("start_handoff" in calls) == is_tried
+    assert calls[-2:] == ["start_drain", "close"]
+    assert ("not everything was handed off" in caplog.text) == is_tried
+
+
 def test_a_drain_has_a_deadline(world, caplog):
     world.service.is_drained = False
     world.settings = Settings(socket=world.path, drain_ms=60, state_dir="")

@@ -29,6 +29,7 @@ from kafka_marshal.errors import (
     ConfigurationError,
     CoordinationError,
     DeadlineExceeded,
+    LogUnwritable,
 )
 from kafka_marshal.protocol.codec import person_to_tags
 from kafka_marshal.protocol.losses import marks_of
@@ -366,3 +367,79 @@ def test_reasons_of_claims_name_the_client(cluster, machine):
     assert {note.reason.partition(";")[0] for note in notes.values()} == {
         "for worker-7"
     }
+
+
+# --- handing off before the end
+
+
+def handing_off(cluster, machine, **rest):
+    """Return a client here, and a member on another host; the sidecar is to end."""
+    a = having(machine, warms=True)
+    other = cluster.node("other")
+    other.warming.is_held = True
+    other.consume(spec(**rest))
+    share = lambda: 4 in {len(other.held), other.warming.waiting_count}  # noqa: E731
+    run_until(cluster, [a], share, 4 * H)
+    machine.service.start_handoff(for_ms=20 * H)
+    return a, other
+
+
+def test_clients_work_until_another_host_has_taken_over(cluster, machine):
+    """Acceptance K19."""
+    a, other = handing_off(cluster, machine, on_warm=lambda *_: None)
+    with pytest.raises(CoordinationError, match="admits no clients"):
+        Local(machine, "b", pid=2)
+    run(cluster, [a], 3 * H)
+    assert len(a.valid) == 8
+    assert not machine.service.is_handed_off
+    other.warming.is_held = False
+    other.warming.run_waiting()
+    run_until(cluster, [a], lambda: len(other.held) == 8, 3 * H)
+    assert not a.valid
+    assert machine.service.is_handed_off
+    machine.service.start_drain()
+    cluster.run(500)
+    assert machine.service.is_drained
+    machine.service.close(timeout_ms=1_000)
+    home = fold(cluster, machine.node.engine.context.home_of("g"))
+    assert not home.directed
+    assert len(other.held) == 8
+
+
+def test_nothing_is_handed_off_where_nobody_can_take_it(cluster, machine):
+    a = having(machine)
+    machine.service.start_handoff(for_ms=20 * H)
+    assert machine.service.is_handed_off
+    run(cluster, [a], H)
+    assert len(a.valid) == 8
+
+
+def test_a_sidecar_without_claims_has_nothing_to_hand_off(machine):
+    assert machine.service.is_handed_off
+    Local(machine, "a", pid=1)
+    machine.service.start_handoff(for_ms=H)
+    assert machine.service.is_handed_off
+
+
+def test_a_failed_group_is_not_handed_off(cluster, machine):
+    a, _ = handing_off(cluster, machine)
+    (group,) = machine.service.groups
+    group.session.fail(LogUnwritable("a test"))
+    run(cluster, [], 200)
+    machine.service.start_handoff(for_ms=H)
+    assert machine.service.is_handed_off
+    assert a.held
+
+
+def test_a_drained_sidecar_moves_nothing_between_its_clients(cluster, machine):
+    a = having(machine)
+    other = cluster.node("other", spec=spec(claims_max=1))
+    machine.service.start_handoff(for_ms=20 * H)
+    run_until(cluster, [a], lambda: len(other.held) == 1, 3 * H)
+    before = len(releases(cluster))
+    machine.service._is_admitting = True
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    run(cluster, [a, b], 3 * H)
+    assert sizes(a, b) == [7, 0]
+    assert len(releases(cluster)) == before

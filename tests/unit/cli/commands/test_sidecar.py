@@ -128,6 +128,7 @@ def test_settings_come_from_a_profile_and_options_win(asked, world, tmp_path):
         client-id = "host-7"
         state-dir = "{tmp_path}"
         drain-timeout = "7s"
+        handoff-timeout = "2s"
         socket = "{tmp_path}/ignored.sock"
         [profiles.json]
         log-format = "json"
@@ -157,6 +158,7 @@ def test_config_show_lists_the_settings(tmp_path):
     assert rows["socket"] == ("/s", "environment MARSHAL_SIDECAR_SOCKET")
     assert rows["tcp"] == ("127.0.0.1:1", f"{config} [default]")
     assert rows["drain-timeout"] == ("20s", "default")
+    assert rows["handoff-timeout"] == ("10s", "default")
     assert rows["checkpoint-interval"] == ("5m", "default")
     assert rows["log-format"] == ("text", "default")
     assert rows["allow-admin"] == ("false", "default")
