@@ -9,11 +9,20 @@ from functools import partial
 import attrs
 
 from simulator.build import build
-from simulator.coverage import FENCED, HANDED, SCHEDULED, SET, SITUATIONS, SOUGHT
+from simulator.coverage import (
+    FENCED,
+    HANDED,
+    PLANNED,
+    SCHEDULED,
+    SET,
+    SITUATIONS,
+    SOUGHT,
+)
 from simulator.plan import (
     FENCES,
     HANDOFFS,
     MINUTE_MS,
+    PLANS,
     POSITIONS,
     SCHEDULES,
     SEEKS,
@@ -28,6 +37,7 @@ ASKED_OF = {
     FENCES: FENCED,
     SCHEDULES: SCHEDULED,
     SEEKS: SOUGHT,
+    PLANS: PLANNED,
     HANDOFFS: HANDED,
 }
 """Situations asked of suites, by what goes wrong besides."""

@@ -159,6 +159,15 @@ SOUGHT: Mapping[str, str] = {
     "taken_after_seek": "another had a key that its owner had just sought in",
 }
 """Asked of suites in which members seek."""
+PLANNED: Mapping[str, str] = {
+    "planned": "a member wrote a plan that was the next one",
+    "plan_overtaken": "a member wrote a plan, and another one was earlier",
+    "plan_garbage": "a plan named any members for any keys",
+    "plan_old": "a plan followed an earlier one than the last",
+    "plan_cut": "a plan had no last slice",
+    "planning_off": "the policy of the group was changed back",
+}
+"""Asked of suites in which the group follows Plans."""
 HANDED: Mapping[str, str] = {
     "handoff_offered": "a key was offered to a successor that warms up",
     "handoff_ready": "a successor reported ready",
@@ -205,8 +214,8 @@ class Coverage:
 
     def note(self, name: str) -> None:
         """Count a situation."""
-        asked = (SET, FENCED, SCHEDULED, SOUGHT, HANDED)
-        known = (SITUATIONS, TRUNCATED, RECREATED, SELDOM, *asked)
+        asked = (SET, FENCED, SCHEDULED, SOUGHT, PLANNED, HANDED)
+        known = (SITUATIONS, TRUNCATED, RECREATED, SELDOM, *asked, PLANNED)
         assert any(name in each for each in known), name
         self.counts[name] += 1
 

@@ -27,7 +27,7 @@ from simulator.checkers import Violation
 from simulator.garbage import GarbagePolicy, never_returns
 from simulator.handoffs import Warming, mood_of, note_death, on_warm_of
 from simulator.keeping import Keeping
-from simulator.plan import GARBAGE_POLICY, HANDOFFS, chance
+from simulator.plan import GARBAGE_POLICY, HANDOFFS, PLANS, can_plan, chance
 from simulator.world import World
 
 APPS_MAX = 6
@@ -145,6 +145,8 @@ class Fleet:
             lives=lives,
             incarnation=rng.randbytes(16),
             sources=self.keeping.sources(client_id),
+            can_plan=PLANS not in world.plan.kinds
+            or can_plan(world.plan.seed, self._starts),
         )
         own = chance(world.plan.seed, f"app/{self._starts}")
         app = App(node=node, name=f"{client_id}#{self._starts}", rng=own)

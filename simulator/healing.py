@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from kafka_marshal.config import Delivery
 from kafka_marshal.defaults import COORDINATION_TOPIC
+from kafka_marshal.engine.plan_following import ORPHAN_MS_MAX
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key, TopicPartition
 from simulator.base import GROUP, Liveness
@@ -15,6 +16,7 @@ from simulator.plan import (
     FENCES,
     GARBAGE_POLICY,
     HANDOFFS,
+    PLANS,
     POSITIONS,
     RECREATE,
     RESET,
@@ -152,6 +154,9 @@ class Healing(Liveness):
         jitter_ms = min(JITTER_MS_MAX, self._h_ms // 10)
         trips_ms = 3 * (self._world.plan.latency_ms + TRIP_MS)
         wait_ms = GARBAGE_HS * self._h_ms if self._is_garbage else 0
+        if PLANS in self._world.plan.kinds:
+            # Twice the wait of 9.6, and a release to a member that died.
+            wait_ms += 2 * min(self._h_ms, ORPHAN_MS_MAX) + self._h_ms // 2
         return wait_ms + 2 * self._h_ms + 2 * self._h_ms // DRIFT + jitter_ms + trips_ms
 
     @property

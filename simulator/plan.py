@@ -17,6 +17,7 @@ MINUTE_MS = 60_000
 PRESENT = 0.5
 KEPT_PRESENT = 0.4
 RARE = 0.2
+NO_PLANNER, FEW_PLANNERS = 0.15, 0.4
 CHECKPOINT = "checkpoint"
 KEEP = "keep"
 RESET = "reset"
@@ -68,8 +69,10 @@ SCHEDULES = "schedules"
 """Goes wrong only when asked for: admins schedule pauses, and are gone then."""
 SEEKS = "seeks"
 """Goes wrong only when asked for: members seek in their own claims."""
+PLANS = "plans"
+"""Goes wrong only when asked for: the group follows Plans, and some are nonsense."""
 OF_ADMINS = (POSITIONS, FENCES, SCHEDULES)
-ASKED_APART = (*OF_ADMINS, SEEKS)
+ASKED_APART = (*OF_ADMINS, SEEKS, PLANS)
 """What is drawn apart, each kind for itself."""
 GARBAGE_POLICY = "garbage-policy"
 """Goes wrong only when asked for: policies advise nonsense, raise, or never return."""
@@ -324,3 +327,17 @@ def _draw_span_ms(rng: random.Random, h_ms: int) -> int:
     if rng.random() < 0.2:  # noqa: PLR2004 - close to where rules change
         return rng.choice([1, 2]) * h_ms + rng.choice([-1, 0, 1])
     return rng.randint(1, rng.choice([1, 2, 4, 8]) * h_ms)
+
+
+def can_plan(seed: int, start: int) -> bool:
+    """Draw whether a process may plan.
+
+    Args:
+        seed: Of the run.
+        start: Number of the process.
+    """
+    kind = chance(seed, "planners").random()
+    if kind < NO_PLANNER:
+        return False
+    few = chance(seed, f"plans/{start}").random() < FEW_PLANNERS
+    return kind > FEW_PLANNERS or few

@@ -25,6 +25,7 @@ from simulator.plan import (
     FENCES,
     HALT,
     LEVEL,
+    PLANS,
     POSITIONS,
     RECREATE,
     SCHEDULES,
@@ -32,6 +33,7 @@ from simulator.plan import (
     Fault,
     chance,
 )
+from simulator.plans import Plans
 from simulator.positions import Admins
 from simulator.recreating import Recreations
 from simulator.schedules import Schedules
@@ -62,6 +64,7 @@ class Strikes:
         self.admins = Admins(world, fleet)
         self.fences, self.schedules = Fences(world, fleet), Schedules(world)
         self._seeks = Seeks(world, fleet)
+        self._plans = Plans(world, fleet)
         world.on_folded = self._on_fold
         self._actions: dict[str, Callable[[Fault], None]] = {
             "cut": self._cut,
@@ -88,6 +91,7 @@ class Strikes:
             FENCES: self.fences.strike,
             SCHEDULES: self.schedules.strike,
             SEEKS: self._seeks.strike,
+            PLANS: self._plans.strike,
             HALT: self.halt,
         }
 
@@ -114,12 +118,14 @@ class Strikes:
         self._recreations.heal()
         self.admins.heal()
         self.schedules.heal()
+        self._plans.heal()
 
     def _on_fold(self, folded: Folded) -> None:
         self._newer.on_fold(folded)
         self.fences.on_fold(folded)
         self.schedules.on_fold(folded)
         self._seeks.on_fold(folded)
+        self._plans.on_fold(folded)
 
     def pause(self, for_ms: int) -> None:
         """Pause the group."""

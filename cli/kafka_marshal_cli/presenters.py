@@ -10,7 +10,7 @@ from kafka_marshal.protocol.handoffs import offered_since_ms, phase_of
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.losses import Loss
-from kafka_marshal.protocol.settings import TUNABLES, Settings
+from kafka_marshal.protocol.settings import FAIR, TUNABLES, Settings
 from kafka_marshal.protocol.state import (
     KeyNote,
     MemberState,
@@ -328,7 +328,10 @@ def settings_rows(settings: Settings, before: Settings | None = None) -> list[Ro
     """
     if not settings.generation:
         return []
-    rows: list[Row] = []
+    policy: Row = {"name": "policy", "value": settings.policy or FAIR, "default": FAIR}
+    if before is not None:
+        policy["before"] = before.policy or FAIR
+    rows: list[Row] = [policy]
     for name, tunable in TUNABLES.items():
         row = {"name": name, "value": settings.value(name), "default": tunable.default}
         rows.append(row if before is None else row | {"before": before.value(name)})

@@ -511,7 +511,7 @@ class Admin(Altering, Draining, Closing):
     def set_group(
         self,
         group_id: str,
-        changes: Mapping[str, int | None],
+        changes: Mapping[str, int | str | None],
         *,
         reason: str | None = None,
         execute: bool = False,
@@ -522,8 +522,8 @@ class Admin(Altering, Draining, Closing):
 
         Args:
             group_id: The group.
-            changes: ``debounce_ms``, ``handoff_ms`` and ``handoffs_max``, some of them;
-                None for the default of a setting.
+            changes: ``policy``, ``debounce_ms``, ``handoff_ms``, ``handoffs_max`` and
+                ``grace_ms``, some of them; None for the default of a setting.
             reason: Stored in the log, for people.
             execute: Whether to write the change.
 

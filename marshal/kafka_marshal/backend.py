@@ -1,7 +1,7 @@
 """Sources of a client's claims: an engine of this process, or a sidecar."""
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -72,6 +72,10 @@ class ClaimBackend(Protocol):
         """Return the newest claim of each key of the group, as of this call."""
         ...
 
+    def restart(self) -> None:
+        """Release for a restart from now on; no effect with a sidecar."""
+        ...
+
     def leave(self, *, release: bool, timeout_ms: int) -> None:
         """Leave the group and release all claims.
 
@@ -99,6 +103,8 @@ class Terms:
         checkpoint_interval_ms: How often to write checkpoints; 0 = never.
         timeout_ms: Longest time to open.
         person: Person for whom the client claims, None for none.
+        labels: What its member announces beside what the engine does.
+        can_plan: Whether it may plan for its group.
     """
 
     group_id: str
@@ -110,6 +116,8 @@ class Terms:
     checkpoint_interval_ms: int
     timeout_ms: int
     person: str | None = None
+    labels: Mapping[str, str] = attrs.field(factory=dict)
+    can_plan: bool = True
 
 
 class LocalBackend:
@@ -164,6 +172,8 @@ class LocalBackend:
             host=socket.gethostname(),
             lives=lives,
             mirrors_offsets=terms.mirror_offsets,
+            can_plan=terms.can_plan,
+            labels=terms.labels,
         )
         with engine.changed:
             engine.add_session(session)
@@ -277,6 +287,11 @@ class LocalBackend:
                 for key, known in replica.world.keys.items()
                 if key.group_id == self._terms.group_id
             }
+
+    def restart(self) -> None:
+        """Release for a restart from now on."""
+        with self.engine.changed:
+            self._session.restart()
 
     def leave(self, *, release: bool, timeout_ms: int) -> None:
         """Release every claim, or send a last beat; wait until that is read back."""

@@ -28,6 +28,7 @@ from kafka_marshal.observability import FanOut, LoggingObserver
 from kafka_marshal.ports import READ_UNCOMMITTED, Observer
 from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
+from kafka_marshal.protocol.labels import OWN_LABELS_MAX, problem_of
 from kafka_marshal.protocol.types import Key, TopicPartition
 
 if TYPE_CHECKING:
@@ -86,6 +87,12 @@ class Marshal(Closing):
             must be dead. None draws them.
         person: Person for whom this client claims, as its claims in the log name them;
             None for none. For tools of people.
+        labels: What planners of the group and custom policies know of this client:
+            ``rack``; ``target``, the number of partitions beyond which others are
+            preferred; ``replaces``, the client whose place it takes after a restart
+            under another name; or any others.
+        can_plan: Whether this client may plan for its group, where that has policy
+            ``planner``.
         timeout_ms: Longest time to open.
 
     Raises:
@@ -117,6 +124,8 @@ class Marshal(Closing):
         sidecar_token_file: str | Path | None = None,
         sidecar_instance: bytes | None = None,
         person: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        can_plan: bool = True,
         timeout_ms: int = OPEN_MS_MAX,
     ) -> None:
         from kafka_marshal.backend import LocalBackend, Terms
@@ -149,10 +158,12 @@ class Marshal(Closing):
                 checkpoint_interval_ms=checkpoint_interval_ms,
                 timeout_ms=timeout_ms,
                 person=person,
+                labels=checked_labels(labels or {}),
+                can_plan=can_plan,
             )
             self._backend = LocalBackend(settings, terms, observer=observer)
         else:
-            _require_defaults(mirror_offsets, person=person)
+            _require_defaults(mirror_offsets, person=person, labels=labels)
             self._backend = open_backend(
                 ConnectOptions(
                     sidecar=sidecar,
@@ -456,11 +467,20 @@ class Marshal(Closing):
             before = signal.signal(number, lambda _number, _frame: self.stop())
             self._handlers.setdefault(number, before or signal.SIG_DFL)
 
-    def close(self, *, release: bool = True, timeout_ms: int = CLOSE_MS_MAX) -> None:
+    def close(
+        self,
+        *,
+        release: bool = True,
+        restarts: bool = False,
+        timeout_ms: int = CLOSE_MS_MAX,
+    ) -> None:
         """Close every consumer and claim, and leave the group. Idempotent.
 
         Args:
             release: False keeps the claims for a restart within one heartbeat interval.
+            restarts: Whether this client, or one with the label ``replaces``, starts
+                again soon: in a group with policy ``planner`` the partitions wait for
+                it, for ``grace_ms`` at most. With a sidecar it has no effect.
             timeout_ms: Longest time in all. If the log did not answer a consumer,
                 closing does not wait for it again.
         """
@@ -471,6 +491,8 @@ class Marshal(Closing):
             return
         for number, before in self._handlers.items():
             signal.signal(number, before)
+        if restarts:
+            self._backend.restart()
         now_ms = self.engine.context.now_ms
         deadline_ms = now_ms + timeout_ms
         for consumer in self._consumers:
@@ -506,6 +528,24 @@ def _one_observer(given: Observer | Sequence[Observer] | None) -> Observer:
     return given or LoggingObserver()
 
 
+def checked_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the labels of a member.
+
+    Raises:
+        ConfigurationError: A name is reserved, or a text does not fit.
+    """
+    for name, text in labels.items():
+        problem = problem_of(name, text)
+        if problem is not None:
+            raise ConfigurationError(f"label {name!r} {problem}", setting="labels")
+    if len(labels) > OWN_LABELS_MAX:
+        raise ConfigurationError(
+            f"there are {len(labels)} labels; give {OWN_LABELS_MAX} at most",
+            setting="labels",
+        )
+    return labels
+
+
 def _require_none(setting: str, value: object) -> None:
     if value is not None:
         raise ConfigurationError(
@@ -514,7 +554,15 @@ def _require_none(setting: str, value: object) -> None:
         )
 
 
-def _require_defaults(mirror_offsets: object, *, person: object) -> None:
+def _require_defaults(
+    mirror_offsets: object, *, person: object, labels: object
+) -> None:
+    if labels:
+        raise ConfigurationError(
+            "labels cannot be set with a sidecar, which is the member of the group; "
+            "leave them out",
+            setting="labels",
+        )
     if person is not None:
         raise ConfigurationError(
             "person cannot be set with a sidecar, which claims for its clients; leave "

@@ -9,7 +9,7 @@ from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import ClaimRejected, ConfigurationError
 from kafka_marshal.pausing import Sender
 from kafka_marshal.protocol.records import SETTINGS_LEVEL, Config, GroupSettings
-from kafka_marshal.protocol.settings import TUNABLES, Settings
+from kafka_marshal.protocol.settings import POLICIES, TUNABLES, Settings
 from kafka_marshal.protocol.state import WorldState
 
 
@@ -34,14 +34,15 @@ class SettingsChange:
 
 
 def plan_settings(
-    home: WorldState, group_id: str, *, changes: Mapping[str, int | None]
+    home: WorldState, group_id: str, *, changes: Mapping[str, int | str | None]
 ) -> SettingsChange:
     """Return what a change of some settings does; the others stay.
 
     Args:
         home: The group's home partition, folded to its end.
         group_id: The group.
-        changes: New values by the names in ``TUNABLES``; None for the default.
+        changes: New values by the names in ``TUNABLES``, and one of ``POLICIES`` as
+            ``policy``; None for the default.
 
     Raises:
         ConfigurationError: A name or value is invalid, or the topic has a feature level
@@ -56,12 +57,21 @@ def plan_settings(
     return SettingsChange(group_id=group_id, before=before, after=after)
 
 
-def _check(name: str, value: int | None) -> None:
+def _check(name: str, value: int | str | None) -> None:
+    if name == "policy":
+        if value is not None and value not in POLICIES:
+            raise ConfigurationError(
+                f"policy is {value!r}; it must be {' or '.join(POLICIES)}", setting=name
+            )
+        return
     tunable = TUNABLES.get(name)
     if tunable is None:
+        known = ", ".join(("policy", *TUNABLES))
         raise ConfigurationError(
-            f"unknown setting {name!r}; known are: {', '.join(TUNABLES)}", setting=name
+            f"unknown setting {name!r}; known are: {known}", setting=name
         )
+    if isinstance(value, str):
+        raise ConfigurationError(f"{name} is {value!r}, no number", setting=name)
     if value is not None and not tunable.least <= value <= tunable.most:
         raise ConfigurationError(
             f"{name} is {value}; it must be {tunable.least} to {tunable.most}, and is "

@@ -159,7 +159,15 @@ def batch(*beats, client="c1", group="g", inc=None, seq=0):
 
 
 def release(
-    epoch, position=None, *, client="c1", key=KEY, inc=None, seq=0, successor=None
+    epoch,
+    position=None,
+    *,
+    client="c1",
+    key=KEY,
+    inc=None,
+    seq=0,
+    successor=None,
+    reason=None,
 ):
     inc = ident(client) if inc is None else inc
     return ReleasingPartition(
@@ -172,7 +180,7 @@ def release(
         epoch=epoch,
         position=position,
         successor=successor,
-        reason=None,
+        reason=reason,
     )
 
 
@@ -393,19 +401,21 @@ def ready(epoch, *, key=KEY, client="c2", inc=None, seq=0):
     )
 
 
-def member(client="c1", *, group="g", inc=None, seq=0, plan_generation=None):
+def member(client="c1", *, group="g", inc=None, seq=0, plan_generation=None, **given):
+    """Return a Member; other fields by their names."""
     inc = ident(client) if inc is None else inc
+    given = {"topics": ("t",), "host": "host", "capacity": 1, "labels": {}} | given
     return Member(
         client_id=client,
         group_id=group,
         incarnation=inc,
         seq=seq,
-        topics=("t",),
-        host="host",
-        capacity=1,
+        topics=given["topics"],
+        host=given["host"],
+        capacity=given["capacity"],
         load=0,
-        labels={},
-        draining=False,
+        labels=given["labels"],
+        draining=given.get("draining", False),
         feature_level_max=1,
         plan_generation=plan_generation,
     )

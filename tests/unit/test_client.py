@@ -315,3 +315,39 @@ def test_the_arguments_have_the_defaults_of_the_configuration(method, changed):
     assert {name: given[name] for name in settings} == {
         name: plain[name] for name in settings
     }
+
+
+def test_labels_are_announced(cluster, tmp_path):
+    with opened(tmp_path, labels={"rack": "r1", "target": "3"}, can_plan=False) as one:
+        consuming(one, cluster)
+        members = fold(cluster).soft.members.values()
+        assert [each.record.labels for each in members] == [
+            {"rack": "r1", "target": "3"}
+        ]
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [{"weight": "3"}, {"target": "many"}, {str(n): "" for n in range(17)}],
+)
+def test_labels_that_no_member_can_have_are_refused(cluster, tmp_path, labels):
+    with pytest.raises(ConfigurationError) as caught:
+        opened(tmp_path, labels=labels)
+    assert caught.value.setting == "labels"
+
+
+def test_a_client_of_a_sidecar_has_no_labels(tmp_path):
+    with pytest.raises(ConfigurationError, match="labels cannot be set"):
+        opened(tmp_path, labels={"rack": "r1"}, sidecar="http://127.0.0.1:1")
+
+
+def test_a_close_before_a_restart_is_a_release_with_that_reason(cluster, tmp_path):
+    marshal = opened(tmp_path)
+    consuming(marshal, cluster)
+    marshal.close(restarts=True)
+    reasons = [
+        line.record.reason
+        for line in lines(cluster)
+        if type(line.record).__name__ == "ReleasingPartition"
+    ]
+    assert reasons == ["restart"]

@@ -286,6 +286,14 @@ def set_(
     call: Call,
     group: Group,
     *,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="`planner`: members follow the plans that one of them writes; `fair`, "
+            "the default: each follows the policy of its consumer.",
+        ),
+    ] = None,
     debounce_ms: Annotated[
         str | None,
         _tunable(
@@ -303,6 +311,14 @@ def set_(
             "handoffs_max", "How many partitions a member hands off warm at a time"
         ),
     ] = None,
+    grace_ms: Annotated[
+        str | None,
+        _tunable(
+            "grace_ms",
+            "How long, in ms, a partition waits for a member that restarts, under "
+            "`planner`",
+        ),
+    ] = None,
     reason: Reason = None,
     execute: Annotated[
         bool,
@@ -314,8 +330,15 @@ def set_(
     Members apply the change as they read it, without a restart. Settings that are not
     given stay. Without --execute nothing is written.
     """
-    changes: dict[str, int | None] = {}
-    for name, text in (("debounce_ms", debounce_ms), ("handoff_ms", handoff_ms)):
+    changes: dict[str, int | str | None] = {}
+    times = {
+        "debounce_ms": debounce_ms,
+        "handoff_ms": handoff_ms,
+        "grace_ms": grace_ms,
+    }
+    if policy is not None:
+        changes["policy"] = None if policy == DEFAULT else policy
+    for name, text in times.items():
         if text is not None:
             option = "--" + name.replace("_", "-")
             is_default = text == DEFAULT

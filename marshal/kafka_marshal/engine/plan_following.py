@@ -1,12 +1,7 @@
 """What the Plan of a group says to its members (PROTOCOL 9.2)."""
 
-from kafka_marshal.protocol.plans import (
-    NO_PLAN,
-    PLANNER,
-    Standing,
-    is_valid_for,
-    standing_of,
-)
+from kafka_marshal.protocol.plans import NO_PLAN, Standing, is_valid_for, standing_of
+from kafka_marshal.protocol.settings import PLANNER
 from kafka_marshal.protocol.state import PlanNote, WorldState
 from kafka_marshal.protocol.types import Key
 

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 
 from kafka_marshal.engine.context import Context
+from kafka_marshal.engine.debounce import DEBOUNCES_MAX
 from kafka_marshal.engine.outbox import Outbox
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.protocol.group_plan import PlanInput, plan
 from kafka_marshal.protocol.plans import (
-    PLANNER,
     TURN_MS,
     Reading,
     Situation,
@@ -19,8 +19,7 @@ from kafka_marshal.protocol.plans import (
     version_of,
 )
 from kafka_marshal.protocol.records import PLAN_LEVEL, Plan
-
-DEBOUNCES_MAX = 5  # most delays after the first change, if the group goes on changing
+from kafka_marshal.protocol.settings import PLANNER
 
 
 class GroupPlanner:

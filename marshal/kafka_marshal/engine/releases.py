@@ -9,6 +9,7 @@ from kafka_marshal.engine.context import Context
 from kafka_marshal.engine.holding import Holding
 from kafka_marshal.engine.outbox import Outbox
 from kafka_marshal.protocol.losses import mark_to_tags
+from kafka_marshal.protocol.plans import RESTART
 from kafka_marshal.protocol.records import ReleasingPartition
 from kafka_marshal.protocol.state import Transition
 from kafka_marshal.protocol.types import Key
@@ -135,7 +136,7 @@ class ReleaseRetrier:
 # Release reasons that are independent of the holder.
 ORDERLY = frozenset(
     {
-        *("closed", "failed", "paused", "topic_gone", "fenced_by_admin"),
+        *("closed", RESTART, "failed", "paused", "topic_gone", "fenced_by_admin"),
         "seek_unconfirmed",
         # Reasons of a sidecar, whose other clients may take the key at once.
         *("moved", "client_died", "client_left", "client_silent", "shutdown"),

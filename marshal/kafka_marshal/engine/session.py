@@ -19,7 +19,9 @@ from kafka_marshal.protocol.claiming import (
     estimate,
 )
 from kafka_marshal.protocol.delivery import AtLeastOnce
+from kafka_marshal.protocol.labels import REPLACES_LABEL
 from kafka_marshal.protocol.planner import DRAINED, PLANNED, SURPLUS, Plan, Release
+from kafka_marshal.protocol.plans import RESTART
 from kafka_marshal.protocol.records import (
     DRAIN,
     BatchHeartbeat,
@@ -152,6 +154,8 @@ class Session(Holder):
         self._self_drain = SelfDrain(context, self._outbox)
         self._policy_at_ms = 0
         self._is_closing = False
+        self._closed = "closed"
+        self._replaces = (labels or {}).get(REPLACES_LABEL)
         self._is_mute = False
         self._subleaser: Subleaser | None = None
         self._foreseen: Mapping[Key, str] = {}
@@ -192,7 +196,7 @@ class Session(Holder):
             if not holding.claim.is_owned:
                 self._held.end(holding, Ending("given_up", was_lost=False))
             elif release:
-                self.release(holding, reason="closed")
+                self.release(holding, reason=self._closed)
             elif isinstance(holding.progress, AtLeastOnce):
                 # The next consumer starts at the position, below the uncommitted
                 # records of this one.
@@ -211,6 +215,10 @@ class Session(Holder):
         return self._contend_for(
             key, Delivery.AT_LEAST_ONCE, anywhere, why="asked for by the application"
         )
+
+    def restart(self) -> None:
+        """Release for a restart from now on: partitions wait for it (PROTOCOL 9.8)."""
+        self._closed = RESTART
 
     def unwant(self, holding: Holding) -> None:
         """Stop contending for a wanted key; release it if held."""
@@ -409,6 +417,7 @@ class Session(Holder):
                 lives=self._lives,
                 cooldowns=self._cooldowns,
                 now_ms=now_ms,
+                replaces=self._replaces,
             )
             self._policy_at_ms = min(self._policy_at_ms, sub.claimable_at_ms)
             plan = sub.plan(view, self._context, now_ms=now_ms)
@@ -873,7 +882,7 @@ class Session(Holder):
             if not holding.claim.is_owned:
                 self._held.end(holding, Ending("given_up", was_lost=False))
             elif release:
-                self.release(holding, reason="closed")
+                self.release(holding, reason=self._closed)
             else:
                 self.grants.report_unused(holding)
         return seqs if release else [*seqs, *self.beat_now()]

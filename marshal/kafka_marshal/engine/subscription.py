@@ -9,6 +9,7 @@ import attrs
 from kafka_marshal.config import ConsumerConfig, Matches, OnWarm
 from kafka_marshal.engine.context import Context
 from kafka_marshal.engine.coverage import CoverageRule
+from kafka_marshal.engine.debounce import Debounce
 from kafka_marshal.engine.directives import directed
 from kafka_marshal.engine.holding import Holding, OfferedKey, StartRule
 from kafka_marshal.engine.plan_following import ORPHAN_MS_MAX, PlanFollower
@@ -39,6 +40,7 @@ from kafka_marshal.protocol.planner import (
 )
 from kafka_marshal.protocol.planner import planned as follow_plan
 from kafka_marshal.protocol.planner import topic as whole_topics
+from kafka_marshal.protocol.plans import is_reserved
 from kafka_marshal.protocol.state import KeyNote, KeyState, MemberState, WorldState
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 
@@ -50,7 +52,6 @@ ERROR_CHARS_MAX = 300
 POLICY_MS_MAX = 500
 POLICY_MS_MIN = 20
 POLICY_WAIT_MS = 100
-DEBOUNCES_MAX = 5  # most delays after the first change, if the members go on changing
 FAR_MS = 2**63
 UNCOVERED_NAMED_MAX = 10  # partitions that an event names
 # Policies that depend on nothing but the view: an equal view gets an equal plan.
@@ -203,44 +204,8 @@ class _ViewInputs:
     cooldowns: ReleaseCooldowns
     now_ms: int
     is_off: bool
-
-
-@attrs.define
-class Debounce:
-    """Delays the release of surplus until the members of a group stay the same.
-
-    A burst of joins then moves each key once. Free keys are claimed meanwhile.
-    """
-
-    _members: frozenset[object] | None = None
-    _first_ms: int = 0
-    _until_ms: int = 0
-
-    def update(
-        self, members: Iterable[MemberView], now_ms: int, *, debounce_ms: int
-    ) -> int | None:
-        """Compare the members with the last ones; return the end of the delay.
-
-        Args:
-            members: The members now.
-            now_ms: Local time.
-            debounce_ms: Length of the delay; changes may renew it a few times.
-        """
-        seen = frozenset(
-            (each.client_id, each.topics, each.is_draining, each.weight)
-            for each in members
-        )
-        if self._members is not None and self._members != seen:
-            if not self.is_on(now_ms):
-                self._first_ms = now_ms
-            latest_ms = self._first_ms + DEBOUNCES_MAX * debounce_ms
-            self._until_ms = min(now_ms + debounce_ms, latest_ms)
-        self._members = seen
-        return self._until_ms if self.is_on(now_ms) else None
-
-    def is_on(self, now_ms: int) -> bool:
-        """Return whether surplus is kept at this local time."""
-        return now_ms < self._until_ms
+    heirs: tuple[str, str | None]
+    grace_ms: int
 
 
 def _without_surplus(releases: Iterable[Release]) -> tuple[Release, ...]:
@@ -539,8 +504,12 @@ class Subscription:
         lives: tuple[PreviousLife, ...],
         cooldowns: ReleaseCooldowns,
         now_ms: int,
+        replaces: str | None = None,
     ) -> View:
-        """Return the policy's input."""
+        """Return the policy's input.
+
+        ``replaces`` names the client whose place this one takes, if any.
+        """
         home = context.replicas[context.home_of(self.group_id)].world
         live = self._members(context, now_ms=now_ms)
         members = directed(live, home, group_id=self.group_id)
@@ -553,6 +522,8 @@ class Subscription:
             cooldowns=cooldowns,
             now_ms=now_ms,
             is_off=self.backoff.is_on(now_ms) and not is_alone,
+            heirs=(owner.client_id, replaces),
+            grace_ms=context.settings_of(self.group_id).value("grace_ms"),
         )
         self.claimable_at_ms = now_ms + context.heartbeat_interval_ms
         self._follow_plans(home, coordinators=len(context.replicas))
@@ -643,8 +614,14 @@ class Subscription:
         if world.is_set_aside(key, world.append_time_ms + elapsed_ms):
             return None
         is_orphan = is_left = False
-        named = self._plans.named(key, world)
-        if is_claimable:
+        named, is_kept = self._plans.named(key, world), False
+        if is_claimable and self.is_planned:
+            kept_for = _kept_for(known, world.soft.notes.get(key), inputs, world)
+            if kept_for is not None:
+                is_mine_again = named is None and kept_for in inputs.heirs
+                named = owner.client_id if is_mine_again else named
+                is_kept = named != owner.client_id
+        if is_claimable and not is_kept:
             since_ms = self._claimable_since.setdefault(key, now_ms)
             is_orphan = self._is_orphan(key, now_ms - since_ms, inputs)
             # Released keys are left to others, unless no member claims them.
@@ -664,7 +641,7 @@ class Subscription:
             key=key,
             owner=None if who is None else who.client_id,
             is_mine=_is_mine(holding),
-            is_claimable=is_claimable and not is_left,
+            is_claimable=is_claimable and not (is_left or is_kept),
             is_ours_before=bool(inputs.lives)
             and _is_ours_before(
                 known, inputs.lives, owner, log_ms=world.now_ms + elapsed_ms
@@ -789,6 +766,16 @@ def _last_owner(
     if known is not None and known.owner is not None:
         return known.owner.client_id  # gone stale
     return None if note is None else note.client_id
+
+
+def _kept_for(
+    known: KeyState | None, note: KeyNote | None, inputs: _ViewInputs, world: WorldState
+) -> str | None:
+    """Return the client for whose restart a free key waits, or None (PROTOCOL 9.8)."""
+    elapsed_ms = inputs.context.replicas[world.partition].elapsed_ms(inputs.now_ms)
+    now_ms = world.now_ms + elapsed_ms
+    is_kept = is_reserved(known, note, now_ms=now_ms, grace_ms=inputs.grace_ms)
+    return note.client_id if is_kept and note is not None else None
 
 
 KEYS_PER_MS = 20

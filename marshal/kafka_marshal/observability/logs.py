@@ -29,6 +29,7 @@ _WARNINGS = frozenset(
         "mirror_drift",
         "mirror_failed",
         "partitions_uncovered",
+        "plan_unwritten",
         "policy_failed",
         "position_jumped",
         "range_unknown",

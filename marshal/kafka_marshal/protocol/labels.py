@@ -19,6 +19,9 @@ FAILS_PREFIX = "fails:"
 """Prefix of the labels that name partitions which a member cannot serve, by topic."""
 WEIGHT_MAX = 1_000  # also for the weights that other members announce
 FAILING_MAX = 64
+OWN_LABELS_MAX = 16
+"""Most labels that a user gives a client; the others are left to the engine."""
+_RESERVED = frozenset({LAGGING_LABEL, WARMS_LABEL, WEIGHT_LABEL, PLANS_LABEL})
 _TEXT_MAX = 255
 _DIGITS_MAX = 9
 
@@ -63,3 +66,16 @@ def failing_labels(failing: Iterable[TopicPartition]) -> dict[str, str]:
         if len(name) <= _TEXT_MAX and len(text) <= _TEXT_MAX:
             labels[name] = text
     return dict(list(labels.items())[: FAILING_MAX // 2])
+
+
+def problem_of(name: str, text: str) -> str | None:
+    """Return why a user cannot give a client this label, or None."""
+    if name in _RESERVED or name.startswith(FAILS_PREFIX):
+        return "is announced by the engine itself; give it another name"
+    if not name or len(name) > _TEXT_MAX or len(text) > _TEXT_MAX:
+        return (
+            f"must have a name, and both name and text {_TEXT_MAX} characters at most"
+        )
+    if name == TARGET_LABEL and number_of({name: text}, name) is None:
+        return f"is {text!r}, which is no whole number"
+    return None

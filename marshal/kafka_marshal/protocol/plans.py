@@ -47,11 +47,8 @@ from kafka_marshal.protocol.state import (
 )
 from kafka_marshal.protocol.types import Key, TopicPartition
 
-PLANNER = "planner"
-"""The policy of a group whose members follow Plans."""
 RESTART = "restart"
 """Why a key is released by a member that returns soon."""
-GRACE_MS_MAX = 600_000
 PLANNERS_MAX = 3
 TURN_MS = 2_000
 COUNTS_MS_MAX = 60_000
@@ -144,9 +141,7 @@ class Reading:
     @property
     def grace_ms(self) -> int:
         """How long a key waits for an owner that restarts."""
-        given = self.worlds[self.home].settings_of(self.group_id).grace_ms
-        most = self.config.heartbeat_interval_ms if given is None else given
-        return min(most, GRACE_MS_MAX)
+        return self.worlds[self.home].settings_of(self.group_id).value("grace_ms")
 
     @property
     def vector(self) -> tuple[tuple[int, int], ...]:
@@ -247,7 +242,10 @@ def situation_of(reading: Reading, states: Mapping[str, MemberState]) -> Situati
     or of the last owner where it is free. So what is under way is not planned again.
     """
     home = reading.worlds[reading.home]
-    members = {name: _member(home, each) for name, each in states.items()}
+    members = {
+        name: _member(home, each, is_early=_replaced(each) in states)
+        for name, each in states.items()
+    }
     standing = reading.standing()
     reader = _KeyReader(reading, members, standing, _replacements(states))
     counts = _counts(reading, {topic for m in members.values() for topic in m.topics})
@@ -272,7 +270,13 @@ def situation_of(reading: Reading, states: Mapping[str, MemberState]) -> Situati
     return Situation(given=given, holders=holders, standing=standing, counts=counts)
 
 
-def _member(home: WorldState, member: MemberState) -> PlanMember:
+def _replaced(member: MemberState) -> str | None:
+    """Return the client whose place a member takes, if any."""
+    return member.record.labels.get(REPLACES_LABEL)
+
+
+def _member(home: WorldState, member: MemberState, *, is_early: bool) -> PlanMember:
+    """Return a member; who replaces one that lives takes nothing before it is gone."""
     record = member.record
     labels = record.labels
     client = (record.group_id, record.client_id)
@@ -286,7 +290,7 @@ def _member(home: WorldState, member: MemberState) -> PlanMember:
         host=record.host,
         rack=labels.get(RACK_LABEL, ""),
         is_drained=action == DRAIN,
-        is_cordoned=action == CORDON,
+        is_cordoned=action == CORDON or is_early,
     )
 
 
@@ -294,7 +298,7 @@ def _replacements(states: Mapping[str, MemberState]) -> dict[str, str]:
     """Return the members that take the place of others, by the names of those."""
     found: dict[str, str] = {}
     for name, each in states.items():
-        replaced = each.record.labels.get(REPLACES_LABEL)
+        replaced = _replaced(each)
         if replaced and replaced not in states:
             found.setdefault(replaced, name)
     return found

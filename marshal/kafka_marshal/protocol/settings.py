@@ -12,12 +12,13 @@ class Settings(NamedTuple):
 
     Attributes:
         generation: Number of the record, counted from 1; 0 = there is none.
-        policy: Policy of the members; not used yet.
-        planner_version_max: Highest planner version to use; not used yet.
+        policy: ``planner``: members follow the Plans of their group (PROTOCOL 9.2);
+            any other, or None: each follows the policy of its own consumer.
+        planner_version_max: Highest planner version to use.
         debounce_ms: How long members must stay the same before surplus is released.
         handoff_ms: Log time that a successor has to warm up.
         handoffs_max: Most keys that a member offers, or warms up for, at a time.
-        grace_ms: How long a key is kept for an owner that restarts; not used yet.
+        grace_ms: How long a key waits for an owner that restarts, under ``planner``.
     """
 
     generation: int
@@ -52,5 +53,11 @@ TUNABLES = {
     "debounce_ms": Tunable(1_000, 0, 600_000),
     "handoff_ms": Tunable(300_000, 1, 3_600_000),
     "handoffs_max": Tunable(8, 1, 1_000),
+    "grace_ms": Tunable(60_000, 0, 600_000),
 }
 """The settings that members use, by name; times in milliseconds."""
+
+FAIR = "fair"
+PLANNER = "planner"
+POLICIES = (FAIR, PLANNER)
+"""The policies that admins set; ``fair`` leaves each consumer its own."""

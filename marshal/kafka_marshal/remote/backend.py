@@ -257,6 +257,9 @@ class SidecarBackend:
 
     # --- leaving
 
+    def restart(self) -> None:
+        """Do nothing: the sidecar keeps the partitions for its clients."""
+
     def leave(self, *, release: bool, timeout_ms: int) -> None:
         """Leave the group and release all claims.
 

@@ -211,6 +211,66 @@ def test_a_limit_is_kept_and_what_is_left_is_named(cluster):
     assert uncovered
 
 
+def restart(cluster, node):
+    """Let a member leave as one that restarts does."""
+    node.session.restart()
+    node.leave()
+    cluster.run_until(lambda: node.has_left, H)
+    cluster.crash(node)
+
+
+def test_a_rolling_restart_with_new_names_moves_each_key_once(cluster):
+    nodes = start(cluster, "a1", "b1", "c1")
+    cluster.run_until(balanced(cluster, 4, 4, 4), 4 * H)
+    since = end(cluster)
+    for node in nodes:
+        restart(cluster, node)
+        cluster.run(2 * H)
+        name = node.owner.client_id
+        labels = {"replaces": name}
+        cluster.node(f"{name[0]}2", labels=labels, spec=spec())
+        cluster.run_until(balanced(cluster, 4, 4, 4), 2 * H)
+        cluster.run(2 * H)
+    assert len(claims(cluster, since)) == ALL
+
+
+def test_who_starts_before_the_one_it_replaces_has_left_waits_for_its_keys(cluster):
+    nodes = start(cluster, "a1", "b1", "c1")
+    cluster.run_until(balanced(cluster, 4, 4, 4), 4 * H)
+    since = end(cluster)
+    for node in nodes:
+        name = node.owner.client_id
+        cluster.node(f"{name[0]}2", labels={"replaces": name}, spec=spec())
+        cluster.run(2 * H)
+        restart(cluster, node)
+        cluster.run_until(balanced(cluster, 4, 4, 4), 2 * H)
+        cluster.run(2 * H)
+    assert len(claims(cluster, since)) == ALL
+
+
+def test_a_restart_under_the_same_name_moves_nothing(cluster):
+    a, *_ = start(cluster, "a", "b", "c")
+    cluster.run_until(balanced(cluster, 4, 4, 4), 4 * H)
+    since = end(cluster)
+    mine = sorted(a.held)
+    restart(cluster, a)
+    cluster.run(4 * H)
+    (a,) = start(cluster, "a")
+    cluster.run_until(balanced(cluster, 4, 4, 4), 2 * H)
+    assert sorted(a.held) == mine
+    assert len(claims(cluster, since)) == 4
+
+
+def test_who_does_not_return_within_the_grace_is_replaced_by_all(cluster):
+    write(cluster, settings(2, policy="planner", grace_ms=4 * H))
+    a, *_ = start(cluster, "a", "b", "c")
+    cluster.run_until(balanced(cluster, 4, 4, 4), 4 * H)
+    restart(cluster, a)
+    cluster.run(3 * H)
+    assert counts(cluster) == [4, 4]
+    cluster.run_until(balanced(cluster, 6, 6), 4 * H)
+
+
 def test_a_short_interval_does_not_stop_it():
     cluster = world(partitions=3, records=(1,) * ALL, h=1_000)
     for partition in range(3):

@@ -19,9 +19,9 @@ from enginekit import (
 )
 from logkit import settings
 
-from kafka_marshal.engine.subscription import Debounce, PolicyRunner
+from kafka_marshal.engine.subscription import PolicyRunner
 from kafka_marshal.errors import MarshalError
-from kafka_marshal.policies import KeyView, MemberView, Plan, Release, View, greedy
+from kafka_marshal.policies import KeyView, Plan, Release, View, greedy
 from kafka_marshal.protocol.labels import weight_of
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
@@ -99,18 +99,6 @@ def test_the_settings_of_the_group_set_how_long_surplus_stays(debounce_ms, least
     cluster.run(h)
     b = cluster.node("b", spec=spec())
     assert least <= cluster.run_until(held_by(b, 2), h) <= most
-
-
-def test_joins_without_an_end_do_not_keep_surplus_for_ever():
-    debounce = Debounce()
-    one, two = ([MemberView(client_id=name, topics=frozenset())] for name in "ab")
-    assert debounce.update(two, 100, debounce_ms=1_000) is None
-    for now_ms in range(1_000, 6_000, 500):
-        members = two if now_ms // 500 % 2 else one
-        changed = debounce.update(members, now_ms, debounce_ms=1_000)
-    assert changed == 6_000
-    assert debounce.is_on(5_999)
-    assert not debounce.is_on(6_000)
 
 
 def test_free_keys_are_claimed_at_once_while_members_join():

@@ -1,3 +1,4 @@
+import logkit
 import pytest
 from logkit import (
     CREATE_TIME,
@@ -26,6 +27,7 @@ from kafka_marshal.protocol.fold_groups import (
 )
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.records import KINDS
+from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
 from kafka_marshal.protocol.state import SCHEDULED_MAX, Halt
 from kafka_marshal.protocol.types import Key
 
@@ -636,3 +638,30 @@ def test_a_group_with_settings_is_kept():
     log.append(fence(group="h"))  # the fence of g is forgotten
     assert sorted(log.state.groups) == ["g", "h"]
     assert log.state.groups["g"].fences == ()
+
+
+def test_groups_of_old_plans_are_dropped_and_others_stay():
+    log = Log(level=2, forget_ms=100)
+    log.append(logkit.planned())
+    log.append(logkit.planned(group="h"))
+    log.append(settings(group="h"))
+    log.append(logkit.planned(group="i"), after=50)
+    log.append(b"", after=51)
+    assert sorted(log.state.groups) == ["h", "i"]
+    assert sorted(log.state.soft.plans) == ["h", "i"]
+    assert log.state.plans_ms == log.now_ms - 51
+    before = digest(log.state)
+    assert digest(from_bytes(to_bytes(log.state))) == before
+    log.append(b"", after=50)
+    assert sorted(log.state.groups) == ["h"]
+    assert log.state.plans_ms is None
+
+
+def test_what_ends_last_leaves_the_plan_of_its_group():
+    log = Log(level=2, operations=1, forget_ms=10**9)
+    log.append(fence())
+    log.append(logkit.planned())
+    log.append(fence("c2", group="h"))
+    # The fence of the first group is forgotten, its plan is not.
+    assert log.state.groups["g"].fences == ()
+    assert log.state.plan_generation("g") == 1

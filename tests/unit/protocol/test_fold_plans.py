@@ -83,3 +83,10 @@ def test_a_group_without_plans_has_generation_0():
     log = Log(level=2)
     log.claimed()
     assert log.state.plan_generation("g") == 0
+
+
+def test_what_does_not_follow_or_has_no_room_is_refused():
+    log = Log(level=2, groups=1)
+    assert log.outcome_of(planned(1)) == "plan_overtaken"
+    assert log.outcome_of(planned(0)) == "planned"
+    assert log.outcome_of(planned(0, group="h")) == "limits"

@@ -14,6 +14,7 @@ from kafka_marshal.protocol.planner import (
     View,
     fair,
     greedy,
+    planned,
     targets,
     topic,
     why_uncovered,
@@ -698,3 +699,61 @@ def taker(held=0, claims_max=2, topics=T, **rest):
 )
 def test_why_nobody_can_claim_a_partition(members, expected):
     assert why_uncovered("t", members) == expected
+
+
+# --- a group with policy planner
+
+
+def named(number, *, owner=None, planned=None, me="a", **rest):
+    """Return a key that a Plan names a member for."""
+    return KeyView(
+        key=Key("g", "t", number),
+        owner=owner,
+        is_mine=owner == me,
+        is_claimable=owner is None,
+        planned=planned,
+        **rest,
+    )
+
+
+def of_group(*keys, **others):
+    members = tuple(
+        MemberView(client_id=name, topics=frozenset({"t"}), **others.get(name, {}))
+        for name in ("a", "b")
+    )
+    return View(
+        me="a", keys=keys, members=members, is_drained=others.get("drained", False)
+    )
+
+
+def test_named_free_keys_are_claimed_and_others_not():
+    view = of_group(
+        named(0, planned="a"),
+        named(1, planned="b"),
+        named(2),
+        named(3, owner="b", planned="a"),
+        named(4, is_ours_before=True),
+    )
+    assert [key.partition for key in planned(view).claim] == [0, 4]
+
+
+def test_a_drained_member_claims_only_what_was_its_own():
+    view = of_group(named(0, planned="a"), named(1, is_ours_before=True), drained=True)
+    assert [key.partition for key in planned(view).claim] == [1]
+
+
+def test_held_keys_go_to_whom_the_plan_names():
+    view = of_group(
+        named(0, owner="a", planned="b"),
+        named(1, owner="a", planned="a"),
+        named(2, owner="a"),
+        named(3, owner="a", planned="nobody"),
+    )
+    (release,) = planned(view).release
+    assert (release.key.partition, release.successor) == (0, "b")
+    assert release.reason == "planned"
+
+
+def test_no_key_goes_to_who_takes_nothing():
+    view = of_group(named(0, owner="a", planned="b"), b={"is_cordoned": True})
+    assert planned(view).release == ()

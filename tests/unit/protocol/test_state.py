@@ -18,6 +18,7 @@ from logkit import (
     member,
     messages,
     pause,
+    planned,
     release,
     resume,
     schedule,
@@ -846,3 +847,19 @@ def test_a_group_without_settings_has_the_defaults():
     log.append(claim(key=Key("h", "t", 0)))
     assert log.state.settings_of("g").handoff_ms == 5
     assert log.state.settings_of("h") == log.state.settings_of("nobody") == NO_SETTINGS
+
+
+def test_the_plans_of_a_group_are_counted():
+    log = Log(level=2)
+    log.append(planned(0, count=2))
+    assert not log.state.soft.plans["g"].is_whole
+    log.append(planned(1, count=2, number=1), after=9)
+    assert log.state.soft.plans["g"].is_whole
+    assert log.state.plan_generation("g") == 2
+    assert log.state.plan_generation("nobody") == 0
+    # No group has only a plan from before this time.
+    assert log.state.plans_ms == log.now_ms - 9
+    log.state.note_plan(log.now_ms)
+    assert log.state.plans_ms == log.now_ms - 9
+    log.state.rebuild_derived()
+    assert log.state.plans_ms == log.now_ms

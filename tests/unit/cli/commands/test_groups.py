@@ -344,11 +344,13 @@ def test_set_shows_what_would_change(setting):
     result = invoke("groups", "set", "g", *words)
     changes = {"debounce_ms": 9, "handoff_ms": 600_000, "handoffs_max": None}
     assert setting.calls == [("g", changes, None, False)]
-    assert result.stdout.splitlines()[-4:] == [
+    assert result.stdout.splitlines()[-6:] == [
         "SETTING       VALUE   DEFAULT  BEFORE",
+        "policy        fair    fair     fair",
         "debounce_ms   9       1000     1000",
         "handoff_ms    600000  300000   5000",
         "handoffs_max  8       8        3",
+        "grace_ms      60000   60000    60000",
     ]
     assert "--execute writes it" in result.stderr
 
@@ -361,6 +363,17 @@ def test_set_writes(setting):
     assert (found["generation"], found["generation_then"]) == (1, 2)
     assert (found["is_changed"], found["is_executed"]) == (True, True)
     assert "nothing was written" not in result.stderr
+
+
+def test_set_names_a_policy(setting):
+    words = ["--policy", "planner", "--grace-ms", "5m", "--execute", "-o", "json"]
+    found = json.loads(invoke("groups", "set", "g", *words).stdout)
+    changes = {"policy": "planner", "grace_ms": 300_000}
+    assert setting.calls == [("g", changes, None, True)]
+    row = {"name": "policy", "value": "planner", "default": "fair", "before": "fair"}
+    assert found["settings"][0] == row
+    invoke("groups", "set", "g", "--policy", "default")
+    assert setting.calls[-1][1] == {"policy": None}
 
 
 def test_set_of_what_is_set_writes_nothing(setting):
@@ -377,6 +390,7 @@ def test_set_of_what_is_set_writes_nothing(setting):
         pytest.param(["--debounce-ms", "1h"], id="too long"),
         pytest.param(["--handoffs-max", "1.5"], id="no whole number"),
         pytest.param(["--handoffs-max", "0"], id="none"),
+        pytest.param(["--policy", "greedy"], id="no policy of groups"),
     ],
 )
 def test_set_refuses_what_is_no_setting(setting, words):
@@ -387,8 +401,10 @@ def test_describe_shows_the_settings_of_a_group_without_members(setting, monkeyp
     monkeypatch.setattr(Call, "with_lag", lambda self, rows: rows)
     found = json.loads(invoke("groups", "describe", "g", "-o", "json").stdout)
     assert found["settings"] == [
+        {"name": "policy", "value": "fair", "default": "fair"},
         {"name": "debounce_ms", "value": 1_000, "default": 1_000},
         {"name": "handoff_ms", "value": 5_000, "default": 300_000},
         {"name": "handoffs_max", "value": 3, "default": 8},
+        {"name": "grace_ms", "value": 60_000, "default": 60_000},
     ]
     assert invoke("groups", "describe", "h").exit_code == 3

@@ -1,0 +1,138 @@
+"""Groups that follow Plans, and what writes nonsense as such (PROTOCOL 9.2).
+
+Some processes may not plan; in some worlds none may. Somebody outside writes Plans of
+random members, of earlier generations and without their last slices, and settings that
+turn planning off and on again.
+"""
+
+import random
+from itertools import count
+
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.hashing import home_partition
+from kafka_marshal.protocol.records import (
+    GroupSettings,
+    Plan,
+    PlannedMember,
+    PlannedTopic,
+)
+from kafka_marshal.protocol.settings import FAIR, PLANNER
+from kafka_marshal.protocol.state import WorldState
+from simulator.base import GROUP, TOPIC
+from simulator.checkers import Folded
+from simulator.fleet import Fleet
+from simulator.pauses import ADMIN
+from simulator.plan import PLANS, Fault, chance
+from simulator.world import World
+
+FAR = 2**62
+HALF = 0.5
+GARBAGE, OLD, CUT, TURN_OFF = "garbage", "old", "cut", "turn_off"
+KINDS = (GARBAGE, GARBAGE, GARBAGE, OLD, CUT, TURN_OFF)
+
+
+class Plans:
+    """Has a group follow Plans, and writes nonsense among them."""
+
+    def __init__(self, world: World, fleet: Fleet) -> None:
+        """Ask for Plans from the start, if this world has them."""
+        self._world = world
+        self._fleet = fleet
+        self._seqs = count(1)
+        if PLANS in world.plan.kinds:
+            self.ask()
+
+    def ask(self, policy: str = PLANNER) -> None:
+        """Write settings with this policy, unless they are in force."""
+        settings = self._home.settings_of(GROUP)
+        if settings.policy == policy:
+            return
+        self._write(
+            GroupSettings(
+                client_id=ADMIN.client_id,
+                group_id=GROUP,
+                incarnation=ADMIN.incarnation,
+                seq=next(self._seqs),
+                generation=settings.generation + 1,
+                policy=policy,
+                planner_version_max=None,
+                debounce_ms=None,
+                handoff_ms=None,
+                handoffs_max=None,
+                grace_ms=None,
+                reason=None,
+            )
+        )
+        self._world.trace(f"the group is to follow policy {policy}")
+
+    def strike(self, fault: Fault) -> None:
+        """Write nonsense, or turn planning off or on."""
+        rng = chance(self._world.plan.seed, f"plan nonsense/{fault.number}")
+        kind = rng.choice(KINDS)
+        if kind == TURN_OFF and self._home.settings_of(GROUP).policy == PLANNER:
+            self._world.coverage.note("planning_off")
+            self.ask(FAIR)
+            return
+        self.ask()  # a log that lost its end may have lost the settings
+        if kind == TURN_OFF:
+            return
+        self._world.coverage.note(f"plan_{kind}")
+        generation = self._home.plan_generation(GROUP)
+        follows = (
+            max(0, generation - 1 - rng.randrange(3)) if kind == OLD else generation
+        )
+        self._write(self._nonsense(rng, follows, slices=2 if kind == CUT else 1))
+        self._world.trace(f"somebody writes a plan: {kind}")
+
+    def _nonsense(self, rng: random.Random, follows: int, *, slices: int) -> Plan:
+        world = self._world
+        names = [app.node.owner.client_id for app in self._fleet.apps] + ["nobody"]
+        partitions = range(world.plan.partitions + 1)
+
+        def picks() -> bool:
+            return rng.random() < HALF
+
+        chosen = {rng.choice(names): () for _ in range(rng.randint(1, 3))}
+        moves = tuple(
+            PlannedMember(name, ((topic, tuple(n for n in partitions if picks())),))
+            for name in chosen
+            for topic in rng.choice([(0,), (0,), (9,)])
+        )
+        next_offset = rng.choice([0, FAR, FAR, self._home.next_offset])
+        coordinators = world.plan.coordinators + rng.choice([0, 0, 0, 0, 1])
+        return Plan(
+            client_id=ADMIN.client_id,
+            group_id=GROUP,
+            incarnation=ADMIN.incarnation,
+            seq=next(self._seqs),
+            follows=follows,
+            number=0,
+            slice_count=slices,
+            planner_version=rng.choice([1, 99]),
+            vector=((next_offset, 0),) * coordinators,
+            input_digest=rng.randbytes(16),
+            topics=(PlannedTopic(TOPIC, rng.choice([1, len(partitions), 50])),),
+            moves=moves,
+        )
+
+    def on_fold(self, folded: Folded) -> None:
+        """Count what becomes of Plans."""
+        transition, note = folded.transition, self._world.coverage.note
+        record = transition.record
+        if not isinstance(record, Plan) or record.client_id == ADMIN.client_id:
+            return
+        note("planned" if transition.effect else "plan_overtaken")
+
+    def heal(self) -> None:
+        """Have the group follow Plans from now on."""
+        if PLANS in self._world.plan.kinds:
+            self.ask()
+
+    @property
+    def _home(self) -> WorldState:
+        number = home_partition(GROUP, partition_count=self._world.plan.coordinators)
+        return self._world.watcher.worlds[number]
+
+    def _write(self, record: GroupSettings | Plan) -> None:
+        cluster = self._world.cluster
+        cluster.kafka.produce(cluster.place(self._home.partition), encode(record))

@@ -1,0 +1,449 @@
+"""From the log to a planner's input, and from its result to Plans."""
+
+from collections import Counter
+
+import msgspec
+from logkit import (
+    OP,
+    H,
+    Log,
+    claim,
+    direct,
+    member,
+    offer,
+    planned,
+    ready,
+    release,
+    schedule,
+    settings,
+)
+
+from kafka_marshal.protocol.codec import FRAME_BYTES_MAX, encode
+from kafka_marshal.protocol.group_plan import PlanInput, PlanKey, plan
+from kafka_marshal.protocol.hashing import coordinating_partition
+from kafka_marshal.protocol.plans import (
+    COUNTS_MS_MAX,
+    NO_PLAN,
+    Reading,
+    digest_of,
+    is_reserved,
+    situation_of,
+    slices_of,
+    standing_of,
+    turn_of,
+    version_of,
+)
+from kafka_marshal.protocol.types import Key, TopicPartition
+
+T0, T1, T2 = (TopicPartition("t", n) for n in range(3))
+FAR = 2**62
+
+
+def named(number):
+    return Key("g", "t", number)
+
+
+def reading(log, *, after=0, counts=None, k=1):
+    worlds = (log.state,) * k
+    return Reading(
+        group_id="g",
+        worlds=worlds,
+        elapsed_ms=(after,) * k,
+        counts={"t": 3} if counts is None else counts,
+        partition_of=lambda key: coordinating_partition(
+            key.topic, key.partition, partition_count=1
+        ),
+    )
+
+
+def seen(log, **rest):
+    found = reading(log, **rest)
+    return situation_of(found, found.members())
+
+
+def keys(log, **rest):
+    return {row.key: row for row in seen(log, **rest).given.keys}
+
+
+def group(*names, **labels):
+    """Return a log of members that live."""
+    log = Log(level=2)
+    for name in names:
+        log.append(member(name, labels=labels, capacity=0))
+    return log
+
+
+# --- what a Plan says
+
+
+def test_a_plan_names_members_for_keys():
+    log = group("c1")
+    log.append(
+        planned(0, ("c2", 0, (0, 2)), ("c3", 1, (1,)), topics=(("t", 3), ("u", 2)))
+    )
+    standing = standing_of(log.state.soft.plans["g"])
+    assert standing.entries == {T0: "c2", T2: "c2", TopicPartition("u", 1): "c3"}
+    assert standing.counts == {"t": 3, "u": 2}
+    assert standing.vector == ((0, 0),)
+
+
+def test_numbers_count_over_all_slices_and_strange_ones_are_left_out():
+    log = group("c1")
+    log.append(planned(0, ("c2", 1, (0,)), count=2))
+    assert standing_of(log.state.soft.plans["g"]) == NO_PLAN
+    log.append(planned(1, ("c3", 9, (1,)), count=2, number=1, topics=(("u", 2),)))
+    standing = standing_of(log.state.soft.plans["g"])
+    assert standing.entries == {TopicPartition("u", 0): "c2"}
+    assert standing_of(None) == NO_PLAN
+
+
+# --- members
+
+
+def test_members_that_are_silent_for_an_interval_do_not_live():
+    log = group("c1", "c2")
+    log.append(member("c1", seq=1), after=H)
+    assert list(reading(log).members()) == ["c1", "c2"]
+    assert list(reading(log, after=1).members()) == ["c1"]
+
+
+def test_a_member_that_leaves_does_not_live():
+    log = group("c1")
+    log.append(member("c1", seq=1, draining=True))
+    assert reading(log).members() == {}
+
+
+def test_of_two_processes_of_a_client_the_last_counts():
+    log = group("c1")
+    log.append(member("c1", inc=OP, capacity=7))
+    assert reading(log).members()["c1"].record.capacity == 7
+
+
+def test_whose_key_went_stale_lives_only_once_it_announced_itself_again():
+    log = group("c1", "c2")
+    log.append(claim("c1", key=named(0)))
+    log.append(claim("c1", key=named(1)))
+    log.append(claim("x", key=Key("other", "t", 0)))
+    log.append(member("c2", seq=1), after=2 * H)
+    log.append(member("c1", seq=1))
+    assert list(reading(log).members()) == ["c1", "c2"]
+    assert list(reading(log, after=9).members()) == ["c2"]
+    log.append(member("c1", seq=2), after=9)
+    assert list(reading(log).members()) == ["c1", "c2"]
+
+
+def test_what_members_announce_is_the_planners_input():
+    log = Log(level=2)
+    labels = {"target": "2", "weight": "3", "rack": "r1", "fails:t": "1"}
+    log.append(member("c1", capacity=4, labels=labels, host="m1", topics=("u", "t")))
+    log.append(direct("c1", op=b"1" * 16))
+    given = seen(log).given
+    (one,) = given.members
+    assert (one.limit, one.target, one.weight, one.rack) == (4, 2, 3, "r1")
+    assert (one.topics, one.host, one.is_drained) == (("t", "u"), "m1", True)
+    assert given.failing == (("c1", T1),)
+
+
+def test_a_cordoned_member_is_marked():
+    log = group("c1")
+    log.append(direct("c1", action="cordon"))
+    (one,) = seen(log).given.members
+    assert (one.is_drained, one.is_cordoned, one.limit) == (False, True, None)
+
+
+# --- keys
+
+
+def test_a_key_counts_as_its_owners():
+    log = group("c1")
+    log.append(claim("c1", key=named(0)))
+    found = seen(log)
+    assert found.given.keys[0] == PlanKey(T0, "c1")
+    assert found.given.keys[1] == PlanKey(T1, None, is_free=True)
+    assert found.holders == {T0: "c1", T1: None, T2: None}
+
+
+def test_a_key_of_a_silent_owner_has_nobody_and_is_not_free_yet():
+    log = group("c2")
+    log.append(claim("c1", key=named(0)))
+    assert keys(log)[T0] == PlanKey(T0, None)
+    assert seen(log).holders[T0] is None
+    log.append(member("c2", seq=1), after=2 * H + 1)
+    assert keys(log)[T0] == PlanKey(T0, None, is_free=True)
+
+
+def test_a_free_key_counts_as_its_last_owners():
+    log = group("c1", "c2")
+    log.append(claim("c1", key=named(0)))
+    log.append(release(log.state.keys[named(0)].epoch, key=named(0)))
+    assert keys(log)[T0] == PlanKey(T0, "c1", is_free=True)
+
+
+def test_a_key_that_is_handed_over_counts_as_the_successors():
+    log = group("c1", "c2")
+    log.append(claim("c1", key=named(0)))
+    epoch = log.state.keys[named(0)].epoch
+    log.append(release(epoch, key=named(0), successor="c2"))
+    found = seen(log)
+    assert (found.given.keys[0], found.holders[T0]) == (PlanKey(T0, "c2"), "c2")
+    assert keys(log, after=H // 2)[T0] == PlanKey(T0, "c1", is_free=True)
+
+
+def test_a_key_that_is_handed_to_nobody_known_is_free():
+    log = group("c1", "c2")
+    log.append(claim("c1", key=named(0)))
+    epoch = log.state.keys[named(0)].epoch
+    log.append(release(epoch, key=named(0), successor="gone"))
+    assert keys(log)[T0] == PlanKey(T0, "c1", is_free=True)
+
+
+def test_an_open_offer_counts_as_the_successors():
+    log = group("c1", "c2")
+    log.append(claim("c1", key=named(0)))
+    epoch = log.state.keys[named(0)].epoch
+    log.append(offer(epoch, "c2", key=named(0), within_ms=5))
+    found = seen(log)
+    assert (found.given.keys[0], found.holders[T0]) == (PlanKey(T0, "c2"), "c1")
+    log.append(offer(epoch, "gone", key=named(0)))
+    assert keys(log)[T0] == PlanKey(T0, "c1")
+
+
+def test_a_pair_is_barred_for_a_while_after_an_offer_that_came_to_nothing():
+    log = group("c1", "c2")
+    log.append(settings(handoff_ms=7))
+    log.append(claim("c1", key=named(0)))
+    epoch = log.state.keys[named(0)].epoch
+    log.append(offer(epoch, "c2", key=named(0), within_ms=5))
+    assert seen(log, after=5).given.barred == (("c2", T0),)
+    assert keys(log, after=5)[T0] == PlanKey(T0, "c1")
+    assert seen(log, after=12).given.barred == ()
+    log.append(ready(epoch, key=named(0)))
+    assert seen(log, after=5).given.barred == ()
+
+
+def test_a_key_that_a_plan_names_counts_as_that_members():
+    log = group("c1", "c2", "c3")
+    log.append(claim("c1", key=named(0)))
+    log.append(planned(0, ("c2", 0, (0, 1)), ("gone", 0, (2,)), vector=((FAR, 0),)))
+    found = seen(log)
+    assert found.standing == {T0: "c2", T1: "c2", T2: "gone"}
+    assert (found.given.keys[0], found.holders[T0]) == (PlanKey(T0, "c2"), "c1")
+    assert found.given.keys[1] == PlanKey(T1, "c2", is_free=True)
+    assert found.given.keys[2] == PlanKey(T2, None, is_free=True)
+
+
+def test_an_entry_for_who_takes_nothing_counts_as_none():
+    log = group("c1", "c2")
+    log.append(claim("c1", key=named(0)))
+    log.append(planned(0, ("c2", 0, (0,)), vector=((FAR, 0),)))
+    log.append(direct("c2"))
+    assert keys(log)[T0] == PlanKey(T0, "c1")
+    log.append(direct("c2", action="cordon", op=b"2" * 16))
+    assert keys(log)[T0] == PlanKey(T0, "c1")
+
+
+def test_an_entry_for_who_does_not_subscribe_counts_as_none():
+    log = group("c1")
+    log.append(member("c2", topics=("u",)))
+    log.append(claim("c1", key=named(0)))
+    log.append(planned(0, ("c2", 0, (0,)), vector=((FAR, 0),)))
+    assert keys(log)[T0] == PlanKey(T0, "c1")
+
+
+def test_a_claim_makes_an_entry_void():
+    log = group("c1", "c2")
+    log.append(planned(0, ("c2", 0, (0,)), vector=((log.state.next_offset, 0),)))
+    assert seen(log).standing == {T0: "c2"}
+    log.append(claim("c1", key=named(0)))
+    assert seen(log).standing == {}
+
+
+def test_a_vector_of_another_number_of_coordinators_is_void():
+    log = group("c1")
+    log.append(planned(0, ("c1", 0, (0,)), vector=((FAR, 0), (FAR, 0))))
+    assert seen(log).standing == {}
+
+
+def test_what_a_pause_of_some_partitions_has_is_not_planned():
+    log = group("c1")
+    log.append(schedule(0, FAR, scope={"t": [0]}))
+    assert list(keys(log)) == [T1, T2]
+
+
+def test_a_key_waits_for_an_owner_that_restarts():
+    log = group("c2")
+    log.append(settings(grace_ms=5))
+    log.append(claim("c1", key=named(0)))
+    epoch = log.state.keys[named(0)].epoch
+    log.append(release(epoch, key=named(0), reason="restart: deploy"))
+    assert T0 not in keys(log)
+    assert keys(log, after=5)[T0] == PlanKey(T0, None, is_free=True)
+    log.append(member("c1"))
+    assert keys(log)[T0] == PlanKey(T0, "c1", is_free=True)
+
+
+def test_a_member_takes_the_place_of_one_that_is_gone():
+    log = group("c2")
+    log.append(member("d1", labels={"replaces": "c1"}))
+    log.append(member("d2", labels={"replaces": "c1"}))
+    log.append(member("d3", labels={"replaces": "c2"}))
+    log.append(claim("c1", key=named(0)))
+    epoch = log.state.keys[named(0)].epoch
+    log.append(release(epoch, key=named(0)))
+    assert keys(log)[T0] == PlanKey(T0, "d1", is_free=True)
+    log.append(claim("c2", key=named(1)))
+    log.append(release(log.state.keys[named(1)].epoch, key=named(1), client="c2"))
+    assert keys(log)[T1] == PlanKey(T1, "c2", is_free=True)
+
+
+def test_only_free_keys_wait():
+    log = group("c1")
+    log.append(claim("c1", key=named(0)))
+    known, note = log.state.keys[named(0)], log.state.soft.notes[named(0)]
+    assert not is_reserved(known, note, now_ms=0, grace_ms=9)
+    assert not is_reserved(None, note, now_ms=0, grace_ms=9)
+    assert not is_reserved(known, None, now_ms=0, grace_ms=9)
+
+
+def test_the_grace_is_that_of_the_settings():
+    log = group("c1")
+    assert reading(log).grace_ms == 60_000
+    log.append(settings(grace_ms=FAR))
+    assert reading(log).grace_ms == 600_000
+
+
+# --- how many partitions
+
+
+def test_partitions_of_unknown_topics_are_those_of_plan_and_log():
+    log = group("c1")
+    log.append(claim("c1", key=named(4)))
+    log.append(claim("x", key=Key("other", "t", 8)))
+    log.append(claim("c1", key=Key("g", "unwanted", 8)))
+    assert seen(log, counts={}).counts == {"t": 5}
+    log.append(planned(0, topics=(("t", 7), ("gone", 3))))
+    assert seen(log, counts={}).counts == {"t": 7}
+    log.append(planned(1, topics=(("t", 2),)))
+    assert seen(log, counts={}).counts == {"t": 5}
+
+
+def test_a_plan_of_late_is_believed_to_know_more_partitions():
+    log = group("c1")
+    log.append(planned(0, topics=(("t", 7),)))
+    assert seen(log).counts == {"t": 7}
+    log.append(member("c1", seq=1), after=COUNTS_MS_MAX)
+    assert seen(log).counts == {"t": 3}
+
+
+def test_topics_without_partitions_have_no_keys():
+    log = group("c1")
+    assert seen(log, counts={}).given.keys == ()
+
+
+# --- turns, versions
+
+
+def test_the_first_three_that_plan_take_turns():
+    log = group("c2", "c3", "c4", plans="1")
+    log.append(member("c1"))
+    log.append(member("c5", labels={"plans": "1"}))
+    members = reading(log).members()
+    turns = [turn_of(members, f"c{n}") for n in range(1, 7)]
+    assert turns == [None, 0, 1, 2, None, None]
+
+
+def test_the_lowest_version_is_in_force():
+    log = group("c1", plans="9")
+    members = reading(log).members()
+    assert version_of(reading(log), members) == 1
+    log.append(settings(planner_version_max=1))
+    assert version_of(reading(log), {}) == 1
+
+
+# --- results and records
+
+
+def test_only_keys_that_change_hands_are_entries():
+    log = group("c1", "c2")
+    log.append(claim("c1", key=named(0)))
+    log.append(claim("c1", key=named(1)))
+    found = seen(log)
+    assert found.entries(plan(found.given)) == {T2: "c2"}
+
+
+def test_equal_inputs_have_equal_digests():
+    log = group("c1")
+    one, other = seen(log).given, seen(log, counts={"t": 2}).given
+    assert digest_of(one) == digest_of(seen(log).given) != digest_of(other)
+    empty = digest_of(PlanInput(keys=(), members=()))
+    assert empty.hex() == "a8d0a0c5c68cf7cebf9318de645023cb"
+
+
+def written(slices, vector, **rest):
+    """Return the Plans of these slices."""
+    return [
+        msgspec.structs.replace(
+            planned(n, number=n, count=len(slices), vector=vector, **rest),
+            client_id="c" * 200,
+            topics=each.topics,
+            moves=each.moves,
+        )
+        for n, each in enumerate(slices)
+    ]
+
+
+def test_a_move_of_many_keys_is_a_small_record():
+    counts = {"orders": 10_000}
+    slices = slices_of(
+        counts, {TopicPartition("orders", 7): "billing-1"}, coordinators=8
+    )
+    (one,) = written(slices, ((1_000_000, 20),) * 8)
+    assert len(encode(msgspec.structs.replace(one, client_id="billing-1"))) < 200
+
+
+def test_ten_thousand_moves_are_two_slices_at_most():
+    topics = [f"topic-{n:03}" for n in range(100)]
+    entries = {
+        TopicPartition(topic, n): f"billing-{(n * 100 + number) % 1000:04}"
+        for number, topic in enumerate(topics)
+        for n in range(100)
+    }
+    slices = slices_of(dict.fromkeys(topics, 100), entries, coordinators=8)
+    assert len(slices) == 2
+    records = written(slices, ((FAR, FAR),) * 8)
+    assert max(len(encode(record)) for record in records) <= FRAME_BYTES_MAX
+    log = Log(level=2)
+    for record in records:
+        assert log.outcome_of(record) == "planned"
+    assert standing_of(log.state.soft.plans["g"]).entries == entries
+
+
+def test_topics_too_many_for_a_slice_go_on_in_the_next():
+    topics = {f"{n:03}" + "t" * 240: 1 for n in range(300)}
+    entries = {TopicPartition(topic, 0): "c1" for topic in topics}
+    slices = slices_of(topics, entries, coordinators=8)
+    assert [bool(each.topics) for each in slices] == [True, True]
+    log = Log(level=2)
+    for record in written(slices, ((FAR, 0),) * 8):
+        log.append(record)
+    assert standing_of(log.state.soft.plans["g"]).entries == entries
+
+
+def test_more_slices_than_readers_follow_are_left_for_the_next_plan():
+    entries = {TopicPartition("t", n): "c" * 200 for n in range(200_000)}
+    assert len(slices_of({"t": 200_000}, entries, coordinators=8)) == 8
+
+
+def test_a_plan_of_nothing_is_one_slice():
+    (one,) = slices_of({}, {}, coordinators=1)
+    assert one == ((), ())
+
+
+def test_a_long_vector_leaves_little_room():
+    (one,) = slices_of({"t": 1}, {T0: "c1"}, coordinators=10_000)
+    assert Counter(member.client_id for member in one.moves) == {"c1": 1}
+
+
+def test_the_vector_is_what_was_folded_and_how_long_ago():
+    log = group("c1")
+    assert reading(log, after=7).vector == ((log.state.next_offset, 7),)
