@@ -650,6 +650,7 @@ class Subscription:
             is_leaving=holding is not None and holding.drain is not None,
             is_lost=key in self.lost,
             planned=named,
+            reserved_for=_reserved_for(known, log_ms=world.now_ms + elapsed_ms),
             last_owner=_last_owner(
                 known, world.soft.notes.get(key), is_owned=who is not None
             ),
@@ -766,6 +767,14 @@ def _last_owner(
     if known is not None and known.owner is not None:
         return known.owner.client_id  # gone stale
     return None if note is None else note.client_id
+
+
+def _reserved_for(known: KeyState | None, *, log_ms: int) -> str | None:
+    """Return the successor that alone can claim a released key, or None."""
+    if known is None or known.owner is not None or known.handoff is None:
+        return None
+    successor, until_ms = known.handoff
+    return successor if log_ms < until_ms else None
 
 
 def _kept_for(

@@ -1,6 +1,8 @@
 import random
 from collections import Counter
 
+import attrs
+import msgspec
 import pytest
 
 from kafka_marshal.protocol.planner import (
@@ -280,6 +282,18 @@ def test_a_key_that_nobody_may_take_stays_with_its_owner(other):
 def test_what_others_have_no_room_for_stays():
     full = MemberView(client_id="b", topics=T, claims_max=2)
     given = fair(view("a", ["a", "a", "b"], members=[drained("a"), full])).release
+    assert [each.successor for each in given] == ["b"]
+
+
+def test_what_is_on_its_way_to_another_takes_its_room():
+    full = MemberView(client_id="b", topics=T, claims_max=2)
+    it = view("a", ["a", "a", "b", None], members=[drained("a"), full])
+    *others, released = it.keys
+    on_its_way = msgspec.structs.replace(released, is_claimable=False, reserved_for="b")
+    it = attrs.evolve(it, keys=(*others, on_its_way))
+    assert fair(it) == Plan()
+    gone = msgspec.structs.replace(on_its_way, reserved_for="c")
+    given = fair(attrs.evolve(it, keys=(*others, gone))).release
     assert [each.successor for each in given] == ["b"]
 
 
