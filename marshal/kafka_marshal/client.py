@@ -104,6 +104,9 @@ class Marshal(Closing):
     """
 
     _backend: "ClaimBackend"
+    _consumers: "list[Consumer | RangeConsumer]"
+    _handlers: dict[signal.Signals, Any]
+    _closers: list[Callable[[], None]]
 
     def __init__(
         self,
@@ -135,9 +138,7 @@ class Marshal(Closing):
         self._is_closed = False
         self._pid = os.getpid()
         self._client_id, self._group_id = client_id, group_id
-        self._consumers: list[Consumer | RangeConsumer] = []
-        self._handlers: dict[signal.Signals, Any] = {}
-        self._closers: list[Callable[[], None]] = []
+        self._consumers, self._handlers, self._closers = [], {}, []
         settings = ConnectionConfig(
             bootstrap_servers,
             coordination_topic=coordination_topic or None,
@@ -164,20 +165,18 @@ class Marshal(Closing):
             self._backend = LocalBackend(settings, terms, observer=observer)
         else:
             _require_defaults(mirror_offsets, person=person, labels=labels)
+            remote = ConnectOptions(
+                sidecar=sidecar,
+                token_file=sidecar_token_file,
+                has_servers=bootstrap_servers is not None,
+                coordination_topic=coordination_topic,
+                heartbeat_interval_ms=heartbeat_interval_ms,
+                settings=settings,
+                instance=sidecar_instance,
+            )
+            names = {"group_id": group_id, "client_id": client_id}
             self._backend = open_backend(
-                ConnectOptions(
-                    sidecar=sidecar,
-                    token_file=sidecar_token_file,
-                    has_servers=bootstrap_servers is not None,
-                    coordination_topic=coordination_topic,
-                    heartbeat_interval_ms=heartbeat_interval_ms,
-                    settings=settings,
-                    instance=sidecar_instance,
-                ),
-                group_id=group_id,
-                client_id=client_id,
-                observer=observer,
-                timeout_ms=timeout_ms,
+                remote, **names, observer=observer, timeout_ms=timeout_ms
             )
 
     # --- use

@@ -11,6 +11,7 @@ the twin has no opinion on them beyond that they change nothing else (ANYTHING).
 from hashlib import sha256
 
 from naive_pauses import Ignored, Pauses, Refused
+from naive_plans import Plans
 
 DEFAULTS = {
     "span": 2**24,
@@ -61,7 +62,7 @@ def murmur3(data: bytes) -> int:
     return h ^ h >> 16
 
 
-class Naive(Pauses):
+class Naive(Pauses, Plans):
     """The world of one coordinating partition."""
 
     def __init__(self, partition):
@@ -80,7 +81,7 @@ class Naive(Pauses):
         self.fences = []  # (offset, group, client, incarnation), as they were noted
         self.directives = {}  # of each group and op
         self.settings = {}  # of each group: all fields by name
-        self.plans = {}  # of each group: generation, C of the last Plan
+        self.plans = {}  # of each group: generation, log time of the last Plan
         self.halted = False
         self.counters = {}
 
@@ -213,14 +214,6 @@ class Naive(Pauses):
     def drop_groups(self):  # 4.9: what a group had goes with it
         for group in set(self.verdicts) - self.groups():
             del self.verdicts[group]
-
-    def drop_plans(self):  # 4.9
-        if self.config is None:
-            return
-        for group, (_, planned) in list(self.plans.items()):
-            is_old = self.c - planned > self.limit("forget_ms")
-            if is_old and group not in self.groups_without_plans():
-                del self.plans[group]
 
     def forget(self, named):  # 4.9
         if self.config is None:
@@ -521,18 +514,6 @@ class Naive(Pauses):
             raise Refused("limits")
         self.settings[group] = {name: data[name] for name in SETTINGS}
         return "group_configured", None
-
-    def Plan(self, _entry, data, _key):  # noqa: N802 - 9.2
-        group = data["group_id"]
-        if not self.is_home(group):
-            raise Refused("wrong_partition")
-        generation, _ = self.plans.get(group, (0, None))
-        if data["follows"] != generation:
-            raise Refused("plan_overtaken")
-        if self.is_group_too_many(group):
-            raise Refused("limits")
-        self.plans[group] = (generation + 1, self.c)
-        return "planned", None
 
     def FencingClient(self, entry, data, _key):  # noqa: N802 - 4.13
         group = data["group_id"]

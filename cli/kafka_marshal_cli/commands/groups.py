@@ -1,5 +1,6 @@
 """``marshal groups``: describe, pause, resume, reset and adopt groups."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -277,65 +278,44 @@ def _tunable(name: str, what: str) -> Any:  # noqa: ANN401 - what typer returns
     return typer.Option("--" + name.replace("_", "-"), metavar="N", help=text)
 
 
-@app.command(
-    "set",
-    epilog="Example: marshal groups set billing --handoff-ms 600000 --execute",
-)
-@command(writes=True)
-def set_(
-    call: Call,
-    group: Group,
-    *,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="`planner`: members follow the plans that one of them writes; `fair`, "
-            "the default: each follows the policy of its consumer.",
-        ),
-    ] = None,
-    debounce_ms: Annotated[
-        str | None,
-        _tunable(
-            "debounce_ms",
-            "How long, in ms, members must stay the same before surplus moves",
-        ),
-    ] = None,
-    handoff_ms: Annotated[
-        str | None,
-        _tunable("handoff_ms", "How long, in ms, a successor may take to warm up"),
-    ] = None,
-    handoffs_max: Annotated[
-        str | None,
-        _tunable(
-            "handoffs_max", "How many partitions a member hands off warm at a time"
-        ),
-    ] = None,
-    grace_ms: Annotated[
-        str | None,
-        _tunable(
-            "grace_ms",
-            "How long, in ms, a partition waits for a member that restarts, under "
-            "`planner`",
-        ),
-    ] = None,
-    reason: Reason = None,
-    execute: Annotated[
-        bool,
-        typer.Option("--execute/--dry-run", help="Make the change, or only show it."),
-    ] = False,
-) -> None:
-    """Change how a group's members share and hand off partitions.
+Policy = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="`planner`: members follow the plans that one of them writes; `fair`, "
+        "the default: each follows the policy of its consumer.",
+    ),
+]
+DebounceMs = Annotated[
+    str | None,
+    _tunable(
+        "debounce_ms",
+        "How long, in ms, members must stay the same before surplus moves",
+    ),
+]
+HandoffMs = Annotated[
+    str | None,
+    _tunable("handoff_ms", "How long, in ms, a successor may take to warm up"),
+]
+HandoffsMax = Annotated[
+    str | None,
+    _tunable("handoffs_max", "How many partitions a member hands off warm at a time"),
+]
+GraceMs = Annotated[
+    str | None,
+    _tunable(
+        "grace_ms",
+        "How long, in ms, a partition waits for a member that restarts, under "
+        "`planner`",
+    ),
+]
 
-    Members apply the change as they read it, without a restart. Settings that are not
-    given stay. Without --execute nothing is written.
-    """
+
+def _changes(
+    policy: str | None, handoffs_max: str | None, *, times: Mapping[str, str | None]
+) -> dict[str, int | str | None]:
+    """Return the settings to change; those in ``times`` are durations."""
     changes: dict[str, int | str | None] = {}
-    times = {
-        "debounce_ms": debounce_ms,
-        "handoff_ms": handoff_ms,
-        "grace_ms": grace_ms,
-    }
     if policy is not None:
         changes["policy"] = None if policy == DEFAULT else policy
     for name, text in times.items():
@@ -351,6 +331,43 @@ def set_(
         raise ConfigurationError(
             "give a setting to change, like --handoff-ms 600000", setting="--handoff-ms"
         )
+    return changes
+
+
+@app.command(
+    "set",
+    epilog="Example: marshal groups set billing --handoff-ms 600000 --execute",
+)
+@command(writes=True)
+def set_(
+    call: Call,
+    group: Group,
+    *,
+    policy: Policy = None,
+    debounce_ms: DebounceMs = None,
+    handoff_ms: HandoffMs = None,
+    handoffs_max: HandoffsMax = None,
+    grace_ms: GraceMs = None,
+    reason: Reason = None,
+    execute: Annotated[
+        bool,
+        typer.Option("--execute/--dry-run", help="Make the change, or only show it."),
+    ] = False,
+) -> None:
+    """Change how a group's members share and hand off partitions.
+
+    Members apply the change as they read it, without a restart. Settings that are not
+    given stay. Without --execute nothing is written.
+    """
+    changes = _changes(
+        policy,
+        handoffs_max,
+        times={
+            "debounce_ms": debounce_ms,
+            "handoff_ms": handoff_ms,
+            "grace_ms": grace_ms,
+        },
+    )
     with call.admin() as admin:
         change = admin.set_group(group, changes, reason=reason, execute=execute)
     found = {

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,10 +14,22 @@ from kafka_marshal.plan_simulation import (
     group_topics,
     simulate,
 )
+from kafka_marshal.plan_view import (
+    DIVERGED,
+    OPEN,
+    PlanView,
+    explain_key,
+    verify_plan,
+    view_plan,
+)
+from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import Answer, Column, Row, Section, column, duration
 from kafka_marshal_cli.shared import AT, Call, command
+
+if TYPE_CHECKING:
+    from kafka_marshal import World
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -83,14 +95,153 @@ def simulate_plan(
         partitions=_counts("--partitions", partitions or []),
     )
     world = call.formatted_world(at, has_members=at is not None)
+    _require_known(world, group)
+    counts = call.partition_counts(group_topics(world, group))
+    found = simulate(world, group, changes=changes, partition_counts=counts)
+    call.answer(_answer(found, group, presenters.as_of(world, at)))
+
+
+Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
+
+
+@app.command("show", epilog="Example: marshal plan show billing --why orders:3")
+@command(option_groups=AT)
+def show_plan(
+    call: Call,
+    *,
+    at: Moment | None,
+    group: Group,
+    why: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOPIC:PARTITION",
+            help="Explain only the member for this partition, and why.",
+        ),
+    ] = None,
+) -> None:
+    """Show the plan of a group: a member for each partition that moves.
+
+    Groups with policy `planner` follow it (`marshal groups set`). STATE is `open`;
+    `done`: the named member has claimed the partition; or `void`: another one has. +
+    and - are partitions that a member is to get and to give. HANDOFFS are partitions
+    offered to members that warm up. UNCOVERED names what no member can have, and why.
+    """
+    world = call.formatted_world(at, has_members=at is not None)
+    _require_known(world, group)
+    counts = call.partition_counts(group_topics(world, group))
+    as_of = presenters.as_of(world, at)
+    if why is not None:
+        place = _place(why)
+        text = explain_key(world, group, place=place, partition_counts=counts)
+        call.answer(Answer(as_of, {"group_id": group, **place._asdict(), "why": text}))
+        return
+    found = view_plan(world, group, partition_counts=counts)
+    facts = {
+        "group_id": group,
+        "policy": found.policy,
+        "generation": found.generation,
+        "is_known": found.is_known,
+        "author": found.author,
+        "offset": found.offset,
+        "planner_version": found.planner_version,
+        "input_digest": found.input_digest,
+        "open_count": sum(each.state == OPEN for each in found.keys),
+        "uncovered_count": len(found.uncovered),
+    }
+    sections = (
+        Section("members", _member_rows(found), PLANNED_MEMBERS),
+        Section("keys", _key_rows(found), PLANNED_KEYS),
+        Section("handoffs", world.handoffs(group), presenters.HANDOFF_COLUMNS),
+        Section(
+            "uncovered",
+            presenters.uncovered_rows(found.uncovered),
+            presenters.UNCOVERED_COLUMNS,
+        ),
+    )
+    call.answer(Answer(as_of, facts, sections))
+
+
+@app.command("verify", epilog="Example: marshal plan verify billing")
+@command()
+def verify_plan_(call: Call, *, group: Group) -> None:
+    """Compute the last plan of a group again, from the log, and compare.
+
+    The outcome is `same`, `plan_diverged` (exit status 3), or `unknown` where the log
+    does not show what the planner knew, such as an earlier plan.
+    """
+    world = call.formatted_world()
+    _require_known(world, group)
+
+    def past(offsets: Mapping[int, int]) -> "World":
+        text = ",".join(f"{t}:{offset}" for t, offset in sorted(offsets.items()))
+        return call.world(Moment(text=text, offsets=offsets), has_members=True)
+
+    found = verify_plan(world, group, past=past)
+    facts = {
+        "group_id": group,
+        "generation": found.generation,
+        "author": found.author,
+        "outcome": found.outcome,
+    }
+    rows: list[Row] = [
+        {**place._asdict(), "planned": planned, "computed": computed}
+        for place, (planned, computed) in found.differences.items()
+    ]
+    section = Section("differences", rows, DIFFERENCES)
+    call.answer(Answer(presenters.as_of(world), facts, (section,)))
+    if found.outcome == DIVERGED:
+        raise ClaimRejected(
+            f"the plan of group {group} is not what its input gives; its writer "
+            f"{found.author} runs another release, or is broken; see: marshal clients "
+            f"list --group {group}",
+            reason=DIVERGED,
+        )
+
+
+def _require_known(world: "World", group: str) -> None:
     if not presenters.is_known(world, group):
         raise ClaimRejected(
             f"group {group!r} is not in the log; see: marshal groups list",
             reason="unknown_group",
         )
-    counts = call.partition_counts(group_topics(world, group))
-    found = simulate(world, group, changes=changes, partition_counts=counts)
-    call.answer(_answer(found, group, presenters.as_of(world, at)))
+
+
+def _place(text: str) -> TopicPartition:
+    """Return the partition that ``--why TOPIC:PARTITION`` names."""
+    topic, colon, number = text.rpartition(":")
+    if not (colon and topic and number.isascii() and number.isdigit()):
+        raise ConfigurationError(
+            f"--why must be written TOPIC:PARTITION, not {text!r}", setting="--why"
+        )
+    return TopicPartition(topic, int(number))
+
+
+def _member_rows(found: PlanView) -> list[Row]:
+    return [
+        {
+            "client_id": each.client_id,
+            "host": each.host,
+            "rack": each.rack,
+            "limit": each.limit,
+            "held_count": each.held,
+            "planned_count": each.planned,
+            "gains_count": each.gains,
+            "losses_count": each.losses,
+        }
+        for each in found.members
+    ]
+
+
+def _key_rows(found: PlanView) -> list[Row]:
+    return [
+        {
+            **each.key._asdict(),
+            "holder": each.holder,
+            "planned": each.planned,
+            "state": each.state,
+        }
+        for each in found.keys
+    ]
 
 
 def new_member(text: str) -> NewMember:
@@ -184,6 +335,23 @@ MOVES = (
     Column("GAP", lambda row: _gap(row["gap_ms"]), is_number=True),
 )
 OWNERS = (*PLACE, column("OWNER", "owner"))
+PLANNED_MEMBERS = (
+    column("CLIENT", "client_id"),
+    column("HOST", "host"),
+    column("RACK", "rack"),
+    column("LIMIT", "limit"),
+    column("HELD", "held_count"),
+    column("PLANNED", "planned_count"),
+    column("+", "gains_count"),
+    column("-", "losses_count"),
+)
+PLANNED_KEYS = (
+    *PLACE,
+    column("HOLDER", "holder"),
+    column("PLANNED", "planned"),
+    column("STATE", "state"),
+)
+DIFFERENCES = (*PLACE, column("PLANNED", "planned"), column("COMPUTED", "computed"))
 
 
 def _gap(gap_ms: int | None) -> str:

@@ -13,14 +13,14 @@ import msgspec
 from kafka_marshal.errors import CoordinationError, LogTruncated, MalformedRecord
 from kafka_marshal.ports import CONFIGURE_MS, Append, CoordinationLog, LogRange
 from kafka_marshal.protocol.codec import decode, encode
-from kafka_marshal.protocol.records import SUPPORTED_LEVEL, Member
+from kafka_marshal.protocol.items import PlanNote, UndecodableEntry
+from kafka_marshal.protocol.records import SUPPORTED_LEVEL, Member, Plan
 from kafka_marshal.protocol.snapshot import digest, from_bytes
 from kafka_marshal.protocol.state import (
     RING_ENTRIES_MAX,
     KeyNote,
     MemberState,
     SoftState,
-    UndecodableEntry,
     WorldState,
 )
 from kafka_marshal.protocol.types import Key, LogEntry
@@ -411,6 +411,7 @@ class _Soft(msgspec.Struct, array_like=True, forbid_unknown_fields=True, kw_only
     ]
     pauses: list[tuple[str, bytes, PauseNote]] = []
     offers: list[tuple[tuple[str, str, int], tuple[int, int]]] = []
+    plans: list[tuple[list[bytes], int, int, int]] = []
 
 
 _decode = msgspec.msgpack.Decoder(_Soft).decode
@@ -433,6 +434,10 @@ def freeze_soft(
     ]
     notes: list[Any] = [(key, note) for key, note in soft.notes.items()]
     ring = [(each.offset, each.reason, each.head) for each in soft.undecodable]
+    plans: list[Any] = [
+        ([encode(record) for record in note.records], *note[1:])
+        for note in soft.plans.values()
+    ]
     frozen = _Soft(
         version=FORMAT_VERSION,
         counters=dict(soft.counters),
@@ -441,6 +446,7 @@ def freeze_soft(
         notes=notes,
         pauses=[(*name, note) for name, note in (pauses or {}).items()],
         offers=list(soft.offered_ms.items()),
+        plans=plans,
     )
     return lambda: _encode(frozen)
 
@@ -475,6 +481,11 @@ def soft_from_bytes(value: bytes) -> SoftState:
     soft.counters.update(read.counters)
     soft.notes.update({Key(*key): KeyNote(*note) for key, note in read.notes})
     soft.offered_ms.update({Key(*key): began for key, began in read.offers})
+    for values, *rest in read.plans:
+        decoded = (decode(value) for value in values)
+        records = tuple(each for each in decoded if isinstance(each, Plan))
+        if records:
+            soft.plans[records[0].group_id] = PlanNote(records, *rest)
     ring = read.undecodable[-RING_ENTRIES_MAX:]
     soft.undecodable.extend(UndecodableEntry(*each) for each in ring)
     return soft

@@ -2,7 +2,7 @@
 
 from kafka_marshal.protocol.plans import NO_PLAN, Standing, is_valid_for, standing_of
 from kafka_marshal.protocol.settings import PLANNER
-from kafka_marshal.protocol.state import PlanNote, WorldState
+from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key
 
 ORPHAN_MS_MAX = 5_000
@@ -20,7 +20,7 @@ class PlanFollower:
 
     def __init__(self) -> None:
         self.is_in_force = False
-        self._note: PlanNote | None = None
+        self._note: object = None
         self._standing: Standing = NO_PLAN
 
     def read(self, home: WorldState, group_id: str, *, coordinators: int) -> None:

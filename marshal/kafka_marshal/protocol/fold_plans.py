@@ -9,11 +9,10 @@ from typing import Any
 
 from kafka_marshal.protocol import judging
 from kafka_marshal.protocol.hashing import home_partition
-from kafka_marshal.protocol.items import Planned
+from kafka_marshal.protocol.items import Planned, PlanNote
 from kafka_marshal.protocol.records import Plan
 from kafka_marshal.protocol.state import (
     GroupState,
-    PlanNote,
     Step,
     Transitions,
     WorldState,

@@ -5,7 +5,7 @@ PROTOCOL 4 lists their elements in its table of items.
 
 from typing import NamedTuple
 
-from kafka_marshal.protocol.records import Action
+from kafka_marshal.protocol.records import Action, Plan
 
 
 class Lock(NamedTuple):
@@ -110,3 +110,32 @@ class Planned(NamedTuple):
 
     generation: int
     log_time_ms: int
+
+
+class PlanNote(NamedTuple):
+    """The Plans of a group that belong together, as far as they were read; soft.
+
+    Attributes:
+        records: The slices, in order.
+        generation: Generation of the group with the last one.
+        offset: Offset of the last one.
+        log_time_ms: Log time of the last one.
+    """
+
+    records: tuple[Plan, ...]
+    generation: int
+    offset: int
+    log_time_ms: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all slices were read."""
+        return len(self.records) == self.records[0].slice_count
+
+
+class UndecodableEntry(NamedTuple):
+    """A value that could not be decoded; only its first bytes are kept, for people."""
+
+    offset: int
+    reason: str
+    head: bytes

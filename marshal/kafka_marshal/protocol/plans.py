@@ -21,6 +21,7 @@ from kafka_marshal.protocol.group_plan import (
     PlanMember,
 )
 from kafka_marshal.protocol.hashing import home_partition
+from kafka_marshal.protocol.items import PlanNote
 from kafka_marshal.protocol.labels import (
     PLANS_LABEL,
     RACK_LABEL,
@@ -42,7 +43,6 @@ from kafka_marshal.protocol.state import (
     KeyNote,
     KeyState,
     MemberState,
-    PlanNote,
     WorldState,
 )
 from kafka_marshal.protocol.types import Key, TopicPartition
@@ -51,12 +51,11 @@ RESTART = "restart"
 """Why a key is released by a member that returns soon."""
 PLANNERS_MAX = 3
 TURN_MS = 2_000
-COUNTS_MS_MAX = 60_000
-"""How long a reader believes a Plan that names more partitions than it knows."""
 
 _DIGEST_BYTES = 16
 _ENCODER = msgspec.msgpack.Encoder()
-# Bytes of a Plan beside topics and moves, of them without their names, and of a T.
+# Bytes of a Plan beside topics and moves, of a name in them, of a partition, and of a
+# coordinating partition in the vector.
 _HEAD_BYTES, _ROW_BYTES, _PARTITION_BYTES, _VECTOR_BYTES = 1_536, 12, 5, 19
 
 Entries = Mapping[TopicPartition, str]
@@ -216,7 +215,7 @@ class Situation:
     Attributes:
         given: The planner's input.
         holders: Who has each key now; None where it must be claimed.
-        standing: The valid entries of the Plan in force.
+        standing: The valid entries of the Plan in force about these keys.
         counts: Number of partitions of each topic that a member wants.
     """
 
@@ -267,7 +266,9 @@ def situation_of(reading: Reading, states: Mapping[str, MemberState]) -> Situati
         barred=tuple(sorted(reader.barred)),
     )
     holders = {row.key.key: row.holder for row in rows}
-    return Situation(given=given, holders=holders, standing=standing, counts=counts)
+    # Other planners may know more partitions: what they name is not missing here.
+    ours = {place: name for place, name in standing.items() if place in holders}
+    return Situation(given=given, holders=holders, standing=ours, counts=counts)
 
 
 def _replaced(member: MemberState) -> str | None:
@@ -305,19 +306,12 @@ def _replacements(states: Mapping[str, MemberState]) -> dict[str, str]:
 
 
 def _counts(reading: Reading, topics: Iterable[str]) -> dict[str, int]:
-    """Return the number of partitions of topics: what is known, planned or claimed."""
-    wanted = set(topics)
-    counts = {topic: reading.counts.get(topic, 0) for topic in wanted}
-    home = reading.worlds[reading.home]
-    note = home.soft.plans.get(reading.group_id)
-    age_ms = 0 if note is None else reading.now_ms(reading.home) - note.log_time_ms
-    for topic, count in standing_of(note).counts.items():
-        if topic in wanted and (topic not in reading.counts or age_ms < COUNTS_MS_MAX):
-            counts[topic] = max(counts[topic], count)
+    """Return the number of partitions of topics, for unknown ones as far as claimed."""
+    counts = {topic: reading.counts.get(topic, 0) for topic in topics}
     for world in reading.worlds:
         for key in world.keys:
-            unknown = key.topic in wanted and key.topic not in reading.counts
-            if unknown and key.group_id == reading.group_id:
+            is_unknown = key.topic in counts and key.topic not in reading.counts
+            if is_unknown and key.group_id == reading.group_id:
                 counts[key.topic] = max(counts[key.topic], key.partition + 1)
     return counts
 

@@ -29,13 +29,13 @@ from kafka_marshal.protocol import (
     fold_resets,
 )
 from kafka_marshal.protocol.codec import Undecodable, decode
+from kafka_marshal.protocol.items import UndecodableEntry
 from kafka_marshal.protocol.records import KINDS
 from kafka_marshal.protocol.state import (
     RING_VALUE_BYTES,
     Step,
     Transition,
     Transitions,
-    UndecodableEntry,
     WorldState,
     count,
 )

@@ -24,7 +24,9 @@ from kafka_marshal.protocol.items import (
     Lock,
     Offer,
     Planned,
+    PlanNote,
     StandingDirective,
+    UndecodableEntry,
     Verdict,
 )
 from kafka_marshal.protocol.lease import Freshness, freshness, remaining_ms
@@ -36,7 +38,6 @@ from kafka_marshal.protocol.records import (
     ClaimingPartition,
     Config,
     Member,
-    Plan,
     Record,
     ReleasingPartition,
 )
@@ -173,7 +174,7 @@ class GroupState:
         fences: Fenced processes of clients, oldest first.
         directives: Directives in force, by op_id (PROTOCOL 9.7).
         settings: The settings in force, on the group's home, or None.
-        planned: Number of its Plans and time of the last, on the group's home, or None.
+        planned: Its Plans, on the group's home, or None.
         key_count: Number of keys of the group in this partition (derived).
     """
 
@@ -302,40 +303,11 @@ class KeyNote(NamedTuple):
     follows: int | None = None
 
 
-class PlanNote(NamedTuple):
-    """The Plans of a group that belong together, as far as they were read; soft.
-
-    Attributes:
-        records: The slices, in order.
-        generation: Generation of the group with the last one.
-        offset: Offset of the last one.
-        log_time_ms: Log time of the last one.
-    """
-
-    records: tuple[Plan, ...]
-    generation: int
-    offset: int
-    log_time_ms: int
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all slices were read."""
-        return len(self.records) == self.records[0].slice_count
-
-
 class Halt(NamedTuple):
     """Where a reader stopped folding, and the feature level that it would need."""
 
     offset: int
     feature_level: int
-
-
-class UndecodableEntry(NamedTuple):
-    """A value that could not be decoded; only its first bytes are kept, for people."""
-
-    offset: int
-    reason: str
-    head: bytes
 
 
 MemberName = tuple[str, str, bytes]
@@ -384,8 +356,7 @@ class WorldState:
             scheduled (derived).
         locked: Keys that each operation of a group has locked (derived).
         ends_ms: Log time at which staging or quiet time ends, or None (derived).
-        plans_ms: No group has only a Plan with an earlier log time; None if none has
-            (derived).
+        plans_ms: No group has only a Plan from before this log time (derived).
         lapses_ms: No pause begins or ends by itself before the append time reaches it;
             None if there is none (derived).
         forgettable: Heap of (earlier last activity, key): an entry for each key that
@@ -448,7 +419,8 @@ class WorldState:
     def plan_generation(self, group_id: str) -> int:
         """Return how many Plans of a group were accepted; this must be its home."""
         group = self.groups.get(group_id)
-        return 0 if group is None or group.planned is None else group.planned.generation
+        planned = None if group is None else group.planned
+        return 0 if planned is None else planned.generation
 
     def active_pause(self, group_id: str) -> Pause | None:
         """Return the active pause of a whole group, or None."""
@@ -611,7 +583,10 @@ class WorldState:
             if state.lock is not None:
                 self.locked.setdefault((key.group_id, state.lock.op_id), {})[key] = None
         self.note_next_lapse()
-        self.note_next_plan()
+        self.plans_ms = None
+        for group in self.groups.values():
+            if group.planned is not None:
+                self.note_plan(group.planned.log_time_ms)
         self.index_forgettable()
         self.item_hashes = {}
         self.item_sum = 0
@@ -640,14 +615,8 @@ class WorldState:
 
     def note_plan(self, log_time_ms: int) -> None:
         """Record that a group may have nothing but a Plan with this log time."""
-        if self.plans_ms is None or log_time_ms < self.plans_ms:
-            self.plans_ms = log_time_ms
-
-    def note_next_plan(self) -> None:
-        """Recompute which Plan of a group is the earliest."""
-        every = (group.planned for group in self.groups.values())
-        times = (planned.log_time_ms for planned in every if planned is not None)
-        self.plans_ms = min(times, default=None)
+        now_ms = self.plans_ms
+        self.plans_ms = log_time_ms if now_ms is None else min(log_time_ms, now_ms)
 
     def note_lapse(self, append_ms: int) -> None:
         """Record that a pause begins or ends by itself at an append time."""

@@ -7,6 +7,7 @@ from enginekit import fold, owning, world, write
 from hypothesis import given
 from hypothesis import strategies as st
 from keptkit import Shelf, kept
+from logkit import Log, planned
 
 from kafka_marshal.engine.kept_states import (
     RestoreLog,
@@ -314,6 +315,15 @@ def test_soft_state_survives_encoding(soft):
     assert soft_from_bytes(soft_to_bytes(SoftState())) == SoftState()
 
 
+def test_plans_survive_encoding():
+    log = Log(level=2)
+    log.append(planned(0, ("c2", 0, (1,)), count=2))
+    log.append(planned(1, count=2, number=1))
+    plans = log.state.soft.plans
+    assert plans["g"].is_whole
+    assert soft_from_bytes(soft_to_bytes(log.state.soft)).plans == plans
+
+
 def test_another_version_is_ignored(soft):
     value = soft_to_bytes(soft)
     assert value[1] == 1
@@ -353,7 +363,7 @@ def test_notes_of_pauses_are_kept_beside_the_soft_state(soft):
     assert notes_from_bytes(value) == notes
     assert soft_from_bytes(value) == soft
     assert notes_from_bytes(value[:-1]) == {}
-    # Written before pauses and offers were kept.
-    older = msgspec.msgpack.encode(msgspec.msgpack.decode(value)[:-2])
-    less = attrs.evolve(soft, offered_ms={})
+    # Written before pauses, offers and plans were kept.
+    older = msgspec.msgpack.encode(msgspec.msgpack.decode(value)[:-3])
+    less = attrs.evolve(soft, offered_ms={}, plans={})
     assert (notes_from_bytes(older), soft_from_bytes(older)) == ({}, less)

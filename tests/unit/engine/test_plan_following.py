@@ -20,7 +20,7 @@ def planned_log(**rest):
     return log
 
 
-def test_a_plan_counts_where_the_settings_say_so():
+def test_a_plan_counts_where_the_settings_ask_for_it():
     log = planned_log()
     follower = followed(log)
     assert (follower.is_in_force, follower.named(KEY, log.state)) == (True, "c2")

@@ -22,7 +22,6 @@ from kafka_marshal.protocol.codec import FRAME_BYTES_MAX, encode
 from kafka_marshal.protocol.group_plan import PlanInput, PlanKey, plan
 from kafka_marshal.protocol.hashing import coordinating_partition
 from kafka_marshal.protocol.plans import (
-    COUNTS_MS_MAX,
     NO_PLAN,
     Reading,
     digest_of,
@@ -315,24 +314,21 @@ def test_the_grace_is_that_of_the_settings():
 # --- how many partitions
 
 
-def test_partitions_of_unknown_topics_are_those_of_plan_and_log():
+def test_partitions_of_unknown_topics_are_those_that_were_claimed():
     log = group("c1")
     log.append(claim("c1", key=named(4)))
     log.append(claim("x", key=Key("other", "t", 8)))
     log.append(claim("c1", key=Key("g", "unwanted", 8)))
-    assert seen(log, counts={}).counts == {"t": 5}
-    log.append(planned(0, topics=(("t", 7), ("gone", 3))))
-    assert seen(log, counts={}).counts == {"t": 7}
-    log.append(planned(1, topics=(("t", 2),)))
-    assert seen(log, counts={}).counts == {"t": 5}
-
-
-def test_a_plan_of_late_is_believed_to_know_more_partitions():
-    log = group("c1")
     log.append(planned(0, topics=(("t", 7),)))
-    assert seen(log).counts == {"t": 7}
-    log.append(member("c1", seq=1), after=COUNTS_MS_MAX)
-    assert seen(log).counts == {"t": 3}
+    assert seen(log, counts={}).counts == {"t": 5}
+
+
+def test_what_other_planners_name_beyond_is_not_missing():
+    log = group("c1")
+    log.append(planned(0, ("c1", 0, (0, 1, 2, 7)), vector=((FAR, 0),)))
+    found = seen(log)
+    assert found.standing == {T0: "c1", T1: "c1", T2: "c1"}
+    assert found.entries(plan(found.given)) == found.standing
 
 
 def test_topics_without_partitions_have_no_keys():

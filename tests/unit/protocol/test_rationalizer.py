@@ -19,9 +19,10 @@ from logkit import (
 from kafka_marshal.errors import LogTruncated, LogUnreadable
 from kafka_marshal.protocol import rationalizer
 from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.items import UndecodableEntry
 from kafka_marshal.protocol.rationalizer import apply, replay
 from kafka_marshal.protocol.snapshot import to_bytes
-from kafka_marshal.protocol.state import RING_VALUE_BYTES, UndecodableEntry, WorldState
+from kafka_marshal.protocol.state import RING_VALUE_BYTES, WorldState
 from kafka_marshal.protocol.types import OFFSET_MAX, LogEntry, TimestampType
 
 

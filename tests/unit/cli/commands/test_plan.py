@@ -5,19 +5,21 @@ from typing import ClassVar
 
 import msgspec
 import pytest
-from logkit import H, Log, member
+from logkit import H, Log, member, planned, settings
 from typer.testing import CliRunner
 
 from kafka_marshal import ConfigurationError, Key, World
 from kafka_marshal.plan_simulation import NewMember
+from kafka_marshal.plan_view import Verification
+from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands.plan import new_member
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.shared import Call
 
 
-def invoke(*arguments):
-    return CliRunner().invoke(app, ["plan", "simulate", *arguments])
+def invoke(*arguments, what="simulate"):
+    return CliRunner().invoke(app, ["plan", what, *arguments])
 
 
 class Cluster:
@@ -122,3 +124,62 @@ def test_new_members(text, expected):
     assert new_member(text) == expected
     with pytest.raises(ConfigurationError, match="NAME@HOST"):
         new_member("c:x")
+
+
+@pytest.fixture
+def planned_world(monkeypatch):
+    """A group with policy planner; its plan gives one partition of a to b."""
+    log = Log(cluster_id="cluster", level=2)
+    log.append(settings(policy="planner"))
+    for name in "ab":
+        log.append(member(name, capacity=0))
+    for number in range(4):
+        log.claimed("a", key=Key("g", "t", number))
+    log.append(planned(0, ("b", 0, (3,)), client="a", vector=((2**62, 0),)))
+    world = World([log.state], {0: 0}, cluster_id="cluster", read_at_ms=5)
+    monkeypatch.setattr(Call, "world", lambda self, *at, **which: world)
+    return world
+
+
+def test_the_plan_of_a_group_is_shown(planned_world):
+    found = json.loads(invoke("g", "-o", "json", what="show").stdout)
+    assert (found["policy"], found["generation"]) == ("planner", 1)
+    assert (found["author"], found["open_count"], found["is_known"]) == ("a", 1, True)
+    names = ("client_id", "planned_count", "gains_count", "losses_count")
+    rows = [tuple(row[name] for name in names) for row in found["members"]]
+    assert rows == [("a", 3, 0, 1), ("b", 1, 1, 0)]
+    (row,) = found["keys"]
+    assert (row["partition"], row["holder"], row["planned"]) == (3, "a", "b")
+    assert row["state"] == "open"
+    assert "HOLDER  PLANNED  STATE" in invoke("g", what="show").stdout
+
+
+def test_a_partition_of_a_plan_is_explained(planned_world):
+    result = invoke("g", "--why", "t:3", "-o", "json", what="show")
+    assert json.loads(result.stdout)["why"].startswith("t-3 is to go from a to b")
+    assert invoke("g", "--why", "t", what="show").exit_code == ExitCode.USAGE
+    assert invoke("g", "--why", "t:9", what="show").exit_code == ExitCode.REFUSED
+
+
+def test_an_unknown_group_has_no_plan(planned_world):
+    assert invoke("nobody", what="show").exit_code == ExitCode.REFUSED
+    assert invoke("nobody", what="verify").exit_code == ExitCode.REFUSED
+
+
+@pytest.mark.parametrize("outcome", ["same", "unknown", "plan_diverged"])
+def test_a_plan_is_verified(planned_world, monkeypatch, outcome):
+    is_other = outcome == "plan_diverged"
+    differences = {TopicPartition("t", 3): ("b", None)} if is_other else {}
+
+    def verify(world, group, *, past):
+        assert past({0: 7}) is planned_world
+        return Verification(
+            outcome=outcome, generation=1, author="a", differences=differences
+        )
+
+    monkeypatch.setattr("kafka_marshal_cli.commands.plan.verify_plan", verify)
+    result = invoke("g", "-o", "json", what="verify")
+    assert result.exit_code == (ExitCode.REFUSED if is_other else ExitCode.OK)
+    found = json.loads(result.stdout)
+    assert (found["outcome"], found["author"]) == (outcome, "a")
+    assert len(found["differences"]) == len(differences)

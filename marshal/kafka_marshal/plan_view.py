@@ -1,0 +1,306 @@
+"""The Plan of a group: what it names, what became of it, whether it repeats.
+
+It reads ``World``s and writes nothing (PROTOCOL 9.2).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import attrs
+
+from kafka_marshal.errors import ClaimRejected, LogUnreadable
+from kafka_marshal.protocol.group_plan import Uncovered, plan
+from kafka_marshal.protocol.items import PlanNote
+from kafka_marshal.protocol.plans import (
+    Reading,
+    Situation,
+    digest_of,
+    is_reserved,
+    is_valid_for,
+    situation_of,
+    standing_of,
+)
+from kafka_marshal.protocol.settings import FAIR
+from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.views import World
+
+OPEN, DONE, VOID = "open", "done", "void"
+SAME, DIVERGED, UNKNOWN = "same", "plan_diverged", "unknown"
+
+
+@attrs.frozen(kw_only=True)
+class PlannedKey:
+    """One entry of a Plan.
+
+    Attributes:
+        key: The partition.
+        holder: Who has it now, None = nobody.
+        planned: The member that it names.
+        state: ``open``; ``done``: the named member has claimed it; ``void``: another
+            member has claimed it since.
+    """
+
+    key: TopicPartition
+    holder: str | None
+    planned: str
+    state: str
+
+
+@attrs.frozen(kw_only=True)
+class MemberPlan:
+    """A live member, and what the open entries of the Plan change for it.
+
+    Attributes:
+        client_id: Its name.
+        host: Its machine.
+        rack: Its rack, "" = unknown.
+        limit: Most partitions that it may hold, None = any number.
+        held: How many it holds.
+        gains: How many it is to get.
+        losses: How many it is to give.
+    """
+
+    client_id: str
+    host: str
+    rack: str
+    limit: int | None
+    held: int
+    gains: int
+    losses: int
+
+    @property
+    def planned(self) -> int:
+        """How many it holds once the Plan is fulfilled."""
+        return self.held + self.gains - self.losses
+
+
+@attrs.frozen(kw_only=True)
+class PlanView:
+    """The Plan of a group.
+
+    Attributes:
+        group_id: The group.
+        policy: Its policy; Plans are followed under ``planner``.
+        generation: How many Plans (slices) there were.
+        is_known: Whether this reader has read the last one, all its slices.
+        author: client_id of its writer, None where it is not known.
+        offset: Offset of its last slice in the group's home, or None.
+        log_time_ms: Log time of that record, or None.
+        planner_version: Version of the planner, or None.
+        input_digest: Digest of the planner's input in hex, or None.
+        members: The live members, in order of name.
+        keys: Its entries, in order.
+        uncovered: Partitions that a planner would leave to nobody now, and why.
+    """
+
+    group_id: str
+    policy: str
+    generation: int
+    is_known: bool
+    author: str | None
+    offset: int | None
+    log_time_ms: int | None
+    planner_version: int | None
+    input_digest: str | None
+    members: tuple[MemberPlan, ...]
+    keys: tuple[PlannedKey, ...]
+    uncovered: tuple[Uncovered, ...]
+
+
+def view_plan(
+    world: World, group_id: str, *, partition_counts: Mapping[str, int]
+) -> PlanView:
+    """Return the Plan of a group, and what became of it.
+
+    Args:
+        world: A view of all coordinating partitions.
+        group_id: The group.
+        partition_counts: Partitions of its topics now; of those that are missing, only
+            what was claimed counts.
+    """
+    reading = _reading(world, group_id, partition_counts)
+    home = reading.worlds[reading.home]
+    note = home.soft.plans.get(group_id)
+    situation = situation_of(reading, reading.members())
+    keys = _keys(reading, note)
+    last = None if note is None else note.records[-1]
+    return PlanView(
+        group_id=group_id,
+        policy=home.settings_of(group_id).policy or FAIR,
+        generation=home.plan_generation(group_id),
+        is_known=note is not None and note.is_whole,
+        author=None if last is None else last.client_id,
+        offset=None if note is None else note.offset,
+        log_time_ms=None if note is None else note.log_time_ms,
+        planner_version=None if last is None else last.planner_version,
+        input_digest=None if last is None else last.input_digest.hex(),
+        members=_members(situation, keys),
+        keys=keys,
+        uncovered=plan(situation.given).uncovered,
+    )
+
+
+def explain_key(
+    world: World,
+    group_id: str,
+    *,
+    place: TopicPartition,
+    partition_counts: Mapping[str, int],
+) -> str:
+    """Return, in a sentence, the member for a partition, and why.
+
+    Raises:
+        ClaimRejected: No live member wants it.
+    """
+    view = view_plan(world, group_id, partition_counts=partition_counts)
+    reading = _reading(world, group_id, partition_counts)
+    situation = situation_of(reading, reading.members())
+    known = {row.key: row for row in situation.given.keys}
+    found = next((each for each in view.keys if each.key == place), None)
+    if found is not None and found.state == OPEN:
+        have = found.holder or "nobody"
+        return (
+            f"{place} is to go from {have} to {found.planned}, by generation "
+            f"{view.generation} of {view.author}"
+        )
+    key = Key(group_id, *place)
+    state = reading.worlds[reading.partition_of(key)]
+    note, now_ms = state.soft.notes.get(key), reading.now_ms(state.partition)
+    if is_reserved(state.keys.get(key), note, now_ms=now_ms, grace_ms=reading.grace_ms):
+        who = "its owner" if note is None else note.client_id
+        return f"{place} waits for {who}, which restarts"
+    if place not in known:
+        raise ClaimRejected(
+            f"{place} is no partition that a live member of group {group_id} wants; "
+            f"see: marshal groups describe {group_id}",
+            reason="unknown_key",
+        )
+    holder = situation.holders[place]
+    to = plan(situation.given).owners.get(place)
+    if to is None:
+        why = next(each.reason for each in view.uncovered if each.key == place)
+        return f"{place} is left to nobody: {why}"
+    if to == holder:
+        return f"{place} stays with {to}: no move would improve the balance"
+    return f"{place} would go from {holder or 'nobody'} to {to} by the next plan"
+
+
+@attrs.frozen(kw_only=True)
+class Verification:
+    """Whether a Plan is what its input gives.
+
+    Attributes:
+        outcome: ``same``; ``plan_diverged``: the same input gives another result;
+            ``unknown``: this reader has not the input that the planner had.
+        generation: Generation of the Plan.
+        author: Its writer.
+        differences: Partitions with another member, the planned and the computed one.
+    """
+
+    outcome: str
+    generation: int
+    author: str
+    differences: Mapping[TopicPartition, tuple[str | None, str | None]]
+
+
+def verify_plan(
+    world: World, group_id: str, *, past: Callable[[Mapping[int, int]], World]
+) -> Verification:
+    """Compute the last Plan of a group again, from the log up to its vector.
+
+    Args:
+        world: A view of now.
+        group_id: The group.
+        past: Returns the world with members as of an offset of each coordinating
+            partition.
+
+    Raises:
+        ClaimRejected: There is no whole Plan to verify.
+        LogUnreadable: The log does not reach back so far.
+    """
+    now = _reading(world, group_id, {})
+    found = now.worlds[now.home].soft.plans.get(group_id)
+    if found is None or not found.is_whole:
+        raise ClaimRejected(
+            f"the log shows no whole plan of group {group_id}; see: marshal plan show "
+            f"{group_id}",
+            reason="unknown_plan",
+        )
+    standing, last = standing_of(found), found.records[-1]
+    before = past({t: at - 1 for t, (at, _) in enumerate(standing.vector)})
+    before.require_known()
+    if len(before.partitions) != len(standing.vector):
+        raise LogUnreadable("the plan names other coordinating partitions than exist")
+    reading = attrs.evolve(
+        _reading(before, group_id, standing.counts),
+        elapsed_ms=tuple(elapsed for _, elapsed in standing.vector),
+    )
+    situation = situation_of(reading, reading.members())
+    computed = situation.entries(plan(situation.given))
+    differences = {
+        place: (standing.entries.get(place), computed.get(place))
+        for place in sorted({*standing.entries, *computed})
+        if standing.entries.get(place) != computed.get(place)
+    }
+    outcome = SAME
+    if digest_of(situation.given) != last.input_digest:
+        outcome, differences = UNKNOWN, {}
+    elif differences:
+        outcome = DIVERGED
+    return Verification(
+        outcome=outcome,
+        generation=found.generation,
+        author=last.client_id,
+        differences=differences,
+    )
+
+
+def _reading(
+    world: World, group_id: str, partition_counts: Mapping[str, int]
+) -> Reading:
+    return Reading(
+        group_id=group_id,
+        worlds=world.partitions,
+        elapsed_ms=tuple(world.elapsed_ms(each.partition) for each in world.partitions),
+        counts=partition_counts,
+        partition_of=world.partition_of,
+    )
+
+
+def _keys(reading: Reading, note: PlanNote | None) -> tuple[PlannedKey, ...]:
+    standing = standing_of(note)
+    if len(standing.vector) != len(reading.worlds):
+        return ()
+    rows = []
+    for place, name in sorted(standing.entries.items()):
+        key = Key(reading.group_id, *place)
+        partition = reading.partition_of(key)
+        known = reading.worlds[partition].keys.get(key)
+        owner = None if known is None else known.owner
+        holder = None if owner is None else owner.client_id
+        state = DONE if holder == name else VOID
+        if is_valid_for(known, standing.vector[partition][0]):
+            state = OPEN
+        rows.append(PlannedKey(key=place, holder=holder, planned=name, state=state))
+    return tuple(rows)
+
+
+def _members(
+    situation: Situation, keys: tuple[PlannedKey, ...]
+) -> tuple[MemberPlan, ...]:
+    held = Counter(situation.holders.values())
+    still_open = [each for each in keys if each.state == OPEN]
+    gains = Counter(each.planned for each in still_open)
+    losses = Counter(situation.holders.get(each.key) for each in still_open)
+    return tuple(
+        MemberPlan(
+            client_id=each.name,
+            host=each.host,
+            rack=each.rack,
+            limit=each.limit,
+            held=held[each.name],
+            gains=gains[each.name],
+            losses=losses[each.name],
+        )
+        for each in situation.given.members
+    )

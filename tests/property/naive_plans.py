@@ -1,0 +1,27 @@
+"""The part of the twin that counts plans, also from the text alone (9.2, 4.9)."""
+
+from naive_pauses import Refused
+
+
+class Plans:
+    """Folds Plans into ``plans``; the rest of the world is the twin's."""
+
+    def Plan(self, _entry, data, _key):  # noqa: N802 - 9.2
+        group = data["group_id"]
+        if not self.is_home(group):
+            raise Refused("wrong_partition")
+        generation, _ = self.plans.get(group, (0, None))
+        if data["follows"] != generation:
+            raise Refused("plan_overtaken")
+        if self.is_group_too_many(group):
+            raise Refused("limits")
+        self.plans[group] = (generation + 1, self.c)
+        return "planned", None
+
+    def drop_plans(self):  # 4.9
+        if self.config is None:
+            return
+        for group, (_, planned) in list(self.plans.items()):
+            is_old = self.c - planned > self.limit("forget_ms")
+            if is_old and group not in self.groups_without_plans():
+                del self.plans[group]

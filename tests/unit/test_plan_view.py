@@ -1,0 +1,194 @@
+"""What a Plan names, what became of it, and whether it repeats."""
+
+import pytest
+from logkit import H, Log, claim, member, planned, release, settings
+
+from kafka_marshal import Key, World
+from kafka_marshal.errors import ClaimRejected, LogUnreadable
+from kafka_marshal.plan_view import explain_key, verify_plan, view_plan
+from kafka_marshal.protocol.group_plan import plan
+from kafka_marshal.protocol.plans import Reading, digest_of, situation_of, slices_of
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.types import TopicPartition
+
+FAR = 2**62
+COUNTS = {"t": 4}
+
+
+def named(number):
+    return Key("g", "t", number)
+
+
+def place(number):
+    return TopicPartition("t", number)
+
+
+@pytest.fixture
+def log():
+    """Members a and b; a has three of four partitions, one is free."""
+    log = Log(cluster_id="cluster", level=2)
+    log.append(settings(policy="planner"))
+    for name in "ab":
+        log.append(member(name, capacity=0, labels={"rack": f"r-{name}"}))
+    for number in range(3):
+        log.append(claim("a", key=named(number)))
+    return log
+
+
+def view_of(log, elapsed_ms=0):
+    return World([log.state], {0: elapsed_ms}, cluster_id="cluster", read_at_ms=5)
+
+
+def seen(log):
+    return view_plan(view_of(log), "g", partition_counts=COUNTS)
+
+
+def state_of(log, number):
+    return {each.key.partition: each.state for each in seen(log).keys}[number]
+
+
+def test_a_group_without_a_plan(log):
+    view = seen(log)
+    assert (view.policy, view.generation, view.is_known) == ("planner", 0, False)
+    assert (view.author, view.offset, view.keys) == (None, None, ())
+    held = [(each.client_id, each.held) for each in view.members]
+    assert held == [("a", 3), ("b", 0)]
+
+
+def test_what_is_open_counts_for_members(log):
+    log.append(planned(0, ("b", 0, (2, 3)), client="a", vector=((FAR, 0),)))
+    view = seen(log)
+    assert (view.generation, view.author, view.is_known) == (1, "a", True)
+    assert view.offset == log.state.next_offset - 1
+    rows = [
+        (each.client_id, each.planned, each.gains, each.losses, each.rack)
+        for each in view.members
+    ]
+    assert rows == [("a", 2, 0, 1, "r-a"), ("b", 2, 2, 0, "r-b")]
+    keys = [(each.key.partition, each.holder) for each in view.keys]
+    assert keys == [(2, "a"), (3, None)]
+
+
+def test_entries_are_done_or_void_after_a_claim(log):
+    at = log.state.next_offset
+    log.append(planned(0, ("b", 0, (2, 3)), vector=((at, 0),)))
+    assert (state_of(log, 2), state_of(log, 3)) == ("open", "open")
+    log.append(claim("b", key=named(3)))
+    assert state_of(log, 3) == "done"
+    log.append(release(log.state.keys[named(2)].epoch, key=named(2), client="a"))
+    log.append(claim("a", key=named(2)))
+    assert state_of(log, 2) == "void"
+
+
+def test_a_plan_of_other_coordinating_partitions_has_no_entries(log):
+    log.append(planned(0, ("b", 0, (2,)), vector=((FAR, 0), (FAR, 0))))
+    assert seen(log).keys == ()
+
+
+def test_what_nobody_can_have_is_named(log):
+    log.append(member("a", seq=1, capacity=3))
+    log.append(member("b", seq=1, topics=()))
+    (row,) = seen(log).uncovered
+    assert (row.key, row.reason) == (place(3), "limits")
+
+
+def why(log, number):
+    world, at = view_of(log), place(number)
+    return explain_key(world, "g", place=at, partition_counts=COUNTS)
+
+
+def test_each_partition_is_explained(log):
+    assert why(log, 0) == "t-0 stays with a: no move would improve the balance"
+    assert why(log, 3) == "t-3 would go from nobody to b by the next plan"
+    log.append(planned(0, ("b", 0, (2,)), client="a", vector=((FAR, 0),)))
+    assert why(log, 2) == "t-2 is to go from a to b, by generation 1 of a"
+    log.append(member("a", seq=1, capacity=3))
+    log.append(member("b", seq=1, topics=()))
+    assert why(log, 3) == "t-3 is left to nobody: limits"
+    with pytest.raises(ClaimRejected, match="no partition that a live member"):
+        why(log, 9)
+
+
+def test_a_partition_that_waits_is_explained(log):
+    epoch = log.state.keys[named(0)].epoch
+    log.append(release(epoch, key=named(0), client="a", reason="restart"))
+    log.append(member("a", seq=1, draining=True))
+    assert why(log, 0) == "t-0 waits for a, which restarts"
+
+
+# --- verify
+
+
+def write_plan(log, *, change=lambda entries: entries, digest=None):
+    """Append the Plan that a planner writes now."""
+    reading = Reading(
+        group_id="g",
+        worlds=(log.state,),
+        elapsed_ms=(7,),
+        counts=COUNTS,
+        partition_of=lambda _: 0,
+    )
+    situation = situation_of(reading, reading.members())
+    entries = change(situation.entries(plan(situation.given)))
+    (one,) = slices_of(situation.counts, entries, coordinators=1)
+    moves = [(each.client_id, *keys) for each in one.moves for keys in each.keys]
+    record = planned(
+        log.state.plan_generation("g"),
+        *moves,
+        client="a",
+        topics=[(each.topic, each.partition_total) for each in one.topics],
+        vector=reading.vector,
+        digest=digest or digest_of(situation.given),
+    )
+    assert log.outcome_of(record) == "planned"
+
+
+def verified(log):
+    def past(offsets):
+        state = WorldState(0)
+        for entry in log.entries:
+            if entry.offset <= offsets[0]:
+                apply(state, entry)
+        return World([state], {}, is_past=True)
+
+    return verify_plan(view_of(log), "g", past=past)
+
+
+def test_a_plan_repeats(log):
+    write_plan(log)
+    found = verified(log)
+    assert (found.outcome, found.author, found.differences) == ("same", "a", {})
+
+
+def test_a_later_plan_repeats_with_what_the_one_before_names(log):
+    write_plan(log)
+    log.append(member("c", capacity=0), after=H // 2)
+    write_plan(log)
+    assert (verified(log).outcome, verified(log).generation) == ("same", 2)
+
+
+def test_a_plan_that_its_input_does_not_give_has_diverged(log):
+    write_plan(log, change=lambda entries: {**entries, place(0): "b"})
+    found = verified(log)
+    assert found.outcome == "plan_diverged"
+    assert found.differences == {place(0): ("b", None)}
+
+
+def test_of_another_input_nothing_is_known(log):
+    write_plan(log, digest=b"d" * 16)
+    assert verified(log).outcome == "unknown"
+
+
+def test_without_a_whole_plan_there_is_nothing_to_verify(log):
+    with pytest.raises(ClaimRejected, match="no whole plan"):
+        verified(log)
+    log.append(planned(0, count=2))
+    with pytest.raises(ClaimRejected, match="no whole plan"):
+        verified(log)
+
+
+def test_a_vector_of_other_coordinating_partitions_is_not_verified(log):
+    log.append(planned(0, vector=((3, 0), (3, 0))))
+    with pytest.raises(LogUnreadable, match="other coordinating partitions"):
+        verified(log)
