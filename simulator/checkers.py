@@ -385,7 +385,7 @@ class HandOuts:
 
     def _keep_processed(self, key: Key, token: Token, known: KeyState) -> None:
         topic = self._judge.keys[key].topic(token)
-        self.processed[key, known.topic_id] = set(topic.processed)
+        self.processed[key, known.topic_id] = {*range(topic.base), *topic.processed}
 
     def _on_set(self, key: Key, known: KeyState) -> None:
         """An admin set a position: below it nothing is left to do, above it all is."""

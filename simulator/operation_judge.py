@@ -274,6 +274,8 @@ class OperationJudge:
         topic.undone |= above
         topic.processed = set(range(to)) | (topic.processed - above)
         topic.position = known.starts[token] = to
+        # All from there on is asked for again, also what a set position left out.
+        topic.base = min(topic.base, to)
         if operation.renews:
             self._renew(known, operation)
 

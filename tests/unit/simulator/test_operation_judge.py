@@ -449,3 +449,17 @@ def test_a_position_is_set_in_one_topic():
         op("beat", "b", TWO, 2),
     ]
     assert check(history, delivery=ALO, ends={KEY: (0, 2)}).findings == ()
+
+
+def test_a_seek_asks_for_what_a_set_position_left_out():
+    history = [
+        op("set", "admin", None, 4),
+        op("claim", "a", ONE),
+        *handled("a", ONE, 4, 5),
+    ]
+    ends = {KEY: (0, 6)}
+    assert invariants(history, ends=ends) == []
+    back = [op("seek", "a", ONE, 2, outcome="invoke"), op("seek", "a", ONE, 2)]
+    back.append(op("sought", "a", ONE, 2))
+    assert invariants([*history, *back], ends=ends) == ["6.1"]
+    assert invariants([*history, *back, *handled("a", ONE, 2, 5)], ends=ends) == []
