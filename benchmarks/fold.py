@@ -128,9 +128,11 @@ def claimed(clients: int, keys_each: int) -> tuple[Log, list[list[tuple[int, int
     return log, held
 
 
-def heartbeats(records: int) -> tuple[list[LogEntry], list[LogEntry]]:
+def heartbeats(
+    records: int, *, clients: int = CLIENTS, keys_each: int = KEYS_PER_CLIENT
+) -> tuple[list[LogEntry], list[LogEntry]]:
     """Return the claims of a fleet and so many full Heartbeats of it."""
-    log, held = claimed(CLIENTS, KEYS_PER_CLIENT)
+    log, held = claimed(clients, keys_each)
     keys = [(c, *key) for c, mine in enumerate(held) for key in mine]
     claims = len(log.entries)
     for number in range(records):

@@ -4,11 +4,12 @@
 #include "native.h"
 
 /* Equal to that of ``kafka_marshal/native.py``: other builds are not used. */
-#define REVISION 1
+#define REVISION 2
 
 static PyMethodDef METHODS[] = {
     {"fold_beats", (PyCFunction)(void (*)(void))fold_beats,
      METH_VARARGS | METH_KEYWORDS, NULL},
+    {"to_columns", to_columns, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

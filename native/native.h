@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 PyObject *fold_beats(PyObject *module, PyObject *args, PyObject *named);
+PyObject *to_columns(PyObject *module, PyObject *args);
 int init_beats(void); /* before the first call; -1 on an error */
 
 #endif

@@ -3,6 +3,9 @@
 One loop follows the lengths of records to find where each starts. Everything else is
 arithmetic on whole arrays, and Arrow copies keys and values once. The format is message
 format 2, the only one that brokers still write.
+
+``native/columns.c`` does the same, where it was compiled. Here is the rule:
+the native function leaves headers and all that is malformed to this module.
 """
 
 import gzip
@@ -13,7 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import attrs
 from kafka.errors import CorruptRecordError
 
-from kafka_marshal.protocol.types import OffsetRange
+from kafka_marshal.native import compiled
+from kafka_marshal.protocol.types import OFFSET_MAX, OffsetRange
 
 if TYPE_CHECKING:
     import numpy as np
@@ -137,6 +141,40 @@ def to_columns(
     Raises:
         CorruptRecordError: A record is malformed.
     """
+    if compiled is not None and not with_headers and span.end <= OFFSET_MAX:
+        found = compiled.to_columns(batches, span.first, span.end)
+        if found is not None:
+            return _to_slice(*found) if found[0] else None
+    return _to_columns(batches, span, with_headers=with_headers)
+
+
+def _to_slice(count: int, *buffers: Any) -> Slice:
+    """Return a slice of the buffers that the native function has filled."""
+    import numpy as np
+    import pyarrow as pa
+
+    def binary_column(parts: tuple[int, Any, Any, Any] | None) -> pa.Array:
+        if parts is None:
+            return pa.nulls(count, pa.binary())
+        nulls, *found = parts
+        made = [None if each is None else pa.py_buffer(each) for each in found]
+        return pa.Array.from_buffers(pa.binary(), count, made, nulls)
+
+    offsets, times_ms, kinds, keys, values = buffers
+    return Slice(
+        offsets=np.frombuffer(offsets, np.int64),
+        times_ms=np.frombuffer(times_ms, np.int64),
+        kinds=np.frombuffer(kinds, np.int32),
+        keys=binary_column(keys),
+        values=binary_column(values),
+        headers=None,
+    )
+
+
+def _to_columns(
+    batches: Sequence[Batch], span: OffsetRange, *, with_headers: bool
+) -> Slice | None:
+    """Return what ``to_columns`` returns, in Python."""
     import numpy as np
 
     # One buffer, so that one array of indices covers every record.

@@ -5,16 +5,14 @@ import struct
 import attrs
 import pyarrow as pa
 import pytest
-from batchkit import BadText, new_batch
+from batchkit import BadText, built, taken
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.errors import CorruptRecordError
-from kafka.record.default_records import DefaultRecordBatch
 
-from kafka_marshal.kafka_io.columns import Batch, decompress, to_columns
+from kafka_marshal.kafka_io.columns import decompress, to_columns
 from kafka_marshal.protocol.types import OffsetRange
 
-HEADER = DefaultRecordBatch.HEADER_STRUCT.size
 FAR = 2**62
 DATA = b"some bytes, some bytes and some more bytes; " * 20
 parts = st.none() | st.binary(max_size=200)
@@ -24,27 +22,6 @@ rows = st.tuples(
     parts,
     st.lists(st.tuples(st.text(max_size=5), parts), max_size=2),
 )
-
-
-def built(records, *, base=0):
-    """Return the batch of some records, as kafka-python writes and reads it."""
-    builder = new_batch()
-    for at, (time_ms, key, value, headers) in records:
-        builder.append(at, timestamp=time_ms, key=key, value=value, headers=headers)
-    made = bytearray(builder.build())
-    struct.pack_into(">q", made, 0, base)
-    return DefaultRecordBatch(made)
-
-
-def taken(batch, *, append_ms=None):
-    data = bytes(batch._buffer)[HEADER:]
-    return Batch(
-        base=batch.base_offset,
-        size=batch.records_count,
-        first_ms=batch.first_timestamp,
-        append_ms=append_ms,
-        data=data,
-    )
 
 
 def listed(found):

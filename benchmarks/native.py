@@ -1,0 +1,149 @@
+"""How much faster native functions are than those in Python that they repeat.
+
+Both get the same input in turns, and are timed by the thread's CPU time: runs of
+heartbeats are folded, and record batches become columns. Beside the columns,
+kafka-python makes its records of the same batches. Where nothing was compiled, only
+Python is measured.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+from fold import T, cpu_s, heartbeats
+from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+from support import alternate, arguments, document, figure, ratios, write_document
+
+from kafka_marshal.kafka_io import columns
+from kafka_marshal.kafka_io.columns import Batch, to_columns
+from kafka_marshal.native import compiled
+from kafka_marshal.protocol import fold_beats
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.types import OFFSET_MAX, LogEntry, OffsetRange
+
+HEADER_BYTES = DefaultRecordBatch.HEADER_STRUCT.size
+BATCH_RECORDS = 500
+CLIENTS = (10, 100)
+KEYS_EACH = 10
+RUN = 5_000  # entries of a poll
+SIZES = (100, 1_000)
+Side = Callable[[], float]
+
+
+def folding(begun: WorldState, beats: Sequence[LogEntry], *, is_native: bool) -> float:
+    """Fold heartbeats in runs as long as those of a poll."""
+    state = deepcopy(begun)
+    runs = [beats[at : at + RUN] for at in range(0, len(beats), RUN)]
+
+    def fold() -> None:
+        for run in runs:
+            assert fold_beats.fold_beats(state, run, start=0) == len(run)
+
+    with patch.object(fold_beats, "compiled", compiled if is_native else None):
+        return cpu_s(fold)
+
+
+def written(size: int, count: int) -> bytearray:
+    """Return one record batch."""
+    builder = DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=0,
+        is_transactional=False,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        batch_size=10**9,
+    )
+    for at in range(count):
+        key = b"key-%08d" % at
+        builder.append(at, timestamp=at, key=key, value=bytes(size), headers=[])
+    found: bytearray = builder.build()
+    return found
+
+
+def decoding(batches: Sequence[Batch], *, is_native: bool) -> float:
+    """Make columns of batches, in slices of about a megabyte."""
+    size = max(1, 2**20 // len(batches[0].data))
+    groups = [batches[at : at + size] for at in range(0, len(batches), size)]
+    span = OffsetRange(0, OFFSET_MAX)
+
+    def decode() -> None:
+        for group in groups:
+            assert to_columns(group, span, with_headers=False) is not None
+
+    with patch.object(columns, "compiled", compiled if is_native else None):
+        return cpu_s(decode)
+
+
+def parsing(whole: bytearray, count: int) -> float:
+    """Make kafka-python's records, as often as there are batches."""
+
+    def parse() -> None:
+        for _ in range(count):
+            for record in DefaultRecordBatch(whole):
+                assert record.value
+
+    return cpu_s(parse)
+
+
+def compared(
+    what: str, count: int, sides: dict[str, Side], rounds: int
+) -> Iterator[dict[str, Any]]:
+    """Run the sides; yield the rate of each, and how many times Python's it is."""
+    took = alternate(sides, rounds)
+    for name in sides:
+        rates = [count / seconds for seconds in took[name]]
+        yield figure(f"{what}: {name}", "records/s", rates)
+    for name in sides:
+        if name != "Python":
+            times = ratios(took["Python"], took[name])
+            yield figure(f"{what}: {name}, of Python", "ratio", times)
+
+
+def both(work: Callable[..., float]) -> dict[str, Side]:
+    """Return the sides of a function."""
+    sides = {"Python": partial(work, is_native=False)}
+    if compiled is not None:
+        sides["native"] = partial(work, is_native=True)
+    return sides
+
+
+def measure(records: int, rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield all figures."""
+    for clients in CLIENTS:
+        claims, beats = heartbeats(records, clients=clients, keys_each=KEYS_EACH)
+        begun = WorldState(T)
+        for entry in claims:
+            apply(begun, entry)
+        what = f"fold heartbeats of {clients * KEYS_EACH} keys"
+        yield from compared(what, records, both(partial(folding, begun, beats)), rounds)
+    for size in SIZES:
+        whole = written(size, BATCH_RECORDS)
+        data = bytes(whole)[HEADER_BYTES:]
+        batches = [
+            Batch(base=base, size=BATCH_RECORDS, first_ms=0, append_ms=None, data=data)
+            for base in range(0, records, BATCH_RECORDS)
+        ]
+        sides = both(partial(decoding, batches))
+        sides["kafka-python's records"] = partial(parsing, whole, len(batches))
+        yield from compared(f"columns of {size} bytes", records, sides, rounds)
+
+
+def main() -> None:
+    """Run the benchmark and print its document."""
+    options = arguments(__doc__ or "").parse_args()
+    rounds = options.rounds or (2 if options.quick else 5)
+    records = 5_000 if options.quick else 200_000
+    settings = {"rounds": rounds, "records": records, "batch_records": BATCH_RECORDS}
+    figures = list(measure(records, rounds))
+    write_document(
+        document("native", figures, settings=settings, is_quick=options.quick),
+        options.out,
+    )
+
+
+if __name__ == "__main__":
+    main()

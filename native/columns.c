@@ -1,0 +1,252 @@
+/* The function ``to_columns`` of ``kafka_io/columns.py``: one pass counts, one copies.
+ *
+ * It reads well-formed records only, and returns None for anything else: Python is the
+ * rule, and raises the errors.
+ */
+
+#include "native.h"
+
+#include <string.h>
+
+#define DATA_BYTES_MAX INT32_MAX
+
+/* Results: read, left to Python, and failed with an exception. */
+enum { LEFT = 0, READ = 1, FAILED = -1 };
+
+typedef struct {
+    const unsigned char *at, *end;
+} Reader;
+
+/* Read a signed varint of at most 64 bits; 0 if there is none. */
+static int read_varint(Reader *in, int64_t *found) {
+    uint64_t number = 0;
+    for (int shift = 0; shift < 64; shift += 7) {
+        if (in->at >= in->end) return 0;
+        unsigned char byte = *in->at++;
+        if (shift == 63 && byte > 1) return 0;
+        number |= (uint64_t)(byte & 127) << shift;
+        if (byte < 128) {
+            *found = (int64_t)(number >> 1 ^ (0 - (number & 1)));
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* As a sum of NumPy's: it wraps around. */
+static int64_t add(int64_t a, int64_t b) {
+    return (int64_t)((uint64_t)a + (uint64_t)b);
+}
+
+/* A column of bytes, in the buffers of Arrow. */
+typedef struct {
+    PyObject *validity, *edges, *data;
+    unsigned char *is_valid, *bytes;
+    int32_t *ends;
+    Py_ssize_t size, size_max, null_count;
+} Column;
+
+static void *new_buffer(PyObject **buffer, Py_ssize_t size) {
+    *buffer = PyBytes_FromStringAndSize(NULL, size);
+    return *buffer == NULL ? NULL : PyBytes_AsString(*buffer);
+}
+
+/* Make the buffers for what a first pass counted. */
+static int begin_column(Column *column, Py_ssize_t count) {
+    Py_ssize_t bits = (count + 7) / 8;
+    column->is_valid = new_buffer(&column->validity, bits);
+    column->ends = new_buffer(&column->edges, (count + 1) * 4);
+    column->bytes = new_buffer(&column->data, column->size);
+    if (!column->is_valid || !column->ends || !column->bytes) return FAILED;
+    memset(column->is_valid, 0, (size_t)bits);
+    column->ends[0] = 0;
+    column->size_max = column->size;
+    column->size = column->null_count = 0;
+    return READ;
+}
+
+static void drop_column(Column *column) {
+    Py_CLEAR(column->validity);
+    Py_CLEAR(column->edges);
+    Py_CLEAR(column->data);
+}
+
+/* Read the bytes of a record's key or value; count them, or copy them if there are
+ * buffers. */
+static int read_part(Reader *in, Column *column, Py_ssize_t index, int is_wanted) {
+    int64_t size;
+    if (!read_varint(in, &size) || size < -1) return 0;
+    if (size > in->end - in->at) return 0;
+    const unsigned char *from = in->at;
+    if (size > 0) in->at += size;
+    if (!is_wanted) return 1;
+    if (size < 0) {
+        column->null_count++;
+    } else {
+        if (column->bytes != NULL) {
+            if (size > column->size_max - column->size) return 0;
+            memcpy(column->bytes + column->size, from, (size_t)size);
+            column->is_valid[index / 8] |= (unsigned char)(1 << index % 8);
+        }
+        column->size += (Py_ssize_t)size;
+    }
+    if (column->ends != NULL) column->ends[index + 1] = (int32_t)column->size;
+    return 1;
+}
+
+/* Return a tuple of the buffers, or None if every element is null. */
+static PyObject *end_column(const Column *column, Py_ssize_t count) {
+    if (column->null_count == count) Py_RETURN_NONE;
+    return Py_BuildValue("nOOO", column->null_count,
+                         column->null_count ? column->validity : Py_None,
+                         column->edges, column->data);
+}
+
+typedef struct {
+    int64_t base, size, first_ms, append_ms;
+    int is_appended;
+    Py_buffer data;
+} Batch;
+
+typedef struct {
+    PyObject *offsets, *times, *kinds;
+    int64_t *offset, *time_ms;
+    int32_t *kind;
+    Column keys, values;
+    Py_ssize_t count, count_max;
+    int64_t first, end, last; /* wanted: [first, end); last: the offset before */
+} Columns;
+
+/* Count the wanted records of a batch, or copy them if there are buffers. */
+static int read_batch(const Batch *batch, Columns *columns) {
+    Reader in = {batch->data.buf, (unsigned char *)batch->data.buf + batch->data.len};
+    for (int64_t i = 0; i < batch->size; i++) {
+        int64_t size, delta_ms, delta;
+        if (!read_varint(&in, &size) || size < 1 || size > in.end - in.at) return LEFT;
+        Reader record = {in.at + 1, in.at + size}; /* skip the attributes */
+        in.at += size;
+        if (!read_varint(&record, &delta_ms) || !read_varint(&record, &delta))
+            return LEFT;
+        int64_t offset = add(batch->base, delta);
+        if (offset < 0 || offset <= columns->last) return LEFT;
+        columns->last = offset;
+        int is_wanted = columns->first <= offset && offset < columns->end;
+        Py_ssize_t at = columns->count;
+        if (is_wanted && at >= columns->count_max) return LEFT;
+        if (!read_part(&record, &columns->keys, at, is_wanted) ||
+            !read_part(&record, &columns->values, at, is_wanted))
+            return LEFT;
+        if (record.at == record.end) return LEFT; /* no number of headers */
+        if (!is_wanted) continue;
+        columns->count++;
+        if (columns->offset == NULL) continue;
+        columns->offset[at] = offset;
+        columns->time_ms[at] =
+            batch->is_appended ? batch->append_ms : add(batch->first_ms, delta_ms);
+        columns->kind[at] = batch->is_appended;
+    }
+    return in.at == in.end ? READ : LEFT;
+}
+
+/* Read a number of a batch; LEFT if it has more than 64 bits. */
+static int read_number(PyObject *batch, const char *name, int64_t *found,
+                       int *is_none) {
+    PyObject *value = PyObject_GetAttrString(batch, name);
+    if (value == NULL) return FAILED;
+    if (is_none != NULL) *is_none = value == Py_None;
+    int overflows = 0;
+    *found = 0;
+    if (is_none == NULL || !*is_none)
+        *found = PyLong_AsLongLongAndOverflow(value, &overflows);
+    Py_DECREF(value);
+    if (overflows) return LEFT;
+    return *found == -1 && PyErr_Occurred() ? FAILED : READ;
+}
+
+/* Open a batch; its buffer is to be released if the result is READ. */
+static int open_batch(PyObject *object, Batch *batch) {
+    int is_created, result = read_number(object, "base", &batch->base, NULL);
+    if (result == READ) result = read_number(object, "size", &batch->size, NULL);
+    if (result == READ) result = read_number(object, "first_ms", &batch->first_ms, NULL);
+    if (result == READ)
+        result = read_number(object, "append_ms", &batch->append_ms, &is_created);
+    if (result != READ) return result;
+    batch->is_appended = !is_created;
+    PyObject *data = PyObject_GetAttrString(object, "data");
+    if (data == NULL) return FAILED;
+    result = PyObject_GetBuffer(data, &batch->data, PyBUF_SIMPLE) < 0 ? FAILED : READ;
+    Py_DECREF(data);
+    return result;
+}
+
+static int read_batches(const Batch *batches, Py_ssize_t count, Columns *columns) {
+    columns->count = 0;
+    columns->last = -1;
+    int result = READ;
+    for (Py_ssize_t i = 0; i < count && result == READ; i++)
+        result = read_batch(&batches[i], columns);
+    return result;
+}
+
+static int make_columns(const Batch *batches, Py_ssize_t count, Columns *columns,
+                        PyObject **made) {
+    int64_t bytes = 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        bytes += batches[i].data.len;
+        if (batches[i].base < 0 || batches[i].size < 0) return LEFT;
+    }
+    if (bytes > DATA_BYTES_MAX) return LEFT;
+    columns->count_max = PY_SSIZE_T_MAX;
+    int result = read_batches(batches, count, columns);
+    if (result != READ) return result;
+    Py_ssize_t found = columns->count_max = columns->count;
+    columns->offset = new_buffer(&columns->offsets, found * 8);
+    columns->time_ms = new_buffer(&columns->times, found * 8);
+    columns->kind = new_buffer(&columns->kinds, found * 4);
+    if (!columns->offset || !columns->time_ms || !columns->kind ||
+        begin_column(&columns->keys, found) < 0 ||
+        begin_column(&columns->values, found) < 0)
+        return FAILED;
+    result = read_batches(batches, count, columns);
+    if (result != READ || columns->count != found) return LEFT;
+    PyObject *keys = end_column(&columns->keys, found);
+    PyObject *values = end_column(&columns->values, found);
+    if (keys != NULL && values != NULL)
+        *made = Py_BuildValue("nOOOOO", found, columns->offsets, columns->times,
+                              columns->kinds, keys, values);
+    Py_XDECREF(keys);
+    Py_XDECREF(values);
+    return *made == NULL ? FAILED : READ;
+}
+
+PyObject *to_columns(PyObject *module, PyObject *args) {
+    PyObject *objects, *made = NULL;
+    long long first, end;
+    Columns columns = {0};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OLL:to_columns", &objects, &first, &end)) return NULL;
+    Py_ssize_t count = PySequence_Size(objects), opened = 0;
+    if (count < 0) return NULL;
+    Batch *batches = PyMem_Calloc((size_t)count + 1, sizeof(Batch));
+    if (batches == NULL) return PyErr_NoMemory();
+    int result = READ;
+    while (result == READ && opened < count) {
+        PyObject *object = PySequence_GetItem(objects, opened);
+        result = object == NULL ? FAILED : open_batch(object, &batches[opened]);
+        Py_XDECREF(object);
+        if (result == READ) opened++;
+    }
+    columns.first = first;
+    columns.end = end;
+    if (result == READ) result = make_columns(batches, count, &columns, &made);
+    while (opened > 0) PyBuffer_Release(&batches[--opened].data);
+    PyMem_Free(batches);
+    Py_XDECREF(columns.offsets);
+    Py_XDECREF(columns.times);
+    Py_XDECREF(columns.kinds);
+    drop_column(&columns.keys);
+    drop_column(&columns.values);
+    if (result == FAILED) return NULL;
+    if (result == READ) return made;
+    Py_RETURN_NONE;
+}
