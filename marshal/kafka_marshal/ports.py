@@ -291,10 +291,10 @@ class Records(Sequence[Record]):
 
     Accessing one index twice gives two equal objects. A slice shares the sources; a
     record does not keep the sequence alive. Making a record takes about as long as
-    fetching it, and whoever needs single fields needs none.
+    fetching it; columns of single fields need none.
 
     Args:
-        sources: Records of the client library.
+        sources: Records of the client library; owned by this sequence from now on.
         token: Token of the claim, for each record.
         kind: Makes ``Record`` objects from sources.
     """
@@ -302,14 +302,14 @@ class Records(Sequence[Record]):
     __slots__ = ("_kind", "_sources", "_token")
 
     def __init__(
-        self, sources: Sequence[Any], *, token: Token | None, kind: SourceKind
+        self, sources: list[Any], *, token: Token | None, kind: SourceKind
     ) -> None:
         self._sources = sources
         self._token = token
         self._kind = kind
 
     @property
-    def sources(self) -> Sequence[Any]:
+    def sources(self) -> list[Any]:
         """Records of the client library."""
         return self._sources
 
@@ -349,12 +349,25 @@ class Records(Sequence[Record]):
         """Return the index of the first record from ``offset`` on, at least start."""
         return bisect_left(self._sources, offset, start, key=self._kind.offset)
 
-    def joined(self, others: "Records") -> "Records | None":
-        """Return both as one; None if they do not have the same token and kind."""
-        if others._token is not self._token or others._kind is not self._kind:  # noqa: SLF001 - its own class
-            return None
-        sources = [*self._sources, *others.sources]
-        return Records(sources, token=self._token, kind=self._kind)
+    def replace(self, count: int, others: Sequence[Record]) -> bool:
+        """Remove the first records and append others, in place.
+
+        Args:
+            count: How many to remove.
+            others: Records that follow.
+
+        Returns:
+            False, and nothing is changed, if they are not of the same token and kind.
+        """
+        if not isinstance(others, Records) or not self._is_like(others):
+            return False
+        del self._sources[:count]
+        self._sources.extend(others.sources)
+        return True
+
+    def _is_like(self, others: "Records") -> bool:
+        kind, token = others._kind, others._token  # noqa: SLF001 - its own class
+        return kind is self._kind and token is self._token
 
 
 def column_of(records: Sequence[Record], name: str) -> list[Any]:

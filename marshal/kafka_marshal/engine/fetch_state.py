@@ -11,15 +11,6 @@ from kafka_marshal.protocol.types import Token, TokenAfterSeek, TopicPartition
 _offset = attrgetter("offset")
 
 
-def joined(some: Sequence[Record], others: Sequence[Record]) -> Sequence[Record]:
-    """Return records that follow each other as one sequence."""
-    if isinstance(some, Records) and isinstance(others, Records):
-        both = some.joined(others)
-        if both is not None:
-            return both
-    return [*some, *others]
-
-
 class FetchState:
     """A partition that this consumer reads: its holding and its fetched records."""
 
@@ -61,12 +52,18 @@ class FetchState:
 
     def add(self, records: Sequence[Record]) -> None:
         """Append records that follow those fetched before."""
-        if not isinstance(records, Records):
+        if not self.buffered_count:
             # Readers may keep their list, or make a record at each access.
-            records = list(records)
-        if self.buffered_count:
-            records = joined(self.fetched[self.at :], records)
-        self.fetched = records
+            is_lazy = isinstance(records, Records)
+            self.fetched = records if is_lazy else list(records)
+        elif isinstance(self.fetched, list):
+            # In place: a copy would visit each record, most of them not in any cache.
+            del self.fetched[: self.at]
+            self.fetched.extend(records)
+        elif not (
+            isinstance(self.fetched, Records) and self.fetched.replace(self.at, records)
+        ):
+            self.fetched = [*self.fetched[self.at :], *records]
         self.at = 0
 
     def make_all(self) -> None:

@@ -20,9 +20,13 @@ from kafka_marshal.protocol.granting import (
     averaged,
 )
 
-from .fetch_state import FetchState, joined
+from .fetch_state import FetchState
 from .heartbeats import INTERVALS_PER_H
 from .interfaces import ClaimEngine, ClaimSession
+
+# What is fetched ahead is held in memory: so many records, or so many batches.
+RECORDS_AHEAD_MAX = 16_000
+FEW_BATCHES = 4
 
 
 @attrs.define(kw_only=True)
@@ -87,14 +91,17 @@ class GrantPipeline:
             most: Records of a batch.
             batches_max: Batches of a partition that may be at risk.
             fetched_max: Records that may be fetched ahead, of all partitions
-                together; never less than may be at risk of one.
+                together; more if small batches are at risk, or few large ones.
         """
         self._engine = engine
         self._session = session
         self._reader = reader
         self._most = most
-        self._batches_max = batches_max
-        self.fetched_max = max(fetched_max, most * batches_max)
+        few = most * min(batches_max, FEW_BATCHES)
+        ahead = min(most * batches_max, RECORDS_AHEAD_MAX)
+        self.fetched_max = max(fetched_max, few, ahead)
+        # Only fetched records are requested.
+        self._batches_max = min(batches_max, self.fetched_max // most)
         self._clock = engine.context.ports.clock
         self._meters: dict[object, _Meter] = {}
         # All partitions together: average work of a batch, and since when it counts.
@@ -241,7 +248,7 @@ class GrantPipeline:
             end = place.find(grant.last + 1)
             chunk = place.take(min(end - place.at, most - len(records)))
             progress.hand_out(offset_at(chunk, -1))
-            records = joined(records, chunk) if records else chunk
+            records = [*records, *chunk] if records else chunk
         self._measure(place, progress, len(records))
         return records
 
