@@ -562,7 +562,12 @@ def format_and_fill(
 
 
 def fill(
-    servers: str, topic: str, count: int, *, partitions: int, value_bytes: int
+    servers: str,
+    topic: str,
+    count: int,
+    *,
+    partitions: int,
+    value_bytes: int = VALUE_BYTES,
 ) -> None:
     """Write the topic's records, by the fast client."""
     producer = Producer({"bootstrap.servers": servers, "linger.ms": 50})

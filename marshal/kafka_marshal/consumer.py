@@ -26,7 +26,7 @@ from kafka_marshal.errors import (
     ClaimLost,
     InvalidTransition,
 )
-from kafka_marshal.ports import DataReader, LogRange, Record
+from kafka_marshal.ports import DataReader, LogRange, Record, Records
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.types import Token, TopicPartition, seek_count_of
@@ -239,7 +239,7 @@ class Consumer(Closing):
         assert token is not None, "records are fetched under a claim"
         return Batch(
             partition=partition,
-            records=records,
+            records=records if isinstance(records, Records) else tuple(records),
             token=token,
             commit=self._commit_range,
         )
