@@ -1,13 +1,18 @@
 """Batches of records, and what an application commits."""
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple, Protocol, Self
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 import attrs
 import msgspec
 
-from kafka_marshal.ports import Record
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.ports import Record, column_of, offset_at
 from kafka_marshal.protocol.types import Token, TopicPartition, seek_count_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class CommitRange(Protocol):
@@ -24,26 +29,83 @@ class CommitRange(Protocol):
 class Batch:
     """Records of one partition, handed out together under one claim.
 
+    ``records`` makes the records; the columns ``offsets``, ``timestamps_ms``, ``keys``,
+    ``values`` and ``to_arrow`` do not, which takes less than half the time.
+
     Attributes:
         partition: Data partition.
-        records: At least one record, in offset order.
         token: Fencing token of the claim.
     """
 
     partition: TopicPartition
-    records: tuple[Record, ...]
+    _records: Sequence[Record]
     token: Token
     _commit: CommitRange
+
+    def __len__(self) -> int:
+        """Return the number of records, at least 1."""
+        return len(self._records)
+
+    @cached_property
+    def records(self) -> tuple[Record, ...]:
+        """The records, in offset order."""
+        return tuple(self._records)
 
     @property
     def first_offset(self) -> int:
         """Offset of the first record."""
-        return self.records[0].offset
+        return offset_at(self._records, 0)
 
     @property
     def last_offset(self) -> int:
         """Offset of the last record."""
-        return self.records[-1].offset
+        return offset_at(self._records, -1)
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        """Offset of each record; a range if none is missing between them."""
+        first, last = self.first_offset, self.last_offset
+        if last - first == len(self) - 1:
+            # Offsets ascend, so none between these two is missing.
+            return range(first, last + 1)
+        return column_of(self._records, "offset")
+
+    @property
+    def timestamps_ms(self) -> list[int]:
+        """Timestamp of each record, in epoch milliseconds."""
+        return column_of(self._records, "timestamp_ms")
+
+    @property
+    def keys(self) -> list[bytes | None]:
+        """Key of each record."""
+        return column_of(self._records, "key")
+
+    @property
+    def values(self) -> list[bytes | None]:
+        """Value of each record."""
+        return column_of(self._records, "value")
+
+    def to_arrow(self) -> "pa.RecordBatch":
+        """Return columns ``offset``, ``timestamp``, ``key`` and ``value`` of Arrow.
+
+        Raises:
+            ConfigurationError: pyarrow is not installed.
+        """
+        try:
+            import pyarrow as pa
+        except ImportError as error:
+            raise ConfigurationError(
+                "Columns of Arrow need pyarrow: pip install pyarrow",
+                setting="pyarrow",
+            ) from error
+        return pa.record_batch(
+            {
+                "offset": pa.array(self.offsets, pa.int64()),
+                "timestamp": pa.array(self.timestamps_ms, pa.timestamp("ms", "UTC")),
+                "key": pa.array(self.keys, pa.binary()),
+                "value": pa.array(self.values, pa.binary()),
+            }
+        )
 
     def commit(self) -> None:
         """Commit every record of the batch; see ``Consumer.commit``."""

@@ -7,7 +7,7 @@ fetched under a claim that has ended are dropped.
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
 from kafka_marshal.batches import Batch, Committable, CommitToken, runs_of
@@ -26,7 +26,7 @@ from kafka_marshal.errors import (
     ClaimLost,
     InvalidTransition,
 )
-from kafka_marshal.ports import DataReader, LogRange, Record
+from kafka_marshal.ports import DataReader, LogRange, Record, Records
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.types import Token, TopicPartition, seek_count_of
@@ -129,11 +129,11 @@ class Consumer(Closing):
         most = max_records or self._config.max_poll_records
         if most == 1 and (record := self.next_fetched()) is not None:
             return {TopicPartition(record.topic, record.partition): [record]}
-        return self._poll(timeout_ms, most)
+        return _made(self._poll(timeout_ms, most))
 
     def _poll(
         self, timeout_ms: int, most: int, *, partitions_max: int | None = None
-    ) -> dict[TopicPartition, list[Record]]:
+    ) -> dict[TopicPartition, Sequence[Record]]:
         deadline_ms = self._clock.now_ms() + timeout_ms
         hands = self._hands
         hands.take_back()
@@ -173,7 +173,7 @@ class Consumer(Closing):
         self._hands.take_back()
         self._sync()
         most = max_records or self._config.max_poll_records
-        return self._hands.hand_out(most, partitions_max=partitions_max)
+        return _made(self._hands.hand_out(most, partitions_max=partitions_max))
 
     def prefetch(self, timeout_ms: int) -> None:
         """Fetch, or wait for fetches in flight, without handing anything out.
@@ -239,12 +239,12 @@ class Consumer(Closing):
         assert token is not None, "records are fetched under a claim"
         return Batch(
             partition=partition,
-            records=tuple(records),
+            records=records if isinstance(records, Records) else tuple(records),
             token=token,
             commit=self._commit_range,
         )
 
-    def _forever(self, most: int) -> Iterator[tuple[TopicPartition, list[Record]]]:
+    def _forever(self, most: int) -> Iterator[tuple[TopicPartition, Sequence[Record]]]:
         timeout_ms = self._config.consumer_timeout_ms
         since_ms = self._clock.now_ms()
         while not self.is_finished:
@@ -607,3 +607,12 @@ class Consumer(Closing):
 
     def _await(self, is_done: Callable[[], bool], timeout_ms: int) -> None:
         await_news(self._engine, is_done, timeout_ms=timeout_ms)
+
+
+def _made(
+    handed: Mapping[TopicPartition, Sequence[Record]],
+) -> dict[TopicPartition, list[Record]]:
+    return {
+        partition: records if isinstance(records, list) else list(records)
+        for partition, records in handed.items()
+    }

@@ -7,9 +7,10 @@ All timeouts are milliseconds; no call may outlast its timeout by more than a
 scheduling delay.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, overload
 
 import attrs
 import msgspec
@@ -280,6 +281,128 @@ class PlainRecord(Record, msgspec.Struct, frozen=True, gc=False):
 
 
 _fields = attrgetter(*PlainRecord.__struct_fields__)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class SourceKind:
+    """How records, and single fields of them, are made of a client library's records.
+
+    Attributes:
+        make: Makes records of some sources, under a token.
+        offset: Returns the offset of a source; so do the others.
+        timestamp_ms: In epoch milliseconds.
+        key: Key.
+        value: Value.
+    """
+
+    make: Callable[[Sequence[Any], Token | None], Iterator[Record]]
+    offset: Callable[[Any], int]
+    timestamp_ms: Callable[[Any], int]
+    key: Callable[[Any], bytes | None]
+    value: Callable[[Any], bytes | None]
+
+
+class Records(Sequence[Record]):
+    """Records of one partition, in offset order, each made on access.
+
+    Accessing one index twice gives two equal objects. A slice shares the sources; a
+    record does not keep the sequence alive. Making a record takes about as long as
+    fetching it; columns of single fields need none.
+
+    Args:
+        sources: Records of the client library; owned by this sequence from now on.
+        token: Token of the claim, for each record.
+        kind: Makes ``Record`` objects from sources.
+    """
+
+    __slots__ = ("_kind", "_sources", "_token")
+
+    def __init__(
+        self, sources: list[Any], *, token: Token | None, kind: SourceKind
+    ) -> None:
+        self._sources = sources
+        self._token = token
+        self._kind = kind
+
+    @property
+    def sources(self) -> list[Any]:
+        """Records of the client library."""
+        return self._sources
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+    def __iter__(self) -> Iterator[Record]:
+        return self._kind.make(self._sources, self._token)
+
+    @overload
+    def __getitem__(self, at: int) -> Record: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> "Records": ...
+
+    def __getitem__(self, at: int | slice) -> "Record | Records":
+        if isinstance(at, slice):
+            return Records(self._sources[at], token=self._token, kind=self._kind)
+        return next(self._kind.make((self._sources[at],), self._token))
+
+    def __repr__(self) -> str:
+        return f"Records({list(self)!r})"
+
+    def column(self, name: str) -> list[Any]:
+        """Return one field of every record.
+
+        Args:
+            name: ``offset``, ``timestamp_ms``, ``key`` or ``value``.
+        """
+        return list(map(getattr(self._kind, name), self._sources))
+
+    def offset_at(self, index: int) -> int:
+        """Return the offset of one record."""
+        return self._kind.offset(self._sources[index])
+
+    def index_of(self, offset: int, start: int) -> int:
+        """Return the index of the first record from ``offset`` on, at least start."""
+        return bisect_left(self._sources, offset, start, key=self._kind.offset)
+
+    def replace(self, count: int, others: Sequence[Record]) -> bool:
+        """Remove the first records and append others, in place.
+
+        Args:
+            count: How many to remove.
+            others: Records that follow.
+
+        Returns:
+            False, and nothing is changed, if they are not of the same token and kind.
+        """
+        if not isinstance(others, Records) or not self._is_like(others):
+            return False
+        del self._sources[:count]
+        self._sources.extend(others.sources)
+        return True
+
+    def _is_like(self, others: "Records") -> bool:
+        kind, token = others._kind, others._token  # noqa: SLF001 - its own class
+        return kind is self._kind and token is self._token
+
+
+def column_of(records: Sequence[Record], name: str) -> list[Any]:
+    """Return one field of records, without making records if that can be.
+
+    Args:
+        records: The records.
+        name: ``offset``, ``timestamp_ms``, ``key`` or ``value``.
+    """
+    if isinstance(records, Records):
+        return records.column(name)
+    return list(map(attrgetter(name), records))
+
+
+def offset_at(records: Sequence[Record], index: int) -> int:
+    """Return the offset of one record, without making it if that can be."""
+    if isinstance(records, Records):
+        return records.offset_at(index)
+    return records[index].offset
 
 
 class DataReader(Protocol):

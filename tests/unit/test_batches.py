@@ -1,13 +1,21 @@
 import pickle
 import random
+import sys
 import threading
+from operator import attrgetter
 
 import pytest
 from enginekit import KEY, T0, H, fold, held_by, owning, spec, world
 
-from kafka_marshal.batches import CommitToken, runs_of
-from kafka_marshal.errors import ClaimLost, InvalidTransition
-from kafka_marshal.protocol.types import Token, TokenAfterSeek, seek_count_of
+from kafka_marshal.batches import Batch, CommitToken, runs_of
+from kafka_marshal.errors import ClaimLost, ConfigurationError, InvalidTransition
+from kafka_marshal.ports import PlainRecord, Records, SourceKind
+from kafka_marshal.protocol.types import (
+    Token,
+    TokenAfterSeek,
+    TopicPartition,
+    seek_count_of,
+)
 
 OLD, NEW = Token(1, 0, 7), Token(1, 0, 9)
 
@@ -176,3 +184,67 @@ def test_committing_everything_raises_after_a_loss(cluster):
     assert node.consumer.assignment() == set()
     with pytest.raises(ClaimLost, match="lease_expired"):
         node.consumer.commit()
+
+
+def batch_of(records):
+    return Batch(
+        partition=TopicPartition("t", 0), records=records, token=OLD, commit=None
+    )
+
+
+def plain(offset):
+    return PlainRecord("t", 0, offset, 90 + offset, 0, b"k", b"v%d" % offset, token=OLD)
+
+
+def lazily(records, *, made):
+    """Return the records as a reader may, and note which of them are made."""
+
+    def make(sources, token):
+        assert token == OLD
+        for each in sources:
+            made.append(each.offset)
+            yield each
+
+    kind = SourceKind(
+        make=make,
+        offset=attrgetter("offset"),
+        timestamp_ms=attrgetter("timestamp_ms"),
+        key=attrgetter("key"),
+        value=attrgetter("value"),
+    )
+    return Records(list(records), token=OLD, kind=kind)
+
+
+@pytest.mark.parametrize("offsets", [[5, 6, 7], [5, 7, 9]])
+def test_a_batch_has_columns(offsets):
+    records = [plain(each) for each in offsets]
+    made = []
+    for batch in (batch_of(records), batch_of(lazily(records, made=made))):
+        assert (len(batch), batch.first_offset) == (3, 5)
+        assert batch.last_offset == offsets[-1]
+        assert list(batch.offsets) == offsets
+        assert batch.timestamps_ms == [90 + each for each in offsets]
+        assert batch.keys == [b"k"] * 3
+        assert batch.values == [b"v%d" % each for each in offsets]
+        table = batch.to_arrow()
+        assert table.column_names == ["offset", "timestamp", "key", "value"]
+        assert table.column("offset").to_pylist() == offsets
+        assert table.column("value").to_pylist() == batch.values
+        assert str(table.schema.field("timestamp").type) == "timestamp[ms, tz=UTC]"
+    assert made == [], "columns make no record"
+    assert batch.records == tuple(records)
+    assert batch.records is batch.records
+    assert made == offsets
+
+
+def test_null_keys_and_values_stay_null():
+    record = PlainRecord("t", 0, 5, 1, 0, None, None, token=OLD)
+    table = batch_of([record]).to_arrow()
+    assert table.column("key").to_pylist() == [None]
+    assert table.column("value").to_pylist() == [None]
+
+
+def test_without_pyarrow_the_error_names_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigurationError, match="pip install pyarrow"):
+        batch_of([plain(5)]).to_arrow()

@@ -17,7 +17,7 @@ from kafka_marshal.errors import (
     PositionError,
     UnknownTopicId,
 )
-from kafka_marshal.ports import DataReader, Record
+from kafka_marshal.ports import DataReader, Record, column_of, offset_at
 from kafka_marshal.protocol.claiming import Ending, Phase
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.granting import AtMostOnce
@@ -185,14 +185,14 @@ class Dispatcher:
 
     def hand_out(
         self, most: int, *, partitions_max: int | None = None
-    ) -> dict[TopicPartition, list[Record]]:
+    ) -> dict[TopicPartition, Sequence[Record]]:
         """Hand out up to ``most`` fetched records whose lease is valid now.
 
         Args:
             most: Most records in all.
             partitions_max: Most partitions that they come from; None = any.
         """
-        handed: dict[TopicPartition, list[Record]] = {}
+        handed: dict[TopicPartition, Sequence[Record]] = {}
         ready = self._ready
         if not ready:
             return handed
@@ -228,6 +228,7 @@ class Dispatcher:
         if not isinstance(progress, AtLeastOnce) or place.partition in self.paused:
             return None
         subscription = self._subscription
+        place.make_all()
         with self._engine.lock:
             now_ms = self._clock.now_ms()
             if self._version != subscription.version or not place.fetched:
@@ -251,7 +252,9 @@ class Dispatcher:
             self._watch_backlog(place, progress)
         return record
 
-    def _hand_out_from(self, place: FetchState, most: int, now_ms: int) -> list[Record]:
+    def _hand_out_from(
+        self, place: FetchState, most: int, now_ms: int
+    ) -> Sequence[Record]:
         holding = place.holding
         progress = holding.progress
         if isinstance(progress, AtMostOnce):
@@ -274,7 +277,7 @@ class Dispatcher:
                     progress.hand_out(first, last)
                 self._watch_backlog(place, progress)
         if records:
-            place.next_offset = records[-1].offset + 1
+            place.next_offset = offset_at(records, -1) + 1
             holding.handed_count += len(records)
         return records
 
@@ -571,13 +574,12 @@ def runs_of(records: Sequence[Record]) -> Iterator[tuple[int, int]]:
 
     Offsets only grow within a partition, so the two ends show whether there is a gap.
     """
-    first, end = records[0].offset, records[-1].offset
+    first, end = offset_at(records, 0), offset_at(records, -1)
     if end - first == len(records) - 1:
         yield first, end
         return
     last = first
-    for record in records[1:]:
-        offset = record.offset
+    for offset in column_of(records, "offset")[1:]:
         if offset != last + 1:
             yield first, last
             first = offset

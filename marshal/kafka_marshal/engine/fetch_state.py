@@ -1,10 +1,14 @@
 """Holds the fetched records of a partition, and sizes the next fetch."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from operator import attrgetter
 
 from kafka_marshal.engine.holding import Holding
-from kafka_marshal.ports import DataReader, Record
+from kafka_marshal.ports import DataReader, Record, Records
 from kafka_marshal.protocol.types import Token, TokenAfterSeek, TopicPartition
+
+_offset = attrgetter("offset")
 
 
 class FetchState:
@@ -25,7 +29,7 @@ class FetchState:
         self.partition = partition
         self.holding = holding
         self.next_offset = start
-        self.fetched: list[Record] = []
+        self.fetched: Sequence[Record] = []
         self.at = 0
         self.has_warned = False
         # Whether its topic is being looked up because a position is outside the log.
@@ -48,15 +52,33 @@ class FetchState:
 
     def add(self, records: Sequence[Record]) -> None:
         """Append records that follow those fetched before."""
-        # A reader may build a record at each access: so access each record once.
-        if self.buffered_count:
+        if not self.buffered_count:
+            # Readers may keep their list, or make a record at each access.
+            is_lazy = isinstance(records, Records)
+            self.fetched = records if is_lazy else list(records)
+        elif isinstance(self.fetched, list):
+            # In place: a copy would visit each record, most of them not in any cache.
             del self.fetched[: self.at]
             self.fetched.extend(records)
-        else:
-            self.fetched = list(records)
+        elif not (
+            isinstance(self.fetched, Records) and self.fetched.replace(self.at, records)
+        ):
+            self.fetched = [*self.fetched[self.at :], *records]
         self.at = 0
 
-    def take(self, count: int) -> list[Record]:
+    def make_all(self) -> None:
+        """Make the fetched records, for one access to each in turn."""
+        if isinstance(self.fetched, Records):
+            self.fetched = list(self.fetched[self.at :])
+            self.at = 0
+
+    def find(self, offset: int) -> int:
+        """Return the index of the first fetched record from ``offset`` on."""
+        if isinstance(self.fetched, Records):
+            return self.fetched.index_of(offset, self.at)
+        return bisect_left(self.fetched, offset, self.at, key=_offset)
+
+    def take(self, count: int) -> Sequence[Record]:
         """Remove and return up to ``count`` fetched records."""
         fetched, at = self.fetched, self.at
         if count >= len(fetched) - at:

@@ -7,13 +7,11 @@ not finished: never more than ``max_granted_batches`` times ``max_poll_records``
 of a partition.
 """
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
-from operator import attrgetter
+from collections.abc import Iterable, Sequence
 
 import attrs
 
-from kafka_marshal.ports import DataReader, Record
+from kafka_marshal.ports import DataReader, Record, offset_at
 from kafka_marshal.protocol.granting import (
     US_PER_MS,
     WORK_PER_REQUEST_US,
@@ -26,7 +24,9 @@ from .fetch_state import FetchState
 from .heartbeats import INTERVALS_PER_H
 from .interfaces import ClaimEngine, ClaimSession
 
-_offset = attrgetter("offset")
+# What is fetched ahead is held in memory: so many records, or so many batches.
+RECORDS_AHEAD_MAX = 16_000
+FEW_BATCHES = 4
 
 
 @attrs.define(kw_only=True)
@@ -91,14 +91,17 @@ class GrantPipeline:
             most: Records of a batch.
             batches_max: Batches of a partition that may be at risk.
             fetched_max: Records that may be fetched ahead, of all partitions
-                together; never less than may be at risk of one.
+                together; more if small batches are at risk, or few large ones.
         """
         self._engine = engine
         self._session = session
         self._reader = reader
         self._most = most
-        self._batches_max = batches_max
-        self.fetched_max = max(fetched_max, most * batches_max)
+        few = most * min(batches_max, FEW_BATCHES)
+        ahead = min(most * batches_max, RECORDS_AHEAD_MAX)
+        self.fetched_max = max(fetched_max, few, ahead)
+        # Only fetched records are requested.
+        self._batches_max = min(batches_max, self.fetched_max // most)
         self._clock = engine.context.ports.clock
         self._meters: dict[object, _Meter] = {}
         # All partitions together: average work of a batch, and since when it counts.
@@ -161,14 +164,14 @@ class GrantPipeline:
     ) -> None:
         holding = place.holding
         is_idle = progress.granted is None and not progress.outstanding_count
-        if not is_idle and place.fetched[-1].offset < progress.next_first:
+        if not is_idle and offset_at(place.fetched, -1) < progress.next_first:
             return  # all fetched records are requested
         self._session.grants.update_anchor(holding)
         meter = self._meter(place)
         pace = meter.pace
         if not progress.may_request(pace.depth):
             return
-        fresh = bisect_left(place.fetched, progress.next_first, place.at, key=_offset)
+        fresh = place.find(progress.next_first)
         if is_idle and fresh > place.at:
             self._drop_foreign(place, progress, fresh - place.at)
             fresh = place.at
@@ -189,7 +192,7 @@ class GrantPipeline:
             if progress.resume_at < progress.next_first or (is_busy and is_soon):
                 return
         meter.requested_ms = now_ms
-        last = place.fetched[fresh + count - 1].offset
+        last = offset_at(place.fetched, fresh + count - 1)
         self._session.grants.request(holding, last)
 
     def _request_gap(
@@ -226,26 +229,26 @@ class GrantPipeline:
 
     def take(
         self, place: FetchState, progress: AtMostOnce, *, most: int
-    ) -> list[Record]:
+    ) -> Sequence[Record]:
         """Return records that are both fetched and granted, in log order."""
-        records: list[Record] = []
+        records: Sequence[Record] = []
         while place.buffered_count and len(records) < most:
             grant = progress.granted
             if grant is None:
                 break
-            first = place.fetched[place.at].offset
+            first = offset_at(place.fetched, place.at)
             if first > grant.last:
                 progress.skip_through(grant.last)
                 continue
             if first < grant.first:
                 # Granted to an earlier owner; this owner never gets them.
-                start = bisect_left(place.fetched, grant.first, place.at, key=_offset)
+                start = place.find(grant.first)
                 place.take(start - place.at)
                 continue
-            end = bisect_right(place.fetched, grant.last, place.at, key=_offset)
+            end = place.find(grant.last + 1)
             chunk = place.take(min(end - place.at, most - len(records)))
-            progress.hand_out(chunk[-1].offset)
-            records = [*records, *chunk] if records else list(chunk)
+            progress.hand_out(offset_at(chunk, -1))
+            records = [*records, *chunk] if records else chunk
         self._measure(place, progress, len(records))
         return records
 

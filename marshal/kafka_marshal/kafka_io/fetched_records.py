@@ -40,10 +40,11 @@ class Origin(NamedTuple):
 Make = Callable[[Origin, Sequence[Any]], Iterable[Any]]
 _NO_EPOCH = -1
 _NO_PRODUCER = -1
-# Parsed records held at once, with an object for the headers of each: fewer than the
-# 700 new objects that start Python's garbage collector, which would take twice as long
-# as everything else. What is made of them should have no such objects.
-AT_ONCE = 256
+# Parsed records held at once, with at least two objects of each that the garbage
+# collector counts. It starts at 700 more new objects than released ones, and now and
+# then visits all objects of the process, which would take twice as long as everything
+# else. What is made of them should have no such objects.
+AT_ONCE = 100
 # Those of kafka-python that count; readers set no deserializer and turn metrics off.
 _OPTIONS = ("check_crcs", "aborted_transactions", "on_drain")
 

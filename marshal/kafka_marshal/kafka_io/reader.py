@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import repeat
 from operator import attrgetter
-from typing import Any, overload
+from typing import Any
 
 import msgspec
 from kafka import KafkaConsumer
@@ -31,10 +31,14 @@ from kafka_marshal.kafka_io.patches import (
 from kafka_marshal.kafka_io.positions import Positions, outside_error
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.translate import Access, translate_error
-from kafka_marshal.ports import READ_UNCOMMITTED, DataReader, Record
+from kafka_marshal.ports import (
+    READ_UNCOMMITTED,
+    DataReader,
+    Record,
+    Records,
+    SourceKind,
+)
 from kafka_marshal.protocol.types import Token, TopicPartition
-
-Make = Callable[[Sequence[Any], Token | None], Iterator[Record]]
 
 _offset = attrgetter("offset")
 _value = attrgetter("value")
@@ -53,54 +57,6 @@ _FAST_RETRY_S = 1.0
 # Only after a fault, which the broker has just reported.
 _RANGE_TIMEOUT_MS = 500
 _UNKNOWN = -1
-
-
-class Records(Sequence[Record]):
-    """Records of one partition, in offset order, each made on access.
-
-    Accessing one index twice gives two equal objects. A slice shares the sources; a
-    record does not keep the sequence alive. Making every record with all fields would
-    take half as long as fetching it.
-
-    Args:
-        sources: Records of the client library.
-        token: Token of the claim, for each record.
-        make: Makes ``Record`` objects from sources.
-    """
-
-    __slots__ = ("_make", "_sources", "_token")
-
-    def __init__(
-        self, sources: Sequence[Any], *, token: Token | None, make: Make
-    ) -> None:
-        self._sources = sources
-        self._token = token
-        self._make = make
-
-    @property
-    def sources(self) -> Sequence[Any]:
-        """Records of the client library."""
-        return self._sources
-
-    def __len__(self) -> int:
-        return len(self._sources)
-
-    def __iter__(self) -> Iterator[Record]:
-        return self._make(self._sources, self._token)
-
-    @overload
-    def __getitem__(self, at: int) -> Record: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> "Records": ...
-
-    def __getitem__(self, at: int | slice) -> "Record | Records":
-        if isinstance(at, slice):
-            return Records(self._sources[at], token=self._token, make=self._make)
-        return next(self._make((self._sources[at],), self._token))
-
-    def __repr__(self) -> str:
-        return f"Records({list(self)!r})"
 
 
 class KafkaRecord(Record, msgspec.Struct, frozen=True, gc=False):
@@ -163,6 +119,11 @@ def kafka_records(sources: Sequence[Any], token: Token | None) -> Iterator[Recor
         repeat(token),
         sources,
     )
+
+
+CONSUMER_RECORDS = SourceKind(
+    make=kafka_records, offset=_offset, value=_value, key=_key, timestamp_ms=_timestamp
+)
 
 
 class ParsedRecord(Record, msgspec.Struct, frozen=True, gc=False):
@@ -374,7 +335,9 @@ class KafkaDataReader(DataReader):
                 records
                 if self._is_parsed
                 else Records(
-                    records, token=self._positions.tokens[partition], make=kafka_records
+                    records,
+                    token=self._positions.tokens[partition],
+                    kind=CONSUMER_RECORDS,
                 )
             )
         if found:

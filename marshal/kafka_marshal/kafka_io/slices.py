@@ -25,8 +25,9 @@ from kafka_marshal.kafka_io.patches import (
     network_of,
     raw_bytes,
 )
-from kafka_marshal.kafka_io.reader import KafkaDataReader, Records
+from kafka_marshal.kafka_io.reader import KafkaDataReader
 from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.ports import Records
 from kafka_marshal.protocol.types import OffsetRange, TopicPartition
 
 # Size of a slice. One megabyte stays in the processor's cache from decoding to use; ten

@@ -1,6 +1,20 @@
 import pytest
 
-from kafka_marshal.engine.fetch_state import CALM_READS, FAIR_READ_MS, SLOW_MS, Prefetch
+from kafka_marshal.engine.fetch_state import (
+    CALM_READS,
+    FAIR_READ_MS,
+    SLOW_MS,
+    FetchState,
+    Prefetch,
+)
+from kafka_marshal.ports import (
+    PlainRecord,
+    Records,
+    SourceKind,
+    column_of,
+    offset_at,
+)
+from kafka_marshal.protocol.types import Token, TopicPartition
 
 
 def waited(ahead, waited_ms, *, times=1, is_found=True):
@@ -85,3 +99,88 @@ def test_reads_never_grow_for_a_reader_that_fetches_ahead():
     assert ahead.most(0) == 500
     # The due time is the same: a partition without records does not wait for others.
     assert ahead.most(400) == 500
+
+
+# --- fetched records, made or not
+
+NOW = Token(1, 0, 7)
+# Of one reader, by the list of what it made.
+KINDS: dict[int, SourceKind] = {}
+
+
+def record(offset, token=NOW):
+    return PlainRecord("t", 0, offset, 1, 0, None, b"v", token=token)
+
+
+def unmade(*offsets, token=NOW, made=None):
+    """Return records as a reader may: made on access."""
+
+    def make(sources, with_token):
+        for each in sources:
+            if made is not None:
+                made.append(each)
+            yield record(each, with_token)
+
+    def same(source):
+        return source
+
+    kind = KINDS.get(id(made)) or SourceKind(
+        make=make, offset=same, timestamp_ms=same, key=same, value=same
+    )
+    KINDS[id(made)] = kind
+    return Records(list(offsets), token=token, kind=kind)
+
+
+def ready_made(*offsets, token=NOW, made=None):
+    return [record(each, token) for each in offsets]
+
+
+@pytest.fixture
+def place():
+    return FetchState(TopicPartition("t", 0), holding=None, start=0)
+
+
+@pytest.mark.parametrize("kind", [ready_made, unmade])
+def test_records_are_taken_in_order(place, kind):
+    place.add(kind(1, 2, 4))
+    assert [each.offset for each in place.take(2)] == [1, 2]
+    place.add(kind(6, 7))
+    assert place.buffered_count == 3
+    assert [place.find(each) for each in (0, 4, 5, 6, 7, 8)] == [0, 0, 1, 1, 2, 3]
+    assert [each.offset for each in place.take(1)] == [4]
+    assert place.find(0) == place.at
+    assert [each.offset for each in place.take(9)] == [6, 7]
+    assert (place.buffered_count, list(place.take(1))) == (0, [])
+
+
+def test_waiting_records_are_not_made(place):
+    made = []
+    place.add(unmade(1, 2, made=made))
+    place.take(1)
+    place.add(unmade(3, 4, made=made))
+    place.find(3)
+    found = place.take(2)
+    assert offset_at(found, -1) == 3
+    assert column_of(found, "offset") == [2, 3]
+    assert made == []
+    assert [each.offset for each in found] == [2, 3]
+
+
+def test_all_that_wait_are_made_once(place):
+    made = []
+    place.add(unmade(1, 2, 3, made=made))
+    place.take(1)
+    for _ in range(2):
+        place.make_all()
+    assert made == [2, 3]
+    assert (place.at, place.buffered_count) == (0, 2)
+    assert [each.offset for each in place.take(5)] == [2, 3]
+
+
+def test_records_keep_their_tokens(place):
+    place.add(unmade(1, 2))
+    place.add(unmade(3, token=Token(1, 0, 9)))
+    assert [each.token for each in place.take(3)] == [NOW, NOW, Token(1, 0, 9)]
+    place.add(unmade(4))
+    place.add(ready_made(5))
+    assert [each.offset for each in place.take(3)] == [4, 5]

@@ -1,5 +1,7 @@
 """At most once, pipelined (PROTOCOL 6.3), over a whole log."""
 
+from types import SimpleNamespace
+
 import pytest
 from enginekit import (
     AMO,
@@ -19,6 +21,7 @@ from enginekit import (
 )
 
 from kafka_marshal.engine import grant_pipeline
+from kafka_marshal.engine.grant_pipeline import GrantPipeline
 from kafka_marshal.errors import ClaimLost
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.granting import Pace
@@ -351,3 +354,32 @@ def test_a_stop_requests_nothing_and_hands_out_the_rest(eager):
     node.leave()
     cluster.run(100)
     assert not node.observer.named("grant_lost")
+
+
+@pytest.mark.parametrize(
+    ("most", "batches_max", "fetched_max", "depth_max"),
+    [
+        (500, 32, 16_000, 32),
+        (500, 4, 5_000, 4),
+        (1, 32, 5_000, 32),
+        (5_000, 32, 20_000, 4),
+        (5_000, 1, 5_000, 1),
+        (100_000, 32, 400_000, 4),
+    ],
+)
+def test_few_large_batches_are_fetched_ahead(most, batches_max, fetched_max, depth_max):
+    clock = SimpleNamespace(now_ms=lambda: 0)
+    engine = SimpleNamespace(
+        context=SimpleNamespace(ports=SimpleNamespace(clock=clock))
+    )
+    pipeline = GrantPipeline(
+        engine,
+        None,
+        reader=None,
+        most=most,
+        batches_max=batches_max,
+        fetched_max=5_000,
+    )
+    assert pipeline.fetched_max == fetched_max
+    place = SimpleNamespace(partition=T0)
+    assert pipeline._meter(place).pace.most == depth_max

@@ -1,5 +1,6 @@
 """Records of a fetch: positions, transactions, damage; and both parsers agree."""
 
+import gc
 import random
 import struct
 from types import SimpleNamespace
@@ -330,3 +331,27 @@ def test_without_it_kafka_python_parses(monkeypatch, name, instead):
     assert not parse_records(ours, rows_of)
     part = ours._fetcher.PartitionRecords(0, PLACE, MemoryRecords(batch(0, b"a")))
     assert [each.value for each in part.take(1)] == [b"a"]
+
+
+def test_long_batches_do_not_start_the_garbage_collector():
+    """What is made of the records is retained; parsed records are not."""
+
+    def make(_, sources):
+        return [each.value for each in sources]
+
+    data = batch(0, *[b"v"] * 5_000)
+    part = FetchedRecords(
+        0, PLACE, MemoryRecords(data), parser=compiled_parser(), make=make
+    )
+    runs = []
+
+    def note(phase, _):
+        runs.append(phase)
+
+    gc.collect()
+    gc.callbacks.append(note)
+    try:
+        assert len(part.take(5_000)) == 5_000
+    finally:
+        gc.callbacks.remove(note)
+    assert runs == []

@@ -14,7 +14,7 @@ from kafka.record.util import calc_crc32c
 from kafka_marshal.errors import DeadlineExceeded, PositionError, UnknownTopicId
 from kafka_marshal.kafka_io import slices as module
 from kafka_marshal.kafka_io.columns import Slice
-from kafka_marshal.kafka_io.reader import Records
+from kafka_marshal.kafka_io.reader import CONSUMER_RECORDS
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.slices import (
     Fetch,
@@ -25,6 +25,7 @@ from kafka_marshal.kafka_io.slices import (
     UndecodedRecords,
     fetch_batches,
 )
+from kafka_marshal.ports import Records
 from kafka_marshal.protocol.types import OffsetRange, TopicPartition
 
 PLACE = KafkaTopicPartition("t", 0)
@@ -410,7 +411,7 @@ def test_an_unsupported_release_returns_records(monkeypatch):
     assert hooked == []
     same = {"timestamp": 5, "timestamp_type": 1, "headers": [("h", b"x")]}
     sources = [SimpleNamespace(offset=n, key=b"k", value=b"v", **same) for n in (3, 4)]
-    records = Records(sources, token=None, make=lambda *_: iter(()))
+    records = Records(sources, token=None, kind=CONSUMER_RECORDS)
     monkeypatch.setattr(reader, "poll", lambda timeout_ms, most: {T0: records})
     (fetched,) = reader.take(1)
     assert fetched.offset == 4

@@ -39,7 +39,13 @@ from kafka_marshal.kafka_io.positions import (
 )
 from kafka_marshal.kafka_io.reader import FETCH_WAIT_MS, REQUEST_TIMEOUT_MS
 from kafka_marshal.kafka_io.settings import ConnectionConfig
-from kafka_marshal.ports import READ_UNCOMMITTED, DataReader, Record
+from kafka_marshal.ports import (
+    READ_UNCOMMITTED,
+    DataReader,
+    Record,
+    Records,
+    SourceKind,
+)
 from kafka_marshal.protocol.types import Token, TopicPartition
 
 # It may be None for messages that are no records.
@@ -191,6 +197,20 @@ def fast_records(messages: Sequence[Any], token: Token | None) -> Iterator[Recor
     )
 
 
+def _timestamp_ms(message: Any) -> int:
+    time_ms: int = message.timestamp()[1]
+    return time_ms
+
+
+MESSAGES = SourceKind(
+    make=fast_records,
+    offset=_offset,
+    timestamp_ms=_timestamp_ms,
+    key=Message.key,
+    value=Message.value,
+)
+
+
 class FastDataReader(DataReader):
     """One librdkafka consumer with assigned partitions. One thread at a time.
 
@@ -293,9 +313,14 @@ class FastDataReader(DataReader):
             if not self._positions.next:
                 time.sleep(timeout_s)
                 return {}
-            return self._poll_until(deadline, max(1, max_records))
+            found = self._poll_until(deadline, max(1, max_records))
         except (KafkaException, RuntimeError) as error:
             raise self._translate(error) from error
+        tokens = self._positions.tokens
+        return {
+            partition: Records(messages, token=tokens[partition], kind=MESSAGES)
+            for partition, messages in found.items()
+        }
 
     def positions(self) -> Mapping[TopicPartition, int]:
         """Return the next offset of each partition; see ``ports.DataReader``."""
@@ -408,10 +433,11 @@ class FastDataReader(DataReader):
 
     def _poll_until(
         self, deadline: float, most: int
-    ) -> Mapping[TopicPartition, Sequence[Record]]:
+    ) -> dict[TopicPartition, list[Any]]:
+        """Return messages by partition."""
         if self._errors:
             self._raise_error()
-        found = self._resumed_records(most) if self._buffered else {}
+        found = self._resumed_messages(most) if self._buffered else {}
         assert self._client is not None
         handle, leaders = self._client.handle, self._client.leaders
         while not found:
@@ -438,7 +464,7 @@ class FastDataReader(DataReader):
                     break
         return found
 
-    def _consume(self, most: int, found: dict[TopicPartition, list[Record]]) -> bool:
+    def _consume(self, most: int, found: dict[TopicPartition, list[Any]]) -> bool:
         """Add up to ``most`` waiting messages; return whether there were any."""
         self._most = max(self._most, most)
         handle = self._handle()
@@ -471,9 +497,9 @@ class FastDataReader(DataReader):
         self._retained += messages
         del self._retained[: -(self._most + spare)]
 
-    def _resumed_records(self, most: int) -> dict[TopicPartition, list[Record]]:
-        """Return buffered records of partitions that are no longer paused."""
-        found: dict[TopicPartition, list[Record]] = {}
+    def _resumed_messages(self, most: int) -> dict[TopicPartition, list[Any]]:
+        """Return buffered messages of partitions that are no longer paused."""
+        found: dict[TopicPartition, list[Any]] = {}
         for partition in [
             each for each in self._buffered if each not in self._positions.paused
         ]:
@@ -482,14 +508,14 @@ class FastDataReader(DataReader):
             kept = self._buffered.pop(partition)
             if len(kept) > most:
                 self._buffered[partition] = kept[most:]
-            found[partition] = self._records(partition, kept[:most])
+            found[partition] = kept[:most]
             most -= len(found[partition])
         return found
 
     def _add_messages(
-        self, messages: list[Any], found: dict[TopicPartition, list[Record]]
+        self, messages: list[Any], found: dict[TopicPartition, list[Any]]
     ) -> None:
-        """Add messages to the records to return. Hot path: calls cover whole runs.
+        """Add messages to those to return. Hot path: calls cover whole runs.
 
         If the id of a topic has changed, messages of both topics are mixed: drop them
         all, and let a new client fetch them again.
@@ -518,16 +544,13 @@ class FastDataReader(DataReader):
             if partition in self._buffered or partition in self._positions.paused:
                 self._buffer(partition, run)
             elif partition in found:
-                found[partition] += self._records(partition, run)
+                found[partition] += run
             else:
-                found[partition] = self._records(partition, run)
+                found[partition] = run
         for partition, end in ends.items():
             place = self._positions.next.get(partition)
             if place is not None and not self._is_of_other_topic(partition):
                 self._positions.next[partition] = max(place, end)
-
-    def _records(self, partition: TopicPartition, messages: list[Any]) -> list[Record]:
-        return list(fast_records(messages, self._positions.tokens[partition]))
 
     def _runs(self, messages: list[Any]) -> Iterator[tuple[str, int, list[Any]]]:
         """Split messages by partition; they arrive in long runs."""
