@@ -766,7 +766,7 @@ class LocalGroup:
         Args:
             for_ms: When that ends in the log, if this process dies.
         """
-        if self.failure is None:
+        if not self.is_handed_off:
             self.session.drain_self(for_ms)
 
     @property

@@ -189,3 +189,23 @@ def test_a_log_without_directives_drains_nobody(monkeypatch):
     a.session.begin_close(release=True)
     cluster.run(H)
     assert not of(cluster, "a", Directive)
+
+
+def test_the_next_process_of_its_name_ends_it(cluster):
+    a, b = pair(cluster)
+    a.session.drain_self(30 * H)
+    cluster.run_until(lambda: len(b.held) == 4, H)
+    cluster.crash(a)
+    assert shown(cluster)
+    again = cluster.node("a", spec=spec())
+    cluster.run_until(lambda: not shown(cluster), H)
+    cluster.run_until(lambda: len(again.held) == 2, 6 * H)
+    assert len(of(cluster, "a", Directive)) == 2
+
+
+def test_directives_of_admins_are_not_ended_by_whom_they_name(cluster):
+    pair(cluster)
+    drain(cluster)
+    cluster.run(2 * H)
+    assert shown(cluster)
+    assert not of(cluster, "a", Directive)
