@@ -109,6 +109,26 @@ def test_a_partition_of_a_dead_client_is_given_to_another_at_once(cluster, machi
     assert a.held
 
 
+def test_dead_and_living_owners_at_once(cluster, machine):
+    """Acceptance KA30: what the dead one had is assigned, the rest is handed off."""
+    a = having(machine, warms=True)
+    b = joining(machine, warms=False)
+    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    had = set(b.held)
+    c = Local(machine, "c", pid=3)
+    machine.watch.kill(2)
+    c.subscribe(warms=True)
+    run_until(cluster, [a, c], lambda: c.valid, H)
+    for _ in range(20):
+        run(cluster, [a, c], 100)
+        for key in list(c.warm):
+            c.ready(key)
+    assert len(a.valid) + len(c.valid) == 8
+    assert abs(len(a.valid) - len(c.valid)) <= 1
+    assert {w.owner for w in c.named(api.Warm)} <= {"a"}
+    assert not had & {c.key(w) for w in c.named(api.Warm)}
+
+
 def test_a_client_that_dies_while_it_warms_up_changes_nothing(cluster, machine):
     """Acceptance KA11."""
     a, b = offered(cluster, machine)
