@@ -53,14 +53,22 @@ class SelfDrain:
     method is called under the engine's lock.
     """
 
-    __slots__ = ("_context", "_op_id", "_outbox", "_sent_ms", "_until_ms")
+    __slots__ = ("_context", "_host", "_op_id", "_outbox", "_sent_ms", "_until_ms")
 
-    def __init__(self, context: Context, outbox: Outbox) -> None:
+    def __init__(self, context: Context, outbox: Outbox, *, host: str) -> None:
         self._context = context
+        self._host = host
         self._outbox = outbox
         self._op_id: bytes | None = None
         self._until_ms = 0
         self._sent_ms = 0
+
+    @property
+    def is_in_force(self) -> bool:
+        """Whether any directive drains this client."""
+        owner, group_id = self._outbox.claimant.owner, self._outbox.claimant.group_id
+        name = (group_id, owner.client_id)
+        return self._home.action_for(name, host=self._host) == DRAIN
 
     def begin(self, for_ms: int) -> bool:
         """Begin; return whether the log has directives. Idempotent.

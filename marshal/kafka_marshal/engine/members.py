@@ -45,15 +45,15 @@ class Announcer:
         "_ended",
         "_first_ms",
         "_first_offset",
+        "_host",
         "_outbox",
         "_succeeded",
-        "host",
     )
 
     def __init__(self, context: Context, outbox: Outbox, *, host: str) -> None:
         self._context = context
         self._outbox = outbox
-        self.host = host[:255]
+        self._host = host[:255]
         self._due_ms = 0
         self._first_offset: int | None = None
         self._first_ms = 0
@@ -234,7 +234,7 @@ class Announcer:
                 incarnation=owner.incarnation,
                 seq=seq,
                 topics=terms.topics,
-                host=self.host,
+                host=self._host,
                 capacity=terms.capacity,
                 load=terms.load,
                 labels=dict(labels),

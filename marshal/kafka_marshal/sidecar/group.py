@@ -767,7 +767,7 @@ class LocalGroup:
             for_ms: When that ends in the log, if this process dies.
         """
         if not self.is_handed_off:
-            self.session.drain_self(for_ms)
+            self.session.self_drain.begin(for_ms)
 
     @property
     def is_handed_off(self) -> bool:

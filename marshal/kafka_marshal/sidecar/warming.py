@@ -133,7 +133,7 @@ class WarmUps:
             self.withdraw(key)
             found = None
         # A drained sidecar would not claim it again; others will.
-        if self._session.is_drained or self._is_offered_elsewhere(key):
+        if self._session.self_drain.is_in_force or self._is_offered_elsewhere(key):
             return self._delay(now_ms)
         if not (self._works_on(lease) and self._can_warm(key, to)):
             return True
@@ -146,7 +146,7 @@ class WarmUps:
         return False
 
     def _works_on(self, lease: ClientLease) -> bool:
-        """Return whether a client goes on with a partition until it is handed off."""
+        """Return whether a client works on a partition until it is handed off."""
         client, shared = lease.client, self._table.subscription_at(lease.key)
         is_subscribed = shared is not None and client.client_id in shared.subscribers
         return is_subscribed or client.awaits_drain

@@ -437,12 +437,12 @@ def test_a_failed_group_is_not_handed_off(cluster, machine):
 def test_a_drained_sidecar_moves_nothing_between_its_clients(cluster, machine):
     a = having(machine)
     (group,) = machine.service.groups
-    group.session.drain_self(20 * H)
-    run_until(cluster, [a], lambda: group.session.is_drained, H)
+    group.session.self_drain.begin(20 * H)
+    run_until(cluster, [a], lambda: group.session.self_drain.is_in_force, H)
     b = Local(machine, "b", pid=2)
     b.subscribe()
     run(cluster, [a, b], 3 * H)
     assert sizes(a, b) == [8, 0]
     assert not releases(cluster)
-    group.session._self_drain.end()
+    group.session.self_drain.end()
     run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], 2 * H)
