@@ -124,6 +124,19 @@ def test_an_offer_to_a_member_that_is_drained_is_withdrawn(cluster):
     assert len(a.held) == 4
 
 
+def test_a_drained_member_keeps_what_nobody_else_has_room_for(cluster):
+    a = cluster.node("a", spec=spec())
+    cluster.run_until(lambda: len(a.held) == 4, 3 * H)
+    drain(cluster)
+    cluster.fates["b"] = AppendFate(delay_ms=300)
+    b = cluster.node("b", spec=spec(claims_max=1))
+    cluster.run_until(lambda: len(b.held) == 1, 3 * H)
+    cluster.run(3 * H)
+    # What is on its way to the other one counts as held by it.
+    assert (len(a.held), len(b.held)) == (3, 1)
+    assert len(of(cluster, "a", ReleasingPartition)) == 1
+
+
 # --- of its own
 
 
