@@ -31,6 +31,7 @@ from kafka_marshal.sidecar.metrics import FAMILIES
 from kafka_marshal.sidecar.probe import PLACES, TIMEOUT_S
 from kafka_marshal.sidecar.server import CLOSE_MS, END_S_MAX
 from kafka_marshal_cli.assembly import app
+from kafka_marshal_cli.parsing import duration_ms
 from kafka_marshal_cli.profiles import KEYS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -486,10 +487,40 @@ def test_there_is_time_to_drain():
     command = re.search(r"marshal ([^|]*)\|", words[-1])[1]
     check_command(shlex.split(command))
     drain_s = Settings().drain_ms / 1000 + 2 * CLOSE_MS / 1000 + END_S_MAX
-    assert pod()["terminationGracePeriodSeconds"] > int(words[1]) + drain_s
+    handoff_s = duration_ms("--timeout", draining()[-1]) / 1000
+    grace_s = pod()["terminationGracePeriodSeconds"]
+    assert grace_s > handoff_s + int(words[1]) + drain_s
+
+
+def application():
+    (found,) = pod()["containers"]
+    return found
+
+
+def draining():
+    """Return the command that drains a pod before its application ends."""
+    words = application()["lifecycle"]["preStop"]["exec"]["command"]
+    return shlex.split(words[-1].partition("||")[0])
+
+
+def test_a_pod_is_drained_by_its_name_before_its_application_ends():
+    program, *words = draining()
+    assert program == "marshal"
+    check_command(words)
+    assert words[:3] == ["clients", "drain", "$POD_NAME"]
+    assert environment(sidecar())["MARSHAL_CLIENT_ID"] == "$(POD_NAME)"
+    fields = {each["name"]: each.get("valueFrom") for each in application()["env"]}
+    assert fields["POD_NAME"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+    (config,) = [each for each in documents() if each["kind"] == "ConfigMap"]
+    servers = environment(application())["MARSHAL_BOOTSTRAP_SERVER"]
+    assert servers in config["data"]["marshal.toml"]
+    # The drain outlasts the wait for it, and ends by itself soon after.
+    for_ms = duration_ms("--for", words[words.index("--for") + 1])
+    assert for_ms > duration_ms("--timeout", words[-1])
 
 
 def test_shell_of_the_manifest_is_shell():
-    words = sidecar()["lifecycle"]["preStop"]["exec"]["command"]
-    code, message = run("sh", "-n", "-c", words[-1])
-    assert code == 0, message
+    for container in (application(), sidecar()):
+        words = container["lifecycle"]["preStop"]["exec"]["command"]
+        code, message = run("sh", "-n", "-c", words[-1])
+        assert code == 0, message

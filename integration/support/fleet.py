@@ -44,6 +44,8 @@ class Worker:
             "notes": "",
             "keep_ms": 0,
             "mirror_offsets": True,
+            "warm_ms": None,
+            "hostname": "",
         } | settings
         # What it says of itself to the checker of histories, where that is asked.
         self.notes_path = self.journal_path.with_suffix(".notes")

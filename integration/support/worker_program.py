@@ -9,6 +9,7 @@ the world outside.
 import json
 import os
 import signal
+import socket
 import sys
 import time
 
@@ -81,6 +82,19 @@ def consume_batches(pen: Pen, consumer, *, handle_ms: int) -> None:
             time.sleep(handle_ms / 1000)
 
 
+def warming(pen: Pen, warm_ms: int | None):
+    """Return what loads state for so long before a partition comes, None for none."""
+    if warm_ms is None:
+        return None
+
+    def warm(partition, position, owner) -> None:
+        time.sleep(warm_ms / 1000)
+        place = {"topic": partition.topic, "partition": partition.partition}
+        pen.write("warmed", position=position, owner=owner, **place)
+
+    return warm
+
+
 def main() -> int:
     """Consume as the settings say; return 0 after an orderly end."""
     settings = json.loads(sys.argv[1])
@@ -98,6 +112,8 @@ def main() -> int:
 def run(settings: dict, pen: Pen) -> None:
     """Open everything, consume, close."""
     noting = Noting(settings["notes"], runtime) if settings["notes"] else None
+    if settings["hostname"]:
+        socket.gethostname = lambda: settings["hostname"]
     if settings["keep_ms"]:
         snapshotter.PERIOD_MS = settings["keep_ms"]
 
@@ -126,6 +142,7 @@ def run(settings: dict, pen: Pen) -> None:
             on_claimed=lambda p, token: pen.write(
                 "claimed", token=str(token), **place_of(p)
             ),
+            on_warm=warming(pen, settings["warm_ms"]),
             on_lost=lambda p, ending: pen.write(
                 "lost", reason=ending.reason, winner=ending.winner, **place_of(p)
             ),

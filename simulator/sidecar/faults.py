@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from kafka_marshal.testing.node import Node
 from simulator.base import GROUP
 from simulator.pauses import Pauses
+from simulator.plan import HANDOFFS
 from simulator.sidecar.client import Hosted
 from simulator.sidecar.positions import HostedAdmins
 from simulator.sidecar.world import POSITIONS, HostedWorld, Place, Process
@@ -96,8 +97,13 @@ class Troubles:
         """End it in order, and start it again."""
         place = self._running()
         if place is not None and place.host.hub is not None and not place.host.is_hung:
-            place.host.hub.start_drain()
-            place.drains_ms = self._world.now_ms + self._span_ms()
+            span_ms = self._span_ms()
+            place.drains_ms = self._world.now_ms + span_ms
+            if HANDOFFS in self._world.faults:
+                place.host.hub.start_handoff(for_ms=span_ms + self._world.h)
+                place.recalls_ms = self._world.now_ms + span_ms // 2
+            else:
+                place.host.hub.start_drain()
             self._world.trace(f"{place.host.name} is asked to end")
 
     def _suspend(self) -> None:

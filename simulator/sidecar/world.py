@@ -108,6 +108,7 @@ class Place:
         mends_ms: True time until which its network is cut.
         starts_ms: True time at which it is started again, None while it runs.
         drains_ms: True time at which a drain is over, whatever is left.
+        recalls_ms: True time until which it hands off before, None without that.
         checked: Up to where its replicas were compared, by partition.
     """
 
@@ -116,6 +117,7 @@ class Place:
     mends_ms: int = 0
     starts_ms: int | None = None
     drains_ms: int | None = None
+    recalls_ms: int | None = None
     checked: dict[int, int] = attrs.field(factory=dict)
 
 
@@ -323,6 +325,12 @@ class HostedWorld(BaseWorld):
         host.step()
         if place.drains_ms is None or host.hub is None:
             return
+        if place.recalls_ms is not None:
+            if not (host.hub.is_handed_off or self.now_ms >= place.recalls_ms):
+                return
+            place.recalls_ms = None
+            host.hub.start_drain()
+            self.trace(f"{host.name} recalls what is left")
         if host.hub.is_drained or self.now_ms >= place.drains_ms:
             place.drains_ms = None
             host.end()

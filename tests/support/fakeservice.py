@@ -232,6 +232,7 @@ class FakeService:
                 subscriptions=("s",),
                 assigned=("orders-0",),
                 lease_until_ms=9_000,
+                warming=("orders-1",),
             )
         ]
 

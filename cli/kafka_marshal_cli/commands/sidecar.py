@@ -354,6 +354,7 @@ CLIENTS = (
     column("BEAT", "beat_age_ms", as_text=duration),
     Column("SUBSCRIPTIONS", lambda row: ", ".join(row["subscriptions"]) or NOTHING),
     Column("HAS", lambda row: ", ".join(row["assigned"]) or NOTHING),
+    Column("WARMS UP", lambda row: ", ".join(row["warming"]) or NOTHING),
 )
 
 

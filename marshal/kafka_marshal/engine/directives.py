@@ -6,6 +6,7 @@ import msgspec
 
 from kafka_marshal.engine.context import Context
 from kafka_marshal.engine.outbox import Outbox
+from kafka_marshal.protocol.items import StandingDirective
 from kafka_marshal.protocol.planner import MemberView
 from kafka_marshal.protocol.records import (
     CORDON,
@@ -48,17 +49,26 @@ class SelfDrain:
     """Drains the own client while it shuts down, by a directive (PROTOCOL 9.7).
 
     Others see it in the log, so that nothing is given back. A process that dies leaves
-    a directive that ends by itself. Every method is called under the engine's lock.
+    a directive that the next one of its name ends, and that ends by itself. Every
+    method is called under the engine's lock.
     """
 
-    __slots__ = ("_context", "_op_id", "_outbox", "_sent_ms", "_until_ms")
+    __slots__ = ("_context", "_host", "_op_id", "_outbox", "_sent_ms", "_until_ms")
 
-    def __init__(self, context: Context, outbox: Outbox) -> None:
+    def __init__(self, context: Context, outbox: Outbox, *, host: str) -> None:
         self._context = context
+        self._host = host
         self._outbox = outbox
         self._op_id: bytes | None = None
         self._until_ms = 0
         self._sent_ms = 0
+
+    @property
+    def is_in_force(self) -> bool:
+        """Whether any directive drains this client."""
+        owner, group_id = self._outbox.claimant.owner, self._outbox.claimant.group_id
+        name = (group_id, owner.client_id)
+        return self._home.action_for(name, host=self._host) == DRAIN
 
     def begin(self, for_ms: int) -> bool:
         """Begin; return whether the log has directives. Idempotent.
@@ -74,29 +84,38 @@ class SelfDrain:
             wall_ms = max(self._context.ports.clock.wall_ms(), home.append_time_ms)
             for_ms = min(for_ms, home.config.limit("max_pause_ms"))
             self._until_ms = wall_ms + for_ms
-            self._send(self._until_ms)
+            self._send(self._op_id, self._until_ms)
         return True
 
     def drive(self, now_ms: int) -> None:
-        """Send it again if the log does not show it."""
-        answer_ms = self._context.heartbeat_interval_ms // 2
-        if self._op_id is None or now_ms - self._sent_ms <= answer_ms:
+        """Send it again if the log does not show it; end that of an earlier process."""
+        answer_ms, home = self._context.heartbeat_interval_ms // 2, self._home
+        is_idle = self._op_id is None and not home.directed  # the common case
+        if is_idle or now_ms - self._sent_ms <= answer_ms:
             return
-        if not self._is_shown and self._home.append_time_ms < self._until_ms:
-            self._send(self._until_ms)
+        shown = self._shown()
+        if self._op_id is None:
+            owner = self._outbox.claimant.owner
+            for each in shown:
+                name = owner.client_id
+                is_own = (each.client_id, each.client) == (name, name)
+                if is_own and each.incarnation != owner.incarnation:
+                    self._send(each.op_id, ENDED_MS)
+            return
+        is_over = home.append_time_ms >= self._until_ms
+        if not is_over and all(each.op_id != self._op_id for each in shown):
+            self._send(self._op_id, self._until_ms)
 
     def end(self) -> list[int]:
         """End it; return the sequence numbers to wait for."""
         if self._op_id is None:
             return []
-        seqs = [self._send(ENDED_MS)]
+        seqs = [self._send(self._op_id, ENDED_MS)]
         self._op_id = None
         return seqs
 
-    def _send(self, until_ms: int) -> int:
+    def _send(self, op_id: bytes, until_ms: int) -> int:
         owner, group_id = self._outbox.claimant.owner, self._outbox.claimant.group_id
-        op_id = self._op_id
-        assert op_id is not None
         self._sent_ms = self._context.now_ms
         seq, _ = self._outbox.send(
             self._context.home_of(group_id),
@@ -120,8 +139,6 @@ class SelfDrain:
         group_id = self._outbox.claimant.group_id
         return self._context.replicas[self._context.home_of(group_id)].world
 
-    @property
-    def _is_shown(self) -> bool:
+    def _shown(self) -> Sequence[StandingDirective]:
         group = self._home.groups.get(self._outbox.claimant.group_id)
-        directives = () if group is None else group.directives
-        return any(each.op_id == self._op_id for each in directives)
+        return () if group is None else tuple(group.directives)

@@ -288,13 +288,15 @@ class Warmer:
     Every method is called under the engine's lock.
     """
 
-    __slots__ = ("_context", "_is_new", "_outbox", "_tasks")
+    __slots__ = ("_context", "_is_full", "_is_new", "_outbox", "_tasks")
 
     def __init__(self, context: Context, outbox: Outbox) -> None:
         self._context = context
         self._outbox = outbox
         self._tasks: dict[Key, _Warming] = {}
         self._is_new = True
+        # Whether an offer was not followed, because there were too many at a time.
+        self._is_full = False
 
     @property
     def warming_count(self) -> int:
@@ -313,6 +315,7 @@ class Warmer:
             return
         most = _settings(self._context, self._outbox).value("handoffs_max")
         if len(self._tasks) >= most:
+            self._is_full = True
             return
         replica = self._context.replica_of(key)
         log_ms = replica.world.now_ms + replica.elapsed_ms(now_ms)
@@ -337,10 +340,15 @@ class Warmer:
         self._is_new = True
 
     def look(self, sub_of: Callable[[Key], Subscription | None], now_ms: int) -> None:
-        """Find open offers that were read before a subscription, once after each."""
-        if not self._is_new:
+        """Find open offers that were read too early: once after each subscription.
+
+        And again when there is room for those of several owners at the same time.
+        """
+        most = _settings(self._context, self._outbox).value("handoffs_max")
+        has_room = self._is_full and len(self._tasks) < most
+        if not (self._is_new or has_room):
             return
-        self._is_new = False
+        self._is_new = self._is_full = False
         group_id = self._outbox.claimant.group_id
         for replica in self._context.replicas.values():
             for key, known in replica.world.keys.items():

@@ -47,10 +47,10 @@ class Announcer:
         "_ended",
         "_first_ms",
         "_first_offset",
+        "_host",
         "_labels",
         "_outbox",
         "_succeeded",
-        "host",
     )
 
     def __init__(
@@ -59,7 +59,7 @@ class Announcer:
         self._context = context
         self._outbox = outbox
         self._labels = dict(labels)
-        self.host = host[:255]
+        self._host = host[:255]
         self._due_ms = 0
         self._first_offset: int | None = None
         self._first_ms = 0
@@ -245,7 +245,7 @@ class Announcer:
                 incarnation=owner.incarnation,
                 seq=seq,
                 topics=terms.topics,
-                host=self.host,
+                host=self._host,
                 capacity=terms.capacity,
                 load=terms.load,
                 labels=dict(labels),

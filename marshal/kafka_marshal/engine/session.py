@@ -23,7 +23,6 @@ from kafka_marshal.protocol.labels import REPLACES_LABEL
 from kafka_marshal.protocol.planner import DRAINED, PLANNED, SURPLUS, Plan, Release
 from kafka_marshal.protocol.plans import RESTART
 from kafka_marshal.protocol.records import (
-    DRAIN,
     BatchHeartbeat,
     ClaimingMessages,
     ClaimingPartition,
@@ -108,6 +107,7 @@ class Session(Holder):
         claimant: Identity and secret of this process.
         holdings: Keys that it contends for or holds.
         grants: Requests ranges of offsets at most once.
+        self_drain: Drains this client before it ends.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Session(Holder):
         self._cooldowns = ReleaseCooldowns()
         self._offers = Offers(context, self._outbox, self.holdings, drain=self._drain)
         self._warmer = Warmer(context, self._outbox)
-        self._self_drain = SelfDrain(context, self._outbox)
+        self.self_drain = SelfDrain(context, self._outbox, host=host)
         self._policy_at_ms = 0
         self._is_closing = False
         self._closed = "closed"
@@ -281,7 +281,7 @@ class Session(Holder):
         if self.failure is not None:
             return
         self._offers.drive(now_ms)
-        self._self_drain.drive(now_ms)
+        self.self_drain.drive(now_ms)
         self._drive_active(now_ms)
         self._heartbeater.beat_due(self.holdings.values(), now_ms)
         if self._mirror is not None:
@@ -847,25 +847,6 @@ class Session(Holder):
         pending = any(self._outbox.is_pending(seq, late=late) for seq in seqs)
         return pending and not self._is_mute
 
-    def drain_self(self, for_ms: int) -> bool:
-        """Hand off what other members can take, by a directive of its own.
-
-        Args:
-            for_ms: When the directive ends by itself if this process dies.
-
-        Returns:
-            False if the log is of a level without directives.
-        """
-        return self._self_drain.begin(for_ms)
-
-    @property
-    def is_drained(self) -> bool:
-        """Whether a directive drains this client (PROTOCOL 9.7)."""
-        owner, group_id = self.claimant.owner, self.claimant.group_id
-        home = self._context.replicas[self._context.home_of(group_id)].world
-        name = (group_id, owner.client_id)
-        return home.action_for(name, host=self._announcer.host) == DRAIN
-
     def begin_close(self, *, release: bool) -> list[int]:
         """Start to close: release every claim, or send a last beat for it.
 
@@ -876,7 +857,7 @@ class Session(Holder):
         if self._mirror is not None:
             self._mirror.hurry()
         seqs = self._announcer.announce_leaving(self._wanted.subs, self.holdings)
-        seqs += self._self_drain.end()
+        seqs += self.self_drain.end()
         seqs += self._outbox.pending_of(self.holdings)
         for holding in list(self.holdings.values()):
             if not holding.claim.is_owned:

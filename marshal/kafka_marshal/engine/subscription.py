@@ -637,9 +637,12 @@ class Subscription:
         else:
             self._claimable_since.pop(key, None)
         holding = inputs.holdings.get(key)
+        owner_name = None if who is None else who.client_id
+        if known is not None and known.handoff is not None and wait_ms:
+            owner_name = known.handoff[0]  # it is reserved for that one
         return KeyView(
             key=key,
-            owner=None if who is None else who.client_id,
+            owner=owner_name,
             is_mine=_is_mine(holding),
             is_claimable=is_claimable and not (is_left or is_kept),
             is_ours_before=bool(inputs.lives)

@@ -25,7 +25,8 @@ class KeyView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     Attributes:
         key: The key.
-        owner: client_id of the owner in the log, None if it is free or stale.
+        owner: client_id of the owner in the log, or of the successor that a release
+            reserves the key for; None if it is free or stale.
         is_mine: Whether this member holds it, or is about to.
         is_claimable: Whether a claim is likely to be accepted now.
         is_ours_before: Whether an earlier process of this member still owns it.

@@ -148,6 +148,8 @@ class Client:
         watched: Its process and its children in the death watch.
         children: Processes that work for it.
         is_leaving: Whether it gets nothing new and goes once it has nothing left.
+        awaits_drain: Whether it works on until then, so that its partitions may be
+            handed off warm.
         excluded_until_ms: Until when it gets nothing new, because it was stuck.
         claim_requests: Last request for each key claimed without consumption: its
             number, and whether it ended the claim.
@@ -167,6 +169,7 @@ class Client:
     watched: Watched | None = None
     children: tuple[int, ...] = ()
     is_leaving: bool = False
+    awaits_drain: bool = False
     reserved_until_ms: int | None = None
     excluded_until_ms: int = 0
     claim_requests: dict[Key, tuple[int, bool]] = attrs.field(factory=dict)

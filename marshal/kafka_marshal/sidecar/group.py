@@ -766,8 +766,8 @@ class LocalGroup:
         Args:
             for_ms: When that ends in the log, if this process dies.
         """
-        if self.failure is None:
-            self.session.drain_self(for_ms)
+        if not self.is_handed_off:
+            self.session.self_drain.begin(for_ms)
 
     @property
     def is_handed_off(self) -> bool:

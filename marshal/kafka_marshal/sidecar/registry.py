@@ -296,7 +296,7 @@ class ClientRegistry:
     ) -> None:
         client.seen_ms = self._context.now_ms
         client.beat_ms = registration.beat_ms
-        client.is_leaving = False
+        client.is_leaving = client.awaits_drain = False
         client.reserved_until_ms = None
         if (peer.pid, peer.started) != (client.peer.pid, client.peer.started):
             client.peer = peer

@@ -222,6 +222,7 @@ class SidecarService:
                 for each in request.returned:
                     group.accept_returned(client, each, reason=LEFT)
                 client.is_leaving = True
+                client.awaits_drain = request.reason == "downscale"
                 for name in list(client.wants):
                     group.remove_subscriber(client, name)
             self._engine.act(group.session)

@@ -133,9 +133,9 @@ class WarmUps:
             self.withdraw(key)
             found = None
         # A drained sidecar would not claim it again; others will.
-        if self._session.is_drained or self._is_offered_elsewhere(key):
+        if self._session.self_drain.is_in_force or self._is_offered_elsewhere(key):
             return self._delay(now_ms)
-        if not self._can_warm(key, to):
+        if not (self._works_on(lease) and self._can_warm(key, to)):
             return True
         if found is not None:
             return found.is_ready
@@ -144,6 +144,12 @@ class WarmUps:
             return self._delay(now_ms)
         self._offer(lease, to, now_ms)
         return False
+
+    def _works_on(self, lease: ClientLease) -> bool:
+        """Return whether a client works on a partition until it is handed off."""
+        client, shared = lease.client, self._table.subscription_at(lease.key)
+        is_subscribed = shared is not None and client.client_id in shared.subscribers
+        return is_subscribed or client.awaits_drain
 
     def _delay(self, now_ms: int) -> bool:
         if self._retry_ms is None:

@@ -124,6 +124,19 @@ def test_an_offer_to_a_member_that_is_drained_is_withdrawn(cluster):
     assert len(a.held) == 4
 
 
+def test_a_drained_member_keeps_what_nobody_else_has_room_for(cluster):
+    a = cluster.node("a", spec=spec())
+    cluster.run_until(lambda: len(a.held) == 4, 3 * H)
+    drain(cluster)
+    cluster.fates["b"] = AppendFate(delay_ms=300)
+    b = cluster.node("b", spec=spec(claims_max=1))
+    cluster.run_until(lambda: len(b.held) == 1, 3 * H)
+    cluster.run(3 * H)
+    # What is on its way to the other one counts as held by it.
+    assert (len(a.held), len(b.held)) == (3, 1)
+    assert len(of(cluster, "a", ReleasingPartition)) == 1
+
+
 # --- of its own
 
 
@@ -134,10 +147,10 @@ def shown(cluster):
 
 def test_a_member_that_shuts_down_drains_itself(cluster):
     a, b = pair(cluster)
-    assert a.session.drain_self(20 * H)
-    assert a.session.drain_self(20 * H)
+    assert a.session.self_drain.begin(20 * H)
+    assert a.session.self_drain.begin(20 * H)
     cluster.run_until(lambda: len(b.held) == 4, H)
-    assert a.session.is_drained
+    assert a.session.self_drain.is_in_force
     (record,) = [each.record for each in of(cluster, "a", Directive)]
     (standing,) = shown(cluster)
     assert (record.client, record.action) == ("a", "drain")
@@ -155,7 +168,7 @@ def test_a_member_that_shuts_down_drains_itself(cluster):
 def test_its_directive_is_repeated_until_the_log_has_it(cluster):
     a, b = pair(cluster)
     cluster.fates["a"] = AppendFate(is_lost=True)
-    a.session.drain_self(20 * H)
+    a.session.self_drain.begin(20 * H)
     cluster.run(100)
     del cluster.fates["a"]
     assert not shown(cluster)
@@ -168,7 +181,7 @@ def test_its_directive_is_repeated_until_the_log_has_it(cluster):
 
 def test_that_of_a_dead_member_ends_by_itself(cluster):
     a, b = pair(cluster)
-    a.session.drain_self(2 * H)
+    a.session.self_drain.begin(2 * H)
     cluster.run_until(lambda: len(b.held) == 4, H)
     cluster.crash(a)
     cluster.run_until(lambda: not shown(cluster), 4 * H)
@@ -176,7 +189,7 @@ def test_that_of_a_dead_member_ends_by_itself(cluster):
 
 def test_it_is_not_sent_again_after_its_end(cluster):
     a, _ = pair(cluster)
-    a.session.drain_self(H)
+    a.session.self_drain.begin(H)
     cluster.run(4 * H)
     assert len(of(cluster, "a", Directive)) == 1
 
@@ -185,7 +198,27 @@ def test_a_log_without_directives_drains_nobody(monkeypatch):
     monkeypatch.setattr(node, "SUPPORTED_LEVEL", 1)
     cluster = world(partitions=1, records=(4, 4, 4, 4))
     a, _ = pair(cluster)
-    assert not a.session.drain_self(H)
+    assert not a.session.self_drain.begin(H)
     a.session.begin_close(release=True)
     cluster.run(H)
+    assert not of(cluster, "a", Directive)
+
+
+def test_the_next_process_of_its_name_ends_it(cluster):
+    a, b = pair(cluster)
+    a.session.self_drain.begin(30 * H)
+    cluster.run_until(lambda: len(b.held) == 4, H)
+    cluster.crash(a)
+    assert shown(cluster)
+    again = cluster.node("a", spec=spec())
+    cluster.run_until(lambda: not shown(cluster), H)
+    cluster.run_until(lambda: len(again.held) == 2, 6 * H)
+    assert len(of(cluster, "a", Directive)) == 2
+
+
+def test_directives_of_admins_are_not_ended_by_whom_they_name(cluster):
+    pair(cluster)
+    drain(cluster)
+    cluster.run(2 * H)
+    assert shown(cluster)
     assert not of(cluster, "a", Directive)

@@ -230,6 +230,37 @@ def test_the_settings_of_the_group_limit_how_many_offers_are_open(most, expected
     assert b.warming.waiting_count == expected
 
 
+def test_offers_of_two_owners_at_once_are_followed_one_after_the_other():
+    cluster = world(partitions=2, records=(1,) * 12)
+    write(cluster, settings(handoffs_max=1))
+    a, b = cluster.node("a", spec=spec()), cluster.node("b", spec=spec())
+    cluster.run_until(lambda: len(a.held) == len(b.held) == 6, 5 * H)
+    # Neither reads the other's offer before it sends its own.
+    for name in "ab":
+        cluster.fates[name] = AppendFate(delay_ms=300)
+    c = cluster.node("c")
+    c.warming.is_held = True
+    c.consume(spec(on_warm=Warm()))
+
+    def offered():
+        return [
+            *offers(cluster, "a"),
+            *offers(cluster, "b"),
+            *of(cluster, "a", HandoffOffer, partition=1),
+            *of(cluster, "b", HandoffOffer, partition=1),
+        ]
+
+    cluster.run_until(lambda: len(offered()) == 2, 4 * H)
+    cluster.fates.clear()
+    cluster.run(H)
+    assert c.warming.waiting_count == 1
+    c.warming.run_waiting()
+    cluster.run_until(lambda: c.warming.waiting_count == 1, H)
+    c.warming.is_held = False
+    c.warming.run_waiting()
+    cluster.run_until(lambda: len(c.held) == 4, 9 * H)
+
+
 def test_an_owner_has_few_offers_open():
     cluster = world(partitions=2, records=(1,) * 24)
     a = cluster.node("a", spec=spec())

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from enginekit import H, held_by, lines, owning, spec, world
 from scraping import Scraped
+from sidecarkit import Local, Machine, having, run_until
 
 from kafka_marshal.errors import ConfigurationError, LogUnreadable
 from kafka_marshal.observability import metrics as library
@@ -286,6 +287,21 @@ def test_totals_count_what_happened():
     requests = "marshal_sidecar_requests_total"
     assert found(requests, route="beat", status="200") == 2
     assert found(requests, route="beat", status="409") == 1
+
+
+def test_handoffs_between_clients_count_as_those_of_the_library():
+    machine = Machine(world(partitions=2, records=[5] * 8))
+    a = having(machine, warms=True)
+    b = Local(machine, "b", pid=2)
+    b.subscribe(warms=True)
+    run_until(machine.cluster, [a, b], lambda: len(b.warm) == 4, H)
+    b.ready(min(b.warm))
+    found = Daemon(machine.node).scrape()
+    phases = {
+        phase: found("marshal_handoffs", group="g", phase=phase)
+        for phase in ("offered", "ready", "warming")
+    }
+    assert phases == {"offered": 3, "ready": 1, "warming": 3}
 
 
 def test_routes_are_bounded():

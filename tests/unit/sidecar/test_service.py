@@ -18,6 +18,7 @@ from sidecarkit import (
     find,
     having,
     keys,
+    records,
     releases,
     run,
     run_until,
@@ -35,6 +36,7 @@ from kafka_marshal.protocol.codec import person_to_tags
 from kafka_marshal.protocol.losses import marks_of
 from kafka_marshal.protocol.records import (
     ClaimingMessages,
+    Directive,
     Heartbeat,
     Member,
     ReleasingPartition,
@@ -412,6 +414,7 @@ def test_nothing_is_handed_off_where_nobody_can_take_it(cluster, machine):
     assert machine.service.is_handed_off
     run(cluster, [a], H)
     assert len(a.valid) == 8
+    assert not records(cluster, Directive)
 
 
 def test_a_sidecar_without_claims_has_nothing_to_hand_off(machine):
@@ -433,13 +436,13 @@ def test_a_failed_group_is_not_handed_off(cluster, machine):
 
 def test_a_drained_sidecar_moves_nothing_between_its_clients(cluster, machine):
     a = having(machine)
-    other = cluster.node("other", spec=spec(claims_max=1))
-    machine.service.start_handoff(for_ms=20 * H)
-    run_until(cluster, [a], lambda: len(other.held) == 1, 3 * H)
-    before = len(releases(cluster))
-    machine.service._is_admitting = True
+    (group,) = machine.service.groups
+    group.session.self_drain.begin(20 * H)
+    run_until(cluster, [a], lambda: group.session.self_drain.is_in_force, H)
     b = Local(machine, "b", pid=2)
     b.subscribe()
     run(cluster, [a, b], 3 * H)
-    assert sizes(a, b) == [7, 0]
-    assert len(releases(cluster)) == before
+    assert sizes(a, b) == [8, 0]
+    assert not releases(cluster)
+    group.session.self_drain.end()
+    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], 2 * H)

@@ -109,6 +109,26 @@ def test_a_partition_of_a_dead_client_is_given_to_another_at_once(cluster, machi
     assert a.held
 
 
+def test_dead_and_living_owners_at_once(cluster, machine):
+    """Acceptance KA30: what the dead one had is assigned, the rest is handed off."""
+    a = having(machine, warms=True)
+    b = joining(machine, warms=False)
+    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    had = set(b.held)
+    c = Local(machine, "c", pid=3)
+    machine.watch.kill(2)
+    c.subscribe(warms=True)
+    run_until(cluster, [a, c], lambda: c.valid, H)
+    for _ in range(20):
+        run(cluster, [a, c], 100)
+        for key in list(c.warm):
+            c.ready(key)
+    assert len(a.valid) + len(c.valid) == 8
+    assert abs(len(a.valid) - len(c.valid)) <= 1
+    assert {w.owner for w in c.named(api.Warm)} <= {"a"}
+    assert not had & {c.key(w) for w in c.named(api.Warm)}
+
+
 def test_a_client_that_dies_while_it_warms_up_changes_nothing(cluster, machine):
     """Acceptance KA11."""
     a, b = offered(cluster, machine)
@@ -206,6 +226,24 @@ def test_a_client_that_leaves_works_until_another_is_ready(cluster, machine):
     assert not a.valid
 
 
+@pytest.mark.parametrize("is_leaving", [True, False])
+def test_a_client_that_stops_working_gives_its_partitions_up_at_once(
+    cluster, machine, is_leaving
+):
+    a = having(machine, warms=True)
+    b = joining(machine)
+    run(cluster, [a, b], 1_000)
+    if is_leaving:
+        machine.service.leave(a.who, api.LeaveRequest())
+    else:
+        none = api.ReleaseRequest(returned=())
+        machine.service.unsubscribe(a.who, "s", release=none, keep=False)
+    for _ in range(20):
+        run(cluster, [each for each in (a, b) if each is b or a.held], 100)
+    assert len(b.valid) == 8
+    assert not list(machine.service.groups[0].warm_ups)
+
+
 # --- a reconnect, a replay, a snapshot
 
 
@@ -222,6 +260,37 @@ def test_missed_events_are_replayed(cluster, machine):
         b.beat()
     missed = [frame.body for frame in machine.service.feed(b.who, at).take()]
     assert [type(each) for each in missed] == [api.Warm] * 4
+
+
+def test_nothing_is_missed_over_a_hundred_reconnects(cluster, machine):
+    """Acceptance KA06, KA07: each reconnect resumes after the last event."""
+    a = having(machine, warms=True)
+    b = Local(machine, "b", pid=2)
+    b.subscribe(warms=True)
+    done = set()
+    for number in range(100):
+        for client in (a, b):
+            client.follow()
+            client.live()
+        for key in set(b.warm) - done:
+            b.ready(key)
+            done.add(key)
+        if number % 40 == 20:
+            none = api.ReleaseRequest(returned=())
+            machine.service.unsubscribe(b.who, "s", release=none, keep=False)
+        elif number % 40 == 30:
+            done.clear()
+            b.subscribe(warms=True)
+        cluster.run(50)
+    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    for client in (a, b):
+        leases = find(machine, client).leases
+        assert {key: lease.epoch for key, lease in leases.items()} == {
+            key: epoch for key, (epoch, _) in client.held.items()
+        }
+        # Never was anything gone that a snapshot had to replace.
+        assert len(client.named(api.Snapshot)) == 1
+    assert len(b.named(api.Warm)) >= 8
 
 
 def test_a_snapshot_has_what_a_client_is_to_warm_up_for(cluster, machine):

@@ -5,11 +5,11 @@ runs it, and says that it is committed.
 """
 
 import pytest
-from enginekit import AMO, H, Stepping, fold, spec, world, write
+from enginekit import AMO, H, Stepping, fold, of, spec, world, write
 
 from kafka_marshal.engine.replica import LastClaim
 from kafka_marshal.errors import ClaimLost, CoordinationError, PositionError
-from kafka_marshal.protocol.records import ClaimingMessages
+from kafka_marshal.protocol.records import ClaimingMessages, HandoffOffer
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.ranges import RangeConsumer
 from kafka_marshal.spark.claims import Claims, Rules
@@ -385,6 +385,38 @@ def test_a_partition_is_finished_before_it_is_released():
     cluster.run_until(lambda: len(two.held) == 1, 2 * H)
     (key,) = two.held
     assert position(cluster, key.partition) == 2
+
+
+def test_a_partition_is_read_until_its_successor_is_warm_and_the_batch_is_over():
+    cluster = world(records=(6, 6))
+    query = Query(cluster, [], "one")
+    assert query.plan(Limit(most=4))
+    assert set(query.read()) == {0, 1}
+    two = cluster.node("two")
+    two.warming.is_held = True
+    two.consume(spec(on_warm=lambda *_: None))
+    cluster.run_until(lambda: two.warming.waiting_count, 4 * H)
+    # It plans on as long as the other one loads its state.
+    assert not query.ranges.leaving()
+    assert query.plan(Limit(most=4))
+    assert set(query.read()) == {0, 1}
+    two.warming.run_waiting()
+    cluster.run_until(query.ranges.leaving, H)
+    cluster.run(H)
+    assert not two.held, "the batch is not over"
+    query.plan(Limit(most=4))
+    cluster.run_until(lambda: len(two.held) == 1, 2 * H)
+    (key,) = two.held
+    assert position(cluster, key.partition) == 4
+
+
+def test_a_query_as_successor_gets_a_partition_without_an_offer():
+    cluster = world(records=(6, 6))
+    one = cluster.node("one", spec=spec())
+    cluster.run_until(lambda: len(one.held) == 2, 4 * H)
+    query = Query(cluster, [], "two")
+    cluster.run_until(lambda: len(query.node.held) == 1, 4 * H)
+    assert not of(cluster, "one", HandoffOffer)
 
 
 # --- at most once

@@ -86,6 +86,7 @@ def test_clients_of_one_that_serves(asked):
         lambda: (invoke("clients"), invoke("clients", "-o", "jsonl"))
     )
     assert "orders-0" in table.stdout
+    assert "orders-1" in table.stdout
     (client,) = map(json.loads, lines.stdout.splitlines())
     assert (client["group"], client["client"], client["pid"]) == ("g", "c", 7)
 
