@@ -424,6 +424,11 @@ class Subscription:
         self._excluded.add(key)
         self._keys = None
 
+    @property
+    def failing(self) -> list[TopicPartition]:
+        """The partitions that are excluded, in order."""
+        return sorted(key.topic_partition for key in self._excluded)
+
     def want_all(self) -> None:
         """Include excluded keys again: their positions may be valid now."""
         self._excluded.clear()

@@ -271,6 +271,24 @@ def test_who_does_not_return_within_the_grace_is_replaced_by_all(cluster):
     cluster.run_until(balanced(cluster, 6, 6), 4 * H)
 
 
+def test_a_partition_that_a_member_cannot_serve_goes_to_another(cluster):
+    a, _ = start(cluster, "a", "b")
+    cluster.run_until(balanced(cluster, 6, 6), 4 * H)
+    key = min(a.held)
+    (sub,) = a.session._wanted.subs
+    sub.exclude(key)
+    a.session.release(a.held[key], reason="failed")
+    a.session.reconsider()
+    (b,) = [node for node in cluster.nodes if node is not a]
+    cluster.run_until(lambda: key in b.held, 4 * H)
+    last = [line for line in announced(cluster) if line.record.client_id == "a"][-1]
+    name, text = f"fails:{key.topic}", str(key.partition)
+    assert last.record.labels == {"plans": "1", name: text}
+    cluster.run_until(balanced(cluster, 6, 6), 4 * H)
+    cluster.run(4 * H)
+    assert key in b.held
+
+
 def test_a_short_interval_does_not_stop_it():
     cluster = world(partitions=3, records=(1,) * ALL, h=1_000)
     for partition in range(3):
