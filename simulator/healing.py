@@ -258,6 +258,8 @@ class Healing(Liveness):
         pause_some = self._strikes.schedules.pause_some
         pause_some(0, numbers=(first[0].partition,), for_ms=for_ms + wait_ms)
         pause_some(wait_ms, numbers=(last[0].partition,), for_ms=for_ms)
+        if PLANS in self._world.plan.kinds:
+            self._live(wait_ms)  # till then a key may be on its way to another member
         if not self._gets(limit_ms, lambda: not self._held() & paused):
             raise Violation("4.15", f"{self._held() & paused} in use after {limit_ms}")
         if not self._gets(self._takeover_ms, lambda: rest <= self._held()):
