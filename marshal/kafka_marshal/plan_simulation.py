@@ -1,7 +1,8 @@
 """What would happen to a group: members killed, added or drained, limits, partitions.
 
 Members under the policy ``fair`` decide each for itself, so the prediction has each of
-them decide on the same view, in waves, until nothing moves. It reads a ``World`` and
+them decide on the same view, in waves, until nothing moves. In a group with policy
+``planner`` the plan of the whole group decides, in one wave. It reads a ``World`` and
 writes nothing. Members whose claims race for a key are taken in order of their names;
 in the group the fastest one wins.
 """
@@ -14,9 +15,21 @@ import msgspec
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.claiming import estimate
-from kafka_marshal.protocol.group_plan import Uncovered
+from kafka_marshal.protocol.group_plan import (
+    PlanInput,
+    PlanKey,
+    PlanMember,
+    Uncovered,
+    plan,
+)
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
-from kafka_marshal.protocol.labels import WEIGHT_MAX, weight_of
+from kafka_marshal.protocol.labels import (
+    RACK_LABEL,
+    TARGET_LABEL,
+    WEIGHT_MAX,
+    number_of,
+    weight_of,
+)
 from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.planner import (
     KeyView,
@@ -25,6 +38,7 @@ from kafka_marshal.protocol.planner import (
     fair,
     why_uncovered,
 )
+from kafka_marshal.protocol.settings import FAIR, PLANNER
 from kafka_marshal.protocol.state import KeyState, MemberState, WorldState
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 from kafka_marshal.views import World
@@ -98,6 +112,7 @@ class Simulation:
         uncovered: Keys that nobody has at the end, and why.
         waves: Number of waves until nothing moves.
         is_settled: Whether that was reached within ``WAVES_MAX``.
+        policy: ``planner``, or ``fair`` for all others.
     """
 
     members: Mapping[str, str]
@@ -107,6 +122,7 @@ class Simulation:
     uncovered: tuple[Uncovered, ...]
     waves: int
     is_settled: bool
+    policy: str
 
 
 def simulate(
@@ -116,7 +132,7 @@ def simulate(
     changes: Changes,
     partition_counts: Mapping[str, int] | None = None,
 ) -> Simulation:
-    """Return what the group would do under the policy ``fair``.
+    """Return what the group would do.
 
     Args:
         world: A view, with members.
@@ -131,7 +147,11 @@ def simulate(
     group = _Group(world, group_id, partition_counts or {})
     before = dict(group.owners)
     group.change(changes)
-    group.settle()
+    is_planned = world.settings(group_id).policy == PLANNER
+    if is_planned:
+        group.settle_by_plan()
+    else:
+        group.settle()
     owners = {key: name for key, name in group.owners.items() if name is not None}
     return Simulation(
         members=group.hosts,
@@ -141,6 +161,7 @@ def simulate(
         uncovered=group.uncovered(),
         waves=group.waves,
         is_settled=group.is_settled,
+        policy=PLANNER if is_planned else FAIR,
     )
 
 
@@ -361,6 +382,32 @@ class _Group:
                 # What nobody claims for an interval anybody may claim.
                 has_orphans = True
 
+    def settle_by_plan(self) -> None:
+        """Move what a planner of the whole group would."""
+        members = tuple(
+            PlanMember(
+                name=each.client_id,
+                topics=tuple(sorted(each.topics)),
+                limit=each.claims_max or None,
+                target=number_of(dict(each.labels), TARGET_LABEL),
+                weight=each.weight,
+                host=self.hosts[each.client_id],
+                rack=dict(each.labels).get(RACK_LABEL, ""),
+            )
+            for each in self._members_now()
+        )
+        keys = tuple(
+            PlanKey(place, owner or self._last.get(place), is_free=owner is None)
+            for place, owner in sorted(self.owners.items())
+        )
+        moves = plan(PlanInput(keys=keys, members=members)).moves
+        for move in moves:
+            if self.owners[move.key] is not None:
+                self._free(move.key, gap_ms=None)
+            self._claim(move.key, move.to, wave=1)
+        self.waves = 1 if moves else 0
+        self.is_settled = True
+
     def _wave(self, *, has_orphans: bool) -> bool:
         """Let every member decide on the same view, then act; return whether any did.
 
@@ -461,4 +508,5 @@ def _member_view(member: MemberState) -> MemberView:
         claims_max=record.capacity,
         held=record.load,
         weight=weight_of(record.labels),
+        labels=tuple(sorted(record.labels.items())),
     )

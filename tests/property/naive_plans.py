@@ -1,10 +1,21 @@
 """The part of the twin that counts plans, also from the text alone (9.2, 4.9)."""
 
+from typing import Any
+
 from naive_pauses import Refused
 
 
 class Plans:
     """Folds Plans into ``plans``; the rest of the world is the twin's."""
+
+    # What the whole twin has.
+    c: Any
+    config: Any
+    plans: Any
+    limit: Any
+    is_home: Any
+    is_group_too_many: Any
+    groups_without_plans: Any
 
     def Plan(self, _entry, data, _key):  # noqa: N802 - 9.2
         group = data["group_id"]

@@ -3,6 +3,8 @@
 ``make proof`` compares 10,000 random groups of each kind; the slice here is small.
 """
 
+import attrs
+import msgspec
 import plankit
 import pytest
 from hypothesis import given, settings
@@ -13,6 +15,9 @@ from kafka_marshal.protocol.group_plan import PlanInput, PlanKey, PlanMember, pl
 from kafka_marshal.protocol.types import TopicPartition
 
 SEEDS = range(slice_of(quick=300, full=10_000))
+
+
+HALF = 0.5
 
 
 @pytest.mark.parametrize("kind", [plankit.uniform_group, plankit.mixed_group])
@@ -57,3 +62,27 @@ def test_nothing_moves_in_a_balanced_group(size, count, chance):
         for number, owner in enumerate(dealt)
     )
     assert not plan(PlanInput(keys=keys, members=members)).moves
+
+
+@pytest.mark.parametrize("kind", [plankit.uniform_group, plankit.mixed_group])
+def test_what_is_under_way_is_not_planned_again(kind):
+    """KA14, KA20, K41: whatever part of a plan is carried out, no other plan is due.
+
+    A planner counts a key as that of the member which its last plan names (9.2).
+    """
+    for seed in SEEDS:
+        chance = plankit.chance_of(seed)
+        group = kind(chance)
+        first = plan(group)
+        moves = {move.key: move.to for move in first.moves}
+        done = {key for key in moves if chance.random() < HALF}
+        keys = tuple(
+            msgspec.structs.replace(
+                each,
+                owner=moves.get(each.key, each.owner),
+                is_free=each.is_free and each.key not in done,
+            )
+            for each in group.keys
+        )
+        then = plan(attrs.evolve(group, keys=keys))
+        assert then.owners == first.owners, seed

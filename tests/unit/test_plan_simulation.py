@@ -4,7 +4,7 @@ from collections import Counter
 
 import msgspec
 import pytest
-from logkit import START_MS, H, Log, claim, member, pause, release
+from logkit import START_MS, H, Log, claim, member, pause, release, settings
 
 from kafka_marshal import Key, TopicPartition, World
 from kafka_marshal.errors import ConfigurationError
@@ -164,3 +164,31 @@ def test_changes_that_do_not_fit_are_refused(changes, setting):
     with pytest.raises(ConfigurationError) as caught:
         simulate(group(*"abc"), "g", changes=changes)
     assert caught.value.setting == setting
+
+
+def planned_group(*owners, **others):
+    """Return a world of a group with policy ``planner``."""
+    log = Log(level=2)
+    log.append(settings(policy="planner"))
+    for name in "abc":
+        log.append(announced(name, **others.get(name, {})))
+    for number, owner in enumerate(owners):
+        log.claimed(owner, key=Key("g", "t", number))
+    return World([log.state], {0: 0})
+
+
+def test_a_group_that_is_planned_moves_by_its_plan():
+    changes = Changes(kill=("c",), add=(NewMember(name="d"),))
+    found = simulate(planned_group(*"aabbcc"), "g", changes=changes)
+    assert counts(found) == {"a": 2, "b": 2, "d": 2}
+    assert {(m.source, m.to, m.gap_ms) for m in found.moves} == {("c", "d", 2 * H)}
+    assert (found.policy, found.waves, found.is_settled) == ("planner", 1, True)
+    still = simulate(planned_group(*"aabbcc"), "g", changes=Changes())
+    assert (still.moves, still.waves, still.policy) == ((), 0, "planner")
+
+
+def test_a_plan_keeps_the_targets_that_members_announce():
+    world = planned_group(*"aabbcc", c={"labels": {"target": "1", "rack": "r"}})
+    found = simulate(world, "g", changes=Changes())
+    assert counts(found)["c"] == 1
+    assert [move.source for move in found.moves] == ["c"]

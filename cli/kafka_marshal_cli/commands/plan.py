@@ -81,8 +81,9 @@ def simulate_plan(
     """Predict who would hold which partition after some changes; write nothing.
 
     Options can be repeated and combined; all changes happen at once. Without any, the
-    moves that are still to come are shown. The members are taken to follow the policy
-    `fair`, each by itself, in waves. GAP is the longest time without an owner: two
+    moves that are still to come are shown. In a group with policy `planner` its plan
+    decides; other members are taken to follow the policy `fair`, each by itself, in
+    waves. GAP is the longest time without an owner: two
     heartbeat intervals after a kill, otherwise unknown. Uncovered partitions have a
     reason: `no members`, `topics` (no member subscribes to it), or `limits`.
     """
@@ -299,7 +300,7 @@ def _answer(found: Simulation, group: str, as_of: Mapping[str, object]) -> Answe
     ]
     facts = {
         "group_id": group,
-        "policy": "fair",
+        "policy": found.policy,
         "moves_count": len(moves),
         "waves": found.waves,
         "is_settled": found.is_settled,

@@ -13,6 +13,7 @@ from kafka_marshal.protocol.labels import (
     WARMS_LABEL,
     WEIGHT_LABEL,
     WEIGHT_MAX,
+    failing_labels,
 )
 from kafka_marshal.protocol.records import (
     SUPPORTED_LEVEL,
@@ -87,13 +88,24 @@ class Announcer:
         holdings: Mapping[Key, Holding],
         *,
         is_behind: bool = False,
-        plans: bool = False,
+        can_plan: bool = True,
+        is_planned: bool = False,
     ) -> None:
-        """Announce the wanted topics, the load, and what planners need to know."""
+        """Announce the wanted topics, the load, and what planners need to know.
+
+        Args:
+            subs: What the member consumes.
+            holdings: What it holds.
+            is_behind: Whether it does not keep up.
+            can_plan: Whether it may plan.
+            is_planned: Whether its group follows Plans.
+        """
         labels = dict(self._labels)
         if is_behind:
             labels[LAGGING_LABEL] = "yes"
-        if plans:
+        if is_planned:
+            labels |= failing_labels(place for sub in subs for place in sub.failing)
+        if is_planned and can_plan:
             labels[PLANS_LABEL] = str(PLANNER_VERSION)
         if any(sub.can_warm for sub in subs):
             labels[WARMS_LABEL] = "yes"

@@ -297,7 +297,8 @@ class Session(Holder):
                     subs,
                     self.holdings,
                     is_behind=is_behind,
-                    plans=self._planner.can_plan and self._planner.is_in_force(),
+                    can_plan=self._planner.can_plan,
+                    is_planned=self._planner.is_in_force(),
                 )
             self._refresh_topics(now_ms)
             self._warmer.look(self._wanted.sub_of, now_ms)

@@ -443,6 +443,11 @@ class Subscription:
         self._excluded.add(key)
         self._keys = None
 
+    @property
+    def failing(self) -> list[TopicPartition]:
+        """The partitions that are excluded, in order."""
+        return sorted(key.topic_partition for key in self._excluded)
+
     def want_all(self) -> None:
         """Include excluded keys again: their positions may be valid now."""
         self._excluded.clear()
@@ -653,7 +658,6 @@ class Subscription:
             is_leaving=holding is not None and holding.drain is not None,
             is_lost=key in self.lost,
             planned=named,
-            reserved_for=_reserved_for(known, log_ms=world.now_ms + elapsed_ms),
             last_owner=_last_owner(
                 known, world.soft.notes.get(key), is_owned=who is not None
             ),
@@ -770,14 +774,6 @@ def _last_owner(
     if known is not None and known.owner is not None:
         return known.owner.client_id  # gone stale
     return None if note is None else note.client_id
-
-
-def _reserved_for(known: KeyState | None, *, log_ms: int) -> str | None:
-    """Return the successor that alone can claim a released key, or None."""
-    if known is None or known.owner is not None or known.handoff is None:
-        return None
-    successor, until_ms = known.handoff
-    return successor if log_ms < until_ms else None
 
 
 def _kept_for(

@@ -39,8 +39,6 @@ class KeyView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
             free; None if the log names none.
         planned: client_id that the Plan of the group names for it (PROTOCOL 9.2), None
             without one.
-        reserved_for: client_id of the successor that it was released to, while only
-            that one can claim it; else None.
     """
 
     key: Key
@@ -53,7 +51,6 @@ class KeyView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     is_lost: bool = False
     last_owner: str | None = None
     planned: str | None = None
-    reserved_for: str | None = None
 
 
 class MemberView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -313,12 +310,6 @@ def _share(
         for name in members
         if held.get(name, 0) < share[name] and name != view.me
     }
-    if view.is_drained:
-        # What was released to a member is on its way there, and takes its room.
-        for key in keys:
-            if key.reserved_for in lacks:
-                lacks[key.reserved_for] -= 1
-        lacks = {name: lack for name, lack in lacks.items() if lack > 0}
     surplus = mine - share[view.me]
     parts = sum(weights[name] for name in members)
     detail = f"{mine} held, share {share[view.me]} of {len(keys)} among {parts}"

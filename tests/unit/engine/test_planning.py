@@ -89,6 +89,38 @@ def test_a_member_that_joins_gets_its_share_by_as_many_moves(cluster):
     assert {(one.successor, one.reason) for one in releases} == {("c", "planned")}
 
 
+def test_a_burst_of_joins_is_one_plan(cluster):
+    """KA15: three members that join within a second move each key once."""
+    start(cluster, "a")
+    cluster.run_until(balanced(cluster, ALL), 4 * H)
+    cluster.run(2 * H)
+    since, before = end(cluster), len(accepted(cluster))
+    for name in ("b", "c", "d"):
+        start(cluster, name)
+        cluster.run(300)
+    cluster.run_until(balanced(cluster, 3, 3, 3, 3), 4 * H)
+    cluster.run(4 * H)
+    assert len(claims(cluster, since)) == 9
+    assert len(accepted(cluster)) == before + 1
+
+
+def test_members_that_warm_up_get_their_keys_once_they_have(cluster):
+    start(cluster, "a")
+    cluster.run_until(balanced(cluster, ALL), 4 * H)
+    b = cluster.node("b")
+    b.warming.is_held = True
+    b.consume(spec(on_warm=lambda *_: None))
+    cluster.run_until(lambda: b.warming.waiting_count == 6, 4 * H)
+    count = len(accepted(cluster))
+    cluster.run(6 * H)
+    # What is offered is not planned again, however long it takes.
+    assert (counts(cluster), len(accepted(cluster))) == ([0, ALL], count)
+    b.warming.run_waiting()
+    cluster.run_until(balanced(cluster, 6, 6), 2 * H)
+    cluster.run(4 * H)
+    assert len(accepted(cluster)) == count
+
+
 def test_a_dead_member_is_planned_for_before_its_keys_are_stale(cluster):
     a, *_ = start(cluster, "a", "b", "c")
     cluster.run_until(balanced(cluster, 4, 4, 4), 4 * H)
@@ -269,6 +301,24 @@ def test_who_does_not_return_within_the_grace_is_replaced_by_all(cluster):
     cluster.run(3 * H)
     assert counts(cluster) == [4, 4]
     cluster.run_until(balanced(cluster, 6, 6), 4 * H)
+
+
+def test_a_partition_that_a_member_cannot_serve_goes_to_another(cluster):
+    a, _ = start(cluster, "a", "b")
+    cluster.run_until(balanced(cluster, 6, 6), 4 * H)
+    key = min(a.held)
+    (sub,) = a.session._wanted.subs
+    sub.exclude(key)
+    a.session.release(a.held[key], reason="failed")
+    a.session.reconsider()
+    (b,) = [node for node in cluster.nodes if node is not a]
+    cluster.run_until(lambda: key in b.held, 4 * H)
+    last = [line for line in announced(cluster) if line.record.client_id == "a"][-1]
+    name, text = f"fails:{key.topic}", str(key.partition)
+    assert last.record.labels == {"plans": "1", name: text}
+    cluster.run_until(balanced(cluster, 6, 6), 4 * H)
+    cluster.run(4 * H)
+    assert key in b.held
 
 
 def test_a_short_interval_does_not_stop_it():

@@ -1,9 +1,9 @@
 """What a state remembers of keys and groups."""
 
 import pytest
-from logkit import OP, ident
+from logkit import OP, ident, planned
 
-from kafka_marshal.protocol.items import StandingDirective
+from kafka_marshal.protocol.items import PlanNote, StandingDirective
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,9 @@ def test_a_directive_names_one_client_or_a_host(client, host, expected):
 def test_an_unknown_host_is_no_host():
     it = StandingDirective(OP, "admin", ident("admin"), 0, 9, None, "m1", "drain")
     assert not it.names("c1", "")
+
+
+def test_a_plan_is_whole_once_all_slices_were_read():
+    records = (planned(0, count=2), planned(1, count=2, number=1))
+    assert not PlanNote(records[:1], 1, 5, 7).is_whole
+    assert PlanNote(records, 2, 6, 7).is_whole

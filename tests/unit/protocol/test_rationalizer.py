@@ -12,6 +12,7 @@ from logkit import (
     claim,
     config,
     pause,
+    planned,
     release,
     resets,
 )
@@ -285,3 +286,10 @@ def test_an_incomplete_reset_ends_by_log_time():
     assert log.state.staging is not None
     log.append(b"", at=until_ms)
     assert (log.state.staging, log.state.ends_ms) == (None, None)
+
+
+def test_a_group_of_plans_alone_goes_with_time():
+    log = Log(level=2, forget_ms=100)
+    log.append(planned())
+    log.append(b"", after=101)
+    assert log.state.groups == {}

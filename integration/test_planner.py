@@ -1,0 +1,81 @@
+"""A group with policy ``planner`` on a real broker (PROTOCOL 9.2)."""
+
+from collections import Counter
+
+import pytest
+from clikit import Cli
+from domain import opened
+from fleet import Fleet
+from waiting import eventually
+
+PARTITIONS = 12
+
+
+@pytest.fixture(scope="module")
+def domain(broker, unique, transport):
+    with opened(broker, unique, transport=transport) as domain:
+        yield domain
+
+
+def counts(domain, group):
+    return Counter(domain.owners(group).values())
+
+
+def entries_of(domain):
+    return sum(state.next_offset for state in domain.world().partitions)
+
+
+def test_the_next_in_turn_plans_and_only_the_keys_of_the_dead_move(
+    domain, unique, tmp_path
+):
+    """KA02, KA20, K41: each planner is killed in turn; nothing else moves."""
+    cli = Cli(domain, tmp_path)
+    topic = domain.data_topic(PARTITIONS)
+    group = unique("planned")
+    with domain.admin() as admin:
+        admin.set_group(group, {"policy": "planner"}, execute=True)
+    with Fleet(domain, tmp_path, group_id=group, topics=[topic]) as fleet:
+        workers = [fleet.start(f"w{number}") for number in range(4)]
+        even = dict.fromkeys(["w0", "w1", "w2", "w3"], 3)
+        eventually(lambda: counts(domain, group) == even, "all have three")
+        shown = cli.json("plan", "show", group)
+        assert shown["policy"] == "planner"
+        assert shown["author"] == "w0"
+        for left in (3, 2):
+            before = domain.owners(group)
+            victim = workers.pop(0)
+            victim.kill()
+            share = PARTITIONS // left
+            names = [worker.client_id for worker in workers]
+            goal = dict.fromkeys(names, share)
+            eventually(
+                lambda goal=goal: counts(domain, group) == goal, f"all have {share}"
+            )
+            after = domain.owners(group)
+            moved = [key for key in before if before[key] != after[key]]
+            assert {before[key] for key in moved} == {victim.client_id}
+            shown = cli.json("plan", "show", group)
+            assert shown["author"] in names
+        found = cli.json("plan", "verify", group)
+        assert found["outcome"] in {"same", "unknown"}
+        generation = shown["generation"]
+        owners, entries = domain.owners(group), entries_of(domain)
+        eventually(lambda: entries_of(domain) > entries + 50, "members go on beating")
+        assert cli.json("plan", "show", group)["generation"] == generation
+        assert domain.owners(group) == owners
+
+
+def test_a_new_member_gets_its_share_by_as_few_moves(domain, unique, tmp_path):
+    topic = domain.data_topic(PARTITIONS)
+    group = unique("joined")
+    with domain.admin() as admin:
+        admin.set_group(group, {"policy": "planner"}, execute=True)
+    with Fleet(domain, tmp_path, group_id=group, topics=[topic]) as fleet:
+        for name in ("a", "b"):
+            fleet.start(name)
+        eventually(lambda: counts(domain, group) == {"a": 6, "b": 6}, "two share")
+        fleet.start("c")
+        goal = {"a": 4, "b": 4, "c": 4}
+        eventually(lambda: counts(domain, group) == goal, "three share")
+        tenures = domain.history().tenures(group)
+        assert sum(len(each) - 1 for each in tenures.values()) == 4
