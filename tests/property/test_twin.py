@@ -44,6 +44,26 @@ def test_twins_agree_on_many_logs(partition, k):
     assert not rare, "the author no longer goes there"
 
 
+RESIZED = [
+    *("layout_fenced", "imported", "layout_done", "layout_final", "moving"),
+    *("importing", "layout", "done", "known", "incomplete", "retired"),
+    *("busy", "config", "position_only", "not_owner"),
+]
+
+
+def test_twins_agree_on_changes_of_the_count():
+    """PROTOCOL 10, in sources and targets, of more and of fewer."""
+    names = Counter()
+    for seed in range(1_200):
+        rng = random.Random(seed)
+        partition, k = rng.choice(((0, 1), (0, 2), (1, 2), (1, 1), (2, 2), (3, 2)))
+        names += compare(
+            rng.choice, partition=partition, k=k, resizes=True, may_halt=seed % 9 == 0
+        )
+    rare = {name: names[name] for name in RESIZED if names[name] < 20}
+    assert not rare, "the author no longer goes there"
+
+
 def test_twins_agree_on_halting():
     halts = 0
     for seed in range(200):

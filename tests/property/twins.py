@@ -18,11 +18,11 @@ from kafka_marshal.protocol.text import (
 ENTRIES = 60
 
 
-def compare(pick, *, partition=0, k=1, entries=ENTRIES, may_halt=False):
+def compare(pick, *, partition=0, k=1, entries=ENTRIES, may_halt=False, resizes=False):
     """Write a log and fold it twice; return the transitions' names."""
     naive = Naive(partition)
     state = WorldState(partition)
-    author = Author(pick, naive, k=k, may_halt=may_halt)
+    author = Author(pick, naive, k=k, may_halt=may_halt, resizes=resizes)
     names, soft = Counter(), Counter()
     for _ in range(entries):
         line = author.write()
@@ -49,7 +49,7 @@ def compare(pick, *, partition=0, k=1, entries=ENTRIES, may_halt=False):
 def hard_part(state):
     document = state_to_object(state)
     return {
-        name: document[name]
+        name: document.get(name)
         for name in (
             *("next_offset", "leader_epoch", "log_time_ms"),
             *(
@@ -60,6 +60,7 @@ def hard_part(state):
                 "fences",
                 "directives",
                 "settings",
+                "layout",
             ),
         )
     }

@@ -16,6 +16,8 @@ from logkit import (
     release,
     schedule,
     settings,
+    source_log,
+    target_log,
 )
 
 from kafka_marshal.protocol.fold_groups import (
@@ -636,3 +638,16 @@ def test_a_group_with_settings_is_kept():
     log.append(fence(group="h"))  # the fence of g is forgotten
     assert sorted(log.state.groups) == ["g", "h"]
     assert log.state.groups["g"].fences == ()
+
+
+def test_partition_0_takes_no_config_while_the_count_changes():
+    log, *_ = source_log()
+    assert log.outcome_of(config(3, era=3, k=2, level=2)) == "busy"
+    log = target_log()
+    assert log.outcome_of(config(3, era=3, k=2, level=2)) == "configured"
+
+
+def test_members_announce_themselves_at_the_home_under_either_count():
+    log, *_ = source_log()
+    for number, group in enumerate(("g", "h", "i", "j")):
+        assert log.outcome_of(member(group=group, seq=number)) == "member"

@@ -3,7 +3,7 @@
 import pytest
 from logkit import OP, ident
 
-from kafka_marshal.protocol.items import StandingDirective
+from kafka_marshal.protocol.items import Layout, LayoutSource, StandingDirective
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,10 @@ def test_a_directive_names_one_client_or_a_host(client, host, expected):
 def test_an_unknown_host_is_no_host():
     it = StandingDirective(OP, "admin", ident("admin"), 0, 9, None, "m1", "drain")
     assert not it.names("c1", "")
+
+
+def test_a_layout_finds_its_sources():
+    one = LayoutSource(1, 0, None)
+    layout = Layout(OP, 2, 9, (one, LayoutSource(3, 1, 5)))
+    assert layout.source(1) == one
+    assert layout.source(2) is None
