@@ -8,7 +8,7 @@ from author import picker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive import murmur3
-from twins import compare
+from twins import compare, compare_resized
 
 from kafka_marshal.protocol.hashing import coordinating_partition
 
@@ -55,11 +55,7 @@ def test_twins_agree_on_changes_of_the_count():
     """PROTOCOL 10, in sources and targets, of more and of fewer."""
     names = Counter()
     for seed in range(1_200):
-        rng = random.Random(seed)
-        partition, k = rng.choice(((0, 1), (0, 2), (1, 2), (1, 1), (2, 2), (3, 2)))
-        names += compare(
-            rng.choice, partition=partition, k=k, resizes=True, may_halt=seed % 9 == 0
-        )
+        names += compare_resized(seed)
     rare = {name: names[name] for name in RESIZED if names[name] < 20}
     assert not rare, "the author no longer goes there"
 

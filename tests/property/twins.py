@@ -1,5 +1,6 @@
 """Folds a random log twice, with the product and with its naive twin."""
 
+import random
 from collections import Counter
 
 import msgspec
@@ -44,6 +45,15 @@ def compare(pick, *, partition=0, k=1, entries=ENTRIES, may_halt=False, resizes=
         names["begun"] += len(begun) if not has_own else 0
     assert Counter(naive.counters) + soft == Counter(state.soft.counters)
     return names
+
+
+def compare_resized(seed):
+    """Compare a log with changes of the partition count, of a source or a target."""
+    rng = random.Random(seed)
+    partition, k = rng.choice(((0, 1), (0, 2), (1, 2), (1, 1), (2, 2), (3, 2)))
+    return compare(
+        rng.choice, partition=partition, k=k, resizes=True, may_halt=seed % 9 == 0
+    )
 
 
 def hard_part(state):
