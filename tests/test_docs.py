@@ -37,6 +37,8 @@ from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import (
     KINDS,
     LIMIT_DEFAULTS,
+    ImportedKey,
+    ImportedPrevious,
     Limits,
     PlannedMember,
     PlannedTopic,
@@ -440,7 +442,7 @@ def test_record_kinds_are_listed_with_their_fields():
     assert all(kind.record.__struct_fields__[-1] == "tags" for kind in KINDS)
     assert {kind.version for kind in KINDS} == {0}
     level_2 = [kind.number for kind in KINDS if kind.level == 2]
-    assert level_2 == [7, 8, 9, 10, 11, 12, 19, 22, 23, 129]
+    assert level_2 == [7, 8, 9, 10, 11, 12, 15, 16, 17, 19, 20, 22, 23, 129]
     assert all(kind.level == 1 for kind in KINDS if kind.number not in level_2)
 
 
@@ -452,6 +454,8 @@ def test_nested_fields_are_listed():
         "ScopedTopic": list(ScopedTopic.__struct_fields__),
         "PlannedTopic": list(PlannedTopic.__struct_fields__),
         "PlannedMember": list(PlannedMember.__struct_fields__),
+        "ImportedKey": list(ImportedKey.__struct_fields__),
+        "ImportedPrevious": list(ImportedPrevious.__struct_fields__),
         "StagedTopic": [*StagedTopic.__struct_fields__, "partition", "position"],
     }
 
@@ -491,7 +495,7 @@ def words_of_the_fold() -> set[str]:
     found = set()
     folds = (
         *("keys", "groups", "fences", "handoffs", "positions", "resets"),
-        *("directives", "plans"),
+        *("directives", "plans", "layouts"),
     )
     for name in ("judging", *(f"fold_{each}" for each in folds), "rationalizer"):
         tree = ast.parse((PACKAGE / "protocol" / f"{name}.py").read_text())
@@ -510,7 +514,8 @@ def words_of_the_fold() -> set[str]:
             and re.fullmatch(r"[a-z_]+", node.value)
             and node not in asked
         }
-    return found - {"remaining_ms", "first", "last", "position"}
+    details = {"remaining_ms", "first", "last", "position", "generation", "partition"}
+    return found - details
 
 
 def test_effects_and_reasons_are_listed():

@@ -1,7 +1,7 @@
 """Rows and table columns of what the commands show. Pure functions."""
 
 import base64
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kafka_marshal import Key, Record, TopicPartition
@@ -543,12 +543,29 @@ PAUSE_TOPICS = (
 
 PAUSE_RENEWED = (column("RENEWED BY", "renewed_by"),)
 
+
+def _numbers(numbers: Sequence[int]) -> str:
+    """Return partitions for people; ``-`` for none."""
+    return ",".join(map(str, numbers)) or "-"
+
+
 PARTITION_COLUMNS = (
     Column("PARTITION", lambda row: str(row["partition"]), is_number=True),
     column("NEXT", "next_offset"),
     column("GENERATION", "generation"),
     column("CLAIMS", "claims_count"),
     column("DIGEST", "digest"),
+)
+
+LAYOUT_COLUMNS = (
+    PARTITION_COLUMNS[0],
+    column("FROM", "from_count"),
+    column("TO", "to_count"),
+    column("MOVING", "moving_count"),
+    column("FINAL", "final_count"),
+    column("IMPORTED", "imported_count"),
+    Column("DONE", lambda row: _numbers(row["done"])),
+    Column("NOT DONE", lambda row: _numbers(row["not_done"])),
 )
 
 RESET_COLUMNS = (

@@ -16,6 +16,8 @@ from typing import Any
 
 from naive import RESERVED, SETTINGS, Naive
 
+from kafka_marshal.protocol.codec import encode_fields
+from kafka_marshal.protocol.records import KINDS
 from kafka_marshal.protocol.text import object_to_entry
 from kafka_marshal.protocol.types import LogEntry
 
@@ -44,6 +46,7 @@ SCOPES = (
     *[[{"topic": "t", "partitions": []}], [{"topic": "t", "partitions": [0, 2]}]],
     [{"topic": "t", "partitions": [1]}, {"topic": "u", "partitions": []}],
 )
+KINDS_BY_NAME = {kind.name: kind for kind in KINDS}
 NO_LIMITS: dict[str, Any] = dict.fromkeys(TINY)
 GARBAGE = (b"", b"\x01\x01\x00\xc1", b"\x02\x01\x00\x90", b"\x01\x63\x00\x90", b"{}")
 MOVES = (
@@ -64,6 +67,7 @@ MOVES = (
     *["direct"] * 2,
     *["plan"] * 2,
 )
+RESIZING = (*["layout_fence"] * 4, *["layout_final"] * 2, *["layout_import"] * 14)
 PAUSED_MOVES = frozenset({"stage", "decide"})
 OWNERS_MOVES = frozenset(
     {"beat", "batch", "release", "messages", "resume", "offer", "ready"}
@@ -84,7 +88,17 @@ def incarnation(client, life):
 class Author:
     """Writes one log in text form; ``naive`` the caller folds it by ``naive``."""
 
-    def __init__(self, pick: Pick, naive: Naive, *, k: int = 1, may_halt: bool = False):
+    def __init__(
+        self,
+        pick: Pick,
+        naive: Naive,
+        *,
+        k: int = 1,
+        may_halt: bool = False,
+        resizes: bool = False,
+    ):
+        self.moves = (*MOVES, *RESIZING) if resizes else MOVES
+        self.resizes = resizes
         self.pick = pick
         self.naive = naive
         self.k = k
@@ -97,7 +111,9 @@ class Author:
     def write(self) -> dict[str, Any]:
         """Return the next entry."""
         may_configure = self.naive.config is None and self.pick((True,) * 4 + (False,))
-        move = "config" if may_configure else self.pick(MOVES)
+        move = "config" if may_configure else self.pick(self.moves)
+        if may_configure and self.resizes:
+            move = self.pick(("config", "layout_fence"))
         is_owned = any(state["owner"] for state in self.naive.keys.values())
         if not is_owned and move in OWNERS_MOVES and self.pick((True, True, False)):
             move = "claim"
@@ -509,11 +525,101 @@ class Author:
             else era + (0 if bad == "era" else self.pick((1, 1, 7))),
             "cluster_id": "cluster",
             "heartbeat_interval_ms": self.pick((H, H, H // 2, 2 * H)),
-            "K": self.k + (bad == "K" and old is not None),
+            "K": (self.k if old is None else old["K"])
+            + (bad == "K" and old is not None),
             "feature_level": level,
             "limits": self.limits,
         }
         return {"type": "Config", "version": 0, "data": data}
+
+    # --- Changes of the count ---
+
+    def admin(self):
+        layout = self.naive.layout
+        ops = OPS[:2] if layout is None else (*[layout["op_id"]] * 9, *OPS[:1])
+        return {
+            "client_id": "admin",
+            "group_id": "marshal",
+            "incarnation": incarnation("admin", 0),
+            "seq": 0,
+            "op_id": self.pick(ops),
+        }
+
+    def layout_fence(self):
+        """Change the count, most often from the one in force."""
+        data = self.config()["data"]
+        old = self.naive.config
+        before = (self.k if old is None else old["K"]) + self.pick((0,) * 9 + (1,))
+        fewer = [count for count in range(1, before) if before % count == 0]
+        counts = (2 * before, 2 * before, 3 * before, *fewer, *fewer, before)
+        data["K"] = self.pick(counts)
+        if old is not None and self.pick((True,) * 7 + (False,)):
+            names = ("heartbeat_interval_ms", "feature_level", "limits", "format_id")
+            data |= {name: old[name] for name in names}
+        frame = encode_fields(
+            KINDS_BY_NAME["Config"],
+            [
+                data["generation"],
+                bytes.fromhex(data["format_id"]),
+                data["era"],
+                data["cluster_id"],
+                data["heartbeat_interval_ms"],
+                data["K"],
+                data["feature_level"],
+                list(data["limits"].values()),
+            ],
+        )
+        fields = self.admin() | {"from_count": before, "config": frame.hex()}
+        return self.payload("LayoutFence", fields, "op_id", "from_count", "config")
+
+    def layout_import(self):
+        """Import keys that most often belong here, or end that of a source."""
+        fields = self.admin() | {"source_offset": 9, "digest": "dd" * 16}
+        layout = self.naive.layout or {"sources": [], "from_count": 1}
+        sources = [each["partition"] for each in layout["sources"]] or [0]
+        fields["source"] = self.pick(sources) + self.pick((0,) * 9 + (1,))
+        if self.pick((True,) * 4 + (False,)):
+            items = [
+                self.item(layout, fields["source"]) for _ in self.pick(("a", "ab"))
+            ]
+            names = ("op_id", "source", "source_offset", "items")
+            return self.payload("LayoutImport", fields | {"items": items}, *names)
+        known = [
+            each["imported_count"]
+            for each in layout["sources"]
+            if each["partition"] == fields["source"]
+        ]
+        fields["key_count"] = (known or [0])[0] + self.pick((0, 0, 0, 1))
+        names = ("op_id", "source", "source_offset", "key_count", "digest")
+        return self.payload("LayoutDone", fields, *names)
+
+    def item(self, layout, source):
+        keys = [("t", n) for n in range(8)] + [("u", n) for n in range(8)]
+        config = self.naive.config or {"K": 1}
+        mine = [
+            key
+            for key in keys
+            if (self.naive.place(("", *key), layout["from_count"]) == source)
+            and self.naive.place(("", *key), config["K"]) == self.naive.t
+        ]
+        topic, partition = self.pick(
+            (mine or keys) if self.pick((1, 1, 1, 0)) else keys
+        )
+        previous = {"op_id": OPS[0], "position": 1, "granted": None}
+        return {
+            "group_id": self.pick(GROUPS),
+            "topic": topic,
+            "partition": partition,
+            "position": self.position(),
+            "granted": self.pick((None, None, 5)),
+            "topic_id": self.pick(TOPIC_IDS),
+            "retired_topic_ids": self.pick(([], [TOPIC_IDS[1]])),
+            "previous": self.pick((None, None, previous)),
+            "successor": self.pick((None, None, *CLIENTS)),
+        }
+
+    def layout_final(self):
+        return self.payload("LayoutFinal", self.admin(), "op_id")
 
     def member(self):
         fields = self.sender()

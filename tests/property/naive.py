@@ -10,8 +10,10 @@ the twin has no opinion on them beyond that they change nothing else (ANYTHING).
 
 from hashlib import sha256
 
+from naive_layouts import Layouts
 from naive_pauses import Ignored, Pauses, Refused
 from naive_plans import Plans
+from naive_positions import Positions
 
 DEFAULTS = {
     "span": 2**24,
@@ -26,11 +28,11 @@ DEFAULTS = {
 RESERVED = ("/checkpoint", "/planner")
 LEVEL_2 = (
     *("PauseGroup", "FencingClient", "HandoffOffer", "HandoffReady"),
-    *("Directive", "GroupSettings", "Plan"),
+    *("Directive", "GroupSettings", "LayoutDone", "LayoutFinal", "Plan"),
 )
 SETTINGS = ("policy", "planner_version_max", "debounce_ms", "handoff_ms")
 SETTINGS = ("generation", *SETTINGS, "handoffs_max", "grace_ms")
-POSITIONS = ("StagePosition", "DecidePosition", "ResolvePosition")
+SEVERAL = ("StagePosition", "DecidePosition", "ResolvePosition", "LayoutImport")
 ANYTHING = "anything"
 PAUSE = ("op_id", "client_id", "incarnation", "seq", "seen", "until")
 
@@ -62,7 +64,7 @@ def murmur3(data: bytes) -> int:
     return h ^ h >> 16
 
 
-class Naive(Pauses, Plans):
+class Naive(Layouts, Positions, Pauses, Plans):
     """The world of one coordinating partition."""
 
     def __init__(self, partition):
@@ -82,6 +84,7 @@ class Naive(Pauses, Plans):
         self.directives = {}  # of each group and op
         self.settings = {}  # of each group: all fields by name
         self.plans = {}  # of each group: generation, log time of the last Plan
+        self.layout = None  # the open change of the count
         self.halted = False
         self.counters = {}
 
@@ -106,7 +109,7 @@ class Naive(Pauses, Plans):
             transitions = ANYTHING
         elif payload["type"] == "BatchHeartbeat":
             transitions = self.batch(entry, payload["data"], named)
-        elif payload["type"] in POSITIONS:
+        elif payload["type"] in SEVERAL:
             transitions = self.several(entry, payload["type"], payload["data"], named)
         else:
             transitions = [self.single(entry, payload["type"], payload["data"], named)]
@@ -159,6 +162,8 @@ class Naive(Pauses, Plans):
         named += [key for _, key, _ in found]
         return [
             self.transition(entry, "accepted", effect=effect, key=key, detail=detail)
+            if effect
+            else self.transition(entry, "ignored", reason=detail, key=key)
             for effect, key, detail in found
         ]
 
@@ -216,7 +221,7 @@ class Naive(Pauses, Plans):
             del self.verdicts[group]
 
     def forget(self, named):  # 4.9
-        if self.config is None:
+        if self.config is None or self.layout is not None:
             return
         silent = [
             (state["active"], key)
@@ -259,15 +264,22 @@ class Naive(Pauses, Plans):
         process = (data["group_id"], data["client_id"], data["incarnation"])
         return any(fence[1:] == process for fence in self.fences)
 
-    def is_home(self, group):  # 2.4
-        return murmur3(b"\0group\0" + group.encode()) % self.config["K"] == self.t
+    def is_home(self, group, *, before=False):  # 2.4, 10.2
+        count = self.config["K"]
+        if before and self.layout is not None:
+            count = self.layout["from_count"]
+        return murmur3(b"\0group\0" + group.encode()) % count == self.t
 
     def is_misplaced(self, key):  # 2.3
         _, topic, partition = key
         if topic in RESERVED:
             return partition != self.t
-        name = topic.encode() + b"\0" + str(partition).encode()
-        return murmur3(name) % self.config["K"] != self.t
+        return self.place(key, self.config["K"]) != self.t
+
+    @staticmethod
+    def murmur(key):
+        _, topic, partition = key
+        return murmur3(topic.encode() + b"\0" + str(partition).encode())
 
     def age(self, state):
         return self.c - state["renewed"]
@@ -281,7 +293,8 @@ class Naive(Pauses, Plans):
         if self.config is None:
             raise Refused("no_config")
         if data["generation"] != self.config["generation"]:
-            raise Refused("wrong_generation")
+            moved = self.layout is not None or self.is_retired()
+            raise Refused("wrong_generation", self.new_place(key) if moved else None)
         self.judge_sender(data, key)
         if data["resume"] is not None:
             return self.resume(entry, data, key)
@@ -320,7 +333,10 @@ class Naive(Pauses, Plans):
 
     def judge_sender(self, data, key):  # 2.3, 4.13
         if self.is_misplaced(key):
-            raise Refused("wrong_partition")
+            raise Refused(self.elsewhere(), self.new_place(key))
+        is_unknown = key not in self.keys and data["resume"] is None
+        if is_unknown and self.is_importing(key):  # 10.5
+            raise Refused("importing")
         if self.is_fenced(data):
             raise Refused("sender_fenced")
 
@@ -381,8 +397,10 @@ class Naive(Pauses, Plans):
     def owned(self, data, key):  # 2.3, 4.5
         if self.config is None:
             raise Ignored("not_owner")
-        if self.is_misplaced(key):
-            raise Ignored("wrong_partition")
+        if self.is_final(key):  # 10.3
+            raise Ignored("not_owner")
+        if self.is_misplaced(key) and not self.is_moving(key):
+            raise Ignored(self.elsewhere())
         state = self.keys.get(key)
         if state is None or state["owner"] != (data["client_id"], data["incarnation"]):
             raise Ignored("not_owner")
@@ -398,7 +416,7 @@ class Naive(Pauses, Plans):
     def renew(self, data, key):  # 4.5, 4.13
         state = self.keys[key]
         state["active"] = self.c
-        if self.is_paused(key) or self.is_fenced(data):
+        if self.is_paused(key) or self.is_fenced(data) or self.is_moving(key):
             return "position_only"
         h = self.config["heartbeat_interval_ms"]
         if self.c + 2 * h >= state["renewed"] + 2 * state["h"]:
@@ -421,12 +439,13 @@ class Naive(Pauses, Plans):
             found = [
                 key
                 for key, state in self.keys.items()
-                if state["epoch"] == epoch and key[0] == data["group_id"]
+                if state["epoch"] == epoch != 0 and key[0] == data["group_id"]
             ]
             key = found[0] if found else None
             named += found
             sender = (data["client_id"], data["incarnation"])
-            if key is None or self.keys[key]["owner"] != sender:
+            is_over = key is not None and self.is_final(key)
+            if key is None or self.keys[key]["owner"] != sender or is_over:
                 transitions.append(
                     self.transition(entry, "ignored", reason="not_owner", key=key)
                 )
@@ -451,8 +470,12 @@ class Naive(Pauses, Plans):
     def ForgettingPartition(self, _entry, data, key):  # noqa: N802 - 4.9
         if self.config is None:
             raise Refused("no_config")
+        if self.is_moving(key):
+            raise Refused("moving")
         if self.is_misplaced(key):
-            raise Refused("wrong_partition")
+            raise Refused(self.elsewhere())
+        if self.layout is not None:
+            raise Refused("busy")
         state = self.keys.get(key)
         if state is None:
             raise Refused("cas")
@@ -468,10 +491,7 @@ class Naive(Pauses, Plans):
 
     def ClaimingMessages(self, _entry, data, key):  # noqa: N802
         state = self.owned(data, key)  # 4.7
-        if self.is_fenced(data):
-            raise Refused("sender_fenced")
-        if self.is_paused(key):
-            raise Refused("paused")
+        self.needs_no_pause(data, key)
         known = [x for x in (state["granted"], state["position"]) if x is not None]
         head = max(known) if known else data["first"]
         last = data["proposed_last_offset"]
@@ -486,6 +506,7 @@ class Naive(Pauses, Plans):
     # --- Groups and settings ---
 
     def Config(self, _entry, data, _key):  # noqa: N802 - 4.12, 3.3
+        self.needs_no_change()
         old = self.config
         if old is not None:
             ahead = data["generation"] - old["generation"]
@@ -506,7 +527,7 @@ class Naive(Pauses, Plans):
     def GroupSettings(self, _entry, data, _key):  # noqa: N802 - 9.1
         group = data["group_id"]
         if not self.is_home(group):
-            raise Refused("wrong_partition")
+            raise Refused(self.elsewhere())
         before = self.settings.get(group, {"generation": 0})["generation"]
         if data["generation"] != before + 1:
             raise Refused("settings_overtaken")
@@ -517,6 +538,7 @@ class Naive(Pauses, Plans):
 
     def FencingClient(self, entry, data, _key):  # noqa: N802 - 4.13
         group = data["group_id"]
+        self.needs_use()
         if self.is_group_too_many(group):
             raise Refused("limits")
         process = (group, data["fenced"], data["fenced_incarnation"])
@@ -552,6 +574,8 @@ class Naive(Pauses, Plans):
     def needs_no_pause(self, data, key):
         if self.is_fenced(data):
             raise Refused("sender_fenced")
+        if self.is_moving(key):
+            raise Refused("moving")
         if self.is_paused(key):
             raise Refused("paused")
 
@@ -572,6 +596,7 @@ class Naive(Pauses, Plans):
 
     def Directive(self, entry, data, _key):  # noqa: N802 - 9.7
         group, op = data["group_id"], data["op_id"]
+        self.needs_use()
         if group != "marshal" and not self.is_home(group):
             raise Refused("wrong_partition")
         if self.is_group_too_many(group):
@@ -604,144 +629,6 @@ class Naive(Pauses, Plans):
             **{name: data[name] for name in names},
         }
         return "directed", None
-
-    # --- Positions: section 8 ---
-
-    def needs_pause(self, data):  # 8.3, 8.4
-        group, op = data["group_id"], data["op_id"]
-        if self.is_over(group, op):
-            raise Refused("op_over")
-        if group not in self.pauses or self.pauses[group]["op_id"] != op:
-            raise Refused("not_paused")
-
-    def StagePosition(self, _entry, data):  # noqa: N802 - 8.3
-        locks = {}
-        for topic in data["topics"]:
-            for partition, position in topic["positions"]:
-                key = (data["group_id"], topic["topic"], partition)
-                lock = {name: data[name] for name in ("op_id", "plan_digest")}
-                lock |= {"position": position, "topic_id": topic["topic_id"]}
-                locks[key] = lock
-        for key in locks:
-            if self.is_misplaced(key):
-                raise Refused("wrong_partition", key=key)
-        self.needs_pause(data)
-        for reason, applies in (
-            ("unknown_key", lambda state, _: state is None),
-            ("old_topic", lambda state, lock: lock["topic_id"] in state["retired"]),
-            ("cas", self.is_another_topic),
-            (
-                "plan_mismatch",
-                lambda state, lock: (
-                    state["lock"] is not None
-                    and state["lock"]["op_id"] == lock["op_id"]
-                    and state["lock"] != lock
-                ),
-            ),
-            (
-                "locked",
-                lambda state, lock: (
-                    state["lock"] is not None
-                    and state["lock"]["op_id"] != lock["op_id"]
-                ),
-            ),
-            (
-                "held",
-                lambda state, _: (
-                    state["owner"] is not None and not self.is_stale(state)
-                ),
-            ),
-        ):
-            for key, lock in locks.items():
-                state = self.keys.get(key)
-                if applies(state, lock):
-                    detail = None
-                    if reason == "held":
-                        left = 2 * state["h"] - self.age(state) + 1
-                        detail = {"remaining_ms": left}
-                    raise Refused(reason, detail, key)
-        locked = {key for key, state in self.keys.items() if state["lock"] is not None}
-        if len(locked | set(locks)) > self.limit("locks"):
-            raise Refused("limits")
-        for key, lock in locks.items():
-            state = self.keys[key]
-            if state["lock"] is None:
-                state["owner"] = state["handoff"] = state["offer"] = None
-                state["lock"] = lock
-                state["active"] = self.c
-        return [
-            ("staged", key, {"position": lock["position"]})
-            for key, lock in locks.items()
-        ]
-
-    def is_another_topic(self, state, lock):
-        ids = (state["topic_id"], lock["topic_id"])
-        return None not in ids and ids[0] != ids[1]
-
-    def DecidePosition(self, entry, data):  # noqa: N802 - 8.4
-        group = data["group_id"]
-        if not self.is_home(group):
-            raise Refused("wrong_partition")
-        self.needs_pause(data)
-        verdict = self.verdicts.get(group)
-        if verdict is None or verdict["resolved"]:
-            self.verdicts[group] = {
-                "op_id": data["op_id"],
-                "plan_digest": data["plan_digest"],
-                "key_count": data["key_count"],
-                "offset": entry["offset"],
-                "resolved": False,
-            }
-        elif verdict["op_id"] != data["op_id"]:
-            raise Refused("busy")
-        elif any(verdict[x] != data[x] for x in ("plan_digest", "key_count")):
-            raise Refused("plan_mismatch")
-        return [("decided", None, None)]
-
-    def ResolvePosition(self, entry, data):  # noqa: N802 - 8.5
-        group, op, commits = data["group_id"], data["op_id"], data["commit"]
-        is_home, is_over = self.is_home(group), self.is_over(group, op)
-        verdict = self.verdicts.get(group) if is_home else None
-        if verdict is not None and (verdict["resolved"] or verdict["op_id"] != op):
-            verdict = None
-        locked = [
-            key
-            for key, state in sorted(self.keys.items())
-            if key[0] == group and state["lock"] and state["lock"]["op_id"] == op
-        ]
-        if is_over and not locked and verdict is None:
-            raise Ignored("op_over")
-        if is_home and commits and verdict is None:
-            raise Refused("undecided")
-        if is_home and not commits and verdict is not None:
-            raise Refused("resolve_contradicts")
-        if self.is_group_too_many(group):
-            raise Refused("limits")
-        found = []
-        for key in locked:
-            state = self.keys[key]
-            if commits:
-                self.set_position(state)
-            state["lock"], state["active"] = None, self.c
-            at = state["position"]
-            detail = None if at is None else {"position": at}
-            found.append(("position_set" if commits else "unlocked", key, detail))
-        if group in self.pauses and self.pauses[group]["op_id"] == op:
-            del self.pauses[group]
-        if not is_over:
-            self.note_over(entry["offset"], group, op)
-        if verdict is not None:
-            verdict["resolved"] = True
-        return found or [("resolved", None, None)]
-
-    def set_position(self, state):
-        lock = state["lock"]
-        state["previous"] = (lock["op_id"], state["position"], state["granted"])
-        state["position"] = lock["position"]
-        if state["granted"] is not None:
-            state["granted"] = lock["position"]
-        if state["topic_id"] is None:
-            state["topic_id"] = lock["topic_id"]
 
     # --- The world: 3.8 ---
 
@@ -807,6 +694,7 @@ class Naive(Pauses, Plans):
                 {"group_id": group, "generation": count, "log_time_ms": at}
                 for group, (count, at) in sorted(self.plans.items())
             ],
+            "layout": self.layout,
         }
 
     def claim(self, key):
@@ -823,7 +711,7 @@ class Naive(Pauses, Plans):
             "partition": key[2],
             "owner": owner,
             "epoch": state["epoch"],
-            "token": ".".join(map(str, state["token"])),
+            "token": ".".join(map(str, self.token(state))),
             "position": state["position"],
             "granted": state["granted"],
             "freshness": freshness,
@@ -832,6 +720,9 @@ class Naive(Pauses, Plans):
             "offer": state["offer"]
             and {x: state["offer"][x] for x in ("successor", "until_ms", "ready")},
         }
+
+    def token(self, state):  # 4.10: an imported key has the newest era
+        return state["token"] if state["epoch"] else (self.config["era"], 0, 0)
 
     def operations(self):
         """Return what 4.13, 8 and 9 keep, with the elements of the items in 4."""

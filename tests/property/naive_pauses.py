@@ -30,6 +30,8 @@ class Pauses:
     is_over: Any
     is_group_too_many: Any
     note_over: Any
+    needs_use: Any
+    needs_no_change: Any
 
     def end_pauses(self, offset):  # 4.8: a pause is over at its end
         for group in sorted(self.pauses):
@@ -98,6 +100,8 @@ class Pauses:
             raise Refused("no_config")
         group, op = data["group_id"], data["op_id"]
         until = data["msg_expire_time"]
+        self.needs_use()
+        self.needs_no_change(ends=until <= self.m)  # 10.2
         if self.is_group_too_many(group):
             raise Refused("limits")
         if self.is_over(group, op):
@@ -180,6 +184,8 @@ class Pauses:
         if self.config is None or self.config["feature_level"] < 2:
             raise Ignored("level")
         group, op, begin = data["group_id"], data["op_id"], data["begin_time"]
+        self.needs_use()
+        self.needs_no_change(ends=max(begin, data["msg_expire_time"]) <= self.m)
         if begin <= self.m:
             if data["scope"] is not None:
                 return self.pause_scope(entry, data)

@@ -7,6 +7,7 @@ Hypothesis on its own way.
 
 import random
 
+import layoutvariants
 import pytest
 import variants
 from author import write_log
@@ -20,7 +21,7 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from logkit import Log, beat, messages
 from test_machine import Fold
-from twins import compare
+from twins import compare, compare_resized
 
 from kafka_marshal.protocol import (
     fold_groups,
@@ -295,6 +296,36 @@ def test_the_twin_catches_broken_handoffs(plant, monkeypatch):
     plant(monkeypatch)
     with pytest.raises(AssertionError):
         compare_many()
+
+
+COUNTS = [
+    layoutvariants.obey_a_late_beat,
+    layoutvariants.claim_an_unknown_key_before_done,
+    layoutvariants.obey_a_second_import,
+    layoutvariants.keep_an_earlier_life,
+    layoutvariants.claim_a_moving_key,
+    layoutvariants.count_no_imports,
+    layoutvariants.end_with_an_open_source,
+    layoutvariants.fence_over_an_open_change,
+    layoutvariants.pause_while_open,
+]
+
+
+def test_the_table_lists_every_broken_count():
+    planted = [plant.__name__ for plant in COUNTS]
+    assert list(variants.listed("broken counts")) == planted
+
+
+@pytest.mark.parametrize("plant", COUNTS, ids=lambda plant: plant.__name__)
+def test_the_twin_catches_broken_counts(plant, monkeypatch):
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        compare_many_resized()
+
+
+def compare_many_resized():
+    for seed in range(LOGS_MAX):
+        compare_resized(seed)
 
 
 def compare_many():

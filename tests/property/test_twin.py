@@ -8,7 +8,7 @@ from author import picker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive import murmur3
-from twins import compare
+from twins import compare, compare_resized
 
 from kafka_marshal.protocol.hashing import coordinating_partition
 
@@ -41,6 +41,22 @@ def test_twins_agree_on_many_logs(partition, k):
         rng = random.Random(seed)
         names += compare(rng.choice, partition=partition, k=k)
     rare = {name: names[name] for name in SEEN if names[name] < 20}
+    assert not rare, "the author no longer goes there"
+
+
+RESIZED = [
+    *("layout_fenced", "imported", "layout_done", "layout_final", "moving"),
+    *("importing", "layout", "done", "known", "incomplete", "retired"),
+    *("busy", "config", "position_only", "not_owner"),
+]
+
+
+def test_twins_agree_on_changes_of_the_count():
+    """PROTOCOL 10, in sources and targets, of more and of fewer."""
+    names = Counter()
+    for seed in range(1_200):
+        names += compare_resized(seed)
+    rare = {name: names[name] for name in RESIZED if names[name] < 20}
     assert not rare, "the author no longer goes there"
 
 

@@ -1,5 +1,6 @@
 """Folds a random log twice, with the product and with its naive twin."""
 
+import random
 from collections import Counter
 
 import msgspec
@@ -18,11 +19,11 @@ from kafka_marshal.protocol.text import (
 ENTRIES = 60
 
 
-def compare(pick, *, partition=0, k=1, entries=ENTRIES, may_halt=False):
+def compare(pick, *, partition=0, k=1, entries=ENTRIES, may_halt=False, resizes=False):
     """Write a log and fold it twice; return the transitions' names."""
     naive = Naive(partition)
     state = WorldState(partition)
-    author = Author(pick, naive, k=k, may_halt=may_halt)
+    author = Author(pick, naive, k=k, may_halt=may_halt, resizes=resizes)
     names, soft = Counter(), Counter()
     for _ in range(entries):
         line = author.write()
@@ -46,10 +47,19 @@ def compare(pick, *, partition=0, k=1, entries=ENTRIES, may_halt=False):
     return names
 
 
+def compare_resized(seed):
+    """Compare a log with changes of the partition count, of a source or a target."""
+    rng = random.Random(seed)
+    partition, k = rng.choice(((0, 1), (0, 2), (1, 2), (1, 1), (2, 2), (3, 2)))
+    return compare(
+        rng.choice, partition=partition, k=k, resizes=True, may_halt=seed % 9 == 0
+    )
+
+
 def hard_part(state):
     document = state_to_object(state)
     return {
-        name: document[name]
+        name: document.get(name)
         for name in (
             *("next_offset", "leader_epoch", "log_time_ms"),
             *(
@@ -60,6 +70,7 @@ def hard_part(state):
                 "fences",
                 "directives",
                 *("settings", "plans"),
+                "layout",
             ),
         )
     }

@@ -170,7 +170,7 @@ def test_4_3_order_of_refusals():
     log.key().lock = LOCK
     assert log.outcome_of(claim(**other)) == "wrong_generation"
     other.pop("generation")
-    misplaced = Log(1 - log.state.partition, k=1)
+    misplaced = Log(k=2)
     assert misplaced.outcome_of(claim(**other)) == "wrong_partition"
     full = Log(keys=1)
     full.claimed(key=Key("g", "t", 9))
@@ -240,7 +240,7 @@ def test_4_4_order_of_refusals():
     log.key().lock = LOCK
     assert log.outcome_of(resume(1, **bad)) == "wrong_generation"
     bad.pop("generation")
-    assert Log(1).outcome_of(resume(1, **bad)) == "wrong_partition"
+    assert Log(k=2).outcome_of(resume(1, **bad)) == "wrong_partition"
     assert log.outcome_of(resume(1, **bad)) == "paused"
     log.append(pause(0, seq=1))
     assert log.outcome_of(resume(1, **bad)) == "locked"

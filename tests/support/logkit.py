@@ -28,6 +28,12 @@ from kafka_marshal.protocol.records import (
     HandoffOffer,
     HandoffReady,
     Heartbeat,
+    ImportedKey,
+    ImportedPrevious,
+    LayoutDone,
+    LayoutFence,
+    LayoutFinal,
+    LayoutImport,
     Limits,
     Member,
     PauseGroup,
@@ -401,6 +407,53 @@ def ready(epoch, *, key=KEY, client="c2", inc=None, seq=0):
     )
 
 
+def _operation(op, seq=0):
+    return {
+        "client_id": "admin",
+        "group_id": "marshal",
+        "incarnation": ident("admin"),
+        "seq": seq,
+        "op_id": op,
+    }
+
+
+def layout_fence(k, before=1, *, generation=2, era=2, op=OP, level=2, **settings):
+    """Return a fence that changes the partition count to ``k``."""
+    frame = encode(config(generation, era=era, k=k, level=level, **settings))
+    return LayoutFence(**_operation(op), from_count=before, config=frame)
+
+
+def imported(key=KEY, position=None, granted=None, **rest):
+    """Return what travels of a key."""
+    fields = {"topic_id": None, "retired_topic_ids": (), "previous": None}
+    return ImportedKey(
+        **key._asdict(),
+        position=position,
+        granted=granted,
+        **(fields | {"successor": None} | rest),
+    )
+
+
+def layout_import(*items, source=0, op=OP):
+    return LayoutImport(
+        **_operation(op), source=source, source_offset=9, items=items or (imported(),)
+    )
+
+
+def layout_done(key_count=1, *, source=0, op=OP):
+    return LayoutDone(
+        **_operation(op),
+        source=source,
+        source_offset=9,
+        key_count=key_count,
+        digest=ident("items"),
+    )
+
+
+def layout_final(op=OP):
+    return LayoutFinal(**_operation(op))
+
+
 def member(client="c1", *, group="g", inc=None, seq=0, plan_generation=None, **given):
     """Return a Member; other fields by their names."""
     inc = ident(client) if inc is None else inc
@@ -548,6 +601,25 @@ class Log:
         return self.state.keys[key]
 
 
+STAYS = Key("g", "t", 1)
+"""A key that a second partition leaves where it is; KEY moves to that one."""
+
+
+def source_log(**settings) -> tuple[Log, int, int]:
+    """Return partition 0 with a fence to two, and the epochs of KEY and STAYS."""
+    log = Log(level=2, **settings)
+    epochs = log.claimed(resume_hash=hashed(SECRET)), log.claimed(key=STAYS)
+    assert log.outcome_of(layout_fence(2, **settings)) == "layout_fenced"
+    return log, *epochs
+
+
+def target_log(**settings) -> Log:
+    """Return partition 1, which that fence has brought into use."""
+    log = Log(1, configured=False)
+    assert log.outcome_of(layout_fence(2, **settings)) == "layout_fenced"
+    return log
+
+
 def fold(entries: Iterable[LogEntry], partition=0) -> WorldState:
     state = WorldState(partition)
     for entry in entries:
@@ -598,8 +670,21 @@ def all_records() -> list[Record]:
         ready(7),
         config(span=10, forget_ms=5),
         *resets(b"state", ident("digest").hex()),
+        layout_fence(2),
+        layout_import(
+            imported(
+                position=8,
+                granted=9,
+                topic_id=ident("topic"),
+                retired_topic_ids=(ident("before"),),
+                previous=ImportedPrevious(OP, 3, None),
+                successor="c2",
+            )
+        ),
+        layout_done(),
         forgetting(7),
         fence(reason="hung"),
+        layout_final(),
         direct(),
         settings(policy="fair", debounce_ms=0, handoff_ms=9, reason="slow"),
         member(plan_generation=3),

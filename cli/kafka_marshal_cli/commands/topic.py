@@ -13,6 +13,7 @@ from kafka_marshal.admin import (
     Format,
     TopicReport,
 )
+from kafka_marshal.protocol.layout import is_final, moving_keys
 from kafka_marshal.protocol.records import LIMIT_DEFAULTS, Config
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.text import record_to_object
@@ -267,11 +268,8 @@ def _past_answer(call: Call, at: Moment) -> Answer:
     if config is not None:
         found = config_facts(call, config)
     found |= {"is_formatted": config is not None}
-    section = Section(
-        "partitions", _partition_rows(world), presenters.PARTITION_COLUMNS
-    )
     as_of = presenters.as_of(world, at)
-    return Answer(as_of, found, (section,), _shown_config(found, config))
+    return Answer(as_of, found, _sections(world), _shown_config(found, config))
 
 
 def _remedy(world: World) -> str:
@@ -331,10 +329,41 @@ def topic_answer(
         "problems": list(problems),
     }
     shown = {"problems": "; ".join(problems) or "none", **_shown_config(found, config)}
-    section = Section(
+    return Answer(presenters.as_of(world), found, _sections(world), shown)
+
+
+def _sections(world: World) -> tuple[Section, ...]:
+    """Return the partitions, and how far an open change of their count is."""
+    partitions = Section(
         "partitions", _partition_rows(world), presenters.PARTITION_COLUMNS
     )
-    return Answer(presenters.as_of(world), found, (section,), shown)
+    rows = layout_rows(world)
+    if not rows:
+        return (partitions,)
+    return (partitions, Section("layout", rows, presenters.LAYOUT_COLUMNS))
+
+
+def layout_rows(world: World) -> list[presenters.Row]:
+    """Return each partition with an open change of the count; none without one."""
+    return [
+        {
+            "partition": state.partition,
+            "operation": state.layout.op_id.hex(),
+            "from_count": state.layout.from_count,
+            "to_count": state.config.partition_count,
+            "moving_count": len(moving := moving_keys(state)),
+            "final_count": sum(is_final(state, key) for key in moving),
+            "imported_count": sum(s.imported_count for s in state.layout.sources),
+            "done": [
+                s.partition for s in state.layout.sources if s.done_ms is not None
+            ],
+            "not_done": [
+                s.partition for s in state.layout.sources if s.done_ms is None
+            ],
+        }
+        for state in world.partitions
+        if state.layout is not None and state.config is not None
+    ]
 
 
 def _partition_rows(world: World) -> list[presenters.Row]:

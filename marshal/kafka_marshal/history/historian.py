@@ -15,6 +15,7 @@ from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.history.rows import (
     FORGOTTEN,
     GRANTED,
+    MOVED,
     OPEN,
     POSITION_SET,
     RAN_OUT,
@@ -46,6 +47,9 @@ from kafka_marshal.protocol.records import (
     HandoffOffer,
     HandoffReady,
     Heartbeat,
+    LayoutFence,
+    LayoutFinal,
+    LayoutImport,
     PauseGroup,
     ReleaseGroup,
     ReleasingPartition,
@@ -90,6 +94,7 @@ class Track(msgspec.Struct, gc=False, kw_only=True):
     waiting: list[tuple[bytes, int]] = []
 
 
+_STATES = (Reset, LayoutFence, LayoutImport, LayoutFinal)
 _OWNERS = (Heartbeat, ReleasingPartition, ClaimingMessages, HandoffOffer)
 
 
@@ -532,13 +537,37 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
             yield from self._paused(world, transition, at=at)
         elif isinstance(record, _ADMINS):
             yield from self._administered(world, transition, at=at)
-        elif key is None:
-            if isinstance(record, Reset) and transition.effect == "reset":
-                yield from self._reset(world, record, at=at)
+        elif isinstance(record, _STATES):
+            yield from self._of_state(world, transition, at=at)
         elif isinstance(record, ClaimingPartition):
             yield from self._won(world, transition, at=at)
-        elif not isinstance(record, HandoffReady):
+        elif key is not None and not isinstance(record, HandoffReady):
             yield from self._of_owner(world, transition, at=at)
+
+    def _of_state(
+        self, world: WorldState, transition: Transition, *, at: Moment
+    ) -> Iterator[Row]:
+        """Apply a record that replaces keys, or makes them known."""
+        record, key = transition.record, transition.key
+        if isinstance(record, LayoutFence | LayoutFinal):
+            yield from self._moved_away(world, record, at=at)
+        elif isinstance(record, Reset) and transition.effect == "reset":
+            yield from self._reset(world, record, at=at)
+        elif key is not None:
+            self.tracks.pop(key, None)  # imported: of an earlier life of its partition
+
+    def _moved_away(
+        self, world: WorldState, record: LayoutFence | LayoutFinal, *, at: Moment
+    ) -> Iterator[Row]:
+        """End what a change of the partition count has dropped (PROTOCOL 10)."""
+        for key in sorted(self.tracks.keys() - world.keys.keys()):
+            interval = self.tracks.pop(key).interval
+            if interval.ending == OPEN:
+                interval.ending, interval.ended_by = RELEASED, record.client_id
+                interval.reason, interval.end = MOVED, at
+                yield interval
+        yield from replaced(self.pauses, world, at=at)
+        self.schedule = scheduled_in(world, self.schedule)
 
     def _of_owner(
         self, world: WorldState, transition: Transition, *, at: Moment

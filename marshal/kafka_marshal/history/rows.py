@@ -22,6 +22,7 @@ RESET = "reset"
 WON = "won"
 GRANTED = "granted"
 FORGOTTEN = "forgotten"
+MOVED = "moved"
 POSITION_SET = "position_set"
 
 

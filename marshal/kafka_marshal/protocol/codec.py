@@ -18,7 +18,9 @@ from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal.protocol.records import (
     KINDS,
     SCOPE_PARTITIONS_MAX,
+    Config,
     Directive,
+    ImportedKey,
     Kind,
     PlannedMember,
     PlannedTopic,
@@ -258,6 +260,21 @@ def is_scope(scope: Scope | None) -> bool:
     )
 
 
+def _is_config(frame: bytes) -> bool:
+    # The header first: a fence within a fence would be decoded ever deeper.
+    is_one = frame.startswith(_HEADERS[Config])
+    return is_one and isinstance(decode(frame), Config)
+
+
+def _are_imported(items: tuple[ImportedKey, ...]) -> bool:
+    return all(
+        is_identifier(each.group_id)
+        and is_topic(each.topic)
+        and _is_name_or_none(each.successor)
+        for each in items
+    )
+
+
 def _is_name_or_none(name: str | None) -> bool:
     return name is None or is_identifier(name)
 
@@ -273,6 +290,8 @@ _RULES: dict[str, Callable[[Any], bool]] = {
     "policy": _is_name_or_none,
     "fenced": is_identifier,
     "scope": is_scope,
+    "config": _is_config,
+    "items": _are_imported,
 }
 _CHECKS = {
     kind.record: tuple(

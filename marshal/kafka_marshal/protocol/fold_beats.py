@@ -149,6 +149,8 @@ def _latest_ms(state: WorldState) -> int:
     """Return the log time before which only records can change the state."""
     if state.halted is not None or state.ends_ms is not None:
         return _NEVER
+    if state.layout is not None:
+        return _NEVER  # heartbeats of moving keys do not renew
     if state.lapses_ms is not None and state.lapses_ms <= state.append_time_ms:
         return _NEVER  # a pause begins or ends with the next entry
     if not state.forgettable or state.config is None:

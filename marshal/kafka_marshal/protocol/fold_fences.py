@@ -11,6 +11,7 @@ from typing import Any
 from kafka_marshal.protocol import judging
 from kafka_marshal.protocol.fold_groups import drop_if_empty
 from kafka_marshal.protocol.items import Fence
+from kafka_marshal.protocol.layout import is_retired
 from kafka_marshal.protocol.records import FencingClient
 from kafka_marshal.protocol.state import (
     FENCES_MAX,
@@ -27,6 +28,8 @@ def _fence(step: Step, record: FencingClient) -> Transitions:
     config = state.config
     assert config is not None  # the record needs level 2
     group_id = record.group_id
+    if is_retired(state):
+        return (step.refused("retired"),)
     if judging.lacks_room_for_group(state, group_id, config=config):
         return (step.refused("limits"),)
     fence = Fence(step.entry.offset, record.fenced, record.fenced_incarnation)

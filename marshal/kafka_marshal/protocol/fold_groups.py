@@ -243,6 +243,8 @@ def drop_old_plans(state: WorldState) -> None:
 def _config(step: Step, record: Config) -> Transitions:
     state = step.state
     now = state.config
+    if state.partition == 0 and state.layout is not None:
+        return (step.refused("busy"),)
     if now is not None and (
         not _is_next(state, record.generation, after=now.generation)
         or record.cluster_id != now.cluster_id
@@ -281,7 +283,7 @@ def _settings(step: Step, record: GroupSettings) -> Transitions:
     if home_partition(group_id, partition_count=config.partition_count) != (
         state.partition
     ):
-        return (step.refused("wrong_partition"),)
+        return (step.refused(judging.elsewhere(state)),)
     if record.generation != state.settings_of(group_id).generation + 1:
         return (step.refused("settings_overtaken"),)
     if judging.lacks_room_for_group(state, group_id, config=config):
@@ -297,9 +299,8 @@ def _member(step: Step, record: Member) -> Transitions:
     config = state.config
     if config is None:
         return (step.ignored("no_config"),)
-    home = home_partition(record.group_id, partition_count=config.partition_count)
-    if home != state.partition:
-        return (step.ignored("wrong_partition"),)
+    if not judging.is_home(state, record.group_id):
+        return (step.ignored(judging.elsewhere(state)),)
     members = state.soft.members
     name = (record.group_id, record.client_id, record.incarnation)
     if name in state.fences:

@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from sys import intern
 from typing import Any
 
-from kafka_marshal.protocol import judging
+from kafka_marshal.protocol import judging, layout
 from kafka_marshal.protocol.fold_groups import drop_if_empty
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
@@ -48,6 +48,7 @@ def _claim(step: Step, record: ClaimingPartition) -> Transitions:
     reason = judge(state, record, config=config, key=key)
     if reason is not None:
         detail = judging.time_left(state, known, reason=reason)
+        detail = detail or judging.new_place(state, key, reason=reason)
         return (step.refused(reason, key, detail=detail),)
     before: Owner | None = None
     follows: int | None = None
@@ -56,7 +57,7 @@ def _claim(step: Step, record: ClaimingPartition) -> Transitions:
         known = _new_key(state, key)
     else:
         follows = known.epoch
-        key = state.epochs.pop(follows)
+        key = state.epochs.pop(follows) if follows else _shared(key)
     before = known.owner
     _install_owner(step, record, known)
     note_claim(state, key, record=record, before=before, follows=follows)
@@ -121,6 +122,8 @@ def _heartbeat(step: Step, record: Heartbeat) -> Transitions:
     known = state.keys[key]
     if known.owner != (record.client_id, record.incarnation):
         return _stray_heartbeat(step, record)
+    if state.layout is not None and layout.is_final(state, key):
+        return (step.ignored("not_owner", key),)
     return _take_heartbeat(step, record, key, known=known)
 
 
@@ -161,7 +164,7 @@ def _renewal(state: WorldState, key: Key) -> int | None:
     """Return the interval by which the owner's heartbeat renews; None = not at all."""
     assert state.config is not None
     # PROTOCOL 4.5: renewing in a pause would be unsafe; 4.13: a fence ends the claim.
-    if judging.is_paused(state, key) or _is_owner_fenced(state, key):
+    if judging.held_up(state, key) is not None or _is_owner_fenced(state, key):
         return None
     return state.config.heartbeat_interval_ms
 
@@ -199,7 +202,7 @@ def _batch_heartbeat(step: Step, record: BatchHeartbeat) -> Transitions:
     offset, now_ms = step.entry.offset, state.now_ms
     group = state.groups.get(group_id)
     is_paused = group is not None and bool(group.pauses)
-    may_hold = is_paused or bool(state.fences)
+    may_hold = is_paused or bool(state.fences) or state.layout is not None
     renewal: int | None = config.heartbeat_interval_ms
     effect = "renewed"
     ignored = held = 0
@@ -213,6 +216,10 @@ def _batch_heartbeat(step: Step, record: BatchHeartbeat) -> Transitions:
             continue
         known = keys[key]
         if known.owner != sender:
+            append(step.ignored("not_owner", key))
+            ignored += 1
+            continue
+        if state.layout is not None and layout.is_final(state, key):
             append(step.ignored("not_owner", key))
             ignored += 1
             continue
@@ -281,8 +288,8 @@ def _claim_messages(step: Step, record: ClaimingMessages) -> Transitions:
     last = record.proposed_last_offset
     if _is_owner_fenced(state, key):
         reason = "sender_fenced"
-    elif judging.is_paused(state, key):
-        reason = "paused"
+    elif (held_up := judging.held_up(state, key)) is not None:
+        reason = held_up
     elif last < first:
         reason = "nothing_left"
     elif last - first >= config.limit("span"):
@@ -315,6 +322,8 @@ def _forget_key(step: Step, record: ForgettingPartition) -> Transitions:
 def forget(state: WorldState, transitions: Transitions) -> None:
     """Drop keys that have been silent for too long (PROTOCOL 4.9)."""
     assert state.config is not None
+    if state.layout is not None:
+        return  # PROTOCOL 10.3
     latest_ms = state.now_ms - state.config.limit("forget_ms")
     heap = state.forgettable
     if heap[0][0] >= latest_ms:
@@ -344,7 +353,7 @@ def forget(state: WorldState, transitions: Transitions) -> None:
 
 def _drop_key(state: WorldState, key: Key, known: KeyState) -> None:
     del state.keys[key]
-    del state.epochs[known.epoch]
+    state.epochs.pop(known.epoch, None)  # an imported key has none
     state.soft.notes.pop(key, None)
     state.soft.offered_ms.pop(key, None)
     state.note_gone(key)

@@ -10,7 +10,7 @@ the positions or drops them (Resolve).
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kafka_marshal.protocol import judging
+from kafka_marshal.protocol import judging, layout
 from kafka_marshal.protocol.fold_groups import drop_if_empty, end_operation
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.items import Lock, Verdict
@@ -53,8 +53,10 @@ def _stage(step: Step, record: StagePosition) -> Transitions:
     assert config is not None  # the record needs level 2
     locks = dict(_staged(record))
     for key in locks:
+        if layout.is_moving(state, key):
+            return (step.refused("moving", key),)
         if judging.is_misplaced(state, key, config=config):
-            return (step.refused("wrong_partition", key),)
+            return (step.refused(judging.elsewhere(state), key),)
     reason = _not_paused(state, record.group_id, op_id=record.op_id)
     if reason is not None:
         return (step.refused(reason),)
@@ -73,7 +75,7 @@ def _stage(step: Step, record: StagePosition) -> Transitions:
 def _lock(step: Step, named: Key, lock: Lock) -> Transition:
     state = step.state
     known = state.keys[named]
-    key = state.epochs[known.epoch]  # equal, with interned names
+    key = state.epochs.get(known.epoch, named)  # equal, with interned names
     if known.lock is None:
         known.owner = known.handoff = known.offer = None
         known.lock = lock
@@ -123,7 +125,7 @@ def _decide(step: Step, record: DecidePosition) -> Transitions:
     config = state.config
     assert config is not None  # the record needs level 2
     if not _is_home(state, record.group_id, config=config):
-        return (step.refused("wrong_partition"),)
+        return (step.refused(judging.elsewhere(state)),)
     reason = _not_paused(state, record.group_id, op_id=record.op_id)
     if reason is not None:
         return (step.refused(reason),)
@@ -146,7 +148,10 @@ def _decide(step: Step, record: DecidePosition) -> Transitions:
 
 
 def _is_home(state: WorldState, group_id: str, *, config: Config) -> bool:
-    home = home_partition(group_id, partition_count=config.partition_count)
+    # PROTOCOL 10.7: an operation from before an open change ends at its home of then.
+    now = state.layout
+    count = config.partition_count if now is None else now.from_count
+    home = home_partition(group_id, partition_count=count)
     return home == state.partition
 
 

@@ -45,6 +45,8 @@ def _reset(step: Step, record: Reset) -> Transitions:
     state = step.state
     if state.config is None:
         return (step.refused("no_config"),)
+    if state.layout is not None:
+        return (step.refused("busy"),)
     if record.number == 0:
         # Replaces an unfinished operation, so that a dead admin blocks nobody.
         _stage(state, None)

@@ -139,3 +139,37 @@ class UndecodableEntry(NamedTuple):
     offset: int
     reason: str
     head: bytes
+
+
+class LayoutSource(NamedTuple):
+    """A partition from which keys move here (PROTOCOL 10.4, 10.5).
+
+    Attributes:
+        partition: The source.
+        imported_count: Keys of it that were imported here.
+        done_ms: Largest append time at its LayoutDone, None before.
+    """
+
+    partition: int
+    imported_count: int
+    done_ms: int | None
+
+
+class Layout(NamedTuple):
+    """A change of the partition count that is open in this partition (PROTOCOL 10).
+
+    Attributes:
+        op_id: The operation.
+        from_count: The count before.
+        offset: Offset of the LayoutFence.
+        sources: Where keys move here from; empty in a source.
+    """
+
+    op_id: bytes
+    from_count: int
+    offset: int
+    sources: tuple[LayoutSource, ...]
+
+    def source(self, partition: int) -> LayoutSource | None:
+        """Return a source by its partition, or None."""
+        return next((s for s in self.sources if s.partition == partition), None)

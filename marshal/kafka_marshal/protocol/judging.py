@@ -6,11 +6,13 @@ counter, or None if the record is acceptable.
 
 from hashlib import sha256
 
+from kafka_marshal.protocol import layout
 from kafka_marshal.protocol.hashing import (
     CHECKPOINT_GROUP,
     RESERVED_TOPICS,
     coordinating_partition,
     home_partition,
+    key_partition,
 )
 from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.records import (
@@ -60,6 +62,28 @@ def is_paused(state: WorldState, key: Key) -> bool:
     return state.pause_of(key) is not None
 
 
+def held_up(state: WorldState, key: Key) -> str | None:
+    """Return why an owner's key is being drained, or None."""
+    if state.layout is not None and layout.is_moving(state, key):
+        return "moving"
+    return "paused" if is_paused(state, key) else None
+
+
+def elsewhere(state: WorldState) -> str:
+    """Return why a record belongs to another partition (PROTOCOL 2.3, 10.3)."""
+    return "retired" if layout.is_retired(state) else "wrong_partition"
+
+
+def is_home(state: WorldState, group_id: str) -> bool:
+    """Return whether this is the home of a group, under either count of a change."""
+    assert state.config is not None
+    counts = [state.config.partition_count]
+    counts += [] if state.layout is None else [state.layout.from_count]
+    return state.partition in {
+        home_partition(group_id, partition_count=count) for count in counts
+    }
+
+
 def is_fenced(state: WorldState, owner: tuple[str, bytes], *, group_id: str) -> bool:
     """Return whether a process of a client is fenced in its group (PROTOCOL 4.13)."""
     # The common case, in which nothing is fenced, costs no hash.
@@ -88,7 +112,9 @@ def judge_claim(
     if record.generation != config.generation:
         return "wrong_generation"
     if is_misplaced(state, key, config=config):
-        return "wrong_partition"
+        return elsewhere(state)
+    if known is None and layout.is_importing(state, key):
+        return "importing"
     if _is_sender_fenced(state, record):
         return "sender_fenced"
     if known is None and _is_full(state, config, key):
@@ -136,7 +162,7 @@ def judge_resume(
     if record.generation != config.generation:
         return "wrong_generation"
     if is_misplaced(state, key, config=config):
-        return "wrong_partition"
+        return elsewhere(state)
     if _is_sender_fenced(state, record):
         return "sender_fenced"
     reason = _held_back(state, key)
@@ -177,8 +203,12 @@ def judge_forgetting(
     """Return why a record cannot drop a key, in the order of PROTOCOL 4.9, or None."""
     if state.config is None:
         return "no_config"
+    if layout.is_moving(state, key):
+        return "moving"
     if is_misplaced(state, key, config=state.config):
-        return "wrong_partition"
+        return elsewhere(state)
+    if state.layout is not None:
+        return "busy"
     known = state.keys.get(key)
     if known is None:
         return "cas"
@@ -203,16 +233,20 @@ def mismatch(
     known = state.keys.get(key)
     sender = (record.client_id, record.incarnation)
     if known is not None and known.owner == sender:
+        if state.layout is not None and layout.is_final(state, key):
+            return "not_owner"  # PROTOCOL 10.3: nothing changes a final key
         # The partition of an owned key was checked when it was claimed.
         return None if known.epoch == record.epoch else "old_epoch"
-    return "wrong_partition" if is_misplaced(state, key, config=config) else "not_owner"
+    if layout.is_moving(state, key) or not is_misplaced(state, key, config=config):
+        return "not_owner"
+    return elsewhere(state)
 
 
 def judge_offer(state: WorldState, record: HandoffOffer, *, key: Key) -> str | None:
     """Return why an owner's offer is refused, in the order of PROTOCOL 9.4, or None."""
     if _is_sender_fenced(state, record):
         return "sender_fenced"
-    return "paused" if is_paused(state, key) else None
+    return held_up(state, key)
 
 
 def judge_ready(state: WorldState, record: HandoffReady, *, key: Key) -> str | None:
@@ -229,19 +263,21 @@ def judge_ready(state: WorldState, record: HandoffReady, *, key: Key) -> str | N
         return "late"
     if _is_sender_fenced(state, record):
         return "sender_fenced"
-    return "paused" if is_paused(state, key) else None
+    return held_up(state, key)
 
 
 def judge_release_group(
     state: WorldState, record: ReleaseGroup | PauseGroup, *, config: Config
 ) -> str | None:
     """Return why an admin's record is refused, in the order of PROTOCOL 4.8, 4.15."""
+    ends = record.msg_expire_time <= state.append_time_ms
+    if reason := _refuses_pauses(state, ends=ends):
+        return reason
     if lacks_room_for_group(state, record.group_id, config=config):
         return "limits"
     group = state.groups.get(record.group_id) or GroupState()
     if group.is_over(record.op_id):
         return "op_over"
-    ends = record.msg_expire_time <= state.append_time_ms
     scheduled, pause = group.scheduled_as(record.op_id), group.lasting(record.op_id)
     if ends and scheduled is not None:
         return None  # a scheduled pause is cancelled, whatever lasts meanwhile
@@ -274,6 +310,8 @@ def judge_pause_group(
         until_ms: End of the pause, within the limit of its length.
         config: The Config in force.
     """
+    if reason := _refuses_pauses(state, ends=False):
+        return reason
     if lacks_room_for_group(state, record.group_id, config=config):
         return "limits"
     if record.begin_time - state.append_time_ms > PAUSE_AHEAD_MS_MAX:
@@ -297,6 +335,14 @@ def judge_pause_group(
     return "limits" if is_full else None
 
 
+def _refuses_pauses(state: WorldState, *, ends: bool) -> str | None:
+    # PROTOCOL 10.2: a pause needs every partition, so partition 0 orders both.
+    if layout.is_retired(state):
+        return "retired"
+    is_open = state.partition == 0 and state.layout is not None
+    return "busy" if is_open and not ends else None
+
+
 def scope_of(record: ReleaseGroup | PauseGroup) -> Scope | None:
     """Return the partitions that a pause is limited to, None for the whole group."""
     return record.scope if isinstance(record, PauseGroup) else None
@@ -317,6 +363,8 @@ def judge_directive(
     """Return why a directive is refused, in the order of PROTOCOL 9.7, or None."""
     group_id, op_id = record.group_id, record.op_id
     home = home_partition(group_id, partition_count=config.partition_count)
+    if layout.is_retired(state):
+        return "retired"
     if group_id != CHECKPOINT_GROUP and home != state.partition:
         return "wrong_partition"
     if lacks_room_for_group(state, group_id, config=config):
@@ -338,6 +386,19 @@ def judge_directive(
         return "busy"
     is_old = record.incarnation == known.incarnation and record.seq <= known.seq
     return "old_seq" if is_old else None
+
+
+def new_place(state: WorldState, key: Key, *, reason: str) -> dict[str, int] | None:
+    """Return generation and partition of a key that a change has moved, or None."""
+    config = state.config
+    is_moved = state.layout is not None or layout.is_retired(state)
+    names = {"wrong_generation", "wrong_partition", "retired"}
+    if config is None or not is_moved or reason not in names:
+        return None
+    place = key_partition(
+        key.topic, key.partition, partition_count=config.partition_count
+    )
+    return {"generation": config.generation, "partition": place}
 
 
 def time_left(

@@ -112,8 +112,15 @@ class LogJudge:
             self._fence(transition.record)
         if isinstance(transition.record, Plan) and transition.effect:
             return self._check_plan(transition.record, transition.offset)
+        if transition.effect in {"layout_fenced", "layout_final"}:
+            # PROTOCOL 10: keys that moved away, or were of an earlier life, are gone.
+            for gone in [each for each in self.known if each not in self._world.keys]:
+                self._forget(gone)
         key = transition.key
         if key is None:
+            return []
+        if transition.effect == "imported":
+            self._import(key, self._world.keys[key])
             return []
         if transition.effect == "forgotten":
             self._forget(key)
@@ -166,6 +173,12 @@ class LogJudge:
         excess = len(self._fenced) - config.limit("operations")
         for name in [*mine[:-FENCES_MAX], *[*self._fenced][: max(0, excess)]]:
             self._fenced.pop(name, None)
+
+    def _import(self, key: Key, state: KeyState) -> None:
+        """Trust a key as its source left it; another judge has followed that one."""
+        self._forget(key)
+        self.known[key] = Known.of(state)
+        self.granted[key, state.topic_id] = state.next_unclaimed() or 0
 
     def _forget(self, key: Key) -> None:
         """Treat a key that was dropped as one that never was claimed."""

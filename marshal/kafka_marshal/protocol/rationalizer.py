@@ -24,13 +24,14 @@ from kafka_marshal.protocol import (
     fold_groups,
     fold_handoffs,
     fold_keys,
+    fold_layouts,
     fold_plans,
     fold_positions,
     fold_resets,
 )
 from kafka_marshal.protocol.codec import Undecodable, decode
 from kafka_marshal.protocol.items import UndecodableEntry
-from kafka_marshal.protocol.records import KINDS
+from kafka_marshal.protocol.records import KINDS, LayoutFence
 from kafka_marshal.protocol.state import (
     RING_VALUE_BYTES,
     Step,
@@ -157,5 +158,8 @@ _FOLDS = {
     **fold_plans.FOLDS,
     **fold_positions.FOLDS,
     **fold_resets.FOLDS,
+    **fold_layouts.FOLDS,
 }
 _HANDLERS = {kind.record: (_FOLDS[kind.record], kind.level) for kind in KINDS}
+# PROTOCOL 10.2: a fence is the first Config of a new partition, and checks the level.
+_HANDLERS[LayoutFence] = (_FOLDS[LayoutFence], LEVEL_MIN)

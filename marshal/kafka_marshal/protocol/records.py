@@ -29,6 +29,12 @@ Text = Annotated[str, Meta(max_length=1024)]
 ShortText = Annotated[str, Meta(max_length=255)]
 Host = Annotated[str, Meta(min_length=1, max_length=255)]
 Beats = Annotated[tuple[tuple[Offset, Offset | None], ...], Meta(min_length=1)]
+Next = Annotated[int, Meta(ge=0)]
+"""An offset after another one, which may be the largest offset."""
+ConfigFrame = Annotated[bytes, Meta(min_length=1, max_length=4096)]
+"""The frame of a Config; the codec checks that it is one."""
+IMPORTED_MAX = 200
+"""Most keys of a LayoutImport."""
 CHUNK_BYTES_MAX = 47 * 1024
 """Most bytes of a state in one record; a frame has at most 48 KiB."""
 Data = Annotated[bytes, Meta(min_length=1, max_length=CHUNK_BYTES_MAX)]
@@ -373,6 +379,83 @@ class Plan(Fields, frozen=True, kw_only=True):
     tags: Tags | UnsetType = UNSET
 
 
+class LayoutFence(Fields, frozen=True, kw_only=True):
+    """Opens a change of the partition count in its partition (PROTOCOL 10.2)."""
+
+    client_id: Name
+    group_id: Name
+    incarnation: Id
+    seq: Sequence
+    op_id: Id
+    from_count: Counting
+    config: ConfigFrame
+    tags: Tags | UnsetType = UNSET
+
+
+class ImportedPrevious(Fields, frozen=True):
+    """What the last set position of an imported key replaced (PROTOCOL 8.6)."""
+
+    op_id: Id
+    position: Next | None
+    granted: Next | None
+
+
+class ImportedKey(Fields, frozen=True, kw_only=True):
+    """A key as its source left it, without owner (PROTOCOL 10.4)."""
+
+    group_id: Name
+    topic: Name
+    partition: Partition
+    position: Next | None
+    granted: Next | None
+    topic_id: Id | None
+    retired_topic_ids: Annotated[tuple[Id, ...], Meta(max_length=4)]
+    previous: ImportedPrevious | None
+    successor: Name | None
+
+
+class LayoutImport(Fields, frozen=True, kw_only=True):
+    """Brings final keys of a source to their new partition (PROTOCOL 10.4)."""
+
+    client_id: Name
+    group_id: Name
+    incarnation: Id
+    seq: Sequence
+    op_id: Id
+    source: Partition
+    source_offset: Offset
+    items: Annotated[
+        tuple[ImportedKey, ...], Meta(min_length=1, max_length=IMPORTED_MAX)
+    ]
+    tags: Tags | UnsetType = UNSET
+
+
+class LayoutDone(Fields, frozen=True, kw_only=True):
+    """Declares that all keys of a source are imported here (PROTOCOL 10.5)."""
+
+    client_id: Name
+    group_id: Name
+    incarnation: Id
+    seq: Sequence
+    op_id: Id
+    source: Partition
+    source_offset: Offset
+    key_count: Sequence
+    digest: Id
+    tags: Tags | UnsetType = UNSET
+
+
+class LayoutFinal(Fields, frozen=True, kw_only=True):
+    """Ends a change of the partition count in its partition (PROTOCOL 10.6)."""
+
+    client_id: Name
+    group_id: Name
+    incarnation: Id
+    seq: Sequence
+    op_id: Id
+    tags: Tags | UnsetType = UNSET
+
+
 class BatchHeartbeat(Fields, frozen=True, kw_only=True):
     """Many heartbeats of one claimant in one record (PROTOCOL 3.6)."""
 
@@ -498,6 +581,10 @@ Record = (
     | HandoffReady
     | Directive
     | Plan
+    | LayoutFence
+    | LayoutImport
+    | LayoutDone
+    | LayoutFinal
     | Config
     | Reset
     | Member
@@ -532,8 +619,12 @@ KINDS = (
     Kind(12, 0, "HandoffReady", HandoffReady, 2),
     Kind(13, 0, "Config", Config, 1),
     Kind(14, 0, "Reset", Reset, 1),
+    Kind(15, 0, "LayoutFence", LayoutFence, 2),
+    Kind(16, 0, "LayoutImport", LayoutImport, 2),
+    Kind(17, 0, "LayoutDone", LayoutDone, 2),
     Kind(18, 0, "ForgettingPartition", ForgettingPartition, 1),
     Kind(19, 0, "FencingClient", FencingClient, 2),
+    Kind(20, 0, "LayoutFinal", LayoutFinal, 2),
     Kind(22, 0, "Directive", Directive, 2),
     Kind(23, 0, "GroupSettings", GroupSettings, 2),
     Kind(128, 0, "Member", Member, 1),
@@ -560,6 +651,9 @@ DIRECTIVE_LEVEL = 2
 """The feature level that brought Directive."""
 SETTINGS_LEVEL = 2
 """The feature level that brought GroupSettings."""
+
+LAYOUT_LEVEL = 2
+"""The feature level that brought the records of PROTOCOL 10."""
 
 INTERVAL_LEVEL = 2
 """The feature level from which on a Config may lower the heartbeat interval."""

@@ -30,12 +30,15 @@ from kafka_marshal.protocol.codec import (
 )
 from kafka_marshal.protocol.items import (
     Fence,
+    Layout,
+    LayoutSource,
     Lock,
     Offer,
     Planned,
     StandingDirective,
     Verdict,
 )
+from kafka_marshal.protocol.layout import is_step, sources_of
 from kafka_marshal.protocol.pauses import Pause, Scheduled
 from kafka_marshal.protocol.records import (
     U32,
@@ -48,6 +51,7 @@ from kafka_marshal.protocol.records import (
     Host,
     Id,
     Name,
+    Next,
     Offset,
     Partition,
     Scope,
@@ -93,8 +97,6 @@ _fields_of = attrgetter(
     *(field.name for field in attrs.fields(KeyState) if field.name != "offer")
 )
 
-Next = Annotated[int, Meta(ge=0)]
-"""An offset after another one, which may be the largest offset."""
 Time = Annotated[int, Meta(ge=-(2**63), le=OFFSET_MAX)]
 
 
@@ -261,12 +263,19 @@ class _Eras(Fields, frozen=True, tag="eras"):
     eras: Annotated[tuple[tuple[Offset, U32], ...], Meta(max_length=ERAS_MAX)]
 
 
+class _Layout(Fields, frozen=True, tag="layout", kw_only=True):
+    op_id: Id
+    from_count: Counting
+    offset: Offset
+    sources: tuple[tuple[Partition, Offset, Time | None], ...]
+
+
 class _World(Fields, frozen=True, kw_only=True):
     version: Literal[1]
     header: _Header
     keys: tuple[_Key, ...]
     groups: tuple[_Group, ...]
-    operations: tuple[_Quiet | _Staging | _Eras, ...]
+    operations: tuple[_Quiet | _Staging | _Eras | _Layout, ...]
 
 
 class _Parts(Fields, frozen=True, kw_only=True):
@@ -319,6 +328,7 @@ class Frozen(NamedTuple):
     quiet_until_ms: int | None
     staging: Staging | None
     eras: tuple[tuple[int, int], ...]
+    layout: Layout | None
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the canonical bytes in pieces."""
@@ -359,6 +369,7 @@ def freeze(state: WorldState) -> Frozen:
         quiet_until_ms=state.quiet_until_ms,
         staging=state.staging,
         eras=state.eras,
+        layout=state.layout,
     )
 
 
@@ -470,12 +481,14 @@ def _read(world: _World) -> WorldState:
             state.quiet_until_ms = row.until_ms
         elif isinstance(row, _Staging):
             state.staging = _read_staging(row)
-        else:
+        elif isinstance(row, _Eras):
             state.eras = row.eras
+        else:
+            state.layout = _read_layout(row, state)
     state.rebuild_derived()
     over_count = sum(len(group.over) for group in state.groups.values())
     is_of_a_log = (
-        len(state.epochs) == len(state.keys)
+        len(state.epochs) == sum(known.epoch != 0 for known in state.keys.values())
         and len(state.over) == over_count
         and _are_fences_of_a_log(state)
         and all(epoch < state.next_offset for epoch in state.epochs)
@@ -541,6 +554,7 @@ def _row_of(known: KeyState) -> tuple[Any, ...]:
 def _operations(state: WorldState | Frozen) -> list[list[Any]]:
     quiet, staging = state.quiet_until_ms, state.staging
     rows: list[list[Any]] = [["eras", state.eras]] if state.eras else []
+    rows += [] if state.layout is None else [["layout", *state.layout]]
     rows += [] if quiet is None else [["quiet", quiet]]
     return rows if staging is None else [*rows, ["reset", *staging[:-1]]]
 
@@ -640,6 +654,9 @@ def _read_key(row: _Key) -> KeyState:
     names += [] if offer is None else [offer.successor]
     if not all(map(is_identifier, names)) or not is_key_topic(row.topic):
         raise ValueError("a name that no record can have")
+    # PROTOCOL 10.4: an imported key, which nobody has claimed yet.
+    if not row.epoch and (row.owner, row.resume_hash, row.more) != (None, None, ()):
+        raise ValueError("a claim at offset 0")
     # PROTOCOL 9.4: only an owner offers, and whatever ends its claim ends the offer.
     if offer is not None and (row.owner is None or offer.offset <= row.epoch):
         raise ValueError("an offer that no owner made")
@@ -735,6 +752,29 @@ def _check_directives(group: GroupState) -> None:
     )
     if not is_sound:
         raise ValueError("directives that no log has")
+
+
+def _read_layout(row: _Layout, state: WorldState) -> Layout:
+    """Return the open change; raise if no fold gives it (PROTOCOL 10)."""
+    config = state.config
+    places = (
+        ()
+        if config is None
+        else sources_of(
+            state.partition, from_count=row.from_count, to_count=config.partition_count
+        )
+    )
+    is_sound = (
+        config is not None
+        and is_step(row.from_count, config.partition_count)
+        and state.partition < max(row.from_count, config.partition_count)
+        and tuple(source[0] for source in row.sources) == places
+        and row.offset < state.next_offset
+    )
+    if not is_sound:
+        raise ValueError("a change of the partition count that no log has")
+    sources = tuple(LayoutSource(*source) for source in row.sources)
+    return Layout(row.op_id, row.from_count, row.offset, sources)
 
 
 def _read_staging(row: _Staging) -> Staging:

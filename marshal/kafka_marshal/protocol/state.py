@@ -21,6 +21,7 @@ from kafka_marshal.protocol.codec import BY, PERSON_BYTES_MAX, decode_tags, pers
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
 from kafka_marshal.protocol.items import (
     Fence,
+    Layout,
     Lock,
     Offer,
     Planned,
@@ -56,8 +57,8 @@ FENCES_MAX = 64
 """Most fenced processes that a group remembers."""
 DIRECTIVES_MAX = 64
 """Most directives of a group that are in force."""
-QUIET, STAGING, ERAS = "/quiet", "/reset", "/eras"
-OPERATIONS = (QUIET, STAGING, ERAS)
+QUIET, STAGING, ERAS, LAYOUT = "/quiet", "/reset", "/eras", "/layout"
+OPERATIONS = (QUIET, STAGING, ERAS, LAYOUT)
 """Items of the digest other than keys and groups; no group can have these names."""
 
 
@@ -347,6 +348,7 @@ class WorldState:
             settings.
         staging: An unfinished Reset, or None.
         quiet_until_ms: Log time before which nothing can be claimed after a Reset.
+        layout: The open change of the partition count, or None.
         halted: Set when a Config needs a level that this release does not support.
         soft: Soft state.
         epochs: Keys by their current epoch (derived).
@@ -381,6 +383,7 @@ class WorldState:
     groups: dict[str, GroupState] = attrs.field(factory=dict)
     staging: Staging | None = None
     quiet_until_ms: int | None = None
+    layout: Layout | None = None
     halted: Halt | None = None
     soft: SoftState = attrs.field(factory=SoftState, eq=False)
     epochs: dict[int, Key] = attrs.field(factory=dict, eq=False)
@@ -503,11 +506,14 @@ class WorldState:
     def era_at(self, offset: int) -> int | None:
         """Return the era in force at an offset, None without a Config.
 
-        For offsets before all remembered eras, it is the oldest of them.
+        For offsets before all remembered eras, it is the oldest of them. An imported
+        key has the epoch 0 until it is claimed, and the newest era (PROTOCOL 4.10).
         """
         if self.config is None:
             return None
         era = self.config.era
+        if not offset:
+            return era
         for end_offset, earlier in reversed(self.eras):
             if offset >= end_offset:
                 break
@@ -553,7 +559,8 @@ class WorldState:
 
     def rebuild_derived(self) -> None:
         """Recompute the derived attributes after keys and groups were replaced."""
-        self.epochs = {state.epoch: key for key, state in self.keys.items()}
+        self.epochs = {known.epoch: key for key, known in self.keys.items()}
+        self.epochs.pop(0, None)  # imported keys, which nobody has claimed yet
         for group in self.groups.values():
             group.key_count = 0
         for key in self.keys:
@@ -600,6 +607,8 @@ class WorldState:
             self.dirty[STAGING] = None
         if self.eras:
             self.dirty[ERAS] = None
+        if self.layout is not None:
+            self.dirty[LAYOUT] = None
         self.note_next_end()
 
     def note_next_end(self) -> None:

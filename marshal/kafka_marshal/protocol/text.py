@@ -14,11 +14,14 @@ from msgspec import UNSET
 
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.protocol.codec import Undecodable, decode, encode_fields, kind_of
-from kafka_marshal.protocol.items import Offer
+from kafka_marshal.protocol.items import Layout, Offer
 from kafka_marshal.protocol.records import (
     KINDS,
     Fields,
+    ImportedKey,
+    ImportedPrevious,
     Kind,
+    LayoutImport,
     Limits,
     PauseGroup,
     Plan,
@@ -36,11 +39,16 @@ from kafka_marshal.protocol.state import KeyState, Transition, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry, TimestampType
 
 _BY_NAME = {kind.name: kind for kind in KINDS}
-_NESTED: dict[str, type[Fields]] = {"resume": Resume, "limits": Limits}
+_NESTED: dict[str, type[Fields]] = {
+    "resume": Resume,
+    "limits": Limits,
+    "previous": ImportedPrevious,
+}
 _NESTED_LISTS: dict[type[Fields], dict[str, type[Fields]]] = {
     PauseGroup: {"scope": ScopedTopic},
     StagePosition: {"topics": StagedTopic},
     Plan: {"topics": PlannedTopic, "moves": PlannedMember},
+    LayoutImport: {"items": ImportedKey},
 }
 _RENAMED = {"partition_count": "K"}
 _BYTES_FIELDS = frozenset(
@@ -59,8 +67,10 @@ _BYTES_FIELDS = frozenset(
         "input_digest",
         "data",
         "tags",
+        "config",
     }
 )
+_BYTES_LISTS = frozenset({"retired_topic_ids"})
 _TIMESTAMP_NAMES = {
     TimestampType.NONE: "NoTimestampType",
     TimestampType.CREATE_TIME: "CreateTime",
@@ -231,6 +241,8 @@ def _object_to_fields(fields: type[Fields], data: Any) -> list[Any]:  # noqa: AN
             values.append(_object_to_fields(_NESTED[name], value))
         elif name in lists and isinstance(value, list):
             values.append([_object_to_fields(lists[name], each) for each in value])
+        elif name in _BYTES_LISTS and isinstance(value, list):
+            values.append([_from_hex(each) for each in value])
         elif name in _BYTES_FIELDS and value is not None:
             values.append(_from_hex(value))
         else:
@@ -282,6 +294,8 @@ def state_to_object(state: WorldState) -> dict[str, Any]:
         "plans": _plans(state),
         "counters": dict(sorted(state.soft.counters.items())),
     }
+    if state.layout is not None:
+        document["layout"] = _layout(state.layout)
     if state.halted is not None:
         document["halted"] = state.halted._asdict()
     return document
@@ -387,6 +401,15 @@ def _directives(state: WorldState) -> list[dict[str, Any]]:
         for group_id, group in sorted(state.groups.items())
         for each in group.directives
     ]
+
+
+def _layout(layout: Layout) -> dict[str, Any]:
+    return {
+        "op_id": layout.op_id.hex(),
+        "from_count": layout.from_count,
+        "offset": layout.offset,
+        "sources": [each._asdict() for each in layout.sources],
+    }
 
 
 def _settings(state: WorldState) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from logkit import (
     CREATE_TIME,
     KEY,
     START_MS,
+    STAYS,
     H,
     Log,
     batch,
@@ -20,6 +21,7 @@ from logkit import (
     pause,
     release,
     schedule,
+    source_log,
     stage,
 )
 
@@ -325,3 +327,10 @@ def test_a_run_ends_at_a_heartbeat_of_the_epoch_that_is_left_out():
     assert fold_beats(deepcopy(state), rest, start=0, but=2) == 0
     assert fold_beats(state, rest, start=0, but=1) == 2
     assert (state.keys[KEY].position, state.keys[OTHER].position) == (None, 5)
+
+
+def test_nothing_is_fast_while_the_count_changes():
+    log, _, epoch = source_log()
+    other = Log(level=2)
+    other.append(beat(epoch, key=STAYS), offset=9)
+    assert fold_beats(log.state, other.entries[-1:], start=0) == 0

@@ -237,3 +237,7 @@ def test_a_reset_to_more_fences_than_the_limit_is_refused():
     other.rebuild_derived()
     (record,) = resets(to_bytes(other), digest(other), bytes_max=10_000)
     assert log.outcome_of(record) == "limits"
+
+
+def test_a_partition_that_is_not_in_use_fences_nobody():
+    assert Log(1, level=2).outcome_of(fence()) == "retired"

@@ -17,6 +17,8 @@ from logkit import (
     release,
     schedule,
     settings,
+    source_log,
+    target_log,
 )
 
 from kafka_marshal.protocol.fold_groups import (
@@ -665,3 +667,16 @@ def test_what_ends_last_leaves_the_plan_of_its_group():
     # The fence of the first group is forgotten, its plan is not.
     assert log.state.groups["g"].fences == ()
     assert log.state.plan_generation("g") == 1
+
+
+def test_partition_0_takes_no_config_while_the_count_changes():
+    log, *_ = source_log()
+    assert log.outcome_of(config(3, era=3, k=2, level=2)) == "busy"
+    log = target_log()
+    assert log.outcome_of(config(3, era=3, k=2, level=2)) == "configured"
+
+
+def test_members_announce_themselves_at_the_home_under_either_count():
+    log, *_ = source_log()
+    for number, group in enumerate(("g", "h", "i", "j")):
+        assert log.outcome_of(member(group=group, seq=number)) == "member"

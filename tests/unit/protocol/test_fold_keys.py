@@ -6,6 +6,7 @@ from logkit import (
     LOCK,
     SECRET,
     START_MS,
+    STAYS,
     H,
     Log,
     batch,
@@ -16,11 +17,17 @@ from logkit import (
     forgetting,
     hashed,
     ident,
+    imported,
+    layout_done,
+    layout_final,
+    layout_import,
     messages,
     pause,
     release,
     resets,
     resume,
+    source_log,
+    target_log,
 )
 
 from kafka_marshal.protocol import judging
@@ -730,3 +737,52 @@ def test_a_fenced_owner_is_granted_nothing_and_does_not_renew():
     (transition,) = log.append(batch((epoch, 6)), after=1)
     assert transition.effect == "position_only"
     assert (log.key().renewed_ms, log.key().position) == (START_MS, 6)
+
+
+# --- while the partition count changes (PROTOCOL 10)
+
+
+def test_a_moving_key_is_drained():
+    log, epoch, _ = source_log()
+    place = {"generation": 2, "partition": 1}
+    assert log.one(claim("c2", generation=2)).detail == place
+    assert log.outcome_of(beat(epoch, 5)) == "position_only"
+    assert log.one(batch((epoch, 6))).effect == "position_only"
+    assert log.outcome_of(messages(epoch, 6, 9)) == "moving"
+    assert log.outcome_of(release(epoch, 7)) == "released"
+    assert log.key().position == 7
+
+
+def test_a_final_key_stays_as_it_is():
+    log, epoch, stays = source_log()
+    log.append(beat(stays, key=STAYS), after=2 * H + 1)
+    assert log.outcome_of(beat(epoch, 5)) == "not_owner"
+    moved, stayed = log.append(batch((epoch, 5), (stays, 5)))
+    assert (moved.reason, stayed.effect) == ("not_owner", "renewed")
+    assert log.key().position is None
+
+
+def test_silence_drops_nothing_while_the_count_changes():
+    log, _, epoch = source_log(forget_ms=H)
+    log.append(release(epoch, key=STAYS))
+    log.append(b"", after=9 * H)
+    assert STAYS in log.state.keys
+
+
+def test_an_imported_key_has_no_epoch_until_it_is_claimed():
+    log = target_log()
+    log.append(layout_import(imported(position=5)))
+    assert log.state.epochs == {}
+    assert log.one(batch((0, 9))).reason == "not_owner"
+    epoch = log.claimed("c2", generation=2)
+    assert log.state.epochs == {epoch: KEY}
+    assert log.key().position == 5
+
+
+def test_an_imported_key_is_forgotten_like_another():
+    log = target_log()
+    log.append(layout_import())
+    log.append(layout_done(1))
+    log.append(layout_final())
+    assert log.outcome_of(forgetting(0)) == "forgotten"
+    assert log.state.keys == {}

@@ -14,6 +14,8 @@ from logkit import (
     decide,
     forgetting,
     ident,
+    layout_fence,
+    layout_import,
     messages,
     pause,
     release,
@@ -451,3 +453,25 @@ def test_a_group_without_a_verdict_has_the_form_it_had():
     row = from_bytes(to_bytes(log.state))
     assert row.groups["g"].verdict is None
     assert b"decided" not in to_bytes(log.state)
+
+
+def test_a_set_position_ends_where_it_began_and_stages_no_moving_key():
+    """Its pause ran out in partition 0, which the fence went to first."""
+    log = Log(1, k=2, level=2)
+    epoch = log.claimed()
+    log.append(release(epoch))
+    log.append(pause(START_MS + 9))
+    log.append(stage((0, 5)))
+    log.append(layout_fence(4, 2), after=10)
+    assert log.outcome_of(stage((0, 5))) == "moving"
+    assert log.outcome_of(resolve(commit=True)) == "position_set"
+    assert log.key().position == 5
+
+
+def test_an_imported_key_is_staged():
+    log = Log(1, configured=False)
+    log.append(layout_fence(2))
+    log.append(layout_import())
+    log.append(pause(START_MS + 9))
+    assert log.outcome_of(stage((0, 5))) == "staged"
+    assert log.state.locked == {("g", OP): {KEY: None}}

@@ -13,12 +13,14 @@ from logkit import (
     finish,
     hashed,
     ident,
+    layout_final,
     member,
     messages,
     pause,
     release,
     resets,
     resume,
+    source_log,
 )
 from msgspec.structs import replace
 
@@ -391,3 +393,19 @@ def test_hostile_resets_never_raise_and_leave_little():
             log.append(replace(record, data=data))
     assert log.state.staging is None or len(log.state.staging.parts) <= 3
     assert log.key().owner == Owner("c3", ident("c3"))
+
+
+def test_no_state_replaces_one_in_which_the_count_changes():
+    log, *_ = source_log()
+    value = to_bytes(log.state)
+    for part in resets(value, digest(log.state)):
+        assert log.outcome_of(part) == "busy"
+    assert log.state.staging is None
+
+
+def test_no_state_brings_a_change_of_the_count_with_it():
+    log, *_ = source_log()
+    value, proof = to_bytes(log.state), digest(log.state)
+    log.append(layout_final())
+    outcomes = [log.outcome_of(part) for part in resets(value, proof)]
+    assert outcomes[-1] == "reset_damaged"

@@ -3,7 +3,12 @@
 import pytest
 from logkit import OP, ident, planned
 
-from kafka_marshal.protocol.items import PlanNote, StandingDirective
+from kafka_marshal.protocol.items import (
+    Layout,
+    LayoutSource,
+    PlanNote,
+    StandingDirective,
+)
 
 
 @pytest.mark.parametrize(
@@ -29,3 +34,10 @@ def test_a_plan_is_whole_once_all_slices_were_read():
     records = (planned(0, count=2), planned(1, count=2, number=1))
     assert not PlanNote(records[:1], 1, 5, 7).is_whole
     assert PlanNote(records, 2, 6, 7).is_whole
+
+
+def test_a_layout_finds_its_sources():
+    one = LayoutSource(1, 0, None)
+    layout = Layout(OP, 2, 9, (one, LayoutSource(3, 1, 5)))
+    assert layout.source(1) == one
+    assert layout.source(2) is None

@@ -14,6 +14,7 @@ from logkit import (
     LOCK,
     OP,
     SECRET,
+    STAYS,
     H,
     Log,
     beat,
@@ -31,6 +32,8 @@ from logkit import (
     resume,
     schedule,
     scope_of,
+    source_log,
+    target_log,
 )
 
 from kafka_marshal.protocol.hashing import coordinating_partition
@@ -38,7 +41,9 @@ from kafka_marshal.protocol.items import Offer
 from kafka_marshal.protocol.judging import (
     OP_INCARNATIONS_MAX,
     PAUSE_AHEAD_MS_MAX,
+    held_up,
     is_fenced,
+    is_home,
     is_paused,
     judge_claim,
     judge_directive,
@@ -49,6 +54,7 @@ from kafka_marshal.protocol.judging import (
     judge_release_group,
     judge_resume,
     mismatch,
+    new_place,
     time_left,
 )
 from kafka_marshal.protocol.pauses import Pause, Scheduled
@@ -743,3 +749,68 @@ def test_directives_are_bounded_by_group_and_by_partition():
     assert judged(log, direct(op=more, group="marshal")) is None
     log.append(direct(op=more, group="marshal"))
     assert judged(log, direct(op=more, group="h")) == "limits"
+
+
+# --- changes of the partition count
+
+
+def test_what_holds_a_key_up():
+    log, *_ = source_log()
+    assert held_up(log.state, KEY) == "moving"
+    assert held_up(log.state, STAYS) is None
+
+
+def test_the_home_under_either_count():
+    log, *_ = source_log()
+    assert all(is_home(log.state, group) for group in "ghij")
+    log = target_log()
+    assert not all(is_home(log.state, group) for group in "ghij")
+    assert is_home(Log().state, "g")
+
+
+def test_an_unknown_key_may_exist_in_its_source():
+    log = target_log()
+    assert log.outcome_of(claim(generation=2)) == "importing"
+
+
+def test_moving_keys_are_not_forgotten_and_others_wait():
+    log, epoch, stays = source_log()
+    assert log.outcome_of(forgetting(epoch)) == "moving"
+    assert log.outcome_of(forgetting(stays, key=STAYS)) == "busy"
+
+
+def test_a_final_key_has_no_owner_to_be():
+    log, epoch, _ = source_log()
+    log.append(b"", after=2 * H + 1)
+    assert log.outcome_of(beat(epoch - 1)) == "not_owner"
+    assert log.outcome_of(release(epoch)) == "not_owner"
+    assert log.outcome_of(release(epoch, client="c2")) == "not_owner"
+
+
+def test_partition_0_takes_no_pauses_while_the_count_changes():
+    log, *_ = source_log()
+    soon = log.now_ms + 9
+    assert log.outcome_of(pause(soon)) == "busy"
+    assert log.outcome_of(pause(0)) == "expired"
+    assert log.outcome_of(schedule(soon, soon + 9)) == "busy"
+    assert target_log().outcome_of(pause(soon)) == "paused"
+
+
+def test_a_partition_that_is_not_in_use_is_retired():
+    log = Log(1, level=2)
+    soon = log.now_ms + 9
+    for record in (claim(), forgetting(1), beat(1), direct(), pause(soon)):
+        assert log.outcome_of(record) == "retired"
+    assert log.outcome_of(schedule(soon, soon + 9)) == "retired"
+
+
+def test_where_a_key_is_now():
+    log, *_ = source_log()
+    place = {"generation": 2, "partition": 1}
+    assert new_place(log.state, KEY, reason="wrong_generation") == place
+    assert new_place(log.state, KEY, reason="held") is None
+    assert new_place(Log().state, KEY, reason="wrong_generation") is None
+    reserved = Key("marshal", "/checkpoint", 0)
+    found = new_place(log.state, reserved, reason="wrong_generation")
+    assert found == {"generation": 2, "partition": 0}
+    assert new_place(WorldState(0), KEY, reason="retired") is None

@@ -6,6 +6,7 @@ from logkit import (
     KEY,
     LOCK,
     START_MS,
+    STAYS,
     H,
     Log,
     batch,
@@ -15,6 +16,9 @@ from logkit import (
     fence,
     forgetting,
     ident,
+    imported,
+    layout_final,
+    layout_import,
     messages,
     offer,
     pause,
@@ -24,7 +28,9 @@ from logkit import (
     resets,
     resolve,
     sound_log,
+    source_log,
     stage,
+    target_log,
 )
 
 from kafka_marshal.protocol.log_judge import LogJudge
@@ -486,3 +492,29 @@ def test_a_judge_that_starts_from_a_state_knows_its_plans():
     judge = LogJudge(world)
     (transition,) = apply(world, log.entries[2])
     assert judge.take(transition) == []
+
+
+# --- changes of the partition count (PROTOCOL 10)
+
+
+def followed(log, *records):
+    """Return what a judge finds in a log as it grows."""
+    judge, found = LogJudge(log.state), []
+    for record in records:
+        for transition in log.append(record):
+            found += judge.take(transition)
+    return found, judge
+
+
+def test_keys_that_move_away_are_gone_and_come_back_as_imported():
+    log, *_ = source_log()
+    found, judge = followed(log, layout_final())
+    assert (found, list(judge.known)) == ([], [STAYS])
+    found, judge = followed(
+        target_log(),
+        layout_import(imported(position=5, granted=7)),
+        claim(generation=2),
+        messages(2, 7, 8),
+    )
+    assert found == []
+    assert judge.granted[KEY, None] == 9

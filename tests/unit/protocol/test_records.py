@@ -35,6 +35,12 @@ FIELDS = {
     "partition_count feature_level limits tags",
     "Reset": "client_id group_id incarnation seq op_id number part_count size_bytes "
     "digest data tags",
+    "LayoutFence": "client_id group_id incarnation seq op_id from_count config tags",
+    "LayoutImport": "client_id group_id incarnation seq op_id source source_offset "
+    "items tags",
+    "LayoutDone": "client_id group_id incarnation seq op_id source source_offset "
+    "key_count digest tags",
+    "LayoutFinal": "client_id group_id incarnation seq op_id tags",
     "ForgettingPartition": "client_id group_id incarnation seq topic partition epoch "
     "tags",
     "FencingClient": "client_id group_id incarnation seq fenced fenced_incarnation "
@@ -68,8 +74,12 @@ NUMBERS = {
     "HandoffReady": 12,
     "Config": 13,
     "Reset": 14,
+    "LayoutFence": 15,
+    "LayoutImport": 16,
+    "LayoutDone": 17,
     "ForgettingPartition": 18,
     "FencingClient": 19,
+    "LayoutFinal": 20,
     "Directive": 22,
     "GroupSettings": 23,
     "Member": 128,

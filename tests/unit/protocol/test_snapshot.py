@@ -21,6 +21,8 @@ from logkit import (
     fold,
     hashed,
     ident,
+    imported,
+    layout_import,
     messages,
     offer,
     pause,
@@ -29,6 +31,8 @@ from logkit import (
     resets,
     schedule,
     settings,
+    source_log,
+    target_log,
 )
 
 from kafka_marshal.errors import MalformedRecord
@@ -830,3 +834,53 @@ def test_impossible_plans_are_no_snapshot(change):
     change(rows[3][0][4])
     with pytest.raises(MalformedRecord):
         from_bytes(pack(rows))
+
+
+# --- an open change of the partition count
+
+
+def with_layout(change):
+    """Return canonical bytes of a target with its layout item changed."""
+    log = target_log()
+    log.append(layout_import(imported(position=3)))
+    world = msgspec.msgpack.decode(to_bytes(log.state))
+    (item,) = (row for row in world[4] if row[0] == "layout")
+    change(world, item)
+    return msgspec.msgpack.encode(world)
+
+
+def test_a_layout_and_imported_keys_are_read_back():
+    for log in (source_log()[0], target_log()):
+        log.append(layout_import())
+        again = from_bytes(to_bytes(log.state))
+        assert again == log.state
+        assert digest(again) == digest(log.state) == freeze(log.state).digest()
+    assert from_bytes(with_layout(lambda *_: None)).layout is not None
+    with pytest.raises(MalformedRecord):
+        outline(to_bytes(log.state))  # a Reset carries none
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda _, item: item.__setitem__(2, 2), id="no-step"),
+        pytest.param(lambda _, item: item.__setitem__(2, 6), id="other-sources"),
+        pytest.param(lambda _, item: item[4].append([1, 0, None]), id="a-source-more"),
+        pytest.param(lambda _, item: item.__setitem__(3, 99), id="an-offset-ahead"),
+        pytest.param(lambda world, _: world[1].__setitem__(1, 5), id="beyond"),
+        pytest.param(
+            lambda world, _: world[2][0].__setitem__(4, ["c1", INC]), id="owned-at-0"
+        ),
+    ],
+)
+def test_a_change_of_the_count_that_no_log_has(change):
+    with pytest.raises(MalformedRecord):
+        from_bytes(with_layout(change))
+
+
+def test_a_change_of_the_count_needs_a_config():
+    world = msgspec.msgpack.decode(with_layout(lambda *_: None))
+    world[1][7] = None
+    world[2] = world[3] = []
+    with pytest.raises(MalformedRecord, match="count that no log has"):
+        from_bytes(msgspec.msgpack.encode(world))

@@ -15,6 +15,7 @@ from logkit import (
     direct,
     hashed,
     ident,
+    layout_import,
     member,
     messages,
     pause,
@@ -24,6 +25,7 @@ from logkit import (
     schedule,
     settings,
     stage,
+    target_log,
 )
 
 from kafka_marshal.protocol.codec import decode, encode, person_of
@@ -329,8 +331,9 @@ def test_a_token_keeps_the_era_of_its_epoch():
     log.append(config(3, era=20))
     assert log.state.token(KEY) == Token(7, 0, epoch)
     assert log.state.token(KEY._replace(partition=1)) == Token(8, 0, later)
-    eras = [log.state.era_at(offset) for offset in range(6)]
-    assert eras == [7, 7, 8, 8, 20, 20]
+    eras = [log.state.era_at(offset) for offset in range(1, 6)]
+    assert eras == [7, 8, 8, 20, 20]
+    assert log.state.era_at(0) == 20  # of an imported key
     before = digest(log.state)
     log.state.rebuild_derived()
     assert digest(log.state) == before
@@ -863,3 +866,12 @@ def test_the_plans_of_a_group_are_counted():
     assert log.state.plans_ms == log.now_ms - 9
     log.state.rebuild_derived()
     assert log.state.plans_ms == log.now_ms
+
+
+def test_derived_state_of_an_open_change_of_the_count():
+    log = target_log()
+    log.append(layout_import())
+    before = digest(log.state)
+    log.state.rebuild_derived()
+    assert log.state.epochs == {}
+    assert digest(log.state) == before

@@ -21,6 +21,7 @@ from logkit import (
     direct,
     hashed,
     ident,
+    layout_import,
     member,
     messages,
     offer,
@@ -32,6 +33,7 @@ from logkit import (
     schedule,
     scope_of,
     settings,
+    target_log,
 )
 from msgspec.structs import replace
 
@@ -633,3 +635,25 @@ def test_a_plan_is_text_and_back():
     ]
     assert payload["data"]["input_digest"] == OP.hex()
     assert object_to_record(payload) == record
+
+
+def test_the_world_shows_an_open_change_of_the_count():
+    log = target_log()
+    log.append(layout_import())
+    assert state_to_object(log.state)["layout"] == {
+        "op_id": OP.hex(),
+        "from_count": 1,
+        "offset": 0,
+        "sources": [{"partition": 0, "imported_count": 1, "done_ms": None}],
+    }
+    assert "layout" not in state_to_object(Log().state)
+
+
+def test_lists_of_bytes_are_hex():
+    (record,) = (r for r in all_records() if type(r).__name__ == "LayoutImport")
+    payload = record_to_object(record)
+    (item,) = payload["data"]["items"]
+    assert item["retired_topic_ids"] == [ident("before").hex()]
+    assert object_to_record(payload) == record
+    item["retired_topic_ids"] = [5]
+    assert isinstance(object_to_record(payload), Undecodable)

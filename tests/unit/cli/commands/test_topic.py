@@ -1,9 +1,20 @@
 """`marshal topic`: what deserves which exit code."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
-from logkit import CREATE_TIME, Log, claim, config
+from logkit import (
+    CREATE_TIME,
+    OP,
+    Log,
+    claim,
+    config,
+    layout_import,
+    release,
+    source_log,
+    target_log,
+)
 from typer.testing import CliRunner
 
 from kafka_marshal import World
@@ -12,7 +23,7 @@ from kafka_marshal.admin_reset import UpgradePlan
 from kafka_marshal.altering import plan_alter
 from kafka_marshal.kafka_io.topics import ClusterInfo, Problem, TopicDescription
 from kafka_marshal_cli.assembly import app
-from kafka_marshal_cli.commands.topic import judge
+from kafka_marshal_cli.commands.topic import judge, layout_rows, topic_answer
 from kafka_marshal_cli.shared import Call
 
 CLUSTER = ClusterInfo("cluster", 1, ())
@@ -208,3 +219,35 @@ def test_a_topic_is_altered_only_with_execute(monkeypatch, words, expected):
     assert expected in outcome.stderr
     shown = CliRunner().invoke(app, ["topic", "alter", *words])
     assert shown.exit_code == 0, shown.output
+
+
+def test_an_open_change_of_the_count_is_shown():
+    source, epoch, _ = source_log()
+    source.append(release(epoch))
+    target = target_log()
+    target.append(layout_import())
+    answer = topic_answer(
+        SimpleNamespace(coordination_topic="__marshal"),
+        report(),
+        world=world(source, target),
+        problems=(),
+    )
+    partitions, layout = answer.sections
+    assert len(partitions.rows) == 2
+    shown = {
+        "operation": OP.hex(),
+        "from_count": 1,
+        "to_count": 2,
+    }
+    assert layout.rows == [
+        shown
+        | {"partition": 0, "moving_count": 1, "final_count": 1, "imported_count": 0}
+        | {"done": [], "not_done": []},
+        shown
+        | {"partition": 1, "moving_count": 0, "final_count": 0, "imported_count": 1}
+        | {"done": [], "not_done": [0]},
+    ]
+    texts = [[column.cell(row) for column in layout.columns] for row in layout.rows]
+    assert texts[0] == ["0", "1", "2", "1", "1", "0", "-", "-"]
+    assert texts[1][-1] == "0"
+    assert layout_rows(world(Log())) == []

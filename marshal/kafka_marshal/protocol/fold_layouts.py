@@ -1,0 +1,260 @@
+"""How the number of coordinating partitions changes (PROTOCOL 10).
+
+Part of the rationalizer: only ``rationalizer.apply`` calls these. A fence opens the
+change in each partition: keys that belong elsewhere under the new count take no claims
+any more, and are final once nothing can change them. Their new partition imports them,
+without owner. A Done declares that a source has nothing left for a target, and a Final
+ends the change in its partition. Nothing here knows another partition: what has to hold
+between them, the writers of these records have read.
+"""
+
+from collections.abc import Callable
+from sys import intern
+from typing import Any
+
+from kafka_marshal.protocol import judging
+from kafka_marshal.protocol.fold_groups import (
+    ERA_AHEAD_S_MAX,
+    MS_PER_S,
+    drop_if_empty,
+)
+from kafka_marshal.protocol.hashing import RESERVED_TOPICS
+from kafka_marshal.protocol.items import Layout, LayoutSource
+from kafka_marshal.protocol.layout import (
+    config_of,
+    is_moving,
+    is_step,
+    place_of,
+    sources_of,
+)
+from kafka_marshal.protocol.records import (
+    LAYOUT_LEVEL,
+    SUPPORTED_LEVEL,
+    Config,
+    ImportedKey,
+    LayoutDone,
+    LayoutFence,
+    LayoutFinal,
+    LayoutImport,
+)
+from kafka_marshal.protocol.state import (
+    ERAS_MAX,
+    LAYOUT,
+    GroupState,
+    Halt,
+    KeyState,
+    Previous,
+    Step,
+    Transition,
+    Transitions,
+    WorldState,
+)
+from kafka_marshal.protocol.types import Key
+
+
+def _fence(step: Step, record: LayoutFence) -> Transitions:
+    state, config = step.state, config_of(record)
+    now = state.config
+    if now is not None and now.feature_level < LAYOUT_LEVEL:
+        return (step.ignored("level"),)
+    if state.partition == 0 and now is not None and _is_busy(state):
+        return (step.refused("busy"),)
+    if not _may_follow(state, record, config):
+        return (step.refused("config"),)
+    if config.feature_level > SUPPORTED_LEVEL:
+        # PROTOCOL 3.3: this release does not know what that level changes.
+        state.halted = Halt(step.entry.offset, config.feature_level)
+        return (step.halted(),)
+    _drop_moved(state)
+    if state.partition >= record.from_count:
+        _drop_earlier_life(state)
+    if now is not None:
+        # PROTOCOL 4.10: existing claims keep the era in which they were won.
+        state.eras = (*state.eras, (step.entry.offset, now.era))[-ERAS_MAX:]
+    state.config = config
+    places = sources_of(
+        state.partition,
+        from_count=record.from_count,
+        to_count=config.partition_count,
+    )
+    state.layout = Layout(
+        op_id=record.op_id,
+        from_count=record.from_count,
+        offset=step.entry.offset,
+        sources=tuple(LayoutSource(place, 0, None) for place in places),
+    )
+    state.rebuild_derived()
+    return (step.accepted("layout_fenced"),)
+
+
+def _is_busy(state: WorldState) -> bool:
+    """Return whether partition 0 has a change, a pause or a set position open."""
+    return (
+        state.layout is not None
+        or bool(state.locked)
+        or any(
+            group.pauses or group.scheduled or group.unresolved
+            for group in state.groups.values()
+        )
+    )
+
+
+def _may_follow(state: WorldState, record: LayoutFence, config: Config) -> bool:
+    """Return whether a fence may follow the Config in force (PROTOCOL 10.2)."""
+    now, from_count, count = state.config, record.from_count, config.partition_count
+    if not is_step(from_count, count) or state.partition >= max(from_count, count):
+        return False
+    if config.era > state.append_time_ms // MS_PER_S + ERA_AHEAD_S_MAX:
+        return False
+    if now is None:
+        return state.partition != 0 and config.feature_level >= LAYOUT_LEVEL
+    is_of_this_log = (config.format_id, config.cluster_id) == (
+        now.format_id,
+        now.cluster_id,
+    )
+    if not is_of_this_log or config.era <= now.era:
+        return False
+    if state.partition < from_count and now.partition_count != from_count:
+        return False
+    if state.partition != 0:
+        return config.generation > now.generation
+    same = (config.heartbeat_interval_ms, config.feature_level, config.limits)
+    return config.generation == now.generation + 1 and same == (
+        now.heartbeat_interval_ms,
+        now.feature_level,
+        now.limits,
+    )
+
+
+def _drop_moved(state: WorldState) -> None:
+    """Drop the keys that moved away, and end the change; derived state goes stale."""
+    moved = [key for key in state.keys if is_moving(state, key)]
+    for key in moved:
+        _drop_key(state, key)
+    state.layout = None
+    for group_id in sorted({key.group_id for key in moved}):
+        drop_if_empty(state, group_id)
+
+
+def _drop_earlier_life(state: WorldState) -> None:
+    """Drop what this partition knew when it was in use before (PROTOCOL 10.2)."""
+    for key in [key for key in state.keys if key.topic not in RESERVED_TOPICS]:
+        _drop_key(state, key)
+    # A group with a reserved key stays, without anything else.
+    state.groups = {
+        name: GroupState(key_count=group.key_count)
+        for name, group in state.groups.items()
+        if group.key_count
+    }
+    state.staging = None
+
+
+def _drop_key(state: WorldState, key: Key) -> None:
+    del state.keys[key]
+    state.soft.notes.pop(key, None)
+    state.soft.offered_ms.pop(key, None)
+    state.groups[key.group_id].key_count -= 1
+
+
+def _import(step: Step, record: LayoutImport) -> Transitions:
+    state, layout = step.state, step.state.layout
+    config = state.config
+    if layout is None or layout.op_id != record.op_id or config is None:
+        return (step.refused("layout"),)
+    source = layout.source(record.source)
+    if source is None:
+        return (step.refused(judging.elsewhere(state)),)
+    if source.done_ms is not None:
+        return (step.refused("done"),)
+    keys = [Key(each.group_id, each.topic, each.partition) for each in record.items]
+    for key in keys:
+        places = (
+            place_of(key, partition_count=layout.from_count),
+            place_of(key, partition_count=config.partition_count),
+        )
+        if places != (record.source, state.partition):
+            return (step.refused("wrong_partition", key),)
+    transitions = []
+    for key, item in zip(keys, record.items, strict=True):
+        transitions.append(
+            _import_key(step, key, item, h_ms=config.heartbeat_interval_ms)
+        )
+    count = sum(each.effect == "imported" for each in transitions)
+    if count:
+        found = source._replace(imported_count=source.imported_count + count)
+        _set_source(state, layout, found)
+    return tuple(transitions)
+
+
+def _import_key(step: Step, named: Key, item: ImportedKey, *, h_ms: int) -> Transition:
+    state = step.state
+    if named in state.keys:
+        return step.ignored("known", named)
+    key = Key(intern(named.group_id), intern(named.topic), named.partition)
+    successor, previous = item.successor, item.previous
+    known = KeyState(
+        owner=None,
+        epoch=0,
+        epoch_leader_epoch=0,
+        renewed_ms=state.now_ms,
+        heartbeat_interval_ms=h_ms,
+        active_ms=state.now_ms,
+        position=item.position,
+        granted=item.granted,
+        topic_id=item.topic_id,
+        retired_topic_ids=item.retired_topic_ids,
+        previous=None
+        if previous is None
+        else Previous(previous.op_id, previous.position, previous.granted),
+        handoff=None if successor is None else (successor, state.now_ms + h_ms // 2),
+    )
+    state.keys[key] = known
+    state.groups.setdefault(key.group_id, GroupState()).key_count += 1
+    state.dirty[key] = None
+    state.dirty[key.group_id] = None
+    state.note_forgettable(key, known)
+    return step.accepted("imported", key)
+
+
+def _set_source(state: WorldState, layout: Layout, source: LayoutSource) -> None:
+    sources = tuple(
+        source if each.partition == source.partition else each
+        for each in layout.sources
+    )
+    state.layout = layout._replace(sources=sources)
+    state.dirty[LAYOUT] = None
+
+
+def _done(step: Step, record: LayoutDone) -> Transitions:
+    state, layout = step.state, step.state.layout
+    if layout is None or layout.op_id != record.op_id:
+        return (step.refused("layout"),)
+    source = layout.source(record.source)
+    if source is None:
+        return (step.refused(judging.elsewhere(state)),)
+    if source.done_ms is not None:
+        return (step.refused("done"),)
+    if source.imported_count < record.key_count:
+        return (step.refused("incomplete"),)
+    _set_source(state, layout, source._replace(done_ms=state.append_time_ms))
+    return (step.accepted("layout_done"),)
+
+
+def _final(step: Step, record: LayoutFinal) -> Transitions:
+    state, layout = step.state, step.state.layout
+    if layout is None or layout.op_id != record.op_id:
+        return (step.refused("layout"),)
+    if any(each.done_ms is None for each in layout.sources):
+        return (step.refused("incomplete"),)
+    _drop_moved(state)
+    state.rebuild_derived()
+    return (step.accepted("layout_final"),)
+
+
+FOLDS: dict[type, Callable[[Step, Any], Transitions]] = {
+    LayoutFence: _fence,
+    LayoutImport: _import,
+    LayoutDone: _done,
+    LayoutFinal: _final,
+}
+"""How each record of a change of the partition count is folded."""

@@ -1,0 +1,130 @@
+"""A change of the partition count: which keys move where, and when (PROTOCOL 10).
+
+Pure functions of the world of one coordinating partition. While a change is open
+there, its keys that belong elsewhere under the new count are *moving*, and *final* once
+nothing can change them any more. Only final keys are imported by their new partition.
+"""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from hashlib import blake2b
+
+import msgspec
+
+from kafka_marshal.protocol.codec import decode
+from kafka_marshal.protocol.hashing import RESERVED_TOPICS, coordinating_partition
+from kafka_marshal.protocol.lease import Freshness
+from kafka_marshal.protocol.records import (
+    Config,
+    ImportedKey,
+    ImportedPrevious,
+    LayoutFence,
+)
+from kafka_marshal.protocol.state import KeyState, WorldState
+from kafka_marshal.protocol.types import Key
+
+_CONFIGS_MAX = 64
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def is_step(from_count: int, to_count: int) -> bool:
+    """Return whether one count is a multiple of the other, and another number."""
+    less, more = sorted((from_count, to_count))
+    return less != more and more % less == 0
+
+
+def sources_of(partition: int, *, from_count: int, to_count: int) -> tuple[int, ...]:
+    """Return the partitions whose keys may move to a partition; none in a source."""
+    if partition >= to_count:
+        return ()
+    if from_count < to_count:
+        return (partition % from_count,) if partition >= from_count else ()
+    others = range(to_count, from_count)
+    return tuple(t for t in others if t % to_count == partition)
+
+
+@lru_cache(maxsize=_CONFIGS_MAX)
+def _read(frame: bytes) -> Config:
+    config = decode(frame)
+    assert isinstance(config, Config)  # the codec accepts no other frame
+    return config
+
+
+def config_of(record: LayoutFence) -> Config:
+    """Return the Config that a fence brings."""
+    return _read(record.config)
+
+
+def place_of(key: Key, *, partition_count: int) -> int:
+    """Return the coordinating partition of a data partition under a count."""
+    return coordinating_partition(
+        key.topic, key.partition, partition_count=partition_count
+    )
+
+
+def is_retired(state: WorldState) -> bool:
+    """Return whether the partition is not in use any more, or not yet."""
+    config = state.config
+    return config is not None and state.partition >= config.partition_count
+
+
+def is_moving(state: WorldState, key: Key) -> bool:
+    """Return whether a key of this partition belongs to another by an open change."""
+    layout, config = state.layout, state.config
+    if layout is None or config is None or key.topic in RESERVED_TOPICS:
+        return False
+    if place_of(key, partition_count=config.partition_count) == state.partition:
+        return False
+    return place_of(key, partition_count=layout.from_count) == state.partition
+
+
+def is_final(state: WorldState, key: Key) -> bool:
+    """Return whether nothing can change a moving key any more (PROTOCOL 10.3)."""
+    known = state.keys.get(key)
+    if known is None or not is_moving(state, key):
+        return False
+    if known.lock is not None or state.quiet_until_ms is not None:
+        return False
+    return known.owner is None or known.freshness(state.now_ms) is Freshness.STALE
+
+
+def is_importing(state: WorldState, key: Key) -> bool:
+    """Return whether an unknown key may exist in a source that is not done."""
+    layout = state.layout
+    if layout is None or key.topic in RESERVED_TOPICS:
+        return False
+    source = layout.source(place_of(key, partition_count=layout.from_count))
+    return source is not None and source.done_ms is None
+
+
+def moving_keys(state: WorldState, target: int | None = None) -> list[Key]:
+    """Return the moving keys, sorted; only those of one target, if it is given."""
+    assert state.config is not None
+    count = state.config.partition_count
+    return [
+        key
+        for key in sorted(state.keys)
+        if is_moving(state, key)
+        and (target is None or place_of(key, partition_count=count) == target)
+    ]
+
+
+def item_of(key: Key, known: KeyState) -> ImportedKey:
+    """Return what travels of a key: nothing that is an offset or time of its source."""
+    previous = known.previous
+    return ImportedKey(
+        group_id=key.group_id,
+        topic=key.topic,
+        partition=key.partition,
+        position=known.position,
+        granted=known.granted,
+        topic_id=known.topic_id,
+        retired_topic_ids=known.retired_topic_ids,
+        previous=None if previous is None else ImportedPrevious(*previous),
+        successor=None if known.handoff is None else known.handoff[0],
+    )
+
+
+def digest_of(items: Iterable[ImportedKey]) -> bytes:
+    """Return the digest of items in their order, for a LayoutDone."""
+    return blake2b(_encode(list(items)), digest_size=16).digest()

@@ -1,0 +1,243 @@
+"""Changes of the number of coordinating partitions, for the naive twin: PROTOCOL 10."""
+
+from typing import Any
+
+import msgspec
+from naive_pauses import Ignored, Refused
+
+RESERVED = ("/checkpoint", "/planner")
+FIELDS = (
+    *("generation", "format_id", "era", "cluster_id", "heartbeat_interval_ms"),
+    *("K", "feature_level", "limits"),
+)
+LIMITS = (
+    *("span", "max_pause_ms", "keys", "groups", "beats", "forget_ms"),
+    *("locks", "operations"),
+)
+
+
+def config_of(frame):
+    """Return the text form of the Config in a frame: header of three bytes, array."""
+    values = msgspec.msgpack.decode(bytes.fromhex(frame)[3:])
+    found = dict(zip(FIELDS, values, strict=True))
+    found["format_id"] = found["format_id"].hex()
+    found["limits"] = dict(zip(LIMITS, found["limits"], strict=True))
+    return found
+
+
+class Layouts:
+    """What a partition keeps of a change, and its four records."""
+
+    # What the whole twin has.
+    t: Any
+    c: Any
+    m: Any
+    config: Any
+    layout: Any
+    keys: Any
+    pauses: Any
+    scheduled: Any
+    scoped: Any
+    verdicts: Any
+    murmur: Any
+    is_stale: Any
+    has_level_2: Any
+
+    # --- Questions ---
+
+    def place(self, key, count):
+        """Return the partition of a key under a count."""
+        return self.murmur(key) % count
+
+    def sources(self, before, after):
+        """Return the partitions whose keys may move here."""
+        if self.t >= after:
+            return []
+        if before < after:  # growing: one source, for a target above them
+            return [self.t % before] if self.t >= before else []
+        return [t for t in range(after, before) if t % after == self.t]
+
+    def is_retired(self):
+        return self.config is not None and self.t >= self.config["K"]
+
+    def elsewhere(self):
+        return "retired" if self.is_retired() else "wrong_partition"
+
+    def is_moving(self, key):
+        if self.layout is None or key[1] in RESERVED:
+            return False
+        before, after = self.layout["from_count"], self.config["K"]
+        return self.place(key, before) == self.t != self.place(key, after)
+
+    def is_final(self, key):
+        state = self.keys.get(key)
+        if state is None or not self.is_moving(key) or state["lock"] is not None:
+            return False
+        return state["owner"] is None or self.is_stale(state)
+
+    def is_importing(self, key):
+        if self.layout is None or key[1] in RESERVED:
+            return False
+        source = self.place(key, self.layout["from_count"])
+        return any(
+            each["partition"] == source and each["done_ms"] is None
+            for each in self.layout["sources"]
+        )
+
+    def new_place(self, key):
+        """Return the detail of a claim that belongs elsewhere by a change, or None."""
+        if self.layout is None and not self.is_retired():
+            return None
+        is_reserved = key[1] in RESERVED
+        place = key[2] if is_reserved else self.place(key, self.config["K"])
+        return {"generation": self.config["generation"], "partition": place}
+
+    def needs_use(self):
+        if self.is_retired():
+            raise Refused("retired")
+
+    def needs_no_change(self, ends=False):
+        if self.t == 0 and self.layout is not None and not ends:
+            raise Refused("busy")
+
+    # --- Records ---
+
+    def LayoutFence(self, entry, data, _key):  # noqa: N802
+        old, new = self.config, config_of(data["config"])
+        if old is not None and not self.has_level_2():
+            raise Ignored("level")
+        if self.t == 0 and old is not None and self.is_in_use():
+            raise Refused("busy")
+        before, after = data["from_count"], new["K"]
+        less, more = min(before, after), max(before, after)
+        if less == more or more % less or self.t >= more:
+            raise Refused("config")
+        if new["era"] > self.m // 1000 + 24 * 60 * 60:
+            raise Refused("config")
+        if old is None and (self.t == 0 or new["feature_level"] < 2):
+            raise Refused("config")
+        if old is not None and not self.follows(old, new, before):
+            raise Refused("config")
+        if new["feature_level"] > 2:
+            self.halted = True
+            return "halted", None
+        self.drop_moved()
+        if self.t >= before:
+            self.drop_all()
+        self.config = new
+        self.layout = {
+            "op_id": data["op_id"],
+            "from_count": before,
+            "offset": entry["offset"],
+            "sources": [
+                {"partition": t, "imported_count": 0, "done_ms": None}
+                for t in self.sources(before, after)
+            ],
+        }
+        return "layout_fenced", None
+
+    def is_in_use(self):
+        return bool(
+            self.layout
+            or self.pauses
+            or self.scoped
+            or any(self.scheduled.values())
+            or any(state["lock"] for state in self.keys.values())
+            or any(not one["resolved"] for one in self.verdicts.values())
+        )
+
+    def follows(self, old, new, before):
+        names = ("format_id", "cluster_id")
+        if any(old[name] != new[name] for name in names) or new["era"] <= old["era"]:
+            return False
+        if self.t < before and old["K"] != before:
+            return False
+        ahead = new["generation"] - old["generation"]
+        if self.t != 0:
+            return ahead > 0
+        same = ("heartbeat_interval_ms", "feature_level", "limits")
+        return ahead == 1 and all(old[name] == new[name] for name in same)
+
+    def drop_moved(self):
+        """Do what a Final does."""
+        for key in [key for key in self.keys if self.is_moving(key)]:
+            del self.keys[key]
+        self.layout = None
+
+    def drop_all(self):
+        self.keys = {k: one for k, one in self.keys.items() if k[1] in RESERVED}
+        self.pauses, self.scheduled, self.scoped = {}, {}, {}
+        self.over, self.fences = [], []
+        self.verdicts, self.directives, self.settings = {}, {}, {}
+
+    def layout_of(self, data):
+        if self.layout is None or self.layout["op_id"] != data["op_id"]:
+            raise Refused("layout")
+        return self.layout
+
+    def source_of(self, data):
+        found = [
+            each
+            for each in self.layout_of(data)["sources"]
+            if each["partition"] == data["source"]
+        ]
+        if not found:
+            raise Refused(self.elsewhere())
+        if found[0]["done_ms"] is not None:
+            raise Refused("done")
+        return found[0]
+
+    def LayoutImport(self, _entry, data):  # noqa: N802
+        source = self.source_of(data)
+        found = []
+        for item in data["items"]:
+            key = (item["group_id"], item["topic"], item["partition"])
+            before, after = self.layout["from_count"], self.config["K"]
+            if (self.place(key, before), self.place(key, after)) != (
+                data["source"],
+                self.t,
+            ):
+                raise Refused("wrong_partition", key=key)
+        for item in data["items"]:
+            key = (item["group_id"], item["topic"], item["partition"])
+            if key in self.keys:
+                found.append((None, key, "known"))
+            else:
+                self.keys[key] = self.imported(item)
+                source["imported_count"] += 1
+                found.append(("imported", key, None))
+        return found
+
+    def imported(self, item):
+        h = self.config["heartbeat_interval_ms"]
+        previous, successor = item["previous"], item["successor"]
+        return {
+            "owner": None,
+            "epoch": 0,
+            "renewed": self.c,
+            "active": self.c,
+            "h": h,
+            "resume_hash": None,
+            "position": item["position"],
+            "granted": item["granted"],
+            "topic_id": item["topic_id"],
+            "retired": list(item["retired_topic_ids"]),
+            "lock": None,
+            "previous": previous
+            and tuple(previous[x] for x in ("op_id", "position", "granted")),
+            "handoff": successor and (successor, self.c + h // 2),
+            "offer": None,
+        }
+
+    def LayoutDone(self, _entry, data, _key):  # noqa: N802
+        source = self.source_of(data)
+        if source["imported_count"] < data["key_count"]:
+            raise Refused("incomplete")
+        source["done_ms"] = self.m
+        return "layout_done", None
+
+    def LayoutFinal(self, _entry, data, _key):  # noqa: N802
+        if any(each["done_ms"] is None for each in self.layout_of(data)["sources"]):
+            raise Refused("incomplete")
+        self.drop_moved()
+        return "layout_final", None

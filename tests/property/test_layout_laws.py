@@ -1,0 +1,78 @@
+"""Laws of logs in which the partition count changes (PROTOCOL 10)."""
+
+import random
+
+import pytest
+from author import Author
+from naive import Naive
+
+from kafka_marshal.history.actions import ActionLog
+from kafka_marshal.history.chain import KeyChain
+from kafka_marshal.history.historian import Historian
+from kafka_marshal.protocol.log_judge import LogJudge
+from kafka_marshal.protocol.losses import LossBook
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.snapshot import digest, freeze, from_bytes, to_bytes
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.text import object_to_entry
+from kafka_marshal.protocol.types import Key
+
+PLACES = ((0, 1), (0, 2), (1, 2), (1, 1), (2, 2), (3, 2))
+SEEDS = range(120)
+
+
+def entries_of(seed, count=60):
+    """Return the partition and the entries of a random log."""
+    rng = random.Random(seed)
+    partition, k = rng.choice(PLACES)
+    naive, found = Naive(partition), []
+    author = Author(rng.choice, naive, k=k, resizes=True)
+    for _ in range(count):
+        line = author.write()
+        naive.apply(line)
+        found.append(object_to_entry(line)[1])
+    return partition, found
+
+
+def test_snapshot_and_tail_equal_the_whole():
+    """S5, with a change open or not."""
+    opened = 0
+    for seed in SEEDS:
+        partition, entries = entries_of(seed)
+        whole, cut = WorldState(partition), None
+        for index, entry in enumerate(entries):
+            apply(whole, entry)
+            if cut is not None:
+                apply(cut, entry)
+            if index % 7 == seed % 7:
+                value = to_bytes(whole)
+                cut = from_bytes(value)
+                opened += whole.layout is not None
+                assert digest(cut) == digest(whole) == freeze(whole).digest()
+        assert cut is not None
+        assert to_bytes(cut) == to_bytes(whole)
+    assert opened > 100
+
+
+def test_readers_of_the_past_follow_every_log():
+    for seed in SEEDS:
+        partition, entries = entries_of(seed)
+        state = WorldState(partition)
+        judge, losses = LogJudge(state), LossBook(partition)
+        readers = [
+            Historian(sample_ms=100),
+            ActionLog(),
+            *(KeyChain(Key("g", "t", number)) for number in range(8)),
+        ]
+        for entry in entries:
+            transitions = apply(state, entry)
+            for reader in readers:
+                reader.take(state, entry, transitions=transitions)
+            losses.take(entry, transitions)
+            found = [each for one in transitions for each in judge.take(one)]
+            assert found == []
+
+
+@pytest.mark.parametrize("seed", [3, 5, 8])
+def test_logs_are_written_the_same_again(seed):
+    assert entries_of(seed) == entries_of(seed)

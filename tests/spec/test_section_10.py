@@ -1,0 +1,462 @@
+"""PROTOCOL 10: changes of the number of coordinating partitions.
+
+With one partition, KEY moves to a second one, and STAYS does not.
+"""
+
+import pytest
+from logkit import (
+    KEY,
+    OP,
+    START_MS,
+    STAYS,
+    H,
+    Log,
+    batch,
+    beat,
+    claim,
+    config,
+    decide,
+    direct,
+    fence,
+    forgetting,
+    ident,
+    imported,
+    layout_done,
+    layout_fence,
+    layout_final,
+    layout_import,
+    member,
+    messages,
+    offer,
+    pause,
+    ready,
+    release,
+    resets,
+    resolve,
+    resume,
+    schedule,
+    settings,
+    source_log,
+    stage,
+    target_log,
+)
+
+from kafka_marshal.protocol.hashing import home_partition
+from kafka_marshal.protocol.layout import digest_of, is_final, item_of, moving_keys
+from kafka_marshal.protocol.records import ImportedPrevious
+from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
+from kafka_marshal.protocol.state import Previous
+from kafka_marshal.protocol.types import Key, Token
+
+PLACE = {"generation": 2, "partition": 1}
+OTHER = ident("another")
+
+
+def source(**settings):
+    """Return T0 of one partition."""
+    return Log(level=2, **settings)
+
+
+def shrunk(partition, k=1, before=2):
+    """Return a partition that a fence has made one of fewer."""
+    log = Log(partition, k=before, level=2)
+    assert log.outcome_of(layout_fence(k, before)) == "layout_fenced"
+    return log
+
+
+# --- 10.2 ---
+
+
+def test_10_2_a_fence_changes_count_generation_and_era():
+    log = source(keys=9, h=H)
+    log.append(layout_fence(2, keys=9))
+    assert log.state.config == config(2, era=2, k=2, level=2, keys=9)
+    assert log.state.layout == (OP, 1, 1, ())
+    assert log.state.eras == ((1, 1),)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"k": 1},
+        {"k": 3, "before": 2},
+        {"k": 4, "before": 2},
+        {"generation": 3},
+        {"generation": 1},
+        {"era": 1},
+        {"era": START_MS // 1_000 + 86_401},
+        {"cluster_id": "x"},
+        {"format_id": OTHER},
+        {"h": H + 1},
+        {"keys": 9},
+        {"level": 3},
+    ],
+    ids=str,
+)
+def test_10_2_what_partition_0_refuses(bad):
+    log = source()
+    assert log.outcome_of(layout_fence(**{"k": 2} | bad)) == "config"
+    assert log.state.layout is None
+
+
+def test_10_2_other_partitions_follow():
+    for k, before, change, expected in (
+        (4, 2, {"generation": 7, "h": 5, "keys": 9}, "layout_fenced"),
+        (4, 2, {"generation": 1}, "config"),
+        (4, 2, {"format_id": OTHER}, "config"),
+        (6, 3, {}, "config"),
+        (1, 2, {}, "layout_fenced"),
+    ):
+        log = Log(1, k=2, level=2)
+        assert log.outcome_of(layout_fence(k, before, **change)) == expected
+    log = Log(4, configured=False)
+    for k, before, change, expected in (
+        (4, 2, {}, "config"),
+        (8, 3, {}, "config"),
+        (8, 4, {"level": 1}, "config"),
+        (8, 4, {"era": START_MS // 1_000 + 86_401}, "config"),
+        (8, 4, {}, "layout_fenced"),
+    ):
+        assert log.outcome_of(layout_fence(k, before, **change)) == expected
+    assert log.state.layout == (OP, 4, 4, ((0, 0, None),))
+    empty = Log(configured=False)
+    assert empty.outcome_of(layout_fence(2)) == "config"
+
+
+def test_10_2_levels():
+    log = Log(level=1)
+    assert log.outcome_of(layout_fence(2, level=1)) == "level"
+    log = Log(1, configured=False)
+    assert log.outcome_of(layout_final()) == "level"
+    assert log.one(layout_fence(2, level=3)).outcome == "halted"
+    assert log.state.halted is not None
+
+
+def test_10_2_partition_0_is_busy():
+    log = source()
+    log.append(pause(START_MS + 9))
+    assert log.outcome_of(layout_fence(2)) == "busy"
+    log.append(pause(0, seq=1))
+    log.append(schedule(START_MS + 5, START_MS + 9, op=OTHER))
+    assert log.outcome_of(layout_fence(2)) == "busy"
+    log.append(pause(0, op=OTHER, seq=1))
+    log.claimed()
+    log.append(release(log.key().epoch))
+    log.append(pause(START_MS + 9, op=ident("three")))
+    for record in (
+        stage((0, 5), op=ident("three")),
+        decide(op=ident("three")),
+        pause(0, op=ident("three"), seq=1),
+    ):
+        log.append(record)
+    assert log.outcome_of(layout_fence(2)) == "busy"
+    log.append(resolve(commit=True, op=ident("three")))
+    assert log.outcome_of(layout_fence(2)) == "layout_fenced"
+    assert log.outcome_of(layout_fence(4, 2, generation=3, era=3)) == "busy"
+    assert log.outcome_of(config(3, era=3, k=2, level=2)) == "busy"
+    assert log.outcome_of(pause(START_MS + 9, op=ident("four"))) == "busy"
+    later = schedule(START_MS + 5, START_MS + 9, op=ident("four"))
+    assert log.outcome_of(later) == "busy"
+    assert log.outcome_of(pause(0, op=ident("four"))) == "expired"
+
+
+def test_10_2_other_partitions_are_not_busy():
+    log = target_log()
+    assert log.outcome_of(pause(START_MS + 9)) == "paused"
+    assert log.outcome_of(config(3, era=3, k=2, level=2)) == "configured"
+    assert log.state.layout is not None
+
+
+def test_10_2_a_reset_is_busy_also_its_last_part():
+    log, *_ = source_log()
+    parts = resets(to_bytes(log.state), digest(log.state))
+    assert [log.outcome_of(part) for part in parts] == ["busy"] * len(parts)
+
+
+def test_10_2_an_earlier_life_is_dropped():
+    """After 2 -> 1 -> 2 it would know keys of long ago."""
+    log = Log(1, k=2, level=2)
+    mine = Key("marshal", "/checkpoint", 1)
+    epoch = log.claimed(key=mine)
+    log.claimed()
+    log.append(fence("c9", group="other"))
+    log.append(settings(group="g"))
+    log.append(direct())
+    log.append(layout_fence(1, 2))
+    log.append(layout_fence(2, 1, generation=3, era=3))
+    assert list(log.state.keys) == [mine]
+    assert list(log.state.groups) == ["marshal"]
+    assert log.state.groups["marshal"].directives == ()
+    assert log.outcome_of(beat(epoch, key=mine)) == "renewed"
+    assert from_bytes(to_bytes(log.state)) == log.state
+
+
+def test_10_2_a_fence_does_what_a_missed_final_would_have_done():
+    log = Log(1, k=2, level=2)
+    log.claimed()
+    log.append(layout_fence(4, 2))
+    assert moving_keys(log.state) == [KEY]
+    log.append(layout_fence(8, 4, generation=3, era=3))
+    assert (log.state.keys, log.state.groups) == ({}, {})
+
+
+def test_10_2_the_home_under_either_count():
+    one, two = (home_partition("g", partition_count=k) for k in (1, 2))
+    log = source()
+    log.append(layout_fence(2))
+    assert (one, log.outcome_of(member())) == (0, "member")
+    log.append(layout_final())
+    assert log.outcome_of(member(seq=1)) == (
+        "member" if two == 0 else "wrong_partition"
+    )
+
+
+# --- 10.3 ---
+
+
+def test_10_3_a_key_that_stays_notices_nothing():
+    log, _, epoch = source_log()
+    assert log.outcome_of(beat(epoch, 5, key=STAYS), after=H) == "renewed"
+    assert log.outcome_of(messages(epoch, 5, 9, key=STAYS)) == "granted"
+    assert log.outcome_of(offer(epoch, key=STAYS)) == "offered"
+    assert log.outcome_of(release(epoch, key=STAYS)) == "released"
+    assert log.outcome_of(claim("c2", key=STAYS, generation=2)) == "claimed"
+    assert log.state.token(STAYS) == Token(2, 0, log.key(STAYS).epoch)
+
+
+def test_10_3_a_moving_key_takes_no_claims_and_is_not_renewed():
+    log, epoch, _ = source_log()
+    for record, reason in (
+        (claim("c2"), "wrong_generation"),
+        (claim("c2", generation=2), "wrong_partition"),
+        (resume(epoch, generation=2), "wrong_partition"),
+    ):
+        transition = log.one(record)
+        assert (transition.reason, transition.detail) == (reason, PLACE)
+    assert log.outcome_of(messages(epoch, 0, 9)) == "moving"
+    assert log.outcome_of(offer(epoch)) == "moving"
+    assert log.outcome_of(beat(epoch, 5), after=H) == "position_only"
+    assert log.outcome_of(batch((epoch, 6)), after=H) == "position_only"
+    assert log.outcome_of(forgetting(epoch)) == "moving"
+    assert (log.key().renewed_ms, log.key().position) == (START_MS, 6)
+    assert log.outcome_of(release(epoch, 7)) == "released"
+    assert log.key().position == 7
+
+
+def test_10_3_ready_and_stage_of_a_moving_key():
+    log = source()
+    epoch = log.claimed()
+    log.append(offer(epoch))
+    log.append(layout_fence(2))
+    assert log.outcome_of(ready(epoch)) == "moving"
+    assert log.one(stage((0, 5))).reason == "moving"
+    assert log.one(stage((1, 5))).reason == "not_paused"
+
+
+def test_10_3_nothing_changes_a_final_key():
+    log, epoch, _ = source_log()
+    log.append(release(epoch, 7))
+    before = log.key().position, log.key().owner
+    for record in (beat(epoch, 9), release(epoch, 9), messages(epoch, 7, 9)):
+        assert log.outcome_of(record) == "not_owner"
+    assert (log.key().position, log.key().owner) == before
+
+
+def test_10_3_a_late_beat_of_a_stale_owner_counts_no_more():
+    log, epoch, _ = source_log()
+    assert log.outcome_of(beat(epoch, 5), after=2 * H) == "position_only"
+    assert log.outcome_of(beat(epoch, 6), after=1) == "not_owner"
+    assert log.outcome_of(beat(epoch, 6, rewind=True)) == "not_owner"
+    (one,) = log.append(batch((epoch, 6)))
+    assert one.reason == "not_owner"
+    assert log.outcome_of(release(epoch, 6)) == "not_owner"
+    assert log.key().position == 5
+
+
+def test_10_3_a_quiet_partition_and_a_lock_keep_a_key_from_being_final():
+    log = source()
+    epoch = log.claimed()
+    log.append(release(epoch))
+    parts = resets(to_bytes(log.state), digest(log.state))
+    assert [log.outcome_of(part) for part in parts][-1] == "reset"
+    log.append(layout_fence(2))
+    assert not is_final(log.state, KEY)
+    log.append(b"", after=2 * H + 1)
+    assert log.state.quiet_until_ms is None
+    assert is_final(log.state, KEY)
+
+
+def test_10_3_a_lock_keeps_a_key_from_being_final_until_it_is_resolved():
+    """The pause of its set position ran out in partition 0, before the fence."""
+    log = Log(1, k=2, level=2)
+    epoch = log.claimed()
+    log.append(release(epoch))
+    log.append(pause(START_MS + 9))
+    log.append(stage((0, 5)))
+    log.append(layout_fence(4, 2), after=10)
+    assert not is_final(log.state, KEY)
+    assert log.outcome_of(resolve(commit=True)) == "position_set"
+    assert is_final(log.state, KEY)
+    assert log.key().position == 5
+
+
+def test_10_3_silence_drops_nothing_while_a_change_is_open():
+    log = source(forget_ms=H)
+    epoch = log.claimed(key=STAYS)
+    log.append(release(epoch, key=STAYS))
+    log.append(layout_fence(2, forget_ms=H))
+    log.append(b"", after=9 * H)
+    assert STAYS in log.state.keys
+    assert log.outcome_of(forgetting(epoch, key=STAYS)) == "busy"
+    log.append(layout_final())
+    log.append(b"")
+    assert STAYS not in log.state.keys
+
+
+def test_10_3_a_retired_partition_refuses_and_names_the_new_place():
+    log = shrunk(1)
+    for _ in range(2):
+        transition = log.one(claim(generation=2))
+        place = {"generation": 2, "partition": 0}
+        assert (transition.reason, transition.detail) == ("retired", place)
+        assert log.outcome_of(pause(START_MS + 9)) == "retired"
+        later = schedule(START_MS + 5, START_MS + 9)
+        assert log.outcome_of(later) == "retired"
+        for record in (fence(), settings(), direct(), decide(), stage((1, 5))):
+            assert log.one(record).reason == "retired"
+        mine = Key("marshal", "/checkpoint", 1)
+        assert log.outcome_of(claim("w", key=mine, generation=2)) in {
+            "claimed",
+            "duplicate",
+        }
+        log.append(layout_final())
+    assert log.outcome_of(beat(3)) == "retired"
+    assert log.outcome_of(forgetting(3)) == "retired"
+    assert log.outcome_of(member()) == "retired"
+
+
+# --- 10.4 to 10.6 ---
+
+
+def test_10_4_an_import_makes_the_key_known():
+    log = target_log()
+    item = imported(
+        KEY,
+        5,
+        7,
+        topic_id=ident("topic"),
+        retired_topic_ids=(ident("before"),),
+        previous=ImportedPrevious(OP, 1, None),
+        successor="c2",
+    )
+    transition = log.one(layout_import(item), after=3)
+    assert (transition.effect, transition.key, transition.epoch) == ("imported", KEY, 0)
+    known = log.key()
+    now_ms = START_MS + 3
+    assert (known.owner, known.epoch, known.epoch_leader_epoch) == (None, 0, 0)
+    assert known.renewed_ms == known.active_ms == now_ms
+    assert known.heartbeat_interval_ms == H
+    assert (known.position, known.granted) == (5, 7)
+    assert (known.topic_id, known.retired_topic_ids) == (
+        ident("topic"),
+        (ident("before"),),
+    )
+    assert known.previous == Previous(OP, 1, None)
+    assert known.handoff == ("c2", now_ms + H // 2)
+    assert item_of(KEY, known) == item
+    assert log.state.token(KEY) == Token(2, 0, 0)
+    assert log.outcome_of(claim("c3", generation=2)) == "handoff"
+    epoch = log.claimed("c2", generation=2)
+    assert log.state.token(KEY) > Token(2, 0, 0)
+    assert log.outcome_of(beat(epoch, 9, client="c2")) == "renewed"
+
+
+def test_10_4_the_first_import_wins():
+    log = target_log()
+    log.append(layout_import(imported(KEY, 5)))
+    other = Key("h", *KEY[1:])
+    known, new = log.append(layout_import(imported(KEY, 1), imported(other)))
+    assert (known.outcome, known.reason) == ("ignored", "known")
+    assert new.effect == "imported"
+    assert log.key().position == 5
+    assert log.state.layout.sources == ((0, 2, None),)
+    assert log.outcome_of(beat(0)) == "not_owner"
+    assert log.one(batch((0, 9))).reason == "not_owner"
+    assert from_bytes(to_bytes(log.state)) == log.state
+    assert log.claimed(generation=2)
+    assert from_bytes(to_bytes(log.state)) == log.state
+
+
+def test_10_4_what_is_refused():
+    log = target_log()
+    assert log.outcome_of(layout_import(op=OTHER)) == "layout"
+    assert log.outcome_of(layout_import(source=1)) == "wrong_partition"
+    assert log.outcome_of(layout_import(imported(STAYS))) == "wrong_partition"
+    assert log.outcome_of(layout_done(0)) == "layout_done"
+    assert log.outcome_of(layout_import()) == "done"
+    log, *_ = source_log()
+    assert log.outcome_of(layout_import()) == "wrong_partition"
+    assert source().outcome_of(layout_import()) == "layout"
+    assert shrunk(1).outcome_of(layout_import()) == "retired"
+
+
+def test_10_4_limits_are_not_asked():
+    log = target_log(keys=1, groups=1)
+    for group in "ghi":
+        log.append(layout_import(imported(KEY._replace(group_id=group))))
+    assert len(log.state.keys) == 3
+
+
+def test_10_5_done_when_all_are_imported():
+    log = target_log()
+    assert log.outcome_of(layout_done(op=OTHER)) == "layout"
+    assert log.outcome_of(layout_done(source=1)) == "wrong_partition"
+    assert log.outcome_of(claim(generation=2)) == "importing"
+    assert log.outcome_of(layout_done(1)) == "incomplete"
+    log.append(layout_import())
+    assert log.outcome_of(layout_done(1), after=2) == "layout_done"
+    assert log.state.layout.sources == ((0, 1, START_MS + 2),)
+    assert log.outcome_of(layout_done(1)) == "done"
+    assert log.claimed(generation=2)
+    assert log.claimed(key=KEY._replace(group_id="h"), generation=2)
+
+
+def test_10_5_shrinking_has_several_sources():
+    log = shrunk(0, 1, 3)
+    assert log.state.layout.sources == ((1, 0, None), (2, 0, None))
+    of_2 = Key("g", "t", 2)
+    log.append(layout_import(imported(of_2), source=2))
+    assert log.outcome_of(layout_import(imported(of_2), source=1)) == "wrong_partition"
+    log.append(layout_done(1, source=2))
+    assert log.outcome_of(claim(key=Key("g", "t", 1), generation=2)) == "claimed"
+    assert log.outcome_of(claim(generation=2)) == "importing"
+    assert log.outcome_of(claim(key=Key("g", "u", 0), generation=2)) == "claimed"
+    assert log.outcome_of(layout_final()) == "incomplete"
+    log.append(layout_done(0, source=1))
+    assert log.outcome_of(layout_final()) == "layout_final"
+
+
+def test_10_5_the_digest_of_items():
+    log, *_ = source_log()
+    items = [item_of(key, log.key(key)) for key in moving_keys(log.state, 1)]
+    assert [item.partition for item in items] == [0]
+    assert moving_keys(log.state, 0) == []
+    assert digest_of(items).hex() == "38796c0b587e0008ae236bd91c798925"
+
+
+def test_10_6_a_final_drops_what_moved_away():
+    log, _, epoch = source_log()
+    assert log.outcome_of(layout_final(OTHER)) == "layout"
+    assert log.outcome_of(layout_final()) == "layout_final"
+    assert list(log.state.keys) == [STAYS]
+    assert log.state.layout is None
+    assert log.outcome_of(layout_final()) == "layout"
+    assert log.outcome_of(beat(epoch, key=STAYS)) == "renewed"
+    assert from_bytes(to_bytes(log.state)) == log.state
+
+
+def test_10_7_a_snapshot_in_the_middle_has_the_layout():
+    log, *_ = source_log()
+    again = from_bytes(to_bytes(log.state))
+    assert again == log.state
+    assert digest(again) == digest(log.state)

@@ -1,0 +1,261 @@
+"""How fences, imports, Dones and Finals change the state."""
+
+import pytest
+from logkit import (
+    KEY,
+    OP,
+    START_MS,
+    STAYS,
+    H,
+    Log,
+    beat,
+    claim,
+    config,
+    direct,
+    ident,
+    imported,
+    layout_done,
+    layout_fence,
+    layout_final,
+    layout_import,
+    offer,
+    pause,
+    release,
+    schedule,
+    settings,
+    source_log,
+    stage,
+    target_log,
+)
+
+from kafka_marshal.protocol.fold_layouts import FOLDS
+from kafka_marshal.protocol.records import KINDS, LAYOUT_LEVEL, ImportedPrevious
+from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
+from kafka_marshal.protocol.state import ERAS_MAX, Previous
+from kafka_marshal.protocol.types import Key
+
+OTHER = ident("other")
+LATEST = START_MS // 1_000 + 86_400
+MINE = Key("marshal", "/checkpoint", 1)
+
+
+def is_sound(log):
+    again = from_bytes(to_bytes(log.state))
+    return again == log.state and digest(again) == digest(log.state)
+
+
+def test_every_kind_of_its_level_is_folded():
+    named = {kind.record for kind in KINDS if kind.name.startswith("Layout")}
+    assert set(FOLDS) == named
+    assert {kind.level for kind in KINDS if kind.record in named} == {LAYOUT_LEVEL}
+
+
+# --- fences
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        pytest.param({}, "layout_fenced", id="the-next"),
+        pytest.param({"k": 1}, "config", id="the-same-count"),
+        pytest.param({"k": 3, "before": 2}, "config", id="no-multiple"),
+        pytest.param({"k": 4, "before": 2}, "config", id="from-another-count"),
+        pytest.param({"generation": 3}, "config", id="a-generation-too-far"),
+        pytest.param({"era": 1}, "config", id="the-same-era"),
+        pytest.param({"era": LATEST}, "layout_fenced", id="a-day-ahead"),
+        pytest.param({"era": LATEST + 1}, "config", id="further-ahead"),
+        pytest.param({"cluster_id": "x"}, "config", id="another-cluster"),
+        pytest.param({"format_id": OTHER}, "config", id="another-format"),
+        pytest.param({"h": H + 1}, "config", id="another-interval"),
+        pytest.param({"keys": 9}, "config", id="other-limits"),
+        pytest.param({"level": 3}, "config", id="another-level"),
+    ],
+)
+def test_which_fence_may_follow_in_partition_0(change, expected):
+    log = Log(level=2)
+    assert log.outcome_of(layout_fence(**{"k": 2} | change)) == expected
+    assert (log.state.layout is None) == (expected == "config")
+    assert is_sound(log)
+
+
+def test_which_fence_may_follow_elsewhere():
+    for change, expected in (
+        ({"generation": 9, "h": 5, "keys": 7}, "layout_fenced"),
+        ({"generation": 1}, "config"),
+        ({"k": 6, "before": 3}, "config"),
+    ):
+        log = Log(1, k=2, level=2)
+        assert (
+            log.outcome_of(layout_fence(**{"k": 4, "before": 2} | change)) == expected
+        )
+    log = Log(8, configured=False)
+    assert log.outcome_of(layout_fence(8, 4)) == "config"
+    assert log.outcome_of(layout_fence(12, 6, level=1)) == "config"
+    assert log.outcome_of(layout_fence(12, 6)) == "layout_fenced"
+    assert Log(configured=False).outcome_of(layout_fence(2)) == "config"
+
+
+def test_levels():
+    assert Log().outcome_of(layout_fence(2, level=1)) == "level"
+    log = Log(1, configured=False)
+    assert log.outcome_of(layout_fence(2, level=3)) == "halted"
+    assert log.state.halted == (0, 3)
+
+
+def test_eras_are_remembered():
+    log = Log(level=2, k=1)
+    for n in range(ERAS_MAX + 2):
+        k, before = (2, 1) if n % 2 == 0 else (1, 2)
+        log.append(layout_fence(k, before, generation=n + 2, era=n + 2))
+        log.append(layout_done(0, source=1))
+        assert log.outcome_of(layout_final()) == "layout_final"
+    assert len(log.state.eras) == ERAS_MAX
+    assert is_sound(log)
+
+
+def busy_with(*records):
+    log = Log(level=2)
+    epoch = log.claimed()
+    log.append(release(epoch))
+    for record in records:
+        log.append(record)
+    return log.outcome_of(layout_fence(2)) == "busy"
+
+
+def test_partition_0_is_busy_with_what_needs_all_partitions():
+    lasting = pause(START_MS + 9)
+    assert busy_with(lasting)
+    assert busy_with(schedule(START_MS + 5, START_MS + 9))
+    assert busy_with(lasting, stage((0, 5)), pause(0, seq=1))
+    assert busy_with(layout_fence(2))
+    assert not busy_with(direct(), settings())
+    log = Log(1, k=2, level=2)
+    log.append(pause(START_MS + 9))
+    assert log.outcome_of(layout_fence(4, 2)) == "layout_fenced"
+
+
+def test_a_fence_drops_an_earlier_life():
+    log = Log(1, k=2, level=2)
+    epoch = log.claimed(key=MINE)
+    log.claimed()
+    log.append(offer(log.key().epoch))
+    log.append(settings(group="g"))
+    log.append(direct())
+    log.append(pause(START_MS + 9))
+    log.append(layout_fence(1, 2))
+    log.append(layout_fence(2, 1, generation=3, era=3))
+    assert (list(log.state.keys), list(log.state.groups)) == ([MINE], ["marshal"])
+    assert (log.state.staging, log.state.lapses_ms) == (None, None)
+    assert log.state.soft.notes.keys() <= {MINE}
+    assert log.outcome_of(beat(epoch, key=MINE)) == "renewed"
+    assert is_sound(log)
+
+
+def test_a_fence_drops_an_earlier_life_whose_end_was_never_read():
+    """The log of this partition went back to before the count fell."""
+    log = Log(1, k=2, level=2)
+    log.claimed()
+    assert log.outcome_of(layout_fence(2, generation=9)) == "layout_fenced"
+    assert (log.state.keys, log.state.groups) == ({}, {})
+    assert log.outcome_of(claim(generation=9)) == "importing"
+    assert is_sound(log)
+
+
+def test_a_fence_does_what_a_missed_final_would_have_done():
+    log = Log(1, k=2, level=2)
+    log.claimed()
+    log.append(layout_fence(4, 2))
+    assert log.outcome_of(layout_fence(8, 4, generation=3, era=3)) == "layout_fenced"
+    assert (log.state.keys, log.state.groups) == ({}, {})
+    assert log.state.layout == (OP, 4, 3, ())
+    assert is_sound(log)
+
+
+# --- keys that move
+
+
+def test_an_import_brings_what_travels():
+    log = target_log()
+    item = imported(
+        KEY,
+        5,
+        7,
+        topic_id=OTHER,
+        retired_topic_ids=(OP,),
+        previous=ImportedPrevious(OP, 1, 2),
+        successor="c2",
+    )
+    transition = log.one(layout_import(item))
+    assert (transition.effect, transition.key) == ("imported", KEY)
+    known = log.key()
+    assert (known.position, known.granted, known.topic_id) == (5, 7, OTHER)
+    assert (known.retired_topic_ids, known.previous) == ((OP,), Previous(OP, 1, 2))
+    assert known.handoff == ("c2", START_MS + H // 2)
+    assert (known.renewed_ms, known.heartbeat_interval_ms) == (START_MS, H)
+    assert is_sound(log)
+
+
+def test_the_first_import_of_a_key_counts():
+    log = target_log()
+    log.append(layout_import(imported(position=5)))
+    once = log.state.layout
+    assert log.outcome_of(layout_import(imported(position=9))) == "known"
+    assert (log.key().position, log.state.layout) == (5, once)
+    assert once.sources == ((0, 1, None),)
+
+
+def test_which_imports_are_refused():
+    log = target_log()
+    assert log.outcome_of(layout_import(op=OTHER)) == "layout"
+    assert log.outcome_of(layout_import(source=1)) == "wrong_partition"
+    assert log.one(layout_import(imported(), imported(STAYS))).key == STAYS
+    assert log.state.keys == {}
+    log.append(layout_done(0))
+    assert log.outcome_of(layout_import()) == "done"
+    assert Log(level=2).outcome_of(layout_import()) == "layout"
+    assert source_log()[0].outcome_of(layout_import()) == "wrong_partition"
+
+
+# --- the end of a change
+
+
+def test_a_source_is_done_once_all_its_keys_are_imported():
+    log = Log(k=3, level=2)
+    log.append(layout_fence(1, 3))
+    assert log.state.layout.sources == ((1, 0, None), (2, 0, None))
+    assert log.outcome_of(layout_done(op=OTHER)) == "layout"
+    assert log.outcome_of(layout_done(source=3)) == "wrong_partition"
+    assert log.outcome_of(layout_done(source=1)) == "incomplete"
+    log.append(layout_import(source=1))
+    assert log.outcome_of(layout_done(source=1), after=3) == "layout_done"
+    assert log.outcome_of(layout_done(source=1)) == "done"
+    assert log.outcome_of(layout_final()) == "incomplete"
+    log.append(layout_done(0, source=2))
+    assert log.state.layout.sources == ((1, 1, START_MS + 3), (2, 0, START_MS + 3))
+    assert is_sound(log)
+    assert log.outcome_of(layout_final()) == "layout_final"
+    assert log.outcome_of(claim(generation=2)) == "claimed"
+
+
+def test_a_final_drops_what_moved_away():
+    log, _, epoch = source_log()
+    log.append(settings(group="h"))
+    assert log.outcome_of(layout_final(OTHER)) == "layout"
+    assert log.outcome_of(layout_final()) == "layout_final"
+    assert log.state.layout is None
+    assert list(log.state.keys) == [STAYS]
+    assert log.state.groups["g"].key_count == 1
+    assert log.outcome_of(beat(epoch, key=STAYS)) == "renewed"
+    assert log.outcome_of(config(3, era=3, k=2, level=2)) == "configured"
+    assert is_sound(log)
+
+
+def test_a_retired_partition_is_left_empty():
+    log = Log(1, k=2, level=2)
+    log.claimed()
+    log.append(layout_fence(1, 2))
+    assert log.outcome_of(layout_import()) == "retired"
+    assert log.outcome_of(layout_done()) == "retired"
+    assert log.outcome_of(layout_final()) == "layout_final"
+    assert (log.state.keys, log.state.groups) == ({}, {})
+    assert is_sound(log)

@@ -1,0 +1,165 @@
+"""Which keys a change of the partition count moves, and when they are final."""
+
+import pytest
+from logkit import (
+    KEY,
+    LOCK,
+    OP,
+    STAYS,
+    H,
+    Log,
+    ident,
+    imported,
+    layout_done,
+    layout_fence,
+    layout_import,
+    release,
+    source_log,
+    target_log,
+)
+
+from kafka_marshal.protocol.hashing import coordinating_partition
+from kafka_marshal.protocol.items import Layout
+from kafka_marshal.protocol.layout import (
+    config_of,
+    digest_of,
+    is_final,
+    is_importing,
+    is_moving,
+    is_retired,
+    is_step,
+    item_of,
+    moving_keys,
+    place_of,
+    sources_of,
+)
+from kafka_marshal.protocol.records import ImportedPrevious
+from kafka_marshal.protocol.state import Previous, WorldState
+from kafka_marshal.protocol.types import Key
+
+CHECKPOINT = Key("marshal", "/checkpoint", 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [(1, 2, True), (4, 12, True), (12, 4, True), (4, 6, False), (4, 4, False)],
+)
+def test_steps(before, after, expected):
+    assert is_step(before, after) is expected
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 8), (4, 12), (8, 4), (12, 4)])
+def test_sources_are_where_keys_come_from(before, after):
+    for partition in range(max(before, after) + 1):
+        found = {
+            place_of(key, partition_count=before)
+            for key in (Key("g", "t", n) for n in range(2_000))
+            if place_of(key, partition_count=after) == partition
+        } - {partition}
+        sources = sources_of(partition, from_count=before, to_count=after)
+        assert set(sources) == found
+        assert list(sources) == sorted(sources)
+
+
+def test_a_partition_is_a_source_or_a_target():
+    for before, after in ((4, 8), (8, 4)):
+        less = min(before, after)
+        for partition in range(8):
+            sources = sources_of(partition, from_count=before, to_count=after)
+            assert bool(sources) == ((partition >= less) == (before < after))
+
+
+def test_the_config_of_a_fence():
+    config = config_of(layout_fence(6, keys=7))
+    assert (config.partition_count, config.limit("keys")) == (6, 7)
+
+
+def test_where_a_key_is_placed():
+    place = coordinating_partition("t", 0, partition_count=7)
+    assert place_of(KEY, partition_count=7) == place
+
+
+def test_a_partition_above_the_count_is_retired():
+    assert not is_retired(WorldState(3))
+    assert not is_retired(Log().state)
+    assert is_retired(Log(1).state)
+
+
+def test_which_keys_move():
+    log, *_ = source_log()
+    assert is_moving(log.state, KEY)
+    assert not is_moving(log.state, STAYS)
+    assert not is_moving(log.state, CHECKPOINT)
+    assert not is_moving(Log().state, KEY)
+    assert not is_moving(target_log().state, KEY)
+    stranger = next(
+        key
+        for key in (Key("g", "t", n) for n in range(99))
+        if place_of(key, partition_count=4) == 3
+        and place_of(key, partition_count=2) == 1
+    )
+    log = Log(0, k=2, level=2)
+    log.append(layout_fence(4, 2))
+    assert not is_moving(log.state, stranger)
+    assert not is_moving(WorldState(0, layout=Layout(OP, 1, 0, ())), KEY)
+
+
+def test_a_key_is_final_once_nothing_can_change_it():
+    log, epoch, _ = source_log()
+    assert not is_final(log.state, KEY)
+    assert not is_final(log.state, KEY._replace(partition=5))
+    log.append(release(epoch))
+    assert is_final(log.state, KEY)
+    log.key().lock = LOCK
+    assert not is_final(log.state, KEY)
+    log.key().lock = None
+    log.state.quiet_until_ms = log.state.now_ms + 1
+    assert not is_final(log.state, KEY)
+    log, *_ = source_log()
+    log.append(b"", after=2 * H)
+    assert not is_final(log.state, KEY)
+    log.append(b"", after=1)
+    assert is_final(log.state, KEY)
+    assert not is_final(log.state, STAYS)
+
+
+def test_an_unknown_key_may_exist_until_its_source_is_done():
+    log = target_log()
+    assert is_importing(log.state, KEY)
+    assert not is_importing(log.state, CHECKPOINT)
+    assert not is_importing(source_log()[0].state, KEY)
+    assert not is_importing(Log().state, KEY)
+    log.append(layout_done(0))
+    assert not is_importing(log.state, KEY)
+
+
+def test_the_moving_keys_of_a_target():
+    log, *_ = source_log()
+    assert moving_keys(log.state) == moving_keys(log.state, 1) == [KEY]
+    assert moving_keys(log.state, 0) == []
+
+
+def test_what_travels():
+    log = target_log()
+    item = imported(
+        position=5,
+        granted=7,
+        topic_id=ident("topic"),
+        retired_topic_ids=(ident("before"),),
+        previous=ImportedPrevious(OP, 1, None),
+        successor="c2",
+    )
+    log.append(layout_import(item))
+    assert item_of(KEY, log.key()) == item
+    log.key().handoff = log.key().previous = None
+    bare = item_of(KEY, log.key())
+    assert (bare.previous, bare.successor) == (None, None)
+    log.key().previous = Previous(OP, None, 4)
+    assert item_of(KEY, log.key()).previous == ImportedPrevious(OP, None, 4)
+
+
+def test_the_digest_is_of_the_items_in_order():
+    one, other = imported(), imported(STAYS)
+    assert len(digest_of([one])) == 16
+    assert digest_of([one, other]) != digest_of([other, one])
+    assert digest_of([]) != digest_of([one])
