@@ -249,9 +249,9 @@ def _refusal(item: Awaited, op_id: bytes) -> Exception:
 
 def end_directives(
     follower: Follower,
+    *,
     subject: Subject | None,
     op_id: bytes | None,
-    *,
     sender: Sender,
     reason: str | None,
     timeout_ms: int,
@@ -434,8 +434,8 @@ class Draining(ABC):
             check_subject(subject, config)
         return end_directives(
             self._follow(),
-            subject,
-            op_id,
+            subject=subject,
+            op_id=op_id,
             sender=self._sender,
             reason=reason,
             timeout_ms=self._timeout_ms,

@@ -19,6 +19,7 @@ class Positions:
     is_misplaced: Any
     is_moving: Any
     is_stale: Any
+    age: Any
     elsewhere: Any
     limit: Any
     note_over: Any

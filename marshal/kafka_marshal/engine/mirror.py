@@ -125,7 +125,7 @@ class Mirror:
             before = self._written.get(partition)
             if before is None or before.epoch != self._sending[partition].epoch:
                 continue  # others owned it meanwhile
-            # What the log has now is ours, too: an admin that set it wrote it first.
+            # An admin that set the position commits it, too, before this client does.
             if found not in {before.position, self._sending[partition].position}:
                 fields = {
                     "partition": partition,

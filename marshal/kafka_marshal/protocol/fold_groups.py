@@ -8,6 +8,7 @@ from typing import Any
 
 from kafka_marshal.protocol import judging
 from kafka_marshal.protocol.hashing import home_partition
+from kafka_marshal.protocol.items import Halt
 from kafka_marshal.protocol.pauses import Pause, Scheduled
 from kafka_marshal.protocol.records import (
     SUPPORTED_LEVEL,
@@ -22,7 +23,6 @@ from kafka_marshal.protocol.state import (
     ERAS,
     ERAS_MAX,
     GroupState,
-    Halt,
     MemberState,
     Step,
     Transitions,

@@ -19,7 +19,7 @@ from kafka_marshal.protocol.fold_groups import (
     drop_if_empty,
 )
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
-from kafka_marshal.protocol.items import Layout, LayoutSource
+from kafka_marshal.protocol.items import Halt, Layout, LayoutSource
 from kafka_marshal.protocol.layout import (
     config_of,
     is_moving,
@@ -41,7 +41,6 @@ from kafka_marshal.protocol.state import (
     ERAS_MAX,
     LAYOUT,
     GroupState,
-    Halt,
     KeyState,
     Previous,
     Step,

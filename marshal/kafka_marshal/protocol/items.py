@@ -173,3 +173,10 @@ class Layout(NamedTuple):
     def source(self, partition: int) -> LayoutSource | None:
         """Return a source by its partition, or None."""
         return next((s for s in self.sources if s.partition == partition), None)
+
+
+class Halt(NamedTuple):
+    """Where a reader stopped folding, and the feature level that it would need."""
+
+    offset: int
+    feature_level: int

@@ -21,6 +21,7 @@ from kafka_marshal.protocol.codec import BY, PERSON_BYTES_MAX, decode_tags, pers
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
 from kafka_marshal.protocol.items import (
     Fence,
+    Halt,
     Layout,
     Lock,
     Offer,
@@ -302,13 +303,6 @@ class KeyNote(NamedTuple):
     before: str | None
     stuck: tuple[int, int] | None
     follows: int | None = None
-
-
-class Halt(NamedTuple):
-    """Where a reader stopped folding, and the feature level that it would need."""
-
-    offset: int
-    feature_level: int
 
 
 MemberName = tuple[str, str, bytes]

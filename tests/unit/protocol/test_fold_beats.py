@@ -30,10 +30,11 @@ from kafka_marshal.protocol import fold_beats as module
 from kafka_marshal.protocol.codec import header_of
 from kafka_marshal.protocol.fold_beats import fold_beats
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP, CHECKPOINT_TOPIC
+from kafka_marshal.protocol.items import Halt
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import Heartbeat
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
-from kafka_marshal.protocol.state import Halt, WorldState
+from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import OFFSET_MAX, Key
 
 OTHER = Key("g", "t", 1)

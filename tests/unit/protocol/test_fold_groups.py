@@ -28,9 +28,10 @@ from kafka_marshal.protocol.fold_groups import (
     end_operation,
 )
 from kafka_marshal.protocol.hashing import home_partition
+from kafka_marshal.protocol.items import Halt
 from kafka_marshal.protocol.records import KINDS
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
-from kafka_marshal.protocol.state import SCHEDULED_MAX, Halt
+from kafka_marshal.protocol.state import SCHEDULED_MAX
 from kafka_marshal.protocol.types import Key
 
 UNTIL = START_MS + 5_000

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from kafka_marshal.engine.replica import Replica
 from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.items import Halt
 from kafka_marshal.protocol.records import KINDS
-from kafka_marshal.protocol.state import Halt
 from kafka_marshal.protocol.types import Owner
 from kafka_marshal.testing.node import Cluster
 from simulator.checkers import LogWatcher, Violation
