@@ -19,8 +19,8 @@ from kafka import errors as kafka_errors
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.kafka_io.clients import close_by_force, new_client
 from kafka_marshal.kafka_io.data import KafkaOffsets
+from kafka_marshal.kafka_io.entries import fetch_entries, to_entry
 from kafka_marshal.kafka_io.faults import required_right
-from kafka_marshal.kafka_io.patches import accept_any_header
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topiclog import (
     ENTRIES_PER_POLL,
@@ -174,7 +174,7 @@ class KafkaCoordinationLog(TopicLog):
             "bootstrap_timeout_ms": left_ms(deadline),
         }
         self._consumer = new_client(KafkaConsumer, settings, topic=self._topic)
-        accept_any_header(self._consumer)
+        fetch_entries(self._consumer)
 
     def _prepare(self) -> None:
         self._querier = KafkaOffsets(self._settings)
@@ -207,13 +207,7 @@ class KafkaCoordinationLog(TopicLog):
         return [
             (
                 place.partition,
-                LogEntry(
-                    offset=record.offset,
-                    leader_epoch=record.leader_epoch,
-                    timestamp_ms=record.timestamp,
-                    timestamp_type=record.timestamp_type,
-                    value=record.value,
-                ),
+                record if type(record) is LogEntry else to_entry(record),
             )
             for place, records in batches.items()
             for record in records
