@@ -1,9 +1,9 @@
 """How much faster native functions are than those in Python that they repeat.
 
 Both get the same input in turns, and are timed by the thread's CPU time: runs of
-heartbeats are folded, and record batches become columns. Beside the columns,
-kafka-python makes its records of the same batches. Where nothing was compiled, only
-Python is measured.
+heartbeats are folded, fetches become entries of the coordination log, and record
+batches become columns. Beside the columns, kafka-python makes its records of the same
+batches. Where nothing was compiled, only Python is measured.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,11 +13,15 @@ from typing import Any
 from unittest.mock import patch
 
 from fold import T, cpu_s, heartbeats
+from kafka import TopicPartition as KafkaTopicPartition
+from kafka.record import MemoryRecords
 from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from support import alternate, arguments, document, figure, ratios, write_document
 
 from kafka_marshal.kafka_io import columns
 from kafka_marshal.kafka_io.columns import Batch, to_columns
+from kafka_marshal.kafka_io.entries import EntryRecords, to_entry
+from kafka_marshal.kafka_io.patches import LenientRecords
 from kafka_marshal.native import compiled
 from kafka_marshal.protocol import fold_beats
 from kafka_marshal.protocol.rationalizer import apply
@@ -44,6 +48,19 @@ def folding(begun: WorldState, beats: Sequence[LogEntry], *, is_native: bool) ->
 
     with patch.object(fold_beats, "compiled", compiled if is_native else None):
         return cpu_s(fold)
+
+
+def reading(fetch: bytes, *, is_native: bool) -> float:
+    """Make entries of a fetch, in portions as long as those of a poll."""
+    kind = EntryRecords if is_native else LenientRecords
+    part = kind(0, KafkaTopicPartition("__marshal", T), MemoryRecords(fetch))
+
+    def read() -> None:
+        while part:
+            for record in part.take(RUN):
+                assert is_native or to_entry(record)
+
+    return cpu_s(read)
 
 
 def written(size: int, count: int) -> bytearray:
@@ -120,6 +137,12 @@ def measure(records: int, rounds: int) -> Iterator[dict[str, Any]]:
             apply(begun, entry)
         what = f"fold heartbeats of {clients * KEYS_EACH} keys"
         yield from compared(what, records, both(partial(folding, begun, beats)), rounds)
+    # Each heartbeat in a batch of its own, as a client sends them.
+    single = written(100, 1)
+    fetch = b"".join(base.to_bytes(8, "big") + single[8:] for base in range(records))
+    yield from compared(
+        "entries of a fetch", records, both(partial(reading, fetch)), rounds
+    )
     for size in SIZES:
         whole = written(size, BATCH_RECORDS)
         data = bytes(whole)[HEADER_BYTES:]

@@ -29,10 +29,6 @@ static PyObject *s_keys, *s_epochs, *s_dirty, *s_fences;
 
 /* --- MessagePack: what a heartbeat consists of --------------------------------------- */
 
-typedef struct {
-    const unsigned char *at, *end;
-} Reader;
-
 /* Read a non-negative integer in any of its forms; 0 if it is none. */
 static int read_count(Reader *in, int64_t *found) {
     if (in->at >= in->end) return 0;

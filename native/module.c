@@ -4,11 +4,12 @@
 #include "native.h"
 
 /* Equal to that of ``kafka_marshal/native.py``: other builds are not used. */
-#define REVISION 2
+#define REVISION 3
 
 static PyMethodDef METHODS[] = {
     {"fold_beats", (PyCFunction)(void (*)(void))fold_beats,
      METH_VARARGS | METH_KEYWORDS, NULL},
+    {"to_entries", to_entries, METH_VARARGS, NULL},
     {"to_columns", to_columns, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -22,6 +23,7 @@ static struct PyModuleDef MODULE = {
 
 PyMODINIT_FUNC PyInit__native(void) {
     if (init_beats() < 0) return NULL;
+    init_entries();
     PyObject *module = PyModule_Create(&MODULE);
     if (module != NULL && PyModule_AddIntConstant(module, "REVISION", REVISION) < 0)
         Py_CLEAR(module);

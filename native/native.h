@@ -12,8 +12,33 @@
 
 #include <stdint.h>
 
+/* Results: read, left to Python, and failed with an exception. */
+enum { LEFT = 0, READ = 1, FAILED = -1 };
+
+typedef struct {
+    const unsigned char *at, *end;
+} Reader;
+
+/* Read a signed varint of at most 64 bits; 0 if there is none. */
+static inline int read_varint(Reader *in, int64_t *found) {
+    uint64_t number = 0;
+    for (int shift = 0; shift < 64; shift += 7) {
+        if (in->at >= in->end) return 0;
+        unsigned char byte = *in->at++;
+        if (shift == 63 && byte > 1) return 0;
+        number |= (uint64_t)(byte & 127) << shift;
+        if (byte < 128) {
+            *found = (int64_t)(number >> 1 ^ (0 - (number & 1)));
+            return 1;
+        }
+    }
+    return 0;
+}
+
 PyObject *fold_beats(PyObject *module, PyObject *args, PyObject *named);
 PyObject *to_columns(PyObject *module, PyObject *args);
+PyObject *to_entries(PyObject *module, PyObject *args);
 int init_beats(void); /* before the first call; -1 on an error */
+void init_entries(void);
 
 #endif

@@ -13,7 +13,6 @@ from collections.abc import (
     Callable,
     Collection,
     Iterable,
-    Iterator,
     Mapping,
     Sequence,
 )
@@ -26,8 +25,8 @@ from kafka import errors as kafka_errors
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.kafka_io.clients import close_by_force, new_client
 from kafka_marshal.kafka_io.data import KafkaOffsets
+from kafka_marshal.kafka_io.entries import fetch_entries, to_entry
 from kafka_marshal.kafka_io.faults import required_right
-from kafka_marshal.kafka_io.fetched_records import Origin, parse_records
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topiclog import (
     ENTRIES_PER_POLL,
@@ -151,28 +150,12 @@ def kafka_outlets(settings: ConnectionConfig) -> Connect:
     return connect
 
 
-def _entries(origin: Origin, sources: Sequence[Any]) -> Iterator[LogEntry]:
-    return (_entry(each, origin.leader_epoch) for each in sources)
-
-
-def _entry(source: Any, leader_epoch: int) -> LogEntry:
-    return LogEntry(
-        offset=source.offset,
-        leader_epoch=leader_epoch,
-        timestamp_ms=source.timestamp,
-        timestamp_type=source.timestamp_type,
-        value=source.value,
-    )
-
-
 class KafkaCoordinationLog(TopicLog):
     """All partitions of the coordination topic, read by kafka-python."""
 
     _consumer: Any = None
     _querier: KafkaOffsets | None = None
     _assigned: Sequence[int] = ()
-    # Whether polls of the consumer return entries instead of records.
-    _is_parsed = False
 
     def _outlet_factory(self) -> Connect:
         return kafka_outlets(self._settings)
@@ -197,7 +180,7 @@ class KafkaCoordinationLog(TopicLog):
             "bootstrap_timeout_ms": left_ms(deadline),
         }
         self._consumer = new_client(KafkaConsumer, settings, topic=self._topic)
-        self._is_parsed = parse_records(self._consumer, _entries)
+        fetch_entries(self._consumer)
 
     def _prepare(self) -> None:
         self._querier = KafkaOffsets(self._settings)
@@ -228,13 +211,12 @@ class KafkaCoordinationLog(TopicLog):
                 return []
             raise
         return [
-            (place.partition, entry)
-            for place, records in batches.items()
-            for entry in (
-                records
-                if self._is_parsed
-                else (_entry(each, each.leader_epoch) for each in records)
+            (
+                place.partition,
+                record if type(record) is LogEntry else to_entry(record),
             )
+            for place, records in batches.items()
+            for record in records
         ]
 
     def _fetch_positions(self, partitions: Collection[int]) -> Mapping[int, int]:

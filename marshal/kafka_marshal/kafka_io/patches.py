@@ -214,7 +214,7 @@ class LenientBatches(MemoryRecords):  # type: ignore[misc] # untyped library
         return LenientBatch(found)
 
 
-class _LenientRecords(Fetcher.PartitionRecords):  # type: ignore[misc] # untyped
+class LenientRecords(Fetcher.PartitionRecords):  # type: ignore[misc] # untyped
     """Records of one fetch of a partition, from ``LenientBatches``."""
 
     def __init__(
@@ -227,7 +227,7 @@ class _LenientRecords(Fetcher.PartitionRecords):  # type: ignore[misc] # untyped
 
 def accept_any_header(consumer: Any) -> None:
     """Make a consumer accept header names that are not UTF-8."""
-    fetcher_of(consumer).PartitionRecords = _LenientRecords
+    fetcher_of(consumer).PartitionRecords = LenientRecords
 
 
 def keep_last_data(transport: Any) -> None:

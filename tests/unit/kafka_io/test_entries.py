@@ -1,0 +1,47 @@
+"""A consumer of the coordination log makes entries without records if it can."""
+
+from types import SimpleNamespace
+
+import pytest
+from batchkit import built
+from kafka import TopicPartition as KafkaTopicPartition
+from kafka.record import MemoryRecords
+
+from kafka_marshal.kafka_io import entries as module
+from kafka_marshal.kafka_io.entries import EntryRecords, fetch_entries, to_entry
+from kafka_marshal.kafka_io.patches import LenientRecords
+from kafka_marshal.native import compiled
+from kafka_marshal.protocol.types import LogEntry
+
+
+def records_of(*, values):
+    """Return the class that a consumer gets, and the entries that it makes."""
+    consumer = SimpleNamespace(_fetcher=SimpleNamespace(PartitionRecords=None))
+    fetch_entries(consumer)
+    kind = consumer._fetcher.PartitionRecords
+    batch = built([(at, (7, None, value, [])) for at, value in enumerate(values)])
+    raw = bytearray(batch._buffer)
+    part = kind(0, KafkaTopicPartition("__marshal", 0), MemoryRecords(bytes(raw)))
+    return kind, part.take()
+
+
+def entry(offset, value):
+    return LogEntry(
+        offset=offset, leader_epoch=0, timestamp_ms=7, timestamp_type=0, value=value
+    )
+
+
+@pytest.mark.skipif(compiled is None, reason="nothing was compiled here")
+def test_entries_are_made_of_the_bytes():
+    kind, found = records_of(values=[b"v", None])
+    assert kind is EntryRecords
+    assert found == [entry(0, b"v"), entry(1, None)]
+
+
+@pytest.mark.parametrize("change", ["compiled", "is_supported"])
+def test_otherwise_records_become_entries(monkeypatch, change):
+    with_it = None if change == "compiled" else lambda: False
+    monkeypatch.setattr(module, change, with_it)
+    kind, found = records_of(values=[b"v", None])
+    assert kind is LenientRecords
+    assert [to_entry(each) for each in found] == [entry(0, b"v"), entry(1, None)]
