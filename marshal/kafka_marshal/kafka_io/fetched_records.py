@@ -1,4 +1,4 @@
-"""Records of fetches over kafka-python, parsed by aiokafka's compiled parser."""
+"""Records of fetches over kafka-python; large ones by aiokafka's compiled parser."""
 
 import sys
 from collections import deque
@@ -45,28 +45,37 @@ _NO_PRODUCER = -1
 # then visits all objects of the process, which would take twice as long as everything
 # else. What is made of them should have no such objects.
 AT_ONCE = 100
+# Loading aiokafka takes as long as parsing this much in Python. Topics with little
+# traffic never need it, and a short log is read sooner without.
+COMPILED_FROM_BYTES = 65_536
 # Those of kafka-python that count; readers set no deserializer and turn metrics off.
 _OPTIONS = ("check_crcs", "aborted_transactions", "on_drain")
 
 
 def parse_records(consumer: Any, make: Make) -> bool:
-    """Make polls of a consumer return what ``make`` makes of compiled records.
+    """Make polls of a consumer return what ``make`` makes of parsed records.
 
     Returns:
-        False if that cannot be; polls then return kafka-python's records, with any
-        names of headers.
+        False for a release of kafka-python that is not supported; polls then return its
+        own records, with any names of headers.
     """
-    parser = compiled_parser()
-    if parser is None or not is_supported():
+    if not is_supported():
         accept_any_header(consumer)
         return False
 
     def fetched(*args: Any, **options: Any) -> FetchedRecords:
         wanted = {name: options[name] for name in _OPTIONS if name in options}
-        return FetchedRecords(*args, parser=parser, make=make, **wanted)
+        return FetchedRecords(*args, parser=None, make=make, **wanted)
 
     fetcher_of(consumer).PartitionRecords = fetched
     return True
+
+
+def _parser_of(fetch_bytes: int, header: Header) -> Parser:
+    """Return the parser for a batch in a fetch of this size."""
+    is_worth_it = fetch_bytes >= COMPILED_FROM_BYTES or header.is_packed
+    compiled = compiled_parser() if is_worth_it else None
+    return compiled or python_records
 
 
 class FetchedRecords:
@@ -89,7 +98,7 @@ class FetchedRecords:
         place: Any,
         records: Any,
         *,
-        parser: Parser,
+        parser: Parser | None,
         make: Make,
         check_crcs: bool = True,
         aborted_transactions: Sequence[Any] | None = None,
@@ -101,7 +110,7 @@ class FetchedRecords:
             fetch_offset: Offset that was requested; a batch may begin before it.
             place: The partition.
             records: kafka-python's ``MemoryRecords``.
-            parser: Makes records of a batch.
+            parser: Makes records of a batch; None to choose by the fetch's size.
             make: Makes what ``take`` returns.
             check_crcs: Whether to compare checksums.
             aborted_transactions: What the broker reports, with ``read_committed``.
@@ -187,7 +196,7 @@ class FetchedRecords:
                     header,
                     header.records_count,
                 )
-                self._rows = self._parsed(batch)
+                self._rows = self._parsed(batch, header)
                 if header.records_count > 0:
                     return True
                 # Compaction removed its records. Check its end.
@@ -215,15 +224,18 @@ class FetchedRecords:
                     return False
         return not header.is_control
 
-    def _parsed(self, batch: memoryview) -> Iterator[Any]:
+    def _parsed(self, batch: memoryview, header: Header) -> Iterator[Any]:
+        parser = self._parser or _parser_of(len(self._data), header)
+        self._is_compiled = parser is not python_records
         try:
             # aiokafka's batch may be iterated only once; islice() does so each time.
-            rows = chain(self._parser(batch))
-        except Exception:  # noqa: BLE001 - kafka-python has the errors
+            return chain(parser(batch))
+        except Exception:
+            if not self._is_compiled:
+                raise
+            # kafka-python has the errors.
             self._is_compiled = False
             return python_records(batch)
-        self._is_compiled = True
-        return rows
 
     def _read(self, count: int) -> list[Any]:
         """Return up to ``count`` records of the batch, none before the fetch."""

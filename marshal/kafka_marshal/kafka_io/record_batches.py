@@ -27,7 +27,7 @@ _HEADER = struct.Struct(">qiibIhiqqqhii")
 _MAGIC_AT = struct.calcsize(">qii")
 _CHECKED_FROM = struct.calcsize(">qiibI")
 _MAGIC = 2
-_TRANSACTIONAL, _CONTROL = 0x10, 0x20
+_COMPRESSION, _TRANSACTIONAL, _CONTROL = 0x07, 0x10, 0x20
 # Shortest message of format 0.
 _OLD_BYTES_MIN = _PREFIX.size + 14
 
@@ -53,6 +53,11 @@ class Header(NamedTuple):
     def next_offset(self) -> int:
         """Offset behind the batch, with or without a record."""
         return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether it is compressed."""
+        return bool(self.attributes & _COMPRESSION)
 
     @property
     def is_transactional(self) -> bool:

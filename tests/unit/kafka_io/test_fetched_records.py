@@ -3,6 +3,7 @@
 import gc
 import random
 import struct
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,12 @@ from kafka.record import MemoryRecords, MemoryRecordsBuilder
 from kafka.record.util import calc_crc32c
 
 from kafka_marshal.kafka_io import fetched_records as module
-from kafka_marshal.kafka_io.fetched_records import FetchedRecords, Origin, parse_records
+from kafka_marshal.kafka_io.fetched_records import (
+    COMPILED_FROM_BYTES,
+    FetchedRecords,
+    Origin,
+    parse_records,
+)
 from kafka_marshal.kafka_io.patches import accept_any_header
 from kafka_marshal.kafka_io.record_batches import compiled_parser, python_records
 
@@ -196,8 +202,9 @@ def test_a_wrong_checksum_raises_after_the_records_before_it():
 @pytest.mark.parametrize("compression", [0, 1, 2, 3, 4])
 def test_every_compression_is_read(compression):
     values_in = [b"v%d" % number * 50 for number in range(20)]
-    data = packed(compression, values_in)
-    assert values(fetched(data).take(99)) == values_in
+    records = MemoryRecords(packed(compression, values_in))
+    part = FetchedRecords(0, PLACE, records, parser=None, make=rows_of)
+    assert values(part.take(99)) == values_in
 
 
 def packed(compression, values_in):
@@ -274,11 +281,12 @@ def outcome(part, rows):
     return found, error
 
 
-def test_damaged_batches_are_read_as_by_kafka_python():
+@pytest.mark.parametrize("parser", [compiled_parser(), python_records])
+def test_damaged_batches_are_read_as_by_kafka_python(parser):
     """Whatever a batch contains, both accept the same, and nothing crashes."""
     chance = random.Random(7)
     accepted = refused = 0
-    for _ in range(6_000):
+    for _ in range(4_000):
         builder = new_batch()
         for offset in range(chance.randrange(1, 6)):
             builder.append(
@@ -295,14 +303,14 @@ def test_damaged_batches_are_read_as_by_kafka_python():
             count = chance.choice([0, 1, 3, 9, 2**31 - 1])
             struct.pack_into(">i", data, 57, count)
         raw = sealed(data)
-        ours = fetched(raw)
+        ours = fetched(raw, parser=parser)
         found, error = outcome(ours, lambda rows: rows)
         expected, expected_error = pure(raw)
         assert found == expected
         assert (error is None) == (expected_error is None), (error, expected_error)
         accepted += error is None
         refused += error is not None
-    assert min(accepted, refused) > 500
+    assert min(accepted, refused) > 300
 
 
 # --- consumers
@@ -312,21 +320,49 @@ def consumer():
     return SimpleNamespace(_fetcher=SimpleNamespace(PartitionRecords=None))
 
 
-def test_a_consumer_parses_by_the_compiled_parser():
+def parser_of(monkeypatch, *values_in):
+    """Return the names of the parsers that read a fetch, and check its values."""
+    used = []
+
+    def noted(name, parse):
+        def parsed(data):
+            used.append(name)
+            return parse(data)
+
+        return parsed
+
+    compiled = compiled_parser()
+    monkeypatch.setattr(
+        module, "compiled_parser", lambda: compiled and noted("compiled", compiled)
+    )
+    python = noted("python", module.python_records)
+    monkeypatch.setattr(module, "python_records", python)
     ours = consumer()
     assert parse_records(ours, rows_of)
     part = ours._fetcher.PartitionRecords(
-        0, PLACE, MemoryRecords(batch(0, b"a")), key_deserializer=None, check_crcs=True
+        *(0, PLACE, MemoryRecords(batch(0, *values_in))),
+        key_deserializer=None,
+        check_crcs=True,
     )
-    assert values(part.take(1)) == [b"a"]
+    assert values(part.take()) == list(values_in)
+    return used
 
 
-@pytest.mark.parametrize(
-    ("name", "instead"),
-    [("compiled_parser", lambda: None), ("is_supported", lambda: False)],
-)
-def test_without_it_kafka_python_parses(monkeypatch, name, instead):
-    monkeypatch.setattr(module, name, instead)
+def test_large_fetches_are_parsed_by_the_compiled_parser(monkeypatch):
+    assert parser_of(monkeypatch, bytes(COMPILED_FROM_BYTES)) == ["compiled"]
+
+
+def test_small_fetches_do_not_load_it(monkeypatch):
+    assert parser_of(monkeypatch, b"a", b"b") == ["python"]
+
+
+def test_without_it_python_parses(monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "compiled_parser", lambda: None)
+    assert parser_of(monkeypatch, bytes(COMPILED_FROM_BYTES)) == ["python"]
+
+
+def test_an_unsupported_release_returns_its_own_records(monkeypatch):
+    monkeypatch.setattr(module, "is_supported", lambda: False)
     ours = consumer()
     assert not parse_records(ours, rows_of)
     part = ours._fetcher.PartitionRecords(0, PLACE, MemoryRecords(batch(0, b"a")))
