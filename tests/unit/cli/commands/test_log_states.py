@@ -332,7 +332,7 @@ def test_golden_output():
         '"log_time_ms": 50, "digest": "4e32409fc3245a6111a7bf5dc4d99cbd", '
         '"config": null, "claims": [], "pauses": [], "scheduled": [], "fences": [], '
         '"directives": [], '
-        '"settings": [], "counters": {"undecodable": 1}}}}\n'
+        '"settings": [], "plans": [], "counters": {"undecodable": 1}}}}\n'
     )
 
 
