@@ -2,7 +2,8 @@
 
 Groups of 1,000 members and 10,000 keys are planned: all keys free; nothing to do; ten
 members gone; and twice as many members as before. Then the first with members on three
-racks, and again with topics that only some members read. Time is the CPU time.
+racks, and again with topics that only some members read. Last, what a planner reads of
+the log's state before each plan. Time is the CPU time.
 """
 
 import time
@@ -11,8 +12,13 @@ from collections.abc import Callable, Sequence
 from support import alternate, arguments, at_most, document, figure, write_document
 
 from kafka_marshal.protocol.group_plan import PlanInput, PlanKey, PlanMember, plan
-from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.protocol.plans import Reading, situation_of
+from kafka_marshal.protocol.records import SUPPORTED_LEVEL, Config, Limits, Member
+from kafka_marshal.protocol.state import KeyState, MemberState, WorldState
+from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 
+ID = bytes(16)
+READING = "reading the group"
 TOPICS = 100
 RACKS = 3
 GONE = 10
@@ -75,6 +81,68 @@ def cases(keys: int, size: int) -> dict[str, PlanInput]:
     }
 
 
+def reading(keys: int, size: int) -> Reading:
+    """Return what a planner of a balanced group has folded."""
+    topics = tuple(f"topic-{number:03}" for number in range(TOPICS))
+    state = WorldState(0)
+    state.config = Config(
+        generation=1,
+        format_id=ID,
+        era=1,
+        cluster_id="cluster",
+        heartbeat_interval_ms=60_000,
+        partition_count=1,
+        feature_level=SUPPORTED_LEVEL,
+        limits=Limits(**dict.fromkeys(Limits.__struct_fields__)),
+    )
+    for number in range(size):
+        record = Member(
+            client_id=f"member-{number:05}",
+            group_id="g",
+            incarnation=ID,
+            seq=0,
+            topics=topics,
+            host="",
+            capacity=0,
+            load=0,
+            labels={},
+            draining=False,
+            feature_level_max=SUPPORTED_LEVEL,
+            plan_generation=None,
+        )
+        state.soft.members["g", record.client_id, ID] = MemberState(
+            record=record, since_offset=number, offset=number, seen_ms=0
+        )
+    places = [(topic, n) for topic in topics for n in range(keys // TOPICS)]
+    for offset, place in enumerate(places):
+        state.keys[Key("g", *place)] = KeyState(
+            owner=Owner(f"member-{offset % size:05}", ID),
+            epoch=offset,
+            epoch_leader_epoch=0,
+            renewed_ms=0,
+            heartbeat_interval_ms=60_000,
+            active_ms=0,
+        )
+    return Reading(
+        group_id="g",
+        worlds=(state,),
+        elapsed_ms=(0,),
+        counts=dict.fromkeys(topics, keys // TOPICS),
+        partition_of=lambda _: 0,
+    )
+
+
+def timed_reading(found: Reading) -> Callable[[], float]:
+    """Return a side: the milliseconds that a planner reads for."""
+
+    def side() -> float:
+        start = time.process_time()
+        situation_of(found, found.members())
+        return (time.process_time() - start) * 1_000
+
+    return side
+
+
 def timed(given: PlanInput) -> Callable[[], float]:
     """Return a side: the milliseconds that a plan takes."""
 
@@ -92,7 +160,9 @@ def main() -> None:
     keys, size = (1_000, 100) if options.quick else (10_000, 1_000)
     rounds = options.rounds or (2 if options.quick else 9)
     found = cases(keys, size)
-    took = alternate({name: timed(each) for name, each in found.items()}, rounds)
+    sides = {name: timed(each) for name, each in found.items()}
+    sides[READING] = timed_reading(reading(keys, size))
+    took = alternate(sides, rounds)
     figures = [
         figure(
             name,
@@ -100,7 +170,7 @@ def main() -> None:
             took[name],
             target=None if name == "all keys free, different topics" else at_most(100),
         )
-        for name in found
+        for name in sides
     ]
     settings = {"keys": keys, "members": size, "topics": TOPICS, "rounds": rounds}
     write_document(
