@@ -1,6 +1,7 @@
 """Laws of logs in which the partition count changes (PROTOCOL 10)."""
 
 import random
+from typing import Any
 
 import pytest
 from author import Author
@@ -59,7 +60,7 @@ def test_readers_of_the_past_follow_every_log():
         partition, entries = entries_of(seed)
         state = WorldState(partition)
         judge, losses = LogJudge(state), LossBook(partition)
-        readers = [
+        readers: list[Any] = [
             Historian(sample_ms=100),
             ActionLog(),
             *(KeyChain(Key("g", "t", number)) for number in range(8)),
