@@ -11,6 +11,7 @@ class Positions:
     # What the whole twin has.
     c: Any
     keys: Any
+    age: Any
     pauses: Any
     verdicts: Any
     is_home: Any

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from author import Author
+from logkit import KEY, Log, claim, imported, layout_fence, layout_import
 from naive import Naive
 
 from kafka_marshal.history.actions import ActionLog
@@ -77,3 +78,15 @@ def test_readers_of_the_past_follow_every_log():
 @pytest.mark.parametrize("seed", [3, 5, 8])
 def test_logs_are_written_the_same_again(seed):
     assert entries_of(seed) == entries_of(seed)
+
+
+def test_an_imported_key_has_no_claim_before_its_first():
+    log, historian = Log(1, configured=False), Historian(sample_ms=100)
+    for record in (layout_fence(2), layout_import(imported(position=5))):
+        transitions = log.append(record)
+        historian.take(log.state, log.entries[-1], transitions=transitions)
+    assert list(historian.open_rows()) == []
+    transitions = log.append(claim(generation=2))
+    historian.take(log.state, log.entries[-1], transitions=transitions)
+    (row,) = historian.open_rows()
+    assert (row.key, row.start_position) == (KEY, 5)

@@ -16,10 +16,8 @@ from logkit import (
     forgetting,
     hashed,
     ident,
-    imported,
     layout_fence,
     layout_final,
-    layout_import,
     member,
     messages,
     pause,
@@ -884,8 +882,6 @@ def test_a_claim_ends_where_its_key_moves_away():
     bench = Bench(level=2)
     bench.append(claim())
     bench.append(beat(1, 5))
-    bench.append(pause(START_MS + 9, group="h"))
-    bench.append(pause(0, group="h", seq=1))
     bench.append(layout_fence(2))
     bench.append(b"", after=2 * H + 1)
     bench.rows.clear()
@@ -898,14 +894,3 @@ def test_a_claim_ends_where_its_key_moves_away():
     )
     assert list(bench.historian.open_rows()) == []
     assert bench.historian.tracks == {}
-
-
-def test_an_imported_key_has_no_claim_before_its_first():
-    bench = Bench(level=2, k=2)
-    bench.log = Log(1, configured=False)
-    bench.append(layout_fence(2))
-    bench.append(layout_import(imported(position=5)))
-    assert list(bench.historian.open_rows()) == []
-    bench.append(claim(generation=2))
-    (row,) = bench.historian.open_rows()
-    assert (row.key, row.start_position) == (KEY, 5)

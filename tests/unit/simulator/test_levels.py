@@ -81,7 +81,7 @@ def test_the_judge_has_the_levels_of_this_release():
         (b"\x01\x84\x01\x00rest", 1),
         (b"\x01\x01\x01", BEYOND),
         (b"\x02\x01\x00", BEYOND),
-        (b"\x01\x0f\x00", BEYOND),
+        (b"\x01\x1c\x00", BEYOND),
         (b"\x01\xff\xff\xff\xff\x7f\x00", BEYOND),
         (None, NO_RECORD),
         (b"", NO_RECORD),
@@ -96,7 +96,7 @@ def test_the_header_names_the_level(value, level):
 
 def test_a_record_above_the_level_changes_nothing():
     scene = Scene()
-    scene.write(encode(claim()), later(encode(claim("c2"))), b"\x01\x0f\x00")
+    scene.write(encode(claim()), later(encode(claim("c2"))), b"\x01\x1c\x00")
     assert scene.seen == ["above_ignored", "above_behind_claim", "above_ignored"]
     assert scene.levels.in_force(0) == 2
 
