@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 from fold import T, cpu_s, heartbeats
 from kafka import TopicPartition as KafkaTopicPartition
+from kafka.consumer.fetcher import Fetcher
 from kafka.record import MemoryRecords
 from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from support import alternate, arguments, document, figure, ratios, write_document
@@ -21,7 +22,6 @@ from support import alternate, arguments, document, figure, ratios, write_docume
 from kafka_marshal.kafka_io import columns
 from kafka_marshal.kafka_io.columns import Batch, to_columns
 from kafka_marshal.kafka_io.entries import EntryRecords, to_entry
-from kafka_marshal.kafka_io.patches import LenientRecords
 from kafka_marshal.native import compiled
 from kafka_marshal.protocol import fold_beats
 from kafka_marshal.protocol.rationalizer import apply
@@ -52,7 +52,7 @@ def folding(begun: WorldState, beats: Sequence[LogEntry], *, is_native: bool) ->
 
 def reading(fetch: bytes, *, is_native: bool) -> float:
     """Make entries of a fetch, in portions as long as those of a poll."""
-    kind = EntryRecords if is_native else LenientRecords
+    kind = EntryRecords if is_native else Fetcher.PartitionRecords
     part = kind(0, KafkaTopicPartition("__marshal", T), MemoryRecords(fetch))
 
     def read() -> None:

@@ -14,10 +14,11 @@ import msgspec
 
 from kafka_marshal.engine import Engine
 from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.items import Halt
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import SUPPORTED_LEVEL, Config
 from kafka_marshal.protocol.snapshot import digest
-from kafka_marshal.protocol.state import ERAS_MAX, Halt, Transitions, WorldState
+from kafka_marshal.protocol.state import ERAS_MAX, Transitions, WorldState
 from kafka_marshal.protocol.types import Owner
 from kafka_marshal.testing.fakestore import Stored
 from simulator.checkers import LogWatcher, Violation

@@ -11,7 +11,6 @@ class Positions:
     # What the whole twin has.
     c: Any
     keys: Any
-    age: Any
     pauses: Any
     verdicts: Any
     is_home: Any

@@ -9,11 +9,11 @@ records, if it is there.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from kafka.consumer.fetcher import Fetcher
+
 from kafka_marshal.kafka_io.fetched_records import Origin, parse_records
 from kafka_marshal.kafka_io.patches import (
     LenientBatches,
-    LenientRecords,
-    accept_any_header,
     fetcher_of,
     is_supported,
     raw_bytes,
@@ -36,7 +36,7 @@ def to_entry(record: Any) -> LogEntry:
     )
 
 
-class EntryRecords(LenientRecords):
+class EntryRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # untyped
     """A fetched partition whose sound batches become entries, without records.
 
     Only for readers of uncommitted records, without metrics.
@@ -73,7 +73,6 @@ class EntryRecords(LenientRecords):
 def fetch_entries(consumer: Any) -> None:
     """Make a consumer of the coordination log return entries where it can."""
     if compiled is not None and is_supported():
-        accept_any_header(consumer)
         fetcher_of(consumer).PartitionRecords = EntryRecords
     else:
         parse_records(consumer, _entries)

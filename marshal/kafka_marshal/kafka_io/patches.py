@@ -214,20 +214,16 @@ class LenientBatches(MemoryRecords):  # type: ignore[misc] # untyped library
         return LenientBatch(found)
 
 
-class LenientRecords(Fetcher.PartitionRecords):  # type: ignore[misc] # untyped
-    """Records of one fetch of a partition, from ``LenientBatches``."""
-
-    def __init__(
-        self, start: int, place: object, records: Any, *rest: Any, **options: Any
-    ) -> None:
-        super().__init__(
-            start, place, LenientBatches(raw_bytes(records)), *rest, **options
-        )
-
-
 def accept_any_header(consumer: Any) -> None:
     """Make a consumer accept header names that are not UTF-8."""
-    fetcher_of(consumer).PartitionRecords = LenientRecords
+
+    def fetched(
+        start: int, place: Any, records: Any, *rest: Any, **options: Any
+    ) -> Any:
+        batches = LenientBatches(raw_bytes(records))
+        return Fetcher.PartitionRecords(start, place, batches, *rest, **options)
+
+    fetcher_of(consumer).PartitionRecords = fetched
 
 
 def keep_last_data(transport: Any) -> None:
