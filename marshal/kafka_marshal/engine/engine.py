@@ -92,6 +92,9 @@ class Engine:
         self._folded: Mapping[int, int] = {}
         self._named: set[Key] = set()
         self._audit_at_ms = 0
+        # The last error of Configs that differ, until it is reported, and when it is.
+        self._torn: TopicMisconfigured | None = None
+        self._torn_at_ms: int | None = None
         self._sessions: dict[bytes, Session] = {}
         self._by_group: dict[str, list[Session]] = {}
 
@@ -241,6 +244,7 @@ class Engine:
         if self.context.config is not None:
             now_ms = self.context.now_ms
             self._interval.drive(now_ms)
+            self._report_torn(now_ms)
             for session in list(self._sessions.values()):
                 session.tick(now_ms)
             if self.checkpointer is not None:
@@ -458,11 +462,20 @@ class Engine:
                 raise lagging(late)
         except TopicMisconfigured as torn:
             # A new generation reaches the coordinating partitions one by one;
-            # meanwhile each is judged by its own Config.
-            context.observe("config_torn", {"error": torn})
+            # meanwhile each is judged by its own Config. Reported if it lasts.
+            self._torn = torn
+            if self._torn_at_ms is None:
+                self._torn_at_ms = context.now_ms + context.heartbeat_interval_ms
+        else:
+            self._torn = self._torn_at_ms = None
         if before_ms is not None and self._interval.follow(before_ms):
             for session in self._sessions.values():
                 session.on_interval()
+
+    def _report_torn(self, now_ms: int) -> None:
+        if self._torn is not None and now_ms >= (self._torn_at_ms or 0):
+            self.context.observe("config_torn", {"error": self._torn})
+            self._torn = None
 
     def wait_ready(self, timeout_ms: int) -> None:
         """Wait until the engine is ready; not on the stepping thread.

@@ -291,10 +291,14 @@ def test_a_generation_that_has_not_reached_all_is_waited_for():
     cluster.run_until(held_by(node, 4), H)
     config = changed(cluster.config, generation=2, era=2)
     write(cluster, config, 0)
+    cluster.run(H // 2)
+    assert not node.observer.named("config_torn"), "it may be on its way"
     cluster.run(H)
-    assert node.observer.named("config_torn")
+    (torn,) = node.observer.named("config_torn")
+    assert "behind partition 0's Config" in str(torn.fields["error"])
     write(cluster, config, 1)
-    cluster.run(H)
+    cluster.run(2 * H)
+    assert len(node.observer.named("config_torn")) == 1
     assert len(node.held) == 4
     assert node.engine.context.settled.generation == 2
 
