@@ -169,6 +169,7 @@ class Layouts:
         self.pauses, self.scheduled, self.scoped = {}, {}, {}
         self.over, self.fences = [], []
         self.verdicts, self.directives, self.settings = {}, {}, {}
+        self.plans = {}
 
     def layout_of(self, data):
         if self.layout is None or self.layout["op_id"] != data["op_id"]:

@@ -14,13 +14,14 @@ class Plans:
     plans: Any
     limit: Any
     is_home: Any
+    elsewhere: Any
     is_group_too_many: Any
     groups_without_plans: Any
 
     def Plan(self, _entry, data, _key):  # noqa: N802 - 9.2
         group = data["group_id"]
         if not self.is_home(group):
-            raise Refused("wrong_partition")
+            raise Refused(self.elsewhere())
         generation, _ = self.plans.get(group, (0, None))
         if data["follows"] != generation:
             raise Refused("plan_overtaken")

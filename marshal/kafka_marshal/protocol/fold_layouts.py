@@ -145,6 +145,7 @@ def _drop_earlier_life(state: WorldState) -> None:
         for name, group in state.groups.items()
         if group.key_count
     }
+    state.soft.plans.clear()
     state.staging = None
 
 

@@ -32,7 +32,7 @@ def _plan(step: Step, record: Plan) -> Transitions:
     if home_partition(group_id, partition_count=config.partition_count) != (
         state.partition
     ):
-        return (step.refused("wrong_partition"),)
+        return (step.refused(judging.elsewhere(state)),)
     if record.follows != state.plan_generation(group_id):
         return (step.refused("plan_overtaken"),)
     if judging.lacks_room_for_group(state, group_id, config=config):

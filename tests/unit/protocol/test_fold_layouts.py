@@ -20,6 +20,7 @@ from logkit import (
     layout_import,
     offer,
     pause,
+    planned,
     release,
     schedule,
     settings,
@@ -139,16 +140,25 @@ def test_a_fence_drops_an_earlier_life():
     epoch = log.claimed(key=MINE)
     log.claimed()
     log.append(offer(log.key().epoch))
-    log.append(settings(group="g"))
+    assert log.outcome_of(settings(group="h")) == "group_configured"
+    assert log.outcome_of(planned(group="h")) == "planned"
+    assert log.state.soft.plans
     log.append(direct())
     log.append(pause(START_MS + 9))
     log.append(layout_fence(1, 2))
     log.append(layout_fence(2, 1, generation=3, era=3))
     assert (list(log.state.keys), list(log.state.groups)) == ([MINE], ["marshal"])
     assert (log.state.staging, log.state.lapses_ms) == (None, None)
+    assert (log.state.plans_ms, log.state.soft.plans) == (None, {})
     assert log.state.soft.notes.keys() <= {MINE}
     assert log.outcome_of(beat(epoch, key=MINE)) == "renewed"
     assert is_sound(log)
+
+
+def test_a_plan_is_refused_where_the_partition_is_retired():
+    log = Log(1, k=2, level=2)
+    log.append(layout_fence(1, 2))
+    assert log.outcome_of(planned()) == "retired"
 
 
 def test_a_fence_drops_an_earlier_life_whose_end_was_never_read():
