@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from kafka_marshal.config import Membership
 from kafka_marshal.engine.proxy_grants import PendingGrant
 from kafka_marshal.engine.waits import await_news
 from kafka_marshal.errors import (
@@ -58,6 +59,7 @@ class SidecarService:
         states: Lifecycle of the sidecar; read only.
         watch: Reports the death of clients' processes.
         bootstrap_servers: Addresses of the cluster, for clients.
+        member: What it is among the members of its groups.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class SidecarService:
         states: Lifecycle,
         watch: DeathWatch,
         bootstrap_servers: Sequence[str] = (),
+        member: Membership | None = None,
     ) -> None:
         _require_name("client_id", client_id)
         self._runtime = runtime
@@ -86,6 +89,7 @@ class SidecarService:
             state_dir=state_dir,
             watch=watch,
             boot_id=self._boot_id,
+            member=member or Membership(),
         )
         engine = runtime.engine
         self._grants = Grants(

@@ -25,6 +25,7 @@ from sidecarkit import (
     sizes,
 )
 
+from kafka_marshal.config import Membership
 from kafka_marshal.errors import (
     ClaimLost,
     ConfigurationError,
@@ -406,6 +407,19 @@ def test_clients_work_until_another_host_has_taken_over(cluster, machine):
     home = fold(cluster, machine.node.engine.context.home_of("g"))
     assert not home.directed
     assert len(other.held) == 8
+
+
+def test_before_a_restart_partitions_are_released_with_that_reason(cluster):
+    member = Membership(labels={"rack": "r1"}, can_plan=False, restarts=True)
+    machine = Machine(cluster, member=member)
+    a = having(machine)
+    run(cluster, [a], H)
+    assert {record.labels["rack"] for record in records(cluster, Member)} == {"r1"}
+    machine.service.start_drain()
+    run_until(cluster, [a], lambda: machine.service.is_drained, H)
+    machine.service.close(timeout_ms=1_000)
+    reasons = {record.reason for record in records(cluster, ReleasingPartition)}
+    assert reasons == {"restart"}
 
 
 def test_nothing_is_handed_off_where_nobody_can_take_it(cluster, machine):
