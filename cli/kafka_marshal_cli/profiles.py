@@ -61,6 +61,9 @@ SETTINGS = (
     Setting("client-id", "MARSHAL_CLIENT_ID"),
     Setting("state-dir", "MARSHAL_STATE_DIR"),
     Setting("sidecar", "MARSHAL_SIDECAR"),
+    Setting("labels", "MARSHAL_LABELS"),
+    Setting("no-plan", "MARSHAL_NO_PLAN", "false"),
+    Setting("restarts", "MARSHAL_RESTARTS", "false"),
     # Settings of `marshal sidecar`.
     Setting("socket", "MARSHAL_SIDECAR_SOCKET"),
     Setting("socket-group", "MARSHAL_SIDECAR_SOCKET_GROUP"),

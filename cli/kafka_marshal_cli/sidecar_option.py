@@ -29,6 +29,17 @@ class SidecarOption:
         is_tcp = self.sidecar is not None and self.sidecar.startswith("http")
         return self.token_file if is_tcp else None
 
+    def connection(self, call: Call) -> dict[str, Any]:
+        """Return the arguments of ``Marshal`` that say where to connect."""
+        return {
+            "bootstrap_servers": self.servers(call),
+            "coordination_topic": self.topic(call),
+            "options": call.options,
+            "transport": call.transport,
+            "sidecar": self.sidecar,
+            "sidecar_token_file": self.token,
+        }
+
     def servers(self, call: Call) -> str | None:
         """Return the addresses of the cluster, None for those of the sidecar."""
         is_own = self.sidecar is None or call.is_server_given

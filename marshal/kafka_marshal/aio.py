@@ -420,10 +420,19 @@ class AsyncMarshal:
             self._signals.append(number)
 
     async def close(
-        self, *, release: bool = True, timeout_ms: int = CLOSE_MS_MAX
+        self,
+        *,
+        release: bool = True,
+        restarts: bool = False,
+        timeout_ms: int = CLOSE_MS_MAX,
     ) -> None:
-        """Close every consumer and claim, and leave the group. Idempotent."""
+        """Close every consumer and claim, and leave the group. Idempotent.
+
+        The arguments are those of ``Marshal.close``.
+        """
         self.stop()
+        if restarts and self._marshal is not None:
+            self._marshal.expect_restart()
         while self._signals:
             asyncio.get_running_loop().remove_signal_handler(self._signals.pop())
         for consumer in self._consumers:

@@ -17,6 +17,7 @@ from kafka_marshal.config import (
     OnLost,
     OnTopics,
     OnWarm,
+    checked_labels,
 )
 from kafka_marshal.defaults import CHECKPOINT_INTERVAL_MS
 from kafka_marshal.errors import (
@@ -28,7 +29,6 @@ from kafka_marshal.observability import FanOut, LoggingObserver
 from kafka_marshal.ports import READ_UNCOMMITTED, Observer
 from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
-from kafka_marshal.protocol.labels import OWN_LABELS_MAX, problem_of
 from kafka_marshal.protocol.types import Key, TopicPartition
 
 if TYPE_CHECKING:
@@ -466,6 +466,13 @@ class Marshal(Closing):
             before = signal.signal(number, lambda _number, _frame: self.stop())
             self._handlers.setdefault(number, before or signal.SIG_DFL)
 
+    def expect_restart(self) -> None:
+        """Let whatever closes from now on release as before a restart.
+
+        As ``close(restarts=True)`` does, but before consumers are closed one by one.
+        """
+        self._backend.restart()
+
     def close(
         self,
         *,
@@ -491,7 +498,7 @@ class Marshal(Closing):
         for number, before in self._handlers.items():
             signal.signal(number, before)
         if restarts:
-            self._backend.restart()
+            self.expect_restart()
         now_ms = self.engine.context.now_ms
         deadline_ms = now_ms + timeout_ms
         for consumer in self._consumers:
@@ -525,24 +532,6 @@ def _one_observer(given: Observer | Sequence[Observer] | None) -> Observer:
     if isinstance(given, Sequence):
         return FanOut(*given)
     return given or LoggingObserver()
-
-
-def checked_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the labels of a member.
-
-    Raises:
-        ConfigurationError: A name is reserved, or a text does not fit.
-    """
-    for name, text in labels.items():
-        problem = problem_of(name, text)
-        if problem is not None:
-            raise ConfigurationError(f"label {name!r} {problem}", setting="labels")
-    if len(labels) > OWN_LABELS_MAX:
-        raise ConfigurationError(
-            f"there are {len(labels)} labels; give {OWN_LABELS_MAX} at most",
-            setting="labels",
-        )
-    return labels
 
 
 def _require_none(setting: str, value: object) -> None:

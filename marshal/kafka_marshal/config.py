@@ -17,6 +17,7 @@ from kafka_marshal.ports import ISOLATION_LEVELS, READ_UNCOMMITTED
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.codec import is_topic
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
+from kafka_marshal.protocol.labels import OWN_LABELS_MAX, problem_of
 from kafka_marshal.protocol.planner import Policy
 from kafka_marshal.protocol.types import Token, TopicPartition
 
@@ -283,3 +284,37 @@ class Callbacks:
                 "on_topics reports whole topics; it needs policy='topic'",
                 setting="on_topics",
             )
+
+
+def checked_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the labels of a member.
+
+    Raises:
+        ConfigurationError: A name is reserved, or a text does not fit.
+    """
+    for name, text in labels.items():
+        problem = problem_of(name, text)
+        if problem is not None:
+            raise ConfigurationError(f"label {name!r} {problem}", setting="labels")
+    if len(labels) > OWN_LABELS_MAX:
+        raise ConfigurationError(
+            f"there are {len(labels)} labels; give {OWN_LABELS_MAX} at most",
+            setting="labels",
+        )
+    return labels
+
+
+@attrs.frozen(kw_only=True)
+class Membership:
+    """What a process is among the members of its groups.
+
+    Attributes:
+        labels: What planners and custom policies know of it, as in ``Marshal``.
+        can_plan: Whether it may plan for a group with policy ``planner``.
+        restarts: Whether, after its orderly end, it or a member that replaces it starts
+            again soon: its partitions wait for that one.
+    """
+
+    labels: Mapping[str, str] = attrs.field(factory=dict)
+    can_plan: bool = True
+    restarts: bool = False

@@ -70,9 +70,10 @@ class Machine:
         watch: Its death watch.
     """
 
-    def __init__(self, cluster, name="host-1", *, state_dir=None):
+    def __init__(self, cluster, name="host-1", *, state_dir=None, member=None):
         self.cluster = cluster
         self.name = name
+        self.member = member
         self.state_dir = state_dir
         self.watch = FakeWatch()
         self.clock = cluster.clock.view()
@@ -97,6 +98,7 @@ class Machine:
             version="0",
             states=self.states,
             watch=self.watch,
+            member=self.member,
         )
         self.expected = self.service.restore(timeout_ms=1_000)
         self.watch.report()

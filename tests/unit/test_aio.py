@@ -408,6 +408,11 @@ class Client:
     def __init__(self, node):
         self.node = node
         self.closed = 0
+        self.calls = []
+
+    def expect_restart(self):
+        assert not self.node.consumer.is_closed
+        self.calls.append("expect_restart")
 
     def close(self, **settings):
         self.closed += 1
@@ -429,6 +434,7 @@ def test_the_signatures_are_those_of_marshal():
     for ours, theirs in (
         (AsyncMarshal.__init__, Marshal.__init__),
         (AsyncMarshal.consumer, Marshal.consumer),
+        (AsyncMarshal.close, Marshal.close),
     ):
         found = inspect.signature(ours).parameters
         assert found == inspect.signature(theirs).parameters
@@ -449,6 +455,22 @@ def test_nothing_is_opened_before_it_is_entered(cluster):
         assert node.consumer.is_closed
         assert client.closed == 1
         await marshal.close()
+        assert client.closed == 1
+
+    run(work)
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_a_restart_is_known_before_the_first_consumer_closes(cluster, restarts):
+    node = stepping(cluster)
+    client = Client(node)
+    marshal = opened_over(lambda: client)
+
+    async def work():
+        async with marshal:
+            await taken(marshal.adopt(lambda: node.consumer), 1)
+            await marshal.close(restarts=restarts)
+        assert client.calls == ["expect_restart"] * restarts
         assert client.closed == 1
 
     run(work)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kafka_marshal_cli import profiles, sidecar_option
+from kafka_marshal_cli import member_options, profiles, sidecar_option
 from kafka_marshal_cli.commands import sidecar
 from kafka_marshal_cli.profiles import SETTINGS, Config, SelectedProfile
 from kafka_marshal_cli.render import Answer, Row, Section, column
@@ -55,7 +55,9 @@ _CONSUME_OPTIONS: dict[str, tuple[Any, Any]] = {
         None,
     ),
 }
-_OTHERS = _CONSUME_OPTIONS | sidecar_option.OPTIONS | sidecar.OPTIONS
+_OTHERS = (
+    _CONSUME_OPTIONS | sidecar_option.OPTIONS | member_options.OPTIONS | sidecar.OPTIONS
+)
 
 
 def _text(value: object) -> str:

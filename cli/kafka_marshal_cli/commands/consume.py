@@ -31,6 +31,7 @@ from kafka_marshal.config import (
     MAX_POLL_RECORDS,
     Callbacks,
     ConsumerConfig,
+    Membership,
     OffsetReset,
 )
 from kafka_marshal.ports import READ_COMMITTED, READ_UNCOMMITTED
@@ -47,6 +48,7 @@ from kafka_marshal_cli.exec_pipe import (
 )
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.follow_loop import Idle
+from kafka_marshal_cli.member_options import MEMBER
 from kafka_marshal_cli.presenters import record_object
 from kafka_marshal_cli.render import abbreviated, to_json
 from kafka_marshal_cli.run_reporting import REPORTING, Reporting
@@ -312,11 +314,19 @@ StateDir = Annotated[
 ]
 
 
+OPTION_GROUPS = {
+    "execs": EXEC,
+    "member": MEMBER,
+    "reporting": REPORTING,
+    "via": SIDECAR,
+}
+
+
 @app.command("consume", help=HELP, epilog=EPILOG)
 @command(
     waits=False,
     answers=False,
-    option_groups={"execs": EXEC, "reporting": REPORTING, "via": SIDECAR},
+    option_groups=OPTION_GROUPS,
 )
 def consume(
     call: Call,
@@ -337,6 +347,7 @@ def consume(
     heartbeat_interval: ExpectedInterval = None,
     state_dir: StateDir = None,
     execs: ExecRequest | None,
+    member: Membership,
     reporting: Reporting,
     via: SidecarOption,
 ) -> None:
@@ -366,17 +377,14 @@ def consume(
         stopper.installed(),
         summary.reported(),
         Marshal(
-            via.servers(call),
+            **via.connection(call),
             group_id=group,
             client_id=client_id,
-            coordination_topic=via.topic(call),
-            options=call.options,
-            transport=call.transport,
             heartbeat_interval_ms=h_ms,
             state_dir=state_dir,
             observer=events,
-            sidecar=via.sidecar,
-            sidecar_token_file=via.token,
+            labels=member.labels,
+            can_plan=member.can_plan,
             timeout_ms=open_ms,
         ) as marshal,
         reporting.exported(marshal),
@@ -386,6 +394,8 @@ def consume(
     ):
         stopper.consumer = summary.consumer = consumer
         how = processes or Printer(consumer, max_records)
+        if member.restarts:
+            marshal.expect_restart()
         with summary.collected(events):
             _work(how, control, summary=summary, is_amo=is_amo)
 

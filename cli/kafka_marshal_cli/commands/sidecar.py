@@ -11,8 +11,10 @@ import attrs
 import typer
 
 from kafka_marshal import ConfigurationError, CoordinationError
+from kafka_marshal.config import Membership
 from kafka_marshal_cli import parsing
 from kafka_marshal_cli.exits import ExitCode
+from kafka_marshal_cli.member_options import MEMBER
 from kafka_marshal_cli.profiles import Config, ProfileName, SelectedProfile
 from kafka_marshal_cli.render import NOTHING, Answer, Column, Section, column, duration
 from kafka_marshal_cli.shared import Call, OptionGroup, command, emit, wall_ms
@@ -193,7 +195,8 @@ class DaemonOptions:
     waits=False,
     answers=False,
     option_groups={
-        "daemon": OptionGroup(OPTIONS, lambda given: DaemonOptions(**given))
+        "daemon": OptionGroup(OPTIONS, lambda given: DaemonOptions(**given)),
+        "member": MEMBER,
     },
 )
 def run(
@@ -201,6 +204,7 @@ def run(
     *,
     context: typer.Context,
     daemon: DaemonOptions,
+    member: Membership,
     client_id: Annotated[
         str | None,
         typer.Option(
@@ -232,8 +236,6 @@ def run(
     is ignored. The log goes to stderr. Needs the extra `sidecar`; see docs/SIDECAR.md.
     """
     from kafka_marshal.sidecar.config import ConnectionConfig, Settings
-    from kafka_marshal.sidecar.server import require_extra
-    from kafka_marshal.sidecar.server import run as serve
 
     given: dict[str, Any] = {
         "client_id": client_id,
@@ -259,18 +261,21 @@ def run(
             ),
             log_format=daemon.log_format.value,
             allow_admin=daemon.allow_admin,
+            member=member,
             **{name: value for name, value in given.items() if value is not None},
         )
-        settings.check()
-        require_extra()
-        _serve(settings, serve)
+        _serve(settings)
     except ConfigurationError as error:
         raise _with_origin(error, context) from error
 
 
-def _serve(settings: Any, serve: Any) -> None:  # noqa: ANN401 - of a lazy import
+def _serve(settings: Any) -> None:  # noqa: ANN401 - of a lazy import
     from kafka_marshal.sidecar.logs import start_logging
+    from kafka_marshal.sidecar.server import require_extra
+    from kafka_marshal.sidecar.server import run as serve
 
+    settings.check()
+    require_extra()
     observer, stop_logging = start_logging(settings.log_format)
     try:
         serve(settings, observer)

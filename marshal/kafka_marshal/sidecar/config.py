@@ -13,6 +13,7 @@ from typing import Literal
 
 import attrs
 
+from kafka_marshal.config import Membership, checked_labels
 from kafka_marshal.defaults import CHECKPOINT_INTERVAL_MS
 from kafka_marshal.engine.checkpointing import checked_interval_ms
 from kafka_marshal.errors import ConfigurationError
@@ -76,6 +77,7 @@ class Settings:
         log_format: ``text`` or ``json``.
         connections_max: Most connections at a time.
         allow_admin: Whether clients may pause and reset groups, and read their history.
+        member: What it is among the members of its groups.
     """
 
     connection: ConnectionConfig = attrs.field(factory=ConnectionConfig)
@@ -92,6 +94,7 @@ class Settings:
     log_format: Literal["text", "json"] = "text"
     connections_max: int = attrs.field(factory=default_connections)
     allow_admin: bool = False
+    member: Membership = attrs.field(factory=Membership)
 
     def check(self) -> None:
         """Check the settings without connecting.
@@ -100,6 +103,7 @@ class Settings:
             ConfigurationError: A setting is invalid.
         """
         checked_interval_ms(self.checkpoint_interval_ms, setting="checkpoint-interval")
+        checked_labels(self.member.labels)
         if not is_identifier(self.client_id):
             raise ConfigurationError(
                 f"client-id {self.client_id!r} is not a valid name: 1 to 200 of "

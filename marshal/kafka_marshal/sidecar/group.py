@@ -28,6 +28,7 @@ from kafka_marshal.identity import Identity
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.pauses import Pause
+from kafka_marshal.protocol.plans import RESTART
 from kafka_marshal.protocol.state import STUCK, stuck_count
 from kafka_marshal.protocol.types import Key, OffsetRange
 from kafka_marshal.remote import api
@@ -227,6 +228,7 @@ class LocalGroup:
         journal: LeaseJournal,
         identity: Identity | None,
         refusals: Counter[tuple[str, str]],
+        restarts: bool = False,
     ) -> None:
         """Open a group without clients.
 
@@ -237,8 +239,10 @@ class LocalGroup:
             identity: Lock on this machine.
             refusals: Counts reports that were refused or had no effect, by request
                 and reason.
+            restarts: Whether its sidecar, or one that replaces it, starts again soon.
         """
         self.session = session
+        self._restarts = restarts
         self.table = LeaseTable(journal)
         self.failure: MarshalError | None = None
         self.identity = identity
@@ -791,9 +795,13 @@ class LocalGroup:
     def drain_all(self) -> None:
         """Recall every lease; release at once what no client has. Idempotent."""
         self._is_draining = True
+        reason = SHUTDOWN
+        if self._restarts:
+            self.session.restart()
+            reason = RESTART
         self._warm_ups.clear()
         for lease in self.table.leases.values():
-            self.session.drain(lease.holding, reason=SHUTDOWN)
+            self.session.drain(lease.holding, reason=reason)
         for shared in self.table.subscriptions:
             self.session.unsubscribe(shared.subscription, release=True)
         self.table.subscriptions.clear()

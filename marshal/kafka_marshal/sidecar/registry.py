@@ -5,6 +5,7 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
+from kafka_marshal.config import Membership
 from kafka_marshal.engine import Session, Subscription
 from kafka_marshal.errors import (
     ConfigurationError,
@@ -42,6 +43,7 @@ class ClientRegistry:
         state_dir: Directory of identities and journals; None keeps neither.
         watch: Reports the death of clients' processes.
         boot_id: Boot that local times belong to.
+        member: What it is among the members of its groups.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class ClientRegistry:
         state_dir: Path | None,
         watch: DeathWatch,
         boot_id: str,
+        member: Membership,
     ) -> None:
         self.groups: dict[str, LocalGroup] = {}
         self.refusals: Counter[tuple[str, str]] = Counter()
@@ -63,6 +66,7 @@ class ClientRegistry:
         self._state_dir = state_dir
         self._watch = watch
         self._boot_id = boot_id
+        self._member = member
 
     # --- groups
 
@@ -143,6 +147,8 @@ class ClientRegistry:
             Claimant(owner, group_id, master=master),
             host=socket.gethostname(),
             lives=() if identity is None else identity.lives,
+            can_plan=self._member.can_plan,
+            labels=self._member.labels,
         )
         group = LocalGroup(
             self._context,
@@ -150,6 +156,7 @@ class ClientRegistry:
             journal=journal,
             identity=identity,
             refusals=self.refusals,
+            restarts=self._member.restarts,
         )
         self._engine.add_session(session)
         if identity is not None:

@@ -329,6 +329,7 @@ class Daemon:
             states=self.states,
             watch=self._inside.watch,
             bootstrap_servers=connection.bootstrap_servers,
+            member=settings.member,
         )
         self._inside.service = service
         count = service.restore(timeout_ms=settings.open_ms)
@@ -397,8 +398,8 @@ class Daemon:
     async def _hand_off(self, service: SidecarService) -> None:
         """Hand off to other hosts, up to ``handoff_ms``, while clients continue."""
         handoff_ms = min(self._settings.handoff_ms, self._settings.drain_ms)
-        if not handoff_ms:
-            return
+        if not handoff_ms or self._settings.member.restarts:
+            return  # by a restart partitions wait, instead of moving twice
         loop = asyncio.get_running_loop()
         until = loop.time() + handoff_ms / 1000
         # By the end of this process the directive is over, whatever happens.

@@ -18,6 +18,7 @@ import pytest
 from daemonkit import INSTANCE, World, eventually, run_undrained
 from fakeservice import assigned
 
+from kafka_marshal.config import Membership
 from kafka_marshal.errors import (
     ConfigurationError,
     CoordinationError,
@@ -270,6 +271,17 @@ def test_a_handoff_has_a_deadline(world, caplog, handoff_ms, is_tried):
     assert ("start_handoff" in calls) == is_tried
     assert calls[-2:] == ["start_drain", "close"]
     assert ("not everything was handed off" in caplog.text) == is_tried
+
+
+def test_before_a_restart_nothing_is_handed_off(world):
+    world.service.is_handed_off = False
+    member = Membership(restarts=True)
+    world.settings = attrs.evolve(world.settings, member=member)
+    world.run(world.wait_ready)
+    calls = [each[0] for each in world.service.calls]
+    assert calls[-2:] == ["start_drain", "close"]
+    assert "start_handoff" not in calls
+    assert world.given["member"] == member
 
 
 def test_a_drain_has_a_deadline(world, caplog):

@@ -11,6 +11,7 @@ from enginekit import (
     world,
     write,
 )
+from logkit import planned, settings
 from msgspec.structs import replace
 from sidecarkit import (
     Local,
@@ -25,6 +26,7 @@ from sidecarkit import (
     sizes,
 )
 
+from kafka_marshal.config import Membership
 from kafka_marshal.errors import (
     ClaimLost,
     ConfigurationError,
@@ -371,6 +373,31 @@ def test_reasons_of_claims_name_the_client(cluster, machine):
     }
 
 
+# --- plans
+
+
+def test_the_plan_has_the_fields_of_the_command(cluster, machine):
+    for t in (0, 1):
+        write(cluster, settings(policy="planner"), t)
+    having(machine)
+    moves = planned(0, ("host-1", 0, tuple(range(8))), vector=((0, 0), (0, 0)))
+    write(cluster, moves, machine.node.engine.context.home_of("g"))
+    offsets, found = machine.service.plan("g", timeout_ms=1_000)
+    assert sorted(offsets) == [0, 1]
+    assert (found["group_id"], found["policy"]) == ("g", "planner")
+    assert (found["generation"], found["open_count"]) == (1, 0)
+    (member,) = found["members"]
+    assert (member["client_id"], member["held_count"]) == ("host-1", 8)
+    assert {row["state"] for row in found["keys"]} == {"done"}
+    assert (found["handoffs"], found["uncovered"]) == ([], [])
+
+
+def test_an_unknown_group_has_no_plan(machine):
+    _, found = machine.service.plan("of-nobody-else", timeout_ms=1_000)
+    assert (found["policy"], found["generation"]) == ("fair", 0)
+    assert (found["members"], found["keys"]) == ([], [])
+
+
 # --- handing off before the end
 
 
@@ -406,6 +433,19 @@ def test_clients_work_until_another_host_has_taken_over(cluster, machine):
     home = fold(cluster, machine.node.engine.context.home_of("g"))
     assert not home.directed
     assert len(other.held) == 8
+
+
+def test_before_a_restart_partitions_are_released_with_that_reason(cluster):
+    member = Membership(labels={"rack": "r1"}, can_plan=False, restarts=True)
+    machine = Machine(cluster, member=member)
+    a = having(machine)
+    run(cluster, [a], H)
+    assert {record.labels["rack"] for record in records(cluster, Member)} == {"r1"}
+    machine.service.start_drain()
+    run_until(cluster, [a], lambda: machine.service.is_drained, H)
+    machine.service.close(timeout_ms=1_000)
+    reasons = {record.reason for record in records(cluster, ReleasingPartition)}
+    assert reasons == {"restart"}
 
 
 def test_nothing_is_handed_off_where_nobody_can_take_it(cluster, machine):

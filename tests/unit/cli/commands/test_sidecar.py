@@ -14,16 +14,20 @@ import pytest
 from daemonkit import World, eventually
 from typer.testing import CliRunner
 
+from kafka_marshal.config import Membership
 from kafka_marshal.errors import CoordinationError
 from kafka_marshal.remote.api import EventBody
 from kafka_marshal.sidecar import server
 from kafka_marshal.sidecar.routes import ROUTES
+from kafka_marshal_cli import member_options
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands.sidecar import OPTIONS
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.profiles import SETTINGS
 
-OPTIONS_ENV = {get_args(kind)[1].envvar for kind, _ in OPTIONS.values()}
+OPTIONS_ENV = {
+    get_args(kind)[1].envvar for kind, _ in (OPTIONS | member_options.OPTIONS).values()
+}
 
 
 @pytest.fixture
@@ -130,6 +134,8 @@ def test_settings_come_from_a_profile_and_options_win(asked, world, tmp_path):
         state-dir = "{tmp_path}"
         drain-timeout = "7s"
         handoff-timeout = "2s"
+        labels = ["rack=r1"]
+        restarts = true
         socket = "{tmp_path}/ignored.sock"
         [profiles.json]
         log-format = "json"
@@ -143,6 +149,7 @@ def test_settings_come_from_a_profile_and_options_win(asked, world, tmp_path):
     assert world.given["client_id"] == "host-8"
     assert world.given["state_dir"] == tmp_path
     assert world.given["bootstrap_servers"] == ("broker-1:9092",)
+    assert world.given["member"] == Membership(labels={"rack": "r1"}, restarts=True)
     lines = [json.loads(line) for line in outcome.stderr.splitlines()]
     assert any("clients have 7000 ms" in line["event"] for line in lines)
 
@@ -173,6 +180,7 @@ def test_config_show_lists_the_settings(tmp_path):
         ('socket = "/' + "x" * 200 + '"', "longer than the 107 bytes"),
         ('client-id = "a b"', "not a valid name"),
         ("socket = {}", "must be a string"),
+        ('labels = "weight=2"', "label 'weight' is announced by the engine itself"),
         ('drain-timeout = "soon"', "is 'soon', which is not a duration"),
         ('checkpoint-interval = "-1s"', "which is not a duration"),
         ('checkpoint-interval = "1ms"', "at least 1000 ms"),
