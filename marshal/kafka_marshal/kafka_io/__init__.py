@@ -9,9 +9,8 @@ if TYPE_CHECKING:
     from kafka_marshal.kafka_io.coordination import KafkaCoordinationLog
     from kafka_marshal.kafka_io.data import KafkaDataLog
     from kafka_marshal.kafka_io.settings import ConnectionConfig
-    from kafka_marshal.kafka_io.topics import (
+    from kafka_marshal.kafka_io.topic_rules import (
         ClusterInfo,
-        KafkaTopicAdmin,
         Problem,
         TopicDescription,
         dangers,
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
         problems,
         set_command,
     )
+    from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
     from kafka_marshal.kafka_io.transport import (
         Choice,
         choose,
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 _HOMES = {
     "AdminClient": "kafka_marshal.kafka_io.clients",
     "Choice": "kafka_marshal.kafka_io.transport",
-    "ClusterInfo": "kafka_marshal.kafka_io.topics",
+    "ClusterInfo": "kafka_marshal.kafka_io.topic_rules",
     "ConnectionConfig": "kafka_marshal.kafka_io.settings",
     "KafkaCoordinationLog": "kafka_marshal.kafka_io.coordination",
     "KafkaDataLog": "kafka_marshal.kafka_io.data",
     "KafkaTopicAdmin": "kafka_marshal.kafka_io.topics",
-    "Problem": "kafka_marshal.kafka_io.topics",
-    "TopicDescription": "kafka_marshal.kafka_io.topics",
+    "Problem": "kafka_marshal.kafka_io.topic_rules",
+    "TopicDescription": "kafka_marshal.kafka_io.topic_rules",
     "choose": "kafka_marshal.kafka_io.transport",
-    "dangers": "kafka_marshal.kafka_io.topics",
-    "is_retention_finite": "kafka_marshal.kafka_io.topics",
+    "dangers": "kafka_marshal.kafka_io.topic_rules",
+    "is_retention_finite": "kafka_marshal.kafka_io.topic_rules",
     "open_coordination_log": "kafka_marshal.kafka_io.transport",
     "open_data_log": "kafka_marshal.kafka_io.transport",
-    "problems": "kafka_marshal.kafka_io.topics",
-    "set_command": "kafka_marshal.kafka_io.topics",
+    "problems": "kafka_marshal.kafka_io.topic_rules",
+    "set_command": "kafka_marshal.kafka_io.topic_rules",
 }
 __all__ = [
     "AdminClient",

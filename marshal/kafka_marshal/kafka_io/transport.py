@@ -1,7 +1,7 @@
 """Choice of the client library for the logs: librdkafka if possible, else kafka-python.
 
-Topics are always created and described over kafka-python; the coordination log and data
-records use the chosen library. Both implement the same ports, so members of a group may
+Topics are always created over kafka-python, and data topics described; the coordination
+log and data records use the chosen library. Both implement the same ports, so members of a group may
 differ. A client library is imported when a log is opened.
 """
 
@@ -94,7 +94,7 @@ def open_coordination_log(
         timeout_ms: Limit for the whole call.
         only: Returns the partitions to read, from the number of partitions.
         follows: Whether to wait for new entries; False to read what is there.
-        admin: A client to describe the topic by; see ``TopicLog``.
+        admin: A client of kafka-python to describe the topic by; see ``TopicLog``.
 
     Raises:
         ConfigurationError: The transport in the settings cannot be used.

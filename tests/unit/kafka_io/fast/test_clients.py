@@ -170,3 +170,11 @@ def test_a_forked_child_ends_without_touching_them(consumer):
         os._exit(0 if is_kept and not clients._live else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert consumer.handle is not None
+
+
+def test_the_last_error_that_names_a_cause_is_kept():
+    client = Client()
+    down = KafkaError(KafkaError._TRANSPORT, "Connection refused")
+    client.on_error(down)
+    client.on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN))
+    assert client.last.args == (down,)
