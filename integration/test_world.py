@@ -104,10 +104,14 @@ def test_there_is_no_such_topic(domain):
 
 OPENING = """
 import sys
-from kafka_marshal import World
+from kafka_marshal import TopicPartition, World
+from kafka_marshal.log_ends import LogEnds
 servers, topic, transport = sys.argv[1:]
 World.open(servers, coordination_topic=topic, transport=transport, state_dir="")
-print("kafka" in sys.modules)
+missing = TopicPartition(topic, 1_000)
+with LogEnds(servers, transport=transport) as ends:
+    found = ends.of([TopicPartition(topic, 0), missing, TopicPartition("no-such", 0)])
+print(len(found), "kafka" in sys.modules)
 """
 
 
@@ -117,4 +121,4 @@ def test_a_view_loads_one_client_library(domain, transport):
     done = subprocess.run(
         command, check=True, capture_output=True, text=True, timeout=WAIT_MS / 1000
     )
-    assert done.stdout.split() == [str(transport == "kafka-python")]
+    assert done.stdout.split() == ["1", str(transport == "kafka-python")]

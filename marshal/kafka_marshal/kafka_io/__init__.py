@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
     from kafka_marshal.kafka_io.transport import (
         Choice,
+        LogEndQuery,
         choose,
         open_coordination_log,
         open_data_log,
+        open_offsets,
     )
 
 # Names are imported when they are first used: settings can be checked, as Spark's
@@ -35,6 +37,7 @@ _HOMES = {
     "ConnectionConfig": "kafka_marshal.kafka_io.settings",
     "KafkaCoordinationLog": "kafka_marshal.kafka_io.coordination",
     "KafkaDataLog": "kafka_marshal.kafka_io.data",
+    "LogEndQuery": "kafka_marshal.kafka_io.transport",
     "KafkaTopicAdmin": "kafka_marshal.kafka_io.topics",
     "Problem": "kafka_marshal.kafka_io.topic_rules",
     "TopicDescription": "kafka_marshal.kafka_io.topic_rules",
@@ -43,6 +46,7 @@ _HOMES = {
     "is_retention_finite": "kafka_marshal.kafka_io.topic_rules",
     "open_coordination_log": "kafka_marshal.kafka_io.transport",
     "open_data_log": "kafka_marshal.kafka_io.transport",
+    "open_offsets": "kafka_marshal.kafka_io.transport",
     "problems": "kafka_marshal.kafka_io.topic_rules",
     "set_command": "kafka_marshal.kafka_io.topic_rules",
 }
@@ -54,6 +58,7 @@ __all__ = [
     "KafkaCoordinationLog",
     "KafkaDataLog",
     "KafkaTopicAdmin",
+    "LogEndQuery",
     "Problem",
     "TopicDescription",
     "choose",
@@ -61,6 +66,7 @@ __all__ = [
     "is_retention_finite",
     "open_coordination_log",
     "open_data_log",
+    "open_offsets",
     "problems",
     "set_command",
 ]

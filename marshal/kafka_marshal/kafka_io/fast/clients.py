@@ -20,6 +20,7 @@ import threading
 import time
 from base64 import b64decode
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -49,6 +50,8 @@ LOSSES = (
     KafkaError._TIMED_OUT,  # noqa: SLF001
     KafkaError._TRANSPORT,  # noqa: SLF001
 )
+# Longer than requests of an admin client take.
+_REQUESTS_S_MAX = 10.0
 # Of syslog.
 LOG_CRITICAL = 2
 LOGGER = "kafka_marshal.librdkafka"
@@ -266,6 +269,18 @@ def new_admin(settings: ConnectionConfig) -> Client:
     """
     # It logs each attempt to connect, many a second. Errors have the cause of the last.
     return _new_client(AdminClient, settings, {"log_level": LOG_CRITICAL})
+
+
+def close_admin(client: Client, pending: "Collection[Future[Any]]") -> threading.Thread:
+    """Close it on a background thread when these requests have ended, or soon after."""
+
+    def close() -> None:
+        wait(pending, timeout=_REQUESTS_S_MAX)
+        client.release()
+
+    thread = threading.Thread(target=close, name="marshal-close", daemon=True)
+    thread.start()
+    return thread
 
 
 def close_consumer(client: Client) -> threading.Thread:

@@ -5,7 +5,6 @@ broker can be used, is a timeout: refused logins and certificates are reported w
 client is polled, and librdkafka then tries again for ever.
 """
 
-import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
@@ -19,7 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from kafka_marshal.errors import LogUnreadable, MarshalError
-from kafka_marshal.kafka_io.fast.clients import Client, new_admin
+from kafka_marshal.kafka_io.fast.clients import Client, close_admin, new_admin
 from kafka_marshal.kafka_io.fast.translate import (
     Access,
     cause_of,
@@ -29,7 +28,7 @@ from kafka_marshal.kafka_io.fast.translate import (
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topic_rules import CONFIGS_READ, TopicDescription
 
-# Longest time of one attempt; closing waits for its requests.
+# Longest time of one attempt.
 _ATTEMPT_S = 5.0
 _RETRY_S = 0.1
 _CHECK_S = 0.1
@@ -229,17 +228,4 @@ def describe_log(
     try:
         return query.run()
     finally:
-        _close(client, query.requests)
-
-
-def _close(client: Client, requests: _Requests | None) -> threading.Thread:
-    """Destroy the handle on a background thread, when its requests have ended."""
-
-    def close() -> None:
-        if requests is not None:
-            wait(requests.futures, timeout=2 * _ATTEMPT_S)
-        client.release()
-
-    thread = threading.Thread(target=close, name="marshal-close", daemon=True)
-    thread.start()
-    return thread
+        close_admin(client, () if query.requests is None else query.requests.futures)

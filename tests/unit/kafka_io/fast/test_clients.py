@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from concurrent.futures import Future
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -13,6 +14,7 @@ from kafka_marshal.kafka_io.fast import clients as module
 from kafka_marshal.kafka_io.fast.clients import (
     Client,
     LeaderSearch,
+    close_admin,
     close_consumer,
     new_consumer,
     new_producer,
@@ -178,3 +180,13 @@ def test_the_last_error_that_names_a_cause_is_kept():
     client.on_error(down)
     client.on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN))
     assert client.last.args == (down,)
+
+
+def test_an_admin_client_is_destroyed_when_its_requests_have_ended():
+    client = Client(handle=object())
+    pending = Future()
+    closer = close_admin(client, (pending,))
+    assert client.handle is not None
+    pending.set_result(None)
+    closer.join(timeout=60)
+    assert client.handle is None

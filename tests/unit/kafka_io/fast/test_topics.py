@@ -208,16 +208,3 @@ def test_a_refusal_that_passes_is_no_error(describe, monkeypatch):
 
     handle.on_poll = on_poll
     assert describe_log(SETTINGS, timeout_ms=HOURS_MS)[1].exists
-
-
-def test_the_handle_is_destroyed_when_its_requests_have_ended(describe, monkeypatch):
-    handle, _ = describe((CLUSTER, topic(), CONFIGS))
-    client = Client(handle=handle)
-    pending = Future()
-    requests = SimpleNamespace(futures=(pending,))
-    monkeypatch.setattr(module, "_ATTEMPT_S", 60)
-    closer = module._close(client, requests)
-    assert client.handle is handle
-    pending.set_result(None)
-    closer.join(timeout=60)
-    assert client.handle is None
