@@ -26,7 +26,8 @@ from kafka_marshal.errors import (
 from kafka_marshal.kafka_io import fetched_records, slices
 from kafka_marshal.kafka_io.columns import Slice
 from kafka_marshal.kafka_io.settings import ConnectionConfig
-from kafka_marshal.kafka_io.topics import KafkaTopicAdmin, problems
+from kafka_marshal.kafka_io.topic_rules import problems
+from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
 from kafka_marshal.kafka_io.transport import open_coordination_log, open_data_log
 from kafka_marshal.kafka_io.writer import writer_timeouts
 from kafka_marshal.protocol.types import OffsetRange, TopicPartition

@@ -194,23 +194,40 @@ def open_with(guarded, servers, options, *, transport="auto", timeout_ms=30_000)
     )
 
 
-def test_a_wrong_password_is_an_error(guarded, transport):
+def view_with(guarded, servers, options, *, transport, timeout_ms):
+    return World.open(
+        servers,
+        coordination_topic=guarded.domain.topic,
+        options=options,
+        transport=transport,
+        state_dir="",
+        timeout_ms=timeout_ms,
+    )
+
+
+# Members share a client for look-ups, views describe the topic by their transport.
+each_way = pytest.mark.parametrize("open_by", [open_with, view_with])
+
+
+@each_way
+def test_a_wrong_password_is_an_error(guarded, transport, open_by):
     options = login("alice", "drowssap")
     with pytest.raises(LogUnreadable, match="refused the login") as raised:
-        open_with(
+        open_by(
             guarded, guarded.sasl, options, transport=transport, timeout_ms=FOR_EVER_MS
         )
     assert "drowssap" not in str(raised.value)
-    names = {"marshal-lookup"}
+    names = {"marshal-lookup", "marshal-close"}
     eventually(
         lambda: names.isdisjoint(each.name for each in threading.enumerate()),
         "nobody goes on trying",
     )
 
 
-def test_a_login_at_a_port_without_logins_is_an_error(guarded, transport):
+@each_way
+def test_a_login_at_a_port_without_logins_is_an_error(guarded, transport, open_by):
     with pytest.raises(LogUnreadable, match="takes no login"):
-        open_with(
+        open_by(
             guarded,
             guarded.domain.servers,
             login("alice"),
@@ -219,24 +236,26 @@ def test_a_login_at_a_port_without_logins_is_an_error(guarded, transport):
         )
 
 
-def test_an_untrusted_certificate_is_an_error(guarded, transport):
+@each_way
+def test_an_untrusted_certificate_is_an_error(guarded, transport, open_by):
     options = {"security.protocol": "SSL"}
     with pytest.raises(
         CoordinationError, match="certificate of the broker is not trusted"
     ):
-        open_with(
+        open_by(
             guarded, guarded.tls, options, transport=transport, timeout_ms=FOR_EVER_MS
         )
 
 
-def test_a_certificate_of_another_host_is_refused(guarded, transport):
+@each_way
+def test_a_certificate_of_another_host_is_refused(guarded, transport, open_by):
     """Though its issuer is trusted; and it is the name alone that is refused."""
     options = {
         "security.protocol": "SSL",
         "ssl.ca.location": str(guarded.other_certificate),
     }
     with pytest.raises(CoordinationError, match="is a name in the certificate"):
-        open_with(
+        open_by(
             guarded, guarded.other, options, transport=transport, timeout_ms=FOR_EVER_MS
         )
     unchecked = options | {"ssl.endpoint.identification.algorithm": "none"}

@@ -1,10 +1,12 @@
 """The read-only view (U03): now, as of an offset, as of a time."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from domain import opened
-from waiting import eventually, read_out, wall_ms
+from waiting import WAIT_MS, eventually, read_out, wall_ms
 
 from kafka_marshal import TopicMisconfigured, World
 
@@ -98,3 +100,25 @@ def test_it_is_never_older_than_the_question(domain, unique):
 def test_there_is_no_such_topic(domain):
     with pytest.raises(TopicMisconfigured, match="marshal topic format"):
         World.open(domain.servers, coordination_topic="no-such-topic")
+
+
+OPENING = """
+import sys
+from kafka_marshal import TopicPartition, World
+from kafka_marshal.log_ends import LogEnds
+servers, topic, transport = sys.argv[1:]
+World.open(servers, coordination_topic=topic, transport=transport, state_dir="")
+missing = TopicPartition(topic, 1_000)
+with LogEnds(servers, transport=transport) as ends:
+    found = ends.of([TopicPartition(topic, 0), missing, TopicPartition("no-such", 0)])
+print(len(found), "kafka" in sys.modules)
+"""
+
+
+def test_a_view_loads_one_client_library(domain, transport):
+    """kafka-python takes longer to load than a small log to read."""
+    command = (sys.executable, "-c", OPENING, domain.servers, domain.topic, transport)
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=WAIT_MS / 1000
+    )
+    assert done.stdout.split() == ["1", str(transport == "kafka-python")]

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from functools import wraps
@@ -21,7 +21,7 @@ import attrs
 import typer
 
 import kafka_marshal
-from kafka_marshal import ConfigurationError, Key
+from kafka_marshal import ConfigurationError, Key, TopicPartition
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal_cli import completion_cache, parsing, presenters, profiles, render
 from kafka_marshal_cli.exits import ExitCode, exit_code, message
@@ -248,14 +248,22 @@ class Call:
         """Return an admin of the cluster."""
         return kafka_marshal.Admin(**self._connection(), person=self.person)
 
+    def log_ends(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        """Return the log ends of data partitions, as far as they are known."""
+        from kafka_marshal.log_ends import LogEnds
+
+        with LogEnds(**self._connection()) as ends:
+            return ends.of(partitions)
+
     def with_lag(self, claims: Iterable[presenters.Row]) -> list[presenters.Row]:
         """Return claims with their lag, by the log ends of the cluster."""
         rows = list(claims)
         wanted = presenters.data_partitions(rows)
         ends = {}
         if wanted:
-            with self.admin() as admin:
-                ends = admin.log_ends(wanted)
+            ends = self.log_ends(wanted)
         return presenters.with_lag(rows, ends)
 
     def partition_counts(self, topics: Iterable[str]) -> dict[str, int]:

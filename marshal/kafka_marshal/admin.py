@@ -33,7 +33,6 @@ from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import (
     ClaimRejected,
     ConfigurationError,
-    CoordinationError,
     LogUnreadable,
     TopicMisconfigured,
 )
@@ -77,6 +76,7 @@ from kafka_marshal.kafka_io import (
     set_command,
 )
 from kafka_marshal.kafka_io.data import KafkaDataLog, KafkaOffsets
+from kafka_marshal.log_ends import LogEnds
 from kafka_marshal.pausing import (
     ENDED,
     PauseOperation,
@@ -101,7 +101,6 @@ from kafka_marshal.snapshots import open_store
 from kafka_marshal.views import World
 
 TIMEOUT_MS = 30_000
-LOG_ENDS_MS_MAX = 5_000
 CLOSE_MS_MAX = 1_000
 UNCLEAN = "unclean.leader.election.enable"
 
@@ -154,6 +153,13 @@ class Admin(Altering, Draining, Closing):
         self._clock = SystemClock()
         self._topics = KafkaTopicAdmin(self._settings)
         self._offsets = KafkaOffsets(self._settings)
+        self._log_ends = LogEnds(
+            bootstrap_servers,
+            coordination_topic=coordination_topic,
+            options=options,
+            transport=transport,
+            timeout_ms=timeout_ms,
+        )
         self._data = KafkaDataLog(self._settings)
         self._follower: Follower | None = None
         self._cluster_id: str | None = None
@@ -236,16 +242,8 @@ class Admin(Altering, Draining, Closing):
     def log_ends(
         self, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, int]:
-        """Return the log ends of data partitions, as far as they are known.
-
-        One look-up, of at most ``LOG_ENDS_MS_MAX``. Partitions that do not exist, have
-        no leader or may not be described are absent; without an answer in time all are.
-        """
-        timeout_ms = min(self._timeout_ms, LOG_ENDS_MS_MAX)
-        try:
-            return self._offsets.known_ends(partitions, timeout_ms)
-        except CoordinationError:
-            return {}
+        """Return the log ends that are known; see ``LogEnds.of``."""
+        return self._log_ends.of(partitions)
 
     def format_topic(
         self, wanted: Format | None = None, *, ignore_formatted: bool = False
@@ -827,6 +825,7 @@ class Admin(Altering, Draining, Closing):
             self._follower = None
         self._topics.close()
         self._offsets.close(CLOSE_MS_MAX)
+        self._log_ends.close(timeout_ms=CLOSE_MS_MAX)
         self._data.close(CLOSE_MS_MAX)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from kafka_marshal.defaults import COORDINATION_TOPIC
 from kafka_marshal.errors import MarshalError
-from kafka_marshal.kafka_io.topics import TopicDescription
+from kafka_marshal.kafka_io.topic_rules import TopicDescription
 from kafka_marshal.observability import FanOut
 from kafka_marshal.protocol.types import Owner
 from kafka_marshal.runtime import Runtime

@@ -5,7 +5,7 @@ import contextlib
 from enginekit import H, Stepping, fold, of
 
 from kafka_marshal.errors import MarshalError
-from kafka_marshal.kafka_io.topics import TopicDescription
+from kafka_marshal.kafka_io.topic_rules import TopicDescription
 from kafka_marshal.observability import FanOut
 from kafka_marshal.protocol.records import ReleasingPartition
 from kafka_marshal.protocol.types import Key

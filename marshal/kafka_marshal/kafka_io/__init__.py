@@ -9,9 +9,8 @@ if TYPE_CHECKING:
     from kafka_marshal.kafka_io.coordination import KafkaCoordinationLog
     from kafka_marshal.kafka_io.data import KafkaDataLog
     from kafka_marshal.kafka_io.settings import ConnectionConfig
-    from kafka_marshal.kafka_io.topics import (
+    from kafka_marshal.kafka_io.topic_rules import (
         ClusterInfo,
-        KafkaTopicAdmin,
         Problem,
         TopicDescription,
         dangers,
@@ -19,11 +18,14 @@ if TYPE_CHECKING:
         problems,
         set_command,
     )
+    from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
     from kafka_marshal.kafka_io.transport import (
         Choice,
+        LogEndQuery,
         choose,
         open_coordination_log,
         open_data_log,
+        open_offsets,
     )
 
 # Names are imported when they are first used: settings can be checked, as Spark's
@@ -31,20 +33,22 @@ if TYPE_CHECKING:
 _HOMES = {
     "AdminClient": "kafka_marshal.kafka_io.clients",
     "Choice": "kafka_marshal.kafka_io.transport",
-    "ClusterInfo": "kafka_marshal.kafka_io.topics",
+    "ClusterInfo": "kafka_marshal.kafka_io.topic_rules",
     "ConnectionConfig": "kafka_marshal.kafka_io.settings",
     "KafkaCoordinationLog": "kafka_marshal.kafka_io.coordination",
     "KafkaDataLog": "kafka_marshal.kafka_io.data",
+    "LogEndQuery": "kafka_marshal.kafka_io.transport",
     "KafkaTopicAdmin": "kafka_marshal.kafka_io.topics",
-    "Problem": "kafka_marshal.kafka_io.topics",
-    "TopicDescription": "kafka_marshal.kafka_io.topics",
+    "Problem": "kafka_marshal.kafka_io.topic_rules",
+    "TopicDescription": "kafka_marshal.kafka_io.topic_rules",
     "choose": "kafka_marshal.kafka_io.transport",
-    "dangers": "kafka_marshal.kafka_io.topics",
-    "is_retention_finite": "kafka_marshal.kafka_io.topics",
+    "dangers": "kafka_marshal.kafka_io.topic_rules",
+    "is_retention_finite": "kafka_marshal.kafka_io.topic_rules",
     "open_coordination_log": "kafka_marshal.kafka_io.transport",
     "open_data_log": "kafka_marshal.kafka_io.transport",
-    "problems": "kafka_marshal.kafka_io.topics",
-    "set_command": "kafka_marshal.kafka_io.topics",
+    "open_offsets": "kafka_marshal.kafka_io.transport",
+    "problems": "kafka_marshal.kafka_io.topic_rules",
+    "set_command": "kafka_marshal.kafka_io.topic_rules",
 }
 __all__ = [
     "AdminClient",
@@ -54,6 +58,7 @@ __all__ = [
     "KafkaCoordinationLog",
     "KafkaDataLog",
     "KafkaTopicAdmin",
+    "LogEndQuery",
     "Problem",
     "TopicDescription",
     "choose",
@@ -61,6 +66,7 @@ __all__ = [
     "is_retention_finite",
     "open_coordination_log",
     "open_data_log",
+    "open_offsets",
     "problems",
     "set_command",
 ]

@@ -23,7 +23,8 @@ from typing import Any, Self, TypeVar
 from kafka import errors as kafka_errors
 from kafka.admin import KafkaAdminClient
 
-from kafka_marshal.errors import CoordinationError, InvalidTransition, MarshalError
+from kafka_marshal.errors import CoordinationError, InvalidTransition
+from kafka_marshal.kafka_io.faults import forked_error
 from kafka_marshal.kafka_io.patches import Network, force_close
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.translate import Access, translate_error
@@ -320,11 +321,3 @@ def _await(thread: threading.Thread, deadline: float, watch: ConnectionWatch) ->
             give_up = min(deadline, time.monotonic() + _REFUSED_RETRY_S)
     if thread.is_alive() and watch.refused is not None:
         watch.stop()
-
-
-def forked_error(doing: str) -> MarshalError:
-    """Return the error for a connection that a forked child uses (PROTOCOL 1.7)."""
-    return InvalidTransition(
-        f"{doing} failed: the connection was opened by the parent process, and a "
-        "forked child must not use it. Open a new one in this process."
-    )

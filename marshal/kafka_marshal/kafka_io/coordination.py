@@ -23,17 +23,19 @@ from kafka import TopicPartition as KafkaTopicPartition
 from kafka import errors as kafka_errors
 
 from kafka_marshal.errors import MarshalError
-from kafka_marshal.kafka_io.clients import close_by_force, new_client
+from kafka_marshal.kafka_io.clients import AdminClient, close_by_force, new_client
 from kafka_marshal.kafka_io.data import KafkaOffsets
 from kafka_marshal.kafka_io.entries import fetch_entries, to_entry
 from kafka_marshal.kafka_io.faults import required_right
 from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.topic_rules import TopicDescription
 from kafka_marshal.kafka_io.topiclog import (
     ENTRIES_PER_POLL,
     READER_REQUEST_TIMEOUT_MS,
     Entries,
     TopicLog,
 )
+from kafka_marshal.kafka_io.topics import describe_log
 from kafka_marshal.kafka_io.translate import Access, translate_error
 from kafka_marshal.kafka_io.writer import (
     LINGER_MS,
@@ -159,6 +161,11 @@ class KafkaCoordinationLog(TopicLog):
 
     def _outlet_factory(self) -> Connect:
         return kafka_outlets(self._settings)
+
+    def _describe(
+        self, client: AdminClient | None, timeout_ms: int
+    ) -> tuple[str, TopicDescription]:
+        return describe_log(self._settings, client=client, timeout_ms=timeout_ms)
 
     def _connect(self, deadline: float) -> None:
         self._partitions = [

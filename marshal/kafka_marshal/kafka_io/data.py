@@ -14,12 +14,8 @@ from kafka_marshal.kafka_io.clients import AdminClient
 from kafka_marshal.kafka_io.faults import Access, required_right
 from kafka_marshal.kafka_io.reader import KafkaDataReader
 from kafka_marshal.kafka_io.settings import ConnectionConfig
-from kafka_marshal.kafka_io.topics import (
-    describe_topic,
-    described,
-    problems,
-    set_command,
-)
+from kafka_marshal.kafka_io.topic_rules import problems, set_command
+from kafka_marshal.kafka_io.topics import describe_topic, described
 from kafka_marshal.ports import (
     READ_COMMITTED,
     READ_UNCOMMITTED,

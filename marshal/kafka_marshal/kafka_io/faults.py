@@ -183,3 +183,11 @@ class Failure:
         made = kind(f"{self.doing} failed: {why} ({cause}). {next_step}")
         made.__cause__ = error
         return made
+
+
+def forked_error(doing: str) -> MarshalError:
+    """Return the error for a connection that a forked child uses (PROTOCOL 1.7)."""
+    return InvalidTransition(
+        f"{doing} failed: the connection was opened by the parent process, and a "
+        "forked child must not use it. Open a new one in this process."
+    )

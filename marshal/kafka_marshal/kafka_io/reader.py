@@ -15,8 +15,8 @@ from kafka import TopicPartition as KafkaTopicPartition
 from kafka import errors as kafka_errors
 
 from kafka_marshal.errors import InvalidTransition, PositionError
-from kafka_marshal.kafka_io.clients import forked_error, new_client
-from kafka_marshal.kafka_io.faults import required_right
+from kafka_marshal.kafka_io.clients import new_client
+from kafka_marshal.kafka_io.faults import forked_error, required_right
 from kafka_marshal.kafka_io.fetched_records import Origin, parse_records
 from kafka_marshal.kafka_io.patches import (
     TopicIds,

@@ -10,6 +10,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from kafka_marshal.errors import (
     InvalidTransition,
@@ -18,8 +19,7 @@ from kafka_marshal.errors import (
     MarshalError,
     TopicMisconfigured,
 )
-from kafka_marshal.kafka_io.clients import AdminClient, forked_error
-from kafka_marshal.kafka_io.faults import Access
+from kafka_marshal.kafka_io.faults import Access, forked_error
 from kafka_marshal.kafka_io.settings import (
     FETCH_WAIT_MS,
     FETCH_WAIT_ONCE_MS,
@@ -28,10 +28,13 @@ from kafka_marshal.kafka_io.settings import (
     ConnectionConfig,
 )
 from kafka_marshal.kafka_io.single_flight import SingleFlight
-from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
+from kafka_marshal.kafka_io.topic_rules import TopicDescription
 from kafka_marshal.kafka_io.writer import Connect, FailedAppend, Writer, left_ms
 from kafka_marshal.ports import Append, CoordinationLog
 from kafka_marshal.protocol.types import LogEntry
+
+if TYPE_CHECKING:
+    from kafka_marshal.kafka_io.clients import AdminClient
 
 READER_REQUEST_TIMEOUT_MS = 10_000
 # Bounds the duration of a poll; a cold start polls often.
@@ -64,7 +67,7 @@ class TopicLog(CoordinationLog):
         timeout_ms: int = OPEN_TIMEOUT_MS,
         only: Callable[[int], Collection[int]] | None = None,
         follows: bool = True,
-        admin: AdminClient | None = None,
+        admin: "AdminClient | None" = None,
     ) -> None:
         """Connect, and start at each partition's log start.
 
@@ -77,8 +80,8 @@ class TopicLog(CoordinationLog):
             only: Returns the partitions to read, from the number of partitions;
                 without it all are read. ``read_also`` adds to them.
             follows: Whether to wait for new entries; False to read what is there.
-            admin: A client to describe the topic by, which stays open; None for one
-                of its own.
+            admin: A client of kafka-python to describe the topic by, which stays open;
+                None for one of the transport's own.
 
         Raises:
             TopicMisconfigured: There is no such topic.
@@ -321,6 +324,15 @@ class TopicLog(CoordinationLog):
         """Start connecting, before the topic is described."""
 
     @abstractmethod
+    def _describe(
+        self, client: "AdminClient | None", timeout_ms: int
+    ) -> tuple[str, TopicDescription]:
+        """Return the id of the cluster, and the topic as it describes it.
+
+        By this client, or by one of its own if there is none.
+        """
+
+    @abstractmethod
     def _connect(self, deadline: float) -> None:
         """Make the reader, without positions."""
 
@@ -375,19 +387,9 @@ class TopicLog(CoordinationLog):
             timeout_ms=timeout_ms,
         )
 
-    def _describe_topic(self, deadline: float, client: AdminClient | None) -> None:
+    def _describe_topic(self, deadline: float, client: "AdminClient | None") -> None:
         """Get the partitions and ids of the topic."""
-        admin = KafkaTopicAdmin(self._settings, client=client)
-        try:
-            self.cluster_id = admin.cluster_id(timeout_ms=left_ms(deadline))
-            try:
-                found = admin.describe(self._topic, timeout_ms=left_ms(deadline))
-            except LogUnreadable:
-                # Members need not see the settings.
-                found = admin.describe_bare(self._topic, timeout_ms=left_ms(deadline))
-        finally:
-            if client is None:
-                admin.close()
+        self.cluster_id, found = self._describe(client, left_ms(deadline))
         if not found.exists:
             raise TopicMisconfigured(
                 f"There is no coordination topic {self._topic} on "

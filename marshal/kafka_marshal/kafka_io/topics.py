@@ -1,8 +1,8 @@
-"""Topics: description, settings that break PROTOCOL 2.1, creation, replicas."""
+"""Topics over kafka-python: description, creation, replicas."""
 
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 from uuid import UUID
 
 import attrs
@@ -10,260 +10,22 @@ from kafka import errors as kafka_errors
 from kafka.admin import ConfigResource, ConfigResourceType
 
 from kafka_marshal.closing import Closing
-from kafka_marshal.errors import TopicMisconfigured
+from kafka_marshal.errors import LogUnreadable, TopicMisconfigured
 from kafka_marshal.kafka_io.clients import AdminClient
 from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.topic_rules import (
+    CONFIGS_READ,
+    REPLICATION_WANTED,
+    Broker,
+    ClusterInfo,
+    TopicDescription,
+    coordination_configs,
+)
 from kafka_marshal.kafka_io.translate import Access
+from kafka_marshal.kafka_io.writer import left_ms
 from kafka_marshal.protocol.types import PARTITION_MAX
 
 TIMEOUT_MS = 15_000
-REPLICATION_WANTED = 3
-MIN_INSYNC_WANTED = 2
-WEEK_MS = 7 * 24 * 60 * 60 * 1000
-# Settings of the coordination topic that PROTOCOL 2.1 fixes. A record has at most
-# 48 KiB, so a message limit below 64 KiB could refuse some.
-MESSAGE_BYTES_MIN = 64 * 1024
-CONFIGS_READ = (
-    "cleanup.policy",
-    "compression.type",
-    "max.message.bytes",
-    "message.timestamp.type",
-    "min.insync.replicas",
-    "remote.storage.enable",
-    "retention.bytes",
-    "retention.ms",
-    "unclean.leader.election.enable",
-)
-_WANTED = {
-    "cleanup.policy": ("delete", "compaction drops records that the fold needs"),
-    "compression.type": (
-        "uncompressed",
-        "a writer could shut out readers that lack its codec",
-    ),
-    "message.timestamp.type": (
-        "LogAppendTime",
-        "clients could set the time that claims are judged by",
-    ),
-    "unclean.leader.election.enable": ("false", "acknowledged claims could be lost"),
-}
-_DANGEROUS = (
-    "cleanup.policy",
-    "message.timestamp.type",
-    "unclean.leader.election.enable",
-)
-TIMEOUT_MS = 15_000
-
-
-@attrs.frozen(kw_only=True)
-class TopicDescription:
-    """A topic as described by the cluster.
-
-    Attributes:
-        name: The topic.
-        exists: Whether it exists; if not, everything else is empty.
-        partition_count: Number of partitions.
-        replication: Smallest number of replicas of any partition.
-        leaderless: Partitions without a leader.
-        in_sync: Smallest number of in-sync replicas of any partition.
-        behind: Partitions with replicas that are not in sync.
-        leaders: Node ids of leaders by partition.
-        configs: The settings in ``CONFIGS_READ`` as text; empty if not requested or
-            not permitted.
-        topic_id: 16 bytes, or None from brokers without topic ids.
-    """
-
-    name: str
-    exists: bool = attrs.field(kw_only=True)
-    partition_count: int = attrs.field(default=0, kw_only=True)
-    replication: int = attrs.field(default=0, kw_only=True)
-    leaderless: tuple[int, ...] = attrs.field(default=(), kw_only=True)
-    in_sync: int = attrs.field(default=0, kw_only=True)
-    behind: tuple[int, ...] = attrs.field(default=(), kw_only=True)
-    leaders: Mapping[int, int] = attrs.field(factory=dict, kw_only=True)
-    configs: Mapping[str, str] = attrs.field(factory=dict, kw_only=True)
-    topic_id: bytes | None = attrs.field(default=None, kw_only=True)
-
-
-@attrs.frozen(kw_only=True)
-class Broker:
-    """One broker of the cluster."""
-
-    node_id: int
-    host: str
-    port: int
-    rack: str | None = None
-
-
-@attrs.frozen
-class ClusterInfo:
-    """The cluster as described by itself.
-
-    Attributes:
-        cluster_id: Its id.
-        controller_id: Node id of a broker that reaches the controller, or None.
-        brokers: Live brokers, by node id.
-    """
-
-    cluster_id: str
-    controller_id: int | None
-    brokers: tuple[Broker, ...]
-
-
-def coordination_configs(broker_count: int) -> dict[str, str]:
-    """Return Kafka's settings for a new coordination topic (PROTOCOL 2.1)."""
-    enough = broker_count >= REPLICATION_WANTED
-    return {
-        "cleanup.policy": "delete",
-        # The broker decompresses, so no writer can exclude readers without its codec.
-        "compression.type": "uncompressed",
-        "message.timestamp.type": "LogAppendTime",
-        "retention.ms": "-1",
-        "retention.bytes": "-1",
-        "unclean.leader.election.enable": "false",
-        "min.insync.replicas": str(MIN_INSYNC_WANTED if enough else 1),
-    }
-
-
-def _number(configs: Mapping[str, str], name: str) -> int | None:
-    """Return a setting as an integer, None if absent or not a number."""
-    try:
-        return int(configs[name])
-    except (KeyError, ValueError):
-        return None
-
-
-class Problem(NamedTuple):
-    """A topic that breaks a rule, and its repair.
-
-    Attributes:
-        text: What is wrong, what is required and why.
-        setting: The setting to change, if a setting repairs it.
-        value: The required value.
-    """
-
-    text: str
-    setting: str | None = None
-    value: str = ""
-
-
-def _replication_problems(found: TopicDescription, broker_count: int) -> list[Problem]:
-    """Return problems with the number of replicas."""
-    problems = []
-    name = "min.insync.replicas"
-    least = _number(found.configs, name)
-    if broker_count >= REPLICATION_WANTED:
-        if found.replication < REPLICATION_WANTED:
-            problems.append(
-                Problem(
-                    f"replication factor is {found.replication}, must be at least "
-                    f"{REPLICATION_WANTED} in a cluster of {broker_count} brokers: the "
-                    "loss of a broker could lose claims"
-                )
-            )
-        if least is not None and least < MIN_INSYNC_WANTED:
-            told = (
-                f"{name} is {least}, must be at least {MIN_INSYNC_WANTED}: an "
-                "acknowledged claim could be lost"
-            )
-            problems.append(Problem(told, name, str(MIN_INSYNC_WANTED)))
-    if least is not None and found.replication and least > found.replication:
-        told = (
-            f"{name} is {least}, above the replication factor of "
-            f"{found.replication}: nothing can be written"
-        )
-        enough = min(found.replication, MIN_INSYNC_WANTED)
-        problems.append(Problem(told, name, str(enough)))
-    return problems
-
-
-def _deviations(configs: Mapping[str, str], names: Iterable[str]) -> list[Problem]:
-    """Return a problem for each of these settings with another value."""
-    found = []
-    for name in names:
-        value, why = _WANTED[name]
-        actual = configs.get(name)
-        if actual is None:
-            told = f"{name} is not known, must be {value}: {why}"
-        elif actual.lower() != value.lower():
-            told = f"{name} is {actual}, must be {value}: {why}"
-        else:
-            continue
-        found.append(Problem(told, name, value))
-    return found
-
-
-def dangers(description: TopicDescription) -> tuple[str, ...]:
-    """Name the settings that break the guarantees of claims at once.
-
-    A subset of ``problems``.
-    """
-    found = _deviations(description.configs, _DANGEROUS)
-    return tuple(problem.text for problem in found)
-
-
-def is_retention_finite(description: TopicDescription) -> bool:
-    """Return whether records are deleted by age."""
-    return (_number(description.configs, "retention.ms") or -1) != -1
-
-
-def problems(
-    description: TopicDescription,
-    *,
-    broker_count: int,
-    has_checkpoints: bool = False,
-) -> tuple[Problem, ...]:
-    """Name every setting of a coordination topic that breaks PROTOCOL 2.1.
-
-    Args:
-        description: The topic.
-        broker_count: Number of brokers in the cluster.
-        has_checkpoints: Whether the log has checkpoints, with which retention may be
-            finite (at least a week).
-    """
-    if not description.exists:
-        return (Problem(f"topic {description.name} does not exist"),)
-    configs = description.configs
-    found = _deviations(configs, _WANTED)
-    retention = _number(configs, "retention.ms")
-    is_enough = retention == -1 or (
-        has_checkpoints and retention is not None and retention >= WEEK_MS
-    )
-    if not is_enough:
-        shown = configs.get("retention.ms", "not known")
-        rule = f"-1 or at least {WEEK_MS}" if has_checkpoints else "-1"
-        told = f"retention.ms is {shown}, must be {rule}: long-held claims would expire"
-        found.append(Problem(told, "retention.ms", "-1"))
-    size = _number(configs, "retention.bytes")
-    if size is not None and size != -1:
-        told = f"retention.bytes is {size}, must be -1: long-held claims would expire"
-        found.append(Problem(told, "retention.bytes", "-1"))
-    largest = _number(configs, "max.message.bytes")
-    if largest is not None and largest < MESSAGE_BYTES_MIN:
-        told = (
-            f"max.message.bytes is {largest}, must be at least {MESSAGE_BYTES_MIN}: "
-            "large records would be refused"
-        )
-        found.append(Problem(told, "max.message.bytes", str(MESSAGE_BYTES_MIN)))
-    found += _replication_problems(description, broker_count)
-    found += [
-        Problem(f"partition {each} has no leader") for each in description.leaderless
-    ]
-    return tuple(found)
-
-
-def set_command(topic: str, servers: str, *, setting: str, value: str) -> str:
-    """Return the command of Kafka's own tools that sets a setting of a topic.
-
-    Args:
-        topic: The topic.
-        servers: Bootstrap addresses, with commas between.
-        setting: Name of the setting.
-        value: New value.
-    """
-    return (
-        f"kafka-configs --bootstrap-server {servers} --alter --entity-type topics "
-        f"--entity-name {topic} --add-config {setting}={value}"
-    )
 
 
 def _topic_id(raw: object) -> bytes | None:
@@ -345,6 +107,38 @@ def _describe_bare(
         needs=f"DESCRIBE on topic {topic}",
         timeout_ms=timeout_ms,
     )
+
+
+def describe_log(
+    settings: ConnectionConfig, *, client: AdminClient | None, timeout_ms: int
+) -> tuple[str, TopicDescription]:
+    """Return the id of the cluster, and the coordination topic as it describes it.
+
+    Without its settings if this principal may not see them.
+
+    Args:
+        settings: Connection and name of the topic.
+        client: A client that stays open; None for one of its own.
+        timeout_ms: Limit for the whole call.
+
+    Raises:
+        LogUnreadable: This principal may not describe the topic.
+        CoordinationError: There was no answer.
+    """
+    deadline = time.monotonic() + timeout_ms / 1000
+    topic = settings.coordination_topic
+    admin = KafkaTopicAdmin(settings, client=client)
+    try:
+        cluster_id = admin.cluster_id(timeout_ms=left_ms(deadline))
+        try:
+            found = admin.describe(topic, timeout_ms=left_ms(deadline))
+        except LogUnreadable:
+            # Members need not see the settings.
+            found = admin.describe_bare(topic, timeout_ms=left_ms(deadline))
+    finally:
+        if client is None:
+            admin.close()
+    return cluster_id, found
 
 
 class KafkaTopicAdmin(Closing):

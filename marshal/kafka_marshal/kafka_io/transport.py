@@ -1,13 +1,13 @@
 """Choice of the client library for the logs: librdkafka if possible, else kafka-python.
 
-Topics are always created and described over kafka-python; the coordination log and data
-records use the chosen library. Both implement the same ports, so members of a group may
-differ. A client library is imported when a log is opened.
+Topics are always created over kafka-python, and data topics described; the coordination
+log and data records use the chosen library. Both implement the same ports, so members
+of a group may differ. A client library is imported when a log is opened.
 """
 
 import logging
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
@@ -21,6 +21,7 @@ from kafka_marshal.kafka_io.settings import (
     ConnectionConfig,
 )
 from kafka_marshal.ports import DataLog
+from kafka_marshal.protocol.types import TopicPartition
 
 if TYPE_CHECKING:
     from kafka_marshal.kafka_io.clients import AdminClient
@@ -40,6 +41,20 @@ class Choice:
 
     name: str
     reason: str
+
+
+class LogEndQuery(Protocol):
+    """Queries log ends of data partitions."""
+
+    def known_ends(
+        self, partitions: Collection[TopicPartition], timeout_ms: int
+    ) -> dict[TopicPartition, int]:
+        """Return the log end offset of each partition that can be queried."""
+        ...
+
+    def close(self, timeout_ms: int) -> None:
+        """Close the connection. Idempotent."""
+        ...
 
 
 def _missing() -> str | None:
@@ -94,7 +109,7 @@ def open_coordination_log(
         timeout_ms: Limit for the whole call.
         only: Returns the partitions to read, from the number of partitions.
         follows: Whether to wait for new entries; False to read what is there.
-        admin: A client to describe the topic by; see ``TopicLog``.
+        admin: A client of kafka-python to describe the topic by; see ``TopicLog``.
 
     Raises:
         ConfigurationError: The transport in the settings cannot be used.
@@ -146,3 +161,18 @@ def open_data_log(
     from kafka_marshal.kafka_io.data import KafkaDataLog
 
     return KafkaDataLog(settings, client_rack=client_rack, admin=admin)
+
+
+def open_offsets(settings: ConnectionConfig) -> LogEndQuery:
+    """Return queries of log ends over the chosen transport; the first one connects.
+
+    Raises:
+        ConfigurationError: The transport in the settings cannot be used.
+    """
+    if choose(settings).name == FAST:
+        from kafka_marshal.kafka_io.fast.offsets import FastOffsets
+
+        return FastOffsets(settings)
+    from kafka_marshal.kafka_io.data import KafkaOffsets
+
+    return KafkaOffsets(settings)

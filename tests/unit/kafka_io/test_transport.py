@@ -13,6 +13,7 @@ from kafka_marshal.kafka_io.transport import (
     choose,
     open_coordination_log,
     open_data_log,
+    open_offsets,
 )
 
 
@@ -76,6 +77,7 @@ def test_the_choice_is_logged_and_nobody_answers(transport, caplog):
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_data_logs_connect_at_the_first_query(transport):
     open_data_log(settings(transport)).close(1_000)
+    open_offsets(settings(transport)).close(1_000)
 
 
 @pytest.mark.parametrize(("follows", "wait_ms"), [(True, 250), (False, 20)])

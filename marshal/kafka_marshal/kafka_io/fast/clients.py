@@ -20,6 +20,7 @@ import threading
 import time
 from base64 import b64decode
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -31,6 +32,7 @@ from confluent_kafka import (
     KafkaException,
     Producer,
 )
+from confluent_kafka.admin import AdminClient
 
 from kafka_marshal.kafka_io.fast.settings import fast_config
 from kafka_marshal.kafka_io.settings import ConnectionConfig
@@ -48,6 +50,10 @@ LOSSES = (
     KafkaError._TIMED_OUT,  # noqa: SLF001
     KafkaError._TRANSPORT,  # noqa: SLF001
 )
+# Longer than requests of an admin client take.
+_REQUESTS_S_MAX = 10.0
+# Of syslog.
+LOG_CRITICAL = 2
 LOGGER = "kafka_marshal.librdkafka"
 _LOGGER = logging.getLogger(LOGGER)
 # Parts of debug lines. If they were worded differently, opening would take longer.
@@ -130,6 +136,7 @@ class Client:
     Attributes:
         handle: confluent-kafka's object.
         refusal: Last permanent refusal, or None.
+        last: Last error that names a cause, or None.
         requests_pid: Set when a producer knows the brokers and requests an id.
         has_pid: Set when it has a producer id.
         leaders: Search for new leaders, for the polling thread.
@@ -141,6 +148,7 @@ class Client:
 
     handle: Any = None
     refusal: Exception | None = None
+    last: Exception | None = None
     requests_pid: threading.Event = attrs.field(factory=threading.Event)
     has_pid: threading.Event = attrs.field(factory=threading.Event)
     leaders: LeaderSearch = attrs.field(factory=LeaderSearch)
@@ -155,6 +163,8 @@ class Client:
 
     def on_error(self, error: Any) -> None:
         """Handle an error reported while the client is polled."""
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
+            self.last = KafkaException(error)
         if error.code() in _REFUSALS:
             self.refusal = KafkaException(error)
         elif error.code() in LOSSES:
@@ -248,6 +258,29 @@ def new_producer(settings: ConnectionConfig, config: Mapping[str, Any]) -> Clien
     """
     # A few debug lines for each connection; none for records.
     return _new_client(Producer, settings, {"debug": "eos", **config})
+
+
+def new_admin(settings: ConnectionConfig) -> Client:
+    """Return a client for queries to the cluster, which connects in the background.
+
+    Raises:
+        ConfigurationError: An option has no equivalent in librdkafka.
+        KafkaException: librdkafka does not accept a setting.
+    """
+    # It logs each attempt to connect, many a second. Errors have the cause of the last.
+    return _new_client(AdminClient, settings, {"log_level": LOG_CRITICAL})
+
+
+def close_admin(client: Client, pending: "Collection[Future[Any]]") -> threading.Thread:
+    """Close it on a background thread when these requests have ended, or soon after."""
+
+    def close() -> None:
+        wait(pending, timeout=_REQUESTS_S_MAX)
+        client.release()
+
+    thread = threading.Thread(target=close, name="marshal-close", daemon=True)
+    thread.start()
+    return thread
 
 
 def close_consumer(client: Client) -> threading.Thread:

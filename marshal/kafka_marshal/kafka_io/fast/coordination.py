@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -30,9 +30,11 @@ from kafka_marshal.kafka_io.fast.clients import (
     new_consumer,
     new_producer,
 )
+from kafka_marshal.kafka_io.fast.topics import describe_log
 from kafka_marshal.kafka_io.fast.translate import Access, cause_of, translate_error
 from kafka_marshal.kafka_io.faults import required_right
 from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.topic_rules import TopicDescription
 from kafka_marshal.kafka_io.topiclog import (
     EPOCH_NONE,
     READER_REQUEST_TIMEOUT_MS,
@@ -41,6 +43,9 @@ from kafka_marshal.kafka_io.topiclog import (
 )
 from kafka_marshal.kafka_io.writer import LINGER_MS, OVERDUE_GRACE_MS, Connect, Outlet
 from kafka_marshal.protocol.types import LogEntry
+
+if TYPE_CHECKING:
+    from kafka_marshal.kafka_io.clients import AdminClient
 
 # Longest wait of one poll for outcomes; an outcome ends it at once.
 _POLL_S = 0.25
@@ -265,6 +270,16 @@ class FastCoordinationLog(TopicLog):
                 "fetch.wait.max.ms": self._fetch_wait_ms,
             },
         )
+
+    def _describe(
+        self, client: "AdminClient | None", timeout_ms: int
+    ) -> tuple[str, TopicDescription]:
+        if client is None:
+            return describe_log(self._settings, timeout_ms=timeout_ms)
+        # Its user has loaded kafka-python, and uses this connection for more.
+        from kafka_marshal.kafka_io import topics
+
+        return topics.describe_log(self._settings, client=client, timeout_ms=timeout_ms)
 
     def _connect(self, deadline: float) -> None:
         """Wait until the leaders are known and reached, or a while."""

@@ -22,7 +22,6 @@ from kafka_marshal.errors import (
     CoordinationError,
     InvalidTransition,
 )
-from kafka_marshal.kafka_io.clients import forked_error
 from kafka_marshal.kafka_io.data import KafkaDataLog
 from kafka_marshal.kafka_io.fast.clients import (
     TOPIC_IDS,
@@ -31,7 +30,7 @@ from kafka_marshal.kafka_io.fast.clients import (
     new_consumer,
 )
 from kafka_marshal.kafka_io.fast.translate import Access, translate_error
-from kafka_marshal.kafka_io.faults import required_right
+from kafka_marshal.kafka_io.faults import forked_error, required_right
 from kafka_marshal.kafka_io.positions import (
     Positions,
     outside_error,

@@ -64,12 +64,38 @@ _FAULTS: Mapping[int, Fault] = {
 }
 
 
-def cause_of(error: Exception) -> Any:
+_SSL = KafkaError._SSL  # noqa: SLF001 - its public name
+_AUTHENTICATION = KafkaError._AUTHENTICATION  # noqa: SLF001 - its public name
+# OpenSSL's text, also for a certificate of another host.
+_UNTRUSTED = "certificate verify failed"
+# librdkafka reports the response of a port without logins as text only.
+_NO_LOGIN = KafkaError(KafkaError.ILLEGAL_SASL_STATE).str()
+
+
+def cause_of(error: BaseException | None) -> Any:
     """Return the ``KafkaError`` inside an exception, or None."""
     if isinstance(error, KafkaException) and error.args:
         inner = error.args[0]
         return inner if isinstance(inner, KafkaError) else None
     return None
+
+
+def _fault_of(inner: Any) -> Fault:
+    """Return the family of a ``KafkaError``, by its text where codes are too coarse."""
+    if inner.code() == _SSL and _UNTRUSTED in inner.str():
+        return faults.NOT_TRUSTED
+    if inner.code() == _AUTHENTICATION and _NO_LOGIN in inner.str():
+        return faults.NO_LOGIN
+    return _FAULTS.get(inner.code(), faults.OTHER)
+
+
+def is_refusal(error: Exception) -> bool:
+    """Return whether an error of a connection is a refusal, which retries repeat."""
+    inner = cause_of(error)
+    if inner is None:
+        return False
+    is_login = inner.code() in {_AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED}
+    return is_login or _fault_of(inner) is faults.NOT_TRUSTED
 
 
 def translate_error(
@@ -94,7 +120,7 @@ def translate_error(
         return error
     inner = cause_of(error)
     if inner is not None:
-        fault = _FAULTS.get(inner.code(), faults.OTHER)
+        fault = _fault_of(inner)
         cause = f"{inner.name()}: {' '.join(inner.str().split())}"
     else:
         # A closed client raises a bare RuntimeError.

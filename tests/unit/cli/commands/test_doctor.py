@@ -11,7 +11,7 @@ from kafka_marshal import CoordinationError, World, native
 from kafka_marshal.admin import TopicReport
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io import Choice, record_batches
-from kafka_marshal.kafka_io.topics import ClusterInfo, Problem, TopicDescription
+from kafka_marshal.kafka_io.topic_rules import ClusterInfo, Problem, TopicDescription
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.testing import java
 from kafka_marshal_cli.assembly import app

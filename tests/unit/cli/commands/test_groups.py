@@ -59,8 +59,7 @@ def world(monkeypatch):
         notes={("g", OP): PauseNote(HOSTILE, PERSON, START_MS + 10)},
     )
     monkeypatch.setattr(Call, "world", lambda self, **_: made)
-    admin = nullcontext(SimpleNamespace(log_ends=lambda wanted: LOG_ENDS))
-    monkeypatch.setattr(Call, "admin", lambda self: admin)
+    monkeypatch.setattr(Call, "log_ends", lambda _, wanted: LOG_ENDS)
     return made
 
 
@@ -136,8 +135,9 @@ def test_describe_shows_who_is_drained_until_when_by_whom_and_why(monkeypatch):
     notes = {("marshal", OP): PauseNote(HOSTILE, PERSON, START_MS)}
     made = World([log.state], {0: 0}, cluster_id="cluster", notes=notes)
     monkeypatch.setattr(Call, "world", lambda self, **_: made)
-    admin = nullcontext(SimpleNamespace(log_ends=lambda _: {}, partition_count={}.get))
+    admin = nullcontext(SimpleNamespace(partition_count={}.get))
     monkeypatch.setattr(Call, "admin", lambda self: admin)
+    monkeypatch.setattr(Call, "log_ends", lambda _, wanted: {})
     lines = invoke("groups", "describe", "g").stdout.splitlines()
     first = lines.index("DIRECTIVES")
     assert [line.split() for line in lines[first + 1 : first + 4]] == [
@@ -185,8 +185,9 @@ def test_describe_names_the_partitions_that_nobody_can_take(
     counts = {"t": 4, "u": 0}
     made = World([log.state], {0: 0}, cluster_id="cluster", read_at_ms=5)
     monkeypatch.setattr(Call, "world", lambda self, **_: made)
-    admin = SimpleNamespace(log_ends=lambda _: {}, partition_count=counts.get)
+    admin = SimpleNamespace(partition_count=counts.get)
     monkeypatch.setattr(Call, "admin", lambda self: nullcontext(admin))
+    monkeypatch.setattr(Call, "log_ends", lambda _, wanted: {})
     found = json.loads(invoke("groups", "describe", "g", "-o", "json").stdout)
     rows = {row["partition"]: row["reason"] for row in found["uncovered"]}
     assert rows == uncovered
@@ -240,6 +241,7 @@ class FakeAdmin:
 def test_pause(world, monkeypatch, *, verb, held, arguments, code, wait_ms, message):
     admin = FakeAdmin(held)
     monkeypatch.setattr(Call, "admin", lambda self: admin)
+    monkeypatch.setattr(Call, "log_ends", lambda _, wanted: {})
     outcome = invoke(
         *("groups", verb, "g", "--for", "10m", "--reason", "why"), *arguments
     )
@@ -254,6 +256,7 @@ def test_pause(world, monkeypatch, *, verb, held, arguments, code, wait_ms, mess
 def test_pause_of_some_topics(world, monkeypatch):
     admin = FakeAdmin(())
     monkeypatch.setattr(Call, "admin", lambda self: admin)
+    monkeypatch.setattr(Call, "log_ends", lambda _, wanted: {})
     topics = ["orders", "invoices:0,3"]
     chosen = ["--topic", topics[0], "--topic", topics[1]]
     outcome = invoke("groups", "pause", "g", "--for", "10m", *chosen, "-o", "json")
@@ -267,6 +270,7 @@ def test_pause_until_a_time_and_from_a_time_on(world, monkeypatch):
     admin = FakeAdmin(())
     admin.begin_ms = UNTIL - 1_000
     monkeypatch.setattr(Call, "admin", lambda self: admin)
+    monkeypatch.setattr(Call, "log_ends", lambda _, wanted: {})
     outcome = invoke(
         *("groups", "pause", "g", "--until", "2026-01-31T12:00:00Z"),
         *("--begin", "2026-01-31T10:00:00+01:00"),
@@ -290,6 +294,7 @@ def test_a_pause_has_a_length_or_an_end(world, arguments):
 def test_resume(world, monkeypatch):
     admin = FakeAdmin(())
     monkeypatch.setattr(Call, "admin", lambda self: admin)
+    monkeypatch.setattr(Call, "log_ends", lambda _, wanted: {})
     outcome = invoke("groups", "resume", "g", "--reason", "done", "--operation", "ab")
     assert admin.asked == [("g", "ab", "done")]
     assert "partitions count: 4" in outcome.stdout

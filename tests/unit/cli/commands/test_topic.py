@@ -21,7 +21,7 @@ from kafka_marshal import World
 from kafka_marshal.admin import TopicReport
 from kafka_marshal.admin_reset import UpgradePlan
 from kafka_marshal.altering import plan_alter
-from kafka_marshal.kafka_io.topics import ClusterInfo, Problem, TopicDescription
+from kafka_marshal.kafka_io.topic_rules import ClusterInfo, Problem, TopicDescription
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands.topic import judge, layout_rows, topic_answer
 from kafka_marshal_cli.shared import Call

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from concurrent.futures import Future
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -13,6 +14,7 @@ from kafka_marshal.kafka_io.fast import clients as module
 from kafka_marshal.kafka_io.fast.clients import (
     Client,
     LeaderSearch,
+    close_admin,
     close_consumer,
     new_consumer,
     new_producer,
@@ -170,3 +172,21 @@ def test_a_forked_child_ends_without_touching_them(consumer):
         os._exit(0 if is_kept and not clients._live else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert consumer.handle is not None
+
+
+def test_the_last_error_that_names_a_cause_is_kept():
+    client = Client()
+    down = KafkaError(KafkaError._TRANSPORT, "Connection refused")
+    client.on_error(down)
+    client.on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN))
+    assert client.last.args == (down,)
+
+
+def test_an_admin_client_is_destroyed_when_its_requests_have_ended():
+    client = Client(handle=object())
+    pending = Future()
+    closer = close_admin(client, (pending,))
+    assert client.handle is not None
+    pending.set_result(None)
+    closer.join(timeout=60)
+    assert client.handle is None

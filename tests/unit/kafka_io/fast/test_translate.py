@@ -15,7 +15,11 @@ from kafka_marshal.errors import (
     TopicMisconfigured,
 )
 from kafka_marshal.kafka_io import translate as python_translate
-from kafka_marshal.kafka_io.fast.translate import Access, translate_error
+from kafka_marshal.kafka_io.fast.translate import (
+    Access,
+    is_refusal,
+    translate_error,
+)
 
 BOTH = (Access.READ, Access.WRITE)
 CODES = {
@@ -119,3 +123,31 @@ def test_a_port_without_sasl_is_not_reported_as_a_wrong_password():
     assert type(made) is LogUnreadable
     assert "the port at a:1, b:2 takes no login" in str(made)
     assert "security_protocol" in str(made)
+
+
+def test_the_response_of_such_a_port_is_known_by_its_text():
+    text = KafkaError(CODES["ILLEGAL_SASL_STATE"]).str()
+    error = KafkaException(KafkaError(CODES["_AUTHENTICATION"], f"a:1: {text}"))
+    assert "takes no login" in str(translated(error))
+
+
+def test_an_untrusted_certificate_is_not_reported_as_a_wrong_password():
+    text = "SSL handshake failed: certificate verify failed: unable to get issuer"
+    made = translated(KafkaException(KafkaError(CODES["_SSL"], text)))
+    assert "certificate of the broker is not trusted" in str(made)
+    assert made.retriable
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("_AUTHENTICATION", "why", True),
+        ("SASL_AUTHENTICATION_FAILED", "why", True),
+        ("_SSL", "certificate verify failed", True),
+        ("_SSL", "connecting to a PLAINTEXT broker listener?", False),
+        ("_TRANSPORT", "why", False),
+    ],
+)
+def test_which_errors_of_a_connection_are_refusals(name, text, expected):
+    assert is_refusal(KafkaException(KafkaError(CODES[name], text))) is expected
+    assert not is_refusal(ValueError(name))

@@ -1,0 +1,114 @@
+"""Log ends over librdkafka: of all partitions that can be queried."""
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from kafka_marshal.errors import CoordinationError
+from kafka_marshal.kafka_io.fast import offsets as module
+from kafka_marshal.kafka_io.fast.clients import Client
+from kafka_marshal.kafka_io.fast.offsets import FastOffsets
+from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.protocol.types import TopicPartition
+
+A, B, GONE = (TopicPartition(*each) for each in (("t", 0), ("t", 1), ("gone", 0)))
+
+
+def failure(name):
+    return KafkaException(KafkaError(getattr(KafkaError, name)))
+
+
+def ended(result):
+    future = Future()
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    elif result is not None:
+        future.set_result(result)
+    return future
+
+
+class Handle:
+    """Knows topics by name (leaders of partitions, or an error) and ends."""
+
+    def __init__(self, topics, ends):
+        self.topics, self.ends = topics, ends
+        self.asked = []
+
+    def describe_topics(self, names, request_timeout):
+        assert request_timeout > 0
+        return {
+            name: ended(
+                SimpleNamespace(
+                    partitions=[
+                        SimpleNamespace(id=n, leader=leader)
+                        for n, leader in enumerate(self.topics[name])
+                    ]
+                )
+                if isinstance(self.topics[name], list)
+                else self.topics[name]
+            )
+            for name in names.topic_names
+        }
+
+    def list_offsets(self, places, request_timeout):
+        assert request_timeout > 0
+        self.asked.append(sorted((p.topic, p.partition) for p in places))
+        return {
+            place: ended(self.ends[place.topic, place.partition]) for place in places
+        }
+
+
+@pytest.fixture
+def over(monkeypatch):
+    """Makes the queries over a handle with these topics and ends."""
+
+    def make(topics, ends):
+        handle = Handle(topics, ends)
+        made = []
+
+        def new_admin(_):
+            made.append(Client(handle=handle))
+            return made[-1]
+
+        monkeypatch.setattr(module, "new_admin", new_admin)
+        return FastOffsets(ConnectionConfig("a:1")), handle, made
+
+    return make
+
+
+def row(offset):
+    return SimpleNamespace(offset=offset)
+
+
+def test_ends_are_known_of_partitions_that_can_be_queried(over):
+    topics = {"t": ["leader", None], "gone": failure("UNKNOWN_TOPIC_OR_PART")}
+    offsets, handle, made = over(topics, {A: row(3)})
+    assert offsets.known_ends([A, B, GONE], 60_000) == {A: 3}
+    assert handle.asked == [[A]]
+    assert offsets.known_ends([GONE], 60_000) == offsets.known_ends([], 60_000) == {}
+    assert (len(handle.asked), len(made)) == (1, 1)
+
+
+def test_a_partition_that_may_not_be_read_is_absent(over):
+    denied = failure("TOPIC_AUTHORIZATION_FAILED")
+    offsets, _, _ = over({"t": ["leader", "leader"]}, {A: row(3), B: denied})
+    assert offsets.known_ends([A, B], 60_000) == {A: 3}
+
+
+@pytest.mark.parametrize("error", [failure("_TIMED_OUT"), ValueError("x"), None])
+def test_no_answer_is_an_error(over, error):
+    offsets, _, _ = over({"t": ["leader"]}, {A: error})
+    with pytest.raises(CoordinationError, match="Querying log ends failed"):
+        offsets.known_ends([A], 60_000 if error else 1)
+
+
+def test_closing_destroys_the_handle_and_the_next_query_connects(over):
+    offsets, _, made = over({"t": ["leader"]}, {A: row(3)})
+    offsets.close(1)
+    assert offsets.known_ends([A], 60_000) == {A: 3}
+    offsets.close(1)
+    offsets.close(1)
+    assert offsets.known_ends([A], 60_000) == {A: 3}
+    assert len(made) == 2
