@@ -147,6 +147,7 @@ def test_members_apply_the_settings_of_their_group(domain, unique, tmp_path):
         if second is not None:
             second.close()
         first.close()
-    assert cli.json("groups", "describe", group)["settings"][1]["value"] == 300_000
+    rows = cli.json("groups", "describe", group)["settings"]
+    assert {row["name"]: row["value"] for row in rows}["handoff_ms"] == 300_000
     history = cli.json("groups", "history", group)["actions"]
     assert [each["kind"] for each in history].count("settings") == 2

@@ -117,8 +117,10 @@ class Configs:
             feature_level=ABOVE,
         )
         # Never to fit: not in a partition that lags, nor when it is written again.
+        number = fault.who % len(self._wanted)
+        # Only partition 0 asks for the very next generation (PROTOCOL 4.12).
         misfits = (
-            replace(fit, generation=last.generation + FAR),
+            replace(fit, generation=1 if number else last.generation + FAR),
             replace(fit, generation=1),
             replace(fit, era=last.era),
             replace(fit, era=2**32 - 1),
@@ -126,7 +128,6 @@ class Configs:
             replace(fit, cluster_id="another"),
             replace(fit, partition_count=last.partition_count + 1),
         )
-        number = fault.who % len(self._wanted)
         misfit = misfits[fault.size % len(misfits)]
         place = world.cluster.place(number)
         offset = world.cluster.kafka.produce(place, encode(misfit))

@@ -204,8 +204,11 @@ class Levels:
     def _accepted(self, number: int, value: bytes | None) -> Config | None:
         """Return the Config that a value is, if it is one that counts here."""
         known, config = self.config(number), self._configs.get(value or b"")
-        next_generation = 1 if known is None else known.generation + 1
-        is_next = config is not None and config.generation == next_generation
+        if config is None:
+            return None
+        ahead = config.generation - (0 if known is None else known.generation)
+        # PROTOCOL 4.12: partition 0 has decided the order of the generations.
+        is_next = ahead == 1 or (number != 0 and ahead > 0)
         return config if is_next else None
 
     def _on_above(
