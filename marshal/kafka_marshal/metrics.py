@@ -254,6 +254,7 @@ class _GroupFigures(NamedTuple):
     pauses: list[dict[str, Any]]
     desired_count: int
     uncovered_count: int | None
+    plan_generation: int | None
     counts: tuple[dict[tuple[str, str], int], ...]
     takeovers: dict[tuple[str, str], Histogram]
     handoffs: dict[str, int]
@@ -319,6 +320,7 @@ def _group_figures(engine: ClaimEngine, session: ClaimSession) -> _GroupFigures:
         desired_count=max(map(_workers_max, session.subscriptions), default=0),
         # Over a sidecar the members are unknown, and so is this.
         uncovered_count=None if member_count is None else uncovered_count,
+        plan_generation=context.plan_generation(group_id),
         counts=(dict(meters.won), dict(meters.lost), dict(meters.released)),
         takeovers={name: found.copy() for name, found in meters.takeovers.items()},
         handoffs=dict(session.handoff_counts),
@@ -337,6 +339,7 @@ def _add_group(client: Claims, figures: _GroupFigures, scrape: known.Scrape) -> 
         known.PAUSED: figures.is_paused,
         known.DESIRED: figures.desired_count,
         known.UNCOVERED: figures.uncovered_count,
+        known.PLAN_GENERATION: figures.plan_generation,
     }
     for family, value in gauges.items():
         if value is None:

@@ -4,12 +4,13 @@ It reads ``World``s and writes nothing (PROTOCOL 9.2).
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import attrs
 
 from kafka_marshal.errors import ClaimRejected, LogUnreadable
-from kafka_marshal.protocol.group_plan import Uncovered, plan
+from kafka_marshal.protocol.group_plan import PlanInput, Uncovered, plan
 from kafka_marshal.protocol.items import PlanNote
 from kafka_marshal.protocol.plans import (
     Reading,
@@ -90,7 +91,7 @@ class PlanView:
         input_digest: Digest of the planner's input in hex, or None.
         members: The live members, in order of name.
         keys: Its entries, in order.
-        uncovered: Partitions that a planner would leave to nobody now, and why.
+        given: What a planner would plan from now.
     """
 
     group_id: str
@@ -104,7 +105,12 @@ class PlanView:
     input_digest: str | None
     members: tuple[MemberPlan, ...]
     keys: tuple[PlannedKey, ...]
-    uncovered: tuple[Uncovered, ...]
+    given: PlanInput
+
+    @property
+    def uncovered(self) -> tuple[Uncovered, ...]:
+        """Partitions that a planner would leave to nobody now; it plans for that."""
+        return plan(self.given).uncovered
 
 
 def view_plan(
@@ -136,8 +142,57 @@ def view_plan(
         input_digest=None if last is None else last.input_digest.hex(),
         members=_members(situation, keys),
         keys=keys,
-        uncovered=plan(situation.given).uncovered,
+        given=situation.given,
     )
+
+
+def plan_object(
+    view: PlanView, handoffs: Iterable[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return a Plan as plain data, with the fields that ``marshal plan show`` prints.
+
+    Args:
+        view: The Plan.
+        handoffs: Open handoffs of the group, as of ``World.handoffs``.
+    """
+    uncovered = [{**row.key._asdict(), "reason": row.reason} for row in view.uncovered]
+    return {
+        "group_id": view.group_id,
+        "policy": view.policy,
+        "generation": view.generation,
+        "is_known": view.is_known,
+        "author": view.author,
+        "offset": view.offset,
+        "planner_version": view.planner_version,
+        "input_digest": view.input_digest,
+        "open_count": sum(each.state == OPEN for each in view.keys),
+        "uncovered_count": len(uncovered),
+        "members": [_member_object(each) for each in view.members],
+        "keys": [
+            {
+                **each.key._asdict(),
+                "holder": each.holder,
+                "planned": each.planned,
+                "state": each.state,
+            }
+            for each in view.keys
+        ],
+        "handoffs": [dict(row) for row in handoffs],
+        "uncovered": uncovered,
+    }
+
+
+def _member_object(member: MemberPlan) -> dict[str, Any]:
+    return {
+        "client_id": member.client_id,
+        "host": member.host,
+        "rack": member.rack,
+        "limit": member.limit,
+        "held_count": member.held,
+        "planned_count": member.planned,
+        "gains_count": member.gains,
+        "losses_count": member.losses,
+    }
 
 
 def explain_key(

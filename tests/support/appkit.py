@@ -275,6 +275,12 @@ REQUESTS = {
     "world": ("GET", paths.WORLD + "?timeout_ms=7", None, ("world", 7)),
     "groups": ("GET", paths.GROUPS, None, ("world", requests.TIMEOUT_MS_DEFAULT)),
     "group": ("GET", "/v1/groups/billing?timeout_ms=7", None, ("world", 7)),
+    "plan": (
+        "GET",
+        "/v1/groups/billing/plan?timeout_ms=7",
+        None,
+        ("plan", "billing", 7),
+    ),
     "owners": (
         "GET",
         "/v1/groups/billing/owners/orders?timeout_ms=7",

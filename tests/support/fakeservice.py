@@ -217,6 +217,25 @@ class FakeService:
     def refusals(self) -> dict[tuple[str, str], int]:
         return {("ready", "late"): 1}
 
+    def plan(self, group_id, *, timeout_ms):
+        self._record("plan", group_id, timeout_ms)
+        return {1: 5, 0: 12}, {
+            "group_id": group_id,
+            "policy": "planner",
+            "generation": 3,
+            "is_known": False,
+            "author": None,
+            "offset": None,
+            "planner_version": None,
+            "input_digest": None,
+            "open_count": 0,
+            "uncovered_count": 0,
+            "members": [],
+            "keys": [],
+            "handoffs": [],
+            "uncovered": [],
+        }
+
     def handoffs(self, group_id) -> list[Handoff]:
         return HANDOFFS if group_id == "billing" else []
 

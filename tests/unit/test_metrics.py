@@ -20,7 +20,7 @@ from enginekit import (
     world,
     write,
 )
-from logkit import schedule
+from logkit import planned, schedule, settings
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
@@ -206,6 +206,18 @@ def test_partitions_that_nobody_can_claim_are_counted_and_reported(registry, scr
     cluster.run_until(held_by(other, 2), H)
     cluster.run_until(lambda: node.observer.named("partitions_covered"), H)
     assert scrape()("marshal_uncovered_partitions", GROUP) == 0
+
+
+def test_plans_of_the_group_are_counted(registry, scrape):
+    cluster = world(partitions=1, records=[1] * 3)
+    node = cluster.node("a", spec=spec())
+    exported(node, registry)
+    cluster.run_until(held_by(node, 3), H)
+    assert scrape()("marshal_plan_generation", GROUP) == 0
+    write(cluster, settings(policy="planner"))
+    write(cluster, planned(0, ("a", 0, (2,)), client="b"))
+    cluster.run(100)
+    assert scrape()("marshal_plan_generation", GROUP) == 1
 
 
 @pytest.mark.parametrize(("limits", "count"), [((1, 1), 0), ((1,), 1)])

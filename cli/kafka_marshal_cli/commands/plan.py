@@ -16,9 +16,8 @@ from kafka_marshal.plan_simulation import (
 )
 from kafka_marshal.plan_view import (
     DIVERGED,
-    OPEN,
-    PlanView,
     explain_key,
+    plan_object,
     verify_plan,
     view_plan,
 )
@@ -137,27 +136,10 @@ def show_plan(
         call.answer(Answer(as_of, {"group_id": group, **place._asdict(), "why": text}))
         return
     found = view_plan(world, group, partition_counts=counts)
-    facts = {
-        "group_id": group,
-        "policy": found.policy,
-        "generation": found.generation,
-        "is_known": found.is_known,
-        "author": found.author,
-        "offset": found.offset,
-        "planner_version": found.planner_version,
-        "input_digest": found.input_digest,
-        "open_count": sum(each.state == OPEN for each in found.keys),
-        "uncovered_count": len(found.uncovered),
-    }
-    sections = (
-        Section("members", _member_rows(found), PLANNED_MEMBERS),
-        Section("keys", _key_rows(found), PLANNED_KEYS),
-        Section("handoffs", world.handoffs(group), presenters.HANDOFF_COLUMNS),
-        Section(
-            "uncovered",
-            presenters.uncovered_rows(found.uncovered),
-            presenters.UNCOVERED_COLUMNS,
-        ),
+    facts = plan_object(found, world.handoffs(group))
+    sections = tuple(
+        Section(name, facts.pop(name), columns)
+        for name, columns in PLAN_SECTIONS.items()
     )
     call.answer(Answer(as_of, facts, sections))
 
@@ -215,34 +197,6 @@ def _place(text: str) -> TopicPartition:
             f"--why must be written TOPIC:PARTITION, not {text!r}", setting="--why"
         )
     return TopicPartition(topic, int(number))
-
-
-def _member_rows(found: PlanView) -> list[Row]:
-    return [
-        {
-            "client_id": each.client_id,
-            "host": each.host,
-            "rack": each.rack,
-            "limit": each.limit,
-            "held_count": each.held,
-            "planned_count": each.planned,
-            "gains_count": each.gains,
-            "losses_count": each.losses,
-        }
-        for each in found.members
-    ]
-
-
-def _key_rows(found: PlanView) -> list[Row]:
-    return [
-        {
-            **each.key._asdict(),
-            "holder": each.holder,
-            "planned": each.planned,
-            "state": each.state,
-        }
-        for each in found.keys
-    ]
 
 
 def new_member(text: str) -> NewMember:
@@ -352,6 +306,12 @@ PLANNED_KEYS = (
     column("PLANNED", "planned"),
     column("STATE", "state"),
 )
+PLAN_SECTIONS = {
+    "members": PLANNED_MEMBERS,
+    "keys": PLANNED_KEYS,
+    "handoffs": presenters.HANDOFF_COLUMNS,
+    "uncovered": presenters.UNCOVERED_COLUMNS,
+}
 DIFFERENCES = (*PLACE, column("PLANNED", "planned"), column("COMPUTED", "computed"))
 
 

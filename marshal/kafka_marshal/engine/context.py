@@ -147,6 +147,10 @@ class Context:
             }
         )
 
+    def plan_generation(self, group_id: str) -> int:
+        """Return the number of Plans that a group had, as folded."""
+        return self.replicas[self.home_of(group_id)].world.plan_generation(group_id)
+
     def is_paused(self, group_id: str) -> bool:
         """Return whether a whole group is paused, as far as the log is read."""
         replicas = self.replicas.values()

@@ -84,6 +84,10 @@ class ClaimContext(Protocol):
         """Return the number of live members of a group, None if not known."""
         ...
 
+    def plan_generation(self, group_id: str) -> int | None:
+        """Return the number of Plans that a group had, None if not known."""
+        ...
+
     def is_paused(self, group_id: str) -> bool:
         """Return whether a whole group is paused, as far as is known."""
         ...

@@ -117,6 +117,12 @@ UNCOVERED = Family(
     _GROUP,
     "Wanted partitions that no live client of the group can claim.",
 )
+PLAN_GENERATION = Family(
+    "marshal_plan_generation",
+    Kind.GAUGE,
+    _GROUP,
+    "Plans of the group so far, as far as the log is read; 0 without any.",
+)
 STATE = Family(
     "marshal_claim_state",
     Kind.GAUGE,
@@ -281,7 +287,7 @@ EVENTS = Family(
 
 FAMILIES = (
     *(BUILD, UP, INTERVAL, MEMBERS, PAUSED, PAUSE, PAUSE_BEGIN, PAUSE_END),
-    *(DESIRED, UNCOVERED),
+    *(DESIRED, UNCOVERED, PLAN_GENERATION),
     *(STATE, FENCE, AGE, LEASE),
     *(LAG, GROUP_LAG, UNCONFIRMED, HANDED, COMMITTED, WON, LOST, RELEASED),
     *(HANDOFFS, HANDOFF_GAP),

@@ -96,6 +96,44 @@ class GroupNow(Message, frozen=True, kw_only=True):
     handoffs: tuple[Handoff, ...] = ()
 
 
+class PlanNow(Message, frozen=True, kw_only=True):
+    """``GET /v1/groups/{group}/plan``: as ``marshal plan show -o json`` prints it.
+
+    Attributes:
+        as_of: The moment that the answer is of.
+        group_id: The group.
+        policy: Its policy; Plans are followed under ``planner``.
+        generation: How many Plans (slices) there were; 0 for an unknown group.
+        is_known: Whether the last one was read, all its slices.
+        author: client_id of its writer.
+        offset: Offset of its last slice in the group's coordinating partition.
+        planner_version: Version of the planner.
+        input_digest: Digest of the planner's input, in hex.
+        open_count: Entries that are not done and not void.
+        uncovered_count: Partitions that no member can have.
+        members: The live members, with what they hold, are to get and to give.
+        keys: Its entries: holder, planned member, and state.
+        handoffs: Open handoffs by the log.
+        uncovered: Partitions that no member can have, and why.
+    """
+
+    as_of: AsOf
+    group_id: str
+    policy: str
+    generation: int
+    is_known: bool
+    author: str | None
+    offset: int | None
+    planner_version: int | None
+    input_digest: str | None
+    open_count: int
+    uncovered_count: int
+    members: tuple[dict[str, Any], ...]
+    keys: tuple[dict[str, Any], ...]
+    handoffs: tuple[dict[str, Any], ...]
+    uncovered: tuple[dict[str, Any], ...]
+
+
 class LocalClient(Message, frozen=True, kw_only=True):
     """One client of this sidecar.
 

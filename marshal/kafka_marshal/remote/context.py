@@ -93,6 +93,11 @@ class RemoteContext:
         del group_id
         return None
 
+    def plan_generation(self, group_id: str) -> int | None:
+        """Return None: only the sidecar reads Plans."""
+        del group_id
+        return None
+
     def is_paused(self, group_id: str) -> bool:
         """Return whether the group is paused, as last reported."""
         del group_id

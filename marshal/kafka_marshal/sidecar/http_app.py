@@ -38,6 +38,7 @@ from kafka_marshal.remote.answers import (
     GroupsNow,
     Handoff,
     OwnersNow,
+    PlanNow,
     WorldNow,
 )
 from kafka_marshal.sidecar.config import CONNECTIONS_MAX
@@ -620,6 +621,12 @@ def _groups(call: ApiRequest) -> tuple[World, list[Item]]:
     return call.service.groups_world(timeout_ms=call.timeout_ms)
 
 
+def _plan(call: ApiRequest) -> PlanNow:
+    world, fields = call.service.plan(call.parts["group"], timeout_ms=call.timeout_ms)
+    offsets = {str(t): offset for t, offset in sorted(world.items())}
+    return PlanNow(as_of=AsOf(time_ms=_wall_ms(), offsets=offsets), **fields)
+
+
 _HANDLERS: dict[str, Callable[[ApiRequest], msgspec.Struct | None]] = {
     "info": lambda call: call.service.info(),
     "register": lambda call: call.service.register(
@@ -673,6 +680,7 @@ _HANDLERS: dict[str, Callable[[ApiRequest], msgspec.Struct | None]] = {
         group=call.parts["group"],
         wall_ms=_wall_ms(),
     ),
+    "plan": _plan,
     "pause": _action,
     "resume": _action,
     "reset": _action,

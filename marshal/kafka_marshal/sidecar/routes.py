@@ -237,6 +237,15 @@ ROUTES: tuple[Route, ...] = (
         queries=(TIMEOUT,),
     ),
     Route(
+        method="GET",
+        path=paths.PLAN,
+        name="plan",
+        about="The plan of one group, and what became of it.",
+        answers=answers.PlanNow,
+        waits=True,
+        queries=(TIMEOUT,),
+    ),
+    Route(
         method="POST",
         path=paths.PAUSE,
         name="pause",

@@ -14,6 +14,8 @@ from kafka_marshal.errors import (
     CoordinationError,
     DeadlineExceeded,
 )
+from kafka_marshal.plan_simulation import group_topics
+from kafka_marshal.plan_view import plan_object, view_plan
 from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict
 from kafka_marshal.protocol.handoffs import offered_since_ms, phase_of
@@ -33,6 +35,7 @@ from kafka_marshal.sidecar.lease_journal import boot_id
 from kafka_marshal.sidecar.process_monitor import Caller, DeathWatch, Peer
 from kafka_marshal.sidecar.registry import ClientRegistry
 from kafka_marshal.sidecar.warming import handoff_row
+from kafka_marshal.views import World
 
 LOOKUP_MS_MAX = 10_000
 CLAIM_MS_MAX = 1_000
@@ -614,6 +617,39 @@ class SidecarService:
             replicas = self._context.replicas.values()
             world = world_to_object(replica.world for replica in replicas)
             return world, self._context.pauses()
+
+    def plan(
+        self, group_id: str, *, timeout_ms: int
+    ) -> tuple[dict[int, int], dict[str, Any]]:
+        """Return the Plan of a group, never older than this call, as plain data.
+
+        Returns:
+            Next offset of each coordinating partition, and the fields that
+            ``marshal plan show`` prints.
+
+        Raises:
+            DeadlineExceeded: The log was not read to its end in time.
+            CoordinationError: The number of partitions could not be looked up.
+        """
+        self._engine.catch_up(timeout_ms)
+        with self._engine.changed:
+            topics = group_topics(self._view(), group_id)
+        known = self._runtime.ports.data.describe(sorted(topics), LOOKUP_MS_MAX)
+        counts = {topic: info.partition_count for topic, info in known.items()}
+        with self._engine.changed:
+            world = self._view()
+            found = view_plan(world, group_id, partition_counts=counts)
+            handoffs = world.handoffs(group_id)
+            offsets = {each.partition: each.next_offset for each in world.partitions}
+        # Planning takes its time, so it is done without the lock.
+        return offsets, plan_object(found, handoffs)
+
+    def _view(self) -> World:
+        """Return a view of the states as they are; under the lock only."""
+        now_ms = self._context.now_ms
+        replicas = sorted(self._context.replicas.items())
+        elapsed = {number: replica.elapsed_ms(now_ms) for number, replica in replicas}
+        return World([replica.world for _, replica in replicas], elapsed)
 
     def handoffs(self, group_id: str) -> list[Handoff]:
         """Return the open handoffs of a group: by the log, and between clients here."""

@@ -63,7 +63,11 @@ def test_metrics_have_what_a_client_knows_and_no_more():
     assert found("marshal_records_handed_out_total", labels) == 4
     assert found("marshal_group_paused", {"group": "g"}) == 0
     assert found.named("marshal_uncovered_partitions") == {}, "the sidecar reports it"
-    for unknown in ("marshal_members", "marshal_heartbeat_age_seconds"):
+    for unknown in (
+        "marshal_members",
+        "marshal_plan_generation",
+        "marshal_heartbeat_age_seconds",
+    ):
         assert found.named(unknown) == {}
     assert found.named("marshal_records_undecodable_total") == {}
     rig.send(lost())

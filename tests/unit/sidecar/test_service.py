@@ -11,6 +11,7 @@ from enginekit import (
     world,
     write,
 )
+from logkit import planned, settings
 from msgspec.structs import replace
 from sidecarkit import (
     Local,
@@ -370,6 +371,31 @@ def test_reasons_of_claims_name_the_client(cluster, machine):
     assert {note.reason.partition(";")[0] for note in notes.values()} == {
         "for worker-7"
     }
+
+
+# --- plans
+
+
+def test_the_plan_has_the_fields_of_the_command(cluster, machine):
+    for t in (0, 1):
+        write(cluster, settings(policy="planner"), t)
+    having(machine)
+    moves = planned(0, ("host-1", 0, tuple(range(8))), vector=((0, 0), (0, 0)))
+    write(cluster, moves, machine.node.engine.context.home_of("g"))
+    offsets, found = machine.service.plan("g", timeout_ms=1_000)
+    assert sorted(offsets) == [0, 1]
+    assert (found["group_id"], found["policy"]) == ("g", "planner")
+    assert (found["generation"], found["open_count"]) == (1, 0)
+    (member,) = found["members"]
+    assert (member["client_id"], member["held_count"]) == ("host-1", 8)
+    assert {row["state"] for row in found["keys"]} == {"done"}
+    assert (found["handoffs"], found["uncovered"]) == ([], [])
+
+
+def test_an_unknown_group_has_no_plan(machine):
+    _, found = machine.service.plan("of-nobody-else", timeout_ms=1_000)
+    assert (found["policy"], found["generation"]) == ("fair", 0)
+    assert (found["members"], found["keys"]) == ([], [])
 
 
 # --- handing off before the end
