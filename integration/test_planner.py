@@ -1,5 +1,6 @@
 """A group with policy ``planner`` on a real broker (PROTOCOL 9.2)."""
 
+import signal
 from collections import Counter
 
 import pytest
@@ -79,3 +80,29 @@ def test_a_new_member_gets_its_share_by_as_few_moves(domain, unique, tmp_path):
         eventually(lambda: counts(domain, group) == goal, "three share")
         tenures = domain.history().tenures(group)
         assert sum(len(each) - 1 for each in tenures.values()) == 4
+
+
+def test_the_command_restarts_under_another_name(domain, unique, tmp_path):
+    """KA24: `marshal consume --restarts`, and a member that replaces any."""
+    cli, topic, group = Cli(domain, tmp_path), domain.data_topic(4), unique("renamed")
+    words = ("consume", topic, "--group", group, "--restarts", "--client-id")
+    with domain.admin() as admin:
+        admin.set_group(group, {"policy": "planner"}, execute=True)
+    with cli.started(*words, "a1") as old, cli.started(*words, "b1") as other:
+        eventually(lambda: counts(domain, group) == {"a1": 2, "b1": 2}, "they share")
+        before = domain.owners(group)
+        begun = len(domain.history().of("claimed", group_id=group))
+        assert old.end(signal.SIGTERM) == 0, old.stderr
+        new = ("a2", "--labels", "replaces=*,rack=r1", "--no-plan")
+        with cli.started(*words, *new):
+            goal = {"a2": 2, "b1": 2}
+            eventually(lambda: counts(domain, group) == goal, "it has the place")
+            after = domain.owners(group)
+            kept = {key for key, name in before.items() if name == "b1"}
+            assert {key for key, name in after.items() if name == "b1"} == kept
+            shown = cli.json("plan", "show", group)
+            racks = {row["client_id"]: row["rack"] for row in shown["members"]}
+            assert racks == {"a2": "r1", "b1": ""}
+            assert shown["author"] == "b1"
+        assert other.process.poll() is None, other.stderr
+        assert len(domain.history().of("claimed", group_id=group)) == begun + 2

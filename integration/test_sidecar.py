@@ -520,7 +520,9 @@ def test_the_documented_commands_work(documented, domain):
     assert "event: snapshot" in output
     assert any(answer.get("deadlines") for answer in answers)
     as_of = [answer for answer in answers if "as_of" in answer]
-    assert len(as_of) == 5
+    assert len(as_of) == 6
+    (planned,) = [answer for answer in as_of if "generation" in answer]
+    assert (planned["group_id"], planned["policy"]) == ("billing", "fair")
     (client,) = as_of[-1]["clients"]
     assert (client["client"], len(client["assigned"])) == ("shell-1", 2)
     assert 'marshal_sidecar_state{state="RUNNING"} 1.0' in output

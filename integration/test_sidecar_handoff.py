@@ -3,6 +3,7 @@
 Sidecars, and the workers behind them, are processes of their own.
 """
 
+import contextlib
 import json
 import signal
 import socket
@@ -246,4 +247,45 @@ def test_a_rolling_restart_moves_what_is_restarted_and_nothing_else(
         # could be none.
         assert sum(moves.values()) <= 2 * KEYS
         for worker in workers.values():
+            worker.ask_to_end()
+
+
+def test_a_rollout_with_new_names_moves_each_partition_once(domain, fleet, traffic):
+    """Acceptance KA24: as deploy/kubernetes does, each pod a sidecar and a worker."""
+    group = Group(domain, fleet)
+    env = {"MARSHAL_LABELS": "replaces=*"}
+    with contextlib.ExitStack() as stack, domain.admin() as admin:
+
+        def grace(grace_ms):
+            changes = {"policy": "planner", "grace_ms": grace_ms}
+            admin.set_group(group.name, changes, execute=True)
+
+        def start(name):
+            sidecar = stack.enter_context(
+                start_sidecar(domain, client_id=name, env=env)
+            )
+            return sidecar, fleet.start(f"w-{name}", sidecar=sidecar.address)
+
+        grace(0)  # else the second has its share only after that time
+        old = {name: start(name) for name in ("old-a", "old-b")}
+        group.await_counts(old_a=3, old_b=3)
+        grace(120_000)
+        begun = len(group.steps("claimed"))
+        for name, (sidecar, worker) in old.items():
+            new = name.replace("old", "new")
+            _, other = start(new)
+            eventually(lambda w=other: w.journal.of("ready"), "it is ready", 90_000)
+            assert new not in group.counts()
+            done = admin.drain(name, for_ms=120_000, wait_ms=90_000)
+            assert done.held == ()
+            worker.ask_to_end()
+            assert sidecar.stop() == 0, sidecar.log
+            assert group.counts()[new] == KEYS // len(old)
+        traffic.stop()
+        group.await_handled(fleet)
+        moves = Counter(step.key.partition for step in group.steps("claimed")[begun:])
+        assert moves == dict.fromkeys(range(KEYS), 1)
+        # All of them warm: from a living owner.
+        assert len(group.steps("ready")) >= KEYS
+        for worker in fleet.workers:
             worker.ask_to_end()

@@ -21,7 +21,8 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
                 metavar="NAME=TEXT,...",
                 envvar="MARSHAL_LABELS",
                 help="What planners know of this member: `rack`, `target`, `replaces` "
-                "(the client whose place it takes after a restart), or any others.",
+                "(the client whose place it takes after a restart; `*` for any that is "
+                "drained or restarts), or any others.",
                 rich_help_panel=PANEL,
             ),
         ],

@@ -90,7 +90,8 @@ class Marshal(Closing):
         labels: What planners of the group and custom policies know of this client:
             ``rack``; ``target``, the number of partitions beyond which others are
             preferred; ``replaces``, the client whose place it takes after a restart
-            under another name; or any others.
+            under another name, or ``*`` for any one that is drained or restarts; or
+            any others.
         can_plan: Whether this client may plan for its group, where that has policy
             ``planner``.
         timeout_ms: Longest time to open.

@@ -4,10 +4,14 @@ In a part of the worlds few members may plan, or none. Full size: ``PROOF=1``, o
 ``python -m simulator --also plans``.
 """
 
+import planvariants
 import pytest
 import slices
 import variants
+from enginekit import H, lines, spec, world, write
+from logkit import planned, settings
 
+from kafka_marshal.protocol.records import ClaimingPartition, HandoffOffer, Plan
 from simulator.campaign import CampaignOptions, run_seeds
 from simulator.coverage import PLANNED
 from simulator.plan import MINUTE_MS, PLANS, can_plan
@@ -58,3 +62,64 @@ def test_coverage_left_to_plans_is_caught(monkeypatch):
     with pytest.raises(SimulationFailed) as caught:
         simulate(7, faults=ALONE, duration_ms=MINUTE_MS)
     assert [caught.value.judge, caught.value.invariant] == BROKEN[plant.__name__][1:]
+
+
+# --- what costs moves and records only, by members on virtual time
+
+
+KEYS = 12
+WITHIN_MS = 4 * H
+COSTS = variants.listed("broken plans of members")
+
+
+def moves_after_an_old_plan():
+    """Return how many claims follow a Plan of before all that was claimed."""
+    cluster = world(partitions=1, records=(1,) * KEYS)
+    write(cluster, settings(policy="planner"))
+    nodes = [cluster.node(name, spec=spec()) for name in "ab"]
+    cluster.run_until(lambda: {len(node.held) for node in nodes} == {6}, 4 * H)
+    plans = [line for line in lines(cluster) if isinstance(line.record, Plan)]
+    everything = ("a", 0, range(KEYS))
+    write(cluster, planned(len(plans), everything, vector=((0, 0),)))
+    begun = len(lines(cluster))
+    cluster.run(6 * H)
+    found = lines(cluster)[begun:]
+    return sum(isinstance(line.record, ClaimingPartition) for line in found)
+
+
+def offers_to_one_that_never_gets_warm():
+    """Return how many offers are opened in twice the time that one lasts."""
+    cluster = world(partitions=1, records=(4, 4))
+    write(cluster, settings(handoff_ms=WITHIN_MS))
+    a = cluster.node("a", spec=spec())
+    cluster.run_until(lambda: len(a.held) == 2, 3 * H)
+    b = cluster.node("b")
+    b.warming.is_held = True
+    b.consume(spec(on_warm=lambda *_: None))
+    offered = lambda: [  # noqa: E731
+        line.record
+        for line in lines(cluster)
+        if isinstance(line.record, HandoffOffer) and line.record.successor
+    ]
+    cluster.run_until(offered, 4 * H)
+    cluster.run(2 * WITHIN_MS - H)
+    return len(offered())
+
+
+# What the rule leaves, by variant.
+MEASURED = {
+    planvariants.follow_entries_after_a_claim: (moves_after_an_old_plan, 0),
+    planvariants.offer_a_lapsed_pair_at_once: (offers_to_one_that_never_gets_warm, 1),
+}
+
+
+def test_the_table_lists_every_variant_of_members():
+    assert list(COSTS) == [plant.__name__ for plant in MEASURED]
+
+
+@pytest.mark.parametrize("plant", MEASURED, ids=lambda plant: plant.__name__)
+def test_what_a_broken_member_costs_is_caught(monkeypatch, plant):
+    measure, expected = MEASURED[plant]
+    assert measure() == expected
+    plant(monkeypatch)
+    assert measure() > expected

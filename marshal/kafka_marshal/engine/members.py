@@ -10,6 +10,8 @@ from kafka_marshal.protocol.group_plan import PLANNER_VERSION
 from kafka_marshal.protocol.labels import (
     LAGGING_LABEL,
     PLANS_LABEL,
+    REPLACES_ANY,
+    REPLACES_LABEL,
     WARMS_LABEL,
     WEIGHT_LABEL,
     WEIGHT_MAX,
@@ -43,6 +45,7 @@ class Announcer:
 
     __slots__ = (
         "_announced",
+        "_began_ms",
         "_context",
         "_due_ms",
         "_ended",
@@ -60,6 +63,7 @@ class Announcer:
         self._context = context
         self._outbox = outbox
         self._labels = dict(labels)
+        self._began_ms = context.now_ms
         self._host = host[:255]
         self._due_ms = 0
         self._first_offset: int | None = None
@@ -100,7 +104,7 @@ class Announcer:
             can_plan: Whether it may plan.
             is_planned: Whether its group follows Plans.
         """
-        labels = dict(self._labels)
+        labels = self._own_labels()
         if is_behind:
             labels[LAGGING_LABEL] = "yes"
         if is_planned:
@@ -113,6 +117,16 @@ class Announcer:
         if weight > 1:
             labels[WEIGHT_LABEL] = str(min(weight, WEIGHT_MAX))
         self._announce(subs, holdings, draining=False, labels=labels)
+
+    def _own_labels(self) -> dict[str, str]:
+        """Return the labels of the user; one that replaces any does so for a while."""
+        labels = dict(self._labels)
+        settings = self._context.settings_of(self._outbox.claimant.group_id)
+        elapsed_ms = self._context.now_ms - self._began_ms
+        is_over = elapsed_ms >= settings.value("grace_ms")
+        if labels.get(REPLACES_LABEL) == REPLACES_ANY and is_over:
+            del labels[REPLACES_LABEL]
+        return labels
 
     def announce_leaving(
         self, subs: Sequence[Subscription], holdings: Mapping[Key, Holding]

@@ -15,6 +15,8 @@ PLANS_LABEL = "plans"
 TARGET_LABEL = "target"
 RACK_LABEL = "rack"
 REPLACES_LABEL = "replaces"
+REPLACES_ANY = "*"
+"""Text of that label: the member replaces some client, not known beforehand."""
 FAILS_PREFIX = "fails:"
 """Prefix of the labels that name partitions which a member cannot serve, by topic."""
 WEIGHT_MAX = 1_000  # also for the weights that other members announce

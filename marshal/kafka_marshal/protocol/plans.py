@@ -25,6 +25,7 @@ from kafka_marshal.protocol.items import PlanNote
 from kafka_marshal.protocol.labels import (
     PLANS_LABEL,
     RACK_LABEL,
+    REPLACES_ANY,
     REPLACES_LABEL,
     TARGET_LABEL,
     failing_of,
@@ -241,12 +242,13 @@ def situation_of(reading: Reading, states: Mapping[str, MemberState]) -> Situati
     or of the last owner where it is free. So what is under way is not planned again.
     """
     home = reading.worlds[reading.home]
+    standing = reading.standing()
+    replacing = _replacing(reading, states, standing)
     members = {
-        name: _member(home, each, is_early=_replaced(each) in states)
+        name: _member(home, each, is_early=name in replacing.early)
         for name, each in states.items()
     }
-    standing = reading.standing()
-    reader = _KeyReader(reading, members, standing, _replacements(states))
+    reader = _KeyReader(reading, members, standing, replacing.heirs)
     counts = _counts(reading, {topic for m in members.values() for topic in m.topics})
     rows = [
         row
@@ -271,17 +273,18 @@ def situation_of(reading: Reading, states: Mapping[str, MemberState]) -> Situati
     return Situation(given=given, holders=holders, standing=ours, counts=counts)
 
 
-def _replaced(member: MemberState) -> str | None:
-    """Return the client whose place a member takes, if any."""
-    return member.record.labels.get(REPLACES_LABEL)
+def _action(home: WorldState, member: MemberState) -> str | None:
+    """Return what a directive asks of a member, None without one."""
+    record = member.record
+    client = (record.group_id, record.client_id)
+    return home.action_for(client, host=record.host)
 
 
 def _member(home: WorldState, member: MemberState, *, is_early: bool) -> PlanMember:
-    """Return a member; who replaces one that lives takes nothing before it is gone."""
+    """Return a member; one that is early takes nothing."""
     record = member.record
     labels = record.labels
-    client = (record.group_id, record.client_id)
-    action = home.action_for(client, host=record.host)
+    action = _action(home, member)
     return PlanMember(
         name=record.client_id,
         topics=tuple(sorted(set(record.topics))),
@@ -295,14 +298,85 @@ def _member(home: WorldState, member: MemberState, *, is_early: bool) -> PlanMem
     )
 
 
-def _replacements(states: Mapping[str, MemberState]) -> dict[str, str]:
-    """Return the members that take the place of others, by the names of those."""
-    found: dict[str, str] = {}
+class _Replacing(NamedTuple):
+    """Members that take the place of others after a restart.
+
+    Attributes:
+        heirs: By the client that is replaced: it has gone, or is drained.
+        early: Those that take nothing yet.
+    """
+
+    heirs: Mapping[str, str]
+    early: frozenset[str]
+
+
+def _replacing(
+    reading: Reading, states: Mapping[str, MemberState], standing: Entries
+) -> _Replacing:
+    """Return the members that take the place of others (PROTOCOL 9.8)."""
+    labels = {
+        name: text
+        for name, each in states.items()
+        if (text := each.record.labels.get(REPLACES_LABEL))
+    }
+    if not labels:
+        return _Replacing({}, frozenset())
+    owned, leaving = _leaving(reading, states)
+    heirs: dict[str, str] = {}
+    for name, replaced in labels.items():
+        if replaced not in states or replaced in leaving:
+            heirs.setdefault(replaced, name)
+    heirs.pop(REPLACES_ANY, None)
+    willing = {name for name, text in labels.items() if text == REPLACES_ANY}
+    without = []
+    for replaced in sorted(leaving.keys() - heirs.keys()):
+        named = {standing[place] for place in leaving[replaced] if place in standing}
+        if not named:
+            without.append(replaced)
+        elif named & willing:
+            heirs[replaced] = min(named & willing)
+    home = reading.worlds[reading.home]
+    new = sorted(
+        name
+        for name in willing - owned - set(heirs.values())
+        if _action(home, states[name]) is None
+    )
+    heirs |= dict(zip(without, new, strict=False))
+    early = {
+        name
+        for name, replaced in labels.items()
+        if replaced in states and replaced not in leaving
+    }
+    if willing - owned != states.keys():  # else a group that begins
+        early |= set(new) - set(heirs.values())
+    return _Replacing(heirs, frozenset(early))
+
+
+def _leaving(
+    reading: Reading, states: Mapping[str, MemberState]
+) -> tuple[set[str], dict[str, list[TopicPartition]]]:
+    """Return who owns anything; and the keys of the drained, and of the restarted."""
+    home, group_id = reading.worlds[reading.home], reading.group_id
+    owned: dict[str, list[TopicPartition]] = {}
+    waiting: dict[str, list[TopicPartition]] = {}
+    for number, world in enumerate(reading.worlds):
+        now_ms = reading.now_ms(number)
+        for key, known in world.keys.items():
+            if key.group_id != group_id:
+                continue
+            note = world.soft.notes.get(key)
+            if known.owner is not None:
+                name = known.owner.client_id
+                owned.setdefault(name, []).append(key.topic_partition)
+            elif note is not None and is_reserved(
+                known, note, now_ms=now_ms, grace_ms=reading.grace_ms
+            ):
+                waiting.setdefault(note.client_id, []).append(key.topic_partition)
+    leaving = {name: places for name, places in waiting.items() if name not in states}
     for name, each in states.items():
-        replaced = _replaced(each)
-        if replaced and replaced not in states:
-            found.setdefault(replaced, name)
-    return found
+        if name in owned and _action(home, each) == DRAIN:
+            leaving[name] = owned[name]
+    return set(owned), leaving
 
 
 def _counts(reading: Reading, topics: Iterable[str]) -> dict[str, int]:
@@ -360,7 +434,11 @@ class _KeyReader:
             return _Place(PlanKey(place, owner, is_free=True), None)
         name = known.owner.client_id
         holder = name if name in self._members else None
-        owner = self._planned(place) or self._offered(place, known, now_ms) or holder
+        owner = self._planned(place) or self._offered(place, known, now_ms)
+        heir = self._replacements.get(name)
+        if owner is None and heir is not None and self._can_have(heir, place):
+            owner = heir
+        owner = owner or holder
         return _Place(PlanKey(place, owner), holder)
 
     def _free(

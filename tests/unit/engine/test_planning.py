@@ -280,6 +280,65 @@ def test_who_starts_before_the_one_it_replaces_has_left_waits_for_its_keys(clust
     assert len(claims(cluster, since)) == ALL
 
 
+ANY = {"replaces": "*"}
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_rolling_restart_needs_no_names(cluster, is_first):
+    """Whether the new member starts before or after the old one leaves."""
+    nodes = start(cluster, "a1", "b1", "c1")
+    cluster.run_until(balanced(cluster, 4, 4, 4), 4 * H)
+    since = end(cluster)
+    for node in nodes:
+        name = f"{node.owner.client_id[0]}2"
+        if is_first:
+            cluster.node(name, labels=ANY, spec=spec())
+            cluster.run(2 * H)
+        restart(cluster, node)
+        if not is_first:
+            cluster.run(2 * H)
+            cluster.node(name, labels=ANY, spec=spec())
+        cluster.run_until(balanced(cluster, 4, 4, 4), 2 * H)
+        cluster.run(2 * H)
+    assert len(claims(cluster, since)) == ALL
+
+
+def test_drained_members_hand_off_to_new_ones(cluster):
+    """What the manifest in deploy/kubernetes does, two members at a time."""
+    nodes = start(cluster, "a1", "b1", "c1")
+    cluster.run_until(balanced(cluster, 4, 4, 4), 4 * H)
+    since = end(cluster)
+    for some in (nodes[:2], nodes[2:]):
+        for node in some:
+            name = f"{node.owner.client_id[0]}2"
+            cluster.node(name, labels=ANY, spec=spec())
+        moved = len(claims(cluster, since))
+        cluster.run(2 * H)
+        assert len(claims(cluster, since)) == moved
+        for number, node in enumerate(some):
+            who = node.owner.client_id
+            op = bytes([number, len(some)]) * 8
+            write(cluster, direct(who, op=op, until=2**62))
+        cluster.run_until(lambda some=some: not any(n.held for n in some), 6 * H)
+        for node in some:
+            node.leave()
+            cluster.run_until(lambda node=node: node.has_left, H)
+            cluster.crash(node)
+        cluster.run(2 * H)
+    assert counts(cluster) == [4, 4, 4]
+    assert len(claims(cluster, since)) == ALL
+
+
+def test_a_new_member_that_replaces_none_has_its_share_after_the_grace(cluster):
+    write(cluster, settings(2, policy="planner", grace_ms=4 * H))
+    start(cluster, "a", "b")
+    cluster.run_until(balanced(cluster, 6, 6), 4 * H)
+    cluster.node("c", labels=ANY, spec=spec())
+    cluster.run(3 * H)
+    assert counts(cluster) == [0, 6, 6]
+    cluster.run_until(balanced(cluster, 4, 4, 4), 6 * H)
+
+
 def test_a_restart_under_the_same_name_moves_nothing(cluster):
     a, *_ = start(cluster, "a", "b", "c")
     cluster.run_until(balanced(cluster, 4, 4, 4), 4 * H)

@@ -295,6 +295,98 @@ def test_a_member_takes_the_place_of_one_that_is_gone():
     assert keys(log)[T1] == PlanKey(T1, "c2", is_free=True)
 
 
+ANY = {"replaces": "*"}
+
+
+def owning(log, *names):
+    """Let each of some members claim a partition."""
+    for number, name in enumerate(names):
+        log.append(claim(name, key=named(number)))
+    return log
+
+
+def cordoned(log):
+    return {each.name for each in seen(log).given.members if each.is_cordoned}
+
+
+def left(log, number, client="c1"):
+    epoch = log.state.keys[named(number)].epoch
+    log.append(release(epoch, key=named(number), client=client, reason="restart"))
+    log.append(member(client, seq=2, draining=True))
+
+
+def test_who_replaces_some_member_takes_nothing_before_one_leaves():
+    log = owning(group("c1", "c2"), "c1", "c2")
+    for name in ("d1", "d2"):
+        log.append(member(name, labels=ANY))
+    log.append(claim("d1", key=Key("other", "t", 8)))
+    assert cordoned(log) == {"d1", "d2"}
+    left(log, 0)
+    assert cordoned(log) == {"d2"}
+    assert keys(log)[T0] == PlanKey(T0, "d1", is_free=True)
+    assert keys(log)[T1] == PlanKey(T1, "c2")
+
+
+def test_a_member_that_is_drained_is_replaced_while_it_works():
+    log = owning(group("c1", "c2"), "c1", "c2")
+    log.append(member("d1", labels=ANY))
+    log.append(member("d2", labels={"replaces": "c2"}))
+    log.append(direct(client="c1"))
+    assert cordoned(log) == {"d2"}
+    assert keys(log)[T0] == PlanKey(T0, "d1")
+    log.append(direct("c2", op=b"2" * 16))
+    assert keys(log)[T1] == PlanKey(T1, "d2")
+    assert cordoned(log) == set()
+
+
+def test_who_is_named_for_a_part_replaces_the_rest():
+    log = owning(group("c1", "c2"), "c1", "c1", "c2")
+    for name in ("d1", "d2"):
+        log.append(member(name, labels=ANY))
+    log.append(direct(client="c1"))
+    at = log.state.next_offset
+    log.append(planned(0, ("d2", 0, (0, 1)), vector=((at, 0),)))
+    assert keys(log)[T1] == PlanKey(T1, "d2")
+    assert cordoned(log) == {"d1"}
+    log.append(release(log.state.keys[named(0)].epoch, key=named(0), client="c1"))
+    log.append(claim("d2", key=named(0)))
+    assert keys(log)[T1] == PlanKey(T1, "d2")
+    assert cordoned(log) == {"d1"}
+
+
+def test_what_is_planned_for_others_has_no_replacement():
+    log = owning(group("c1", "c2"), "c1", "c2")
+    log.append(direct(client="c1"))
+    at = log.state.next_offset
+    log.append(planned(0, ("c2", 0, (0,)), vector=((at, 0),)))
+    log.append(member("d1", labels=ANY))
+    assert keys(log)[T0] == PlanKey(T0, "c2")
+    assert cordoned(log) == {"d1"}
+
+
+def test_a_group_that_begins_replaces_nobody():
+    log = group()
+    for name in ("d1", "d2"):
+        log.append(member(name, labels=ANY))
+    assert cordoned(log) == set()
+
+
+def test_a_new_member_that_is_drained_itself_replaces_nobody():
+    log = owning(group("c1", "c2"), "c1", "c2")
+    for name in ("d1", "d2"):
+        log.append(member(name, labels=ANY))
+    log.append(direct("d1"))
+    log.append(direct("c1", op=b"2" * 16))
+    assert keys(log)[T0] == PlanKey(T0, "d2")
+
+
+def test_a_replacement_without_the_topic_is_none():
+    log = owning(group("c1", "c2"), "c1", "c2")
+    log.append(member("d1", labels=ANY, topics=("u",)))
+    log.append(direct(client="c1"))
+    assert keys(log)[T0] == PlanKey(T0, "c1")
+
+
 def test_only_free_keys_wait():
     log = group("c1")
     log.append(claim("c1", key=named(0)))
