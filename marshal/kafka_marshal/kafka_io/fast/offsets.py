@@ -64,11 +64,8 @@ class FastOffsets:
                 for found in row.partitions
                 if found.leader is not None
             }
-            places = {
-                FastPartition(*each): OffsetSpec.latest()  # type: ignore[no-untyped-call]
-                for each in partitions
-                if each in led
-            }
+            end = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+            places = {FastPartition(*each): end for each in partitions if each in led}
             if not places:
                 return {}
             listed = handle.list_offsets(places, request_timeout=_left_s(deadline))
@@ -95,9 +92,9 @@ class FastOffsets:
             raise self._error(KafkaException(KafkaError(_TIMED_OUT)))
         found = []
         for name, future in futures.items():
-            error = future.exception()
+            error = future.exception(0)
             if error is None:
-                found.append((name, future.result()))
+                found.append((name, future.result(0)))
             elif cause_of(error) is None or cause_of(error).code() in LOSSES:
                 raise self._error(error)
         return found

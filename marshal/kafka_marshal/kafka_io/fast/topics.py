@@ -186,9 +186,9 @@ class _LogQuery:
     def _result_of(self, request: _Request) -> Any:
         """Return the result of a request, or raise its error or that of the client."""
         future = request.future
-        error = future.exception() if future.done() else self._timeout()
+        error = future.exception(0) if future.done() else self._timeout()
         if error is None:
-            return future.result()
+            return future.result(0)
         assert isinstance(error, Exception)
         cause = cause_of(error)
         if cause is not None and cause.code() == KafkaError._TIMED_OUT:  # noqa: SLF001
