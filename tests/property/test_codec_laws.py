@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logkit import all_records
+from logkit import all_records, config
 from msgspec.structs import replace
 
 from kafka_marshal.errors import MalformedRecord
@@ -15,6 +15,8 @@ from kafka_marshal.protocol.codec import Undecodable, decode, decode_tags, encod
 from kafka_marshal.protocol.records import (
     KINDS,
     Directive,
+    ImportedKey,
+    ImportedPrevious,
     Limits,
     Plan,
     PlannedMember,
@@ -129,6 +131,33 @@ FIELDS = {
                 max_size=3,
             ).map(tuple),
         ),
+        max_size=3,
+    ).map(tuple),
+    "from_count": counts,
+    "config": st.builds(
+        lambda generation, era, k: encode(config(generation, era=era, k=k)),
+        counts,
+        st.integers(0, 2**32 - 1),
+        counts,
+    ),
+    "source": partitions,
+    "source_offset": offsets,
+    "items": st.lists(
+        st.builds(
+            ImportedKey,
+            group_id=names,
+            topic=topics,
+            partition=partitions,
+            position=maybe(offsets),
+            granted=maybe(offsets),
+            topic_id=maybe(ids),
+            retired_topic_ids=st.lists(ids, max_size=4).map(tuple),
+            previous=maybe(
+                st.builds(ImportedPrevious, ids, maybe(offsets), maybe(offsets))
+            ),
+            successor=maybe(names),
+        ),
+        min_size=1,
         max_size=3,
     ).map(tuple),
     "checkpoint_id": ids,

@@ -346,7 +346,7 @@ def test_a_flood_of_names_ends_at_the_limits(kind):
     for number in range(300):
         naive = Naive(0)
         author = Author(rng.choice, naive)
-        naive.config = {"generation": 1, "era": 1, "limits": {}}
+        naive.config = {"generation": 1, "era": 1, "K": 1, "limits": {}}
         line = author.write()
         data = line.get("payload", {}).get("data", {})
         if "group_id" in data and kind in ("groups", "operations"):
