@@ -228,7 +228,9 @@ class Member:
     def handed(self) -> Iterator[tuple[float, list[int]]]:
         """Yield what it wrote down."""
         if self.path.exists():
-            for line in self.path.read_text().splitlines():
+            # The last line may be written at this moment.
+            whole, _, _ = self.path.read_text().rpartition("\n")
+            for line in whole.splitlines():
                 at, partitions = json.loads(line)
                 yield at, partitions
 

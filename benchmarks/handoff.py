@@ -83,11 +83,13 @@ QUICK = Load(partitions=2, load_s=0.1, drained=4)
 def by_marshal(options: Mapping[str, Any], pen: Pen, is_over: threading.Event) -> None:
     """Consume by claims until stopped."""
     load_s = options["load_s"]
-    callbacks: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if load_s and options["kind"] == WARM:
-        callbacks["on_warm"] = lambda *_: time.sleep(load_s)
+        settings["on_warm"] = lambda *_: time.sleep(load_s)
     elif load_s:
-        callbacks["on_claimed"] = lambda *_: time.sleep(load_s)
+        settings["on_claimed"] = lambda *_: time.sleep(load_s)
+        # All of it on the application's thread, which is no stuck one.
+        settings["max_handling_ms"] = round(SETTLE_S * 1_000)
     with Marshal(
         options["servers"],
         group_id=options["group"],
@@ -95,7 +97,7 @@ def by_marshal(options: Mapping[str, Any], pen: Pen, is_over: threading.Event) -
         coordination_topic=options["log"],
         state_dir="",
     ) as marshal:
-        consumer = marshal.consumer(options["topic"], **callbacks)
+        consumer = marshal.consumer(options["topic"], **settings)
         while not is_over.is_set():
             handed = consumer.poll(POLL_MS)
             if handed:
@@ -192,7 +194,8 @@ class Pair:
             for each in self.members[:number]
         ]
         is_whole = len(set().union(*shares)) == self._partitions
-        return is_whole and all(shares) and sum(map(len, shares)) == self._partitions
+        each = self._partitions // number
+        return is_whole and all(len(share) == each for share in shares)
 
     def gaps(self, since: float) -> tuple[list[float], list[float]]:
         """Return the gaps of partitions that moved, and the longest of each other."""
