@@ -48,7 +48,7 @@ from support import (
     write_document,
 )
 
-from kafka_marshal import Admin, Marshal
+from kafka_marshal import Admin, Consumer, Marshal
 from kafka_marshal.admin import Format
 from kafka_marshal.testing.producing import create_topic
 
@@ -100,6 +100,15 @@ class Pen:
         os.write(self._file, line.encode() + b"\n")
 
 
+def follow_by_marshal(consumer: Consumer, pen: Pen, is_over: threading.Event) -> None:
+    """Note and commit what a consumer is handed until stopped."""
+    while not is_over.is_set():
+        handed = consumer.poll(POLL_MS)
+        if handed:
+            pen.write([place.partition for place in handed])
+            consumer.commit()
+
+
 def by_marshal(options: Mapping[str, Any], pen: Pen, is_over: threading.Event) -> None:
     """Consume by claims until stopped."""
     with Marshal(
@@ -113,11 +122,7 @@ def by_marshal(options: Mapping[str, Any], pen: Pen, is_over: threading.Event) -
         state_dir="",
     ) as marshal:
         consumer = marshal.consumer(options["topic"])
-        while not is_over.is_set():
-            handed = consumer.poll(POLL_MS)
-            if handed:
-                pen.write([place.partition for place in handed])
-                consumer.commit()
+        follow_by_marshal(consumer, pen, is_over)
 
 
 def by_kafka_python(
@@ -145,6 +150,20 @@ def by_kafka_python(
     consumer.close()
 
 
+def follow_by_confluent(
+    consumer: ConfluentConsumer, pen: Pen, is_over: threading.Event
+) -> None:
+    """Note what a subscribed consumer is handed until stopped, then close it."""
+    while not is_over.is_set():
+        # A batch would wait until it is full; so one, and what lies behind it.
+        first = consumer.poll(POLL_MS / 1_000)
+        messages = [] if first is None else [first, *consumer.consume(499, 0)]
+        handed = [each.partition() for each in messages if each.error() is None]
+        if handed:
+            pen.write(handed)
+    consumer.close()
+
+
 def by_confluent(
     options: Mapping[str, Any], pen: Pen, is_over: threading.Event
 ) -> None:
@@ -158,14 +177,7 @@ def by_confluent(
         }
     )
     consumer.subscribe([options["topic"]])
-    while not is_over.is_set():
-        # A batch would wait until it is full; so one, and what lies behind it.
-        first = consumer.poll(POLL_MS / 1_000)
-        messages = [] if first is None else [first, *consumer.consume(499, 0)]
-        handed = [each.partition() for each in messages if each.error() is None]
-        if handed:
-            pen.write(handed)
-    consumer.close()
+    follow_by_confluent(consumer, pen, is_over)
 
 
 def member(options: Mapping[str, Any]) -> None:

@@ -26,12 +26,13 @@ from typing import Any
 import attrs
 from confluent_kafka import Consumer as ConfluentConsumer
 from gaps import (
-    POLL_MS,
     SESSION_MS,
     SETTLE_S,
     Member,
     Pen,
     Unsettled,
+    follow_by_confluent,
+    follow_by_marshal,
     producing,
     unique,
 )
@@ -98,11 +99,7 @@ def by_marshal(options: Mapping[str, Any], pen: Pen, is_over: threading.Event) -
         state_dir="",
     ) as marshal:
         consumer = marshal.consumer(options["topic"], **settings)
-        while not is_over.is_set():
-            handed = consumer.poll(POLL_MS)
-            if handed:
-                pen.write([place.partition for place in handed])
-                consumer.commit()
+        follow_by_marshal(consumer, pen, is_over)
 
 
 def by_confluent(
@@ -123,14 +120,7 @@ def by_confluent(
         [options["topic"]],
         on_assign=lambda _, places: time.sleep(options["load_s"] * len(places)),
     )
-    while not is_over.is_set():
-        # A batch would wait until it is full; so one, and what lies behind it.
-        first = consumer.poll(POLL_MS / 1_000)
-        messages = [] if first is None else [first, *consumer.consume(499, 0)]
-        handed = [each.partition() for each in messages if each.error() is None]
-        if handed:
-            pen.write(handed)
-    consumer.close()
+    follow_by_confluent(consumer, pen, is_over)
 
 
 def member(options: Mapping[str, Any]) -> None:
