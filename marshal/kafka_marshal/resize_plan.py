@@ -138,6 +138,7 @@ def plan_resize(
     to_count: int,
     *,
     now_ms: int,
+    wall_ms: int,
     ignore_members: bool = False,
 ) -> ResizePlan:
     """Return the plan of a change; an open one to the same number is continued.
@@ -145,7 +146,8 @@ def plan_resize(
     Args:
         follower: Follows the log, and has read it to its end.
         to_count: The new number of coordinating partitions.
-        now_ms: Local time, to estimate which owners are stale.
+        now_ms: Local time.
+        wall_ms: Wall time; both estimate which owners and members are gone.
         ignore_members: Whether to leave members behind that do not follow.
 
     Raises:
@@ -157,7 +159,11 @@ def plan_resize(
     if before is None:
         raise unformatted(worlds.values())
     change = _open_change(follower, to_count)
-    lagging = _lagging(worlds.values())
+    elapsed_ms = {
+        t: max(replica.elapsed_ms(now_ms), wall_ms - replica.world.append_time_ms)
+        for t, replica in follower.replicas.items()
+    }
+    lagging = _lagging(worlds.values(), elapsed_ms)
     moves: tuple[Move, ...] = ()
     obstacles: list[Obstacle] = []
     if change is not None:
@@ -166,7 +172,7 @@ def plan_resize(
             obstacles.append(_busy(change))
     elif to_count != before.partition_count:
         _require_count(before.partition_count, to_count)
-        moves = _moves(follower, before.partition_count, to_count, now_ms=now_ms)
+        moves = _moves(worlds, before.partition_count, to_count, elapsed_ms=elapsed_ms)
         obstacles += [
             *_topic_obstacles(follower, before, to_count),
             *_group_obstacles(worlds, before.partition_count, to_count),
@@ -315,13 +321,17 @@ def _group_obstacles(
     return found
 
 
-def _lagging(worlds: Iterable[WorldState]) -> tuple[tuple[str, str], ...]:
+def _lagging(
+    worlds: Iterable[WorldState], elapsed_ms: Mapping[int, int]
+) -> tuple[tuple[str, str], ...]:
     """Return live members that do not announce the generation that they act on."""
     return tuple(
         sorted(
             {
                 (group_id, client_id)
-                for (group_id, client_id, _), member in members_of(worlds).items()
+                for (group_id, client_id, _), member in members_of(
+                    worlds, elapsed_ms
+                ).items()
                 if LAYOUT_LABEL not in member.record.labels
             }
         )
@@ -341,13 +351,17 @@ def _members(lagging: Sequence[tuple[str, str]]) -> list[Obstacle]:
 
 
 def _moves(
-    follower: Follower, from_count: int, to_count: int, *, now_ms: int
+    worlds: Mapping[int, WorldState],
+    from_count: int,
+    to_count: int,
+    *,
+    elapsed_ms: Mapping[int, int],
 ) -> tuple[Move, ...]:
     every: Counter[tuple[int, int]] = Counter()
     held: Counter[tuple[int, int]] = Counter()
-    for replica in list(follower.replicas.values())[:from_count]:
-        world = replica.world
-        log_ms = world.now_ms + replica.elapsed_ms(now_ms)
+    for t in range(min(from_count, len(worlds))):
+        world = worlds[t]
+        log_ms = world.now_ms + elapsed_ms[t]
         for key, known in world.keys.items():
             if key.topic in RESERVED_TOPICS:
                 continue

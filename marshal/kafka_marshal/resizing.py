@@ -274,6 +274,7 @@ class Resizing(ABC):
             follower,
             partition_count,
             now_ms=self._clock.now_ms(),
+            wall_ms=self._clock.wall_ms(),
             ignore_members=ignore_members,
         )
         if not execute or not plan.is_needed:

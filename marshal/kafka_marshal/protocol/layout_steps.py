@@ -295,34 +295,39 @@ def _import(
 # --- who acts on it already
 
 
-def members_of(worlds: Iterable[WorldState]) -> dict[MemberName, MemberState]:
-    """Return the live members; of one that announces itself to two homes, the newest.
+def members_of(
+    worlds: Iterable[WorldState], elapsed_ms: Mapping[int, int] | None = None
+) -> dict[MemberName, MemberState]:
+    """Return the live members that have not announced their end.
 
-    Members do that while a change is open (PROTOCOL 10.2).
+    Of one that announces itself to two homes, as members do while a change is open
+    (PROTOCOL 10.2), the newest announcement counts.
+
+    Args:
+        worlds: The coordinating partitions.
+        elapsed_ms: Time since the last entry of each, by an estimate.
     """
     found: dict[MemberName, MemberState] = {}
     for world in worlds:
-        for group_id in {name[0] for name in world.soft.members}:
-            for member in world.live_members(group_id):
-                record = member.record
-                name = (group_id, record.client_id, record.incarnation)
-                if name not in found or found[name].record.seq < record.seq:
-                    found[name] = member
-    return found
+        limit_ms = 2 * world.config.heartbeat_interval_ms if world.config else 0
+        now_ms = world.now_ms + (elapsed_ms or {}).get(world.partition, 0)
+        for name, member in world.soft.members.items():
+            if now_ms - member.seen_ms > limit_ms:
+                continue
+            if name not in found or found[name].record.seq < member.record.seq:
+                found[name] = member
+    return {name: one for name, one in found.items() if not one.record.draining}
 
 
-def generations_of(worlds: Iterable[WorldState]) -> dict[MemberName, int]:
+def generations_of(
+    worlds: Iterable[WorldState], elapsed_ms: Mapping[int, int] | None = None
+) -> dict[MemberName, int]:
     """Return the generation that each live member acts on, if it reports one."""
     return {
         name: generation
-        for name, member in members_of(worlds).items()
+        for name, member in members_of(worlds, elapsed_ms).items()
         if (generation := number_of(member.record.labels, LAYOUT_LABEL)) is not None
     }
-
-
-def floor_of(worlds: Iterable[WorldState]) -> int | None:
-    """Return the least generation that a live member acts on, None if none reports."""
-    return min(generations_of(worlds).values(), default=None)
 
 
 @attrs.frozen
@@ -349,6 +354,10 @@ class Reading:
     def log_ms(self, state: WorldState) -> int:
         """Return an estimate of the log time of a partition."""
         return state.now_ms + self.elapsed_ms.get(state.partition, 0)
+
+    def generations(self) -> dict[MemberName, int]:
+        """Return the generation that each live member acts on, if it reports one."""
+        return generations_of(self.known.values(), self.elapsed_ms)
 
     def is_done(self, source: int, target: int) -> bool | None:
         """Return whether a target is done with a source; None where it is not open."""
@@ -601,7 +610,7 @@ def final_waits_of(reading: Reading) -> Iterator[Wait]:
         if (layout := change.layout_of(state)) is not None
         for source in layout.sources
     )
-    floor = floor_of(known.values())
+    floor = min(reading.generations().values(), default=None)
     waited_ms = known[0].append_time_ms - done_ms
     if not is_adopted(floor, generation=change.generation, waited_ms=waited_ms):
         left_ms = FINAL_AFTER_MS - waited_ms - reading.elapsed_ms.get(0, 0)
@@ -675,7 +684,7 @@ def progress_of(reading: Reading) -> Progress:
         if (layout := state.layout) is not None
         for source in layout.sources
     ]
-    acting = generations_of(reading.known.values())
+    acting = reading.generations()
     pairs = [reading.is_done(*pair) for pair in change.pairs]
     has_ended = {state.partition for state in ended}
     return Progress(

@@ -409,6 +409,19 @@ def test_the_dead_are_not_waited_for():
     assert change.steps().finals == (Final(0, OP),)
 
 
+def test_who_is_gone_or_leaves_is_not_waited_for():
+    change = finished(Change())
+    announce(change, "c3", 1)
+    steps = change.steps(elapsed_ms=dict.fromkeys(range(4), 2 * H + 1))
+    assert "adoption" in {wait.reason for wait in steps.waits}
+    assert members_of(change.worlds.values(), dict.fromkeys(range(4), 2 * H + 1)) == {}
+    assert progress_of(change.read()).lagging == (("g", "c3"),)
+    home = home_partition("g", partition_count=4)
+    last = msgspec.structs.replace(member("c3", seq=1), labels={}, draining=True)
+    change.logs[home].append(last)
+    assert progress_of(change.read()).lagging == ()
+
+
 def test_the_newest_announcement_of_two_homes_counts():
     group = next(
         name
