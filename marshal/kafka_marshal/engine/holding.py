@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import attrs
 
 from kafka_marshal.config import Delivery
+from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.ports import READ_UNCOMMITTED, LogRange, Pending
 from kafka_marshal.protocol.claiming import Claim
 from kafka_marshal.protocol.delivery import AtLeastOnce
@@ -95,6 +96,32 @@ class Lookup:
     log_range: LogRange
 
 
+Found = Mapping[TopicPartition, Lookup | Exception]
+
+
+class StartLookup:
+    """The look-up of one start position: waits for a request, then for its answer."""
+
+    __slots__ = ("may_use_commit", "partition", "request")
+
+    def __init__(self, partition: TopicPartition, *, may_use_commit: bool) -> None:
+        self.partition = partition
+        self.may_use_commit = may_use_commit
+        # One for all partitions of a topic that are looked up together.
+        self.request: Pending[Found] | None = None
+
+    def done(self) -> bool:
+        """Return whether there is an outcome."""
+        return self.request is not None and self.request.done()
+
+    def outcome(self) -> Lookup | BaseException:
+        """Return what was found, or why nothing was. Only once it is done."""
+        if self.request is None:
+            return InvalidTransition(f"{self.partition} has not been looked up yet.")
+        error = self.request.exception()
+        return error if error is not None else self.request.result(0)[self.partition]
+
+
 class Holding:
     """One claim and the delivery under it.
 
@@ -130,7 +157,7 @@ class Holding:
         self.start_rule = start_rule
         self.progress: AtLeastOnce | AtMostOnce | None = None
         self.drain: Drain | None = None
-        self.lookup: Pending[Lookup] | None = None
+        self.lookup: StartLookup | None = None
         self.lookup_at_ms = 0
         # At most once: records handed out since the application's last poll.
         self.unfinished_count = 0

@@ -38,7 +38,7 @@ from kafka_marshal.protocol.records import Plan as PlanRecord
 from kafka_marshal.protocol.state import ACCEPTED, Transition, stuck_count
 from kafka_marshal.protocol.types import Key
 
-from .acquirer import Acquirer, StartPositions
+from .acquirer import Acquirer
 from .claim_index import ClaimIndex
 from .context import Context
 from .coverage import best_taker
@@ -54,6 +54,7 @@ from .outbox import Outbox, Sent, grantee_of
 from .planning import GroupPlanner
 from .releases import ORDERLY, ReleaseCooldowns, ReleaseRetrier
 from .slow_consumers import SlowConsumerPolicy
+from .start_positions import StartPositions
 from .subscription import Subscription, SubscriptionSet
 
 TOPIC_GONE = "topic_gone"
