@@ -417,6 +417,7 @@ def _handoff(row: Any) -> str:  # noqa: ANN401 - a JSON object
 
 
 def moving_text(row: Any) -> str:  # noqa: ANN401 - a JSON object
+    """Return how far the move of a key is, and where it goes to."""
     moving = row["moving"]
     return NOTHING if moving is None else f"{moving['state']}, to {moving['to']}"
 

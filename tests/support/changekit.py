@@ -196,6 +196,10 @@ class Change:
     def whole(self):
         """Go through all steps; keys must be released or stale."""
         self.fence()
+        self.whole_after_fence()
+
+    def whole_after_fence(self):
+        """Go through the steps after the fences."""
         self.imported()
         self.done()
         self.final()
