@@ -1,7 +1,7 @@
 """``marshal plan``: who should hold which partition, and what would happen if."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,10 +21,19 @@ from kafka_marshal.plan_view import (
     verify_plan,
     view_plan,
 )
+from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.parsing import Moment
-from kafka_marshal_cli.render import Answer, Column, Row, Section, column, duration
+from kafka_marshal_cli.render import (
+    NOTHING,
+    Answer,
+    Column,
+    Row,
+    Section,
+    column,
+    duration,
+)
 from kafka_marshal_cli.shared import AT, Call, command
 
 if TYPE_CHECKING:
@@ -125,6 +134,9 @@ def show_plan(
     `done`: the named member has claimed the partition; or `void`: another one has. +
     and - are partitions that a member is to get and to give. HANDOFFS are partitions
     offered to members that warm up. UNCOVERED names what no member can have, and why.
+    LAG is that of the partitions that a member holds, by their positions in the log and
+    the ends of their logs; `+ N unknown` counts those of which either is unknown. With
+    --at it is left out.
     """
     world = call.formatted_world(at, has_members=at is not None)
     _require_known(world, group)
@@ -135,13 +147,43 @@ def show_plan(
         text = explain_key(world, group, place=place, partition_counts=counts)
         call.answer(Answer(as_of, {"group_id": group, **place._asdict(), "why": text}))
         return
-    found = view_plan(world, group, partition_counts=counts)
+    ends = _log_ends(call, world, group) if at is None else {}
+    found = view_plan(world, group, partition_counts=counts, log_ends=ends)
     facts = plan_object(found, world.handoffs(group))
-    sections = tuple(
-        Section(name, facts.pop(name), columns)
-        for name, columns in PLAN_SECTIONS.items()
-    )
+    columns = {
+        "members": _member_columns(facts["members"], has_lag=at is None),
+        "keys": PLANNED_KEYS,
+        "handoffs": presenters.HANDOFF_COLUMNS,
+        "uncovered": presenters.UNCOVERED_COLUMNS,
+    }
+    sections = tuple(Section(name, facts.pop(name), columns[name]) for name in columns)
     call.answer(Answer(as_of, facts, sections))
+
+
+def _log_ends(call: Call, world: "World", group: str) -> dict[TopicPartition, int]:
+    places = {key.topic_partition for key, _ in world.claims(group)}
+    wanted = {place for place in places if place.topic not in RESERVED_TOPICS}
+    return call.log_ends(wanted) if wanted else {}
+
+
+def _lag(row: Row) -> str:
+    """Return the lag of a member's partitions, with the number of unknown ones."""
+    known, unknown = row["lag"], row["lag_unknown_count"]
+    if known is None:
+        return NOTHING
+    return f"{known} + {unknown} unknown" if unknown else str(known)
+
+
+def _member_columns(rows: Sequence[Row], *, has_lag: bool) -> tuple[Column, ...]:
+    """Return the columns of members; targets and directives only where there are."""
+    optional = {"TARGET": "target", "DIRECTIVE": "directive"}
+    found = [
+        each
+        for each in PLANNED_MEMBERS
+        if each.header not in optional
+        or any(row[optional[each.header]] is not None for row in rows)
+    ]
+    return (*found, LAG) if has_lag else tuple(found)
 
 
 @app.command("verify", epilog="Example: marshal plan verify billing")
@@ -295,23 +337,20 @@ PLANNED_MEMBERS = (
     column("HOST", "host"),
     column("RACK", "rack"),
     column("LIMIT", "limit"),
+    column("TARGET", "target"),
+    column("DIRECTIVE", "directive"),
     column("HELD", "held_count"),
     column("PLANNED", "planned_count"),
     column("+", "gains_count"),
     column("-", "losses_count"),
 )
+LAG = Column("LAG", _lag, is_number=True)
 PLANNED_KEYS = (
     *PLACE,
     column("HOLDER", "holder"),
     column("PLANNED", "planned"),
     column("STATE", "state"),
 )
-PLAN_SECTIONS = {
-    "members": PLANNED_MEMBERS,
-    "keys": PLANNED_KEYS,
-    "handoffs": presenters.HANDOFF_COLUMNS,
-    "uncovered": presenters.UNCOVERED_COLUMNS,
-}
 DIFFERENCES = (*PLACE, column("PLANNED", "planned"), column("COMPUTED", "computed"))
 
 

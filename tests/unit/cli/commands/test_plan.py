@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import msgspec
 import pytest
-from logkit import H, Log, member, planned, settings
+from logkit import H, Log, beat, member, planned, settings
 from typer.testing import CliRunner
 
 from kafka_marshal import ConfigurationError, Key, World
@@ -127,7 +127,7 @@ def test_new_members(text, expected):
 
 
 @pytest.fixture
-def planned_world(monkeypatch):
+def log():
     """A group with policy planner; its plan gives one partition of a to b."""
     log = Log(cluster_id="cluster", level=2)
     log.append(settings(policy="planner"))
@@ -135,7 +135,16 @@ def planned_world(monkeypatch):
         log.append(member(name, capacity=0))
     for number in range(4):
         log.claimed("a", key=Key("g", "t", number))
+    for number in range(4):
+        epoch = log.state.keys[Key("g", "t", number)].epoch
+        log.append(beat(epoch, 0, key=Key("g", "t", number), client="a"))
     log.append(planned(0, ("b", 0, (3,)), client="a", vector=((2**62, 0),)))
+    return log
+
+
+@pytest.fixture
+def planned_world(log, monkeypatch):
+    monkeypatch.setattr(Call, "log_ends", lambda call, partitions: {})
     world = World([log.state], {0: 0}, cluster_id="cluster", read_at_ms=5)
     monkeypatch.setattr(Call, "world", lambda self, *at, **which: world)
     return world
@@ -152,6 +161,36 @@ def test_the_plan_of_a_group_is_shown(planned_world):
     assert (row["partition"], row["holder"], row["planned"]) == (3, "a", "b")
     assert row["state"] == "open"
     assert "HOLDER  PLANNED  STATE" in invoke("g", what="show").stdout
+
+
+def test_lag_is_shown_by_the_ends_of_the_logs(planned_world, monkeypatch):
+    asked = []
+
+    def ends(call, partitions):
+        asked.append(sorted(partitions))
+        return {TopicPartition("t", 0): 7}
+
+    monkeypatch.setattr(Call, "log_ends", ends)
+    found = json.loads(invoke("g", "-o", "json", what="show").stdout)
+    assert asked == [[TopicPartition("t", number) for number in range(4)]]
+    assert (found["lag"], found["lag_unknown_count"]) == (7, 3)
+    lines = invoke("g", what="show").stdout.splitlines()
+    assert any(line.endswith("7 + 3 unknown") for line in lines)
+    monkeypatch.setattr(Call, "log_ends", lambda call, partitions: {})
+    lines = invoke("g", what="show").stdout.splitlines()
+    assert any(line.startswith("a ") and line.endswith(" -") for line in lines)
+    lines = invoke("g", "--at", "0:3", what="show").stdout
+    assert "LAG" not in lines
+
+
+def test_targets_and_directives_are_columns_where_there_are_some(log, planned_world):
+    lines = invoke("g", what="show").stdout
+    assert "TARGET" not in lines
+    assert "DIRECTIVE" not in lines
+    log.append(member("b", seq=1, capacity=0, labels={"target": "2"}))
+    lines = invoke("g", what="show").stdout
+    assert "TARGET" in lines
+    assert "DIRECTIVE" not in lines
 
 
 def test_a_partition_of_a_plan_is_explained(planned_world):
