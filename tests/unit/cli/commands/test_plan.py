@@ -9,8 +9,10 @@ from logkit import H, Log, beat, member, planned, settings
 from typer.testing import CliRunner
 
 from kafka_marshal import ConfigurationError, Key, World
+from kafka_marshal.engine.kept_states import Restored
 from kafka_marshal.plan_simulation import NewMember
 from kafka_marshal.plan_view import Verification
+from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands.plan import new_member
@@ -198,6 +200,50 @@ def test_a_partition_of_a_plan_is_explained(planned_world):
     assert json.loads(result.stdout)["why"].startswith("t-3 is to go from a to b")
     assert invoke("g", "--why", "t", what="show").exit_code == ExitCode.USAGE
     assert invoke("g", "--why", "t:9", what="show").exit_code == ExitCode.REFUSED
+
+
+def test_changes_since_an_earlier_plan_are_shown(log, planned_world, monkeypatch):
+    opened = []
+
+    class Scan:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def restore(self):
+            return {0: Restored(WorldState(0), None, 0)}
+
+        def __iter__(self):
+            return iter([(0, entry) for entry in log.entries])
+
+    def scan(call, at=None, *, partition=None):
+        opened.append((at, partition))
+        return Scan()
+
+    monkeypatch.setattr(Call, "scan", scan)
+    found = json.loads(invoke("g", "--diff", "1", "-o", "json", what="show").stdout)
+    assert opened == [(None, 0)]
+    names = ("since_generation", "since_author", "generation", "open_count")
+    assert [found[name] for name in names] == [1, "a", 1, 1]
+    (row,) = [row for row in found["changes"] if row["state"]]
+    assert (row["partition"], row["source"], row["to"]) == (3, "b", "b")
+    assert (row["holder"], row["state"]) == ("a", "open")
+    assert "FROM  TO  HOLDER  STATE" in invoke("g", "--diff", "1", what="show").stdout
+    result = invoke("g", "--diff", "2", what="show")
+    assert result.exit_code == ExitCode.REFUSED
+    assert "no plan of generation 2 yet" in result.stderr
+    both = invoke("g", "--diff", "1", "--why", "t:3", what="show")
+    assert both.exit_code == ExitCode.USAGE
+
+
+def test_a_plan_needs_a_moment_of_all_coordinating_partitions(monkeypatch):
+    world = World([Log(k=2).state], {}, is_past=True, is_partial=True)
+    monkeypatch.setattr(Call, "world", lambda self, *at, **which: world)
+    result = invoke("g", "--at", "0:3", what="show")
+    assert result.exit_code == ExitCode.USAGE
+    assert "an offset of each" in result.stderr
 
 
 def test_an_unknown_group_has_no_plan(planned_world):
