@@ -55,6 +55,7 @@ from .planning import GroupPlanner
 from .releases import ORDERLY, ReleaseCooldowns, ReleaseRetrier
 from .slow_consumers import SlowConsumerPolicy
 from .start_positions import StartPositions
+from .standbys import Standbys
 from .subscription import Subscription, SubscriptionSet
 
 TOPIC_GONE = "topic_gone"
@@ -148,7 +149,10 @@ class Session(Holder):
         self._start_positions = StartPositions(context, self._heartbeater, claimant)
         self._mirror = Mirror(context, claimant) if mirrors_offsets else None
         self._slow = SlowConsumerPolicy(context, self._held.lags, self._held.watchdog)
-        self._acquirer = Acquirer(context, self._outbox, lives=lives)
+        self._standbys = Standbys(context, me=claimant.owner.client_id)
+        self._acquirer = Acquirer(
+            context, self._outbox, lives=lives, standbys=self._standbys
+        )
         self._cooldowns = ReleaseCooldowns()
         self._offers = Offers(context, self._outbox, self.holdings, drain=self._drain)
         self._warmer = Warmer(context, self._outbox)
@@ -423,9 +427,11 @@ class Session(Holder):
             )
             self._policy_at_ms = min(self._policy_at_ms, sub.claimable_at_ms)
             plan = sub.plan(view, self._context, now_ms=now_ms)
+            plan = self._standbys.joined_to(plan, sub=sub, view=view)
             if sub.awaits_policy(now_ms):
                 self._plan_soon(now_ms)
             self._follow(sub, plan, now_ms)
+        self._standbys.drive(self._wanted.subs)
         counts = {
             topic: info.partition_count
             for sub in self._wanted.subs

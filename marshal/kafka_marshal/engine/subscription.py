@@ -46,6 +46,7 @@ from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 
 if TYPE_CHECKING:
     from kafka_marshal.engine.interfaces import ClaimContext
+    from kafka_marshal.engine.standbys import StandingBy
 
 REASON_CHARS_MAX = 64
 ERROR_CHARS_MAX = 300
@@ -241,6 +242,7 @@ class Subscription:
         warming: Runs those calls.
         warm_by: Has another process warm up instead: a sidecar's client; None if
             there is none that does.
+        standby: Stands by for keys of other members; None if nobody does.
         version: Grows whenever a holding of this subscription is added or removed.
         claimable_at_ms: Local time at which the next key may become claimable, as
             of the last view; at most one heartbeat interval after it.
@@ -271,6 +273,7 @@ class Subscription:
     on_warm: OnWarm | None = None
     warming: Background | None = None
     warm_by: Callable[[OfferedKey], Pending[None]] | None = None
+    standby: "StandingBy | None" = None
     version: int = 0
     claimable_at_ms: int = 0
     named: set[Key] = attrs.field(factory=set)

@@ -46,6 +46,7 @@ _WARNINGS = frozenset(
         "topic_unchecked",
         "topics_limit",
         "uncommitted_backlog",
+        "standby_failed",
         "warm_failed",
     }
 )
