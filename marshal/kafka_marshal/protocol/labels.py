@@ -12,6 +12,8 @@ LAGGING_LABEL = "lagging"
 WARMS_LABEL = "warms"
 WEIGHT_LABEL = "weight"
 PLANS_LABEL = "plans"
+LAYOUT_LABEL = "layout"
+"""The Config generation that a member acts on, while their number changes."""
 TARGET_LABEL = "target"
 RACK_LABEL = "rack"
 REPLACES_LABEL = "replaces"
@@ -23,7 +25,9 @@ WEIGHT_MAX = 1_000  # also for the weights that other members announce
 FAILING_MAX = 64
 OWN_LABELS_MAX = 16
 """Most labels that a user gives a client; the others are left to the engine."""
-_RESERVED = frozenset({LAGGING_LABEL, WARMS_LABEL, WEIGHT_LABEL, PLANS_LABEL})
+_RESERVED = frozenset(
+    {LAGGING_LABEL, LAYOUT_LABEL, WARMS_LABEL, WEIGHT_LABEL, PLANS_LABEL}
+)
 _TEXT_MAX = 255
 _DIGITS_MAX = 9
 
