@@ -53,8 +53,8 @@ CONFIGURE_MS = 30_000
 class CoordinationLog(Protocol):
     """All coordinating partitions of one ``__marshal`` topic, as one session.
 
-    ``append``, ``end_offsets`` and ``close`` may be called from any thread; the
-    other calls come from one thread at a time.
+    ``append``, ``end_offsets``, ``read_added`` and ``close`` may be called from any
+    thread; the other calls come from one thread at a time.
 
     Attributes:
         topic: Name of the topic.
@@ -66,7 +66,23 @@ class CoordinationLog(Protocol):
 
     @property
     def partition_count(self) -> int:
-        """Number of the topic's partitions in Kafka; not all need to coordinate."""
+        """Number of the topic's partitions that are read; not all need to coordinate.
+
+        Those that the topic had when it was opened; ``read_added`` adds others.
+        """
+        ...
+
+    def read_added(
+        self, partition_count: int, *, timeout_ms: int = CONFIGURE_MS
+    ) -> None:
+        """Read the partitions that were added to the topic too, up to this number.
+
+        From any thread; blocks. They are read from their starts, from the next poll
+        on, and can be appended to.
+
+        Raises:
+            CoordinationError: The cluster does not show them; nothing has changed.
+        """
         ...
 
     def append(self, partition: int, value: bytes) -> Append:
