@@ -235,11 +235,13 @@ class Consumer(Closing):
 
     def batch_of(self, partition: TopicPartition, records: Sequence[Record]) -> Batch:
         """Return records of one partition, as one poll handed them out, as a batch."""
-        token = records[0].token
+        if not isinstance(records, Records):
+            records = tuple(records)
+        token = records.token if isinstance(records, Records) else records[0].token
         assert token is not None, "records are fetched under a claim"
         return Batch(
             partition=partition,
-            records=records if isinstance(records, Records) else tuple(records),
+            records=records,
             token=token,
             commit=self._commit_range,
         )
