@@ -571,6 +571,8 @@ class Consumer(Closing):
         session = self._session
         if self._subscription.warming is not None:
             self._subscription.warming.close(0)
+        if self._subscription.warm_fetcher is not None:
+            self._subscription.warm_fetcher.close()
         self._hands.pass_over()
         with self._engine.changed:
             # On an error, the uncommitted records are not finished.

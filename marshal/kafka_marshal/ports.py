@@ -9,6 +9,7 @@ scheduling delay.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, TypeVar, overload
 
@@ -365,6 +366,22 @@ class Records(Sequence[Record]):
         """Return the index of the first record from ``offset`` on, at least start."""
         return bisect_left(self._sources, offset, start, key=self._kind.offset)
 
+    @classmethod
+    def joined(
+        cls, parts: Sequence[Sequence[Record]], token: Token | None
+    ) -> "Records":
+        """Return records that follow each other as one sequence, under a token.
+
+        Args:
+            parts: Records of one partition; at least one part.
+            token: Token of the claim, in place of the one that they have.
+        """
+        kind = getattr(parts[0], "_kind", None)
+        if kind is not None and all(getattr(p, "_kind", None) is kind for p in parts):
+            sources = [p.sources for p in parts if isinstance(p, Records)]
+            return cls(list(chain(*sources)), token=token, kind=kind)
+        return cls(list(chain(*parts)), token=token, kind=_FINISHED)
+
     def replace(self, count: int, others: Sequence[Record]) -> bool:
         """Remove the first records and append others, in place.
 
@@ -386,6 +403,20 @@ class Records(Sequence[Record]):
         return kind is self._kind and token is self._token
 
 
+def _under(records: Sequence[Any], token: Token | None) -> Iterator[Record]:
+    return (msgspec.structs.replace(each, token=token) for each in records)
+
+
+# Records that were made before, under another token or none.
+_FINISHED = SourceKind(
+    make=_under,
+    offset=attrgetter("offset"),
+    timestamp_ms=attrgetter("timestamp_ms"),
+    key=attrgetter("key"),
+    value=attrgetter("value"),
+)
+
+
 def column_of(records: Sequence[Record], name: str) -> list[Any]:
     """Return one field of records, without making records if that can be.
 
@@ -396,6 +427,13 @@ def column_of(records: Sequence[Record], name: str) -> list[Any]:
     if isinstance(records, Records):
         return records.column(name)
     return list(map(attrgetter(name), records))
+
+
+def index_from(records: Sequence[Record], offset: int, *, start: int = 0) -> int:
+    """Return the index of the first record from ``offset`` on, at least start."""
+    if isinstance(records, Records):
+        return records.index_of(offset, start)
+    return bisect_left(records, offset, start, key=attrgetter("offset"))
 
 
 def offset_at(records: Sequence[Record], index: int) -> int:

@@ -47,6 +47,7 @@ _WARNINGS = frozenset(
         "topics_limit",
         "uncommitted_backlog",
         "warm_failed",
+        "warm_fetch_failed",
     }
 )
 _ERRORS = frozenset(

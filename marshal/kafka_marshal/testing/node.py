@@ -20,6 +20,7 @@ from kafka_marshal.engine import (
     Subscription,
 )
 from kafka_marshal.engine.kept_states import KeptStates
+from kafka_marshal.engine.warm_fetches import new_fetcher
 from kafka_marshal.policies import find_policy
 from kafka_marshal.ports import Event, TopicInfo
 from kafka_marshal.protocol.claiming import Claimant, PreviousLife
@@ -91,6 +92,7 @@ class Node:
         background: Its look-ups; they run at once unless held.
         policies: Calls of foreign policies; they return at once unless held.
         warming: Its calls of ``on_warm``; they run at once unless held.
+        warm_fetches: Its fetches for those; they run at once unless held.
         observer: What it observed.
         engine: The production engine.
         session: Its one session.
@@ -119,6 +121,7 @@ class Node:
         self.background = InlineBackground()
         self.policies = InlineBackground()
         self.warming = InlineBackground()
+        self.warm_fetches = InlineBackground()
         self.observer = Recorder()
         self.entropy = SeededEntropy(seed)
         ports = Ports(
@@ -184,6 +187,12 @@ class Node:
             matches=matches,
             on_warm=spec.callbacks.on_warm,
             warming=self.warming,
+            warm_fetcher=new_fetcher(
+                config,
+                data=self.data,
+                background=self.warm_fetches,
+                observe=self.engine.context.observe,
+            ),
         )
         self.session.subscribe(subscription)
         self.consumer = Consumer(
