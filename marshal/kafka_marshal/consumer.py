@@ -575,6 +575,8 @@ class Consumer(Closing):
             self._subscription.warming.close(0)
         if self._subscription.standby is not None:
             self._subscription.standby.close()
+        if self._subscription.warm_fetcher is not None:
+            self._subscription.warm_fetcher.close()
         self._hands.pass_over()
         with self._engine.changed:
             # On an error, the uncommitted records are not finished.

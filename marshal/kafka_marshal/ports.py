@@ -9,6 +9,7 @@ scheduling delay.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar, overload
 
@@ -385,6 +386,10 @@ class Records(Sequence[Record]):
         """Return the index of the first record from ``offset`` on, at least start."""
         raise NotImplementedError
 
+    def under(self, token: Token | None) -> Self:
+        """Return the same records under another token."""
+        raise NotImplementedError
+
     def replace(self, count: int, others: Sequence[Record]) -> bool:
         """Remove the first records and append others, in place.
 
@@ -449,6 +454,10 @@ class SourceRecords(Records):
         """Return the index of the first record from ``offset`` on, at least start."""
         return bisect_left(self.sources, offset, start, key=self._kind.offset)
 
+    def under(self, token: Token | None) -> Self:
+        """Return the same records under another token."""
+        return type(self)(list(self.sources), token=token, kind=self._kind)
+
     def _slice(self, start: int, stop: int) -> Self:
         return type(self)(self.sources[start:stop], token=self.token, kind=self._kind)
 
@@ -458,6 +467,40 @@ class SourceRecords(Records):
 
     def _is_like(self, others: Self) -> bool:
         return super()._is_like(others) and others._kind is self._kind
+
+
+def _under(records: Sequence[Any], token: Token | None) -> Iterator[Record]:
+    return (PlainRecord(*_fields(each)[:-1], token) for each in records)
+
+
+# Records that were made before, under another token or none.
+_FINISHED = SourceKind(
+    make=_under,
+    offset=attrgetter("offset"),
+    timestamp_ms=attrgetter("timestamp_ms"),
+    key=attrgetter("key"),
+    value=attrgetter("value"),
+)
+
+
+def joined_records(parts: Sequence[Sequence[Record]], token: Token | None) -> Records:
+    """Return records that follow each other as one sequence, under a token.
+
+    Args:
+        parts: Records of one partition; at least one part. They stay as they are.
+        token: Token of the claim, in place of the one that they have.
+    """
+    first, *others = [
+        part.under(token)
+        if isinstance(part, Records)
+        else SourceRecords(list(part), token=token, kind=_FINISHED)
+        for part in parts
+    ]
+    for each in others:
+        if not first.replace(0, each):
+            made = list(chain(first, each))
+            first = SourceRecords(made, token=token, kind=_FINISHED)
+    return first
 
 
 def column_of(records: Sequence[Record], name: str) -> list[Any]:
@@ -470,6 +513,13 @@ def column_of(records: Sequence[Record], name: str) -> list[Any]:
     if isinstance(records, Records):
         return records.column(name)
     return list(map(attrgetter(name), records))
+
+
+def index_from(records: Sequence[Record], offset: int, *, start: int = 0) -> int:
+    """Return the index of the first record from ``offset`` on, at least start."""
+    if isinstance(records, Records):
+        return records.index_of(offset, start)
+    return bisect_left(records, offset, start, key=attrgetter("offset"))
 
 
 def offset_at(records: Sequence[Record], index: int) -> int:

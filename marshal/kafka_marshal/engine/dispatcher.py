@@ -125,11 +125,18 @@ class Dispatcher:
         self._reader.assign(list(self.places))
         self._reader_paused.intersection_update(self.places)
         for place in gained:
-            place.restart(self._reader, place.next_offset)
+            place.begin(self._reader, room=self._room())
+            self._note_fetched(place)
             token = place.holding.claim.token
             if self._callbacks.on_claimed is not None and token is not None:
                 self._callbacks.on_claimed(place.partition, token)
         self.notify_topics(self.places)
+
+    def _room(self) -> int:
+        """Return how many more records may be fetched and not handed out."""
+        is_granted = self._is_at_most_once
+        most = self._pipeline.fetched_max if is_granted else self._config.max_fetched
+        return most - sum(place.buffered_count for place in self.places.values())
 
     def notify_topics(self, partitions: Iterable[TopicPartition]) -> None:
         """Call ``on_topics`` if the set of held topics has changed."""
@@ -434,10 +441,13 @@ class Dispatcher:
             if place is None or not records:
                 continue
             place.add(records)
-            if not place.is_ready:
-                place.is_ready = True
-                self._ready.append(place)
+            self._note_fetched(place)
         return bool(fetched)
+
+    def _note_fetched(self, place: FetchState) -> None:
+        if place.buffered_count and not place.is_ready:
+            place.is_ready = True
+            self._ready.append(place)
 
     def _pause_reader(self) -> None:
         """Pause at the reader all partitions whose records cannot be handed out now.

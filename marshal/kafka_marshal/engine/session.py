@@ -54,8 +54,8 @@ from .outbox import Outbox, Sent, grantee_of
 from .planning import GroupPlanner
 from .releases import ORDERLY, ReleaseCooldowns, ReleaseRetrier
 from .slow_consumers import SlowConsumerPolicy
-from .start_positions import StartPositions
 from .standbys import Standbys
+from .start_positions import StartPositions
 from .subscription import Subscription, SubscriptionSet
 
 TOPIC_GONE = "topic_gone"
@@ -621,7 +621,7 @@ class Session(Holder):
         why, log_ms = world.soft.notes[holding.key].reason, world.now_ms
         self._held.note_won(holding, effect=effect, why=why, log_ms=log_ms)
         before, subleaser = holding.vacancy, self._subleaser
-        is_warm = self._warmer.finish(holding.key) or (
+        is_warm = self._warmer.finish(holding) or (
             subleaser is not None and subleaser.has_warmed(holding.key)
         )
         if is_warm and before is not None:

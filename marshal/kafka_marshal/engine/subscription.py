@@ -15,6 +15,7 @@ from kafka_marshal.engine.holding import Holding, OfferedKey, StartRule
 from kafka_marshal.engine.plan_following import ORPHAN_MS_MAX, PlanFollower
 from kafka_marshal.engine.releases import ReleaseCooldowns
 from kafka_marshal.engine.topics import Look, TopicWatch
+from kafka_marshal.engine.warm_fetches import WarmFetcher
 from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.ports import Background, Pending, TopicInfo
 from kafka_marshal.protocol.claiming import PreviousLife, estimate, resumable
@@ -240,6 +241,7 @@ class Subscription:
         on_warm: Called with a partition, its position and its owner, before that
             releases it to this member; None if the application does not warm up.
         warming: Runs those calls.
+        warm_fetcher: Fetches the partitions meanwhile; None fetches nothing.
         warm_by: Has another process warm up instead: a sidecar's client; None if
             there is none that does.
         standby: Stands by for keys of other members; None if nobody does.
@@ -272,6 +274,7 @@ class Subscription:
     weight: int = 1
     on_warm: OnWarm | None = None
     warming: Background | None = None
+    warm_fetcher: WarmFetcher | None = None
     warm_by: Callable[[OfferedKey], Pending[None]] | None = None
     standby: "StandingBy | None" = None
     version: int = 0

@@ -287,6 +287,10 @@ class PackedRecords(Records):
         back = min(piece.last_offset - offset + 1, piece.size)
         return max(start, self._ends[number] - back)
 
+    def under(self, token: Token | None) -> Self:
+        """Return the same records under another token."""
+        return type(self)(self._pieces, token=token)
+
     def _slice(self, start: int, stop: int) -> Self:
         return type(self)(self._cut(start, stop), token=self.token)
 

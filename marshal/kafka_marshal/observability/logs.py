@@ -48,6 +48,7 @@ _WARNINGS = frozenset(
         "uncommitted_backlog",
         "standby_failed",
         "warm_failed",
+        "warm_fetch_failed",
     }
 )
 _ERRORS = frozenset(

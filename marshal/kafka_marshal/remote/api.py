@@ -551,6 +551,7 @@ class Warm(Message, frozen=True, kw_only=True, tag="warm", rename={"owner": "fro
             the attribute is ``owner``.
         position: The next offset to process, None if unknown.
         until_ms: End of the offer, local time.
+        topic_id: Kafka's id of the topic in hex, None if unknown.
     """
 
     subscription: str
@@ -560,6 +561,7 @@ class Warm(Message, frozen=True, kw_only=True, tag="warm", rename={"owner": "fro
     owner: str
     position: int | None
     until_ms: int
+    topic_id: str | None = None
 
 
 class Lost(Message, frozen=True, kw_only=True, tag="lost"):

@@ -332,7 +332,7 @@ class RemoteSession(Holder):
         if isinstance(holding.progress, AtMostOnce):
             holding.progress.is_anchored = assignment.is_anchored
         self.holdings[key] = holding
-        self._warmer.on_assigned(key)
+        self._warmer.on_assigned(holding)
         self._context.follows[key] = assignment.follows
         self._stuck_counts[key] = assignment.stuck
         self._held.watchdog.watch(holding, self._context.now_ms)
