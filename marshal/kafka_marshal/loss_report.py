@@ -133,8 +133,9 @@ class Losses:
         }
         lost: list[Loss] = []
         for number, entry in scan:
-            transitions = apply(worlds[number], entry)
-            ended = books[number].take(entry, transitions)
+            state = worlds[number]
+            transitions = apply(state, entry)
+            ended = books[number].take(entry, transitions, keys=state.keys)
             lost += (each for each in ended if each.at_ms >= (since_ms or 0))
         wall_ms = SystemClock().wall_ms()
         elapsed = {

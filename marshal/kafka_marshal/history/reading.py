@@ -262,6 +262,8 @@ class GroupHistory:
 
 def _is_acted_on(world: WorldState, group_id: str | None) -> bool:
     """Return whether an action on a group, or on any, is in progress in a state."""
+    if world.layout is not None:
+        return True
     groups = (
         group
         for name, group in world.groups.items()

@@ -5,7 +5,7 @@ shows them escapes them (PROTOCOL 12).
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kafka_marshal.clock import instant
@@ -19,6 +19,7 @@ from kafka_marshal.history.actions import (
     TAKEN_BACK,
     Action,
     ActionRecord,
+    ActionStep,
     Ended,
 )
 from kafka_marshal.history.chain import (
@@ -319,6 +320,8 @@ def outcome_of(action: Action) -> str:
     if action.kind in DIRECTIVES and action.until_ms is not None:
         early = "" if action.ended is None else f"; {_ending(action)}"
         return f"{text} until {instant(action.until_ms)}{early}"
+    if action.steps:
+        return f"{text}; {_steps(action.steps)}"
     if action.text is not None:
         return text
     if action.keys:
@@ -332,6 +335,27 @@ def outcome_of(action: Action) -> str:
     of = f" of {', '.join(action.topics)}" if action.topics else ""
     until = f"{of}{since} until {instant(action.until_ms)}"
     return f"{text}{until}{renewed}; {_ending(action)}"
+
+
+def _steps(steps: Sequence[ActionStep]) -> str:
+    """Return how far a change of the partition count is, and how long each step took.
+
+    Times are since its first record.
+    """
+    begin_ms = min(each.first_ms for each in steps)
+    return ", ".join(
+        f"{each.count} {_COUNTED[each.name]} within "
+        f"{_seconds(max(0, each.last_ms - begin_ms))}"
+        for each in steps
+    )
+
+
+_COUNTED = {
+    "fenced": "partitions fenced",
+    "imported": "keys imported",
+    "done": "sources done",
+    "ended": "partitions ended",
+}
 
 
 def _keys(action: Action) -> str:
@@ -665,6 +689,15 @@ def action_to_object(action: Action) -> dict[str, Any]:
                 "outcome": each.outcome,
             }
             for each in action.keys
+        ],
+        "steps": [
+            {
+                "step": each.name,
+                "count": each.count,
+                "first_ms": each.first_ms,
+                "last_ms": each.last_ms,
+            }
+            for each in action.steps
         ],
         "last_ms": action.last_ms,
         "records_count": action.records_count,
