@@ -241,6 +241,7 @@ class Subscription:
             releases it to this member; None if the application does not warm up.
         warming: Runs those calls.
         warm_fetcher: Fetches the partitions meanwhile; None fetches nothing.
+        expects_claim: Whether it is ready for a partition that it will claim soon.
         warm_by: Has another process warm up instead: a sidecar's client; None if
             there is none that does.
         version: Grows whenever a holding of this subscription is added or removed.
@@ -273,6 +274,7 @@ class Subscription:
     on_warm: OnWarm | None = None
     warming: Background | None = None
     warm_fetcher: WarmFetcher | None = None
+    expects_claim: bool = False
     warm_by: Callable[[OfferedKey], Pending[None]] | None = None
     version: int = 0
     claimable_at_ms: int = 0
