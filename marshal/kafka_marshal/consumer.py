@@ -321,6 +321,7 @@ class Consumer(Closing):
             progress = place.holding.progress
             if isinstance(progress, AtLeastOnce):
                 progress.commit(first, last)
+                self._session.end_drain(place.holding)
 
     def _commit_everything(self) -> None:
         now_ms = self._clock.now_ms()
@@ -330,6 +331,7 @@ class Consumer(Closing):
                 if isinstance(progress, AtLeastOnce) and progress.tracked_count:
                     self._require_valid(place, now_ms)
                     progress.commit_all()
+                    self._session.end_drain(place.holding)
             if self._hands.lost:
                 raise self._hands.lost.pop(0)
 

@@ -33,6 +33,8 @@ from .topics import TopicCallback
 BACKLOG_WARNING = 1_000
 FETCH_SLICE_MS = 100
 WAIT_SLICE_MS = 50
+# Records of other partitions wait as long while a claim is expected.
+CLAIM_SLICE_MS = 5
 RECHECK_MS = 1_000
 # Minimum time between two checks for control records; each visits all partitions.
 PASS_MS = 200
@@ -181,6 +183,7 @@ class Dispatcher:
             subscription.back_at_ms = now_ms
             for holding in self._polled:
                 holding.take_back()
+                self._session.end_drain(holding)
             self._polled.clear()
             if not self._has_drains and self._version == subscription.version:
                 return
@@ -322,10 +325,11 @@ class Dispatcher:
         self._pause_reader()
         if len(self._reader_paused) == len(self.places):
             self._wait(slice_ms)
-        elif is_requested:
-            # Wait for the verdict, and fetch meanwhile.
+        elif is_requested or self._subscription.expects_claim:
+            # Wait for the verdict, or the claim, and fetch meanwhile: neither would end
+            # a wait for records.
             if not self._read(0):
-                self._wait(slice_ms)
+                self._wait(slice_ms if is_requested else min(left_ms, CLAIM_SLICE_MS))
         else:
             self._read(min(left_ms, FETCH_SLICE_MS))
 

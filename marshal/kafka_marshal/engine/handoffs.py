@@ -15,7 +15,6 @@ from kafka_marshal.engine.context import Context
 from kafka_marshal.engine.holding import Drain, Holding, OfferedKey
 from kafka_marshal.engine.outbox import Outbox
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.engine.warm_fetches import WarmFetcher
 from kafka_marshal.ports import Pending
 from kafka_marshal.protocol.handoffs import OFFERED, READY, is_ready_for
 from kafka_marshal.protocol.labels import WARMS_LABEL
@@ -278,15 +277,14 @@ class _Warming:
     epoch: int
     outcome: Pending[None]
     owner: str
-    fetcher: WarmFetcher | None
+    sub: Subscription
     begun_ms: int
     sent_ms: int | None = None
     is_failed: bool = False
 
     def stop_fetching(self, key: Key) -> None:
-        fetcher, self.fetcher = self.fetcher, None
-        if fetcher is not None:
-            fetcher.end(key.topic_partition)
+        if self.sub.warm_fetcher is not None:
+            self.sub.warm_fetcher.end(key.topic_partition)
 
 
 class Warmer:
@@ -343,7 +341,7 @@ class Warmer:
             epoch=known.epoch,
             outcome=outcome,
             owner=offered.owner,
-            fetcher=sub.warm_fetcher,
+            sub=sub,
             begun_ms=now_ms,
         )
         fields = {"key": key, "from": offered.owner, "position": offered.position}
@@ -387,8 +385,9 @@ class Warmer:
                 self._finish(key, task, known, now_ms=now_ms)
 
     def _fetch(self, key: Key, task: _Warming, known: KeyState, *, now_ms: int) -> None:
-        if task.fetcher is not None:
-            task.fetcher.follow(
+        fetcher = task.sub.warm_fetcher
+        if fetcher is not None and not task.is_failed:
+            fetcher.follow(
                 key.topic_partition,
                 topic_id=known.topic_id,
                 position=known.next_unclaimed(),
@@ -397,7 +396,15 @@ class Warmer:
             )
 
     def _drop(self, key: Key) -> None:
-        self._tasks.pop(key).stop_fetching(key)
+        task = self._tasks.pop(key)
+        task.stop_fetching(key)
+        self._note_expected(task.sub)
+
+    def _note_expected(self, sub: Subscription) -> None:
+        sub.expects_claim = any(
+            task.sub is sub and task.sent_ms is not None
+            for task in self._tasks.values()
+        )
 
     def finish(self, holding: Holding) -> bool:
         """Forget a key that was claimed; return whether it was reported ready.
@@ -405,9 +412,13 @@ class Warmer:
         The holding gets what was fetched of it.
         """
         task = self._tasks.pop(holding.key, None)
-        if task is not None and task.fetcher is not None:
-            holding.warm_records = task.fetcher.take(holding.key.topic_partition)
-        return task is not None and task.sent_ms is not None
+        if task is None:
+            return False
+        self._note_expected(task.sub)
+        fetcher = task.sub.warm_fetcher
+        if fetcher is not None:
+            holding.warm_records = fetcher.take(holding.key.topic_partition)
+        return task.sent_ms is not None
 
     def _is_reserved(self, key: Key, known: KeyState, now_ms: int) -> bool:
         """Return whether a key is released to this client, and awaits its claim."""
@@ -437,6 +448,7 @@ class Warmer:
             took_ms = now_ms - task.begun_ms
             self._context.observe("warmed", {"key": key, "warm_ms": took_ms})
         task.sent_ms = now_ms
+        task.sub.expects_claim = True
         self._outbox.send(
             self._context.partition_of(key),
             lambda seq: HandoffReady(

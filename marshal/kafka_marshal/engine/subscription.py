@@ -242,6 +242,7 @@ class Subscription:
             releases it to this member; None if the application does not warm up.
         warming: Runs those calls.
         warm_fetcher: Fetches the partitions meanwhile; None fetches nothing.
+        expects_claim: Whether it is ready for a partition that it will claim soon.
         warm_by: Has another process warm up instead: a sidecar's client; None if
             there is none that does.
         standby: Stands by for keys of other members; None if nobody does.
@@ -275,6 +276,7 @@ class Subscription:
     on_warm: OnWarm | None = None
     warming: Background | None = None
     warm_fetcher: WarmFetcher | None = None
+    expects_claim: bool = False
     warm_by: Callable[[OfferedKey], Pending[None]] | None = None
     standby: "StandingBy | None" = None
     version: int = 0

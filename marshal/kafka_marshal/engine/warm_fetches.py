@@ -44,8 +44,8 @@ class WarmRecords:
         topic_id: Kafka's id of the topic.
         first: Every record from this offset on is here, ...
         next_offset: ... up to this one, exclusive.
-        chunks: The records in offset order, without a token; the first ones may be
-            below ``first``.
+        chunks: The records in offset order, without a token; some may be below
+            ``first``.
     """
 
     topic_id: bytes
@@ -76,6 +76,8 @@ class _Range:
     """What is fetched of a partition, up to a limit of bytes.
 
     Attributes:
+        first: Position of the owner; above ``next_offset`` while the fetch lags.
+        next_offset: Offset to fetch next.
         size: Bytes of its records.
         is_full: Whether the next record has no room, or cannot be fetched, until the
             position moves.
@@ -90,9 +92,9 @@ class _Range:
     is_full: bool = False
 
     def reaches(self, topic_id: bytes, position: int) -> bool:
-        """Return whether a position is within what is fetched, or at its end."""
-        is_inside = self.first <= position <= self.next_offset
-        return topic_id == self.topic_id and is_inside
+        """Return whether a position is within what is fetched, or soon will be."""
+        is_near = self.first <= position <= self.next_offset + FETCH_RECORDS
+        return topic_id == self.topic_id and is_near
 
     def move_to(self, position: int) -> None:
         """Drop what lies below a position; half of the room must be free for more."""
@@ -101,11 +103,15 @@ class _Range:
         self.first = position
         while self.chunks and offset_at(self.chunks[0][0], -1) < position:
             self.size -= self.chunks.popleft()[1]
-        if self.size <= self.bytes_max // 2:
+        if self.is_full and self.size <= self.bytes_max // 2:
             self.is_full = False
+            if not self.chunks:
+                self.next_offset = max(self.next_offset, position)
 
     def add(self, records: Sequence[Record], end: int) -> None:
         """Append records that were fetched up to ``end``, as many as have room."""
+        if records and offset_at(records, 0) < self.first:
+            records = records[index_from(records, self.first) :]
         count, before = 0, self.size
         for record in records:
             size = _size_of(record)

@@ -6,7 +6,6 @@ import attrs
 
 from kafka_marshal.engine import OfferedKey, Subscription
 from kafka_marshal.engine.holding import Holding
-from kafka_marshal.engine.warm_fetches import WarmFetcher
 from kafka_marshal.ports import Pending
 from kafka_marshal.protocol.settings import TUNABLES
 from kafka_marshal.protocol.types import Key
@@ -27,13 +26,13 @@ class _Task:
     begun_ms: int
     outcome: Pending[None]
     offered: OfferedKey
-    fetcher: WarmFetcher | None
+    sub: Subscription
     is_over: bool = False
+    is_ready: bool = False
 
     def stop_fetching(self) -> None:
-        fetcher, self.fetcher = self.fetcher, None
-        if fetcher is not None:
-            fetcher.end(self.offered.key.topic_partition)
+        if self.sub.warm_fetcher is not None:
+            self.sub.warm_fetcher.end(self.offered.key.topic_partition)
 
 
 class RemoteWarmer:
@@ -66,7 +65,7 @@ class RemoteWarmer:
         task = self._tasks.get(key)
         if task is not None and task.epoch == event.epoch:
             task.until_ms = event.until_ms
-            if task.is_over and task.outcome.exception() is None:
+            if task.is_ready:
                 self._send_ready(key, task.epoch)
             return
         if sub is None or (task is None and len(self._tasks) >= TASKS_MAX):
@@ -90,7 +89,7 @@ class RemoteWarmer:
             begun_ms=self._context.now_ms,
             outcome=outcome,
             offered=offered,
-            fetcher=sub.warm_fetcher,
+            sub=sub,
         )
         fields = {"key": key, "from": event.owner, "position": event.position}
         self._context.observe("warming", fields)
@@ -98,11 +97,21 @@ class RemoteWarmer:
     def on_assigned(self, holding: Holding) -> None:
         """Forget a key that has come; the holding gets what was fetched of it."""
         task = self._tasks.pop(holding.key, None)
-        if task is not None and task.fetcher is not None:
-            holding.warm_records = task.fetcher.take(holding.key.topic_partition)
+        if task is None:
+            return
+        self._note_expected(task.sub)
+        fetcher = task.sub.warm_fetcher
+        if fetcher is not None:
+            holding.warm_records = fetcher.take(holding.key.topic_partition)
 
     def _drop(self, key: Key) -> None:
-        self._tasks.pop(key).stop_fetching()
+        task = self._tasks.pop(key)
+        task.stop_fetching()
+        self._note_expected(task.sub)
+
+    def _note_expected(self, sub: Subscription) -> None:
+        tasks = self._tasks.values()
+        sub.expects_claim = any(task.sub is sub and task.is_ready for task in tasks)
 
     def drive(self, now_ms: int) -> None:
         """Report what has warmed up; drop what is not offered any more."""
@@ -110,8 +119,9 @@ class RemoteWarmer:
             if now_ms >= task.until_ms:
                 self._drop(key)
                 continue
-            if task.fetcher is not None:
-                task.fetcher.follow(
+            fetcher = task.sub.warm_fetcher
+            if fetcher is not None and (task.is_ready or not task.is_over):
+                fetcher.follow(
                     key.topic_partition,
                     topic_id=task.offered.topic_id,
                     position=task.offered.position,
@@ -130,4 +140,5 @@ class RemoteWarmer:
             return
         took_ms = now_ms - task.begun_ms
         self._context.observe("warmed", {"key": key, "warm_ms": took_ms})
+        task.is_ready = task.sub.expects_claim = True
         self._send_ready(key, task.epoch)

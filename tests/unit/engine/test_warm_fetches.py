@@ -141,14 +141,26 @@ def test_a_position_that_goes_back_begins_again(rig):
     assert rig.offsets(2) == [2, 3, 4, 5, 6, 7, 8, 9]
 
 
-def test_a_position_beyond_what_was_fetched_begins_again(rig):
+@pytest.mark.parametrize("near", [3, 500])
+def test_a_position_beyond_what_was_fetched_is_fetched(rig, monkeypatch, near):
+    monkeypatch.setattr(warm_fetches, "FETCH_RECORDS", near)
+    sought = []
+    seek = FakeDataReader.seek
+
+    def noting(reader, partition, offset, **rest):
+        sought.append(offset)
+        seek(reader, partition, offset, **rest)
+
+    monkeypatch.setattr(FakeDataReader, "seek", noting)
     rig.follow(5)
     for _ in range(10):
         rig.kafka.produce(PLACE, b"new")
     rig.background.is_held = True
     rig.follow(15)
-    rig.background.run_waiting()
+    rig.background.run_waiting(count=1)
     assert rig.offsets(15) == [15, 16, 17, 18, 19]
+    # The reader has it already, unless it is far away.
+    assert sought == ([5] if near > 5 else [5, 15])
 
 
 def test_an_unknown_position_or_topic_fetches_nothing(rig):
