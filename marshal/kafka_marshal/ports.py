@@ -470,7 +470,10 @@ class SourceRecords(Records):
 
 
 def _under(records: Sequence[Any], token: Token | None) -> Iterator[Record]:
-    return (PlainRecord(*_fields(each)[:-1], token) for each in records)
+    for each in records:
+        names = PlainRecord.__struct_fields__
+        fields = dict(zip(names, _fields(each), strict=True))
+        yield PlainRecord(**fields | {"token": token})
 
 
 # Records that were made before, under another token or none.
