@@ -130,6 +130,8 @@ class Acquirer:
         replica = context.replica_of(claim.key)
         if replica.world.partition in context.rebuilding:
             return  # the owner is not known yet
+        if context.places.is_between(claim.key) or context.places.is_torn:
+            return  # its import, or its fence, is a record that the log will show
         elapsed_ms = replica.elapsed_ms(now_ms)
         world, owner = replica.world, self._claimant.owner
         guess = estimate(world, claim.key, elapsed_ms=elapsed_ms, claimant=owner)
@@ -292,7 +294,8 @@ class StartPositions:
     def _look_up(self, holding: Holding) -> None:
         data = self._context.ports.data
         group_id = holding.key.group_id
-        known = self._context.replica_of(holding.key).world.keys[holding.key]
+        world = self._context.replicas[holding.coordinator].world
+        known = world.keys[holding.key]
         # PROTOCOL 5.6: commits of an earlier topic of this name do not count.
         may_use_commit = not known.retired_topic_ids
         partition = holding.key.topic_partition

@@ -47,8 +47,8 @@ Entries = list[tuple[int, LogEntry]]
 class TopicLog(CoordinationLog):
     """All partitions of the coordination topic, read from their starts.
 
-    Opening it connects. ``append``, ``end_offsets``, ``read_added`` and ``close`` may be
-    called from any thread, the other calls from one thread at a time, all from the
+    Opening it connects. ``append``, ``end_offsets``, ``read_added`` and ``close`` may
+    be called from any thread, the other calls from one thread at a time, all from the
     process that opened it.
 
     Attributes:
