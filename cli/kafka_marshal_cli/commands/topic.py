@@ -14,6 +14,7 @@ from kafka_marshal.admin import (
     TopicReport,
 )
 from kafka_marshal.protocol.layout import is_final, moving_keys
+from kafka_marshal.protocol.placement import by_partition, leading
 from kafka_marshal.protocol.records import LIMIT_DEFAULTS, Config
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.text import record_to_object
@@ -260,7 +261,8 @@ def _past_answer(call: Call, at: Moment) -> Answer:
     """Return the Config and the state of a moment."""
     world = call.world(at)
     world.require_known()
-    config = next((state.config for state in world.partitions), None)
+    first = leading(by_partition(world.partitions))
+    config = None if first is None else first.config
     found: presenters.Row = {
         "topic": call.coordination_topic,
         "cluster_id": world.cluster_id,
