@@ -1,128 +1,119 @@
-"""A change of the partition count under running nodes of ``enginekit``."""
+"""A small cluster in memory, and admins that change its number of partitions."""
 
-import msgspec
-from enginekit import spec, world, write
-from logkit import OP
+from enginekit import fold, world, write
+from logkit import claim, messages, release
+from positionkit import Died, Stepping
 
-from kafka_marshal.errors import ClaimLost
-from kafka_marshal.protocol.codec import encode
+from kafka_marshal.pausing import Sender
 from kafka_marshal.protocol.layout import place_of
-from kafka_marshal.protocol.rationalizer import apply
-from kafka_marshal.protocol.records import LayoutFence
-from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key
+from kafka_marshal.resizing import Resizing
+
+TIMEOUT_MS = 30_000
+KEYS = 24
+GRANTED = 5
+__all__ = ["Died"]
 
 
-def level_two(partitions, **rest):
-    """Return a world whose topic can change its count."""
-    cluster = world(partitions, **rest)
-    assert cluster.config.feature_level >= 2
+class Waiting(Stepping):
+    """Lets the world go on for as long as production code would wait."""
+
+    def step(self, timeout_ms, **rest):
+        self.cluster.run(timeout_ms, step_ms=max(timeout_ms, 1))
+        return super().step(0, **rest)
+
+
+class Tool(Resizing):
+    """An admin over the log in memory.
+
+    Attributes:
+        left: Records until it is killed; None for never.
+        adds: Whether it may add Kafka partitions.
+    """
+
+    def __init__(self, cluster, name="admin", *, left=None, adds=True):
+        self._cluster, self._sender = cluster, Sender(name)
+        self._clock, self._timeout_ms = cluster.clock.view(), TIMEOUT_MS
+        self._follower = None
+        self.left, self.adds = left, adds
+        self.sent = 0
+
+    def _follow(self):
+        if self._follower is None:
+            self._follower = Waiting(self._cluster, self._sender.client_id)
+            plain = self._follower.append
+
+            def append(partition, record):
+                if self.left == self.sent:
+                    raise Died
+                self.sent += 1
+                return plain(partition, record)
+
+            self._follower.append = append
+        return self._follower
+
+    def _follow_again(self):
+        self._cluster.clock.advance(100)
+        self._follower = None
+        return self._follow()
+
+    def _add_partitions(self, count):
+        if self.adds:
+            topic = self._cluster.place(0).topic
+            there = len(self._cluster.kafka.topic(topic).partitions)
+            self._cluster.kafka.add_partitions(topic, count - there)
+
+    def resize(self, count, **given):
+        return self.resize_topic(count, execute=True, **given)
+
+
+def key(number):
+    return Key("g", "t", number)
+
+
+def position_of(number):
+    return 100 + number
+
+
+def filled(partitions=4, *, keys=KEYS, **limits):
+    """Return a cluster with released keys; each third one has granted offsets."""
+    cluster = world(partitions, records=(1,) * keys, **limits)
+    for number in range(keys):
+        t = place_of(key(number), partition_count=partitions)
+        epoch = hold(cluster, number, partitions)
+        if number % 3 == 0:
+            request = messages(epoch, 0, GRANTED, key=key(number))
+            write(cluster, request, t)
+            write(cluster, release(epoch, key=key(number)), t)
+        else:
+            done = release(epoch, position_of(number), key=key(number))
+            write(cluster, done, t)
     return cluster
 
 
-def fence_to(cluster, count, *, op=OP, generation=2):
-    """Return the fence of a change to ``count``, and add partitions for it."""
-    before = cluster.config
-    there = len(cluster.kafka.topic("__marshal").partitions)
-    if there < count:
-        cluster.kafka.add_partitions("__marshal", count - there)
-    config = msgspec.structs.replace(
-        before, partition_count=count, generation=generation, era=before.era + 1
-    )
-    cluster.config = config
-    return LayoutFence(
-        client_id="admin",
-        group_id="marshal",
-        incarnation=b"admin".ljust(16, b"."),
-        seq=1,
-        op_id=op,
-        from_count=before.partition_count,
-        config=encode(config),
-    )
+def hold(cluster, number, partitions, client="c1"):
+    """Claim a key; return the epoch."""
+    t = place_of(key(number), partition_count=partitions)
+    generation = fold(cluster, t).config.generation
+    return write(cluster, claim(client, key=key(number), generation=generation), t)
 
 
-def resize(cluster, count, **rest):
-    """Write the fence of a change to partition 0; members do the rest."""
-    write(cluster, fence_to(cluster, count, **rest), 0)
-
-
-def worlds(cluster):
-    """Return the state of each partition, folded from where the last call ended."""
-    states = cluster.__dict__.setdefault("folded", {})
-    for t in range(len(cluster.kafka.topic("__marshal").partitions)):
-        log = cluster.kafka.log(cluster.place(t))
-        state = states.get(t)
-        if state is None or state.next_offset > log.end:
-            state = states[t] = WorldState(t)
-        for stored in log.read(state.next_offset, log.end):
-            apply(state, stored.entry())
-    return states
-
-
-def is_over(cluster, generation=2):
-    """Return whether the change has ended in each partition."""
-    return all(
-        state.config is not None
-        and state.config.generation == generation
-        and state.layout is None
-        for state in worlds(cluster).values()
-    )
-
-
-def owners(cluster, topic="t", group="g"):
-    """Return the owner of each partition of a topic in the log, by its number."""
-    states, found = worlds(cluster), {}
-    for number in range(len(cluster.kafka.topic(topic).partitions)):
-        key = Key(group, topic, number)
-        place = place_of(key, partition_count=cluster.config.partition_count)
-        known = states[place].keys.get(key)
-        owner = None if known is None else known.owner
-        found[number] = None if owner is None else owner.client_id
-    return found
-
-
-def moving(before, after, *, topic="t", group="g", count=8):
-    """Return the keys of a topic that a change moves."""
-    keys = [Key(group, topic, number) for number in range(count)]
-    return [
-        key
-        for key in keys
-        if place_of(key, partition_count=before) != place_of(key, partition_count=after)
-    ]
-
-
-class Reading:
-    """The application of a node: polls, and commits what it has read.
-
-    Attributes:
-        node: The node.
-        offsets: Partition and offset of each record, as often as it was handed out.
-        seen: What the consumer reported, with the partition.
-        lost: Claims that were lost with uncommitted records.
-        skipped: Partitions whose records it never finishes.
-    """
-
-    def __init__(self, cluster, client_id, *topics, **rest):
-        self.offsets, self.seen, self.lost = [], [], []
-        self.skipped = set()
-        note = self.seen.append
-        self.node = cluster.node(
-            client_id,
-            spec=spec(
-                *topics,
-                on_claimed=lambda place, *_: note(("claimed", place)),
-                on_lost=lambda place, *_: note(("lost", place)),
-                **rest,
-            ),
-        )
-
-    def step(self):
-        try:
-            polled = self.node.consumer.poll(0)
-        except ClaimLost as error:
-            self.lost.append(error)
-            return
-        for place, records in polled.items():
-            self.offsets += [(place.partition, each.offset) for each in records]
-            if place.partition not in self.skipped:
-                self.node.consumer.commit(records)
+def require_whole(cluster, count, *, keys=KEYS):
+    """Check that each key stands in its place, as it was, and nowhere else."""
+    topic = cluster.place(0).topic
+    every = range(len(cluster.kafka.topic(topic).partitions))
+    states = [fold(cluster, t) for t in every]
+    for state in states:
+        assert state.layout is None
+        if state.partition < count:
+            assert state.config.partition_count == count
+        elif state.config is not None:
+            assert state.config.partition_count <= state.partition
+    for number in range(keys):
+        place = place_of(key(number), partition_count=count)
+        assert [t for t in every if key(number) in states[t].keys] == [place], number
+        known = states[place].keys[key(number)]
+        if number % 3 == 0:
+            assert (known.position, known.granted) == (GRANTED + 1, GRANTED + 1)
+        else:
+            assert (known.position, known.granted) == (position_of(number), None)

@@ -1,6 +1,16 @@
 """How members take part in a change of the partition count (PROTOCOL 10)."""
 
 import pytest
+from countkit import (
+    Reading,
+    fence_to,
+    is_over,
+    level_two,
+    moving,
+    owners,
+    resize,
+    worlds,
+)
 from enginekit import (
     ALO,
     AMO,
@@ -11,16 +21,6 @@ from enginekit import (
     lines,
     spec,
     write,
-)
-from resizekit import (
-    Reading,
-    fence_to,
-    is_over,
-    level_two,
-    moving,
-    owners,
-    resize,
-    worlds,
 )
 
 from kafka_marshal.protocol.layout import place_of
