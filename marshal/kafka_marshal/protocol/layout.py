@@ -24,6 +24,8 @@ from kafka_marshal.protocol.state import KeyState, WorldState
 from kafka_marshal.protocol.types import Key
 
 _CONFIGS_MAX = 64
+MOVING = "moving"
+"""Why an owner releases a key that moves, and why its requests are refused."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
