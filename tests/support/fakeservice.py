@@ -230,9 +230,12 @@ class FakeService:
             "input_digest": None,
             "open_count": 0,
             "uncovered_count": 0,
+            "lag": None,
+            "lag_unknown_count": 0,
             "members": [],
             "keys": [],
             "handoffs": [],
+            "standbys": [],
             "uncovered": [],
         }
 
