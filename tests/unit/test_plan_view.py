@@ -1,11 +1,11 @@
 """What a Plan names, what became of it, and whether it repeats."""
 
 import pytest
-from logkit import H, Log, claim, member, planned, release, settings
+from logkit import H, Log, beat, claim, direct, member, planned, release, settings
 
 from kafka_marshal import Key, World
 from kafka_marshal.errors import ClaimRejected, LogUnreadable
-from kafka_marshal.plan_view import explain_key, verify_plan, view_plan
+from kafka_marshal.plan_view import explain_key, plan_object, verify_plan, view_plan
 from kafka_marshal.protocol.group_plan import plan
 from kafka_marshal.protocol.plans import Reading, digest_of, situation_of, slices_of
 from kafka_marshal.protocol.rationalizer import apply
@@ -68,6 +68,34 @@ def test_what_is_open_counts_for_members(log):
     assert rows == [("a", 2, 0, 1, "r-a"), ("b", 2, 2, 0, "r-b")]
     keys = [(each.key.partition, each.holder) for each in view.keys]
     assert keys == [(2, "a"), (3, None)]
+
+
+def test_lag_is_summed_where_position_and_end_are_known(log):
+    for number, position in ((0, 10), (1, 50)):
+        epoch = log.state.keys[named(number)].epoch
+        log.append(beat(epoch, position, key=named(number), client="a"))
+    ends = {place(0): 15, place(1): 40, place(3): 9}
+    view = view_plan(view_of(log), "g", partition_counts=COUNTS, log_ends=ends)
+    # Partition 1 is beyond its end; 2 has neither, and nobody has claimed 3.
+    assert [each.lag for each in view.members] == [(5, 1), (0, 0)]
+    assert view.lag == (5, 2)
+    facts = plan_object(view, [])
+    assert (facts["lag"], facts["lag_unknown_count"]) == (5, 2)
+    assert [row["lag"] for row in facts["members"]] == [5, 0]
+
+
+def test_without_log_ends_lag_is_unknown(log):
+    log.append(claim("m", key=Key("g", "/checkpoint", 0)))
+    view = seen(log)
+    assert [each.lag for each in view.members] == [(None, 3), (0, 0)]
+    assert view.lag == (None, 4)
+
+
+def test_targets_and_directives_of_members_are_shown(log):
+    log.append(member("b", seq=1, capacity=0, labels={"target": "2"}))
+    log.append(direct(client="a"))
+    rows = [(each.target, each.directive) for each in seen(log).members]
+    assert rows == [(None, "drain"), (2, None)]
 
 
 def test_entries_are_done_or_void_after_a_claim(log):

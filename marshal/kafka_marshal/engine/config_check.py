@@ -5,7 +5,7 @@ A module of its own, because administrative commands check it without an engine.
 
 from collections.abc import Iterable, Mapping
 
-from kafka_marshal.errors import TopicMisconfigured, WrongCluster
+from kafka_marshal.errors import ClaimRejected, TopicMisconfigured, WrongCluster
 from kafka_marshal.protocol.records import Config
 from kafka_marshal.protocol.state import WorldState
 
@@ -88,6 +88,28 @@ def _is_changing(worlds: Mapping[int, WorldState], t: int) -> bool:
     is_of_this_log = config.format_id == first.config.format_id
     is_behind = config.generation < first.config.generation
     return is_of_this_log and (layout if is_behind else world.layout) is not None
+
+
+def require_no_change(worlds: Mapping[int, WorldState]) -> None:
+    """Refuse to write a Config while a change of the partition count is open.
+
+    Partition 0 refuses it, and in another one it would keep the fence out.
+
+    Raises:
+        ClaimRejected: A change is open in a partition.
+    """
+    first = worlds[0].config
+    for world in worlds.values():
+        config = world.config
+        if world.layout is None or config is None or first is None:
+            continue
+        if world.partition == 0 or config.generation >= first.generation:
+            raise ClaimRejected(
+                f"a change to {config.partition_count} coordinating partitions is "
+                "open; complete it first: marshal topic resize --partitions "
+                f"{config.partition_count} --execute",
+                reason="busy",
+            )
 
 
 def lagging(partitions: tuple[int, ...]) -> TopicMisconfigured:

@@ -197,7 +197,9 @@ class SidecarBackend:
                 other settings.
         """
         spec = msgspec.structs.replace(
-            api.SubscriptionSpec.of(subscription.config), warms=subscription.can_warm
+            api.SubscriptionSpec.of(subscription.config),
+            warms=subscription.can_warm,
+            standbys=subscription.config.standbys,
         )
         name = f"{self._identity.instance.hex()[:8]}-{next(self._numbers)}"
         with self._engine.changed:

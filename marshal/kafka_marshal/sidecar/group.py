@@ -43,6 +43,7 @@ from kafka_marshal.sidecar.clients import Client, ClientLease, reclaim
 from kafka_marshal.sidecar.events import LogPosition
 from kafka_marshal.sidecar.http_errors import GONE, UNKNOWN, to_http_error
 from kafka_marshal.sidecar.lease_journal import LeaseJournal
+from kafka_marshal.sidecar.standbys import ClientStandbys
 from kafka_marshal.sidecar.warming import OLD_EPOCH, WarmUp, WarmUps
 
 # --- Events ----------------------------------------------------------------------
@@ -120,13 +121,19 @@ class EventPublisher:
         subscriber = shared and shared.subscribers.get(client.client_id)
         return found.event(subscriber.name if subscriber else "")
 
+    def standby(self, client: Client, event: api.Standby) -> None:
+        """Have a client stand by for a partition, or forget it."""
+        key = Key(self._group_id, event.topic, event.partition)
+        client.events.push(event, self._at(key))
+
     def snapshot(
-        self, client: Client, warm_ups: Iterable[WarmUp]
+        self, client: Client, warm_ups: WarmUps
     ) -> tuple[api.Snapshot, LogPosition]:
         """Return everything that a client has (row FR01), and warms up for."""
         leases = client.leases.values()
         event = api.Snapshot(
-            warming=tuple(self._warm(client, each) for each in warm_ups),
+            warming=tuple(self._warm(client, each) for each in warm_ups.of(client)),
+            standbys=warm_ups.standbys.events_of(client),
             assigned=tuple(self._assigned(lease) for lease in leases),
             releasing=tuple(x.releasing for x in leases if x.releasing is not None),
             paused=self._pause(),
@@ -257,6 +264,9 @@ class LocalGroup:
             self.table,
             publish=self._publisher.warm,
             choose=self._client_for,
+            standbys=ClientStandbys(
+                context, session, self.table, publish=self._publisher.standby
+            ),
         )
         self._assignor = Assignor(
             context, session, table=self.table, warm_ups=self._warm_ups
@@ -396,7 +406,7 @@ class LocalGroup:
             if shared in self.table.subscriptions:
                 self.table.subscriptions.remove(shared)
                 self.session.drop(shared.subscription, reason=reason or CLOSED)
-        elif shared.update_limits(self.table.clients, warm_by=self._warm_ups.begin):
+        elif shared.update_limits(self.table.clients, warm_ups=self._warm_ups):
             self.session.reconsider()
         self._changed()
 
@@ -614,7 +624,7 @@ class LocalGroup:
     def snapshot(self, client: Client) -> tuple[api.Snapshot, LogPosition]:
         """Return everything that a client has."""
         self.deadlines(client)
-        return self._publisher.snapshot(client, self._warm_ups.of(client))
+        return self._publisher.snapshot(client, self._warm_ups)
 
     def record_grant(self, key: Key, epoch: int, *, granted: OffsetRange) -> None:
         """Record offsets that were granted under a claim, if a client has it."""
