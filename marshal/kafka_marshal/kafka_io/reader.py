@@ -60,6 +60,8 @@ REQUEST_TIMEOUT_MS = 10_000
 BACKOFF_MS = 100
 FIRST_BACKOFF_MS = 10
 _FAST_RETRY_S = 1.0
+# Between two polls that do not wait, while an answer is awaited.
+REPOLL_S = 0.005
 # Only after a fault, which the broker has just reported.
 _RANGE_TIMEOUT_MS = 500
 _UNKNOWN = -1
@@ -212,6 +214,7 @@ class KafkaDataReader(DataReader):
         self._is_parsed = False
         self._connecting: _Connecting | None = None
         self._fast_retry_until = 0.0
+        self._polled_s = 0.0
         self._is_closed = False
         # Assigned partitions by kafka-python's type.
         self._partitions: dict[Any, TopicPartition] = {}
@@ -272,6 +275,8 @@ class KafkaDataReader(DataReader):
             time.sleep(timeout_ms / 1000)
             return {}
         deadline = time.monotonic() + timeout_ms / 1000
+        if not timeout_ms and self._awaits_answer():
+            return {}
         try:
             if not self._connect(timeout_ms):
                 return {}
@@ -282,6 +287,7 @@ class KafkaDataReader(DataReader):
             )
         except Exception as error:
             raise self._translate(error) from error
+        self._polled_s = time.monotonic()
         if self._fast_retry_until and (
             batches or time.monotonic() > self._fast_retry_until
         ):
@@ -402,6 +408,17 @@ class KafkaDataReader(DataReader):
         partition = TopicPartition(origin.topic, origin.partition)
         token = self._positions.tokens[partition]
         return parsed_records(sources, token, origin=origin)
+
+    def _awaits_answer(self) -> bool:
+        """Return whether a poll without a wait would find nothing, as the last one.
+
+        Such a poll takes longer than handing out a hundred records. Only for a moment:
+        polls also notice changes, and fetch from other brokers.
+        """
+        if self._consumer is None or time.monotonic() > self._polled_s + REPOLL_S:
+            return False
+        is_under_way = fetcher_of(self._consumer).in_flight_fetches()
+        return is_under_way and not has_fetched(self._consumer)
 
     def _start_next_fetch(self) -> None:
         """Make kafka-python fetch on if all that it had fetched is taken.

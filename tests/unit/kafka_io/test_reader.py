@@ -9,6 +9,7 @@ from aiokafka.record.default_records import DefaultRecord
 from kafka import TopicPartition as KafkaTopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 
+from kafka_marshal.kafka_io import reader as module
 from kafka_marshal.kafka_io.packed_records import (
     Origin,
     ParsedRecord,
@@ -16,6 +17,7 @@ from kafka_marshal.kafka_io.packed_records import (
 )
 from kafka_marshal.kafka_io.reader import (
     CONSUMER_RECORDS,
+    REPOLL_S,
     KafkaDataReader,
     KafkaRecord,
     kafka_records,
@@ -118,7 +120,7 @@ class FakeConsumer:
         sent: Number of times that fetches were sent after a poll.
     """
 
-    def __init__(self, *answers, fetched=(), begun=None, error=None):
+    def __init__(self, *answers, fetched=(), begun=None, error=None, under_way=False):
         self.answers = list(answers)
         self.sent = 0
         self.config = {}
@@ -127,6 +129,7 @@ class FakeConsumer:
         self._fetcher = SimpleNamespace(
             _completed_fetches=fetched,
             _next_partition_records=begun,
+            in_flight_fetches=lambda: under_way,
             _create_fetch_requests=dict,
             _handle_fetch_response=lambda *_: None,
             send_fetches=self._send_fetches,
@@ -196,3 +199,30 @@ def test_a_fetch_that_cannot_be_sent_costs_no_record(polled):
     consumer = FakeConsumer(batches(0, 1), error=RuntimeError("closed"))
     assert polled(consumer) == [0, 1]
     assert consumer.sent == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "is_asked"),
+    [
+        ({"under_way": True}, False),
+        ({}, True),
+        ({"under_way": True, "fetched": ["whole"]}, True),
+        ({"under_way": True, "begun": ["rest"]}, True),
+    ],
+)
+def test_polls_that_do_not_wait_ask_again_only_for_what_is_there(
+    monkeypatch, state, is_asked
+):
+    consumer = FakeConsumer({}, batches(0), **state)
+    reader = KafkaDataReader(ConnectionConfig("nowhere:1"))
+    monkeypatch.setattr(reader, "_new_consumer", lambda: consumer)
+    now = [1_000.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    reader.assign([PLACE])
+    reader.seek(PLACE, 0)
+    reader.poll(10_000, 10)
+    assert bool(reader.poll(0, 10)) == is_asked
+    if not is_asked:
+        now[0] += REPOLL_S * 1.01
+        assert reader.poll(0, 10), "changes are noticed after a moment"
+    reader.close(1_000)
