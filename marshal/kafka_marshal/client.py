@@ -16,6 +16,7 @@ from kafka_marshal.config import (
     Delivery,
     OnClaimed,
     OnLost,
+    OnStandby,
     OnTopics,
     OnWarm,
     checked_labels,
@@ -245,10 +246,12 @@ class Marshal(Closing):
         release_behind: bool = True,
         consumer_timeout_ms: int | None = None,
         metadata_refresh_ms: int = 30_000,
+        standbys: int = 0,
         on_claimed: OnClaimed | None = None,
         on_lost: OnLost | None = None,
         on_topics: OnTopics | None = None,
         on_warm: OnWarm | None = None,
+        on_standby: OnStandby | None = None,
         timeout_ms: int = OPEN_MS_MAX,
     ) -> "Consumer":
         """Return a consumer of some topics; it contends for partitions at once.
@@ -278,12 +281,14 @@ class Marshal(Closing):
             release_behind=release_behind,
             consumer_timeout_ms=consumer_timeout_ms,
             metadata_refresh_ms=metadata_refresh_ms,
+            standbys=standbys,
         )
         callbacks = Callbacks(
             on_claimed=on_claimed,
             on_lost=on_lost,
             on_topics=on_topics,
             on_warm=on_warm,
+            on_standby=on_standby,
         )
         return self.open_consumer(config, callbacks, timeout_ms=timeout_ms)
 
@@ -297,12 +302,15 @@ class Marshal(Closing):
         """Return a consumer with these settings; see ``consumer``."""
         from kafka_marshal.clock import ThreadBackground
         from kafka_marshal.consumer import Consumer
+        from kafka_marshal.engine.standbys import StandbyThread
         from kafka_marshal.engine.warm_fetches import new_fetcher
 
         callbacks = callbacks or Callbacks()
-        subscription = self._new_subscription(config, timeout_ms)
-        callbacks.require_fit(counts_topics=subscription.counts_topics)
         data = self.engine.context.ports.data
+        subscription = self._new_subscription(config, timeout_ms)
+        callbacks.require_fit(
+            counts_topics=subscription.counts_topics, standbys=config.standbys
+        )
         if callbacks.on_warm is not None:
             subscription.on_warm = callbacks.on_warm
             subscription.warming = ThreadBackground(name="marshal-warm")
@@ -311,6 +319,12 @@ class Marshal(Closing):
                 data=data,
                 background=ThreadBackground(name="marshal-warm-fetch"),
                 observe=self.engine.context.observe,
+            )
+        if callbacks.on_standby is not None:
+            subscription.standby = StandbyThread(
+                callbacks.on_standby,
+                ThreadBackground(name="marshal-standby"),
+                count=config.standbys,
             )
         self._backend.subscribe(subscription)
         consumer = Consumer(

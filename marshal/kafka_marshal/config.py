@@ -35,6 +35,7 @@ LEAST = {
     "max_fetched": 1,
     "warm_bytes": 0,
     "metadata_refresh_ms": 1,
+    "standbys": 0,
 }
 # Bounds the size of a compiled pattern, and so the time to match one name: the
 # largest that compiles takes about 10 ms for a name of 249 characters.
@@ -45,6 +46,8 @@ Matches = Callable[[str], bool]
 OnClaimed = Callable[[TopicPartition, Token], None]
 OnWarm = Callable[[TopicPartition, int | None, str], None]
 """Partition, position (None if unknown) and the client_id of the owner."""
+OnStandby = Callable[[TopicPartition, int | None, str | None], None]
+"""As ``OnWarm``; without an owner the consumer stands by for it no longer."""
 OnLost = Callable[[TopicPartition, Ending], None]
 OnTopics = Callable[[frozenset[str]], None]
 
@@ -174,6 +177,8 @@ class ConsumerConfig:
         consumer_timeout_ms: Iteration ends after this long without a record; None
             waits for ever.
         metadata_refresh_ms: Time between two refreshes of metadata.
+        standbys: Stand by for the partitions of other members of which this one is
+            among the first so many standbys, on as many hosts; 0 = for none.
 
     Raises:
         ConfigurationError: A setting is invalid; ``setting`` has its name.
@@ -198,6 +203,7 @@ class ConsumerConfig:
     release_behind: bool = True
     consumer_timeout_ms: int | None = None
     metadata_refresh_ms: int = 30_000
+    standbys: int = 0
 
     def __attrs_post_init__(self) -> None:
         self._check_topics()
@@ -270,6 +276,10 @@ class Callbacks:
             partition, its position at that time and the member's client_id. It runs on
             a thread of its own, one partition at a time, while the other member goes
             on. Its exceptions are reported, and the partition stays there.
+        on_standby: Called for each partition of another member that this one stands by
+            for, with the position at that time and that member's client_id; without
+            these once it does so no longer, unless it gets the partition. It runs on a
+            thread of its own, one call at a time. Its exceptions are reported.
         on_topics: Called with all topics whose partition 0 is held, whenever that set
             changes, also to the empty set.
     """
@@ -278,13 +288,31 @@ class Callbacks:
     on_lost: OnLost | None = None
     on_topics: OnTopics | None = None
     on_warm: OnWarm | None = None
+    on_standby: OnStandby | None = None
 
-    def require_fit(self, *, counts_topics: bool) -> None:
-        """Raise if a callback would never be called.
+    def require_fit(self, *, counts_topics: bool, standbys: int = 0) -> None:
+        """Raise if a callback would never be called, or one is missing.
+
+        Args:
+            counts_topics: Whether the policy assigns whole topics.
+            standbys: As of ``ConsumerConfig``.
 
         Raises:
-            ConfigurationError: The policy does not assign whole topics.
+            ConfigurationError: ``on_topics`` needs such a policy, standbys another one;
+                ``standbys`` and ``on_standby`` need each other.
         """
+        if standbys and counts_topics:
+            raise ConfigurationError(
+                "a consumer stands by for partitions, and this policy assigns whole "
+                "topics; leave standbys and on_standby out, or use another policy",
+                setting="standbys",
+            )
+        if bool(standbys) != (self.on_standby is not None):
+            raise ConfigurationError(
+                "standbys, the number of standbys of each partition, and on_standby, "
+                "which loads the state of one, need each other; give both",
+                setting="standbys",
+            )
         if self.on_topics is not None and not counts_topics:
             raise ConfigurationError(
                 "on_topics reports whole topics; it needs policy='topic'",

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar, overload
 
 import attrs
 import msgspec
@@ -19,9 +19,15 @@ import msgspec
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.protocol.types import LogEntry, Token, TopicPartition
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 READ_UNCOMMITTED = "read_uncommitted"
 READ_COMMITTED = "read_committed"
 ISOLATION_LEVELS = (READ_UNCOMMITTED, READ_COMMITTED)
+
+# Records made at once where they are accessed one after the other.
+MADE_AT_ONCE = 100
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -54,8 +60,8 @@ CONFIGURE_MS = 30_000
 class CoordinationLog(Protocol):
     """All coordinating partitions of one ``__marshal`` topic, as one session.
 
-    ``append``, ``end_offsets`` and ``close`` may be called from any thread; the
-    other calls come from one thread at a time.
+    ``append``, ``end_offsets``, ``read_added`` and ``close`` may be called from any
+    thread; the other calls come from one thread at a time.
 
     Attributes:
         topic: Name of the topic.
@@ -67,7 +73,23 @@ class CoordinationLog(Protocol):
 
     @property
     def partition_count(self) -> int:
-        """Number of the topic's partitions in Kafka; not all need to coordinate."""
+        """Number of the topic's partitions that are read; not all need to coordinate.
+
+        Those that the topic had when it was opened; ``read_added`` adds others.
+        """
+        ...
+
+    def read_added(
+        self, partition_count: int, *, timeout_ms: int = CONFIGURE_MS
+    ) -> None:
+        """Read the partitions that were added to the topic too, up to this number.
+
+        From any thread; blocks. They are read from their starts, from the next poll
+        on, and can be appended to.
+
+        Raises:
+            CoordinationError: The cluster does not show them; nothing has changed.
+        """
         ...
 
     def append(self, partition: int, value: bytes) -> Append:
@@ -306,46 +328,40 @@ class SourceKind:
 class Records(Sequence[Record]):
     """Records of one partition, in offset order, each made on access.
 
-    Accessing one index twice gives two equal objects. A slice shares the sources; a
-    record does not keep the sequence alive. Making a record takes about as long as
-    fetching it; columns of single fields need none.
+    Accessing one index twice gives two equal objects. A record does not keep the
+    sequence alive. Making records takes as long as fetching them; columns of single
+    fields need none.
 
-    Args:
-        sources: Records of the client library; owned by this sequence from now on.
-        token: Token of the claim, for each record.
-        kind: Makes ``Record`` objects from sources.
+    Attributes:
+        token: Token of the claim, of each record.
     """
 
-    __slots__ = ("_kind", "_sources", "_token")
+    __slots__ = ("_made", "_made_from", "token")
 
-    def __init__(
-        self, sources: list[Any], *, token: Token | None, kind: SourceKind
-    ) -> None:
-        self._sources = sources
-        self._token = token
-        self._kind = kind
-
-    @property
-    def sources(self) -> list[Any]:
-        """Records of the client library."""
-        return self._sources
-
-    def __len__(self) -> int:
-        return len(self._sources)
-
-    def __iter__(self) -> Iterator[Record]:
-        return self._kind.make(self._sources, self._token)
+    def __init__(self, token: Token | None) -> None:
+        self.token = token
+        # What was made last, for accesses to one index after the other.
+        self._made: list[Record] = []
+        self._made_from = 0
 
     @overload
     def __getitem__(self, at: int) -> Record: ...
 
     @overload
-    def __getitem__(self, at: slice) -> "Records": ...
+    def __getitem__(self, at: slice) -> Sequence[Record]: ...
 
-    def __getitem__(self, at: int | slice) -> "Record | Records":
+    def __getitem__(self, at: int | slice) -> Record | Sequence[Record]:
         if isinstance(at, slice):
-            return Records(self._sources[at], token=self._token, kind=self._kind)
-        return next(self._kind.make((self._sources[at],), self._token))
+            start, stop, step = at.indices(len(self))
+            if step != 1:
+                return list(self)[at]
+            return self._slice(start, max(start, stop))
+        made = at - self._made_from
+        if not 0 <= made < len(self._made):
+            at, made = range(len(self))[at], 0
+            stop = min(at + MADE_AT_ONCE, len(self))
+            self._made, self._made_from = list(self._slice(at, stop)), at
+        return self._made[made]
 
     def __repr__(self) -> str:
         return f"Records({list(self)!r})"
@@ -356,31 +372,23 @@ class Records(Sequence[Record]):
         Args:
             name: ``offset``, ``timestamp_ms``, ``key`` or ``value``.
         """
-        return list(map(getattr(self._kind, name), self._sources))
+        raise NotImplementedError
+
+    def to_arrow(self) -> "pa.RecordBatch | None":
+        """Return the columns of ``Batch.to_arrow``; None to make them of lists."""
+        return None
 
     def offset_at(self, index: int) -> int:
         """Return the offset of one record."""
-        return self._kind.offset(self._sources[index])
+        raise NotImplementedError
 
     def index_of(self, offset: int, start: int) -> int:
         """Return the index of the first record from ``offset`` on, at least start."""
-        return bisect_left(self._sources, offset, start, key=self._kind.offset)
+        raise NotImplementedError
 
-    @classmethod
-    def joined(
-        cls, parts: Sequence[Sequence[Record]], token: Token | None
-    ) -> "Records":
-        """Return records that follow each other as one sequence, under a token.
-
-        Args:
-            parts: Records of one partition; at least one part.
-            token: Token of the claim, in place of the one that they have.
-        """
-        kind = getattr(parts[0], "_kind", None)
-        if kind is not None and all(getattr(p, "_kind", None) is kind for p in parts):
-            sources = [p.sources for p in parts if isinstance(p, Records)]
-            return cls(list(chain(*sources)), token=token, kind=kind)
-        return cls(list(chain(*parts)), token=token, kind=_FINISHED)
+    def under(self, token: Token | None) -> Self:
+        """Return the same records under another token."""
+        raise NotImplementedError
 
     def replace(self, count: int, others: Sequence[Record]) -> bool:
         """Remove the first records and append others, in place.
@@ -392,19 +400,80 @@ class Records(Sequence[Record]):
         Returns:
             False, and nothing is changed, if they are not of the same token and kind.
         """
-        if not isinstance(others, Records) or not self._is_like(others):
+        if type(others) is not type(self) or not self._is_like(others):
             return False
-        del self._sources[:count]
-        self._sources.extend(others.sources)
+        self._made, self._made_from = [], 0
+        self._extend(count, others)
         return True
 
-    def _is_like(self, others: "Records") -> bool:
-        kind, token = others._kind, others._token  # noqa: SLF001 - its own class
-        return kind is self._kind and token is self._token
+    def _is_like(self, others: Self) -> bool:
+        return others.token is self.token
+
+    def _slice(self, start: int, stop: int) -> Self:
+        """Return a part of them: ``0 <= start <= stop <= len``."""
+        raise NotImplementedError
+
+    def _extend(self, count: int, others: Self) -> None:
+        """Remove the first records and append others, which are alike."""
+        raise NotImplementedError
+
+
+class SourceRecords(Records):
+    """Records that a client library has made.
+
+    Args:
+        sources: Its records; owned by this sequence from now on.
+        token: Token of the claim, for each record.
+        kind: Makes ``Record`` objects from sources.
+    """
+
+    __slots__ = ("_kind", "sources")
+
+    def __init__(
+        self, sources: list[Any], *, token: Token | None, kind: SourceKind
+    ) -> None:
+        super().__init__(token)
+        self.sources = sources
+        self._kind = kind
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def __iter__(self) -> Iterator[Record]:
+        return self._kind.make(self.sources, self.token)
+
+    def column(self, name: str) -> list[Any]:
+        """Return one field of every record; see ``Records``."""
+        return list(map(getattr(self._kind, name), self.sources))
+
+    def offset_at(self, index: int) -> int:
+        """Return the offset of one record."""
+        return self._kind.offset(self.sources[index])
+
+    def index_of(self, offset: int, start: int) -> int:
+        """Return the index of the first record from ``offset`` on, at least start."""
+        return bisect_left(self.sources, offset, start, key=self._kind.offset)
+
+    def under(self, token: Token | None) -> Self:
+        """Return the same records under another token."""
+        return type(self)(list(self.sources), token=token, kind=self._kind)
+
+    def _slice(self, start: int, stop: int) -> Self:
+        return type(self)(self.sources[start:stop], token=self.token, kind=self._kind)
+
+    def _extend(self, count: int, others: Self) -> None:
+        del self.sources[:count]
+        self.sources.extend(others.sources)
+
+    def _is_like(self, others: Self) -> bool:
+        return super()._is_like(others) and others._kind is self._kind
 
 
 def _under(records: Sequence[Any], token: Token | None) -> Iterator[Record]:
-    return (msgspec.structs.replace(each, token=token) for each in records)
+    for each in records:
+        names = PlainRecord.__struct_fields__
+        fields = dict(zip(names, _fields(each), strict=True))
+        yield PlainRecord(**fields | {"token": token})
 
 
 # Records that were made before, under another token or none.
@@ -415,6 +484,26 @@ _FINISHED = SourceKind(
     key=attrgetter("key"),
     value=attrgetter("value"),
 )
+
+
+def joined_records(parts: Sequence[Sequence[Record]], token: Token | None) -> Records:
+    """Return records that follow each other as one sequence, under a token.
+
+    Args:
+        parts: Records of one partition; at least one part. They stay as they are.
+        token: Token of the claim, in place of the one that they have.
+    """
+    first, *others = [
+        part.under(token)
+        if isinstance(part, Records)
+        else SourceRecords(list(part), token=token, kind=_FINISHED)
+        for part in parts
+    ]
+    for each in others:
+        if not first.replace(0, each):
+            made = list(chain(first, each))
+            first = SourceRecords(made, token=token, kind=_FINISHED)
+    return first
 
 
 def column_of(records: Sequence[Record], name: str) -> list[Any]:
@@ -449,9 +538,12 @@ class DataReader(Protocol):
     Attributes:
         fetches_ahead: Whether it continues to fetch while fetched records are waiting,
             so that callers need not poll more records than they use.
+        fetched_max: Records that are best polled at once, because holding them takes
+            nothing that the reader does not hold anyway; 0 if each takes memory.
     """
 
     fetches_ahead: bool = False
+    fetched_max: int = 0
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Set the assigned partitions; those that stay keep their positions.

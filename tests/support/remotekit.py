@@ -4,6 +4,7 @@ from enginekit import H, spec, world
 
 from kafka_marshal.consumer import Consumer
 from kafka_marshal.engine import Subscription
+from kafka_marshal.engine.standbys import StandbyThread
 from kafka_marshal.engine.warm_fetches import new_fetcher
 from kafka_marshal.policies import find_policy
 from kafka_marshal.ports import TopicInfo
@@ -69,6 +70,7 @@ class RemoteRig:
         self.observer = Recorder()
         self.warming = InlineBackground(is_held=True)
         self.warm_fetches = InlineBackground()
+        self.standing_by = InlineBackground(is_held=True)
         ports = RemotePorts(
             data=self.cluster.kafka.data_log(),
             clock=self.clock,
@@ -136,6 +138,11 @@ class RemoteRig:
                 observe=self.context.observe,
             ),
         )
+        on_standby = wants.callbacks.on_standby
+        if on_standby is not None:
+            subscription.standby = StandbyThread(
+                on_standby, self.standing_by, count=wants.config.standbys
+            )
         self.session.subscribe(name, subscription)
         return subscription, wants
 
@@ -170,9 +177,13 @@ class RemoteRig:
         }
         return api.Assignment(**(told | rest))
 
-    def snapshot(self, *assigned, releasing=(), paused=NOT_PAUSED):
+    def snapshot(self, *assigned, releasing=(), paused=NOT_PAUSED, standbys=()):
         return api.Snapshot(
-            assigned=assigned, releasing=releasing, paused=paused, subscriptions=("s",)
+            assigned=assigned,
+            releasing=releasing,
+            paused=paused,
+            subscriptions=("s",),
+            standbys=standbys,
         )
 
     def beaten(self, *, soft_ms=H, hard_ms=2 * H, epoch=5, partitions=(0,), takers=()):

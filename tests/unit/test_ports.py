@@ -5,7 +5,14 @@ import pickle
 
 import pytest
 
-from kafka_marshal.ports import PlainRecord, Record, Records, SourceKind, index_from
+from kafka_marshal.ports import (
+    PlainRecord,
+    Record,
+    SourceKind,
+    SourceRecords,
+    index_from,
+    joined_records,
+)
 from kafka_marshal.protocol.types import Token
 
 
@@ -70,7 +77,7 @@ KIND = SourceKind(
 
 
 def lazy(*offsets):
-    return Records(list(offsets), token=None, kind=KIND)
+    return SourceRecords(list(offsets), token=None, kind=KIND)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +89,7 @@ def lazy(*offsets):
     ],
 )
 def test_records_are_joined_under_another_token(parts):
-    found = Records.joined(parts, TOKEN)
+    found = joined_records(parts, TOKEN)
     assert [(each.offset, each.token) for each in found] == [
         (1, TOKEN),
         (2, TOKEN),

@@ -89,7 +89,7 @@ class Dispatcher:
         self._ahead = Prefetch(
             config.max_poll_records,
             config.max_fetched,
-            is_needed=not reader.fetches_ahead,
+            is_needed=not (reader.fetches_ahead or reader.fetched_max),
         )
         # Partitions paused at the reader, and until when that set is current.
         self._reader_paused: set[TopicPartition] = set()
@@ -238,7 +238,6 @@ class Dispatcher:
         if not isinstance(progress, AtLeastOnce) or place.partition in self.paused:
             return None
         subscription = self._subscription
-        place.make_all()
         with self._engine.lock:
             now_ms = self._clock.now_ms()
             if self._version != subscription.version or not place.fetched:
@@ -414,6 +413,7 @@ class Dispatcher:
         # More than one poll hands out, to get ahead. All available records at once
         # only from a reader that has already fetched them.
         at_once = room if self._reader.fetches_ahead else min(2 * least, room)
+        at_once = max(at_once, self._reader.fetched_max)
         return self._store(self._reader.poll(timeout_ms, at_once))
 
     def _read_plain(self, timeout_ms: int) -> bool:
@@ -424,12 +424,14 @@ class Dispatcher:
         if most <= 0:
             self._wait(min(timeout_ms, WAIT_SLICE_MS))
             return False
+        most = max(most, self._reader.fetched_max)
         is_found = self._store(self._reader.poll(0, most))
         now_ms = self._clock.now_ms()
         if is_found or not timeout_ms:
             ahead.note(now_ms, waited_ms=0, is_found=is_found)
             return is_found
-        is_found = self._store(self._reader.poll(timeout_ms, ahead.least))
+        least = max(ahead.least, self._reader.fetched_max)
+        is_found = self._store(self._reader.poll(timeout_ms, least))
         waited_ms = self._clock.now_ms() - now_ms
         if ahead.note(now_ms + waited_ms, waited_ms=waited_ms, is_found=is_found):
             # Read the rest as well, so that the next fetch starts now.

@@ -62,12 +62,6 @@ class FetchState:
             self.fetched = [*self.fetched[self.at :], *records]
         self.at = 0
 
-    def make_all(self) -> None:
-        """Make the fetched records, for one access to each in turn."""
-        if isinstance(self.fetched, Records):
-            self.fetched = list(self.fetched[self.at :])
-            self.at = 0
-
     def find(self, offset: int) -> int:
         """Return the index of the first fetched record from ``offset`` on."""
         return index_from(self.fetched, offset, start=self.at)

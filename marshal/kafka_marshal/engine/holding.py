@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from kafka_marshal.config import Delivery
+from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.ports import READ_UNCOMMITTED, LogRange, Pending
 from kafka_marshal.protocol.claiming import Claim
 from kafka_marshal.protocol.delivery import AtLeastOnce
@@ -101,6 +102,36 @@ class Lookup:
     log_range: LogRange
 
 
+Found = Mapping[TopicPartition, Lookup | Exception]
+
+
+class StartLookup:
+    """The look-up of one start position: waits for a request, then for its answer."""
+
+    __slots__ = ("may_use_commit", "partition", "request")
+
+    def __init__(self, partition: TopicPartition, *, may_use_commit: bool) -> None:
+        self.partition = partition
+        self.may_use_commit = may_use_commit
+        # One for all partitions of a topic that are looked up together.
+        self.request: Pending[Found] | None = None
+
+    def done(self) -> bool:
+        """Return whether there is an outcome."""
+        return self.request is not None and self.request.done()
+
+    def outcome(self) -> Lookup | BaseException:
+        """Return what was found, or why nothing was. Only once it is done."""
+        if self.request is None:
+            return InvalidTransition(f"{self.partition} has not been looked up yet.")
+        error = self.request.exception()
+        return error if error is not None else self.request.result(0)[self.partition]
+
+
+NOWHERE = -1
+"""The coordinating partition of a claim that is not won."""
+
+
 class Holding:
     """One claim and the delivery under it.
 
@@ -110,6 +141,7 @@ class Holding:
 
     __slots__ = (
         "claim",
+        "coordinator",
         "delivery",
         "drain",
         "first_seq",
@@ -133,11 +165,13 @@ class Holding:
 
     def __init__(self, claim: Claim, delivery: Delivery, start_rule: StartRule) -> None:
         self.claim = claim
+        # Coordinating partition of the claim until it ends, where the log is read here.
+        self.coordinator = NOWHERE
         self.delivery = delivery
         self.start_rule = start_rule
         self.progress: AtLeastOnce | AtMostOnce | None = None
         self.drain: Drain | None = None
-        self.lookup: Pending[Lookup] | None = None
+        self.lookup: StartLookup | None = None
         self.lookup_at_ms = 0
         # At most once: records handed out since the application's last poll.
         self.unfinished_count = 0

@@ -22,8 +22,8 @@ from kafka_marshal.ports import (
     DataReader,
     Pending,
     Record,
-    Records,
     index_from,
+    joined_records,
     offset_at,
 )
 from kafka_marshal.protocol.types import Token, TopicPartition
@@ -68,7 +68,7 @@ class WarmRecords:
         if not parts:
             return ()
         parts[0] = parts[0][index_from(parts[0], position) :]
-        return Records.joined(parts, token)
+        return joined_records(parts, token)
 
 
 @attrs.define(kw_only=True, eq=False)

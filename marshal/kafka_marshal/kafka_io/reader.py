@@ -17,7 +17,13 @@ from kafka import errors as kafka_errors
 from kafka_marshal.errors import InvalidTransition, PositionError
 from kafka_marshal.kafka_io.clients import new_client
 from kafka_marshal.kafka_io.faults import forked_error, required_right
-from kafka_marshal.kafka_io.fetched_records import Origin, parse_records
+from kafka_marshal.kafka_io.fetched_records import parse_records
+from kafka_marshal.kafka_io.packed_records import (
+    Origin,
+    PackedRecords,
+    Piece,
+    parsed_records,
+)
 from kafka_marshal.kafka_io.patches import (
     TopicIds,
     fetch_by_id,
@@ -31,12 +37,14 @@ from kafka_marshal.kafka_io.patches import (
 from kafka_marshal.kafka_io.positions import Positions, outside_error
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.translate import Access, translate_error
+from kafka_marshal.native import compiled
 from kafka_marshal.ports import (
     READ_UNCOMMITTED,
     DataReader,
     Record,
-    Records,
     SourceKind,
+    SourceRecords,
+    offset_at,
 )
 from kafka_marshal.protocol.types import Token, TopicPartition
 
@@ -44,8 +52,6 @@ _offset = attrgetter("offset")
 _value = attrgetter("value")
 _key = attrgetter("key")
 _timestamp = attrgetter("timestamp")
-_timestamp_type = attrgetter("timestamp_type")
-_headers = attrgetter("headers")
 # A broker answers one fetch at a time, so new partitions wait for the one under way.
 FETCH_WAIT_MS = 100
 REQUEST_TIMEOUT_MS = 10_000
@@ -57,6 +63,8 @@ _FAST_RETRY_S = 1.0
 # Only after a fault, which the broker has just reported.
 _RANGE_TIMEOUT_MS = 500
 _UNKNOWN = -1
+# Of one poll, however small they are; a fetch is bounded by its bytes.
+RECORDS_MAX = 100_000
 
 
 class KafkaRecord(Record, msgspec.Struct, frozen=True, gc=False):
@@ -126,54 +134,6 @@ CONSUMER_RECORDS = SourceKind(
 )
 
 
-class ParsedRecord(Record, msgspec.Struct, frozen=True, gc=False):
-    """A record that aiokafka's compiled parser made."""
-
-    offset: int
-    value: bytes | None
-    token: Token | None
-    key: bytes | None
-    timestamp_ms: int
-    timestamp_type: int
-    headers: tuple[tuple[str, bytes], ...]
-    _origin: Origin
-
-    @property
-    def topic(self) -> str:
-        """Data topic."""
-        return self._origin.topic
-
-    @property
-    def partition(self) -> int:
-        """Data partition."""
-        return self._origin.partition
-
-    @property
-    def leader_epoch(self) -> int | None:
-        """Leader epoch of the batch, or None."""
-        epoch = self._origin.leader_epoch
-        return epoch if epoch >= 0 else None
-
-
-def parsed_records(
-    sources: Sequence[Any], token: Token | None, *, origin: Origin
-) -> Iterator[Record]:
-    """Make records from those of the compiled parser, which are not retained."""
-    headers = list(map(_headers, sources))
-    # All callables are built in: no Python frame per record.
-    return map(
-        ParsedRecord,
-        map(_offset, sources),
-        map(_value, sources),
-        repeat(token),
-        map(_key, sources),
-        map(_timestamp, sources),
-        map(_timestamp_type, sources),
-        map(tuple, headers) if any(headers) else repeat(()),
-        repeat(origin),
-    )
-
-
 class _Connecting:
     """A consumer that connects on a background thread."""
 
@@ -233,6 +193,8 @@ class KafkaDataReader(DataReader):
         isolation_level: ``read_uncommitted`` or ``read_committed``.
         client_rack: Rack of this process, to fetch from the nearest replica.
     """
+
+    fetched_max = RECORDS_MAX if compiled is not None else 0
 
     def __init__(
         self,
@@ -328,18 +290,11 @@ class KafkaDataReader(DataReader):
         if not batches:
             self._topic_ids.raise_refused(self._positions.next)
         found: dict[TopicPartition, Sequence[Record]] = {}
-        for place, records in batches.items():
+        for place, fetched in batches.items():
             partition = self._partitions[place]
-            self._positions.next[partition] = records[-1].offset + 1
-            found[partition] = (
-                records
-                if self._is_parsed
-                else Records(
-                    records,
-                    token=self._positions.tokens[partition],
-                    kind=CONSUMER_RECORDS,
-                )
-            )
+            records = self._to_records(partition, fetched)
+            self._positions.next[partition] = offset_at(records, -1) + 1
+            found[partition] = records
         if found:
             self._start_next_fetch()
         return found
@@ -422,8 +377,25 @@ class KafkaDataReader(DataReader):
         }
         consumer = new_client(KafkaConsumer, settings)
         read_in_place(consumer)
-        self._is_parsed = parse_records(consumer, self._records)
+        self._is_parsed = parse_records(consumer, self._records, can_pack=True)
         return consumer
+
+    def _to_records(
+        self, partition: TopicPartition, fetched: list[Any]
+    ) -> Sequence[Record]:
+        """Return what a poll of the consumer returned as records."""
+        token = self._positions.tokens[partition]
+        if not self._is_parsed:
+            return SourceRecords(fetched, token=token, kind=CONSUMER_RECORDS)
+        if all(type(each) is Piece for each in fetched):
+            return PackedRecords(fetched, token=token)
+        made: list[Record] = []
+        for each in fetched:
+            if type(each) is Piece:
+                made += each.records(token)
+            else:
+                made.append(each)
+        return made
 
     def _records(self, origin: Origin, sources: Sequence[Any]) -> Iterator[Record]:
         """Make records of one batch, under the token that their partition has now."""

@@ -46,6 +46,7 @@ _WARNINGS = frozenset(
         "topic_unchecked",
         "topics_limit",
         "uncommitted_backlog",
+        "standby_failed",
         "warm_failed",
         "warm_fetch_failed",
     }
@@ -54,6 +55,7 @@ _ERRORS = frozenset(
     {
         "engine_failed",
         "grant_exposed",
+        "layout_torn",
         "log_start_missing",
         "log_truncated",
         "position_out_of_range",

@@ -47,10 +47,13 @@ ENDING = frozenset({Refusal.OVER, Refusal.UNEXPECTED})
 
 _REFUSALS = {
     "nothing_left": Refusal.TAKEN,
+    "moving": Refusal.LATER,
     "paused": Refusal.LATER,
     "span": Refusal.LATER,
     "not_owner": Refusal.OVER,
     "old_epoch": Refusal.OVER,
+    "wrong_partition": Refusal.OVER,
+    "retired": Refusal.OVER,
 }
 
 

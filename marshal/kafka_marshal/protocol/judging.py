@@ -65,7 +65,7 @@ def is_paused(state: WorldState, key: Key) -> bool:
 def held_up(state: WorldState, key: Key) -> str | None:
     """Return why an owner's key is being drained, or None."""
     if state.layout is not None and layout.is_moving(state, key):
-        return "moving"
+        return layout.MOVING
     return "paused" if is_paused(state, key) else None
 
 

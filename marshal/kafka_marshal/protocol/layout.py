@@ -24,6 +24,8 @@ from kafka_marshal.protocol.state import KeyState, WorldState
 from kafka_marshal.protocol.types import Key
 
 _CONFIGS_MAX = 64
+MOVING = "moving"
+"""Why an owner releases a key that moves, and why its requests are refused."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -81,8 +83,11 @@ def is_moving(state: WorldState, key: Key) -> bool:
 def is_final(state: WorldState, key: Key) -> bool:
     """Return whether nothing can change a moving key any more (PROTOCOL 10.3)."""
     known = state.keys.get(key)
-    if known is None or not is_moving(state, key):
-        return False
+    return known is not None and is_moving(state, key) and is_settled(state, known)
+
+
+def is_settled(state: WorldState, known: KeyState) -> bool:
+    """Return whether nothing can change a key any more, if it moves (PROTOCOL 10.3)."""
     if known.lock is not None or state.quiet_until_ms is not None:
         return False
     return known.owner is None or known.freshness(state.now_ms) is Freshness.STALE

@@ -28,6 +28,7 @@ from kafka_marshal.remote import api
 from kafka_marshal.remote.context import RemoteContext
 from kafka_marshal.remote.errors import error_of
 from kafka_marshal.remote.grants import SidecarGrantRequester
+from kafka_marshal.remote.standbys import RemoteStandbys
 from kafka_marshal.remote.warming import RemoteWarmer
 
 RESTARTED = "sidecar_restarted"
@@ -119,6 +120,7 @@ class RemoteSession(Holder):
         self._takers: frozenset[str] = frozenset()
         self._stuck_counts: dict[Key, int] = {}
         self._warmer = RemoteWarmer(context, send_ready=self._send_ready)
+        self._standbys = RemoteStandbys(context)
         self._ticked_ms = context.now_ms
 
     # --- subscriptions
@@ -208,6 +210,8 @@ class RemoteSession(Holder):
                 self._on_releasing(event)
             case api.Warm():
                 self._on_warm(event)
+            case api.Standby():
+                self._on_standby(event)
             case api.Lost():
                 self._on_lost(event)
             case api.Paused():
@@ -240,6 +244,9 @@ class RemoteSession(Holder):
         self._on_paused(snapshot.paused)
         for offered in snapshot.warming:
             self._on_warm(offered)
+        self._standbys.keep(self._key(each) for each in snapshot.standbys)
+        for standby in snapshot.standbys:
+            self._on_standby(standby)
 
     def _on_paused(self, event: api.Paused) -> None:
         self._context.pause = event.is_paused
@@ -333,6 +340,7 @@ class RemoteSession(Holder):
             holding.progress.is_anchored = assignment.is_anchored
         self.holdings[key] = holding
         self._warmer.on_assigned(holding)
+        self._standbys.on_assigned(key)
         self._context.follows[key] = assignment.follows
         self._stuck_counts[key] = assignment.stuck
         self._held.watchdog.watch(holding, self._context.now_ms)
@@ -345,6 +353,10 @@ class RemoteSession(Holder):
     def _on_warm(self, event: api.Warm) -> None:
         sub = self._names.get(event.subscription)
         self._warmer.on_warm(event, key=self._key(event), sub=sub)
+
+    def _on_standby(self, event: api.Standby) -> None:
+        sub = self._names.get(event.subscription)
+        self._standbys.on_event(event, key=self._key(event), sub=sub)
 
     def _on_releasing(self, event: api.Releasing) -> None:
         early = self._early.pop(self._key(event), None)
@@ -486,6 +498,7 @@ class RemoteSession(Holder):
         self._ticked_ms = now_ms
         self._held.look_at_ends(now_ms)
         self._warmer.drive(now_ms)
+        self._standbys.drive()
         for sub in self._wanted.subs:
             if sub.has_doubts:
                 self._check_topics(sub, now_ms)

@@ -43,6 +43,7 @@ from kafka_marshal.sidecar.clients import Client, ClientLease, reclaim
 from kafka_marshal.sidecar.events import LogPosition
 from kafka_marshal.sidecar.http_errors import GONE, UNKNOWN, to_http_error
 from kafka_marshal.sidecar.lease_journal import LeaseJournal
+from kafka_marshal.sidecar.standbys import ClientStandbys
 from kafka_marshal.sidecar.warming import OLD_EPOCH, WarmUp, WarmUps
 
 # --- Events ----------------------------------------------------------------------
@@ -120,13 +121,19 @@ class EventPublisher:
         subscriber = shared and shared.subscribers.get(client.client_id)
         return found.event(subscriber.name if subscriber else "")
 
+    def standby(self, client: Client, event: api.Standby) -> None:
+        """Have a client stand by for a partition, or forget it."""
+        key = Key(self._group_id, event.topic, event.partition)
+        client.events.push(event, self._at(key))
+
     def snapshot(
-        self, client: Client, warm_ups: Iterable[WarmUp]
+        self, client: Client, warm_ups: WarmUps
     ) -> tuple[api.Snapshot, LogPosition]:
         """Return everything that a client has (row FR01), and warms up for."""
         leases = client.leases.values()
         event = api.Snapshot(
-            warming=tuple(self._warm(client, each) for each in warm_ups),
+            warming=tuple(self._warm(client, each) for each in warm_ups.of(client)),
+            standbys=warm_ups.standbys.events_of(client),
             assigned=tuple(self._assigned(lease) for lease in leases),
             releasing=tuple(x.releasing for x in leases if x.releasing is not None),
             paused=self._pause(),
@@ -209,6 +216,9 @@ _SILENCES = frozenset({"lease_expired", "taken_over", "identity_conflict", "fenc
 # Reasons after which a client may get the same key again at once.
 _ORDERLY = frozenset({CLOSED, RELEASED, TOPIC_GONE})
 
+Takers = tuple[SharedSubscription, tuple[str, ...], list[str]]
+"""A subscription, up to two clients that have room, topics that other hosts take."""
+
 
 class LocalGroup:
     """One group. Used under the engine's lock.
@@ -257,6 +267,9 @@ class LocalGroup:
             self.table,
             publish=self._publisher.warm,
             choose=self._client_for,
+            standbys=ClientStandbys(
+                context, session, self.table, publish=self._publisher.standby
+            ),
         )
         self._assignor = Assignor(
             context, session, table=self.table, warm_ups=self._warm_ups
@@ -266,6 +279,8 @@ class LocalGroup:
         self._is_draining = False
         self._is_journal_failing = False
         self._check_at_ms = 0
+        self._takers: list[Takers] = []
+        self._takers_at_ms = self._takers_version = -1
         self._idle_since_ms: int | None = None
         session.sublease_by(self)
 
@@ -297,7 +312,7 @@ class LocalGroup:
     def add(self, client: Client) -> None:
         """Register a client."""
         self.table.clients[client.client_id] = client
-        self._changed()
+        self.table.mark_changed()
 
     def evict(self, client: Client, *, reason: str) -> None:
         """Remove a client whose process is dead; its keys are free at once."""
@@ -320,11 +335,7 @@ class LocalGroup:
             if client.client_id in names:
                 self.remove_explicit(key, client, reason=reason)
         client.close()
-        self._changed()
-
-    def _changed(self) -> None:
-        self.table.is_journaled = False
-        self.table.is_dirty = True
+        self.table.mark_changed()
 
     # --- subscriptions and explicit claims
 
@@ -376,14 +387,14 @@ class LocalGroup:
         if shared is not None:
             del shared.subscribers[client.client_id]
             self.reconcile(shared, reason=reason)
-        self._changed()
+        self.table.mark_changed()
 
     def detach(self, client: Client, name: str) -> None:
         """End a client's subscription; its leases are kept for its next one."""
         shared = self.table.subscription_of(client, name)
         if shared is not None:
             shared.subscribers[client.client_id].is_detached = True
-        self._changed()
+        self.table.mark_changed()
 
     def reconcile(self, shared: SharedSubscription, *, reason: str = "") -> None:
         """Apply the limits of the remaining subscribers, or unsubscribe without any.
@@ -396,9 +407,9 @@ class LocalGroup:
             if shared in self.table.subscriptions:
                 self.table.subscriptions.remove(shared)
                 self.session.drop(shared.subscription, reason=reason or CLOSED)
-        elif shared.update_limits(self.table.clients, warm_by=self._warm_ups.begin):
+        elif shared.update_limits(self.table.clients, warm_ups=self._warm_ups):
             self.session.reconsider()
-        self._changed()
+        self.table.mark_changed()
 
     def add_explicit(self, client: Client, key: Key) -> None:
         """Claim one key for a client without consuming it; the first to ask has it.
@@ -414,7 +425,7 @@ class LocalGroup:
             names = self.table.explicit[key] = []
         if client.client_id not in names:
             names.append(client.client_id)
-        self._changed()
+        self.table.mark_changed()
 
     def remove_explicit(self, key: Key, client: Client, *, reason: str = "") -> None:
         """End a client's claim of one key."""
@@ -426,7 +437,7 @@ class LocalGroup:
             if holding is not None:
                 self.session.drop_want(holding, reason=reason or RELEASED)
             self.session.forget_want(key)
-        self._changed()
+        self.table.mark_changed()
 
     def has_warmed(self, key: Key) -> bool:
         """Return whether the client that a key moves to has warmed up for it."""
@@ -555,7 +566,7 @@ class LocalGroup:
         named = (client.instance, report.epoch)
         if reserve is not None and (reserve.instance, reserve.epoch) == named:
             del self.table.unexpired[key]
-            self._changed()
+            self.table.mark_changed()
         else:
             known = self._context.replica_of(key).world.keys.get(key)
             is_old = known is None or known.epoch != report.epoch
@@ -578,7 +589,15 @@ class LocalGroup:
                 continue
             shared.transfers[lease.key] = Transfer(client.client_id, until_ms)
             self.session.release(lease.holding, reason=MOVED, successor=own_name)
-        self._changed()
+        self.table.mark_changed()
+
+    def is_slow_beat(self, client: Client, beat: api.HeartbeatRequest) -> bool:
+        """Return whether recording a heartbeat moves a claim, or writes the journal."""
+        for each in beat.standings:
+            lease = client.leases.get(Key(self.group_id, each.topic, each.partition))
+            if lease is not None and each.seek_count > lease.holding.seek_count:
+                return True
+        return any(lease.must_journal for lease in client.leases.values())
 
     def deadlines(self, client: Client) -> tuple[api.Lease, ...]:
         """Return until when a client may use what it has."""
@@ -586,35 +605,53 @@ class LocalGroup:
         leases = [
             lease for lease in client.leases.values() if lease.holding.claim.is_owned
         ]
-        if any(
-            x.journaled_until_ms < x.holding.claim.lease.hard_until_ms for x in leases
-        ):
+        if any(lease.must_journal for lease in leases):
             self._write_journal()
         found = [lease.deadline() for lease in leases]
         return tuple(each for each in found if now_ms < each.hard_until_ms)
 
     def takers(self, client: Client) -> tuple[str, ...]:
-        """Return the topics of a client that another client or host could take."""
-        own_name, now_ms = self.session.claimant.owner.client_id, self._context.now_ms
+        """Return the topics of a client that another client or host could take.
+
+        Silence, and what other hosts hold, are noticed within ``CHECK_MS``.
+        """
+        now_ms, version = self._context.now_ms, self.table.version
+        age_ms = now_ms - self._takers_at_ms
+        if version != self._takers_version or age_ms >= CHECK_MS:
+            self._takers, self._takers_version = self._find_takers(now_ms), version
+            self._takers_at_ms = now_ms
+        name = client.client_id
         found: set[str] = set()
-        for shared in self.table.subscriptions:
-            if client.client_id not in shared.subscribers:
-                continue
-            has_peer = shared.has_room_beside(client, self.table.clients, now_ms=now_ms)
-            found.update(
-                topic
-                for topic in shared.subscription.topics
-                if has_peer
-                or best_taker(
-                    shared.subscription.members, topic, me=own_name, may_be_behind=True
-                )
-            )
+        for shared, with_room, of_hosts in self._takers:
+            if name in shared.subscribers:
+                is_beside = any(other != name for other in with_room)
+                found.update(shared.subscription.topics if is_beside else of_hosts)
         return tuple(sorted(found))
+
+    def _find_takers(self, now_ms: int) -> list[Takers]:
+        own_name = self.session.claimant.owner.client_id
+        return [
+            (
+                shared,
+                shared.names_with_room(self.table.clients, now_ms=now_ms),
+                [
+                    topic
+                    for topic in shared.subscription.topics
+                    if best_taker(
+                        shared.subscription.members,
+                        topic,
+                        me=own_name,
+                        may_be_behind=True,
+                    )
+                ],
+            )
+            for shared in self.table.subscriptions
+        ]
 
     def snapshot(self, client: Client) -> tuple[api.Snapshot, LogPosition]:
         """Return everything that a client has."""
         self.deadlines(client)
-        return self._publisher.snapshot(client, self._warm_ups.of(client))
+        return self._publisher.snapshot(client, self._warm_ups)
 
     def record_grant(self, key: Key, epoch: int, *, granted: OffsetRange) -> None:
         """Record offsets that were granted under a claim, if a client has it."""
@@ -810,7 +847,7 @@ class LocalGroup:
             if holding is not None:
                 self.session.unwant(holding)
         self.table.explicit.clear()
-        self._changed()
+        self.table.mark_changed()
 
     @property
     def is_drained(self) -> bool:

@@ -418,12 +418,38 @@ class SidecarService:
                 if stale is not None:
                     raise self._stale(_key(who, stale))
                 self._flush(group, who, beat)
-            deadlines = group.deadlines(client)
-            takers = group.takers(client)
-            now_ms = self._context.now_ms
-            return api.HeartbeatResponse(
-                deadlines=deadlines, now_ms=now_ms, takers=takers
-            )
+            return self._deadlines(group, client)
+
+    def beat_at_once(
+        self, who: Caller, beat: api.HeartbeatRequest
+    ) -> api.HeartbeatResponse | None:
+        """Record a heartbeat as ``beat`` does, if that takes no time.
+
+        It never waits and writes no file, so that the event loop may call it.
+
+        Returns:
+            None if nothing was recorded, because the engine is busy, the client waits
+            for the log, has sought, or its deadlines are to be journaled first.
+
+        Raises:
+            ClaimLost: The client is not registered.
+        """
+        changed = self._engine.changed
+        if beat.flush or not changed.acquire(blocking=False):
+            return None
+        try:
+            group, client = self._find(who)
+            if group.is_slow_beat(client, beat):
+                return None
+            return self.beat(who, beat)
+        finally:
+            changed.release()
+
+    def _deadlines(self, group: LocalGroup, client: Client) -> api.HeartbeatResponse:
+        deadlines, takers = group.deadlines(client), group.takers(client)
+        return api.HeartbeatResponse(
+            deadlines=deadlines, now_ms=self._context.now_ms, takers=takers
+        )
 
     def _flush(
         self, group: LocalGroup, who: Caller, beat: api.HeartbeatRequest

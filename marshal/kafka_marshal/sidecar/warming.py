@@ -20,6 +20,7 @@ from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api
 from kafka_marshal.remote.answers import Handoff
 from kafka_marshal.sidecar.clients import Client, ClientLease
+from kafka_marshal.sidecar.standbys import ClientStandbys
 
 if TYPE_CHECKING:
     from kafka_marshal.sidecar.assignment import LeaseTable
@@ -94,6 +95,7 @@ class WarmUps:
 
     Attributes:
         by_key: Open ones, and those whose partition is on its way.
+        standbys: Partitions of other hosts that clients stand by for.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class WarmUps:
         *,
         publish: Callable[[WarmUp], None],
         choose: Callable[[Key], Client | None],
+        standbys: ClientStandbys,
     ) -> None:
         """Begin without any.
 
@@ -113,8 +116,10 @@ class WarmUps:
             table: Clients and leases.
             publish: Sends the event to the client.
             choose: Returns the client that a partition will probably go to.
+            standbys: Those of the group, which are checked with the warm-ups.
         """
         self.by_key: dict[Key, WarmUp] = {}
+        self.standbys = standbys
         self._context = context
         self._session = session
         self._table = table
@@ -250,6 +255,7 @@ class WarmUps:
 
     def check(self, now_ms: int) -> None:
         """End what came to nothing, and what has arrived."""
+        self.standbys.check()
         for found in list(self.by_key.values()):
             if found.is_local:
                 self._check_local(found, now_ms)
@@ -339,7 +345,8 @@ class WarmUps:
         """Return which of these clients has warmed up for a key, None if none has."""
         found = self.by_key.get(key)
         if found is None or found.client is None or not found.is_ready:
-            return None
+            standby = self.standbys.client_for(key)
+            return standby if standby in among else None
         name = found.client.client_id
         return name if among.get(name) is found.client else None
 
@@ -364,6 +371,7 @@ class WarmUps:
     def clear(self) -> None:
         """End all of them."""
         self.by_key.clear()
+        self.standbys.by_key.clear()
 
     @property
     def _own_name(self) -> str:

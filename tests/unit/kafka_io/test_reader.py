@@ -9,17 +9,19 @@ from aiokafka.record.default_records import DefaultRecord
 from kafka import TopicPartition as KafkaTopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 
-from kafka_marshal.kafka_io.fetched_records import Origin
+from kafka_marshal.kafka_io.packed_records import (
+    Origin,
+    ParsedRecord,
+    parsed_records,
+)
 from kafka_marshal.kafka_io.reader import (
     CONSUMER_RECORDS,
     KafkaDataReader,
     KafkaRecord,
-    ParsedRecord,
     kafka_records,
-    parsed_records,
 )
 from kafka_marshal.kafka_io.settings import ConnectionConfig
-from kafka_marshal.ports import PlainRecord, Record, Records
+from kafka_marshal.ports import PlainRecord, Record, SourceRecords
 from kafka_marshal.protocol.types import Token, TopicPartition
 
 PLACE = TopicPartition("t", 2)
@@ -35,12 +37,12 @@ def fetched(offset, *, epoch=3, headers=()):
 
 def records(*offsets):
     sources = [fetched(each) for each in offsets]
-    return Records(sources, token=TOKEN, kind=CONSUMER_RECORDS)
+    return SourceRecords(sources, token=TOKEN, kind=CONSUMER_RECORDS)
 
 
 def test_every_field_is_there():
     source = fetched(7, headers=[("h", b"1")])
-    (record,) = Records([source], token=TOKEN, kind=CONSUMER_RECORDS)
+    (record,) = SourceRecords([source], token=TOKEN, kind=CONSUMER_RECORDS)
     plain = PlainRecord("t", 2, 7, 99, 1, b"k", b"v7", (("h", b"1"),), 3, TOKEN)
     assert isinstance(record, KafkaRecord)
     assert record == plain

@@ -23,7 +23,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from kafka_marshal.errors import MarshalError
+from kafka_marshal.errors import CoordinationError, MarshalError
 from kafka_marshal.kafka_io.fast.clients import (
     Client,
     close_consumer,
@@ -434,6 +434,25 @@ class FastCoordinationLog(TopicLog):
         with self._querying():
             numbers = self._read if partitions is None else partitions
             return self._query_with_retries(numbers, timeout_ms, which=which)
+
+    def _find_added(
+        self, partitions: Sequence[int], timeout_ms: int
+    ) -> Mapping[int, int]:
+        with self._querying():
+            assert self._reader is not None
+            assert self._querier is not None
+            limit_s = min(timeout_ms / 1000, _QUERY_S)
+            for client in (self._reader, self._querier):
+                # Both know the partitions by this, not by the period of librdkafka.
+                found = client.handle.list_topics(self._topic, timeout=limit_s)
+                if not found.topics[self._topic].partitions.keys() >= {*partitions}:
+                    raise CoordinationError(
+                        f"{self._topic} does not show the partitions "
+                        f"{[*partitions]} yet; try again."
+                    )
+            return self._query_with_retries(
+                partitions, timeout_ms, which=OFFSET_BEGINNING
+            )
 
     def _query_time(self, time_ms: int, timeout_ms: int) -> Mapping[int, int]:
         with self._querying():
