@@ -13,10 +13,10 @@ from kafka_marshal.errors import ClaimRejected, LogUnreadable
 from kafka_marshal.protocol.group_plan import PlanInput, Uncovered, plan
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal.protocol.items import PlanNote
-from kafka_marshal.protocol.labels import standbys_label
 from kafka_marshal.protocol.plans import (
     Reading,
     Situation,
+    Standbys,
     digest_of,
     is_reserved,
     is_valid_for,
@@ -24,7 +24,6 @@ from kafka_marshal.protocol.plans import (
     standing_of,
 )
 from kafka_marshal.protocol.settings import FAIR
-from kafka_marshal.protocol.standbys import Candidate, standbys_of
 from kafka_marshal.protocol.state import MemberState
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.views import World
@@ -170,7 +169,7 @@ def view_plan(
         name: home.action_for((group_id, name), host=each.record.host)
         for name, each in states.items()
     }
-    standbys = _standbys(reading, states, directives=directives)
+    standbys = _standbys(reading, states)
     lags = _lags(world, group_id, situation=situation, log_ends=log_ends or {})
     last = None if note is None else note.records[-1]
     return PlanView(
@@ -401,37 +400,18 @@ def _keys(reading: Reading, note: PlanNote | None) -> tuple[PlannedKey, ...]:
 
 
 def _standbys(
-    reading: Reading,
-    states: Mapping[str, MemberState],
-    *,
-    directives: Mapping[str, str | None],
+    reading: Reading, states: Mapping[str, MemberState]
 ) -> dict[TopicPartition, tuple[str, ...]]:
     """Return who stands by for each owned partition, where anybody does."""
-    able = [
-        (each.record.topics, Candidate(name, each.record.host, count))
-        for name, each in states.items()
-        if directives[name] is None and (count := standbys_label(each.record.labels))
-    ]
-    if not able:
-        return {}
-    members = reading.worlds[reading.home].soft.members.values()
-    # Also of members that are gone.
-    hosts = {each.record.client_id: each.record.host for each in members}
-    found = {}
-    for world in reading.worlds:
-        for key, known in world.keys.items():
-            if key.group_id != reading.group_id or known.owner is None:
-                continue
-            owner = known.owner.client_id
-            names = standbys_of(
-                key,
-                owner=owner,
-                host=hosts.get(owner, ""),
-                candidates=[each for topics, each in able if key.topic in topics],
-            )
-            if names:
-                found[key.topic_partition] = names
-    return found
+    standbys = Standbys(reading, states)
+    return {
+        key.topic_partition: names
+        for world in reading.worlds
+        for key, known in world.keys.items()
+        if key.group_id == reading.group_id
+        and known.owner is not None
+        and (names := standbys.of(key, known.owner.client_id))
+    }
 
 
 def _lags(

@@ -20,6 +20,7 @@ from kafka_marshal.protocol.labels import (
     failing_labels,
 )
 from kafka_marshal.protocol.records import (
+    LAYOUT_LEVEL,
     SUPPORTED_LEVEL,
     ClaimingPartition,
     FencingClient,
@@ -274,7 +275,8 @@ class Announcer:
         owner = claimant.owner
         terms = _terms(subs, holdings, now_ms=self._context.now_ms)
         marks = dict(labels)
-        if self._context.has_layout:
+        if self._context.settled.feature_level >= LAYOUT_LEVEL:
+            # Admins see that it follows changes of the partition count, and how far.
             marks[LAYOUT_LABEL] = str(self._context.settled.generation)
 
         def record(seq: int) -> Member:

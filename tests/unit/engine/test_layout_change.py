@@ -278,7 +278,7 @@ def test_members_announce_themselves_to_both_homes_while_it_is_open():
         line.record.labels.get("layout")
         for _, line in of_kind(cluster, Member, "member")
     }
-    assert labels == {None, "2"}
+    assert labels == {"1", "2"}
 
 
 def test_a_lost_fence_of_partition_0_is_appended_again():

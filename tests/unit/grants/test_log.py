@@ -169,10 +169,10 @@ def test_a_log_with_another_config_is_an_error(cluster, monkeypatch):
     ref = ref_of(owning(cluster))
     client = MemoryGrantClient(cluster)
     strange = GrantVerdict(
-        outcome="refused", reason="wrong_partition", head=None, offset=9
+        outcome="refused", reason="level", head=None, offset=9
     )
     monkeypatch.setattr(client, "request", lambda *_, **__: strange)
-    with pytest.raises(CoordinationError, match="'wrong_partition'"):
+    with pytest.raises(CoordinationError, match="'level'"):
         acquire(client, ref, 0, 9)
 
 

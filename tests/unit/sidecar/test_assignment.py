@@ -299,7 +299,8 @@ def test_limits_add_up_and_hold_for_each(cluster, machine):
         for t in (0, 1)
         for line in of(cluster, "host-1", records.Member, partition=t)
     ]
-    assert (members[-1].capacity, members[-1].labels) == (5, {"weight": "2"})
+    labels = {"weight": "2", "layout": "1"}
+    assert (members[-1].capacity, members[-1].labels) == (5, labels)
 
 
 def test_hosts_share_by_their_clients(cluster, machine):
