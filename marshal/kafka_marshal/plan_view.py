@@ -16,6 +16,7 @@ from kafka_marshal.protocol.items import PlanNote
 from kafka_marshal.protocol.plans import (
     Reading,
     Situation,
+    Standbys,
     digest_of,
     is_reserved,
     is_valid_for,
@@ -23,6 +24,7 @@ from kafka_marshal.protocol.plans import (
     standing_of,
 )
 from kafka_marshal.protocol.settings import FAIR
+from kafka_marshal.protocol.state import MemberState
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.views import World
 
@@ -76,6 +78,7 @@ class MemberPlan:
         gains: How many it is to get.
         losses: How many it is to give.
         lag: Lag of those that it holds.
+        standbys: For how many it stands by (PROTOCOL 9.9).
     """
 
     client_id: str
@@ -88,6 +91,7 @@ class MemberPlan:
     gains: int
     losses: int
     lag: Lag
+    standbys: int
 
     @property
     def planned(self) -> int:
@@ -112,6 +116,8 @@ class PlanView:
         members: The live members, in order of name.
         keys: Its entries, in order.
         lag: Lag of all partitions of the group.
+        standbys: Who stands by for owned partitions, in order; those for which nobody
+            does are missing.
         given: What a planner would plan from now.
     """
 
@@ -127,6 +133,7 @@ class PlanView:
     members: tuple[MemberPlan, ...]
     keys: tuple[PlannedKey, ...]
     lag: Lag
+    standbys: Mapping[TopicPartition, tuple[str, ...]]
     given: PlanInput
 
     @property
@@ -162,6 +169,7 @@ def view_plan(
         name: home.action_for((group_id, name), host=each.record.host)
         for name, each in states.items()
     }
+    standbys = _standbys(reading, states)
     lags = _lags(world, group_id, situation=situation, log_ends=log_ends or {})
     last = None if note is None else note.records[-1]
     return PlanView(
@@ -174,9 +182,12 @@ def view_plan(
         log_time_ms=None if note is None else note.log_time_ms,
         planner_version=None if last is None else last.planner_version,
         input_digest=None if last is None else last.input_digest.hex(),
-        members=_members(situation, directives, keys=keys, lags=lags),
+        members=_members(
+            situation, directives, keys=keys, lags=lags, standbys=standbys
+        ),
         keys=keys,
         lag=_lag(lags.values()),
+        standbys=standbys,
         given=situation.given,
     )
 
@@ -214,6 +225,10 @@ def plan_object(
             for each in view.keys
         ],
         "handoffs": [dict(row) for row in handoffs],
+        "standbys": [
+            {**place._asdict(), "standbys": list(names)}
+            for place, names in sorted(view.standbys.items())
+        ],
         "uncovered": uncovered,
     }
 
@@ -231,6 +246,7 @@ def _member_object(member: MemberPlan) -> dict[str, Any]:
         "gains_count": member.gains,
         "losses_count": member.losses,
         **_lag_object(member.lag),
+        "standbys_count": member.standbys,
     }
 
 
@@ -383,6 +399,21 @@ def _keys(reading: Reading, note: PlanNote | None) -> tuple[PlannedKey, ...]:
     return tuple(rows)
 
 
+def _standbys(
+    reading: Reading, states: Mapping[str, MemberState]
+) -> dict[TopicPartition, tuple[str, ...]]:
+    """Return who stands by for each owned partition, where anybody does."""
+    standbys = Standbys(reading, states)
+    return {
+        key.topic_partition: names
+        for world in reading.worlds
+        for key, known in world.keys.items()
+        if key.group_id == reading.group_id
+        and known.owner is not None
+        and (names := standbys.of(key, known.owner.client_id))
+    }
+
+
 def _lags(
     world: World,
     group_id: str,
@@ -416,10 +447,12 @@ def _members(
     *,
     keys: tuple[PlannedKey, ...],
     lags: Mapping[TopicPartition, int | None],
+    standbys: Mapping[TopicPartition, tuple[str, ...]],
 ) -> tuple[MemberPlan, ...]:
     held: dict[str | None, list[int | None]] = {}
     for place, holder in situation.holders.items():
         held.setdefault(holder, []).append(lags[place])
+    warm = Counter(name for names in standbys.values() for name in names)
     still_open = [each for each in keys if each.state == OPEN]
     gains = Counter(each.planned for each in still_open)
     losses = Counter(situation.holders.get(each.key) for each in still_open)
@@ -435,6 +468,7 @@ def _members(
             gains=gains[each.name],
             losses=losses[each.name],
             lag=_lag(held.get(each.name, ())),
+            standbys=warm[each.name],
         )
         for each in situation.given.members
     )

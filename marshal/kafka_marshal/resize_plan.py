@@ -13,9 +13,7 @@ from kafka_marshal.engine.config_check import unformatted
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import ClaimRejected, ConfigurationError
 from kafka_marshal.protocol.hashing import (
-    CHECKPOINT_GROUP,
     RESERVED_TOPICS,
-    home_partition,
 )
 from kafka_marshal.protocol.labels import LAYOUT_LABEL
 from kafka_marshal.protocol.layout import is_step, place_of
@@ -59,7 +57,7 @@ class Obstacle:
 
     Attributes:
         reason: One word: ``busy``, ``torn``, ``level``, ``unread``, ``paused``,
-            ``unresolved``, ``members``, ``limits`` or ``settings``.
+            ``unresolved``, ``members`` or ``limits``.
         text: What stands in the way, and what to run.
     """
 
@@ -175,7 +173,7 @@ def plan_resize(
         moves = _moves(worlds, before.partition_count, to_count, elapsed_ms=elapsed_ms)
         obstacles += [
             *_topic_obstacles(follower, before, to_count),
-            *_group_obstacles(worlds, before.partition_count, to_count),
+            *_group_obstacles(worlds, before.partition_count),
             *([] if ignore_members else _members(lagging)),
             *_limits(worlds, before, to_count),
         ]
@@ -278,12 +276,11 @@ def _topic_obstacles(
 
 
 def _group_obstacles(
-    worlds: Mapping[int, WorldState], from_count: int, to_count: int
+    worlds: Mapping[int, WorldState], from_count: int
 ) -> list[Obstacle]:
-    """Return pauses, set positions, and settings that would not be found again."""
+    """Return pauses, which do not move, and set positions."""
     paused: set[str] = set()
     unresolved: set[str] = set()
-    settled: set[str] = set()
     for t in range(min(from_count, len(worlds))):
         unresolved |= {group_id for group_id, _ in worlds[t].locked}
         for group_id, group in worlds[t].groups.items():
@@ -291,14 +288,6 @@ def _group_obstacles(
                 paused.add(group_id)
             if group.unresolved:
                 unresolved.add(group_id)
-            if group.settings is None and not group.directives:
-                continue
-            homes = {
-                home_partition(group_id, partition_count=count)
-                for count in (from_count, to_count)
-            }
-            if group_id == CHECKPOINT_GROUP or len(homes) > 1:
-                settled.add(group_id)
     found = []
     if paused:
         text = (
@@ -312,12 +301,6 @@ def _group_obstacles(
             "marshal groups finish GROUP"
         )
         found.append(Obstacle(reason="unresolved", text=text))
-    if settled:
-        text = (
-            f"groups have settings or directives that would be lost: {_some(settled)}; "
-            "note them with: marshal groups settings GROUP, and unset them first"
-        )
-        found.append(Obstacle(reason="settings", text=text))
     return found
 
 

@@ -11,6 +11,7 @@ from kafka_marshal.protocol.plans import Reading, digest_of, situation_of, slice
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.remote.answers import PlanNow
 
 FAR = 2**62
 COUNTS = {"t": 4}
@@ -84,6 +85,11 @@ def test_lag_is_summed_where_position_and_end_are_known(log):
     assert [row["lag"] for row in facts["members"]] == [5, 0]
 
 
+def test_a_sidecar_answers_with_the_same_fields(log):
+    fields = set(PlanNow.__struct_fields__)
+    assert fields == {"as_of", *plan_object(seen(log), [])}
+
+
 def test_without_log_ends_lag_is_unknown(log):
     log.append(claim("m", key=Key("g", "/checkpoint", 0)))
     view = seen(log)
@@ -96,6 +102,28 @@ def test_targets_and_directives_of_members_are_shown(log):
     log.append(direct(client="a"))
     rows = [(each.target, each.directive) for each in seen(log).members]
     assert rows == [(None, "drain"), (2, None)]
+
+
+def test_standbys_are_shown_in_their_order(log):
+    log.append(claim("b", key=named(3)))
+    for name in "abc":
+        labels = {"standbys": "2"}
+        log.append(member(name, seq=1, capacity=0, labels=labels, host=f"h-{name}"))
+    log.append(claim("gone", key=Key("other", "t", 3)))
+    view = seen(log)
+    assert {at: len(names) for at, names in view.standbys.items()} == {
+        place(number): 2 for number in range(4)
+    }
+    assert set(view.standbys[place(0)]) == {"b", "c"}
+    assert {each.client_id: each.standbys for each in view.members} == {
+        "a": 1,
+        "b": 3,
+        "c": 4,
+    }
+    facts = plan_object(view, [])
+    assert facts["standbys"][3]["standbys"] == list(view.standbys[place(3)])
+    log.append(direct("c"))
+    assert view.standbys[place(3)] != seen(log).standbys[place(3)] == ("a",)
 
 
 def test_entries_are_done_or_void_after_a_claim(log):

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 from enginekit import H, fold, lowered, pause_for, pause_scope, world, write
-from logkit import claim, direct, member, schedule, settings
+from logkit import claim, member, schedule
 from positionkit import die_at, following
 from positionkit import written as with_positions
 from resizekit import Died, Tool, filled, hold, key
@@ -182,17 +182,6 @@ def test_limits_of_fewer_partitions():
     assert "would have 7 keys, and the limit is 4" in keys.text
     assert "topic alter --limit groups=7" in groups.text
     assert reasons(cluster, 8) == []
-
-
-def test_settings_and_directives_whose_home_moves():
-    home, after = (home_partition("g", partition_count=n) for n in (4, 8))
-    cluster = filled(4, keys=0)
-    write(cluster, settings(), home)
-    expected = [] if home == after else ["settings"]
-    assert reasons(cluster) == expected
-    until = cluster.clock.wall_ms() + 9 * H
-    write(cluster, direct(until=until, group="marshal"), 1)
-    assert reasons(cluster) == ["settings"]
 
 
 def test_several_obstacles_are_counted():

@@ -144,7 +144,8 @@ def show_plan(
     offered to members that warm up. UNCOVERED names what no member can have, and why.
     LAG is that of the partitions that a member holds, by their positions in the log and
     the ends of their logs; `+ N unknown` counts those of which either is unknown. With
-    --at it is left out.
+    --at it is left out. STANDBYS stand by for a partition, in this order; STANDBY is
+    for how many a member does.
 
     With --diff, FROM was to have a partition by that plan, named by it or the owner,
     and TO is to have it now. STATE is what became of an entry of that plan: `done`,
@@ -177,6 +178,7 @@ def show_plan(
         "members": _member_columns(facts["members"], has_lag=at is None),
         "keys": PLANNED_KEYS,
         "handoffs": presenters.HANDOFF_COLUMNS,
+        "standbys": STANDBYS,
         "uncovered": presenters.UNCOVERED_COLUMNS,
     }
     sections = tuple(Section(name, facts.pop(name), columns[name]) for name in columns)
@@ -250,13 +252,17 @@ def _lag(row: Row) -> str:
 
 
 def _member_columns(rows: Sequence[Row], *, has_lag: bool) -> tuple[Column, ...]:
-    """Return the columns of members; targets and directives only where there are."""
-    optional = {"TARGET": "target", "DIRECTIVE": "directive"}
+    """Return the columns of members; some only where there is anything to show."""
+    optional = {
+        "TARGET": "target",
+        "DIRECTIVE": "directive",
+        "STANDBY": "standbys_count",
+    }
     found = [
         each
         for each in PLANNED_MEMBERS
         if each.header not in optional
-        or any(row[optional[each.header]] is not None for row in rows)
+        or any(row[optional[each.header]] for row in rows)
     ]
     return (*found, LAG) if has_lag else tuple(found)
 
@@ -413,7 +419,9 @@ PLANNED_MEMBERS = (
     column("PLANNED", "planned_count"),
     column("+", "gains_count"),
     column("-", "losses_count"),
+    column("STANDBY", "standbys_count"),
 )
+STANDBYS = (*PLACE, column("STANDBYS", "standbys"))
 LAG = Column("LAG", _lag, is_number=True)
 PLANNED_KEYS = (
     *PLACE,

@@ -133,6 +133,8 @@ class Acquirer:
         replica = context.replica_of(claim.key)
         if replica.world.partition in context.rebuilding:
             return  # the owner is not known yet
+        if context.places.is_between(claim.key) or context.places.is_torn:
+            return  # its import, or its fence, is a record that the log will show
         elapsed_ms = replica.elapsed_ms(now_ms)
         world, owner = replica.world, self._claimant.owner
         guess = estimate(world, claim.key, elapsed_ms=elapsed_ms, claimant=owner)

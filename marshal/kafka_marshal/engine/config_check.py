@@ -30,7 +30,7 @@ def agreed_config(
     if config is None:
         raise unformatted(worlds.values())
     require_cluster(config, cluster_id)
-    if config.partition_count > len(worlds):
+    if config.partition_count > len(worlds) and worlds[0].layout is None:
         problem = (
             f"the coordination topic has {len(worlds)} partitions and its Config "
             f"says {config.partition_count}; the topic was deleted and created again, "
@@ -39,7 +39,7 @@ def agreed_config(
         raise TopicMisconfigured(problem, problems=(problem,))
     torn = [
         t
-        for t in range(config.partition_count)
+        for t in range(min(config.partition_count, len(worlds)))
         if not _is_of(worlds[t].config, config)
         and t not in behind(worlds)
         and not _is_changing(worlds, t)

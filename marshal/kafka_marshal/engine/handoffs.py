@@ -234,17 +234,21 @@ class Offers:
     def _member(self, client_id: str) -> Member | None:
         """Return the living process of a client that takes keys, or None."""
         group_id = self._outbox.claimant.group_id
-        home = self._context.replicas[self._context.home_of(group_id)].world
+        homes = [
+            self._context.replicas[home].world
+            for home in self._context.homes_of(group_id)
+        ]
         if self._living is None:
-            members = home.live_members(group_id)
+            members = [each for home in homes for each in home.live_members(group_id)]
             members.sort(key=lambda member: member.since_offset)
             # Of several processes of one client only the last counts.
             self._living = {each.record.client_id: each.record for each in members}
         found = self._living.get(client_id)
         if found is None or found.draining:
             return None
-        is_directed = (
-            home.action_for((group_id, client_id), host=found.host) is not None
+        name = (group_id, client_id)
+        is_directed = any(
+            home.action_for(name, host=found.host) is not None for home in homes
         )
         return None if is_directed else found
 

@@ -128,6 +128,10 @@ class StartLookup:
         return error if error is not None else self.request.result(0)[self.partition]
 
 
+NOWHERE = -1
+"""The coordinating partition of a claim that is not won."""
+
+
 class Holding:
     """One claim and the delivery under it.
 
@@ -137,6 +141,7 @@ class Holding:
 
     __slots__ = (
         "claim",
+        "coordinator",
         "delivery",
         "drain",
         "first_seq",
@@ -160,6 +165,8 @@ class Holding:
 
     def __init__(self, claim: Claim, delivery: Delivery, start_rule: StartRule) -> None:
         self.claim = claim
+        # Coordinating partition of the claim until it ends, where the log is read here.
+        self.coordinator = NOWHERE
         self.delivery = delivery
         self.start_rule = start_rule
         self.progress: AtLeastOnce | AtMostOnce | None = None

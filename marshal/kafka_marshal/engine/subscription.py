@@ -381,9 +381,11 @@ class Subscription:
 
         ``replaces`` names the client whose place this one takes, if any.
         """
-        home = context.replicas[context.home_of(self.group_id)].world
-        live = self._members(context, now_ms=now_ms)
-        members = directed(live, home, group_id=self.group_id)
+        homes = context.homes_of(self.group_id)
+        home = context.replicas[homes[0]].world
+        directors = [context.replicas[t].world for t in homes]
+        live = self._members(context)
+        members = directed(live, directors, group_id=self.group_id)
         is_alone = not any(member.client_id != owner.client_id for member in members)
         inputs = _ViewInputs(
             context=context,
@@ -417,7 +419,7 @@ class Subscription:
         me = next((m for m in self.members if m.client_id == owner.client_id), None)
         if me is None:  # not announced yet
             me = MemberView(client_id=owner.client_id, topics=frozenset())
-            (me,) = directed([me], home, group_id=self.group_id)
+            (me,) = directed([me], directors, group_id=self.group_id)
         return View(
             me=owner.client_id,
             keys=keys,
@@ -476,7 +478,8 @@ class Subscription:
         guess = estimate(world, key, elapsed_ms=elapsed_ms, claimant=owner)
         known, wait_ms = guess.known, guess.wait_ms
         who = None if known is None or known.owner is None else known.owner
-        is_claimable = wait_ms == 0
+        is_between = inputs.context.places.is_between(key)
+        is_claimable = wait_ms == 0 and not is_between
         if who is not None and is_claimable:
             suspects.add(who.client_id)
             who = None
@@ -509,7 +512,7 @@ class Subscription:
             self._claimable_since.pop(key, None)
         holding = inputs.holdings.get(key)
         owner_name = None if who is None else who.client_id
-        if known is not None and known.handoff is not None and wait_ms:
+        if known is not None and known.handoff is not None and (wait_ms or is_between):
             owner_name = known.handoff[0]  # it is reserved for that one
         return KeyView(
             key=key,
@@ -560,14 +563,9 @@ class Subscription:
         }
         return set(self._suspected)
 
-    def _members(self, context: Context, *, now_ms: int) -> list[MemberView]:
+    def _members(self, context: Context) -> list[MemberView]:
         """Return the live members, in order of client_id."""
-        replica = context.replicas[context.home_of(self.group_id)]
-        elapsed_ms = replica.elapsed_ms(now_ms)
-        limit_ms = 2 * context.heartbeat_interval_ms
-        log_ms = replica.world.now_ms + elapsed_ms
-        found = replica.world.live_members(self.group_id)
-        live = [member for member in found if log_ms - member.seen_ms <= limit_ms]
+        live = context.living(self.group_id)
         if live != self._live:
             self._live = live
             # Of several processes of one client only the last counts.

@@ -55,6 +55,7 @@ _ERRORS = frozenset(
     {
         "engine_failed",
         "grant_exposed",
+        "layout_torn",
         "log_start_missing",
         "log_truncated",
         "position_out_of_range",

@@ -1,7 +1,8 @@
 """Members stand by for keys of others, and take them over first (PROTOCOL 9.9)."""
 
 import pytest
-from enginekit import H, of, spec, takeovers, world
+from enginekit import H, of, spec, takeovers, world, write
+from logkit import settings
 
 from kafka_marshal.engine import standbys
 from kafka_marshal.protocol.records import Member
@@ -105,6 +106,27 @@ def test_the_standbys_take_over_the_keys_of_a_member_that_died(cluster):
         if line.record.partition in keys
     }
     assert taken == warm
+
+
+def test_plans_leave_keys_to_their_standbys(cluster):
+    for t in (0, 1):
+        write(cluster, settings(policy="planner"), t)
+    nodes, _ = fleet(cluster, "abcd")
+    assert nodes["a"].session._planner.is_in_force()
+    victim = nodes.pop("a")
+    (key,) = victim.held
+    (warm,) = (
+        name for name, node in nodes.items() if key in node.session._standbys.keys
+    )
+    cluster.crash(victim)
+    cluster.run_until(lambda: key in nodes[warm].held, 9 * H)
+    (first,) = (
+        line.record.client_id
+        for t in (0, 1)
+        for line in takeovers(cluster, t)
+        if line.record.partition == key.partition
+    )
+    assert first == warm
 
 
 def test_others_wait_for_the_standby_and_then_take_over(cluster):

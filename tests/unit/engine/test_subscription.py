@@ -521,11 +521,11 @@ def test_the_view_has_hosts_and_labels():
     cluster.run(H)
     weighty = next(m for m in a.session.subscriptions[0].members if m.client_id == "b")
     assert weighty.host == "host-of-b"
-    assert weighty.labels == ()
+    assert weighty.labels == (("layout", "1"),)
     b.session.subscriptions[0].weight = 3
     cluster.run(H)
     weighty = next(m for m in a.session.subscriptions[0].members if m.client_id == "b")
-    assert weighty.labels == (("weight", "3"),)
+    assert weighty.labels == (("layout", "1"), ("weight", "3"))
 
 
 def test_a_consumer_survives_a_failing_policy():

@@ -216,3 +216,28 @@ def test_an_offer_that_is_over_frees_the_memory(rig, over):
     else:
         consumer.close(timeout_ms=0)
     assert sub.warm_fetcher.held_bytes == 0
+
+
+def test_a_claim_is_expected_once_the_client_is_ready(rig):
+    consumer, _ = fetching(rig)
+    sub = consumer._subscription
+    rig.send(fetched_offer(rig))
+    rig.session.tick(rig.now_ms)
+    assert not sub.expects_claim
+    finish(rig)
+    assert sub.expects_claim
+    assign(rig)
+    assert not sub.expects_claim
+
+
+def test_a_drained_partition_is_given_back_with_the_last_commit(rig):
+    consumer = rig.consumer()
+    rig.send(rig.assigned())
+    assert consumer.poll(0)
+    rig.send(
+        api.Releasing(topic="t", partition=0, epoch=5, reason="surplus", successor=None)
+    )
+    rig.session.tick(rig.now_ms)
+    assert not rig.commands.returned
+    consumer.commit()
+    assert len(rig.commands.returned) == 1
