@@ -1,6 +1,7 @@
-"""What commands show of a real log while the number of coordinating partitions changes."""
+"""What commands show of a real log after the coordinating partitions were resized."""
 
 import time
+from itertools import pairwise
 
 import pytest
 from clikit import Cli
@@ -73,7 +74,7 @@ def test_readers_follow_each_key(domain, unique, tmp_path):
         moves = [
             place_of(key, partition_count=before)
             != place_of(key, partition_count=after)
-            for before, after in zip(counts, counts[1:], strict=False)
+            for before, after in pairwise(counts)
         ]
         assert sum(each["what"] == "imported" for each in events) == sum(moves)
     listed = cli.json("claims", "list", "--group", group)["claims"]
