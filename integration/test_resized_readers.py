@@ -11,7 +11,7 @@ from waiting import poll_all
 from kafka_marshal.clock import instant
 from kafka_marshal.protocol import layout_steps
 from kafka_marshal.protocol.layout import place_of
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.types import Key, Token
 
 PARTITIONS, EACH = 6, 4
 ADOPTION_MS = 500
@@ -87,3 +87,33 @@ def test_readers_follow_each_key(domain, unique, tmp_path):
     assert verified["result"] == "ok"
     losses = cli.json("grants", "losses", "--group", group)
     assert losses["lost"] == []
+
+
+@pytest.mark.parametrize("delivery", ["alo", "amo"])
+def test_a_client_of_a_sidecar_works_on(broker, unique, delivery):
+    """It sees each moving partition end and begin, under a later token."""
+    with opened(broker, unique, h_ms=10_000, partitions=2, via="sidecar") as domain:
+        topic, group = domain.data_topic(PARTITIONS, EACH), unique("group")
+        found: list[tuple[int, int]] = []
+        tokens: dict[int, set[Token]] = {}
+        with domain.marshal(group, "a") as marshal:
+            consumer = marshal.consumer(topic, delivery=delivery)
+            for count in (2, 4, 2):
+                if count != 2 or found:
+                    with domain.admin() as admin:
+                        admin.resize_topic(count, execute=True)
+                    domain.forget_history()
+                    domain.produce(topic, EACH)
+                for record in poll_all(consumer, EACH * PARTITIONS):
+                    found.append((record.partition, record.offset))
+                    tokens.setdefault(record.partition, set()).add(record.token)
+                if delivery == "alo":
+                    consumer.commit()
+            consumer.close()
+        assert len(found) == len(set(found)) == 3 * EACH * PARTITIONS
+        for number, seen in tokens.items():
+            key = Key(group, topic, number)
+            is_moved = place_of(key, partition_count=2) != place_of(
+                key, partition_count=4
+            )
+            assert len(seen) == (3 if is_moved else 1), key
