@@ -168,9 +168,7 @@ def test_a_pause_that_lasts_too_long_is_an_error(cluster):
 def test_a_log_with_another_config_is_an_error(cluster, monkeypatch):
     ref = ref_of(owning(cluster))
     client = MemoryGrantClient(cluster)
-    strange = GrantVerdict(
-        outcome="refused", reason="level", head=None, offset=9
-    )
+    strange = GrantVerdict(outcome="refused", reason="level", head=None, offset=9)
     monkeypatch.setattr(client, "request", lambda *_, **__: strange)
     with pytest.raises(CoordinationError, match="'level'"):
         acquire(client, ref, 0, 9)
