@@ -98,10 +98,12 @@ class Batch:
                 "Columns of Arrow need pyarrow: pip install pyarrow",
                 setting="pyarrow",
             ) from error
-        records = self._records
-        found = records.to_arrow() if isinstance(records, Records) else None
-        if found is not None:
-            return found
+        if isinstance(self._records, Records):
+            from kafka_marshal.kafka_io.packed_records import to_arrow
+
+            found = to_arrow(self._records)
+            if found is not None:
+                return found
         return pa.record_batch(
             {
                 "offset": pa.array(self.offsets, pa.int64()),

@@ -7,20 +7,17 @@ All timeouts are milliseconds; no call may outlast its timeout by more than a
 scheduling delay.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import accumulate, chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar, overload
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, overload
 
 import attrs
 import msgspec
 
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.protocol.types import LogEntry, Token, TopicPartition
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 READ_UNCOMMITTED = "read_uncommitted"
 READ_COMMITTED = "read_committed"
@@ -325,6 +322,91 @@ class SourceKind:
     value: Callable[[Any], bytes | None]
 
 
+class Piece(Protocol):
+    """Consecutive records of one partition, of one kind; at least one, immutable."""
+
+    @property
+    def size(self) -> int:
+        """Number of records."""
+        ...
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last record."""
+        ...
+
+    def offset_at(self, index: int) -> int:
+        """Return the offset of a record."""
+        ...
+
+    def index_of(self, offset: int) -> int:
+        """Return the index of the first record from an offset on, up to the last's."""
+        ...
+
+    def cut(self, start: int, stop: int) -> "Piece":
+        """Return a part: ``0 <= start < stop <= size``."""
+        ...
+
+    def column(self, name: str) -> list[Any]:
+        """Return one field of every record; see ``Records.column``."""
+        ...
+
+    def records(self, token: Token | None) -> Iterator[Record]:
+        """Make the records, under a token."""
+        ...
+
+    def join(self, other: "Piece") -> "Piece | None":
+        """Return this piece and the one that follows as one, if that saves anything."""
+        ...
+
+
+@attrs.frozen(eq=False)
+class SourcePiece:
+    """Records that a client library has made; see ``Piece``.
+
+    Attributes:
+        sources: Its records, at least one.
+        kind: Makes ``Record`` objects of them.
+    """
+
+    sources: Sequence[Any]
+    kind: SourceKind
+
+    @property
+    def size(self) -> int:
+        """Number of records."""
+        return len(self.sources)
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last record."""
+        return self.kind.offset(self.sources[-1])
+
+    def offset_at(self, index: int) -> int:
+        """Return the offset of a record."""
+        return self.kind.offset(self.sources[index])
+
+    def index_of(self, offset: int) -> int:
+        """Return the index of the first record from an offset on."""
+        return bisect_left(self.sources, offset, key=self.kind.offset)
+
+    def cut(self, start: int, stop: int) -> "SourcePiece":
+        """Return a part."""
+        return SourcePiece(self.sources[start:stop], self.kind)
+
+    def column(self, name: str) -> list[Any]:
+        """Return one field of every record."""
+        return list(map(getattr(self.kind, name), self.sources))
+
+    def records(self, token: Token | None) -> Iterator[Record]:
+        """Make the records."""
+        return self.kind.make(self.sources, token)
+
+    def join(self, other: Piece) -> None:
+        """Return None: joining would copy."""
+        del other
+
+
 class Records(Sequence[Record]):
     """Records of one partition, in offset order, each made on access.
 
@@ -332,17 +414,43 @@ class Records(Sequence[Record]):
     sequence alive. Making records takes as long as fetching them; columns of single
     fields need none.
 
+    Args:
+        pieces: The records.
+        token: Token of the claim, for each record.
+
     Attributes:
-        token: Token of the claim, of each record.
+        token: That token.
+        pieces: These pieces.
     """
 
-    __slots__ = ("_made", "_made_from", "token")
+    __slots__ = ("_ends", "_made", "_made_from", "pieces", "token")
 
-    def __init__(self, token: Token | None) -> None:
+    def __init__(self, pieces: Sequence[Piece], *, token: Token | None) -> None:
         self.token = token
         # What was made last, for accesses to one index after the other.
         self._made: list[Record] = []
         self._made_from = 0
+        self._set(list(pieces))
+
+    def _set(self, pieces: list[Piece]) -> None:
+        self.pieces = pieces
+        # Number of records up to the end of each piece.
+        self._ends = list(accumulate(each.size for each in pieces))
+
+    @classmethod
+    def of_sources(
+        cls, sources: Sequence[Any], *, token: Token | None, kind: SourceKind
+    ) -> Self:
+        """Return records of a client library, which are not copied."""
+        return cls([SourcePiece(sources, kind)] if sources else [], token=token)
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __iter__(self) -> Iterator[Record]:
+        if len(self.pieces) == 1:
+            return self.pieces[0].records(self.token)
+        return chain.from_iterable(each.records(self.token) for each in self.pieces)
 
     @overload
     def __getitem__(self, at: int) -> Record: ...
@@ -355,12 +463,11 @@ class Records(Sequence[Record]):
             start, stop, step = at.indices(len(self))
             if step != 1:
                 return list(self)[at]
-            return self._slice(start, max(start, stop))
+            return type(self)(self._cut(start, stop), token=self.token)
         made = at - self._made_from
         if not 0 <= made < len(self._made):
             at, made = range(len(self))[at], 0
-            stop = min(at + MADE_AT_ONCE, len(self))
-            self._made, self._made_from = list(self._slice(at, stop)), at
+            self._made, self._made_from = list(self[at : at + MADE_AT_ONCE]), at
         return self._made[made]
 
     def __repr__(self) -> str:
@@ -372,23 +479,25 @@ class Records(Sequence[Record]):
         Args:
             name: ``offset``, ``timestamp_ms``, ``key`` or ``value``.
         """
-        raise NotImplementedError
-
-    def to_arrow(self) -> "pa.RecordBatch | None":
-        """Return the columns of ``Batch.to_arrow``; None to make them of lists."""
-        return None
+        if len(self.pieces) == 1:
+            return self.pieces[0].column(name)
+        return [found for each in self.pieces for found in each.column(name)]
 
     def offset_at(self, index: int) -> int:
         """Return the offset of one record."""
-        raise NotImplementedError
+        at = range(len(self))[index]
+        number = bisect_right(self._ends, at)
+        piece = self.pieces[number]
+        return piece.offset_at(at - self._ends[number] + piece.size)
 
     def index_of(self, offset: int, start: int) -> int:
         """Return the index of the first record from ``offset`` on, at least start."""
-        raise NotImplementedError
-
-    def under(self, token: Token | None) -> Self:
-        """Return the same records under another token."""
-        raise NotImplementedError
+        number = bisect_left(self.pieces, offset, key=_last_offset)
+        if number == len(self.pieces):
+            return len(self)
+        piece = self.pieces[number]
+        found = self._ends[number] - piece.size + piece.index_of(offset)
+        return max(start, found)
 
     def replace(self, count: int, others: Sequence[Record]) -> bool:
         """Remove the first records and append others, in place.
@@ -398,75 +507,37 @@ class Records(Sequence[Record]):
             others: Records that follow.
 
         Returns:
-            False, and nothing is changed, if they are not of the same token and kind.
+            False, and nothing is changed, if they are not ``Records`` of this token.
         """
-        if type(others) is not type(self) or not self._is_like(others):
+        if not isinstance(others, Records) or others.token is not self.token:
             return False
+        pieces = self._cut(count, len(self))
+        for each in others.pieces:
+            joined = pieces[-1].join(each) if pieces else None
+            if joined is None:
+                pieces.append(each)
+            else:
+                pieces[-1] = joined
         self._made, self._made_from = [], 0
-        self._extend(count, others)
+        self._set(pieces)
         return True
 
-    def _is_like(self, others: Self) -> bool:
-        return others.token is self.token
+    def _cut(self, start: int, stop: int) -> list[Piece]:
+        found: list[Piece] = []
+        for number in range(bisect_right(self._ends, start), len(self._ends)):
+            piece, end = self.pieces[number], self._ends[number]
+            before = end - piece.size
+            if before >= stop:
+                break
+            if start <= before and end <= stop:
+                found.append(piece)
+            else:
+                found.append(piece.cut(max(0, start - before), min(end, stop) - before))
+        return found
 
-    def _slice(self, start: int, stop: int) -> Self:
-        """Return a part of them: ``0 <= start <= stop <= len``."""
-        raise NotImplementedError
 
-    def _extend(self, count: int, others: Self) -> None:
-        """Remove the first records and append others, which are alike."""
-        raise NotImplementedError
-
-
-class SourceRecords(Records):
-    """Records that a client library has made.
-
-    Args:
-        sources: Its records; owned by this sequence from now on.
-        token: Token of the claim, for each record.
-        kind: Makes ``Record`` objects from sources.
-    """
-
-    __slots__ = ("_kind", "sources")
-
-    def __init__(
-        self, sources: list[Any], *, token: Token | None, kind: SourceKind
-    ) -> None:
-        super().__init__(token)
-        self.sources = sources
-        self._kind = kind
-
-    def __len__(self) -> int:
-        return len(self.sources)
-
-    def __iter__(self) -> Iterator[Record]:
-        return self._kind.make(self.sources, self.token)
-
-    def column(self, name: str) -> list[Any]:
-        """Return one field of every record; see ``Records``."""
-        return list(map(getattr(self._kind, name), self.sources))
-
-    def offset_at(self, index: int) -> int:
-        """Return the offset of one record."""
-        return self._kind.offset(self.sources[index])
-
-    def index_of(self, offset: int, start: int) -> int:
-        """Return the index of the first record from ``offset`` on, at least start."""
-        return bisect_left(self.sources, offset, start, key=self._kind.offset)
-
-    def under(self, token: Token | None) -> Self:
-        """Return the same records under another token."""
-        return type(self)(list(self.sources), token=token, kind=self._kind)
-
-    def _slice(self, start: int, stop: int) -> Self:
-        return type(self)(self.sources[start:stop], token=self.token, kind=self._kind)
-
-    def _extend(self, count: int, others: Self) -> None:
-        del self.sources[:count]
-        self.sources.extend(others.sources)
-
-    def _is_like(self, others: Self) -> bool:
-        return super()._is_like(others) and others._kind is self._kind
+def _last_offset(piece: Piece) -> int:
+    return piece.last_offset
 
 
 def _under(records: Sequence[Any], token: Token | None) -> Iterator[Record]:
@@ -490,20 +561,16 @@ def joined_records(parts: Sequence[Sequence[Record]], token: Token | None) -> Re
     """Return records that follow each other as one sequence, under a token.
 
     Args:
-        parts: Records of one partition; at least one part. They stay as they are.
+        parts: Records of one partition. They stay as they are.
         token: Token of the claim, in place of the one that they have.
     """
-    first, *others = [
-        part.under(token)
-        if isinstance(part, Records)
-        else SourceRecords(list(part), token=token, kind=_FINISHED)
-        for part in parts
-    ]
-    for each in others:
-        if not first.replace(0, each):
-            made = list(chain(first, each))
-            first = SourceRecords(made, token=token, kind=_FINISHED)
-    return first
+    pieces: list[Piece] = []
+    for part in parts:
+        if isinstance(part, Records):
+            pieces += part.pieces
+        elif part:
+            pieces.append(SourcePiece(part, _FINISHED))
+    return Records(pieces, token=token)
 
 
 def column_of(records: Sequence[Record], name: str) -> list[Any]:

@@ -16,7 +16,7 @@ from kafka import TopicPartition as KafkaTopicPartition
 from kafka.record import MemoryRecords
 
 from kafka_marshal.kafka_io.fetched_records import FetchedRecords
-from kafka_marshal.kafka_io.packed_records import Piece, parsed_records
+from kafka_marshal.kafka_io.packed_records import PackedPiece, parsed_records
 from kafka_marshal.kafka_io.record_batches import python_records
 from kafka_marshal.native import compiled
 
@@ -66,7 +66,7 @@ def read(raw, *, start, portion, can_pack):
     try:
         while part:
             for each in part.take(portion):
-                if type(each) is Piece:
+                if type(each) is PackedPiece:
                     found += each.records(None)
                     packed += each.size
                 else:

@@ -217,6 +217,10 @@ class FakeService:
         self._record("world", timeout_ms)
         return WORLD
 
+    def claims(self, group_id, topic, *, partition=None, timeout_ms) -> dict:
+        self._record("claims", group_id, topic, partition, timeout_ms)
+        return WORLD
+
     def groups_world(self, *, timeout_ms) -> tuple[dict, list[dict]]:
         return self.world(timeout_ms=timeout_ms), PAUSES
 

@@ -9,7 +9,7 @@ from enginekit import KEY, T0, H, fold, held_by, owning, spec, world
 
 from kafka_marshal.batches import Batch, CommitToken, runs_of
 from kafka_marshal.errors import ClaimLost, ConfigurationError, InvalidTransition
-from kafka_marshal.ports import PlainRecord, SourceKind, SourceRecords
+from kafka_marshal.ports import PlainRecord, Records, SourceKind
 from kafka_marshal.protocol.types import (
     Token,
     TokenAfterSeek,
@@ -212,7 +212,7 @@ def lazily(records, *, made):
         key=attrgetter("key"),
         value=attrgetter("value"),
     )
-    return SourceRecords(list(records), token=OLD, kind=kind)
+    return Records.of_sources(list(records), token=OLD, kind=kind)
 
 
 @pytest.mark.parametrize("offsets", [[5, 6, 7], [5, 7, 9]])

@@ -8,8 +8,8 @@ import pytest
 from kafka_marshal.ports import (
     PlainRecord,
     Record,
+    Records,
     SourceKind,
-    SourceRecords,
     index_from,
     joined_records,
 )
@@ -77,7 +77,7 @@ KIND = SourceKind(
 
 
 def lazy(*offsets):
-    return SourceRecords(list(offsets), token=None, kind=KIND)
+    return Records.of_sources(list(offsets), token=None, kind=KIND)
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,7 @@ class Dispatcher:
         self._is_stale = True
         self._leased_until_ms = 0
         self._pass_due_ms = 0
+        self._looked_ms = -1
         self._version = -1
         on_topics = callbacks.on_topics
         self._topic_callback = None if on_topics is None else TopicCallback(on_topics)
@@ -336,14 +337,19 @@ class Dispatcher:
     def read_ahead(self) -> None:
         """Request grants and fetch without waiting, for later hand-outs.
 
-        At least once this happens only from time to time, so that partitions without
-        fetched records do not wait for those with many. The application is about to
+        At most once this happens once in a millisecond, however small the polls are; at
+        least once only from time to time, so that partitions without fetched records do
+        not wait for those with many. The application is about to
         receive records, so this never raises; the next fetch does.
         """
+        now_ms = self._clock.now_ms()
         if self._is_at_most_once:
-            is_wanted = any(map(self._pipeline.needs_records, self.unpaused()))
+            if now_ms == self._looked_ms:
+                return
+            self._looked_ms = now_ms
+            is_wanted = self._pipeline.needs_records(self.unpaused())
         else:
-            is_wanted = self._clock.now_ms() >= self._ahead.due_ms
+            is_wanted = now_ms >= self._ahead.due_ms
         is_found = False
         if is_wanted:
             self._pause_reader()

@@ -12,7 +12,7 @@ from typing import Any
 
 from kafka.errors import CorruptRecordError
 
-from kafka_marshal.kafka_io.packed_records import Origin, PackedBatch, Piece, pack
+from kafka_marshal.kafka_io.packed_records import Origin, PackedBatch, PackedPiece, pack
 from kafka_marshal.kafka_io.patches import (
     accept_any_header,
     fetcher_of,
@@ -54,7 +54,7 @@ def parse_records(consumer: Any, make: Make, *, can_pack: bool = False) -> bool:
     Args:
         consumer: A consumer of kafka-python.
         make: Makes records.
-        can_pack: Whether to return a ``Piece`` of records that need not be parsed.
+        can_pack: Whether to return a ``PackedPiece`` where nothing need be parsed.
 
     Returns:
         False for a release of kafka-python that is not supported; polls then return its
@@ -107,7 +107,7 @@ class Taken:
         self.items += records
         self._count += count
 
-    def add_piece(self, piece: Piece) -> None:
+    def add_piece(self, piece: PackedPiece) -> None:
         """Add records that are not parsed."""
         self.items.append(piece)
         self._count += piece.size
@@ -148,7 +148,7 @@ class FetchedRecords:
             records: kafka-python's ``MemoryRecords``.
             parser: Makes records of a batch; None to choose by the fetch's size.
             make: Makes what ``take`` returns.
-            can_pack: Whether ``take`` may return a ``Piece`` instead.
+            can_pack: Whether ``take`` may return a ``PackedPiece`` instead.
             check_crcs: Whether to compare checksums.
             aborted_transactions: What the broker reports, with ``read_committed``.
             on_drain: Called once, after the last record.
@@ -263,11 +263,11 @@ class FetchedRecords:
         self._packed, self._header, self._left = found, header, found.count - before
         return True
 
-    def _cut(self, packed: PackedBatch, most: int) -> Piece:
+    def _cut(self, packed: PackedBatch, most: int) -> PackedPiece:
         assert self._header is not None
         start = packed.count - self._left
         self._left -= most
-        piece = Piece(packed, start, start + most)
+        piece = PackedPiece(packed, start, start + most)
         self._move_to(piece.last_offset + 1 if self._left else self._header.next_offset)
         return piece
 

@@ -6,29 +6,27 @@ bytes when the application gets them. Without the compiled functions, and for a 
 that they leave, records are parsed when they are fetched.
 """
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.util import find_spec
-from itertools import accumulate, chain, repeat
+from itertools import repeat
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 import msgspec
 
 from kafka_marshal.kafka_io.record_batches import APPEND_TIME, HEADER_BYTES, Header
 from kafka_marshal.native import compiled
-from kafka_marshal.ports import Record, Records
+from kafka_marshal.ports import Piece, Record, Records
 from kafka_marshal.protocol.types import OFFSET_MAX, OffsetRange, Token
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _GZIP, _SNAPPY, _LZ4, _ZSTD = 1, 2, 3, 4
-# Fields of ``native/records.c``, by their name here; offsets need no column.
-_KEYS, _VALUES, _TIMES, _HEADERS = range(4)
-_FIELDS = {"key": _KEYS, "value": _VALUES, "timestamp_ms": _TIMES}
+# Fields of ``native/records.c``; offsets need none.
+_FIELDS = {"key": 0, "value": 1, "timestamp_ms": 2, "headers": 3}
 # Of each record in an index.
 _INDEX_BYTES = 4
 _offset = attrgetter("offset")
@@ -129,8 +127,11 @@ class PackedBatch:
         return memoryview(self.data)[starts[start] : end]
 
 
-class Piece(NamedTuple):
-    """Records of a batch, counted from its first one: ``start <= at < stop``."""
+class PackedPiece(NamedTuple):
+    """Records of a batch, counted from its first one: ``start <= at < stop``.
+
+    See ``ports.Piece``.
+    """
 
     batch: PackedBatch
     start: int
@@ -146,18 +147,33 @@ class Piece(NamedTuple):
         """Offset of the last record."""
         return self.batch.base + self.stop - 1
 
-    def cut(self, start: int, stop: int) -> "Piece":
-        """Return a part of it, counted from its first record."""
-        return Piece(self.batch, self.start + start, self.start + stop)
+    def offset_at(self, index: int) -> int:
+        """Return the offset of a record."""
+        return self.batch.base + self.start + index
 
-    def column(self, field: int) -> list[Any]:
-        """Return a field of its records."""
+    def index_of(self, offset: int) -> int:
+        """Return the index of the first record from an offset on."""
+        return max(0, offset - self.batch.base - self.start)
+
+    def cut(self, start: int, stop: int) -> "PackedPiece":
+        """Return a part of it."""
+        return PackedPiece(self.batch, self.start + start, self.start + stop)
+
+    def column(self, name: str) -> list[Any]:
+        """Return one field of its records, or ``headers``."""
         assert compiled is not None
         batch = self.batch
-        if field == _TIMES and batch.append_ms is not None:
+        if name == "offset":
+            return list(range(self.offset_at(0), self.last_offset + 1))
+        if name == "timestamp_ms" and batch.append_ms is not None:
             return [batch.append_ms] * self.size
         found: list[Any] = compiled.read_column(
-            batch.data, batch.index, self.start, self.stop, field, batch.first_ms
+            batch.data,
+            batch.index,
+            self.start,
+            self.stop,
+            _FIELDS[name],
+            batch.first_ms,
         )
         return found
 
@@ -166,15 +182,23 @@ class Piece(NamedTuple):
         batch = self.batch
         return map(
             ParsedRecord,
-            range(batch.base + self.start, batch.base + self.stop),
-            self.column(_VALUES),
+            range(self.offset_at(0), self.last_offset + 1),
+            self.column("value"),
             repeat(token),
-            self.column(_KEYS),
-            self.column(_TIMES),
+            self.column("key"),
+            self.column("timestamp_ms"),
             repeat(0 if batch.append_ms is None else 1),
-            self.column(_HEADERS) if batch.has_headers else repeat(()),
+            self.column("headers") if batch.has_headers else repeat(()),
             repeat(batch.origin),
         )
+
+    def join(self, other: Piece) -> "PackedPiece | None":
+        """Return both as one if they are parts of one batch."""
+        if not isinstance(other, PackedPiece) or other.batch is not self.batch:
+            return None
+        if other.start != self.stop:
+            return None
+        return PackedPiece(self.batch, self.start, other.stop)
 
 
 def pack(raw: memoryview, header: Header, *, origin: Origin) -> PackedBatch | None:
@@ -234,121 +258,41 @@ def _decompressed(codec: int, data: memoryview) -> bytes | None:
         return None
 
 
-class PackedRecords(Records):
-    """Records of one partition that are still in their batches.
+def to_arrow(records: Records) -> "pa.RecordBatch | None":
+    """Return the columns of ``Batch.to_arrow``; None to make them of lists.
 
-    Args:
-        pieces: The records, in offset order.
-        token: Token of the claim, for each record.
+    Raises:
+        ImportError: pyarrow is not installed.
     """
+    pieces = [each for each in records.pieces if isinstance(each, PackedPiece)]
+    if len(pieces) < len(records.pieces) or find_spec("numpy") is None:
+        return None
+    import pyarrow as pa
 
-    __slots__ = ("_ends", "_pieces")
+    from kafka_marshal.kafka_io.columns import Batch, to_columns
 
-    def __init__(self, pieces: Sequence[Piece], *, token: Token | None) -> None:
-        super().__init__(token)
-        self._pieces = list(pieces)
-        # Number of records up to the end of each piece.
-        self._ends = list(accumulate(each.size for each in self._pieces))
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    def __iter__(self) -> Iterator[Record]:
-        if len(self._pieces) == 1:
-            return self._pieces[0].records(self.token)
-        made = (each.records(self.token) for each in self._pieces)
-        return chain.from_iterable(made)
-
-    def column(self, name: str) -> list[Any]:
-        """Return one field of every record; see ``Records``."""
-        if name == "offset":
-            return [
-                offset
-                for each in self._pieces
-                for offset in range(each.batch.base + each.start, each.last_offset + 1)
-            ]
-        field = _FIELDS[name]
-        if len(self._pieces) == 1:
-            return self._pieces[0].column(field)
-        return [found for each in self._pieces for found in each.column(field)]
-
-    def offset_at(self, index: int) -> int:
-        """Return the offset of one record."""
-        at = range(len(self))[index]
-        number = bisect_right(self._ends, at)
-        return self._pieces[number].last_offset - (self._ends[number] - 1 - at)
-
-    def index_of(self, offset: int, start: int) -> int:
-        """Return the index of the first record from ``offset`` on, at least start."""
-        number = bisect_right(self._pieces, offset - 1, key=_last_offset)
-        if number == len(self._pieces):
-            return len(self)
-        piece = self._pieces[number]
-        back = min(piece.last_offset - offset + 1, piece.size)
-        return max(start, self._ends[number] - back)
-
-    def under(self, token: Token | None) -> Self:
-        """Return the same records under another token."""
-        return type(self)(self._pieces, token=token)
-
-    def _slice(self, start: int, stop: int) -> Self:
-        return type(self)(self._cut(start, stop), token=self.token)
-
-    def _cut(self, start: int, stop: int) -> list[Piece]:
-        found = []
-        for number in range(bisect_right(self._ends, start), len(self._ends)):
-            piece, end = self._pieces[number], self._ends[number]
-            before = end - piece.size
-            if before >= stop:
-                break
-            found.append(piece.cut(max(0, start - before), min(end, stop) - before))
-        return found
-
-    def _extend(self, count: int, others: Self) -> None:
-        pieces = self._cut(count, len(self))
-        for each in others._pieces:
-            last = pieces[-1] if pieces else None
-            if last and last.batch is each.batch and last.stop == each.start:
-                pieces[-1] = Piece(each.batch, last.start, each.stop)
-            else:
-                pieces.append(each)
-        self._pieces = pieces
-        self._ends = list(accumulate(each.size for each in pieces))
-
-    def to_arrow(self) -> "pa.RecordBatch | None":
-        """Return columns of Arrow; see ``Records``."""
-        if find_spec("numpy") is None:
-            return None
-        import pyarrow as pa
-
-        from kafka_marshal.kafka_io.columns import Batch, to_columns
-
-        found = to_columns(
-            [
-                Batch(
-                    base=each.batch.base,
-                    size=each.size,
-                    first_ms=each.batch.first_ms,
-                    append_ms=each.batch.append_ms,
-                    data=each.batch.bytes_of(each.start, each.stop),
-                )
-                for each in self._pieces
-            ],
-            OffsetRange(0, OFFSET_MAX),
-            with_headers=False,
-        )
-        if found is None:
-            return None
-        times = pa.array(found.times_ms, pa.int64())
-        return pa.record_batch(
-            {
-                "offset": pa.array(found.offsets, pa.int64()),
-                "timestamp": times.cast(pa.timestamp("ms", "UTC")),
-                "key": found.keys,
-                "value": found.values,
-            }
-        )
-
-
-def _last_offset(piece: Piece) -> int:
-    return piece.last_offset
+    found = to_columns(
+        [
+            Batch(
+                base=each.batch.base,
+                size=each.size,
+                first_ms=each.batch.first_ms,
+                append_ms=each.batch.append_ms,
+                data=each.batch.bytes_of(each.start, each.stop),
+            )
+            for each in pieces
+        ],
+        OffsetRange(0, OFFSET_MAX),
+        with_headers=False,
+    )
+    if found is None:
+        return None
+    times = pa.array(found.times_ms, pa.int64())
+    return pa.record_batch(
+        {
+            "offset": pa.array(found.offsets, pa.int64()),
+            "timestamp": times.cast(pa.timestamp("ms", "UTC")),
+            "key": found.keys,
+            "value": found.values,
+        }
+    )

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import repeat
+from itertools import groupby, repeat
 from operator import attrgetter
 from typing import Any
 
@@ -20,8 +20,7 @@ from kafka_marshal.kafka_io.faults import forked_error, required_right
 from kafka_marshal.kafka_io.fetched_records import parse_records
 from kafka_marshal.kafka_io.packed_records import (
     Origin,
-    PackedRecords,
-    Piece,
+    PackedPiece,
     parsed_records,
 )
 from kafka_marshal.kafka_io.patches import (
@@ -41,9 +40,11 @@ from kafka_marshal.native import compiled
 from kafka_marshal.ports import (
     READ_UNCOMMITTED,
     DataReader,
+    Piece,
     Record,
+    Records,
     SourceKind,
-    SourceRecords,
+    SourcePiece,
     offset_at,
 )
 from kafka_marshal.protocol.types import Token, TopicPartition
@@ -60,6 +61,8 @@ REQUEST_TIMEOUT_MS = 10_000
 BACKOFF_MS = 100
 FIRST_BACKOFF_MS = 10
 _FAST_RETRY_S = 1.0
+# Between two polls that do not wait, while an answer is awaited.
+REPOLL_S = 0.005
 # Only after a fault, which the broker has just reported.
 _RANGE_TIMEOUT_MS = 500
 _UNKNOWN = -1
@@ -131,6 +134,21 @@ def kafka_records(sources: Sequence[Any], token: Token | None) -> Iterator[Recor
 
 CONSUMER_RECORDS = SourceKind(
     make=kafka_records, offset=_offset, value=_value, key=_key, timestamp_ms=_timestamp
+)
+
+
+def _made(sources: Sequence[Any], token: Token | None) -> Iterator[Record]:
+    """Return records that were made, under their token."""
+    del token
+    return iter(sources)
+
+
+MADE_RECORDS = SourceKind(
+    make=_made,
+    offset=_offset,
+    value=_value,
+    key=_key,
+    timestamp_ms=attrgetter("timestamp_ms"),
 )
 
 
@@ -212,6 +230,7 @@ class KafkaDataReader(DataReader):
         self._is_parsed = False
         self._connecting: _Connecting | None = None
         self._fast_retry_until = 0.0
+        self._polled_s = 0.0
         self._is_closed = False
         # Assigned partitions by kafka-python's type.
         self._partitions: dict[Any, TopicPartition] = {}
@@ -272,6 +291,8 @@ class KafkaDataReader(DataReader):
             time.sleep(timeout_ms / 1000)
             return {}
         deadline = time.monotonic() + timeout_ms / 1000
+        if not timeout_ms and self._awaits_answer():
+            return {}
         try:
             if not self._connect(timeout_ms):
                 return {}
@@ -282,6 +303,7 @@ class KafkaDataReader(DataReader):
             )
         except Exception as error:
             raise self._translate(error) from error
+        self._polled_s = time.monotonic()
         if self._fast_retry_until and (
             batches or time.monotonic() > self._fast_retry_until
         ):
@@ -380,28 +402,40 @@ class KafkaDataReader(DataReader):
         self._is_parsed = parse_records(consumer, self._records, can_pack=True)
         return consumer
 
-    def _to_records(
-        self, partition: TopicPartition, fetched: list[Any]
-    ) -> Sequence[Record]:
+    def _to_records(self, partition: TopicPartition, fetched: list[Any]) -> Records:
         """Return what a poll of the consumer returned as records."""
         token = self._positions.tokens[partition]
         if not self._is_parsed:
-            return SourceRecords(fetched, token=token, kind=CONSUMER_RECORDS)
-        if all(type(each) is Piece for each in fetched):
-            return PackedRecords(fetched, token=token)
-        made: list[Record] = []
-        for each in fetched:
-            if type(each) is Piece:
-                made += each.records(token)
+            return Records.of_sources(fetched, token=token, kind=CONSUMER_RECORDS)
+        kinds = set(map(type, fetched))
+        if PackedPiece not in kinds:
+            return Records.of_sources(fetched, token=token, kind=MADE_RECORDS)
+        if len(kinds) == 1:
+            return Records(fetched, token=token)
+        pieces: list[Piece] = []
+        for kind, run in groupby(fetched, type):
+            if kind is PackedPiece:
+                pieces += run
             else:
-                made.append(each)
-        return made
+                pieces.append(SourcePiece(list(run), MADE_RECORDS))
+        return Records(pieces, token=token)
 
     def _records(self, origin: Origin, sources: Sequence[Any]) -> Iterator[Record]:
         """Make records of one batch, under the token that their partition has now."""
         partition = TopicPartition(origin.topic, origin.partition)
         token = self._positions.tokens[partition]
         return parsed_records(sources, token, origin=origin)
+
+    def _awaits_answer(self) -> bool:
+        """Return whether a poll without a wait would find nothing, as the last one.
+
+        Such a poll takes longer than handing out a hundred records. Only for a moment:
+        polls also notice changes, and fetch from other brokers.
+        """
+        if self._consumer is None or time.monotonic() > self._polled_s + REPOLL_S:
+            return False
+        is_under_way = fetcher_of(self._consumer).in_flight_fetches()
+        return is_under_way and not has_fetched(self._consumer)
 
     def _start_next_fetch(self) -> None:
         """Make kafka-python fetch on if all that it had fetched is taken.

@@ -601,6 +601,8 @@ class Lost(Message, frozen=True, kw_only=True, tag="lost"):
         winner: New owner, where one is known.
         at_offset: Log offset that ended it.
         was_lost: Whether the claim was lost rather than released.
+        token: Its fencing token, dotted; None where it is not known. Epochs of a
+            partition that moved to another coordinating partition do not compare.
     """
 
     topic: str
@@ -610,6 +612,7 @@ class Lost(Message, frozen=True, kw_only=True, tag="lost"):
     winner: str | None = None
     at_offset: int | None = None
     was_lost: bool = True
+    token: str | None = None
 
 
 class PausedTopic(Message, frozen=True, kw_only=True):

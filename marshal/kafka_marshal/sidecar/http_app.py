@@ -634,6 +634,16 @@ def _world(call: ApiRequest) -> World:
     return call.service.world(timeout_ms=call.timeout_ms)
 
 
+def _claims_of(call: ApiRequest) -> World:
+    parts = call.parts
+    return call.service.claims(
+        parts["group"],
+        parts["topic"],
+        partition=int(parts["partition"]) if "partition" in parts else None,
+        timeout_ms=call.timeout_ms,
+    )
+
+
 def _groups(call: ApiRequest) -> tuple[World, list[Item]]:
     return call.service.groups_world(timeout_ms=call.timeout_ms)
 
@@ -680,10 +690,13 @@ _HANDLERS: dict[str, Callable[[ApiRequest], msgspec.Struct | None]] = {
     ),
     "grant": lambda call: call.service.grant(call.parts["group"], call.body),
     "owners": lambda call: owners_now(
-        _world(call), call.parts["group"], topic=call.parts["topic"], wall_ms=_wall_ms()
+        _claims_of(call),
+        call.parts["group"],
+        topic=call.parts["topic"],
+        wall_ms=_wall_ms(),
     ),
     "fence": lambda call: fence_now(
-        _world(call),
+        _claims_of(call),
         call.parts["group"],
         topic=call.parts["topic"],
         partition=int(call.parts["partition"]),

@@ -58,6 +58,8 @@ class EventPublisher:
 
     def lost(self, lease: ClientLease, ending: Ending) -> None:
         """Report the end of a lease."""
+        claim = lease.holding.claim
+        is_same = claim.epoch == lease.epoch and claim.token is not None
         event = api.Lost(
             topic=lease.key.topic,
             partition=lease.key.partition,
@@ -66,6 +68,7 @@ class EventPublisher:
             winner=ending.winner,
             at_offset=ending.at_offset,
             was_lost=ending.was_lost,
+            token=str(claim.token) if is_same else None,
         )
         lease.client.events.push(event, self._at(lease.key, ending.at_offset))
 

@@ -190,3 +190,25 @@ def test_what_costs_nothing_to_hold_is_read_at_once(monkeypatch, delivery):
         cluster.run(20)
     assert got == 40
     assert min(sizes) >= 30
+
+
+def test_small_polls_look_for_grants_once_in_a_millisecond(monkeypatch):
+    cluster = world(records=(40,))
+    node = owning(cluster, delivery=AMO, most=20)
+    looks = []
+    pipeline = node.consumer._hands._pipeline
+    plain = pipeline.request_grants
+
+    def request_grants(places):
+        looks.append(cluster.clock.now_ms())
+        return plain(places)
+
+    node.consumer.poll(0)
+    cluster.run(40)
+    monkeypatch.setattr(pipeline, "request_grants", request_grants)
+    got = sum(len(node.consumer.poll(0, 1)[KEY.topic_partition]) for _ in range(10))
+    assert got == 10
+    assert len(looks) == 1
+    cluster.run(20)
+    assert node.consumer.poll(0, 1)
+    assert len(looks) == 2

@@ -10,8 +10,8 @@ from kafka_marshal.engine.fetch_state import (
 from kafka_marshal.ports import (
     MADE_AT_ONCE,
     PlainRecord,
+    Records,
     SourceKind,
-    SourceRecords,
     column_of,
     offset_at,
 )
@@ -129,7 +129,7 @@ def unmade(*offsets, token=NOW, made=None):
         make=make, offset=same, timestamp_ms=same, key=same, value=same
     )
     KINDS[id(made)] = kind
-    return SourceRecords(list(offsets), token=token, kind=kind)
+    return Records.of_sources(list(offsets), token=token, kind=kind)
 
 
 def ready_made(*offsets, token=NOW, made=None):

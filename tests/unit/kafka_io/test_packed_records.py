@@ -17,14 +17,15 @@ from kafka_marshal.kafka_io import fetched_records, packed_records
 from kafka_marshal.kafka_io.fetched_records import FetchedRecords
 from kafka_marshal.kafka_io.packed_records import (
     Origin,
-    PackedRecords,
+    PackedPiece,
     ParsedRecord,
-    Piece,
     pack,
     parsed_records,
+    to_arrow,
 )
 from kafka_marshal.kafka_io.record_batches import header_of, python_records
 from kafka_marshal.native import compiled
+from kafka_marshal.ports import Records
 from kafka_marshal.protocol.types import OFFSET_MAX, Token, TopicPartition
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="nothing was compiled here")
@@ -67,11 +68,11 @@ def packed(raw):
 
 def piece(raw, start=0, stop=None):
     found = packed(raw)
-    return Piece(found, start, found.count if stop is None else stop)
+    return PackedPiece(found, start, found.count if stop is None else stop)
 
 
 def records(*pieces):
-    return PackedRecords(pieces, token=TOKEN)
+    return Records(pieces, token=TOKEN)
 
 
 def offsets(found):
@@ -150,12 +151,12 @@ def test_the_index_of_an_offset():
 
 def test_parts_of_a_batch_become_one_again():
     whole = packed(numbered(0, 9))
-    found = records(Piece(whole, 0, 3))
-    assert found.replace(2, records(Piece(whole, 3, 5)))
-    assert found.replace(0, records(Piece(whole, 5, 6), piece(numbered(9, 1))))
+    found = records(PackedPiece(whole, 0, 3))
+    assert found.replace(2, records(PackedPiece(whole, 3, 5)))
+    assert found.replace(0, records(PackedPiece(whole, 5, 6), piece(numbered(9, 1))))
     assert offsets(found) == [2, 3, 4, 5, 9]
-    assert len(found._pieces) == 2
-    assert not found.replace(0, PackedRecords([], token=Token(1, 0, 6)))
+    assert len(found.pieces) == 2
+    assert not found.replace(0, Records([], token=Token(1, 0, 6)))
     assert not found.replace(0, [])
     assert found.replace(5, records(piece(numbered(12, 1))))
     assert offsets(found) == [12]
@@ -168,14 +169,14 @@ def test_columns_of_arrow_are_those_of_lists(flags):
     )
     made = Batch(TopicPartition("t", 2), found, TOKEN, lambda *_, **__: None)
     listed = Batch(TopicPartition("t", 2), tuple(found), TOKEN, lambda *_, **__: None)
-    assert found.to_arrow() is not None
+    assert to_arrow(found) is not None
     assert made.to_arrow().equals(listed.to_arrow())
     assert made.to_arrow().schema == listed.to_arrow().schema
 
 
 def test_without_numpy_columns_of_arrow_are_made_of_lists(monkeypatch):
     monkeypatch.setattr(packed_records, "find_spec", lambda _: None)
-    assert records(piece(numbered(0, 3))).to_arrow() is None
+    assert to_arrow(records(piece(numbered(0, 3)))) is None
 
 
 # --- what is left to a parser
@@ -263,7 +264,7 @@ def fetch(*batches, start=0, **options):
 def flat(taken):
     found = []
     for each in taken:
-        found += each.records(TOKEN) if type(each) is Piece else [each]
+        found += each.records(TOKEN) if type(each) is PackedPiece else [each]
     assert len(taken) == len(found)
     return offsets(found)
 
@@ -273,7 +274,12 @@ def test_a_fetch_is_taken_in_pieces_and_the_position_follows():
     assert flat(part.take(2)) == [1, 2]
     assert (part.next_fetch_offset, part.leader_epoch) == (3, 4)
     taken = part.take(5)
-    assert [type(each) for each in taken] == [Piece, ParsedRecord, ParsedRecord, Piece]
+    assert [type(each) for each in taken] == [
+        PackedPiece,
+        ParsedRecord,
+        ParsedRecord,
+        PackedPiece,
+    ]
     assert flat(taken) == [3, 4, 5, 7, 8]
     assert (part.next_fetch_offset, part.leader_epoch, bool(part)) == (9, 5, True)
     assert flat(part.take()) == [9, 10]

@@ -395,6 +395,30 @@ def test_the_world_is_that_of_the_log(cluster, machine):
     assert a.valid
 
 
+def test_claims_of_a_topic_are_those_of_the_world(cluster, machine):
+    having(machine)
+    machine.node.engine.catch_up = lambda timeout_ms: None
+    world = machine.service.world(timeout_ms=1_000)
+    found = machine.service.claims("g", "t", timeout_ms=1_000)
+    assert found["partitions"] == {
+        t: {"next_offset": part["next_offset"], "claims": part["claims"]}
+        for t, part in world["partitions"].items()
+    }
+    (one,) = [
+        claim
+        for part in machine.service.claims("g", "t", partition=3, timeout_ms=1_000)[
+            "partitions"
+        ].values()
+        for claim in part["claims"]
+    ]
+    assert (one["partition"], one["owner"]["client_id"]) == (3, "host-1")
+    for group, topic, partition in (("h", "t", 3), ("g", "u", 3), ("g", "t", 99)):
+        other = machine.service.claims(
+            group, topic, partition=partition, timeout_ms=1_000
+        )
+        assert not any(part["claims"] for part in other["partitions"].values())
+
+
 def test_pauses_have_person_and_begin(cluster, machine):
     a = having(machine)
     until_ms = cluster.clock.wall_ms() + 2 * H

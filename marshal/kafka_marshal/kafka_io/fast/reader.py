@@ -42,8 +42,8 @@ from kafka_marshal.ports import (
     READ_UNCOMMITTED,
     DataReader,
     Record,
+    Records,
     SourceKind,
-    SourceRecords,
 )
 from kafka_marshal.protocol.types import Token, TopicPartition
 
@@ -317,7 +317,9 @@ class FastDataReader(DataReader):
             raise self._translate(error) from error
         tokens = self._positions.tokens
         return {
-            partition: SourceRecords(messages, token=tokens[partition], kind=MESSAGES)
+            partition: Records.of_sources(
+                messages, token=tokens[partition], kind=MESSAGES
+            )
             for partition, messages in found.items()
         }
 
