@@ -51,7 +51,7 @@ class Departure:
         self._until_ms = 0
 
     def holds_back(self, client: Client) -> bool:
-        """Return whether a client that leaves, and can wait, is to continue for now.
+        """Return whether a client that leaves, and can wait, continues meanwhile.
 
         Begins the drain, where the client is the last one and the log has directives.
         """

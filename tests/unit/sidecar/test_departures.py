@@ -39,8 +39,11 @@ def beside(cluster, machine, **rest):
     other = cluster.node("other")
     other.warming.is_held = True
     other.consume(spec(**rest))
-    share = lambda: SHARE in {len(other.held), other.warming.waiting_count}  # noqa: E731
-    run_until(cluster, [a], share, 4 * H)
+
+    def has_share():
+        return SHARE in {len(other.held), other.warming.waiting_count}
+
+    run_until(cluster, [a], has_share, 4 * H)
     return a, other
 
 
