@@ -21,10 +21,8 @@ from kafka_marshal.engine import (
     replica,
     resolver,
     session,
-    warm_fetches,
 )
 from kafka_marshal.errors import MalformedRecord
-from kafka_marshal.ports import joined_records
 from kafka_marshal.protocol import (
     fold_groups,
     fold_keys,
@@ -895,12 +893,3 @@ def go_on_after_a_handoff(patch):
             holding.drain = None
 
     patch.setattr(holdings.Holdings, "release", release)
-
-
-def use_all_warm_records(patch):
-    """A successor hands out all that it fetched, not from its position on."""
-
-    def since(self, _position, *, topic_id, token):
-        return joined_records(self.chunks, token)
-
-    patch.setattr(warm_fetches.WarmRecords, "since", since)
