@@ -96,6 +96,7 @@ from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.records import Config, Scope
 from kafka_marshal.protocol.text import scope_texts
 from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.rebalancing import Rebalancing
 from kafka_marshal.set_position import PositionPlan
 from kafka_marshal.snapshots import open_store
 from kafka_marshal.views import World
@@ -105,7 +106,7 @@ CLOSE_MS_MAX = 1_000
 UNCLEAN = "unclean.leader.election.enable"
 
 
-class Admin(Altering, Draining, Closing):
+class Admin(Altering, Draining, Rebalancing, Closing):
     """Formats the coordination topic and pauses groups. A context manager.
 
     One thread uses it at a time.
