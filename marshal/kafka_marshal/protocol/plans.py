@@ -228,6 +228,14 @@ class Situation:
     standing: Entries
     counts: Mapping[str, int]
 
+    @property
+    def has_unnamed_key(self) -> bool:
+        """Whether a key must be claimed and no valid entry names a member for it."""
+        return any(
+            holder is None and place not in self.standing
+            for place, holder in self.holders.items()
+        )
+
     def entries(self, result: GroupPlan) -> dict[TopicPartition, str]:
         """Return the entries that a Plan with this result needs."""
         return {
