@@ -97,6 +97,7 @@ from kafka_marshal.protocol.records import Config, Scope
 from kafka_marshal.protocol.text import scope_texts
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.rebalancing import Rebalancing
+from kafka_marshal.resizing import Resizing
 from kafka_marshal.set_position import PositionPlan
 from kafka_marshal.snapshots import open_store
 from kafka_marshal.views import World
@@ -106,7 +107,7 @@ CLOSE_MS_MAX = 1_000
 UNCLEAN = "unclean.leader.election.enable"
 
 
-class Admin(Altering, Draining, Rebalancing, Closing):
+class Admin(Altering, Draining, Rebalancing, Resizing, Closing):
     """Formats the coordination topic and pauses groups. A context manager.
 
     One thread uses it at a time.
@@ -811,6 +812,16 @@ class Admin(Altering, Draining, Rebalancing, Closing):
             store = open_store(self._state_home, log.cluster_id, topic_id=log.topic_id)
             self._follower = Follower(log, self._clock, sources=kept_in(store))
         return self._follower
+
+    def _follow_again(self) -> Follower:
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None
+        return self._follow()
+
+    def _add_partitions(self, count: int) -> None:
+        topic = self._settings.coordination_topic
+        self._topics.add_partitions(topic, count=count, timeout_ms=self._timeout_ms)
 
     def _settled(self) -> Config:
         """Read to the log's end; return the agreed Config."""

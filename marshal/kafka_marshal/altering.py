@@ -19,6 +19,7 @@ from kafka_marshal.admin_reset import (
     write_config,
     write_upgrade,
 )
+from kafka_marshal.engine.config_check import require_no_change
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import ConfigurationError, MalformedRecord
 from kafka_marshal.formatting import check_interval, check_limits
@@ -196,11 +197,13 @@ class Altering(ABC):
         Raises:
             ConfigurationError: A value is not allowed, or the topic has a feature level
                 below 2.
+            ClaimRejected: A change of the number of partitions is open.
             LogUnwritable: A partition accepted another Config; repeat it.
             DeadlineExceeded: No verdict in time; repeating it completes it.
         """
         follower = self._follow()
         follower.catch_up(self._timeout_ms)
+        require_no_change({world.partition: world for world in follower.worlds})
         plan = plan_alter(
             follower.worlds,
             heartbeat_interval_ms=heartbeat_interval_ms,
@@ -227,10 +230,12 @@ class Altering(ABC):
             ignore_members: Whether to continue although live members would halt.
 
         Raises:
-            ClaimRejected: Live members would halt.
+            ClaimRejected: Live members would halt, or a change of the number of
+                partitions is open.
         """
         follower = self._follow()
         follower.catch_up(self._timeout_ms)
+        require_no_change({world.partition: world for world in follower.worlds})
         plan = plan_upgrade({world.partition: world for world in follower.worlds})
         if execute:
             if not ignore_members:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kafka_marshal.closing import Closing
 from kafka_marshal.config import (
     MAX_POLL_RECORDS,
+    WARM_BYTES,
     Callbacks,
     ConsumerConfig,
     Delivery,
@@ -240,6 +241,7 @@ class Marshal(Closing):
         max_granted_batches: int = DEPTH_MAX_DEFAULT,
         max_uncommitted: int = 10_000,
         max_fetched: int = 5_000,
+        warm_bytes: int = WARM_BYTES,
         max_handling_ms: int | None = None,
         release_behind: bool = True,
         consumer_timeout_ms: int | None = None,
@@ -274,6 +276,7 @@ class Marshal(Closing):
             max_granted_batches=max_granted_batches,
             max_uncommitted=max_uncommitted,
             max_fetched=max_fetched,
+            warm_bytes=warm_bytes,
             max_handling_ms=max_handling_ms,
             release_behind=release_behind,
             consumer_timeout_ms=consumer_timeout_ms,
@@ -300,8 +303,10 @@ class Marshal(Closing):
         from kafka_marshal.clock import ThreadBackground
         from kafka_marshal.consumer import Consumer
         from kafka_marshal.engine.standbys import StandbyThread
+        from kafka_marshal.engine.warm_fetches import new_fetcher
 
         callbacks = callbacks or Callbacks()
+        data = self.engine.context.ports.data
         subscription = self._new_subscription(config, timeout_ms)
         callbacks.require_fit(
             counts_topics=subscription.counts_topics, standbys=config.standbys
@@ -309,6 +314,12 @@ class Marshal(Closing):
         if callbacks.on_warm is not None:
             subscription.on_warm = callbacks.on_warm
             subscription.warming = ThreadBackground(name="marshal-warm")
+            subscription.warm_fetcher = new_fetcher(
+                config,
+                data=data,
+                background=ThreadBackground(name="marshal-warm-fetch"),
+                observe=self.engine.context.observe,
+            )
         if callbacks.on_standby is not None:
             subscription.standby = StandbyThread(
                 callbacks.on_standby,
@@ -320,9 +331,7 @@ class Marshal(Closing):
             self.engine,
             self.session,
             subscription=subscription,
-            reader=self.engine.context.ports.data.reader(
-                isolation_level=config.isolation_level
-            ),
+            reader=data.reader(isolation_level=config.isolation_level),
             callbacks=callbacks,
         )
         self._keep(consumer)

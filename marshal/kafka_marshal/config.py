@@ -23,8 +23,9 @@ from kafka_marshal.protocol.types import Token, TopicPartition
 
 TOPICS_MAX = 1_000
 MAX_POLL_RECORDS = 500
+WARM_BYTES = 4 * 1024 * 1024
 INTERNAL_PREFIX = "__"
-# The smallest value of each number; 0 = no limit.
+# The smallest value of each number.
 LEAST = {
     "claims_max": 0,
     "max_handling_ms": 0,
@@ -32,6 +33,7 @@ LEAST = {
     "max_granted_batches": 1,
     "max_uncommitted": 1,
     "max_fetched": 1,
+    "warm_bytes": 0,
     "metadata_refresh_ms": 1,
     "standbys": 0,
 }
@@ -167,6 +169,8 @@ class ConsumerConfig:
         max_fetched: Most records fetched ahead of their hand-out, of all partitions
             together; at most once never less than may be at risk of one partition.
             The consumer uses as many as hide the time that a fetch takes.
+        warm_bytes: Most bytes to fetch of a partition while ``on_warm`` runs and until
+            it is claimed; 0 = none.
         max_handling_ms: Longest time between two polls while records wait; 0 = no
             limit, None = the heartbeat interval.
         release_behind: Whether to release partitions when the consumer lags.
@@ -194,6 +198,7 @@ class ConsumerConfig:
     max_granted_batches: int = DEPTH_MAX_DEFAULT
     max_uncommitted: int = 10_000
     max_fetched: int = 5_000
+    warm_bytes: int = WARM_BYTES
     max_handling_ms: int | None = None
     release_behind: bool = True
     consumer_timeout_ms: int | None = None
@@ -205,8 +210,9 @@ class ConsumerConfig:
         for name, least in LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
-                bound = f"at least {least}" if least else "0 (no limit) or more"
-                raise ConfigurationError(f"{name} must be {bound}", setting=name)
+                raise ConfigurationError(
+                    f"{name} must be at least {least}", setting=name
+                )
         for name, choices in CHOICES.items():
             value = getattr(self, name)
             if value not in choices:

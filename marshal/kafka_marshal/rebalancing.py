@@ -19,6 +19,7 @@ from kafka_marshal.protocol.plans import Reading, digest_of, situation_of, slice
 from kafka_marshal.protocol.records import Plan
 from kafka_marshal.protocol.settings import FAIR, PLANNER
 from kafka_marshal.protocol.spreading import spread
+from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.views import elapsed_ms_of
 
@@ -69,7 +70,7 @@ def rebalance(
 
     Raises:
         ClaimRejected: The group does not follow Plans; or other Plans were earlier
-            again and again.
+            again and again; or the number of coordinating partitions is being changed.
         LogUnwritable: The log has no room for another group.
         DeadlineExceeded: No verdict in time; the record may still be appended.
     """
@@ -109,12 +110,13 @@ def _plan(
 ) -> tuple[Rebalance, list[tuple[int, Plan]]]:
     """Return the moves, and the records that ask for them, if any are missing."""
     worlds = tuple(follower.worlds)
+    _require_rest(worlds)
     reading = Reading(
         group_id=group_id,
         worlds=worlds,
         elapsed_ms=tuple(elapsed_ms),
         counts={},
-        partition_of=lambda key: _partition_of(key, len(worlds)),
+        partition_of=lambda key: _partition_of(key, reading.config.partition_count),
     )
     home = worlds[reading.home]
     _require_planned(home.settings_of(group_id).policy, group_id)
@@ -157,6 +159,15 @@ def _plan(
 
 def _partition_of(key: Key, partition_count: int) -> int:
     return key_partition(*key.topic_partition, partition_count=partition_count)
+
+
+def _require_rest(worlds: Sequence[WorldState]) -> None:
+    if any(each.layout is not None for each in worlds):
+        raise ClaimRejected(
+            "the number of coordinating partitions is being changed, and nobody plans "
+            "meanwhile; see: marshal topic info",
+            reason="busy",
+        )
 
 
 def _require_planned(policy: str | None, group_id: str) -> None:

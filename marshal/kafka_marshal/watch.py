@@ -22,6 +22,7 @@ from kafka_marshal.ports import Clock, CoordinationLog, LogRange
 from kafka_marshal.protocol.codec import person_of
 from kafka_marshal.protocol.judging import scope_of
 from kafka_marshal.protocol.pauses import Pause
+from kafka_marshal.protocol.placement import by_partition, standing_keys
 from kafka_marshal.protocol.records import (
     ClaimingPartition,
     ForgettingPartition,
@@ -123,16 +124,16 @@ class Changes:
 
     def __init__(self, worlds: Sequence[WorldState] = ()) -> None:
         """Begin at the states before the first entry; without any, at the log start."""
+        keys = {
+            key: world.keys[key]
+            for key, world in standing_keys(by_partition(worlds)).items()
+        }
         self._owners: dict[Key, Owner] = {
-            key: known.owner
-            for world in worlds
-            for key, known in world.keys.items()
-            if known.owner is not None
+            key: known.owner for key, known in keys.items() if known.owner is not None
         }
         self._offers: dict[Key, tuple[str, bytes | None]] = {
             key: (known.offer.successor, known.offer.ready)
-            for world in worlds
-            for key, known in world.keys.items()
+            for key, known in keys.items()
             if known.offer is not None
         }
         self._paused: dict[_Place, Pause] = {

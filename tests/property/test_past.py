@@ -22,7 +22,7 @@ class Scene:
 
     def __init__(self, seed, patch):
         self.rng = rng = random.Random(seed)
-        self.logs = [RandomLog(t, rng, length=90, k=K) for t in range(K)]
+        self.logs = [RandomLog(t, rng, length=90, k=K, resizes=True) for t in range(K)]
         self.kafka = cluster_of(*self.logs)
         self.starts = []
         for t, log in enumerate(self.logs):

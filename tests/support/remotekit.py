@@ -5,6 +5,7 @@ from enginekit import H, spec, world
 from kafka_marshal.consumer import Consumer
 from kafka_marshal.engine import Subscription
 from kafka_marshal.engine.standbys import StandbyThread
+from kafka_marshal.engine.warm_fetches import new_fetcher
 from kafka_marshal.policies import find_policy
 from kafka_marshal.ports import TopicInfo
 from kafka_marshal.protocol.claiming import Claimant
@@ -68,6 +69,7 @@ class RemoteRig:
         self.clock = self.cluster.clock.view()
         self.observer = Recorder()
         self.warming = InlineBackground(is_held=True)
+        self.warm_fetches = InlineBackground()
         self.standing_by = InlineBackground(is_held=True)
         ports = RemotePorts(
             data=self.cluster.kafka.data_log(),
@@ -129,6 +131,12 @@ class RemoteRig:
             config=wants.config,
             on_warm=wants.callbacks.on_warm,
             warming=self.warming,
+            warm_fetcher=new_fetcher(
+                wants.config,
+                data=self.context.ports.data,
+                background=self.warm_fetches,
+                observe=self.context.observe,
+            ),
         )
         on_standby = wants.callbacks.on_standby
         if on_standby is not None:

@@ -323,7 +323,7 @@ def test_labels_are_announced(cluster, tmp_path):
         consuming(one, cluster)
         members = fold(cluster).soft.members.values()
         assert [each.record.labels for each in members] == [
-            {"rack": "r1", "target": "3"}
+            {"rack": "r1", "target": "3", "layout": "1"}
         ]
 
 

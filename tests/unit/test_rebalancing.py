@@ -3,15 +3,17 @@
 from collections import Counter
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from enginekit import H, fold, spec, world, write
-from logkit import planned, settings
+from logkit import layout_fence, planned, settings
 from positionkit import Stepping
 
 from kafka_marshal import World
 from kafka_marshal.errors import ClaimRejected, LogUnwritable
 from kafka_marshal.pausing import Sender
 from kafka_marshal.plan_view import verify_plan
+from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.state import WorldState
@@ -187,6 +189,18 @@ def test_a_group_without_plans_is_refused(cluster):
     with pytest.raises(ClaimRejected, match="--policy planner") as caught:
         Admin(cluster).spread()
     assert caught.value.reason == "not_planned"
+
+
+def test_nobody_plans_while_the_partition_count_changes(cluster):
+    config = msgspec.structs.replace(
+        cluster.config, generation=2, era=2, partition_count=2 * K
+    )
+    fence = layout_fence(2 * K, K)
+    write(cluster, msgspec.structs.replace(fence, config=encode(config)), 0)
+    assert fold(cluster, 0).layout
+    with pytest.raises(ClaimRejected, match="is being changed") as caught:
+        Admin(cluster).spread()
+    assert caught.value.reason == "busy"
 
 
 def test_any_other_refusal_is_an_error(cluster, nodes, monkeypatch):

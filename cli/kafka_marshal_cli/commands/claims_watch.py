@@ -205,7 +205,9 @@ class TableView:
         changes = [Text(escape(line), style="dim") for line in self._last]
         is_one = self._selection.group_id is not None
         cells = presenters.claim_columns(
-            has_group=not is_one, has_handoff=any(row["offer"] for row in rows)
+            rows=rows,
+            has_group=not is_one,
+            has_handoff=any(row["offer"] for row in rows),
         )
         table = grid(Section("claims", rows, cells)) if rows else Text("no claims")
         return Group(Text(head), table, *changes)

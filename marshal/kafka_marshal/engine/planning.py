@@ -76,6 +76,8 @@ class GroupPlanner:
             return
         if context.rebuilding or context.is_paused(self._group_id):
             return
+        if context.has_layout:
+            return
         reading = self._reading(counts, now_ms)
         members = reading.members()
         turn = turn_of(members, self._outbox.claimant.owner.client_id)

@@ -48,12 +48,14 @@ _WARNINGS = frozenset(
         "uncommitted_backlog",
         "standby_failed",
         "warm_failed",
+        "warm_fetch_failed",
     }
 )
 _ERRORS = frozenset(
     {
         "engine_failed",
         "grant_exposed",
+        "layout_torn",
         "log_start_missing",
         "log_truncated",
         "position_out_of_range",

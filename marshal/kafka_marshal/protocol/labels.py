@@ -13,6 +13,8 @@ WARMS_LABEL = "warms"
 WEIGHT_LABEL = "weight"
 PLANS_LABEL = "plans"
 STANDBYS_LABEL = "standbys"
+LAYOUT_LABEL = "layout"
+"""The Config generation that a member acts on, while their number changes."""
 TARGET_LABEL = "target"
 RACK_LABEL = "rack"
 REPLACES_LABEL = "replaces"
@@ -26,7 +28,14 @@ FAILING_MAX = 64
 OWN_LABELS_MAX = 16
 """Most labels that a user gives a client; the others are left to the engine."""
 _RESERVED = frozenset(
-    {LAGGING_LABEL, WARMS_LABEL, WEIGHT_LABEL, PLANS_LABEL, STANDBYS_LABEL}
+    {
+        LAGGING_LABEL,
+        LAYOUT_LABEL,
+        PLANS_LABEL,
+        STANDBYS_LABEL,
+        WARMS_LABEL,
+        WEIGHT_LABEL,
+    }
 )
 _TEXT_MAX = 255
 _DIGITS_MAX = 9

@@ -553,6 +553,7 @@ class Warm(Message, frozen=True, kw_only=True, tag="warm", rename={"owner": "fro
             the attribute is ``owner``.
         position: The next offset to process, None if unknown.
         until_ms: End of the offer, local time.
+        topic_id: Kafka's id of the topic in hex, None if unknown.
     """
 
     subscription: str
@@ -562,6 +563,7 @@ class Warm(Message, frozen=True, kw_only=True, tag="warm", rename={"owner": "fro
     owner: str
     position: int | None
     until_ms: int
+    topic_id: str | None = None
 
 
 class Standby(
@@ -599,6 +601,8 @@ class Lost(Message, frozen=True, kw_only=True, tag="lost"):
         winner: New owner, where one is known.
         at_offset: Log offset that ended it.
         was_lost: Whether the claim was lost rather than released.
+        token: Its fencing token, dotted; None where it is not known. Epochs of a
+            partition that moved to another coordinating partition do not compare.
     """
 
     topic: str
@@ -608,6 +612,7 @@ class Lost(Message, frozen=True, kw_only=True, tag="lost"):
     winner: str | None = None
     at_offset: int | None = None
     was_lost: bool = True
+    token: str | None = None
 
 
 class PausedTopic(Message, frozen=True, kw_only=True):

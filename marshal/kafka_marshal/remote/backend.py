@@ -427,7 +427,8 @@ class SidecarBackend:
                     "POST",
                     path,
                     answer=api.HeartbeatResponse,
-                    body=api.HeartbeatRequest(standings=reported),
+                    # Without a body it is one packet, which wakes the sidecar once.
+                    body=api.HeartbeatRequest(standings=reported) if reported else None,
                 )
             except NotRegistered:
                 self._is_known = False

@@ -264,20 +264,25 @@ class SharedSubscription:
         is_well = not client.is_away(now_ms) and now_ms >= client.excluded_until_ms
         return is_attached and is_well and not client.is_leaving
 
-    def has_room_beside(
-        self, client: Client, clients: Mapping[str, Client], *, now_ms: int
-    ) -> bool:
-        """Return whether a subscriber other than this client may get something now."""
+    def names_with_room(
+        self, clients: Mapping[str, Client], *, now_ms: int
+    ) -> tuple[str, ...]:
+        """Return subscribers that may get something now, at most two of them."""
+        found: list[str] = []
         for name, subscriber in self.subscribers.items():
-            other = clients.get(name)
-            if other is None or other is client or not self.is_taking(other, now_ms):
+            client = clients.get(name)
+            if client is None or not self.is_taking(client, now_ms):
                 continue
-            count = self._count(
-                k for k in other.leases if k.topic in self.subscription.topics
-            )
-            if not subscriber.claims_max or count < subscriber.claims_max:
-                return True
-        return False
+            if not subscriber.claims_max or (
+                self._count(
+                    k for k in client.leases if k.topic in self.subscription.topics
+                )
+                < subscriber.claims_max
+            ):
+                found.append(name)
+                if len(found) == 2:  # noqa: PLR2004 - one beside any client
+                    break
+        return tuple(found)
 
     def _count(self, keys: Iterable[Key]) -> int:
         return len({key.topic for key in keys} if self.counts_topics else set(keys))
@@ -328,6 +333,7 @@ class LeaseTable:
         backoff: Until when a client is not given a key again that it has just returned.
         is_dirty: Whether the next round has anything to do.
         is_journaled: Whether the journal matches this table.
+        version: Counts the changes of clients, subscriptions and leases.
     """
 
     journal: LeaseJournal
@@ -339,6 +345,7 @@ class LeaseTable:
     backoff: dict[tuple[Key, str], int] = attrs.field(factory=dict)
     is_dirty: bool = True
     is_journaled: bool = True
+    version: int = 0
 
     def subscription_at(self, key: Key) -> SharedSubscription | None:
         """Return the subscription that consumes a key."""
@@ -362,13 +369,19 @@ class LeaseTable:
         self.leases[lease.key] = lease.client.leases[lease.key] = lease
         self.unexpired.pop(lease.key, None)
         self.is_journaled = False
+        self.version += 1
 
     def remove_lease(self, lease: ClientLease) -> None:
         """Record the end of a lease."""
         self.leases.pop(lease.key, None)
         lease.client.leases.pop(lease.key, None)
+        self.mark_changed()
+
+    def mark_changed(self) -> None:
+        """Have the next round look at this table and write the journal."""
         self.is_journaled = False
         self.is_dirty = True
+        self.version += 1
 
     def is_available(self, key: Key, client: Client) -> bool:
         """Return whether a client may get a key: no other process may still use it."""

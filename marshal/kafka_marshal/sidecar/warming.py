@@ -48,6 +48,7 @@ class WarmUp(Pending[None]):
         is_local: Whether a client of this sidecar has it.
         since_ms: Local time of the offer.
         until_ms: Its end, local time.
+        topic_id: Kafka's id of the topic, None if unknown.
         client: The client that warms up; None while none can take it.
         chosen_ms: Local time of the last search for a client.
         is_ready: Whether that client is ready.
@@ -60,6 +61,7 @@ class WarmUp(Pending[None]):
     is_local: bool
     since_ms: int
     until_ms: int
+    topic_id: bytes | None = None
     client: Client | None = None
     chosen_ms: int = 0
     is_ready: bool = False
@@ -84,6 +86,7 @@ class WarmUp(Pending[None]):
             owner=self.owner,
             position=self.position,
             until_ms=self.until_ms,
+            topic_id=None if self.topic_id is None else self.topic_id.hex(),
         )
 
 
@@ -173,6 +176,7 @@ class WarmUps:
             is_local=True,
             since_ms=now_ms,
             until_ms=now_ms + self._setting("handoff_ms"),
+            topic_id=lease.holding.topic_id,
             client=to,
         )
         self._observe("handoff_offered", found, epoch=lease.epoch)
@@ -210,6 +214,7 @@ class WarmUps:
             is_local=False,
             since_ms=now_ms,
             until_ms=offered.until_ms,
+            topic_id=offered.topic_id,
         )
         self._choose_for(found, now_ms)
         return found

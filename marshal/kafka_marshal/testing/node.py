@@ -21,6 +21,7 @@ from kafka_marshal.engine import (
 )
 from kafka_marshal.engine.kept_states import KeptStates
 from kafka_marshal.engine.standbys import StandbyThread
+from kafka_marshal.engine.warm_fetches import new_fetcher
 from kafka_marshal.policies import find_policy
 from kafka_marshal.ports import Event, TopicInfo
 from kafka_marshal.protocol.claiming import Claimant, PreviousLife
@@ -93,6 +94,7 @@ class Node:
         policies: Calls of foreign policies; they return at once unless held.
         warming: Its calls of ``on_warm``; they run at once unless held.
         standing_by: Its calls of ``on_standby``; they run at once unless held.
+        warm_fetches: Its fetches for those; they run at once unless held.
         observer: What it observed.
         engine: The production engine.
         session: Its one session.
@@ -123,6 +125,7 @@ class Node:
         self.policies = InlineBackground()
         self.warming = InlineBackground()
         self.standing_by = InlineBackground()
+        self.warm_fetches = InlineBackground()
         self.observer = Recorder()
         self.entropy = SeededEntropy(seed)
         ports = Ports(
@@ -188,6 +191,12 @@ class Node:
             matches=matches,
             on_warm=spec.callbacks.on_warm,
             warming=self.warming,
+            warm_fetcher=new_fetcher(
+                config,
+                data=self.data,
+                background=self.warm_fetches,
+                observe=self.engine.context.observe,
+            ),
         )
         on_standby = spec.callbacks.on_standby
         if on_standby is not None:

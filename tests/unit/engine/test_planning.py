@@ -198,7 +198,10 @@ def test_who_may_not_plan_announces_nothing_and_writes_none(cluster):
     cluster.run_until(balanced(cluster, 6, 6), 4 * H)
     assert {line.record.client_id for line in plans(cluster)} == {"b"}
     labels = {line.record.client_id: line.record.labels for line in announced(cluster)}
-    assert labels == {"a": {}, "b": {"plans": "1"}}
+    assert labels == {
+        "a": {"layout": "1"},
+        "b": {"layout": "1", "plans": "1"},
+    }
 
 
 def announced(cluster):
@@ -412,7 +415,7 @@ def test_a_partition_that_a_member_cannot_serve_goes_to_another(cluster):
     cluster.run_until(lambda: key in b.held, 4 * H)
     last = [line for line in announced(cluster) if line.record.client_id == "a"][-1]
     name, text = f"fails:{key.topic}", str(key.partition)
-    assert last.record.labels == {"plans": "1", name: text}
+    assert last.record.labels == {"layout": "1", "plans": "1", name: text}
     cluster.run_until(balanced(cluster, 6, 6), 4 * H)
     cluster.run(4 * H)
     assert key in b.held
