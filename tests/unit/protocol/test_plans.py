@@ -556,6 +556,15 @@ def test_the_vector_is_what_was_folded_and_how_long_ago():
     assert reading(log, after=7).vector == ((log.state.next_offset, 7),)
 
 
+def test_a_key_to_claim_that_no_entry_names_is_noticed():
+    log = group("c1")
+    assert seen(log, counts={"t": 1}).has_unnamed_key
+    log.append(planned(0, ("c1", 0, (0,)), vector=((FAR, 0),)))
+    assert not seen(log, counts={"t": 1}).has_unnamed_key
+    log.append(claim("c1", key=named(0)))
+    assert not seen(log, counts={"t": 1}).has_unnamed_key
+
+
 # --- standbys
 
 
