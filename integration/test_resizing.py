@@ -11,6 +11,7 @@ from waiting import poll_all
 from kafka_marshal.errors import ClaimRejected
 from kafka_marshal.protocol import layout_steps
 from kafka_marshal.protocol.layout import place_of
+from kafka_marshal_cli.exits import ExitCode
 
 PARTITIONS, EACH = 12, 6
 ADOPTION_MS = 500
@@ -52,17 +53,43 @@ def places(domain, group, count):
     return found
 
 
+def with_settings(domain, unique):
+    """Return groups that have settings."""
+    names = [unique("set") for _ in range(6)]
+    with domain.admin() as admin:
+        for number, group in enumerate(names):
+            admin.set_group(group, {"grace_ms": number}, execute=True)
+    return names
+
+
+def require_settings(domain, names):
+    world = domain.world()
+    for number, group in enumerate(names):
+        assert world.settings(group).grace_ms == number
+
+
+def resize(cli, count):
+    """Change the number by the command; a pause keeps it from beginning."""
+    arguments = ("topic", "resize", "--partitions", str(count))
+    cli.run("groups", "pause", "paused", "--for", "60s")
+    assert list(cli.json(*arguments)["obstacles"]) == ["paused"]
+    cli.run(*arguments, "--execute", code=ExitCode.REFUSED)
+    cli.run("groups", "resume", "paused")
+    dry = cli.json(*arguments)
+    assert (dry["is_executed"], dry["obstacles"]) == (False, {})
+    assert cli.json(*arguments, "--execute")["to_count"] == count
+
+
 def test_it_grows_and_shrinks_between_runs(domain, unique, tmp_path):
     cli, topic = Cli(domain, tmp_path), domain.data_topic(PARTITIONS, EACH)
     groups = {unique("alo"): "alo", unique("amo"): "amo"}
+    named = with_settings(domain, unique)
     done = {group: [] for group in groups}
     total = EACH * PARTITIONS
     for count in (4, 8, 16, 8):
         if count != 4:
-            dry = cli.json("topic", "resize", "--partitions", str(count))
-            assert (dry["is_executed"], dry["obstacles"]) == (False, {})
-            arguments = ("topic", "resize", "--partitions", str(count), "--execute")
-            assert cli.json(*arguments)["to_count"] == count
+            resize(cli, count)
+        require_settings(domain, named)
         info = cli.json("topic", "info")
         assert (info["K"], info["change"], info["problems"]) == (count, None, [])
         domain.forget_history()
