@@ -80,6 +80,18 @@ def resize(cli, count):
     assert cli.json(*arguments, "--execute")["to_count"] == count
 
 
+def test_an_admin_that_was_open_before_follows(domain):
+    with domain.admin() as early, domain.admin() as admin:
+        early.set_group("g", {"grace_ms": 1}, execute=True)
+        admin.resize_topic(8, execute=True)
+        assert early.set_group("g", {"grace_ms": 2}, execute=True).is_changed
+        assert early.alter_topic(limits={"beats": 100}, execute=True).changes
+        assert early.resize_topic(16, execute=True).from_count == 8
+        assert admin.held("g") == ()
+        assert admin.set_group("g", {"grace_ms": 3}, execute=True).is_changed
+    assert domain.world().settings("g").grace_ms == 3
+
+
 def test_it_grows_and_shrinks_between_runs(domain, unique, tmp_path):
     cli, topic = Cli(domain, tmp_path), domain.data_topic(PARTITIONS, EACH)
     groups = {unique("alo"): "alo", unique("amo"): "amo"}
@@ -135,7 +147,7 @@ def _limit(admin, records):
     admin._follow = limited
 
 
-def test_another_admin_continues_after_each_record(domain, unique):
+def test_another_admin_continues_after_each_record(domain, unique, tmp_path):
     topic, group = domain.data_topic(PARTITIONS, EACH), unique("group")
     consumed(domain, group, topic, EACH * PARTITIONS, delivery="amo")
     deaths = [*range(0, 26, 2)]
@@ -149,6 +161,8 @@ def test_another_admin_continues_after_each_record(domain, unique):
             with domain.admin() as admin:
                 plan = admin.resize_topic(count)
             assert (plan.change is not None) == (records > max(0, count - before))
+            info = Cli(domain, tmp_path).json("topic", "info")
+            assert (info["change"] is not None) == (plan.change is not None)
             if domain.history().worlds[0].layout is not None:
                 with (
                     domain.admin() as admin,

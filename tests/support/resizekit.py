@@ -64,6 +64,10 @@ class Tool(Resizing):
             self._follower.append = append
         return self._follower
 
+    def _read(self):
+        self._follow().catch_up(100)
+        return self._follow()
+
     def _follow_again(self):
         self._cluster.clock.advance(100)
         self._follower = None

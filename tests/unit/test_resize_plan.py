@@ -223,7 +223,7 @@ def test_no_config_is_written_while_a_change_is_open():
     class Alter(Altering):
         _timeout_ms = 100
 
-        def _follow(self):
+        def _read(self):
             return follower
 
     for call in (Alter().alter_topic, Alter().upgrade_topic):
