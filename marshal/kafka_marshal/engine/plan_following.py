@@ -16,11 +16,12 @@ class PlanFollower:
         is_in_force: Whether the settings of the group ask for Plans.
     """
 
-    __slots__ = ("_note", "_standing", "is_in_force")
+    __slots__ = ("_coordinators", "_note", "_standing", "is_in_force")
 
     def __init__(self) -> None:
         self.is_in_force = False
         self._note: object = None
+        self._coordinators = 0
         self._standing: Standing = NO_PLAN
 
     def read(self, home: WorldState, group_id: str, *, coordinators: int) -> None:
@@ -34,8 +35,8 @@ class PlanFollower:
         """
         self.is_in_force = home.settings_of(group_id).policy == PLANNER
         note = home.soft.plans.get(group_id) if self.is_in_force else None
-        if note is not self._note:
-            self._note = note
+        if note is not self._note or coordinators != self._coordinators:
+            self._note, self._coordinators = note, coordinators
             found = standing_of(note)
             self._standing = found if len(found.vector) == coordinators else NO_PLAN
 

@@ -55,3 +55,13 @@ def test_a_claim_makes_an_entry_void():
 def test_a_vector_of_other_coordinating_partitions_is_void():
     log = planned_log()
     assert followed(log, coordinators=2).named(KEY, log.state) is None
+
+
+def test_a_plan_is_void_once_the_number_of_coordinating_partitions_has_changed():
+    log = planned_log()
+    follower = followed(log)
+    assert follower.named(KEY, log.state) == "c2"
+    follower.read(log.state, "g", coordinators=2)
+    assert follower.named(KEY, log.state) is None
+    follower.read(log.state, "g", coordinators=1)
+    assert follower.named(KEY, log.state) == "c2"
