@@ -267,6 +267,29 @@ def test_settings_and_directives_of_groups_move_with_their_home():
     assert {len(each.groups["marshal"].directives) for each in states} == {1}
 
 
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (1, 8)])
+def test_members_that_follow_plans_keep_their_keys(before, after):
+    cluster = level_two(before, records=[20] * 8)
+    home = home_partition("g", partition_count=before)
+    write(cluster, settings(policy="planner"), home)
+    readings = [Reading(cluster, name) for name in "abc"]
+    cluster.run_until(
+        lambda: goes_on(readings) and None not in owners(cluster).values(), 9 * H
+    )
+    cluster.run(2 * H)
+    resize(cluster, after)
+    run_until_over(cluster, readings, within_ms=9 * H)
+    late = Reading(cluster, "d")
+    readings.append(late)
+    cluster.run_until(lambda: goes_on(readings) and late.node.held, 9 * H)
+    assert None not in owners(cluster).values()
+    assert all(each.node.session.failure is None for each in readings)
+    home = home_partition("g", partition_count=after)
+    state = fold(cluster, home)
+    assert state.settings_of("g").policy == "planner"
+    assert state.plan_generation("g") > 0
+
+
 def test_counts_change_again_and_again():
     cluster, readings = fleet(records=40)
     for number, count in enumerate((4, 8, 2, 8), start=2):
