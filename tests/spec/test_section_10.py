@@ -455,8 +455,37 @@ def test_10_6_a_final_drops_what_moved_away():
     assert from_bytes(to_bytes(log.state)) == log.state
 
 
-def test_10_7_a_snapshot_in_the_middle_has_the_layout():
+def test_10_1_a_snapshot_in_the_middle_has_the_layout():
     log, *_ = source_log()
     again = from_bytes(to_bytes(log.state))
     assert again == log.state
     assert digest(again) == digest(log.state)
+
+
+def test_10_7_what_is_lost_is_accepted_again():
+    """A target that lost its fence, and a source that did."""
+    log = target_log()
+    log.append(layout_import(imported(KEY, 5, 7)))
+    log.append(layout_done(1))
+    lost = log.claimed(generation=2)
+    before = log.state.token(KEY)
+    log = Log(1, configured=False)
+    assert log.outcome_of(layout_fence(2), epoch=1) == "layout_fenced"
+    assert log.outcome_of(layout_done(1)) == "incomplete"
+    assert log.outcome_of(layout_import(imported(KEY, 5, 7))) == "imported"
+    assert log.outcome_of(layout_done(1)) == "layout_done"
+    assert log.outcome_of(beat(lost)) == "not_owner"
+    log.claimed(generation=2)
+    assert log.state.token(KEY) > before
+    log = source()
+    log.claimed()
+    assert log.state.token(KEY) < before
+    assert log.outcome_of(layout_fence(2), epoch=1) == "layout_fenced"
+    assert log.outcome_of(beat(log.key().epoch, 3)) == "position_only"
+
+
+def test_10_7_partition_0_ends_an_open_change_before_the_next_fence():
+    log, *_ = source_log()
+    assert log.outcome_of(layout_fence(4, 2, generation=3, era=3)) == "busy"
+    assert log.outcome_of(layout_final()) == "layout_final"
+    assert log.outcome_of(layout_fence(4, 2, generation=3, era=3)) == "layout_fenced"

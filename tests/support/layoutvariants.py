@@ -3,11 +3,28 @@
 import msgspec
 
 from kafka_marshal.protocol import fold_layouts, judging, layout, rationalizer
+from kafka_marshal.protocol import state as state_of_the_log
+from kafka_marshal.protocol.records import ReleasingPartition
 
 
 def obey_a_late_beat(patch):
     """Heartbeats and releases of a stale owner change a final key."""
     patch.setattr(layout, "is_final", lambda state, key: False)
+
+
+def obey_a_late_release(patch):
+    """A stale owner's release takes a final key, and names who is next."""
+    plain = judging.mismatch
+
+    def mismatch(state, record, *, key):
+        reason, known = plain(state, record, key=key), state.keys.get(key)
+        is_release = isinstance(record, ReleasingPartition)
+        if reason == "not_owner" and is_release and known is not None:
+            sender = (record.client_id, record.incarnation)
+            return None if known.owner == sender else reason
+        return reason
+
+    patch.setattr(judging, "mismatch", mismatch)
 
 
 def claim_an_unknown_key_before_done(patch):
@@ -36,6 +53,32 @@ def keep_an_earlier_life(patch):
 
     patch.setattr(fold_layouts, "_drop_moved", keep)
     patch.setattr(fold_layouts, "_drop_earlier_life", lambda state: None)
+
+
+def keep_what_a_missed_final_left(patch):
+    """A fence leaves the keys that moved away, as a Final would not."""
+    drop = fold_layouts._drop_moved
+
+    def keep(state):
+        state.layout = None
+
+    def final(step, record):
+        with patch.context() as during:
+            during.setattr(fold_layouts, "_drop_moved", drop)
+            return fold_layouts._final(step, record)
+
+    patch.setattr(fold_layouts, "_drop_moved", keep)
+    _replace(patch, fold_layouts.LayoutFinal, final)
+
+
+def forget_the_leader_epoch(patch):
+    """Tokens have the era and the offset alone."""
+    plain = state_of_the_log.WorldState.token
+
+    def token(self, key):
+        return plain(self, key)._replace(leader_epoch=0)
+
+    patch.setattr(state_of_the_log.WorldState, "token", token)
 
 
 def claim_a_moving_key(patch):
