@@ -23,6 +23,7 @@ from layoutmodel import (
 )
 from search import reachable, search
 from slices import slice_of
+from stayingmodel import StayingModel
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
@@ -98,6 +99,25 @@ def test_records_under_way_reach_nothing_that_others_do_not(world, record_proper
     assert uncovered(few, many) == []
 
 
+STAYING = {"stays-in-a-source": (1, 2), "stays-in-a-target": (2, 1)}
+
+
+@pytest.mark.parametrize("world", STAYING)
+def test_a_key_that_stays_notices_nothing(world, record_property):
+    """Each verdict about it is that of a partition without the change."""
+    found = search(StayingModel(STAYING[world]))
+    record_property("states", found.states)
+    assert found.broken is None, str(found)
+    assert found.states > 1_000
+
+
+NOTICED = [
+    (planted.move_every_key, "stays-in-a-source"),
+    (planted.refuse_every_late_beat, "stays-in-a-source"),
+    (planted.import_every_key, "stays-in-a-target"),
+    (planted.drop_every_key, "stays-in-a-source"),
+    (planted.forget_the_eras, "stays-in-a-source"),
+]
 PLANTED = [
     (planted.obey_a_late_beat, None, "more"),
     (planted.obey_a_late_release, None, "more-with-handoffs"),
@@ -127,6 +147,7 @@ BROKEN = variants.listed("broken changes of the count")
 
 def test_the_table_lists_every_variant():
     found = {plant.__name__: world for plant, _, world in PLANTED}
+    found |= {plant.__name__: world for plant, world in NOTICED}
     assert {name: row[1] for name, row in BROKEN.items()} == found | dict(MISTAKES)
 
 
@@ -143,8 +164,16 @@ def test_a_broken_writer_is_found(mistake, world):
     _assert_found(mistake, LayoutModel(**ALL[world], mistake=mistake))
 
 
+@pytest.mark.parametrize(
+    ("plant", "world"), NOTICED, ids=[each[0].__name__ for each in NOTICED]
+)
+def test_what_a_key_that_stays_notices_is_found(monkeypatch, plant, world):
+    plant(monkeypatch)
+    _assert_found(plant.__name__, StayingModel(STAYING[world]))
+
+
 def _assert_found(name, model):
-    found = search(model, goal=model.is_there)
+    found = search(model, goal=getattr(model, "is_there", None))
     print(found)  # noqa: T201 - the way there, shown with -s
     assert found.broken is not None
     assert found.broken.partition(":")[0] == BROKEN[name][2]

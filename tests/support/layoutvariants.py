@@ -4,6 +4,8 @@ import msgspec
 
 from kafka_marshal.protocol import fold_layouts, judging, layout, rationalizer
 from kafka_marshal.protocol import state as state_of_the_log
+from kafka_marshal.protocol.hashing import RESERVED_TOPICS
+from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.records import ReleasingPartition
 
 
@@ -119,6 +121,62 @@ def end_with_an_open_source(patch):
 def keep_the_era(patch):
     """A fence may have the era of the Config before it."""
     patch.setattr(fold_layouts, "_may_follow", lambda *_: True)
+
+
+def move_every_key(patch):
+    """A change drains all keys of its partitions."""
+
+    def is_moving(state, key):
+        return state.layout is not None and key.topic not in RESERVED_TOPICS
+
+    patch.setattr(layout, "is_moving", is_moving)
+
+
+def refuse_every_late_beat(patch):
+    """While a change is open, a heartbeat of any stale owner is ignored."""
+
+    def is_final(state, key):
+        known = state.keys.get(key)
+        is_stale = known and known.freshness(state.now_ms) is Freshness.STALE
+        return state.layout is not None and bool(is_stale)
+
+    patch.setattr(layout, "is_final", is_final)
+
+
+def import_every_key(patch):
+    """A target takes no unknown key before all its sources are done."""
+
+    def is_importing(state, key):
+        del key
+        change = state.layout
+        return change is not None and any(
+            each.done_ms is None for each in change.sources
+        )
+
+    patch.setattr(layout, "is_importing", is_importing)
+
+
+def drop_every_key(patch):
+    """A Final drops all keys."""
+
+    def drop(state):
+        state.layout = None
+        for key in list(state.keys):
+            fold_layouts._drop_key(state, key)
+
+    patch.setattr(fold_layouts, "_drop_moved", drop)
+
+
+def forget_the_eras(patch):
+    """A fence changes the token of standing claims."""
+    plain = fold_layouts._fence
+
+    def fence(step, record):
+        transitions = plain(step, record)
+        step.state.eras = ()
+        return transitions
+
+    _replace(patch, fold_layouts.LayoutFence, fence)
 
 
 def fence_over_an_open_change(patch):
