@@ -2,9 +2,15 @@
 
 import msgspec
 
-from kafka_marshal.protocol import fold_layouts, judging, layout, rationalizer
+from kafka_marshal.protocol import (
+    fold_layouts,
+    fold_positions,
+    judging,
+    layout,
+    rationalizer,
+)
 from kafka_marshal.protocol import state as state_of_the_log
-from kafka_marshal.protocol.hashing import RESERVED_TOPICS
+from kafka_marshal.protocol.hashing import RESERVED_TOPICS, home_partition
 from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.records import ReleasingPartition
 
@@ -185,8 +191,28 @@ def fence_over_an_open_change(patch):
 
 
 def pause_while_open(patch):
-    """Partition 0 takes pauses during a change."""
+    """Partitions take pauses during a change."""
     patch.setattr(judging, "_refuses_pauses", lambda state, *, ends: None)
+
+
+def end_whatever_is_locked(patch):
+    """A Final does not wait for locks and verdicts."""
+    patch.setattr(fold_layouts, "_is_unresolved", lambda state: False)
+
+
+def fence_beside_a_pause(patch):
+    """A fence leaves the pauses of other partitions than 0 as they are."""
+    patch.setattr(fold_layouts, "_end_pauses", lambda state, offset: None)
+
+
+def move_the_home_at_once(patch):
+    """The home of a set position is that of the new count from the fence on."""
+
+    def is_home(state, group_id, *, config):
+        count = config.partition_count
+        return home_partition(group_id, partition_count=count) == state.partition
+
+    patch.setattr(fold_positions, "_is_home", is_home)
 
 
 def _replace(patch, record, fold):
