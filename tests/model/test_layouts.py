@@ -11,57 +11,126 @@ from layoutmodel import (
     DONE_UNCHECKED,
     END_BEFORE_DONE,
     END_EARLY,
+    FORGET_THE_END,
     IMPORT_BEFORE_FINAL,
     IMPORT_THOUGH_LOCKED,
     IMPORT_THOUGH_QUIET,
     KEEP_THE_ERA,
+    KEEP_THE_LEASE,
+    USE_WHAT_IS_IMPORTED,
     LayoutModel,
-    stuck_states,
+    uncovered,
 )
-from search import search
+from search import reachable, search
 from slices import slice_of
+from stayingmodel import StayingModel
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
+CUTS = {"cuts": (0, 1), "grants": 1}
 WORLDS = {
     "more": {},
     "more-after-a-reset": {"resets": True},
-    "more-again": {"again": True},
-    "fewer-with-a-lock": {"shrinks": True, "stages": True},
+    "more-again": {"counts": (2, 1, 2), "begin": 1},
+    "more-with-handoffs": {"handoffs": True},
+    "more-and-fewer": {"counts": (2, 4, 2)},
+    "fewer": {"counts": (2, 1)},
+    "fewer-with-a-lock": {"counts": (2, 1), "stages": True},
+    "fewer-with-handoffs": {"counts": (2, 1), "handoffs": True},
+    "fewer-and-more": {"counts": (2, 1, 2)},
 }
-LARGER_WORLDS = WORLDS | {
-    "fewer": {"shrinks": True},
-    "fewer-after-a-reset": {"shrinks": True, "resets": True},
-    "more-again-after-a-reset": {"again": True, "resets": True},
+TRUNCATED = {
+    "more-truncated": CUTS,
+    "more-and-fewer-partition-0-truncated": {
+        "counts": (2, 4, 2),
+        "cuts": (0,),
+        "grants": 1,
+    },
+    "fewer-truncated": CUTS | {"counts": (2, 1)},
 }
-SEARCHED = slice_of(quick=WORLDS, full=LARGER_WORLDS)
+LARGER_WORLDS = {
+    "fewer-after-a-reset": {"counts": (2, 1), "resets": True},
+    "more-again-after-a-reset": {"counts": (2, 1, 2), "begin": 1, "resets": True},
+    "more-again-with-handoffs": {"counts": (2, 1, 2), "begin": 1, "handoffs": True},
+    "more-and-more": {"counts": (2, 4, 8)},
+    "more-and-fewer-with-handoffs": {"counts": (2, 4, 2), "handoffs": True},
+    "more-truncated-two-grants": {"cuts": (0, 1)},
+    "more-truncated-after-a-reset": CUTS | {"resets": True},
+    "more-again-truncated": CUTS | {"counts": (2, 1, 2), "begin": 1},
+    "more-apart-from-0-truncated": CUTS | {"counts": (2, 4), "cuts": (0, 1, 2)},
+    "more-and-more-truncated": CUTS | {"counts": (2, 4, 8), "cuts": (0, 1, 2)},
+    "more-truncated-with-handoffs": CUTS | {"handoffs": True},
+    "fewer-truncated-two-grants": {"counts": (2, 1), "cuts": (0, 1)},
+    "fewer-truncated-with-a-lock": CUTS | {"counts": (2, 1), "stages": True},
+}
+ALL = WORLDS | TRUNCATED
+SEARCHED = slice_of(quick=ALL, full=ALL | LARGER_WORLDS)
 
 
 @pytest.mark.parametrize("world", SEARCHED)
-def test_a_key_that_moves_has_one_owner(world, record_property):
-    """S3, S4 and S7 over both partitions; what is final never changes."""
-    found = search(LayoutModel(**SEARCHED[world]))
+def test_a_key_that_moves_has_one_owner_and_always_a_way_to_one(world, record_property):
+    """S3, S4 and S7 over all partitions; what is final never changes."""
+    model = LayoutModel(**SEARCHED[world])
+    found = search(model, goal=model.is_there)
+    record_property("states", found.states)
+    assert found.broken is None, str(found)
+    assert found.states > 500
+
+
+IN_FLIGHT = {
+    "more-1": {"in_flight": 1},
+    "fewer-1": {"in_flight": 1, "counts": (2, 1), "stages": True},
+}
+MORE_IN_FLIGHT = {
+    "more-2": {"in_flight": 2},
+    "again-2": {"in_flight": 2, "counts": (2, 1, 2), "begin": 1, "grants": 1},
+}
+SENT = slice_of(quick=IN_FLIGHT, full=IN_FLIGHT | MORE_IN_FLIGHT)
+
+
+@pytest.mark.parametrize("world", SENT)
+def test_records_under_way_reach_nothing_that_others_do_not(world, record_property):
+    """So the worlds above, in which all land at once, have any number under way."""
+    options = dict(SENT[world])
+    few = reachable(LayoutModel(**options | {"in_flight": 0}))
+    many = reachable(LayoutModel(**options))
+    record_property("states", len(many))
+    assert len(many) > 10 * len(few)
+    assert uncovered(few, many) == []
+
+
+STAYING = {"stays-in-a-source": (1, 2), "stays-in-a-target": (2, 1)}
+
+
+@pytest.mark.parametrize("world", STAYING)
+def test_a_key_that_stays_notices_nothing(world, record_property):
+    """Each verdict about it is that of a partition without the change."""
+    found = search(StayingModel(STAYING[world]))
     record_property("states", found.states)
     assert found.broken is None, str(found)
     assert found.states > 1_000
 
 
-@pytest.mark.parametrize("world", slice_of(quick=["more-again"], full=LARGER_WORLDS))
-def test_a_key_that_moves_always_finds_an_owner(world, record_property):
-    count, stuck = stuck_states(LayoutModel(**LARGER_WORLDS[world]))
-    record_property("states", count)
-    assert stuck == []
-
-
+NOTICED = [
+    (planted.move_every_key, "stays-in-a-source"),
+    (planted.refuse_every_late_beat, "stays-in-a-source"),
+    (planted.import_every_key, "stays-in-a-target"),
+    (planted.drop_every_key, "stays-in-a-source"),
+    (planted.forget_the_eras, "stays-in-a-source"),
+]
 PLANTED = [
     (planted.obey_a_late_beat, None, "more"),
+    (planted.obey_a_late_release, None, "more-with-handoffs"),
     (planted.claim_an_unknown_key_before_done, None, "more"),
     (planted.obey_a_second_import, None, "more"),
     (planted.keep_an_earlier_life, None, "more-again"),
+    (planted.keep_what_a_missed_final_left, None, "more-and-fewer"),
     (planted.claim_a_moving_key, None, "more"),
     (planted.count_no_imports, DONE_EARLY, "more"),
     (planted.end_with_an_open_source, END_EARLY, "more"),
+    (planted.fence_over_an_open_change, None, "more-and-fewer"),
     (planted.keep_the_era, KEEP_THE_ERA, "more"),
+    (planted.forget_the_leader_epoch, None, "more-truncated"),
 ]
 MISTAKES = [
     (IMPORT_BEFORE_FINAL, "more"),
@@ -69,12 +138,16 @@ MISTAKES = [
     (IMPORT_THOUGH_LOCKED, "fewer-with-a-lock"),
     (DONE_UNCHECKED, "more"),
     (END_BEFORE_DONE, "more"),
+    (KEEP_THE_LEASE, "more-truncated"),
+    (USE_WHAT_IS_IMPORTED, "more-truncated"),
+    (FORGET_THE_END, "more-and-fewer-partition-0-truncated"),
 ]
 BROKEN = variants.listed("broken changes of the count")
 
 
 def test_the_table_lists_every_variant():
     found = {plant.__name__: world for plant, _, world in PLANTED}
+    found |= {plant.__name__: world for plant, world in NOTICED}
     assert {name: row[1] for name, row in BROKEN.items()} == found | dict(MISTAKES)
 
 
@@ -83,26 +156,31 @@ def test_the_table_lists_every_variant():
 )
 def test_a_broken_fold_is_found(monkeypatch, plant, mistake, world):
     plant(monkeypatch)
-    _assert_found(plant.__name__, LayoutModel(**WORLDS[world], mistake=mistake))
+    _assert_found(plant.__name__, LayoutModel(**ALL[world], mistake=mistake))
 
 
 @pytest.mark.parametrize(("mistake", "world"), MISTAKES)
 def test_a_broken_writer_is_found(mistake, world):
-    _assert_found(mistake, LayoutModel(**WORLDS[world], mistake=mistake))
+    _assert_found(mistake, LayoutModel(**ALL[world], mistake=mistake))
+
+
+@pytest.mark.parametrize(
+    ("plant", "world"), NOTICED, ids=[each[0].__name__ for each in NOTICED]
+)
+def test_what_a_key_that_stays_notices_is_found(monkeypatch, plant, world):
+    plant(monkeypatch)
+    _assert_found(plant.__name__, StayingModel(STAYING[world]))
 
 
 def _assert_found(name, model):
-    found = search(model)
+    found = search(model, goal=getattr(model, "is_there", None))
     print(found)  # noqa: T201 - the way there, shown with -s
     assert found.broken is not None
     assert found.broken.partition(":")[0] == BROKEN[name][2]
     assert found.trace
 
 
-@pytest.mark.parametrize(
-    "mistake",
-    slice_of(quick=[END_EARLY], full=[DONE_EARLY, END_EARLY, KEEP_THE_ERA]),
-)
+@pytest.mark.parametrize("mistake", [DONE_EARLY, END_EARLY, KEEP_THE_ERA])
 def test_the_fold_refuses_what_would_break_it(mistake):
     """The variants above need a writer that tries."""
     assert search(LayoutModel(mistake=mistake)).broken is None

@@ -509,7 +509,8 @@ class Naive(Layouts, Positions, Pauses, Plans):
     # --- Groups and settings ---
 
     def Config(self, _entry, data, _key):  # noqa: N802 - 4.12, 3.3
-        self.needs_no_change()
+        if self.t == 0:
+            self.needs_no_change()
         old = self.config
         if old is not None:
             ahead = data["generation"] - old["generation"]

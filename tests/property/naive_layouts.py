@@ -115,7 +115,7 @@ class Layouts:
             raise Refused("retired")
 
     def needs_no_change(self, ends=False):
-        if self.t == 0 and self.layout is not None and not ends:
+        if self.layout is not None and not ends:
             raise Refused("busy")
 
     # --- Records ---
@@ -124,7 +124,7 @@ class Layouts:
         old, new = self.config, config_of(data["config"])
         if old is not None and not self.has_level_2():
             raise Ignored("level")
-        if self.t == 0 and old is not None and self.is_in_use():
+        if old is not None and self.is_busy():
             raise Refused("busy")
         before, after = data["from_count"], new["K"]
         less, more = min(before, after), max(before, after)
@@ -143,6 +143,7 @@ class Layouts:
         if self.t >= before:
             self.drop_all()
         self.config = new
+        self.end_all_pauses(entry["offset"])
         self.layout = {
             "op_id": data["op_id"],
             "from_count": before,
@@ -154,15 +155,26 @@ class Layouts:
         }
         return "layout_fenced", None
 
-    def is_in_use(self):
-        return bool(
-            self.layout
-            or self.pauses
-            or self.scoped
-            or any(self.scheduled.values())
-            or any(state["lock"] for state in self.keys.values())
-            or any(not one["resolved"] for one in self.verdicts.values())
-        )
+    def is_busy(self):
+        if self.t != 0:
+            return self.layout is not None and self.is_unresolved()
+        paused = self.pauses or self.scoped or any(self.scheduled.values())
+        return bool(self.layout or paused or self.is_unresolved())
+
+    def is_unresolved(self):
+        locked = any(state["lock"] for state in self.keys.values())
+        return locked or any(not one["resolved"] for one in self.verdicts.values())
+
+    def end_all_pauses(self, offset):
+        later = {(g, op) for g, found in self.scheduled.items() for op in found}
+        for group in sorted({*self.pauses, *(g for g, _ in {*self.scoped, *later})}):
+            if group in self.pauses:
+                self.end_pause(offset, group)
+            for _, op in sorted(each for each in self.scoped if each[0] == group):
+                self.note_over(offset, group, op)
+            waiting = self.scheduled.get(group, {})
+            for op in sorted(waiting, key=lambda op: (waiting[op]["begin"], op)):
+                self.note_over(offset, group, op)
 
     def follows(self, old, new, before):
         names = ("format_id", "cluster_id")
@@ -317,5 +329,7 @@ class Layouts:
     def LayoutFinal(self, _entry, data, _key):  # noqa: N802
         if any(each["done_ms"] is None for each in self.layout_of(data)["sources"]):
             raise Refused("incomplete")
+        if self.is_unresolved():
+            raise Refused("busy")
         self.drop_moved()
         return "layout_final", None

@@ -311,6 +311,8 @@ COUNTS = [
     layoutvariants.obey_second_settings,
     layoutvariants.configure_before_done,
     layoutvariants.keep_settings_at_an_earlier_home,
+    layoutvariants.end_whatever_is_locked,
+    layoutvariants.fence_beside_a_pause,
 ]
 
 
@@ -327,7 +329,8 @@ def test_the_twin_catches_broken_counts(plant, monkeypatch):
 
 
 def compare_many_resized():
-    for seed in range(LOGS_MAX):
+    # Locks and verdicts beside a change are rare.
+    for seed in range(2 * LOGS_MAX):
         compare_resized(seed)
 
 

@@ -3,6 +3,7 @@
 With one partition, KEY moves to a second one, and STAYS does not.
 """
 
+import msgspec
 import pytest
 from logkit import (
     KEY,
@@ -54,6 +55,7 @@ from kafka_marshal.protocol.layout import (
     is_final,
     item_of,
     moving_keys,
+    place_of,
 )
 from kafka_marshal.protocol.records import ImportedPrevious
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
@@ -172,9 +174,11 @@ def test_10_2_partition_0_is_busy():
     assert log.outcome_of(pause(0, op=ident("four"))) == "expired"
 
 
-def test_10_2_other_partitions_are_not_busy():
+def test_10_2_no_partition_takes_pauses_and_only_partition_0_refuses_a_config():
     log = target_log()
-    assert log.outcome_of(pause(START_MS + 9)) == "paused"
+    assert log.outcome_of(pause(START_MS + 9)) == "busy"
+    assert log.outcome_of(schedule(START_MS + 5, START_MS + 9)) == "busy"
+    assert log.outcome_of(pause(0)) == "expired"
     assert log.outcome_of(config(3, era=3, k=2, level=2)) == "configured"
     assert log.state.layout is not None
 
@@ -467,7 +471,7 @@ def test_10_6_a_final_drops_what_moved_away():
     assert from_bytes(to_bytes(log.state)) == log.state
 
 
-def test_10_7_a_snapshot_in_the_middle_has_the_layout():
+def test_10_1_a_snapshot_in_the_middle_has_the_layout():
     log, *_ = source_log()
     again = from_bytes(to_bytes(log.state))
     assert again == log.state
@@ -557,3 +561,54 @@ def test_10_6_an_earlier_home_keeps_nothing_of_a_group_that_left():
     assert left.planned is not None
     assert len(log.state.groups["marshal"].directives) == 1
     assert from_bytes(to_bytes(log.state)) == log.state
+
+
+def test_10_8_what_is_lost_is_accepted_again():
+    """A target that lost its fence, and a source that did."""
+    log = target_log()
+    log.append(layout_import(imported(KEY, 5, 7)))
+    log.append(layout_done(1))
+    lost = log.claimed(generation=2)
+    before = log.state.token(KEY)
+    log = Log(1, configured=False)
+    assert log.outcome_of(layout_fence(2), epoch=1) == "layout_fenced"
+    assert log.outcome_of(layout_done(1)) == "incomplete"
+    assert log.outcome_of(layout_import(imported(KEY, 5, 7))) == "imported"
+    assert log.outcome_of(layout_done(1)) == "layout_done"
+    assert log.outcome_of(beat(lost)) == "not_owner"
+    log.claimed(generation=2)
+    assert log.state.token(KEY) > before
+    log = source()
+    log.claimed()
+    assert log.state.token(KEY) < before
+    assert log.outcome_of(layout_fence(2), epoch=1) == "layout_fenced"
+    assert log.outcome_of(beat(log.key().epoch, 3)) == "position_only"
+
+
+def test_10_8_partition_0_ends_an_open_change_before_the_next_fence():
+    log, *_ = source_log()
+    assert log.outcome_of(layout_fence(4, 2, generation=3, era=3)) == "busy"
+    assert log.outcome_of(layout_final()) == "layout_final"
+    assert log.outcome_of(layout_fence(4, 2, generation=3, era=3)) == "layout_fenced"
+
+
+def test_10_6_a_lock_and_a_verdict_wait_for_their_home():
+    """The count they began with has it, so the next fence waits, too."""
+    name = next(n for n in "abcdefgh" if home_partition(n, partition_count=2) == 1)
+    stays = next(
+        key
+        for key in (Key(name, "t", number) for number in range(99))
+        if place_of(key, partition_count=2) == place_of(key, partition_count=4) == 1
+    )
+    for is_staged in (True, False):
+        log = Log(1, k=2, level=2)
+        log.append(release(log.claimed(key=stays), key=stays))
+        log.append(pause(START_MS + 9, group=name))
+        record = stage((stays.partition, 5)) if is_staged else decide()
+        log.append(msgspec.structs.replace(record, group_id=name))
+        assert log.outcome_of(layout_fence(4, 2)) == "layout_fenced"
+        for _ in range(2):
+            assert log.outcome_of(layout_final()) == "busy"
+            assert log.outcome_of(layout_fence(8, 4, generation=3, era=3)) == "busy"
+        log.append(resolve(commit=not is_staged, group=name))
+        assert log.outcome_of(layout_final()) == "layout_final"

@@ -1,57 +1,49 @@
-"""A key that moves from one coordinating partition to another, and two clients.
+"""A key that moves between coordinating partitions, and two clients (PROTOCOL 10).
 
 The fold is the product's ``apply``, and so is the judgement of what is final; what
-writers of claims, heartbeats, requests and of the change may send is modelled. Records
-land late or never, anybody fences, imports and ends, and a log's clock stands still
-while nothing is appended to it (PROTOCOL 10). A lease that is never used again is a
-crash.
+writers of claims, heartbeats, requests and of the changes may send is modelled. Anybody
+fences, imports and ends. A lease that is never used again is a crash.
 
-Times are counted in heartbeat intervals and saturate where they make no difference any
-more: an owner is stale above two, a lease lasts two from the sending.
+A log may go back once, to any record (PROTOCOL 7.5, 10.8). All owners there have read
+that, and so has the owner in a source that lost its fence, once the target knows the
+key: 10.8 excuses others. What was granted by records that are lost, or in such a
+source, may be granted again.
+
+Records land at once, and yet the worlds have every way in which any number of them can
+be under way. A claim, heartbeat or request of the current epoch that lands late could
+have been sent right before, with a longer lease; one of an earlier epoch, by anybody,
+is appended at any time; imports carry whatever was final at any time. ``in_flight`` has
+them travel instead, to compare.
+
+Three more reductions. Worlds that differ by the names of the clients are one; so names
+may swap on the way to a state. Each interval has an entry in each log: a clock that
+stands still while nothing is appended makes no difference, because the next entry moves
+it before its record is judged, except in a log that went back (4.1), where somebody has
+to append one. And times, counted in heartbeat intervals, saturate where they make no
+difference any more: an owner is stale above two, a lease lasts two from the sending.
 """
 
 from functools import cache
 from typing import NamedTuple
 
-from logkit import (
-    KEY,
-    OP,
-    beat,
-    claim,
-    config,
-    ident,
-    imported,
-    layout_done,
-    layout_fence,
-    layout_final,
-    layout_import,
-    messages,
-    release,
-    resolve,
+from layoutfold import (
+    CLIENTS,
+    DONE,
+    ENTRY,
+    GRANTS,
+    LEASE,
+    NOBODY,
+    OPEN,
+    OVER,
+    STALE,
+    TICK,
+    LayoutFold,
+    Part,
+    head_of,
 )
 from search import Broken
 
-from kafka_marshal.protocol.codec import encode
-from kafka_marshal.protocol.items import Layout, LayoutSource, Lock
-from kafka_marshal.protocol.layout import is_final, is_moving
-from kafka_marshal.protocol.rationalizer import apply
-from kafka_marshal.protocol.state import GroupState, KeyState, WorldState
-from kafka_marshal.protocol.types import LogEntry, Owner
-
-H_MS = 1_000
-NOW_MS = 10**9
-NEXT_OFFSET, EPOCH, LATE_EPOCH = 0, 1, 2
-OFFSETS = {"S": (1_000, 900, 800), "D": (60, 50, 40)}
-"""Offset of the next entry, of the key's claim, and of an earlier one: the target's log
-is shorter, so that only the era makes its tokens larger."""
-NOBODY = -1
-CLIENTS = (0, 1)
-GRANTS = 2  # offsets that can be granted
-STALE, LEASE = 3, 2
-UNFENCED, OPEN, DONE, OVER = "unfenced", "open", "done", "over"
-BASE, NEXT = 2, 3  # generations before and after the fence
-
-# What the tools of the model do wrong.
+# What the tools and readers of the model do wrong.
 IMPORT_BEFORE_FINAL = "import_before_final"
 IMPORT_THOUGH_QUIET = "import_though_quiet"
 IMPORT_THOUGH_LOCKED = "import_though_locked"
@@ -60,413 +52,512 @@ DONE_EARLY = "done_early"
 END_EARLY = "end_early"
 END_BEFORE_DONE = "end_before_done"
 KEEP_THE_ERA = "keep_the_era"
+KEEP_THE_LEASE = "keep_the_lease"
+USE_WHAT_IS_IMPORTED = "use_what_is_imported"
+FORGET_THE_END = "forget_the_end"
+
+NO_LEASE = (NOBODY, 0)
+TRAVELS = frozenset({"claim", "beat", "grant"})
 
 
-class Part(NamedTuple):
-    """A coordinating partition, as ``apply`` left it."""
+class Cut(NamedTuple):
+    """How a log went back (PROTOCOL 7.5)."""
 
-    phase: str
-    knows: bool  # whether it has the key
-    owner: int = NOBODY
-    is_claimed: bool = False  # whether the key has an epoch here
-    age: int = 0  # of the last renewal, in log time
-    gap: int = 0  # true time since the last entry
-    quiet: int = 0
-    is_locked: bool = False
-    position: int | None = None
-    granted: int | None = None
-
-
-class Sent(NamedTuple):
-    """A record on its way."""
-
-    kind: str  # claim, beat, grant or import
-    at: str  # "S" or "D"
-    client: int
-    age: int = 0
-    is_late: bool = False  # whether it names an earlier epoch than the key's
-    data: tuple = ()  # position and granted of an import
+    at: int  # index of the partition
+    lost_fence: bool
+    done: int  # change of which somebody may have read that the target is done
 
 
 class World(NamedTuple):
-    """Both partitions, and what no log shows."""
+    """The partitions, and what no log shows."""
 
-    source: Part
-    target: Part
-    sent: frozenset
-    leases: tuple  # of each client: where, and what is left; or None
-    final: tuple | None  # what the key was when it was final first
-    handed: int  # offsets that were granted, as bits
+    parts: tuple[Part, ...]
+    leases: tuple  # of each client: index of a partition, and what is left
+    final: tuple | None = None  # change, and what the key was when it was final first
+    finals: frozenset = frozenset()  # what imports may carry, with their change
+    handed: tuple = ()  # of each partition: offsets that it granted, as bits
+    best: tuple | None = None  # where the key was claimed last, and its token
+    mark: tuple | None = None  # the partition whose log may go back, and to where
+    cut: Cut | None = None
+    sent: frozenset = frozenset()  # what is under way: index, record, age
 
 
 class LayoutModel:
-    """S1, S3, S4, S7 over both partitions, and that what is final never changes.
+    """S1, S3, S4, S7 over all partitions, and that what is final never changes.
 
     Args:
-        shrinks: Whether the key moves to partition 0, from one that is retired.
-        resets: Whether the source may be Reset before the fence.
+        counts: The partition counts, one after the other.
+        begin: The first change that is over, except for the Final in its source.
+        resets: Whether the key's partition may be Reset before the first fence.
         stages: Whether a set position has locked the key, and is resolved later.
-        again: Whether the target knows the key from an earlier life: the Final of a
-            change to fewer partitions never reached it.
-        in_flight: Most records on their way.
-        mistake: What a writer does wrong.
+        handoffs: Whether owners name successors, and offer them the key before.
+        cuts: Partitions of which one may lose the end of its log, once.
+        losses: Kinds of records that may be the first that is lost; None for all.
+        grants: Offsets that can be granted.
+        in_flight: Most records under way; 0 to let them land at once.
+        mistake: What somebody does wrong.
     """
 
     def __init__(
         self,
         *,
-        shrinks=False,
+        counts=(1, 2),
+        begin=0,
         resets=False,
         stages=False,
-        again=False,
-        in_flight=1,
+        handoffs=False,
+        cuts=(),
+        losses=None,
+        grants=GRANTS,
+        in_flight=0,
         mistake=None,
     ):
-        self.shrinks, self.resets, self.stages = shrinks, resets, stages
-        self.again, self.in_flight, self.mistake = again, in_flight, mistake
-        self.places = {"S": 1, "D": 0} if shrinks else {"S": 0, "D": 1}
-        self.counts = (2, 1) if shrinks else (1, 2)
-        self.append = cache(self._append)
+        self.counts, self.begin = counts, begin
+        self.resets, self.stages, self.handoffs = resets, stages, handoffs
+        self.cuts, self.losses, self.in_flight = cuts, losses, in_flight
+        self.mistake = mistake
+        self.fold = LayoutFold(
+            counts, grants=grants, keeps_the_era=mistake == KEEP_THE_ERA
+        )
+        self.places = self.fold.places
+        self.append = cache(self.fold.append)
+        self.of_clients = cache(self._of_clients)
         self.judge = cache(self._judge)
+        self.token = cache(self.fold.token)
 
     def start(self):
-        lock = self.stages
-        source = Part(UNFENCED, knows=True, is_claimed=True, is_locked=lock)
-        target = Part(UNFENCED, knows=self.again)
-        return World(source, target, frozenset(), (None, None), None, 0)
+        parts = []
+        for at, place in enumerate(self.fold.partitions):
+            step = self.begin if place < max(self.counts[: self.begin + 1]) else -1
+            is_there = at == self.places[self.begin]
+            is_left = self.begin > 0 and at == self.places[self.begin - 1]
+            parts.append(
+                Part(
+                    step,
+                    phase=OPEN if is_left else OVER,
+                    knows=is_there or is_left,
+                    claimed=self.begin if is_there else self.begin - is_left,
+                    is_locked=self.stages and is_there,
+                )
+            )
+        leases = tuple(NO_LEASE for _ in CLIENTS)
+        return World(tuple(parts), leases, handed=(0,) * len(parts))
+
+    def is_there(self, world):
+        """Return whether the key has arrived: somebody owns it at its last place."""
+        part = world.parts[self.places[-1]]
+        return part.owner != NOBODY and part.step == len(self.counts) - 1
 
     # --- what must hold
 
     def broken(self, world):
-        if sum(lease is not None for lease in world.leases) > 1:
+        used = [at for at, left in world.leases if left]
+        if len(used) > 1:
             return "S4: two use the key at one instant"
-        _, data = self.judge(world.source)
-        if world.final is not None and world.source.knows and world.final != data:
-            return "10.3: what is final has changed"
+        if any(self._target_knows(world, at) for at in used):
+            return "S4: the key is used in its source after it was imported"
+        for at, part in enumerate(world.parts):
+            if world.final is not None and self._change_from(part, at):
+                step, data = world.final
+                if part.knows and part.step == step and data != _data(part):
+                    return "10.3: what is final has changed"
         return None
 
-    def _judge(self, part):
-        """Return whether an importer finds the key final, and what it finds."""
-        data = (part.position, part.granted)
-        if not part.knows or part.phase == UNFENCED:
-            return False, data
-        state = self.state("S", part)
+    def _change_from(self, part, at):
+        """Return the change in force, if the key moves away from here by it; else 0."""
+        is_source = part.step > 0 and at == self.places[part.step - 1]
+        return part.step if is_source and at != self.places[part.step] else 0
+
+    def _target_knows(self, world, at):
+        """Return whether the key is known where it moves to from here."""
+        part = world.parts[at]
+        if self._is_behind(world, at):
+            return any(each.step > part.step and each.knows for each in world.parts)
+        step = self._change_from(part, at)
+        target = world.parts[self.places[step]]
+        return step > 0 and target.step == step and target.knows
+
+    def _is_behind(self, world, at):
+        """Return whether a partition has lost a fence that another one has."""
+        part, cut = world.parts[at], world.cut
+        is_cut = cut is not None and cut.at == at and cut.lost_fence
+        return is_cut and any(each.step > part.step for each in world.parts)
+
+    def _judge(self, at, part):
+        """Return whether an importer finds the key final."""
+        if not part.knows or not self._change_from(part, at) or part.phase == OVER:
+            return False
         if self.mistake == IMPORT_BEFORE_FINAL:
-            return is_moving(state, KEY), data
+            return True
         if self.mistake == IMPORT_THOUGH_QUIET:
-            state.quiet_until_ms = None
+            part = part._replace(quiet=0)
         if self.mistake == IMPORT_THOUGH_LOCKED:
-            state.keys[KEY].lock = None
-        return is_final(state, KEY), data
+            part = part._replace(is_locked=False)
+        return self.fold.is_final(at, part)
 
     # --- what may happen
 
     def steps(self, world):
         for label, after in self._steps(world):
-            is_fixed, data = self.judge(after.source)
-            if is_fixed and after.final is None:
-                yield label, after._replace(final=data)
-            else:
-                yield label, after
+            noted = after if after.parts is world.parts else self._noted(after)
+            yield label, _renamed(noted)
+
+    def _noted(self, world):
+        """Return the world with what is final now, which imports may carry."""
+        for at, part in enumerate(world.parts):
+            if self.judge(at, part):
+                found = (part.step, _data(part))
+                if world.final is None or world.final[0] != part.step:
+                    world = world._replace(final=found)
+                if found not in world.finals:
+                    world = world._replace(finals=world.finals | {found})
+        return world
 
     def _steps(self, world):
         yield "a tick", self._tick(world)
-        for at in "SD":
-            part = self.part(world, at)
-            if part.gap and (part.owner != NOBODY or part.quiet):
-                yield f"any entry in {at}", self._land(world, at, None)[0]
-        yield from self._before(world)
-        yield from self._change(world)
+        if world.mark is not None:
+            yield "the log goes back", self._cut(world)
+        if self.resets:
+            yield from self._reset(world)
+        for at, part in enumerate(world.parts):
+            for what in self.of_clients(at, part):
+                if self.in_flight and what[0] in TRAVELS:
+                    yield from self._is_sent(world, at, what)
+                else:
+                    yield from self._lands(world, at, what)
+            for what in self._of_change(world, at):
+                yield from self._lands(world, at, what)
+        for step, data in world.finals:
+            at, what = self.places[step], ("import", step, data)
+            if self.in_flight:
+                yield from self._is_sent(world, at, what)
+            else:
+                yield from self._lands(world, at, what)
+        for each in world.sent:
+            at, what, age = each
+            rest = world._replace(sent=world.sent - {each})
+            yield (at, what, "is lost"), rest
+            yield from self._lands(rest, at, what, age=age)
+
+    def _is_sent(self, world, at, what):
         if len(world.sent) < self.in_flight:
-            for sent in self._sends(world):
-                if sent not in world.sent:
-                    after = world._replace(sent=world.sent | {sent})
-                    yield f"{sent.kind} of {sent.client} sent to {sent.at}", after
-        for sent in world.sent:
-            yield from self._arrives(world, sent)
+            sent = world.sent | {(at, what, 0)}
+            yield (at, what, "is sent"), world._replace(sent=sent)
 
     def _tick(self, world):
-        parts = [
-            part._replace(gap=min(STALE, part.gap + 1))
-            if part.owner != NOBODY or part.quiet
-            else part
-            for part in (world.source, world.target)
-        ]
+        parts = tuple(
+            self.append(at, part, TICK)[0] if part.has_clock else part
+            for at, part in enumerate(world.parts)
+        )
         leases = tuple(
-            None if lease is None or lease[1] == 1 else (lease[0], lease[1] - 1)
-            for lease in world.leases
+            (at, left - 1) if left > 1 else NO_LEASE for at, left in world.leases
         )
         sent = frozenset(
-            each._replace(age=min(LEASE, each.age + 1))
-            if each.kind in {"claim", "beat"}
-            else each
+            (at, what, min(LEASE, age + 1)) if what[0] in {"claim", "beat"} else each
             for each in world.sent
+            for at, what, age in (each,)
         )
-        return world._replace(
-            source=parts[0], target=parts[1], leases=leases, sent=sent
-        )
+        return world._replace(parts=parts, leases=leases, sent=sent)
 
-    def _before(self, world):
-        """Yield what may happen to the source apart from clients."""
-        source = world.source
-        if self.resets and source.phase == UNFENCED and not source.quiet:
-            after = source._replace(owner=NOBODY, age=0, gap=0, quiet=STALE)
-            yield "the source is Reset", world._replace(source=after)
-        if source.is_locked:
-            after, _ = self._land(world, "S", ("resolve",))
-            yield "the set position is resolved", after
-        if source.owner != NOBODY:
-            client = source.owner
-            after, effect = self._land(world, "S", ("release", client))
-            if effect == "released":
-                leases = _with(after.leases, client, None)
-                yield f"{client} releases in S", after._replace(leases=leases)
+    def _reset(self, world):
+        at = self.places[0]
+        part = world.parts[at]
+        if part.step == 0 and part.knows and not part.quiet:
+            part = part._replace(owner=NOBODY, age=0, quiet=STALE)
+            parts = _with(world.parts, at, part)
+            yield "the source is Reset", world._replace(parts=parts)
 
-    def _change(self, world):
-        """Yield the records of the change; partition 0 is fenced first."""
-        source, target = world.source, world.target
-        first, other = ("D", "S") if self.shrinks else ("S", "D")
-        if self.part(world, first).phase == UNFENCED:
-            yield "the first fence", self._land(world, first, ("fence",))[0]
-        elif self.part(world, other).phase == UNFENCED:
-            yield "the other fence", self._land(world, other, ("fence",))[0]
-        if UNFENCED in {source.phase, target.phase}:
+    # --- who appends what
+
+    def _of_clients(self, at, part):
+        """Return what may be appended to a partition, whatever the others are.
+
+        Only what makes a difference.
+        """
+        records = [("resolve",)] if part.is_locked else []
+        if part.is_cut:
+            records.append(ENTRY)
+        for client in CLIENTS:
+            records += [("claim", client), ("beat", client, True)]
+            records.append(("grant", client, True))
+            if part.owner == client:
+                records += [("beat", client, False), ("grant", client, False)]
+                records.append(("release", client, NOBODY))
+            if self.handoffs:
+                records.append(("ready", client))
+                for kind in ("release", "offer") if part.owner == client else ():
+                    records += [(kind, client, other) for other in CLIENTS]
+        if self.in_flight:
+            return records
+        return [what for what in records if self._matters(at, part, what)]
+
+    def _matters(self, at, part, what):
+        after, effect = self.append(at, part, what)
+        return after != part or effect in EFFECTS
+
+    def _of_change(self, world, at):
+        """Yield the fence, Done and Finals that somebody may append to a partition."""
+        part, first = world.parts[at], world.parts[0]
+        step = max(1, part.step + 1)
+        while at and step < len(self.counts) and not self.fold.is_fenced(at, step):
+            step += 1
+        if step < len(self.counts) and (at == 0 or step <= first.step):
+            yield "fence", step
+        step = part.step
+        if step < 1 or part.phase == OVER:
             return
-        is_fixed, _ = self.judge(source)
-        is_imported = target.knows or not source.knows
-        is_due = (is_fixed or not source.knows) and is_imported and not source.quiet
-        is_wrong = self.mistake in {DONE_UNCHECKED, DONE_EARLY}
-        if target.phase == OPEN and (is_due or is_wrong):
-            count = int(source.knows) if self.mistake != DONE_UNCHECKED else 0
-            yield "the source is done", self._land(world, "D", ("done", count))[0]
-        may_end = target.phase != OPEN or self.mistake == END_BEFORE_DONE
-        if source.phase == OPEN and may_end:
-            yield "the change ends in S", self._land(world, "S", ("final",))[0]
-        if target.phase == DONE or (target.phase == OPEN and self.mistake == END_EARLY):
-            yield "the change ends in D", self._land(world, "D", ("final",))[0]
+        source = world.parts[self.places[step - 1]]
+        target = world.parts[self.places[step]]
+        if at == self.places[step] and part.phase == OPEN:
+            has_been_final = any(each == step for each, _ in world.finals)
+            is_due = target.knows or (source.step == step and not source.knows)
+            is_quiet = source.quiet and not has_been_final
+            is_due = is_due or self.mistake in {DONE_UNCHECKED, DONE_EARLY}
+            if is_due and source.step >= step and not is_quiet:
+                is_counted = source.knows and self.mistake != DONE_UNCHECKED
+                yield "done", int(is_counted)
+            if world.cut is not None and has_been_final:
+                yield "done", 1  # by who has read an import that is lost now
+        if self._may_end(world, at):
+            yield ("final",)
 
-    def _sends(self, world):
-        for at in "SD":
-            part = self.part(world, at)
-            for client in CLIENTS:
-                yield Sent("claim", at, client)
-                if part.owner == client:
-                    yield Sent("beat", at, client)
-                    yield Sent("grant", at, client)
-        is_fixed, data = self.judge(world.source)
-        if is_fixed:
-            yield Sent("import", "D", NOBODY, data=data)
+    def _may_end(self, world, at):
+        """Return whether somebody may append a Final, as it has read all Dones."""
+        step = world.parts[at].step
+        target = world.parts[self.places[step]]
+        if at == self.places[step]:
+            return target.phase == DONE or self.mistake == END_EARLY
+        if target.step == step and target.phase in {DONE, OVER}:
+            return True
+        if self.mistake == END_BEFORE_DONE:
+            return True
+        if world.cut is not None and world.cut.done == step:
+            return True
+        # A later fence is there: partition 0 has ended this change before it.
+        is_over = any(part.step > step for part in world.parts)
+        return is_over and self.mistake != FORGET_THE_END
 
-    def _arrives(self, world, sent):
-        gone = world._replace(sent=world.sent - {sent})
-        after, effect = self._land(gone, sent.at, sent)
-        label = f"{sent.kind} of {sent.client} lands in {sent.at}: {effect}"
-        if effect in {"claimed", "renewed"}:
-            after = self._renewed(after, sent)
-        if effect == "claimed":
-            after = self._claimed(after, sent)
-        if effect == "granted":
-            before = _head(self.part(world, sent.at))
-            if world.handed >> before & 1:
-                raise Broken("S3: granted twice")
-            after = after._replace(handed=world.handed | 1 << before)
-        yield label, after
+    # --- what a record does
 
-    def _renewed(self, world, sent):
-        left = LEASE - sent.age
-        lease = world.leases[sent.client]
-        is_longer = lease is None or lease[0] != sent.at or lease[1] < left
+    def _lands(self, world, at, what, *, age=0):
+        before = world.parts[at]
+        part, effect = self.append(at, before, what)
+        after = world
+        if part != before:
+            after = world._replace(parts=_with(world.parts, at, part))
+        if effect in EFFECTS:
+            after = EFFECTS[effect](self, after, at, what, part=before, age=age)
+        if after is world:
+            return
+        yield (at, what, effect), after
+        may_be_lost = world.mark is None and world.cut is None and at in self.cuts
+        if may_be_lost and (self.losses is None or what[0] in self.losses):
+            mark = (at, before._replace(is_cut=True, leader=2))
+            yield (at, what, f"{effect}, may be lost"), after._replace(mark=mark)
+
+    def _renewed(self, world, at, what, *, part, age):
+        del part
+        client, left = what[1], LEASE - age
+        is_longer = world.leases[client][0] != at or world.leases[client][1] < left
         if left <= 0 or not is_longer:
             return world
-        return world._replace(leases=_with(world.leases, sent.client, (sent.at, left)))
+        is_used = self.mistake == USE_WHAT_IS_IMPORTED
+        if self._is_behind(world, at) and self._target_knows(world, at) and not is_used:
+            return world  # it reads that the key is elsewhere
+        return world._replace(leases=_with(world.leases, client, (at, left)))
 
-    def _claimed(self, world, sent):
-        """Records of earlier claims of the key here name another epoch from now on."""
-        if sent.at == "D" and world.source.knows and world.source.is_claimed:
-            source = self.state("S", world.source).token(KEY)
-            if not self.state("D", world.target).token(KEY) > source:
+    def _claimed(self, world, at, what, *, part, age):
+        world = self._renewed(world, at, what, part=part, age=age)
+        token = self.token(at, world.parts[at])
+        if world.best is not None:
+            where, best = world.best
+            # Within a term of a log offsets grow; here all claims have the same.
+            if where != (at, part.leader) and token <= best:
+                if self._is_behind(world, at):
+                    return world  # sinks refuse it
                 raise Broken("S7: a token that does not grow")
         late = frozenset(
-            each._replace(is_late=True)
-            if each.at == sent.at and each.kind in {"beat", "grant"}
-            else each
-            for each in world.sent
+            (t, (kind[0], kind[1], True), sent_age)
+            if t == at and kind[0] in {"beat", "grant"}
+            else (t, kind, sent_age)
+            for t, kind, sent_age in world.sent
         )
-        return world._replace(sent=late)
+        return world._replace(best=((at, part.leader), token), sent=late)
 
-    # --- the fold
+    def _granted(self, world, at, what, *, part, age):
+        del what, age
+        offset = head_of(part)
+        if self._is_behind(world, at) and self._target_knows(world, at):
+            return world
+        if any(bits >> offset & 1 for bits in world.handed):
+            raise Broken("S3: granted twice")
+        bits = world.handed[at] | 1 << offset
+        return world._replace(handed=_with(world.handed, at, bits))
 
-    def part(self, world, at):
-        return world.source if at == "S" else world.target
+    def _released(self, world, at, what, *, part, age):
+        del at, part, age
+        return world._replace(leases=_with(world.leases, what[1], NO_LEASE))
 
-    def _land(self, world, at, what):
-        if isinstance(what, Sent):
-            what = (what.kind, what.client, what.is_late, what.data)
-        part, effect = self.append(at, self.part(world, at), what)
-        if at == "S":
-            return world._replace(source=part), effect
-        return world._replace(target=part), effect
+    def _imported(self, world, at, what, *, part, age):
+        """Where the source has lost its fence, its keys were not final after all."""
+        del at, part, age
+        source = self.places[what[1] - 1]
+        cut = world.cut
+        if cut is None or cut.at != source or not cut.lost_fence:
+            return world
+        if self.mistake != USE_WHAT_IS_IMPORTED:
+            world = world._replace(leases=_without(world.leases, source))
+        bits = _below(world.handed[source], _head(what[2]))
+        return world._replace(handed=_with(world.handed, source, bits))
 
-    def _append(self, at, part, what):
-        """Fold one entry with the product; return the partition and the verdict."""
-        state = self.state(at, part)
-        record = None if what is None else self._record(at, part, what)
-        entry = LogEntry(
-            offset=OFFSETS[at][NEXT_OFFSET],
-            leader_epoch=1,
-            timestamp_ms=NOW_MS + part.gap * H_MS,
-            timestamp_type=1,
-            value=b"" if record is None else encode(record),
+    def _ended(self, world, at, what, *, part, age):
+        del at, what, part, age
+        return world if world.cut is None else self._without_lost(world)
+
+    # --- a log that goes back
+
+    def _cut(self, world):
+        """Take a partition back; who uses the key there reads it, and stops."""
+        at, mark = world.mark
+        part, final = world.parts[at], world.final
+        is_target = part.step > 0 and at == self.places[part.step]
+        is_done = is_target and part.phase in {DONE, OVER}
+        lost_fence = any(each.step > mark.step for each in world.parts)
+        if final is not None and at == self.places[final[0] - 1]:
+            final = None
+        bits = _below(world.handed[at], head_of(mark)) if mark.knows else 0
+        is_read = self.mistake != KEEP_THE_LEASE
+        after = world._replace(
+            parts=_with(world.parts, at, mark),
+            leases=_without(world.leases, at) if is_read else world.leases,
+            final=final,
+            handed=_with(world.handed, at, bits),
+            mark=None,
+            cut=Cut(at, lost_fence, part.step if is_done else NOBODY),
         )
-        (transition,) = apply(state, entry)
-        return self._view(state), transition.effect or transition.reason
+        return self._without_lost(after)
 
-    def _record(self, at, part, what):
-        kind, *rest = what
-        before, after = self.counts
-        if kind == "fence":
-            era = BASE if self.mistake == KEEP_THE_ERA else NEXT
-            return layout_fence(after, before, generation=NEXT, era=era, h=H_MS)
-        if kind == "done":
-            return layout_done(rest[0], source=self.places["S"])
-        if kind == "final":
-            return layout_final()
-        if kind == "resolve":
-            return resolve(commit=True)
-        client = f"c{rest[0]}"
-        if kind == "claim":
-            generation = BASE if part.phase == UNFENCED else NEXT
-            return claim(client, generation=generation)
-        if kind == "import":
-            position, granted = rest[2]
-            item = imported(KEY, position, granted)
-            return layout_import(item, source=self.places["S"])
-        if kind == "release":
-            return release(OFFSETS[at][EPOCH], client=client)
-        epoch = OFFSETS[at][LATE_EPOCH if rest[1] else EPOCH]
-        if kind == "beat":
-            return beat(epoch, 1 if at == "S" else None, client=client)
-        offset = _head(part)
-        return messages(epoch, offset, min(offset, GRANTS - 1), client=client)
-
-    def state(self, at, part):
-        """Return the product's state of a partition."""
-        before, after = self.counts
-        place, is_source = self.places[at], at == "S"
-        state = WorldState(
-            place,
-            next_offset=OFFSETS[at][NEXT_OFFSET],
-            leader_epoch=1,
-            epoch_time_ms=NOW_MS,
-            log_time_ms=NOW_MS,
-            append_time_ms=NOW_MS,
+    def _without_lost(self, world):
+        """Where the only copy of the key is lost, all that was granted is."""
+        last = max(part.step for part in world.parts)
+        copies = (
+            part.knows and (part.step == last or at == self.places[part.step])
+            for at, part in enumerate(world.parts)
         )
-        if part.phase == UNFENCED:
-            self._set_before(state, at)
-        else:
-            era = BASE if self.mistake == KEEP_THE_ERA else NEXT
-            state.config = config(NEXT, era=era, h=H_MS, k=after, level=2)
-            state.eras = ((OFFSETS[at][EPOCH] + 1, BASE),) if is_source else ()
-            sources = ()
-            if not is_source:
-                done_ms = None if part.phase == OPEN else NOW_MS
-                sources = (LayoutSource(self.places["S"], int(part.knows), done_ms),)
-            if part.phase != OVER:
-                state.layout = Layout(OP, before, 10, sources)
-        if part.quiet:
-            state.quiet_until_ms = NOW_MS + (part.quiet - 1) * H_MS + 1
-        if part.knows:
-            state.keys[KEY] = self._key_state(at, part)
-            state.groups["g"] = GroupState()
-        state.rebuild_derived()
-        return state
-
-    def _set_before(self, state, at):
-        """Set what a partition has before its fence."""
-        before, _ = self.counts
-        if at == "D" and not self.shrinks and not self.again:
-            return  # a partition that was never used
-        state.config = config(BASE, era=BASE, h=H_MS, k=before, level=2)
-        if at == "D" and self.again:
-            state.layout = Layout(ident("earlier"), 2, 10, ())
-
-    def _key_state(self, at, part):
-        known = KeyState(
-            owner=None,
-            epoch=OFFSETS[at][EPOCH] if part.is_claimed else 0,
-            epoch_leader_epoch=1 if part.is_claimed else 0,
-            renewed_ms=NOW_MS - part.age * H_MS,
-            heartbeat_interval_ms=H_MS,
-            active_ms=NOW_MS,
-            position=part.position,
-            granted=part.granted,
-        )
-        if part.owner != NOBODY:
-            name = f"c{part.owner}"
-            known.owner = Owner(name, ident(name))
-        if part.is_locked:
-            known.lock = Lock(OP, ident("plan"), 0, None)
-        return known
-
-    def _view(self, state):
-        """Return what matters of the product's state."""
-        layout, known = state.layout, state.keys.get(KEY)
-        is_new = state.config is not None and state.config.generation == NEXT
-        phase = OVER if is_new else UNFENCED
-        if is_new and layout is not None:
-            is_done = all(each.done_ms is not None for each in layout.sources)
-            phase = DONE if layout.sources and is_done else OPEN
-        quiet_ms = 0
-        if state.quiet_until_ms is not None:
-            quiet_ms = state.quiet_until_ms - state.now_ms
-        quiet = min(STALE, -(-quiet_ms // H_MS))
-        if known is None:
-            return Part(phase, knows=False, quiet=quiet)
-        owner = NOBODY if known.owner is None else int(known.owner.client_id[1:])
-        age = min(STALE, known.age_ms(state.now_ms) // H_MS)
-        return Part(
-            phase,
-            knows=True,
-            owner=owner,
-            is_claimed=known.epoch != 0,
-            age=age if owner != NOBODY else 0,
-            quiet=quiet,
-            is_locked=known.lock is not None,
-            position=known.position,
-            granted=known.granted,
-        )
-
-    def has_owner_there(self, world):
-        """Return whether the key has arrived: somebody owns it in the target."""
-        return world.target.owner != NOBODY
+        return world if any(copies) else world._replace(handed=(0,) * len(world.parts))
 
 
-def _head(part):
-    """Return the first offset that can still be granted."""
-    return max(part.position or 0, part.granted or 0)
+EFFECTS = {
+    "renewed": LayoutModel._renewed,
+    "claimed": LayoutModel._claimed,
+    "granted": LayoutModel._granted,
+    "released": LayoutModel._released,
+    "imported": LayoutModel._imported,
+    "layout_final": LayoutModel._ended,
+}
+
+
+def _data(part):
+    """Return what travels of the key."""
+    return (part.position, part.granted, part.successor)
+
+
+def _head(data):
+    return max(data[0] or 0, data[1] or 0)
+
+
+def _below(bits, offset):
+    return bits & ((1 << offset) - 1)
 
 
 def _with(items, number, item):
     return (*items[:number], item, *items[number + 1 :])
 
 
-def stuck_states(model, *, states_max=2_000_000):
-    """Return how many states there are, and those without a way to an owner."""
-    first = model.start()
-    before, queue = {first: []}, [first]
-    while queue:
-        state = queue.pop()
-        assert len(before) < states_max, "the bounds are too wide"
-        for _, after in model.steps(state):
-            if after not in before:
-                before[after] = []
-                queue.append(after)
-            before[after].append(state)
-    reached = {state for state in before if model.has_owner_there(state)}
-    queue = list(reached)
-    while queue:
-        for state in before[queue.pop()]:
-            if state not in reached:
-                reached.add(state)
-                queue.append(state)
-    return len(before), [state for state in before if state not in reached]
+def _without(leases, at):
+    return tuple(NO_LEASE if lease[0] == at else lease for lease in leases)
+
+
+def _renamed(world):
+    """Return the one of two equal worlds that stands for both."""
+    parts, leases = tuple(map(_swap_part, world.parts)), world.leases[::-1]
+    names, others = (world.parts, world.leases), (parts, leases)
+    if names != others:  # they differ by the names of clients alone
+        return world if names < others else _swapped(world)
+    other = _swapped(world)
+    return world if _names(world) <= _names(other) else other
+
+
+def uncovered(worlds, others):
+    """Return the other worlds that no world equals, but for what is under way.
+
+    Leases in that world are at least as long, which is less safe.
+    """
+    known = {}
+    for world in worlds:
+        for each in (world, _swapped(world)):
+            known.setdefault(_apart(each), set()).add(each.leases)
+    return [
+        other
+        for other in others
+        if not any(
+            _last_as_long(leases, other.leases)
+            for leases in known.get(_apart(other), ())
+        )
+    ]
+
+
+def _apart(world):
+    return world._replace(leases=(), sent=frozenset())
+
+
+def _last_as_long(leases, others):
+    return all(
+        not left or (lease[0] == at and lease[1] >= left)
+        for lease, (at, left) in zip(leases, others, strict=True)
+    )
+
+
+def _names(world):
+    """Return what else has names of clients, in an order."""
+    return (
+        world.mark and world.mark[1],
+        sorted((step, data[2]) for step, data in world.finals),
+        sorted(str(each) for each in world.sent),
+    )
+
+
+def _swapped(world):
+    mark = world.mark
+    return world._replace(
+        parts=tuple(map(_swap_part, world.parts)),
+        leases=world.leases[::-1],
+        final=world.final and (world.final[0], _swap_data(world.final[1])),
+        finals=frozenset((step, _swap_data(data)) for step, data in world.finals),
+        mark=mark and (mark[0], _swap_part(mark[1])),
+        sent=frozenset(_swap_sent(each) for each in world.sent),
+    )
+
+
+def _other(client):
+    return client if client == NOBODY else 1 - client
+
+
+@cache
+def _swap_part(part):
+    return part._replace(
+        owner=_other(part.owner),
+        successor=_other(part.successor),
+        offered=_other(part.offered),
+    )
+
+
+def _swap_data(data):
+    return (*data[:2], _other(data[2]))
+
+
+def _swap_sent(sent):
+    at, what, age = sent
+    if what[0] == "import":
+        return at, (*what[:2], _swap_data(what[2])), age
+    return at, (what[0], _other(what[1]), *what[2:]), age

@@ -6,15 +6,35 @@ from kafka_marshal.protocol import (
     fold_groups,
     fold_layouts,
     fold_plans,
+    fold_positions,
     judging,
     layout,
     rationalizer,
 )
+from kafka_marshal.protocol import state as state_of_the_log
+from kafka_marshal.protocol.hashing import RESERVED_TOPICS, home_partition
+from kafka_marshal.protocol.lease import Freshness
+from kafka_marshal.protocol.records import ReleasingPartition
 
 
 def obey_a_late_beat(patch):
     """Heartbeats and releases of a stale owner change a final key."""
     patch.setattr(layout, "is_final", lambda state, key: False)
+
+
+def obey_a_late_release(patch):
+    """A stale owner's release takes a final key, and names who is next."""
+    plain = judging.mismatch
+
+    def mismatch(state, record, *, key):
+        reason, known = plain(state, record, key=key), state.keys.get(key)
+        is_release = isinstance(record, ReleasingPartition)
+        if reason == "not_owner" and is_release and known is not None:
+            sender = (record.client_id, record.incarnation)
+            return None if known.owner == sender else reason
+        return reason
+
+    patch.setattr(judging, "mismatch", mismatch)
 
 
 def claim_an_unknown_key_before_done(patch):
@@ -43,6 +63,32 @@ def keep_an_earlier_life(patch):
 
     patch.setattr(fold_layouts, "_drop_moved", keep)
     patch.setattr(fold_layouts, "_drop_earlier_life", lambda state: None)
+
+
+def keep_what_a_missed_final_left(patch):
+    """A fence leaves the keys that moved away, as a Final would not."""
+    drop = fold_layouts._drop_moved
+
+    def keep(state):
+        state.layout = None
+
+    def final(step, record):
+        with patch.context() as during:
+            during.setattr(fold_layouts, "_drop_moved", drop)
+            return fold_layouts._final(step, record)
+
+    patch.setattr(fold_layouts, "_drop_moved", keep)
+    _replace(patch, fold_layouts.LayoutFinal, final)
+
+
+def forget_the_leader_epoch(patch):
+    """Tokens have the era and the offset alone."""
+    plain = state_of_the_log.WorldState.token
+
+    def token(self, key):
+        return plain(self, key)._replace(leader_epoch=0)
+
+    patch.setattr(state_of_the_log.WorldState, "token", token)
 
 
 def claim_a_moving_key(patch):
@@ -85,13 +131,69 @@ def keep_the_era(patch):
     patch.setattr(fold_layouts, "_may_follow", lambda *_: True)
 
 
+def move_every_key(patch):
+    """A change drains all keys of its partitions."""
+
+    def is_moving(state, key):
+        return state.layout is not None and key.topic not in RESERVED_TOPICS
+
+    patch.setattr(layout, "is_moving", is_moving)
+
+
+def refuse_every_late_beat(patch):
+    """While a change is open, a heartbeat of any stale owner is ignored."""
+
+    def is_final(state, key):
+        known = state.keys.get(key)
+        is_stale = known and known.freshness(state.now_ms) is Freshness.STALE
+        return state.layout is not None and bool(is_stale)
+
+    patch.setattr(layout, "is_final", is_final)
+
+
+def import_every_key(patch):
+    """A target takes no unknown key before all its sources are done."""
+
+    def is_importing(state, key):
+        del key
+        change = state.layout
+        return change is not None and any(
+            each.done_ms is None for each in change.sources
+        )
+
+    patch.setattr(layout, "is_importing", is_importing)
+
+
+def drop_every_key(patch):
+    """A Final drops all keys."""
+
+    def drop(state):
+        state.layout = None
+        for key in list(state.keys):
+            fold_layouts._drop_key(state, key)
+
+    patch.setattr(fold_layouts, "_drop_moved", drop)
+
+
+def forget_the_eras(patch):
+    """A fence changes the token of standing claims."""
+    plain = fold_layouts._fence
+
+    def fence(step, record):
+        transitions = plain(step, record)
+        step.state.eras = ()
+        return transitions
+
+    _replace(patch, fold_layouts.LayoutFence, fence)
+
+
 def fence_over_an_open_change(patch):
     """Partition 0 takes a fence whatever is in progress."""
     patch.setattr(fold_layouts, "_is_busy", lambda state: False)
 
 
 def pause_while_open(patch):
-    """Partition 0 takes pauses during a change."""
+    """Partitions take pauses during a change."""
     patch.setattr(judging, "_refuses_pauses", lambda state, *, ends: None)
 
 
@@ -117,6 +219,26 @@ def configure_before_done(patch):
 def keep_settings_at_an_earlier_home(patch):
     """A Final leaves the settings of groups whose home has moved away."""
     patch.setattr(fold_layouts, "is_home_moving", lambda state, group_id: False)
+
+
+def end_whatever_is_locked(patch):
+    """A Final does not wait for locks and verdicts."""
+    patch.setattr(fold_layouts, "_is_unresolved", lambda state: False)
+
+
+def fence_beside_a_pause(patch):
+    """A fence leaves the pauses of other partitions than 0 as they are."""
+    patch.setattr(fold_layouts, "_end_pauses", lambda state, offset: None)
+
+
+def move_the_home_at_once(patch):
+    """The home of a set position is that of the new count from the fence on."""
+
+    def is_home(state, group_id, *, config):
+        count = config.partition_count
+        return home_partition(group_id, partition_count=count) == state.partition
+
+    patch.setattr(fold_positions, "_is_home", is_home)
 
 
 def _replace(patch, record, fold):

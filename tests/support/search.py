@@ -6,17 +6,19 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 State = TypeVar("State", bound=Hashable)
+NO_WAY = "liveness: a state without a way on"
 
 
 class Model(Protocol[State]):
     """A small world: where it begins, what may happen, what must hold.
 
-    Worlds that differ by names only should be equal: a step renames its outcome.
+    Worlds that differ by names only should be equal: a step renames its outcome. The
+    label of a step is printed.
     """
 
     def start(self) -> State: ...
 
-    def steps(self, state: State) -> Iterable[tuple[str, State]]: ...
+    def steps(self, state: State) -> Iterable[tuple[Hashable, State]]: ...
 
     def broken(self, state: State) -> str | None: ...
 
@@ -37,7 +39,7 @@ class Found(Generic[State]):
 
     states: int
     broken: str | None
-    trace: tuple[str, ...]
+    trace: tuple[Hashable, ...]
 
     def __str__(self) -> str:
         if self.broken is None:
@@ -46,10 +48,20 @@ class Found(Generic[State]):
         return f"{self.broken} after {self.states} states:\n{steps}"
 
 
-def search(model: Model, *, states_max: int = 5_000_000) -> Found:
-    """Visit every state once; stop at the first that is broken."""
+def search(
+    model: Model, *, goal: Callable | None = None, states_max: int = 5_000_000
+) -> Found:
+    """Visit every state once; stop at the first that is broken.
+
+    Args:
+        model: The small world.
+        goal: Whether a state is one that has to stay within reach; `NO_WAY` is broken
+            in a state without a way to one of them.
+        states_max: More states fail the search.
+    """
     first = model.start()
     came_from: dict = {first: None}
+    befores: dict = {first: []}
     queue = deque([first])
     expand: Callable = model.steps
     while queue:
@@ -63,9 +75,40 @@ def search(model: Model, *, states_max: int = 5_000_000) -> Found:
                 if after not in came_from:
                     came_from[after] = (state, label)
                     queue.append(after)
+                if goal is not None:
+                    befores.setdefault(after, []).append(state)
         except Broken as what:
             return Found(len(came_from), str(what), _trace(came_from, state))
+    if goal is not None:
+        near = _with_a_way(befores, goal)
+        stuck = next((state for state in came_from if state not in near), None)
+        if stuck is not None:
+            return Found(len(came_from), NO_WAY, _trace(came_from, stuck))
     return Found(len(came_from), None, ())
+
+
+def reachable(model: Model) -> set:
+    """Return every state, without judging any."""
+    first = model.start()
+    found, queue = {first}, [first]
+    while queue:
+        for _, after in model.steps(queue.pop()):
+            if after not in found:
+                found.add(after)
+                queue.append(after)
+    return found
+
+
+def _with_a_way(befores, goal):
+    """Return the states from which one of the goal can be reached."""
+    queue = [state for state in befores if goal(state)]
+    near = set(queue)
+    while queue:
+        for state in befores[queue.pop()]:
+            if state not in near:
+                near.add(state)
+                queue.append(state)
+    return near
 
 
 def _trace(came_from, state):

@@ -17,6 +17,7 @@ from kafka_marshal.protocol.fold_groups import (
     ERA_AHEAD_S_MAX,
     MS_PER_S,
     drop_if_empty,
+    end_operation,
     install_directive,
 )
 from kafka_marshal.protocol.hashing import (
@@ -71,7 +72,7 @@ def _fence(step: Step, record: LayoutFence) -> Transitions:
     now = state.config
     if now is not None and now.feature_level < LAYOUT_LEVEL:
         return (step.ignored("level"),)
-    if state.partition == 0 and now is not None and _is_busy(state):
+    if now is not None and _is_busy(state):
         return (step.refused("busy"),)
     if not _may_follow(state, record, config):
         return (step.refused("config"),)
@@ -86,6 +87,7 @@ def _fence(step: Step, record: LayoutFence) -> Transitions:
         # PROTOCOL 4.10: existing claims keep the era in which they were won.
         state.eras = (*state.eras, (step.entry.offset, now.era))[-ERAS_MAX:]
     state.config = config
+    _end_pauses(state, step.entry.offset)
     places = sources_of(
         state.partition,
         from_count=record.from_count,
@@ -102,15 +104,32 @@ def _fence(step: Step, record: LayoutFence) -> Transitions:
 
 
 def _is_busy(state: WorldState) -> bool:
-    """Return whether partition 0 has a change, a pause or a set position open."""
-    return (
-        state.layout is not None
-        or bool(state.locked)
-        or any(
-            group.pauses or group.scheduled or group.unresolved
-            for group in state.groups.values()
-        )
-    )
+    """Return whether a fence has to wait (PROTOCOL 10.2).
+
+    Partition 0 decides, so nothing may be open there. Elsewhere a fence does what a
+    missed Final would have done, and waits for what that waits for.
+    """
+    if state.partition != 0:
+        return state.layout is not None and _is_unresolved(state)
+    groups = state.groups.values()
+    is_paused = any(group.pauses or group.scheduled for group in groups)
+    return state.layout is not None or is_paused or _is_unresolved(state)
+
+
+def _is_unresolved(state: WorldState) -> bool:
+    """Return whether a lock or verdict of a set position is left, whose home moves."""
+    groups = state.groups.values()
+    return bool(state.locked) or any(group.unresolved for group in groups)
+
+
+def _end_pauses(state: WorldState, offset: int) -> None:
+    """End pauses, also scheduled ones: partition 0 had none any more at its fence."""
+    pauses: list[tuple[str, bytes]] = []
+    for group_id, group in sorted(state.groups.items()):
+        pauses += ((group_id, each.op_id) for each in group.pauses)
+        pauses += ((group_id, each.op_id) for each in group.scheduled)
+    for group_id, op_id in pauses:
+        end_operation(state, group_id, op_id=op_id, offset=offset)
 
 
 def _may_follow(state: WorldState, record: LayoutFence, config: Config) -> bool:
@@ -324,6 +343,8 @@ def _final(step: Step, record: LayoutFinal) -> Transitions:
         return (step.refused("layout"),)
     if any(each.done_ms is None for each in layout.sources):
         return (step.refused("incomplete"),)
+    if _is_unresolved(state):
+        return (step.refused("busy"),)
     _drop_moved(state)
     state.rebuild_derived()
     return (step.accepted("layout_final"),)

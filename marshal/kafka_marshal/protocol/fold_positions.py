@@ -148,7 +148,7 @@ def _decide(step: Step, record: DecidePosition) -> Transitions:
 
 
 def _is_home(state: WorldState, group_id: str, *, config: Config) -> bool:
-    # PROTOCOL 10.7: an operation from before an open change ends at its home of then.
+    # PROTOCOL 10.2: an operation from before an open change ends at its home of then.
     now = state.layout
     count = config.partition_count if now is None else now.from_count
     home = home_partition(group_id, partition_count=count)

@@ -336,11 +336,11 @@ def judge_pause_group(
 
 
 def _refuses_pauses(state: WorldState, *, ends: bool) -> str | None:
-    # PROTOCOL 10.2: a pause needs every partition, so partition 0 orders both.
+    # PROTOCOL 10.2: a pause needs every partition, so partition 0 orders both; and the
+    # home of a set position is that of one count in all of them.
     if layout.is_retired(state):
         return "retired"
-    is_open = state.partition == 0 and state.layout is not None
-    return "busy" if is_open and not ends else None
+    return "busy" if state.layout is not None and not ends else None
 
 
 def scope_of(record: ReleaseGroup | PauseGroup) -> Scope | None:

@@ -1,5 +1,6 @@
 """How fences, imports, Dones and Finals change the state."""
 
+import msgspec
 import pytest
 from logkit import (
     KEY,
@@ -13,6 +14,7 @@ from logkit import (
     beat,
     claim,
     config,
+    decide,
     direct,
     ident,
     imported,
@@ -27,6 +29,7 @@ from logkit import (
     pause,
     planned,
     release,
+    resolve,
     schedule,
     settings,
     source_log,
@@ -139,6 +142,39 @@ def test_partition_0_is_busy_with_what_needs_all_partitions():
     log = Log(1, k=2, level=2)
     log.append(pause(START_MS + 9))
     assert log.outcome_of(layout_fence(4, 2)) == "layout_fenced"
+
+
+def test_a_fence_ends_the_pauses_that_partition_0_has_no_more():
+    log = Log(1, k=2, level=2)
+    ops = [ident(name) for name in ("whole", "scoped", "later", "another")]
+    log.append(pause(START_MS + 9, op=ops[0]))
+    log.append(schedule(START_MS, START_MS + 9, op=ops[1], scope={"t": ()}))
+    log.append(schedule(START_MS + 5, START_MS + 9, op=ops[2]))
+    log.append(pause(START_MS + 9, op=ops[3], group="f"))
+    assert log.outcome_of(layout_fence(4, 2)) == "layout_fenced"
+    groups = log.state.groups
+    assert [note[1] for note in groups["g"].over] == ops[:3]
+    assert [note[1] for note in groups["f"].over] == ops[3:]
+    assert not any(each.pauses or each.scheduled for each in groups.values())
+    assert (log.state.scopes, log.state.lapses_ms) == ({}, None)
+    assert is_sound(log)
+
+
+@pytest.mark.parametrize("is_decided", [False, True])
+def test_a_set_position_has_to_be_resolved_at_the_home_it_began_with(is_decided):
+    group = next(n for n in "abcdefgh" if home_partition(n, partition_count=2) == 1)
+    log = Log(1, k=2, level=2)
+    stays = Key(group, "t", 14)
+    log.append(release(log.claimed(key=stays), key=stays))
+    log.append(pause(START_MS + 9, group=group))
+    record = decide() if is_decided else stage((14, 5))
+    log.append(msgspec.structs.replace(record, group_id=group))
+    assert log.outcome_of(layout_fence(4, 2)) == "layout_fenced"
+    assert log.outcome_of(layout_final()) == "busy"
+    assert log.outcome_of(layout_fence(8, 4, generation=3, era=3)) == "busy"
+    log.append(resolve(commit=is_decided, group=group))
+    assert log.outcome_of(layout_final()) == "layout_final"
+    assert is_sound(log)
 
 
 def test_a_fence_drops_an_earlier_life():

@@ -14,7 +14,9 @@ from logkit import (
     decide,
     forgetting,
     ident,
+    layout_done,
     layout_fence,
+    layout_final,
     layout_import,
     messages,
     pause,
@@ -472,6 +474,8 @@ def test_an_imported_key_is_staged():
     log = Log(1, configured=False)
     log.append(layout_fence(2))
     log.append(layout_import())
+    log.append(layout_done())
+    log.append(layout_final())
     log.append(pause(START_MS + 9))
     assert log.outcome_of(stage((0, 5))) == "staged"
     assert log.state.locked == {("g", OP): {KEY: None}}

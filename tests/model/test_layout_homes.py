@@ -1,0 +1,54 @@
+"""Every order of a set position and a change of the count (PROTOCOL 8, 10)."""
+
+import layoutvariants as planted
+import pytest
+import variants
+from layouthomemodel import COUNT_ANY_PAUSE, ELSEWHERE, MOVES, STAYS, LayoutHomeModel
+from search import search
+
+pytestmark = [pytest.mark.model]
+
+KEYS = [(STAYS,), (MOVES,), (STAYS, ELSEWHERE), (MOVES, ELSEWHERE), (STAYS, MOVES)]
+
+
+@pytest.mark.parametrize("keys", KEYS, ids="-".join)
+@pytest.mark.parametrize("counts", [(2, 4), (4, 8)])
+def test_a_set_position_ends_as_its_home_decided(counts, keys, record_property):
+    """S8, 8.4, and that both come to an end whatever the admin leaves."""
+    model = LayoutHomeModel(counts, keys)
+    found = search(model, goal=model.is_over)
+    record_property("states", found.states)
+    assert found.broken is None, str(found)
+    assert found.states > 300
+
+
+PLANTED = [
+    planted.end_whatever_is_locked,
+    planted.fence_beside_a_pause,
+    planted.pause_while_open,
+    planted.move_the_home_at_once,
+]
+BROKEN = variants.listed("broken homes of a changing count")
+
+
+def test_the_table_lists_every_variant():
+    assert list(BROKEN) == [*(each.__name__ for each in PLANTED), COUNT_ANY_PAUSE]
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+def test_a_broken_fold_is_found(monkeypatch, plant):
+    plant(monkeypatch)
+    _assert_found(plant.__name__, LayoutHomeModel((4, 8)))
+
+
+def test_a_broken_admin_is_found():
+    """It counts the pause of a partition that was behind the others."""
+    _assert_found(COUNT_ANY_PAUSE, LayoutHomeModel((4, 8), mistake=COUNT_ANY_PAUSE))
+
+
+def _assert_found(name, model):
+    found = search(model, goal=model.is_over)
+    print(found)  # noqa: T201 - the way there, shown with -s
+    assert found.broken is not None
+    assert found.broken.partition(":")[0] == BROKEN[name][1]
+    assert found.trace
