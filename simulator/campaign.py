@@ -13,6 +13,7 @@ from simulator.coverage import (
     FENCED,
     HANDED,
     PLANNED,
+    RESIZED,
     SCHEDULED,
     SET,
     SITUATIONS,
@@ -24,6 +25,7 @@ from simulator.plan import (
     MINUTE_MS,
     PLANS,
     POSITIONS,
+    RESIZE,
     SCHEDULES,
     SEEKS,
     Plan,
@@ -37,6 +39,7 @@ ASKED_OF = {
     FENCES: FENCED,
     SCHEDULES: SCHEDULED,
     SEEKS: SOUGHT,
+    RESIZE: RESIZED,
     PLANS: PLANNED,
     HANDOFFS: HANDED,
 }

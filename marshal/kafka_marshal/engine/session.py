@@ -231,13 +231,15 @@ class Session(Holder):
         self._warmer.look_again()
         self._policy_at_ms = 0
 
-    def on_layout(self) -> None:
-        """Act on a change of the partition count that began, moved on or ended.
+    def on_layout(self, *, is_new: bool) -> None:
+        """Act on a change of the partition count that moved on, or is new here.
 
         Moving keys of this client drain; policies see where keys are now.
         """
         self._index.mark_all_active()
-        self.reconsider()
+        self._policy_at_ms = 0
+        if is_new:
+            self.reconsider()
 
     def on_imported(self, key: Key, now_ms: int) -> None:
         """Handle the import of a key of this group, which can be claimed again."""

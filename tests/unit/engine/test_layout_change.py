@@ -23,6 +23,8 @@ from enginekit import (
     write,
 )
 
+from kafka_marshal.engine import session
+from kafka_marshal.engine.placement import Placement
 from kafka_marshal.protocol.layout import place_of
 from kafka_marshal.protocol.records import (
     ClaimingPartition,
@@ -347,3 +349,26 @@ def test_a_member_without_the_start_of_a_log_imports_nothing():
     assert blind.engine.log_start_missing == (1,)
     senders = {line.record.client_id for _, line in of_kind(cluster, LayoutImport)}
     assert senders <= {"a"}
+
+
+def claim_in_between(patch):
+    """A key that moves is claimed before it is imported."""
+    patch.setattr(Placement, "is_between", lambda *_: False)
+
+
+def keep_what_moves(patch):
+    """An owner does not drain what moves: that ends with its lease."""
+    patch.setattr(session, "is_moving", lambda *_: False)
+
+
+@pytest.mark.parametrize(
+    ("plant", "check"),
+    [
+        (claim_in_between, test_each_moving_key_costs_one_release_and_one_claim),
+        (keep_what_moves, test_the_owner_claims_a_key_again_within_round_trips),
+    ],
+)
+def test_a_broken_engine_takes_longer_or_more_records(monkeypatch, plant, check):
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, TimeoutError)):
+        check()
