@@ -410,7 +410,8 @@ class Claim:
         Raises:
             InvalidTransition: Nothing is held, or the claim is not a later one.
         """
-        if not self.is_owned or sublease.epoch <= (self.epoch or 0):
+        is_later = self.token is None or sublease.token > self.token
+        if not self.is_owned or not is_later:
             raise InvalidTransition(
                 f"{self.key} reassigned to epoch {sublease.epoch} while {self.phase} "
                 f"at epoch {self.epoch}"

@@ -7,7 +7,7 @@ the clients of a dead sidecar stop.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol, Self
 
 from kafka_marshal.config import Delivery
 from kafka_marshal.engine import Holding, StartRule, Subscription
@@ -112,7 +112,7 @@ class RemoteSession(Holder):
         # Sidecar incarnation that announced each claim.
         self._announced_by: dict[Key, Owner] = {}
         # Newest claim of each key that ended here: later events about it are ignored.
-        self._over: dict[Key, int] = {}
+        self._over: dict[Key, _Over] = {}
         self._reported: dict[Key, api.Progress] = {}
         self._deadlines_ms = 0
         # Topics that another live member could take partitions of.
@@ -249,7 +249,8 @@ class RemoteSession(Holder):
 
     def _on_assigned(self, assignment: api.Assignment) -> None:
         key = self._key(assignment)
-        if assignment.epoch <= self._over.get(key, -1):
+        over = self._over.get(key)
+        if over is not None and over.covers(assignment):
             return  # it has ended here, and its release is on the way
         holding = self.holdings.get(key)
         if holding is not None and holding.claim.is_owned:
@@ -257,7 +258,8 @@ class RemoteSession(Holder):
                 # Sent again when a deadline was shortened (PROTOCOL S4).
                 holding.claim.limit(_lease_of(assignment))
                 return
-            if assignment.epoch < (holding.claim.epoch or 0):
+            token = holding.claim.token
+            if token is not None and Token.parse(assignment.token) < token:
                 return  # a later claim has ended that one
             if not assignment.subscription and self._may_continue(holding):
                 self._continue(holding, assignment)
@@ -269,7 +271,7 @@ class RemoteSession(Holder):
             return
         found = self._holding_for(assignment, key, holding)
         if found is None or self.failure is not None:
-            self._over[key] = assignment.epoch
+            self._over[key] = _Over.of(assignment)
             self.commands.give_back([_unused(assignment)])
             return
         self._begin(found, assignment)
@@ -298,7 +300,7 @@ class RemoteSession(Holder):
         return is_explicit and holding.claim.is_valid(self._context.now_ms)
 
     def _continue(self, holding: Holding, assignment: api.Assignment) -> None:
-        self._note_over(holding.key, holding.claim.epoch or 0)
+        self._note_over(holding.key, _over_of(holding))
         holding.claim.reassign(self._sublease(assignment))
         self._note_terms(holding, assignment)
         progress = holding.progress
@@ -349,7 +351,7 @@ class RemoteSession(Holder):
     def _on_releasing(self, event: api.Releasing) -> None:
         early = self._early.pop(self._key(event), None)
         if early is not None:
-            self._over[self._key(event)] = early.epoch
+            self._over[self._key(event)] = _Over.of(early)
             self.commands.give_back([_unused(early)])
         holding = self._find(event, event.epoch)
         if holding is None:
@@ -364,9 +366,10 @@ class RemoteSession(Holder):
 
     def _on_lost(self, event: api.Lost) -> None:
         key = self._key(event)
-        self._note_over(key, event.epoch)
         self._early.pop(key, None)
         holding = self._find(event, event.epoch)
+        token = None if holding is None else holding.claim.token
+        self._note_over(key, _Over(event.epoch, token))
         if holding is not None:
             ending = Ending(
                 event.reason, event.winner, event.at_offset, was_lost=event.was_lost
@@ -556,15 +559,16 @@ class RemoteSession(Holder):
     def on_end(self, holding: Holding, ending: Ending) -> None:
         """Ignore later events of this claim."""
         del ending
-        self._note_over(holding.key, holding.claim.epoch or 0)
+        self._note_over(holding.key, _over_of(holding))
 
     def after_verdict(self, holding: Holding) -> None:
         """Remove a holding whose claim a verdict has ended."""
         self._held.after_end(holding)
 
-    def _note_over(self, key: Key, epoch: int) -> None:
+    def _note_over(self, key: Key, ended: "_Over") -> None:
         over = self._over
-        over[key] = max(epoch, over.pop(key, -1))
+        before = over.pop(key, None)
+        over[key] = ended if before is None else before.later(ended)
         if len(over) > OVER_MAX:
             del over[next(iter(over))]
 
@@ -589,6 +593,42 @@ class RemoteSession(Holder):
         if holding is None or not holding.claim.is_owned:
             return None
         return holding if holding.claim.epoch == epoch else None
+
+
+class _Over(NamedTuple):
+    """A claim that has ended here.
+
+    Epochs order the claims of one coordinating partition, and tokens those of all: a
+    key may have moved (PROTOCOL 10).
+
+    Attributes:
+        epoch: Its epoch.
+        token: Its token, None if it was never assigned here.
+    """
+
+    epoch: int
+    token: Token | None
+
+    @classmethod
+    def of(cls, assignment: api.Assignment) -> Self:
+        """Return an assigned claim as one that has ended."""
+        return cls(assignment.epoch, Token.parse(assignment.token))
+
+    def covers(self, assignment: api.Assignment) -> bool:
+        """Return whether an assigned claim is this one, or an earlier one."""
+        if self.token is None:
+            return assignment.epoch <= self.epoch
+        return Token.parse(assignment.token) <= self.token
+
+    def later(self, other: "_Over") -> "_Over":
+        """Return the later of two claims."""
+        if self.token is None or other.token is None:
+            return max(self, other, key=lambda each: each.epoch)
+        return self if self.token > other.token else other
+
+
+def _over_of(holding: Holding) -> _Over:
+    return _Over(holding.claim.epoch or 0, holding.claim.token)
 
 
 class _PartitionMessage(Protocol):
