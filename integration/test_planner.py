@@ -60,6 +60,13 @@ def test_the_next_in_turn_plans_and_only_the_keys_of_the_dead_move(
         found = cli.json("plan", "verify", group)
         assert found["outcome"] in {"same", "unknown"}
         generation = shown["generation"]
+        assert shown["lag_unknown_count"] == 0
+        assert shown["lag"] == 0
+        diff = cli.json("plan", "show", group, "--diff", "1")
+        assert {row["to"] for row in diff["changes"]} <= {"w2", "w3"}
+        assert diff["overtaken_count"] > 0
+        then = cli.json("plan", "show", group, "--diff", "1", "--at=-1ms")
+        assert then["changes"] == diff["changes"]
         owners, entries = domain.owners(group), entries_of(domain)
         eventually(lambda: entries_of(domain) > entries + 50, "members go on beating")
         assert cli.json("plan", "show", group)["generation"] == generation

@@ -18,6 +18,7 @@ from simulator.coverage import (
     SET,
     SITUATIONS,
     SOUGHT,
+    STOOD_BY,
 )
 from simulator.plan import (
     FENCES,
@@ -28,6 +29,7 @@ from simulator.plan import (
     RESIZE,
     SCHEDULES,
     SEEKS,
+    STANDBYS,
     Plan,
     draw,
 )
@@ -42,6 +44,7 @@ ASKED_OF = {
     RESIZE: RESIZED,
     PLANS: PLANNED,
     HANDOFFS: HANDED,
+    STANDBYS: STOOD_BY,
 }
 """Situations asked of suites, by what goes wrong besides."""
 BATCH = 10

@@ -590,6 +590,13 @@ LAYOUT_COLUMNS = (
     Column("NOT DONE", lambda row: _numbers(row["not_done"])),
 )
 
+MOVE_COLUMNS = (
+    column("FROM PARTITION", "source"),
+    column("TO PARTITION", "target"),
+    column("KEYS", "key_count"),
+    column("HELD", "held_count"),
+)
+
 RESET_COLUMNS = (
     column("GROUP", "group_id"),
     column("TOPIC", "topic"),

@@ -13,9 +13,7 @@ from kafka_marshal.engine.config_check import unformatted
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import ClaimRejected, ConfigurationError
 from kafka_marshal.protocol.hashing import (
-    CHECKPOINT_GROUP,
     RESERVED_TOPICS,
-    home_partition,
 )
 from kafka_marshal.protocol.labels import LAYOUT_LABEL
 from kafka_marshal.protocol.layout import is_step, place_of
@@ -59,7 +57,7 @@ class Obstacle:
 
     Attributes:
         reason: One word: ``busy``, ``torn``, ``level``, ``unread``, ``paused``,
-            ``unresolved``, ``members``, ``limits`` or ``settings``.
+            ``unresolved``, ``members`` or ``limits``.
         text: What stands in the way, and what to run.
     """
 
@@ -138,6 +136,7 @@ def plan_resize(
     to_count: int,
     *,
     now_ms: int,
+    wall_ms: int,
     ignore_members: bool = False,
 ) -> ResizePlan:
     """Return the plan of a change; an open one to the same number is continued.
@@ -145,7 +144,8 @@ def plan_resize(
     Args:
         follower: Follows the log, and has read it to its end.
         to_count: The new number of coordinating partitions.
-        now_ms: Local time, to estimate which owners are stale.
+        now_ms: Local time.
+        wall_ms: Wall time; both estimate which owners and members are gone.
         ignore_members: Whether to leave members behind that do not follow.
 
     Raises:
@@ -157,7 +157,11 @@ def plan_resize(
     if before is None:
         raise unformatted(worlds.values())
     change = _open_change(follower, to_count)
-    lagging = _lagging(worlds.values())
+    elapsed_ms = {
+        t: max(replica.elapsed_ms(now_ms), wall_ms - replica.world.append_time_ms)
+        for t, replica in follower.replicas.items()
+    }
+    lagging = _lagging(worlds.values(), elapsed_ms)
     moves: tuple[Move, ...] = ()
     obstacles: list[Obstacle] = []
     if change is not None:
@@ -166,10 +170,10 @@ def plan_resize(
             obstacles.append(_busy(change))
     elif to_count != before.partition_count:
         _require_count(before.partition_count, to_count)
-        moves = _moves(follower, before.partition_count, to_count, now_ms=now_ms)
+        moves = _moves(worlds, before.partition_count, to_count, elapsed_ms=elapsed_ms)
         obstacles += [
             *_topic_obstacles(follower, before, to_count),
-            *_group_obstacles(worlds, before.partition_count, to_count),
+            *_group_obstacles(worlds, before.partition_count),
             *([] if ignore_members else _members(lagging)),
             *_limits(worlds, before, to_count),
         ]
@@ -272,12 +276,11 @@ def _topic_obstacles(
 
 
 def _group_obstacles(
-    worlds: Mapping[int, WorldState], from_count: int, to_count: int
+    worlds: Mapping[int, WorldState], from_count: int
 ) -> list[Obstacle]:
-    """Return pauses, set positions, and settings that would not be found again."""
+    """Return pauses, which do not move, and set positions."""
     paused: set[str] = set()
     unresolved: set[str] = set()
-    settled: set[str] = set()
     for t in range(min(from_count, len(worlds))):
         unresolved |= {group_id for group_id, _ in worlds[t].locked}
         for group_id, group in worlds[t].groups.items():
@@ -285,14 +288,6 @@ def _group_obstacles(
                 paused.add(group_id)
             if group.unresolved:
                 unresolved.add(group_id)
-            if group.settings is None and not group.directives:
-                continue
-            homes = {
-                home_partition(group_id, partition_count=count)
-                for count in (from_count, to_count)
-            }
-            if group_id == CHECKPOINT_GROUP or len(homes) > 1:
-                settled.add(group_id)
     found = []
     if paused:
         text = (
@@ -306,22 +301,20 @@ def _group_obstacles(
             "marshal groups finish GROUP"
         )
         found.append(Obstacle(reason="unresolved", text=text))
-    if settled:
-        text = (
-            f"groups have settings or directives that would be lost: {_some(settled)}; "
-            "note them with: marshal groups settings GROUP, and unset them first"
-        )
-        found.append(Obstacle(reason="settings", text=text))
     return found
 
 
-def _lagging(worlds: Iterable[WorldState]) -> tuple[tuple[str, str], ...]:
+def _lagging(
+    worlds: Iterable[WorldState], elapsed_ms: Mapping[int, int]
+) -> tuple[tuple[str, str], ...]:
     """Return live members that do not announce the generation that they act on."""
     return tuple(
         sorted(
             {
                 (group_id, client_id)
-                for (group_id, client_id, _), member in members_of(worlds).items()
+                for (group_id, client_id, _), member in members_of(
+                    worlds, elapsed_ms
+                ).items()
                 if LAYOUT_LABEL not in member.record.labels
             }
         )
@@ -341,13 +334,17 @@ def _members(lagging: Sequence[tuple[str, str]]) -> list[Obstacle]:
 
 
 def _moves(
-    follower: Follower, from_count: int, to_count: int, *, now_ms: int
+    worlds: Mapping[int, WorldState],
+    from_count: int,
+    to_count: int,
+    *,
+    elapsed_ms: Mapping[int, int],
 ) -> tuple[Move, ...]:
     every: Counter[tuple[int, int]] = Counter()
     held: Counter[tuple[int, int]] = Counter()
-    for replica in list(follower.replicas.values())[:from_count]:
-        world = replica.world
-        log_ms = world.now_ms + replica.elapsed_ms(now_ms)
+    for t in range(min(from_count, len(worlds))):
+        world = worlds[t]
+        log_ms = world.now_ms + elapsed_ms[t]
         for key, known in world.keys.items():
             if key.topic in RESERVED_TOPICS:
                 continue

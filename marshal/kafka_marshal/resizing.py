@@ -32,6 +32,7 @@ from kafka_marshal.protocol.layout_steps import (
     done_of,
     fence_of,
     final_of,
+    groups_import_of,
     import_of,
     next_steps,
     progress_of,
@@ -192,6 +193,9 @@ class Resize:
             yield t, fence_of(change, sender=self._fields())
         for each in steps.imports:
             yield each.target, import_of(change, each, sender=self._fields())
+        for group in steps.groups:
+            record = groups_import_of(change, group, sender=self._fields())
+            yield group.target, record
         for done in steps.dones:
             yield done.target, done_of(change, done, sender=self._fields())
         for final in steps.finals:
@@ -274,6 +278,7 @@ class Resizing(ABC):
             follower,
             partition_count,
             now_ms=self._clock.now_ms(),
+            wall_ms=self._clock.wall_ms(),
             ignore_members=ignore_members,
         )
         if not execute or not plan.is_needed:

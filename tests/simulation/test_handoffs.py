@@ -12,8 +12,8 @@ from simulator.coverage import HANDED
 from simulator.plan import HANDOFFS, MINUTE_MS
 from simulator.simulate import SimulationFailed, simulate
 
-# Of the seeds 0 to 11, those that hand over or lose a process at it, in 4 minutes.
-CHOSEN = [0, 1, 3, 4, 11]
+# Of the seeds 0 to 15, those that hand over or lose a process at it, in 4 minutes.
+CHOSEN = [0, 1, 4, 12, 14]
 LAPSED = "handoff_lapsed"  # seldom, where much else goes wrong
 SEEDS = slices.seeds_of(quick=CHOSEN, full=1_000)
 
@@ -34,7 +34,7 @@ def test_an_offer_to_a_member_that_never_gets_warm_lapses():
 
 def test_a_seed_repeats_byte_for_byte():
     first, second = (
-        simulate(3, also=(HANDOFFS,), duration_ms=2 * MINUTE_MS) for _ in range(2)
+        simulate(14, also=(HANDOFFS,), duration_ms=2 * MINUTE_MS) for _ in range(2)
     )
     assert first == second
     assert first.seen["successor_died_warming"]

@@ -6,7 +6,9 @@ With one partition, KEY moves to a second one, and STAYS does not.
 import pytest
 from logkit import (
     KEY,
+    MOVES,
     OP,
+    REMAINS,
     START_MS,
     STAYS,
     H,
@@ -21,14 +23,18 @@ from logkit import (
     forgetting,
     ident,
     imported,
+    imported_directive,
+    imported_settings,
     layout_done,
     layout_fence,
     layout_final,
+    layout_groups,
     layout_import,
     member,
     messages,
     offer,
     pause,
+    planned,
     ready,
     release,
     resets,
@@ -42,7 +48,13 @@ from logkit import (
 )
 
 from kafka_marshal.protocol.hashing import home_partition
-from kafka_marshal.protocol.layout import digest_of, is_final, item_of, moving_keys
+from kafka_marshal.protocol.layout import (
+    digest_of,
+    group_items,
+    is_final,
+    item_of,
+    moving_keys,
+)
 from kafka_marshal.protocol.records import ImportedPrevious
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
 from kafka_marshal.protocol.state import Previous
@@ -460,3 +472,88 @@ def test_10_7_a_snapshot_in_the_middle_has_the_layout():
     again = from_bytes(to_bytes(log.state))
     assert again == log.state
     assert digest(again) == digest(log.state)
+
+
+# --- 10.4: settings and directives ---
+
+
+def home_log():
+    """Return partition 0 with settings, plans and directives, and a fence to two."""
+    log = Log(level=2)
+    for group in (MOVES, REMAINS):
+        log.append(settings(group=group, policy="planner"))
+        log.append(planned(0, group=group))
+        log.append(direct(group=group))
+    log.append(direct(group="marshal", host="h1"))
+    assert log.outcome_of(layout_fence(2)) == "layout_fenced"
+    return log
+
+
+def test_10_4_settings_and_directives_move_to_the_new_home():
+    log, target = home_log(), target_log()
+    found, directives = group_items(log.state, 1)
+    assert [each.group_id for each in found] == [MOVES]
+    assert [each.group_id for each in directives] == [MOVES, "marshal"]
+    assert target.outcome_of(settings(2, group=MOVES)) == "importing"
+    assert target.outcome_of(planned(0, group=MOVES)) == "importing"
+    assert target.outcome_of(direct(group=MOVES)) == "importing"
+    assert target.outcome_of(direct(group="marshal")) == "importing"
+    record = layout_groups(*found, *directives)
+    effects = [each.effect for each in target.append(record)]
+    assert effects == ["group_imported"] * 3
+    assert [each.reason for each in target.append(record)] == ["known"] * 3
+    source, state = log.state, target.state
+    assert state.settings_of(MOVES) == source.settings_of(MOVES)
+    for group in (MOVES, "marshal"):
+        assert state.groups[group].directives == source.groups[group].directives
+    assert target.state.layout.sources == ((0, 0, None),)
+    assert from_bytes(to_bytes(state)) == state
+    target.append(layout_done(0))
+    assert target.outcome_of(settings(2, group=MOVES)) == "group_configured"
+    assert target.outcome_of(planned(0, group=MOVES)) == "planned"
+    assert target.outcome_of(direct(group=MOVES, until=0, seq=1)) == "directive_ended"
+
+
+def test_10_4_what_is_refused_of_groups():
+    item, target = imported_settings(MOVES), target_log()
+    assert target.outcome_of(layout_groups(item, op=OTHER)) == "layout"
+    assert target.outcome_of(layout_groups(item, source=1)) == "wrong_partition"
+    for wrong in (imported_settings(REMAINS), imported_directive(REMAINS)):
+        assert target.outcome_of(layout_groups(item, wrong)) == "wrong_partition"
+    assert MOVES not in target.state.groups
+    target.append(layout_done(0))
+    assert target.outcome_of(layout_groups(item)) == "done"
+    assert shrunk(1).outcome_of(layout_groups(item)) == "retired"
+    # All partitions in use have the directives of all groups.
+    fewer = shrunk(0)
+    for_all = layout_groups(imported_directive("marshal"), source=1)
+    homes = {home_partition("marshal", partition_count=n) for n in (1, 2)}
+    expected = "group_imported" if homes == {0, 1} else "wrong_partition"
+    assert fewer.outcome_of(for_all) == expected
+
+
+def test_10_4_directives_within_the_limits():
+    target = target_log(operations=1)
+    one, other = imported_directive(MOVES), imported_directive(MOVES, op=OTHER)
+    found = target.append(layout_groups(one, other))
+    assert [each.effect or each.reason for each in found] == [
+        "group_imported",
+        "limits",
+    ]
+    target.append(b"", at=START_MS + 9 * H)
+    assert target.state.groups[MOVES].directives == ()
+    assert target.one(layout_groups(one)).reason == "known"
+
+
+def test_10_6_an_earlier_home_keeps_nothing_of_a_group_that_left():
+    log = home_log()
+    assert log.outcome_of(settings(2, group=MOVES)) == "wrong_partition"
+    assert log.outcome_of(settings(2, group=REMAINS)) == "group_configured"
+    log.append(layout_final())
+    assert MOVES not in log.state.groups
+    assert MOVES not in log.state.soft.plans
+    left = log.state.groups[REMAINS]
+    assert (left.settings.generation, len(left.directives)) == (2, 1)
+    assert left.planned is not None
+    assert len(log.state.groups["marshal"].directives) == 1
+    assert from_bytes(to_bytes(log.state)) == log.state

@@ -141,6 +141,7 @@ def test_a_bad_name_is_found_before_any_io(cluster, tmp_path, setting, name):
         ({"policy": "lazy"}, "policy"),
         ({"claims_max": -1}, "claims_max"),
         ({"on_topics": print}, "on_topics"),
+        ({"standbys": 1}, "standbys"),
     ],
 )
 def test_an_impossible_consumer_is_refused(cluster, tmp_path, options, setting):

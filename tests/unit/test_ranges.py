@@ -151,6 +151,7 @@ def test_a_partition_that_is_to_be_given_up_waits_for_what_is_in_hand():
         ranges.begin(going, tokens[going], first=5, end=6)
     assert caught.value.reason == "lease_expiring"
     ranges.commit(going, tokens[going], end=5)
+    assert node.session.leaving_count == 1  # at once, not in the next round
     assert ranges.wait_for_change(H)
     assert not ranges.leaving()
     assert len(node.held) == 1

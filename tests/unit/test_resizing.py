@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 from enginekit import H, fold, world, write
-from logkit import beat, ident, layout_fence, pause, release
+from logkit import beat, direct, ident, layout_fence, pause, release, settings
 from resizekit import (
     KEYS,
     Died,
@@ -22,6 +22,7 @@ from kafka_marshal.errors import (
     LogUnwritable,
 )
 from kafka_marshal.protocol.codec import decode
+from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.layout import place_of
 from kafka_marshal.protocol.records import (
     LayoutFence,
@@ -284,3 +285,40 @@ def test_many_keys_take_several_records():
     moved = fold(cluster, 1)
     assert len(records(cluster, LayoutImport)) == -(-len(moved.keys) // 200)
     assert len(moved.keys) > 200
+
+
+def groups_of(cluster, count):
+    """Return settings and directives by group, each from where it belongs."""
+    every = {t: fold(cluster, t) for t in range(count)}
+    found = {}
+    for t, state in every.items():
+        for group_id, group in state.groups.items():
+            home = home_partition(group_id, partition_count=count)
+            if group_id == "marshal":
+                assert [each.host for each in group.directives] == ["h1"]
+            if group.settings or (group.directives and group_id != "marshal"):
+                assert t == home, group_id
+                found[group_id] = group.settings, group.directives
+    return found
+
+
+def test_settings_and_directives_move_with_their_home():
+    cluster = filled(4)
+    until = cluster.clock.wall_ms() + 10**7
+    for n in range(12):
+        group = f"g{n}"
+        home = home_partition(group, partition_count=4)
+        write(cluster, settings(group=group, policy="planner", grace_ms=n), home)
+        if n % 2:
+            write(cluster, direct(group=group, until=until), home)
+    for t in range(4):
+        write(cluster, direct(group="marshal", host="h1", until=until), t)
+    before = groups_of(cluster, 4)
+    assert len(before) == 12
+    for count in (8, 16, 8, 4, 2):
+        Tool(cluster).resize(count)
+        assert groups_of(cluster, count) == before
+    for n in range(12):
+        home = home_partition(f"g{n}", partition_count=2)
+        write(cluster, settings(2, group=f"g{n}"), home)
+        assert fold(cluster, home).settings_of(f"g{n}").generation == 2

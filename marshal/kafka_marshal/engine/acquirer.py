@@ -1,20 +1,16 @@
-"""Acquires keys: sends claims that can be won, then finds the start position."""
+"""Acquires keys: sends claims that can be won."""
 
 import msgspec
 
-from kafka_marshal.config import Delivery
 from kafka_marshal.engine.claim_index import ClaimIndex
 from kafka_marshal.engine.context import Context
-from kafka_marshal.engine.heartbeats import Heartbeater
-from kafka_marshal.engine.holding import Holding, Lookup
+from kafka_marshal.engine.holding import Holding
 from kafka_marshal.engine.meters import vacancy
 from kafka_marshal.engine.outbox import Outbox
+from kafka_marshal.engine.standbys import Standbys
 from kafka_marshal.engine.subscription import SubscriptionSet
-from kafka_marshal.errors import CoordinationError, PositionError
-from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.claiming import (
     Claimant,
-    Phase,
     PreviousLife,
     estimate,
     key_secret,
@@ -22,7 +18,7 @@ from kafka_marshal.protocol.claiming import (
 )
 from kafka_marshal.protocol.records import ClaimingPartition, Resume
 from kafka_marshal.protocol.state import KeyState, why_to_tags
-from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.protocol.types import Key
 
 JITTER_FREE_MS_MAX = 50
 JITTER_TAKEOVER_MS_MAX = 1_000
@@ -41,18 +37,25 @@ class Acquirer:
         "_lives",
         "_outbox",
         "_since_ms",
+        "_standbys",
         "_unresumable",
         "_window",
         "_won_count",
     )
 
     def __init__(
-        self, context: Context, outbox: Outbox, *, lives: tuple[PreviousLife, ...]
+        self,
+        context: Context,
+        outbox: Outbox,
+        *,
+        lives: tuple[PreviousLife, ...],
+        standbys: Standbys,
     ) -> None:
         self._context = context
         self._claimant: Claimant = outbox.claimant
         self._outbox = outbox
         self._lives = lives
+        self._standbys = standbys
         self._unresumable: set[Key] = set()
         # Local time at which each claim was read back as accepted. Keys without an
         # entry count as claimed at `_since_ms`.
@@ -138,16 +141,20 @@ class Acquirer:
         known, wait_ms = guess.known, guess.wait_ms
         life = self._life_to_resume(claim.key, known, elapsed_ms=elapsed_ms)
         heartbeat_ms = context.heartbeat_interval_ms
-        limit_ms = 0  # no competitor: the first claim needs no jitter
+        least_ms = limit_ms = 0  # no competitor: the first claim needs no jitter
         if context.has_company(claim.claimant):
             limit_ms = min(heartbeat_ms // 10, JITTER_FREE_MS_MAX)
         if known is not None and known.owner is not None:
-            limit_ms = min(heartbeat_ms // 10, JITTER_TAKEOVER_MS_MAX)
+            least_ms, limit_ms = self._standbys.delay_ms(
+                claim.key,
+                known.owner.client_id,
+                limit_ms=min(heartbeat_ms // 10, JITTER_TAKEOVER_MS_MAX),
+            )
         if guess.is_named or is_planned:
-            limit_ms = 0  # no other claim is accepted, or sent so soon
+            least_ms = limit_ms = 0  # no other claim is accepted, or sent so soon
         if life is not None:
-            wait_ms, limit_ms = 0, 0
-        jitter_ms = context.ports.entropy.below(limit_ms + 1)
+            wait_ms = least_ms = limit_ms = 0
+        jitter_ms = least_ms + context.ports.entropy.below(limit_ms + 1)
         answer_ms = max(heartbeat_ms // 2, 1)
         if claim.wants_to_claim(
             now_ms, wait_ms, jitter_ms=jitter_ms, answer_ms=answer_ms
@@ -226,108 +233,3 @@ class Acquirer:
         else:
             state = "free"
         return f"{holding.why}; {state}" if holding.why else state
-
-
-LOOKUP_MS_MAX = 10_000
-LOOKUP_RETRY_MS = 500
-
-
-class StartPositions:
-    """Finds the start positions of claims that were won and starts their use."""
-
-    __slots__ = ("_claimant", "_context", "_heartbeater")
-
-    def __init__(
-        self, context: Context, beater: Heartbeater, claimant: Claimant
-    ) -> None:
-        self._context = context
-        self._heartbeater = beater
-        self._claimant = claimant
-
-    def begin(self, holding: Holding, known: KeyState) -> None:
-        """Send the first heartbeat; start at the position in the log, if any."""
-        is_amo = holding.delivery is Delivery.AT_MOST_ONCE
-        position = known.next_unclaimed() if is_amo else known.position
-        # PROTOCOL 5.1: this heartbeat is the owner's first record, before any fetch.
-        self._heartbeater.beat_start(holding, position)
-        if position is not None or not holding.start_rule.is_needed:
-            holding.begin(position, grantee=self._claimant.owner.incarnation)
-            return
-        self._look_up(holding)
-
-    def drive(self, holding: Holding, now_ms: int) -> bool:
-        """Finish a start whose look-up is complete; return whether there was one.
-
-        Raises:
-            PositionError: There is no position and `offset_reset` is ``none``.
-        """
-        lookup = holding.lookup
-        if holding.claim.phase is not Phase.STARTING or lookup is None:
-            return False
-        if not lookup.done():
-            return False
-        error = lookup.exception()
-        if isinstance(error, PositionError):
-            raise error
-        if error is not None:
-            if now_ms >= holding.lookup_at_ms:
-                fields = {"key": holding.key, "error": error}
-                self._context.observe("start_lookup_failed", fields)
-                self._look_up(holding)
-            return False
-        holding.lookup = None
-        position = self._choose(holding, lookup.result(0))
-        self._heartbeater.beat_start(holding, position)
-        holding.begin(position, grantee=self._claimant.owner.incarnation)
-        return True
-
-    def _choose(self, holding: Holding, found: Lookup) -> int:
-        if found.committed is not None:
-            return found.committed
-        wanted = holding.start_rule.offsets.get(holding.key.topic_partition)
-        if wanted is not None:
-            return wanted
-        if holding.start_rule.offset_reset == "latest":
-            return found.log_range.end
-        return found.log_range.start
-
-    def _look_up(self, holding: Holding) -> None:
-        data = self._context.ports.data
-        group_id = holding.key.group_id
-        world = self._context.replicas[holding.coordinator].world
-        known = world.keys[holding.key]
-        # PROTOCOL 5.6: commits of an earlier topic of this name do not count.
-        may_use_commit = not known.retired_topic_ids
-        partition = holding.key.topic_partition
-        rule = holding.start_rule
-        must_exist = rule.offset_reset == "none" and partition not in rule.offsets
-        holding.lookup_at_ms = self._context.now_ms + LOOKUP_RETRY_MS
-
-        def find() -> Lookup:
-            log_range = data.ranges(
-                [partition], LOOKUP_MS_MAX, isolation_level=rule.isolation_level
-            ).get(partition)
-            if log_range is None:
-                raise CoordinationError(f"{partition} does not exist.")
-            committed = None
-            if may_use_commit:
-                offsets = data.committed(
-                    group_id, [partition], timeout_ms=LOOKUP_MS_MAX
-                )
-                committed = offsets.get(partition)
-            if committed is None and must_exist:
-                raise _no_position(partition, log_range)
-            return Lookup(committed, log_range)
-
-        holding.lookup = self._context.ports.background.submit(find)
-
-
-def _no_position(partition: TopicPartition, log_range: LogRange) -> PositionError:
-    return PositionError(
-        f"{partition} has no position and auto_offset_reset is 'none'; set one with "
-        "a committed offset, or choose 'earliest' or 'latest'",
-        requested=-1,
-        log_start=log_range.start,
-        log_end=log_range.end,
-        partition=(partition.topic, partition.partition),
-    )

@@ -1,10 +1,12 @@
 """A key that a session wants or holds, with the delivery under its claim."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import attrs
 
 from kafka_marshal.config import Delivery
+from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.ports import READ_UNCOMMITTED, LogRange, Pending
 from kafka_marshal.protocol.claiming import Claim
 from kafka_marshal.protocol.delivery import AtLeastOnce
@@ -12,6 +14,9 @@ from kafka_marshal.protocol.granting import AtMostOnce
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 
 from .meters import Tally, Vacancy
+
+if TYPE_CHECKING:
+    from .warm_fetches import WarmRecords
 
 
 @attrs.frozen
@@ -64,6 +69,7 @@ class OfferedKey:
         owner: client_id of the owner.
         position: The next offset to process by the log, None if unknown.
         until_ms: End of the offer, local time.
+        topic_id: Kafka's id of the topic by the owner's claim, None if unknown.
     """
 
     key: Key
@@ -71,6 +77,7 @@ class OfferedKey:
     owner: str
     position: int | None
     until_ms: int
+    topic_id: bytes | None = None
 
 
 @attrs.frozen
@@ -93,6 +100,32 @@ class Lookup:
 
     committed: int | None
     log_range: LogRange
+
+
+Found = Mapping[TopicPartition, Lookup | Exception]
+
+
+class StartLookup:
+    """The look-up of one start position: waits for a request, then for its answer."""
+
+    __slots__ = ("may_use_commit", "partition", "request")
+
+    def __init__(self, partition: TopicPartition, *, may_use_commit: bool) -> None:
+        self.partition = partition
+        self.may_use_commit = may_use_commit
+        # One for all partitions of a topic that are looked up together.
+        self.request: Pending[Found] | None = None
+
+    def done(self) -> bool:
+        """Return whether there is an outcome."""
+        return self.request is not None and self.request.done()
+
+    def outcome(self) -> Lookup | BaseException:
+        """Return what was found, or why nothing was. Only once it is done."""
+        if self.request is None:
+            return InvalidTransition(f"{self.partition} has not been looked up yet.")
+        error = self.request.exception()
+        return error if error is not None else self.request.result(0)[self.partition]
 
 
 NOWHERE = -1
@@ -126,6 +159,7 @@ class Holding:
         "topic_id",
         "unfinished_count",
         "vacancy",
+        "warm_records",
         "why",
     )
 
@@ -137,7 +171,7 @@ class Holding:
         self.start_rule = start_rule
         self.progress: AtLeastOnce | AtMostOnce | None = None
         self.drain: Drain | None = None
-        self.lookup: Pending[Lookup] | None = None
+        self.lookup: StartLookup | None = None
         self.lookup_at_ms = 0
         # At most once: records handed out since the application's last poll.
         self.unfinished_count = 0
@@ -158,6 +192,8 @@ class Holding:
         self.predecessor: Owner | None = None
         # The topic id that the log has for the claim.
         self.topic_id: bytes | None = None
+        # What was fetched before the claim, until the consumer's thread takes it.
+        self.warm_records: WarmRecords | None = None
         # The policy's reason for the claim, for people.
         self.why = ""
 

@@ -13,6 +13,7 @@ from kafka_marshal.protocol.labels import (
     PLANS_LABEL,
     REPLACES_ANY,
     REPLACES_LABEL,
+    STANDBYS_LABEL,
     WARMS_LABEL,
     WEIGHT_LABEL,
     WEIGHT_MAX,
@@ -118,6 +119,9 @@ class Announcer:
             labels[PLANS_LABEL] = str(PLANNER_VERSION)
         if any(sub.can_warm for sub in subs):
             labels[WARMS_LABEL] = "yes"
+        standbys = max((sub.standby.count for sub in subs if sub.standby), default=0)
+        if standbys:
+            labels[STANDBYS_LABEL] = str(standbys)
         weight = max((sub.weight for sub in subs), default=1)
         if weight > 1:
             labels[WEIGHT_LABEL] = str(min(weight, WEIGHT_MAX))

@@ -43,7 +43,7 @@ from kafka_marshal.protocol.state import (
 )
 from kafka_marshal.protocol.types import Key
 
-from .acquirer import Acquirer, StartPositions
+from .acquirer import Acquirer
 from .claim_index import ClaimIndex
 from .context import Context
 from .coverage import best_taker
@@ -59,6 +59,8 @@ from .outbox import Outbox, Sent, grantee_of
 from .planning import GroupPlanner
 from .releases import ORDERLY, ReleaseCooldowns, ReleaseRetrier
 from .slow_consumers import SlowConsumerPolicy
+from .standbys import Standbys
+from .start_positions import StartPositions
 from .subleasing import Subleaser
 from .subscription import Subscription, SubscriptionSet
 
@@ -121,7 +123,10 @@ class Session(Holder):
         self._start_positions = StartPositions(context, self._heartbeater, claimant)
         self._mirror = Mirror(context, claimant) if mirrors_offsets else None
         self._slow = SlowConsumerPolicy(context, self._held.lags, self._held.watchdog)
-        self._acquirer = Acquirer(context, self._outbox, lives=lives)
+        self._standbys = Standbys(context, me=claimant.owner.client_id)
+        self._acquirer = Acquirer(
+            context, self._outbox, lives=lives, standbys=self._standbys
+        )
         self._cooldowns = ReleaseCooldowns()
         self._offers = Offers(context, self._outbox, self.holdings, drain=self._drain)
         self._warmer = Warmer(context, self._outbox)
@@ -424,9 +429,11 @@ class Session(Holder):
             )
             self._policy_at_ms = min(self._policy_at_ms, sub.claimable_at_ms)
             plan = sub.plan(view, self._context, now_ms=now_ms)
+            plan = self._standbys.joined_to(plan, sub=sub, view=view)
             if sub.awaits_policy(now_ms):
                 self._plan_soon(now_ms)
             self._follow(sub, plan, now_ms)
+        self._standbys.drive(self._wanted.subs)
         counts = {
             topic: info.partition_count
             for sub in self._wanted.subs
@@ -622,7 +629,7 @@ class Session(Holder):
         why, log_ms = world.soft.notes[holding.key].reason, world.now_ms
         self._held.note_won(holding, effect=effect, why=why, log_ms=log_ms)
         before, subleaser = holding.vacancy, self._subleaser
-        is_warm = self._warmer.finish(holding.key) or (
+        is_warm = self._warmer.finish(holding) or (
             subleaser is not None and subleaser.has_warmed(holding.key)
         )
         if is_warm and before is not None:

@@ -46,7 +46,9 @@ _WARNINGS = frozenset(
         "topic_unchecked",
         "topics_limit",
         "uncommitted_backlog",
+        "standby_failed",
         "warm_failed",
+        "warm_fetch_failed",
     }
 )
 _ERRORS = frozenset(

@@ -7,7 +7,8 @@ hold of what a reader knows when it writes one, and the functions here see to th
 - An import carries keys that are final in the source as read. Nothing changes a final
   key any more (10.3), so it does not matter how old that reading is.
 - A LayoutDone follows imports that were read back of every key that moves from that
-  source to this target. From the source's fence on it gets no new keys, and drops none.
+  source to this target, and of settings and directives of groups whose home moves
+  there. From the source's fence on it gets no new ones.
 - A LayoutFinal of partition 0 follows every LayoutDone, and one of another partition
   follows that of partition 0. Both were read back.
 
@@ -17,16 +18,19 @@ some of the steps are superfluous, and refused.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import attrs
 import msgspec
 
 from kafka_marshal.protocol.codec import FRAME_BYTES_MAX, encode
 from kafka_marshal.protocol.items import Layout
+from kafka_marshal.protocol.judging import has_all_directives
 from kafka_marshal.protocol.labels import LAYOUT_LABEL, number_of
 from kafka_marshal.protocol.layout import (
     digest_of,
+    group_items,
     is_moving,
     is_settled,
     item_of,
@@ -36,18 +40,28 @@ from kafka_marshal.protocol.layout import (
 from kafka_marshal.protocol.records import (
     IMPORTED_MAX,
     Config,
+    ImportedDirective,
     ImportedKey,
+    ImportedSettings,
     LayoutDone,
     LayoutFence,
     LayoutFinal,
+    LayoutGroups,
     LayoutImport,
 )
-from kafka_marshal.protocol.state import MemberName, MemberState, WorldState
+from kafka_marshal.protocol.state import (
+    GroupState,
+    MemberName,
+    MemberState,
+    WorldState,
+)
 from kafka_marshal.protocol.types import Key
 
 Worlds = Mapping[int, WorldState]
 Fields = Mapping[str, Any]
 """Sender and tags of a record, by name."""
+
+Item = TypeVar("Item", ImportedKey, ImportedSettings, ImportedDirective)
 
 FINAL_AFTER_MS = 30_000
 """How long after the last LayoutDone the change ends though members lag behind it."""
@@ -120,6 +134,24 @@ class Import(NamedTuple):
     source_offset: int
     keys: tuple[Key, ...]
     items: tuple[ImportedKey, ...]
+
+
+class GroupImport(NamedTuple):
+    """Settings and directives of groups that one record brings to their new home.
+
+    Attributes:
+        target: The partition that the record goes to.
+        source: The home before the change.
+        source_offset: Offset up to which the source was read.
+        settings: Settings of groups.
+        directives: Directives in force.
+    """
+
+    target: int
+    source: int
+    source_offset: int
+    settings: tuple[ImportedSettings, ...]
+    directives: tuple[ImportedDirective, ...]
 
 
 class Done(NamedTuple):
@@ -266,63 +298,67 @@ def grouped(
         keys: The keys, those that are needed first in front.
         target: The partition that all of them move to.
     """
-    items: list[tuple[Key, ImportedKey]] = []
+    for some in _fitting(item_of(key, source.keys[key]) for key in keys):
+        yield Import(
+            target=target,
+            source=source.partition,
+            source_offset=source.next_offset,
+            keys=tuple(Key(each.group_id, each.topic, each.partition) for each in some),
+            items=some,
+        )
+
+
+def _fitting(items: Iterable[Item]) -> Iterator[tuple[Item, ...]]:
+    """Yield items, each time as many as fit a record."""
+    some: list[Item] = []
     size_bytes = 0
-    for key in keys:
-        item = item_of(key, source.keys[key])
+    for item in items:
         length = len(_encode(item))
-        if len(items) == IMPORTED_MAX or size_bytes + length > _ITEMS_BYTES_MAX:
-            yield _import(source, target, items)
-            items, size_bytes = [], 0
-        items.append((key, item))
+        if len(some) == IMPORTED_MAX or size_bytes + length > _ITEMS_BYTES_MAX:
+            yield tuple(some)
+            some, size_bytes = [], 0
+        some.append(item)
         size_bytes += length
-    if items:
-        yield _import(source, target, items)
-
-
-def _import(
-    source: WorldState, target: int, items: list[tuple[Key, ImportedKey]]
-) -> Import:
-    return Import(
-        target=target,
-        source=source.partition,
-        source_offset=source.next_offset,
-        keys=tuple(key for key, _ in items),
-        items=tuple(item for _, item in items),
-    )
+    if some:
+        yield tuple(some)
 
 
 # --- who acts on it already
 
 
-def members_of(worlds: Iterable[WorldState]) -> dict[MemberName, MemberState]:
-    """Return the live members; of one that announces itself to two homes, the newest.
+def members_of(
+    worlds: Iterable[WorldState], elapsed_ms: Mapping[int, int] | None = None
+) -> dict[MemberName, MemberState]:
+    """Return the live members that have not announced their end.
 
-    Members do that while a change is open (PROTOCOL 10.2).
+    Of one that announces itself to two homes, as members do while a change is open
+    (PROTOCOL 10.2), the newest announcement counts.
+
+    Args:
+        worlds: The coordinating partitions.
+        elapsed_ms: Time since the last entry of each, by an estimate.
     """
     found: dict[MemberName, MemberState] = {}
     for world in worlds:
-        for group_id in {name[0] for name in world.soft.members}:
-            for member in world.live_members(group_id):
-                record = member.record
-                name = (group_id, record.client_id, record.incarnation)
-                if name not in found or found[name].record.seq < record.seq:
-                    found[name] = member
-    return found
+        limit_ms = 2 * world.config.heartbeat_interval_ms if world.config else 0
+        now_ms = world.now_ms + (elapsed_ms or {}).get(world.partition, 0)
+        for name, member in world.soft.members.items():
+            if now_ms - member.seen_ms > limit_ms:
+                continue
+            if name not in found or found[name].record.seq < member.record.seq:
+                found[name] = member
+    return {name: one for name, one in found.items() if not one.record.draining}
 
 
-def generations_of(worlds: Iterable[WorldState]) -> dict[MemberName, int]:
+def generations_of(
+    worlds: Iterable[WorldState], elapsed_ms: Mapping[int, int] | None = None
+) -> dict[MemberName, int]:
     """Return the generation that each live member acts on, if it reports one."""
     return {
         name: generation
-        for name, member in members_of(worlds).items()
+        for name, member in members_of(worlds, elapsed_ms).items()
         if (generation := number_of(member.record.labels, LAYOUT_LABEL)) is not None
     }
-
-
-def floor_of(worlds: Iterable[WorldState]) -> int | None:
-    """Return the least generation that a live member acts on, None if none reports."""
-    return min(generations_of(worlds).values(), default=None)
 
 
 @attrs.frozen
@@ -349,6 +385,10 @@ class Reading:
     def log_ms(self, state: WorldState) -> int:
         """Return an estimate of the log time of a partition."""
         return state.now_ms + self.elapsed_ms.get(state.partition, 0)
+
+    def generations(self) -> dict[MemberName, int]:
+        """Return the generation that each live member acts on, if it reports one."""
+        return generations_of(self.known.values(), self.elapsed_ms)
 
     def is_done(self, source: int, target: int) -> bool | None:
         """Return whether a target is done with a source; None where it is not open."""
@@ -415,6 +455,7 @@ class Steps:
             there are no steps, nobody may claim, and a person decides.
         fences: Partitions that lack the fence; only partition 0, if that lacks it.
         imports: Imports of final keys.
+        groups: Imports of settings and directives, which are final from the fence on.
         dones: Sources with nothing left for a target.
         finals: Where a change ends.
         nudges: Partitions whose log time must move before anything else can happen
@@ -427,6 +468,7 @@ class Steps:
     is_torn: bool = False
     fences: tuple[int, ...] = ()
     imports: tuple[Import, ...] = ()
+    groups: tuple[GroupImport, ...] = ()
     dones: tuple[Done, ...] = ()
     finals: tuple[Final, ...] = ()
     nudges: tuple[int, ...] = ()
@@ -435,8 +477,8 @@ class Steps:
     @property
     def is_empty(self) -> bool:
         """Whether there is no record to write now."""
-        some = (self.fences, self.imports, self.dones, self.finals, self.nudges)
-        return not any(some)
+        some = (self.fences, self.imports, self.groups, self.dones, self.finals)
+        return not any((*some, self.nudges))
 
 
 def next_steps(reading: Reading, *, wanted: Collection[Key] = ()) -> Steps:
@@ -462,6 +504,7 @@ def next_steps(reading: Reading, *, wanted: Collection[Key] = ()) -> Steps:
         is_over=over,
         fences=fences,
         imports=tuple(imports_of(reading, wanted=wanted)),
+        groups=tuple(groups_of(reading)),
         dones=tuple(dones_of(reading)),
         finals=tuple(finals_of(reading)),
         nudges=tuple(sorted(nudges)),
@@ -506,6 +549,43 @@ def imports_of(reading: Reading, *, wanted: Collection[Key] = ()) -> Iterator[Im
         yield from grouped(source, due, target=target.partition)
 
 
+def groups_of(reading: Reading) -> Iterator[GroupImport]:
+    """Yield imports of settings and directives that their new home does not know.
+
+    A directive may end meanwhile: in the source, or in the target once it was imported.
+    """
+    for source, target, _ in reading.undone():
+        make = partial(
+            GroupImport, target.partition, source.partition, source.next_offset
+        )
+        settings, directives = _lacking_groups(source, target)
+        yield from (make(some, ()) for some in _fitting(settings))
+        yield from (make((), some) for some in _fitting(directives))
+
+
+def _lacking_groups(
+    source: WorldState, target: WorldState
+) -> tuple[list[ImportedSettings], list[ImportedDirective]]:
+    """Return settings and directives that a target is to have and does not know."""
+    settings, directives = group_items(source, target.partition)
+    config, none = target.config, GroupState()
+    assert config is not None
+
+    def is_lacking(item: ImportedDirective) -> bool:
+        group = target.groups.get(item.group_id, none)
+        is_known = group.directive(item.op_id) or group.is_over(item.op_id)
+        return not (is_known or has_all_directives(target, group, config=config))
+
+    return (
+        [
+            each
+            for each in settings
+            if target.groups.get(each.group_id, none).settings is None
+        ],
+        [each for each in directives if is_lacking(each)],
+    )
+
+
 def dones_of(reading: Reading) -> Iterator[Done]:
     """Yield the sources that are read as final and imported, for each target.
 
@@ -515,7 +595,7 @@ def dones_of(reading: Reading) -> Iterator[Done]:
         is_imported = source.quiet_until_ms is None and all(
             key in target.keys and is_settled(source, source.keys[key]) for key in keys
         )
-        if is_imported:
+        if is_imported and not any(_lacking_groups(source, target)):
             yield Done(
                 target=target.partition,
                 source=source.partition,
@@ -601,7 +681,7 @@ def final_waits_of(reading: Reading) -> Iterator[Wait]:
         if (layout := change.layout_of(state)) is not None
         for source in layout.sources
     )
-    floor = floor_of(known.values())
+    floor = min(reading.generations().values(), default=None)
     waited_ms = known[0].append_time_ms - done_ms
     if not is_adopted(floor, generation=change.generation, waited_ms=waited_ms):
         left_ms = FINAL_AFTER_MS - waited_ms - reading.elapsed_ms.get(0, 0)
@@ -675,7 +755,7 @@ def progress_of(reading: Reading) -> Progress:
         if (layout := state.layout) is not None
         for source in layout.sources
     ]
-    acting = generations_of(reading.known.values())
+    acting = reading.generations()
     pairs = [reading.is_done(*pair) for pair in change.pairs]
     has_ended = {state.partition for state in ended}
     return Progress(
@@ -724,6 +804,20 @@ def import_of(change: Change, step: Import, *, sender: Fields) -> LayoutImport:
         source=step.source,
         source_offset=step.source_offset,
         items=step.items,
+    )
+
+
+def groups_import_of(
+    change: Change, step: GroupImport, *, sender: Fields
+) -> LayoutGroups:
+    """Return the record of an import of settings and directives."""
+    return LayoutGroups(
+        **sender,
+        op_id=change.op_id,
+        source=step.source,
+        source_offset=step.source_offset,
+        settings=step.settings,
+        directives=step.directives,
     )
 
 

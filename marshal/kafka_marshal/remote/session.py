@@ -7,7 +7,7 @@ the clients of a dead sidecar stop.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol, Self
+from typing import Protocol
 
 from kafka_marshal.config import Delivery
 from kafka_marshal.engine import Holding, StartRule, Subscription
@@ -28,11 +28,13 @@ from kafka_marshal.remote import api
 from kafka_marshal.remote.context import RemoteContext
 from kafka_marshal.remote.errors import error_of
 from kafka_marshal.remote.grants import SidecarGrantRequester
+from kafka_marshal.remote.standbys import RemoteStandbys
 from kafka_marshal.remote.warming import RemoteWarmer
 
 RESTARTED = "sidecar_restarted"
 REASSIGNED = "reassigned"
 OVER_MAX = 100_000
+NO_TOKEN = Token(-1, -1, -1)
 
 
 class Commands(Protocol):
@@ -112,13 +114,15 @@ class RemoteSession(Holder):
         # Sidecar incarnation that announced each claim.
         self._announced_by: dict[Key, Owner] = {}
         # Newest claim of each key that ended here: later events about it are ignored.
-        self._over: dict[Key, _Over] = {}
+        # Tokens compare, epochs of two coordinating partitions do not (PROTOCOL 10).
+        self._over: dict[Key, Token] = {}
         self._reported: dict[Key, api.Progress] = {}
         self._deadlines_ms = 0
         # Topics that another live member could take partitions of.
         self._takers: frozenset[str] = frozenset()
         self._stuck_counts: dict[Key, int] = {}
         self._warmer = RemoteWarmer(context, send_ready=self._send_ready)
+        self._standbys = RemoteStandbys(context)
         self._ticked_ms = context.now_ms
 
     # --- subscriptions
@@ -208,6 +212,8 @@ class RemoteSession(Holder):
                 self._on_releasing(event)
             case api.Warm():
                 self._on_warm(event)
+            case api.Standby():
+                self._on_standby(event)
             case api.Lost():
                 self._on_lost(event)
             case api.Paused():
@@ -240,6 +246,9 @@ class RemoteSession(Holder):
         self._on_paused(snapshot.paused)
         for offered in snapshot.warming:
             self._on_warm(offered)
+        self._standbys.keep(self._key(each) for each in snapshot.standbys)
+        for standby in snapshot.standbys:
+            self._on_standby(standby)
 
     def _on_paused(self, event: api.Paused) -> None:
         self._context.pause = event.is_paused
@@ -249,17 +258,16 @@ class RemoteSession(Holder):
 
     def _on_assigned(self, assignment: api.Assignment) -> None:
         key = self._key(assignment)
-        over = self._over.get(key)
-        if over is not None and over.covers(assignment):
+        token = Token.parse(assignment.token)
+        if token <= self._over.get(key, NO_TOKEN):
             return  # it has ended here, and its release is on the way
         holding = self.holdings.get(key)
         if holding is not None and holding.claim.is_owned:
-            if holding.claim.epoch == assignment.epoch:
+            if holding.claim.token == token:
                 # Sent again when a deadline was shortened (PROTOCOL S4).
                 holding.claim.limit(_lease_of(assignment))
                 return
-            token = holding.claim.token
-            if token is not None and Token.parse(assignment.token) < token:
+            if token < (holding.claim.token or NO_TOKEN):
                 return  # a later claim has ended that one
             if not assignment.subscription and self._may_continue(holding):
                 self._continue(holding, assignment)
@@ -271,7 +279,7 @@ class RemoteSession(Holder):
             return
         found = self._holding_for(assignment, key, holding)
         if found is None or self.failure is not None:
-            self._over[key] = _Over.of(assignment)
+            self._over[key] = token
             self.commands.give_back([_unused(assignment)])
             return
         self._begin(found, assignment)
@@ -300,7 +308,7 @@ class RemoteSession(Holder):
         return is_explicit and holding.claim.is_valid(self._context.now_ms)
 
     def _continue(self, holding: Holding, assignment: api.Assignment) -> None:
-        self._note_over(holding.key, _over_of(holding))
+        self._note_over(holding.key, holding.claim.token)
         holding.claim.reassign(self._sublease(assignment))
         self._note_terms(holding, assignment)
         progress = holding.progress
@@ -334,7 +342,8 @@ class RemoteSession(Holder):
         if isinstance(holding.progress, AtMostOnce):
             holding.progress.is_anchored = assignment.is_anchored
         self.holdings[key] = holding
-        self._warmer.on_assigned(key)
+        self._warmer.on_assigned(holding)
+        self._standbys.on_assigned(key)
         self._context.follows[key] = assignment.follows
         self._stuck_counts[key] = assignment.stuck
         self._held.watchdog.watch(holding, self._context.now_ms)
@@ -348,10 +357,14 @@ class RemoteSession(Holder):
         sub = self._names.get(event.subscription)
         self._warmer.on_warm(event, key=self._key(event), sub=sub)
 
+    def _on_standby(self, event: api.Standby) -> None:
+        sub = self._names.get(event.subscription)
+        self._standbys.on_event(event, key=self._key(event), sub=sub)
+
     def _on_releasing(self, event: api.Releasing) -> None:
         early = self._early.pop(self._key(event), None)
         if early is not None:
-            self._over[self._key(event)] = _Over.of(early)
+            self._over[self._key(event)] = Token.parse(early.token)
             self.commands.give_back([_unused(early)])
         holding = self._find(event, event.epoch)
         if holding is None:
@@ -366,10 +379,12 @@ class RemoteSession(Holder):
 
     def _on_lost(self, event: api.Lost) -> None:
         key = self._key(event)
-        self._early.pop(key, None)
+        early = self._early.pop(key, None)
         holding = self._find(event, event.epoch)
-        token = None if holding is None else holding.claim.token
-        self._note_over(key, _Over(event.epoch, token))
+        if event.token is not None:
+            self._note_over(key, Token.parse(event.token))
+        elif early is not None and early.epoch == event.epoch:
+            self._note_over(key, Token.parse(early.token))
         if holding is not None:
             ending = Ending(
                 event.reason, event.winner, event.at_offset, was_lost=event.was_lost
@@ -489,6 +504,7 @@ class RemoteSession(Holder):
         self._ticked_ms = now_ms
         self._held.look_at_ends(now_ms)
         self._warmer.drive(now_ms)
+        self._standbys.drive()
         for sub in self._wanted.subs:
             if sub.has_doubts:
                 self._check_topics(sub, now_ms)
@@ -559,16 +575,15 @@ class RemoteSession(Holder):
     def on_end(self, holding: Holding, ending: Ending) -> None:
         """Ignore later events of this claim."""
         del ending
-        self._note_over(holding.key, _over_of(holding))
+        self._note_over(holding.key, holding.claim.token)
 
     def after_verdict(self, holding: Holding) -> None:
         """Remove a holding whose claim a verdict has ended."""
         self._held.after_end(holding)
 
-    def _note_over(self, key: Key, ended: "_Over") -> None:
+    def _note_over(self, key: Key, token: Token | None) -> None:
         over = self._over
-        before = over.pop(key, None)
-        over[key] = ended if before is None else before.later(ended)
+        over[key] = max(token or NO_TOKEN, over.pop(key, NO_TOKEN))
         if len(over) > OVER_MAX:
             del over[next(iter(over))]
 
@@ -593,42 +608,6 @@ class RemoteSession(Holder):
         if holding is None or not holding.claim.is_owned:
             return None
         return holding if holding.claim.epoch == epoch else None
-
-
-class _Over(NamedTuple):
-    """A claim that has ended here.
-
-    Epochs order the claims of one coordinating partition, and tokens those of all: a
-    key may have moved (PROTOCOL 10).
-
-    Attributes:
-        epoch: Its epoch.
-        token: Its token, None if it was never assigned here.
-    """
-
-    epoch: int
-    token: Token | None
-
-    @classmethod
-    def of(cls, assignment: api.Assignment) -> Self:
-        """Return an assigned claim as one that has ended."""
-        return cls(assignment.epoch, Token.parse(assignment.token))
-
-    def covers(self, assignment: api.Assignment) -> bool:
-        """Return whether an assigned claim is this one, or an earlier one."""
-        if self.token is None:
-            return assignment.epoch <= self.epoch
-        return Token.parse(assignment.token) <= self.token
-
-    def later(self, other: "_Over") -> "_Over":
-        """Return the later of two claims."""
-        if self.token is None or other.token is None:
-            return max(self, other, key=lambda each: each.epoch)
-        return self if self.token > other.token else other
-
-
-def _over_of(holding: Holding) -> _Over:
-    return _Over(holding.claim.epoch or 0, holding.claim.token)
 
 
 class _PartitionMessage(Protocol):

@@ -19,7 +19,7 @@ from kafka_marshal.plan_view import plan_object, view_plan
 from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict
 from kafka_marshal.protocol.handoffs import offered_since_ms, phase_of
-from kafka_marshal.protocol.text import world_to_object
+from kafka_marshal.protocol.text import claim_to_object, world_to_object
 from kafka_marshal.protocol.types import Key, OffsetRange
 from kafka_marshal.remote import api
 from kafka_marshal.remote.answers import Handoff, LocalClient
@@ -418,12 +418,38 @@ class SidecarService:
                 if stale is not None:
                     raise self._stale(_key(who, stale))
                 self._flush(group, who, beat)
-            deadlines = group.deadlines(client)
-            takers = group.takers(client)
-            now_ms = self._context.now_ms
-            return api.HeartbeatResponse(
-                deadlines=deadlines, now_ms=now_ms, takers=takers
-            )
+            return self._deadlines(group, client)
+
+    def beat_at_once(
+        self, who: Caller, beat: api.HeartbeatRequest
+    ) -> api.HeartbeatResponse | None:
+        """Record a heartbeat as ``beat`` does, if that takes no time.
+
+        It never waits and writes no file, so that the event loop may call it.
+
+        Returns:
+            None if nothing was recorded, because the engine is busy, the client waits
+            for the log, has sought, or its deadlines are to be journaled first.
+
+        Raises:
+            ClaimLost: The client is not registered.
+        """
+        changed = self._engine.changed
+        if beat.flush or not changed.acquire(blocking=False):
+            return None
+        try:
+            group, client = self._find(who)
+            if group.is_slow_beat(client, beat):
+                return None
+            return self.beat(who, beat)
+        finally:
+            changed.release()
+
+    def _deadlines(self, group: LocalGroup, client: Client) -> api.HeartbeatResponse:
+        deadlines, takers = group.deadlines(client), group.takers(client)
+        return api.HeartbeatResponse(
+            deadlines=deadlines, now_ms=self._context.now_ms, takers=takers
+        )
 
     def _flush(
         self, group: LocalGroup, who: Caller, beat: api.HeartbeatRequest
@@ -601,6 +627,40 @@ class SidecarService:
         with self._engine.changed:
             replicas = self._context.replicas.values()
             return world_to_object(replica.world for replica in replicas)
+
+    def claims(
+        self,
+        group_id: str,
+        topic: str,
+        *,
+        partition: int | None = None,
+        timeout_ms: int,
+    ) -> dict[str, Any]:
+        """Return of the world document only the claims of a topic, or of a partition.
+
+        A world has thousands of claims of others; making their text takes many times
+        as long as all else, under the engine's lock.
+
+        Raises:
+            DeadlineExceeded: The log was not read to its end in time.
+        """
+        self._engine.catch_up(timeout_ms)
+        with self._engine.changed:
+            partitions: dict[str, Any] = {}
+            for number, replica in sorted(self._context.replicas.items()):
+                world = replica.world
+                keys: Iterable[Key] = (Key(group_id, topic, partition or 0),)
+                if partition is None:
+                    keys = sorted(k for k in world.keys if k[:2] == (group_id, topic))
+                partitions[str(number)] = {
+                    "next_offset": world.next_offset,
+                    "claims": [
+                        claim_to_object(world, key, known=world.keys[key])
+                        for key in keys
+                        if key in world.keys
+                    ],
+                }
+            return {"partitions": partitions}
 
     def groups_world(
         self, *, timeout_ms: int

@@ -60,6 +60,7 @@ COMMANDS = {
     "sidecar status",
     "spark audit",
     "topic alter",
+    "topic resize",
     "topic format",
     "topic info",
     "topic random-id",

@@ -8,6 +8,7 @@ from logkit import (
     H,
     Log,
     config,
+    direct,
     ident,
     layout_fence,
     layout_final,
@@ -16,6 +17,7 @@ from logkit import (
     pause,
     release,
     resets,
+    settings,
     stage,
 )
 
@@ -34,6 +36,7 @@ from kafka_marshal.protocol.layout_steps import (
     final_of,
     final_waits_of,
     grouped,
+    groups_import_of,
     import_of,
     is_adopted,
     is_torn,
@@ -106,6 +109,9 @@ class Change:
         ]
         records += [
             (i.target, import_of(change, i, sender=SENDER)) for i in steps.imports
+        ]
+        records += [
+            (g.target, groups_import_of(change, g, sender=SENDER)) for g in steps.groups
         ]
         records += [(d.target, done_of(change, d, sender=SENDER)) for d in steps.dones]
         records += [(f.partition, final_of(f, sender=SENDER)) for f in steps.finals]
@@ -267,6 +273,68 @@ def test_moving_keys_are_placed_once():
     assert moving.of(state) is not first
 
 
+def moving_groups(count):
+    """Return groups whose home moves from partition 0 to 2."""
+    return [
+        f"g{n}"
+        for n in range(99 * count)
+        if home_partition(f"g{n}", partition_count=2) == 0
+        and home_partition(f"g{n}", partition_count=4) == 2
+    ][:count]
+
+
+def test_settings_and_directives_come_before_done():
+    change = Change()
+    one, other = moving_groups(2)
+    change.logs[0].append(settings(group=one))
+    change.logs[0].append(direct(group=other))
+    change.logs[0].append(direct(group="marshal"))
+    change.fence()
+    steps = change.steps()
+    assert [each.source for each in steps.dones] == [1]
+    assert [(each.target, each.source) for each in steps.groups] == [(2, 0), (2, 0)]
+    assert [each.group_id for each in steps.groups[0].settings] == [one]
+    named = [each.group_id for each in steps.groups[1].directives]
+    assert named == sorted([other, "marshal"])
+    assert not change.steps(unread={1, 3}).is_empty
+    assert change.write(steps) == [*["group_imported"] * 3, "layout_done"]
+    steps = change.steps()
+    assert (steps.groups, [each.source for each in steps.dones]) == ((), [0])
+    assert change.write(steps) == ["layout_done"]
+    assert change.logs[2].state.settings_of(one).generation == 1
+
+
+def test_directives_that_do_not_fit_or_have_ended_are_not_waited_for():
+    change = Change()
+    (group,) = moving_groups(1)
+    for name in ("one", "two"):
+        change.logs[0].append(direct(group=group, op=ident(name)))
+    change.fence()
+    target = change.logs[2].state
+    target.directed = {("x", ident(f"{n}")): None for n in range(999)}
+    assert change.write().count("group_imported") == 1
+    assert change.steps().groups == ()
+    assert [each.source for each in change.steps().dones] == [0]
+    target.directed = {(group, ident("one")): None}
+    change.logs[2].append(b"", at=2**62)
+    assert target.groups[group].directives == ()
+    (left,) = change.steps().groups
+    assert [each.op_id for each in left.directives] == [ident("two")]
+
+
+def test_directives_take_as_many_records_as_they_need():
+    change = Change()
+    (group,) = moving_groups(1)
+    for n in range(64):
+        change.logs[0].append(
+            direct(group=group, host="\u20ac" * 255, op=ident(f"{n}"))
+        )
+    change.fence()
+    assert len(change.steps().groups) > 1
+    outcomes = change.write(change.steps())
+    assert outcomes.count("group_imported") == 64
+
+
 # --- Done
 
 
@@ -407,6 +475,19 @@ def test_the_dead_are_not_waited_for():
     announce(change, "c3", 1)
     announce(change, "c1", 2, dead=True)
     assert change.steps().finals == (Final(0, OP),)
+
+
+def test_who_is_gone_or_leaves_is_not_waited_for():
+    change = finished(Change())
+    announce(change, "c3", 1)
+    steps = change.steps(elapsed_ms=dict.fromkeys(range(4), 2 * H + 1))
+    assert "adoption" in {wait.reason for wait in steps.waits}
+    assert members_of(change.worlds.values(), dict.fromkeys(range(4), 2 * H + 1)) == {}
+    assert progress_of(change.read()).lagging == (("g", "c3"),)
+    home = home_partition("g", partition_count=4)
+    last = msgspec.structs.replace(member("c3", seq=1), labels={}, draining=True)
+    change.logs[home].append(last)
+    assert progress_of(change.read()).lagging == ()
 
 
 def test_the_newest_announcement_of_two_homes_counts():

@@ -535,3 +535,61 @@ def test_a_long_vector_leaves_little_room():
 def test_the_vector_is_what_was_folded_and_how_long_ago():
     log = group("c1")
     assert reading(log, after=7).vector == ((log.state.next_offset, 7),)
+
+
+# --- standbys
+
+
+def standing_by(*, beside="h-c", seq=0):
+    """Return a log in which a owns a key, and b and c live on and stand by."""
+    log = group("c1")
+    log.append(claim("a", key=named(0)))
+    log.append(member("a", capacity=0, host="h-a"))
+    for name, host in (("b", "h-b"), ("c", beside)):
+        labels = {"standbys": "1"}
+        record = member(name, labels=labels, capacity=0, host=host, seq=seq)
+        log.append(record, after=H if name == "b" else 1)
+    return log
+
+
+def test_a_key_whose_owner_has_gone_counts_as_its_standbys():
+    log = standing_by()
+    first = keys(log)[T0].owner
+    assert first in {"b", "c"}
+    # The owner has been silent for longer than an interval, and is not stale yet.
+    assert not keys(log)[T0].is_free
+    for name in "bc":
+        record = member(
+            name, seq=1, labels={"standbys": "1"}, capacity=0, host=f"h-{name}"
+        )
+        log.append(record, after=H if name == "b" else 1)
+    assert keys(log)[T0] == PlanKey(T0, first, is_free=True)
+
+
+def test_a_standby_on_the_owners_host_comes_last():
+    assert keys(standing_by(beside="h-a"))[T0].owner == "b"
+
+
+def test_what_a_plan_names_comes_before_standbys():
+    log = standing_by(beside="h-a")
+    log.append(planned(0, ("c", 0, (0,)), vector=((FAR, 0),)))
+    assert keys(log)[T0].owner == "c"
+
+
+def test_members_that_a_directive_names_do_not_stand_by():
+    log = standing_by(beside="h-a")
+    log.append(direct("b"))
+    assert keys(log)[T0].owner == "c"
+
+
+def test_members_of_other_topics_do_not_stand_by():
+    log = standing_by(beside="h-a")
+    labels = {"standbys": "1"}
+    log.append(member("b", seq=1, labels=labels, topics=("u",), capacity=0))
+    assert keys(log)[T0].owner == "c"
+
+
+def test_a_key_whose_owner_lives_stays_with_it():
+    log = standing_by()
+    log.append(member("a", seq=1, capacity=0, host="h-a"))
+    assert keys(log)[T0].owner == "a"

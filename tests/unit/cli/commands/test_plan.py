@@ -5,12 +5,14 @@ from typing import ClassVar
 
 import msgspec
 import pytest
-from logkit import H, Log, member, planned, settings
+from logkit import H, Log, beat, member, planned, settings
 from typer.testing import CliRunner
 
 from kafka_marshal import ConfigurationError, Key, World
+from kafka_marshal.engine.kept_states import Restored
 from kafka_marshal.plan_simulation import NewMember
 from kafka_marshal.plan_view import Verification
+from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands.plan import new_member
@@ -127,7 +129,7 @@ def test_new_members(text, expected):
 
 
 @pytest.fixture
-def planned_world(monkeypatch):
+def log():
     """A group with policy planner; its plan gives one partition of a to b."""
     log = Log(cluster_id="cluster", level=2)
     log.append(settings(policy="planner"))
@@ -135,7 +137,16 @@ def planned_world(monkeypatch):
         log.append(member(name, capacity=0))
     for number in range(4):
         log.claimed("a", key=Key("g", "t", number))
+    for number in range(4):
+        epoch = log.state.keys[Key("g", "t", number)].epoch
+        log.append(beat(epoch, 0, key=Key("g", "t", number), client="a"))
     log.append(planned(0, ("b", 0, (3,)), client="a", vector=((2**62, 0),)))
+    return log
+
+
+@pytest.fixture
+def planned_world(log, monkeypatch):
+    monkeypatch.setattr(Call, "log_ends", lambda call, partitions: {})
     world = World([log.state], {0: 0}, cluster_id="cluster", read_at_ms=5)
     monkeypatch.setattr(Call, "world", lambda self, *at, **which: world)
     return world
@@ -154,11 +165,85 @@ def test_the_plan_of_a_group_is_shown(planned_world):
     assert "HOLDER  PLANNED  STATE" in invoke("g", what="show").stdout
 
 
+def test_lag_is_shown_by_the_ends_of_the_logs(planned_world, monkeypatch):
+    asked = []
+
+    def ends(call, partitions):
+        asked.append(sorted(partitions))
+        return {TopicPartition("t", 0): 7}
+
+    monkeypatch.setattr(Call, "log_ends", ends)
+    found = json.loads(invoke("g", "-o", "json", what="show").stdout)
+    assert asked == [[TopicPartition("t", number) for number in range(4)]]
+    assert (found["lag"], found["lag_unknown_count"]) == (7, 3)
+    lines = invoke("g", what="show").stdout.splitlines()
+    assert any(line.endswith("7 + 3 unknown") for line in lines)
+    monkeypatch.setattr(Call, "log_ends", lambda call, partitions: {})
+    lines = invoke("g", what="show").stdout.splitlines()
+    assert any(line.startswith("a ") and line.endswith(" -") for line in lines)
+    lines = invoke("g", "--at", "0:3", what="show").stdout
+    assert "LAG" not in lines
+
+
+def test_targets_and_directives_are_columns_where_there_are_some(log, planned_world):
+    lines = invoke("g", what="show").stdout
+    assert "TARGET" not in lines
+    assert "DIRECTIVE" not in lines
+    log.append(member("b", seq=1, capacity=0, labels={"target": "2"}))
+    lines = invoke("g", what="show").stdout
+    assert "TARGET" in lines
+    assert "DIRECTIVE" not in lines
+
+
 def test_a_partition_of_a_plan_is_explained(planned_world):
     result = invoke("g", "--why", "t:3", "-o", "json", what="show")
     assert json.loads(result.stdout)["why"].startswith("t-3 is to go from a to b")
     assert invoke("g", "--why", "t", what="show").exit_code == ExitCode.USAGE
     assert invoke("g", "--why", "t:9", what="show").exit_code == ExitCode.REFUSED
+
+
+def test_changes_since_an_earlier_plan_are_shown(log, planned_world, monkeypatch):
+    opened = []
+
+    class Scan:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def restore(self):
+            return {0: Restored(WorldState(0), None, 0)}
+
+        def __iter__(self):
+            return iter([(0, entry) for entry in log.entries])
+
+    def scan(call, at=None, *, partition=None):
+        opened.append((at, partition))
+        return Scan()
+
+    monkeypatch.setattr(Call, "scan", scan)
+    found = json.loads(invoke("g", "--diff", "1", "-o", "json", what="show").stdout)
+    assert opened == [(None, 0)]
+    names = ("since_generation", "since_author", "generation", "open_count")
+    assert [found[name] for name in names] == [1, "a", 1, 1]
+    (row,) = [row for row in found["changes"] if row["state"]]
+    assert (row["partition"], row["source"], row["to"]) == (3, "b", "b")
+    assert (row["holder"], row["state"]) == ("a", "open")
+    assert "FROM  TO  HOLDER  STATE" in invoke("g", "--diff", "1", what="show").stdout
+    result = invoke("g", "--diff", "2", what="show")
+    assert result.exit_code == ExitCode.REFUSED
+    assert "no plan of generation 2 yet" in result.stderr
+    both = invoke("g", "--diff", "1", "--why", "t:3", what="show")
+    assert both.exit_code == ExitCode.USAGE
+
+
+def test_a_plan_needs_a_moment_of_all_coordinating_partitions(monkeypatch):
+    world = World([Log(k=2).state], {}, is_past=True, is_partial=True)
+    monkeypatch.setattr(Call, "world", lambda self, *at, **which: world)
+    result = invoke("g", "--at", "0:3", what="show")
+    assert result.exit_code == ExitCode.USAGE
+    assert "an offset of each" in result.stderr
 
 
 def test_an_unknown_group_has_no_plan(planned_world):

@@ -1,0 +1,146 @@
+"""Where claims start that the log has no position of (PROTOCOL 5.6)."""
+
+import pytest
+from enginekit import H, of, owning, spec, world
+
+from kafka_marshal.engine import start_positions
+from kafka_marshal.engine.holding import StartLookup
+from kafka_marshal.engine.start_positions import StartPositions
+from kafka_marshal.errors import CoordinationError, PositionError
+from kafka_marshal.protocol.records import ClaimingPartition
+from kafka_marshal.protocol.types import Key
+
+
+def watch_requests(monkeypatch):
+    """Note the partitions of each request for start positions."""
+    requests = []
+    plain = StartPositions._request
+
+    def request(self, holdings):
+        requests.append([(one.key.topic, one.key.partition) for one in holdings])
+        return plain(self, holdings)
+
+    monkeypatch.setattr(StartPositions, "_request", request)
+    return requests
+
+
+def claiming(cluster, *topics, **options):
+    """Return a process that has sent its claims, and gets no answer of the cluster."""
+    node = cluster.node("a", spec=spec(*topics, **options))
+    cluster.run_until(lambda: of(cluster, "a", ClaimingPartition), 2 * H)
+    node.background.is_held = True
+    return node
+
+
+def answer(cluster, node):
+    node.background.is_held = False
+    node.background.run_waiting()
+    cluster.run(H)
+
+
+def test_claims_of_one_topic_share_a_request(monkeypatch):
+    cluster = world(records=(3,) * 150)
+    requests = watch_requests(monkeypatch)
+    node = claiming(cluster)
+    cluster.run_until(lambda: len(node.held) == 150, 2 * H)
+    answer(cluster, node)
+    assert sorted(partition for one in requests for _, partition in one) == [
+        *range(150)
+    ]
+    assert len(requests) <= start_positions.REQUESTS_MAX + 1
+    assert not node.observer.named("start_lookup_failed")
+    assert all(held.progress is not None for held in node.held.values())
+
+
+def test_at_most_some_requests_are_under_way(monkeypatch):
+    monkeypatch.setattr(start_positions, "REQUEST_PARTITIONS_MAX", 2)
+    monkeypatch.setattr(start_positions, "REQUESTS_MAX", 3)
+    cluster = world(records=(3,) * 20)
+    requests = watch_requests(monkeypatch)
+    node = claiming(cluster)
+    cluster.run_until(lambda: len(node.held) == 20, 2 * H)
+    assert len(requests) == 3
+    answer(cluster, node)
+    assert max(map(len, requests)) == 2
+    assert all(held.progress is not None for held in node.held.values())
+
+
+def test_a_topic_that_may_not_be_read_fails_alone(monkeypatch):
+    cluster = world(records=(3, 3))
+    cluster.fill("other", (3, 3))
+    node = cluster.node("a", spec=spec("t", "other"))
+    plain = node.data.ranges
+
+    def ranges(partitions, timeout_ms, **options):
+        if partitions[0].topic == "other":
+            raise CoordinationError("not authorized")
+        return plain(partitions, timeout_ms, **options)
+
+    monkeypatch.setattr(node.data, "ranges", ranges)
+    cluster.run(H)
+    started = {key.topic for key, held in node.held.items() if held.progress}
+    assert started == {"t"}
+    failed = {
+        one.fields["key"].topic for one in node.observer.named("start_lookup_failed")
+    }
+    assert failed == {"other"}
+
+
+def test_a_claim_that_ended_in_the_queue_is_not_looked_up(monkeypatch):
+    monkeypatch.setattr(start_positions, "REQUESTS_MAX", 0)
+    cluster = world(records=(3, 3))
+    requests = watch_requests(monkeypatch)
+    node = claiming(cluster)
+    cluster.run_until(lambda: len(node.held) == 2, 2 * H)
+    node.session.release(node.held[Key("g", "t", 0)], reason="surplus")
+    monkeypatch.setattr(start_positions, "REQUESTS_MAX", 8)
+    answer(cluster, node)
+    assert requests[0] == [("t", 1)]
+
+
+def test_a_partition_without_a_position_fails_the_consumer_that_wants_one(monkeypatch):
+    cluster = world(records=(3,))
+    node = cluster.node("a", spec=spec(auto_offset_reset="none"))
+    cluster.run(H)
+    with pytest.raises(PositionError, match="no position"):
+        node.consumer.poll(0)
+
+
+def test_a_partition_that_is_gone_is_looked_up_again(monkeypatch):
+    cluster = world(records=(3, 3))
+    node = cluster.node("a", spec=spec())
+    gone = []
+    plain = node.data.ranges
+
+    def ranges(partitions, timeout_ms, **options):
+        found = dict(plain(partitions, timeout_ms, **options))
+        if not gone:
+            gone.extend(partitions)
+            del found[partitions[0]]
+        return found
+
+    monkeypatch.setattr(node.data, "ranges", ranges)
+    cluster.run(H)
+    failed = node.observer.named("start_lookup_failed")
+    assert [str(one.fields["error"]) for one in failed] == [
+        f"{gone[0]} does not exist."
+    ]
+    assert all(held.progress is not None for held in node.held.values())
+
+
+def test_a_look_up_without_a_request_has_no_outcome():
+    lookup = StartLookup(Key("g", "t", 0).topic_partition, may_use_commit=True)
+    assert not lookup.done()
+    assert isinstance(lookup.outcome(), Exception)
+
+
+def test_positions_of_the_log_need_no_look_up(monkeypatch):
+    cluster = world(records=(3,))
+    first = owning(cluster)
+    first.consumer.poll(0)
+    cluster.run(H)
+    first.leave()
+    cluster.run(H)
+    requests = watch_requests(monkeypatch)
+    owning(cluster, "b")
+    assert not requests
