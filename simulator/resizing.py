@@ -19,6 +19,7 @@ from kafka_marshal.protocol.layout_steps import (
     done_of,
     fence_of,
     final_of,
+    groups_import_of,
     import_of,
     next_steps,
     read,
@@ -137,6 +138,8 @@ class Resizes:
             yield number, fence_of(change, sender=self._sender())
         for each in steps.imports:
             yield each.target, import_of(change, each, sender=self._sender())
+        for group in steps.groups:
+            yield group.target, groups_import_of(change, group, sender=self._sender())
         for done in steps.dones:
             yield done.target, done_of(change, done, sender=self._sender())
         for final in steps.finals:
