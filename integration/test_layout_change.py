@@ -66,8 +66,8 @@ class Producer:
 
 
 @pytest.mark.parametrize("delivery", ["alo", "amo"])
-def test_the_count_changes_under_load(broker, unique, delivery):
-    with opened(broker, unique, partitions=COUNTS[0], h_ms=H_MS) as domain:
+def test_the_count_changes_under_load(broker, unique, delivery, via):
+    with opened(broker, unique, partitions=COUNTS[0], h_ms=H_MS, via=via) as domain:
         topic, group = domain.data_topic(DATA_PARTITIONS), unique("resized")
         handled: list[tuple[int, int]] = []
         members = [

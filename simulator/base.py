@@ -66,7 +66,7 @@ class BaseWorld:
             for world in self.watcher.worlds:
                 known = world.keys.get(key)
                 if known is not None and known.topic_id == topic_id:
-                    position = known.next_unclaimed() or 0
+                    position = max(position, known.next_unclaimed() or 0)
             if position < end:
                 found[f"{place.topic}-{place.partition}"] = (position, end)
         return found

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from kafka_marshal.defaults import COORDINATION_TOPIC
 from kafka_marshal.engine import Engine
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
+from kafka_marshal.protocol.layout import is_final
 from kafka_marshal.protocol.log_judge import CLAIMS, LogJudge, Place
 from kafka_marshal.protocol.losses import Loss, LossBook
 from kafka_marshal.protocol.rationalizer import apply
@@ -138,6 +139,7 @@ class LogWatcher:
     def catch_up(self) -> bool:
         """Fold and check what was committed since; return whether it was anything."""
         self._kafka.settle()
+        self._grow()
         now_ms = self._kafka.clock.now_ms()
         has_folded = False
         for number, (world, log) in enumerate(
@@ -152,6 +154,20 @@ class LogWatcher:
                 self._next[number] = stored.offset + 1
                 self._fold(number, world, stored)
         return has_folded
+
+    def _grow(self) -> None:
+        """Begin to read partitions that were added."""
+        count = len(self._kafka.topic(COORDINATION_TOPIC).partitions)
+        for number in range(len(self.worlds), count):
+            world = WorldState(number)
+            self.worlds.append(world)
+            self._books.append(LossBook(number))
+            self._judges.append(LogJudge(world))
+            self._logs.append(
+                self._kafka.log(TopicPartition(COORDINATION_TOPIC, number))
+            )
+            self._next.append(0)
+            self._digests.append({0: digest(world)})
 
     def _fold(self, number: int, world: WorldState, stored: Stored) -> None:
         entry = stored.entry()
@@ -322,11 +338,7 @@ class HandOuts:
         transition, world = folded.transition, self._watcher.worlds[folded.partition]
         key, effect = transition.key, transition.effect
         if effect == "reset":
-            for each in self._claimed[folded.partition]:
-                known = world.keys.get(each)
-                head = None if known is None else known.next_unclaimed()
-                topic_id = None if known is None else known.topic_id
-                self._judge_one(RESET, each, first=head, topic_id=topic_id)
+            self._on_reset(world)
         token = None if key is None else world.token(key)
         if key is None or token is None:
             return
@@ -346,12 +358,36 @@ class HandOuts:
         elif isinstance(transition.record, Heartbeat) and transition.record.rewind:
             if effect is not None:
                 self._move(SEEK, key, token, known)
+        elif effect == "imported":
+            self._check_import(key, known, partition=folded.partition)
         elif folded.moved and known.position is not None:
             is_sought = self._judge.keys[key].topic(token).sought is not None
             if is_sought:
                 self._move(BEAT, key, token, known)
                 return
             self._judge_one(BEAT, key, token=token, first=known.position)
+
+    def _on_reset(self, world: WorldState) -> None:
+        for each in self._claimed[world.partition]:
+            known = world.keys.get(each)
+            head = None if known is None else known.next_unclaimed()
+            topic_id = None if known is None else known.topic_id
+            self._judge_one(RESET, each, first=head, topic_id=topic_id)
+
+    def _check_import(self, key: Key, known: KeyState, *, partition: int) -> None:
+        """PROTOCOL 10.4: a key has in its target what it had in its source."""
+        layout = self._watcher.worlds[partition].layout
+        assert layout is not None
+        others = [
+            other.keys[key]
+            for other in self._watcher.worlds
+            if other.layout is not None
+            and other.layout.op_id == layout.op_id
+            and is_final(other, key)
+        ]
+        heads = {(other.position, other.granted, other.topic_id) for other in others}
+        if heads != {(known.position, known.granted, known.topic_id)}:
+            raise Violation("10.4", f"{key} is imported as {known}, and was {others}")
 
     def _on_claim(self, key: Key, token: Token, known: KeyState) -> None:
         is_sought = self._judge.keys[key].topic().sought is not None

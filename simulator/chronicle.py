@@ -79,8 +79,14 @@ class Chronicle:
         operations: All of them so far.
     """
 
-    def __init__(self, world: Surroundings) -> None:
-        """Start with an empty history."""
+    def __init__(self, world: Surroundings, *, has_pauses: bool = True) -> None:
+        """Start with an empty history.
+
+        Args:
+            world: What it covers.
+            has_pauses: Whether it has pauses: only where no key moves into one.
+        """
+        self._has_pauses = has_pauses
         self.operations: list[Operation] = []
         self._world = world
         # What was won under which epoch of a coordinating partition.
@@ -164,7 +170,8 @@ class Chronicle:
     def on_fold(self, folded: Folded, world: WorldState) -> None:
         """Take what a record turned out to be."""
         transition, partition = folded.transition, folded.partition
-        self._note_pause(partition, world, transition)
+        if self._has_pauses:
+            self._note_pause(partition, world, transition)
         record, key = transition.record, transition.key
         if key is None or key not in self._world.keys_of(partition):
             return

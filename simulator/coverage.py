@@ -168,6 +168,17 @@ PLANNED: Mapping[str, str] = {
     "planning_off": "the policy of the group was changed back",
 }
 """Asked of suites in which the group follows Plans."""
+RESIZED: Mapping[str, str] = {
+    "grown": "an admin began a change to more coordinating partitions",
+    "shrunk": "an admin began a change to less",
+    "resize_left": "that admin died before the change had ended",
+    "resize_refused": "a change was refused: another one, or a pause, was open",
+    "moved": "a key without owner was imported",
+    "moving_released": "an owner released a key that moves",
+    "moved_stale": "a key of an owner that was stale was imported",
+    "grant_refused_moving": "a request of an owner was refused as the key moves",
+}
+"""Asked of suites in which the number of coordinating partitions changes."""
 HANDED: Mapping[str, str] = {
     "handoff_offered": "a key was offered to a successor that warms up",
     "handoff_ready": "a successor reported ready",
@@ -221,7 +232,7 @@ class Coverage:
 
     def note(self, name: str) -> None:
         """Count a situation."""
-        asked = (SET, FENCED, SCHEDULED, SOUGHT, HANDED, STOOD_BY)
+        asked = (SET, FENCED, SCHEDULED, SOUGHT, HANDED, STOOD_BY, RESIZED)
         known = (SITUATIONS, TRUNCATED, RECREATED, SELDOM, *asked, PLANNED)
         assert any(name in each for each in known), name
         self.counts[name] += 1

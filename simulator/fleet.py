@@ -230,6 +230,7 @@ class Fleet:
             for key in self._world.keys_of(partition)
             if (holding := node.session.holdings.get(key)) is not None
             and holding.claim.epoch is not None
+            and holding.coordinator == partition
         }
         self._world.chronicle.on_append(partition, value, append=append, held=held)
         self._world.levels.on_append(node.owner)

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from kafka_marshal.config import Delivery
 from kafka_marshal.defaults import COORDINATION_TOPIC
 from kafka_marshal.engine.plan_following import ORPHAN_MS_MAX
+from kafka_marshal.protocol.layout_steps import FINAL_AFTER_MS
+from kafka_marshal.protocol.placement import counts_of, place_under, standing_keys
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key, TopicPartition
 from simulator.base import GROUP, Liveness
@@ -20,6 +22,7 @@ from simulator.plan import (
     POSITIONS,
     RECREATE,
     RESET,
+    RESIZE,
     SCHEDULES,
     STANDBYS,
     chance,
@@ -40,6 +43,7 @@ BESIDE = 2
 HUNG = 0.5
 # Of clocks that differ by up to three intervals, two random parts of one, and the rest.
 RESOLVE_HS = 12
+RESIZE_HS = 12
 
 
 def judge_history(
@@ -92,8 +96,7 @@ class Healing(Liveness):
         if RECREATE in world.plan.kinds:
             # What members found to be deleted they look for as seldom as for news.
             world.run(self._fleet.refresh_ms)
-        if POSITIONS in world.plan.kinds:
-            self._all_resolved()
+        self._demand_ends()
         self._end_twins()
         if not self._gets(BACKOFF_HS_MAX * self._h_ms, self._is_calm):
             raise Violation("L6", "somebody never takes anything again")
@@ -140,6 +143,13 @@ class Healing(Liveness):
 
     # --- what is demanded
 
+    def _demand_ends(self) -> None:
+        """What admins have left is ended by members."""
+        if POSITIONS in self._world.plan.kinds:
+            self._all_resolved()
+        if RESIZE in self._world.plan.kinds:
+            self._all_resized()
+
     def _live(self, duration_ms: int) -> None:
         self._world.run(duration_ms)
 
@@ -181,6 +191,21 @@ class Healing(Liveness):
             raise Violation("8.5", f"{left} stay for {limit_ms} ms")
         if not self._gets(limit_ms, self._pauses_are_over):
             raise Violation("8.1", f"a pause lasts for more than {limit_ms} ms")
+
+    def _all_resized(self) -> None:
+        """10: what an admin began and left is ended by the members, in time."""
+        limit_ms = 2 * FINAL_AFTER_MS + RESIZE_HS * self._h_ms
+        resizes = self._strikes.resizes
+        if not self._gets(limit_ms, resizes.are_over):
+            raise Violation("10", f"a change is open for {limit_ms} ms: {resizes}")
+        known = {world.partition: world for world in self._world.watcher.worlds}
+        shown = standing_keys(known)
+        count = counts_of(known)[0]
+        away = [
+            key for key, at in shown.items() if place_under(key, count) != at.partition
+        ]
+        if away:
+            raise Violation("10", f"{away} are not where the count has them")
 
     def _pauses_are_over(self) -> bool:
         """Whether a record appended now would end every pause."""

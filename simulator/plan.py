@@ -71,8 +71,11 @@ SEEKS = "seeks"
 """Goes wrong only when asked for: members seek in their own claims."""
 PLANS = "plans"
 """Goes wrong only when asked for: the group follows Plans, and some are nonsense."""
+RESIZE = "resize"
+"""Goes wrong only when asked for: the number of coordinating partitions changes, and
+the admin that began it may die at each step."""
 OF_ADMINS = (POSITIONS, FENCES, SCHEDULES)
-ASKED_APART = (*OF_ADMINS, SEEKS, PLANS)
+ASKED_APART = (*OF_ADMINS, SEEKS, PLANS, RESIZE)
 """What is drawn apart, each kind for itself."""
 GARBAGE_POLICY = "garbage-policy"
 """Goes wrong only when asked for: policies advise nonsense, raise, or never return."""
@@ -84,6 +87,8 @@ ASKED_FOR = (TRUNCATE, RECREATE, *ASKED_APART, GARBAGE_POLICY, HANDOFFS, STANDBY
 UNFIT_BESIDE_ADMINS = frozenset({RESET, LEVEL})
 """What tools refuse to write while an operation is open (PROTOCOL 8.6), and what takes
 back the records of admins or their level."""
+UNFIT_BESIDE_RESIZE = frozenset({*LEVELS, RESET})
+"""What has books of its own of Configs, and what a change of their number refuses."""
 CONDITIONS = frozenset({"drift", CHECKPOINT, GARBAGE_POLICY, HANDOFFS, STANDBYS})
 """What is so all the time, rather than something that happens."""
 
@@ -200,6 +205,8 @@ def draw(
     kinds = (*kinds, *(each for each in also if each not in kinds))
     if not set(ASKED_APART).isdisjoint(kinds):
         kinds = tuple(each for each in kinds if each not in UNFIT_BESIDE_ADMINS)
+    if RESIZE in kinds:
+        kinds = tuple(each for each in kinds if each not in UNFIT_BESIDE_RESIZE)
     return Plan(
         seed=seed,
         h_ms=h_ms,
@@ -223,6 +230,9 @@ def draw(
 def _draw_size(seed: int, kinds: tuple[str, ...], rng: random.Random) -> dict[str, int]:
     """Draw the numbers of partitions: several of them where positions are set."""
     size = {"coordinators": rng.choice([1, 1, 2, 3]), "partitions": rng.randint(1, 4)}
+    if RESIZE in kinds:
+        apart = chance(seed, "resize sizes")
+        return {"coordinators": 4, "partitions": apart.randint(3, 6)}
     if POSITIONS not in kinds:
         # Alone, a key has nobody to be handed to.
         return {**size, "partitions": size["partitions"] + (HANDOFFS in kinds)}
@@ -251,7 +261,8 @@ def _draw_faults(
     for name in ASKED_APART:
         if name in striking:
             # An operation takes some intervals: most of them have time to end.
-            faults += times(chance(seed, name), [name], h_ms=2 * h_ms)
+            factor = 4 if name == RESIZE else 2
+            faults += times(chance(seed, name), [name], h_ms=factor * h_ms)
     if HALT in striking:
         faults.append(_draw_halt(chance(seed, "halt"), duration_ms))
     return tuple(

@@ -28,6 +28,7 @@ from simulator.plan import (
     PLANS,
     POSITIONS,
     RECREATE,
+    RESIZE,
     SCHEDULES,
     SEEKS,
     Fault,
@@ -36,6 +37,7 @@ from simulator.plan import (
 from simulator.plans import Plans
 from simulator.positions import Admins
 from simulator.recreating import Recreations
+from simulator.resizing import Resizes
 from simulator.schedules import Schedules
 from simulator.seeks import Seeks
 from simulator.world import World
@@ -52,6 +54,7 @@ class Strikes:
         admins: Those that set positions.
         fences: Those that fence processes.
         schedules: Those that schedule pauses.
+        resizes: Those that change the number of coordinating partitions.
     """
 
     def __init__(self, world: World, fleet: Fleet) -> None:
@@ -65,6 +68,9 @@ class Strikes:
         self.fences, self.schedules = Fences(world, fleet), Schedules(world)
         self._seeks = Seeks(world, fleet)
         self._plans = Plans(world, fleet)
+        self.resizes = Resizes(world)
+        # Each leader is a machine of its own.
+        self._brokers = BROKERS_PER_EPOCH * (1 + world.is_resizing)
         world.on_folded = self._on_fold
         self._actions: dict[str, Callable[[Fault], None]] = {
             "cut": self._cut,
@@ -92,6 +98,7 @@ class Strikes:
             SCHEDULES: self.schedules.strike,
             SEEKS: self._seeks.strike,
             PLANS: self._plans.strike,
+            RESIZE: self.resizes.strike,
             HALT: self.halt,
         }
 
@@ -126,6 +133,7 @@ class Strikes:
         self.schedules.on_fold(folded)
         self._seeks.on_fold(folded)
         self._plans.on_fold(folded)
+        self.resizes.on_fold(folded)
 
     def pause(self, for_ms: int) -> None:
         """Pause the group."""
@@ -290,7 +298,7 @@ class Strikes:
         kafka, number = self._world.cluster.kafka, self._number(fault)
         place = self._world.cluster.place(number)
         epoch = kafka.log(place).leader_epoch + 1
-        leader = number + BROKERS_PER_EPOCH * epoch
+        leader = number + self._brokers * epoch
         self._set_clock(fault, leader)
         retry_ms = None if fault.size % 2 else fault.for_ms // 4
         lost = kafka.fail_over(place, leader=leader, retry_ms=retry_ms)
@@ -330,7 +338,7 @@ class Strikes:
             return
         world.coverage.note("truncated")
         self._note_lost(log.read(end, log.end))
-        leader = number + BROKERS_PER_EPOCH * (log.leader_epoch + 1)
+        leader = number + self._brokers * (log.leader_epoch + 1)
         self._set_clock(fault, leader)
         world.trace(f"{place} is cut back from {log.end} to {end}")
         world.cluster.kafka.truncate(place, end=end, leader=leader)
@@ -364,7 +372,7 @@ class Strikes:
         place = self._world.cluster.place(number)
         value: bytes | None = rng.randbytes(rng.randint(0, 40))
         stored = self._world.cluster.kafka.log(place).records
-        if fault.size < PERCENT * 2 // 3:
+        if stored and fault.size < PERCENT * 2 // 3:
             value = rng.choice(stored).value
             if value and fault.size % 3 == 0:
                 at = rng.randrange(len(value))
@@ -445,7 +453,9 @@ class Strikes:
         world.loop.at(world.now_ms + wait_ms, again)
 
     def _claim(self, key: Key, stranger: Owner, number: int) -> None:
-        config = self._world.levels.config(number)
+        config = self._world.watcher.worlds[number].config
+        if not self._world.is_resizing:
+            config = self._world.levels.config(number)
         record = ClaimingPartition(
             client_id=stranger.client_id,
             group_id=key.group_id,

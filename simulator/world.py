@@ -1,13 +1,15 @@
 """The world that a plan describes: cluster, time, and what is checked of it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from kafka_marshal.config import Delivery
 from kafka_marshal.ports import Event, Record
 from kafka_marshal.protocol.hashing import coordinating_partition
+from kafka_marshal.protocol.placement import by_partition, partition_of
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import Key, Token
+from kafka_marshal.testing.fakestore import Partition
 from kafka_marshal.testing.node import Cluster, Node
 from simulator.base import GROUP, TOPIC, BaseWorld
 from simulator.checkers import (
@@ -21,7 +23,7 @@ from simulator.exposure import Cuts, Exposures
 from simulator.fates import Fates
 from simulator.levels import Levels
 from simulator.loop import Loop
-from simulator.plan import LEVELS, Plan, chance
+from simulator.plan import LEVELS, RESIZE, Plan, chance
 from simulator.position_judge import PositionJudge
 
 FAR_MS = 2**63
@@ -49,6 +51,7 @@ class World(BaseWorld):
         is_timed: Whether how soon things happen is judged now.
         is_truncating: Whether records may be lost that were read.
         is_judged: Whether steps are judged; without, only the history is.
+        is_resizing: Whether the number of coordinating partitions may change.
     """
 
     def __init__(self, plan: Plan, *, is_judged: bool = True) -> None:
@@ -64,10 +67,7 @@ class World(BaseWorld):
         is_amo = plan.delivery is Delivery.AT_MOST_ONCE
         super().__init__(cluster, places, is_at_most_once=is_amo)
         self.loop = Loop(cluster.clock)
-        self._logs = [
-            self.cluster.kafka.log(self.cluster.place(number))
-            for number in range(plan.coordinators)
-        ]
+        self.is_resizing = RESIZE in plan.kinds
         self.coverage = Coverage(plan.h_ms)
         self.is_judged = is_judged
         self.names: dict[bytes, str] = {}
@@ -89,7 +89,7 @@ class World(BaseWorld):
         )
         if set(LEVELS) & set(plan.kinds):
             self.levels.activate()
-        self.chronicle = Chronicle(self)
+        self.chronicle = Chronicle(self, has_pauses=not self.is_resizing)
         self.positions = PositionJudge()
         self.exposures, self.cuts = Exposures(), Cuts()
         self._numbers = self._number_by_key()
@@ -104,7 +104,7 @@ class World(BaseWorld):
         rng = chance(plan.seed, "brokers")
         for broker in range(plan.coordinators):
             # Each leader is another machine: its clock does not step for the others.
-            self._logs[broker].leader = broker
+            self.log_of(broker).leader = broker
             drift_ppm = rng.randint(-plan.drift_ppm, plan.drift_ppm)
             self.cluster.kafka.clocks.set_drift(broker, drift_ppm)
 
@@ -128,13 +128,33 @@ class World(BaseWorld):
             self.loop.at(change_ms, _nothing)
         self._change_ms = FAR_MS if change_ms is None else change_ms
 
+    def log_of(self, partition: int) -> Partition:
+        """Return the log of a coordinating partition."""
+        return self.cluster.kafka.log(self.cluster.place(partition))
+
     def place_of(self, key: Key) -> int:
-        """Return the coordinating partition of a key."""
-        return self._numbers[key]
+        """Return the coordinating partition of a key, by the log as it is now."""
+        if not self.is_resizing:
+            return self._numbers[key]
+        found = partition_of(by_partition(self.watcher.worlds), key)
+        return self._numbers[key] if found is None else found
 
     def keys_of(self, partition: int) -> Sequence[Key]:
-        """Return the keys of the group in a coordinating partition."""
-        return self._keys[partition]
+        """Return the keys of the group that a coordinating partition may have."""
+        return [*self._numbers] if self.is_resizing else self._keys[partition]
+
+    def _judged_in(self, node: Node, key: Key) -> int:
+        """Return the coordinating partition of a claim that a process uses."""
+        if not self.is_resizing:
+            return self._numbers[key]
+        return node.session.holdings[key].coordinator
+
+    def _is_excused(self, key: Key, excused: Collection[int]) -> bool:
+        """Return whether the clock of a partition that knows a key has stepped."""
+        if not self.is_resizing:
+            return self._numbers[key] in excused
+        worlds = self.watcher.worlds
+        return any(key in worlds[number].keys for number in excused)
 
     def _number_by_key(self) -> dict[Key, int]:
         count = self.plan.coordinators
@@ -174,13 +194,13 @@ class World(BaseWorld):
             self.excused = {t: u for t, u in self.excused.items() if u > now_ms}
         excused = self.excused.keys() | self._unnoticed(nodes)
         held = [(node, node.held) for node in nodes]
-        check_leases(held, is_excused=lambda key: self.place_of(key) in excused)
+        check_leases(held, is_excused=lambda key: self._is_excused(key, excused))
         if self.is_truncating:
             return
-        log_ms = [self.log_time_ms(t) for t in range(self.plan.coordinators)]
+        log_ms = [self.log_time_ms(t) for t in range(len(self.watcher.worlds))]
         for node, keys in held:
             for key in keys:
-                number = self._numbers[key]
+                number = self._judged_in(node, key)
                 self.levels.check_use(node.owner, number, h_ms=self.plan.h_ms)
                 if number not in excused:
                     self._check_lease(node, key, number, log_ms=log_ms[number])
@@ -227,7 +247,7 @@ class World(BaseWorld):
 
     def log_time_ms(self, number: int) -> int:
         """Return the log time of a record that would be appended now."""
-        state, log = self.watcher.worlds[number], self._logs[number]
+        state, log = self.watcher.worlds[number], self.log_of(number)
         if log.leader_epoch != state.leader_epoch or state.epoch_time_ms is None:
             return state.now_ms  # PROTOCOL 4.1: a new epoch starts to count
         wall_ms = self.cluster.kafka.clocks.wall_ms(log.leader, self.now_ms)
@@ -245,7 +265,7 @@ class World(BaseWorld):
         with self._judging():
             self._check_fences(node)
         before = self.hand_outs.duplicate_count
-        is_excused = self.place_of(key) in self.excused
+        is_excused = self._is_excused(key, self.excused)
         topic_id = records[0].value
         self.chronicle.on_handed(name, key, records=records, topic_id=topic_id)
         with self._judging():

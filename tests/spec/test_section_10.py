@@ -563,7 +563,7 @@ def test_10_6_an_earlier_home_keeps_nothing_of_a_group_that_left():
     assert from_bytes(to_bytes(log.state)) == log.state
 
 
-def test_10_8_what_is_lost_is_accepted_again():
+def test_10_9_what_is_lost_is_accepted_again():
     """A target that lost its fence, and a source that did."""
     log = target_log()
     log.append(layout_import(imported(KEY, 5, 7)))
@@ -585,7 +585,7 @@ def test_10_8_what_is_lost_is_accepted_again():
     assert log.outcome_of(beat(log.key().epoch, 3)) == "position_only"
 
 
-def test_10_8_partition_0_ends_an_open_change_before_the_next_fence():
+def test_10_9_partition_0_ends_an_open_change_before_the_next_fence():
     log, *_ = source_log()
     assert log.outcome_of(layout_fence(4, 2, generation=3, era=3)) == "busy"
     assert log.outcome_of(layout_final()) == "layout_final"

@@ -81,6 +81,17 @@ def owners(cluster, topic="t", group="g"):
     return found
 
 
+def placed(cluster, topic="t"):
+    """Return the state of each key of a topic, where the count has it."""
+    count = cluster.config.partition_count
+    return {
+        key: known
+        for t, state in worlds(cluster).items()
+        for key, known in state.keys.items()
+        if key.topic == topic and place_of(key, partition_count=count) == t
+    }
+
+
 def moving(before, after, *, topic="t", group="g", count=8):
     """Return the keys of a topic that a change moves."""
     keys = [Key(group, topic, number) for number in range(count)]

@@ -510,7 +510,7 @@ class Engine:
             self.rebuilder.add(t)
         if has_changed or context.places.has_layouts:
             for session in self._sessions.values():
-                session.on_layout()
+                session.on_layout(is_new=has_changed)
 
     def _reload_config(self) -> None:
         context, before = self.context, self.context.config

@@ -228,13 +228,12 @@ class Session(Holder):
         self._warmer.look_again()
         self._policy_at_ms = 0
 
-    def on_layout(self) -> None:
-        """Act on a change of the partition count that began, moved on or ended.
-
-        Moving keys of this client drain; policies see where keys are now.
-        """
+    def on_layout(self, *, is_new: bool) -> None:
+        """Drain keys that a change of the partition count moves; run the policies."""
         self._index.mark_all_active()
-        self.reconsider()
+        self._policy_at_ms = 0
+        if is_new:
+            self.reconsider()
 
     def on_imported(self, key: Key, now_ms: int) -> None:
         """Handle the import of a key of this group, which can be claimed again."""
@@ -244,11 +243,6 @@ class Session(Holder):
     def is_wanted(self, key: Key) -> bool:
         """Return whether this client wants a key that it may not hold yet."""
         return key in self._wanted.explicit or self._wanted.sub_of(key) is not None
-
-    @property
-    def contending(self) -> Collection[Key]:
-        """The keys that this client tries to claim."""
-        return self._index.contending.keys()
 
     def on_interval(self) -> None:
         """Renew and announce at once, because the heartbeat interval has changed."""

@@ -14,6 +14,7 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.policies import Policy, find_policy
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.group_plan import PlanInput, PlanKey, PlanMember, plan
+from kafka_marshal.protocol.layout import MOVING
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.remote.api import SubscriptionSpec
 from kafka_marshal.sidecar.clients import Client, ClientLease, mark_subleased
@@ -515,6 +516,7 @@ class Assignor:
             if holding.claim.phase is not Phase.HELD:
                 continue
             if holding.drain is not None and holding.drain.reason != MOVED:
+                self._keep_place(holding, now_ms)
                 continue
             shared = table.subscription_at(holding.key)
             if shared is not None:
@@ -524,6 +526,18 @@ class Assignor:
         for shared in table.subscriptions:
             added += self._assign_shared(shared, held.get(id(shared), []), now_ms)
         return added
+
+    def _keep_place(self, holding: Holding, now_ms: int) -> None:
+        """Reserve a key that this host claims again for the client that has it now.
+
+        So it is while the number of coordinating partitions changes (PROTOCOL 10.3).
+        """
+        key, drain = holding.key, holding.drain
+        lease, shared = self._table.leases.get(key), self._table.subscription_at(key)
+        if drain is None or drain.reason != MOVING or lease is None or shared is None:
+            return
+        until_ms = now_ms + 2 * self._context.heartbeat_interval_ms
+        shared.transfers[key] = Transfer(lease.client.client_id, until_ms)
 
     def _sublease_explicit(self, holding: Holding, now_ms: int) -> list[ClientLease]:
         table = self._table
@@ -582,7 +596,10 @@ class Assignor:
         known = self._context.replica_of(key).world.keys.get(key)
         owner = None if known is None else known.owner
         is_elsewhere = owner not in {None, self._session.claimant.owner}
-        return is_elsewhere or (lease is not None and lease.client.client_id == to)
+        if lease is None or lease.client.client_id != to:
+            return is_elsewhere
+        drain = lease.holding.drain
+        return is_elsewhere or drain is None or drain.reason != MOVING
 
     def _present(
         self, shared: SharedSubscription, keys: Iterable[Key]

@@ -25,6 +25,8 @@ from enginekit import (
 )
 from logkit import direct, imported, layout_import, settings
 
+from kafka_marshal.engine import session
+from kafka_marshal.engine.placement import Placement
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.layout import place_of
 from kafka_marshal.protocol.records import (
@@ -419,3 +421,26 @@ def test_an_import_that_its_source_denies_is_reported():
     assert fields["key"] == str(key)
     assert (fields["partition"], fields["source"]) == (3, source.partition)
     assert fields["why"] == "the source has left the key in another state"
+
+
+def claim_in_between(patch):
+    """A key that moves is claimed before it is imported."""
+    patch.setattr(Placement, "is_between", lambda *_: False)
+
+
+def keep_what_moves(patch):
+    """An owner does not drain what moves: that ends with its lease."""
+    patch.setattr(session, "is_moving", lambda *_: False)
+
+
+@pytest.mark.parametrize(
+    ("plant", "check"),
+    [
+        (claim_in_between, test_each_moving_key_costs_one_release_and_one_claim),
+        (keep_what_moves, test_the_owner_claims_a_key_again_within_round_trips),
+    ],
+)
+def test_a_broken_engine_takes_longer_or_more_records(monkeypatch, plant, check):
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, TimeoutError)):
+        check()

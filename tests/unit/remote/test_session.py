@@ -92,6 +92,20 @@ def test_a_later_claim_of_a_key_replaces_the_earlier(rig, consumer):
     assert consumer.tokens() == {T0: Token(1, 0, 9)}
 
 
+def test_a_claim_in_another_coordinating_partition_is_later_by_its_token(rig, consumer):
+    """PROTOCOL 10: the key has moved there, where epochs may be lower."""
+    consumer.poll()
+    rig.send(rig.assigned(epoch=3, token="2.0.3", position=2))
+    with pytest.raises(ClaimLost, match="reassigned"):
+        consumer.poll()
+    assert values(consumer.poll()) == {0: [2, 3, 4, 5]}
+    rig.send(rig.assigned(epoch=5))
+    assert consumer.tokens() == {T0: Token(2, 0, 3)}
+    rig.send(api.Lost(topic="t", partition=0, epoch=3, reason="moving", was_lost=False))
+    rig.send(rig.assigned(epoch=7, token="2.0.7", position=2))
+    assert consumer.tokens() == {T0: Token(2, 0, 7)}
+
+
 def test_a_topic_of_a_pattern_joins_with_its_first_partition(rig):
     consumer = rig.consumer()
     rig.cluster.fill("u", (3,))

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 
 import pytest
+from countkit import is_over, placed, resize
 from enginekit import (
     H,
     lines,
@@ -301,6 +302,19 @@ def test_limits_add_up_and_hold_for_each(cluster, machine):
     ]
     labels = {"weight": "2", "layout": "1"}
     assert (members[-1].capacity, members[-1].labels) == (5, labels)
+
+
+def test_clients_keep_what_moves_to_another_coordinating_partition(cluster, machine):
+    """PROTOCOL 10.3: the host claims it again for the client that had it."""
+    a, b = sharing(cluster, machine)
+    before = {client.name: client.valid for client in (a, b)}
+    resize(cluster, 4)
+    run_until(cluster, [a, b], lambda: is_over(cluster), 6 * H)
+    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    assert {client.name: client.valid for client in (a, b)} == before
+    assert {key: state.owner.client_id for key, state in placed(cluster).items()} == (
+        dict.fromkeys(before["a"] | before["b"], "host-1")
+    )
 
 
 def test_hosts_share_by_their_clients(cluster, machine):
