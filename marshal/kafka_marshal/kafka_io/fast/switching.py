@@ -1,10 +1,10 @@
 """A reader that reads a backlog as raw batches, and everything else over librdkafka.
 
 librdkafka makes an object of each record, which takes longer than everything else where
-there are many. ``KafkaDataReader`` leaves records in the fetched bytes, but each of its
-fetches takes about a millisecond, which is much where each brings a few records. So
-records come from it while a partition is far behind its log's end, and as long as its
-fetches are large.
+there are many small ones. ``KafkaDataReader`` leaves records in the fetched bytes, but
+each of its fetches takes about a millisecond, which is much where each brings a few
+records. So records come from it while they are small, partitions are far behind the
+ends of their logs, and its fetches bring many.
 """
 
 import logging
@@ -19,13 +19,15 @@ from kafka_marshal.kafka_io.positions import Positions
 from kafka_marshal.kafka_io.reader import KafkaDataReader
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.native import compiled
-from kafka_marshal.ports import READ_UNCOMMITTED, DataReader, Record
+from kafka_marshal.ports import READ_UNCOMMITTED, DataReader, Record, column_of
 from kafka_marshal.protocol.types import Token, TopicPartition
 
 _LOGGER = logging.getLogger(__name__)
 # Records between positions and log ends. To connect takes as long as some 200,000
 # records gain.
 BACKLOG = 200_000
+# Values above this, on average, take as long either way.
+SMALL_BYTES, SIZED = 512, 16
 # Reading goes back to librdkafka after so many polls with fewer records on average.
 FEW_RECORDS, FEW_POLLS = 2_000, 8
 # Between two looks at the backlog; longer for many partitions, and after a return.
@@ -77,6 +79,7 @@ class SwitchingReader(DataReader):
         self._positions = Positions()
         self._can_switch = True
         self._look_s = 0.0
+        self._are_small = False
         # Of the last polls that returned records: their number, and that of records.
         self._polls = self._records = 0
 
@@ -117,6 +120,8 @@ class SwitchingReader(DataReader):
         if found and self._bulk is self._reader:
             self._polls += 1
             self._records += sum(map(len, found.values()))
+        elif found and not self._are_small:
+            self._are_small = _are_small(found)
         return found
 
     def positions(self) -> Mapping[TopicPartition, int]:
@@ -149,7 +154,8 @@ class SwitchingReader(DataReader):
             return
         wait_s = max(LOOK_S, LOOK_EACH_S * len(self._positions.next))
         self._look_s = now_s + wait_s
-        if self._backlog() >= BACKLOG and self._is_connected():
+        are_small, self._are_small = self._are_small, False
+        if are_small and self._backlog() >= BACKLOG and self._is_connected():
             assert self._bulk is not None
             if self._use(self._bulk):
                 self._steady.assign([])
@@ -205,3 +211,10 @@ class SwitchingReader(DataReader):
         self._reader = reader
         self.fetched_max = reader.fetched_max
         return True
+
+
+def _are_small(found: Mapping[TopicPartition, Sequence[Record]]) -> bool:
+    """Return whether the values of some polled records are small on average."""
+    records = next(iter(found.values()))
+    sizes = [len(value or b"") for value in column_of(records[:SIZED], "value")]
+    return sum(sizes) <= SMALL_BYTES * len(sizes)

@@ -14,6 +14,7 @@ from kafka_marshal.kafka_io.fast.switching import (
     FEW_RECORDS,
     LOOK_S,
     REST_S,
+    SMALL_BYTES,
     SwitchingReader,
     can_switch,
 )
@@ -30,11 +31,17 @@ LOGIN = {
 NOW, LATER = Token(1, 0, 7), Token(1, 0, 9)
 
 
+def sized(found, name):
+    assert name == "value"
+    return [bytes(FakeReader.value_bytes)] * len(found)
+
+
 class FakeReader:
     """A reader of a log that ends at ``end``; it notes its state and its end."""
 
     made: ClassVar[list["FakeReader"]] = []
     end = 0
+    value_bytes = SMALL_BYTES
 
     def __init__(self, settings, *, isolation_level, client_rack):
         self.options = (isolation_level, client_rack)
@@ -91,6 +98,7 @@ def world(monkeypatch):
     now = [1_000.0]
     monkeypatch.setattr(FakeReader, "made", [])
     monkeypatch.setattr(FakeReader, "end", 10 * BACKLOG)
+    monkeypatch.setattr(switching, "column_of", sized)
     monkeypatch.setattr(switching, "FastDataReader", FakeReader)
     monkeypatch.setattr(switching, "KafkaDataReader", FakeReader)
     monkeypatch.setattr(switching.time, "monotonic", lambda: now[0])
@@ -111,10 +119,17 @@ def reader(world):
     return made
 
 
+def begun(reader, world):
+    """Poll until the reader makes the other one, and return both."""
+    reader.poll(0, 5)
+    world[0] += LOOK_S
+    reader.poll(0, 5)
+    return FakeReader.made
+
+
 def switched(reader, world):
     """Poll until the reader uses the other one, and return both."""
-    reader.poll(0, 10)
-    steady, bulk = FakeReader.made
+    steady, bulk = begun(reader, world)
     bulk.is_connected = True
     bulk.fetched_max = 99
     world[0] += LOOK_S
@@ -150,6 +165,15 @@ def test_few_records_are_read_over_librdkafka(reader, world, monkeypatch, end):
     reader.close(0)
 
 
+def test_large_records_are_read_over_librdkafka(reader, world, monkeypatch):
+    monkeypatch.setattr(FakeReader, "value_bytes", SMALL_BYTES + 1)
+    for _ in range(5):
+        reader.poll(0, 10)
+        world[0] += LOOK_S
+    assert len(FakeReader.made) == 1
+    reader.close(0)
+
+
 def test_small_fetches_end_it_for_a_while(reader, world):
     steady, bulk = switched(reader, world)
     for _ in range(FEW_POLLS):
@@ -168,8 +192,9 @@ def test_small_fetches_end_it_for_a_while(reader, world):
     world[0] += REST_S * 0.99
     reader.poll(0, 1)
     assert len(FakeReader.made) == 2
-    world[0] += REST_S
-    reader.poll(0, 1)
+    for _ in range(2):
+        world[0] += REST_S
+        reader.poll(0, 1)
     assert len(FakeReader.made) == 3
 
 
@@ -179,14 +204,14 @@ def test_a_partition_without_a_position_is_waited_for(reader, world):
     reader._look()
     assert reader._reader is FakeReader.made[0]
     reader.assign([T0])
+    reader.poll(0, 1)
     world[0] += LOOK_S
     reader._look()
     assert reader._reader is FakeReader.made[1]
 
 
 def test_a_connection_that_fails_leaves_everything_to_librdkafka(reader, world):
-    reader.poll(0, 10)
-    steady, bulk = FakeReader.made
+    steady, bulk = begun(reader, world)
     bulk.error = CoordinationError("down")
     for _ in range(3):
         world[0] += LOOK_S
