@@ -4,8 +4,10 @@ import pytest
 from kafka import KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 from recreating import recreate_topic
+from switchkit import switch_always
 
-from kafka_marshal.kafka_io import fetched_records
+from kafka_marshal.kafka_io import fetched_records, packed_records
+from kafka_marshal.kafka_io.reader import KafkaDataReader
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
 from kafka_marshal.kafka_io.transport import open_coordination_log, open_data_log
@@ -122,3 +124,16 @@ def test_a_real_broker_conforms(cluster, unique, transport, check):
 def test_it_conforms_without_the_compiled_parser(cluster, unique, monkeypatch, check):
     monkeypatch.setattr(fetched_records, "compiled_parser", lambda: None)
     check(KafkaRig(cluster, unique, "kafka-python"))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_it_conforms_without_the_compiled_part(cluster, unique, monkeypatch, check):
+    monkeypatch.setattr(packed_records, "compiled", None)
+    monkeypatch.setattr(KafkaDataReader, "fetched_max", 0)
+    check(KafkaRig(cluster, unique, "kafka-python"))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_it_conforms_while_readers_switch(cluster, unique, monkeypatch, check):
+    switch_always(monkeypatch)
+    check(KafkaRig(cluster, unique, "fast"))

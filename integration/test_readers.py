@@ -6,11 +6,15 @@ import pytest
 from confluent_kafka import Producer
 from kafka import KafkaProducer
 from slowness import until
+from switchkit import switch_always
 
 from kafka_marshal.errors import CoordinationError, LogUnreadable, PositionError
+from kafka_marshal.kafka_io.fast.reader import FastDataReader
+from kafka_marshal.kafka_io.reader import KafkaDataReader
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
 from kafka_marshal.kafka_io.transport import open_data_log
+from kafka_marshal.native import compiled
 from kafka_marshal.protocol.types import Token, TopicPartition
 
 TIMEOUT_MS = 30_000
@@ -94,9 +98,27 @@ class Account:
 
 
 def test_every_record_comes_once_through_seeks_pauses_and_assignments(reader, places):
+    read_through_changes(reader, places, steps=60)
+
+
+@pytest.mark.skipif(compiled is None, reason="nothing was compiled here")
+def test_every_record_comes_once_through_switches(
+    bootstrap_servers, places, monkeypatch
+):
+    switches = switch_always(monkeypatch)
+    settings = ConnectionConfig(bootstrap_servers, transport="fast")
+    reader = open_data_log(settings).reader()
+    try:
+        read_through_changes(reader, places, steps=60)
+    finally:
+        reader.close(TIMEOUT_MS)
+    assert set(switches) == {KafkaDataReader, FastDataReader}
+
+
+def read_through_changes(reader, places, *, steps):
     chance = random.Random(7)
     account = Account(reader)
-    for step in range(60):
+    for step in range(steps):
         held = list(account.nexts)
         paused = chance.sample(held, len(held) // 2)
         match step % 4:

@@ -49,17 +49,21 @@ PyObject *new_part(const Part *part) {
     return PyBytes_FromStringAndSize((const char *)part->at, (Py_ssize_t)part->size);
 }
 
+/* Fields of records, to be combined. */
+enum { KEYS = 1, VALUES = 2, TIMES = 4, HEADERS = 8 };
+
 /* --- an index -------------------------------------------------------------------------- */
 
 /* Fill in where each record begins; LEFT unless all are sound and no offset is missing. */
-static int fill_index(const Batch *batch, int32_t *starts, int *has_headers) {
+static int fill_index(const Batch *batch, int32_t *starts, int *fields) {
     Reader in = {batch->records, batch->end};
     Record record;
     for (int32_t i = 0; i < batch->count; i++) {
         starts[i] = (int32_t)(in.at - batch->records);
         if (!read_record(&in, batch, &record) || record.offset != batch->base + i)
             return LEFT;
-        if (record.header_count > 0) *has_headers = 1;
+        if (record.key.size >= 0) *fields |= KEYS;
+        if (record.header_count > 0) *fields |= HEADERS;
     }
     return in.at == in.end ? READ : LEFT;
 }
@@ -68,7 +72,7 @@ PyObject *index_records(PyObject *module, PyObject *args) {
     Py_buffer data;
     Batch batch = {0};
     PyObject *index = NULL;
-    int has_headers = 0, result = LEFT;
+    int fields = VALUES | TIMES, result = LEFT;
     (void)module;
     if (!PyArg_ParseTuple(args, "y*iL:index_records", &data, &batch.count,
                           &batch.first_ms))
@@ -83,18 +87,16 @@ PyObject *index_records(PyObject *module, PyObject *args) {
     }
     if (result == READ)
         result = fill_index(&batch, (int32_t *)(void *)PyBytes_AsString(index),
-                            &has_headers);
+                            &fields);
     PyBuffer_Release(&data);
     PyObject *made = NULL;
-    if (result == READ) made = Py_BuildValue("Oi", index, has_headers);
+    if (result == READ) made = Py_BuildValue("Oi", index, fields);
     Py_XDECREF(index);
     if (result != LEFT) return made;
     Py_RETURN_NONE;
 }
 
 /* --- columns --------------------------------------------------------------------------- */
-
-enum { KEYS, VALUES, TIMES, HEADERS };
 
 /* Return pairs of name and value; U+FFFD replaces bytes of a name that are no text. */
 static PyObject *new_headers(const Record *record, const unsigned char *end) {
@@ -114,46 +116,90 @@ static PyObject *new_headers(const Record *record, const unsigned char *end) {
     return found;
 }
 
-static PyObject *new_field(const Record *record, int field, const unsigned char *end) {
-    switch (field) {
-    case KEYS: return new_part(&record->key);
-    case VALUES: return new_part(&record->value);
-    case TIMES: return PyLong_FromLongLong(record->time_ms);
-    default: return new_headers(record, end);
-    }
+/* Set an element of a column, which takes the reference. */
+static int set_field(PyObject *column, Py_ssize_t at, PyObject *made) {
+    return made == NULL ? -1 : PyList_SetItem(column, at, made);
 }
 
-PyObject *read_column(PyObject *module, PyObject *args) {
+typedef struct {
+    PyObject *keys, *values, *times, *headers; /* NULL: not wanted */
+} Columns;
+
+static int add_record(const Columns *columns, Py_ssize_t at, const Record *record,
+                      const unsigned char *end) {
+    if (columns->keys && set_field(columns->keys, at, new_part(&record->key)) < 0)
+        return -1;
+    if (columns->values && set_field(columns->values, at, new_part(&record->value)) < 0)
+        return -1;
+    if (columns->times &&
+        set_field(columns->times, at, PyLong_FromLongLong(record->time_ms)) < 0)
+        return -1;
+    if (columns->headers &&
+        set_field(columns->headers, at, new_headers(record, end)) < 0)
+        return -1;
+    return 0;
+}
+
+/* Make an empty column; NULL without an error if it is not wanted. */
+static PyObject *new_column(int is_wanted, Py_ssize_t size) {
+    return is_wanted && !PyErr_Occurred() ? PyList_New(size) : NULL;
+}
+
+/* Fill the columns with records ``start`` to ``stop``; -1 on an error. */
+static int fill_columns(const Columns *columns, const Py_buffer *data,
+                        const Py_buffer *index, const Batch *batch, Py_ssize_t start,
+                        Py_ssize_t stop) {
+    const unsigned char *begin = data->buf, *end = begin + data->len;
+    for (Py_ssize_t i = start; i < stop; i++) {
+        int32_t at;
+        Record record;
+        memcpy(&at, (const char *)index->buf + i * 4, 4);
+        Reader in = {begin + (at < 0 || at > data->len ? data->len : at), end};
+        if (!read_record(&in, batch, &record)) {
+            PyErr_SetString(PyExc_ValueError, "the records are not those of the index");
+            return -1;
+        }
+        if (add_record(columns, i - start, &record, end) < 0) return -1;
+    }
+    return 0;
+}
+
+static PyObject *column_or_none(PyObject *column) {
+    return column == NULL ? Py_NewRef(Py_None) : column;
+}
+
+PyObject *read_columns(PyObject *module, PyObject *args) {
     Py_buffer data, index;
     Py_ssize_t start, stop;
     Batch batch = {0};
-    int field;
-    PyObject *column = NULL;
+    int fields, result = -1;
     (void)module;
-    if (!PyArg_ParseTuple(args, "y*y*nniL:read_column", &data, &index, &start, &stop,
-                          &field, &batch.first_ms))
+    if (!PyArg_ParseTuple(args, "y*y*nniL:read_columns", &data, &index, &start, &stop,
+                          &fields, &batch.first_ms))
         return NULL;
-    const unsigned char *begin = data.buf, *end = begin + data.len;
     batch.next = index.len / 4;
-    if (0 <= start && start <= stop && stop <= batch.next && KEYS <= field &&
-        field <= HEADERS)
-        column = PyList_New(stop - start);
-    else
-        PyErr_SetString(PyExc_IndexError, "no such records, or no such field");
-    for (Py_ssize_t i = start; column != NULL && i < stop; i++) {
-        int32_t at;
-        Record record;
-        memcpy(&at, (const char *)index.buf + i * 4, 4);
-        Reader in = {begin + (at < 0 || at > data.len ? data.len : at), end};
-        PyObject *made = NULL;
-        if (read_record(&in, &batch, &record))
-            made = new_field(&record, field, end);
-        else
-            PyErr_SetString(PyExc_ValueError, "the records are not those of the index");
-        if (made == NULL || PyList_SetItem(column, i - start, made) < 0)
-            Py_CLEAR(column);
+    Columns columns = {0};
+    if (0 <= start && start <= stop && stop <= batch.next) {
+        Py_ssize_t size = stop - start;
+        columns.keys = new_column(fields & KEYS, size);
+        columns.values = new_column(fields & VALUES, size);
+        columns.times = new_column(fields & TIMES, size);
+        columns.headers = new_column(fields & HEADERS, size);
+        if (!PyErr_Occurred())
+            result = fill_columns(&columns, &data, &index, &batch, start, stop);
+    } else {
+        PyErr_SetString(PyExc_IndexError, "the batch has no such records");
     }
     PyBuffer_Release(&index);
     PyBuffer_Release(&data);
-    return column;
+    if (result == 0)
+        return Py_BuildValue("NNNN", column_or_none(columns.keys),
+                             column_or_none(columns.values),
+                             column_or_none(columns.times),
+                             column_or_none(columns.headers));
+    Py_XDECREF(columns.keys);
+    Py_XDECREF(columns.values);
+    Py_XDECREF(columns.times);
+    Py_XDECREF(columns.headers);
+    return NULL;
 }

@@ -527,7 +527,7 @@ class Records(Sequence[Record]):
         for number in range(bisect_right(self._ends, start), len(self._ends)):
             piece, end = self.pieces[number], self._ends[number]
             before = end - piece.size
-            if before >= stop:
+            if max(before, start) >= stop:
                 break
             if start <= before and end <= stop:
                 found.append(piece)

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _GZIP, _SNAPPY, _LZ4, _ZSTD = 1, 2, 3, 4
-# Fields of ``native/records.c``; offsets need none.
-_FIELDS = {"key": 0, "value": 1, "timestamp_ms": 2, "headers": 3}
+# Fields of ``native/records.c``, to be combined; offsets need none.
+KEYS, VALUES, TIMES, HEADERS = 1, 2, 4, 8
+_FIELDS = {"key": KEYS, "value": VALUES, "timestamp_ms": TIMES}
 # Of each record in an index.
 _INDEX_BYTES = 4
 _offset = attrgetter("offset")
@@ -104,7 +105,7 @@ class PackedBatch:
         append_ms: Log append time, if the topic uses it.
         data: Its records, decompressed.
         index: Where each record begins, as ``native/records.c`` writes it.
-        has_headers: Whether a record has headers.
+        fields: The fields that some record has.
     """
 
     origin: Origin
@@ -113,7 +114,7 @@ class PackedBatch:
     append_ms: int | None
     data: Any
     index: bytes
-    has_headers: bool
+    fields: int
 
     @property
     def count(self) -> int:
@@ -160,35 +161,38 @@ class PackedPiece(NamedTuple):
         return PackedPiece(self.batch, self.start + start, self.start + stop)
 
     def column(self, name: str) -> list[Any]:
-        """Return one field of its records, or ``headers``."""
-        assert compiled is not None
-        batch = self.batch
+        """Return one field of its records; see ``ports.Piece``."""
         if name == "offset":
             return list(range(self.offset_at(0), self.last_offset + 1))
-        if name == "timestamp_ms" and batch.append_ms is not None:
+        batch, field = self.batch, _FIELDS[name]
+        if field == TIMES and batch.append_ms is not None:
             return [batch.append_ms] * self.size
-        found: list[Any] = compiled.read_column(
-            batch.data,
-            batch.index,
-            self.start,
-            self.stop,
-            _FIELDS[name],
-            batch.first_ms,
+        return self._columns(field)[field.bit_length() - 1] or []
+
+    def _columns(self, fields: int) -> tuple[list[Any] | None, ...]:
+        """Return keys, values, times and headers, each if it is among the fields."""
+        assert compiled is not None
+        batch = self.batch
+        found: tuple[list[Any] | None, ...] = compiled.read_columns(
+            *(batch.data, batch.index, self.start, self.stop, fields, batch.first_ms)
         )
         return found
 
     def records(self, token: Token | None) -> Iterator[Record]:
         """Make its records."""
         batch = self.batch
+        is_appended = batch.append_ms is not None
+        fields = batch.fields & ~TIMES if is_appended else batch.fields
+        keys, values, times, headers = self._columns(fields)
         return map(
             ParsedRecord,
             range(self.offset_at(0), self.last_offset + 1),
-            self.column("value"),
+            values or repeat(None),
             repeat(token),
-            self.column("key"),
-            self.column("timestamp_ms"),
-            repeat(0 if batch.append_ms is None else 1),
-            self.column("headers") if batch.has_headers else repeat(()),
+            keys or repeat(None),
+            times or repeat(batch.append_ms),
+            repeat(1 if is_appended else 0),
+            headers or repeat(()),
             repeat(batch.origin),
         )
 
@@ -220,7 +224,7 @@ def pack(raw: memoryview, header: Header, *, origin: Origin) -> PackedBatch | No
     found = compiled.index_records(data, header.records_count, header.first_ms)
     if found is None:
         return None
-    index, has_headers = found
+    index, fields = found
     is_appended = bool(header.attributes & APPEND_TIME)
     return PackedBatch(
         origin=origin,
@@ -229,7 +233,7 @@ def pack(raw: memoryview, header: Header, *, origin: Origin) -> PackedBatch | No
         append_ms=header.last_ms if is_appended else None,
         data=data,
         index=index,
-        has_headers=bool(has_headers),
+        fields=fields,
     )
 
 

@@ -355,6 +355,18 @@ class KafkaDataReader(DataReader):
             self._connecting.abandon()
         self._drop_consumer(timeout_ms)
 
+    def connect(self) -> bool:
+        """Connect in the background; return whether the reader is connected.
+
+        Raises:
+            MarshalError: It cannot be.
+        """
+        self._require_usable()
+        try:
+            return self._connect(0)
+        except Exception as error:
+            raise self._translate(error) from error
+
     def _connect(self, timeout_ms: int) -> bool:
         """Connect a consumer and restore its state; return False if not yet."""
         if self._consumer is not None:

@@ -16,6 +16,10 @@ from kafka_marshal.batches import Batch
 from kafka_marshal.kafka_io import fetched_records, packed_records
 from kafka_marshal.kafka_io.fetched_records import FetchedRecords
 from kafka_marshal.kafka_io.packed_records import (
+    HEADERS,
+    KEYS,
+    TIMES,
+    VALUES,
     Origin,
     PackedPiece,
     ParsedRecord,
@@ -128,6 +132,7 @@ def test_pieces_are_one_sequence():
     assert offsets(found[-3:]) == [6, 11, 12]
     assert offsets(found[1:7:2]) == [2, 4, 6]
     assert offsets(found[5:2]) == []
+    assert found[1:1].pieces == []
     for start in range(9):
         for stop in range(start, 9):
             part = found[start:stop]
@@ -240,10 +245,28 @@ def test_nothing_is_packed_where_nothing_was_compiled(monkeypatch):
 def test_an_index_of_other_records_is_refused():
     found = packed(numbered(0, 3))
     with pytest.raises(ValueError, match="not those of the index"):
-        compiled.read_column(b"\x00" * len(found.data), found.index, 0, 3, 1, 0)
-    for start, stop, field in ((0, 4, 1), (-1, 2, 1), (2, 1, 1), (0, 1, 9), (0, 1, -1)):
+        compiled.read_columns(b"\x00" * len(found.data), found.index, 0, 3, 2, 0)
+    for start, stop in ((0, 4), (-1, 2), (2, 1)):
         with pytest.raises(IndexError):
-            compiled.read_column(found.data, found.index, start, stop, field, 0)
+            compiled.read_columns(found.data, found.index, start, stop, 2, 0)
+    with pytest.raises(TypeError):
+        compiled.read_columns(found.data, None, 0, 1, 2, 0)
+
+
+def test_fields_that_no_record_has_are_not_read():
+    bare = packed(batch(0, (1, None, b"v", []), (2, None, b"w", [])))
+    assert bare.fields == VALUES | TIMES
+    assert [each.key for each in Records([PackedPiece(bare, 0, 2)], token=None)] == [
+        None,
+        None,
+    ]
+    whole = packed(batch(0, (1, None, b"v", []), (2, b"k", None, [("h", b"")])))
+    assert whole.fields == KEYS | VALUES | TIMES | HEADERS
+    found = compiled.read_columns(whole.data, whole.index, 0, 2, 15, whole.first_ms)
+    expected = ([None, b"k"], [b"v", None], [1, 2], [(), (("h", b""),)])
+    assert found == expected
+    nothing = compiled.read_columns(whole.data, whole.index, 0, 2, 0, whole.first_ms)
+    assert nothing == (None,) * 4
 
 
 # --- fetches

@@ -242,7 +242,7 @@ def test_what_was_parsed_and_what_was_not_is_one_sequence():
         append_ms=None,
         data=b"",
         index=bytes(8),
-        has_headers=False,
+        fields=0,
     )
     piece = PackedPiece(batch, 0, 2)
     made = list(parsed_records([parsed(3), parsed(8)], TOKEN, origin=Origin("t", 2, 3)))

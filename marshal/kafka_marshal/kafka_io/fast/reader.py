@@ -22,7 +22,6 @@ from kafka_marshal.errors import (
     CoordinationError,
     InvalidTransition,
 )
-from kafka_marshal.kafka_io.data import KafkaDataLog
 from kafka_marshal.kafka_io.fast.clients import (
     TOPIC_IDS,
     Client,
@@ -344,6 +343,11 @@ class FastDataReader(DataReader):
                 if end >= 0:
                     found[partition] = end
         return found
+
+    def disconnect(self) -> None:
+        """Close the client in the background; the next poll makes another one."""
+        self._retained = []
+        self._discard_client()
 
     def close(self, timeout_ms: int) -> None:
         """Close every resource. Idempotent."""
@@ -717,18 +721,3 @@ def _runs(
         end = start + len(list(group))
         yield mark, messages[start:end]
         start = end
-
-
-class FastDataLog(KafkaDataLog):
-    """``ports.DataLog`` with readers over librdkafka, and kafka-python's queries.
-
-    Queries are few and small, so librdkafka would gain nothing.
-    """
-
-    def reader(self, *, isolation_level: str = READ_UNCOMMITTED) -> DataReader:
-        """Return a new reader with nothing assigned; it connects when polled."""
-        return FastDataReader(
-            self._settings,
-            isolation_level=isolation_level,
-            client_rack=self._client_rack,
-        )

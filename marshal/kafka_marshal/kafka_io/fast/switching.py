@@ -1,0 +1,220 @@
+"""A reader that reads a backlog as raw batches, and everything else over librdkafka.
+
+librdkafka makes an object of each record, which takes longer than everything else where
+there are many small ones. ``KafkaDataReader`` leaves records in the fetched bytes, but
+each of its fetches takes about a millisecond, which is much where each brings a few
+records. So records come from it while they are small, partitions are far behind the
+ends of their logs, and its fetches bring many.
+"""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from kafka_marshal.errors import MarshalError
+from kafka_marshal.kafka_io.fast.reader import FastDataReader
+from kafka_marshal.kafka_io.patches import is_supported
+from kafka_marshal.kafka_io.positions import Positions
+from kafka_marshal.kafka_io.reader import KafkaDataReader
+from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.native import compiled
+from kafka_marshal.ports import READ_UNCOMMITTED, DataReader, Record, column_of
+from kafka_marshal.protocol.types import Token, TopicPartition
+
+_LOGGER = logging.getLogger(__name__)
+# Records between positions and log ends. To connect takes as long as some 200,000
+# records gain.
+BACKLOG = 200_000
+# Values above this, on average, take as long either way.
+SMALL_BYTES, SIZED = 512, 16
+# Reading goes back to librdkafka after so many polls with fewer records on average.
+FEW_RECORDS, FEW_POLLS = 2_000, 8
+# Between two looks at the backlog; longer for many partitions, and after a return.
+LOOK_S, LOOK_EACH_S, REST_S = 0.1, 0.001, 30.0
+
+
+def can_switch(settings: ConnectionConfig) -> bool:
+    """Return whether raw batches are faster over a connection.
+
+    They are not without the compiled functions, and are not known to be over TLS.
+    """
+    protocol = str(settings.client_config().get("security_protocol", ""))
+    return compiled is not None and is_supported() and "SSL" not in protocol.upper()
+
+
+class SwitchingReader(DataReader):
+    """Two readers, one of them in use. One thread at a time.
+
+    The one in use has the positions. A switch moves them to the other one, which then
+    fetches again what the first one held and had not returned.
+
+    Args:
+        settings: Connection.
+        isolation_level: ``read_uncommitted`` or ``read_committed``.
+        client_rack: Rack of this process, to fetch from the nearest replica.
+    """
+
+    fetches_ahead = True
+
+    def __init__(
+        self,
+        settings: ConnectionConfig,
+        *,
+        isolation_level: str = READ_UNCOMMITTED,
+        client_rack: str = "",
+    ) -> None:
+        self._new_bulk = partial(
+            KafkaDataReader,
+            settings,
+            isolation_level=isolation_level,
+            client_rack=client_rack,
+        )
+        self._steady = FastDataReader(
+            settings, isolation_level=isolation_level, client_rack=client_rack
+        )
+        self._bulk: KafkaDataReader | None = None
+        self._reader: DataReader = self._steady
+        # Assignment, tokens, topic ids and pauses; the reader in use has the offsets.
+        self._positions = Positions()
+        self._can_switch = True
+        self._look_s = 0.0
+        self._are_small = False
+        # Of the last polls that returned records: their number, and that of records.
+        self._polls = self._records = 0
+
+    def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        """Make this the exact set of partitions; see ``ports.DataReader``."""
+        self._reader.assign(partitions)
+        self._positions.assign(partitions)
+
+    def seek(
+        self,
+        partition: TopicPartition,
+        offset: int,
+        *,
+        token: Token | None = None,
+        topic_id: bytes | None = None,
+    ) -> None:
+        """Continue at ``offset``; see ``ports.DataReader``."""
+        self._reader.seek(partition, offset, token=token, topic_id=topic_id)
+        self._positions.seek(partition, offset, token=token, topic_id=topic_id)
+
+    def pause(self, partitions: Sequence[TopicPartition]) -> None:
+        """Stop fetching these until resumed; positions and buffers are kept."""
+        self._reader.pause(partitions)
+        self._positions.pause(partitions)
+
+    def resume(self, partitions: Sequence[TopicPartition]) -> None:
+        """Undo ``pause``; unknown or running partitions are left alone."""
+        self._reader.resume(partitions)
+        self._positions.resume(partitions)
+
+    def poll(
+        self, timeout_ms: int, max_records: int
+    ) -> Mapping[TopicPartition, Sequence[Record]]:
+        """Return up to ``max_records`` records; see ``ports.DataReader``."""
+        if self._can_switch:
+            self._look()
+        found = self._reader.poll(timeout_ms, max_records)
+        if found and self._bulk is self._reader:
+            self._polls += 1
+            self._records += sum(map(len, found.values()))
+        elif found and not self._are_small:
+            self._are_small = _are_small(found)
+        return found
+
+    def positions(self) -> Mapping[TopicPartition, int]:
+        """Return the next offset of each partition; see ``ports.DataReader``."""
+        return self._reader.positions()
+
+    def ends(self) -> Mapping[TopicPartition, int]:
+        """Return the log ends known from fetches; see ``ports.DataReader``."""
+        return self._reader.ends()
+
+    def close(self, timeout_ms: int) -> None:
+        """Close every resource. Idempotent."""
+        self._can_switch = False
+        if self._bulk is not None:
+            self._bulk.close(0)
+        self._steady.close(timeout_ms)
+
+    # --- switching
+
+    def _look(self) -> None:
+        """Switch to the other reader if it is better now."""
+        if self._bulk is self._reader:
+            if self._polls >= FEW_POLLS:
+                if self._records < FEW_RECORDS * self._polls:
+                    self._return()
+                self._polls = self._records = 0
+            return
+        now_s = time.monotonic()
+        if now_s < self._look_s:
+            return
+        wait_s = max(LOOK_S, LOOK_EACH_S * len(self._positions.next))
+        self._look_s = now_s + wait_s
+        are_small, self._are_small = self._are_small, False
+        if are_small and self._backlog() >= BACKLOG and self._is_connected():
+            assert self._bulk is not None
+            if self._use(self._bulk):
+                self._steady.assign([])
+                self._steady.disconnect()
+
+    def _return(self) -> None:
+        """Return to librdkafka, for a while at least."""
+        assert self._bulk is not None
+        if self._use(self._steady):
+            self._look_s = time.monotonic() + REST_S
+            self._bulk.close(0)
+            self._bulk = None
+
+    def _backlog(self) -> int:
+        """Return how many offsets running partitions are behind their known ends."""
+        at, ends = self._reader.positions(), self._reader.ends()
+        running = ends.keys() & at.keys() - self._positions.paused
+        return sum(max(0, ends[each] - at[each]) for each in running)
+
+    def _is_connected(self) -> bool:
+        """Return whether the other reader is connected; it does so in the background.
+
+        If it cannot, librdkafka reads everything.
+        """
+        if self._bulk is None:
+            self._bulk = self._new_bulk()
+        try:
+            return self._bulk.connect()
+        except MarshalError as error:
+            _LOGGER.debug("reading a backlog over librdkafka: %s", error)
+            self._can_switch = False
+            self._bulk.close(0)
+            self._bulk = None
+            return False
+
+    def _use(self, reader: DataReader) -> bool:
+        """Read with another reader from here on; return whether it does.
+
+        Not while a partition waits for its first seek.
+        """
+        state, at = self._positions, self._reader.positions()
+        if at.keys() != state.next.keys():
+            return False
+        reader.assign(list(at))
+        for partition, offset in at.items():
+            reader.seek(
+                partition,
+                offset,
+                token=state.tokens[partition],
+                topic_id=state.topic_ids[partition],
+            )
+        reader.pause(list(state.paused))
+        self._reader = reader
+        self.fetched_max = reader.fetched_max
+        return True
+
+
+def _are_small(found: Mapping[TopicPartition, Sequence[Record]]) -> bool:
+    """Return whether the values of some polled records are small on average."""
+    records = next(iter(found.values()))
+    sizes = [len(value or b"") for value in column_of(records[:SIZED], "value")]
+    return sum(sizes) <= SMALL_BYTES * len(sizes)
