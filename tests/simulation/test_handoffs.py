@@ -34,7 +34,7 @@ def test_an_offer_to_a_member_that_never_gets_warm_lapses():
 
 def test_a_seed_repeats_byte_for_byte():
     first, second = (
-        simulate(3, also=(HANDOFFS,), duration_ms=2 * MINUTE_MS) for _ in range(2)
+        simulate(14, also=(HANDOFFS,), duration_ms=2 * MINUTE_MS) for _ in range(2)
     )
     assert first == second
     assert first.seen["successor_died_warming"]
