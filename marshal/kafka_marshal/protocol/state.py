@@ -440,9 +440,8 @@ class WorldState:
 
     def is_set_aside(self, key: Key, append_ms: int) -> bool:
         """Return whether only a pause of some partitions has a key, by an estimate."""
-        if not self.scopes:
-            return False  # the common case: no pause has a scope
-        group = self.groups.get(key.group_id)
+        # Seldom has a pause a scope.
+        group = self.groups.get(key.group_id) if self.scopes else None
         if group is None or group.pause is not None:
             return False
         due = (each for each in group.scheduled if each.begin_ms <= append_ms)
@@ -458,7 +457,7 @@ class WorldState:
         """Return until when a key is paused, by an estimated append time, or None."""
         group = self.groups.get(key.group_id)
         if group is None or not (group.pause or group.scoped or group.scheduled):
-            return None  # the common case: the group is not paused, nor will be
+            return None
         due = [each for each in group.scheduled if each.begin_ms <= append_ms]
         every: list[Pause | Scheduled] = [*group.pauses, *due]
         found = [
