@@ -53,7 +53,7 @@ LATE = (SEEKS, "late", "copies", "crash", "stop")
 WIDE = (*LATE, "delay", "pause", "failover")
 VARIANTS = [
     pytest.param(seek_without_rewind, 1, LATE, 3, id="no-rewind"),
-    pytest.param(confirm_what_may_be_undone, 64, WIDE, 4, id="confirmed-too-soon"),
+    pytest.param(confirm_what_may_be_undone, 10, WIDE, 4, id="confirmed-too-soon"),
 ]
 
 

@@ -185,7 +185,7 @@ VARIANTS = [
     ),
     pytest.param(
         variants.sender_judges,
-        4,
+        14,
         {"faults": ("edge", "stop", "cut")},
         id="sender-judges",
     ),
@@ -427,7 +427,7 @@ def test_the_history_alone_finds_the_fault(monkeypatch, plant, seed, options):
 
 def test_a_failure_shrinks_to_few_faults(monkeypatch):
     variants.sender_judges(monkeypatch)
-    failure = failure_of(4, {"faults": ("edge", "stop", "cut")})
+    failure = failure_of(14, {"faults": ("edge", "stop", "cut")})
     small = shrunk(failure)
     assert 1 <= len(small.faults) < len(failure.plan.faults)
     with pytest.raises(SimulationFailed) as again:

@@ -439,8 +439,9 @@ class WorldState:
 
     def is_set_aside(self, key: Key, append_ms: int) -> bool:
         """Return whether only a pause of some partitions has a key, by an estimate."""
-        group = self.groups.get(key.group_id)
-        if not self.scopes or group is None or group.pause is not None:
+        # Seldom has a pause a scope.
+        group = self.groups.get(key.group_id) if self.scopes else None
+        if group is None or group.pause is not None:
             return False
         due = (each for each in group.scheduled if each.begin_ms <= append_ms)
         every: list[Pause | Scheduled] = [*group.scoped, *due]
@@ -454,7 +455,7 @@ class WorldState:
     def estimated_pause_end(self, key: Key, append_ms: int) -> int | None:
         """Return until when a key is paused, by an estimated append time, or None."""
         group = self.groups.get(key.group_id)
-        if group is None:
+        if group is None or not (group.pause or group.scoped or group.scheduled):
             return None
         due = [each for each in group.scheduled if each.begin_ms <= append_ms]
         every: list[Pause | Scheduled] = [*group.pauses, *due]

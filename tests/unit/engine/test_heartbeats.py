@@ -1,5 +1,7 @@
 """Leases and what renews them (PROTOCOL 5.2), over a whole log."""
 
+from itertools import pairwise
+
 import pytest
 from enginekit import (
     HARD_MS,
@@ -7,10 +9,13 @@ from enginekit import (
     T0,
     H,
     claim_of,
+    lines,
     of,
     owning,
+    spec,
     takeovers,
     values,
+    world,
     write,
 )
 from msgspec import structs
@@ -18,6 +23,7 @@ from msgspec import structs
 from kafka_marshal.engine.heartbeats import FAR_MS, _ClockLead
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.records import (
+    BatchHeartbeat,
     Heartbeat,
     ReleasingPartition,
 )
@@ -117,6 +123,29 @@ def test_an_ignored_heartbeat_stops_at_once(cluster):
     write(cluster, forged)
     cluster.run(H // 2)
     assert claim.phase is Phase.ENDED
+
+
+def test_coordinating_partitions_are_renewed_together():
+    cluster = world(4, records=[5] * 40)
+    node = cluster.node("a", spec=spec())
+    cluster.run_until(lambda: len(node.held) == 40, 4 * H)
+    cluster.run(12 * H)  # those that were claimed apart come together
+    since_ms = cluster.clock.wall_ms()
+    cluster.run(6 * H)
+    times: list[list[int]] = []
+    for t in range(4):
+        # Each renewal of a record is a line of its own.
+        beats = {
+            line.offset: line.time_ms
+            for line in lines(cluster, t)
+            if isinstance(line.record, BatchHeartbeat) and line.time_ms > since_ms
+        }
+        delays = [later - earlier for earlier, later in pairwise(beats.values())]
+        assert 16 <= len(beats) <= 21
+        assert max(delays) <= 1.1 * H / 3 + 100
+        times.append(list(beats.values()))
+    for together in zip(*times, strict=True):
+        assert max(together) - min(together) <= 40
 
 
 def test_a_forward_clock_step_shortens_leases(cluster):

@@ -9,6 +9,7 @@ connection in turn, so a query would wait behind a fetch that waits for records.
 thread may query, several at once.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -380,7 +381,10 @@ class FastCoordinationLog(TopicLog):
             # consume() waits until a batch is full; so poll one, then the rest.
             self._reader.leaders.ask_if_due(handle, (self._topic,))
             left_s = max(0.0, deadline - time.monotonic())
-            first = handle.poll(self._reader.leaders.max_wait_s(left_s))
+            # librdkafka cuts off what is below a millisecond: the engine would be back
+            # too early, and wait for what is left in vain several times.
+            wait_s = math.ceil(left_s * 1_000) / 1_000
+            first = handle.poll(self._reader.leaders.max_wait_s(wait_s))
             if first is None:
                 break
             add((first,), entries)

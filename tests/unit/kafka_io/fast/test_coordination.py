@@ -216,6 +216,7 @@ class Handle:
         # How many metadata requests are answered without the topic.
         self.unknown = 0
         self.queries = 0
+        self.waits = []
 
     def list_topics(self, topic, timeout):
         assert timeout > 0
@@ -228,6 +229,7 @@ class Handle:
         self.assigned.append({each.partition: each.offset for each in places})
 
     def poll(self, timeout):
+        self.waits.append(timeout)
         return self.queue.pop(0) if self.queue else None
 
     def consume(self, count, timeout):
@@ -300,6 +302,17 @@ def test_entries_have_the_values_of_the_wire(log):
     assert (entry.timestamp_ms, entry.timestamp_type, entry.value) == (1_004, 1, b"4")
     assert other.timestamp_type == 0
     assert log.positions() == {0: 0, 1: 6}
+
+
+def test_a_wait_has_whole_milliseconds(log):
+    """Else librdkafka cuts one of a millisecond to none, and nobody waits."""
+    log.handle.waits.clear()
+    for timeout_ms in (0, 1, 2, 97):
+        assert log.poll(timeout_ms) == []
+    assert log.handle.waits[0] == 0
+    for wait_s, timeout_ms in zip(log.handle.waits[1:], (1, 2, 97), strict=True):
+        assert wait_s * 1_000 == pytest.approx(round(wait_s * 1_000))
+        assert 1 <= round(wait_s * 1_000) <= timeout_ms
 
 
 def test_the_reader_requests_leaders_after_the_loss_of_a_broker(log):
