@@ -43,6 +43,8 @@ class Layouts:
     is_stale: Any
     has_level_2: Any
     is_over: Any
+    end_pause: Any
+    note_over: Any
     limit: Any
     directives: Any
     settings: Any

@@ -1,6 +1,7 @@
 """Grants requested from the log itself."""
 
 import threading
+from typing import Any
 
 import attrs
 import msgspec
@@ -480,7 +481,7 @@ class Moving:
         (self.key,) = self.change.moving()
         (self.epoch,) = self.change.claimed(self.key)
         self.kafka = cluster_of(*self.change.logs)
-        self.clock = self.kafka.clock
+        self.clock: Any = self.kafka.clock
         self.client = MemoryGrantClient(self)
         self.written = [len(log.entries) for log in self.change.logs]
 
