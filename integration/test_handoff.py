@@ -238,3 +238,43 @@ def test_records_that_were_fetched_before_the_claim_need_no_fetch(
         may_end.set()
         successor.close()
         owner.close()
+
+
+def test_a_standby_has_loaded_the_state_before_its_owner_dies(domain, unique, tmp_path):
+    """Acceptance FC21; both are on this host, so each stands by for the other."""
+    topic, group = domain.data_topic(4), unique("standby")
+    calls = {"w1": [], "w2": []}
+
+    def member(name):
+        def on_standby(*call):
+            calls[name].append(call)
+
+        return Member(domain, group, name, topic, [], standbys=1, on_standby=on_standby)
+
+    def held_by(name):
+        return {place for place, who in domain.owners(group).items() if who == name}
+
+    first, second = member("w1"), member("w2")
+    try:
+        eventually(lambda: len(held_by("w1")) == len(held_by("w2")) == 2, "they share")
+        loaded = lambda: {  # noqa: E731
+            place for place, _, owner in calls["w2"] if owner == "w1"
+        }
+        eventually(lambda: loaded() >= held_by("w1"), "the second stands by")
+
+        def shown():
+            return Cli(domain, tmp_path).json("plan", "show", group)
+
+        eventually(
+            lambda: [row["standbys_count"] for row in shown()["members"]] == [2, 2],
+            "each is shown as standby for two",
+        )
+        assert {len(row["standbys"]) for row in shown()["standbys"]} == {1}
+        first.ends.set()
+        first.marshal.close(release=False)
+        domain.wait_owned(group, topic, by={"w2"})
+        forgotten = [place for place, _, owner in calls["w2"] if owner is None]
+        assert not set(forgotten) & held_by("w2")
+    finally:
+        first.close()
+        second.close()

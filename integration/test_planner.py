@@ -89,6 +89,33 @@ def test_a_new_member_gets_its_share_by_as_few_moves(domain, unique, tmp_path):
         assert sum(len(each) - 1 for each in tenures.values()) == 4
 
 
+def test_a_person_asks_for_spread(domain, unique, tmp_path):
+    """Racks get equal parts of each topic; what has them is left as it is."""
+    cli, group = Cli(domain, tmp_path), unique("spread")
+    topics = [domain.data_topic(4), domain.data_topic(4)]
+    words = ("consume", *topics, "--group", group, "--labels")
+
+    def even():
+        owners = domain.owners(group)
+        found = Counter((key.topic, name) for key, name in owners.items())
+        return set(found.values()) == {2} and len(found) == 4
+
+    with (
+        cli.started(*words, "rack=r1", "--client-id", "a") as _,
+        cli.started(*words, "rack=r2", "--client-id", "b") as _,
+    ):
+        eventually(lambda: counts(domain, group) == {"a": 4, "b": 4}, "they share")
+        refused = cli.run("plan", "rebalance", group, "--spread", code=3)
+        assert "--policy planner" in refused.stderr
+        with domain.admin() as admin:
+            admin.set_group(group, {"policy": "planner"}, execute=True)
+        found = cli.json("plan", "rebalance", group, "--spread", "--execute")
+        assert found["is_executed"] == (found["moves_count"] > 0)
+        eventually(even, "each topic is spread")
+        again = cli.json("plan", "rebalance", group, "--spread", "--execute")
+        assert (again["moves"], again["is_executed"]) == ([], False)
+
+
 def test_the_command_restarts_under_another_name(domain, unique, tmp_path):
     """KA24: `marshal consume --restarts`, and a member that replaces any."""
     cli, topic, group = Cli(domain, tmp_path), domain.data_topic(4), unique("renamed")

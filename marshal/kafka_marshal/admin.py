@@ -96,6 +96,7 @@ from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.records import Config, Scope
 from kafka_marshal.protocol.text import scope_texts
 from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.rebalancing import Rebalancing
 from kafka_marshal.resizing import Resizing
 from kafka_marshal.set_position import PositionPlan
 from kafka_marshal.snapshots import open_store
@@ -106,7 +107,7 @@ CLOSE_MS_MAX = 1_000
 UNCLEAN = "unclean.leader.election.enable"
 
 
-class Admin(Altering, Draining, Resizing, Closing):
+class Admin(Altering, Draining, Rebalancing, Resizing, Closing):
     """Formats the coordination topic and pauses groups. A context manager.
 
     One thread uses it at a time.

@@ -35,7 +35,7 @@ from kafka_marshal_cli.render import (
     column,
     duration,
 )
-from kafka_marshal_cli.shared import AT, Call, command
+from kafka_marshal_cli.shared import AT, Call, command, notify
 
 if TYPE_CHECKING:
     from kafka_marshal import World
@@ -299,6 +299,61 @@ def verify_plan_(call: Call, *, group: Group) -> None:
         )
 
 
+@app.command("rebalance", epilog="Example: marshal plan rebalance billing --spread")
+@command(writes=True)
+def rebalance(
+    call: Call,
+    *,
+    group: Group,
+    spread: Annotated[
+        bool,
+        typer.Option(
+            "--spread",
+            help="Spread the partitions of each topic over racks, then hosts.",
+        ),
+    ] = False,
+    execute: Annotated[
+        bool,
+        typer.Option("--execute/--dry-run", help="Write the plan, or only show it."),
+    ] = False,
+) -> None:
+    """Move partitions so that racks and hosts have equal parts of each topic.
+
+    Planners choose among equals by this, and move nothing for it. Counts of members
+    stay equal, and as few partitions move as that takes. The group must have policy
+    `planner`: the moves are written as its next plan, which its members follow, warm
+    where they warm up, and its planners leave as it is. Members name their rack with
+    `--labels rack=r1`.
+    """
+    if not spread:
+        raise ConfigurationError(
+            "say what to improve: --spread; counts of members need no command, as "
+            "planners keep them equal",
+            setting="--spread",
+        )
+    with call.admin() as admin:
+        found = admin.spread_group(group, execute=execute)
+    facts = {
+        "group_id": group,
+        "follows": found.follows,
+        "moves_count": len(found.moves),
+        "uncovered_count": len(found.uncovered),
+        "is_executed": found.is_written,
+    }
+    moves: list[Row] = [
+        {**move.key._asdict(), "source": move.source, "to": move.to}
+        for move in found.moves
+    ]
+    section = Section("moves", moves, (*PLACE, *FROM_TO))
+    call.answer(Answer(presenters.as_of(call.world()), facts, (section,)))
+    if not found.moves:
+        notify("nothing was written; no move would improve the spread")
+    elif not found.is_missing:
+        notify("nothing was written; the plan in force names these moves already")
+    elif not execute:
+        notify("nothing was written; --execute writes it")
+
+
 def _require_known(world: "World", group: str) -> None:
     if not presenters.is_known(world, group):
         raise ClaimRejected(
@@ -394,6 +449,7 @@ PLACE = (
     column("TOPIC", "topic"),
     Column("PARTITION", lambda row: str(row["partition"]), is_number=True),
 )
+FROM_TO = (column("FROM", "source"), column("TO", "to"))
 MEMBERS = (
     column("CLIENT", "client_id"),
     column("HOST", "host"),
@@ -402,8 +458,7 @@ MEMBERS = (
 )
 MOVES = (
     *PLACE,
-    column("FROM", "source"),
-    column("TO", "to"),
+    *FROM_TO,
     Column("WAVE", lambda row: str(row["wave"]), is_number=True),
     Column("GAP", lambda row: _gap(row["gap_ms"]), is_number=True),
 )
@@ -431,8 +486,7 @@ PLANNED_KEYS = (
 )
 CHANGES = (
     *PLACE,
-    column("FROM", "source"),
-    column("TO", "to"),
+    *FROM_TO,
     column("HOLDER", "holder"),
     column("STATE", "state"),
 )

@@ -6,10 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import attrs
 
 from kafka_marshal.config import Delivery
-from kafka_marshal.errors import (
-    MarshalError,
-    PositionError,
-)
+from kafka_marshal.errors import MarshalError, PositionError
 from kafka_marshal.protocol.claiming import (
     Claim,
     Claimant,
@@ -35,12 +32,7 @@ from kafka_marshal.protocol.records import (
     ReleasingPartition,
 )
 from kafka_marshal.protocol.records import Plan as PlanRecord
-from kafka_marshal.protocol.state import (
-    ACCEPTED,
-    Transition,
-    WorldState,
-    stuck_count,
-)
+from kafka_marshal.protocol.state import ACCEPTED, Transition, WorldState, stuck_count
 from kafka_marshal.protocol.types import Key
 
 from .acquirer import Acquirer
@@ -767,10 +759,7 @@ class Session(Holder):
         if drain.reason == LEASE_EXPIRED and self._is_subleased(holding):
             return
         self._releases.release(
-            holding,
-            reason=drain.reason,
-            successor=drain.successor,
-            detail=drain.detail,
+            holding, reason=drain.reason, successor=drain.successor, detail=drain.detail
         )
 
     def on_release(self, key: Key, reason: str) -> None:

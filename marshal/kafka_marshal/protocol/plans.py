@@ -52,6 +52,7 @@ from kafka_marshal.protocol.types import Key, TopicPartition
 
 RESTART = "restart"
 """Why a key is released by a member that returns soon."""
+SPREAD = "spread"
 PLANNERS_MAX = 3
 TURN_MS = 2_000
 
@@ -227,6 +228,14 @@ class Situation:
     standing: Entries
     counts: Mapping[str, int]
 
+    @property
+    def has_unnamed_key(self) -> bool:
+        """Whether a key must be claimed and no valid entry names a member for it."""
+        return any(
+            holder is None and place not in self.standing
+            for place, holder in self.holders.items()
+        )
+
     def entries(self, result: GroupPlan) -> dict[TopicPartition, str]:
         """Return the entries that a Plan with this result needs."""
         return {
@@ -380,7 +389,7 @@ def _replacing(
         for name, replaced in labels.items()
         if replaced in states and replaced not in leaving
     }
-    if willing - owned != states.keys():  # else a group that begins
+    if willing != states.keys():  # else a group that begins: none is there to leave
         early |= set(new) - set(heirs.values())
     return _Replacing(heirs, frozenset(early))
 
@@ -575,9 +584,15 @@ def turn_of(members: Mapping[str, MemberState], me: str) -> int | None:
 # --- to records
 
 
-def digest_of(given: PlanInput) -> bytes:
-    """Return the digest of a planner's input, 16 bytes."""
-    value = _ENCODER.encode([given.keys, given.members, given.failing, given.barred])
+def digest_of(given: PlanInput, *, is_spread: bool = False) -> bytes:
+    """Return the digest of a planner's input, 16 bytes.
+
+    Args:
+        given: The input.
+        is_spread: Whether a person asked for spread: the result is another one then.
+    """
+    parts = [given.keys, given.members, given.failing, given.barred]
+    value = _ENCODER.encode([*parts, SPREAD] if is_spread else parts)
     return blake2b(value, digest_size=_DIGEST_BYTES).digest()
 
 

@@ -18,12 +18,12 @@ class Candidate(NamedTuple):
     Attributes:
         name: client_id.
         host: Its machine, "" = unknown.
-        count: How many standbys of a key it wants to be one of, at least 1.
+        number: How many standbys of a key it wants to be one of, at least 1.
     """
 
     name: str
     host: str
-    count: int
+    number: int
 
 
 def standbys_of(
@@ -56,7 +56,7 @@ def standbys_of(
             hosts.add(each.host)
             firsts.append(each)
     ranked = enumerate((*firsts, *others, *beside))
-    return tuple(each.name for rank, each in ranked if rank < each.count)
+    return tuple(each.name for rank, each in ranked if rank < each.number)
 
 
 def _digest(key: Key, name: str) -> bytes:

@@ -50,6 +50,7 @@ COMMANDS = {
     "log snapshot",
     "log tail",
     "log verify",
+    "plan rebalance",
     "plan show",
     "plan simulate",
     "plan verify",

@@ -1,5 +1,6 @@
 """How members take part in a change of the partition count (PROTOCOL 10)."""
 
+import msgspec
 import pytest
 from countkit import (
     Reading,
@@ -22,7 +23,7 @@ from enginekit import (
     spec,
     write,
 )
-from logkit import direct, settings
+from logkit import direct, imported, layout_import, settings
 
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.layout import place_of
@@ -391,3 +392,30 @@ def test_a_member_without_the_start_of_a_log_imports_nothing():
     assert blind.engine.log_start_missing == (1,)
     senders = {line.record.client_id for _, line in of_kind(cluster, LayoutImport)}
     assert senders <= {"a"}
+
+
+def test_an_import_that_its_source_denies_is_reported():
+    cluster, (reading,) = fleet("a")
+    goes_on([reading])
+    reading.node.leave()
+    cluster.run_until(lambda: reading.node.has_left, H)
+    cluster.fill("other", [1])
+    later = Reading(cluster, "b", "other")
+    resize(cluster, 4)
+    key = next(k for k in moving(2, 4) if place_of(k, partition_count=4) == 3)
+    place = place_of(key, partition_count=2)
+    cluster.run_until(
+        lambda: all(worlds(cluster)[t].layout is not None for t in (place, 3)), H
+    )
+    source = worlds(cluster)[place]
+    assert key not in worlds(cluster)[3].keys, "no member has imported it yet"
+    item = imported(key, position=1)
+    forged = layout_import(item, source=source.partition)
+    forged = msgspec.structs.replace(forged, source_offset=source.next_offset)
+    write(cluster, forged, 3)
+    run_until_over(cluster, [later])
+    (found,) = later.node.observer.named("import_diverged")
+    fields = found.fields
+    assert fields["key"] == str(key)
+    assert (fields["partition"], fields["source"]) == (3, source.partition)
+    assert fields["why"] == "the source has left the key in another state"

@@ -12,8 +12,10 @@ from kafka_marshal import ConfigurationError, Key, World
 from kafka_marshal.engine.kept_states import Restored
 from kafka_marshal.plan_simulation import NewMember
 from kafka_marshal.plan_view import Verification
+from kafka_marshal.protocol.group_plan import Move
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.rebalancing import Rebalance
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands.plan import new_member
 from kafka_marshal_cli.exits import ExitCode
@@ -249,6 +251,44 @@ def test_a_plan_needs_a_moment_of_all_coordinating_partitions(monkeypatch):
 def test_an_unknown_group_has_no_plan(planned_world):
     assert invoke("nobody", what="show").exit_code == ExitCode.REFUSED
     assert invoke("nobody", what="verify").exit_code == ExitCode.REFUSED
+
+
+MOVE = Move(TopicPartition("t", 1), "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("options", "found", "said"),
+    [
+        ((), {"moves": (MOVE,), "is_missing": True}, "--execute writes it"),
+        (("--dry-run",), {"moves": (), "is_missing": False}, "no move would improve"),
+        (("--execute",), {"moves": (MOVE,), "is_missing": False}, "names these moves"),
+        (
+            ("--execute",),
+            {"moves": (MOVE,), "is_missing": True, "is_written": True},
+            None,
+        ),
+    ],
+)
+def test_a_group_is_spread(planned_world, monkeypatch, options, found, said):
+    class Spreading(Cluster):
+        def spread_group(self, group_id, *, execute):
+            assert execute == ("--execute" in options)
+            given = {"follows": 1, "uncovered": (), **found}
+            return Rebalance(group_id=group_id, **given)
+
+    monkeypatch.setattr(Call, "admin", lambda self: Spreading())
+    result = invoke("g", "--spread", *options, "-o", "json", what="rebalance")
+    assert result.exit_code == ExitCode.OK, result.stderr
+    answer = json.loads(result.stdout)
+    assert answer["is_executed"] == found.get("is_written", False)
+    assert len(answer["moves"]) == answer["moves_count"] == len(found["moves"])
+    assert (said is None and not result.stderr) or said in result.stderr
+
+
+def test_what_to_improve_must_be_given():
+    result = invoke("g", "--execute", what="rebalance")
+    assert result.exit_code == ExitCode.USAGE
+    assert "--spread" in result.stderr
 
 
 @pytest.mark.parametrize("outcome", ["same", "unknown", "plan_diverged"])
