@@ -16,7 +16,7 @@ from kafka_marshal.protocol.hashing import (
     RESERVED_TOPICS,
 )
 from kafka_marshal.protocol.labels import LAYOUT_LABEL
-from kafka_marshal.protocol.layout import is_step, place_of
+from kafka_marshal.protocol.layout import COUNT_MAX, is_step, place_of
 from kafka_marshal.protocol.layout_steps import (
     Change,
     Wait,
@@ -29,7 +29,6 @@ from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.records import LAYOUT_LEVEL, Config
 from kafka_marshal.protocol.state import WorldState
 
-COUNT_MAX = 10_000
 NAMED_MAX = 3
 """Most names that a message lists."""
 
@@ -364,10 +363,11 @@ def _moves(
 def _limits(
     worlds: Mapping[int, WorldState], before: Config, to_count: int
 ) -> list[Obstacle]:
-    """Return where fewer partitions would have more keys or groups than allowed."""
+    """Return where partitions have, or would have, more keys or groups than allowed."""
     found = []
-    for target in range(to_count if to_count < before.partition_count else 0):
-        own = [worlds[t] for t in range(target, before.partition_count, to_count)]
+    for target in range(min(to_count, before.partition_count)):
+        every = range(target, before.partition_count, to_count)
+        own = [worlds[t] for t in every if t in worlds]
         counts = {
             "keys": sum(len(world.keys) for world in own),
             "groups": len({name for world in own for name in world.groups}),

@@ -45,6 +45,7 @@ class Layouts:
     is_over: Any
     end_pause: Any
     note_over: Any
+    is_group_too_many: Any
     limit: Any
     directives: Any
     settings: Any
@@ -130,7 +131,7 @@ class Layouts:
             raise Refused("busy")
         before, after = data["from_count"], new["K"]
         less, more = min(before, after), max(before, after)
-        if less == more or more % less or self.t >= more:
+        if less == more or more % less or self.t >= more or more > 10_000:
             raise Refused("config")
         if new["era"] > self.m // 1000 + 24 * 60 * 60:
             raise Refused("config")
@@ -249,7 +250,9 @@ class Layouts:
                 raise Refused("wrong_partition", key=key)
         for item in data["items"]:
             key = (item["group_id"], item["topic"], item["partition"])
-            if key in self.keys:
+            if source["imported_count"] >= self.limit("keys"):
+                found.append((None, key, "limits"))
+            elif key in self.keys:
                 found.append((None, key, "known"))
             else:
                 self.keys[key] = self.imported(item)
@@ -271,7 +274,9 @@ class Layouts:
         found = []
         for item in data["settings"]:
             group = item["group_id"]
-            if group in self.settings:
+            if self.is_group_too_many(group):
+                found.append((None, None, "limits"))
+            elif group in self.settings:
                 found.append((None, None, "known"))
             else:
                 names = [name for name in item if name != "group_id"]

@@ -95,6 +95,7 @@ def test_10_2_a_fence_changes_count_generation_and_era():
         {"k": 1},
         {"k": 3, "before": 2},
         {"k": 4, "before": 2},
+        {"k": 10_001},
         {"generation": 3},
         {"generation": 1},
         {"era": 1},
@@ -135,6 +136,14 @@ def test_10_2_other_partitions_follow():
     assert log.state.layout == (OP, 4, 4, ((0, 0, None),))
     empty = Log(configured=False)
     assert empty.outcome_of(layout_fence(2)) == "config"
+
+
+def test_10_2_a_fence_of_impossible_counts_is_refused_at_once():
+    """A partition would have a source for each multiple of its number."""
+    log = Log(5, configured=False)
+    for k, before in ((2**29, 2**30), (2**30, 2**29), (10_002, 5_001), (3, 2**31 - 2)):
+        assert log.outcome_of(layout_fence(k, before)) == "config"
+    assert Log(5, configured=False).outcome_of(layout_fence(10, 5)) == "layout_fenced"
 
 
 def test_10_2_levels():
@@ -416,11 +425,14 @@ def test_10_4_what_is_refused():
     assert shrunk(1).outcome_of(layout_import()) == "retired"
 
 
-def test_10_4_limits_are_not_asked():
-    log = target_log(keys=1, groups=1)
-    for group in "ghi":
-        log.append(layout_import(imported(KEY._replace(group_id=group))))
-    assert len(log.state.keys) == 3
+def test_10_4_no_source_has_more_keys_than_the_limit():
+    log = target_log(keys=2, groups=1)
+    outcomes = [
+        log.outcome_of(layout_import(imported(KEY._replace(group_id=group))))
+        for group in "gghi"
+    ]
+    assert outcomes == ["imported", "known", "imported", "limits"]
+    assert len(log.state.keys) == 2
 
 
 def test_10_5_done_when_all_are_imported():
@@ -481,6 +493,13 @@ def test_10_1_a_snapshot_in_the_middle_has_the_layout():
 # --- 10.4: settings and directives ---
 
 
+MOVES_TOO = next(
+    name
+    for name in (f"h{n}" for n in range(99))
+    if home_partition(name, partition_count=2) == 1
+)
+
+
 def home_log():
     """Return partition 0 with settings, plans and directives, and a fence to two."""
     log = Log(level=2)
@@ -534,6 +553,14 @@ def test_10_4_what_is_refused_of_groups():
     homes = {home_partition("marshal", partition_count=n) for n in (1, 2)}
     expected = "group_imported" if homes == {0, 1} else "wrong_partition"
     assert fewer.outcome_of(for_all) == expected
+
+
+def test_10_4_settings_of_no_group_too_many():
+    target = target_log(groups=1)
+    one, other = imported_settings(MOVES), imported_settings(MOVES_TOO)
+    found = target.append(layout_groups(one, other))
+    outcomes = [each.effect or each.reason for each in found]
+    assert outcomes == ["group_imported", "limits"]
 
 
 def test_10_4_directives_within_the_limits():

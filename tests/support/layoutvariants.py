@@ -201,11 +201,11 @@ def obey_second_settings(patch):
     """Each import puts the settings that it carries in force."""
     plain = fold_layouts._import_settings
 
-    def import_settings(step, item):
+    def import_settings(step, item, *, config):
         group = step.state.groups.get(item.group_id)
         if group is not None:
             group.settings = None
-        return plain(step, item)
+        return plain(step, item, config=config)
 
     patch.setattr(fold_layouts, "_import_settings", import_settings)
 

@@ -212,12 +212,15 @@ def _import(step: Step, record: LayoutImport) -> Transitions:
         )
         if places != (record.source, state.partition):
             return (step.refused("wrong_partition", key),)
-    transitions = []
+    transitions, count = [], 0
     for key, item in zip(keys, record.items, strict=True):
-        transitions.append(
-            _import_key(step, key, item, h_ms=config.heartbeat_interval_ms)
-        )
-    count = sum(each.effect == "imported" for each in transitions)
+        if source.imported_count + count >= config.limit("keys"):
+            # PROTOCOL 10.4: no source has more.
+            transitions.append(step.ignored("limits", key))
+            continue
+        done = _import_key(step, key, item, h_ms=config.heartbeat_interval_ms)
+        count += done.effect == "imported"
+        transitions.append(done)
     if count:
         found = source._replace(imported_count=source.imported_count + count)
         _set_source(state, layout, found)
@@ -282,14 +285,18 @@ def _groups(step: Step, record: LayoutGroups) -> Transitions:
         if places != (record.source, state.partition):
             return (step.refused("wrong_partition"),)
     return (
-        *(_import_settings(step, each) for each in record.settings),
+        *(_import_settings(step, each, config=config) for each in record.settings),
         *(_import_directive(step, each, config=config) for each in record.directives),
     )
 
 
-def _import_settings(step: Step, item: ImportedSettings) -> Transition:
-    state = step.state
-    group = state.groups.setdefault(item.group_id, GroupState())
+def _import_settings(
+    step: Step, item: ImportedSettings, *, config: Config
+) -> Transition:
+    state, group_id = step.state, item.group_id
+    if judging.lacks_room_for_group(state, group_id, config=config):
+        return step.ignored("limits")
+    group = state.groups.setdefault(group_id, GroupState())
     if group.settings is not None:
         return step.ignored("known")
     group.settings = Settings(*(getattr(item, name) for name in Settings._fields))

@@ -30,6 +30,8 @@ from kafka_marshal.protocol.records import (
 from kafka_marshal.protocol.state import KeyState, WorldState
 from kafka_marshal.protocol.types import Key
 
+COUNT_MAX = 10_000
+"""Most coordinating partitions that a change begins or ends with."""
 _CONFIGS_MAX = 64
 MOVING = "moving"
 """Why an owner releases a key that moves, and why its requests are refused."""
@@ -37,9 +39,12 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def is_step(from_count: int, to_count: int) -> bool:
-    """Return whether one count is a multiple of the other, and another number."""
+    """Return whether one count is a multiple of the other, and another number.
+
+    Larger numbers than ``COUNT_MAX`` are none: a partition may have as many sources.
+    """
     less, more = sorted((from_count, to_count))
-    return less != more and more % less == 0
+    return less != more and more % less == 0 and more <= COUNT_MAX
 
 
 def sources_of(partition: int, *, from_count: int, to_count: int) -> tuple[int, ...]:
@@ -48,8 +53,7 @@ def sources_of(partition: int, *, from_count: int, to_count: int) -> tuple[int, 
         return ()
     if from_count < to_count:
         return (partition % from_count,) if partition >= from_count else ()
-    others = range(to_count, from_count)
-    return tuple(t for t in others if t % to_count == partition)
+    return tuple(range(partition + to_count, from_count, to_count))
 
 
 @lru_cache(maxsize=_CONFIGS_MAX)

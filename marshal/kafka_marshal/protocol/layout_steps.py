@@ -26,7 +26,10 @@ import msgspec
 
 from kafka_marshal.protocol.codec import FRAME_BYTES_MAX, encode
 from kafka_marshal.protocol.items import Layout
-from kafka_marshal.protocol.judging import has_all_directives
+from kafka_marshal.protocol.judging import (
+    has_all_directives,
+    lacks_room_for_group,
+)
 from kafka_marshal.protocol.labels import LAYOUT_LABEL, number_of
 from kafka_marshal.protocol.layout import (
     digest_of,
@@ -576,11 +579,15 @@ def _lacking_groups(
         is_known = group.directive(item.op_id) or group.is_over(item.op_id)
         return not (is_known or has_all_directives(target, group, config=config))
 
+    def has_room(group_id: str) -> bool:
+        return not lacks_room_for_group(target, group_id, config=config)
+
     return (
         [
             each
             for each in settings
             if target.groups.get(each.group_id, none).settings is None
+            and has_room(each.group_id)
         ],
         [each for each in directives if is_lacking(each)],
     )

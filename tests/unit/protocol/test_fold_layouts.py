@@ -366,6 +366,21 @@ def test_settings_and_directives_of_other_groups_are_refused():
     assert fewer.outcome_of(for_all) == "wrong_partition"
 
 
+def test_keys_and_settings_beyond_the_limits_are_ignored():
+    target = target_log(keys=1, groups=2)
+    record = layout_import(imported(), imported(KEY._replace(group_id="h")))
+    assert effects_of(target, record) == ["imported", "limits"]
+    one, other = (imported_settings(name) for name in moving_names(2))
+    assert effects_of(target, layout_groups(one, other)) == ["group_imported", "limits"]
+    assert is_sound(target)
+
+
+def moving_names(count):
+    """Return names of groups whose home moves to partition 1."""
+    names = (f"x{n}" for n in range(99))
+    return [n for n in names if home_partition(n, partition_count=2) == 1][:count]
+
+
 def test_directives_beyond_the_limits_are_ignored():
     target = target_log(operations=1)
     record = layout_groups(imported_directive(MOVES), imported_directive("marshal"))

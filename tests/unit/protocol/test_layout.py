@@ -49,7 +49,10 @@ CHECKPOINT = Key("marshal", "/checkpoint", 0)
 
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
-    [(1, 2, True), (4, 12, True), (12, 4, True), (4, 6, False), (4, 4, False)],
+    [
+        *((1, 2, True), (4, 12, True), (12, 4, True), (4, 6, False), (4, 4, False)),
+        *((5_000, 10_000, True), (1, 10_001, False), (2**30, 2**29, False)),
+    ],
 )
 def test_steps(before, after, expected):
     assert is_step(before, after) is expected

@@ -46,7 +46,7 @@ from kafka_marshal.protocol.layout_steps import (
     read,
 )
 from kafka_marshal.protocol.snapshot import digest, to_bytes
-from kafka_marshal.protocol.state import KeyState, WorldState
+from kafka_marshal.protocol.state import GroupState, KeyState, WorldState
 from kafka_marshal.protocol.types import Key
 
 OTHER = ident("other")
@@ -320,6 +320,17 @@ def test_directives_that_do_not_fit_or_have_ended_are_not_waited_for():
     assert target.groups[group].directives == ()
     (left,) = change.steps().groups
     assert [each.op_id for each in left.directives] == [ident("two")]
+
+
+def test_settings_that_find_no_room_are_not_waited_for():
+    change = Change()
+    (group,) = moving_groups(1)
+    change.logs[0].append(settings(group=group))
+    change.fence()
+    target = change.logs[2].state
+    target.groups = {f"other{n}": GroupState() for n in range(10_000)}
+    assert change.steps().groups == ()
+    assert [each.source for each in change.steps().dones] == [0, 1]
 
 
 def test_directives_take_as_many_records_as_they_need():
