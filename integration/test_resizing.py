@@ -11,6 +11,7 @@ from waiting import poll_all
 from kafka_marshal.errors import ClaimRejected
 from kafka_marshal.protocol import layout_steps
 from kafka_marshal.protocol.layout import place_of
+from kafka_marshal_cli.exits import ExitCode
 
 PARTITIONS, EACH = 12, 6
 ADOPTION_MS = 500
@@ -52,17 +53,55 @@ def places(domain, group, count):
     return found
 
 
+def with_settings(domain, unique):
+    """Return groups that have settings."""
+    names = [unique("set") for _ in range(6)]
+    with domain.admin() as admin:
+        for number, group in enumerate(names):
+            admin.set_group(group, {"grace_ms": number}, execute=True)
+    return names
+
+
+def require_settings(domain, names):
+    world = domain.world()
+    for number, group in enumerate(names):
+        assert world.settings(group).grace_ms == number
+
+
+def resize(cli, count):
+    """Change the number by the command; a pause keeps it from beginning."""
+    arguments = ("topic", "resize", "--partitions", str(count))
+    cli.run("groups", "pause", "paused", "--for", "60s")
+    assert list(cli.json(*arguments)["obstacles"]) == ["paused"]
+    cli.run(*arguments, "--execute", code=ExitCode.REFUSED)
+    cli.run("groups", "resume", "paused")
+    dry = cli.json(*arguments)
+    assert (dry["is_executed"], dry["obstacles"]) == (False, {})
+    assert cli.json(*arguments, "--execute")["to_count"] == count
+
+
+def test_an_admin_that_was_open_before_follows(domain):
+    with domain.admin() as early, domain.admin() as admin:
+        early.set_group("g", {"grace_ms": 1}, execute=True)
+        admin.resize_topic(8, execute=True)
+        assert early.set_group("g", {"grace_ms": 2}, execute=True).is_changed
+        assert early.alter_topic(limits={"beats": 100}, execute=True).changes
+        assert early.resize_topic(16, execute=True).from_count == 8
+        assert admin.held("g") == ()
+        assert admin.set_group("g", {"grace_ms": 3}, execute=True).is_changed
+    assert domain.world().settings("g").grace_ms == 3
+
+
 def test_it_grows_and_shrinks_between_runs(domain, unique, tmp_path):
     cli, topic = Cli(domain, tmp_path), domain.data_topic(PARTITIONS, EACH)
     groups = {unique("alo"): "alo", unique("amo"): "amo"}
+    named = with_settings(domain, unique)
     done = {group: [] for group in groups}
     total = EACH * PARTITIONS
     for count in (4, 8, 16, 8):
         if count != 4:
-            dry = cli.json("topic", "resize", "--partitions", str(count))
-            assert (dry["is_executed"], dry["obstacles"]) == (False, {})
-            arguments = ("topic", "resize", "--partitions", str(count), "--execute")
-            assert cli.json(*arguments)["to_count"] == count
+            resize(cli, count)
+        require_settings(domain, named)
         info = cli.json("topic", "info")
         assert (info["K"], info["change"], info["problems"]) == (count, None, [])
         domain.forget_history()
@@ -108,7 +147,7 @@ def _limit(admin, records):
     admin._follow = limited
 
 
-def test_another_admin_continues_after_each_record(domain, unique):
+def test_another_admin_continues_after_each_record(domain, unique, tmp_path):
     topic, group = domain.data_topic(PARTITIONS, EACH), unique("group")
     consumed(domain, group, topic, EACH * PARTITIONS, delivery="amo")
     deaths = [*range(0, 26, 2)]
@@ -122,6 +161,8 @@ def test_another_admin_continues_after_each_record(domain, unique):
             with domain.admin() as admin:
                 plan = admin.resize_topic(count)
             assert (plan.change is not None) == (records > max(0, count - before))
+            info = Cli(domain, tmp_path).json("topic", "info")
+            assert (info["change"] is not None) == (plan.change is not None)
             if domain.history().worlds[0].layout is not None:
                 with (
                     domain.admin() as admin,

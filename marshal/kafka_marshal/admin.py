@@ -322,8 +322,7 @@ class Admin(Altering, Draining, Rebalancing, Resizing, Closing):
             )
         finally:
             log.close(self._timeout_ms)
-        follower = self._follow()
-        follower.catch_up(self._timeout_ms)
+        follower = self._read()
         now_ms, limit_ms = self._clock.now_ms(), self._timeout_ms
         plan = plan_state_reset(follower.replicas[partition], kept, now_ms=now_ms)
         if execute:
@@ -813,6 +812,16 @@ class Admin(Altering, Draining, Rebalancing, Resizing, Closing):
             self._follower = Follower(log, self._clock, sources=kept_in(store))
         return self._follower
 
+    def _read(self) -> Follower:
+        follower = self._follow()
+        follower.catch_up(self._timeout_ms)
+        config = follower.worlds[0].config
+        if config is not None and config.partition_count > len(follower.worlds):
+            # The number of partitions has grown since the log was opened.
+            follower = self._follow_again()
+            follower.catch_up(self._timeout_ms)
+        return follower
+
     def _follow_again(self) -> Follower:
         if self._follower is not None:
             self._follower.close()
@@ -825,8 +834,7 @@ class Admin(Altering, Draining, Rebalancing, Resizing, Closing):
 
     def _settled(self) -> Config:
         """Read to the log's end; return the agreed Config."""
-        follower = self._follow()
-        follower.catch_up(self._timeout_ms)
+        follower = self._read()
         worlds = {world.partition: world for world in follower.worlds}
         return agreed_config(worlds, cluster_id=self._cluster_id)
 

@@ -174,8 +174,8 @@ class Altering(ABC):
     _timeout_ms: int
 
     @abstractmethod
-    def _follow(self) -> Follower:
-        """Return the follower of the log."""
+    def _read(self) -> Follower:
+        """Return the follower of the log, which has read it to its end."""
 
     def alter_topic(
         self,
@@ -201,8 +201,7 @@ class Altering(ABC):
             LogUnwritable: A partition accepted another Config; repeat it.
             DeadlineExceeded: No verdict in time; repeating it completes it.
         """
-        follower = self._follow()
-        follower.catch_up(self._timeout_ms)
+        follower = self._read()
         require_no_change({world.partition: world for world in follower.worlds})
         plan = plan_alter(
             follower.worlds,
@@ -233,8 +232,7 @@ class Altering(ABC):
             ClaimRejected: Live members would halt, or a change of the number of
                 partitions is open.
         """
-        follower = self._follow()
-        follower.catch_up(self._timeout_ms)
+        follower = self._read()
         require_no_change({world.partition: world for world in follower.worlds})
         plan = plan_upgrade({world.partition: world for world in follower.worlds})
         if execute:

@@ -234,6 +234,10 @@ class Resizing(ABC):
         """Return the follower of the log."""
 
     @abstractmethod
+    def _read(self) -> Follower:
+        """Return the follower of the log, which has read it to its end."""
+
+    @abstractmethod
     def _follow_again(self) -> Follower:
         """Close the follower; return one of all Kafka partitions that there are now."""
 
@@ -272,8 +276,7 @@ class Resizing(ABC):
             ClaimRejected: Something prevents the change; nothing was changed.
             DeadlineExceeded: The change has not ended in time; call it again.
         """
-        follower = self._follow()
-        follower.catch_up(self._timeout_ms)
+        follower = self._read()
         plan = plan_resize(
             follower,
             partition_count,

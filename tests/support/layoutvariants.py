@@ -2,7 +2,14 @@
 
 import msgspec
 
-from kafka_marshal.protocol import fold_layouts, judging, layout, rationalizer
+from kafka_marshal.protocol import (
+    fold_groups,
+    fold_layouts,
+    fold_plans,
+    judging,
+    layout,
+    rationalizer,
+)
 
 
 def obey_a_late_beat(patch):
@@ -86,6 +93,30 @@ def fence_over_an_open_change(patch):
 def pause_while_open(patch):
     """Partition 0 takes pauses during a change."""
     patch.setattr(judging, "_refuses_pauses", lambda state, *, ends: None)
+
+
+def obey_second_settings(patch):
+    """Each import puts the settings that it carries in force."""
+    plain = fold_layouts._import_settings
+
+    def import_settings(step, item):
+        group = step.state.groups.get(item.group_id)
+        if group is not None:
+            group.settings = None
+        return plain(step, item)
+
+    patch.setattr(fold_layouts, "_import_settings", import_settings)
+
+
+def configure_before_done(patch):
+    """A new home takes settings, Plans and directives that an import may overtake."""
+    for module in (fold_groups, fold_plans, layout):
+        patch.setattr(module, "is_importing_group", lambda state, group_id: False)
+
+
+def keep_settings_at_an_earlier_home(patch):
+    """A Final leaves the settings of groups whose home has moved away."""
+    patch.setattr(fold_layouts, "is_home_moving", lambda state, group_id: False)
 
 
 def _replace(patch, record, fold):

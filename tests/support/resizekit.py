@@ -16,10 +16,20 @@ __all__ = ["Died"]
 
 
 class Waiting(Stepping):
-    """Lets the world go on for as long as production code would wait."""
+    """Lets the world go on for as long as production code would wait.
+
+    Attributes:
+        on_step: Called before each step; with it, steps are short.
+    """
+
+    on_step = None
 
     def step(self, timeout_ms, **rest):
-        self.cluster.run(timeout_ms, step_ms=max(timeout_ms, 1))
+        if self.on_step is None:
+            self.cluster.run(timeout_ms, step_ms=max(timeout_ms, 1))
+        else:
+            self.on_step()
+            self.cluster.run(min(timeout_ms, 20))
         return super().step(0, **rest)
 
 
@@ -29,18 +39,20 @@ class Tool(Resizing):
     Attributes:
         left: Records until it is killed; None for never.
         adds: Whether it may add Kafka partitions.
+        on_step: Called while it waits.
     """
 
-    def __init__(self, cluster, name="admin", *, left=None, adds=True):
+    def __init__(self, cluster, name="admin", *, left=None, adds=True, on_step=None):
         self._cluster, self._sender = cluster, Sender(name)
         self._clock, self._timeout_ms = cluster.clock.view(), TIMEOUT_MS
         self._follower = None
-        self.left, self.adds = left, adds
+        self.left, self.adds, self.on_step = left, adds, on_step
         self.sent = 0
 
     def _follow(self):
         if self._follower is None:
             self._follower = Waiting(self._cluster, self._sender.client_id)
+            self._follower.on_step = self.on_step
             plain = self._follower.append
 
             def append(partition, record):
@@ -51,6 +63,10 @@ class Tool(Resizing):
 
             self._follower.append = append
         return self._follower
+
+    def _read(self):
+        self._follow().catch_up(100)
+        return self._follow()
 
     def _follow_again(self):
         self._cluster.clock.advance(100)

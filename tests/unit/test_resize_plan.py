@@ -3,15 +3,17 @@
 import msgspec
 import pytest
 from enginekit import H, fold, lowered, pause_for, pause_scope, world, write
-from logkit import claim, member, schedule
+from logkit import claim, member, schedule, settings
 from positionkit import die_at, following
 from positionkit import written as with_positions
-from resizekit import Died, Tool, filled, hold, key
+from resizekit import TIMEOUT_MS, Died, Tool, filled, hold, key
 
 from kafka_marshal.altering import Altering
 from kafka_marshal.engine.config_check import require_no_change
 from kafka_marshal.errors import ClaimRejected, ConfigurationError, TopicMisconfigured
 from kafka_marshal.formatting import Format, format_log
+from kafka_marshal.group_settings import plan_settings, write_settings
+from kafka_marshal.pausing import PauseOperation, Period, Sender
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.items import Halt
 from kafka_marshal.protocol.layout import place_of
@@ -221,7 +223,7 @@ def test_no_config_is_written_while_a_change_is_open():
     class Alter(Altering):
         _timeout_ms = 100
 
-        def _follow(self):
+        def _read(self):
             return follower
 
     for call in (Alter().alter_topic, Alter().upgrade_topic):
@@ -230,6 +232,39 @@ def test_no_config_is_written_while_a_change_is_open():
     Tool(cluster).resize(8)
     follower = following(cluster, "other")
     require_no_change({world.partition: world for world in follower.worlds})
+
+
+def test_what_other_admins_may_not_do_while_a_change_is_open():
+    cluster = filled(4)
+    group = next(
+        name
+        for name in (f"g{n}" for n in range(99))
+        if home_partition(name, partition_count=8) == 4
+    )
+    home = home_partition(group, partition_count=4)
+    write(cluster, settings(group=group), home)
+    with pytest.raises(Died):
+        Tool(cluster, left=12).resize(8)
+    assert fold(cluster, 4).layout.sources[0].done_ms is None
+    follower = following(cluster, "other")
+    fields = {"sender": Sender("other"), "timeout_ms": 100}
+    pause = PauseOperation(
+        follower,
+        cluster.clock.view(),
+        Sender("other"),
+        group_id="g",
+        op_id=bytes(16),
+        period=Period(for_ms=9 * H),
+        partition_count=8,
+    )
+    with pytest.raises(ClaimRejected, match="resize --partitions 8") as caught:
+        pause.begin(TIMEOUT_MS)
+    assert caught.value.reason == "busy"
+    assert not any(fold(cluster, t).active_pause("g") for t in range(8))
+    change = plan_settings(fold(cluster, 4), group, changes={"grace_ms": 5})
+    with pytest.raises(ClaimRejected, match="are being moved") as caught:
+        write_settings(follower, change, home=4, reason=None, **fields)
+    assert caught.value.reason == "importing"
 
 
 def test_an_old_change_of_a_retired_partition_hinders_nobody():

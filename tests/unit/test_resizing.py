@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from countkit import Reading, level_two, moving, owners
 from enginekit import H, fold, world, write
 from logkit import beat, direct, ident, layout_fence, pause, release, settings
 from resizekit import (
@@ -322,3 +323,43 @@ def test_settings_and_directives_move_with_their_home():
         home = home_partition(f"g{n}", partition_count=2)
         write(cluster, settings(2, group=f"g{n}"), home)
         assert fold(cluster, home).settings_of(f"g{n}").generation == 2
+
+
+@pytest.mark.parametrize("left", [None, 4, 7])
+def test_members_follow_an_admin_and_continue_when_it_dies(left):
+    cluster = level_two(2, records=[20] * 8)
+    readings = [Reading(cluster, name) for name in "ab"]
+
+    def work():
+        for reading in readings:
+            reading.step()
+
+    def is_shared():
+        work()
+        return all(len(reading.node.held) == 4 for reading in readings)
+
+    cluster.run_until(is_shared, 5 * H)
+    tool = Tool(cluster, left=left, on_step=work)
+    if left is None:
+        plan = tool.resize(4)
+        assert plan.obstacles == ()
+        held = sum(move.held_count for move in plan.moves)
+        assert held == plan.moving_count == len(moving(2, 4))
+        assert plan.lagging == ()
+    else:
+        with pytest.raises(Died):
+            tool.resize(4)
+
+    def is_ended():
+        work()
+        states = [fold(cluster, t) for t in range(4)]
+        is_over = all(s.layout is None and s.config is not None for s in states)
+        return is_over and is_shared()
+
+    cluster.run_until(is_ended, 9 * H)
+    cluster.config = fold(cluster, 0).config
+    assert set(owners(cluster).values()) == {"a", "b"}
+    for reading in readings:
+        assert reading.lost == []
+    handed = [offset for reading in readings for offset in reading.offsets]
+    assert len(handed) == len(set(handed)) == 160

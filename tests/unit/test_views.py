@@ -11,6 +11,9 @@ from logkit import (
     Log,
     beat,
     config,
+    imported_settings,
+    layout_done,
+    layout_groups,
     member,
     offer,
     pause,
@@ -452,7 +455,10 @@ def test_settings_are_those_of_the_home_that_has_them():
     assert policy() == "planner"
     change.fence()
     assert policy() == "planner"
-    change.logs[3].append(settings(group=group, policy="fair"))
+    moved = layout_groups(imported_settings(group, policy="planner"), source=1)
+    assert change.logs[3].outcome_of(moved) == "group_imported"
+    change.logs[3].append(layout_done(0, source=1))
+    change.logs[3].append(settings(2, group=group, policy="fair"))
     assert policy() == "fair"
     assert World(change.states, {}).settings("nobody").generation == 0
 

@@ -15,6 +15,7 @@ from logkit import (
     fold,
     hashed,
     ident,
+    layout_import,
     offer,
     pause,
     ready,
@@ -31,6 +32,7 @@ from kafka_marshal.protocol.codec import person_to_tags
 from kafka_marshal.protocol.records import ReleasingPartition
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.watch import PROBE_EVERY_MS, Changes, EarlyStates, Folded, WorldWatch
+from kafka_marshal_cli.commands.claims_watch import change_text
 
 
 @pytest.fixture
@@ -407,3 +409,32 @@ def test_a_watch_that_begins_while_a_key_moves_knows_its_owner():
     assert found(later, after=3 * H) == [("lost", "c2"), ("claimed", "c3")]
     gone = release(target.key(key).epoch, client="c3", key=key)
     assert found(gone) == [("released", "c3")]
+
+
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_a_key_that_moves_is_a_change(is_dead):
+    change = Change(2, 4)
+    (key,) = change.moving()
+    change.claimed(key)
+    change.fence()
+    changes = Changes(change.states)
+    if is_dead:
+        change.tick(3 * H)
+    else:
+        change.released(key, position=7)
+        changes = Changes(change.states)
+    target = change.target(key)
+    record = layout_import(change.items(key), source=change.place(key).state.partition)
+    transitions = target.append(record)
+    folded = Folded(target.state.partition, target.entries[-1], transitions)
+    found = changes.apply(folded, worlds=change.states)
+    what = [(each.what, each.client_id, each.position) for each in found]
+    lost = [("lost", "c1", None)] if is_dead else []
+    assert what == [*lost, ("moved", None, None if is_dead else 7)]
+    assert {each.partition for each in found} == {target.state.partition}
+    assert key.topic_partition.topic in change_text(found[-1])
+    later = claim("c2", key=key, generation=2)
+    transitions = target.append(later, after=3 * H)
+    folded = Folded(target.state.partition, target.entries[-1], transitions)
+    found = changes.apply(folded, worlds=change.states)
+    assert [each.what for each in found] == ["claimed"]

@@ -12,6 +12,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.protocol.claiming import Claimant
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
+from kafka_marshal.protocol.import_check import ImportCheck
 from kafka_marshal.protocol.records import ClaimingMessages, Config, LayoutImport
 from kafka_marshal.protocol.state import ACCEPTED, SKIPPED, Transition
 from kafka_marshal.protocol.types import Key, LogEntry, Owner
@@ -91,6 +92,7 @@ class Engine:
         self.checkpointer: Checkpointer | None = None
         self.resolver = Resolver(self.context)
         self.layout = LayoutChange(self.context)
+        self._imports = ImportCheck()
         self._added = AddedPartitions(self.context)
         self._interval = IntervalFollower(self.context)
         self.failure: MarshalError | None = None
@@ -310,9 +312,20 @@ class Engine:
                     self._fold_live(replica, run, now_ms=now_ms)
             except LogTruncated as error:
                 self._on_truncated(partition, error)
+        if self._imports.is_waiting:
+            self._compare_imports()
         if touched:
             for session in self._sessions.values():
                 session.check_clock(touched, now_ms)
+
+    def _compare_imports(self) -> None:
+        """Report imports that differ from what their sources show (PROTOCOL 10.4)."""
+        unknown = {*self.context.rebuilding, *self.rebuilder.log_start_missing}
+        replicas = self.context.replicas.items()
+        worlds = {t: each.world for t, each in replicas if t not in unknown}
+        for found in self._imports.compare(worlds):
+            fields = {**found._asdict(), "key": found.key and str(found.key)}
+            self.context.observe("import_diverged", fields)
 
     def _fold_rebuilding(
         self, replica: Replica, entries: Sequence[LogEntry], *, now_ms: int
@@ -320,6 +333,8 @@ class Engine:
         """Fold a partition that is read to its end before anything is decided."""
         for entry, transitions in replica.fold_run(entries, now_ms):
             check_halt(replica)
+            if replica.world.layout is not None:
+                self._imports.take(replica.world, transitions)
             partition = replica.world.partition
             self.rebuilder.watch(partition, entry, transitions=transitions)
 
@@ -330,6 +345,8 @@ class Engine:
         for entry in entries:
             transitions = replica.fold(entry, now_ms)
             check_halt(replica)
+            if replica.world.layout is not None:
+                self._imports.take(replica.world, transitions)
             if transitions:
                 self._apply_state_record(partition, transitions[0])
                 self._route(transitions, now_ms, partition=partition)

@@ -28,6 +28,7 @@ from kafka_marshal.protocol.layout_steps import (
     fence_of,
     final_of,
     grouped,
+    groups_import_of,
     import_of,
     next_steps,
     read,
@@ -170,6 +171,10 @@ class LayoutChange:
             found["fence", t, -1] = _Need.LATER, [partial(fence_of, change)]
         for t in steps.nudges:
             found["nudge", t, -1] = _Need.LATER, [partial(fence_of, change)]
+        for group in steps.groups:
+            place = ("groups", group.target, group.source)
+            _, makes = found.setdefault(place, (_Need.LATER, []))
+            makes.append(partial(groups_import_of, change, group))
         for done in steps.dones:
             place = ("done", done.target, done.source)
             found[place] = _Need.LATER, [partial(done_of, change, done)]

@@ -399,7 +399,7 @@ class Subscription:
             grace_ms=context.settings_of(self.group_id).value("grace_ms"),
         )
         self.claimable_at_ms = now_ms + context.heartbeat_interval_ms
-        self._follow_plans(home, coordinators=len(context.replicas))
+        self._follow_plans(home, context)
         self.named.clear()
         self.named_by_plan.clear()
         self._abandoned.clear()
@@ -430,8 +430,9 @@ class Subscription:
             is_cordoned=me.is_cordoned,
         )
 
-    def _follow_plans(self, home: WorldState, *, coordinators: int) -> None:
-        self._plans.read(home, self.group_id, coordinators=coordinators)
+    def _follow_plans(self, home: WorldState, context: Context) -> None:
+        settings, count = context.settings_of(self.group_id), len(context.replicas)
+        self._plans.read(home, self.group_id, settings=settings, coordinators=count)
         if self.is_planned != self._plans.is_in_force:
             self.is_planned = self._plans.is_in_force
             self._rule = CoverageRule(counts_topics=self.counts_topics)

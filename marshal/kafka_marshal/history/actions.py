@@ -27,6 +27,7 @@ from kafka_marshal.protocol.records import (
     LayoutDone,
     LayoutFence,
     LayoutFinal,
+    LayoutGroups,
     LayoutImport,
     PauseGroup,
     ReleaseGroup,
@@ -48,7 +49,7 @@ from kafka_marshal.protocol.types import Key, LogEntry, TimestampType
 ACTIONS_MAX = 10_000
 RECORDS_PER_ACTION_MAX = 5_000
 _POSITIONS = (StagePosition, DecidePosition, ResolvePosition)
-_LAYOUTS = (LayoutFence, LayoutImport, LayoutDone, LayoutFinal)
+_LAYOUTS = (LayoutFence, LayoutImport, LayoutGroups, LayoutDone, LayoutFinal)
 AdminRecord = (
     ReleaseGroup
     | PauseGroup
@@ -63,6 +64,7 @@ AdminRecord = (
     | Config
     | LayoutFence
     | LayoutImport
+    | LayoutGroups
     | LayoutDone
     | LayoutFinal
 )
@@ -81,6 +83,7 @@ DIRECTIVES = frozenset({DRAIN, CORDON})
 STEPS = {
     "layout_fenced": "fenced",
     "imported": "imported",
+    "group_imported": "groups",
     "layout_done": "done",
     "layout_final": "ended",
 }
@@ -168,9 +171,10 @@ class ActionStep(msgspec.Struct, kw_only=True, gc=False):
     """One step of a change of the partition count (PROTOCOL 10).
 
     Attributes:
-        name: ``fenced``, ``imported``, ``done`` or ``ended``.
-        count: Partitions that were fenced or ended, keys that were imported, or pairs
-            of a source and a target that were done.
+        name: ``fenced``, ``imported``, ``groups``, ``done`` or ``ended``.
+        count: Partitions that were fenced or ended, keys that were imported, settings
+            and directives of groups that were, or pairs of a source and a target that
+            were done.
         first_ms: Append time of the first of its records, epoch ms.
         last_ms: That of the last one.
     """

@@ -353,6 +353,7 @@ def _steps(steps: Sequence[ActionStep]) -> str:
 _COUNTED = {
     "fenced": "partitions fenced",
     "imported": "keys imported",
+    "groups": "settings and directives imported",
     "done": "sources done",
     "ended": "partitions ended",
 }

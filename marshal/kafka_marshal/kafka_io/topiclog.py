@@ -329,6 +329,7 @@ class TopicLog(CoordinationLog):
         self._ends += [0] * len(new)
         self._partition_count += len(new)
         self._read = sorted({*self._read, *new})
+        self._refresh_reader()
         self._seek(new)
 
     def start_at(self, offsets: Mapping[int, int], *, timeout_ms: int) -> None:
@@ -413,6 +414,9 @@ class TopicLog(CoordinationLog):
 
         On any thread.
         """
+
+    def _refresh_reader(self) -> None:
+        """Let the client that reads know of added partitions; on the polling thread."""
 
     @abstractmethod
     def _query_time(self, time_ms: int, timeout_ms: int) -> Mapping[int, int]:

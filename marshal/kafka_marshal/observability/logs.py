@@ -55,6 +55,7 @@ _ERRORS = frozenset(
     {
         "engine_failed",
         "grant_exposed",
+        "import_diverged",
         "layout_torn",
         "log_start_missing",
         "log_truncated",

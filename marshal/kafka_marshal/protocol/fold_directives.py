@@ -37,7 +37,7 @@ def _directive(step: Step, record: Directive) -> Transitions:
         host=record.host,
         action=record.action,
     )
-    install_directive(state, group_id, standing)
+    install_directive(state, group_id, standing=standing)
     return (step.accepted("directed"),)
 
 

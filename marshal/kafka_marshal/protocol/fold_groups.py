@@ -165,7 +165,7 @@ def _begin(state: WorldState, group_id: str, due: Scheduled) -> None:
 
 
 def install_directive(
-    state: WorldState, group_id: str, standing: StandingDirective
+    state: WorldState, group_id: str, *, standing: StandingDirective
 ) -> None:
     """Let a directive be in force, in place of an earlier record of its operation."""
     group = state.groups.setdefault(group_id, GroupState())

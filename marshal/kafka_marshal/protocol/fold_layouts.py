@@ -287,10 +287,8 @@ def _import_directive(
         return step.ignored("known")
     if judging.has_all_directives(state, group, config=config):
         return step.ignored("limits")
-    fields = StandingDirective._fields
-    install_directive(
-        state, group_id, StandingDirective(*(getattr(item, name) for name in fields))
-    )
+    fields = (getattr(item, name) for name in StandingDirective._fields)
+    install_directive(state, group_id, standing=StandingDirective(*fields))
     return step.accepted("group_imported")
 
 

@@ -389,7 +389,7 @@ def _replacing(
         for name, replaced in labels.items()
         if replaced in states and replaced not in leaving
     }
-    if willing - owned != states.keys():  # else a group that begins
+    if willing != states.keys():  # else a group that begins: none is there to leave
         early |= set(new) - set(heirs.values())
     return _Replacing(heirs, frozenset(early))
 

@@ -38,6 +38,7 @@ from kafka_marshal.sidecar.assignment import (
     Transfer,
 )
 from kafka_marshal.sidecar.clients import Client, ClientLease, reclaim
+from kafka_marshal.sidecar.departures import Departure
 from kafka_marshal.sidecar.events import LogPosition
 from kafka_marshal.sidecar.http_errors import GONE, UNKNOWN
 from kafka_marshal.sidecar.lease_journal import LeaseJournal
@@ -85,6 +86,7 @@ class LocalGroup:
         identity: Identity | None,
         refusals: Counter[tuple[str, str]],
         restarts: bool = False,
+        handoff_ms: int = 0,
     ) -> None:
         """Open a group without clients.
 
@@ -96,6 +98,7 @@ class LocalGroup:
             refusals: Counts reports that were refused or had no effect, by request
                 and reason.
             restarts: Whether its sidecar, or one that replaces it, starts again soon.
+            handoff_ms: How long the last client continues while others take over.
         """
         self.session = session
         self._restarts = restarts
@@ -119,6 +122,13 @@ class LocalGroup:
         )
         self._assignor = Assignor(
             context, session, table=self.table, warm_ups=self._warm_ups
+        )
+        self._departure = Departure(
+            context,
+            session,
+            table=self.table,
+            handoff_ms=handoff_ms,
+            is_handed_off=lambda: self.is_handed_off,
         )
         self._gone: dict[str, None] = {}
         self._taking: frozenset[str] = frozenset()
@@ -159,6 +169,25 @@ class LocalGroup:
         """Register a client."""
         self.table.clients[client.client_id] = client
         self.table.mark_changed()
+
+    def leave(self, client: Client, *, awaits_drain: bool) -> None:
+        """End the subscriptions of a client, which goes once it has nothing left.
+
+        Args:
+            client: The client. The last one continues until other hosts have taken
+                over, if it can.
+            awaits_drain: Whether it continues until its partitions are taken.
+        """
+        if awaits_drain and self._departure.holds_back(client):
+            return
+        client.is_leaving, client.awaits_drain = True, awaits_drain
+        for name in list(client.wants):
+            self.remove_subscriber(client, name)
+
+    def stay(self, client: Client) -> None:
+        """Keep a client that has reconnected, whatever it announced before."""
+        client.is_leaving = client.awaits_drain = False
+        self._departure.cancel(client)
 
     def evict(self, client: Client, *, reason: str) -> None:
         """Remove a client whose process is dead; its keys are free at once."""
@@ -517,6 +546,10 @@ class LocalGroup:
             self._check_at_ms = now_ms + CHECK_MS
             self._expire(now_ms)
             self._remove_departed(now_ms)
+            leaving = self._departure.due(now_ms)
+            if leaving is not None:
+                leaving.is_leaving = True
+                self.leave(leaving, awaits_drain=True)
             self._warm_ups.check(now_ms)
             self._publisher.pause(clients)
         if self._has_news(now_ms):
@@ -653,6 +686,7 @@ class LocalGroup:
         Args:
             for_ms: When that ends in the log, if this process dies.
         """
+        self._departure.pass_on()
         if not self.is_handed_off:
             self.session.self_drain.begin(for_ms)
 

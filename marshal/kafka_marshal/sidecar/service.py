@@ -26,6 +26,7 @@ from kafka_marshal.remote.answers import Handoff, LocalClient
 from kafka_marshal.remote.grants import decode_request, encode_verdict
 from kafka_marshal.runtime import Runtime
 from kafka_marshal.sidecar.clients import Client
+from kafka_marshal.sidecar.config import HANDOFF_MS
 from kafka_marshal.sidecar.events import EventCursor
 from kafka_marshal.sidecar.grants import Grants, NumberedRequest
 from kafka_marshal.sidecar.group import LEFT, LocalGroup
@@ -63,6 +64,8 @@ class SidecarService:
         watch: Reports the death of clients' processes.
         bootstrap_servers: Addresses of the cluster, for clients.
         member: What it is among the members of its groups.
+        handoff_ms: How long the last client of a group that leaves for good continues,
+            while other hosts take over.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class SidecarService:
         watch: DeathWatch,
         bootstrap_servers: Sequence[str] = (),
         member: Membership | None = None,
+        handoff_ms: int = HANDOFF_MS,
     ) -> None:
         _require_name("client_id", client_id)
         self._runtime = runtime
@@ -93,6 +97,7 @@ class SidecarService:
             watch=watch,
             boot_id=self._boot_id,
             member=member or Membership(),
+            handoff_ms=handoff_ms,
         )
         engine = runtime.engine
         self._grants = Grants(
@@ -212,7 +217,7 @@ class SidecarService:
 
         ``restart`` reserves its place for another process of its name, for a heartbeat
         interval. With ``downscale``, a client that still has leases goes on working and
-        asks again once it has none.
+        asks again once it has none; the last one hands them off to other hosts.
 
         Raises:
             DeadlineExceeded: The log did not show the releases in time; it still may.
@@ -228,10 +233,7 @@ class SidecarService:
             else:
                 for each in request.returned:
                     group.accept_returned(client, each, reason=LEFT)
-                client.is_leaving = True
-                client.awaits_drain = request.reason == "downscale"
-                for name in list(client.wants):
-                    group.remove_subscriber(client, name)
+                group.leave(client, awaits_drain=request.reason == "downscale")
             self._engine.act(group.session)
             if client.leases and request.reason == "downscale":
                 return api.LeaveResponse(action="wait_for_drain")

@@ -1,5 +1,6 @@
 """How members take part in a change of the partition count (PROTOCOL 10)."""
 
+import msgspec
 import pytest
 from countkit import (
     Reading,
@@ -22,7 +23,9 @@ from enginekit import (
     spec,
     write,
 )
+from logkit import direct, imported, layout_import, settings
 
+from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.layout import place_of
 from kafka_marshal.protocol.records import (
     ClaimingPartition,
@@ -246,6 +249,48 @@ def test_a_member_that_was_cut_off_during_the_change_comes_back():
     assert sorted(cut.node.engine.context.replicas) == [0, 1, 2, 3]
 
 
+def test_settings_and_directives_of_groups_move_with_their_home():
+    cluster, readings = fleet(before=1)
+    until = cluster.clock.wall_ms() + 10**7
+    for group in ("g1", "g2", "g3", "g4"):
+        write(cluster, settings(group=group, grace_ms=5), 0)
+        write(cluster, direct("c9", group=group, until=until), 0)
+    write(cluster, direct("c9", group="marshal", until=until), 0)
+    cluster.run(40)
+    resize(cluster, 2)
+    run_until_over(cluster, readings)
+    states = [fold(cluster, t) for t in range(2)]
+    for group in ("g1", "g2", "g3", "g4"):
+        home = home_partition(group, partition_count=2)
+        assert states[home].settings_of(group).grace_ms == 5
+        assert len(states[home].groups[group].directives) == 1
+        assert group not in states[1 - home].groups
+    assert {len(each.groups["marshal"].directives) for each in states} == {1}
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (1, 8)])
+def test_members_that_follow_plans_keep_their_keys(before, after):
+    cluster = level_two(before, records=[20] * 8)
+    home = home_partition("g", partition_count=before)
+    write(cluster, settings(policy="planner"), home)
+    readings = [Reading(cluster, name) for name in "abc"]
+    cluster.run_until(
+        lambda: goes_on(readings) and None not in owners(cluster).values(), 9 * H
+    )
+    cluster.run(2 * H)
+    resize(cluster, after)
+    run_until_over(cluster, readings, within_ms=9 * H)
+    late = Reading(cluster, "d")
+    readings.append(late)
+    cluster.run_until(lambda: goes_on(readings) and late.node.held, 9 * H)
+    assert None not in owners(cluster).values()
+    assert all(each.node.session.failure is None for each in readings)
+    home = home_partition("g", partition_count=after)
+    state = fold(cluster, home)
+    assert state.settings_of("g").policy == "planner"
+    assert state.plan_generation("g") > 0
+
+
 def test_counts_change_again_and_again():
     cluster, readings = fleet(records=40)
     for number, count in enumerate((4, 8, 2, 8), start=2):
@@ -347,3 +392,30 @@ def test_a_member_without_the_start_of_a_log_imports_nothing():
     assert blind.engine.log_start_missing == (1,)
     senders = {line.record.client_id for _, line in of_kind(cluster, LayoutImport)}
     assert senders <= {"a"}
+
+
+def test_an_import_that_its_source_denies_is_reported():
+    cluster, (reading,) = fleet("a")
+    goes_on([reading])
+    reading.node.leave()
+    cluster.run_until(lambda: reading.node.has_left, H)
+    cluster.fill("other", [1])
+    later = Reading(cluster, "b", "other")
+    resize(cluster, 4)
+    key = next(k for k in moving(2, 4) if place_of(k, partition_count=4) == 3)
+    place = place_of(key, partition_count=2)
+    cluster.run_until(
+        lambda: all(worlds(cluster)[t].layout is not None for t in (place, 3)), H
+    )
+    source = worlds(cluster)[place]
+    assert key not in worlds(cluster)[3].keys, "no member has imported it yet"
+    item = imported(key, position=1)
+    forged = layout_import(item, source=source.partition)
+    forged = msgspec.structs.replace(forged, source_offset=source.next_offset)
+    write(cluster, forged, 3)
+    run_until_over(cluster, [later])
+    (found,) = later.node.observer.named("import_diverged")
+    fields = found.fields
+    assert fields["key"] == str(key)
+    assert (fields["partition"], fields["source"]) == (3, source.partition)
+    assert fields["why"] == "the source has left the key in another state"

@@ -380,6 +380,16 @@ def test_a_new_member_that_replaces_none_has_its_share_after_the_grace(cluster):
     cluster.run_until(balanced(cluster, 4, 4, 4), 6 * H)
 
 
+def test_the_members_of_a_first_deployment_share_as_they_come(cluster):
+    write(cluster, settings(2, policy="planner", grace_ms=8 * H))
+    cluster.node("a", labels=ANY, spec=spec())
+    cluster.run_until(balanced(cluster, ALL), 4 * H)
+    cluster.node("b", labels=ANY, spec=spec())
+    cluster.run_until(balanced(cluster, 6, 6), 2 * H)
+    cluster.node("c", labels=ANY, spec=spec())
+    cluster.run_until(balanced(cluster, 4, 4, 4), 2 * H)
+
+
 def test_a_restart_under_the_same_name_moves_nothing(cluster):
     a, *_ = start(cluster, "a", "b", "c")
     cluster.run_until(balanced(cluster, 4, 4, 4), 4 * H)

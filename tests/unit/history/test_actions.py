@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 from author import write_log
-from changekit import Change
+from changekit import Change, group_at
 from logkit import (
     CREATE_TIME,
     KEY,
@@ -19,7 +19,9 @@ from logkit import (
     fence,
     forgetting,
     ident,
+    imported_settings,
     layout_fence,
+    layout_groups,
     member,
     pause,
     release,
@@ -683,6 +685,17 @@ def test_a_change_of_the_partition_count_is_one_action():
         "ended",
     ]
     assert found["steps"][1]["first_ms"] - action.first.at_ms == 1_500
+
+
+def test_settings_that_move_are_a_step_of_the_change():
+    change = Change(2, 4)
+    group = group_at(0, 2, to_home=2, to_count=4)
+    change.logs[0].append(settings(group=group))
+    change.fence()
+    change.tick(500)
+    change.logs[2].append(layout_groups(imported_settings(group)))
+    (action,) = resized(change)
+    assert "1 settings and directives imported within 0.5 s" in outcome_of(action)
 
 
 def test_a_change_of_the_partition_count_that_was_refused():

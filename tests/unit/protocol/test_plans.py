@@ -371,6 +371,25 @@ def test_a_group_that_begins_replaces_nobody():
     assert cordoned(log) == set()
 
 
+def test_a_group_that_begins_is_shared_out_as_members_come():
+    log = owning(group(), "d1", "d1")
+    log.append(member("d1", labels=ANY))
+    log.append(member("d2", labels=ANY))
+    assert cordoned(log) == set()
+    # One without the label may be about to leave.
+    log.append(member("c1"))
+    assert cordoned(log) == {"d2"}
+
+
+def test_restarted_members_are_replaced_before_others_of_a_group_that_begins():
+    log = owning(group("c1"), "c1")
+    left(log, 0)
+    for name in ("d1", "d2"):
+        log.append(member(name, labels=ANY))
+    assert cordoned(log) == set()
+    assert keys(log)[T0] == PlanKey(T0, "d1", is_free=True)
+
+
 def test_a_new_member_that_is_drained_itself_replaces_nobody():
     log = owning(group("c1", "c2"), "c1", "c2")
     for name in ("d1", "d2"):

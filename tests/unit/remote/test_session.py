@@ -569,3 +569,13 @@ def test_the_end_of_a_claim_that_began_before_its_subscription(rig, token):
     assert consumer.tokens() == {}
     rig.send(rig.assigned(name="later", epoch=2, token="2.0.2"))
     assert consumer.tokens() == {T0: Token(2, 0, 2)}
+
+
+def test_a_claim_without_consumption_continues_in_another_partition(rig):
+    holding = rig.session.want(key())
+    rig.send(rig.assigned(name="", position=4))
+    rig.send(rig.assigned(name="", position=4, epoch=2, token="2.0.2"))
+    assert rig.session.holdings[key()] is holding
+    assert (holding.claim.epoch, holding.claim.token) == (2, Token(2, 0, 2))
+    rig.send(rig.assigned(name="", position=4, epoch=9))
+    assert holding.claim.epoch == 2, "an earlier claim"

@@ -439,20 +439,23 @@ class FastCoordinationLog(TopicLog):
         self, partitions: Sequence[int], timeout_ms: int
     ) -> Mapping[int, int]:
         with self._querying():
-            assert self._reader is not None
             assert self._querier is not None
             limit_s = min(timeout_ms / 1000, _QUERY_S)
-            for client in (self._reader, self._querier):
-                # Both know the partitions by this, not by the period of librdkafka.
-                found = client.handle.list_topics(self._topic, timeout=limit_s)
-                if not found.topics[self._topic].partitions.keys() >= {*partitions}:
-                    raise CoordinationError(
-                        f"{self._topic} does not show the partitions "
-                        f"{[*partitions]} yet; try again."
-                    )
+            # The handle knows the partitions by this, not by the period of librdkafka.
+            found = self._querier.handle.list_topics(self._topic, timeout=limit_s)
+            if not found.topics[self._topic].partitions.keys() >= {*partitions}:
+                raise CoordinationError(
+                    f"{self._topic} does not show the partitions "
+                    f"{[*partitions]} yet; try again."
+                )
             return self._query_with_retries(
                 partitions, timeout_ms, which=OFFSET_BEGINNING
             )
+
+    def _refresh_reader(self) -> None:
+        # A handle serves one call at a time. Between the polls of another thread, this
+        # one would wait for seconds on a busy machine.
+        self._find_leaders()
 
     def _query_time(self, time_ms: int, timeout_ms: int) -> Mapping[int, int]:
         with self._querying():
