@@ -523,6 +523,12 @@ HANDOFF_COLUMNS = (
     column("UNTIL", "until_ms", as_text=instant),
 )
 
+STANDBY_COLUMNS = (
+    column("TOPIC", "topic"),
+    Column("PARTITION", lambda row: str(row["partition"]), is_number=True),
+    column("STANDBYS", "standbys"),
+)
+
 SCOPE_COLUMNS = (column("PAUSED TOPICS", "paused_topics", as_text=" ".join),)
 
 LOCK_COLUMNS = (

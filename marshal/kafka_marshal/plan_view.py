@@ -193,6 +193,26 @@ def view_plan(
     )
 
 
+def standby_rows(world: World, group_id: str) -> list[dict[str, Any]]:
+    """Return who stands by for each owned partition, as the command prints it.
+
+    None are known to a view of some coordinating partitions only.
+    """
+    if world.is_partial:
+        return []
+    reading = _reading(world, group_id, {})
+    return _standby_rows(_standbys(reading, reading.members()))
+
+
+def _standby_rows(
+    standbys: Mapping[TopicPartition, tuple[str, ...]],
+) -> list[dict[str, Any]]:
+    return [
+        {**place._asdict(), "standbys": list(names)}
+        for place, names in sorted(standbys.items())
+    ]
+
+
 def plan_object(
     view: PlanView, handoffs: Iterable[Mapping[str, Any]]
 ) -> dict[str, Any]:
@@ -226,10 +246,7 @@ def plan_object(
             for each in view.keys
         ],
         "handoffs": [dict(row) for row in handoffs],
-        "standbys": [
-            {**place._asdict(), "standbys": list(names)}
-            for place, names in sorted(view.standbys.items())
-        ],
+        "standbys": _standby_rows(view.standbys),
         "uncovered": uncovered,
     }
 

@@ -108,7 +108,8 @@ def describe(call: Call, group: Group, *, at: Moment | None) -> None:
     intervals) or unregistered (it owns claims, and has not announced itself).
     DIRECTIVES drain or cordon a client, or all on a host; see `marshal clients drain`.
     HANDOFFS are partitions offered to a successor that loads its state, until it is
-    ready or UNTIL is over, by log time.
+    ready or UNTIL is over, by log time. STANDBYS take a partition over first if its
+    owner dies, in this order.
     UNCOVERED are claimable partitions that no live member can claim: there are `no
     members`, none subscribes to the topic (`topics`), or those that do are full by the
     load that they announced last (`limits`).
@@ -116,6 +117,8 @@ def describe(call: Call, group: Group, *, at: Moment | None) -> None:
     these and AGE NOW are left out, and clients that had been silent for more than two
     heartbeat intervals may be missing.
     """
+    from kafka_marshal.plan_view import standby_rows
+
     world = call.formatted_world(at, has_members=True)
     pauses = world.pauses(group)
     operations = presenters.operation_rows(world, group_id=group)
@@ -141,6 +144,7 @@ def describe(call: Call, group: Group, *, at: Moment | None) -> None:
         Section("operations", operations, presenters.OPERATION_COLUMNS),
         Section("members", members, columns_of_members),
         Section("handoffs", world.handoffs(group), presenters.HANDOFF_COLUMNS),
+        Section("standbys", standby_rows(world, group), presenters.STANDBY_COLUMNS),
         Section("uncovered", uncovered, presenters.UNCOVERED_COLUMNS),
         Section("claims", claims, columns),
     )

@@ -178,7 +178,7 @@ def show_plan(
         "members": _member_columns(facts["members"], has_lag=at is None),
         "keys": PLANNED_KEYS,
         "handoffs": presenters.HANDOFF_COLUMNS,
-        "standbys": STANDBYS,
+        "standbys": presenters.STANDBY_COLUMNS,
         "uncovered": presenters.UNCOVERED_COLUMNS,
     }
     sections = tuple(Section(name, facts.pop(name), columns[name]) for name in columns)
@@ -476,7 +476,6 @@ PLANNED_MEMBERS = (
     column("-", "losses_count"),
     column("STANDBY", "standbys_count"),
 )
-STANDBYS = (*PLACE, column("STANDBYS", "standbys"))
 LAG = Column("LAG", _lag, is_number=True)
 PLANNED_KEYS = (
     *PLACE,

@@ -1,14 +1,17 @@
 """Keys spread over racks and hosts, where a person asks for it."""
 
 import itertools
+import json
 import random
 from collections import Counter
+from pathlib import Path
 
 import plankit
 import pytest
 
 from kafka_marshal.protocol import spreading
 from kafka_marshal.protocol.group_plan import (
+    PLANNER_VERSION,
     Move,
     PlanInput,
     PlanKey,
@@ -18,6 +21,8 @@ from kafka_marshal.protocol.group_plan import (
 )
 from kafka_marshal.protocol.spreading import spread
 from kafka_marshal.protocol.types import TopicPartition
+
+VECTORS = json.loads(Path(__file__).with_name("spreading_vectors.json").read_text())
 
 
 def key(number, topic="t"):
@@ -40,6 +45,15 @@ def counts(result, members, topic, place):
         if each.topic == topic:
             found[places[name]] += 1
     return dict(found)
+
+
+@pytest.mark.parametrize("name", sorted(VECTORS["plans"]))
+def test_equal_inputs_are_spread_equally_under_one_version(name):
+    """A change of results is a new version: `plan verify` computes them again."""
+    assert VECTORS["version"] == PLANNER_VERSION
+    vector = VECTORS["plans"][name]
+    result = spread(plankit.from_object(vector["input"]))
+    assert plankit.result_object(result) == vector["result"]
 
 
 FOUR = (

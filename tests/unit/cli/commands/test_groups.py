@@ -112,6 +112,8 @@ def test_describe(world):
         "",
         "no handoffs",
         "",
+        "no standbys",
+        "",
         "no uncovered",
         "",
         "CLAIMS",
@@ -124,6 +126,20 @@ def test_describe(world):
             "            10    3        -  1.0.2"
         ),
     ]
+
+
+def test_describe_shows_standbys(monkeypatch):
+    log = Log(cluster_id="cluster")
+    log.append(member("c1"))
+    log.claimed("c1")
+    log.append(member("c2", labels={"standbys": "1"}))
+    for is_partial in (False, True):
+        made = World([log.state], {}, cluster_id="cluster", is_partial=is_partial)
+        monkeypatch.setattr(Call, "world", lambda self, made=made, **_: made)
+        monkeypatch.setattr(Call, "log_ends", lambda _, wanted: LOG_ENDS)
+        found = json.loads(invoke("groups", "describe", "g", "-o", "json").stdout)
+        row = {"topic": "t", "partition": 0, "standbys": ["c2"]}
+        assert found["standbys"] == ([] if is_partial else [row])
 
 
 def test_describe_shows_who_is_drained_until_when_by_whom_and_why(monkeypatch):
