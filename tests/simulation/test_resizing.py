@@ -66,7 +66,7 @@ def keep_what_moves(patch):
 
 
 VARIANTS = [
-    pytest.param(import_what_is_owned, 0, (RESIZE,), 4, id="import-of-owned"),
+    pytest.param(import_what_is_owned, 1, (RESIZE,), 4, id="import-of-owned"),
     pytest.param(import_without_the_position, 0, (RESIZE,), 4, id="no-position"),
     pytest.param(keep_what_moves, 0, (RESIZE,), 4, id="kept"),
 ]
