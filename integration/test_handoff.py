@@ -151,3 +151,130 @@ def test_members_apply_the_settings_of_their_group(domain, unique, tmp_path):
     assert {row["name"]: row["value"] for row in rows}["handoff_ms"] == 300_000
     history = cli.json("groups", "history", group)["actions"]
     assert [each["kind"] for each in history].count("settings") == 2
+
+
+class SlowReader:
+    """Reads as the reader of a consumer does, until nothing arrives any more."""
+
+    def __init__(self, reader):
+        self._reader = reader
+        self.is_slow = False
+
+    def __getattr__(self, name):
+        return getattr(self._reader, name)
+
+    def poll(self, timeout_ms, max_records):
+        if not self.is_slow:
+            return self._reader.poll(timeout_ms, max_records)
+        time.sleep(timeout_ms / 1000)
+        return {}
+
+
+@pytest.fixture(params=["fast", "kafka-python", "sidecar"])
+def by_way(request, broker, unique):
+    is_hosted = request.param == "sidecar"
+    way = {"via": "sidecar"} if is_hosted else {"transport": request.param}
+    with opened(broker, unique, **way) as domain:
+        yield domain
+
+
+@pytest.mark.parametrize("delivery", ["alo", "amo"])
+def test_records_that_were_fetched_before_the_claim_need_no_fetch(
+    by_way, unique, delivery
+):
+    topic, group = by_way.data_topic(2, 100), unique("ahead")
+    owner = by_way.marshal(group, "w1")
+    observer, may_end = Recorder(), threading.Event()
+    successor = by_way.marshal(group, "w2", observer=observer)
+    try:
+        first = owner.consumer(
+            topic, delivery=delivery, max_poll_records=10, max_handling_ms=0
+        )
+        eventually(lambda: len(first.assignment()) == 2, "it has both")
+        handed = [each for each in [first.poll(1_000) for _ in range(3)] if each]
+        assert handed
+        first.commit()
+        first.poll(0)
+        first.flush()
+        second = successor.consumer(
+            topic,
+            delivery=delivery,
+            max_handling_ms=0,
+            on_warm=lambda *_: may_end.wait(60),
+        )
+        fetcher = second._subscription.warm_fetcher
+        slow = second._reader = second._hands._reader = SlowReader(second._reader)
+        second._hands._pipeline._reader = slow
+        eventually(lambda: observer.named("warming"), "it warms up")
+        eventually(lambda: fetcher.held_bytes > 0, "it fetches meanwhile")
+        assert not second.poll(0)
+        slow.is_slow = True
+        may_end.set()
+
+        def moved():
+            # At most once the next poll shows that its records are finished.
+            first.commit()
+            first.poll(0, max_records=1)
+            first.commit()
+            return second.assignment()
+
+        eventually(moved, "the partition moves")
+        (place,) = second.assignment()
+        found = eventually(lambda: second.poll(100), "they are handed out")
+        seen = [record.offset for record in found[place]]
+        assert not found.keys() - {place}
+        # What follows is fetched as ever, and nothing is left out.
+        slow.is_slow = False
+        by_way.produce(topic, 5)
+
+        def rest():
+            second.commit()
+            seen.extend(record.offset for record in second.poll(100).get(place, ()))
+            return seen[-1] == 104
+
+        eventually(rest, "the rest of the partition")
+        assert seen == list(range(seen[0], 105))
+    finally:
+        may_end.set()
+        successor.close()
+        owner.close()
+
+
+def test_a_standby_has_loaded_the_state_before_its_owner_dies(domain, unique, tmp_path):
+    """Acceptance FC21; both are on this host, so each stands by for the other."""
+    topic, group = domain.data_topic(4), unique("standby")
+    calls = {"w1": [], "w2": []}
+
+    def member(name):
+        def on_standby(*call):
+            calls[name].append(call)
+
+        return Member(domain, group, name, topic, [], standbys=1, on_standby=on_standby)
+
+    def held_by(name):
+        return {place for place, who in domain.owners(group).items() if who == name}
+
+    first, second = member("w1"), member("w2")
+    try:
+        eventually(lambda: len(held_by("w1")) == len(held_by("w2")) == 2, "they share")
+        loaded = lambda: {  # noqa: E731
+            place for place, _, owner in calls["w2"] if owner == "w1"
+        }
+        eventually(lambda: loaded() >= held_by("w1"), "the second stands by")
+
+        def shown():
+            return Cli(domain, tmp_path).json("plan", "show", group)
+
+        eventually(
+            lambda: [row["standbys_count"] for row in shown()["members"]] == [2, 2],
+            "each is shown as standby for two",
+        )
+        assert {len(row["standbys"]) for row in shown()["standbys"]} == {1}
+        first.ends.set()
+        first.marshal.close(release=False)
+        domain.wait_owned(group, topic, by={"w2"})
+        forgotten = [place for place, _, owner in calls["w2"] if owner is None]
+        assert not set(forgotten) & held_by("w2")
+    finally:
+        first.close()
+        second.close()

@@ -60,6 +60,13 @@ def test_the_next_in_turn_plans_and_only_the_keys_of_the_dead_move(
         found = cli.json("plan", "verify", group)
         assert found["outcome"] in {"same", "unknown"}
         generation = shown["generation"]
+        assert shown["lag_unknown_count"] == 0
+        assert shown["lag"] == 0
+        diff = cli.json("plan", "show", group, "--diff", "1")
+        assert {row["to"] for row in diff["changes"]} <= {"w2", "w3"}
+        assert diff["overtaken_count"] > 0
+        then = cli.json("plan", "show", group, "--diff", "1", "--at=-1ms")
+        assert then["changes"] == diff["changes"]
         owners, entries = domain.owners(group), entries_of(domain)
         eventually(lambda: entries_of(domain) > entries + 50, "members go on beating")
         assert cli.json("plan", "show", group)["generation"] == generation
@@ -80,6 +87,33 @@ def test_a_new_member_gets_its_share_by_as_few_moves(domain, unique, tmp_path):
         eventually(lambda: counts(domain, group) == goal, "three share")
         tenures = domain.history().tenures(group)
         assert sum(len(each) - 1 for each in tenures.values()) == 4
+
+
+def test_a_person_asks_for_spread(domain, unique, tmp_path):
+    """Racks get equal parts of each topic; what has them is left as it is."""
+    cli, group = Cli(domain, tmp_path), unique("spread")
+    topics = [domain.data_topic(4), domain.data_topic(4)]
+    words = ("consume", *topics, "--group", group, "--labels")
+
+    def even():
+        owners = domain.owners(group)
+        found = Counter((key.topic, name) for key, name in owners.items())
+        return set(found.values()) == {2} and len(found) == 4
+
+    with (
+        cli.started(*words, "rack=r1", "--client-id", "a") as _,
+        cli.started(*words, "rack=r2", "--client-id", "b") as _,
+    ):
+        eventually(lambda: counts(domain, group) == {"a": 4, "b": 4}, "they share")
+        refused = cli.run("plan", "rebalance", group, "--spread", code=3)
+        assert "--policy planner" in refused.stderr
+        with domain.admin() as admin:
+            admin.set_group(group, {"policy": "planner"}, execute=True)
+        found = cli.json("plan", "rebalance", group, "--spread", "--execute")
+        assert found["is_executed"] == (found["moves_count"] > 0)
+        eventually(even, "each topic is spread")
+        again = cli.json("plan", "rebalance", group, "--spread", "--execute")
+        assert (again["moves"], again["is_executed"]) == ([], False)
 
 
 def test_the_command_restarts_under_another_name(domain, unique, tmp_path):

@@ -5,14 +5,13 @@
  * which is left to kafka-python: that raises the errors.
  */
 
-#include "native.h"
+#include "records.h"
 
 #define HEADER_BYTES 61
 #define LENGTH_BYTES 12 /* the base offset and the length itself */
 #define CHECKED_FROM 21 /* where the attributes begin */
 #define MAGIC 2
 #define COMPRESSION 0x07
-#define APPENDED 0x08
 #define CONTROL 0x20
 
 /* --- CRC-32C, eight bytes at a time ---------------------------------------------------- */
@@ -53,13 +52,6 @@ static uint64_t big_endian(const unsigned char *at, int size) {
     return found;
 }
 
-typedef struct {
-    int64_t base, first_ms, max_ms, next;
-    int32_t epoch, count;
-    int attributes;
-    const unsigned char *records, *end;
-} Batch;
-
 /* Read the header of a batch; LEFT if it is not a sound one of the current format. */
 static int read_header(const unsigned char *at, const unsigned char *end,
                        Batch *batch) {
@@ -84,48 +76,6 @@ static int read_header(const unsigned char *at, const unsigned char *end,
     return crc32c(at + CHECKED_FROM, batch->end) == (uint32_t)big_endian(at + 17, 4);
 }
 
-typedef struct {
-    int64_t offset, time_ms;
-    const unsigned char *value;
-    int64_t size; /* of the value; -1 for none */
-} Record;
-
-/* Skip bytes with a length; LEFT if they are missing, or too short. */
-static int read_sized(Reader *in, int64_t size_min, const unsigned char **found,
-                      int64_t *size) {
-    if (!read_varint(in, size) || *size < size_min || *size > in->end - in->at)
-        return LEFT;
-    *found = in->at;
-    if (*size > 0) in->at += *size;
-    return READ;
-}
-
-static int read_record(Reader *in, const Batch *batch, Record *record) {
-    int64_t size, delta_ms, delta, headers;
-    const unsigned char *ignored;
-    if (!read_varint(in, &size) || size < 1 || size > in->end - in->at) return LEFT;
-    Reader body = {in->at, in->at + size};
-    in->at += size;
-    if (*body.at++ > 127) return LEFT; /* attributes, which nobody sets */
-    if (!read_varint(&body, &delta_ms) || !read_varint(&body, &delta) || delta < 0 ||
-        delta >= batch->next - batch->base)
-        return LEFT;
-    record->offset = batch->base + delta;
-    if (batch->attributes & APPENDED)
-        record->time_ms = batch->max_ms;
-    else if (__builtin_add_overflow(batch->first_ms, delta_ms, &record->time_ms))
-        return LEFT;
-    if (!read_sized(&body, -1, &ignored, &size) ||
-        !read_sized(&body, -1, &record->value, &record->size) ||
-        !read_varint(&body, &headers) || headers < 0)
-        return LEFT;
-    for (; headers > 0; headers--)
-        if (!read_sized(&body, 0, &ignored, &size) ||
-            !read_sized(&body, -1, &ignored, &size))
-            return LEFT;
-    return body.at == body.end ? READ : LEFT;
-}
-
 /* Check the records of a batch before the first of them becomes an object. */
 static int check_records(const Batch *batch) {
     Reader in = {batch->records, batch->end};
@@ -144,12 +94,6 @@ static int set_argument(PyObject *arguments, const char *name, PyObject *value) 
     return result;
 }
 
-static PyObject *new_value(const Record *record) {
-    if (record->size < 0) Py_RETURN_NONE;
-    return PyBytes_FromStringAndSize((const char *)record->value,
-                                     (Py_ssize_t)record->size);
-}
-
 static int add_entries(const Batch *batch, PyObject *type, PyObject *entries) {
     PyObject *none = PyTuple_New(0), *arguments = PyDict_New();
     Reader in = {batch->records, batch->end};
@@ -165,7 +109,7 @@ static int add_entries(const Batch *batch, PyObject *type, PyObject *entries) {
         if (set_argument(arguments, "offset", PyLong_FromLongLong(record.offset)) < 0 ||
             set_argument(arguments, "timestamp_ms",
                          PyLong_FromLongLong(record.time_ms)) < 0 ||
-            set_argument(arguments, "value", new_value(&record)) < 0)
+            set_argument(arguments, "value", new_part(&record.value)) < 0)
             goto done;
         PyObject *entry = PyObject_Call(type, none, arguments);
         int added = entry == NULL ? -1 : PyList_Append(entries, entry);

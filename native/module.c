@@ -4,11 +4,13 @@
 #include "native.h"
 
 /* Equal to that of ``kafka_marshal/native.py``: other builds are not used. */
-#define REVISION 3
+#define REVISION 4
 
 static PyMethodDef METHODS[] = {
     {"fold_beats", (PyCFunction)(void (*)(void))fold_beats,
      METH_VARARGS | METH_KEYWORDS, NULL},
+    {"index_records", index_records, METH_VARARGS, NULL},
+    {"read_column", read_column, METH_VARARGS, NULL},
     {"to_entries", to_entries, METH_VARARGS, NULL},
     {"to_columns", to_columns, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -36,6 +36,8 @@ static inline int read_varint(Reader *in, int64_t *found) {
 }
 
 PyObject *fold_beats(PyObject *module, PyObject *args, PyObject *named);
+PyObject *index_records(PyObject *module, PyObject *args);
+PyObject *read_column(PyObject *module, PyObject *args);
 PyObject *to_columns(PyObject *module, PyObject *args);
 PyObject *to_entries(PyObject *module, PyObject *args);
 int init_beats(void); /* before the first call; -1 on an error */

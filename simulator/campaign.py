@@ -17,6 +17,7 @@ from simulator.coverage import (
     SET,
     SITUATIONS,
     SOUGHT,
+    STOOD_BY,
 )
 from simulator.plan import (
     FENCES,
@@ -26,6 +27,7 @@ from simulator.plan import (
     POSITIONS,
     SCHEDULES,
     SEEKS,
+    STANDBYS,
     Plan,
     draw,
 )
@@ -39,6 +41,7 @@ ASKED_OF = {
     SEEKS: SOUGHT,
     PLANS: PLANNED,
     HANDOFFS: HANDED,
+    STANDBYS: STOOD_BY,
 }
 """Situations asked of suites, by what goes wrong besides."""
 BATCH = 10

@@ -180,7 +180,7 @@ class LogWatcher:
                     head=head,
                 )
                 self._on_fold(folded)
-        self.losses += self._books[number].take(entry, transitions)
+        self.losses += self._books[number].take(entry, transitions, keys=world.keys)
         if world.halted is None:
             self._digests[number][world.next_offset] = digest(world)
         if self.on_entry is not None:

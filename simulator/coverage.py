@@ -179,6 +179,13 @@ HANDED: Mapping[str, str] = {
     "owner_died_warming": "an owner died while its successor warmed up",
 }
 """Asked of suites in which members warm up."""
+STOOD_BY: Mapping[str, str] = {
+    "standby_begun": "a member began to stand by for a key",
+    "standby_took_over": "a key went to a member that stood by for it",
+    "standby_ended": "a member stood by for a key no longer",
+    "standby_failed": "an application failed to load the state of a key",
+}
+"""Asked of suites in which members stand by."""
 GRANTS = {
     "granted": "granted",
     "paused": "pause_during_grant",
@@ -214,7 +221,7 @@ class Coverage:
 
     def note(self, name: str) -> None:
         """Count a situation."""
-        asked = (SET, FENCED, SCHEDULED, SOUGHT, PLANNED, HANDED)
+        asked = (SET, FENCED, SCHEDULED, SOUGHT, HANDED, STOOD_BY)
         known = (SITUATIONS, TRUNCATED, RECREATED, SELDOM, *asked, PLANNED)
         assert any(name in each for each in known), name
         self.counts[name] += 1
@@ -225,7 +232,9 @@ class Coverage:
             self.note("clock_step_detected")
         elif event.name == "handoff_withdrawn" and event.fields["reason"] == "late":
             self.note("handoff_lapsed")
-        elif event.name in {"checkpoint_written", "warm_failed"}:
+        elif event.name == "standby_ended" and event.fields["is_owner"]:
+            self.note("standby_took_over")
+        elif event.name in {"checkpoint_written", "warm_failed", *STOOD_BY}:
             self.note(event.name)
         elif event.name == "restored":
             is_log = event.fields["source"].startswith("checkpoint")

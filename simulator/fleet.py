@@ -27,7 +27,15 @@ from simulator.checkers import Violation
 from simulator.garbage import GarbagePolicy, never_returns
 from simulator.handoffs import Warming, mood_of, note_death, on_warm_of
 from simulator.keeping import Keeping
-from simulator.plan import GARBAGE_POLICY, HANDOFFS, PLANS, can_plan, chance
+from simulator.plan import (
+    GARBAGE_POLICY,
+    HANDOFFS,
+    PLANS,
+    STANDBYS,
+    can_plan,
+    chance,
+)
+from simulator.standbys import hold, host_of, standing_by
 from simulator.world import World
 
 APPS_MAX = 6
@@ -147,11 +155,16 @@ class Fleet:
             sources=self.keeping.sources(client_id),
             can_plan=PLANS not in world.plan.kinds
             or can_plan(world.plan.seed, self._starts),
+            host=host_of(world.plan.seed, self._starts)
+            if STANDBYS in world.plan.kinds
+            else None,
         )
         own = chance(world.plan.seed, f"app/{self._starts}")
         app = App(node=node, name=f"{client_id}#{self._starts}", rng=own)
         if HANDOFFS in world.plan.kinds:
             node.warming = self._warming_of(app)
+        if STANDBYS in world.plan.kinds:
+            hold(node, world.plan.seed, start=self._starts)
         node.consume(self._spec_of_next())
         if GARBAGE_POLICY in world.plan.kinds:
             own = chance(world.plan.seed, f"returns/{self._starts}")
@@ -179,6 +192,8 @@ class Fleet:
             on_warm = on_warm_of(mood_of(plan.seed, self._starts))
             callbacks = attrs.evolve(spec.callbacks, on_warm=on_warm)
             spec = attrs.evolve(spec, callbacks=callbacks)
+        if STANDBYS in plan.kinds:
+            spec = standing_by(spec, plan.seed, start=self._starts)
         return spec
 
     def _warming_of(self, app: App) -> Warming:

@@ -21,6 +21,7 @@ from simulator.plan import (
     RECREATE,
     RESET,
     SCHEDULES,
+    STANDBYS,
     chance,
 )
 from simulator.position_judge import unresolved_in
@@ -152,6 +153,8 @@ class Healing(Liveness):
     def _takeover_ms(self) -> int:
         """Two intervals, jitter and three round trips; clocks may drift."""
         jitter_ms = min(JITTER_MS_MAX, self._h_ms // 10)
+        if STANDBYS in self._world.plan.kinds:
+            jitter_ms *= 2  # PROTOCOL 9.9: that of a member that does not stand by
         trips_ms = 3 * (self._world.plan.latency_ms + TRIP_MS)
         wait_ms = GARBAGE_HS * self._h_ms if self._is_garbage else 0
         if PLANS in self._world.plan.kinds:

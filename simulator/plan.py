@@ -78,11 +78,13 @@ GARBAGE_POLICY = "garbage-policy"
 """Goes wrong only when asked for: policies advise nonsense, raise, or never return."""
 HANDOFFS = "handoffs"
 """Goes wrong only when asked for: members warm up, late, never, or die at it."""
-ASKED_FOR = (TRUNCATE, RECREATE, *ASKED_APART, GARBAGE_POLICY, HANDOFFS)
+STANDBYS = "standbys"
+"""Goes wrong only when asked for: members stand by for the keys of others."""
+ASKED_FOR = (TRUNCATE, RECREATE, *ASKED_APART, GARBAGE_POLICY, HANDOFFS, STANDBYS)
 UNFIT_BESIDE_ADMINS = frozenset({RESET, LEVEL})
 """What tools refuse to write while an operation is open (PROTOCOL 8.6), and what takes
 back the records of admins or their level."""
-CONDITIONS = frozenset({"drift", CHECKPOINT, GARBAGE_POLICY, HANDOFFS})
+CONDITIONS = frozenset({"drift", CHECKPOINT, GARBAGE_POLICY, HANDOFFS, STANDBYS})
 """What is so all the time, rather than something that happens."""
 
 

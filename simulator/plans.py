@@ -6,7 +6,10 @@ turn planning off and on again.
 """
 
 import random
+from collections.abc import Sequence
 from itertools import count
+
+import msgspec
 
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.hashing import home_partition
@@ -29,6 +32,51 @@ FAR = 2**62
 HALF = 0.5
 GARBAGE, OLD, CUT, TURN_OFF = "garbage", "old", "cut", "turn_off"
 KINDS = (GARBAGE, GARBAGE, GARBAGE, OLD, CUT, TURN_OFF)
+
+
+def nonsense(
+    rng: random.Random,
+    clients: Sequence[str],
+    *,
+    home: WorldState,
+    partitions: int,
+    coordinators: int,
+) -> Plan:
+    """Return the next Plan of the group, of any members for any keys.
+
+    Args:
+        rng: Draws it.
+        clients: Members of the group.
+        home: The group's home.
+        partitions: Number of data partitions.
+        coordinators: Number of coordinating partitions.
+    """
+    names, numbers = [*clients, "nobody"], range(partitions + 1)
+
+    def picks() -> bool:
+        return rng.random() < HALF
+
+    chosen = {rng.choice(names): () for _ in range(rng.randint(1, 3))}
+    moves = tuple(
+        PlannedMember(name, ((topic, tuple(n for n in numbers if picks())),))
+        for name in chosen
+        for topic in rng.choice([(0,), (0,), (9,)])
+    )
+    next_offset = rng.choice([0, FAR, FAR, home.next_offset])
+    return Plan(
+        client_id=ADMIN.client_id,
+        group_id=GROUP,
+        incarnation=ADMIN.incarnation,
+        seq=1,
+        follows=home.plan_generation(GROUP),
+        number=0,
+        slice_count=1,
+        vector=((next_offset, 0),) * (coordinators + rng.choice([0, 0, 0, 0, 1])),
+        planner_version=rng.choice([1, 99]),
+        input_digest=rng.randbytes(16),
+        topics=(PlannedTopic(TOPIC, rng.choice([1, len(numbers), 50])),),
+        moves=moves,
+    )
 
 
 class Plans:
@@ -81,39 +129,17 @@ class Plans:
         follows = (
             max(0, generation - 1 - rng.randrange(3)) if kind == OLD else generation
         )
-        self._write(self._nonsense(rng, follows, slices=2 if kind == CUT else 1))
+        record = nonsense(
+            rng,
+            [app.node.owner.client_id for app in self._fleet.apps],
+            home=self._home,
+            partitions=self._world.plan.partitions,
+            coordinators=self._world.plan.coordinators,
+        )
+        changes = {"follows": follows, "seq": next(self._seqs)}
+        slices = {"slice_count": 2} if kind == CUT else {}
+        self._write(msgspec.structs.replace(record, **changes, **slices))
         self._world.trace(f"somebody writes a plan: {kind}")
-
-    def _nonsense(self, rng: random.Random, follows: int, *, slices: int) -> Plan:
-        world = self._world
-        names = [app.node.owner.client_id for app in self._fleet.apps] + ["nobody"]
-        partitions = range(world.plan.partitions + 1)
-
-        def picks() -> bool:
-            return rng.random() < HALF
-
-        chosen = {rng.choice(names): () for _ in range(rng.randint(1, 3))}
-        moves = tuple(
-            PlannedMember(name, ((topic, tuple(n for n in partitions if picks())),))
-            for name in chosen
-            for topic in rng.choice([(0,), (0,), (9,)])
-        )
-        next_offset = rng.choice([0, FAR, FAR, self._home.next_offset])
-        coordinators = world.plan.coordinators + rng.choice([0, 0, 0, 0, 1])
-        return Plan(
-            client_id=ADMIN.client_id,
-            group_id=GROUP,
-            incarnation=ADMIN.incarnation,
-            seq=next(self._seqs),
-            follows=follows,
-            number=0,
-            slice_count=slices,
-            planner_version=rng.choice([1, 99]),
-            vector=((next_offset, 0),) * coordinators,
-            input_digest=rng.randbytes(16),
-            topics=(PlannedTopic(TOPIC, rng.choice([1, len(partitions), 50])),),
-            moves=moves,
-        )
 
     def on_fold(self, folded: Folded) -> None:
         """Count what becomes of Plans."""

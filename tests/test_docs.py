@@ -37,8 +37,10 @@ from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import (
     KINDS,
     LIMIT_DEFAULTS,
+    ImportedDirective,
     ImportedKey,
     ImportedPrevious,
+    ImportedSettings,
     Limits,
     PlannedMember,
     PlannedTopic,
@@ -442,7 +444,7 @@ def test_record_kinds_are_listed_with_their_fields():
     assert all(kind.record.__struct_fields__[-1] == "tags" for kind in KINDS)
     assert {kind.version for kind in KINDS} == {0}
     level_2 = [kind.number for kind in KINDS if kind.level == 2]
-    assert level_2 == [7, 8, 9, 10, 11, 12, 15, 16, 17, 19, 20, 22, 23, 129]
+    assert level_2 == [7, 8, 9, 10, 11, 12, 15, 16, 17, 19, 20, 22, 23, 24, 129]
     assert all(kind.level == 1 for kind in KINDS if kind.number not in level_2)
 
 
@@ -455,6 +457,8 @@ def test_nested_fields_are_listed():
         "PlannedTopic": list(PlannedTopic.__struct_fields__),
         "PlannedMember": list(PlannedMember.__struct_fields__),
         "ImportedKey": list(ImportedKey.__struct_fields__),
+        "ImportedSettings": list(ImportedSettings.__struct_fields__),
+        "ImportedDirective": list(ImportedDirective.__struct_fields__),
         "ImportedPrevious": list(ImportedPrevious.__struct_fields__),
         "StagedTopic": [*StagedTopic.__struct_fields__, "partition", "position"],
     }

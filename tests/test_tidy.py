@@ -318,6 +318,16 @@ def _waits_for_ever(call: ast.Call) -> bool:
             return False
 
 
+def _has_timeout(block: ast.AsyncWith) -> bool:
+    calls = [item.context_expr for item in block.items]
+    return any(
+        isinstance(call, ast.Call)
+        and _dotted(call.func) == "asyncio.timeout"
+        and _has_deadline(call, 0)
+        for call in calls
+    )
+
+
 def check_deadlines(source: Source) -> Iterator[Finding]:
     """Find waits without a timeout, as far as names show them."""
     if not source.is_product:
@@ -330,6 +340,13 @@ def check_deadlines(source: Source) -> Iterator[Finding]:
         and _dotted(node.func) in {"asyncio.wait_for", "wait_for"}
         and _has_deadline(node, 1)
         for argument in node.args[:1]
+    }
+    # async with asyncio.timeout(5): the same, around the whole block.
+    guarded |= {
+        id(inner)
+        for node in source.nodes
+        if isinstance(node, ast.AsyncWith) and _has_timeout(node)
+        for inner in ast.walk(node)
     }
     for node in source.nodes:
         if not isinstance(node, ast.Call) or id(node) in guarded:
@@ -618,6 +635,8 @@ def test_prose_is_searched_for_unfinished_work_only():
         "asyncio.wait(tasks)",
         "asyncio.wait_for(event.wait(), None)",
         "asyncio.wait_for(task, timeout=None)",
+        "async def f():\n async with asyncio.timeout(None):\n  await event.wait()",
+        "async def f():\n async with opened(5):\n  await event.wait()",
         "selector.select()",
         "select.select(r, w, x)",
         "socket.create_connection(address)",
@@ -634,6 +653,7 @@ def test_wait_without_deadline_is_caught(call):
     "call",
     [
         "event.wait(1.5)",
+        "async def f():\n async with asyncio.timeout(5):\n  await event.wait()",
         "event.wait(timeout=left_s)",
         "process.wait(timeout=5)",
         "condition.wait_for(is_ready, 5)",

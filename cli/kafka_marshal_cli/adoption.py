@@ -453,9 +453,8 @@ def _findings(
     ranges: Mapping[TopicPartition, LogRange],
 ) -> Iterator[Finding]:
     known_ones = {
-        key.topic_partition: (state, known)
-        for state in world.partitions
-        for key, known in state.keys.items()
+        key.topic_partition: (state, state.keys[key])
+        for key, state in world.standing().items()
         if key.group_id == group_id
     }
     for place, (offset, where) in source.offsets.items():

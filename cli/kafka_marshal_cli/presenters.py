@@ -13,6 +13,7 @@ from kafka_marshal.protocol.losses import Loss
 from kafka_marshal.protocol.settings import FAIR, TUNABLES, Settings
 from kafka_marshal.protocol.state import (
     KeyNote,
+    KeyState,
     MemberState,
     WorldState,
 )
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from kafka_marshal_cli.adoption import AdoptionPlan
 
 Row = dict[str, Any]
+IMPORTED = "imported"
 
 
 def as_of(world: "World", at: Moment | None = None) -> Row:
@@ -57,8 +59,15 @@ def claim_row(world: "World", key: Key, *, state: WorldState) -> Row:
         "age_estimate_ms": estimate_ms,
         "freshness_estimate": freshness_now,
         "coordinating_partition": state.partition,
-        "why": _why(state.soft.notes.get(key), is_owned=known.owner is not None),
+        "moving": _moving(world, key, state=state),
+        "why": _why(state.soft.notes.get(key), known),
     }
+
+
+def _moving(world: "World", key: Key, *, state: WorldState) -> Row | None:
+    """Return where a key moves to and how far it is, None if it does not move."""
+    found = None if state.layout is None else world.moving_to(key)
+    return None if found is None else {"to": found[0], "state": found[1]}
 
 
 def _offer(world: "World", key: Key, *, state: WorldState) -> Row | None:
@@ -71,12 +80,15 @@ def _offer(world: "World", key: Key, *, state: WorldState) -> Row | None:
     return {**offer_to_object(known.offer), "phase": phase, "since_ms": since_ms}
 
 
-def _why(note: KeyNote | None, *, is_owned: bool) -> Row | None:
+def _why(note: KeyNote | None, known: KeyState) -> Row | None:
     """Return the last change of a key; None if a snapshot did not have it."""
+    if note is None and known.epoch == 0:
+        # PROTOCOL 10.4: nobody has claimed it since it moved here.
+        return {"change": IMPORTED, "client_id": None, "offset": None, "reason": None}
     if note is None:
         return None
     return {
-        "change": "claimed" if is_owned else "released",
+        "change": "released" if known.owner is None else "claimed",
         "client_id": note.client_id,
         "offset": note.offset,
         "reason": note.reason,
@@ -93,8 +105,7 @@ def claim_rows(
     """
     rows = [
         (key, claim_row(world, key, state=state))
-        for state in world.partitions
-        for key in state.keys
+        for key, state in world.standing().items()
         if is_selected(key, group_id=group_id, topic=topic)
     ]
     return [row for _, row in sorted(rows, key=lambda pair: pair[0])]
@@ -175,12 +186,10 @@ def member_rows(world: "World", *, group_id: str | None = None) -> list[Row]:
             name = (row["group_id"], owner["client_id"], owner["incarnation"])
             held[name] = held.get(name, 0) + 1
     rows: dict[tuple[str, str, str], Row] = {}
-    for state in world.partitions:
-        for member in state.soft.members.values():
-            record = member.record
-            if group_id in {None, record.group_id}:
-                name = (record.group_id, record.client_id, record.incarnation.hex())
-                rows[name] = member_row(world, member, state=state)
+    for state, member in world.members(group_id):
+        record = member.record
+        name = (record.group_id, record.client_id, record.incarnation.hex())
+        rows[name] = member_row(world, member, state=state)
     for name in held:
         rows.setdefault(name, _unregistered(*name))
     for state in world.partitions:
@@ -407,6 +416,12 @@ def _handoff(row: Any) -> str:  # noqa: ANN401 - a JSON object
     return NOTHING if offer is None else f"{offer['phase']}: {offer['successor']}"
 
 
+def moving_text(row: Any) -> str:  # noqa: ANN401 - a JSON object
+    """Return how far the move of a key is, and where it goes to."""
+    moving = row["moving"]
+    return NOTHING if moving is None else f"{moving['state']}, to {moving['to']}"
+
+
 def _age(row: Any) -> str:  # noqa: ANN401 - a JSON object
     """Return the estimated age, with a tilde."""
     age_ms, estimate_ms = row["age_ms"], row["age_estimate_ms"]
@@ -418,6 +433,8 @@ def why_text(row: Any) -> str:  # noqa: ANN401 - a JSON object
     why = row["why"]
     if why is None:
         return NOTHING
+    if why["change"] == IMPORTED:
+        return IMPORTED
     reason = why["reason"] or NOTHING
     is_free = why["change"] == "released"
     return f"{reason} (released by {why['client_id']})" if is_free else str(reason)
@@ -448,12 +465,14 @@ CLAIM_COLUMNS = (
 )
 _WHY = Column("WHY", why_text)
 _HANDOFF = Column("HANDOFF", _handoff)
+_MOVING = Column("MOVING", moving_text)
 # Of now, by the clock of this host and the present ends of the data.
 _ESTIMATED = frozenset({"AGE NOW", "LOG-END-OFFSET", "LAG"})
 
 
 def claim_columns(
     *,
+    rows: Iterable[Row] = (),
     is_past: bool = False,
     has_group: bool = True,
     has_why: bool = False,
@@ -462,6 +481,7 @@ def claim_columns(
     """Return the columns of claims.
 
     Args:
+        rows: The claims; whether they move is a column if some do.
         is_past: Leave out what is estimated.
         has_group: Whether the group is a column.
         has_why: Whether the reason of the last change is one.
@@ -476,6 +496,8 @@ def claim_columns(
             if each.header not in _ESTIMATED
         )
     columns = (*columns, _HANDOFF) if has_handoff else columns
+    is_moving = any(row["moving"] for row in rows)
+    columns = (*columns, _MOVING) if is_moving else columns
     return (*columns, _WHY) if has_why else columns
 
 
@@ -566,6 +588,13 @@ LAYOUT_COLUMNS = (
     column("IMPORTED", "imported_count"),
     Column("DONE", lambda row: _numbers(row["done"])),
     Column("NOT DONE", lambda row: _numbers(row["not_done"])),
+)
+
+MOVE_COLUMNS = (
+    column("FROM PARTITION", "source"),
+    column("TO PARTITION", "target"),
+    column("KEYS", "key_count"),
+    column("HELD", "held_count"),
 )
 
 RESET_COLUMNS = (

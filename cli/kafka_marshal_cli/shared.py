@@ -216,16 +216,27 @@ class Call:
             "timeout_ms": self.timeout_ms,
         }
 
-    def scan(self, at: Moment | None = None) -> "LogScan":
-        """Open the log for reading it once, to its end or to a moment."""
+    def scan(
+        self, at: Moment | None = None, *, partition: int | None = None
+    ) -> "LogScan":
+        """Open the log for reading it once, to its end or to a moment.
+
+        Args:
+            at: The moment; one of offsets must name ``partition``.
+            partition: Read only this coordinating partition; None for all.
+        """
         from kafka_marshal.views import LogScan
 
         if at is not None:
             at.require_partition()
-        scan = LogScan(**self._connection())
+        only = None if partition is None else (lambda _: [partition])
+        scan = LogScan(**self._connection(), only=only)
         if at is not None:
+            offsets = at.offsets
+            if offsets is not None and partition is not None:
+                offsets = {partition: offsets[partition]}
             try:
-                scan.until(offset=at.offsets, time_ms=at.time_ms)
+                scan.until(offset=offsets, time_ms=at.time_ms)
             except BaseException:
                 scan.close()
                 raise

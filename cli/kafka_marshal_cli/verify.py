@@ -86,8 +86,8 @@ class Verifier:
         """The world of the partition."""
         return self._first
 
-    def fold(self, entry: LogEntry) -> None:
-        """Fold one more entry and check its transitions."""
+    def fold(self, entry: LogEntry) -> Transitions:
+        """Fold one more entry, check its transitions, and return them."""
         self.entries_count += 1
         if self._kept_result is None and self.kept is not None:
             self._compare_kept(entry.offset)
@@ -95,12 +95,13 @@ class Verifier:
         self._compare_checkpoint(transitions)
         for transition in transitions:
             for finding in self._judge.take(transition):
-                self._found(f"{finding.invariant}: {finding.message}")
+                self.report(f"{finding.invariant}: {finding.message}")
         if self.snapshot_offset is None and entry.offset >= self.split:
             self._restore()
         self._chunk.append(entry)
         if len(self._chunk) >= self.chunk_max:
             self._flush()
+        return transitions
 
     def finish(self) -> dict[str, Any]:
         """Compare both folds and return the result as a JSON object."""
@@ -109,7 +110,7 @@ class Verifier:
         self._flush()
         first, second = digest(self._first), digest(self._second)
         if first != second:
-            self._found(
+            self.report(
                 f"S2: folded twice, once by a snapshot at {self.snapshot_offset}, the "
                 f"digests differ: {first} and {second}"
             )
@@ -154,7 +155,7 @@ class Verifier:
             return
         self.checkpoints_count += 1
         if not found.is_equal:
-            self._found(
+            self.report(
                 f"S2: checkpoint {found.checkpoint_id.hex()} of {found.client_id} at "
                 f"offset {found.begin_offset} says {found.theirs}, and the log folds "
                 f"to {found.ours}"
@@ -172,8 +173,9 @@ class Verifier:
             value = to_bytes(self._second)
             self._second = from_bytes(value)
             if to_bytes(self._second) != value:
-                self._found(f"S5: the snapshot at {self.snapshot_offset} changed")
+                self.report(f"S5: the snapshot at {self.snapshot_offset} changed")
 
-    def _found(self, text: str) -> None:
+    def report(self, text: str) -> None:
+        """Add a broken invariant, up to the limit."""
         if len(self.findings) < FINDINGS_MAX:
             self.findings.append(text)

@@ -12,6 +12,7 @@ from typing import Any, cast
 import attrs
 
 from kafka_marshal import Key, World
+from kafka_marshal.protocol.placement import by_partition, leading
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.state import MemberState, Staging, WorldState
 from kafka_marshal.protocol.text import record_to_object
@@ -114,19 +115,19 @@ class _Index:
     @cached_property
     def claims(self) -> Claims:
         found: Claims = {}
-        for state in self.world.partitions:
-            for group_id, topic, partition in state.keys:
-                topics = found.setdefault(group_id, {})
-                topics.setdefault(topic, {})[str(partition)] = state
+        for key, state in self.world.standing().items():
+            topics = found.setdefault(key.group_id, {})
+            topics.setdefault(key.topic, {})[str(key.partition)] = state
         return found
 
     @cached_property
     def members(self) -> Members:
         found: Members = {}
-        for state in self.world.partitions:
-            for (group_id, client_id, process), member in state.soft.members.items():
-                clients = found.setdefault(group_id, {})
-                clients.setdefault(client_id, {})[process.hex()] = state, member
+        for state, member in self.world.members():
+            record = member.record
+            clients = found.setdefault(record.group_id, {})
+            process = record.incarnation.hex()
+            clients.setdefault(record.client_id, {})[process] = state, member
         return found
 
     @cached_property
@@ -180,10 +181,16 @@ def _topic(world: World, name: str) -> Json:
 
 
 def _config_of(world: World) -> Json:
-    """Return the Config, or null if the partitions have none or disagree."""
-    found = {state.config for state in world.partitions}
-    config = found.pop() if len(found) == 1 else None
-    return None if config is None else record_to_object(config)["data"]
+    """Return the Config, or null if the partitions have none or disagree.
+
+    While the partition count changes, that of those which it has reached.
+    """
+    found = {state.config for state in world.partitions if state.config is not None}
+    is_changing = any(state.layout is not None for state in world.partitions)
+    first = leading(by_partition(world.partitions))
+    if first is None or first.config is None or (len(found) > 1 and not is_changing):
+        return None
+    return record_to_object(first.config)["data"]
 
 
 def _group(index: _Index, group_id: str) -> Directory:

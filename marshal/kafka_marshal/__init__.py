@@ -36,11 +36,12 @@ if TYPE_CHECKING:
     )
     from kafka_marshal.group_reset import PositionSpec
     from kafka_marshal.history.reading import GroupHistory, KeyHistory
+    from kafka_marshal.loss_report import Losses
     from kafka_marshal.ports import Event, Observer, Record
     from kafka_marshal.protocol.claiming import Ending
     from kafka_marshal.protocol.losses import Loss
     from kafka_marshal.protocol.types import Key, Token, TopicPartition
-    from kafka_marshal.views import Losses, World
+    from kafka_marshal.views import World
     from kafka_marshal.watch import WorldWatch
 
     __version__: str
@@ -88,7 +89,7 @@ _HOMES = {
     "Loss": "kafka_marshal.protocol.losses",
     "GroupHistory": "kafka_marshal.history.reading",
     "KeyHistory": "kafka_marshal.history.reading",
-    "Losses": "kafka_marshal.views",
+    "Losses": "kafka_marshal.loss_report",
     "World": "kafka_marshal.views",
     "WorldWatch": "kafka_marshal.watch",
 }

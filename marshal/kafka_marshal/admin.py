@@ -96,6 +96,8 @@ from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.records import Config, Scope
 from kafka_marshal.protocol.text import scope_texts
 from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.rebalancing import Rebalancing
+from kafka_marshal.resizing import Resizing
 from kafka_marshal.set_position import PositionPlan
 from kafka_marshal.snapshots import open_store
 from kafka_marshal.views import World
@@ -105,7 +107,7 @@ CLOSE_MS_MAX = 1_000
 UNCLEAN = "unclean.leader.election.enable"
 
 
-class Admin(Altering, Draining, Closing):
+class Admin(Altering, Draining, Rebalancing, Resizing, Closing):
     """Formats the coordination topic and pauses groups. A context manager.
 
     One thread uses it at a time.
@@ -320,8 +322,7 @@ class Admin(Altering, Draining, Closing):
             )
         finally:
             log.close(self._timeout_ms)
-        follower = self._follow()
-        follower.catch_up(self._timeout_ms)
+        follower = self._read()
         now_ms, limit_ms = self._clock.now_ms(), self._timeout_ms
         plan = plan_state_reset(follower.replicas[partition], kept, now_ms=now_ms)
         if execute:
@@ -811,10 +812,29 @@ class Admin(Altering, Draining, Closing):
             self._follower = Follower(log, self._clock, sources=kept_in(store))
         return self._follower
 
-    def _settled(self) -> Config:
-        """Read to the log's end; return the agreed Config."""
+    def _read(self) -> Follower:
         follower = self._follow()
         follower.catch_up(self._timeout_ms)
+        config = follower.worlds[0].config
+        if config is not None and config.partition_count > len(follower.worlds):
+            # The number of partitions has grown since the log was opened.
+            follower = self._follow_again()
+            follower.catch_up(self._timeout_ms)
+        return follower
+
+    def _follow_again(self) -> Follower:
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None
+        return self._follow()
+
+    def _add_partitions(self, count: int) -> None:
+        topic = self._settings.coordination_topic
+        self._topics.add_partitions(topic, count=count, timeout_ms=self._timeout_ms)
+
+    def _settled(self) -> Config:
+        """Read to the log's end; return the agreed Config."""
+        follower = self._read()
         worlds = {world.partition: world for world in follower.worlds}
         return agreed_config(worlds, cluster_id=self._cluster_id)
 

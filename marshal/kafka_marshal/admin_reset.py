@@ -22,6 +22,7 @@ from kafka_marshal.ports import CoordinationLog, LogRange
 from kafka_marshal.protocol.checkpoints import checkpoint_key, split
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS, coordinating_partition
 from kafka_marshal.protocol.lease import Freshness
+from kafka_marshal.protocol.placement import keys_of
 from kafka_marshal.protocol.records import (
     SUPPORTED_LEVEL,
     Config,
@@ -29,7 +30,7 @@ from kafka_marshal.protocol.records import (
     Reset,
 )
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
-from kafka_marshal.protocol.state import KeyState, WorldState, keys_of
+from kafka_marshal.protocol.state import KeyState, WorldState
 from kafka_marshal.protocol.types import Key
 
 # Parts of a Reset in flight at once.

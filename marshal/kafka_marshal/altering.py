@@ -19,6 +19,7 @@ from kafka_marshal.admin_reset import (
     write_config,
     write_upgrade,
 )
+from kafka_marshal.engine.config_check import require_no_change
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import ConfigurationError, MalformedRecord
 from kafka_marshal.formatting import check_interval, check_limits
@@ -173,8 +174,8 @@ class Altering(ABC):
     _timeout_ms: int
 
     @abstractmethod
-    def _follow(self) -> Follower:
-        """Return the follower of the log."""
+    def _read(self) -> Follower:
+        """Return the follower of the log, which has read it to its end."""
 
     def alter_topic(
         self,
@@ -196,11 +197,12 @@ class Altering(ABC):
         Raises:
             ConfigurationError: A value is not allowed, or the topic has a feature level
                 below 2.
+            ClaimRejected: A change of the number of partitions is open.
             LogUnwritable: A partition accepted another Config; repeat it.
             DeadlineExceeded: No verdict in time; repeating it completes it.
         """
-        follower = self._follow()
-        follower.catch_up(self._timeout_ms)
+        follower = self._read()
+        require_no_change({world.partition: world for world in follower.worlds})
         plan = plan_alter(
             follower.worlds,
             heartbeat_interval_ms=heartbeat_interval_ms,
@@ -227,10 +229,11 @@ class Altering(ABC):
             ignore_members: Whether to continue although live members would halt.
 
         Raises:
-            ClaimRejected: Live members would halt.
+            ClaimRejected: Live members would halt, or a change of the number of
+                partitions is open.
         """
-        follower = self._follow()
-        follower.catch_up(self._timeout_ms)
+        follower = self._read()
+        require_no_change({world.partition: world for world in follower.worlds})
         plan = plan_upgrade({world.partition: world for world in follower.worlds})
         if execute:
             if not ignore_members:

@@ -1,8 +1,9 @@
 """Sources of a client's claims: an engine of this process, or a sidecar."""
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,8 +19,10 @@ from kafka_marshal.identity import Identity, home_of
 from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.ports import Observer
 from kafka_marshal.protocol.claiming import Claimant, PreviousLife
+from kafka_marshal.protocol.placement import standing_keys
+from kafka_marshal.protocol.state import KeyState
 from kafka_marshal.protocol.text import world_to_object
-from kafka_marshal.protocol.types import Key, Owner, TopicPartition
+from kafka_marshal.protocol.types import Key, Owner, Token, TopicPartition
 
 MIRROR_CLOSE_MS_MAX = 1_000
 WAIT_SLICE_MS = 50
@@ -267,10 +270,17 @@ class LocalBackend:
         with self.engine.changed:
             return {
                 key.topic_partition: None if known.owner is None else known.owner[0]
-                for replica in self.engine.context.replicas.values()
-                for key, known in sorted(replica.world.keys.items())
+                for key, known, _ in self._keys()
                 if (key.group_id, key.topic) == (self._terms.group_id, topic)
             }
+
+    def _keys(self) -> Iterator[tuple[Key, KeyState, Token | None]]:
+        """Yield every key once, in order, with its state and token."""
+        worlds = {
+            t: replica.world for t, replica in self.engine.context.replicas.items()
+        }
+        for key, world in sorted(standing_keys(worlds).items(), key=itemgetter(0)):
+            yield key, world.keys[key], world.token(key)
 
     def last_claims(self, timeout_ms: int) -> dict[TopicPartition, LastClaim]:
         """Read the log to its end, and return the newest claim of each key."""
@@ -282,9 +292,9 @@ class LocalBackend:
                     known.owner and known.owner.client_id,
                     known.epoch,
                     may_be_ours=known.owner == ours,
+                    token=token,
                 )
-                for replica in self.engine.context.replicas.values()
-                for key, known in replica.world.keys.items()
+                for key, known, token in self._keys()
                 if key.group_id == self._terms.group_id
             }
 

@@ -8,7 +8,7 @@ import attrs
 import msgspec
 
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.ports import Record, column_of, offset_at
+from kafka_marshal.ports import Record, Records, column_of, offset_at
 from kafka_marshal.protocol.types import Token, TopicPartition, seek_count_of
 
 if TYPE_CHECKING:
@@ -98,6 +98,12 @@ class Batch:
                 "Columns of Arrow need pyarrow: pip install pyarrow",
                 setting="pyarrow",
             ) from error
+        if isinstance(self._records, Records):
+            from kafka_marshal.kafka_io.packed_records import to_arrow
+
+            found = to_arrow(self._records)
+            if found is not None:
+                return found
         return pa.record_batch(
             {
                 "offset": pa.array(self.offsets, pa.int64()),

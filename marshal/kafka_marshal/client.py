@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 from kafka_marshal.closing import Closing
 from kafka_marshal.config import (
     MAX_POLL_RECORDS,
+    WARM_BYTES,
     Callbacks,
     ConsumerConfig,
     Delivery,
     OnClaimed,
     OnLost,
+    OnStandby,
     OnTopics,
     OnWarm,
     checked_labels,
@@ -239,14 +241,17 @@ class Marshal(Closing):
         max_granted_batches: int = DEPTH_MAX_DEFAULT,
         max_uncommitted: int = 10_000,
         max_fetched: int = 5_000,
+        warm_bytes: int = WARM_BYTES,
         max_handling_ms: int | None = None,
         release_behind: bool = True,
         consumer_timeout_ms: int | None = None,
         metadata_refresh_ms: int = 30_000,
+        standbys: int = 0,
         on_claimed: OnClaimed | None = None,
         on_lost: OnLost | None = None,
         on_topics: OnTopics | None = None,
         on_warm: OnWarm | None = None,
+        on_standby: OnStandby | None = None,
         timeout_ms: int = OPEN_MS_MAX,
     ) -> "Consumer":
         """Return a consumer of some topics; it contends for partitions at once.
@@ -271,16 +276,19 @@ class Marshal(Closing):
             max_granted_batches=max_granted_batches,
             max_uncommitted=max_uncommitted,
             max_fetched=max_fetched,
+            warm_bytes=warm_bytes,
             max_handling_ms=max_handling_ms,
             release_behind=release_behind,
             consumer_timeout_ms=consumer_timeout_ms,
             metadata_refresh_ms=metadata_refresh_ms,
+            standbys=standbys,
         )
         callbacks = Callbacks(
             on_claimed=on_claimed,
             on_lost=on_lost,
             on_topics=on_topics,
             on_warm=on_warm,
+            on_standby=on_standby,
         )
         return self.open_consumer(config, callbacks, timeout_ms=timeout_ms)
 
@@ -294,21 +302,36 @@ class Marshal(Closing):
         """Return a consumer with these settings; see ``consumer``."""
         from kafka_marshal.clock import ThreadBackground
         from kafka_marshal.consumer import Consumer
+        from kafka_marshal.engine.standbys import StandbyThread
+        from kafka_marshal.engine.warm_fetches import new_fetcher
 
         callbacks = callbacks or Callbacks()
+        data = self.engine.context.ports.data
         subscription = self._new_subscription(config, timeout_ms)
-        callbacks.require_fit(counts_topics=subscription.counts_topics)
+        callbacks.require_fit(
+            counts_topics=subscription.counts_topics, standbys=config.standbys
+        )
         if callbacks.on_warm is not None:
             subscription.on_warm = callbacks.on_warm
             subscription.warming = ThreadBackground(name="marshal-warm")
+            subscription.warm_fetcher = new_fetcher(
+                config,
+                data=data,
+                background=ThreadBackground(name="marshal-warm-fetch"),
+                observe=self.engine.context.observe,
+            )
+        if callbacks.on_standby is not None:
+            subscription.standby = StandbyThread(
+                callbacks.on_standby,
+                ThreadBackground(name="marshal-standby"),
+                count=config.standbys,
+            )
         self._backend.subscribe(subscription)
         consumer = Consumer(
             self.engine,
             self.session,
             subscription=subscription,
-            reader=self.engine.context.ports.data.reader(
-                isolation_level=config.isolation_level
-            ),
+            reader=data.reader(isolation_level=config.isolation_level),
             callbacks=callbacks,
         )
         self._keep(consumer)

@@ -23,8 +23,9 @@ from kafka_marshal.protocol.types import Token, TopicPartition
 
 TOPICS_MAX = 1_000
 MAX_POLL_RECORDS = 500
+WARM_BYTES = 4 * 1024 * 1024
 INTERNAL_PREFIX = "__"
-# The smallest value of each number; 0 = no limit.
+# The smallest value of each number.
 LEAST = {
     "claims_max": 0,
     "max_handling_ms": 0,
@@ -32,7 +33,9 @@ LEAST = {
     "max_granted_batches": 1,
     "max_uncommitted": 1,
     "max_fetched": 1,
+    "warm_bytes": 0,
     "metadata_refresh_ms": 1,
+    "standbys": 0,
 }
 # Bounds the size of a compiled pattern, and so the time to match one name: the
 # largest that compiles takes about 10 ms for a name of 249 characters.
@@ -43,6 +46,8 @@ Matches = Callable[[str], bool]
 OnClaimed = Callable[[TopicPartition, Token], None]
 OnWarm = Callable[[TopicPartition, int | None, str], None]
 """Partition, position (None if unknown) and the client_id of the owner."""
+OnStandby = Callable[[TopicPartition, int | None, str | None], None]
+"""As ``OnWarm``; without an owner the consumer stands by for it no longer."""
 OnLost = Callable[[TopicPartition, Ending], None]
 OnTopics = Callable[[frozenset[str]], None]
 
@@ -164,12 +169,16 @@ class ConsumerConfig:
         max_fetched: Most records fetched ahead of their hand-out, of all partitions
             together; at most once never less than may be at risk of one partition.
             The consumer uses as many as hide the time that a fetch takes.
+        warm_bytes: Most bytes to fetch of a partition while ``on_warm`` runs and until
+            it is claimed; 0 = none.
         max_handling_ms: Longest time between two polls while records wait; 0 = no
             limit, None = the heartbeat interval.
         release_behind: Whether to release partitions when the consumer lags.
         consumer_timeout_ms: Iteration ends after this long without a record; None
             waits for ever.
         metadata_refresh_ms: Time between two refreshes of metadata.
+        standbys: Stand by for the partitions of other members of which this one is
+            among the first so many standbys, on as many hosts; 0 = for none.
 
     Raises:
         ConfigurationError: A setting is invalid; ``setting`` has its name.
@@ -189,18 +198,21 @@ class ConsumerConfig:
     max_granted_batches: int = DEPTH_MAX_DEFAULT
     max_uncommitted: int = 10_000
     max_fetched: int = 5_000
+    warm_bytes: int = WARM_BYTES
     max_handling_ms: int | None = None
     release_behind: bool = True
     consumer_timeout_ms: int | None = None
     metadata_refresh_ms: int = 30_000
+    standbys: int = 0
 
     def __attrs_post_init__(self) -> None:
         self._check_topics()
         for name, least in LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
-                bound = f"at least {least}" if least else "0 (no limit) or more"
-                raise ConfigurationError(f"{name} must be {bound}", setting=name)
+                raise ConfigurationError(
+                    f"{name} must be at least {least}", setting=name
+                )
         for name, choices in CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
@@ -264,6 +276,10 @@ class Callbacks:
             partition, its position at that time and the member's client_id. It runs on
             a thread of its own, one partition at a time, while the other member goes
             on. Its exceptions are reported, and the partition stays there.
+        on_standby: Called for each partition of another member that this one stands by
+            for, with the position at that time and that member's client_id; without
+            these once it does so no longer, unless it gets the partition. It runs on a
+            thread of its own, one call at a time. Its exceptions are reported.
         on_topics: Called with all topics whose partition 0 is held, whenever that set
             changes, also to the empty set.
     """
@@ -272,13 +288,31 @@ class Callbacks:
     on_lost: OnLost | None = None
     on_topics: OnTopics | None = None
     on_warm: OnWarm | None = None
+    on_standby: OnStandby | None = None
 
-    def require_fit(self, *, counts_topics: bool) -> None:
-        """Raise if a callback would never be called.
+    def require_fit(self, *, counts_topics: bool, standbys: int = 0) -> None:
+        """Raise if a callback would never be called, or one is missing.
+
+        Args:
+            counts_topics: Whether the policy assigns whole topics.
+            standbys: As of ``ConsumerConfig``.
 
         Raises:
-            ConfigurationError: The policy does not assign whole topics.
+            ConfigurationError: ``on_topics`` needs such a policy, standbys another one;
+                ``standbys`` and ``on_standby`` need each other.
         """
+        if standbys and counts_topics:
+            raise ConfigurationError(
+                "a consumer stands by for partitions, and this policy assigns whole "
+                "topics; leave standbys and on_standby out, or use another policy",
+                setting="standbys",
+            )
+        if bool(standbys) != (self.on_standby is not None):
+            raise ConfigurationError(
+                "standbys, the number of standbys of each partition, and on_standby, "
+                "which loads the state of one, need each other; give both",
+                setting="standbys",
+            )
         if self.on_topics is not None and not counts_topics:
             raise ConfigurationError(
                 "on_topics reports whole topics; it needs policy='topic'",

@@ -235,11 +235,13 @@ class Consumer(Closing):
 
     def batch_of(self, partition: TopicPartition, records: Sequence[Record]) -> Batch:
         """Return records of one partition, as one poll handed them out, as a batch."""
-        token = records[0].token
+        if not isinstance(records, Records):
+            records = tuple(records)
+        token = records.token if isinstance(records, Records) else records[0].token
         assert token is not None, "records are fetched under a claim"
         return Batch(
             partition=partition,
-            records=records if isinstance(records, Records) else tuple(records),
+            records=records,
             token=token,
             commit=self._commit_range,
         )
@@ -319,6 +321,7 @@ class Consumer(Closing):
             progress = place.holding.progress
             if isinstance(progress, AtLeastOnce):
                 progress.commit(first, last)
+                self._session.end_drain(place.holding)
 
     def _commit_everything(self) -> None:
         now_ms = self._clock.now_ms()
@@ -328,6 +331,7 @@ class Consumer(Closing):
                 if isinstance(progress, AtLeastOnce) and progress.tracked_count:
                     self._require_valid(place, now_ms)
                     progress.commit_all()
+                    self._session.end_drain(place.holding)
             if self._hands.lost:
                 raise self._hands.lost.pop(0)
 
@@ -571,6 +575,10 @@ class Consumer(Closing):
         session = self._session
         if self._subscription.warming is not None:
             self._subscription.warming.close(0)
+        if self._subscription.standby is not None:
+            self._subscription.standby.close()
+        if self._subscription.warm_fetcher is not None:
+            self._subscription.warm_fetcher.close()
         self._hands.pass_over()
         with self._engine.changed:
             # On an error, the uncommitted records are not finished.

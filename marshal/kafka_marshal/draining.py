@@ -233,6 +233,8 @@ _WHY = {
     "busy": "that operation asks for something else; repeat it as it was",
     "expired": "it was over before it was read; choose a longer one, or check the "
     "clock of this host",
+    "importing": "directives are being moved to other coordinating partitions; see: "
+    "marshal topic info, then repeat it",
     "limits": "there are too many directives; end some with: marshal clients uncordon",
 }
 

@@ -11,6 +11,7 @@ from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import ClaimRejected
 from kafka_marshal.pausing import Sender
 from kafka_marshal.protocol.hashing import home_partition
+from kafka_marshal.protocol.placement import keys_of
 from kafka_marshal.protocol.records import Config, ResolvePosition
 from kafka_marshal.protocol.resolving import (
     ABORTED,
@@ -22,7 +23,7 @@ from kafka_marshal.protocol.resolving import (
     outcome_of,
     unresolved,
 )
-from kafka_marshal.protocol.state import KeyState, Previous, WorldState, keys_of
+from kafka_marshal.protocol.state import KeyState, Previous, WorldState
 from kafka_marshal.protocol.types import Key
 
 UNKNOWN = "unknown"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 from msgspec import UNSET, UnsetType
 
-from kafka_marshal.engine.config_check import require_cluster
+from kafka_marshal.engine.config_check import require_cluster, require_no_change
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import (
     ConfigurationError,
@@ -122,6 +122,7 @@ def format_log(
             "more than a day ahead of the brokers? See: marshal log dump --partition 0"
         )
     require_cluster(config, cluster_id)
+    require_no_change({world.partition: world for world in worlds})
     lacking = [t for t in range(config.partition_count) if not _agrees(worlds, t)]
     if was_formatted and not lacking and not ignore_formatted:
         raise TopicMisconfigured(

@@ -34,9 +34,10 @@ from kafka_marshal.finishing import (
 from kafka_marshal.pausing import Sender
 from kafka_marshal.ports import Clock, DataLog, LogRange, TopicInfo
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
+from kafka_marshal.protocol.placement import keys_of
 from kafka_marshal.protocol.records import Config
 from kafka_marshal.protocol.resolving import COMMITTED
-from kafka_marshal.protocol.state import KeyState, WorldState, keys_of
+from kafka_marshal.protocol.state import KeyState, WorldState
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.set_position import PositionPlan, SetPosition, Target, plan_undo
 

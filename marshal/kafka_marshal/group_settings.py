@@ -110,7 +110,8 @@ def write_settings(
         timeout_ms: Longest time of the call.
 
     Raises:
-        ClaimRejected: Somebody else changed the settings meanwhile.
+        ClaimRejected: Somebody else changed the settings meanwhile, or they are being
+            moved to another coordinating partition.
         LogUnwritable: The log has no room for another group.
         DeadlineExceeded: No verdict in time; the record may still be appended.
     """
@@ -126,6 +127,12 @@ def write_settings(
             f"the settings of group {group_id!r} were changed by somebody else "
             f"meanwhile; see: marshal groups describe {group_id}",
             reason="settings_overtaken",
+        )
+    if verdict is not None and verdict.reason == "importing":
+        raise ClaimRejected(
+            f"the settings of group {group_id!r} are being moved to another "
+            "coordinating partition; see: marshal topic info, then repeat the change",
+            reason="importing",
         )
     if not sent.is_accepted:
         raise sent.unwritable(f"the settings of group {group_id!r}")

@@ -42,10 +42,11 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.ports import Clock, CoordinationLog, LogRange
 from kafka_marshal.protocol.codec import Undecodable, decode, header_of
+from kafka_marshal.protocol.placement import counts_of, partition_of, place_under
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import Config, Directive, PauseGroup, ReleaseGroup
 from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.protocol.types import LogEntry, TimestampType
+from kafka_marshal.protocol.types import Key, LogEntry, TimestampType
 
 POLL_MS = 100
 RETRY_S = 0.05
@@ -352,6 +353,50 @@ class PastReader:
         self._find_reasons(begun)
         return {t: each.replica.world for t, each in sorted(begun.items())}
 
+    def read_key(self, key: Key, *, has_members: bool) -> dict[int, WorldState]:
+        """Return the states of the partitions that may know a key; see ``read``.
+
+        Partition 0 has the counts in force at the moment (PROTOCOL 10).
+        """
+        found = self.read([0], has_members=has_members)
+        missing, wanted = set(self.missing), set(self._places(found[0], key))
+        while left := sorted(wanted - found.keys()):
+            more = self.read(left, has_members=has_members)
+            missing.update(self.missing)
+            found |= more
+            for state in more.values():
+                # Partition 0 may have been read at a moment before or after.
+                wanted.update(_places_in(state, key))
+        self.missing = sorted(missing & wanted)
+        return {t: found[t] for t in sorted(wanted)}
+
+    def partition_of(self, key: Key) -> int:
+        """Return the coordinating partition of a key at the moment.
+
+        Raises: as ``read``.
+        """
+        worlds = self.read_key(key, has_members=False)
+        found = partition_of(worlds, key)
+        return next(iter(worlds)) if found is None else found
+
+    def _places(self, first: WorldState, key: Key) -> Iterable[int]:
+        """Return where a key may be, by the state of partition 0."""
+        if found := _places_in(first, key):
+            return found
+        # The moment is before the first Config, or its state is unknown.
+        return (place_under(key, self.first_count()),)
+
+    def first_count(self) -> int:
+        """Return the first number of coordinating partitions that the log shows.
+
+        Raises: as ``partition_count_of``.
+        """
+        return retried(
+            lambda: partition_count_of(self._log, timeout_ms=self._left_ms()),
+            until_ms=self._deadline_ms,
+            clock=self._clock,
+        )
+
     def known_from(self) -> dict[int, FirstKnown]:
         """Return from where on the states of ``missing`` are known, if at all.
 
@@ -531,11 +576,16 @@ def _pauses(world: WorldState) -> Iterable[PauseName]:
             yield group_id, directive.op_id
 
 
-def partition_count_of(log: CoordinationLog, *, timeout_ms: int) -> int:
-    """Return the number of coordinating partitions, which never changes.
+def _places_in(state: WorldState, key: Key) -> tuple[int, ...]:
+    """Return where a key may be, by the counts in one state."""
+    places = (place_under(key, count) for count in counts_of({0: state}))
+    return tuple(dict.fromkeys(places))
 
-    It is in every Config of partition 0: in its first checkpoint, or in its first
-    entries.
+
+def partition_count_of(log: CoordinationLog, *, timeout_ms: int) -> int:
+    """Return the first number of coordinating partitions that the log still shows.
+
+    It is in the first checkpoint of partition 0, or in its first entries.
 
     Raises:
         TopicMisconfigured: The topic is not formatted.

@@ -420,6 +420,14 @@ def refusal(
             "one",
             reason="expired",
         )
+    if reason == "busy" and world.layout is not None and world.config is not None:
+        count = world.config.partition_count
+        return ClaimRejected(
+            f"group {group_id!r} cannot be paused while the number of coordinating "
+            f"partitions changes to {count}; complete that first: marshal topic resize "
+            f"--partitions {count} --execute",
+            reason="busy",
+        )
     pause = None if is_scoped else world.active_pause(group_id)
     if pause is not None:
         return GroupPaused(

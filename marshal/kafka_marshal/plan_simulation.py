@@ -215,16 +215,14 @@ def group_topics(world: World, group_id: str) -> set[str]:
 def _live_members(world: World, group_id: str) -> dict[str, MemberState]:
     """Return the live members by name; of several processes of one, the last."""
     found: dict[str, MemberState] = {}
-    for state in world.partitions:
+    live = []
+    for state, member in world.members(group_id):
         limit_ms = 2 * (state.config.heartbeat_interval_ms if state.config else 0)
         now_ms = state.now_ms + world.elapsed_ms(state.partition)
-        live = [
-            member
-            for member in state.live_members(group_id)
-            if now_ms - member.seen_ms <= limit_ms and not member.record.draining
-        ]
-        for member in sorted(live, key=lambda each: each.since_offset):
-            found[member.record.client_id] = member
+        if now_ms - member.seen_ms <= limit_ms and not member.record.draining:
+            live.append(member)
+    for member in sorted(live, key=lambda each: each.since_offset):
+        found[member.record.client_id] = member
     return found
 
 
@@ -258,10 +256,9 @@ class _Group:
     def _read(self, world: World, partition_counts: Mapping[str, int]) -> None:
         counts = dict(partition_counts)
         known: dict[TopicPartition, tuple[WorldState, KeyState]] = {}
-        for state in world.partitions:
-            for key, each in state.keys.items():
-                if key.group_id == self._group_id and key.topic not in RESERVED_TOPICS:
-                    known[key.topic_partition] = state, each
+        for key, state in world.standing().items():
+            if key.group_id == self._group_id and key.topic not in RESERVED_TOPICS:
+                known[key.topic_partition] = state, state.keys[key]
         for place in known:
             if place.topic not in partition_counts:
                 counts[place.topic] = max(

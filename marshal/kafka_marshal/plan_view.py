@@ -5,16 +5,18 @@ It reads ``World``s and writes nothing (PROTOCOL 9.2).
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
 from kafka_marshal.errors import ClaimRejected, LogUnreadable
 from kafka_marshal.protocol.group_plan import PlanInput, Uncovered, plan
+from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal.protocol.items import PlanNote
 from kafka_marshal.protocol.plans import (
     Reading,
     Situation,
+    Standbys,
     digest_of,
     is_reserved,
     is_valid_for,
@@ -22,6 +24,8 @@ from kafka_marshal.protocol.plans import (
     standing_of,
 )
 from kafka_marshal.protocol.settings import FAIR
+from kafka_marshal.protocol.spreading import spread
+from kafka_marshal.protocol.state import MemberState
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.views import World
 
@@ -47,6 +51,19 @@ class PlannedKey:
     state: str
 
 
+class Lag(NamedTuple):
+    """Records of some partitions between their positions and the ends of their logs.
+
+    Attributes:
+        known: Their number in the partitions of which position and end are known; None
+            if there are only others.
+        unknown_count: Number of the other partitions.
+    """
+
+    known: int | None
+    unknown_count: int
+
+
 @attrs.frozen(kw_only=True)
 class MemberPlan:
     """A live member, and what the open entries of the Plan change for it.
@@ -56,18 +73,26 @@ class MemberPlan:
         host: Its machine.
         rack: Its rack, "" = unknown.
         limit: Most partitions that it may hold, None = any number.
+        target: Number of partitions beyond which others are preferred, None = none.
+        directive: ``drain`` or ``cordon`` if it takes nothing, else None.
         held: How many it holds.
         gains: How many it is to get.
         losses: How many it is to give.
+        lag: Lag of those that it holds.
+        standbys: For how many it stands by (PROTOCOL 9.9).
     """
 
     client_id: str
     host: str
     rack: str
     limit: int | None
+    target: int | None
+    directive: str | None
     held: int
     gains: int
     losses: int
+    lag: Lag
+    standbys: int
 
     @property
     def planned(self) -> int:
@@ -91,6 +116,9 @@ class PlanView:
         input_digest: Digest of the planner's input in hex, or None.
         members: The live members, in order of name.
         keys: Its entries, in order.
+        lag: Lag of all partitions of the group.
+        standbys: Who stands by for owned partitions, in order; those for which nobody
+            does are missing.
         given: What a planner would plan from now.
     """
 
@@ -105,6 +133,8 @@ class PlanView:
     input_digest: str | None
     members: tuple[MemberPlan, ...]
     keys: tuple[PlannedKey, ...]
+    lag: Lag
+    standbys: Mapping[TopicPartition, tuple[str, ...]]
     given: PlanInput
 
     @property
@@ -114,7 +144,11 @@ class PlanView:
 
 
 def view_plan(
-    world: World, group_id: str, *, partition_counts: Mapping[str, int]
+    world: World,
+    group_id: str,
+    *,
+    partition_counts: Mapping[str, int],
+    log_ends: Mapping[TopicPartition, int] | None = None,
 ) -> PlanView:
     """Return the Plan of a group, and what became of it.
 
@@ -123,12 +157,21 @@ def view_plan(
         group_id: The group.
         partition_counts: Partitions of its topics now; of those that are missing, only
             what was claimed counts.
+        log_ends: Next offset of its data partitions (``LogEnds``), as far as they are
+            known; the lag of others is unknown.
     """
     reading = _reading(world, group_id, partition_counts)
     home = reading.worlds[reading.home]
     note = home.soft.plans.get(group_id)
-    situation = situation_of(reading, reading.members())
+    states = reading.members()
+    situation = situation_of(reading, states)
     keys = _keys(reading, note)
+    directives = {
+        name: home.action_for((group_id, name), host=each.record.host)
+        for name, each in states.items()
+    }
+    standbys = _standbys(reading, states)
+    lags = _lags(world, group_id, situation=situation, log_ends=log_ends or {})
     last = None if note is None else note.records[-1]
     return PlanView(
         group_id=group_id,
@@ -140,8 +183,12 @@ def view_plan(
         log_time_ms=None if note is None else note.log_time_ms,
         planner_version=None if last is None else last.planner_version,
         input_digest=None if last is None else last.input_digest.hex(),
-        members=_members(situation, keys),
+        members=_members(
+            situation, directives, keys=keys, lags=lags, standbys=standbys
+        ),
         keys=keys,
+        lag=_lag(lags.values()),
+        standbys=standbys,
         given=situation.given,
     )
 
@@ -167,6 +214,7 @@ def plan_object(
         "input_digest": view.input_digest,
         "open_count": sum(each.state == OPEN for each in view.keys),
         "uncovered_count": len(uncovered),
+        **_lag_object(view.lag),
         "members": [_member_object(each) for each in view.members],
         "keys": [
             {
@@ -178,6 +226,10 @@ def plan_object(
             for each in view.keys
         ],
         "handoffs": [dict(row) for row in handoffs],
+        "standbys": [
+            {**place._asdict(), "standbys": list(names)}
+            for place, names in sorted(view.standbys.items())
+        ],
         "uncovered": uncovered,
     }
 
@@ -188,11 +240,19 @@ def _member_object(member: MemberPlan) -> dict[str, Any]:
         "host": member.host,
         "rack": member.rack,
         "limit": member.limit,
+        "target": member.target,
+        "directive": member.directive,
         "held_count": member.held,
         "planned_count": member.planned,
         "gains_count": member.gains,
         "losses_count": member.losses,
+        **_lag_object(member.lag),
+        "standbys_count": member.standbys,
     }
+
+
+def _lag_object(lag: Lag) -> dict[str, Any]:
+    return {"lag": lag.known, "lag_unknown_count": lag.unknown_count}
 
 
 def explain_key(
@@ -291,14 +351,16 @@ def verify_plan(
         elapsed_ms=tuple(elapsed for _, elapsed in standing.vector),
     )
     situation = situation_of(reading, reading.members())
-    computed = situation.entries(plan(situation.given))
+    is_spread = last.input_digest == digest_of(situation.given, is_spread=True)
+    result = (spread if is_spread else plan)(situation.given)
+    computed = situation.entries(result)
     differences = {
         place: (standing.entries.get(place), computed.get(place))
         for place in sorted({*standing.entries, *computed})
         if standing.entries.get(place) != computed.get(place)
     }
     outcome = SAME
-    if digest_of(situation.given) != last.input_digest:
+    if last.input_digest != digest_of(situation.given, is_spread=is_spread):
         outcome, differences = UNKNOWN, {}
     elif differences:
         outcome = DIVERGED
@@ -340,10 +402,60 @@ def _keys(reading: Reading, note: PlanNote | None) -> tuple[PlannedKey, ...]:
     return tuple(rows)
 
 
+def _standbys(
+    reading: Reading, states: Mapping[str, MemberState]
+) -> dict[TopicPartition, tuple[str, ...]]:
+    """Return who stands by for each owned partition, where anybody does."""
+    standbys = Standbys(reading, states)
+    return {
+        key.topic_partition: names
+        for world in reading.worlds
+        for key, known in world.keys.items()
+        if key.group_id == reading.group_id
+        and known.owner is not None
+        and (names := standbys.of(key, known.owner.client_id))
+    }
+
+
+def _lags(
+    world: World,
+    group_id: str,
+    *,
+    situation: Situation,
+    log_ends: Mapping[TopicPartition, int],
+) -> dict[TopicPartition, int | None]:
+    """Return the lag of each partition of a group, None where it is unknown."""
+    found: dict[TopicPartition, int | None] = dict.fromkeys(situation.holders)
+    for key, known in world.claims(group_id):
+        if key.topic in RESERVED_TOPICS:
+            continue
+        place, position = key.topic_partition, known.position
+        end = log_ends.get(place)
+        found[place] = None
+        if end is not None and position is not None:
+            found[place] = max(0, end - position)
+    return found
+
+
+def _lag(lags: Iterable[int | None]) -> Lag:
+    rows = list(lags)
+    known = [each for each in rows if each is not None]
+    unknown_count = len(rows) - len(known)
+    return Lag(sum(known) if known or not unknown_count else None, unknown_count)
+
+
 def _members(
-    situation: Situation, keys: tuple[PlannedKey, ...]
+    situation: Situation,
+    directives: Mapping[str, str | None],
+    *,
+    keys: tuple[PlannedKey, ...],
+    lags: Mapping[TopicPartition, int | None],
+    standbys: Mapping[TopicPartition, tuple[str, ...]],
 ) -> tuple[MemberPlan, ...]:
-    held = Counter(situation.holders.values())
+    held: dict[str | None, list[int | None]] = {}
+    for place, holder in situation.holders.items():
+        held.setdefault(holder, []).append(lags[place])
+    warm = Counter(name for names in standbys.values() for name in names)
     still_open = [each for each in keys if each.state == OPEN]
     gains = Counter(each.planned for each in still_open)
     losses = Counter(situation.holders.get(each.key) for each in still_open)
@@ -353,9 +465,13 @@ def _members(
             host=each.host,
             rack=each.rack,
             limit=each.limit,
-            held=held[each.name],
+            target=each.target,
+            directive=directives[each.name],
+            held=len(held.get(each.name, ())),
             gains=gains[each.name],
             losses=losses[each.name],
+            lag=_lag(held.get(each.name, ())),
+            standbys=warm[each.name],
         )
         for each in situation.given.members
     )

@@ -7,10 +7,11 @@ All timeouts are milliseconds; no call may outlast its timeout by more than a
 scheduling delay.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol, TypeVar, overload
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, overload
 
 import attrs
 import msgspec
@@ -21,6 +22,9 @@ from kafka_marshal.protocol.types import LogEntry, Token, TopicPartition
 READ_UNCOMMITTED = "read_uncommitted"
 READ_COMMITTED = "read_committed"
 ISOLATION_LEVELS = (READ_UNCOMMITTED, READ_COMMITTED)
+
+# Records made at once where they are accessed one after the other.
+MADE_AT_ONCE = 100
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -53,8 +57,8 @@ CONFIGURE_MS = 30_000
 class CoordinationLog(Protocol):
     """All coordinating partitions of one ``__marshal`` topic, as one session.
 
-    ``append``, ``end_offsets`` and ``close`` may be called from any thread; the
-    other calls come from one thread at a time.
+    ``append``, ``end_offsets``, ``read_added`` and ``close`` may be called from any
+    thread; the other calls come from one thread at a time.
 
     Attributes:
         topic: Name of the topic.
@@ -66,7 +70,23 @@ class CoordinationLog(Protocol):
 
     @property
     def partition_count(self) -> int:
-        """Number of the topic's partitions in Kafka; not all need to coordinate."""
+        """Number of the topic's partitions that are read; not all need to coordinate.
+
+        Those that the topic had when it was opened; ``read_added`` adds others.
+        """
+        ...
+
+    def read_added(
+        self, partition_count: int, *, timeout_ms: int = CONFIGURE_MS
+    ) -> None:
+        """Read the partitions that were added to the topic too, up to this number.
+
+        From any thread; blocks. They are read from their starts, from the next poll
+        on, and can be appended to.
+
+        Raises:
+            CoordinationError: The cluster does not show them; nothing has changed.
+        """
         ...
 
     def append(self, partition: int, value: bytes) -> Append:
@@ -302,49 +322,153 @@ class SourceKind:
     value: Callable[[Any], bytes | None]
 
 
+class Piece(Protocol):
+    """Consecutive records of one partition, of one kind; at least one, immutable."""
+
+    @property
+    def size(self) -> int:
+        """Number of records."""
+        ...
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last record."""
+        ...
+
+    def offset_at(self, index: int) -> int:
+        """Return the offset of a record."""
+        ...
+
+    def index_of(self, offset: int) -> int:
+        """Return the index of the first record from an offset on, up to the last's."""
+        ...
+
+    def cut(self, start: int, stop: int) -> "Piece":
+        """Return a part: ``0 <= start < stop <= size``."""
+        ...
+
+    def column(self, name: str) -> list[Any]:
+        """Return one field of every record; see ``Records.column``."""
+        ...
+
+    def records(self, token: Token | None) -> Iterator[Record]:
+        """Make the records, under a token."""
+        ...
+
+    def join(self, other: "Piece") -> "Piece | None":
+        """Return this piece and the one that follows as one, if that saves anything."""
+        ...
+
+
+@attrs.frozen(eq=False)
+class SourcePiece:
+    """Records that a client library has made; see ``Piece``.
+
+    Attributes:
+        sources: Its records, at least one.
+        kind: Makes ``Record`` objects of them.
+    """
+
+    sources: Sequence[Any]
+    kind: SourceKind
+
+    @property
+    def size(self) -> int:
+        """Number of records."""
+        return len(self.sources)
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last record."""
+        return self.kind.offset(self.sources[-1])
+
+    def offset_at(self, index: int) -> int:
+        """Return the offset of a record."""
+        return self.kind.offset(self.sources[index])
+
+    def index_of(self, offset: int) -> int:
+        """Return the index of the first record from an offset on."""
+        return bisect_left(self.sources, offset, key=self.kind.offset)
+
+    def cut(self, start: int, stop: int) -> "SourcePiece":
+        """Return a part."""
+        return SourcePiece(self.sources[start:stop], self.kind)
+
+    def column(self, name: str) -> list[Any]:
+        """Return one field of every record."""
+        return list(map(getattr(self.kind, name), self.sources))
+
+    def records(self, token: Token | None) -> Iterator[Record]:
+        """Make the records."""
+        return self.kind.make(self.sources, token)
+
+    def join(self, other: Piece) -> None:
+        """Return None: joining would copy."""
+        del other
+
+
 class Records(Sequence[Record]):
     """Records of one partition, in offset order, each made on access.
 
-    Accessing one index twice gives two equal objects. A slice shares the sources; a
-    record does not keep the sequence alive. Making a record takes about as long as
-    fetching it; columns of single fields need none.
+    Accessing one index twice gives two equal objects. A record does not keep the
+    sequence alive. Making records takes as long as fetching them; columns of single
+    fields need none.
 
     Args:
-        sources: Records of the client library; owned by this sequence from now on.
+        pieces: The records.
         token: Token of the claim, for each record.
-        kind: Makes ``Record`` objects from sources.
+
+    Attributes:
+        token: That token.
+        pieces: These pieces.
     """
 
-    __slots__ = ("_kind", "_sources", "_token")
+    __slots__ = ("_ends", "_made", "_made_from", "pieces", "token")
 
-    def __init__(
-        self, sources: list[Any], *, token: Token | None, kind: SourceKind
-    ) -> None:
-        self._sources = sources
-        self._token = token
-        self._kind = kind
+    def __init__(self, pieces: Sequence[Piece], *, token: Token | None) -> None:
+        self.token = token
+        # What was made last, for accesses to one index after the other.
+        self._made: list[Record] = []
+        self._made_from = 0
+        self._set(list(pieces))
 
-    @property
-    def sources(self) -> list[Any]:
-        """Records of the client library."""
-        return self._sources
+    def _set(self, pieces: list[Piece]) -> None:
+        self.pieces = pieces
+        # Number of records up to the end of each piece.
+        self._ends = list(accumulate(each.size for each in pieces))
+
+    @classmethod
+    def of_sources(
+        cls, sources: Sequence[Any], *, token: Token | None, kind: SourceKind
+    ) -> Self:
+        """Return records of a client library, which are not copied."""
+        return cls([SourcePiece(sources, kind)] if sources else [], token=token)
 
     def __len__(self) -> int:
-        return len(self._sources)
+        return self._ends[-1] if self._ends else 0
 
     def __iter__(self) -> Iterator[Record]:
-        return self._kind.make(self._sources, self._token)
+        if len(self.pieces) == 1:
+            return self.pieces[0].records(self.token)
+        return chain.from_iterable(each.records(self.token) for each in self.pieces)
 
     @overload
     def __getitem__(self, at: int) -> Record: ...
 
     @overload
-    def __getitem__(self, at: slice) -> "Records": ...
+    def __getitem__(self, at: slice) -> Sequence[Record]: ...
 
-    def __getitem__(self, at: int | slice) -> "Record | Records":
+    def __getitem__(self, at: int | slice) -> Record | Sequence[Record]:
         if isinstance(at, slice):
-            return Records(self._sources[at], token=self._token, kind=self._kind)
-        return next(self._kind.make((self._sources[at],), self._token))
+            start, stop, step = at.indices(len(self))
+            if step != 1:
+                return list(self)[at]
+            return type(self)(self._cut(start, stop), token=self.token)
+        made = at - self._made_from
+        if not 0 <= made < len(self._made):
+            at, made = range(len(self))[at], 0
+            self._made, self._made_from = list(self[at : at + MADE_AT_ONCE]), at
+        return self._made[made]
 
     def __repr__(self) -> str:
         return f"Records({list(self)!r})"
@@ -355,15 +479,25 @@ class Records(Sequence[Record]):
         Args:
             name: ``offset``, ``timestamp_ms``, ``key`` or ``value``.
         """
-        return list(map(getattr(self._kind, name), self._sources))
+        if len(self.pieces) == 1:
+            return self.pieces[0].column(name)
+        return [found for each in self.pieces for found in each.column(name)]
 
     def offset_at(self, index: int) -> int:
         """Return the offset of one record."""
-        return self._kind.offset(self._sources[index])
+        at = range(len(self))[index]
+        number = bisect_right(self._ends, at)
+        piece = self.pieces[number]
+        return piece.offset_at(at - self._ends[number] + piece.size)
 
     def index_of(self, offset: int, start: int) -> int:
         """Return the index of the first record from ``offset`` on, at least start."""
-        return bisect_left(self._sources, offset, start, key=self._kind.offset)
+        number = bisect_left(self.pieces, offset, key=_last_offset)
+        if number == len(self.pieces):
+            return len(self)
+        piece = self.pieces[number]
+        found = self._ends[number] - piece.size + piece.index_of(offset)
+        return max(start, found)
 
     def replace(self, count: int, others: Sequence[Record]) -> bool:
         """Remove the first records and append others, in place.
@@ -373,17 +507,70 @@ class Records(Sequence[Record]):
             others: Records that follow.
 
         Returns:
-            False, and nothing is changed, if they are not of the same token and kind.
+            False, and nothing is changed, if they are not ``Records`` of this token.
         """
-        if not isinstance(others, Records) or not self._is_like(others):
+        if not isinstance(others, Records) or others.token is not self.token:
             return False
-        del self._sources[:count]
-        self._sources.extend(others.sources)
+        pieces = self._cut(count, len(self))
+        for each in others.pieces:
+            joined = pieces[-1].join(each) if pieces else None
+            if joined is None:
+                pieces.append(each)
+            else:
+                pieces[-1] = joined
+        self._made, self._made_from = [], 0
+        self._set(pieces)
         return True
 
-    def _is_like(self, others: "Records") -> bool:
-        kind, token = others._kind, others._token  # noqa: SLF001 - its own class
-        return kind is self._kind and token is self._token
+    def _cut(self, start: int, stop: int) -> list[Piece]:
+        found: list[Piece] = []
+        for number in range(bisect_right(self._ends, start), len(self._ends)):
+            piece, end = self.pieces[number], self._ends[number]
+            before = end - piece.size
+            if before >= stop:
+                break
+            if start <= before and end <= stop:
+                found.append(piece)
+            else:
+                found.append(piece.cut(max(0, start - before), min(end, stop) - before))
+        return found
+
+
+def _last_offset(piece: Piece) -> int:
+    return piece.last_offset
+
+
+def _under(records: Sequence[Any], token: Token | None) -> Iterator[Record]:
+    for each in records:
+        names = PlainRecord.__struct_fields__
+        fields = dict(zip(names, _fields(each), strict=True))
+        yield PlainRecord(**fields | {"token": token})
+
+
+# Records that were made before, under another token or none.
+_FINISHED = SourceKind(
+    make=_under,
+    offset=attrgetter("offset"),
+    timestamp_ms=attrgetter("timestamp_ms"),
+    key=attrgetter("key"),
+    value=attrgetter("value"),
+)
+
+
+def joined_records(parts: Sequence[Sequence[Record]], token: Token | None) -> Records:
+    """Return records that follow each other as one sequence, under a token.
+
+    Args:
+        parts: Records of one partition. They stay as they are.
+        token: Token of the claim, in place of the one that they have.
+    """
+    pieces: list[Piece] = []
+    for part in parts:
+        if isinstance(part, Records):
+            pieces += part.pieces
+        elif part:
+            pieces.append(SourcePiece(part, _FINISHED))
+    return Records(pieces, token=token)
 
 
 def column_of(records: Sequence[Record], name: str) -> list[Any]:
@@ -396,6 +583,13 @@ def column_of(records: Sequence[Record], name: str) -> list[Any]:
     if isinstance(records, Records):
         return records.column(name)
     return list(map(attrgetter(name), records))
+
+
+def index_from(records: Sequence[Record], offset: int, *, start: int = 0) -> int:
+    """Return the index of the first record from ``offset`` on, at least start."""
+    if isinstance(records, Records):
+        return records.index_of(offset, start)
+    return bisect_left(records, offset, start, key=attrgetter("offset"))
 
 
 def offset_at(records: Sequence[Record], index: int) -> int:
@@ -411,9 +605,12 @@ class DataReader(Protocol):
     Attributes:
         fetches_ahead: Whether it continues to fetch while fetched records are waiting,
             so that callers need not poll more records than they use.
+        fetched_max: Records that are best polled at once, because holding them takes
+            nothing that the reader does not hold anyway; 0 if each takes memory.
     """
 
     fetches_ahead: bool = False
+    fetched_max: int = 0
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Set the assigned partitions; those that stay keep their positions.

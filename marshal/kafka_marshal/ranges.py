@@ -255,6 +255,7 @@ class RangeConsumer(Closing):
                 holding.progress.commit_below(end)
             else:
                 holding.take_back()
+            self._session.end_drain(holding)
 
     def give_back(self, partition: TopicPartition, token: Token) -> None:
         """Note that the ranges begun in a partition were abandoned.
@@ -268,6 +269,7 @@ class RangeConsumer(Closing):
             if isinstance(holding.progress, AtLeastOnce):
                 holding.forget_hands(holding.progress)
             holding.unfinished_count = 0
+            self._session.end_drain(holding)
 
     def send(self) -> None:
         """Write every position to the log soon, without waiting."""

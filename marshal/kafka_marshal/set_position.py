@@ -32,6 +32,7 @@ from kafka_marshal.finishing import (
 from kafka_marshal.pausing import PauseOperation, Period, Sender, held_keys
 from kafka_marshal.ports import Clock
 from kafka_marshal.protocol.hashing import coordinating_partition, home_partition
+from kafka_marshal.protocol.placement import keys_of
 from kafka_marshal.protocol.records import (
     POSITION_LEVEL,
     ClaimingPartition,
@@ -42,7 +43,7 @@ from kafka_marshal.protocol.records import (
     StagePosition,
 )
 from kafka_marshal.protocol.resolving import COMMITTED, UNDECIDED
-from kafka_marshal.protocol.state import KeyState, WorldState, keys_of
+from kafka_marshal.protocol.state import KeyState, WorldState
 from kafka_marshal.protocol.types import Key
 
 PLAN_VERSION = 1

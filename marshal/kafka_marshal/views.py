@@ -44,18 +44,29 @@ from kafka_marshal.past import (
     PastReader,
     Prefix,
     Since,
-    partition_count_of,
-    retried,
 )
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.handoffs import offered_since_ms, phase_of
-from kafka_marshal.protocol.hashing import home_partition, key_partition
 from kafka_marshal.protocol.lease import Freshness, freshness
-from kafka_marshal.protocol.losses import LIVE, Loss, LossBook
-from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.placement import (
+    by_partition,
+    homes_of,
+    leading,
+    partition_of,
+    place_under,
+    progress_of,
+    standing_keys,
+    standing_of,
+    target_of,
+)
 from kafka_marshal.protocol.records import Config
 from kafka_marshal.protocol.settings import NO_SETTINGS, Settings
-from kafka_marshal.protocol.state import KeyState, WorldState
+from kafka_marshal.protocol.state import (
+    KeyState,
+    MemberName,
+    MemberState,
+    WorldState,
+)
 from kafka_marshal.protocol.text import world_to_object
 from kafka_marshal.protocol.types import Key, LogEntry
 from kafka_marshal.snapshots import SnapshotFolder, open_store
@@ -134,10 +145,15 @@ class World:
 
         Raises: as ``config``.
         """
-        count = self._partition_count or self.config().partition_count
-        home = home_partition(group_id, partition_count=count)
-        worlds = (each for each in self.partitions if each.partition == home)
-        return next((each.settings_of(group_id) for each in worlds), NO_SETTINGS)
+        self._require_agreement()
+        worlds = self._worlds()
+        found = (
+            worlds[home].settings_of(group_id)
+            for home in homes_of(worlds, group_id)
+            if home in worlds
+        )
+        # The new home has none before the first that is written there.
+        return next((each for each in found if each.generation), NO_SETTINGS)
 
     def directives(self, group_id: str | None = None) -> list[dict[str, Any]]:
         """Return every drain and cordon, as ``marshal groups describe`` prints it.
@@ -205,7 +221,8 @@ class World:
                 read. With ``key``, the last offset of its coordinating partition.
             time_ms: Fold the entries before the first one that was appended later
                 than this, in epoch ms.
-            key: Read only the coordinating partition of this key.
+            key: Read only the coordinating partition of this key, or both while it
+                moves from one to another.
             has_members: Whether a view of the past has all members that were not
                 silent for more than two heartbeat intervals. Checkpoints have none, so
                 the view then begins at one that is old enough.
@@ -276,23 +293,23 @@ class World:
         timeout_ms: int,
     ) -> "World":
         offset, time_ms, key = moment
-        clock, count, place = SystemClock(), None, None
-        if key is not None:
-            count = retried(
-                lambda: partition_count_of(log, timeout_ms=timeout_ms),
-                until_ms=clock.now_ms() + timeout_ms,
-                clock=clock,
+        clock, count = SystemClock(), None
+        if isinstance(offset, int):
+            assert key is not None
+            now = PastReader(
+                log, Prefix(None, None), clock=clock, timeout_ms=timeout_ms
             )
-            place = key_partition(*key.topic_partition, partition_count=count)
-            if isinstance(offset, int):
-                offset = {place: offset}
-        assert not isinstance(offset, int)
+            place = now.partition_of(key)
+            offset = {place: offset}
         prefix = Prefix(offset, time_ms)
         reader = PastReader(log, prefix, clock=clock, timeout_ms=timeout_ms)
-        included = filter(prefix.is_included, reader.ends)
-        worlds = reader.read(
-            [t for t in included if place in {None, t}], has_members=has_members
-        )
+        if key is None or offset is not None:
+            included = filter(prefix.is_included, reader.ends)
+            worlds = reader.read(included, has_members=has_members)
+        else:
+            worlds = reader.read_key(key, has_members=has_members)
+        if key is not None and leading(worlds) is None:
+            count = reader.first_count()
         return cls(
             list(worlds.values()),
             {},
@@ -324,10 +341,47 @@ class World:
     def partition_of(self, key: Key) -> int:
         """Return the coordinating partition of a key (PROTOCOL 2.3).
 
+        While the partition count changes, that which knows the key (PROTOCOL 10): the
+        one that it moves to once that has it, else the one that it moves from.
+
         Raises: as ``config``.
         """
-        count = self._partition_count or self.config().partition_count
-        return key_partition(*key.topic_partition, partition_count=count)
+        self._require_agreement()
+        found = partition_of(self._worlds(), key)
+        if found is None and self._partition_count is not None:
+            found = place_under(key, self._partition_count)  # not formatted yet
+        if found is None:
+            raise unformatted(self.partitions)
+        return found
+
+    def state_of(self, key: Key) -> WorldState | None:
+        """Return the coordinating partition that knows a key, None if none does."""
+        return standing_of(self._worlds(), key)
+
+    def moving_to(self, key: Key) -> tuple[int, str] | None:
+        """Return where a key moves to, and how far it is; None if it does not move.
+
+        ``draining``: its owner may still release it. ``final``: the partition that it
+        moves to imports it, and it is claimed there.
+        """
+        worlds, state = self._worlds(), self.state_of(key)
+        progress = None if state is None else progress_of(worlds, key, state=state)
+        if state is None or progress is None:
+            return None
+        target = target_of(state, key)
+        assert target is not None
+        return target, progress
+
+    def standing(self) -> dict[Key, WorldState]:
+        """Return every key with its coordinating partition; see ``partition_of``."""
+        return standing_keys(self._worlds())
+
+    def _worlds(self) -> dict[int, WorldState]:
+        return by_partition(self.partitions)
+
+    def _require_agreement(self) -> None:
+        if self._partition_count is None:
+            self.config()
 
     def config(self) -> Config:
         """Return the Config that all coordinating partitions of the view agree on.
@@ -339,14 +393,12 @@ class World:
         """
         self.require_known()
         if self.is_partial:
-            configs = (world.config for world in self.partitions)
-            config = next((each for each in configs if each is not None), None)
-            if config is None:
+            found = leading(self._worlds())
+            if found is None or found.config is None:
                 raise unformatted(self.partitions)
-            require_cluster(config, self.cluster_id)
-            return config
-        worlds = {world.partition: world for world in self.partitions}
-        return agreed_config(worlds, cluster_id=self.cluster_id)
+            require_cluster(found.config, self.cluster_id)
+            return found.config
+        return agreed_config(self._worlds(), cluster_id=self.cluster_id)
 
     def to_object(self) -> dict[str, Any]:
         """Return the document that all commands print (PROTOCOL 3.8)."""
@@ -356,13 +408,30 @@ class World:
         """Return every key that was ever claimed, of one group or of all, sorted."""
         return sorted(
             (
-                (key, known)
-                for world in self.partitions
-                for key, known in world.keys.items()
+                (key, world.keys[key])
+                for key, world in self.standing().items()
                 if group_id is None or key.group_id == group_id
             ),
             key=lambda row: row[0],
         )
+
+    def members(
+        self, group_id: str | None = None
+    ) -> list[tuple[WorldState, MemberState]]:
+        """Return the last announcement of each process, and its partition.
+
+        Sorted by group, client and process. While the partition count changes members
+        announce themselves on both homes of their group; the more recent one counts.
+        """
+        found: dict[MemberName, tuple[int, WorldState, MemberState]] = {}
+        for state in self.partitions:
+            now_ms = state.now_ms + self.elapsed_ms(state.partition)
+            for name, member in state.soft.members.items():
+                silent_ms = now_ms - member.seen_ms
+                is_newer = name not in found or silent_ms < found[name][0]
+                if group_id in {None, name[0]} and is_newer:
+                    found[name] = silent_ms, state, member
+        return [(state, member) for _, (_, state, member) in sorted(found.items())]
 
     def handoffs(self, group_id: str | None = None) -> list[dict[str, Any]]:
         """Return every open offer of a key to a successor that warms up.
@@ -372,22 +441,22 @@ class World:
         ``until_ms`` are log times; ``since_ms`` is None if it was not read.
         """
         found = []
-        for world in self.partitions:
+        for key, world in self.standing().items():
+            known = world.keys[key]
             log_ms = world.now_ms + self.elapsed_ms(world.partition)
-            for key, known in world.keys.items():
-                phase = phase_of(known, log_ms)
-                if phase is None or group_id not in {None, key.group_id}:
-                    continue
-                assert known.owner is not None  # only an owner offers
-                assert known.offer is not None
-                row = {
-                    "owner": known.owner.client_id,
-                    "successor": known.offer.successor,
-                    "phase": phase,
-                    "since_ms": offered_since_ms(world, key),
-                    "until_ms": known.offer.until_ms,
-                }
-                found.append((key, row))
+            phase = phase_of(known, log_ms)
+            if phase is None or group_id not in {None, key.group_id}:
+                continue
+            assert known.owner is not None  # only an owner offers
+            assert known.offer is not None
+            row = {
+                "owner": known.owner.client_id,
+                "successor": known.offer.successor,
+                "phase": phase,
+                "since_ms": offered_since_ms(world, key),
+                "until_ms": known.offer.until_ms,
+            }
+            found.append((key, row))
         found.sort(key=lambda pair: pair[0])
         return [{**key._asdict(), **row} for key, row in found]
 
@@ -672,181 +741,3 @@ class LogScan(Closing):
     def close(self) -> None:
         """Close the connection. Idempotent."""
         self._log.close(2_000)
-
-
-class Losses:
-    """Offsets that were granted at most once and never processed.
-
-    An owner records its progress in the log when the application polls again or closes
-    in order (PROTOCOL 6.3). Offsets granted beyond that are listed: after a crash up to
-    ``max_granted_batches`` times ``max_poll_records`` records, some of which the
-    application may have processed since its process last wrote to the log.
-
-    If the start of the log is gone, the list begins at the first remaining checkpoint:
-    earlier grants are not listed.
-
-    Attributes:
-        lost: Losses of claims that have ended, or whose owner is stale; in the order
-            in which they ended, stale ones last.
-        at_risk: Offsets of live claims that a crash of their owners would lose now.
-        world: The world at the end of reading.
-        began_at: First offset of each partition of which earlier entries are missing:
-            retention has deleted them, and what was granted there is not listed.
-    """
-
-    def __init__(
-        self,
-        lost: Sequence[Loss],
-        at_risk: Sequence[Loss],
-        *,
-        world: World,
-        began_at: Mapping[int, int] | None = None,
-    ) -> None:
-        self.lost = tuple(lost)
-        self.at_risk = tuple(at_risk)
-        self.world = world
-        self.began_at = dict(began_at or {})
-
-    @classmethod
-    def open(
-        cls,
-        bootstrap_servers: str | Sequence[str] = SERVERS,
-        *,
-        group_id: str | None = None,
-        topic: str | None = None,
-        time_ms: int | None = None,
-        since_ms: int | None = None,
-        coordination_topic: str = COORDINATION_TOPIC,
-        options: Mapping[str, Any] | None = None,
-        transport: str = "auto",
-        timeout_ms: int = TIMEOUT_MS,
-    ) -> "Losses":
-        """Read the log to its end and return the losses.
-
-        Args:
-            bootstrap_servers: Addresses of the cluster.
-            group_id: Only this group.
-            topic: Only this data topic.
-            time_ms: As of this time, see ``World.at``; by default now.
-            since_ms: Only losses of claims that ended after this time, epoch ms. The
-                log is read from the newest checkpoint that is before this time and
-                before each claim that was open then: no state has all that was granted
-                under a claim. None for all losses, and all of the log.
-            coordination_topic: Name of the coordination topic.
-            options: Security and connection options.
-            transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
-            timeout_ms: Longest time of the call.
-
-        Raises:
-            TopicMisconfigured: There is no such topic.
-            DeadlineExceeded: The log was not read in time.
-        """
-        with LogScan(
-            bootstrap_servers,
-            coordination_topic=coordination_topic,
-            options=options,
-            transport=transport,
-            timeout_ms=timeout_ms,
-        ) as scan:
-            return cls.of(
-                scan,
-                group_id=group_id,
-                topic=topic,
-                time_ms=time_ms,
-                since_ms=since_ms,
-            )
-
-    @classmethod
-    def of(
-        cls,
-        scan: LogScan,
-        *,
-        group_id: str | None = None,
-        topic: str | None = None,
-        time_ms: int | None = None,
-        since_ms: int | None = None,
-    ) -> "Losses":
-        """Return the losses in the log of a scan; see ``open``.
-
-        Raises:
-            LogUnreadable: The state of a partition is unknown: the start of its log
-                is gone, and it has no checkpoint.
-        """
-        if time_ms is not None:
-            scan.until(time_ms=time_ms)
-        since = None
-        if since_ms is not None:
-            wanted = _BeforeOpenClaims(group_id, topic)
-            since = Since(time_ms=since_ms, fits=wanted)
-        restored = dict(sorted(scan.restore(since=since).items()))
-        unknown = [number for number, at in restored.items() if at.is_log_start_missing]
-        if unknown:
-            raise LogUnreadable(unknown_text(unknown))
-        worlds = {number: at.world for number, at in restored.items()}
-        books = {
-            number: LossBook(number, group_id=group_id, topic=topic, begun=world)
-            for number, world in worlds.items()
-        }
-        began_at = {
-            number: at.world.next_offset
-            for number, at in restored.items()
-            if at.source is not None and not (since and since.is_after(at.world))
-        }
-        lost: list[Loss] = []
-        for number, entry in scan:
-            transitions = apply(worlds[number], entry)
-            ended = books[number].take(entry, transitions)
-            lost += (each for each in ended if each.at_ms >= (since_ms or 0))
-        wall_ms = SystemClock().wall_ms()
-        elapsed = {
-            number: max(0, wall_ms - world.append_time_ms) if time_ms is None else 0
-            for number, world in worlds.items()
-        }
-        lost.sort(key=lambda loss: (loss.at_ms, loss.partition, loss.at_offset))
-        at_risk: list[Loss] = []
-        for loss in _open_losses(books, worlds, elapsed=elapsed):
-            (at_risk if loss.ending == LIVE else lost).append(loss)
-        world = World(
-            list(worlds.values()),
-            elapsed,
-            cluster_id=scan.cluster_id,
-            read_at_ms=wall_ms,
-            notes=scan.prefix.notes,
-            is_past=time_ms is not None,
-        )
-        return cls(lost, at_risk, world=world, began_at=began_at)
-
-
-class _BeforeOpenClaims:
-    """Whether a checkpoint is before each claim that is open at the newest one.
-
-    Call it with states of checkpoints, the newest of each partition first.
-    """
-
-    def __init__(self, group_id: str | None, topic: str | None) -> None:
-        self._group_id = group_id
-        self._topic = topic
-        self._firsts: dict[int, int] = {}
-
-    def __call__(self, world: WorldState) -> bool:
-        epochs = (
-            known.epoch
-            for key, known in world.keys.items()
-            if known.owner is not None
-            and self._group_id in {None, key.group_id}
-            and self._topic in {None, key.topic}
-        )
-        first = self._firsts.setdefault(
-            world.partition, min(epochs, default=world.next_offset)
-        )
-        return world.next_offset <= first
-
-
-def _open_losses(
-    books: Mapping[int, LossBook],
-    worlds: Mapping[int, WorldState],
-    *,
-    elapsed: Mapping[int, int],
-) -> Iterable[Loss]:
-    for number, book in books.items():
-        yield from book.open_ones(worlds[number], elapsed_ms=elapsed[number])

@@ -22,11 +22,13 @@ from kafka_marshal.ports import Clock, CoordinationLog, LogRange
 from kafka_marshal.protocol.codec import person_of
 from kafka_marshal.protocol.judging import scope_of
 from kafka_marshal.protocol.pauses import Pause
+from kafka_marshal.protocol.placement import by_partition, standing_keys
 from kafka_marshal.protocol.records import (
     ClaimingPartition,
     ForgettingPartition,
     HandoffOffer,
     HandoffReady,
+    LayoutImport,
     PauseGroup,
     ReleaseGroup,
     ReleasingPartition,
@@ -71,14 +73,14 @@ class Change:
             release), ``scheduled`` (a pause that begins later), ``unscheduled``
             (cancelled), ``paused``, ``renewed`` (a pause, by another process),
             ``unpaused``, ``offered`` (to a successor that may warm up), ``ready`` (it
-            has) or ``withdrawn``.
+            has), ``withdrawn``, or ``moved`` (to another coordinating partition).
         group_id: The group.
         key: The claim; None for a change of the whole group.
         client_id: Client of the claim or pause.
         incarnation: Process of that client, None for the end of a pause.
         token: Fencing token of a claim that begins, else None.
         position: Next offset to process, None if unknown.
-        by: Client that took over a lost claim.
+        by: Client that took over a lost claim, None if it moved away instead.
         successor: Client that an offer or a release names.
         reason: Reason in the log, if there is one.
         person: Person who paused, if the log names one.
@@ -123,16 +125,16 @@ class Changes:
 
     def __init__(self, worlds: Sequence[WorldState] = ()) -> None:
         """Begin at the states before the first entry; without any, at the log start."""
+        keys = {
+            key: world.keys[key]
+            for key, world in standing_keys(by_partition(worlds)).items()
+        }
         self._owners: dict[Key, Owner] = {
-            key: known.owner
-            for world in worlds
-            for key, known in world.keys.items()
-            if known.owner is not None
+            key: known.owner for key, known in keys.items() if known.owner is not None
         }
         self._offers: dict[Key, tuple[str, bytes | None]] = {
             key: (known.offer.successor, known.offer.ready)
-            for world in worlds
-            for key, known in world.keys.items()
+            for key, known in keys.items()
             if known.offer is not None
         }
         self._paused: dict[_Place, Pause] = {
@@ -191,6 +193,8 @@ class Changes:
                 token=_token(worlds[folded.partition], folded.entry),
                 position=_position(worlds[folded.partition], key),
             )
+        elif key is not None and isinstance(record, LayoutImport):
+            yield from self._of_import(folded, key, worlds)
         elif key is not None and isinstance(record, ForgettingPartition):
             before = self._owners.pop(key, None)
             if before is not None:
@@ -212,6 +216,24 @@ class Changes:
                 successor=record.successor,
                 reason=record.reason,
             )
+
+    def _of_import(
+        self, folded: Folded, key: Key, worlds: Sequence[WorldState]
+    ) -> Iterator[Change]:
+        """Yield the changes of a key that came to another coordinating partition."""
+        at = attrs.evolve(_change(folded, "moved", key.group_id), key=key)
+        before = self._owners.pop(key, None)
+        self._offers.pop(key, None)
+        if before is not None:
+            # It has gone stale, and its claim does not come along.
+            yield attrs.evolve(
+                at,
+                what="lost",
+                client_id=before.client_id,
+                incarnation=before.incarnation,
+            )
+        position = _position(worlds[folded.partition], key)
+        yield attrs.evolve(at, position=position)
 
     def _of_pause(
         self, folded: Folded, record: ReleaseGroup | PauseGroup, *, effect: str | None

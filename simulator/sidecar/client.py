@@ -14,6 +14,7 @@ import msgspec
 from kafka_marshal.consumer import Consumer
 from kafka_marshal.engine import Holding, Subscription
 from kafka_marshal.engine.proxy_grants import PendingGrant
+from kafka_marshal.engine.warm_fetches import new_fetcher
 from kafka_marshal.errors import (
     ClaimLost,
     ConfigurationError,
@@ -313,6 +314,12 @@ class Hosted:
             config=config,
             on_warm=on_warm_of(self.mood),
             warming=self.warming,
+            warm_fetcher=new_fetcher(
+                config,
+                data=self.data,
+                background=InlineBackground(),
+                observe=self.context.observe,
+            ),
         )
         self._wants = msgspec.structs.replace(
             api.SubscriptionSpec.of(config), warms=subscription.can_warm

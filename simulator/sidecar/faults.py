@@ -2,10 +2,13 @@
 
 from typing import TYPE_CHECKING
 
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.testing.node import Node
 from simulator.base import GROUP
 from simulator.pauses import Pauses
-from simulator.plan import HANDOFFS
+from simulator.plan import HANDOFFS, PLANS
+from simulator.plans import nonsense
 from simulator.sidecar.client import Hosted
 from simulator.sidecar.positions import HostedAdmins
 from simulator.sidecar.world import POSITIONS, HostedWorld, Place, Process
@@ -46,12 +49,29 @@ class Troubles:
             "churn": self._churn,
             "failover": self._fail_over,
             POSITIONS: self.admins.strike,
+            PLANS: self._write_nonsense,
         }
         names = [name for name in acts if name in self._world.faults]
         if names:
             name = self._rng.choice(names)
             self._world.count(name)
             acts[name]()
+
+    def _write_nonsense(self) -> None:
+        """Write the next Plan of the group, of any members for any keys."""
+        world, count = self._world, self._world.cluster.config.partition_count
+        home = home_partition(GROUP, partition_count=count)
+        names = [place.host.name for place in world.hosts]
+        names += [each.client_id for each in world.processes]
+        record = nonsense(
+            self._rng,
+            names,
+            home=world.watcher.worlds[home],
+            partitions=len(world.places),
+            coordinators=count,
+        )
+        world.cluster.kafka.produce(world.cluster.place(home), encode(record))
+        world.trace("somebody writes a plan of nonsense")
 
     def _span_ms(self) -> int:
         """Draw how long something lasts: often short, at times many leases."""

@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kafka_marshal.config import Delivery
+from kafka_marshal.engine.plan_following import ORPHAN_MS_MAX
 from kafka_marshal.protocol.types import TopicPartition
 from simulator.base import GROUP, Liveness
 from simulator.checkers import Violation
 from simulator.garbage import GARBAGE_HS, installed
 from simulator.outcome import Report, RunFailed
-from simulator.plan import GARBAGE_POLICY, HANDOFFS, chance
+from simulator.plan import GARBAGE_POLICY, HANDOFFS, PLANS, chance
 from simulator.position_judge import unresolved_in
 from simulator.positions import ENDS_HS_MAX, PAUSE_HS_MAX
 from simulator.sidecar.client import Hosted
@@ -158,7 +159,14 @@ class HostedSimulation(Liveness):
     @property
     def _owned_ms(self) -> int:
         h = self.world.h
-        return TAKEOVER_HS * h + h // 10 + self._garbage_ms
+        return TAKEOVER_HS * h + h // 10 + self._garbage_ms + self._planning_ms
+
+    @property
+    def _planning_ms(self) -> int:
+        """Twice the wait of 9.6, and a release to a member that died."""
+        h = self.world.h
+        wait_ms = 2 * min(h, ORPHAN_MS_MAX) + h // 2
+        return wait_ms if PLANS in self.world.faults else 0
 
     def _is_consumer(self, process: object) -> bool:
         work = getattr(process, "work", None)
@@ -225,7 +233,7 @@ class HostedSimulation(Liveness):
         world.trace(f"{process.name} dies while all is well")
         world.count("death while all is well")
         world.remove(process)
-        self._demand_owned("L1", DEATH_MS + self._garbage_ms)
+        self._demand_owned("L1", DEATH_MS + self._garbage_ms + self._planning_ms)
 
     def _check_drain(self) -> None:
         """L3: a paused group is drained after two intervals and a round trip."""

@@ -17,6 +17,7 @@ from kafka_marshal.ports import Record
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.records import GroupSettings
+from kafka_marshal.protocol.settings import PLANNER
 from kafka_marshal.protocol.types import Key, Owner, Token
 from kafka_marshal.testing.fakestore import AppendFate
 from kafka_marshal.testing.node import Cluster, ConsumerSpec, Node
@@ -25,7 +26,7 @@ from simulator.checkers import Folded, Violation
 from simulator.garbage import NAME as GARBAGE
 from simulator.handoffs import COLD, DIE, NEVER, SLOW, mood_of, on_warm_of
 from simulator.loop import Loop
-from simulator.plan import GARBAGE_POLICY, HANDOFFS, chance
+from simulator.plan import GARBAGE_POLICY, HANDOFFS, PLANS, chance
 from simulator.position_judge import PositionJudge
 from simulator.sidecar.client import Hosted
 from simulator.sidecar.host import SEED_BITS, Host
@@ -216,14 +217,17 @@ class HostedWorld(BaseWorld):
         for place in self.hosts:
             for _ in range(rng.randint(1, 3)):
                 self.join(place)
-        if HANDOFFS in self.faults:
-            self._set_handoffs()
+        if self.faults & {HANDOFFS, PLANS}:
+            self._set_group()
         self.join_claimer(rng.choice(self.hosts))
         for _ in range(rng.randint(0, 2)):
             self.join(None)
 
-    def _set_handoffs(self) -> None:
-        """Draw how long successors have to warm up, and for how many keys at once."""
+    def _set_group(self) -> None:
+        """Draw how long successors have to warm up, and for how many keys at once.
+
+        And have the group follow Plans, if these exist in this world.
+        """
         rng, count = chance(self.seed, "handoffs"), self.cluster.config.partition_count
         record = GroupSettings(
             client_id="admin",
@@ -231,7 +235,7 @@ class HostedWorld(BaseWorld):
             incarnation=bytes(16),
             seq=1,
             generation=1,
-            policy=None,
+            policy=PLANNER if PLANS in self.faults else None,
             planner_version_max=None,
             debounce_ms=None,
             handoff_ms=rng.choice([self.h // 2, 3 * self.h, 20 * self.h]),

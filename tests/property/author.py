@@ -67,7 +67,12 @@ MOVES = (
     *["direct"] * 2,
     *["plan"] * 2,
 )
-RESIZING = (*["layout_fence"] * 4, *["layout_final"] * 2, *["layout_import"] * 14)
+RESIZING = (
+    *["layout_fence"] * 4,
+    *["layout_final"] * 2,
+    *["layout_import"] * 14,
+    *["layout_groups"] * 4,
+)
 PAUSED_MOVES = frozenset({"stage", "decide"})
 OWNERS_MOVES = frozenset(
     {"beat", "batch", "release", "messages", "resume", "offer", "ready"}
@@ -592,6 +597,47 @@ class Author:
         fields["key_count"] = (known or [0])[0] + self.pick((0, 0, 0, 1))
         names = ("op_id", "source", "source_offset", "key_count", "digest")
         return self.payload("LayoutDone", fields, *names)
+
+    def layout_groups(self):
+        """Import settings and directives that most often belong here."""
+        fields = self.admin() | {"source_offset": 9}
+        layout = self.naive.layout or {"sources": [], "from_count": 1}
+        sources = [each["partition"] for each in layout["sources"]] or [0]
+        fields["source"] = self.pick(sources)
+        config = self.naive.config or {"K": 1}
+        groups = ("g", "h", "i", "j", "marshal")
+        mine = [
+            group
+            for group in groups
+            if self.naive.home(group, layout["from_count"]) == fields["source"]
+            and self.naive.home(group, config["K"]) == self.naive.t
+        ]
+        some = [self.pick(mine or groups) for _ in self.pick(("", "a", "ab"))]
+        named = [
+            self.pick((*(mine or groups), "marshal"))
+            for _ in self.pick(("a", "ab") if not some else ("", "a", "ab"))
+        ]
+        fields["settings"] = [
+            {"group_id": group, "generation": self.pick((1, 2)), "policy": "fair"}
+            | {name: self.pick((None, 1)) for name in SETTINGS[2:]}
+            for group in some
+        ]
+        fields["directives"] = [
+            {
+                "group_id": group,
+                "op_id": self.pick(OPS),
+                "client_id": "admin",
+                "incarnation": incarnation("admin", 0),
+                "seq": 0,
+                "until_ms": max(0, self.naive.m + self.pick((-1, 1, H, 9 * H))),
+                "client": self.pick(("c1", "c2")),
+                "host": None,
+                "action": "drain",
+            }
+            for group in named
+        ]
+        names = ("op_id", "source", "source_offset", "settings", "directives")
+        return self.payload("LayoutGroups", fields, *names)
 
     def item(self, layout, source):
         keys = [("t", n) for n in range(8)] + [("u", n) for n in range(8)]

@@ -32,7 +32,10 @@ LEVEL_2 = (
 )
 SETTINGS = ("policy", "planner_version_max", "debounce_ms", "handoff_ms")
 SETTINGS = ("generation", *SETTINGS, "handoffs_max", "grace_ms")
-SEVERAL = ("StagePosition", "DecidePosition", "ResolvePosition", "LayoutImport")
+SEVERAL = (
+    *("StagePosition", "DecidePosition", "ResolvePosition", "LayoutImport"),
+    "LayoutGroups",
+)
 ANYTHING = "anything"
 PAUSE = ("op_id", "client_id", "incarnation", "seq", "seen", "until")
 
@@ -529,6 +532,8 @@ class Naive(Layouts, Positions, Pauses, Plans):
         group = data["group_id"]
         if not self.is_home(group):
             raise Refused(self.elsewhere())
+        if self.is_importing_group(group):
+            raise Refused("importing")
         before = self.settings.get(group, {"generation": 0})["generation"]
         if data["generation"] != before + 1:
             raise Refused("settings_overtaken")
@@ -600,6 +605,8 @@ class Naive(Layouts, Positions, Pauses, Plans):
         self.needs_use()
         if group != "marshal" and not self.is_home(group):
             raise Refused("wrong_partition")
+        if self.is_importing_group(group):
+            raise Refused("importing")
         if self.is_group_too_many(group):
             raise Refused("limits")
         if self.is_over(group, op):

@@ -44,6 +44,11 @@ class Layouts:
     has_level_2: Any
     end_pause: Any
     note_over: Any
+    is_over: Any
+    limit: Any
+    directives: Any
+    settings: Any
+    plans: Any
 
     # --- Questions ---
 
@@ -85,6 +90,19 @@ class Layouts:
             each["partition"] == source and each["done_ms"] is None
             for each in self.layout["sources"]
         )
+
+    def is_importing_group(self, group):
+        if self.layout is None:
+            return False
+        undone = [
+            s["partition"] for s in self.layout["sources"] if s["done_ms"] is None
+        ]
+        if group == "marshal" and self.t >= self.layout["from_count"]:
+            return bool(undone)
+        return self.home(group, self.layout["from_count"]) in undone
+
+    def home(self, group, count):
+        return self.murmur(("", "\0group", group)) % count
 
     def new_place(self, key):
         """Return the detail of a claim that belongs elsewhere by a change, or None."""
@@ -176,7 +194,23 @@ class Layouts:
         """Do what a Final does."""
         for key in [key for key in self.keys if self.is_moving(key)]:
             del self.keys[key]
+        if self.layout is not None:
+            self.drop_homes(self.layout["from_count"], self.config["K"])
         self.layout = None
+
+    def drop_homes(self, before, after):
+        """Drop what groups have at a home that they leave."""
+
+        def leaves(group):
+            return self.home(group, before) == self.t != self.home(group, after)
+
+        self.settings = {g: one for g, one in self.settings.items() if not leaves(g)}
+        self.plans = {g: one for g, one in self.plans.items() if not leaves(g)}
+        self.directives = {
+            name: one
+            for name, one in self.directives.items()
+            if name[0] == "marshal" or not leaves(name[0])
+        }
 
     def drop_all(self):
         self.keys = {k: one for k, one in self.keys.items() if k[1] in RESERVED}
@@ -222,6 +256,49 @@ class Layouts:
                 source["imported_count"] += 1
                 found.append(("imported", key, None))
         return found
+
+    def LayoutGroups(self, _entry, data):  # noqa: N802
+        self.source_of(data)
+        before, after = self.layout["from_count"], self.config["K"]
+        named = {item["group_id"] for item in data["settings"]}
+        for item in data["directives"]:
+            if item["group_id"] != "marshal" or self.t < before:
+                named.add(item["group_id"])
+        for group in named:
+            homes = self.home(group, before), self.home(group, after)
+            if homes != (data["source"], self.t):
+                raise Refused("wrong_partition")
+        found = []
+        for item in data["settings"]:
+            group = item["group_id"]
+            if group in self.settings:
+                found.append((None, None, "known"))
+            else:
+                names = [name for name in item if name != "group_id"]
+                self.settings[group] = {name: item[name] for name in names}
+                found.append(("group_imported", None, None))
+        found += [self.import_directive(item) for item in data["directives"]]
+        return found
+
+    def import_directive(self, item):
+        name = item["group_id"], item["op_id"]
+        if name in self.directives or self.is_over(*name):
+            return None, None, "known"
+        mine = [other for other in self.directives if other[0] == name[0]]
+        if len(mine) == 64 or len(self.directives) >= self.limit("operations"):
+            return None, None, "limits"
+        names = (
+            "client_id",
+            "incarnation",
+            "seq",
+            "until_ms",
+            "client",
+            "host",
+            "action",
+        )
+        one = {each.removesuffix("_ms"): item[each] for each in names}
+        self.directives[name] = one
+        return "group_imported", None, None
 
     def imported(self, item):
         h = self.config["heartbeat_interval_ms"]

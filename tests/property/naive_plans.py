@@ -14,6 +14,7 @@ class Plans:
     plans: Any
     limit: Any
     is_home: Any
+    is_importing_group: Any
     elsewhere: Any
     is_group_too_many: Any
     groups_without_plans: Any
@@ -22,6 +23,8 @@ class Plans:
         group = data["group_id"]
         if not self.is_home(group):
             raise Refused(self.elsewhere())
+        if self.is_importing_group(group):
+            raise Refused("importing")
         generation, _ = self.plans.get(group, (0, None))
         if data["follows"] != generation:
             raise Refused("plan_overtaken")

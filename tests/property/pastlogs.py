@@ -34,10 +34,12 @@ class RandomLog:
         checkpoints: Pairs of the offsets of Begin and End.
     """
 
-    def __init__(self, partition: int, rng: random.Random, *, length: int, k: int):
+    def __init__(
+        self, partition: int, rng: random.Random, *, length: int, k: int, resizes=False
+    ):
         self._rng = rng
         self._naive = Naive(partition)
-        self._author = Author(rng.choice, self._naive, k=k)
+        self._author = Author(rng.choice, self._naive, k=k, resizes=resizes)
         self._state = WorldState(partition)
         self.entries: list[LogEntry] = []
         self.checkpoints: list[tuple[int, int]] = []

@@ -70,7 +70,8 @@ def test_readers_of_the_past_follow_every_log():
             transitions = apply(state, entry)
             for reader in readers:
                 reader.take(state, entry, transitions=transitions)
-            losses.take(entry, transitions)
+            losses.take(entry, transitions, keys=state.keys)
+            losses.open_ones(state)
             found = [each for one in transitions for each in judge.take(one)]
             assert found == []
 

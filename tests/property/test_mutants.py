@@ -310,6 +310,9 @@ COUNTS = [
     layoutvariants.pause_while_open,
     layoutvariants.end_whatever_is_locked,
     layoutvariants.fence_beside_a_pause,
+    layoutvariants.obey_second_settings,
+    layoutvariants.configure_before_done,
+    layoutvariants.keep_settings_at_an_earlier_home,
 ]
 
 

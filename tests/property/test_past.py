@@ -22,7 +22,7 @@ class Scene:
 
     def __init__(self, seed, patch):
         self.rng = rng = random.Random(seed)
-        self.logs = [RandomLog(t, rng, length=90, k=K) for t in range(K)]
+        self.logs = [RandomLog(t, rng, length=90, k=K, resizes=True) for t in range(K)]
         self.kafka = cluster_of(*self.logs)
         self.starts = []
         for t, log in enumerate(self.logs):
@@ -114,3 +114,11 @@ def test_a_wrong_time_index_of_a_broker_makes_no_view_wrong(seed):
                 expected = scene.logs[t].at_time(entry.timestamp_ms)
                 if t not in view.log_start_missing:
                     assert to_bytes_or_none(state) == to_bytes_or_none(expected)
+
+
+def test_the_logs_have_checkpoints_within_a_change_of_the_partition_count():
+    found = []
+    for seed in range(20):
+        log = RandomLog(0, random.Random(seed), length=90, k=K, resizes=True)
+        found += [log.at_offset(begun).layout for begun, _ in log.checkpoints]
+    assert sum(layout is not None for layout in found) > 20

@@ -47,7 +47,7 @@ def test_twins_agree_on_many_logs(partition, k):
 RESIZED = [
     *("layout_fenced", "imported", "layout_done", "layout_final", "moving"),
     *("importing", "layout", "done", "known", "incomplete", "retired"),
-    *("busy", "config", "position_only", "not_owner"),
+    *("busy", "config", "position_only", "not_owner", "group_imported"),
 ]
 
 

@@ -7,13 +7,15 @@ import pytest
 import slices
 import variants
 
+from kafka_marshal.engine.warm_fetches import WarmRecords
+from kafka_marshal.ports import joined_records
 from simulator.campaign import CampaignOptions, run_seeds
 from simulator.coverage import HANDED
 from simulator.plan import HANDOFFS, MINUTE_MS
 from simulator.simulate import SimulationFailed, simulate
 
-# Of the seeds 0 to 11, those that hand over or lose a process at it, in 4 minutes.
-CHOSEN = [0, 1, 3, 4, 11]
+# Of the seeds 0 to 15, those that hand over or lose a process at it, in 4 minutes.
+CHOSEN = [0, 1, 4, 12, 14]
 LAPSED = "handoff_lapsed"  # seldom, where much else goes wrong
 SEEDS = slices.seeds_of(quick=CHOSEN, full=1_000)
 
@@ -34,7 +36,7 @@ def test_an_offer_to_a_member_that_never_gets_warm_lapses():
 
 def test_a_seed_repeats_byte_for_byte():
     first, second = (
-        simulate(3, also=(HANDOFFS,), duration_ms=2 * MINUTE_MS) for _ in range(2)
+        simulate(14, also=(HANDOFFS,), duration_ms=2 * MINUTE_MS) for _ in range(2)
     )
     assert first == second
     assert first.seen["successor_died_warming"]
@@ -43,16 +45,32 @@ def test_a_seed_repeats_byte_for_byte():
 BROKEN = variants.listed("broken handoffs of fleets")
 
 
+def use_all_warm_records(patch):
+    """A successor hands out all that it fetched, not from its position on."""
+
+    def since(self, _position, *, topic_id, token):
+        return joined_records(self.chunks, token)
+
+    patch.setattr(WarmRecords, "since", since)
+
+
+# With a seed of each, which hands a partition over, and what else goes wrong in it.
+PLANTED = [
+    (variants.go_on_after_a_handoff, 1, ("stop", "late")),
+    (use_all_warm_records, 3, ()),
+]
+
+
 def test_the_table_lists_every_variant():
-    assert list(BROKEN) == [variants.go_on_after_a_handoff.__name__]
+    assert list(BROKEN) == [plant.__name__ for plant, *_ in PLANTED]
 
 
-def test_an_owner_that_goes_on_after_a_handoff_is_caught(monkeypatch):
-    faults = (HANDOFFS, "stop", "late")
-    report = simulate(1, faults=faults, duration_ms=3 * MINUTE_MS)
+@pytest.mark.parametrize(("plant", "seed", "faults"), PLANTED)
+def test_a_broken_handoff_is_caught(monkeypatch, plant, seed, faults):
+    faults = (HANDOFFS, *faults)
+    report = simulate(seed, faults=faults, duration_ms=3 * MINUTE_MS)
     assert report.seen["handed_over_warm"]
-    plant = variants.go_on_after_a_handoff
     plant(monkeypatch)
     with pytest.raises(SimulationFailed) as caught:
-        simulate(1, faults=faults, duration_ms=3 * MINUTE_MS)
+        simulate(seed, faults=faults, duration_ms=3 * MINUTE_MS)
     assert [caught.value.judge, caught.value.invariant] == BROKEN[plant.__name__][1:]

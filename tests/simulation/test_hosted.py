@@ -16,12 +16,14 @@ from kafka_marshal.remote import session as remote_session
 from kafka_marshal.sidecar.assignment import LeaseTable
 from kafka_marshal.sidecar.group import LocalGroup
 from kafka_marshal.sidecar.registry import ClientRegistry
+from simulator.base import GROUP
 from simulator.outcome import RunFailed
-from simulator.sidecar.simulate import simulate_hosted
+from simulator.sidecar.simulate import HostedSimulation, simulate_hosted
 from simulator.sidecar.world import FAULTS, HostedWorld
 
 SEEDS = slices.seeds_of(quick=range(12), full=400)
 WARMING_SEEDS = slices.seeds_of(quick=range(8), full=400)
+PLANNING_SEEDS = slices.seeds_of(quick=range(4), full=400)
 BATCH = 4
 FOR_EVER_MS = 10**12
 NEAR = 8
@@ -73,6 +75,19 @@ def test_clients_warm_up_late_never_or_die_at_it():
         seen.update(simulate_hosted(seed, faults=faults).seen)
     assert seen["warmed"]
     assert seen["successor_died_warming"]
+
+
+@pytest.mark.slow
+def test_hosts_follow_plans_and_survive_nonsense(tmp_path):
+    faults = ("plans", "crash", "death", "line", "stop", "churn", "drain")
+    written, seen = 0, Counter()
+    for seed in PLANNING_SEEDS:
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        world = HostedWorld(seed, folder=folder, faults=faults)
+        seen.update(HostedSimulation(world).run().seen)
+        written += max(state.plan_generation(GROUP) for state in world.watcher.worlds)
+    assert 0 < seen["plans"] < written  # the others are of members
 
 
 def test_every_fault_is_drawn(tmp_path):

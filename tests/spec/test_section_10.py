@@ -7,7 +7,9 @@ import msgspec
 import pytest
 from logkit import (
     KEY,
+    MOVES,
     OP,
+    REMAINS,
     START_MS,
     STAYS,
     H,
@@ -22,14 +24,18 @@ from logkit import (
     forgetting,
     ident,
     imported,
+    imported_directive,
+    imported_settings,
     layout_done,
     layout_fence,
     layout_final,
+    layout_groups,
     layout_import,
     member,
     messages,
     offer,
     pause,
+    planned,
     ready,
     release,
     resets,
@@ -45,6 +51,7 @@ from logkit import (
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.layout import (
     digest_of,
+    group_items,
     is_final,
     item_of,
     moving_keys,
@@ -471,7 +478,92 @@ def test_10_1_a_snapshot_in_the_middle_has_the_layout():
     assert digest(again) == digest(log.state)
 
 
-def test_10_7_what_is_lost_is_accepted_again():
+# --- 10.4: settings and directives ---
+
+
+def home_log():
+    """Return partition 0 with settings, plans and directives, and a fence to two."""
+    log = Log(level=2)
+    for group in (MOVES, REMAINS):
+        log.append(settings(group=group, policy="planner"))
+        log.append(planned(0, group=group))
+        log.append(direct(group=group))
+    log.append(direct(group="marshal", host="h1"))
+    assert log.outcome_of(layout_fence(2)) == "layout_fenced"
+    return log
+
+
+def test_10_4_settings_and_directives_move_to_the_new_home():
+    log, target = home_log(), target_log()
+    found, directives = group_items(log.state, 1)
+    assert [each.group_id for each in found] == [MOVES]
+    assert [each.group_id for each in directives] == [MOVES, "marshal"]
+    assert target.outcome_of(settings(2, group=MOVES)) == "importing"
+    assert target.outcome_of(planned(0, group=MOVES)) == "importing"
+    assert target.outcome_of(direct(group=MOVES)) == "importing"
+    assert target.outcome_of(direct(group="marshal")) == "importing"
+    record = layout_groups(*found, *directives)
+    effects = [each.effect for each in target.append(record)]
+    assert effects == ["group_imported"] * 3
+    assert [each.reason for each in target.append(record)] == ["known"] * 3
+    source, state = log.state, target.state
+    assert state.settings_of(MOVES) == source.settings_of(MOVES)
+    for group in (MOVES, "marshal"):
+        assert state.groups[group].directives == source.groups[group].directives
+    assert target.state.layout.sources == ((0, 0, None),)
+    assert from_bytes(to_bytes(state)) == state
+    target.append(layout_done(0))
+    assert target.outcome_of(settings(2, group=MOVES)) == "group_configured"
+    assert target.outcome_of(planned(0, group=MOVES)) == "planned"
+    assert target.outcome_of(direct(group=MOVES, until=0, seq=1)) == "directive_ended"
+
+
+def test_10_4_what_is_refused_of_groups():
+    item, target = imported_settings(MOVES), target_log()
+    assert target.outcome_of(layout_groups(item, op=OTHER)) == "layout"
+    assert target.outcome_of(layout_groups(item, source=1)) == "wrong_partition"
+    for wrong in (imported_settings(REMAINS), imported_directive(REMAINS)):
+        assert target.outcome_of(layout_groups(item, wrong)) == "wrong_partition"
+    assert MOVES not in target.state.groups
+    target.append(layout_done(0))
+    assert target.outcome_of(layout_groups(item)) == "done"
+    assert shrunk(1).outcome_of(layout_groups(item)) == "retired"
+    # All partitions in use have the directives of all groups.
+    fewer = shrunk(0)
+    for_all = layout_groups(imported_directive("marshal"), source=1)
+    homes = {home_partition("marshal", partition_count=n) for n in (1, 2)}
+    expected = "group_imported" if homes == {0, 1} else "wrong_partition"
+    assert fewer.outcome_of(for_all) == expected
+
+
+def test_10_4_directives_within_the_limits():
+    target = target_log(operations=1)
+    one, other = imported_directive(MOVES), imported_directive(MOVES, op=OTHER)
+    found = target.append(layout_groups(one, other))
+    assert [each.effect or each.reason for each in found] == [
+        "group_imported",
+        "limits",
+    ]
+    target.append(b"", at=START_MS + 9 * H)
+    assert target.state.groups[MOVES].directives == ()
+    assert target.one(layout_groups(one)).reason == "known"
+
+
+def test_10_6_an_earlier_home_keeps_nothing_of_a_group_that_left():
+    log = home_log()
+    assert log.outcome_of(settings(2, group=MOVES)) == "wrong_partition"
+    assert log.outcome_of(settings(2, group=REMAINS)) == "group_configured"
+    log.append(layout_final())
+    assert MOVES not in log.state.groups
+    assert MOVES not in log.state.soft.plans
+    left = log.state.groups[REMAINS]
+    assert (left.settings.generation, len(left.directives)) == (2, 1)
+    assert left.planned is not None
+    assert len(log.state.groups["marshal"].directives) == 1
+    assert from_bytes(to_bytes(log.state)) == log.state
+
+
+def test_10_8_what_is_lost_is_accepted_again():
     """A target that lost its fence, and a source that did."""
     log = target_log()
     log.append(layout_import(imported(KEY, 5, 7)))
@@ -493,7 +585,7 @@ def test_10_7_what_is_lost_is_accepted_again():
     assert log.outcome_of(beat(log.key().epoch, 3)) == "position_only"
 
 
-def test_10_7_partition_0_ends_an_open_change_before_the_next_fence():
+def test_10_8_partition_0_ends_an_open_change_before_the_next_fence():
     log, *_ = source_log()
     assert log.outcome_of(layout_fence(4, 2, generation=3, era=3)) == "busy"
     assert log.outcome_of(layout_final()) == "layout_final"

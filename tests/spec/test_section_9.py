@@ -1,4 +1,6 @@
-"""PROTOCOL 9.1, 9.2, 9.4 and 9.7: settings, plans, offers, and who is drained."""
+"""PROTOCOL 9.1, 9.2, 9.4, 9.7 and 9.9: settings, plans, offers, drains, standbys."""
+
+from hashlib import blake2b
 
 from logkit import (
     START_MS,
@@ -17,6 +19,8 @@ from logkit import (
 )
 
 from kafka_marshal.protocol.hashing import home_partition
+from kafka_marshal.protocol.standbys import Candidate, standbys_of
+from kafka_marshal.protocol.types import Key
 
 HOUR_MS = 3_600_000
 
@@ -231,3 +235,24 @@ def test_9_7_no_claim_is_refused_for_it():
     log.append(direct("c1"))
     log.append(direct(host="m1", group="marshal", op=ident("b")))
     assert log.outcome_of(claim("c1")) == "claimed"
+
+
+def test_9_9_order_of_the_standbys():
+    members = {"a": "h1", "b": "h1", "c": "h2", "d": "h0", "e": "h3"}
+
+    def digest(name):
+        text = b"\0".join([b"g", b"t", b"7", name.encode()])
+        return blake2b(text, digest_size=8).digest()
+
+    by_digest = sorted(members, key=digest)
+    first = next(name for name in by_digest if name in "ab")
+    expected = [name for name in by_digest if name in {first, "c", "e"}]
+    expected += [name for name in by_digest if name in {"a", "b"} - {first}]
+    expected += ["d"]
+    found = standbys_of(
+        Key("g", "t", 7),
+        owner="o",
+        host="h0",
+        candidates=[Candidate(name, host, 9) for name, host in members.items()],
+    )
+    assert list(found) == expected

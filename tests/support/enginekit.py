@@ -80,6 +80,7 @@ def spec(
     on_lost=None,
     on_topics=None,
     on_warm=None,
+    on_standby=None,
     max_handling_ms=0,
     release_behind=False,
     **rest,
@@ -90,7 +91,11 @@ def spec(
     are about something else, and poll irregularly.
     """
     callbacks = Callbacks(
-        on_claimed=on_claimed, on_lost=on_lost, on_topics=on_topics, on_warm=on_warm
+        on_claimed=on_claimed,
+        on_lost=on_lost,
+        on_topics=on_topics,
+        on_warm=on_warm,
+        on_standby=on_standby,
     )
     config = ConsumerConfig(
         topics=() if "pattern" in rest else topics or ("t",),

@@ -78,6 +78,7 @@ class FakeService:
         fault: Raised by the next calls, if set.
         hold: Event that calls wait for, if set.
         instances: Registered processes.
+        is_slow: Whether no beat can be recorded at once.
     """
 
     def __init__(self) -> None:
@@ -88,6 +89,7 @@ class FakeService:
         self.instances: dict[tuple[str, str], str] = {}
         self.gone: set[tuple[str, str]] = set()
         self.is_drained = self.is_handed_off = True
+        self.is_slow = False
 
     def restore(self, *, timeout_ms) -> int:
         self._record("restore", timeout_ms)
@@ -170,6 +172,13 @@ class FakeService:
         )
         return api.HeartbeatResponse(deadlines=(deadline,), now_ms=6)
 
+    def beat_at_once(self, who, beat) -> api.HeartbeatResponse | None:
+        if self.is_slow:
+            return None
+        self._record("beat_at_once", who, beat)
+        self._known(who)
+        return self.beat(who, beat)
+
     def release(self, who, request) -> None:
         self._record("release", who, request)
         self._known(who)
@@ -208,6 +217,10 @@ class FakeService:
         self._record("world", timeout_ms)
         return WORLD
 
+    def claims(self, group_id, topic, *, partition=None, timeout_ms) -> dict:
+        self._record("claims", group_id, topic, partition, timeout_ms)
+        return WORLD
+
     def groups_world(self, *, timeout_ms) -> tuple[dict, list[dict]]:
         return self.world(timeout_ms=timeout_ms), PAUSES
 
@@ -230,9 +243,12 @@ class FakeService:
             "input_digest": None,
             "open_count": 0,
             "uncovered_count": 0,
+            "lag": None,
+            "lag_unknown_count": 0,
             "members": [],
             "keys": [],
             "handoffs": [],
+            "standbys": [],
             "uncovered": [],
         }
 

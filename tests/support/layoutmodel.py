@@ -4,9 +4,9 @@ The fold is the product's ``apply``, and so is the judgement of what is final; w
 writers of claims, heartbeats, requests and of the changes may send is modelled. Anybody
 fences, imports and ends. A lease that is never used again is a crash.
 
-A log may go back once, to any record (PROTOCOL 7.5, 10.7). All owners there have read
+A log may go back once, to any record (PROTOCOL 7.5, 10.8). All owners there have read
 that, and so has the owner in a source that lost its fence, once the target knows the
-key: 10.7 excuses others. What was granted by records that are lost, or in such a
+key: 10.8 excuses others. What was granted by records that are lost, or in such a
 source, may be granted again.
 
 Records land at once, and yet the worlds have every way in which any number of them can

@@ -3,7 +3,9 @@
 import msgspec
 
 from kafka_marshal.protocol import (
+    fold_groups,
     fold_layouts,
+    fold_plans,
     fold_positions,
     judging,
     layout,
@@ -213,6 +215,30 @@ def move_the_home_at_once(patch):
         return home_partition(group_id, partition_count=count) == state.partition
 
     patch.setattr(fold_positions, "_is_home", is_home)
+
+
+def obey_second_settings(patch):
+    """Each import puts the settings that it carries in force."""
+    plain = fold_layouts._import_settings
+
+    def import_settings(step, item):
+        group = step.state.groups.get(item.group_id)
+        if group is not None:
+            group.settings = None
+        return plain(step, item)
+
+    patch.setattr(fold_layouts, "_import_settings", import_settings)
+
+
+def configure_before_done(patch):
+    """A new home takes settings, Plans and directives that an import may overtake."""
+    for module in (fold_groups, fold_plans, layout):
+        patch.setattr(module, "is_importing_group", lambda state, group_id: False)
+
+
+def keep_settings_at_an_earlier_home(patch):
+    """A Final leaves the settings of groups whose home has moved away."""
+    patch.setattr(fold_layouts, "is_home_moving", lambda state, group_id: False)
 
 
 def _replace(patch, record, fold):

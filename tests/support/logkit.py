@@ -10,6 +10,7 @@ from hashlib import sha256
 from msgspec import UNSET
 
 from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.items import Lock
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import (
@@ -28,11 +29,14 @@ from kafka_marshal.protocol.records import (
     HandoffOffer,
     HandoffReady,
     Heartbeat,
+    ImportedDirective,
     ImportedKey,
     ImportedPrevious,
+    ImportedSettings,
     LayoutDone,
     LayoutFence,
     LayoutFinal,
+    LayoutGroups,
     LayoutImport,
     Limits,
     Member,
@@ -50,6 +54,7 @@ from kafka_marshal.protocol.records import (
     StagedTopic,
     StagePosition,
 )
+from kafka_marshal.protocol.settings import Settings
 from kafka_marshal.protocol.state import KeyState, Transition, Transitions, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry
 
@@ -440,6 +445,39 @@ def layout_import(*items, source=0, op=OP):
     )
 
 
+def imported_settings(group="g", generation=1, **values):
+    given = dict.fromkeys(Settings._fields[1:]) | values
+    return ImportedSettings(group_id=group, generation=generation, **given)
+
+
+def imported_directive(group="g", *, op=OP, until=START_MS + 9 * H, **named):
+    """Return a directive as it is imported; it drains host h1 unless it is named."""
+    given = {"client": None, "host": None if "client" in named else "h1"} | named
+    return ImportedDirective(
+        group_id=group,
+        op_id=op,
+        client_id="admin",
+        incarnation=ident("admin"),
+        seq=0,
+        until_ms=until,
+        action="drain",
+        **given,
+    )
+
+
+def layout_groups(*items, source=0, op=OP):
+    """Return a record that imports settings and directives."""
+    settings = tuple(each for each in items if isinstance(each, ImportedSettings))
+    directives = tuple(each for each in items if isinstance(each, ImportedDirective))
+    return LayoutGroups(
+        **_operation(op),
+        source=source,
+        source_offset=9,
+        settings=settings,
+        directives=directives,
+    )
+
+
 def layout_done(key_count=1, *, source=0, op=OP):
     return LayoutDone(
         **_operation(op),
@@ -604,6 +642,12 @@ class Log:
 STAYS = Key("g", "t", 1)
 """A key that a second partition leaves where it is; KEY moves to that one."""
 
+MOVES, REMAINS = (
+    next(f"g{n}" for n in range(99) if home_partition(f"g{n}", partition_count=2) == t)
+    for t in (1, 0)
+)
+"""Groups: a second partition becomes the home of the first, and not of the other."""
+
 
 def source_log(**settings) -> tuple[Log, int, int]:
     """Return partition 0 with a fence to two, and the epochs of KEY and STAYS."""
@@ -687,6 +731,10 @@ def all_records() -> list[Record]:
         layout_final(),
         direct(),
         settings(policy="fair", debounce_ms=0, handoff_ms=9, reason="slow"),
+        layout_groups(
+            imported_settings(policy="fair", debounce_ms=0, handoff_ms=9),
+            imported_directive(),
+        ),
         member(plan_generation=3),
         planned(0, ("c2", 0, (1, 2))),
         begin(),

@@ -4,6 +4,8 @@ from enginekit import H, spec, world
 
 from kafka_marshal.consumer import Consumer
 from kafka_marshal.engine import Subscription
+from kafka_marshal.engine.standbys import StandbyThread
+from kafka_marshal.engine.warm_fetches import new_fetcher
 from kafka_marshal.policies import find_policy
 from kafka_marshal.ports import TopicInfo
 from kafka_marshal.protocol.claiming import Claimant
@@ -67,6 +69,8 @@ class RemoteRig:
         self.clock = self.cluster.clock.view()
         self.observer = Recorder()
         self.warming = InlineBackground(is_held=True)
+        self.warm_fetches = InlineBackground()
+        self.standing_by = InlineBackground(is_held=True)
         ports = RemotePorts(
             data=self.cluster.kafka.data_log(),
             clock=self.clock,
@@ -127,7 +131,18 @@ class RemoteRig:
             config=wants.config,
             on_warm=wants.callbacks.on_warm,
             warming=self.warming,
+            warm_fetcher=new_fetcher(
+                wants.config,
+                data=self.context.ports.data,
+                background=self.warm_fetches,
+                observe=self.context.observe,
+            ),
         )
+        on_standby = wants.callbacks.on_standby
+        if on_standby is not None:
+            subscription.standby = StandbyThread(
+                on_standby, self.standing_by, count=wants.config.standbys
+            )
         self.session.subscribe(name, subscription)
         return subscription, wants
 
@@ -162,9 +177,13 @@ class RemoteRig:
         }
         return api.Assignment(**(told | rest))
 
-    def snapshot(self, *assigned, releasing=(), paused=NOT_PAUSED):
+    def snapshot(self, *assigned, releasing=(), paused=NOT_PAUSED, standbys=()):
         return api.Snapshot(
-            assigned=assigned, releasing=releasing, paused=paused, subscriptions=("s",)
+            assigned=assigned,
+            releasing=releasing,
+            paused=paused,
+            subscriptions=("s",),
+            standbys=standbys,
         )
 
     def beaten(self, *, soft_ms=H, hard_ms=2 * H, epoch=5, partitions=(0,), takers=()):

@@ -35,7 +35,7 @@ class FakeScan:
         ]
         self._first, self._last = first, last
 
-    def restore(self, *, since=None):
+    def restore(self, *, first=None, since=None):
         """Return that every partition begins at its start: there are no checkpoints."""
         return {t: Restored(WorldState(t), None, 0) for t in self.starts}
 

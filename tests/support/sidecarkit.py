@@ -151,6 +151,7 @@ class Local:
         self.failure = None
         self.is_paused = False
         self.warm = {}
+        self.standbys = {}
         self.register()
 
     @property
@@ -206,6 +207,10 @@ class Local:
                 self.assigned(body)
             case api.Warm():
                 self.warm[self.key(body)] = body
+            case api.Standby():
+                self.standbys[self.key(body)] = body
+                if body.owner is None:
+                    del self.standbys[self.key(body)]
             case api.Releasing():
                 key = self.key(body)
                 if self.held.get(key, (None,))[0] == body.epoch:
@@ -233,6 +238,9 @@ class Local:
         self.is_paused = body.paused.is_paused
         for each in body.warming:
             self.apply(each)
+        self.standbys.clear()
+        for each in body.standbys:
+            self.apply(each)
 
     def assigned(self, event):
         key = self.key(event)
@@ -241,6 +249,7 @@ class Local:
             return
         self.held[key] = (event.epoch, event.hard_until_ms)
         self.warm.pop(key, None)
+        self.standbys.pop(key, None)
         self.tokens[key] = event.token
         self.secrets[key] = event.secret
         if event.epoch != epoch:

@@ -212,7 +212,7 @@ def lazily(records, *, made):
         key=attrgetter("key"),
         value=attrgetter("value"),
     )
-    return Records(list(records), token=OLD, kind=kind)
+    return Records.of_sources(list(records), token=OLD, kind=kind)
 
 
 @pytest.mark.parametrize("offsets", [[5, 6, 7], [5, 7, 9]])

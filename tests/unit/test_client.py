@@ -141,6 +141,7 @@ def test_a_bad_name_is_found_before_any_io(cluster, tmp_path, setting, name):
         ({"policy": "lazy"}, "policy"),
         ({"claims_max": -1}, "claims_max"),
         ({"on_topics": print}, "on_topics"),
+        ({"standbys": 1}, "standbys"),
     ],
 )
 def test_an_impossible_consumer_is_refused(cluster, tmp_path, options, setting):
@@ -322,7 +323,7 @@ def test_labels_are_announced(cluster, tmp_path):
         consuming(one, cluster)
         members = fold(cluster).soft.members.values()
         assert [each.record.labels for each in members] == [
-            {"rack": "r1", "target": "3"}
+            {"rack": "r1", "target": "3", "layout": "1"}
         ]
 
 

@@ -110,3 +110,16 @@ def test_whole_topics_are_reported_only_where_the_policy_counts_them():
     with pytest.raises(ConfigurationError) as caught:
         callbacks.require_fit(counts_topics=False)
     assert caught.value.setting == "on_topics"
+
+
+def test_standbys_and_their_callback_need_each_other():
+    callbacks = Callbacks(on_standby=print)
+    callbacks.require_fit(counts_topics=False, standbys=1)
+    for each, count, counts_topics in (
+        (callbacks, 0, False),
+        (Callbacks(), 1, False),
+        (callbacks, 1, True),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            each.require_fit(counts_topics=counts_topics, standbys=count)
+        assert caught.value.setting == "standbys"

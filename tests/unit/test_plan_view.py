@@ -1,16 +1,17 @@
 """What a Plan names, what became of it, and whether it repeats."""
 
 import pytest
-from logkit import H, Log, claim, member, planned, release, settings
+from logkit import H, Log, beat, claim, direct, member, planned, release, settings
 
 from kafka_marshal import Key, World
 from kafka_marshal.errors import ClaimRejected, LogUnreadable
-from kafka_marshal.plan_view import explain_key, verify_plan, view_plan
+from kafka_marshal.plan_view import explain_key, plan_object, verify_plan, view_plan
 from kafka_marshal.protocol.group_plan import plan
 from kafka_marshal.protocol.plans import Reading, digest_of, situation_of, slices_of
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.remote.answers import PlanNow
 
 FAR = 2**62
 COUNTS = {"t": 4}
@@ -68,6 +69,61 @@ def test_what_is_open_counts_for_members(log):
     assert rows == [("a", 2, 0, 1, "r-a"), ("b", 2, 2, 0, "r-b")]
     keys = [(each.key.partition, each.holder) for each in view.keys]
     assert keys == [(2, "a"), (3, None)]
+
+
+def test_lag_is_summed_where_position_and_end_are_known(log):
+    for number, position in ((0, 10), (1, 50)):
+        epoch = log.state.keys[named(number)].epoch
+        log.append(beat(epoch, position, key=named(number), client="a"))
+    ends = {place(0): 15, place(1): 40, place(3): 9}
+    view = view_plan(view_of(log), "g", partition_counts=COUNTS, log_ends=ends)
+    # Partition 1 is beyond its end; 2 has neither, and nobody has claimed 3.
+    assert [each.lag for each in view.members] == [(5, 1), (0, 0)]
+    assert view.lag == (5, 2)
+    facts = plan_object(view, [])
+    assert (facts["lag"], facts["lag_unknown_count"]) == (5, 2)
+    assert [row["lag"] for row in facts["members"]] == [5, 0]
+
+
+def test_a_sidecar_answers_with_the_same_fields(log):
+    fields = set(PlanNow.__struct_fields__)
+    assert fields == {"as_of", *plan_object(seen(log), [])}
+
+
+def test_without_log_ends_lag_is_unknown(log):
+    log.append(claim("m", key=Key("g", "/checkpoint", 0)))
+    view = seen(log)
+    assert [each.lag for each in view.members] == [(None, 3), (0, 0)]
+    assert view.lag == (None, 4)
+
+
+def test_targets_and_directives_of_members_are_shown(log):
+    log.append(member("b", seq=1, capacity=0, labels={"target": "2"}))
+    log.append(direct(client="a"))
+    rows = [(each.target, each.directive) for each in seen(log).members]
+    assert rows == [(None, "drain"), (2, None)]
+
+
+def test_standbys_are_shown_in_their_order(log):
+    log.append(claim("b", key=named(3)))
+    for name in "abc":
+        labels = {"standbys": "2"}
+        log.append(member(name, seq=1, capacity=0, labels=labels, host=f"h-{name}"))
+    log.append(claim("gone", key=Key("other", "t", 3)))
+    view = seen(log)
+    assert {at: len(names) for at, names in view.standbys.items()} == {
+        place(number): 2 for number in range(4)
+    }
+    assert set(view.standbys[place(0)]) == {"b", "c"}
+    assert {each.client_id: each.standbys for each in view.members} == {
+        "a": 1,
+        "b": 3,
+        "c": 4,
+    }
+    facts = plan_object(view, [])
+    assert facts["standbys"][3]["standbys"] == list(view.standbys[place(3)])
+    log.append(direct("c"))
+    assert view.standbys[place(3)] != seen(log).standbys[place(3)] == ("a",)
 
 
 def test_entries_are_done_or_void_after_a_claim(log):

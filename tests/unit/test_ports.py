@@ -5,7 +5,15 @@ import pickle
 
 import pytest
 
-from kafka_marshal.ports import PlainRecord, Record
+from kafka_marshal.ports import (
+    PlainRecord,
+    Record,
+    Records,
+    SourceKind,
+    index_from,
+    joined_records,
+)
+from kafka_marshal.protocol.types import Token
 
 
 class Other(Record):
@@ -54,3 +62,46 @@ def test_it_does_not_change():
         PLAIN.offset = 5
     with pytest.raises(AttributeError):
         PLAIN.note = "x"  # type: ignore[attr-defined]
+
+
+TOKEN = Token(1, 2, 3)
+KIND = SourceKind(
+    make=lambda sources, token: (
+        PlainRecord("t", 0, each, 0, 0, None, b"v", token=token) for each in sources
+    ),
+    offset=int,
+    timestamp_ms=int,
+    key=bytes,
+    value=bytes,
+)
+
+
+def lazy(*offsets):
+    return Records.of_sources(list(offsets), token=None, kind=KIND)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [lazy(1, 2), lazy(5)],
+        [list(lazy(1, 2)), list(lazy(5))],
+        [lazy(1, 2), list(lazy(5))],
+    ],
+)
+def test_records_are_joined_under_another_token(parts):
+    found = joined_records(parts, TOKEN)
+    assert [(each.offset, each.token) for each in found] == [
+        (1, TOKEN),
+        (2, TOKEN),
+        (5, TOKEN),
+    ]
+    assert found.offset_at(2) == 5
+    assert found[1].offset == 2
+    assert found[1:][0].token == TOKEN
+    assert all(each.token is None for part in parts for each in part)
+
+
+@pytest.mark.parametrize("records", [lazy(1, 2, 5), list(lazy(1, 2, 5))])
+def test_the_index_of_an_offset_is_that_of_the_next_record(records):
+    assert [index_from(records, offset) for offset in (0, 2, 3, 6)] == [0, 1, 2, 3]
+    assert index_from(records, 0, start=2) == 2

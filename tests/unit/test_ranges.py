@@ -29,7 +29,7 @@ from kafka_marshal.errors import (
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.claiming import grant_secret
 from kafka_marshal.protocol.records import ClaimingMessages
-from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.protocol.types import Token, TopicPartition
 from kafka_marshal.ranges import RangeConsumer
 
 # What the log shows, by how long it is waited for.
@@ -151,6 +151,7 @@ def test_a_partition_that_is_to_be_given_up_waits_for_what_is_in_hand():
         ranges.begin(going, tokens[going], first=5, end=6)
     assert caught.value.reason == "lease_expiring"
     ranges.commit(going, tokens[going], end=5)
+    assert node.session.leaving_count == 1  # at once, not in the next round
     assert ranges.wait_for_change(H)
     assert not ranges.leaving()
     assert len(node.held) == 1
@@ -318,3 +319,12 @@ def test_an_unknown_partition_is_no_claim(cluster):
     _, ranges, token = winning(cluster)
     with pytest.raises(ClaimLost):
         ranges.commit(TopicPartition("t", 7), token, end=1)
+
+
+def test_a_last_claim_is_compared_by_its_token():
+    """An equal epoch of another coordinating partition is another claim."""
+    claim = LastClaim("b", 3, token=Token(2, 0, 3))
+    assert claim.is_of(Token(2, 0, 3))
+    assert not claim.is_of(Token(1, 0, 3))
+    assert not claim.is_of(Token(2, 0, 4))
+    assert LastClaim("b", 3).is_of(Token(1, 0, 3)), "its token is not known"

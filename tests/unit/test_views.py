@@ -1,9 +1,25 @@
 """Views: which entries belong to one, and what is estimated for people."""
 
 import pytest
+from changekit import Change, group_at, opened
 from enginekit import KEY as OWNED
 from enginekit import fold
-from logkit import KEY, H, Log, beat, offer, pause, ready
+from logkit import (
+    KEY,
+    START_MS,
+    H,
+    Log,
+    beat,
+    config,
+    imported_settings,
+    layout_done,
+    layout_groups,
+    member,
+    offer,
+    pause,
+    ready,
+    settings,
+)
 from pastkit import past
 
 from kafka_marshal import (
@@ -269,3 +285,210 @@ def test_losses_since_a_time_begin_before_the_claims_that_were_open_then(past):
     assert Losses.open(since_ms=latest + 1).began_at == {0: past.begins[0] + 1}
     # No claim of another group was open.
     assert Losses.open(since_ms=latest + 1, group_id="x").began_at == {}
+
+
+# --- while the partition count changes (PROTOCOL 10)
+
+DIRECTIONS = [pytest.param(4, 8, id="growing"), pytest.param(8, 4, id="shrinking")]
+
+
+class Steps:
+    """A whole change; ``views`` has what a view shows after each step."""
+
+    def __init__(self, patch, before, after, **settings):
+        self.change = change = Change(before, after, **settings)
+        (self.key,), (self.stays,) = change.moving(), change.staying()
+        self.times, self.ends = [], []
+        change.claimed(self.key, self.stays)
+        self._step()
+        change.fence()
+        self._step()
+        change.released(self.key, position=7)
+        self._step()
+        change.imported(self.key)
+        self._step()
+        change.reclaimed(self.key)
+        change.done()
+        self._step()
+        change.final()
+        self._step()
+        opened(patch, change)
+
+    def _step(self):
+        """Note the moment, and let a second pass in all partitions."""
+        logs = self.change.logs
+        self.times.append(max(log.now_ms for log in logs))
+        self.ends.append([len(log.entries) for log in logs])
+        now_ms = self.times[-1] + 1_000
+        for log in logs:
+            log.now_ms = now_ms
+
+    @property
+    def places(self):
+        """The source and the target of the key that moves."""
+        pair = self.change.place(self.key), self.change.target(self.key)
+        return tuple(log.state.partition for log in pair)
+
+
+SHOWN = [("c1", None), ("c1", "draining"), (None, "final"), (None, None), ("c2", None)]
+"""Owner of the key that moves, and how far its move is, after each step."""
+
+
+@pytest.mark.parametrize(("before", "after"), DIRECTIONS)
+@pytest.mark.parametrize("has_key", [False, True])
+def test_the_past_shows_a_key_once_at_every_step_of_a_change(
+    monkeypatch, before, after, has_key
+):
+    steps = Steps(monkeypatch, before, after)
+    source, target = steps.places
+    where = [source, source, source, target, target, target]
+    for time_ms, place, (owner, move) in zip(
+        steps.times, where, [*SHOWN, SHOWN[-1]], strict=True
+    ):
+        world = World.at(time_ms=time_ms, key=steps.key if has_key else None)
+        state = world.state_of(steps.key)
+        assert world.partition_of(steps.key) == state.partition == place
+        found = state.keys[steps.key].owner
+        assert (None if found is None else found.client_id) == owner
+        assert world.moving_to(steps.key) == (None if move is None else (target, move))
+        shown = [key for key, _ in world.claims("g")]
+        assert shown.count(steps.key) == 1
+        assert world.log_start_missing == ()
+        if not has_key:
+            assert steps.stays in shown
+            world.config()
+
+
+@pytest.mark.parametrize(("before", "after"), DIRECTIONS)
+def test_the_past_of_an_offset_of_the_old_or_the_new_partition(
+    monkeypatch, before, after
+):
+    steps = Steps(monkeypatch, before, after)
+    source, target = steps.places
+    key = steps.key
+    old = World.at(offset={source: steps.ends[0][source] - 1}, key=key)
+    assert old.state_of(key).keys[key].owner.client_id == "c1"
+    assert old.partition_of(key) == source
+    new = World.at(offset={target: steps.ends[4][target] - 1}, key=key)
+    assert new.state_of(key).keys[key].owner.client_id == "c2"
+    plain = World.at(offset=steps.ends[4][target] - 1, key=key)
+    assert plain.partition_of(key) == target
+    assert plain.state_of(key).keys[key].owner.client_id == "c2"
+
+
+def test_the_past_before_the_first_config_has_nobody(monkeypatch):
+    steps = Steps(monkeypatch, 4, 8)
+    world = World.at(time_ms=1, key=steps.key)
+    assert world.partition_of(steps.key) == steps.places[0]
+    assert world.state_of(steps.key) is None
+    assert world.moving_to(steps.key) is None
+    assert world.claims() == []
+    with pytest.raises(TopicMisconfigured):
+        World([Log(configured=False).state], {}).partition_of(steps.key)
+
+
+def test_a_past_for_which_partition_0_was_read_before_its_fence(monkeypatch):
+    """Clocks of leaders differ; the key is found where it went."""
+    change = Change(4, 8)
+    (key,) = change.moving()
+    change.claimed(key)
+    change.released(key)
+    change.logs[0].now_ms += 60_000
+    change.fence()
+    change.imported(key)
+    change.done()
+    change.final()
+    opened(monkeypatch, change)
+    source, target = change.place(key).state, change.target(key).state
+    assert source.partition, "the test is about another partition than 0"
+    world = World.at(time_ms=START_MS, key=key)
+    assert [each.partition for each in world.partitions] == sorted(
+        (source.partition, target.partition)
+    )
+    assert world.partition_of(key) == target.partition
+
+
+@pytest.mark.parametrize(("before", "after"), DIRECTIONS)
+def test_a_view_of_now_is_in_order_at_every_step_of_a_change(before, after):
+    change = Change(before, after, spare=2)
+
+    def world():
+        return World(change.states, {}, cluster_id="cluster")
+
+    (key,) = change.moving()
+    change.claimed(key)
+    assert world().config().partition_count == before
+    for t in range(max(before, after)):
+        change.fence(t)
+        assert world().config().partition_count == after
+        assert world().partition_of(key) == change.place(key).state.partition
+    change.released(key)
+    change.imported()
+    assert world().partition_of(key) == change.target(key).state.partition
+    change.done()
+    for t in range(max(before, after)):
+        change.final(t)
+        assert world().config().partition_count == after
+        assert [each for each, _ in world().claims()] == [key]
+
+
+def test_partition_0_that_has_lost_its_fence_is_not_torn():
+    change = Change(2, 4)
+    change.fence()
+    behind = Log(0, k=2, level=2)
+    world = World([behind.state, *change.states[1:]], {})
+    assert world.config().partition_count == 2
+    ahead = Log(1, k=2, level=2)
+    ahead.append(config(2, era=2, k=2, level=2))
+    with pytest.raises(TopicMisconfigured, match="torn_format"):
+        World([behind.state, ahead.state], {}).config()
+
+
+def test_settings_are_those_of_the_home_that_has_them():
+    change = Change(2, 4)
+    group = group_at(1, 2, to_home=3, to_count=4)
+    change.logs[1].append(settings(group=group, policy="planner"))
+
+    def policy():
+        return World(change.states, {}).settings(group).policy
+
+    assert policy() == "planner"
+    change.fence()
+    assert policy() == "planner"
+    moved = layout_groups(imported_settings(group, policy="planner"), source=1)
+    assert change.logs[3].outcome_of(moved) == "group_imported"
+    change.logs[3].append(layout_done(0, source=1))
+    change.logs[3].append(settings(2, group=group, policy="fair"))
+    assert policy() == "fair"
+    assert World(change.states, {}).settings("nobody").generation == 0
+
+
+def test_members_are_those_of_both_homes_once():
+    change = Change(2, 4)
+    group = group_at(1, 2, to_home=3, to_count=4)
+    for name in ("c1", "c2"):
+        change.logs[1].append(member(name, group=group))
+    change.fence()
+    change.logs[1].append(b"", after=10)
+    change.logs[3].append(member("c2", group=group, seq=1))
+    change.logs[3].append(member("c3", group=group))
+    found = World(change.states, {}).members(group)
+    assert [(m.record.client_id, s.partition) for s, m in found] == [
+        ("c1", 1),
+        ("c2", 3),
+        ("c3", 3),
+    ]
+    assert World(change.states, {}).members("other") == []
+    assert len(World(change.states, {}).members()) == 3
+
+
+def test_handoffs_of_a_key_that_moves_are_shown_once():
+    change = Change(2, 4)
+    (key,) = change.moving()
+    (epoch,) = change.claimed(key)
+    change.place(key).append(offer(epoch, key=key))
+    change.fence()
+    assert len(World(change.states, {}).handoffs()) == 1
+    change.tick(3 * H)
+    change.imported(key)
+    assert World(change.states, {}).handoffs() == []

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from changekit import Change
 from keptkit import Shelf, kept
 from logkit import (
     INC,
@@ -14,6 +15,7 @@ from logkit import (
     fold,
     hashed,
     ident,
+    layout_import,
     offer,
     pause,
     ready,
@@ -29,7 +31,8 @@ from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.codec import person_to_tags
 from kafka_marshal.protocol.records import ReleasingPartition
 from kafka_marshal.protocol.types import TopicPartition
-from kafka_marshal.watch import PROBE_EVERY_MS, Changes, EarlyStates, WorldWatch
+from kafka_marshal.watch import PROBE_EVERY_MS, Changes, EarlyStates, Folded, WorldWatch
+from kafka_marshal_cli.commands.claims_watch import change_text
 
 
 @pytest.fixture
@@ -381,3 +384,57 @@ def test_a_state_behind_what_has_to_be_read_is_left_out(first, asked):
     assert (0 in found) == (asked >= 2)
     early.discard(kept(fold([])))
     assert source.discarded == [0]
+
+
+def test_a_watch_that_begins_while_a_key_moves_knows_its_owner():
+    """The source still has the owner that died; the target has the next one."""
+    change = Change(4, 2)
+    (key,) = change.moving()
+    change.claimed(key)
+    change.fence()
+    change.tick(3 * H)
+    change.imported(key)
+    change.reclaimed(key, client="c2")
+    changes, target = Changes(change.states), change.target(key)
+
+    def found(record, **where):
+        transitions = target.append(record, **where)
+        folded = Folded(target.state.partition, target.entries[-1], transitions)
+        return [
+            (each.what, each.client_id)
+            for each in changes.apply(folded, worlds=change.states)
+        ]
+
+    later = claim("c3", key=key, generation=2)
+    assert found(later, after=3 * H) == [("lost", "c2"), ("claimed", "c3")]
+    gone = release(target.key(key).epoch, client="c3", key=key)
+    assert found(gone) == [("released", "c3")]
+
+
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_a_key_that_moves_is_a_change(is_dead):
+    change = Change(2, 4)
+    (key,) = change.moving()
+    change.claimed(key)
+    change.fence()
+    changes = Changes(change.states)
+    if is_dead:
+        change.tick(3 * H)
+    else:
+        change.released(key, position=7)
+        changes = Changes(change.states)
+    target = change.target(key)
+    record = layout_import(change.items(key), source=change.place(key).state.partition)
+    transitions = target.append(record)
+    folded = Folded(target.state.partition, target.entries[-1], transitions)
+    found = changes.apply(folded, worlds=change.states)
+    what = [(each.what, each.client_id, each.position) for each in found]
+    lost = [("lost", "c1", None)] if is_dead else []
+    assert what == [*lost, ("moved", None, None if is_dead else 7)]
+    assert {each.partition for each in found} == {target.state.partition}
+    assert key.topic_partition.topic in change_text(found[-1])
+    later = claim("c2", key=key, generation=2)
+    transitions = target.append(later, after=3 * H)
+    folded = Folded(target.state.partition, target.entries[-1], transitions)
+    found = changes.apply(folded, worlds=change.states)
+    assert [each.what for each in found] == ["claimed"]

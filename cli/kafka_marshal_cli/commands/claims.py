@@ -59,7 +59,7 @@ def list_claims(
     world = call.formatted_world(at)
     rows = presenters.claim_rows(world, group_id=group, topic=topic)
     rows = call.with_lag(rows) if at is None else presenters.with_lag(rows, {})
-    columns = presenters.claim_columns(is_past=world.is_past, has_why=True)
+    columns = presenters.claim_columns(rows=rows, is_past=world.is_past, has_why=True)
     section = Section("claims", rows, columns)
     call.answer(Answer(presenters.as_of(world, at), {}, (section,)))
 
@@ -115,6 +115,7 @@ def who(
         row = presenters.claim_row(world, key, state=state)
         found |= row
         shown["why"] = presenters.why_text(row)
+        shown["moving"] = presenters.moving_text(row)
         if row["owner"] is not None:
             shown["owner"] = row["owner"]["client_id"]
             for name in ("age_ms", "age_estimate_ms"):

@@ -1,12 +1,13 @@
 """``marshal claims explain`` and ``marshal claims history``: the past of one key."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
 
 from kafka_marshal import ConfigurationError, CoordinationError, Key, KeyHistory
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
+from kafka_marshal.protocol.placement import place_under
 from kafka_marshal_cli import history_presenters, parsing
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.presenters import Row
@@ -87,10 +88,9 @@ def require_exists(call: Call, key: Key) -> None:
 
 
 def _read(call: Call, key: Key, *, at: Moment | None, since: str | None) -> KeyHistory:
-    offsets = {} if at is None or at.offsets is None else dict(at.offsets)
-    offset = None if at is None else at.offset
-    if offsets:
-        offset = next(iter(offsets.values()))
+    offset: Mapping[int, int] | int | None = None if at is None else at.offset
+    if at is not None and at.offsets is not None:
+        offset = at.offsets
     first, first_ms = _since(since)
     found = KeyHistory.open(
         call.bootstrap_servers,
@@ -104,13 +104,15 @@ def _read(call: Call, key: Key, *, at: Moment | None, since: str | None) -> KeyH
         transport=call.transport,
         timeout_ms=call.timeout_ms,
     )
-    place = found.world.partition
-    if offsets and list(offsets) != [place]:
-        raise ConfigurationError(
-            f"--at is {at.text if at else 'now'}, and the key belongs to coordinating "
-            f"partition {place}; write {place}:OFFSET, or a time",
-            setting="--at",
-        )
+    state = found.world
+    if isinstance(offset, Mapping) and state.config and key not in state.keys:
+        place = place_under(key, state.config.partition_count)
+        if place != state.partition:
+            raise ConfigurationError(
+                f"--at is {at.text if at else 'now'}, and the key belongs to "
+                f"coordinating partition {place}; write {place}:OFFSET, or a time",
+                setting="--at",
+            )
     if not found.claims_count and not found.refused_count:
         require_exists(call, key)
     return found

@@ -205,7 +205,9 @@ class TableView:
         changes = [Text(escape(line), style="dim") for line in self._last]
         is_one = self._selection.group_id is not None
         cells = presenters.claim_columns(
-            has_group=not is_one, has_handoff=any(row["offer"] for row in rows)
+            rows=rows,
+            has_group=not is_one,
+            has_handoff=any(row["offer"] for row in rows),
         )
         table = grid(Section("claims", rows, cells)) if rows else Text("no claims")
         return Group(Text(head), table, *changes)
@@ -353,9 +355,9 @@ def watch(
     The table looks up log ends every 5 s. Lines begin with the held claims (`-o jsonl`:
     kind `claims`), then follow the changes (kind `change`): claimed, resumed, released,
     lost (taken over from an owner that did not release), offered to a successor, ready,
-    withdrawn, paused, renewed (a pause, by another), unpaused, with offset and time of
-    the entry. The command waits for brokers that do not answer. Ctrl-C ends it with
-    130, SIGTERM with 0.
+    withdrawn, paused, renewed (a pause, by another), unpaused, moved (to another
+    coordinating partition), with offset and time of the entry. The command waits for
+    brokers that do not answer. Ctrl-C ends it with 130, SIGTERM with 0.
     """
     idle_ms = None if timeout is None else parsing.duration_ms("--timeout", timeout)
     open_ms = parsing.duration_ms("--open-timeout", open_timeout)

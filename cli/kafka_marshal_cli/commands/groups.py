@@ -128,7 +128,9 @@ def describe(call: Call, group: Group, *, at: Moment | None) -> None:
             reason="unknown_group",
         )
     claims = call.with_lag(claims) if at is None else presenters.with_lag(claims, {})
-    columns = presenters.claim_columns(is_past=world.is_past, has_group=False)
+    columns = presenters.claim_columns(
+        rows=claims, is_past=world.is_past, has_group=False
+    )
     uncovered = _uncovered(call, world, group)
     directives = world.directives(group)
     columns_of_members = presenters.client_columns(members, has_group=False)

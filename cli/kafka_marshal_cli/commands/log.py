@@ -11,6 +11,9 @@ import typer
 
 from kafka_marshal import ConfigurationError
 from kafka_marshal.past import Since
+from kafka_marshal.protocol.codec import header_of
+from kafka_marshal.protocol.import_check import ImportCheck
+from kafka_marshal.protocol.records import LayoutFence, LayoutFinal
 from kafka_marshal.protocol.text import entry_to_object, world_to_object
 from kafka_marshal.views import LogScan, unknown_text
 from kafka_marshal_cli import parsing, presenters
@@ -22,6 +25,9 @@ from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import Answer, Section, to_json
 from kafka_marshal_cli.shared import AT, Call, command, emit, notify, wall_ms
 from kafka_marshal_cli.verify import KeptLike, Verifier
+
+# Records that may drop keys which moved away.
+_LAYOUT_ENDS = (header_of(LayoutFence), header_of(LayoutFinal))
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -329,11 +335,28 @@ def _verified(
         verifiers[number] = Verifier(
             begun=restored.world, split=split, chunk_max=chunk, kept=kept.get(number)
         )
+    imports = ImportCheck()
     for number, entry in scan:
         if number in verifiers:
-            verifiers[number].fold(entry)
+            if entry.value is not None and entry.value.startswith(_LAYOUT_ENDS):
+                imports.keep(verifiers[number].state)
+            transitions = verifiers[number].fold(entry)
+            imports.take(verifiers[number].state, transitions)
+            if imports.is_waiting:
+                _compare(imports, verifiers)
     rows = unknown | {number: each.finish() for number, each in verifiers.items()}
     return [rows[number] for number in sorted(rows)]
+
+
+def _compare(imports: ImportCheck, verifiers: Mapping[int, Verifier]) -> None:
+    """Report imports that differ from their sources (PROTOCOL 10.4)."""
+    worlds = {number: each.state for number, each in verifiers.items()}
+    for found in imports.compare(worlds):
+        key = "" if found.key is None else f" {found.key}"
+        verifiers[found.partition].report(
+            f"import_diverged: offset {found.offset}:{key} from coordinating partition "
+            f"{found.source}: {found.why}"
+        )
 
 
 def _unknown_row(partition: int, start: int, end: int) -> dict[str, Any]:

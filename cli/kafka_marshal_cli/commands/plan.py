@@ -1,12 +1,13 @@
 """``marshal plan``: who should hold which partition, and what would happen if."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kafka_marshal import ClaimRejected, ConfigurationError
+from kafka_marshal.clock import instant
 from kafka_marshal.plan_simulation import (
     Changes,
     NewMember,
@@ -21,11 +22,20 @@ from kafka_marshal.plan_view import (
     verify_plan,
     view_plan,
 )
+from kafka_marshal.protocol.hashing import RESERVED_TOPICS, home_partition
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.parsing import Moment
-from kafka_marshal_cli.render import Answer, Column, Row, Section, column, duration
-from kafka_marshal_cli.shared import AT, Call, command
+from kafka_marshal_cli.render import (
+    NOTHING,
+    Answer,
+    Column,
+    Row,
+    Section,
+    column,
+    duration,
+)
+from kafka_marshal_cli.shared import AT, Call, command, notify
 
 if TYPE_CHECKING:
     from kafka_marshal import World
@@ -118,6 +128,13 @@ def show_plan(
             help="Explain only the member for this partition, and why.",
         ),
     ] = None,
+    diff: Annotated[
+        int | None,
+        typer.Option(
+            metavar="GENERATION",
+            help="Show only what changed since the plan of this generation.",
+        ),
+    ] = None,
 ) -> None:
     """Show the plan of a group: a member for each partition that moves.
 
@@ -125,8 +142,24 @@ def show_plan(
     `done`: the named member has claimed the partition; or `void`: another one has. +
     and - are partitions that a member is to get and to give. HANDOFFS are partitions
     offered to members that warm up. UNCOVERED names what no member can have, and why.
+    LAG is that of the partitions that a member holds, by their positions in the log and
+    the ends of their logs; `+ N unknown` counts those of which either is unknown. With
+    --at it is left out. STANDBYS stand by for a partition, in this order; STANDBY is
+    for how many a member does.
+
+    With --diff, FROM was to have a partition by that plan, named by it or the owner,
+    and TO is to have it now. STATE is what became of an entry of that plan: `done`,
+    `open`, or `overtaken` by another claim or a later plan.
     """
+    if why is not None and diff is not None:
+        raise ConfigurationError("give either --why or --diff", setting="--diff")
     world = call.formatted_world(at, has_members=at is not None)
+    if world.is_partial:
+        raise ConfigurationError(
+            "--at names not all coordinating partitions, and a plan is about all; "
+            "write a time, or an offset of each, like 0:100,1:120",
+            setting="--at",
+        )
     _require_known(world, group)
     counts = call.partition_counts(group_topics(world, group))
     as_of = presenters.as_of(world, at)
@@ -135,13 +168,103 @@ def show_plan(
         text = explain_key(world, group, place=place, partition_counts=counts)
         call.answer(Answer(as_of, {"group_id": group, **place._asdict(), "why": text}))
         return
-    found = view_plan(world, group, partition_counts=counts)
+    if diff is not None:
+        _show_changes(call, world, group, counts=counts, since=diff, at=at)
+        return
+    ends = _log_ends(call, world, group) if at is None else {}
+    found = view_plan(world, group, partition_counts=counts, log_ends=ends)
     facts = plan_object(found, world.handoffs(group))
-    sections = tuple(
-        Section(name, facts.pop(name), columns)
-        for name, columns in PLAN_SECTIONS.items()
-    )
+    columns = {
+        "members": _member_columns(facts["members"], has_lag=at is None),
+        "keys": PLANNED_KEYS,
+        "handoffs": presenters.HANDOFF_COLUMNS,
+        "standbys": STANDBYS,
+        "uncovered": presenters.UNCOVERED_COLUMNS,
+    }
+    sections = tuple(Section(name, facts.pop(name), columns[name]) for name in columns)
     call.answer(Answer(as_of, facts, sections))
+
+
+def _show_changes(
+    call: Call,
+    world: "World",
+    group: str,
+    *,
+    counts: Mapping[str, int],
+    since: int,
+    at: Moment | None,
+) -> None:
+    """Show what changed since the plan of a generation."""
+    from kafka_marshal.plan_changes import find_plan, plan_changes
+
+    view = view_plan(world, group, partition_counts=counts)
+    home = home_partition(group, partition_count=world.config().partition_count)
+    with call.scan(at, partition=home) as scan:
+        note = find_plan(scan, group, generation=since)
+    found = plan_changes(world, view, since=note, past=_past(call))
+    states = Counter(each.state for each in found)
+    rows: list[Row] = [
+        {
+            **each.key._asdict(),
+            "source": each.source,
+            "to": each.to,
+            "holder": each.holder,
+            "state": each.state,
+        }
+        for each in found
+    ]
+    facts = {
+        "group_id": group,
+        "since_generation": note.generation,
+        "since_author": note.records[-1].client_id,
+        "since_offset": note.offset,
+        "since_ms": note.log_time_ms,
+        "generation": view.generation,
+        **{f"{state}_count": states[state] for state in ("done", "open", "overtaken")},
+    }
+    shown = {"since_ms": instant(note.log_time_ms)}
+    section = Section("changes", rows, CHANGES)
+    call.answer(Answer(presenters.as_of(world, at), facts, (section,), shown))
+
+
+def _past(call: Call) -> Callable[[Mapping[int, int]], "World"]:
+    """Return a function that returns the world as of an offset of each partition."""
+
+    def past(offsets: Mapping[int, int]) -> "World":
+        text = ",".join(f"{t}:{offset}" for t, offset in sorted(offsets.items()))
+        return call.world(Moment(text=text, offsets=offsets), has_members=True)
+
+    return past
+
+
+def _log_ends(call: Call, world: "World", group: str) -> dict[TopicPartition, int]:
+    places = {key.topic_partition for key, _ in world.claims(group)}
+    wanted = {place for place in places if place.topic not in RESERVED_TOPICS}
+    return call.log_ends(wanted) if wanted else {}
+
+
+def _lag(row: Row) -> str:
+    """Return the lag of a member's partitions, with the number of unknown ones."""
+    known, unknown = row["lag"], row["lag_unknown_count"]
+    if known is None:
+        return NOTHING
+    return f"{known} + {unknown} unknown" if unknown else str(known)
+
+
+def _member_columns(rows: Sequence[Row], *, has_lag: bool) -> tuple[Column, ...]:
+    """Return the columns of members; some only where there is anything to show."""
+    optional = {
+        "TARGET": "target",
+        "DIRECTIVE": "directive",
+        "STANDBY": "standbys_count",
+    }
+    found = [
+        each
+        for each in PLANNED_MEMBERS
+        if each.header not in optional
+        or any(row[optional[each.header]] for row in rows)
+    ]
+    return (*found, LAG) if has_lag else tuple(found)
 
 
 @app.command("verify", epilog="Example: marshal plan verify billing")
@@ -154,12 +277,7 @@ def verify_plan_(call: Call, *, group: Group) -> None:
     """
     world = call.formatted_world()
     _require_known(world, group)
-
-    def past(offsets: Mapping[int, int]) -> "World":
-        text = ",".join(f"{t}:{offset}" for t, offset in sorted(offsets.items()))
-        return call.world(Moment(text=text, offsets=offsets), has_members=True)
-
-    found = verify_plan(world, group, past=past)
+    found = verify_plan(world, group, past=_past(call))
     facts = {
         "group_id": group,
         "generation": found.generation,
@@ -179,6 +297,61 @@ def verify_plan_(call: Call, *, group: Group) -> None:
             f"list --group {group}",
             reason=DIVERGED,
         )
+
+
+@app.command("rebalance", epilog="Example: marshal plan rebalance billing --spread")
+@command(writes=True)
+def rebalance(
+    call: Call,
+    *,
+    group: Group,
+    spread: Annotated[
+        bool,
+        typer.Option(
+            "--spread",
+            help="Spread the partitions of each topic over racks, then hosts.",
+        ),
+    ] = False,
+    execute: Annotated[
+        bool,
+        typer.Option("--execute/--dry-run", help="Write the plan, or only show it."),
+    ] = False,
+) -> None:
+    """Move partitions so that racks and hosts have equal parts of each topic.
+
+    Planners choose among equals by this, and move nothing for it. Counts of members
+    stay equal, and as few partitions move as that takes. The group must have policy
+    `planner`: the moves are written as its next plan, which its members follow, warm
+    where they warm up, and its planners leave as it is. Members name their rack with
+    `--labels rack=r1`.
+    """
+    if not spread:
+        raise ConfigurationError(
+            "say what to improve: --spread; counts of members need no command, as "
+            "planners keep them equal",
+            setting="--spread",
+        )
+    with call.admin() as admin:
+        found = admin.spread_group(group, execute=execute)
+    facts = {
+        "group_id": group,
+        "follows": found.follows,
+        "moves_count": len(found.moves),
+        "uncovered_count": len(found.uncovered),
+        "is_executed": found.is_written,
+    }
+    moves: list[Row] = [
+        {**move.key._asdict(), "source": move.source, "to": move.to}
+        for move in found.moves
+    ]
+    section = Section("moves", moves, (*PLACE, *FROM_TO))
+    call.answer(Answer(presenters.as_of(call.world()), facts, (section,)))
+    if not found.moves:
+        notify("nothing was written; no move would improve the spread")
+    elif not found.is_missing:
+        notify("nothing was written; the plan in force names these moves already")
+    elif not execute:
+        notify("nothing was written; --execute writes it")
 
 
 def _require_known(world: "World", group: str) -> None:
@@ -276,6 +449,7 @@ PLACE = (
     column("TOPIC", "topic"),
     Column("PARTITION", lambda row: str(row["partition"]), is_number=True),
 )
+FROM_TO = (column("FROM", "source"), column("TO", "to"))
 MEMBERS = (
     column("CLIENT", "client_id"),
     column("HOST", "host"),
@@ -284,8 +458,7 @@ MEMBERS = (
 )
 MOVES = (
     *PLACE,
-    column("FROM", "source"),
-    column("TO", "to"),
+    *FROM_TO,
     Column("WAVE", lambda row: str(row["wave"]), is_number=True),
     Column("GAP", lambda row: _gap(row["gap_ms"]), is_number=True),
 )
@@ -295,23 +468,28 @@ PLANNED_MEMBERS = (
     column("HOST", "host"),
     column("RACK", "rack"),
     column("LIMIT", "limit"),
+    column("TARGET", "target"),
+    column("DIRECTIVE", "directive"),
     column("HELD", "held_count"),
     column("PLANNED", "planned_count"),
     column("+", "gains_count"),
     column("-", "losses_count"),
+    column("STANDBY", "standbys_count"),
 )
+STANDBYS = (*PLACE, column("STANDBYS", "standbys"))
+LAG = Column("LAG", _lag, is_number=True)
 PLANNED_KEYS = (
     *PLACE,
     column("HOLDER", "holder"),
     column("PLANNED", "planned"),
     column("STATE", "state"),
 )
-PLAN_SECTIONS = {
-    "members": PLANNED_MEMBERS,
-    "keys": PLANNED_KEYS,
-    "handoffs": presenters.HANDOFF_COLUMNS,
-    "uncovered": presenters.UNCOVERED_COLUMNS,
-}
+CHANGES = (
+    *PLACE,
+    *FROM_TO,
+    column("HOLDER", "holder"),
+    column("STATE", "state"),
+)
 DIFFERENCES = (*PLACE, column("PLANNED", "planned"), column("COMPUTED", "computed"))
 
 

@@ -1,4 +1,4 @@
-"""``marshal topic``: format, alter, upgrade and check the coordination topic."""
+"""``marshal topic``: format, check and change the coordination topic."""
 
 import secrets
 from typing import Annotated, Any
@@ -14,9 +14,17 @@ from kafka_marshal.admin import (
     TopicReport,
 )
 from kafka_marshal.protocol.layout import is_final, moving_keys
+from kafka_marshal.protocol.layout_steps import (
+    Progress,
+    next_steps,
+    progress_of,
+    read,
+)
+from kafka_marshal.protocol.placement import by_partition, leading
 from kafka_marshal.protocol.records import LIMIT_DEFAULTS, Config
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.text import record_to_object
+from kafka_marshal.resize_plan import ResizePlan, wait_text
 from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.parsing import Moment
@@ -38,7 +46,7 @@ def format_topic(
         int | None,
         typer.Option(
             metavar="K",
-            help="Number of coordinating partitions; cannot be changed later. "
+            help="Number of coordinating partitions; marshal topic resize changes it. "
             f"By default {PARTITIONS_DEFAULT}.",
         ),
     ] = None,
@@ -221,6 +229,87 @@ def alter(
         notify("nothing was written; --execute writes it")
 
 
+@app.command("resize", epilog="Example: marshal topic resize --partitions 16 --execute")
+@command(writes=True)
+def resize(
+    call: Call,
+    *,
+    partitions: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="The new number of coordinating partitions: a multiple of the present "
+            "one, or the other way round.",
+        ),
+    ],
+    execute: Annotated[
+        bool,
+        typer.Option("--execute/--dry-run", help="Make the change, or only show it."),
+    ] = False,
+    ignore_members: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-members",
+            help="Also if live members do not follow; they claim nothing any more.",
+        ),
+    ] = False,
+) -> None:
+    """Change the number of coordinating partitions while members run.
+
+    Keys that move are released by their owners and claimed again in their new
+    partition; all others notice nothing. If interrupted, run it again with the same
+    number, from anywhere. By default --timeout is long enough for the keys of owners
+    that have died. Without --execute nothing is written.
+    """
+    with call.admin() as admin:
+        plan = admin.resize_topic(
+            partitions,
+            execute=execute,
+            ignore_members=ignore_members,
+            timeout_ms=call.timeout_ms if call.is_timeout_given else None,
+            on_progress=show_progress,
+        )
+    found = resize_facts(call, plan) | {"is_executed": execute}
+    section = Section("moves", found.pop("moves"), presenters.MOVE_COLUMNS)
+    texts = {"obstacles": "; ".join(found["obstacles"].values()) or "none"}
+    call.answer(Answer(presenters.as_of(call.world()), found, (section,), texts))
+    if not plan.is_needed:
+        notify(f"the topic has {partitions} coordinating partitions already")
+    elif not execute:
+        for each in plan.obstacles:
+            notify(f"marshal: {each.text}")
+        notify("nothing was written; --execute writes it")
+
+
+def resize_facts(call: Call, plan: ResizePlan) -> presenters.Row:
+    """Return what a change of the number of coordinating partitions does."""
+    change = plan.change
+    return {
+        "topic": call.coordination_topic,
+        "from_count": plan.from_count,
+        "to_count": plan.to_count,
+        "continues": None if change is None else change.op_id.hex(),
+        "added_count": plan.added_count,
+        "moving_count": plan.moving_count,
+        "held_count": sum(each.held_count for each in plan.moves),
+        "dead_owner_ms": plan.dead_owner_ms,
+        "members_left_behind": ["/".join(name) for name in plan.lagging],
+        "obstacles": {each.reason: each.text for each in plan.obstacles},
+        "moves": [attrs.asdict(each) for each in plan.moves],
+    }
+
+
+def show_progress(progress: Progress) -> None:
+    """Show how far a change is, on stderr."""
+    notify(
+        f"fences {progress.fenced_count}/{progress.partition_count}, "
+        f"moving {progress.moving_count}, drained {progress.final_count}, "
+        f"imported {progress.imported_count}, "
+        f"done {progress.done_count}/{progress.pair_count}, "
+        f"ended {progress.ended_count}/{progress.partition_count}"
+    )
+
+
 @app.command("info", epilog="Example: marshal topic info -b broker-1:9092 -o json")
 @command(option_groups=AT)
 def info(call: Call, *, at: Moment | None) -> None:
@@ -260,7 +349,8 @@ def _past_answer(call: Call, at: Moment) -> Answer:
     """Return the Config and the state of a moment."""
     world = call.world(at)
     world.require_known()
-    config = next((state.config for state in world.partitions), None)
+    first = leading(by_partition(world.partitions))
+    config = None if first is None else first.config
     found: presenters.Row = {
         "topic": call.coordination_topic,
         "cluster_id": world.cluster_id,
@@ -327,6 +417,7 @@ def topic_answer(
         "replication": report.topic.replication,
         "settings": dict(sorted(report.topic.configs.items())),
         "problems": list(problems),
+        "change": change_facts(world),
     }
     shown = {"problems": "; ".join(problems) or "none", **_shown_config(found, config)}
     return Answer(presenters.as_of(world), found, _sections(world), shown)
@@ -341,6 +432,31 @@ def _sections(world: World) -> tuple[Section, ...]:
     if not rows:
         return (partitions,)
     return (partitions, Section("layout", rows, presenters.LAYOUT_COLUMNS))
+
+
+def change_facts(world: World) -> presenters.Row | None:
+    """Return how far the open change of the count is, None without one."""
+    reading = read(
+        {state.partition: state for state in world.partitions},
+        unread=world.log_start_missing,
+        elapsed_ms={
+            state.partition: world.elapsed_ms(state.partition)
+            for state in world.partitions
+        },
+    )
+    if reading is None:
+        return None
+    change, progress, steps = reading.change, progress_of(reading), next_steps(reading)
+    return {
+        "operation": change.op_id.hex(),
+        "from_count": change.from_count,
+        "to_count": change.to_count,
+        "is_over": steps.is_over,
+        "is_torn": steps.is_torn,
+        **attrs.asdict(progress),
+        "lagging": ["/".join(name) for name in progress.lagging],
+        "waits": [wait_text(wait) for wait in steps.waits],
+    }
 
 
 def layout_rows(world: World) -> list[presenters.Row]:

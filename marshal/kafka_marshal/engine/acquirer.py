@@ -7,6 +7,7 @@ from kafka_marshal.engine.context import Context
 from kafka_marshal.engine.holding import Holding
 from kafka_marshal.engine.meters import vacancy
 from kafka_marshal.engine.outbox import Outbox
+from kafka_marshal.engine.standbys import Standbys
 from kafka_marshal.engine.subscription import SubscriptionSet
 from kafka_marshal.protocol.claiming import (
     Claimant,
@@ -36,18 +37,25 @@ class Acquirer:
         "_lives",
         "_outbox",
         "_since_ms",
+        "_standbys",
         "_unresumable",
         "_window",
         "_won_count",
     )
 
     def __init__(
-        self, context: Context, outbox: Outbox, *, lives: tuple[PreviousLife, ...]
+        self,
+        context: Context,
+        outbox: Outbox,
+        *,
+        lives: tuple[PreviousLife, ...],
+        standbys: Standbys,
     ) -> None:
         self._context = context
         self._claimant: Claimant = outbox.claimant
         self._outbox = outbox
         self._lives = lives
+        self._standbys = standbys
         self._unresumable: set[Key] = set()
         # Local time at which each claim was read back as accepted. Keys without an
         # entry count as claimed at `_since_ms`.
@@ -125,22 +133,28 @@ class Acquirer:
         replica = context.replica_of(claim.key)
         if replica.world.partition in context.rebuilding:
             return  # the owner is not known yet
+        if context.places.is_between(claim.key) or context.places.is_torn:
+            return  # its import, or its fence, is a record that the log will show
         elapsed_ms = replica.elapsed_ms(now_ms)
         world, owner = replica.world, self._claimant.owner
         guess = estimate(world, claim.key, elapsed_ms=elapsed_ms, claimant=owner)
         known, wait_ms = guess.known, guess.wait_ms
         life = self._life_to_resume(claim.key, known, elapsed_ms=elapsed_ms)
         heartbeat_ms = context.heartbeat_interval_ms
-        limit_ms = 0  # no competitor: the first claim needs no jitter
+        least_ms = limit_ms = 0  # no competitor: the first claim needs no jitter
         if context.has_company(claim.claimant):
             limit_ms = min(heartbeat_ms // 10, JITTER_FREE_MS_MAX)
         if known is not None and known.owner is not None:
-            limit_ms = min(heartbeat_ms // 10, JITTER_TAKEOVER_MS_MAX)
+            least_ms, limit_ms = self._standbys.delay_ms(
+                claim.key,
+                known.owner.client_id,
+                limit_ms=min(heartbeat_ms // 10, JITTER_TAKEOVER_MS_MAX),
+            )
         if guess.is_named or is_planned:
-            limit_ms = 0  # no other claim is accepted, or sent so soon
+            least_ms = limit_ms = 0  # no other claim is accepted, or sent so soon
         if life is not None:
-            wait_ms, limit_ms = 0, 0
-        jitter_ms = context.ports.entropy.below(limit_ms + 1)
+            wait_ms = least_ms = limit_ms = 0
+        jitter_ms = least_ms + context.ports.entropy.below(limit_ms + 1)
         answer_ms = max(heartbeat_ms // 2, 1)
         if claim.wants_to_claim(
             now_ms, wait_ms, jitter_ms=jitter_ms, answer_ms=answer_ms

@@ -155,6 +155,9 @@ class Checkpointer:
         if not self.rule.interval_ms:
             return
         self._outbox.refusal()  # discards the outcomes of appends
+        for t in range(len(self._schedules), len(self._context.replicas)):
+            # Added while the partition count changes.
+            self._schedules.append(_Schedule(partition=t, since_ms=now_ms))
         for schedule in self._schedules:
             replica = self._context.replicas[schedule.partition]
             if schedule.partition in self._context.rebuilding:

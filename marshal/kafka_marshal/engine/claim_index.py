@@ -52,6 +52,7 @@ class ClaimIndex:
 
     def won(self, holding: Holding, partition: int) -> None:
         """Record a won claim, on coordinating partition ``partition``."""
+        holding.coordinator = partition
         self.contending.pop(holding.key, None)
         self.active[holding.key] = holding
         self.won_count += 1
@@ -59,10 +60,10 @@ class ClaimIndex:
         until_ms = holding.claim.lease.hard_until_ms
         self._expire_at_ms = min(self._expire_at_ms, until_ms)
 
-    def remove(self, holding: Holding, partition: int) -> bool:
+    def remove(self, holding: Holding) -> bool:
         """Remove a holding that has ended; return whether it was present."""
         key = holding.key
-        place = (partition, holding.claim.epoch)
+        place = (holding.coordinator, holding.claim.epoch)
         if self._by_epoch.get(place) is holding:
             del self._by_epoch[place]
         if self.all.get(key) is not holding:

@@ -5,7 +5,7 @@ A module of its own, because administrative commands check it without an engine.
 
 from collections.abc import Iterable, Mapping
 
-from kafka_marshal.errors import TopicMisconfigured, WrongCluster
+from kafka_marshal.errors import ClaimRejected, TopicMisconfigured, WrongCluster
 from kafka_marshal.protocol.records import Config
 from kafka_marshal.protocol.state import WorldState
 
@@ -15,7 +15,8 @@ def agreed_config(
 ) -> Config:
     """Return the Config of all coordinating partitions (PROTOCOL 2.2).
 
-    Partition 0 decides. Others may be behind it for a while in interval and limits.
+    Partition 0 decides. Others may be behind it for a while in interval and limits, or
+    while the partition count changes.
 
     Args:
         worlds: The world of each partition, folded to its end.
@@ -29,7 +30,7 @@ def agreed_config(
     if config is None:
         raise unformatted(worlds.values())
     require_cluster(config, cluster_id)
-    if config.partition_count > len(worlds):
+    if config.partition_count > len(worlds) and worlds[0].layout is None:
         problem = (
             f"the coordination topic has {len(worlds)} partitions and its Config "
             f"says {config.partition_count}; the topic was deleted and created again, "
@@ -38,8 +39,10 @@ def agreed_config(
         raise TopicMisconfigured(problem, problems=(problem,))
     torn = [
         t
-        for t in range(config.partition_count)
-        if not _is_of(worlds[t].config, config) and t not in behind(worlds)
+        for t in range(min(config.partition_count, len(worlds)))
+        if not _is_of(worlds[t].config, config)
+        and t not in behind(worlds)
+        and not _is_changing(worlds, t)
     ]
     if torn:
         raise TopicMisconfigured(
@@ -70,6 +73,43 @@ def behind(worlds: Mapping[int, WorldState]) -> tuple[int, ...]:
         and c.generation < first.generation
         and _name(c) == name
     )
+
+
+def _is_changing(worlds: Mapping[int, WorldState], t: int) -> bool:
+    """Return whether a change of the partition count may still reach a partition.
+
+    Or has reached it before partition 0, which lost the end of its log (PROTOCOL 10).
+    """
+    first, world = worlds[0], worlds[t]
+    assert first.config is not None
+    layout, config = first.layout, world.config
+    if config is None:
+        return layout is not None and t >= layout.from_count
+    is_of_this_log = config.format_id == first.config.format_id
+    is_behind = config.generation < first.config.generation
+    return is_of_this_log and (layout if is_behind else world.layout) is not None
+
+
+def require_no_change(worlds: Mapping[int, WorldState]) -> None:
+    """Refuse to write a Config while a change of the partition count is open.
+
+    Partition 0 refuses it, and in another one it would keep the fence out.
+
+    Raises:
+        ClaimRejected: A change is open in a partition.
+    """
+    first = worlds[0].config
+    for world in worlds.values():
+        config = world.config
+        if world.layout is None or config is None or first is None:
+            continue
+        if world.partition == 0 or config.generation >= first.generation:
+            raise ClaimRejected(
+                f"a change to {config.partition_count} coordinating partitions is "
+                "open; complete it first: marshal topic resize --partitions "
+                f"{config.partition_count} --execute",
+                reason="busy",
+            )
 
 
 def lagging(partitions: tuple[int, ...]) -> TopicMisconfigured:

@@ -16,17 +16,14 @@ from kafka_marshal.ports import (
     WrongSetting,
 )
 from kafka_marshal.protocol.claiming import Claimant
-from kafka_marshal.protocol.hashing import (
-    RESERVED_TOPICS,
-    coordinating_partition,
-    home_partition,
-)
 from kafka_marshal.protocol.records import Config
-from kafka_marshal.protocol.settings import Settings
+from kafka_marshal.protocol.settings import NO_SETTINGS, Settings
+from kafka_marshal.protocol.state import MemberState
 from kafka_marshal.protocol.types import Key
 
 from .meters import EngineMeters
 from .pause_notes import joined, pause_rows
+from .placement import Placement
 from .replica import Glance, Replica
 
 
@@ -54,8 +51,8 @@ class Context:
     Attributes:
         ports: The ports.
         replicas: One replica per coordinating partition.
-        config: The Config that all coordinating partitions agree on; None
-            until the engine is ready.
+        config: The Config that all coordinating partitions agree on, while a change
+            reaches them one by one the newest; None until the engine is ready.
         rebuilding: Partitions that are being folded up to the end that their logs had
             when that began; nothing is decided or sent for them meanwhile.
         meters: The engine's counters.
@@ -66,6 +63,7 @@ class Context:
             log_starts: First offset of each coordinating partition, as of that check.
             unreported: Partitions whose kept state shows grants that the log has lost
                 and that are not reported yet; it is not replaced until then.
+        places: Where keys and groups are.
     """
 
     ports: Ports
@@ -77,7 +75,10 @@ class Context:
     wrong_settings: tuple[WrongSetting, ...] = ()
     log_starts: dict[int, int] = attrs.field(factory=dict)
     unreported: set[int] = attrs.field(factory=set)
-    _placement: dict[Key, int] = attrs.field(factory=dict)
+    places: Placement = attrs.field(
+        init=False,
+        default=attrs.Factory(lambda self: Placement(self.replicas), takes_self=True),
+    )
 
     @property
     def now_ms(self) -> int:
@@ -101,34 +102,61 @@ class Context:
         return self.config
 
     def partition_of(self, key: Key) -> int:
-        """Return the coordinating partition of a key."""
-        found = self._placement.get(key)
-        if found is None:
-            if key.topic in RESERVED_TOPICS:
-                return key.partition
-            count = self.settled.partition_count
-            place = key.topic_partition
-            found = coordinating_partition(*place, partition_count=count)
-            self._placement[key] = found
-        return found
+        """Return the coordinating partition of a key; while it moves, as ``places``."""
+        return self.places.partition_of(key)
 
     def replica_of(self, key: Key) -> Replica:
         """Return the replica that judges a key."""
-        return self.replicas[self.partition_of(key)]
+        return self.replicas[self.places.partition_of(key)]
+
+    def is_written_to(self, partition: int) -> bool:
+        """Return whether the log of a partition is open here: one may be new."""
+        return partition < self.ports.log.partition_count
+
+    @property
+    def has_layout(self) -> bool:
+        """Whether a change of the partition count is open, as far as was read."""
+        return self.places.from_count is not None
 
     def home_of(self, group_id: str) -> int:
         """Return the coordinating partition with a group's Member records."""
-        count = self.settled.partition_count
-        return home_partition(group_id, partition_count=count)
+        return self.places.homes_of(group_id)[0]
+
+    def homes_of(self, group_id: str) -> tuple[int, ...]:
+        """Return the homes of a group: while the count changes, under both counts."""
+        return self.places.homes_of(group_id)
 
     def settings_of(self, group_id: str) -> Settings:
         """Return the settings of a group, as folded."""
-        return self.replicas[self.home_of(group_id)].world.settings_of(group_id)
+        for home in self.places.homes_of(group_id):
+            found = self.replicas[home].world.settings_of(group_id)
+            if found.generation:
+                return found
+        return NO_SETTINGS
 
     def has_company(self, claimant: Claimant) -> bool:
         """Return whether the group has other members, which may want the same keys."""
-        world = self.replicas[self.home_of(claimant.group_id)].world
-        return world.has_other_member(claimant.group_id, claimant.owner)
+        group_id, owner = claimant.group_id, claimant.owner
+        return any(
+            self.replicas[home].world.has_other_member(group_id, owner)
+            for home in self.places.homes_of(group_id)
+        )
+
+    def living(self, group_id: str) -> list[MemberState]:
+        """Return the members of a group that were seen within two intervals.
+
+        One that announced itself to two homes counts once.
+        """
+        limit_ms, now_ms = 2 * self.heartbeat_interval_ms, self.now_ms
+        found: dict[tuple[str, bytes], MemberState] = {}
+        for home in self.places.homes_of(group_id):
+            replica = self.replicas[home]
+            log_ms = replica.world.now_ms + replica.elapsed_ms(now_ms)
+            for member in replica.world.live_members(group_id):
+                if log_ms - member.seen_ms <= limit_ms:
+                    record = member.record
+                    found.setdefault((record.client_id, record.incarnation), member)
+        return [*found.values()]
 
     def glance(self, key: Key) -> Glance | None:
         """Return the state of a key for display; None for an unknown key."""
@@ -136,16 +164,7 @@ class Context:
 
     def member_count(self, group_id: str) -> int:
         """Return the number of live members of a group."""
-        home = self.replicas[self.home_of(group_id)]
-        limit_ms = 2 * self.heartbeat_interval_ms
-        log_ms = home.world.now_ms + home.elapsed_ms(self.now_ms)
-        return len(
-            {
-                member.record.client_id
-                for member in home.world.live_members(group_id)
-                if log_ms - member.seen_ms <= limit_ms
-            }
-        )
+        return len({member.record.client_id for member in self.living(group_id)})
 
     def plan_generation(self, group_id: str) -> int:
         """Return the number of Plans that a group had, as folded."""

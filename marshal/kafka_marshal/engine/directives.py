@@ -18,20 +18,23 @@ from kafka_marshal.protocol.state import WorldState
 
 
 def directed(
-    members: Sequence[MemberView], home: WorldState, *, group_id: str
+    members: Sequence[MemberView], homes: Sequence[WorldState], *, group_id: str
 ) -> Sequence[MemberView]:
     """Return members with whether they are drained or cordoned.
 
     Args:
         members: Live members.
-        home: World of the home of their group.
+        homes: Worlds of the homes of their group, of which the first counts most.
         group_id: The group.
     """
-    if not home.directed:
+    homes = [home for home in homes if home.directed]
+    if not homes:
         return members  # the common case
     found = []
     for each in members:
-        action = home.action_for((group_id, each.client_id), host=each.host)
+        name = (group_id, each.client_id)
+        actions = (home.action_for(name, host=each.host) for home in homes)
+        action = next((action for action in actions if action is not None), None)
         found.append(
             msgspec.structs.replace(
                 each, is_drained=action == DRAIN, is_cordoned=action == CORDON

@@ -33,6 +33,8 @@ from .topics import TopicCallback
 BACKLOG_WARNING = 1_000
 FETCH_SLICE_MS = 100
 WAIT_SLICE_MS = 50
+# Records of other partitions wait as long while a claim is expected.
+CLAIM_SLICE_MS = 5
 RECHECK_MS = 1_000
 # Minimum time between two checks for control records; each visits all partitions.
 PASS_MS = 200
@@ -87,13 +89,14 @@ class Dispatcher:
         self._ahead = Prefetch(
             config.max_poll_records,
             config.max_fetched,
-            is_needed=not reader.fetches_ahead,
+            is_needed=not (reader.fetches_ahead or reader.fetched_max),
         )
         # Partitions paused at the reader, and until when that set is current.
         self._reader_paused: set[TopicPartition] = set()
         self._is_stale = True
         self._leased_until_ms = 0
         self._pass_due_ms = 0
+        self._looked_ms = -1
         self._version = -1
         on_topics = callbacks.on_topics
         self._topic_callback = None if on_topics is None else TopicCallback(on_topics)
@@ -125,11 +128,18 @@ class Dispatcher:
         self._reader.assign(list(self.places))
         self._reader_paused.intersection_update(self.places)
         for place in gained:
-            place.restart(self._reader, place.next_offset)
+            place.begin(self._reader, room=self._room())
+            self._note_fetched(place)
             token = place.holding.claim.token
             if self._callbacks.on_claimed is not None and token is not None:
                 self._callbacks.on_claimed(place.partition, token)
         self.notify_topics(self.places)
+
+    def _room(self) -> int:
+        """Return how many more records may be fetched and not handed out."""
+        is_granted = self._is_at_most_once
+        most = self._pipeline.fetched_max if is_granted else self._config.max_fetched
+        return most - sum(place.buffered_count for place in self.places.values())
 
     def notify_topics(self, partitions: Iterable[TopicPartition]) -> None:
         """Call ``on_topics`` if the set of held topics has changed."""
@@ -174,6 +184,7 @@ class Dispatcher:
             subscription.back_at_ms = now_ms
             for holding in self._polled:
                 holding.take_back()
+                self._session.end_drain(holding)
             self._polled.clear()
             if not self._has_drains and self._version == subscription.version:
                 return
@@ -228,7 +239,6 @@ class Dispatcher:
         if not isinstance(progress, AtLeastOnce) or place.partition in self.paused:
             return None
         subscription = self._subscription
-        place.make_all()
         with self._engine.lock:
             now_ms = self._clock.now_ms()
             if self._version != subscription.version or not place.fetched:
@@ -316,24 +326,30 @@ class Dispatcher:
         self._pause_reader()
         if len(self._reader_paused) == len(self.places):
             self._wait(slice_ms)
-        elif is_requested:
-            # Wait for the verdict, and fetch meanwhile.
+        elif is_requested or self._subscription.expects_claim:
+            # Wait for the verdict, or the claim, and fetch meanwhile: neither would end
+            # a wait for records.
             if not self._read(0):
-                self._wait(slice_ms)
+                self._wait(slice_ms if is_requested else min(left_ms, CLAIM_SLICE_MS))
         else:
             self._read(min(left_ms, FETCH_SLICE_MS))
 
     def read_ahead(self) -> None:
         """Request grants and fetch without waiting, for later hand-outs.
 
-        At least once this happens only from time to time, so that partitions without
-        fetched records do not wait for those with many. The application is about to
+        At most once this happens once in a millisecond, however small the polls are; at
+        least once only from time to time, so that partitions without fetched records do
+        not wait for those with many. The application is about to
         receive records, so this never raises; the next fetch does.
         """
+        now_ms = self._clock.now_ms()
         if self._is_at_most_once:
-            is_wanted = any(map(self._pipeline.needs_records, self.unpaused()))
+            if now_ms == self._looked_ms:
+                return
+            self._looked_ms = now_ms
+            is_wanted = self._pipeline.needs_records(self.unpaused())
         else:
-            is_wanted = self._clock.now_ms() >= self._ahead.due_ms
+            is_wanted = now_ms >= self._ahead.due_ms
         is_found = False
         if is_wanted:
             self._pause_reader()
@@ -403,6 +419,7 @@ class Dispatcher:
         # More than one poll hands out, to get ahead. All available records at once
         # only from a reader that has already fetched them.
         at_once = room if self._reader.fetches_ahead else min(2 * least, room)
+        at_once = max(at_once, self._reader.fetched_max)
         return self._store(self._reader.poll(timeout_ms, at_once))
 
     def _read_plain(self, timeout_ms: int) -> bool:
@@ -413,12 +430,14 @@ class Dispatcher:
         if most <= 0:
             self._wait(min(timeout_ms, WAIT_SLICE_MS))
             return False
+        most = max(most, self._reader.fetched_max)
         is_found = self._store(self._reader.poll(0, most))
         now_ms = self._clock.now_ms()
         if is_found or not timeout_ms:
             ahead.note(now_ms, waited_ms=0, is_found=is_found)
             return is_found
-        is_found = self._store(self._reader.poll(timeout_ms, ahead.least))
+        least = max(ahead.least, self._reader.fetched_max)
+        is_found = self._store(self._reader.poll(timeout_ms, least))
         waited_ms = self._clock.now_ms() - now_ms
         if ahead.note(now_ms + waited_ms, waited_ms=waited_ms, is_found=is_found):
             # Read the rest as well, so that the next fetch starts now.
@@ -432,10 +451,13 @@ class Dispatcher:
             if place is None or not records:
                 continue
             place.add(records)
-            if not place.is_ready:
-                place.is_ready = True
-                self._ready.append(place)
+            self._note_fetched(place)
         return bool(fetched)
+
+    def _note_fetched(self, place: FetchState) -> None:
+        if place.buffered_count and not place.is_ready:
+            place.is_ready = True
+            self._ready.append(place)
 
     def _pause_reader(self) -> None:
         """Pause at the reader all partitions whose records cannot be handed out now.

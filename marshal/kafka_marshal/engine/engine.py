@@ -12,7 +12,8 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.protocol.claiming import Claimant
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
-from kafka_marshal.protocol.records import ClaimingMessages, Config
+from kafka_marshal.protocol.import_check import ImportCheck
+from kafka_marshal.protocol.records import ClaimingMessages, Config, LayoutImport
 from kafka_marshal.protocol.state import ACCEPTED, SKIPPED, Transition
 from kafka_marshal.protocol.types import Key, LogEntry, Owner
 
@@ -22,6 +23,8 @@ from .context import Context, Ports
 from .heartbeats import INTERVALS_PER_H
 from .interval import IntervalFollower
 from .kept_states import KeptStates
+from .layout_change import AddedPartitions, LayoutChange
+from .placement import newest
 from .proxy_grants import ProxyGrants
 from .rebuilding import Rebuilder
 from .replica import Replica, check_halt, runs_of
@@ -35,6 +38,8 @@ POLL_MS_MIN = 1
 CATCH_UP_MS_MAX = 1_000
 UNREAD = "was not read to its end"
 
+# Effects after which keys are placed otherwise (PROTOCOL 10).
+LAYOUT_CHANGES = frozenset({"layout_fenced", "layout_done", "layout_final"})
 # Frequent effects that change no owner.
 ROUTINE = frozenset({"renewed", "position_only", "granted"})
 
@@ -54,6 +59,7 @@ class Engine:
         rebuilder: Starts partitions, and starts them again after truncation.
         checkpointer: Writes checkpoints when they are due, None if disabled.
         resolver: Finishes set positions whose admin does not.
+        layout: Takes part in changes of the partition count.
         failure: Set when the engine has stopped for good; its sessions are fenced.
     """
 
@@ -85,6 +91,9 @@ class Engine:
         self.saver = Snapshotter(self.context, store)
         self.checkpointer: Checkpointer | None = None
         self.resolver = Resolver(self.context)
+        self.layout = LayoutChange(self.context)
+        self._imports = ImportCheck()
+        self._added = AddedPartitions(self.context)
         self._interval = IntervalFollower(self.context)
         self.failure: MarshalError | None = None
         self._cluster_id = cluster_id
@@ -215,6 +224,7 @@ class Engine:
     def _until_due_ms(self) -> int:
         with self.changed:
             dues = [session.next_due_ms() for session in self._sessions.values()]
+            dues.append(self.layout.next_due_ms())
         due_ms = min((due for due in dues if due is not None), default=None)
         if due_ms is None:
             return POLL_MS_MAX
@@ -250,6 +260,8 @@ class Engine:
             if self.checkpointer is not None:
                 self.checkpointer.drive(now_ms)
             self.resolver.drive(now_ms, sessions=self.sessions, folded=self._folded)
+            self.layout.drive(now_ms, sessions=self.sessions)
+            self._added.drive(now_ms)
             self._audit(now_ms)
             self.saver.drive(now_ms)
 
@@ -274,7 +286,8 @@ class Engine:
                 holding = holdings[key]
                 if not holding.claim.is_valid(now_ms):
                     continue
-                known = self.context.replica_of(key).world.keys.get(key)
+                replica = self.context.replicas[holding.coordinator]
+                known = replica.world.keys.get(key)
                 ours = known is not None and known.owner == owner
                 if not ours or known is None or known.epoch != holding.claim.epoch:
                     raise InvalidTransition(
@@ -290,7 +303,7 @@ class Engine:
             if replica is None:
                 continue  # PROTOCOL 2.5: partitions added in Kafka do not count
             if self.rebuilder.is_lost(partition):
-                continue  # read before the truncation was detected
+                continue  # read before the truncation was detected, or the addition
             touched.add(partition)
             try:
                 if partition in self.context.rebuilding:
@@ -299,9 +312,20 @@ class Engine:
                     self._fold_live(replica, run, now_ms=now_ms)
             except LogTruncated as error:
                 self._on_truncated(partition, error)
+        if self._imports.is_waiting:
+            self._compare_imports()
         if touched:
             for session in self._sessions.values():
                 session.check_clock(touched, now_ms)
+
+    def _compare_imports(self) -> None:
+        """Report imports that differ from what their sources show (PROTOCOL 10.4)."""
+        unknown = {*self.context.rebuilding, *self.rebuilder.log_start_missing}
+        replicas = self.context.replicas.items()
+        worlds = {t: each.world for t, each in replicas if t not in unknown}
+        for found in self._imports.compare(worlds):
+            fields = {**found._asdict(), "key": found.key and str(found.key)}
+            self.context.observe("import_diverged", fields)
 
     def _fold_rebuilding(
         self, replica: Replica, entries: Sequence[LogEntry], *, now_ms: int
@@ -309,6 +333,8 @@ class Engine:
         """Fold a partition that is read to its end before anything is decided."""
         for entry, transitions in replica.fold_run(entries, now_ms):
             check_halt(replica)
+            if replica.world.layout is not None:
+                self._imports.take(replica.world, transitions)
             partition = replica.world.partition
             self.rebuilder.watch(partition, entry, transitions=transitions)
 
@@ -319,9 +345,11 @@ class Engine:
         for entry in entries:
             transitions = replica.fold(entry, now_ms)
             check_halt(replica)
+            if replica.world.layout is not None:
+                self._imports.take(replica.world, transitions)
             if transitions:
                 self._apply_state_record(partition, transitions[0])
-                self._route(transitions, now_ms)
+                self._route(transitions, now_ms, partition=partition)
                 self._notify_checkpointer(partition, transitions, now_ms=now_ms)
 
     def _apply_state_record(self, partition: int, first: Transition) -> None:
@@ -331,6 +359,8 @@ class Engine:
             if compared is not None and not compared.is_equal:
                 fields = {"partition": partition, **compared._asdict()}
                 self.context.observe("replica_diverged", fields)
+        elif first.effect in LAYOUT_CHANGES:
+            self._reload_config()
         elif first.effect == "reset":
             # PROTOCOL 7.6: none of its keys has an owner any more.
             fields = {"partition": partition, "offset": first.offset}
@@ -347,7 +377,9 @@ class Engine:
         if record.incarnation == writer.claimant.owner.incarnation:
             writer.on_own(partition, transitions, now_ms=now_ms)
 
-    def _route(self, transitions: tuple[Transition, ...], now_ms: int) -> None:
+    def _route(
+        self, transitions: tuple[Transition, ...], now_ms: int, *, partition: int
+    ) -> None:
         first = transitions[0]
         record = first.record
         self._named.update(
@@ -361,9 +393,13 @@ class Engine:
             return
         if isinstance(record, ClaimingMessages):
             self.proxy_grants.on_record(record, first)
+        elif isinstance(record, LayoutImport):
+            self._route_imports(transitions, now_ms)
         own = self._sessions.get(record.incarnation)
         if own is not None and own.claimant.group_id == record.group_id:
-            own.on_own(transitions, now_ms)
+            own.on_own(transitions, now_ms, partition=partition)
+            if first.effect == "released" and first.key is not None:
+                self.layout.on_released(first.key)
         for session in self._by_group.get(record.group_id, ()):
             if session is own:
                 continue
@@ -371,9 +407,17 @@ class Engine:
                 if transition.outcome != ACCEPTED:
                     continue
                 if transition.effect == "member":
-                    session.on_member(transition, now_ms)
+                    session.on_member(transition, now_ms, partition=partition)
                 else:
-                    session.on_foreign(transition)
+                    session.on_foreign(transition, partition=partition)
+
+    def _route_imports(self, transitions: tuple[Transition, ...], now_ms: int) -> None:
+        """Have the sessions claim keys that were imported (PROTOCOL 10.4)."""
+        for transition in transitions:
+            key = transition.key
+            if transition.outcome == ACCEPTED and key is not None:
+                for session in self._by_group.get(key.group_id, ()):
+                    session.on_imported(key, now_ms)
 
     # --- reading to the end
 
@@ -444,13 +488,29 @@ class Engine:
                 self.rebuilder.compare(partition, self._sessions.values())
         elif not self.context.rebuilding:
             self.context.config = self._agreed_config()
+            self._follow_count()
             fields = {"partition_count": self.context.config.partition_count}
             self.context.observe("ready", fields)
             self.rebuilder.compare_all(self._sessions.values())
 
     def _agreed_config(self) -> Config:
         worlds = {t: r.world for t, r in self.context.replicas.items()}
-        return agreed_config(worlds, cluster_id=self._cluster_id)
+        agreed = agreed_config(worlds, cluster_id=self._cluster_id)
+        return newest(agreed, worlds.values())
+
+    def _follow_count(self) -> None:
+        """Place keys by the Config and the layouts in force (PROTOCOL 10).
+
+        Partitions that the log does not read yet count as being folded.
+        """
+        context = self.context
+        has_changed = context.places.follow(context.settled)
+        for t in range(len(context.replicas), context.settled.partition_count):
+            context.replicas[t] = Replica(t, now_ms=context.now_ms)
+            self.rebuilder.add(t)
+        if has_changed or context.places.has_layouts:
+            for session in self._sessions.values():
+                session.on_layout()
 
     def _reload_config(self) -> None:
         context, before = self.context, self.context.config
@@ -458,7 +518,8 @@ class Engine:
         before_ms = None if before is None else context.heartbeat_interval_ms
         try:
             context.config = self._agreed_config()
-            if late := behind(worlds):
+            late = behind(worlds)
+            if late and not context.places.has_layouts:
                 raise lagging(late)
         except TopicMisconfigured as torn:
             # A new generation reaches the coordinating partitions one by one;
@@ -468,6 +529,7 @@ class Engine:
                 self._torn_at_ms = context.now_ms + context.heartbeat_interval_ms
         else:
             self._torn = self._torn_at_ms = None
+        self._follow_count()
         if before_ms is not None and self._interval.follow(before_ms):
             for session in self._sessions.values():
                 session.on_interval()

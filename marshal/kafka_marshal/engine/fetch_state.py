@@ -1,14 +1,10 @@
 """Holds the fetched records of a partition, and sizes the next fetch."""
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from operator import attrgetter
 
 from kafka_marshal.engine.holding import Holding
-from kafka_marshal.ports import DataReader, Record, Records
+from kafka_marshal.ports import DataReader, Record, Records, index_from, offset_at
 from kafka_marshal.protocol.types import Token, TokenAfterSeek, TopicPartition
-
-_offset = attrgetter("offset")
 
 
 class FetchState:
@@ -66,17 +62,9 @@ class FetchState:
             self.fetched = [*self.fetched[self.at :], *records]
         self.at = 0
 
-    def make_all(self) -> None:
-        """Make the fetched records, for one access to each in turn."""
-        if isinstance(self.fetched, Records):
-            self.fetched = list(self.fetched[self.at :])
-            self.at = 0
-
     def find(self, offset: int) -> int:
         """Return the index of the first fetched record from ``offset`` on."""
-        if isinstance(self.fetched, Records):
-            return self.fetched.index_of(offset, self.at)
-        return bisect_left(self.fetched, offset, self.at, key=_offset)
+        return index_from(self.fetched, offset, start=self.at)
 
     def take(self, count: int) -> Sequence[Record]:
         """Remove and return up to ``count`` fetched records."""
@@ -91,6 +79,28 @@ class FetchState:
     def drop(self) -> None:
         """Drop the fetched records."""
         self.fetched, self.at = [], 0
+
+    def begin(self, reader: DataReader, *, room: int) -> None:
+        """Start with what was fetched before the claim, and fetch what follows.
+
+        Args:
+            reader: Has the partition assigned.
+            room: Most records to use of those; the others are fetched again.
+        """
+        warm, self.holding.warm_records = self.holding.warm_records, None
+        records: Sequence[Record] = ()
+        if warm is not None:
+            topic_id = self.holding.topic_id
+            records = warm.since(self.next_offset, topic_id=topic_id, token=self.token)
+        if warm is None or not records or room <= 0:
+            self.restart(reader, self.next_offset)
+            return
+        end = warm.next_offset
+        if len(records) > room:
+            end, records = offset_at(records, room), records[:room]
+        self.drop()
+        self.add(records)
+        self.seek(reader, end)
 
     def restart(self, reader: DataReader, offset: int) -> None:
         """Drop the fetched records and fetch from ``offset`` on."""

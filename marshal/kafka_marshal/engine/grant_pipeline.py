@@ -19,6 +19,7 @@ from kafka_marshal.protocol.granting import (
     Pace,
     averaged,
 )
+from kafka_marshal.protocol.types import OffsetRange
 
 from .fetch_state import FetchState
 from .heartbeats import INTERVALS_PER_H
@@ -27,6 +28,8 @@ from .interfaces import ClaimEngine, ClaimSession
 # What is fetched ahead is held in memory: so many records, or so many batches.
 RECORDS_AHEAD_MAX = 16_000
 FEW_BATCHES = 4
+# Grants are requested when those of all partitions last no longer than so many.
+ROUND_TRIPS_AHEAD = 2
 
 
 @attrs.define(kw_only=True)
@@ -118,14 +121,24 @@ class GrantPipeline:
             self._meters[place.partition] = meter
         return meter
 
-    def needs_records(self, place: FetchState) -> bool:
-        """Return whether a partition has too few fetched records for what follows."""
-        return place.buffered_count < self._meter(place).pace.depth * self._most
+    def needs_records(self, places: Iterable[FetchState]) -> bool:
+        """Return whether more is to be fetched for what follows."""
+        fetched, is_short = 0, False
+        for place in places:
+            count = place.buffered_count
+            fetched += count
+            is_short = is_short or count < self._meter(place).pace.depth * self._most
+        return is_short and self.fetched_max - fetched >= self._most
 
     # --- requesting
 
     def request_grants(self, places: Iterable[FetchState]) -> bool:
-        """Request grants for fetched records; return whether a verdict is pending."""
+        """Request grants for fetched records; return whether a verdict is pending.
+
+        Each request costs every reader of the log a little, and those that are sent
+        together cost less. So nothing is requested while the grants of all partitions
+        outlast a round trip; then everything that may be is, of every partition.
+        """
         ladders = [
             (place, progress)
             for place in places
@@ -133,43 +146,34 @@ class GrantPipeline:
         ]
         with self._engine.changed:
             now_ms = self._clock.now_ms()
-            unused = {place: progress.unused_count for place, progress in ladders}
-            supply = sum(unused.values())
-            is_busy = supply > 0 or any(p.outstanding_count for _, p in ladders)
-            share = self.fetched_max // max(1, len(ladders))
+            is_due = self._is_due([progress for _, progress in ladders])
+            is_busy = any(progress.outstanding_count for _, progress in ladders)
             for place, progress in ladders:
-                if place.buffered_count:
-                    # How long the other partitions' grants last while this one waits.
-                    spare_us = (supply - unused[place]) * self._work_us // self._most
-                    is_covered = spare_us > progress.round_trip_us > 0
-                    self._request(
-                        place,
-                        progress,
-                        now_ms,
-                        is_busy=is_busy,
-                        at_once=share if is_covered else 0,
-                    )
-                else:
+                if not place.buffered_count:
                     self._request_gap(place, progress, now_ms)
+                elif is_due:
+                    self._request(place, progress, now_ms, is_busy=is_busy)
             return any(progress.outstanding_count for _, progress in ladders)
 
+    def _is_due(self, ladders: Sequence[AtMostOnce]) -> bool:
+        """Return whether all grants together are nearly used up."""
+        unused = sum(progress.unused_count for progress in ladders)
+        round_trip_us = max((each.round_trip_us for each in ladders), default=0)
+        lasts_us = unused * self._work_us // self._most
+        return not unused or lasts_us <= round_trip_us * ROUND_TRIPS_AHEAD
+
     def _request(
-        self,
-        place: FetchState,
-        progress: AtMostOnce,
-        now_ms: int,
-        *,
-        is_busy: bool,
-        at_once: int,
+        self, place: FetchState, progress: AtMostOnce, now_ms: int, *, is_busy: bool
     ) -> None:
         holding = place.holding
+        meter = self._meter(place)
+        if is_busy and now_ms - meter.requested_ms < WORK_PER_REQUEST_US // US_PER_MS:
+            return  # let the request grow for a moment, while verdicts are pending
         is_idle = progress.granted is None and not progress.outstanding_count
         if not is_idle and offset_at(place.fetched, -1) < progress.next_first:
             return  # all fetched records are requested
         self._session.grants.update_anchor(holding)
-        meter = self._meter(place)
-        pace = meter.pace
-        if not progress.may_request(pace.depth):
+        if not progress.may_request(meter.pace.depth):
             return
         fresh = place.find(progress.next_first)
         if is_idle and fresh > place.at:
@@ -178,19 +182,11 @@ class GrantPipeline:
         unrequested = len(place.fetched) - fresh
         if not unrequested or not holding.may_hand_out(now_ms):
             return
-        # If others hide the round trip, wait until more can be requested at once.
-        bound = pace.depth * self._most
-        wanted = max(pace.step * self._most, min(at_once, bound))
+        bound = meter.pace.depth * self._most
         room = bound - holding.unfinished_count - (fresh - place.at)
-        if room < wanted:
+        if room < self._most:
             return
         count = min(unrequested, room)
-        if count < wanted:
-            # Let the request grow while there are unused grants here, or, for a moment,
-            # grants or requests in another partition.
-            is_soon = now_ms - meter.requested_ms < WORK_PER_REQUEST_US // US_PER_MS
-            if progress.resume_at < progress.next_first or (is_busy and is_soon):
-                return
         meter.requested_ms = now_ms
         last = offset_at(place.fetched, fresh + count - 1)
         self._session.grants.request(holding, last)
@@ -245,7 +241,7 @@ class GrantPipeline:
                 start = place.find(grant.first)
                 place.take(start - place.at)
                 continue
-            end = place.find(grant.last + 1)
+            end = place.find(_end_of_run(progress.unused))
             chunk = place.take(min(end - place.at, most - len(records)))
             progress.hand_out(offset_at(chunk, -1))
             records = [*records, *chunk] if records else chunk
@@ -303,3 +299,13 @@ class GrantPipeline:
             for place in places
             if isinstance(progress := place.holding.progress, AtMostOnce)
         )
+
+
+def _end_of_run(grants: Sequence[OffsetRange]) -> int:
+    """Return the end of the first grant, and of those that adjoin it."""
+    end = grants[0].end
+    for grant in grants[1:]:
+        if grant.first != end:
+            break
+        end = grant.end
+    return end

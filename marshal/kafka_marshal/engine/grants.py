@@ -180,29 +180,33 @@ class LogGrantRequester(GrantRequester):
         """
         progress = holding.progress
         if isinstance(progress, AtMostOnce) and not progress.is_anchored:
-            progress.is_anchored = self._head(holding.key) is not None
+            head = self._head(holding.key, holding.coordinator)
+            progress.is_anchored = head is not None
 
-    def _head(self, key: Key) -> int | None:
-        known = self._log.replica_of(key).world.keys.get(key)
+    def _head(self, key: Key, partition: int) -> int | None:
+        known = self._log.replicas[partition].world.keys.get(key)
         return None if known is None else known.next_unclaimed()
 
     def _send(self, holding: Holding, request: GrantRequest) -> tuple[int, int] | None:
-        key = holding.key
-        partition = self._log.partition_of(key)
-        return self._outbox.send(partition, request.to_record, key=key)
+        return self._outbox.send(
+            holding.coordinator, request.to_record, key=holding.key
+        )
 
-    def on_verdict(self, record: ClaimingMessages, transition: Transition) -> None:
-        """Apply the fold's verdict on an own record that was read back."""
+    def on_verdict(
+        self, record: ClaimingMessages, transition: Transition, *, partition: int
+    ) -> None:
+        """Apply the fold's verdict on an own record, read back from a partition."""
         key = Key(record.group_id, record.topic, record.partition)
         holding = self._holdings.get(key)
         if (
             holding is None
             or not isinstance(holding.progress, AtMostOnce)
             or holding.claim.epoch != record.epoch
+            or holding.coordinator != partition
         ):
             holding = None
         is_own = record.grantee == self._outbox.claimant.owner.incarnation
         if is_own or holding is not None:
-            verdict = verdict_of(transition, head=self._head(key))
+            verdict = verdict_of(transition, head=self._head(key, partition))
             grantee, seq = record.grantee, record.seq
             self._apply(key, verdict, grantee=grantee, seq=seq, holding=holding)

@@ -234,17 +234,21 @@ class Offers:
     def _member(self, client_id: str) -> Member | None:
         """Return the living process of a client that takes keys, or None."""
         group_id = self._outbox.claimant.group_id
-        home = self._context.replicas[self._context.home_of(group_id)].world
+        homes = [
+            self._context.replicas[home].world
+            for home in self._context.homes_of(group_id)
+        ]
         if self._living is None:
-            members = home.live_members(group_id)
+            members = [each for home in homes for each in home.live_members(group_id)]
             members.sort(key=lambda member: member.since_offset)
             # Of several processes of one client only the last counts.
             self._living = {each.record.client_id: each.record for each in members}
         found = self._living.get(client_id)
         if found is None or found.draining:
             return None
-        is_directed = (
-            home.action_for((group_id, client_id), host=found.host) is not None
+        name = (group_id, client_id)
+        is_directed = any(
+            home.action_for(name, host=found.host) is not None for home in homes
         )
         return None if is_directed else found
 
@@ -277,9 +281,14 @@ class _Warming:
     epoch: int
     outcome: Pending[None]
     owner: str
+    sub: Subscription
     begun_ms: int
     sent_ms: int | None = None
     is_failed: bool = False
+
+    def stop_fetching(self, key: Key) -> None:
+        if self.sub.warm_fetcher is not None:
+            self.sub.warm_fetcher.end(key.topic_partition)
 
 
 class Warmer:
@@ -325,12 +334,19 @@ class Warmer:
             owner=known.owner.client_id,
             position=known.next_unclaimed(),
             until_ms=now_ms + known.offer.until_ms - log_ms,
+            topic_id=known.topic_id,
         )
         outcome = sub.warm_up(offered)
         if outcome is None:
             return
+        if task is not None:
+            self._drop(key)
         self._tasks[key] = _Warming(
-            epoch=known.epoch, outcome=outcome, owner=offered.owner, begun_ms=now_ms
+            epoch=known.epoch,
+            outcome=outcome,
+            owner=offered.owner,
+            sub=sub,
+            begun_ms=now_ms,
         )
         fields = {"key": key, "from": offered.owner, "position": offered.position}
         self._context.observe("warming", fields)
@@ -360,17 +376,53 @@ class Warmer:
         for key, task in list(self._tasks.items()):
             known = self._context.replica_of(key).world.keys.get(key)
             if known is None or known.epoch != task.epoch:
-                del self._tasks[key]
-            elif not self._is_open(key, known, now_ms):
-                if task.sent_ms is None or not self._is_reserved(key, known, now_ms):
-                    del self._tasks[key]
-            elif task.outcome.done() and not task.is_failed:
+                self._drop(key)
+                continue
+            is_open = self._is_open(key, known, now_ms)
+            if not (
+                is_open or (task.sent_ms and self._is_reserved(key, known, now_ms))
+            ):
+                self._drop(key)
+                continue
+            self._fetch(key, task, known, now_ms=now_ms)
+            if is_open and task.outcome.done() and not task.is_failed:
                 self._finish(key, task, known, now_ms=now_ms)
 
-    def finish(self, key: Key) -> bool:
-        """Forget a key that was claimed; return whether it was reported ready."""
-        task = self._tasks.pop(key, None)
-        return task is not None and task.sent_ms is not None
+    def _fetch(self, key: Key, task: _Warming, known: KeyState, *, now_ms: int) -> None:
+        fetcher = task.sub.warm_fetcher
+        if fetcher is not None and not task.is_failed:
+            fetcher.follow(
+                key.topic_partition,
+                topic_id=known.topic_id,
+                position=known.next_unclaimed(),
+                most=_settings(self._context, self._outbox).value("handoffs_max"),
+                now_ms=now_ms,
+            )
+
+    def _drop(self, key: Key) -> None:
+        task = self._tasks.pop(key)
+        task.stop_fetching(key)
+        self._note_expected(task.sub)
+
+    def _note_expected(self, sub: Subscription) -> None:
+        sub.expects_claim = any(
+            task.sub is sub and task.sent_ms is not None
+            for task in self._tasks.values()
+        )
+
+    def finish(self, holding: Holding) -> bool:
+        """Forget a key that was claimed; return whether it was reported ready.
+
+        The holding gets what was fetched of it.
+        """
+        task = self._tasks.pop(holding.key, None)
+        if task is None:
+            return False
+        self._note_expected(task.sub)
+        fetcher = task.sub.warm_fetcher
+        if fetcher is not None:
+            holding.warm_records = fetcher.take(holding.key.topic_partition)
+        return task.sent_ms is not None
 
     def _is_reserved(self, key: Key, known: KeyState, now_ms: int) -> bool:
         """Return whether a key is released to this client, and awaits its claim."""
@@ -387,6 +439,7 @@ class Warmer:
         error = task.outcome.exception()
         if error is not None:
             task.is_failed = True  # the offer ends by itself
+            task.stop_fetching(key)
             self._context.observe("warm_failed", {"key": key, "error": error})
             return
         owner = self._outbox.claimant.owner
@@ -399,6 +452,7 @@ class Warmer:
             took_ms = now_ms - task.begun_ms
             self._context.observe("warmed", {"key": key, "warm_ms": took_ms})
         task.sent_ms = now_ms
+        task.sub.expects_claim = True
         self._outbox.send(
             self._context.partition_of(key),
             lambda seq: HandoffReady(

@@ -67,7 +67,7 @@ class Heartbeater:
 
     def beat_start(self, holding: Holding, position: int | None) -> None:
         """Send the first heartbeat of a claim that was just won (PROTOCOL 5.1)."""
-        partition = self._context.partition_of(holding.key)
+        partition = holding.coordinator
         holding.first_seq = self._send_one(partition, holding, position)
         now_ms = self._context.now_ms
         self._due_ms.setdefault(partition, now_ms + self.next_delay_ms())
@@ -100,7 +100,7 @@ class Heartbeater:
 
     def send_rewind(self, holding: Holding) -> None:
         """Set the position of a key in the log, also to a lower one (PROTOCOL 6.6)."""
-        partition = self._context.partition_of(holding.key)
+        partition = holding.coordinator
         before = self._outbox.pending_to(partition)
         seq = self._send_one(partition, holding, holding.position, rewind=True)
         first = seq if holding.rewind is None else holding.rewind.first_seq
@@ -117,7 +117,8 @@ class Heartbeater:
             return False
         if any(self._outbox.is_pending(seq, late=False) for seq in rewind.seqs):
             return False
-        known = self._context.replica_of(holding.key).world.keys[holding.key]
+        world = self._context.replicas[holding.coordinator].world
+        known = world.keys[holding.key]
         if known.position != holding.position:
             self.send_rewind(holding)
             return False
@@ -127,7 +128,7 @@ class Heartbeater:
         """Return whether a record of this claim from before a seek may still land."""
         assert holding.rewind is not None
         return self._outbox.may_land(
-            self._context.partition_of(holding.key),
+            holding.coordinator,
             first=holding.first_seq,
             before=holding.rewind.first_seq,
         )
@@ -206,7 +207,7 @@ class Heartbeater:
         for holding in holdings:
             if not holding.claim.is_owned:
                 continue
-            partition = self._context.partition_of(holding.key)
+            partition = holding.coordinator
             if partition not in partitions:
                 continue
             world = self._context.replicas[partition].world
@@ -223,8 +224,7 @@ class Heartbeater:
         found: dict[int, list[Holding]] = {}
         for holding in holdings:
             if holding.claim.is_owned:
-                partition = self._context.partition_of(holding.key)
-                found.setdefault(partition, []).append(holding)
+                found.setdefault(holding.coordinator, []).append(holding)
         return found
 
     def _send(self, partition: int, held: list[Holding]) -> list[int]:

@@ -1,6 +1,7 @@
 """A key that a session wants or holds, with the delivery under its claim."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -13,6 +14,9 @@ from kafka_marshal.protocol.granting import AtMostOnce
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 
 from .meters import Tally, Vacancy
+
+if TYPE_CHECKING:
+    from .warm_fetches import WarmRecords
 
 
 @attrs.frozen
@@ -65,6 +69,7 @@ class OfferedKey:
         owner: client_id of the owner.
         position: The next offset to process by the log, None if unknown.
         until_ms: End of the offer, local time.
+        topic_id: Kafka's id of the topic by the owner's claim, None if unknown.
     """
 
     key: Key
@@ -72,6 +77,7 @@ class OfferedKey:
     owner: str
     position: int | None
     until_ms: int
+    topic_id: bytes | None = None
 
 
 @attrs.frozen
@@ -122,6 +128,10 @@ class StartLookup:
         return error if error is not None else self.request.result(0)[self.partition]
 
 
+NOWHERE = -1
+"""The coordinating partition of a claim that is not won."""
+
+
 class Holding:
     """One claim and the delivery under it.
 
@@ -131,6 +141,7 @@ class Holding:
 
     __slots__ = (
         "claim",
+        "coordinator",
         "delivery",
         "drain",
         "first_seq",
@@ -148,11 +159,14 @@ class Holding:
         "topic_id",
         "unfinished_count",
         "vacancy",
+        "warm_records",
         "why",
     )
 
     def __init__(self, claim: Claim, delivery: Delivery, start_rule: StartRule) -> None:
         self.claim = claim
+        # Coordinating partition of the claim until it ends, where the log is read here.
+        self.coordinator = NOWHERE
         self.delivery = delivery
         self.start_rule = start_rule
         self.progress: AtLeastOnce | AtMostOnce | None = None
@@ -178,6 +192,8 @@ class Holding:
         self.predecessor: Owner | None = None
         # The topic id that the log has for the claim.
         self.topic_id: bytes | None = None
+        # What was fetched before the claim, until the consumer's thread takes it.
+        self.warm_records: WarmRecords | None = None
         # The policy's reason for the claim, for people.
         self.why = ""
 

@@ -147,6 +147,16 @@ class Holdings:
             was_lost = drain.reason == STUCK and holding.uncommitted_count > 0
             self.release(holding, drain, was_lost=was_lost)
 
+    def end_drain(self, holding: Holding) -> None:
+        """Release a drained key once nothing of it is uncommitted.
+
+        Called when that may have become so: the next round may be far away.
+        """
+        drain = holding.drain
+        if drain is None or holding.uncommitted_count or not holding.claim.is_owned:
+            return
+        self.release(holding, drain)
+
     def look_at_ends(self, now_ms: int) -> None:
         """Look up the ends of logs; have topics with missing partitions checked."""
         self.lags.drive(self.by_key.values(), now_ms)
@@ -265,6 +275,10 @@ class Holder:
     def check_lease(self, holding: Holding, now_ms: int) -> None:
         """End a claim whose hard deadline has passed, and release it in the log."""
         self._held.check_lease(holding, now_ms)
+
+    def end_drain(self, holding: Holding) -> None:
+        """Release a key at once that drains, if nothing of it is uncommitted."""
+        self._held.end_drain(holding)
 
     def fail(self, failure: MarshalError) -> None:
         """Release everything for good; consumers raise ``failure``."""

@@ -184,6 +184,10 @@ class ClaimSession(Protocol):
         """Release a held key at its position."""
         ...
 
+    def end_drain(self, holding: Holding) -> None:
+        """Release a key at once that drains, if nothing of it is uncommitted."""
+        ...
+
     def seek(self, holding: Holding, position: int) -> None:
         """Move the position of a held key anywhere, at least once (PROTOCOL 6.6).
 

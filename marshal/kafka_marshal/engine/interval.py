@@ -39,8 +39,9 @@ class IntervalFollower:
         context = self._context
         settled = context.settled
         least_ms = min(
-            context.replicas[t].heartbeat_interval_ms or before_ms
-            for t in range(settled.partition_count)
+            replica.heartbeat_interval_ms or before_ms
+            for t, replica in context.replicas.items()
+            if t < settled.partition_count
         )
         is_of_all = least_ms == settled.heartbeat_interval_ms
         context.least_interval_ms = None if is_of_all else least_ms

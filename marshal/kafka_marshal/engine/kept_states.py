@@ -288,6 +288,12 @@ class LogView(CoordinationLog):
         """Number of partitions of the log."""
         return self._log.partition_count
 
+    def read_added(
+        self, partition_count: int, *, timeout_ms: int = CONFIGURE_MS
+    ) -> None:
+        """Read partitions that were added, as the log."""
+        self._log.read_added(partition_count, timeout_ms=timeout_ms)
+
     def append(self, partition: int, value: bytes) -> Append:
         """Append to the log."""
         return self._log.append(partition, value)

@@ -9,15 +9,18 @@ from kafka_marshal.protocol.codec import person_of
 from kafka_marshal.protocol.group_plan import PLANNER_VERSION
 from kafka_marshal.protocol.labels import (
     LAGGING_LABEL,
+    LAYOUT_LABEL,
     PLANS_LABEL,
     REPLACES_ANY,
     REPLACES_LABEL,
+    STANDBYS_LABEL,
     WARMS_LABEL,
     WEIGHT_LABEL,
     WEIGHT_MAX,
     failing_labels,
 )
 from kafka_marshal.protocol.records import (
+    LAYOUT_LEVEL,
     SUPPORTED_LEVEL,
     ClaimingPartition,
     FencingClient,
@@ -49,6 +52,7 @@ class Announcer:
         "_context",
         "_due_ms",
         "_ended",
+        "_first_home",
         "_first_ms",
         "_first_offset",
         "_host",
@@ -66,11 +70,13 @@ class Announcer:
         self._began_ms = context.now_ms
         self._host = host[:255]
         self._due_ms = 0
+        # Of the first announcement that still counts: its home, offset and log time.
+        self._first_home: int | None = None
         self._first_offset: int | None = None
         self._first_ms = 0
         self._announced: dict[Owner, object] = {}
-        # Epochs of claims that ended without a release.
-        self._ended: dict[Key, int] = {}
+        # Coordinating partitions and epochs of claims that ended without a release.
+        self._ended: dict[Key, tuple[int, int]] = {}
         # Earlier processes of our client_id whose claims we have taken over.
         self._succeeded: set[bytes] = set()
 
@@ -113,6 +119,9 @@ class Announcer:
             labels[PLANS_LABEL] = str(PLANNER_VERSION)
         if any(sub.can_warm for sub in subs):
             labels[WARMS_LABEL] = "yes"
+        standbys = max((sub.standby.count for sub in subs if sub.standby), default=0)
+        if standbys:
+            labels[STANDBYS_LABEL] = str(standbys)
         weight = max((sub.weight for sub in subs), default=1)
         if weight > 1:
             labels[WEIGHT_LABEL] = str(min(weight, WEIGHT_MAX))
@@ -132,16 +141,19 @@ class Announcer:
         self, subs: Sequence[Subscription], holdings: Mapping[Key, Holding]
     ) -> list[int]:
         """Announce that this member leaves; return the sequence numbers to wait for."""
-        return [self._announce(subs, holdings, draining=True)]
+        return self._announce(subs, holdings, draining=True)
 
-    def on_own(self, transition: Transition) -> None:
-        """Handle the read-back of an own announcement.
+    def on_own(self, transition: Transition, *, partition: int) -> None:
+        """Handle the read-back of an own announcement; only the first home counts.
 
         A member that was silent for so long that the group forgot it joins again, and
         counts as younger than a twin that joined meanwhile.
         """
-        if transition.outcome != ACCEPTED:
+        is_home = partition == self._context.home_of(self._outbox.claimant.group_id)
+        if transition.outcome != ACCEPTED or not is_home:
             return
+        if partition != self._first_home:
+            self._first_home, self._first_offset = partition, None
         since_offset = self._since_offset() or transition.offset
         if since_offset != self._first_offset:
             self._first_offset = since_offset
@@ -151,9 +163,7 @@ class Announcer:
         """Forget records of a coordinating partition that is folded again."""
         home = self._context.home_of(self._outbox.claimant.group_id)
         self._ended = {
-            key: epoch
-            for key, epoch in self._ended.items()
-            if self._context.partition_of(key) != partition
+            key: ended for key, ended in self._ended.items() if ended[0] != partition
         }
         if home == partition:
             self._first_offset, self._first_ms = None, 0
@@ -195,7 +205,7 @@ class Announcer:
         """Record the end of a claim."""
         ending, epoch = holding.claim.ending, holding.claim.epoch
         if ending is not None and ending.reason in SUCCEEDED and epoch is not None:
-            self._ended[holding.key] = epoch
+            self._ended[holding.key] = (holding.coordinator, epoch)
 
     def note_won(self, holding: Holding) -> None:
         """Record a won claim.
@@ -206,7 +216,7 @@ class Announcer:
         if before is not None and before.client_id == self._client_id:
             self._succeeded.add(before.incarnation)
 
-    def is_succeeded(self, transition: Transition) -> bool:
+    def is_succeeded(self, transition: Transition, *, partition: int) -> bool:
         """Return whether a claim shows that a process of our client_id replaced us.
 
         A process that was stopped for long ends its claims before it reads who owns
@@ -215,18 +225,18 @@ class Announcer:
         record, key = transition.record, transition.key
         if not isinstance(record, ClaimingPartition) or key is None:
             return False
-        note = self._context.replica_of(key).world.soft.notes.get(key)
-        epoch = self._ended.get(key)
+        note = self._context.replicas[partition].world.soft.notes.get(key)
+        ended = self._ended.get(key)
         is_same_client = record.client_id == self._client_id
-        if not is_same_client or epoch is None or note is None:
+        if not is_same_client or ended is None or note is None:
             return False
-        return note.follows == epoch
+        return ended == (partition, note.follows)
 
     @property
     def _client_id(self) -> str:
         return self._outbox.claimant.owner.client_id
 
-    def older_twin(self, transition: Transition) -> str | None:
+    def older_twin(self, transition: Transition, *, partition: int) -> str | None:
         """Return the host of a live twin that is older than us, if one is shown.
 
         The evidence is an announcement with our client_id and another incarnation that
@@ -242,9 +252,10 @@ class Announcer:
             or record.incarnation in self._succeeded
             or record.draining
             or self._first_offset is None
+            or partition != self._first_home
         ):
             return None
-        members = self._home_world().soft.members
+        members = self._context.replicas[partition].world.soft.members
         twin = members.get((record.group_id, record.client_id, record.incarnation))
         if twin is None or twin.since_offset > self._first_offset:
             return None
@@ -259,13 +270,17 @@ class Announcer:
         *,
         draining: bool,
         labels: Mapping[str, str] = _NO_LABELS,
-    ) -> int:
+    ) -> list[int]:
         claimant = self._outbox.claimant
         owner = claimant.owner
         terms = _terms(subs, holdings, now_ms=self._context.now_ms)
-        seq, _ = self._outbox.send(
-            self._context.home_of(claimant.group_id),
-            lambda seq: Member(
+        marks = dict(labels)
+        if self._context.settled.feature_level >= LAYOUT_LEVEL:
+            # Admins see that it follows changes of the partition count, and how far.
+            marks[LAYOUT_LABEL] = str(self._context.settled.generation)
+
+        def record(seq: int) -> Member:
+            return Member(
                 client_id=owner.client_id,
                 group_id=claimant.group_id,
                 incarnation=owner.incarnation,
@@ -274,13 +289,16 @@ class Announcer:
                 host=self._host,
                 capacity=terms.capacity,
                 load=terms.load,
-                labels=dict(labels),
+                labels=marks,
                 draining=draining,
                 feature_level_max=SUPPORTED_LEVEL,
                 plan_generation=None,
-            ),
-        )
-        return seq
+            )
+
+        # To both homes while the partition count changes (PROTOCOL 10.2).
+        homes = self._context.homes_of(claimant.group_id)
+        there = [home for home in homes if self._context.is_written_to(home)]
+        return [self._outbox.send(home, record)[0] for home in there]
 
 
 class _Terms(NamedTuple):

@@ -1,7 +1,7 @@
 """What the Plan of a group says to its members (PROTOCOL 9.2)."""
 
 from kafka_marshal.protocol.plans import NO_PLAN, Standing, is_valid_for, standing_of
-from kafka_marshal.protocol.settings import PLANNER
+from kafka_marshal.protocol.settings import PLANNER, Settings
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key
 
@@ -16,26 +16,35 @@ class PlanFollower:
         is_in_force: Whether the settings of the group ask for Plans.
     """
 
-    __slots__ = ("_note", "_standing", "is_in_force")
+    __slots__ = ("_coordinators", "_note", "_standing", "is_in_force")
 
     def __init__(self) -> None:
         self.is_in_force = False
         self._note: object = None
+        self._coordinators = 0
         self._standing: Standing = NO_PLAN
 
-    def read(self, home: WorldState, group_id: str, *, coordinators: int) -> None:
-        """Read the settings and the Plan of a group, if they changed.
+    def read(
+        self,
+        home: WorldState,
+        group_id: str,
+        *,
+        settings: Settings,
+        coordinators: int,
+    ) -> None:
+        """Read the Plan of a group, if it changed.
 
         Args:
             home: The group's home.
             group_id: The group.
+            settings: Its settings, which another home may have (PROTOCOL 10.4).
             coordinators: Number of coordinating partitions; a Plan of another number
                 of them is void.
         """
-        self.is_in_force = home.settings_of(group_id).policy == PLANNER
+        self.is_in_force = settings.policy == PLANNER
         note = home.soft.plans.get(group_id) if self.is_in_force else None
-        if note is not self._note:
-            self._note = note
+        if note is not self._note or coordinators != self._coordinators:
+            self._note, self._coordinators = note, coordinators
             found = standing_of(note)
             self._standing = found if len(found.vector) == coordinators else NO_PLAN
 

@@ -21,6 +21,9 @@ from kafka_marshal.protocol.plans import (
 from kafka_marshal.protocol.records import PLAN_LEVEL, Plan
 from kafka_marshal.protocol.settings import PLANNER
 
+# A key that is free alone waits for this part of the debounce.
+KEY_DEBOUNCES = 10
+
 
 class GroupPlanner:
     """Plans for one group: after it has changed, in turn with two other members.
@@ -37,6 +40,7 @@ class GroupPlanner:
         "_is_pending",
         "_outbox",
         "_unwritten",
+        "_wait_ms",
         "can_plan",
         "due_ms",
     )
@@ -48,6 +52,7 @@ class GroupPlanner:
         self._is_pending = False
         self._first_ms = 0
         self._changed_ms = 0
+        self._wait_ms = 0
         self._unwritten: str | None = None
         self.can_plan = can_plan
         # Local time at which a plan may be due; None while nothing has changed.
@@ -71,18 +76,21 @@ class GroupPlanner:
             return
         if context.rebuilding or context.is_paused(self._group_id):
             return
+        if context.has_layout:
+            return
         reading = self._reading(counts, now_ms)
         members = reading.members()
         turn = turn_of(members, self._outbox.claimant.owner.client_id)
         if turn is None:
             return
         situation = situation_of(reading, members)
-        self._note_change(situation, now_ms)
+        debounce_ms = context.settings_of(self._group_id).value("debounce_ms")
+        self._note_change(situation, now_ms, debounce_ms=debounce_ms)
         if not self._is_pending:
             return
-        debounce_ms = context.settings_of(self._group_id).value("debounce_ms")
-        latest_ms = self._first_ms + DEBOUNCES_MAX * debounce_ms
-        due_ms = min(self._changed_ms + debounce_ms, latest_ms) + turn * TURN_MS
+        wait_ms = self._wait_ms
+        latest_ms = self._first_ms + DEBOUNCES_MAX * wait_ms
+        due_ms = min(self._changed_ms + wait_ms, latest_ms) + turn * TURN_MS
         if now_ms < due_ms:
             self.due_ms = due_ms
             return
@@ -100,14 +108,29 @@ class GroupPlanner:
             partition_of=self._context.partition_of,
         )
 
-    def _note_change(self, situation: Situation, now_ms: int) -> None:
-        if situation.given == self._given:
+    def _note_change(
+        self, situation: Situation, now_ms: int, *, debounce_ms: int
+    ) -> None:
+        """Note what has changed, and how long to wait for more of it.
+
+        Bursts are of members. A key that a member released alone, as one that it is too
+        slow for, waits for a part of that; that member's end is read by then.
+        """
+        before, given = self._given, situation.given
+        if given == before:
             return
-        self._given = situation.given
+        is_key_alone = (
+            before is not None
+            and _others(before) == _others(given)
+            and situation.has_unnamed_key
+        )
+        self._given = given
         if not self._is_pending:
-            self._first_ms = now_ms
+            self._first_ms, self._wait_ms = now_ms, 0
         self._is_pending = True
         self._changed_ms = now_ms
+        wait_ms = debounce_ms // KEY_DEBOUNCES if is_key_alone else debounce_ms
+        self._wait_ms = max(self._wait_ms, wait_ms)
 
     def _write(self, reading: Reading, situation: Situation, now_ms: int) -> None:
         result = plan(situation.given)
@@ -121,6 +144,7 @@ class GroupPlanner:
             now_ms + self._context.heartbeat_interval_ms // 2
         )
         self._is_pending = True
+        self._wait_ms = self._context.settings_of(self._group_id).value("debounce_ms")
         try:
             self._send(reading, situation, slices)
         except MalformedRecord as error:
@@ -169,3 +193,8 @@ class GroupPlanner:
     @property
     def _group_id(self) -> str:
         return self._outbox.claimant.group_id
+
+
+def _others(given: PlanInput) -> object:
+    """Return all of an input but its keys."""
+    return given.members, given.failing, given.barred

@@ -157,6 +157,8 @@ class Rebuilder:
         self._context = context
         self._requests = requests
         self._unplaced = set(context.replicas)
+        # Added to the topic, and not read by the log yet.
+        self._unread: set[int] = set()
         self._barriers: dict[int, int] = {}
         self._truncated: dict[int, _Truncated] = {}
         self._lost_grants: list[_LostGrant] = []
@@ -172,12 +174,22 @@ class Rebuilder:
 
     # --- starting partitions
 
+    def add(self, partition: int) -> None:
+        """Start a partition that was added to the topic, once the log reads it."""
+        self._unread.add(partition)
+        self._context.rebuilding.add(partition)
+
     def is_lost(self, partition: int) -> bool:
         """Return whether a partition has no start yet, so that it cannot be folded."""
-        return partition in self._unplaced
+        return partition in self._unplaced or partition in self._unread
 
     def is_due(self, now_ms: int) -> bool:
         """Return whether to look for the start of a partition now."""
+        if self._unread:
+            count = self._context.ports.log.partition_count
+            found = {t for t in self._unread if t < count}
+            self._unplaced |= found
+            self._unread -= found
         return bool(self._unplaced) or (
             bool(self.log_start_missing) and now_ms >= self._retry_at_ms
         )
@@ -367,7 +379,7 @@ class Rebuilder:
                 lost.topic_id = known.topic_id
                 self._lost_grants.append(lost)
             else:
-                session.release_ghost(key, known.epoch)
+                session.release_ghost(key, known.epoch, partition=partition)
         for place, (owner, granted) in truncated.keys.items():
             key, topic_id = place
             now = world.keys.get(key)
@@ -488,7 +500,9 @@ class Rebuilder:
             # A new owner started at this position, however far it is by now.
             self._expose(lost.key, lost.reached, lost.granted)
         self._lost_grants.remove(lost)
-        lost.session.release_ghost(lost.key, lost.epoch)
+        lost.session.release_ghost(
+            lost.key, lost.epoch, partition=self._context.partition_of(lost.key)
+        )
 
     def _expose(self, key: Key, head: int | None, granted: int) -> None:
         if granted > (head or 0):

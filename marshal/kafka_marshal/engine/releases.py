@@ -8,6 +8,7 @@ import attrs
 from kafka_marshal.engine.context import Context
 from kafka_marshal.engine.holding import Holding
 from kafka_marshal.engine.outbox import Outbox
+from kafka_marshal.protocol.layout import MOVING
 from kafka_marshal.protocol.losses import mark_to_tags
 from kafka_marshal.protocol.plans import RESTART
 from kafka_marshal.protocol.records import ReleasingPartition
@@ -19,6 +20,7 @@ REASON_CHARS_MAX = 250  # a reason is 1 KiB at most, a character 4 bytes at most
 
 @attrs.define(kw_only=True)
 class _PendingRelease:
+    partition: int
     epoch: int
     position: int | None
     reason: str
@@ -66,10 +68,12 @@ class ReleaseRetrier:
         if claim.epoch is None:
             return
         ghost = self._pending.get(claim.key)
-        if ghost is not None and ghost.epoch > claim.epoch:
+        is_there = ghost is not None and ghost.partition == holding.coordinator
+        if is_there and ghost is not None and ghost.epoch > claim.epoch:
             return  # a later claim of this client has replaced this one in the log
         text = f"{reason}: {detail}"[:REASON_CHARS_MAX] if detail else reason
         pending = _PendingRelease(
+            partition=holding.coordinator,
             epoch=claim.epoch,
             position=holding.position,
             reason=text,
@@ -79,10 +83,20 @@ class ReleaseRetrier:
         self._pending[claim.key] = pending
         self.send_due(self._context.now_ms)
 
-    def release_ghost(self, key: Key, epoch: int) -> None:
-        """Release a claim that was won but is no longer wanted."""
+    def release_ghost(self, key: Key, epoch: int, *, partition: int) -> None:
+        """Release a claim that was won but is no longer wanted.
+
+        Args:
+            key: The key.
+            epoch: Epoch of the claim.
+            partition: Its coordinating partition.
+        """
         self._pending[key] = _PendingRelease(
-            epoch=epoch, position=None, reason="ghost", successor=None
+            partition=partition,
+            epoch=epoch,
+            position=None,
+            reason="ghost",
+            successor=None,
         )
         self.send_due(self._context.now_ms)
 
@@ -91,9 +105,11 @@ class ReleaseRetrier:
 
         Ownership is compared again afterwards (``Rebuilder.compare``).
         """
-        place_of = self._context.partition_of
-        left = {k: v for k, v in self._pending.items() if place_of(k) != partition}
-        self._pending = left
+        self._pending = {
+            key: each
+            for key, each in self._pending.items()
+            if each.partition != partition
+        }
 
     def send_due(self, now_ms: int) -> None:
         """Repeat releases that are unanswered for a third of a heartbeat interval."""
@@ -102,20 +118,25 @@ class ReleaseRetrier:
                 pending.due_ms = now_ms + self._context.heartbeat_interval_ms // 3
                 self._send(key, pending)
 
-    def on_verdict(self, key: Key, epoch: int) -> None:
+    def on_verdict(self, key: Key, epoch: int, *, partition: int) -> None:
         """Handle the read-back of a release: accepted or not, it is complete."""
         pending = self._pending.get(key)
-        if pending is not None and pending.epoch == epoch:
+        if pending is not None and (pending.partition, pending.epoch) == (
+            partition,
+            epoch,
+        ):
             del self._pending[key]
 
-    def on_taken(self, key: Key) -> None:
-        """Drop a release: another member owns the key now."""
-        self._pending.pop(key, None)
+    def on_taken(self, key: Key, *, partition: int) -> None:
+        """Drop a release: another member owns the key now in this partition."""
+        pending = self._pending.get(key)
+        if pending is not None and pending.partition == partition:
+            del self._pending[key]
 
     def _send(self, key: Key, pending: _PendingRelease) -> None:
         owner = self._outbox.claimant.owner
         self._outbox.send(
-            self._context.partition_of(key),
+            pending.partition,
             lambda seq: ReleasingPartition(
                 client_id=owner.client_id,
                 group_id=key.group_id,
@@ -137,7 +158,7 @@ class ReleaseRetrier:
 ORDERLY = frozenset(
     {
         *("closed", RESTART, "failed", "paused", "topic_gone", "fenced_by_admin"),
-        "seek_unconfirmed",
+        *("seek_unconfirmed", MOVING),
         # Reasons of a sidecar, whose other clients may take the key at once.
         *("moved", "client_died", "client_left", "client_silent", "shutdown"),
     }

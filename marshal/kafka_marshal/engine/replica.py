@@ -10,7 +10,7 @@ from kafka_marshal.protocol.checkpoints import Comparison, Watch
 from kafka_marshal.protocol.fold_beats import fold_beats
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.state import Transition, WorldState
-from kafka_marshal.protocol.types import Key, LogEntry
+from kafka_marshal.protocol.types import Key, LogEntry, Token
 
 from .pause_notes import PauseName, PauseNote, PauseNotes
 
@@ -45,11 +45,18 @@ class LastClaim(NamedTuple):
         epoch: Offset of the claim in the log.
         may_be_ours: Whether it belongs to the caller's session, or sidecar, and to no
             other client there: perhaps it is won and not assigned yet.
+        token: Its fencing token, None where it is not known. Epochs of a key that
+            moved to another coordinating partition do not compare.
     """
 
     owner: str | None
     epoch: int
     may_be_ours: bool = False
+    token: Token | None = None
+
+    def is_of(self, token: Token) -> bool:
+        """Return whether it is the claim of a token."""
+        return self.epoch == token.offset and self.token in {None, token}
 
 
 class Replica:

@@ -106,7 +106,7 @@ class Resolver:
     def _end(self, operation: PositionOperation) -> None:
         work = self._works.pop(operation)
         if work.sent_ms:
-            home = self._context.home_of(operation.group_id)
+            home = self._home_of(operation)
             world = self._context.replicas[home].world
             fields = {
                 "group_id": operation.group_id,
@@ -121,7 +121,7 @@ class Resolver:
         It begins again where the home shows a commit that it did not show before: only
         ends requested from then on include every Stage of the operation.
         """
-        home = self._context.replicas[self._context.home_of(operation.group_id)]
+        home = self._context.replicas[self._home_of(operation)]
         elapsed_ms = home.elapsed_ms(now_ms)
         if may_be_decided(home.world, operation, elapsed_ms=elapsed_ms):
             self._works.pop(operation, None)
@@ -134,6 +134,10 @@ class Resolver:
                 is_committed=is_committed, due_ms=due_ms
             )
         return work
+
+    def _home_of(self, operation: PositionOperation) -> int:
+        # PROTOCOL 10.2: while the partition count changes, the home before.
+        return self._context.homes_of(operation.group_id)[-1]
 
     def _random_ms(self) -> int:
         interval_ms = self._context.heartbeat_interval_ms
@@ -177,7 +181,7 @@ class Resolver:
         client_id: str,
     ) -> None:
         worlds = {t: each.world for t, each in self._context.replicas.items()}
-        home = self._context.home_of(operation.group_id)
+        home = self._home_of(operation)
         decided = decided_at(worlds[home], operation)
         again_ms = self._context.heartbeat_interval_ms // 2
         for t in left_to_resolve(worlds, operation, home=home):

@@ -2,15 +2,11 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Protocol
 
 import attrs
 
 from kafka_marshal.config import Delivery
-from kafka_marshal.errors import (
-    MarshalError,
-    PositionError,
-)
+from kafka_marshal.errors import MarshalError, PositionError
 from kafka_marshal.protocol.claiming import (
     Claim,
     Claimant,
@@ -20,6 +16,7 @@ from kafka_marshal.protocol.claiming import (
 )
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.labels import REPLACES_LABEL
+from kafka_marshal.protocol.layout import MOVING, is_moving
 from kafka_marshal.protocol.planner import DRAINED, PLANNED, SURPLUS, Plan, Release
 from kafka_marshal.protocol.plans import RESTART
 from kafka_marshal.protocol.records import (
@@ -35,7 +32,7 @@ from kafka_marshal.protocol.records import (
     ReleasingPartition,
 )
 from kafka_marshal.protocol.records import Plan as PlanRecord
-from kafka_marshal.protocol.state import ACCEPTED, Transition, stuck_count
+from kafka_marshal.protocol.state import ACCEPTED, Transition, WorldState, stuck_count
 from kafka_marshal.protocol.types import Key
 
 from .acquirer import Acquirer
@@ -54,7 +51,9 @@ from .outbox import Outbox, Sent, grantee_of
 from .planning import GroupPlanner
 from .releases import ORDERLY, ReleaseCooldowns, ReleaseRetrier
 from .slow_consumers import SlowConsumerPolicy
+from .standbys import Standbys
 from .start_positions import StartPositions
+from .subleasing import Subleaser
 from .subscription import Subscription, SubscriptionSet
 
 TOPIC_GONE = "topic_gone"
@@ -63,38 +62,6 @@ SENDER_FENCED = "sender_fenced"
 NAME_CHARS_MAX = 60
 SEEK_UNCONFIRMED = "seek_unconfirmed"
 EXPECTED = ORDERLY | {SURPLUS, DRAINED, PLANNED, "given_up"}
-
-
-class Subleaser(Protocol):
-    """Grants subleases of a session's claims to other processes: a sidecar's group.
-
-    Called under the engine's lock.
-    """
-
-    def drive(self, now_ms: int) -> None:
-        """Act after each round of the session, and after it was fenced."""
-        ...
-
-    def is_reserved(self, key: Key) -> bool:
-        """Return whether a process may still use a key under an earlier claim."""
-        ...
-
-    def foresee(self, sub: Subscription, keys: Iterable[Key]) -> Mapping[Key, str]:
-        """Return the process that each key will probably be subleased to."""
-        ...
-
-    def on_no_position(self, key: Key, error: PositionError) -> None:
-        """Note that a key was released because it has no start position."""
-        ...
-
-    def has_warmed(self, key: Key) -> bool:
-        """Return whether the process that a key moves to has warmed up for it."""
-        ...
-
-    @property
-    def handoff_counts(self) -> Mapping[str, int]:
-        """Open handoffs between these processes, by phase."""
-        ...
 
 
 class Session(Holder):
@@ -148,7 +115,10 @@ class Session(Holder):
         self._start_positions = StartPositions(context, self._heartbeater, claimant)
         self._mirror = Mirror(context, claimant) if mirrors_offsets else None
         self._slow = SlowConsumerPolicy(context, self._held.lags, self._held.watchdog)
-        self._acquirer = Acquirer(context, self._outbox, lives=lives)
+        self._standbys = Standbys(context, me=claimant.owner.client_id)
+        self._acquirer = Acquirer(
+            context, self._outbox, lives=lives, standbys=self._standbys
+        )
         self._cooldowns = ReleaseCooldowns()
         self._offers = Offers(context, self._outbox, self.holdings, drain=self._drain)
         self._warmer = Warmer(context, self._outbox)
@@ -258,6 +228,28 @@ class Session(Holder):
         self._warmer.look_again()
         self._policy_at_ms = 0
 
+    def on_layout(self) -> None:
+        """Act on a change of the partition count that began, moved on or ended.
+
+        Moving keys of this client drain; policies see where keys are now.
+        """
+        self._index.mark_all_active()
+        self.reconsider()
+
+    def on_imported(self, key: Key, now_ms: int) -> None:
+        """Handle the import of a key of this group, which can be claimed again."""
+        self._plan_soon(now_ms)
+        self._succeed(key, now_ms)
+
+    def is_wanted(self, key: Key) -> bool:
+        """Return whether this client wants a key that it may not hold yet."""
+        return key in self._wanted.explicit or self._wanted.sub_of(key) is not None
+
+    @property
+    def contending(self) -> Collection[Key]:
+        """The keys that this client tries to claim."""
+        return self._index.contending.keys()
+
     def on_interval(self) -> None:
         """Renew and announce at once, because the heartbeat interval has changed."""
         self._heartbeater.beat_soon()
@@ -324,11 +316,15 @@ class Session(Holder):
         self._index.compact()
 
     def _drive_owned(self, holding: Holding, now_ms: int) -> None:
-        world = self._context.replica_of(holding.key).world
-        paused = world.pause_of(holding.key)
-        if paused is not None and holding.drain is None:
+        world = self._context.replicas[holding.coordinator].world
+        until_ms = holding.claim.lease.hard_until_ms
+        is_open = holding.drain is None and world.layout is not None
+        if is_open and is_moving(world, holding.key):
+            # PROTOCOL 10.3: as for a pause; the key is claimed where it moves to.
+            me = self.claimant.owner.client_id
+            self._drain(holding, Drain(MOVING, me, until_ms))
+        if holding.drain is None and world.pause_of(holding.key) is not None:
             # PROTOCOL 8.1: finish the uncommitted records, beat, release.
-            until_ms = holding.claim.lease.hard_until_ms
             holding.drain = Drain("paused", None, until_ms)
             self._wanted.bump(holding.key)
         try:
@@ -423,9 +419,11 @@ class Session(Holder):
             )
             self._policy_at_ms = min(self._policy_at_ms, sub.claimable_at_ms)
             plan = sub.plan(view, self._context, now_ms=now_ms)
+            plan = self._standbys.joined_to(plan, sub=sub, view=view)
             if sub.awaits_policy(now_ms):
                 self._plan_soon(now_ms)
             self._follow(sub, plan, now_ms)
+        self._standbys.drive(self._wanted.subs)
         counts = {
             topic: info.partition_count
             for sub in self._wanted.subs
@@ -498,6 +496,8 @@ class Session(Holder):
         Neither the pace of policies nor a cooldown delays it: until the handoff ends,
         no other member can claim the key.
         """
+        if self._context.places.is_between(key):
+            return  # its import is what it waits for
         replica = self._context.replica_of(key)
         elapsed_ms = replica.elapsed_ms(now_ms)
         owner = self.claimant.owner
@@ -532,8 +532,10 @@ class Session(Holder):
 
     # --- records that were read back
 
-    def on_own(self, transitions: tuple[Transition, ...], now_ms: int) -> None:
-        """Handle the verdict on an own record that was read back."""
+    def on_own(
+        self, transitions: tuple[Transition, ...], now_ms: int, *, partition: int
+    ) -> None:
+        """Handle the verdict on an own record that was read back from a partition."""
         record = transitions[0].record
         assert record is not None
         assert not isinstance(record, Config)
@@ -541,7 +543,7 @@ class Session(Holder):
         if transitions[0].reason == SENDER_FENCED:
             self._fail_as_fenced(transitions[0])
         if isinstance(record, ClaimingPartition):
-            self._on_claim(record, transitions[0], now_ms)
+            self._on_claim(record, transitions[0], partition=partition)
             self._plan_soon(now_ms)
         elif isinstance(record, Heartbeat):
             self._on_beats(sent, [(record.epoch, transitions[0])])
@@ -552,15 +554,15 @@ class Session(Holder):
             self._on_beats(sent, zip(epochs, transitions, strict=False))
         elif isinstance(record, ReleasingPartition):
             key = Key(record.group_id, record.topic, record.partition)
-            self._releases.on_verdict(key, record.epoch)
+            self._releases.on_verdict(key, record.epoch, partition=partition)
             cool_ms = now_ms + self._context.heartbeat_interval_ms
             self._cooldowns.extend(key, until_ms=cool_ms)
             self._plan_soon(now_ms)
             self._succeed(key, now_ms)
         elif isinstance(record, ClaimingMessages):
-            self.grants.on_verdict(record, transitions[0])
+            self.grants.on_verdict(record, transitions[0], partition=partition)
         elif isinstance(record, Member):
-            self._announcer.on_own(transitions[0])
+            self._announcer.on_own(transitions[0], partition=partition)
             self._plan_soon(now_ms)
         elif isinstance(record, Directive | PlanRecord):
             self._plan_soon(now_ms)
@@ -573,14 +575,15 @@ class Session(Holder):
         self._policy_at_ms = min(self._policy_at_ms, now_ms + self._wanted.soon_ms)
 
     def _on_claim(
-        self, record: ClaimingPartition, transition: Transition, now_ms: int
+        self, record: ClaimingPartition, transition: Transition, *, partition: int
     ) -> None:
+        now_ms = self._context.now_ms
         key = Key(record.group_id, record.topic, record.partition)
         if transition.outcome == ACCEPTED:
             self._acquirer.note_claim(key, now_ms)
         holding = self.holdings.get(key)
         sub = self._wanted.sub_of(key)
-        replica = self._context.replica_of(key)
+        replica = self._context.replicas[partition]
         is_won = holding is not None and holding.claim.on_claim_verdict(
             transition,
             seq=record.seq,
@@ -589,12 +592,12 @@ class Session(Holder):
             token=replica.world.token(key),
         )
         if is_won and holding is not None:
-            self._index.won(holding, replica.world.partition)
+            self._index.won(holding, partition)
             self._announcer.note_won(holding)
-            self._heartbeater.note_lead(replica.world.partition, holding.claim.base_ms)
+            self._heartbeater.note_lead(partition, holding.claim.base_ms)
             if self._mirror is not None:
                 self._mirror.follow(holding)
-            self._note_won(holding, transition.effect)
+            self._note_won(holding, transition.effect, world=replica.world)
             holding.topic_id = replica.world.keys[key].topic_id
             self._start_positions.begin(holding, replica.world.keys[key])
             self._wanted.bump(key)
@@ -606,16 +609,17 @@ class Session(Holder):
             if holding is not None and holding.claim.is_owned:
                 # An earlier claim is in use here, and was stale by the log's clock.
                 self._held.end(holding, Ending("taken_over", record.client_id, at))
-            self.release_ghost(key, at)
+            self.release_ghost(key, at, partition=partition)
         else:
             self._acquirer.on_refused(key, record)
 
-    def _note_won(self, holding: Holding, effect: str | None) -> None:
-        world = self._context.replica_of(holding.key).world
+    def _note_won(
+        self, holding: Holding, effect: str | None, *, world: WorldState
+    ) -> None:
         why, log_ms = world.soft.notes[holding.key].reason, world.now_ms
         self._held.note_won(holding, effect=effect, why=why, log_ms=log_ms)
         before, subleaser = holding.vacancy, self._subleaser
-        is_warm = self._warmer.finish(holding.key) or (
+        is_warm = self._warmer.finish(holding) or (
             subleaser is not None and subleaser.has_warmed(holding.key)
         )
         if is_warm and before is not None:
@@ -628,8 +632,8 @@ class Session(Holder):
             for ended in self._heartbeater.on_verdicts(sent, beats, index=self._index):
                 self._held.after_end(ended)
 
-    def on_foreign(self, transition: Transition) -> None:
-        """Handle an accepted record of another claimant about a key of this group."""
+    def on_foreign(self, transition: Transition, *, partition: int) -> None:
+        """Handle an accepted record of another claimant, read from a partition."""
         key, record = transition.key, transition.record
         if isinstance(record, FencingClient):
             self._on_fence(record, transition)
@@ -641,7 +645,7 @@ class Session(Holder):
         if key is None:
             return
         if transition.effect in {"claimed", "resumed"}:
-            self._releases.on_taken(key)
+            self._releases.on_taken(key, partition=partition)
             self._acquirer.note_claim(key, self._context.now_ms)
         if self._cooldowns.ends_by(transition):
             self._plan_soon(self._context.now_ms)
@@ -651,12 +655,12 @@ class Session(Holder):
             now_ms = self._context.now_ms
             self._warmer.take(key, self._wanted.sub_of(key), now_ms=now_ms)
         holding = self.holdings.get(key)
-        if holding is not None:
+        if holding is not None and holding.coordinator == partition:
             holding.claim.on_foreign(transition)
             if holding.claim.ending is not None:
                 self._held.after_end(holding)
-        if self._announcer.is_succeeded(transition):
-            self._fail_as_twin(transition, self._context.partition_of(key), host="")
+        if self._announcer.is_succeeded(transition, partition=partition):
+            self._fail_as_twin(transition, partition, host="")
 
     def _on_fence(self, record: FencingClient, transition: Transition) -> None:
         """Handle a fence of any process of this group (PROTOCOL 4.13)."""
@@ -672,14 +676,13 @@ class Session(Holder):
             error = client_fenced(self.claimant, transition)
             self._held.fail(error, reason=FENCED_BY_ADMIN, was_lost=True)
 
-    def on_member(self, transition: Transition, now_ms: int) -> None:
-        """Handle the announcement of another member of the group."""
+    def on_member(self, transition: Transition, now_ms: int, *, partition: int) -> None:
+        """Handle the announcement of another member, read from a partition."""
         if self._announcer.is_news(transition):
             self._plan_soon(now_ms)
-        other = self._announcer.older_twin(transition)
+        other = self._announcer.older_twin(transition, partition=partition)
         if other is not None and self.failure is None:
-            home = self._context.home_of(self.claimant.group_id)
-            self._fail_as_twin(transition, home, host=other)
+            self._fail_as_twin(transition, partition, host=other)
 
     def _fail_as_twin(
         self, transition: Transition, partition: int, *, host: str
@@ -756,10 +759,7 @@ class Session(Holder):
         if drain.reason == LEASE_EXPIRED and self._is_subleased(holding):
             return
         self._releases.release(
-            holding,
-            reason=drain.reason,
-            successor=drain.successor,
-            detail=drain.detail,
+            holding, reason=drain.reason, successor=drain.successor, detail=drain.detail
         )
 
     def on_release(self, key: Key, reason: str) -> None:
@@ -775,7 +775,7 @@ class Session(Holder):
         """Forget a holding that has ended; return whether it was there."""
         key = holding.key
         self._announcer.note_end(holding)
-        if not self._index.remove(holding, self._context.partition_of(key)):
+        if not self._index.remove(holding):
             return False
         self._slow.forget(key)
         return True
@@ -800,20 +800,20 @@ class Session(Holder):
         Nothing is appended to it (PROTOCOL 7.5).
         """
         for holding in list(self.holdings.values()):
-            if self._context.partition_of(holding.key) == partition:
+            if holding.coordinator == partition:
                 self._held.end(holding, Ending("fenced"))
         self._releases.forget(partition)
         self._heartbeater.forget(partition)
         self._announcer.forget(partition)
 
-    def release_ghost(self, key: Key, epoch: int) -> None:
-        """Release a claim that has no holding here (PROTOCOL 5.3).
+    def release_ghost(self, key: Key, epoch: int, *, partition: int) -> None:
+        """Release a claim that has no holding here, in its partition (PROTOCOL 5.3).
 
         If another process may use its key under an earlier claim, nothing is appended
         and the claim becomes stale.
         """
         if self._subleaser is None or not self._subleaser.is_reserved(key):
-            self._releases.release_ghost(key, epoch)
+            self._releases.release_ghost(key, epoch, partition=partition)
 
     def fence(self, failure: MarshalError) -> None:
         """End every claim without a record to the log, which cannot be trusted now."""

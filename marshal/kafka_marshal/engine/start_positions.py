@@ -82,7 +82,8 @@ class StartPositions:
         return True
 
     def _queue(self, holding: Holding) -> None:
-        known = self._context.replica_of(holding.key).world.keys.get(holding.key)
+        world = self._context.replicas[holding.coordinator].world
+        known = world.keys.get(holding.key)
         # PROTOCOL 5.6: commits of an earlier topic of this name do not count.
         may_use_commit = known is not None and not known.retired_topic_ids
         holding.lookup = StartLookup(

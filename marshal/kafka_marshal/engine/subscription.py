@@ -1,8 +1,7 @@
 """Subscriptions of consumers: topics, policy, and the view the policy decides on."""
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -13,12 +12,13 @@ from kafka_marshal.engine.debounce import Debounce
 from kafka_marshal.engine.directives import directed
 from kafka_marshal.engine.holding import Holding, OfferedKey, StartRule
 from kafka_marshal.engine.plan_following import ORPHAN_MS_MAX, PlanFollower
+from kafka_marshal.engine.policy_runner import PolicyRunner
 from kafka_marshal.engine.releases import ReleaseCooldowns
 from kafka_marshal.engine.topics import Look, TopicWatch
+from kafka_marshal.engine.warm_fetches import WarmFetcher
 from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.ports import Background, Pending, TopicInfo
 from kafka_marshal.protocol.claiming import PreviousLife, estimate, resumable
-from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.protocol.health import Backoff
 from kafka_marshal.protocol.labels import (
     LAGGING_LABEL,
@@ -35,7 +35,6 @@ from kafka_marshal.protocol.planner import (
     Release,
     View,
     fair,
-    greedy,
     why_uncovered,
 )
 from kafka_marshal.protocol.planner import planned as follow_plan
@@ -46,151 +45,12 @@ from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 
 if TYPE_CHECKING:
     from kafka_marshal.engine.interfaces import ClaimContext
+    from kafka_marshal.engine.standbys import StandingBy
 
-REASON_CHARS_MAX = 64
-ERROR_CHARS_MAX = 300
 POLICY_MS_MAX = 500
 POLICY_MS_MIN = 20
-POLICY_WAIT_MS = 100
 FAR_MS = 2**63
 UNCOVERED_NAMED_MAX = 10  # partitions that an event names
-# Policies that depend on nothing but the view: an equal view gets an equal plan.
-PURE_POLICIES: tuple[Policy, ...] = (fair, greedy, whole_topics)
-
-
-class PolicyRunner:
-    """Runs one consumer's policy; its last valid plan stays in force until the next.
-
-    Built-in policies are not called again while the view is unchanged. Policies from
-    other packages run on a thread of their own, one call at a time. A policy that
-    raises, returns an invalid plan, or does not return for a heartbeat interval, is
-    reported; it stops neither the engine nor the consumer.
-
-    Attributes:
-        is_pure: Whether the policy is a built-in one.
-    """
-
-    __slots__ = (
-        "_asked",
-        "_asked_ms",
-        "_call",
-        "_claim",
-        "_last",
-        "_policy",
-        "_reported",
-        "_why",
-        "is_pure",
-    )
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        # Compared by identity: custom policies may have no hash, or any equality.
-        self.is_pure = any(policy is each for each in PURE_POLICIES)
-        self._claim: tuple[Key, ...] = ()
-        self._why: Mapping[Key, str] = {}
-        self._reported: str | None = None
-        self._last: tuple[View, Plan] | None = None
-        self._call: Pending[Plan] | None = None
-        self._asked: View | None = None
-        self._asked_ms = 0
-
-    def is_awaited(self, now_ms: int) -> bool:
-        """Return whether a call is pending that will probably end soon."""
-        return self._call is not None and now_ms - self._asked_ms < POLICY_WAIT_MS
-
-    def plan(self, view: View, context: Context) -> Plan:
-        """Return the plan in force."""
-        if not self.is_pure:
-            return self._plan_elsewhere(view, context)
-        if self._last is not None and self._last[0] == view:
-            return self._last[1]
-        try:
-            plan = self._policy(view)
-        except Exception as error:  # noqa: BLE001 - a bug there costs balance only
-            self._report(repr(error)[:ERROR_CHARS_MAX], context)
-            return self._kept(view)
-        self._claim, self._why = plan.claim, plan.why
-        self._last = view, plan
-        return plan
-
-    def _plan_elsewhere(self, view: View, context: Context) -> Plan:
-        """Return the plan of a foreign policy, perhaps for an earlier view."""
-        if self._call is None:
-            self._asked, self._asked_ms = view, context.now_ms
-            call = partial(self._policy, view)
-            self._call = context.ports.policies.submit(call)
-        if not self._call.done():
-            limit_ms = context.heartbeat_interval_ms
-            if context.now_ms - self._asked_ms > limit_ms:
-                self._report(f"it did not return for {limit_ms} ms", context)
-            return self._kept(view)
-        call_of, asked, self._call = self._call, self._asked, None
-        assert asked is not None
-        error = call_of.exception(0)
-        problem = repr(error) if error else _problem(call_of.result(0), asked)
-        if problem is not None:
-            self._report(problem[:ERROR_CHARS_MAX], context)
-            # Past releases are done; only the claims of the last plan stay in force.
-            return self._kept(view)
-        plan = call_of.result(0)
-        self._reported = None
-        self._claim, self._why = plan.claim, plan.why
-        if asked is view:
-            return plan
-        mine = {key.key for key in view.keys if key.is_mine}
-        release = tuple(each for each in plan.release if each.key in mine)
-        return attrs.evolve(self._kept(view), release=release)
-
-    def _kept(self, view: View) -> Plan:
-        wanted = {key.key for key in view.keys}
-        kept = tuple(key for key in self._claim if key in wanted)
-        return Plan(kept, why=self._why)
-
-    def _report(self, problem: str, context: Context) -> None:
-        if problem != self._reported:
-            self._reported = problem
-            name = getattr(self._policy, "__name__", type(self._policy).__name__)
-            context.observe("policy_failed", {"policy": name, "error": problem})
-
-
-def _problem(plan: object, view: View) -> str | None:
-    """Return why a plan is invalid, None for a valid one."""
-    if not isinstance(plan, Plan):
-        return f"it returned {type(plan).__name__}, no Plan"
-    # Custom policies may not follow the type hints.
-    claim: Any = plan.claim
-    release: Any = plan.release
-    why: Any = plan.why
-    if not (isinstance(claim, tuple) and isinstance(release, tuple)):
-        return "claim and release must be tuples"
-    if not isinstance(why, Mapping):
-        return "why must be a mapping"
-    mine = {key.key: key.is_mine for key in view.keys} if claim or release else {}
-    for key in claim:
-        if key not in mine:
-            return f"it claims {key!r}, which is not in the view"
-    for each in release:
-        problem = _release_problem(each, mine)
-        if problem is not None:
-            return problem
-    return None
-
-
-def _release_problem(release: object, mine: Mapping[Key, bool]) -> str | None:
-    if not isinstance(release, Release) or not mine.get(release.key):
-        return f"it releases {release!r}, which is not held"
-    successor: Any = release.successor
-    reason: Any = release.reason
-    detail: Any = release.detail
-    if successor is not None and not _is_name(successor):
-        return f"{successor!r} cannot be a successor"
-    if not _is_name(reason) or len(reason) > REASON_CHARS_MAX:
-        return f"{reason!r} cannot be a reason"
-    return None if isinstance(detail, str) else f"{detail!r} is no text"
-
-
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and is_identifier(value)
 
 
 @attrs.frozen(kw_only=True)
@@ -239,8 +99,11 @@ class Subscription:
         on_warm: Called with a partition, its position and its owner, before that
             releases it to this member; None if the application does not warm up.
         warming: Runs those calls.
+        warm_fetcher: Fetches the partitions meanwhile; None fetches nothing.
+        expects_claim: Whether it is ready for a partition that it will claim soon.
         warm_by: Has another process warm up instead: a sidecar's client; None if
             there is none that does.
+        standby: Stands by for keys of other members; None if nobody does.
         version: Grows whenever a holding of this subscription is added or removed.
         claimable_at_ms: Local time at which the next key may become claimable, as
             of the last view; at most one heartbeat interval after it.
@@ -270,7 +133,10 @@ class Subscription:
     weight: int = 1
     on_warm: OnWarm | None = None
     warming: Background | None = None
+    warm_fetcher: WarmFetcher | None = None
+    expects_claim: bool = False
     warm_by: Callable[[OfferedKey], Pending[None]] | None = None
+    standby: "StandingBy | None" = None
     version: int = 0
     claimable_at_ms: int = 0
     named: set[Key] = attrs.field(factory=set)
@@ -515,9 +381,11 @@ class Subscription:
 
         ``replaces`` names the client whose place this one takes, if any.
         """
-        home = context.replicas[context.home_of(self.group_id)].world
-        live = self._members(context, now_ms=now_ms)
-        members = directed(live, home, group_id=self.group_id)
+        homes = context.homes_of(self.group_id)
+        home = context.replicas[homes[0]].world
+        directors = [context.replicas[t].world for t in homes]
+        live = self._members(context)
+        members = directed(live, directors, group_id=self.group_id)
         is_alone = not any(member.client_id != owner.client_id for member in members)
         inputs = _ViewInputs(
             context=context,
@@ -531,7 +399,7 @@ class Subscription:
             grace_ms=context.settings_of(self.group_id).value("grace_ms"),
         )
         self.claimable_at_ms = now_ms + context.heartbeat_interval_ms
-        self._follow_plans(home, coordinators=len(context.replicas))
+        self._follow_plans(home, context)
         self.named.clear()
         self.named_by_plan.clear()
         self._abandoned.clear()
@@ -551,7 +419,7 @@ class Subscription:
         me = next((m for m in self.members if m.client_id == owner.client_id), None)
         if me is None:  # not announced yet
             me = MemberView(client_id=owner.client_id, topics=frozenset())
-            (me,) = directed([me], home, group_id=self.group_id)
+            (me,) = directed([me], directors, group_id=self.group_id)
         return View(
             me=owner.client_id,
             keys=keys,
@@ -562,8 +430,9 @@ class Subscription:
             is_cordoned=me.is_cordoned,
         )
 
-    def _follow_plans(self, home: WorldState, *, coordinators: int) -> None:
-        self._plans.read(home, self.group_id, coordinators=coordinators)
+    def _follow_plans(self, home: WorldState, context: Context) -> None:
+        settings, count = context.settings_of(self.group_id), len(context.replicas)
+        self._plans.read(home, self.group_id, settings=settings, coordinators=count)
         if self.is_planned != self._plans.is_in_force:
             self.is_planned = self._plans.is_in_force
             self._rule = CoverageRule(counts_topics=self.counts_topics)
@@ -610,7 +479,8 @@ class Subscription:
         guess = estimate(world, key, elapsed_ms=elapsed_ms, claimant=owner)
         known, wait_ms = guess.known, guess.wait_ms
         who = None if known is None or known.owner is None else known.owner
-        is_claimable = wait_ms == 0
+        is_between = inputs.context.places.is_between(key)
+        is_claimable = wait_ms == 0 and not is_between
         if who is not None and is_claimable:
             suspects.add(who.client_id)
             who = None
@@ -643,7 +513,7 @@ class Subscription:
             self._claimable_since.pop(key, None)
         holding = inputs.holdings.get(key)
         owner_name = None if who is None else who.client_id
-        if known is not None and known.handoff is not None and wait_ms:
+        if known is not None and known.handoff is not None and (wait_ms or is_between):
             owner_name = known.handoff[0]  # it is reserved for that one
         return KeyView(
             key=key,
@@ -694,14 +564,9 @@ class Subscription:
         }
         return set(self._suspected)
 
-    def _members(self, context: Context, *, now_ms: int) -> list[MemberView]:
+    def _members(self, context: Context) -> list[MemberView]:
         """Return the live members, in order of client_id."""
-        replica = context.replicas[context.home_of(self.group_id)]
-        elapsed_ms = replica.elapsed_ms(now_ms)
-        limit_ms = 2 * context.heartbeat_interval_ms
-        log_ms = replica.world.now_ms + elapsed_ms
-        found = replica.world.live_members(self.group_id)
-        live = [member for member in found if log_ms - member.seen_ms <= limit_ms]
+        live = context.living(self.group_id)
         if live != self._live:
             self._live = live
             # Of several processes of one client only the last counts.

@@ -82,6 +82,9 @@ class ClaimState:
 
 
 _NOT_GRANTED = frozenset({Refusal.TAKEN, Refusal.OVER})
+# The key moves, or has moved, to another coordinating partition: nothing more is
+# granted under this claim, and the owner claims the key again there (PROTOCOL 10.3).
+_MOVED = frozenset({"moving", "retired", "wrong_partition"})
 
 
 class GrantClient(Protocol):
@@ -124,7 +127,7 @@ class GrantClient(Protocol):
             if verdict.granted is not None:
                 return verdict.granted
             refusal = refusal_of(verdict.reason, last=wanted.last, head=verdict.head)
-            if refusal in _NOT_GRANTED:
+            if refusal in _NOT_GRANTED or verdict.reason in _MOVED:
                 return None
             if refusal is Refusal.UNEXPECTED:
                 raise CoordinationError(
@@ -173,8 +176,11 @@ class GrantClient(Protocol):
             MarshalError: The log or the sidecar cannot be used.
         """
         found = self.newest(ref.key, timeout_ms=timeout_ms)
+        # In another coordinating partition an equal epoch is another claim.
         return (
-            found is not None and found.owner == ref.owner and found.epoch == ref.epoch
+            found is not None
+            and found.owner == ref.owner
+            and (found.epoch, found.token) == (ref.epoch, ref.token)
         )
 
     def newest(self, key: Key, *, timeout_ms: int) -> ClaimState | None:

@@ -20,8 +20,15 @@ from kafka_marshal.ports import Clock, CoordinationLog, Entropy
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict, verdict_of
 from kafka_marshal.protocol.hashing import coordinating_partition
+from kafka_marshal.protocol.placement import (
+    Worlds,
+    counts_of,
+    partition_of,
+    standing_of,
+)
 from kafka_marshal.protocol.records import ClaimingMessages, Config
-from kafka_marshal.protocol.types import Key, OffsetRange
+from kafka_marshal.protocol.state import IGNORED, WorldState
+from kafka_marshal.protocol.types import Key, OffsetRange, Token
 
 from .client import ClaimRef, ClaimState, GrantClient
 
@@ -77,8 +84,8 @@ class LogGrantClient(GrantClient):
         # PROTOCOL 6.2: a grantee is drawn for each attempt.
         request = ref.request(wanted, grantee=draw_grantee(self._entropy))
         with self._locked(timeout_ms) as deadline:
-            replica, config = self._opened(ref.key, deadline)
-            over = request.verdict_if_over(replica.world.keys.get(ref.key))
+            replica, config = self._claimed(ref, deadline)
+            over = _verdict_if_over(request, replica.world, token=ref.token)
             if over is not None:
                 return over
             head = _head(replica, ref.key)
@@ -88,11 +95,14 @@ class LogGrantClient(GrantClient):
     def newest(self, key: Key, *, timeout_ms: int) -> ClaimState | None:
         """Return the newest claim of a key; see ``GrantClient``."""
         with self._locked(timeout_ms) as deadline:
-            replica, _ = self._opened(key, deadline)
+            self._opened(key, deadline)
             self._catch_up(deadline)
-            known, token = replica.world.keys.get(key), replica.world.token(key)
-            if known is None or token is None:
+            worlds, _ = self._opened(key, deadline)
+            world = standing_of(worlds, key)
+            if world is None:
                 return None
+            known, token = world.keys[key], world.token(key)
+            assert token is not None  # a known key has a Config
             return ClaimState(str(token), known.epoch, known.owner)
 
     def close(self) -> None:
@@ -141,8 +151,32 @@ class LogGrantClient(GrantClient):
 
     # --- the log
 
-    def _opened(self, key: Key, deadline: "_Deadline") -> tuple[Replica, Config]:
-        """Return the coordinating partition of a key, read once, and its Config."""
+    def _claimed(self, ref: ClaimRef, deadline: "_Deadline") -> tuple[Replica, Config]:
+        """Return the coordinating partition of a claim, or of a later one.
+
+        Of two partitions of a key that moved, tokens compare, epochs do not (PROTOCOL
+        10). A claim that neither has is not read yet.
+        """
+        token, key = Token.parse(ref.token), ref.key
+        worlds, config = self._opened(key, deadline)
+        if _newest_token(worlds, key) < token:
+            self._catch_up(deadline)
+            worlds, config = self._opened(key, deadline)
+        place = max(worlds, key=lambda t: _token_of(worlds[t], key))
+        if _newest_token(worlds, key) < token:
+            found = partition_of(worlds, key)
+            place = place if found is None else found
+        assert self._follower is not None
+        return self._follower.replicas[place], config
+
+    def _opened(
+        self, key: Key, deadline: "_Deadline"
+    ) -> tuple[dict[int, WorldState], Config]:
+        """Return the coordinating partitions that may know a key, and the Config.
+
+        Each is read once, from its last checkpoint. There are two while the partition
+        count changes.
+        """
         place = (key.topic, key.partition)
 
         def guess(count: int) -> Collection[int]:
@@ -154,16 +188,29 @@ class LogGrantClient(GrantClient):
         follower = self._follower
         assert follower is not None
         # Guess that all partitions of the topic coordinate; each Config has the number.
-        count = self._log.partition_count
-        (t,) = guess(count)
+        (t,) = guess(self._log.partition_count)
         config = self._config_of(t, deadline) or self._config_of(0, deadline)
         if config is None:
             raise unformatted(follower.worlds)
         require_cluster(config, self._log.cluster_id)
         self._log.configure(config.heartbeat_interval_ms, timeout_ms=deadline.left_ms())
-        (t,) = guess(config.partition_count)
-        self._config_of(t, deadline)
-        return follower.replicas[t], config
+        worlds: dict[int, WorldState] = {}
+        wanted = set(guess(config.partition_count))
+        while left := wanted - worlds.keys():
+            if max(left) >= self._log.partition_count:
+                # Partitions were added since the log was opened.
+                self.close()
+                return self._opened(key, deadline)
+            for t in left:
+                self._config_of(t, deadline)
+                worlds[t] = follower.replicas[t].world
+                wanted.update(*map(guess, counts_of({0: worlds[t]})))
+        newest = max(
+            (world.config for world in worlds.values() if world.config is not None),
+            key=lambda each: each.generation,
+            default=config,
+        )
+        return worlds, newest
 
     def _config_of(self, t: int, deadline: "_Deadline") -> Config | None:
         """Return the Config of a partition; catch up first if it was never read."""
@@ -238,6 +285,34 @@ class _Deadline:
 def _late(what: str) -> DeadlineExceeded:
     return DeadlineExceeded(
         f"the coordination log gave no verdict in time, so nothing is processed; {what}"
+    )
+
+
+def _token_of(world: WorldState, key: Key) -> Token:
+    """Return the token of a key's last claim in a partition; the least without one."""
+    known, token = world.keys.get(key), world.token(key)
+    is_claimed = known is not None and known.epoch > 0
+    return token if token is not None and is_claimed else Token(-1, -1, -1)
+
+
+def _newest_token(worlds: Worlds, key: Key) -> Token:
+    return max(_token_of(world, key) for world in worlds.values())
+
+
+def _verdict_if_over(
+    request: GrantRequest, world: WorldState, *, token: str
+) -> GrantVerdict | None:
+    """Return the verdict if the claim has ended, None if the log must decide."""
+    newest, mine = _token_of(world, request.key), Token.parse(token)
+    if newest.era == mine.era or newest < mine:
+        known = world.keys.get(request.key) if newest.era == mine.era else None
+        return request.verdict_if_over(known)
+    known = world.keys[request.key]
+    return GrantVerdict(
+        outcome=IGNORED,
+        reason="not_owner",
+        head=known.next_unclaimed(),
+        offset=None,
     )
 
 

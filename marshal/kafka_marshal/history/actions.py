@@ -14,6 +14,7 @@ from kafka_marshal.engine.pause_notes import By
 from kafka_marshal.protocol.codec import person_of, undone_of
 from kafka_marshal.protocol.fold_beats import NO_EPOCH
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
+from kafka_marshal.protocol.layout import config_of
 from kafka_marshal.protocol.records import (
     CORDON,
     DRAIN,
@@ -23,6 +24,11 @@ from kafka_marshal.protocol.records import (
     FencingClient,
     ForgettingPartition,
     GroupSettings,
+    LayoutDone,
+    LayoutFence,
+    LayoutFinal,
+    LayoutGroups,
+    LayoutImport,
     PauseGroup,
     ReleaseGroup,
     Reset,
@@ -43,6 +49,7 @@ from kafka_marshal.protocol.types import Key, LogEntry, TimestampType
 ACTIONS_MAX = 10_000
 RECORDS_PER_ACTION_MAX = 5_000
 _POSITIONS = (StagePosition, DecidePosition, ResolvePosition)
+_LAYOUTS = (LayoutFence, LayoutImport, LayoutGroups, LayoutDone, LayoutFinal)
 AdminRecord = (
     ReleaseGroup
     | PauseGroup
@@ -55,8 +62,13 @@ AdminRecord = (
     | Directive
     | Reset
     | Config
+    | LayoutFence
+    | LayoutImport
+    | LayoutGroups
+    | LayoutDone
+    | LayoutFinal
 )
-"""Every record kind that admins write; members write Resolves of dead admins, too."""
+"""Every record kind that admins write; members continue what dead admins began."""
 
 # Kinds of actions.
 PAUSE, RESUME = "pause", "resume"
@@ -64,7 +76,17 @@ SET_POSITION, UNDO = "set_position", "undo"
 FORGET, FENCE, RESET = "forget", "fence", "reset"
 SETTINGS = "settings"
 FORMAT, UPGRADE, CONFIG = "format", "upgrade", "config"
+RESIZE = "resize"
 DIRECTIVES = frozenset({DRAIN, CORDON})
+
+# Steps of a change of the partition count, by the effects of its records.
+STEPS = {
+    "layout_fenced": "fenced",
+    "imported": "imported",
+    "group_imported": "groups",
+    "layout_done": "done",
+    "layout_final": "ended",
+}
 
 # Outcomes of actions.
 REFUSED, PARTIAL = "refused", "partial"
@@ -145,17 +167,37 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     person: str | None = None
 
 
+class ActionStep(msgspec.Struct, kw_only=True, gc=False):
+    """One step of a change of the partition count (PROTOCOL 10).
+
+    Attributes:
+        name: ``fenced``, ``imported``, ``groups``, ``done`` or ``ended``.
+        count: Partitions that were fenced or ended, keys that were imported, settings
+            and directives of groups that were, or pairs of a source and a target that
+            were done.
+        first_ms: Append time of the first of its records, epoch ms.
+        last_ms: That of the last one.
+    """
+
+    name: str
+    count: int
+    first_ms: int
+    last_ms: int
+
+
 class Action(msgspec.Struct, kw_only=True, gc=False):
     """Something that an admin did, or tried to do.
 
     Attributes:
         kind: ``pause``, ``resume``, ``set_position``, ``undo``, ``forget``, ``fence``,
-            ``drain``, ``cordon``, ``reset``, ``format``, ``upgrade`` or ``config``.
+            ``drain``, ``cordon``, ``reset``, ``format``, ``upgrade``, ``config`` or
+            ``resize``.
         group_id: The group; None if it concerns all groups.
         op_id: The operation, None for records without one.
         first: Its first record, by append time.
         outcome: ``accepted``, ``refused``, ``partial`` (accepted in some partitions),
-            of a set position ``committed``, ``aborted`` or ``open``.
+            of a set position ``committed``, ``aborted`` or ``open``; of a change of
+            the partition count ``open`` until it has ended in every partition.
         refusals: Number of its records that were refused or ignored, by reason.
         reason: The first reason in its records, for people.
         begin_ms: Begin of a scheduled pause, None if it began with its first record.
@@ -170,8 +212,9 @@ class Action(msgspec.Struct, kw_only=True, gc=False):
         scheduled: Coordinating partitions where it has not begun.
         undoes: The operation that an undo sets back, by the tags of its records.
         keys: Keys that it names, with their positions.
-        text: What a Config set, which process was fenced, or who is drained or
-            cordoned; else None.
+        text: What a Config set, which process was fenced, who is drained or cordoned,
+            or from and to which partition count; else None.
+        steps: Steps of a change of the partition count, in order of the protocol.
         records: Its records, by append time; at most ``RECORDS_PER_ACTION_MAX``.
         records_count: Number of all its records.
     """
@@ -194,6 +237,7 @@ class Action(msgspec.Struct, kw_only=True, gc=False):
     undoes: bytes | None = None
     keys: tuple[ActionKey, ...] = ()
     text: str | None = None
+    steps: tuple[ActionStep, ...] = ()
     records: tuple[ActionRecord, ...] = ()
     records_count: int = 0
 
@@ -221,6 +265,9 @@ class _Operation(msgspec.Struct, gc=False):
     ended: list[Ended] = []
     kind: str = ""
     text: str | None = None
+    steps: dict[str, ActionStep] = {}
+    # Partitions in which the change of the partition count is open, or has ended.
+    changing: set[int] = set()
 
 
 class ActionLog:
@@ -318,6 +365,8 @@ class ActionLog:
             operation.text = directed(record)
         elif isinstance(record, Config):
             self._note_config(operation, world, transitions[0])
+        elif isinstance(record, _LAYOUTS):
+            _note_step(operation, world, entry, transitions=transitions)
 
     def _note_config(
         self, operation: _Operation, world: WorldState, transition: Transition
@@ -434,12 +483,39 @@ class ActionLog:
         return found
 
 
+def _note_step(
+    operation: _Operation,
+    world: WorldState,
+    entry: LogEntry,
+    *,
+    transitions: Transitions,
+) -> None:
+    """Note how far a change of the partition count is."""
+    record, at_ms = transitions[0].record, entry.timestamp_ms
+    if isinstance(record, LayoutFence):
+        count = config_of(record).partition_count
+        operation.text = f"from {record.from_count} to {count} coordinating partitions"
+    for name in filter(None, (STEPS.get(each.effect or "") for each in transitions)):
+        found = operation.steps.get(name)
+        if found is None:
+            found = ActionStep(name=name, count=0, first_ms=at_ms, last_ms=at_ms)
+            operation.steps[name] = found
+        found.count += 1
+        # Partitions are read in any order.
+        found.first_ms = min(found.first_ms, at_ms)
+        found.last_ms = max(found.last_ms, at_ms)
+        if name == STEPS["layout_final"]:
+            operation.changing.discard(world.partition)
+        else:
+            operation.changing.add(world.partition)
+
+
 def _place(record: ActionRecord) -> tuple[int, int, int]:
     return record.at_ms, record.partition, record.offset
 
 
 def _group_of(record: AdminRecord) -> str | None:
-    if isinstance(record, Config | Reset):
+    if isinstance(record, (Config, Reset, *_LAYOUTS)):
         return None
     is_of_all = isinstance(record, Directive) and record.group_id == CHECKPOINT_GROUP
     return None if is_of_all else record.group_id
@@ -460,6 +536,8 @@ def _name_of(record: AdminRecord) -> Name:
         )
     if isinstance(record, Reset):
         return RESET, None, record.op_id
+    if isinstance(record, _LAYOUTS):
+        return RESIZE, None, record.op_id
     if isinstance(record, ForgettingPartition):
         return FORGET, record.group_id, record.incarnation
     if isinstance(record, FencingClient):
@@ -601,6 +679,8 @@ def _action(
         done = any(record.effect == "reset" for record in mine)
         is_staged = mine[-1].effect == "reset_staged"
         outcome = ACCEPTED if done else OPEN if is_staged else REFUSED
+    elif kind == RESIZE:
+        outcome = OPEN if operation.changing else ACCEPTED if accepted else REFUSED
     elif any(record.outcome == HALTED for record in mine):
         outcome = HALTED
     return Action(
@@ -613,6 +693,9 @@ def _action(
         reason=next((r.reason for r in mine if r.reason is not None), None),
         keys=tuple(keys),
         text=operation.text,
+        steps=tuple(
+            operation.steps[name] for name in STEPS.values() if name in operation.steps
+        ),
         records=tuple(mine),
         records_count=operation.count if records is None else len(mine),
     )

@@ -6,7 +6,9 @@ the attempts that failed, and what admins did to the key.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from operator import attrgetter
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -20,8 +22,11 @@ from kafka_marshal.history.rows import (
 )
 from kafka_marshal.protocol.codec import person_of
 from kafka_marshal.protocol.fold_beats import NO_EPOCH
+from kafka_marshal.protocol.items import Layout
 from kafka_marshal.protocol.judging import scope_of
+from kafka_marshal.protocol.layout import config_of
 from kafka_marshal.protocol.pauses import is_in_scope
+from kafka_marshal.protocol.placement import place_under
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
     ClaimingMessages,
@@ -32,6 +37,10 @@ from kafka_marshal.protocol.records import (
     ForgettingPartition,
     HandoffOffer,
     HandoffReady,
+    LayoutDone,
+    LayoutFence,
+    LayoutFinal,
+    LayoutImport,
     PauseGroup,
     Record,
     ReleaseGroup,
@@ -67,6 +76,9 @@ PAUSE_EXPIRED = "pause_expired"
 UNSCHEDULED = "unscheduled"
 DROPPED = "dropped"
 RESTORED = "restored"
+# Effects that drop the key as a part of what they do.
+_DROPS = frozenset({"forgotten", "reset", "layout_fenced", "layout_final"})
+_MOVES = (LayoutFence, LayoutDone, LayoutFinal)
 
 
 class KeyEvent(msgspec.Struct, kw_only=True, gc=False):
@@ -78,7 +90,9 @@ class KeyEvent(msgspec.Struct, kw_only=True, gc=False):
             ``unscheduled``, ``paused``, ``unpaused``, ``pause_expired``, ``staged``,
             ``decided``, ``position_set``, ``unlocked``, ``forgotten``, ``dropped`` (for
             its silence), ``offered``, ``offer_withdrawn``, ``ready``, ``fenced``,
-            ``reset``, ``configured``, or ``restored`` where the history begins at a
+            ``reset``, ``configured``, ``layout_fenced`` (a change of the partition
+            count moves the key), ``imported``, ``layout_done`` (what is not imported
+            is new), ``layout_final``, or ``restored`` where the history begins at a
             checkpoint.
         partition: Coordinating partition of the record.
         offset: Offset of the record, of the first one if it was repeated; None where
@@ -104,6 +118,9 @@ class KeyEvent(msgspec.Struct, kw_only=True, gc=False):
             who began it.
         last_offset: Offset of the last one.
         last_ms: Append time of the last one, epoch ms.
+        move: The last change of the partition count that moves the key, as far as this
+            partition had read; None before the first one.
+        is_moved: Whether that move was over here: the key had arrived, or was dropped.
     """
 
     what: str
@@ -128,6 +145,48 @@ class KeyEvent(msgspec.Struct, kw_only=True, gc=False):
     last_offset: int | None = None
     last_ms: int | None = None
     renewed_by: str | None = None
+    move: "Move | None" = None
+    is_moved: bool = False
+
+
+class Move(NamedTuple):
+    """A change of the partition count that moves a key.
+
+    Attributes:
+        generation: Generation of the Config that it brought.
+        op_id: The operation.
+        source: Coordinating partition that the key moves from.
+        target: Coordinating partition that it moves to.
+    """
+
+    generation: int
+    op_id: bytes
+    source: int
+    target: int
+
+
+class KeyPast(Protocol):
+    """What is known of the past of a key, for sentences about it."""
+
+    @property
+    def key(self) -> Key:
+        """The key."""
+        ...
+
+    @property
+    def began_at(self) -> int | None:
+        """Offset of the checkpoint's state that it began at, None at the start."""
+        ...
+
+    @property
+    def events(self) -> Sequence[KeyEvent]:
+        """The last events, oldest first."""
+        ...
+
+    @property
+    def pause(self) -> PauseRow | None:
+        """The active pause of the key that lasts longest, None without one."""
+        ...
 
 
 class _Lease(msgspec.Struct, gc=False):
@@ -160,6 +219,7 @@ class KeyChain:
         renewed: Place of the last accepted record of the owner, None if unknown.
         began_at: Offset of the checkpoint's state that it began at, None at the log's
             start.
+        moves: Changes of the partition count that move the key, oldest first.
     """
 
     def __init__(self, key: Key) -> None:
@@ -179,6 +239,9 @@ class KeyChain:
         self._scheduled: frozenset[bytes] = frozenset()
         self._op_id: bytes | None = None
         self._is_stale = False
+        self.moves: list[Move] = []
+        self._partition = 0
+        self._is_moved = False
         # Repeated events since the last change, by what makes them equal.
         self._repeated: dict[tuple[str | bytes | None, ...], KeyEvent] = {}
 
@@ -220,6 +283,10 @@ class KeyChain:
         }
         known = world.keys.get(self.key)
         self._note_state(known)
+        layout, config = world.layout, world.config
+        if layout is not None and config is not None:
+            is_there = bool(layout.sources) and known is not None
+            self._note_move(self._move_by(layout, config), is_moved=is_there)
         begun = KeyEvent(
             what=RESTORED,
             partition=world.partition,
@@ -252,7 +319,11 @@ class KeyChain:
             entry: The entry.
             transitions: Its transitions.
         """
+        self._partition = world.partition
         mine = self._mine(transitions)
+        for each in mine:
+            if isinstance(each.record, LayoutFence):
+                self._note_move(self._move_by(each.record, config_of(each.record)))
         pause = self.pause
         is_there = self.key in world.keys
         self._scheduled = frozenset(op_id for _, op_id in self._historian.schedule)
@@ -275,7 +346,7 @@ class KeyChain:
             if isinstance(row, Interval) and row.key == self.key:
                 self._claims.append(row)
                 self._claims_count += 1
-        is_explained = any(each.effect in {"forgotten", "reset"} for each in mine)
+        is_explained = any(each.effect in _DROPS for each in mine)
         if self._is_known and not is_there and not is_explained:
             self._change(world, DROPPED, at=at, record=None)
         self._note_state(world.keys.get(self.key))
@@ -307,7 +378,10 @@ class KeyChain:
             is_accepted = transition.outcome == ACCEPTED
             return is_mine and is_accepted and fenced == self._was.owner
         if isinstance(record, Config):
-            return transition.outcome == ACCEPTED
+            place = place_under(self.key, record.partition_count)
+            return transition.outcome == ACCEPTED and place == self._partition
+        if isinstance(record, _MOVES):
+            return transition.outcome == ACCEPTED and self._is_moved_by(record)
         if isinstance(record, ReleaseGroup | PauseGroup):
             is_mine = record.group_id == self.key.group_id
             scope = scope_of(record)
@@ -317,6 +391,31 @@ class KeyChain:
             is_mine = record.group_id == self.key.group_id
             return is_mine and record.op_id == self._op_id
         return isinstance(record, StagePosition) and self._is_named_by(record)
+
+    def _is_moved_by(self, record: LayoutFence | LayoutDone | LayoutFinal) -> bool:
+        """Return whether an accepted record of a change of the count is about it."""
+        if isinstance(record, LayoutFence):
+            move = self._move_by(record, config_of(record))
+            return move is not None or self._is_known
+        move = self.moves[-1] if self.moves else None
+        if move is None or move.op_id != record.op_id:
+            return False
+        return isinstance(record, LayoutFinal) or (
+            record.source == move.source and not self._is_known
+        )
+
+    def _move_by(self, change: LayoutFence | Layout, config: Config) -> Move | None:
+        """Return how a change of the count moves the key, None if it does not."""
+        counts = change.from_count, config.partition_count
+        source, target = (place_under(self.key, count) for count in counts)
+        if source == target:
+            return None
+        return Move(config.generation, change.op_id, source, target)
+
+    def _note_move(self, move: Move | None, *, is_moved: bool = False) -> None:
+        if move is not None:
+            self.moves.append(move)
+            self._is_moved = is_moved
 
     def _is_named_by(self, record: StagePosition) -> bool:
         return record.group_id == self.key.group_id and any(
@@ -358,9 +457,15 @@ class KeyChain:
         event = self._change(world, what, at=at, record=record)
         event.reason, event.token = why_of(record), world.token(self.key)
         self.renewed, self._is_stale = (at.offset, at.append_ms), False
+        self._note_arrival(event)
         self._epochs[at.offset] = None
         if len(self._epochs) > EPOCHS_MAX:
             del self._epochs[next(iter(self._epochs))]
+
+    def _note_arrival(self, event: KeyEvent) -> None:
+        """Record that the key has arrived here, if a change moves it here."""
+        if event.move is not None and event.move.target == event.partition:
+            event.is_moved = self._is_moved = True
 
     def _paused(self, world: WorldState, transition: Transition, *, at: Moment) -> None:
         record = transition.record
@@ -455,6 +560,22 @@ class KeyChain:
                 f"generation {record.generation}, heartbeat interval "
                 f"{record.heartbeat_interval_ms} ms, level {record.feature_level}"
             )
+        else:
+            self._changed_by_layout(event, record, known=known)
+
+    def _changed_by_layout(
+        self, event: KeyEvent, record: Record, *, known: KeyState | None
+    ) -> None:
+        """Complete an event of a change of the partition count."""
+        if isinstance(record, LayoutFence):
+            count = config_of(record).partition_count
+            event.reason = f"from {record.from_count} to {count}"
+        elif isinstance(record, LayoutImport):
+            self._note_arrival(event)
+            if known is not None and known.handoff is not None:
+                event.successor, event.until_ms = known.handoff
+        elif isinstance(record, LayoutDone | LayoutFinal):
+            event.is_moved = self._is_moved = True
 
     def _unsuccessful(
         self, world: WorldState, transition: Transition, *, at: Moment
@@ -537,6 +658,8 @@ class KeyChain:
         )
 
     def _add(self, event: KeyEvent) -> None:
+        event.move = self.moves[-1] if self.moves else None
+        event.is_moved = self._is_moved
         self.events.append(event)
         self.events_count += 1
 

@@ -29,6 +29,7 @@ from kafka_marshal.history.rows import (
     Attempt,
     GrantRow,
     Handoff,
+    ImportRow,
     Interval,
     Moment,
     PauseRow,
@@ -553,8 +554,26 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
             yield from self._moved_away(world, record, at=at)
         elif isinstance(record, Reset) and transition.effect == "reset":
             yield from self._reset(world, record, at=at)
-        elif key is not None:
-            self.tracks.pop(key, None)  # imported: of an earlier life of its partition
+        elif key is not None and isinstance(record, LayoutImport):
+            self.tracks.pop(key, None)  # of an earlier life of this partition
+            yield self._imported(world, record, key=key, at=at)
+
+    def _imported(
+        self, world: WorldState, record: LayoutImport, *, key: Key, at: Moment
+    ) -> ImportRow:
+        known, config = world.keys[key], world.config
+        assert config is not None  # a change is open
+        return ImportRow(
+            key=key,
+            at=at,
+            source=record.source,
+            op_id=record.op_id,
+            topic_id=known.topic_id,
+            era=config.era,
+            position=known.position,
+            granted=known.granted,
+            resets_count=self.resets_count,
+        )
 
     def _moved_away(
         self, world: WorldState, record: LayoutFence | LayoutFinal, *, at: Moment

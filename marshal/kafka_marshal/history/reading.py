@@ -19,15 +19,13 @@ from kafka_marshal.errors import ConfigurationError, LogUnreadable
 from kafka_marshal.history import wording
 from kafka_marshal.history.actions import Action, ActionLog
 from kafka_marshal.history.chain import KeyChain, KeyEvent
+from kafka_marshal.history.path import KeyPath, counts_in, joined, places_of
 from kafka_marshal.history.rows import Interval
 from kafka_marshal.past import Since
 from kafka_marshal.protocol.codec import person_of
 from kafka_marshal.protocol.fold_beats import fold_beats
-from kafka_marshal.protocol.hashing import (
-    CHECKPOINT_GROUP,
-    home_partition,
-    key_partition,
-)
+from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP, home_partition
+from kafka_marshal.protocol.placement import place_under
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import DecidePosition
 from kafka_marshal.protocol.state import ACCEPTED, GroupState, Transitions, WorldState
@@ -48,7 +46,8 @@ class KeyHistory:
 
     Attributes:
         key: The key.
-        world: State of its coordinating partition at the moment of the view.
+        world: State of its coordinating partition at the moment of the view: while it
+            moves, of the one that it is shown from (see ``World.partition_of``).
         state: ``owned``, ``stale`` (it has an owner that any member may replace),
             ``free``, ``locked``, ``unclaimed`` or ``halted``.
         why: Why it is so, in one sentence.
@@ -58,7 +57,8 @@ class KeyHistory:
         claims_count: Number of all claims.
         refused_count: Number of refused or ignored records about the key.
         began_at: Next offset of the checkpoint that it begins at, None at the log's
-            start. What came before is not known here.
+            start. What came before is not known here. Of several partitions it is of
+            the first one.
         entries_count: Number of entries that were read.
         read_at_ms: Wall time at the end of reading.
     """
@@ -82,7 +82,7 @@ class KeyHistory:
         bootstrap_servers: str | Sequence[str] = SERVERS,
         *,
         key: Key,
-        offset: int | None = None,
+        offset: Mapping[int, int] | int | None = None,
         time_ms: int | None = None,
         since_offset: int | None = None,
         since_ms: int | None = None,
@@ -91,14 +91,17 @@ class KeyHistory:
         transport: str = "auto",
         timeout_ms: int = TIMEOUT_MS,
     ) -> "KeyHistory":
-        """Read the log of the key's coordinating partition, and of no other.
+        """Read the log of the key's coordinating partition.
 
-        That of the group's home is read, too, if an operation set the key's position.
+        Those that the key was in before are read, too, where the partition count has
+        changed (PROTOCOL 10), and that of the group's home if an operation set the
+        key's position.
 
         Args:
             bootstrap_servers: Addresses of the cluster.
             key: The key.
-            offset: As of this offset of the key's coordinating partition.
+            offset: As of this offset of the key's coordinating partition, or of the
+                one that a mapping names, if the key was there then.
             time_ms: As of this time, see ``World.at``; by default now.
             since_offset: What happened from this offset on is enough: the reading
                 begins at the newest checkpoint before it. By default all.
@@ -117,7 +120,7 @@ class KeyHistory:
 
         def opened(number: int | None) -> LogScan:
             def only(count: int) -> list[int]:
-                return [_place(key, count) if number is None else number]
+                return [place_under(key, count) if number is None else number]
 
             return LogScan(
                 bootstrap_servers,
@@ -259,6 +262,8 @@ class GroupHistory:
 
 def _is_acted_on(world: WorldState, group_id: str | None) -> bool:
     """Return whether an action on a group, or on any, is in progress in a state."""
+    if world.layout is not None:
+        return True
     groups = (
         group
         for name, group in world.groups.items()
@@ -276,10 +281,6 @@ def _is_in_progress(group: GroupState) -> bool:
     is_open = group.verdict is not None and not group.verdict.is_resolved
     is_ahead = bool(group.scheduled or group.directives)
     return group.pause is not None or is_ahead or is_open
-
-
-def _place(key: Key, partition_count: int) -> int:
-    return key_partition(*key.topic_partition, partition_count=partition_count)
 
 
 @attrs.frozen(kw_only=True)
@@ -306,7 +307,8 @@ class _Reader:
         key: The key.
         opened: Opens a coordinating partition for reading; with None the one that is
             the key's if all partitions of the topic coordinate.
-        offset: The last offset of the view, or None.
+        offset: The last offset of the view, in the partition that a mapping names, or
+            None.
         time_ms: The time of the view, or None.
         beginning: From when on the past is needed; None for all.
     """
@@ -316,7 +318,7 @@ class _Reader:
         key: Key,
         opened: Callable[[int | None], LogScan],
         *,
-        offset: int | None,
+        offset: Mapping[int, int] | int | None,
         time_ms: int | None,
         beginning: _Beginning | None,
     ) -> None:
@@ -325,102 +327,142 @@ class _Reader:
         self._beginning = beginning
         self._offset = offset
         self._time_ms = time_ms
+        self._chains: dict[int, tuple[KeyChain, WorldState]] = {}
         self._last_ms = 0
         self._count = 0
 
     def read(self) -> KeyHistory:
         """Return what the log shows of the key."""
-        number: int | None = None
-        while True:
+        at = self._place_of_offset()
+        number = at
+        while number is not None or not self._chains:
             with self._opened(number) as scan:
-                (at,) = scan.ends
-                chain, world = self._fold(scan, at)
-            if world.config is None and at and self._is_now:
-                number = 0  # only the Config has the number of coordinating partitions
-                continue
-            if world.config is None:
-                break
-            number = _place(self._key, world.config.partition_count)
-            if number == at:
-                break
+                place = next((t for t in scan.ends if number in {None, t}), None)
+                if place is None:
+                    raise ConfigurationError(
+                        f"there is no coordinating partition {number}; write the "
+                        "offset of one that the key was in, or a time",
+                        setting="offset",
+                    )
+                self._fold(scan, place, is_first=not self._chains)
+            left = places_of(self._key, self._chains) - self._chains.keys()
+            number = min(left, default=None)
+        path = joined(self._key, self._chains, at=at)
+        world = path.world
         if world.config is None and self._is_now:
             raise unformatted([world])
-        events = self._with_decisions(chain, world)
+        events = self._with_decisions(path)
         wall_ms = SystemClock().wall_ms()
         elapsed_ms = max(0, wall_ms - world.append_time_ms) if self._is_now else 0
         return KeyHistory(
             key=self._key,
             world=world,
-            state=wording.state_of(chain, world, elapsed_ms=elapsed_ms),
-            why=wording.why(chain, world, elapsed_ms=elapsed_ms),
+            state=wording.state_of(path, world, elapsed_ms=elapsed_ms),
+            why=wording.why(path, world, elapsed_ms=elapsed_ms),
             events=tuple(events),
-            events_count=chain.events_count + len(events) - len(chain.events),
-            claims=tuple(chain.claims),
-            claims_count=chain.claims_count,
-            refused_count=chain.refused_count,
-            began_at=chain.began_at,
+            events_count=path.events_count + len(events) - len(path.events),
+            claims=tuple(path.claims),
+            claims_count=path.claims_count,
+            refused_count=path.refused_count,
+            began_at=path.began_at,
             entries_count=self._count,
             read_at_ms=wall_ms,
         )
+
+    def _place_of_offset(self) -> int | None:
+        """Return the partition of the view's offset, None without one."""
+        if self._offset is None:
+            return None
+        if not isinstance(self._offset, int):
+            return next(iter(self._offset))
+        # That of the key now: partition 0 has the newest Config, before its end.
+        with self._opened(0) as scan:
+            world = scan.restore(first=lambda span: span.end)[0].world
+            for _, run in _runs(scan):
+                for entry in run:
+                    apply(world, entry)
+        if world.config is None:
+            raise unformatted([world])
+        return place_under(self._key, world.config.partition_count)
 
     @property
     def _is_now(self) -> bool:
         return self._offset is None and self._time_ms is None
 
-    def _fold(self, scan: LogScan, number: int) -> tuple[KeyChain, WorldState]:
+    def _fold(self, scan: LogScan, number: int, *, is_first: bool) -> None:
         """Fold one coordinating partition up to the moment of the view."""
-        end = scan.ends[number]
-        if self._offset is not None and self._offset >= end:
-            raise ConfigurationError(
-                f"offset {self._offset} is not in the log yet: coordinating partition "
-                f"{number} ends at {end}; see: marshal topic info",
-                setting="offset",
-            )
-        offsets = None if self._offset is None else {number: self._offset}
-        scan.until(offset=offsets, time_ms=self._time_ms)
-        since = None
-        if self._beginning is not None:
-            since = self._beginning.since(self._key, number)
-        restored = scan.restore(since=since)[number]
+        time_ms = self._time_ms
+        offsets = None
+        if self._offset is not None and is_first:
+            end, last = scan.ends[number], self._offset
+            last = last if isinstance(last, int) else last[number]
+            if last >= end:
+                raise ConfigurationError(
+                    f"offset {last} is not in the log yet: coordinating partition "
+                    f"{number} ends at {end}; see: marshal topic info",
+                    setting="offset",
+                )
+            offsets = {number: last}
+        elif self._offset is not None:
+            time_ms = self._last_ms  # offsets of other partitions are no moments
+        scan.until(offset=offsets, time_ms=time_ms)
+        restored = scan.restore(since=self._since(number, is_first=is_first))[number]
         if restored.is_log_start_missing:
             raise LogUnreadable(unknown_text([number]))
         world, chain = restored.world, KeyChain(self._key)
         if restored.source is not None:
             chain.begin(world)
+        last_ms = world.append_time_ms
         for _, run in _runs(scan):
             fold_run(chain, world, entries=run)
             self._count += len(run)
-            self._last_ms = run[-1].timestamp_ms
+            last_ms = run[-1].timestamp_ms
             if world.halted is not None:
                 break
-        return chain, world
+        self._last_ms = max(self._last_ms, last_ms)
+        self._chains[number] = chain, world
 
-    def _with_decisions(self, chain: KeyChain, world: WorldState) -> list[KeyEvent]:
+    def _since(self, number: int, *, is_first: bool) -> Since | None:
+        """Return where to begin; an offset is of the partition that is read first."""
+        beginning = self._beginning
+        if beginning is None:
+            return None
+        if beginning.offset is not None and not is_first:
+            chains = [chain for chain, _ in self._chains.values()]
+            times = (event.at_ms for chain in chains for event in chain.events)
+            first_ms = min(times, default=self._last_ms) - CLOCKS_APART_MS_MAX
+            beginning = _Beginning(offset=None, time_ms=max(0, first_ms))
+        return beginning.since(self._key, number)
+
+    def _with_decisions(self, path: KeyPath) -> list[KeyEvent]:
         """Return the events, with commits of operations on another home partition."""
-        events = list(chain.events)
-        config = world.config
+        events = list(path.events)
         staged = {e.op_id for e in events if e.what == "staged"}
         decided = {e.op_id for e in events if e.what == "decided"}
-        if config is None or not staged - decided:
-            return events
         group_id = self._key.group_id
-        home = home_partition(group_id, partition_count=config.partition_count)
-        if home == world.partition:
-            return events
-        since = None
-        if self._beginning is not None:
-            first_ms = min(e.at_ms for e in events if e.what == "staged")
-            of_home = _Beginning(offset=None, time_ms=first_ms - CLOCKS_APART_MS_MAX)
-            since = of_home.since(self._key, home)
-        with self._opened(home) as scan:
-            restored = scan.restore(since=since)[home]
-            for found in self._decisions(scan, restored.world, staged - decided):
-                places = [
-                    i
-                    for i, e in enumerate(events)
-                    if e.what == "staged" and e.op_id == found.op_id
-                ]
-                events.insert(places[-1] + 1, found)
+        homes = {
+            home_partition(group_id, partition_count=count)
+            for count in counts_in(self._chains)
+        }
+        for home in sorted(homes - self._chains.keys()):
+            if staged <= decided:
+                break
+            since = None
+            if self._beginning is not None:
+                first_ms = min(e.at_ms for e in events if e.what == "staged")
+                before_ms = first_ms - CLOCKS_APART_MS_MAX
+                of_home = _Beginning(offset=None, time_ms=before_ms)
+                since = of_home.since(self._key, home)
+            with self._opened(home) as scan:
+                restored = scan.restore(since=since)[home]
+                for found in self._decisions(scan, restored.world, staged - decided):
+                    decided.add(found.op_id)
+                    places = [
+                        i
+                        for i, e in enumerate(events)
+                        if e.what == "staged" and e.op_id == found.op_id
+                    ]
+                    events.insert(places[-1] + 1, found)
         return events
 
     def _decisions(

@@ -268,4 +268,38 @@ class PositionRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     rewinds_count: int
 
 
-Row = Interval | Attempt | Handoff | GrantRow | PauseRow | Rejected | PositionRow
+class ImportRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A key that came from another coordinating partition (PROTOCOL 10.4).
+
+    Attributes:
+        at: Place and time of the import.
+        source: Coordinating partition that it came from.
+        op_id: The change of the partition count.
+        topic_id: Kafka's id of the data topic, if known.
+        era: Era in force: claims of the key before the move have lower ones.
+        position: Its position, None if unknown.
+        granted: Next offset not granted yet, None without grants.
+        resets_count: Resets before it (PROTOCOL 7.6).
+    """
+
+    key: Key
+    at: Moment
+    source: int
+    op_id: bytes
+    topic_id: bytes | None
+    era: int
+    position: int | None
+    granted: int | None
+    resets_count: int = 0
+
+
+Row = (
+    Interval
+    | Attempt
+    | Handoff
+    | GrantRow
+    | PauseRow
+    | Rejected
+    | PositionRow
+    | ImportRow
+)

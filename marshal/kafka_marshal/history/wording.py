@@ -5,7 +5,7 @@ shows them escapes them (PROTOCOL 12).
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kafka_marshal.clock import instant
@@ -19,6 +19,7 @@ from kafka_marshal.history.actions import (
     TAKEN_BACK,
     Action,
     ActionRecord,
+    ActionStep,
     Ended,
 )
 from kafka_marshal.history.chain import (
@@ -29,23 +30,38 @@ from kafka_marshal.history.chain import (
     STALE,
     TAKEN,
     UNSCHEDULED,
-    KeyChain,
     KeyEvent,
+    KeyPast,
 )
 from kafka_marshal.history.rows import PauseRow
 from kafka_marshal.protocol.judging import is_fenced, is_paused
+from kafka_marshal.protocol.layout import is_final, is_importing
 from kafka_marshal.protocol.lease import Freshness, freshness
+from kafka_marshal.protocol.placement import place_under, target_of
 from kafka_marshal.protocol.state import ACCEPTED, KeyState, WorldState
+from kafka_marshal.protocol.types import Key
 
 REFUSALS = {
+    "busy": "a change of the number of coordinating partitions was open",
     "cas": "it named another claim, or another topic, than the key's",
     "duplicate": "its process owns the key already",
     "handoff": "the key was reserved for another client",
+    "done": "its source had ended the imports",
     "held": "the key had an owner",
+    "importing": (
+        "the coordinating partition that it moves from may still have it: it is "
+        "claimed here once it is imported, or nothing is left to import"
+    ),
+    "known": "it had been imported already, and the first import counts",
+    "layout": "no change of this operation was open",
     "late": "the offer had ended",
     "level": "the record is above the feature level in force",
     "limits": "a limit of the Config was reached",
     "locked": "a set position had locked the key",
+    "moving": (
+        "it moves to another coordinating partition: its owner releases it, and it is "
+        "claimed there"
+    ),
     "no_config": "the coordinating partition has no Config",
     "no_offer": "the key was not offered",
     "not_owner": "its process does not own the key",
@@ -60,10 +76,17 @@ REFUSALS = {
     "quiet": "a Reset was less than two heartbeat intervals ago",
     "resume_mismatch": "the claim that it resumes is not the key's",
     "resume_not_fresh": "the claim that it resumes was too old",
+    "retired": (
+        "this coordinating partition is not in use any more: it is claimed where the "
+        "present number of coordinating partitions places it"
+    ),
     "sender_fenced": "its process is fenced",
     "span": "it asked for more offsets than the limit",
     "unknown_key": "there was no such key",
     "wrong_generation": "it named another Config than the one in force",
+    "wrong_partition": (
+        "it belongs to another coordinating partition, where it is claimed from now on"
+    ),
 }
 """Why a record about a key was refused or ignored, by its reason."""
 
@@ -80,7 +103,7 @@ def _seconds(value_ms: int) -> str:
     return f"{value_ms / 1000:.1f} s"
 
 
-def state_of(chain: KeyChain, world: WorldState, *, elapsed_ms: int = 0) -> str:
+def state_of(chain: KeyPast, world: WorldState, *, elapsed_ms: int = 0) -> str:
     """Return the key's state in one word.
 
     Args:
@@ -102,7 +125,7 @@ def state_of(chain: KeyChain, world: WorldState, *, elapsed_ms: int = 0) -> str:
     return STALE_OWNER if is_stale else OWNED
 
 
-def why(chain: KeyChain, world: WorldState, *, elapsed_ms: int = 0) -> str:
+def why(chain: KeyPast, world: WorldState, *, elapsed_ms: int = 0) -> str:
     """Return why the key's state is what it is, in one sentence.
 
     Args:
@@ -137,17 +160,17 @@ def _place(event: KeyEvent) -> str:
     return f"{instant(event.at_ms)}{where}"
 
 
-def _last(chain: KeyChain, kinds: Iterable[str]) -> KeyEvent | None:
+def _last(chain: KeyPast, kinds: Iterable[str]) -> KeyEvent | None:
     wanted = frozenset(kinds)
     found = (event for event in reversed(chain.events) if event.what in wanted)
     return next(found, None)
 
 
-def _beginning(chain: KeyChain) -> str:
+def _beginning(chain: KeyPast) -> str:
     return f"checkpoint at offset {(chain.began_at or 0) - 1}"
 
 
-def _unclaimed(chain: KeyChain) -> str:
+def _unclaimed(chain: KeyPast) -> str:
     gone = _last(chain, _GONE)
     since = "the log began"
     if chain.began_at is not None:
@@ -162,7 +185,7 @@ def _unclaimed(chain: KeyChain) -> str:
     return f"{text}; the last attempt: {text_of(refused)}"
 
 
-def _locked(chain: KeyChain, known: KeyState) -> str:
+def _locked(chain: KeyPast, known: KeyState) -> str:
     assert known.lock is not None
     op_id = known.lock.op_id.hex()
     staged = _last(chain, ["staged"])
@@ -174,7 +197,7 @@ def _locked(chain: KeyChain, known: KeyState) -> str:
     )
 
 
-def _free(chain: KeyChain) -> str:
+def _free(chain: KeyPast) -> str:
     """Return who or what ended the last claim, and what was set since."""
     ended = next(filter(_ends_claim, reversed(chain.events)), None)
     if ended is None:
@@ -182,10 +205,14 @@ def _free(chain: KeyChain) -> str:
     if ended is None or ended.what == RESTORED:
         return f"free: {_restored_free(chain)}"
     text = f"free since {_place(ended)}: {text_of(ended)}"
-    moved = _last(chain, ["position_set"])
-    if moved is None or (moved.offset or 0) < (ended.offset or 0):
-        return text
-    return f"{text}; {text_of(moved)} at {_place(moved)}"
+    # Offsets of two coordinating partitions do not compare; the order of events does.
+    since = list(chain.events)
+    since = since[since.index(ended) :]
+    for kind in ("position_set", "imported"):
+        last = next((each for each in reversed(since) if each.what == kind), None)
+        if last is not None:
+            text = f"{text}; {text_of(last)} at {_place(last)}"
+    return text
 
 
 def _ends_claim(event: KeyEvent) -> bool:
@@ -193,13 +220,13 @@ def _ends_claim(event: KeyEvent) -> bool:
     return event.what == "released" or (event.what in _ENDINGS and has_owner)
 
 
-def _restored_free(chain: KeyChain) -> str:
+def _restored_free(chain: KeyPast) -> str:
     return (
         f"it had no owner at the {_beginning(chain)}, and what came before was not read"
     )
 
 
-def _owned(chain: KeyChain, world: WorldState, *, elapsed_ms: int) -> str:
+def _owned(chain: KeyPast, world: WorldState, *, elapsed_ms: int) -> str:
     known = world.keys[chain.key]
     assert known.owner is not None
     token, begun = world.token(chain.key), _last(chain, _BEGINNINGS)
@@ -224,7 +251,7 @@ def _owned(chain: KeyChain, world: WorldState, *, elapsed_ms: int) -> str:
     )
 
 
-def _barriers(chain: KeyChain, world: WorldState, known: KeyState | None) -> list[str]:
+def _barriers(chain: KeyPast, world: WorldState, known: KeyState | None) -> list[str]:
     """Return what else keeps clients from claiming the key now."""
     found = []
     if chain.pause is not None and is_paused(world, chain.key):
@@ -238,6 +265,7 @@ def _barriers(chain: KeyChain, world: WorldState, known: KeyState | None) -> lis
             "nobody can claim anything here for another "
             f"{_seconds(left_ms)} after the Reset"
         )
+    found += _moving(world, chain.key)
     handoff = None if known is None or known.owner is not None else known.handoff
     if handoff is not None and world.now_ms < handoff[1]:
         left_ms = handoff[1] - world.now_ms
@@ -245,7 +273,29 @@ def _barriers(chain: KeyChain, world: WorldState, known: KeyState | None) -> lis
     return found
 
 
-def _pause(chain: KeyChain, pause: PauseRow) -> str:
+def _moving(world: WorldState, key: Key) -> Iterable[str]:
+    """Yield why the key cannot be claimed here while the partition count changes."""
+    target = target_of(world, key)
+    if target is not None and is_final(world, key):
+        yield (
+            f"it moves to coordinating partition {target}: nothing changes it here any "
+            "more, and it is claimed there once it is imported"
+        )
+    elif target is not None:
+        yield (
+            f"it moves to coordinating partition {target}: nobody can claim it here; "
+            "it is imported there once its owner has released it, or has gone stale"
+        )
+    elif key not in world.keys and is_importing(world, key):
+        assert world.layout is not None  # else nothing is imported
+        source = place_under(key, world.layout.from_count)
+        yield (
+            f"it may exist in coordinating partition {source}, which it moves from: it "
+            "is claimed here once it is imported, or nothing is left to import"
+        )
+
+
+def _pause(chain: KeyPast, pause: PauseRow) -> str:
     begun = _last(chain, ["paused"])
     is_shown = begun is not None and begun.op_id == pause.op_id
     who = pause.client_id if begun is None or not is_shown else _who(begun)
@@ -270,6 +320,8 @@ def outcome_of(action: Action) -> str:
     if action.kind in DIRECTIVES and action.until_ms is not None:
         early = "" if action.ended is None else f"; {_ending(action)}"
         return f"{text} until {instant(action.until_ms)}{early}"
+    if action.steps:
+        return f"{text}; {_steps(action.steps)}"
     if action.text is not None:
         return text
     if action.keys:
@@ -283,6 +335,28 @@ def outcome_of(action: Action) -> str:
     of = f" of {', '.join(action.topics)}" if action.topics else ""
     until = f"{of}{since} until {instant(action.until_ms)}"
     return f"{text}{until}{renewed}; {_ending(action)}"
+
+
+def _steps(steps: Sequence[ActionStep]) -> str:
+    """Return how far a change of the partition count is, and how long each step took.
+
+    Times are since its first record.
+    """
+    begin_ms = min(each.first_ms for each in steps)
+    return ", ".join(
+        f"{each.count} {_COUNTED[each.name]} within "
+        f"{_seconds(max(0, each.last_ms - begin_ms))}"
+        for each in steps
+    )
+
+
+_COUNTED = {
+    "fenced": "partitions fenced",
+    "imported": "keys imported",
+    "groups": "settings and directives imported",
+    "done": "sources done",
+    "ended": "partitions ended",
+}
 
 
 def _keys(action: Action) -> str:
@@ -493,6 +567,50 @@ def _configured(event: KeyEvent) -> str:
     return f"a Config came into force{_because(event)}"
 
 
+def _layout_fenced(event: KeyEvent) -> str:
+    text = (
+        f"{_who(event)} began to change the number of coordinating partitions"
+        f"{' ' + event.reason if event.reason else ''}"
+    )
+    move = event.move
+    if move is None or move.op_id != event.op_id:
+        return text
+    if move.target == event.partition:
+        return f"{text}: it moves here from coordinating partition {move.source}"
+    return (
+        f"{text}: it moves to coordinating partition {move.target}; nobody claims it "
+        "here any more"
+    )
+
+
+def _imported(event: KeyEvent) -> str:
+    source = "" if event.move is None else f" {event.move.source}"
+    kept = "" if event.successor is None else f", reserved for {event.successor}"
+    return (
+        f"{_who(event)} imported it{_at(event.position)} from coordinating partition"
+        f"{source}, without an owner{kept}; its earlier claims are in the log of that"
+    )
+
+
+def _layout_done(event: KeyEvent) -> str:
+    source = "" if event.move is None else f" {event.move.source}"
+    return (
+        f"{_who(event)} ended the imports from coordinating partition{source}: it was "
+        "not among them, so the next claim is the first one"
+    )
+
+
+def _layout_final(event: KeyEvent) -> str:
+    move = event.move
+    text = f"{_who(event)} ended the change of the number of coordinating partitions"
+    if move is None or move.target == event.partition:
+        return text
+    return (
+        f"{text}: it had moved to coordinating partition {move.target}, and is dropped "
+        "here"
+    )
+
+
 def _restored(event: KeyEvent) -> str:
     text = "what came before was not read; at this checkpoint "
     if event.op_id is not None:
@@ -528,6 +646,10 @@ _TEXTS: dict[str, Callable[[KeyEvent], str]] = {
     "fenced": _fenced,
     "reset": _reset,
     "configured": _configured,
+    "layout_fenced": _layout_fenced,
+    "imported": _imported,
+    "layout_done": _layout_done,
+    "layout_final": _layout_final,
     RESTORED: _restored,
 }
 
@@ -568,6 +690,15 @@ def action_to_object(action: Action) -> dict[str, Any]:
                 "outcome": each.outcome,
             }
             for each in action.keys
+        ],
+        "steps": [
+            {
+                "step": each.name,
+                "count": each.count,
+                "first_ms": each.first_ms,
+                "last_ms": each.last_ms,
+            }
+            for each in action.steps
         ],
         "last_ms": action.last_ms,
         "records_count": action.records_count,

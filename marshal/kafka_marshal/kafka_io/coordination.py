@@ -255,6 +255,18 @@ class KafkaCoordinationLog(TopicLog):
         found = self._consumer.beginning_offsets(places, timeout_ms=timeout_ms)
         return {place.partition: offset for place, offset in found.items()}
 
+    def _find_added(
+        self, partitions: Sequence[int], timeout_ms: int
+    ) -> Mapping[int, int]:
+        assert self._querier is not None
+        asked = [TopicPartition(self._topic, number) for number in partitions]
+        starts = self._querier.starts(asked, timeout_ms)
+        self._partitions = [
+            KafkaTopicPartition(self._topic, number)
+            for number in range(partitions[-1] + 1)
+        ]
+        return {place.partition: offset for place, offset in starts.items()}
+
     def _query_time(self, time_ms: int, timeout_ms: int) -> Mapping[int, int]:
         assert self._querier is not None
         asked = {TopicPartition(self._topic, number): time_ms for number in self._read}

@@ -11,7 +11,8 @@ from typing import Any
 
 from kafka.consumer.fetcher import Fetcher
 
-from kafka_marshal.kafka_io.fetched_records import Origin, parse_records
+from kafka_marshal.kafka_io.fetched_records import parse_records
+from kafka_marshal.kafka_io.packed_records import Origin
 from kafka_marshal.kafka_io.patches import (
     LenientBatches,
     fetcher_of,

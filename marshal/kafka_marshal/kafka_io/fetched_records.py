@@ -1,13 +1,18 @@
-"""Records of fetches over kafka-python; large ones by aiokafka's compiled parser."""
+"""Records of fetches over kafka-python.
+
+They stay in their batches if the compiled functions can cut them out later. Otherwise
+aiokafka's compiled parser makes those of large fetches, and kafka-python the rest.
+"""
 
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, dropwhile, islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from kafka.errors import CorruptRecordError
 
+from kafka_marshal.kafka_io.packed_records import Origin, PackedBatch, PackedPiece, pack
 from kafka_marshal.kafka_io.patches import (
     accept_any_header,
     fetcher_of,
@@ -26,15 +31,6 @@ from kafka_marshal.kafka_io.record_batches import (
     whole_batches,
 )
 
-
-class Origin(NamedTuple):
-    """Where the records of a batch come from; the leader epoch is -1 if unknown."""
-
-    topic: str
-    partition: int
-    leader_epoch: int
-
-
 # Makes what a poll returns of parsed records. These have kafka-python's names: offset,
 # timestamp, timestamp_type, key, value and headers.
 Make = Callable[[Origin, Sequence[Any]], Iterable[Any]]
@@ -52,8 +48,13 @@ COMPILED_FROM_BYTES = 65_536
 _OPTIONS = ("check_crcs", "aborted_transactions", "on_drain")
 
 
-def parse_records(consumer: Any, make: Make) -> bool:
+def parse_records(consumer: Any, make: Make, *, can_pack: bool = False) -> bool:
     """Make polls of a consumer return what ``make`` makes of parsed records.
+
+    Args:
+        consumer: A consumer of kafka-python.
+        make: Makes records.
+        can_pack: Whether to return a ``PackedPiece`` where nothing need be parsed.
 
     Returns:
         False for a release of kafka-python that is not supported; polls then return its
@@ -65,7 +66,9 @@ def parse_records(consumer: Any, make: Make) -> bool:
 
     def fetched(*args: Any, **options: Any) -> FetchedRecords:
         wanted = {name: options[name] for name in _OPTIONS if name in options}
-        return FetchedRecords(*args, parser=None, make=make, **wanted)
+        return FetchedRecords(
+            *args, parser=None, make=make, can_pack=can_pack, **wanted
+        )
 
     fetcher_of(consumer).PartitionRecords = fetched
     return True
@@ -73,9 +76,41 @@ def parse_records(consumer: Any, make: Make) -> bool:
 
 def _parser_of(fetch_bytes: int, header: Header) -> Parser:
     """Return the parser for a batch in a fetch of this size."""
-    is_worth_it = fetch_bytes >= COMPILED_FROM_BYTES or header.is_packed
+    is_worth_it = fetch_bytes >= COMPILED_FROM_BYTES or header.codec != 0
     compiled = compiled_parser() if is_worth_it else None
     return compiled or python_records
+
+
+class Taken:
+    """What was taken of a fetch; its length counts records, not pieces.
+
+    kafka-python adds up the length, and extends a list by what this yields.
+
+    Attributes:
+        items: Records that were made, and pieces.
+    """
+
+    __slots__ = ("_count", "items")
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.items)
+
+    def add_made(self, count: int, records: Iterable[Any]) -> None:
+        """Add what was made of some records."""
+        self.items += records
+        self._count += count
+
+    def add_piece(self, piece: PackedPiece) -> None:
+        """Add records that are not parsed."""
+        self.items.append(piece)
+        self._count += piece.size
 
 
 class FetchedRecords:
@@ -100,6 +135,7 @@ class FetchedRecords:
         *,
         parser: Parser | None,
         make: Make,
+        can_pack: bool = False,
         check_crcs: bool = True,
         aborted_transactions: Sequence[Any] | None = None,
         on_drain: Callable[["FetchedRecords"], None] = lambda _: None,
@@ -112,6 +148,7 @@ class FetchedRecords:
             records: kafka-python's ``MemoryRecords``.
             parser: Makes records of a batch; None to choose by the fetch's size.
             make: Makes what ``take`` returns.
+            can_pack: Whether ``take`` may return a ``PackedPiece`` instead.
             check_crcs: Whether to compare checksums.
             aborted_transactions: What the broker reports, with ``read_committed``.
             on_drain: Called once, after the last record.
@@ -126,6 +163,7 @@ class FetchedRecords:
         self._origin = Origin(place.topic, place.partition, _NO_EPOCH)
         self._parser = parser
         self._make = make
+        self._can_pack = can_pack
         self._is_checked = check_crcs
         self._on_drain = on_drain
         self._is_drained = False
@@ -139,6 +177,7 @@ class FetchedRecords:
         self._batch = self._data[:0]
         self._header: Header | None = None
         self._rows: Iterator[Any] = iter(())
+        self._packed: PackedBatch | None = None
         self._left = 0
         self._is_compiled = False
 
@@ -151,18 +190,22 @@ class FetchedRecords:
             self._is_drained = True
             self._on_drain(self)
 
-    def take(self, n: int | None = None) -> list[Any]:
+    def take(self, n: int | None = None) -> Taken:
         """Return up to ``n`` of the next records; drain it if there are none.
 
         Raises:
             KafkaError: The next record cannot be read; so does each later call.
         """
         limit = sys.maxsize if n is None else n
-        found: list[Any] = []
+        found = Taken()
         try:
             while len(found) < limit and (self._left or self._open()):
-                rows = self._read(min(limit - len(found), self._left, AT_ONCE))
-                found += self._make(self._origin, rows)
+                most = min(limit - len(found), self._left)
+                if self._packed is not None:
+                    found.add_piece(self._cut(self._packed, most))
+                    continue
+                rows = self._read(min(most, AT_ONCE))
+                found.add_made(len(rows), self._make(self._origin, rows))
         except Exception as error:
             self._error = error
             if not found:
@@ -176,6 +219,7 @@ class FetchedRecords:
         for batch in self._batches:
             header = header_of(batch)
             self.bytes_read = len(self._data)
+            self._packed = None
             if header is None:
                 self._batch, self._header, self._left = batch, None, sys.maxsize
                 self._rows = old_records(batch, is_checked=self._is_checked)
@@ -191,6 +235,8 @@ class FetchedRecords:
                 place = self.topic_partition
                 self._origin = Origin(place.topic, place.partition, header.leader_epoch)
             if self._is_visible(batch, header):
+                if self._can_pack and self._pack(batch, header):
+                    return True
                 self._batch, self._header, self._left = (
                     batch,
                     header,
@@ -205,6 +251,25 @@ class FetchedRecords:
             self._move_to(header.next_offset)
         self.drain()
         return False
+
+    def _pack(self, batch: memoryview, header: Header) -> bool:
+        """Take a batch without parsing it, if that can be."""
+        found = pack(batch, header, origin=self._origin)
+        if found is None:
+            return False
+        before = max(0, self._fetch_offset - header.base_offset)
+        if before >= found.count:
+            return False
+        self._packed, self._header, self._left = found, header, found.count - before
+        return True
+
+    def _cut(self, packed: PackedBatch, most: int) -> PackedPiece:
+        assert self._header is not None
+        start = packed.count - self._left
+        self._left -= most
+        piece = PackedPiece(packed, start, start + most)
+        self._move_to(piece.last_offset + 1 if self._left else self._header.next_offset)
+        return piece
 
     def _is_visible(self, batch: memoryview, header: Header) -> bool:
         """Return whether a batch has records for the application.

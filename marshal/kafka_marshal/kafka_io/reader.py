@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import repeat
+from itertools import groupby, repeat
 from operator import attrgetter
 from typing import Any
 
@@ -17,7 +17,12 @@ from kafka import errors as kafka_errors
 from kafka_marshal.errors import InvalidTransition, PositionError
 from kafka_marshal.kafka_io.clients import new_client
 from kafka_marshal.kafka_io.faults import forked_error, required_right
-from kafka_marshal.kafka_io.fetched_records import Origin, parse_records
+from kafka_marshal.kafka_io.fetched_records import parse_records
+from kafka_marshal.kafka_io.packed_records import (
+    Origin,
+    PackedPiece,
+    parsed_records,
+)
 from kafka_marshal.kafka_io.patches import (
     TopicIds,
     fetch_by_id,
@@ -31,12 +36,16 @@ from kafka_marshal.kafka_io.patches import (
 from kafka_marshal.kafka_io.positions import Positions, outside_error
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.translate import Access, translate_error
+from kafka_marshal.native import compiled
 from kafka_marshal.ports import (
     READ_UNCOMMITTED,
     DataReader,
+    Piece,
     Record,
     Records,
     SourceKind,
+    SourcePiece,
+    offset_at,
 )
 from kafka_marshal.protocol.types import Token, TopicPartition
 
@@ -44,8 +53,6 @@ _offset = attrgetter("offset")
 _value = attrgetter("value")
 _key = attrgetter("key")
 _timestamp = attrgetter("timestamp")
-_timestamp_type = attrgetter("timestamp_type")
-_headers = attrgetter("headers")
 # A broker answers one fetch at a time, so new partitions wait for the one under way.
 FETCH_WAIT_MS = 100
 REQUEST_TIMEOUT_MS = 10_000
@@ -54,9 +61,13 @@ REQUEST_TIMEOUT_MS = 10_000
 BACKOFF_MS = 100
 FIRST_BACKOFF_MS = 10
 _FAST_RETRY_S = 1.0
+# Between two polls that do not wait, while an answer is awaited.
+REPOLL_S = 0.005
 # Only after a fault, which the broker has just reported.
 _RANGE_TIMEOUT_MS = 500
 _UNKNOWN = -1
+# Of one poll, however small they are; a fetch is bounded by its bytes.
+RECORDS_MAX = 100_000
 
 
 class KafkaRecord(Record, msgspec.Struct, frozen=True, gc=False):
@@ -126,52 +137,19 @@ CONSUMER_RECORDS = SourceKind(
 )
 
 
-class ParsedRecord(Record, msgspec.Struct, frozen=True, gc=False):
-    """A record that aiokafka's compiled parser made."""
-
-    offset: int
-    value: bytes | None
-    token: Token | None
-    key: bytes | None
-    timestamp_ms: int
-    timestamp_type: int
-    headers: tuple[tuple[str, bytes], ...]
-    _origin: Origin
-
-    @property
-    def topic(self) -> str:
-        """Data topic."""
-        return self._origin.topic
-
-    @property
-    def partition(self) -> int:
-        """Data partition."""
-        return self._origin.partition
-
-    @property
-    def leader_epoch(self) -> int | None:
-        """Leader epoch of the batch, or None."""
-        epoch = self._origin.leader_epoch
-        return epoch if epoch >= 0 else None
+def _made(sources: Sequence[Any], token: Token | None) -> Iterator[Record]:
+    """Return records that were made, under their token."""
+    del token
+    return iter(sources)
 
 
-def parsed_records(
-    sources: Sequence[Any], token: Token | None, *, origin: Origin
-) -> Iterator[Record]:
-    """Make records from those of the compiled parser, which are not retained."""
-    headers = list(map(_headers, sources))
-    # All callables are built in: no Python frame per record.
-    return map(
-        ParsedRecord,
-        map(_offset, sources),
-        map(_value, sources),
-        repeat(token),
-        map(_key, sources),
-        map(_timestamp, sources),
-        map(_timestamp_type, sources),
-        map(tuple, headers) if any(headers) else repeat(()),
-        repeat(origin),
-    )
+MADE_RECORDS = SourceKind(
+    make=_made,
+    offset=_offset,
+    value=_value,
+    key=_key,
+    timestamp_ms=attrgetter("timestamp_ms"),
+)
 
 
 class _Connecting:
@@ -234,6 +212,8 @@ class KafkaDataReader(DataReader):
         client_rack: Rack of this process, to fetch from the nearest replica.
     """
 
+    fetched_max = RECORDS_MAX if compiled is not None else 0
+
     def __init__(
         self,
         settings: ConnectionConfig,
@@ -250,6 +230,7 @@ class KafkaDataReader(DataReader):
         self._is_parsed = False
         self._connecting: _Connecting | None = None
         self._fast_retry_until = 0.0
+        self._polled_s = 0.0
         self._is_closed = False
         # Assigned partitions by kafka-python's type.
         self._partitions: dict[Any, TopicPartition] = {}
@@ -310,6 +291,8 @@ class KafkaDataReader(DataReader):
             time.sleep(timeout_ms / 1000)
             return {}
         deadline = time.monotonic() + timeout_ms / 1000
+        if not timeout_ms and self._awaits_answer():
+            return {}
         try:
             if not self._connect(timeout_ms):
                 return {}
@@ -320,6 +303,7 @@ class KafkaDataReader(DataReader):
             )
         except Exception as error:
             raise self._translate(error) from error
+        self._polled_s = time.monotonic()
         if self._fast_retry_until and (
             batches or time.monotonic() > self._fast_retry_until
         ):
@@ -328,18 +312,11 @@ class KafkaDataReader(DataReader):
         if not batches:
             self._topic_ids.raise_refused(self._positions.next)
         found: dict[TopicPartition, Sequence[Record]] = {}
-        for place, records in batches.items():
+        for place, fetched in batches.items():
             partition = self._partitions[place]
-            self._positions.next[partition] = records[-1].offset + 1
-            found[partition] = (
-                records
-                if self._is_parsed
-                else Records(
-                    records,
-                    token=self._positions.tokens[partition],
-                    kind=CONSUMER_RECORDS,
-                )
-            )
+            records = self._to_records(partition, fetched)
+            self._positions.next[partition] = offset_at(records, -1) + 1
+            found[partition] = records
         if found:
             self._start_next_fetch()
         return found
@@ -422,14 +399,43 @@ class KafkaDataReader(DataReader):
         }
         consumer = new_client(KafkaConsumer, settings)
         read_in_place(consumer)
-        self._is_parsed = parse_records(consumer, self._records)
+        self._is_parsed = parse_records(consumer, self._records, can_pack=True)
         return consumer
+
+    def _to_records(self, partition: TopicPartition, fetched: list[Any]) -> Records:
+        """Return what a poll of the consumer returned as records."""
+        token = self._positions.tokens[partition]
+        if not self._is_parsed:
+            return Records.of_sources(fetched, token=token, kind=CONSUMER_RECORDS)
+        kinds = set(map(type, fetched))
+        if PackedPiece not in kinds:
+            return Records.of_sources(fetched, token=token, kind=MADE_RECORDS)
+        if len(kinds) == 1:
+            return Records(fetched, token=token)
+        pieces: list[Piece] = []
+        for kind, run in groupby(fetched, type):
+            if kind is PackedPiece:
+                pieces += run
+            else:
+                pieces.append(SourcePiece(list(run), MADE_RECORDS))
+        return Records(pieces, token=token)
 
     def _records(self, origin: Origin, sources: Sequence[Any]) -> Iterator[Record]:
         """Make records of one batch, under the token that their partition has now."""
         partition = TopicPartition(origin.topic, origin.partition)
         token = self._positions.tokens[partition]
         return parsed_records(sources, token, origin=origin)
+
+    def _awaits_answer(self) -> bool:
+        """Return whether a poll without a wait would find nothing, as the last one.
+
+        Such a poll takes longer than handing out a hundred records. Only for a moment:
+        polls also notice changes, and fetch from other brokers.
+        """
+        if self._consumer is None or time.monotonic() > self._polled_s + REPOLL_S:
+            return False
+        is_under_way = fetcher_of(self._consumer).in_flight_fetches()
+        return is_under_way and not has_fetched(self._consumer)
 
     def _start_next_fetch(self) -> None:
         """Make kafka-python fetch on if all that it had fetched is taken.

@@ -27,7 +27,8 @@ _HEADER = struct.Struct(">qiibIhiqqqhii")
 _MAGIC_AT = struct.calcsize(">qii")
 _CHECKED_FROM = struct.calcsize(">qiibI")
 _MAGIC = 2
-_COMPRESSION, _TRANSACTIONAL, _CONTROL = 0x07, 0x10, 0x20
+_COMPRESSION, APPEND_TIME, _TRANSACTIONAL, _CONTROL = 0x07, 0x08, 0x10, 0x20
+HEADER_BYTES = _HEADER.size
 # Shortest message of format 0.
 _OLD_BYTES_MIN = _PREFIX.size + 14
 
@@ -55,9 +56,9 @@ class Header(NamedTuple):
         return self.base_offset + self.last_offset_delta + 1
 
     @property
-    def is_packed(self) -> bool:
-        """Whether it is compressed."""
-        return bool(self.attributes & _COMPRESSION)
+    def codec(self) -> int:
+        """Number of its compression, 0 for none."""
+        return self.attributes & _COMPRESSION
 
     @property
     def is_transactional(self) -> bool:

@@ -27,7 +27,7 @@ from kafka_marshal.kafka_io.patches import (
 )
 from kafka_marshal.kafka_io.reader import KafkaDataReader
 from kafka_marshal.kafka_io.settings import ConnectionConfig
-from kafka_marshal.ports import Records
+from kafka_marshal.ports import Records, SourcePiece
 from kafka_marshal.protocol.types import OffsetRange, TopicPartition
 
 # Size of a slice. One megabyte stays in the processor's cache from decoding to use; ten
@@ -398,7 +398,9 @@ class _RangeReader(KafkaDataReader):
             return ()
         for records in found.values():
             assert isinstance(records, Records)
-            sources = records.sources
+            (piece,) = records.pieces
+            assert isinstance(piece, SourcePiece)
+            sources = piece.sources
             return sources if self._has_batches else [fetch_of_records(sources)]
         return ()
 

@@ -47,9 +47,9 @@ Entries = list[tuple[int, LogEntry]]
 class TopicLog(CoordinationLog):
     """All partitions of the coordination topic, read from their starts.
 
-    Opening it connects. ``append``, ``end_offsets`` and ``close`` may be called from
-    any thread, the other calls from one thread at a time, all from the process that
-    opened it.
+    Opening it connects. ``append``, ``end_offsets``, ``read_added`` and ``close`` may
+    be called from any thread, the other calls from one thread at a time, all from the
+    process that opened it.
 
     Attributes:
         cluster_id: Id of the cluster.
@@ -98,6 +98,8 @@ class TopicLog(CoordinationLog):
         self._fault: MarshalError | None = None
         # Partitions whose log went back, until read_from().
         self._truncated: dict[int, LogTruncated] = {}
+        # Starts of added partitions that the next poll begins to read.
+        self._added: Mapping[int, int] = {}
         self._is_closed = False
         self._end_flight: SingleFlight[Mapping[int, int]] = SingleFlight()
         self._has_state = False
@@ -128,7 +130,7 @@ class TopicLog(CoordinationLog):
 
     @property
     def partition_count(self) -> int:
-        """Number of partitions of the topic when it was opened."""
+        """Number of partitions that are read, or were when it was opened."""
         return self._partition_count
 
     def append(self, partition: int, value: bytes) -> Append:
@@ -158,6 +160,7 @@ class TopicLog(CoordinationLog):
         self._require_open()
         if self.writer is not None:
             self.writer.watch()
+        self._begin_added()
         try:
             entries = fetch()
         except Exception as error:
@@ -292,6 +295,43 @@ class TopicLog(CoordinationLog):
         self._read = sorted((*self._read, partition))
         self._seek(starts)
 
+    def read_added(
+        self, partition_count: int, *, timeout_ms: int = OPEN_TIMEOUT_MS
+    ) -> None:
+        """Read partitions that were added; see ``ports.CoordinationLog``."""
+        self._require_process("Reading")
+        self._require_open()
+        added = range(self._partition_count, partition_count)
+        if not added:
+            return
+        deadline = time.monotonic() + timeout_ms / 1000
+        try:
+            starts = self._find_added(added, left_ms(deadline))
+        except Exception as error:
+            doing = f"Querying the added partitions of {self._topic}"
+            raise self._translate(error, doing, Access.READ) from error
+        if self.writer is not None:
+            try:
+                self.writer.reconnect(timeout_ms=left_ms(deadline))
+            except Exception as error:
+                doing = f"Connecting a writer to {self._topic}"
+                raise self._translate(error, doing, Access.WRITE) from error
+        self._added = starts
+
+    def _begin_added(self) -> None:
+        """Begin to read partitions that ``read_added`` has found."""
+        added, self._added = self._added, {}
+        new = {t: start for t, start in added.items() if t >= self._partition_count}
+        if not new:
+            return
+        self._next += [0] * len(new)
+        self._epochs += [EPOCH_NONE] * len(new)
+        self._ends += [0] * len(new)
+        self._partition_count += len(new)
+        self._read = sorted({*self._read, *new})
+        self._refresh_reader()
+        self._seek(new)
+
     def start_at(self, offsets: Mapping[int, int], *, timeout_ms: int) -> None:
         """Start at these offsets, before the first poll.
 
@@ -365,6 +405,18 @@ class TopicLog(CoordinationLog):
         self, timeout_ms: int, *, is_end: bool, partitions: Iterable[int] | None = None
     ) -> Mapping[int, int]:
         """Return log ends or starts, of ``_read`` by default."""
+
+    @abstractmethod
+    def _find_added(
+        self, partitions: Sequence[int], timeout_ms: int
+    ) -> Mapping[int, int]:
+        """Return the starts of added partitions, which the client knows afterwards.
+
+        On any thread.
+        """
+
+    def _refresh_reader(self) -> None:
+        """Let the client that reads know of added partitions; on the polling thread."""
 
     @abstractmethod
     def _query_time(self, time_ms: int, timeout_ms: int) -> Mapping[int, int]:

@@ -292,6 +292,36 @@ class KafkaTopicAdmin(Closing):
             timeout_ms=timeout_ms,
         )
 
+    def add_partitions(
+        self, topic: str, *, count: int, timeout_ms: int = TIMEOUT_MS
+    ) -> None:
+        """Add partitions to a topic and wait until each one has a leader.
+
+        Args:
+            topic: The topic.
+            count: Number of partitions that it then has.
+            timeout_ms: Limit for the whole call.
+
+        Raises:
+            TopicMisconfigured: The cluster refuses that number.
+            LogUnwritable: This principal may not alter the topic.
+            CoordinationError: There was no answer; they may have been added.
+        """
+
+        def request(admin: Any) -> None:
+            # A retry after a lost response finds the partitions that it added.
+            if described(admin.describe_topics([topic])[0]).partition_count < count:
+                admin.create_partitions({topic: count}, timeout_ms=timeout_ms)
+            admin.wait_for_topics([topic], timeout_ms=timeout_ms)
+
+        self._admin.call(
+            request,
+            doing=f"Adding partitions to topic {topic}",
+            access=Access.WRITE,
+            needs=f"ALTER on topic {topic}",
+            timeout_ms=timeout_ms,
+        )
+
     def close(self, *, timeout_ms: int = 2_000) -> None:
         """Close the connection. Idempotent."""
         self._admin.close(timeout_ms=timeout_ms)

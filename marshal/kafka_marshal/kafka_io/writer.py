@@ -366,6 +366,14 @@ class Writer:
             raise
         self._use(fresh)
 
+    def reconnect(self, *, timeout_ms: int) -> None:
+        """Connect again, to append to partitions that were added to the topic.
+
+        Raises:
+            Exception: No connection could be made; the old one stays in use.
+        """
+        self._use(self._new_sender(timeout_ms))
+
     def close(self, timeout_ms: int) -> None:
         """Flush for up to ``timeout_ms``, then close. Idempotent.
 

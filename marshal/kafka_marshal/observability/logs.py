@@ -46,13 +46,17 @@ _WARNINGS = frozenset(
         "topic_unchecked",
         "topics_limit",
         "uncommitted_backlog",
+        "standby_failed",
         "warm_failed",
+        "warm_fetch_failed",
     }
 )
 _ERRORS = frozenset(
     {
         "engine_failed",
         "grant_exposed",
+        "import_diverged",
+        "layout_torn",
         "log_start_missing",
         "log_truncated",
         "position_out_of_range",

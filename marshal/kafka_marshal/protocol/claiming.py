@@ -410,10 +410,12 @@ class Claim:
         Raises:
             InvalidTransition: Nothing is held, or the claim is not a later one.
         """
-        if not self.is_owned or sublease.epoch <= (self.epoch or 0):
+        # Epochs of two coordinating partitions do not compare (PROTOCOL 10).
+        is_later = self.token is None or sublease.token > self.token
+        if not self.is_owned or not is_later:
             raise InvalidTransition(
-                f"{self.key} reassigned to epoch {sublease.epoch} while {self.phase} "
-                f"at epoch {self.epoch}"
+                f"{self.key} reassigned to {sublease.token} while {self.phase} "
+                f"at {self.token}"
             )
         self._take(sublease)
 

@@ -20,8 +20,11 @@ from kafka_marshal.protocol.records import (
     SCOPE_PARTITIONS_MAX,
     Config,
     Directive,
+    ImportedDirective,
     ImportedKey,
+    ImportedSettings,
     Kind,
+    LayoutGroups,
     PlannedMember,
     PlannedTopic,
     Record,
@@ -275,6 +278,22 @@ def _are_imported(items: tuple[ImportedKey, ...]) -> bool:
     )
 
 
+def _are_settings(items: tuple[ImportedSettings, ...]) -> bool:
+    return all(
+        is_identifier(each.group_id) and _is_name_or_none(each.policy) for each in items
+    )
+
+
+def _are_directives(items: tuple[ImportedDirective, ...]) -> bool:
+    return all(
+        is_identifier(each.group_id)
+        and is_identifier(each.client_id)
+        and _is_name_or_none(each.client)
+        and (each.client is None) != (each.host is None)
+        for each in items
+    )
+
+
 def _is_name_or_none(name: str | None) -> bool:
     return name is None or is_identifier(name)
 
@@ -292,6 +311,8 @@ _RULES: dict[str, Callable[[Any], bool]] = {
     "scope": is_scope,
     "config": _is_config,
     "items": _are_imported,
+    "settings": _are_settings,
+    "directives": _are_directives,
 }
 _CHECKS = {
     kind.record: tuple(
@@ -346,6 +367,8 @@ def _bad_name(record: Record) -> str | None:
         record.host is None
     ):
         return "it must name either a client or a host"
+    if isinstance(record, LayoutGroups) and not (record.settings or record.directives):
+        return "it has neither settings nor directives"
     return None
 
 

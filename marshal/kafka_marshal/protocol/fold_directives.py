@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from kafka_marshal.protocol import judging
-from kafka_marshal.protocol.fold_groups import end_operation
+from kafka_marshal.protocol.fold_groups import end_operation, install_directive
 from kafka_marshal.protocol.items import StandingDirective
 from kafka_marshal.protocol.records import Directive
-from kafka_marshal.protocol.state import GroupState, Step, Transitions
+from kafka_marshal.protocol.state import Step, Transitions
 
 
 def _directive(step: Step, record: Directive) -> Transitions:
@@ -37,12 +37,7 @@ def _directive(step: Step, record: Directive) -> Transitions:
         host=record.host,
         action=record.action,
     )
-    group = state.groups.setdefault(group_id, GroupState())
-    others = (each for each in group.directives if each.op_id != op_id)
-    group.directives = tuple(sorted((*others, standing), key=lambda each: each.op_id))
-    state.directed[group_id, op_id] = None
-    state.dirty[group_id] = None
-    state.note_lapse(standing.until_ms)
+    install_directive(state, group_id, standing=standing)
     return (step.accepted("directed"),)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from kafka_marshal.protocol import judging
 from kafka_marshal.protocol.hashing import home_partition
-from kafka_marshal.protocol.items import Halt
+from kafka_marshal.protocol.items import Halt, StandingDirective
+from kafka_marshal.protocol.layout import is_importing_group
 from kafka_marshal.protocol.pauses import Pause, Scheduled
 from kafka_marshal.protocol.records import (
     SUPPORTED_LEVEL,
@@ -163,6 +164,18 @@ def _begin(state: WorldState, group_id: str, due: Scheduled) -> None:
     _install(state, group_id, begun)
 
 
+def install_directive(
+    state: WorldState, group_id: str, *, standing: StandingDirective
+) -> None:
+    """Let a directive be in force, in place of an earlier record of its operation."""
+    group = state.groups.setdefault(group_id, GroupState())
+    others = (each for each in group.directives if each.op_id != standing.op_id)
+    group.directives = tuple(sorted((*others, standing), key=lambda each: each.op_id))
+    state.directed[group_id, standing.op_id] = None
+    state.dirty[group_id] = None
+    state.note_lapse(standing.until_ms)
+
+
 def end_operation(
     state: WorldState, group_id: str, *, op_id: bytes, offset: int
 ) -> None:
@@ -284,6 +297,8 @@ def _settings(step: Step, record: GroupSettings) -> Transitions:
         state.partition
     ):
         return (step.refused(judging.elsewhere(state)),)
+    if is_importing_group(state, group_id):
+        return (step.refused("importing"),)
     if record.generation != state.settings_of(group_id).generation + 1:
         return (step.refused("settings_overtaken"),)
     if judging.lacks_room_for_group(state, group_id, config=config):

@@ -18,11 +18,22 @@ from kafka_marshal.protocol.fold_groups import (
     MS_PER_S,
     drop_if_empty,
     end_operation,
+    install_directive,
 )
-from kafka_marshal.protocol.hashing import RESERVED_TOPICS
-from kafka_marshal.protocol.items import Halt, Layout, LayoutSource
+from kafka_marshal.protocol.hashing import (
+    CHECKPOINT_GROUP,
+    RESERVED_TOPICS,
+    home_partition,
+)
+from kafka_marshal.protocol.items import (
+    Halt,
+    Layout,
+    LayoutSource,
+    StandingDirective,
+)
 from kafka_marshal.protocol.layout import (
     config_of,
+    is_home_moving,
     is_moving,
     is_step,
     place_of,
@@ -32,12 +43,16 @@ from kafka_marshal.protocol.records import (
     LAYOUT_LEVEL,
     SUPPORTED_LEVEL,
     Config,
+    ImportedDirective,
     ImportedKey,
+    ImportedSettings,
     LayoutDone,
     LayoutFence,
     LayoutFinal,
+    LayoutGroups,
     LayoutImport,
 )
+from kafka_marshal.protocol.settings import Settings
 from kafka_marshal.protocol.state import (
     ERAS_MAX,
     LAYOUT,
@@ -147,10 +162,17 @@ def _may_follow(state: WorldState, record: LayoutFence, config: Config) -> bool:
 def _drop_moved(state: WorldState) -> None:
     """Drop the keys that moved away, and end the change; derived state goes stale."""
     moved = [key for key in state.keys if is_moving(state, key)]
+    left = [name for name in state.groups if is_home_moving(state, name)]
     for key in moved:
         _drop_key(state, key)
+    for group_id in left:
+        group = state.groups[group_id]
+        group.settings = group.planned = None
+        state.soft.plans.pop(group_id, None)
+        if group_id != CHECKPOINT_GROUP:
+            group.directives = ()
     state.layout = None
-    for group_id in sorted({key.group_id for key in moved}):
+    for group_id in sorted({*left, *(key.group_id for key in moved)}):
         drop_if_empty(state, group_id)
 
 
@@ -176,15 +198,12 @@ def _drop_key(state: WorldState, key: Key) -> None:
 
 
 def _import(step: Step, record: LayoutImport) -> Transitions:
-    state, layout = step.state, step.state.layout
-    config = state.config
-    if layout is None or layout.op_id != record.op_id or config is None:
-        return (step.refused("layout"),)
+    state, layout, config = step.state, step.state.layout, step.state.config
+    reason = _lacks_source(state, record)
+    if reason is not None or layout is None or config is None:
+        return (step.refused(reason or "layout"),)
     source = layout.source(record.source)
-    if source is None:
-        return (step.refused(judging.elsewhere(state)),)
-    if source.done_ms is not None:
-        return (step.refused("done"),)
+    assert source is not None  # else there is a reason
     keys = [Key(each.group_id, each.topic, each.partition) for each in record.items]
     for key in keys:
         places = (
@@ -244,15 +263,74 @@ def _set_source(state: WorldState, layout: Layout, source: LayoutSource) -> None
     state.dirty[LAYOUT] = None
 
 
-def _done(step: Step, record: LayoutDone) -> Transitions:
-    state, layout = step.state, step.state.layout
+def _groups(step: Step, record: LayoutGroups) -> Transitions:
+    state, layout, config = step.state, step.state.layout, step.state.config
+    reason = _lacks_source(state, record)
+    if reason is not None or layout is None or config is None:
+        return (step.refused(reason or "layout"),)
+    is_new = state.partition >= layout.from_count
+    homes = {each.group_id for each in record.settings} | {
+        each.group_id
+        for each in record.directives
+        if each.group_id != CHECKPOINT_GROUP or not is_new
+    }
+    for group_id in homes:
+        places = tuple(
+            home_partition(group_id, partition_count=count)
+            for count in (layout.from_count, config.partition_count)
+        )
+        if places != (record.source, state.partition):
+            return (step.refused("wrong_partition"),)
+    return (
+        *(_import_settings(step, each) for each in record.settings),
+        *(_import_directive(step, each, config=config) for each in record.directives),
+    )
+
+
+def _import_settings(step: Step, item: ImportedSettings) -> Transition:
+    state = step.state
+    group = state.groups.setdefault(item.group_id, GroupState())
+    if group.settings is not None:
+        return step.ignored("known")
+    group.settings = Settings(*(getattr(item, name) for name in Settings._fields))
+    state.dirty[item.group_id] = None
+    return step.accepted("group_imported")
+
+
+def _import_directive(
+    step: Step, item: ImportedDirective, *, config: Config
+) -> Transition:
+    state, group_id, op_id = step.state, item.group_id, item.op_id
+    group = state.groups.get(group_id) or GroupState()
+    if group.directive(op_id) is not None or group.is_over(op_id):
+        return step.ignored("known")
+    if judging.has_all_directives(state, group, config=config):
+        return step.ignored("limits")
+    fields = (getattr(item, name) for name in StandingDirective._fields)
+    install_directive(state, group_id, standing=StandingDirective(*fields))
+    return step.accepted("group_imported")
+
+
+def _lacks_source(
+    state: WorldState, record: LayoutImport | LayoutGroups | LayoutDone
+) -> str | None:
+    """Return why a partition takes no record of a source, or None."""
+    layout = state.layout
     if layout is None or layout.op_id != record.op_id:
-        return (step.refused("layout"),)
+        return "layout"
     source = layout.source(record.source)
     if source is None:
-        return (step.refused(judging.elsewhere(state)),)
-    if source.done_ms is not None:
-        return (step.refused("done"),)
+        return judging.elsewhere(state)
+    return None if source.done_ms is None else "done"
+
+
+def _done(step: Step, record: LayoutDone) -> Transitions:
+    state, layout = step.state, step.state.layout
+    reason = _lacks_source(state, record)
+    if reason is not None or layout is None:
+        return (step.refused(reason or "layout"),)
+    source = layout.source(record.source)
+    assert source is not None  # else there is a reason
     if source.imported_count < record.key_count:
         return (step.refused("incomplete"),)
     _set_source(state, layout, source._replace(done_ms=state.append_time_ms))
@@ -275,6 +353,7 @@ def _final(step: Step, record: LayoutFinal) -> Transitions:
 FOLDS: dict[type, Callable[[Step, Any], Transitions]] = {
     LayoutFence: _fence,
     LayoutImport: _import,
+    LayoutGroups: _groups,
     LayoutDone: _done,
     LayoutFinal: _final,
 }

@@ -10,6 +10,7 @@ from typing import Any
 from kafka_marshal.protocol import judging
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.items import Planned, PlanNote
+from kafka_marshal.protocol.layout import is_importing_group
 from kafka_marshal.protocol.records import Plan
 from kafka_marshal.protocol.state import (
     GroupState,
@@ -33,6 +34,8 @@ def _plan(step: Step, record: Plan) -> Transitions:
         state.partition
     ):
         return (step.refused(judging.elsewhere(state)),)
+    if is_importing_group(state, group_id):
+        return (step.refused("importing"),)
     if record.follows != state.plan_generation(group_id):
         return (step.refused("plan_overtaken"),)
     if judging.lacks_room_for_group(state, group_id, config=config):

@@ -47,10 +47,13 @@ ENDING = frozenset({Refusal.OVER, Refusal.UNEXPECTED})
 
 _REFUSALS = {
     "nothing_left": Refusal.TAKEN,
+    "moving": Refusal.LATER,
     "paused": Refusal.LATER,
     "span": Refusal.LATER,
     "not_owner": Refusal.OVER,
     "old_epoch": Refusal.OVER,
+    "wrong_partition": Refusal.OVER,
+    "retired": Refusal.OVER,
 }
 
 
@@ -470,20 +473,19 @@ def averaged(average: int, sample: int) -> int:
 class Pace:
     """How many batches of a partition to have at risk: 1 at first (PROTOCOL 6.3).
 
-    It moves by one at a time: up at once, down only after several batches in a row
-    needed fewer, so that it does not follow single samples.
+    It moves up at once, at most to twice as many, and down by one after several batches
+    in a row needed fewer, so that it does not follow single samples.
 
     Attributes:
         depth: Batches uncommitted, granted and requested, together.
-        step: How many of them to request at once.
         most: Upper bound of the depth.
         batch_us: Average time of a batch; 0 before the first.
     """
 
-    __slots__ = ("_fewer", "batch_us", "depth", "most", "step")
+    __slots__ = ("_fewer", "batch_us", "depth", "most")
 
     def __init__(self, most: int) -> None:
-        self.depth = self.step = 1
+        self.depth = 1
         self.most = most
         self.batch_us = 0
         self._fewer = 0
@@ -505,12 +507,11 @@ class Pace:
         lead = lead_for(round_trip_us, self.batch_us)
         step = step_for(max(1, work_us))
         self._move(min(self.most, lead + step if lead else 1))
-        self.step = max(1, min(step, self.depth - lead))
 
     def _move(self, wanted: int) -> None:
         self._fewer = self._fewer + 1 if wanted < self.depth else 0
         if wanted > self.depth:
-            self.depth += 1
+            self.depth = min(wanted, 2 * self.depth)
         elif self._fewer >= FEWER_IN_A_ROW:
             self.depth -= 1
             self._fewer = 0

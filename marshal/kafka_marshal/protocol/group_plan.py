@@ -318,7 +318,7 @@ DRAINED = OVER_TARGET << 1
 UNCOVERED = OVER_TARGET << 2
 
 
-def _cost(member: PlanMember, count: int) -> int:
+def unit_cost(member: PlanMember, count: int) -> int:
     """Return the cost of the last of ``count`` keys of a member, moves aside.
 
     A member of weight n counts as n members with equal parts of its keys. The costs
@@ -353,7 +353,7 @@ def _share_one(cohorts: _Cohorts) -> list[dict[int, int]]:
         member, has, count = members[number], held.get(number, 0), counts[number]
         part = count % member.weight
         height = (has - part + member.weight - 1) // member.weight
-        return _cost(member, count + 1), count >= has, -height, number
+        return unit_cost(member, count + 1), count >= has, -height, number
 
     heap = [unit(number) for number in counts if counts[number] < room[number]]
     heapify(heap)
@@ -453,13 +453,13 @@ class _Flow:
         member, load = self._members[number], self._load[number]
         if member.limit is not None and load >= member.limit:
             return None
-        return _cost(member, load + 1)
+        return unit_cost(member, load + 1)
 
     def _last(self, number: int) -> int:
         """Return the cost of a member's last key."""
         if number == self._nobody:
             return UNCOVERED
-        return _cost(self._members[number], self._load[number])
+        return unit_cost(self._members[number], self._load[number])
 
     def _taker(self, heap: list[tuple[int, int]]) -> tuple[int, int] | None:
         """Return cost and number of the taker with the cheapest next key."""
@@ -558,7 +558,7 @@ class _Flow:
                         cost[to] = base + price
                         before[to] = node
                         reached[to] = None
-            cycle = _cycle(before)
+            cycle = cycle_in(before)
             if cycle:
                 return cycle, arcs
             frontier = list(reached)
@@ -599,7 +599,7 @@ class _Flow:
                 self._shift(node - self._nobody - 1, source, to)
 
 
-def _cycle(before: Mapping[int, int]) -> list[int]:
+def cycle_in(before: Mapping[int, int]) -> list[int]:
     """Return the nodes of a cycle in the order of its arcs, [] if there is none."""
     done: set[int] = set()
     for start in before:

@@ -65,7 +65,7 @@ def is_paused(state: WorldState, key: Key) -> bool:
 def held_up(state: WorldState, key: Key) -> str | None:
     """Return why an owner's key is being drained, or None."""
     if state.layout is not None and layout.is_moving(state, key):
-        return "moving"
+        return layout.MOVING
     return "paused" if is_paused(state, key) else None
 
 
@@ -367,6 +367,8 @@ def judge_directive(
         return "retired"
     if group_id != CHECKPOINT_GROUP and home != state.partition:
         return "wrong_partition"
+    if layout.is_importing_group(state, group_id):
+        return "importing"
     if lacks_room_for_group(state, group_id, config=config):
         return "limits"
     group = state.groups.get(group_id) or GroupState()
@@ -377,15 +379,19 @@ def judge_directive(
     if known is None:
         if ends:
             return "expired"
-        is_full = len(group.directives) >= DIRECTIVES_MAX or len(
-            state.directed
-        ) >= config.limit("operations")
+        is_full = has_all_directives(state, group, config=config)
         return "limits" if is_full else None
     subject = known.client, known.host, known.action
     if not ends and subject != (record.client, record.host, record.action):
         return "busy"
     is_old = record.incarnation == known.incarnation and record.seq <= known.seq
     return "old_seq" if is_old else None
+
+
+def has_all_directives(state: WorldState, group: GroupState, *, config: Config) -> bool:
+    """Return whether a group, or this partition, has as many directives as allowed."""
+    is_full = len(state.directed) >= config.limit("operations")
+    return is_full or len(group.directives) >= DIRECTIVES_MAX
 
 
 def new_place(state: WorldState, key: Key, *, reason: str) -> dict[str, int] | None:

@@ -12,6 +12,9 @@ LAGGING_LABEL = "lagging"
 WARMS_LABEL = "warms"
 WEIGHT_LABEL = "weight"
 PLANS_LABEL = "plans"
+STANDBYS_LABEL = "standbys"
+LAYOUT_LABEL = "layout"
+"""The Config generation that a member acts on, while their number changes."""
 TARGET_LABEL = "target"
 RACK_LABEL = "rack"
 REPLACES_LABEL = "replaces"
@@ -19,11 +22,21 @@ REPLACES_ANY = "*"
 """Text of that label: the member replaces some client, not known beforehand."""
 FAILS_PREFIX = "fails:"
 """Prefix of the labels that name partitions which a member cannot serve, by topic."""
+STANDBYS_MAX = 100
 WEIGHT_MAX = 1_000  # also for the weights that other members announce
 FAILING_MAX = 64
 OWN_LABELS_MAX = 16
 """Most labels that a user gives a client; the others are left to the engine."""
-_RESERVED = frozenset({LAGGING_LABEL, WARMS_LABEL, WEIGHT_LABEL, PLANS_LABEL})
+_RESERVED = frozenset(
+    {
+        LAGGING_LABEL,
+        LAYOUT_LABEL,
+        PLANS_LABEL,
+        STANDBYS_LABEL,
+        WARMS_LABEL,
+        WEIGHT_LABEL,
+    }
+)
 _TEXT_MAX = 255
 _DIGITS_MAX = 9
 
@@ -41,6 +54,11 @@ def weight_of(labels: Mapping[str, str]) -> int:
     if len(text) > len(str(WEIGHT_MAX)):
         return 1
     return min(max(1, number_of(labels, WEIGHT_LABEL) or 1), WEIGHT_MAX)
+
+
+def standbys_label(labels: Mapping[str, str]) -> int:
+    """Return how many standbys of a key a member wants to be one of, 0 = none."""
+    return min(number_of(labels, STANDBYS_LABEL) or 0, STANDBYS_MAX)
 
 
 def failing_of(labels: Mapping[str, str]) -> tuple[TopicPartition, ...]:

@@ -12,18 +12,27 @@ from hashlib import blake2b
 import msgspec
 
 from kafka_marshal.protocol.codec import decode
-from kafka_marshal.protocol.hashing import RESERVED_TOPICS, coordinating_partition
+from kafka_marshal.protocol.hashing import (
+    CHECKPOINT_GROUP,
+    RESERVED_TOPICS,
+    coordinating_partition,
+    home_partition,
+)
 from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.records import (
     Config,
+    ImportedDirective,
     ImportedKey,
     ImportedPrevious,
+    ImportedSettings,
     LayoutFence,
 )
 from kafka_marshal.protocol.state import KeyState, WorldState
 from kafka_marshal.protocol.types import Key
 
 _CONFIGS_MAX = 64
+MOVING = "moving"
+"""Why an owner releases a key that moves, and why its requests are refused."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -81,8 +90,11 @@ def is_moving(state: WorldState, key: Key) -> bool:
 def is_final(state: WorldState, key: Key) -> bool:
     """Return whether nothing can change a moving key any more (PROTOCOL 10.3)."""
     known = state.keys.get(key)
-    if known is None or not is_moving(state, key):
-        return False
+    return known is not None and is_moving(state, key) and is_settled(state, known)
+
+
+def is_settled(state: WorldState, known: KeyState) -> bool:
+    """Return whether nothing can change a key any more, if it moves (PROTOCOL 10.3)."""
     if known.lock is not None or state.quiet_until_ms is not None:
         return False
     return known.owner is None or known.freshness(state.now_ms) is Freshness.STALE
@@ -95,6 +107,58 @@ def is_importing(state: WorldState, key: Key) -> bool:
         return False
     source = layout.source(place_of(key, partition_count=layout.from_count))
     return source is not None and source.done_ms is None
+
+
+def is_importing_group(state: WorldState, group_id: str) -> bool:
+    """Return whether settings or directives of a group may be in a source not done."""
+    layout = state.layout
+    if layout is None:
+        return False
+    if group_id == CHECKPOINT_GROUP and state.partition >= layout.from_count:
+        return any(each.done_ms is None for each in layout.sources)
+    source = layout.source(home_partition(group_id, partition_count=layout.from_count))
+    return source is not None and source.done_ms is None
+
+
+def is_home_moving(state: WorldState, group_id: str) -> bool:
+    """Return whether this is the home of a group only before the open change."""
+    layout, config = state.layout, state.config
+    if layout is None or config is None:
+        return False
+    homes = (
+        home_partition(group_id, partition_count=count)
+        for count in (layout.from_count, config.partition_count)
+    )
+    return [home == state.partition for home in homes] == [True, False]
+
+
+def group_items(
+    state: WorldState, target: int
+) -> tuple[list[ImportedSettings], list[ImportedDirective]]:
+    """Return the settings and directives that move from a source to a target, sorted.
+
+    Directives of the group that stands for all are in every partition: one that comes
+    into use gets them from its source.
+    """
+    layout, config = state.layout, state.config
+    assert layout is not None
+    assert config is not None
+    settings: list[ImportedSettings] = []
+    directives: list[ImportedDirective] = []
+    for group_id, group in sorted(state.groups.items()):
+        home = home_partition(group_id, partition_count=config.partition_count)
+        is_moving_there = home == target and is_home_moving(state, group_id)
+        if group.settings is not None and is_moving_there:
+            fields = group.settings._asdict()
+            settings.append(ImportedSettings(group_id=group_id, **fields))
+        if group_id == CHECKPOINT_GROUP:
+            is_moving_there = target >= layout.from_count
+        if is_moving_there:
+            directives += [
+                ImportedDirective(group_id=group_id, **each._asdict())
+                for each in group.directives
+            ]
+    return settings, directives
 
 
 def moving_keys(state: WorldState, target: int | None = None) -> list[Key]:

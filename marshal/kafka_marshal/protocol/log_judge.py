@@ -113,7 +113,9 @@ class LogJudge:
         if isinstance(transition.record, Plan) and transition.effect:
             return self._check_plan(transition.record, transition.offset)
         if transition.effect in {"layout_fenced", "layout_final"}:
-            # PROTOCOL 10: keys that moved away, or were of an earlier life, are gone.
+            # PROTOCOL 10: what moved away, or was of an earlier life, is gone.
+            self._fenced = _fenced_in(self._world)
+            self._planned = _planned_in(self._world)
             for gone in [each for each in self.known if each not in self._world.keys]:
                 self._forget(gone)
         key = transition.key

@@ -6,7 +6,7 @@ granted below it is processed. Tags inform and decide nothing (PROTOCOL 3.2): wi
 a mark everything granted counts as unconfirmed.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -45,8 +45,12 @@ RELEASED = "released"
 FORGOTTEN = "forgotten"
 RESET = "reset"
 POSITION_SET = "position_set"
+MOVED = "moved"
 RESUMED = "resumed"
 TAKEN_OVER = "taken_over"
+
+# Effects that drop keys which have moved to another coordinating partition.
+_LAYOUT_EFFECTS = frozenset({"layout_fenced", "layout_final"})
 
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -112,7 +116,8 @@ class Loss:
             only).
         reason: Reason in the release; ``reset``, ``forgotten`` or ``position_set`` if
             an admin replaced the state, dropped the key or set its position, so that
-            the offsets may be granted again; None elsewhere.
+            the offsets may be granted again; ``moved`` if the key of a stale owner went
+            to another coordinating partition; None elsewhere.
         winner: client_id of the next owner, None if there is none.
         partition: Coordinating partition.
         at_offset: Offset there of the record that ended the claim, or of the last
@@ -204,12 +209,23 @@ class LossBook:
             if known.owner is not None and self._wants(key)
         }
 
-    def take(self, entry: LogEntry, transitions: Transitions) -> list[Loss]:
-        """Apply one entry; return the losses of the claims that it ended."""
+    def take(
+        self, entry: LogEntry, transitions: Transitions, *, keys: Container[Key]
+    ) -> list[Loss]:
+        """Apply one entry; return the losses of the claims that it ended.
+
+        Args:
+            entry: The entry.
+            transitions: Its transitions.
+            keys: The keys that the partition has after it.
+        """
         losses: list[Loss] = []
         for index, transition in enumerate(transitions):
             if isinstance(transition.record, Reset) and transition.effect == RESET:
-                losses += self._reset(entry)
+                losses += self._end_all(entry, sorted(self._tenures), reason=RESET)
+            elif transition.effect in _LAYOUT_EFFECTS:
+                gone = [key for key in sorted(self._tenures) if key not in keys]
+                losses += self._end_all(entry, gone, reason=MOVED)
             elif transition.outcome in {ACCEPTED, REFUSED} and self._wants(
                 transition.key
             ):
@@ -230,14 +246,17 @@ class LossBook:
             losses += self._loss(key, tenure, ending=ending, at=tenure.at)
         return losses
 
-    def _reset(self, entry: LogEntry) -> list[Loss]:
-        """Return the losses of all claims, which a Reset ends (PROTOCOL 7.6)."""
-        tenures, self._tenures = sorted(self._tenures.items()), {}
+    def _end_all(
+        self, entry: LogEntry, keys: Iterable[Key], *, reason: str
+    ) -> list[Loss]:
+        """Return the losses of claims that one record ends (PROTOCOL 7.6, 10)."""
         at = (entry.offset, entry.timestamp_ms)
         return [
             loss
-            for key, tenure in tenures
-            for loss in self._loss(key, tenure, ending=RELEASED, at=at, reason=RESET)
+            for key in keys
+            for loss in self._loss(
+                key, self._tenures.pop(key), ending=RELEASED, at=at, reason=reason
+            )
         ]
 
     def _wants(self, key: Key | None) -> bool:

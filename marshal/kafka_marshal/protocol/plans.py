@@ -30,6 +30,7 @@ from kafka_marshal.protocol.labels import (
     TARGET_LABEL,
     failing_of,
     number_of,
+    standbys_label,
     weight_of,
 )
 from kafka_marshal.protocol.lease import is_stale
@@ -40,6 +41,7 @@ from kafka_marshal.protocol.records import (
     PlannedMember,
     PlannedTopic,
 )
+from kafka_marshal.protocol.standbys import Candidate, standbys_of
 from kafka_marshal.protocol.state import (
     KeyNote,
     KeyState,
@@ -50,6 +52,7 @@ from kafka_marshal.protocol.types import Key, TopicPartition
 
 RESTART = "restart"
 """Why a key is released by a member that returns soon."""
+SPREAD = "spread"
 PLANNERS_MAX = 3
 TURN_MS = 2_000
 
@@ -225,6 +228,14 @@ class Situation:
     standing: Entries
     counts: Mapping[str, int]
 
+    @property
+    def has_unnamed_key(self) -> bool:
+        """Whether a key must be claimed and no valid entry names a member for it."""
+        return any(
+            holder is None and place not in self.standing
+            for place, holder in self.holders.items()
+        )
+
     def entries(self, result: GroupPlan) -> dict[TopicPartition, str]:
         """Return the entries that a Plan with this result needs."""
         return {
@@ -239,7 +250,8 @@ def situation_of(reading: Reading, states: Mapping[str, MemberState]) -> Situati
 
     A key counts as that of the member which is to have it: named by a valid entry of
     the Plan in force, by an open offer or by the release; else as that of its owner,
-    or of the last owner where it is free. So what is under way is not planned again.
+    or of the last owner where it is free; where its owner has gone, as that of its
+    first standby. So what is under way is not planned again.
     """
     home = reading.worlds[reading.home]
     standing = reading.standing()
@@ -248,7 +260,9 @@ def situation_of(reading: Reading, states: Mapping[str, MemberState]) -> Situati
         name: _member(home, each, is_early=name in replacing.early)
         for name, each in states.items()
     }
-    reader = _KeyReader(reading, members, standing, replacing.heirs)
+    reader = _KeyReader(
+        reading, members, standing, replacing.heirs, standbys=Standbys(reading, states)
+    )
     counts = _counts(reading, {topic for m in members.values() for topic in m.topics})
     rows = [
         row
@@ -296,6 +310,34 @@ def _member(home: WorldState, member: MemberState, *, is_early: bool) -> PlanMem
         is_drained=action == DRAIN,
         is_cordoned=action == CORDON or is_early,
     )
+
+
+class Standbys:
+    """Who stands by for the keys of a group, by one reading (PROTOCOL 9.9)."""
+
+    def __init__(self, reading: Reading, states: Mapping[str, MemberState]) -> None:
+        """Read the members that live."""
+        home = reading.worlds[reading.home]
+        self._able = [
+            (frozenset(each.record.topics), Candidate(name, each.record.host, count))
+            for name, each in states.items()
+            if (count := standbys_label(each.record.labels))
+            and _action(home, each) is None
+        ]
+        # Also of members that are gone.
+        self._hosts = {
+            each.record.client_id: each.record.host
+            for each in home.soft.members.values()
+            if self._able and each.record.group_id == reading.group_id
+        }
+
+    def of(self, key: Key, owner: str) -> tuple[str, ...]:
+        """Return who stands by for a key of this owner, in order."""
+        if not self._able:
+            return ()
+        able = [each for topics, each in self._able if key.topic in topics]
+        host = self._hosts.get(owner, "")
+        return standbys_of(key, owner=owner, host=host, candidates=able)
 
 
 class _Replacing(NamedTuple):
@@ -347,7 +389,7 @@ def _replacing(
         for name, replaced in labels.items()
         if replaced in states and replaced not in leaving
     }
-    if willing - owned != states.keys():  # else a group that begins
+    if willing != states.keys():  # else a group that begins: none is there to leave
         early |= set(new) - set(heirs.values())
     return _Replacing(heirs, frozenset(early))
 
@@ -403,8 +445,11 @@ class _KeyReader:
         members: Mapping[str, PlanMember],
         standing: Entries,
         replacements: Mapping[str, str],
+        *,
+        standbys: Standbys,
     ) -> None:
         self._reading = reading
+        self._standbys = standbys
         self._members = members
         self._standing = standing
         self._replacements = replacements
@@ -430,7 +475,7 @@ class _KeyReader:
             return self._free(place, known, note, now_ms=now_ms)
         age_ms = known.age_ms(now_ms)
         if is_stale(age_ms, known.heartbeat_interval_ms):
-            owner = self._planned(place)
+            owner = self._planned(place) or self._standby(key, known)
             return _Place(PlanKey(place, owner, is_free=True), None)
         name = known.owner.client_id
         holder = name if name in self._members else None
@@ -438,8 +483,13 @@ class _KeyReader:
         heir = self._replacements.get(name)
         if owner is None and heir is not None and self._can_have(heir, place):
             owner = heir
-        owner = owner or holder
+        owner = owner or holder or self._standby(key, known)
         return _Place(PlanKey(place, owner), holder)
+
+    def _standby(self, key: Key, known: KeyState) -> str | None:
+        """Return the first standby of a key whose owner has gone, None if none is."""
+        assert known.owner is not None
+        return next(iter(self._standbys.of(key, known.owner.client_id)), None)
 
     def _free(
         self,
@@ -534,9 +584,15 @@ def turn_of(members: Mapping[str, MemberState], me: str) -> int | None:
 # --- to records
 
 
-def digest_of(given: PlanInput) -> bytes:
-    """Return the digest of a planner's input, 16 bytes."""
-    value = _ENCODER.encode([given.keys, given.members, given.failing, given.barred])
+def digest_of(given: PlanInput, *, is_spread: bool = False) -> bytes:
+    """Return the digest of a planner's input, 16 bytes.
+
+    Args:
+        given: The input.
+        is_spread: Whether a person asked for spread: the result is another one then.
+    """
+    parts = [given.keys, given.members, given.failing, given.barred]
+    value = _ENCODER.encode([*parts, SPREAD] if is_spread else parts)
     return blake2b(value, digest_size=_DIGEST_BYTES).digest()
 
 

@@ -34,7 +34,7 @@ Next = Annotated[int, Meta(ge=0)]
 ConfigFrame = Annotated[bytes, Meta(min_length=1, max_length=4096)]
 """The frame of a Config; the codec checks that it is one."""
 IMPORTED_MAX = 200
-"""Most keys of a LayoutImport."""
+"""Most keys of a LayoutImport, and most settings and directives of a LayoutGroups."""
 CHUNK_BYTES_MAX = 47 * 1024
 """Most bytes of a state in one record; a frame has at most 48 KiB."""
 Data = Annotated[bytes, Meta(min_length=1, max_length=CHUNK_BYTES_MAX)]
@@ -456,6 +456,48 @@ class LayoutFinal(Fields, frozen=True, kw_only=True):
     tags: Tags | UnsetType = UNSET
 
 
+class ImportedSettings(Fields, frozen=True, kw_only=True):
+    """The settings of a group as its earlier home has them (PROTOCOL 10.4)."""
+
+    group_id: Name
+    generation: Counting
+    policy: Name | None
+    planner_version_max: Counting | None
+    debounce_ms: Offset | None
+    handoff_ms: Counting | None
+    handoffs_max: Counting | None
+    grace_ms: Offset | None
+
+
+class ImportedDirective(Fields, frozen=True, kw_only=True):
+    """A directive in force, as its earlier home has it (PROTOCOL 10.4)."""
+
+    group_id: Name
+    op_id: Id
+    client_id: Name
+    incarnation: Id
+    seq: Sequence
+    until_ms: Offset
+    client: Name | None
+    host: Host | None
+    action: Action
+
+
+class LayoutGroups(Fields, frozen=True, kw_only=True):
+    """Brings settings and directives of groups to their new home (PROTOCOL 10.4)."""
+
+    client_id: Name
+    group_id: Name
+    incarnation: Id
+    seq: Sequence
+    op_id: Id
+    source: Partition
+    source_offset: Offset
+    settings: Annotated[tuple[ImportedSettings, ...], Meta(max_length=IMPORTED_MAX)]
+    directives: Annotated[tuple[ImportedDirective, ...], Meta(max_length=IMPORTED_MAX)]
+    tags: Tags | UnsetType = UNSET
+
+
 class BatchHeartbeat(Fields, frozen=True, kw_only=True):
     """Many heartbeats of one claimant in one record (PROTOCOL 3.6)."""
 
@@ -585,6 +627,7 @@ Record = (
     | LayoutImport
     | LayoutDone
     | LayoutFinal
+    | LayoutGroups
     | Config
     | Reset
     | Member
@@ -627,6 +670,7 @@ KINDS = (
     Kind(20, 0, "LayoutFinal", LayoutFinal, 2),
     Kind(22, 0, "Directive", Directive, 2),
     Kind(23, 0, "GroupSettings", GroupSettings, 2),
+    Kind(24, 0, "LayoutGroups", LayoutGroups, 2),
     Kind(128, 0, "Member", Member, 1),
     Kind(129, 0, "Plan", Plan, 2),
     Kind(130, 0, "CheckpointBegin", CheckpointBegin, 1),

@@ -7,7 +7,6 @@ output, and the notes about why keys changed hands.
 """
 
 from collections import deque
-from collections.abc import Iterable
 from heapq import heapify, heappush
 from operator import attrgetter
 from sys import intern
@@ -667,16 +666,6 @@ class WorldState:
             self.dirty[name] = None
         else:
             self.dirty.pop(name, None)
-
-
-def keys_of(worlds: Iterable[WorldState], group_id: str) -> dict[Key, KeyState]:
-    """Return the keys of a group in these coordinating partitions."""
-    return {
-        key: known
-        for world in worlds
-        for key, known in world.keys.items()
-        if key.group_id == group_id
-    }
 
 
 def is_forgettable(state: KeyState) -> bool:

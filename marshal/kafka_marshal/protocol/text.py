@@ -18,9 +18,12 @@ from kafka_marshal.protocol.items import Layout, Offer
 from kafka_marshal.protocol.records import (
     KINDS,
     Fields,
+    ImportedDirective,
     ImportedKey,
     ImportedPrevious,
+    ImportedSettings,
     Kind,
+    LayoutGroups,
     LayoutImport,
     Limits,
     PauseGroup,
@@ -49,6 +52,7 @@ _NESTED_LISTS: dict[type[Fields], dict[str, type[Fields]]] = {
     StagePosition: {"topics": StagedTopic},
     Plan: {"topics": PlannedTopic, "moves": PlannedMember},
     LayoutImport: {"items": ImportedKey},
+    LayoutGroups: {"settings": ImportedSettings, "directives": ImportedDirective},
 }
 _RENAMED = {"partition_count": "K"}
 _BYTES_FIELDS = frozenset(

@@ -111,9 +111,12 @@ class PlanNow(Message, frozen=True, kw_only=True):
         input_digest: Digest of the planner's input, in hex.
         open_count: Entries that are not done and not void.
         uncovered_count: Partitions that no member can have.
+        lag: Lag of all partitions; None, as a sidecar does not ask for log ends.
+        lag_unknown_count: Partitions of which the lag is unknown.
         members: The live members, with what they hold, are to get and to give.
         keys: Its entries: holder, planned member, and state.
         handoffs: Open handoffs by the log.
+        standbys: Who stands by for partitions, in order.
         uncovered: Partitions that no member can have, and why.
     """
 
@@ -128,9 +131,12 @@ class PlanNow(Message, frozen=True, kw_only=True):
     input_digest: str | None
     open_count: int
     uncovered_count: int
+    lag: int | None
+    lag_unknown_count: int
     members: tuple[dict[str, Any], ...]
     keys: tuple[dict[str, Any], ...]
     handoffs: tuple[dict[str, Any], ...]
+    standbys: tuple[dict[str, Any], ...]
     uncovered: tuple[dict[str, Any], ...]
 
 

@@ -171,9 +171,10 @@ class SubscriptionSpec(Message, frozen=True, kw_only=True):
     """``PUT .../subscriptions/{name}``: the subscription of a consumer.
 
     The fields are those of ``Marshal.consumer``; policies are given by name. Clients
-    of one group whose topics overlap must agree in all fields but ``claims_max`` and
-    ``warms``: whether the client gets events ``warm``. A pattern has the syntax of RE2
-    and matches whole names.
+    of one group whose topics overlap must agree in all fields but ``claims_max``;
+    ``warms``: whether the client gets events ``warm``; and ``standbys``: of how many
+    standbys of a partition its host is to be one, for which the client gets events
+    ``standby``; 0 = none. A pattern has the syntax of RE2 and matches whole names.
     """
 
     topics: Annotated[tuple[TopicName, ...], msgspec.Meta(max_length=1_000)] = ()
@@ -186,6 +187,7 @@ class SubscriptionSpec(Message, frozen=True, kw_only=True):
     metadata_refresh_ms: Milliseconds = 30_000
     release_behind: bool = True
     warms: bool = False
+    standbys: PartitionNumber = 0
     starts: Annotated[tuple[Start, ...], msgspec.Meta(max_length=PROGRESS_MAX)] = ()
 
     @classmethod
@@ -551,6 +553,7 @@ class Warm(Message, frozen=True, kw_only=True, tag="warm", rename={"owner": "fro
             the attribute is ``owner``.
         position: The next offset to process, None if unknown.
         until_ms: End of the offer, local time.
+        topic_id: Kafka's id of the topic in hex, None if unknown.
     """
 
     subscription: str
@@ -560,6 +563,31 @@ class Warm(Message, frozen=True, kw_only=True, tag="warm", rename={"owner": "fro
     owner: str
     position: int | None
     until_ms: int
+    topic_id: str | None = None
+
+
+class Standby(
+    Message, frozen=True, kw_only=True, tag="standby", rename={"owner": "from"}
+):
+    """The client stands by for a partition of another host, or does so no longer.
+
+    It loads the state of the partition, and gets the partition if its owner dies. No
+    answer is expected.
+
+    Attributes:
+        subscription: Name of the client's subscription.
+        topic: Data topic.
+        partition: Data partition.
+        from: The owner, a client_id in the log; None: the client may forget what it
+            loaded. In Python the attribute is ``owner``.
+        position: The next offset to process when this began, None if unknown.
+    """
+
+    subscription: str
+    topic: str
+    partition: int
+    owner: str | None
+    position: int | None = None
 
 
 class Lost(Message, frozen=True, kw_only=True, tag="lost"):
@@ -573,6 +601,8 @@ class Lost(Message, frozen=True, kw_only=True, tag="lost"):
         winner: New owner, where one is known.
         at_offset: Log offset that ended it.
         was_lost: Whether the claim was lost rather than released.
+        token: Its fencing token, dotted; None where it is not known. Epochs of a
+            partition that moved to another coordinating partition do not compare.
     """
 
     topic: str
@@ -582,6 +612,7 @@ class Lost(Message, frozen=True, kw_only=True, tag="lost"):
     winner: str | None = None
     at_offset: int | None = None
     was_lost: bool = True
+    token: str | None = None
 
 
 class PausedTopic(Message, frozen=True, kw_only=True):
@@ -630,9 +661,10 @@ class Snapshot(Message, frozen=True, kw_only=True, tag="snapshot"):
     paused: Paused
     subscriptions: tuple[str, ...]
     warming: tuple[Warm, ...] = ()
+    standbys: tuple[Standby, ...] = ()
 
 
-EventBody = Snapshot | Assignment | Warm | Releasing | Lost | Paused | Failed
+EventBody = Snapshot | Assignment | Warm | Standby | Releasing | Lost | Paused | Failed
 """Body of an event. Clients ignore tags that they do not know."""
 
 

@@ -197,7 +197,9 @@ class SidecarBackend:
                 other settings.
         """
         spec = msgspec.structs.replace(
-            api.SubscriptionSpec.of(subscription.config), warms=subscription.can_warm
+            api.SubscriptionSpec.of(subscription.config),
+            warms=subscription.can_warm,
+            standbys=subscription.config.standbys,
         )
         name = f"{self._identity.instance.hex()[:8]}-{next(self._numbers)}"
         with self._engine.changed:
@@ -425,7 +427,8 @@ class SidecarBackend:
                     "POST",
                     path,
                     answer=api.HeartbeatResponse,
-                    body=api.HeartbeatRequest(standings=reported),
+                    # Without a body it is one packet, which wakes the sidecar once.
+                    body=api.HeartbeatRequest(standings=reported) if reported else None,
                 )
             except NotRegistered:
                 self._is_known = False

@@ -7,7 +7,7 @@ import msgspec
 
 from kafka_marshal.engine.replica import Glance, LastClaim
 from kafka_marshal.errors import MarshalError
-from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.protocol.types import Key, Token, TopicPartition
 from kafka_marshal.remote import api, paths
 from kafka_marshal.remote.answers import ClientsNow, GroupNow, OwnersNow, WorldNow
 from kafka_marshal.remote.transport import Connection
@@ -61,19 +61,21 @@ class SidecarQueries:
                 TopicPartition(claim["topic"], claim["partition"]),
                 claim["owner"] and claim["owner"]["client_id"],
                 claim["epoch"],
+                claim.get("token"),
             )
             for claim in self._group(timeout_ms).claims
         ]
         sidecar = self._info().client_id
-        is_owner = any(owner == sidecar for _, owner, _ in rows)
+        is_owner = any(owner == sidecar for _, owner, *_ in rows)
         subleased = self._subleased_to_others() if is_owner else set()
         return {
             place: LastClaim(
                 owner,
                 epoch,
                 may_be_ours=owner == sidecar and str(place) not in subleased,
+                token=None if token is None else Token.parse(token),
             )
-            for place, owner, epoch in rows
+            for place, owner, epoch, token in rows
         }
 
     def world(self, timeout_ms: int) -> dict[str, Any]:

@@ -28,11 +28,13 @@ from kafka_marshal.remote import api
 from kafka_marshal.remote.context import RemoteContext
 from kafka_marshal.remote.errors import error_of
 from kafka_marshal.remote.grants import SidecarGrantRequester
+from kafka_marshal.remote.standbys import RemoteStandbys
 from kafka_marshal.remote.warming import RemoteWarmer
 
 RESTARTED = "sidecar_restarted"
 REASSIGNED = "reassigned"
 OVER_MAX = 100_000
+NO_TOKEN = Token(-1, -1, -1)
 
 
 class Commands(Protocol):
@@ -112,13 +114,15 @@ class RemoteSession(Holder):
         # Sidecar incarnation that announced each claim.
         self._announced_by: dict[Key, Owner] = {}
         # Newest claim of each key that ended here: later events about it are ignored.
-        self._over: dict[Key, int] = {}
+        # Tokens compare, epochs of two coordinating partitions do not (PROTOCOL 10).
+        self._over: dict[Key, Token] = {}
         self._reported: dict[Key, api.Progress] = {}
         self._deadlines_ms = 0
         # Topics that another live member could take partitions of.
         self._takers: frozenset[str] = frozenset()
         self._stuck_counts: dict[Key, int] = {}
         self._warmer = RemoteWarmer(context, send_ready=self._send_ready)
+        self._standbys = RemoteStandbys(context)
         self._ticked_ms = context.now_ms
 
     # --- subscriptions
@@ -208,6 +212,8 @@ class RemoteSession(Holder):
                 self._on_releasing(event)
             case api.Warm():
                 self._on_warm(event)
+            case api.Standby():
+                self._on_standby(event)
             case api.Lost():
                 self._on_lost(event)
             case api.Paused():
@@ -240,6 +246,9 @@ class RemoteSession(Holder):
         self._on_paused(snapshot.paused)
         for offered in snapshot.warming:
             self._on_warm(offered)
+        self._standbys.keep(self._key(each) for each in snapshot.standbys)
+        for standby in snapshot.standbys:
+            self._on_standby(standby)
 
     def _on_paused(self, event: api.Paused) -> None:
         self._context.pause = event.is_paused
@@ -249,15 +258,16 @@ class RemoteSession(Holder):
 
     def _on_assigned(self, assignment: api.Assignment) -> None:
         key = self._key(assignment)
-        if assignment.epoch <= self._over.get(key, -1):
+        token = Token.parse(assignment.token)
+        if token <= self._over.get(key, NO_TOKEN):
             return  # it has ended here, and its release is on the way
         holding = self.holdings.get(key)
         if holding is not None and holding.claim.is_owned:
-            if holding.claim.epoch == assignment.epoch:
+            if holding.claim.token == token:
                 # Sent again when a deadline was shortened (PROTOCOL S4).
                 holding.claim.limit(_lease_of(assignment))
                 return
-            if assignment.epoch < (holding.claim.epoch or 0):
+            if token < (holding.claim.token or NO_TOKEN):
                 return  # a later claim has ended that one
             if not assignment.subscription and self._may_continue(holding):
                 self._continue(holding, assignment)
@@ -269,7 +279,7 @@ class RemoteSession(Holder):
             return
         found = self._holding_for(assignment, key, holding)
         if found is None or self.failure is not None:
-            self._over[key] = assignment.epoch
+            self._over[key] = token
             self.commands.give_back([_unused(assignment)])
             return
         self._begin(found, assignment)
@@ -298,7 +308,7 @@ class RemoteSession(Holder):
         return is_explicit and holding.claim.is_valid(self._context.now_ms)
 
     def _continue(self, holding: Holding, assignment: api.Assignment) -> None:
-        self._note_over(holding.key, holding.claim.epoch or 0)
+        self._note_over(holding.key, holding.claim.token)
         holding.claim.reassign(self._sublease(assignment))
         self._note_terms(holding, assignment)
         progress = holding.progress
@@ -332,7 +342,8 @@ class RemoteSession(Holder):
         if isinstance(holding.progress, AtMostOnce):
             holding.progress.is_anchored = assignment.is_anchored
         self.holdings[key] = holding
-        self._warmer.on_assigned(key)
+        self._warmer.on_assigned(holding)
+        self._standbys.on_assigned(key)
         self._context.follows[key] = assignment.follows
         self._stuck_counts[key] = assignment.stuck
         self._held.watchdog.watch(holding, self._context.now_ms)
@@ -346,10 +357,14 @@ class RemoteSession(Holder):
         sub = self._names.get(event.subscription)
         self._warmer.on_warm(event, key=self._key(event), sub=sub)
 
+    def _on_standby(self, event: api.Standby) -> None:
+        sub = self._names.get(event.subscription)
+        self._standbys.on_event(event, key=self._key(event), sub=sub)
+
     def _on_releasing(self, event: api.Releasing) -> None:
         early = self._early.pop(self._key(event), None)
         if early is not None:
-            self._over[self._key(event)] = early.epoch
+            self._over[self._key(event)] = Token.parse(early.token)
             self.commands.give_back([_unused(early)])
         holding = self._find(event, event.epoch)
         if holding is None:
@@ -364,9 +379,12 @@ class RemoteSession(Holder):
 
     def _on_lost(self, event: api.Lost) -> None:
         key = self._key(event)
-        self._note_over(key, event.epoch)
-        self._early.pop(key, None)
+        early = self._early.pop(key, None)
         holding = self._find(event, event.epoch)
+        if event.token is not None:
+            self._note_over(key, Token.parse(event.token))
+        elif early is not None and early.epoch == event.epoch:
+            self._note_over(key, Token.parse(early.token))
         if holding is not None:
             ending = Ending(
                 event.reason, event.winner, event.at_offset, was_lost=event.was_lost
@@ -486,6 +504,7 @@ class RemoteSession(Holder):
         self._ticked_ms = now_ms
         self._held.look_at_ends(now_ms)
         self._warmer.drive(now_ms)
+        self._standbys.drive()
         for sub in self._wanted.subs:
             if sub.has_doubts:
                 self._check_topics(sub, now_ms)
@@ -556,15 +575,15 @@ class RemoteSession(Holder):
     def on_end(self, holding: Holding, ending: Ending) -> None:
         """Ignore later events of this claim."""
         del ending
-        self._note_over(holding.key, holding.claim.epoch or 0)
+        self._note_over(holding.key, holding.claim.token)
 
     def after_verdict(self, holding: Holding) -> None:
         """Remove a holding whose claim a verdict has ended."""
         self._held.after_end(holding)
 
-    def _note_over(self, key: Key, epoch: int) -> None:
+    def _note_over(self, key: Key, token: Token | None) -> None:
         over = self._over
-        over[key] = max(epoch, over.pop(key, -1))
+        over[key] = max(token or NO_TOKEN, over.pop(key, NO_TOKEN))
         if len(over) > OVER_MAX:
             del over[next(iter(over))]
 

@@ -206,6 +206,7 @@ def decoded(kind: str, data: str) -> api.EventBody | None:
 _KINDS: Mapping[str, type[api.EventBody]] = {
     "snapshot": api.Snapshot,
     "warm": api.Warm,
+    "standby": api.Standby,
     "assigned": api.Assignment,
     "release": api.Releasing,
     "lost": api.Lost,

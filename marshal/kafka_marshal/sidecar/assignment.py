@@ -9,10 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 import attrs
 import msgspec
 
-from kafka_marshal.engine import Context, Holding, OfferedKey, Session, Subscription
+from kafka_marshal.engine import Context, Holding, Session, Subscription
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.policies import Policy, find_policy
-from kafka_marshal.ports import Pending
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.group_plan import PlanInput, PlanKey, PlanMember, plan
 from kafka_marshal.protocol.types import Key, TopicPartition
@@ -95,7 +94,7 @@ def _holder(
 
 
 # Settings that may differ between the clients of a shared subscription.
-OWN = frozenset({"claims_max", "warms"})
+OWN = frozenset({"claims_max", "warms", "standbys"})
 
 
 @attrs.define
@@ -106,6 +105,7 @@ class Subscriber:
         name: Name of the client's own subscription.
         claims_max: Most partitions, or whole topics, that it may have; 0 = no limit.
         warms: Whether it warms up for a partition before it gets it.
+        standbys: Of how many standbys of a partition it wants its host to be one.
         is_detached: Whether that subscription has ended and its leases are kept for the
             client's next one.
     """
@@ -113,6 +113,7 @@ class Subscriber:
     name: str
     claims_max: int
     warms: bool = False
+    standbys: int = 0
     is_detached: bool = False
 
 
@@ -189,7 +190,7 @@ class SharedSubscription:
         """Add or update a subscriber, and retry keys that others could not start."""
         self.subscription.want_all()
         self.subscribers[client.client_id] = Subscriber(
-            name, wants.claims_max, wants.warms
+            name, wants.claims_max, wants.warms, wants.standbys
         )
 
     def retry_unreported(self) -> None:
@@ -207,13 +208,13 @@ class SharedSubscription:
         self,
         clients: Mapping[str, Client],
         *,
-        warm_by: Callable[[OfferedKey], Pending[None]],
+        warm_ups: WarmUps,
     ) -> bool:
         """Sum limit and weight over the subscribers; return whether anything changed.
 
         Args:
             clients: The registered clients.
-            warm_by: Has a client warm up; used if any subscriber does.
+            warm_ups: Has a client warm up or stand by; used if any subscriber does.
         """
         active = [
             subscriber
@@ -223,10 +224,12 @@ class SharedSubscription:
         limits = [subscriber.claims_max for subscriber in active]
         claims_max = 0 if 0 in limits else sum(limits)
         sub = self.subscription
-        before = (sub.claims_max, sub.weight, sub.can_warm)
+        before = (sub.claims_max, sub.weight, sub.can_warm, sub.standby)
         sub.claims_max, sub.weight = claims_max, max(1, len(active))
-        sub.warm_by = warm_by if any(each.warms for each in active) else None
-        return before != (sub.claims_max, sub.weight, sub.can_warm)
+        sub.warm_by = warm_ups.begin if any(each.warms for each in active) else None
+        count = max((each.standbys for each in active), default=0)
+        sub.standby = warm_ups.standbys.counted(count)
+        return before != (sub.claims_max, sub.weight, sub.can_warm, sub.standby)
 
     @property
     def counts_topics(self) -> bool:
@@ -261,20 +264,25 @@ class SharedSubscription:
         is_well = not client.is_away(now_ms) and now_ms >= client.excluded_until_ms
         return is_attached and is_well and not client.is_leaving
 
-    def has_room_beside(
-        self, client: Client, clients: Mapping[str, Client], *, now_ms: int
-    ) -> bool:
-        """Return whether a subscriber other than this client may get something now."""
+    def names_with_room(
+        self, clients: Mapping[str, Client], *, now_ms: int
+    ) -> tuple[str, ...]:
+        """Return subscribers that may get something now, at most two of them."""
+        found: list[str] = []
         for name, subscriber in self.subscribers.items():
-            other = clients.get(name)
-            if other is None or other is client or not self.is_taking(other, now_ms):
+            client = clients.get(name)
+            if client is None or not self.is_taking(client, now_ms):
                 continue
-            count = self._count(
-                k for k in other.leases if k.topic in self.subscription.topics
-            )
-            if not subscriber.claims_max or count < subscriber.claims_max:
-                return True
-        return False
+            if not subscriber.claims_max or (
+                self._count(
+                    k for k in client.leases if k.topic in self.subscription.topics
+                )
+                < subscriber.claims_max
+            ):
+                found.append(name)
+                if len(found) == 2:  # noqa: PLR2004 - one beside any client
+                    break
+        return tuple(found)
 
     def _count(self, keys: Iterable[Key]) -> int:
         return len({key.topic for key in keys} if self.counts_topics else set(keys))
@@ -325,6 +333,7 @@ class LeaseTable:
         backoff: Until when a client is not given a key again that it has just returned.
         is_dirty: Whether the next round has anything to do.
         is_journaled: Whether the journal matches this table.
+        version: Counts the changes of clients, subscriptions and leases.
     """
 
     journal: LeaseJournal
@@ -336,6 +345,7 @@ class LeaseTable:
     backoff: dict[tuple[Key, str], int] = attrs.field(factory=dict)
     is_dirty: bool = True
     is_journaled: bool = True
+    version: int = 0
 
     def subscription_at(self, key: Key) -> SharedSubscription | None:
         """Return the subscription that consumes a key."""
@@ -359,13 +369,19 @@ class LeaseTable:
         self.leases[lease.key] = lease.client.leases[lease.key] = lease
         self.unexpired.pop(lease.key, None)
         self.is_journaled = False
+        self.version += 1
 
     def remove_lease(self, lease: ClientLease) -> None:
         """Record the end of a lease."""
         self.leases.pop(lease.key, None)
         lease.client.leases.pop(lease.key, None)
+        self.mark_changed()
+
+    def mark_changed(self) -> None:
+        """Have the next round look at this table and write the journal."""
         self.is_journaled = False
         self.is_dirty = True
+        self.version += 1
 
     def is_available(self, key: Key, client: Client) -> bool:
         """Return whether a client may get a key: no other process may still use it."""
@@ -580,6 +596,8 @@ class Assignor:
                 present[key] = lease.client.client_id
             elif former is not None:
                 present[key] = former.client_id
+            elif (standby := self._warm_ups.standbys.client_for(key)) is not None:
+                present[key] = standby
         places = {
             key: name
             for key, name in self._warm_ups.places().items()

@@ -70,6 +70,11 @@ class ClientLease:
     journaled_until_ms: int = 0
     releasing: api.Releasing | None = None
 
+    @property
+    def must_journal(self) -> bool:
+        """Whether the journal does not cover the deadline of the claim yet."""
+        return self.journaled_until_ms < self.holding.claim.lease.hard_until_ms
+
     def deadline(self) -> api.Lease:
         """Return the deadlines to send, and record them as sent."""
         lease = self.holding.claim.lease

@@ -229,7 +229,9 @@ class EventStream:
             yield HELLO
             while not (self._is_ended or self._cursor.is_closed):
                 try:
-                    await asyncio.wait_for(self._news.wait(), self._keep_alive_s)
+                    # Makes no task, as wait_for does.
+                    async with asyncio.timeout(self._keep_alive_s):
+                        await self._news.wait()
                 except TimeoutError:
                     yield KEEP_ALIVE
                     continue

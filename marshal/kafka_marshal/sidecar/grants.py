@@ -20,9 +20,9 @@ from kafka_marshal.engine.proxy_grants import OnGranted, PendingGrant, ProxyGran
 from kafka_marshal.errors import ClaimRejected, ConfigurationError, CoordinationError
 from kafka_marshal.ports import DataLog
 from kafka_marshal.protocol.claiming import grant_secret
-from kafka_marshal.protocol.granting import GrantRequest
-from kafka_marshal.protocol.state import KeyState
-from kafka_marshal.protocol.types import Key, OffsetRange, TopicPartition
+from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict
+from kafka_marshal.protocol.state import IGNORED, KeyState
+from kafka_marshal.protocol.types import OffsetRange, TopicPartition
 from kafka_marshal.sidecar.http_errors import WRONG_SECRET
 
 ENDS_MAX = 10_000
@@ -73,12 +73,11 @@ class Grants:
 
     def has_read(self, request: GrantRequest) -> bool:
         """Return whether the claim has been read. Under the engine's lock."""
-        known = self._known(request.key)
-        return known is not None and known.epoch >= request.epoch
+        return not self._is_unread(request)
 
     def is_over(self, request: GrantRequest) -> bool:
         """Return whether the claim has ended. Under the engine's lock."""
-        return request.verdict_if_over(self._known(request.key)) is not None
+        return self._verdict_if_over(request) is not None
 
     def send(self, numbered: NumberedRequest, *, note: OnGranted) -> PendingGrant:
         """Append a request, or find an earlier one of its number.
@@ -97,7 +96,7 @@ class Grants:
                 verdict.
         """
         request = numbered.request
-        verdict = request.verdict_if_over(self._known(request.key))
+        verdict = self._verdict_if_over(request)
         if verdict is None:
             self.require_secret(numbered)
             return self._cache.send(numbered, note=note)
@@ -120,7 +119,7 @@ class Grants:
         """
         request = numbered.request
         key, client_id = request.key, request.owner.client_id
-        known = self._known(key)
+        known = self._known(request)
         if known is None or known.epoch < request.epoch:
             raise CoordinationError(
                 f"this sidecar has not read the claim of {key.topic_partition} at log "
@@ -167,7 +166,39 @@ class Grants:
                 setting="last",
             )
 
-    def _known(self, key: Key) -> KeyState | None:
+    def _verdict_if_over(self, request: GrantRequest) -> GrantVerdict | None:
+        """Return the verdict if the claim has ended, None if the log must decide."""
+        known = self._known(request)
+        verdict = request.verdict_if_over(known)
+        if verdict is not None or known is None or known.epoch >= request.epoch:
+            return verdict
+        if self._is_unread(request):
+            return None
+        # It stood in the partition that the key has moved from.
+        return GrantVerdict(
+            outcome=IGNORED,
+            reason="not_owner",
+            head=known.next_unclaimed(),
+            offset=None,
+        )
+
+    def _is_unread(self, request: GrantRequest) -> bool:
+        """Return whether the claim may be in a part of the log that is not read yet."""
+        known, key = self._known(request), request.key
+        if known is not None and known.epoch >= request.epoch:
+            return False
+        # Epochs of two coordinating partitions do not compare (PROTOCOL 10).
+        world = self._context.replica_of(key).world
+        has_moved = known is not None and (world.layout is not None or not known.epoch)
+        return not has_moved or world.next_offset <= request.epoch
+
+    def _known(self, request: GrantRequest) -> KeyState | None:
+        """Return the key in the partition of the claim, else where it is now."""
+        key, claim = request.key, (request.epoch, request.owner)
+        for replica in self._context.replicas.values():
+            known = replica.world.keys.get(key)
+            if known is not None and (known.epoch, known.owner) == claim:
+                return known
         return self._context.replica_of(key).world.keys.get(key)
 
 

@@ -8,7 +8,6 @@ latest deadline that was sent to it (PROTOCOL 5.2, 12).
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from kafka_marshal.config import Delivery
 from kafka_marshal.engine import (
     Context,
     Holding,
@@ -27,9 +26,8 @@ from kafka_marshal.errors import (
 from kafka_marshal.identity import Identity
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.delivery import AtLeastOnce
-from kafka_marshal.protocol.pauses import Pause
 from kafka_marshal.protocol.plans import RESTART
-from kafka_marshal.protocol.state import STUCK, stuck_count
+from kafka_marshal.protocol.state import STUCK
 from kafka_marshal.protocol.types import Key, OffsetRange
 from kafka_marshal.remote import api
 from kafka_marshal.sidecar.assignment import (
@@ -40,157 +38,13 @@ from kafka_marshal.sidecar.assignment import (
     Transfer,
 )
 from kafka_marshal.sidecar.clients import Client, ClientLease, reclaim
+from kafka_marshal.sidecar.departures import Departure
 from kafka_marshal.sidecar.events import LogPosition
-from kafka_marshal.sidecar.http_errors import GONE, UNKNOWN, to_http_error
+from kafka_marshal.sidecar.http_errors import GONE, UNKNOWN
 from kafka_marshal.sidecar.lease_journal import LeaseJournal
+from kafka_marshal.sidecar.publisher import EventPublisher
+from kafka_marshal.sidecar.standbys import ClientStandbys
 from kafka_marshal.sidecar.warming import OLD_EPOCH, WarmUp, WarmUps
-
-# --- Events ----------------------------------------------------------------------
-
-
-class EventPublisher:
-    """Sends events to the clients of one group. Used under the engine's lock."""
-
-    __slots__ = ("_context", "_group_id", "_paused", "_table")
-
-    def __init__(self, context: Context, table: LeaseTable, *, group_id: str) -> None:
-        self._context = context
-        self._table = table
-        self._group_id = group_id
-        self._paused: tuple[bool, tuple[api.PausedTopic, ...]] = (False, ())
-
-    def assigned(self, lease: ClientLease) -> None:
-        """Send a lease with its deadlines."""
-        lease.client.events.push(
-            self._assigned(lease), self._at(lease.key, lease.epoch)
-        )
-
-    def drains(self, leases: Iterable[ClientLease]) -> None:
-        """Ask once for each lease that is to be given back."""
-        for lease in leases:
-            drain = lease.holding.drain
-            if drain is None or lease.releasing is not None:
-                continue
-            lease.releasing = api.Releasing(
-                topic=lease.key.topic,
-                partition=lease.key.partition,
-                epoch=lease.epoch,
-                reason=drain.reason,
-                successor=drain.successor,
-                until_ms=drain.until_ms,
-            )
-            lease.client.events.push(lease.releasing, self._at(lease.key))
-
-    def lost(self, lease: ClientLease, ending: Ending) -> None:
-        """Report the end of a lease."""
-        event = api.Lost(
-            topic=lease.key.topic,
-            partition=lease.key.partition,
-            epoch=lease.epoch,
-            reason=ending.reason,
-            winner=ending.winner,
-            at_offset=ending.at_offset,
-            was_lost=ending.was_lost,
-        )
-        lease.client.events.push(event, self._at(lease.key, ending.at_offset))
-
-    def pause(self, clients: Iterable[Client]) -> None:
-        """Report that a pause began or ended; a renewal is not reported."""
-        event = self._pause()
-        paused = event.is_paused, event.topics
-        if paused != self._paused:
-            self._paused = paused
-            for client in clients:
-                client.events.push(event, self._home())
-
-    def failed(self, clients: Iterable[Client], failure: MarshalError) -> None:
-        """Report that the group can go no further here."""
-        event = api.Failed(failure=to_http_error(failure).failure)
-        for client in clients:
-            client.events.push(event, self._home())
-
-    def warm(self, found: WarmUp) -> None:
-        """Ask a client to warm up for a partition."""
-        if found.client is not None:
-            event = self._warm(found.client, found)
-            found.client.events.push(event, self._at(found.key))
-
-    def _warm(self, client: Client, found: WarmUp) -> api.Warm:
-        shared = self._table.subscription_at(found.key)
-        subscriber = shared and shared.subscribers.get(client.client_id)
-        return found.event(subscriber.name if subscriber else "")
-
-    def snapshot(
-        self, client: Client, warm_ups: Iterable[WarmUp]
-    ) -> tuple[api.Snapshot, LogPosition]:
-        """Return everything that a client has (row FR01), and warms up for."""
-        leases = client.leases.values()
-        event = api.Snapshot(
-            warming=tuple(self._warm(client, each) for each in warm_ups),
-            assigned=tuple(self._assigned(lease) for lease in leases),
-            releasing=tuple(x.releasing for x in leases if x.releasing is not None),
-            paused=self._pause(),
-            subscriptions=tuple(sorted(client.wants)),
-        )
-        return event, self._home()
-
-    def _assigned(self, lease: ClientLease) -> api.Assignment:
-        known = self._context.replica_of(lease.key).world.keys.get(lease.key)
-        if known is None:
-            return assigned_event(lease, head=None)
-        note = self._context.replica_of(lease.key).world.soft.notes.get(lease.key)
-        stuck = stuck_count(note, known)
-        is_noted = note is not None and note.offset == lease.epoch
-        follows = note.follows if note is not None and is_noted else None
-        head = known.next_unclaimed()
-        return assigned_event(lease, head=head, stuck=stuck, follows=follows)
-
-    def _pause(self) -> api.Paused:
-        groups = [
-            group
-            for replica in self._context.replicas.values()
-            if (group := replica.world.groups.get(self._group_id)) is not None
-        ]
-        topics = _paused_topics(each for group in groups for each in group.scoped)
-        pauses = [group.pause for group in groups if group.pause is not None]
-        if not pauses:
-            return api.Paused(is_paused=False, topics=topics)
-        last = max(pauses, key=lambda pause: pause.until_ms)
-        return api.Paused(
-            is_paused=True,
-            topics=topics,
-            until_wall_ms=last.until_ms,
-            reason=f"paused by {last.client_id}",
-        )
-
-    def _at(self, key: Key, offset: int | None = None) -> LogPosition:
-        world = self._context.replica_of(key).world
-        last = max(0, world.next_offset - 1)
-        return world.partition, last if offset is None else offset
-
-    def _home(self) -> LogPosition:
-        world = self._context.replicas[self._context.home_of(self._group_id)].world
-        return world.partition, max(0, world.next_offset - 1)
-
-
-def _paused_topics(pauses: Iterable[Pause]) -> tuple[api.PausedTopic, ...]:
-    """Return what pauses with a scope pause together."""
-    found: dict[str, set[int] | None] = {}
-    for pause in pauses:
-        for each in pause.scope or ():
-            known = found.setdefault(each.topic, set())
-            if known is not None and each.partitions:
-                known.update(each.partitions)
-            else:
-                found[each.topic] = None
-    return tuple(
-        api.PausedTopic(topic=topic, partitions=tuple(sorted(numbers or ())))
-        for topic, numbers in sorted(found.items())
-    )
-
-
-# --- The group -------------------------------------------------------------------
-
 
 CHECK_MS = 100
 BACKOFF_MS_MAX = 5_000
@@ -208,6 +62,9 @@ NOT_OWNER = "not_owner"
 _SILENCES = frozenset({"lease_expired", "taken_over", "identity_conflict", "fenced"})
 # Reasons after which a client may get the same key again at once.
 _ORDERLY = frozenset({CLOSED, RELEASED, TOPIC_GONE})
+
+Takers = tuple[SharedSubscription, tuple[str, ...], list[str]]
+"""A subscription, up to two clients that have room, topics that other hosts take."""
 
 
 class LocalGroup:
@@ -229,6 +86,7 @@ class LocalGroup:
         identity: Identity | None,
         refusals: Counter[tuple[str, str]],
         restarts: bool = False,
+        handoff_ms: int = 0,
     ) -> None:
         """Open a group without clients.
 
@@ -240,6 +98,7 @@ class LocalGroup:
             refusals: Counts reports that were refused or had no effect, by request
                 and reason.
             restarts: Whether its sidecar, or one that replaces it, starts again soon.
+            handoff_ms: How long the last client continues while others take over.
         """
         self.session = session
         self._restarts = restarts
@@ -257,15 +116,27 @@ class LocalGroup:
             self.table,
             publish=self._publisher.warm,
             choose=self._client_for,
+            standbys=ClientStandbys(
+                context, session, self.table, publish=self._publisher.standby
+            ),
         )
         self._assignor = Assignor(
             context, session, table=self.table, warm_ups=self._warm_ups
+        )
+        self._departure = Departure(
+            context,
+            session,
+            table=self.table,
+            handoff_ms=handoff_ms,
+            is_handed_off=lambda: self.is_handed_off,
         )
         self._gone: dict[str, None] = {}
         self._taking: frozenset[str] = frozenset()
         self._is_draining = False
         self._is_journal_failing = False
         self._check_at_ms = 0
+        self._takers: list[Takers] = []
+        self._takers_at_ms = self._takers_version = -1
         self._idle_since_ms: int | None = None
         session.sublease_by(self)
 
@@ -297,7 +168,26 @@ class LocalGroup:
     def add(self, client: Client) -> None:
         """Register a client."""
         self.table.clients[client.client_id] = client
-        self._changed()
+        self.table.mark_changed()
+
+    def leave(self, client: Client, *, awaits_drain: bool) -> None:
+        """End the subscriptions of a client, which goes once it has nothing left.
+
+        Args:
+            client: The client. The last one continues until other hosts have taken
+                over, if it can.
+            awaits_drain: Whether it continues until its partitions are taken.
+        """
+        if awaits_drain and self._departure.holds_back(client):
+            return
+        client.is_leaving, client.awaits_drain = True, awaits_drain
+        for name in list(client.wants):
+            self.remove_subscriber(client, name)
+
+    def stay(self, client: Client) -> None:
+        """Keep a client that has reconnected, whatever it announced before."""
+        client.is_leaving = client.awaits_drain = False
+        self._departure.cancel(client)
 
     def evict(self, client: Client, *, reason: str) -> None:
         """Remove a client whose process is dead; its keys are free at once."""
@@ -320,11 +210,7 @@ class LocalGroup:
             if client.client_id in names:
                 self.remove_explicit(key, client, reason=reason)
         client.close()
-        self._changed()
-
-    def _changed(self) -> None:
-        self.table.is_journaled = False
-        self.table.is_dirty = True
+        self.table.mark_changed()
 
     # --- subscriptions and explicit claims
 
@@ -376,14 +262,14 @@ class LocalGroup:
         if shared is not None:
             del shared.subscribers[client.client_id]
             self.reconcile(shared, reason=reason)
-        self._changed()
+        self.table.mark_changed()
 
     def detach(self, client: Client, name: str) -> None:
         """End a client's subscription; its leases are kept for its next one."""
         shared = self.table.subscription_of(client, name)
         if shared is not None:
             shared.subscribers[client.client_id].is_detached = True
-        self._changed()
+        self.table.mark_changed()
 
     def reconcile(self, shared: SharedSubscription, *, reason: str = "") -> None:
         """Apply the limits of the remaining subscribers, or unsubscribe without any.
@@ -396,9 +282,9 @@ class LocalGroup:
             if shared in self.table.subscriptions:
                 self.table.subscriptions.remove(shared)
                 self.session.drop(shared.subscription, reason=reason or CLOSED)
-        elif shared.update_limits(self.table.clients, warm_by=self._warm_ups.begin):
+        elif shared.update_limits(self.table.clients, warm_ups=self._warm_ups):
             self.session.reconsider()
-        self._changed()
+        self.table.mark_changed()
 
     def add_explicit(self, client: Client, key: Key) -> None:
         """Claim one key for a client without consuming it; the first to ask has it.
@@ -414,7 +300,7 @@ class LocalGroup:
             names = self.table.explicit[key] = []
         if client.client_id not in names:
             names.append(client.client_id)
-        self._changed()
+        self.table.mark_changed()
 
     def remove_explicit(self, key: Key, client: Client, *, reason: str = "") -> None:
         """End a client's claim of one key."""
@@ -426,7 +312,7 @@ class LocalGroup:
             if holding is not None:
                 self.session.drop_want(holding, reason=reason or RELEASED)
             self.session.forget_want(key)
-        self._changed()
+        self.table.mark_changed()
 
     def has_warmed(self, key: Key) -> bool:
         """Return whether the client that a key moves to has warmed up for it."""
@@ -555,7 +441,7 @@ class LocalGroup:
         named = (client.instance, report.epoch)
         if reserve is not None and (reserve.instance, reserve.epoch) == named:
             del self.table.unexpired[key]
-            self._changed()
+            self.table.mark_changed()
         else:
             known = self._context.replica_of(key).world.keys.get(key)
             is_old = known is None or known.epoch != report.epoch
@@ -578,7 +464,15 @@ class LocalGroup:
                 continue
             shared.transfers[lease.key] = Transfer(client.client_id, until_ms)
             self.session.release(lease.holding, reason=MOVED, successor=own_name)
-        self._changed()
+        self.table.mark_changed()
+
+    def is_slow_beat(self, client: Client, beat: api.HeartbeatRequest) -> bool:
+        """Return whether recording a heartbeat moves a claim, or writes the journal."""
+        for each in beat.standings:
+            lease = client.leases.get(Key(self.group_id, each.topic, each.partition))
+            if lease is not None and each.seek_count > lease.holding.seek_count:
+                return True
+        return any(lease.must_journal for lease in client.leases.values())
 
     def deadlines(self, client: Client) -> tuple[api.Lease, ...]:
         """Return until when a client may use what it has."""
@@ -586,35 +480,53 @@ class LocalGroup:
         leases = [
             lease for lease in client.leases.values() if lease.holding.claim.is_owned
         ]
-        if any(
-            x.journaled_until_ms < x.holding.claim.lease.hard_until_ms for x in leases
-        ):
+        if any(lease.must_journal for lease in leases):
             self._write_journal()
         found = [lease.deadline() for lease in leases]
         return tuple(each for each in found if now_ms < each.hard_until_ms)
 
     def takers(self, client: Client) -> tuple[str, ...]:
-        """Return the topics of a client that another client or host could take."""
-        own_name, now_ms = self.session.claimant.owner.client_id, self._context.now_ms
+        """Return the topics of a client that another client or host could take.
+
+        Silence, and what other hosts hold, are noticed within ``CHECK_MS``.
+        """
+        now_ms, version = self._context.now_ms, self.table.version
+        age_ms = now_ms - self._takers_at_ms
+        if version != self._takers_version or age_ms >= CHECK_MS:
+            self._takers, self._takers_version = self._find_takers(now_ms), version
+            self._takers_at_ms = now_ms
+        name = client.client_id
         found: set[str] = set()
-        for shared in self.table.subscriptions:
-            if client.client_id not in shared.subscribers:
-                continue
-            has_peer = shared.has_room_beside(client, self.table.clients, now_ms=now_ms)
-            found.update(
-                topic
-                for topic in shared.subscription.topics
-                if has_peer
-                or best_taker(
-                    shared.subscription.members, topic, me=own_name, may_be_behind=True
-                )
-            )
+        for shared, with_room, of_hosts in self._takers:
+            if name in shared.subscribers:
+                is_beside = any(other != name for other in with_room)
+                found.update(shared.subscription.topics if is_beside else of_hosts)
         return tuple(sorted(found))
+
+    def _find_takers(self, now_ms: int) -> list[Takers]:
+        own_name = self.session.claimant.owner.client_id
+        return [
+            (
+                shared,
+                shared.names_with_room(self.table.clients, now_ms=now_ms),
+                [
+                    topic
+                    for topic in shared.subscription.topics
+                    if best_taker(
+                        shared.subscription.members,
+                        topic,
+                        me=own_name,
+                        may_be_behind=True,
+                    )
+                ],
+            )
+            for shared in self.table.subscriptions
+        ]
 
     def snapshot(self, client: Client) -> tuple[api.Snapshot, LogPosition]:
         """Return everything that a client has."""
         self.deadlines(client)
-        return self._publisher.snapshot(client, self._warm_ups.of(client))
+        return self._publisher.snapshot(client, self._warm_ups)
 
     def record_grant(self, key: Key, epoch: int, *, granted: OffsetRange) -> None:
         """Record offsets that were granted under a claim, if a client has it."""
@@ -634,6 +546,10 @@ class LocalGroup:
             self._check_at_ms = now_ms + CHECK_MS
             self._expire(now_ms)
             self._remove_departed(now_ms)
+            leaving = self._departure.due(now_ms)
+            if leaving is not None:
+                leaving.is_leaving = True
+                self.leave(leaving, awaits_drain=True)
             self._warm_ups.check(now_ms)
             self._publisher.pause(clients)
         if self._has_news(now_ms):
@@ -770,6 +686,7 @@ class LocalGroup:
         Args:
             for_ms: When that ends in the log, if this process dies.
         """
+        self._departure.pass_on()
         if not self.is_handed_off:
             self.session.self_drain.begin(for_ms)
 
@@ -810,7 +727,7 @@ class LocalGroup:
             if holding is not None:
                 self.session.unwant(holding)
         self.table.explicit.clear()
-        self._changed()
+        self.table.mark_changed()
 
     @property
     def is_drained(self) -> bool:
@@ -826,40 +743,3 @@ class LocalGroup:
         since_ms = self._idle_since_ms
         limit_ms = self._context.heartbeat_interval_ms
         return since_ms is not None and now_ms - since_ms >= limit_ms
-
-
-def assigned_event(
-    lease: ClientLease, *, head: int | None, stuck: int = 0, follows: int | None = None
-) -> api.Assignment:
-    """Return the event that gives a lease to its client.
-
-    Args:
-        lease: The lease.
-        head: The next offset that was never granted or processed, by the log.
-        stuck: How many owners in a row were stuck there, by the log.
-        follows: Epoch of the previous claim, by the log.
-    """
-    holding, claim = lease.holding, lease.holding.claim
-    position = holding.position
-    if holding.delivery is Delivery.AT_MOST_ONCE and position is None:
-        position = claim.start_position if head is None else head
-    until = lease.deadline()
-    owner = claim.claimant.owner
-    return api.Assignment(
-        subscription=lease.name,
-        topic=lease.key.topic,
-        partition=lease.key.partition,
-        epoch=lease.epoch,
-        token=str(claim.token),
-        client_id=owner.client_id,
-        incarnation=owner.incarnation.hex(),
-        secret=claim.secret.hex(),
-        position=position,
-        is_anchored=head is not None,
-        soft_until_ms=until.soft_until_ms,
-        hard_until_ms=until.hard_until_ms,
-        why=holding.why,
-        stuck=stuck,
-        follows=follows,
-        topic_id=None if holding.topic_id is None else holding.topic_id.hex(),
-    )

@@ -256,6 +256,7 @@ WAITING_THREADS = 64
 STREAM_THREADS = 4
 CALLS_MAX = 256
 STREAMS_MAX = CONNECTIONS_MAX
+_BEATS = msgspec.json.Decoder(api.HeartbeatRequest)
 _ID = re.compile(r"[0-9a-f]{1,16}(\.[0-9]{1,20}){3}")
 _log = logging.getLogger(LOGGER_NAME)
 
@@ -437,7 +438,23 @@ class App:
             response = _response(route, content)
         if caller.client_id:
             connection.client = caller
+        if route.name == "beat":
+            connection.answer = partial(self._beat_at_once, caller)
         return response
+
+    def _beat_at_once(self, caller: Caller, body: bytes) -> bytes | None:
+        """Answer a repeated heartbeat on the event loop, None if it must be parsed."""
+        service = self._serving.service
+        if service is None:
+            return None
+        try:
+            found = service.beat_at_once(caller, _BEATS.decode(body or b"{}"))
+        except (MarshalError, msgspec.MsgspecError, RecursionError):
+            return None  # refused with a reason, as the first one would be
+        if found is None:
+            return None
+        self._serving.counts.request("beat", 200)
+        return msgspec.json.encode(found)
 
     def _require_allowed(
         self, route: Route, request: Request, connection: Connection
@@ -617,6 +634,16 @@ def _world(call: ApiRequest) -> World:
     return call.service.world(timeout_ms=call.timeout_ms)
 
 
+def _claims_of(call: ApiRequest) -> World:
+    parts = call.parts
+    return call.service.claims(
+        parts["group"],
+        parts["topic"],
+        partition=int(parts["partition"]) if "partition" in parts else None,
+        timeout_ms=call.timeout_ms,
+    )
+
+
 def _groups(call: ApiRequest) -> tuple[World, list[Item]]:
     return call.service.groups_world(timeout_ms=call.timeout_ms)
 
@@ -663,10 +690,13 @@ _HANDLERS: dict[str, Callable[[ApiRequest], msgspec.Struct | None]] = {
     ),
     "grant": lambda call: call.service.grant(call.parts["group"], call.body),
     "owners": lambda call: owners_now(
-        _world(call), call.parts["group"], topic=call.parts["topic"], wall_ms=_wall_ms()
+        _claims_of(call),
+        call.parts["group"],
+        topic=call.parts["topic"],
+        wall_ms=_wall_ms(),
     ),
     "fence": lambda call: fence_now(
-        _world(call),
+        _claims_of(call),
         call.parts["group"],
         topic=call.parts["topic"],
         partition=int(call.parts["partition"]),

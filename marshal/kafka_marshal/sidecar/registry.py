@@ -44,6 +44,7 @@ class ClientRegistry:
         watch: Reports the death of clients' processes.
         boot_id: Boot that local times belong to.
         member: What it is among the members of its groups.
+        handoff_ms: How long the last client of a group continues when it leaves.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class ClientRegistry:
         watch: DeathWatch,
         boot_id: str,
         member: Membership,
+        handoff_ms: int = 0,
     ) -> None:
         self.groups: dict[str, LocalGroup] = {}
         self.refusals: Counter[tuple[str, str]] = Counter()
@@ -67,6 +69,7 @@ class ClientRegistry:
         self._watch = watch
         self._boot_id = boot_id
         self._member = member
+        self._handoff_ms = handoff_ms
 
     # --- groups
 
@@ -157,6 +160,7 @@ class ClientRegistry:
             identity=identity,
             refusals=self.refusals,
             restarts=self._member.restarts,
+            handoff_ms=0 if self._member.restarts else self._handoff_ms,
         )
         self._engine.add_session(session)
         if identity is not None:
@@ -303,7 +307,7 @@ class ClientRegistry:
     ) -> None:
         client.seen_ms = self._context.now_ms
         client.beat_ms = registration.beat_ms
-        client.is_leaving = client.awaits_drain = False
+        group.stay(client)
         client.reserved_until_ms = None
         if (peer.pid, peer.started) != (client.peer.pid, client.peer.started):
             client.peer = peer

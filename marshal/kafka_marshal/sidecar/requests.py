@@ -36,6 +36,7 @@ from kafka_marshal.sidecar.process_monitor import (
     peer_of,
     represented_process,
 )
+from kafka_marshal.sidecar.repeated_requests import Answer, RepeatedRequests
 from kafka_marshal.sidecar.routes import Route
 from kafka_marshal.sidecar.service import SidecarService
 from kafka_marshal.sidecar.sockets import BACKLOG
@@ -63,11 +64,14 @@ class Connection:
         is_local: Whether it is of the Unix socket, where the kernel names the peer.
         client: The client that uses it, after its first request (row FC13).
         is_admitted: Whether it may use the sidecar and counts as admitted.
+        answer: Answers repetitions of the request in progress at once; None where they
+            must be parsed and checked like it.
     """
 
     peer: Peer = UNKNOWN_PEER
     is_local: bool = False
     client: Caller | None = attrs.field(default=None, kw_only=True)
+    answer: Answer | None = attrs.field(default=None, init=False)
     _try_admit: Callable[[], bool] | None = attrs.field(default=None, kw_only=True)
     is_admitted: bool = attrs.field(init=False)
 
@@ -311,6 +315,8 @@ def _too_long() -> HttpError:
 HEAD_S_MAX = 10.0
 PROBE_S_MAX = 10.0
 HEAD_BYTES_MAX = 16_384
+# The rest of a body follows its head at once; one that does not is slow.
+REST_S_MAX = 0.1
 # A reader on this host takes megabytes in less time; a stopped one reconnects.
 WRITE_S_MAX = 30.0
 # A connection that is not admitted has one request: head, body and answer.
@@ -413,6 +419,9 @@ class GuardedProtocol(H11Protocol):
     limits = ConnectionLimits()
     socket_gid: int | None = None
 
+    _connection: Connection
+    _repeated: RepeatedRequests
+    _body_timer: asyncio.TimerHandle | None = None
     _head_timer: asyncio.TimerHandle | None = None
     _guest_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
@@ -428,6 +437,7 @@ class GuardedProtocol(H11Protocol):
         connection = Connection(
             peer_of(found), is_local, try_admit=partial(self._admit, is_local=is_local)
         )
+        self._connection, self._repeated = connection, RepeatedRequests()
         self.app_state = {**self.app_state, CONNECTION: connection}
         self._guest_timer = self.loop.call_later(GUEST_S_MAX, self.abort)
         # Pause writing as soon as anything is pending, not only above 64 KiB.
@@ -441,6 +451,7 @@ class GuardedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._forget_head()
+        self._forget_body()
         self._forget_guest()
         self._forget_write()
         self.limits.leave(self)
@@ -479,11 +490,49 @@ class GuardedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes; a request must be complete in time."""
+        if self._is_between_requests:
+            answered, data = self._repeated.feed(data)
+            self._forget_body()
+            if not data:
+                self._unset_keepalive_if_required()
+                self._send_repeated(answered)
+                return
         super().data_received(data)
         self._watch_head()
 
+    @property
+    def _is_between_requests(self) -> bool:
+        """Whether the next bytes begin a request, and its response can be written."""
+        is_idle = self.conn.our_state is h11.IDLE and not self.conn.trailing_data[0]
+        return is_idle and not self.flow.write_paused
+
+    def _send_repeated(self, answered: bytes) -> None:
+        """Send the response to a repeated request, or wait for the rest of its body."""
+        if answered:
+            self.server_state.total_requests += 1
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+            self.transport.write(answered)
+        else:
+            self._body_timer = self.loop.call_later(REST_S_MAX, self._on_body_timeout)
+
+    def _on_body_timeout(self) -> None:
+        """Parse a request whose body is slow, under the limits of all requests."""
+        self._body_timer = None
+        if not self.transport.is_closing():
+            super().data_received(self._repeated.give_up())
+            self._watch_head()
+
+    def _forget_body(self) -> None:
+        if self._body_timer is not None:
+            self._body_timer.cancel()
+            self._body_timer = None
+
     def on_response_complete(self) -> None:
         """Continue with the next request."""
+        answer, self._connection.answer = self._connection.answer, None
+        self._repeated.on_response(answer)
         super().on_response_complete()
         self._watch_head()
 

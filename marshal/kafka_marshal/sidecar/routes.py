@@ -127,6 +127,7 @@ ROUTES: tuple[Route, ...] = (
         takes=api.HeartbeatRequest,
         answers=api.HeartbeatResponse,
         waits=True,
+        is_body_optional=True,
     ),
     Route(
         method="POST",

@@ -330,6 +330,7 @@ class Daemon:
             watch=self._inside.watch,
             bootstrap_servers=connection.bootstrap_servers,
             member=settings.member,
+            handoff_ms=settings.handoff_ms,
         )
         self._inside.service = service
         count = service.restore(timeout_ms=settings.open_ms)

@@ -19,13 +19,14 @@ from kafka_marshal.plan_view import plan_object, view_plan
 from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict
 from kafka_marshal.protocol.handoffs import offered_since_ms, phase_of
-from kafka_marshal.protocol.text import world_to_object
+from kafka_marshal.protocol.text import claim_to_object, world_to_object
 from kafka_marshal.protocol.types import Key, OffsetRange
 from kafka_marshal.remote import api
 from kafka_marshal.remote.answers import Handoff, LocalClient
 from kafka_marshal.remote.grants import decode_request, encode_verdict
 from kafka_marshal.runtime import Runtime
 from kafka_marshal.sidecar.clients import Client
+from kafka_marshal.sidecar.config import HANDOFF_MS
 from kafka_marshal.sidecar.events import EventCursor
 from kafka_marshal.sidecar.grants import Grants, NumberedRequest
 from kafka_marshal.sidecar.group import LEFT, LocalGroup
@@ -63,6 +64,8 @@ class SidecarService:
         watch: Reports the death of clients' processes.
         bootstrap_servers: Addresses of the cluster, for clients.
         member: What it is among the members of its groups.
+        handoff_ms: How long the last client of a group that leaves for good continues,
+            while other hosts take over.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class SidecarService:
         watch: DeathWatch,
         bootstrap_servers: Sequence[str] = (),
         member: Membership | None = None,
+        handoff_ms: int = HANDOFF_MS,
     ) -> None:
         _require_name("client_id", client_id)
         self._runtime = runtime
@@ -93,6 +97,7 @@ class SidecarService:
             watch=watch,
             boot_id=self._boot_id,
             member=member or Membership(),
+            handoff_ms=handoff_ms,
         )
         engine = runtime.engine
         self._grants = Grants(
@@ -212,7 +217,7 @@ class SidecarService:
 
         ``restart`` reserves its place for another process of its name, for a heartbeat
         interval. With ``downscale``, a client that still has leases goes on working and
-        asks again once it has none.
+        asks again once it has none; the last one hands them off to other hosts.
 
         Raises:
             DeadlineExceeded: The log did not show the releases in time; it still may.
@@ -228,10 +233,7 @@ class SidecarService:
             else:
                 for each in request.returned:
                     group.accept_returned(client, each, reason=LEFT)
-                client.is_leaving = True
-                client.awaits_drain = request.reason == "downscale"
-                for name in list(client.wants):
-                    group.remove_subscriber(client, name)
+                group.leave(client, awaits_drain=request.reason == "downscale")
             self._engine.act(group.session)
             if client.leases and request.reason == "downscale":
                 return api.LeaveResponse(action="wait_for_drain")
@@ -418,12 +420,38 @@ class SidecarService:
                 if stale is not None:
                     raise self._stale(_key(who, stale))
                 self._flush(group, who, beat)
-            deadlines = group.deadlines(client)
-            takers = group.takers(client)
-            now_ms = self._context.now_ms
-            return api.HeartbeatResponse(
-                deadlines=deadlines, now_ms=now_ms, takers=takers
-            )
+            return self._deadlines(group, client)
+
+    def beat_at_once(
+        self, who: Caller, beat: api.HeartbeatRequest
+    ) -> api.HeartbeatResponse | None:
+        """Record a heartbeat as ``beat`` does, if that takes no time.
+
+        It never waits and writes no file, so that the event loop may call it.
+
+        Returns:
+            None if nothing was recorded, because the engine is busy, the client waits
+            for the log, has sought, or its deadlines are to be journaled first.
+
+        Raises:
+            ClaimLost: The client is not registered.
+        """
+        changed = self._engine.changed
+        if beat.flush or not changed.acquire(blocking=False):
+            return None
+        try:
+            group, client = self._find(who)
+            if group.is_slow_beat(client, beat):
+                return None
+            return self.beat(who, beat)
+        finally:
+            changed.release()
+
+    def _deadlines(self, group: LocalGroup, client: Client) -> api.HeartbeatResponse:
+        deadlines, takers = group.deadlines(client), group.takers(client)
+        return api.HeartbeatResponse(
+            deadlines=deadlines, now_ms=self._context.now_ms, takers=takers
+        )
 
     def _flush(
         self, group: LocalGroup, who: Caller, beat: api.HeartbeatRequest
@@ -601,6 +629,40 @@ class SidecarService:
         with self._engine.changed:
             replicas = self._context.replicas.values()
             return world_to_object(replica.world for replica in replicas)
+
+    def claims(
+        self,
+        group_id: str,
+        topic: str,
+        *,
+        partition: int | None = None,
+        timeout_ms: int,
+    ) -> dict[str, Any]:
+        """Return of the world document only the claims of a topic, or of a partition.
+
+        A world has thousands of claims of others; making their text takes many times
+        as long as all else, under the engine's lock.
+
+        Raises:
+            DeadlineExceeded: The log was not read to its end in time.
+        """
+        self._engine.catch_up(timeout_ms)
+        with self._engine.changed:
+            partitions: dict[str, Any] = {}
+            for number, replica in sorted(self._context.replicas.items()):
+                world = replica.world
+                keys: Iterable[Key] = (Key(group_id, topic, partition or 0),)
+                if partition is None:
+                    keys = sorted(k for k in world.keys if k[:2] == (group_id, topic))
+                partitions[str(number)] = {
+                    "next_offset": world.next_offset,
+                    "claims": [
+                        claim_to_object(world, key, known=world.keys[key])
+                        for key in keys
+                        if key in world.keys
+                    ],
+                }
+            return {"partitions": partitions}
 
     def groups_world(
         self, *, timeout_ms: int

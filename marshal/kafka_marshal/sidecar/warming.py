@@ -20,6 +20,7 @@ from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api
 from kafka_marshal.remote.answers import Handoff
 from kafka_marshal.sidecar.clients import Client, ClientLease
+from kafka_marshal.sidecar.standbys import ClientStandbys
 
 if TYPE_CHECKING:
     from kafka_marshal.sidecar.assignment import LeaseTable
@@ -47,6 +48,7 @@ class WarmUp(Pending[None]):
         is_local: Whether a client of this sidecar has it.
         since_ms: Local time of the offer.
         until_ms: Its end, local time.
+        topic_id: Kafka's id of the topic, None if unknown.
         client: The client that warms up; None while none can take it.
         chosen_ms: Local time of the last search for a client.
         is_ready: Whether that client is ready.
@@ -59,6 +61,7 @@ class WarmUp(Pending[None]):
     is_local: bool
     since_ms: int
     until_ms: int
+    topic_id: bytes | None = None
     client: Client | None = None
     chosen_ms: int = 0
     is_ready: bool = False
@@ -83,6 +86,7 @@ class WarmUp(Pending[None]):
             owner=self.owner,
             position=self.position,
             until_ms=self.until_ms,
+            topic_id=None if self.topic_id is None else self.topic_id.hex(),
         )
 
 
@@ -91,6 +95,7 @@ class WarmUps:
 
     Attributes:
         by_key: Open ones, and those whose partition is on its way.
+        standbys: Partitions of other hosts that clients stand by for.
     """
 
     def __init__(
@@ -101,6 +106,7 @@ class WarmUps:
         *,
         publish: Callable[[WarmUp], None],
         choose: Callable[[Key], Client | None],
+        standbys: ClientStandbys,
     ) -> None:
         """Begin without any.
 
@@ -110,8 +116,10 @@ class WarmUps:
             table: Clients and leases.
             publish: Sends the event to the client.
             choose: Returns the client that a partition will probably go to.
+            standbys: Those of the group, which are checked with the warm-ups.
         """
         self.by_key: dict[Key, WarmUp] = {}
+        self.standbys = standbys
         self._context = context
         self._session = session
         self._table = table
@@ -168,6 +176,7 @@ class WarmUps:
             is_local=True,
             since_ms=now_ms,
             until_ms=now_ms + self._setting("handoff_ms"),
+            topic_id=lease.holding.topic_id,
             client=to,
         )
         self._observe("handoff_offered", found, epoch=lease.epoch)
@@ -205,6 +214,7 @@ class WarmUps:
             is_local=False,
             since_ms=now_ms,
             until_ms=offered.until_ms,
+            topic_id=offered.topic_id,
         )
         self._choose_for(found, now_ms)
         return found
@@ -245,6 +255,7 @@ class WarmUps:
 
     def check(self, now_ms: int) -> None:
         """End what came to nothing, and what has arrived."""
+        self.standbys.check()
         for found in list(self.by_key.values()):
             if found.is_local:
                 self._check_local(found, now_ms)
@@ -334,7 +345,8 @@ class WarmUps:
         """Return which of these clients has warmed up for a key, None if none has."""
         found = self.by_key.get(key)
         if found is None or found.client is None or not found.is_ready:
-            return None
+            standby = self.standbys.client_for(key)
+            return standby if standby in among else None
         name = found.client.client_id
         return name if among.get(name) is found.client else None
 
@@ -359,6 +371,7 @@ class WarmUps:
     def clear(self) -> None:
         """End all of them."""
         self.by_key.clear()
+        self.standbys.by_key.clear()
 
     @property
     def _own_name(self) -> str:

@@ -555,7 +555,7 @@ class Claims:
             is_ours = each.partition in self.ranges.tokens()
             if known is None or known.may_be_ours or is_ours:
                 continue  # its preceding claim is known once the range may start
-            if known.epoch != _token(each).offset:
+            if not known.is_of(_token(each)):
                 self._drop(each)
                 left.remove(each)
         return left
@@ -648,5 +648,5 @@ def _is_pending(claim: LastClaim | None, mark: Mark | None) -> bool:
     """Return whether a claim is pending, or of an earlier run of this query."""
     if claim is None:
         return False
-    is_former = mark is not None and claim.epoch == mark.token.offset
+    is_former = mark is not None and claim.is_of(mark.token)
     return claim.may_be_ours or is_former

@@ -427,6 +427,37 @@ def added_partitions_are_seen(rig: Rig) -> None:
     data.close(TIMEOUT_MS)
 
 
+def added_coordinating_partitions_are_read(rig: Rig) -> None:
+    """An open session reads partitions that are added, and appends to them."""
+    log, other = rig.coordination_log(), rig.coordination_log()
+    log.append(0, b"before")
+    assert values_of(read_entries(log, 1), 0) == [b"before"]
+
+    def is_read(timeout_ms: int = TIMEOUT_MS) -> bool:
+        try:
+            log.read_added(5, timeout_ms=timeout_ms)
+        except CoordinationError:
+            return False
+        return True
+
+    assert not is_read(2 * POLL_MS)
+    assert log.partition_count == 3
+    rig.add_partitions(rig.coordination_topic, 2)
+    until(is_read, "the added partitions")
+    log.read_added(5, timeout_ms=TIMEOUT_MS)
+    log.append(4, b"added")
+    log.append(1, b"old")
+    entries = read_entries(log, 2)
+    assert values_of(entries, 4) == [b"added"]
+    assert values_of(entries, 1) == [b"old"]
+    assert log.partition_count == 5
+    assert log.end_offsets(TIMEOUT_MS) == {0: 1, 1: 1, 2: 0, 3: 0, 4: 1}
+    assert other.partition_count == 3
+    assert values_of(read_entries(other, 2), 1) == [b"old"]
+    log.close(TIMEOUT_MS)
+    other.close(TIMEOUT_MS)
+
+
 def ranges_follow_the_log(rig: Rig) -> None:
     """Start and end of each partition, before and after deletion."""
     data = rig.data_log()
@@ -501,6 +532,7 @@ CHECKS: tuple[Check, ...] = (
     a_closed_log_stays_closed,
     topics_are_described,
     added_partitions_are_seen,
+    added_coordinating_partitions_are_read,
     ranges_follow_the_log,
     unknown_partitions_have_no_range,
     commits_are_found_again,

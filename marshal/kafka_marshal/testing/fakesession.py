@@ -85,8 +85,25 @@ class FakeCoordinationLog(CoordinationLog):
 
     @property
     def partition_count(self) -> int:
-        """Number of partitions that the topic had when it was opened."""
+        """Number of partitions that the topic had when it was opened, or added."""
         return len(self._next)
+
+    def read_added(
+        self, partition_count: int, *, timeout_ms: int = DELIVERY_TIMEOUT_MS
+    ) -> None:
+        """Read partitions that were added; see ``ports.CoordinationLog``."""
+        with self._cluster.lock:
+            self._require_open()
+            logs = self._cluster.topic(self._topic).partitions[:partition_count]
+            if self._is_cut or len(logs) < partition_count:
+                raise CoordinationError(
+                    f"{self._topic} shows less than {partition_count} partitions "
+                    f"within {timeout_ms} ms."
+                )
+            for log in logs[len(self._next) :]:
+                self._next.append(log.start)
+                self._epochs.append(None)
+                self._lands_ms.append(0)
 
     def append(self, partition: int, value: bytes) -> Append:
         """Start appending one record; the policy decides its fate."""

@@ -20,6 +20,8 @@ from kafka_marshal.engine import (
     Subscription,
 )
 from kafka_marshal.engine.kept_states import KeptStates
+from kafka_marshal.engine.standbys import StandbyThread
+from kafka_marshal.engine.warm_fetches import new_fetcher
 from kafka_marshal.policies import find_policy
 from kafka_marshal.ports import Event, TopicInfo
 from kafka_marshal.protocol.claiming import Claimant, PreviousLife
@@ -91,6 +93,8 @@ class Node:
         background: Its look-ups; they run at once unless held.
         policies: Calls of foreign policies; they return at once unless held.
         warming: Its calls of ``on_warm``; they run at once unless held.
+        standing_by: Its calls of ``on_standby``; they run at once unless held.
+        warm_fetches: Its fetches for those; they run at once unless held.
         observer: What it observed.
         engine: The production engine.
         session: Its one session.
@@ -109,6 +113,7 @@ class Node:
         sources: Sequence[KeptStates] = (),
         can_plan: bool = True,
         labels: Mapping[str, str] | None = None,
+        host: str | None = None,
     ) -> None:
         """Start a process; its next step begins to read the log."""
         kafka = cluster.kafka
@@ -119,6 +124,8 @@ class Node:
         self.background = InlineBackground()
         self.policies = InlineBackground()
         self.warming = InlineBackground()
+        self.standing_by = InlineBackground()
+        self.warm_fetches = InlineBackground()
         self.observer = Recorder()
         self.entropy = SeededEntropy(seed)
         ports = Ports(
@@ -136,7 +143,7 @@ class Node:
         self.session = Session(
             self.engine.context,
             Claimant(owner, group_id, master=self.entropy.random_bytes(32)),
-            host=f"host-of-{owner.client_id}",
+            host=f"host-of-{owner.client_id}" if host is None else host,
             lives=lives,
             can_plan=can_plan,
             labels=labels,
@@ -184,7 +191,18 @@ class Node:
             matches=matches,
             on_warm=spec.callbacks.on_warm,
             warming=self.warming,
+            warm_fetcher=new_fetcher(
+                config,
+                data=self.data,
+                background=self.warm_fetches,
+                observe=self.engine.context.observe,
+            ),
         )
+        on_standby = spec.callbacks.on_standby
+        if on_standby is not None:
+            subscription.standby = StandbyThread(
+                on_standby, self.standing_by, count=config.standbys
+            )
         self.session.subscribe(subscription)
         self.consumer = Consumer(
             self.engine,
@@ -289,6 +307,7 @@ class Cluster:
         sources: Sequence[KeptStates] = (),
         can_plan: bool = True,
         labels: Mapping[str, str] | None = None,
+        host: str | None = None,
     ) -> Node:
         """Start a process with a new incarnation, or the given one."""
         self._starts += 1
@@ -305,6 +324,7 @@ class Cluster:
             sources=sources,
             can_plan=can_plan,
             labels=labels,
+            host=host,
         )
         if spec is not None:
             node.consume(spec)

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from changekit import Change, group_at
 from logkit import (
     KEY,
     START_MS,
@@ -302,3 +303,69 @@ def test_a_fenced_client_is_listed_while_it_owns_partitions():
     assert found == [("c1", "fenced")]
     log.append(release(epoch))
     assert presenters.member_rows(world) == []
+
+
+# --- while the partition count changes (PROTOCOL 10)
+
+
+def moved(step):
+    """Return the row of a key that moves, after some steps, and its places."""
+    change = Change(2, 4)
+    (key,) = change.moving()
+    change.claimed(key)
+    steps = (
+        change.fence,
+        lambda: change.released(key, position=7),
+        lambda: change.imported(key),
+        lambda: change.reclaimed(key),
+    )
+    for each in steps[:step]:
+        each()
+    world = World(change.states, {}, read_at_ms=5)
+    (row,) = presenters.claim_rows(world)
+    columns = presenters.claim_columns(rows=[row], has_why=True)
+    names = [column.header for column in columns]
+    assert ("MOVING" in names) == (row["moving"] is not None)
+    places = [log.state.partition for log in (change.place(key), change.target(key))]
+    return row, places
+
+
+@pytest.mark.parametrize(
+    ("step", "at", "moving", "why"),
+    [
+        (0, 0, None, "-"),
+        (1, 0, "draining", "-"),
+        (2, 0, "final", "- (released by c1)"),
+        (3, 1, None, "imported"),
+        (4, 1, None, "-"),
+    ],
+)
+def test_a_key_that_moves_is_one_row(step, at, moving, why):
+    row, places = moved(step)
+    assert row["coordinating_partition"] == places[at]
+    text = "-" if moving is None else f"{moving}, to {places[1]}"
+    assert presenters.moving_text(row) == text
+    assert presenters.why_text(row) == why
+
+
+def test_a_group_counts_a_key_that_moves_once():
+    change = Change(2, 4)
+    (key,) = change.moving()
+    change.claimed(key)
+    change.fence()
+    change.tick(3 * H)
+    change.imported(key)
+    change.reclaimed(key)
+    (row,) = presenters.group_rows(World(change.states, {}))
+    assert (row["claims_count"], row["owned_count"]) == (1, 1)
+
+
+def test_a_member_of_both_homes_is_one_row():
+    change = Change(2, 4)
+    group = group_at(1, 2, to_home=3, to_count=4)
+    change.logs[1].append(member(group=group))
+    change.fence()
+    change.logs[1].append(b"", after=3 * H)
+    change.logs[3].append(member(group=group, seq=1))
+    (row,) = presenters.member_rows(World(change.states, {}))
+    assert (row["client_id"], row["state"]) == ("c1", "active")

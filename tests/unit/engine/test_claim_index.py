@@ -46,17 +46,17 @@ def test_a_wanted_key_is_contended_for_until_it_is_won(index):
 
 def test_a_removed_holding_is_in_no_index(index):
     holding = won(index)
-    assert index.remove(holding, 3)
-    assert not index.remove(holding, 3)
+    assert index.remove(holding)
+    assert not index.remove(holding)
     assert (index.all, index.contending, index.active) == ({}, {}, {})
     assert index.of_epoch(3, 10) is None
 
 
 def test_removing_an_old_holding_keeps_its_successor(index):
     before = won(index)
-    index.remove(before, 3)
+    index.remove(before)
     again = won(index)
-    assert not index.remove(before, 3)
+    assert not index.remove(before)
     assert index.all == {KEY: again}
     assert index.of_epoch(3, 10) is again
 
@@ -89,7 +89,7 @@ def test_leases_are_checked_when_the_earliest_ends(index):
     assert index.expired(ends_ms + 399) == []
     assert index.expired(ends_ms + 400) == [first]
     first.claim.end(Ending("lease_expired"))
-    index.remove(first, 3)
+    index.remove(first)
     assert index.expired(ends_ms + 500) == [second]
     second.claim.end(Ending("lease_expired"))
     assert index.expired(FAR_MS) == []

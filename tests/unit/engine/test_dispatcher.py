@@ -3,6 +3,7 @@
 import pytest
 import variants
 from enginekit import (
+    ALO,
     AMO,
     KEY,
     H,
@@ -166,3 +167,48 @@ def test_fetching_ahead_is_limited(monkeypatch):
         got += sum(map(len, node.consumer.poll(0).values()))
     assert got == 1_200
     assert 40 < max(fetched) <= 50
+
+
+@pytest.mark.parametrize("delivery", [ALO, AMO])
+def test_what_costs_nothing_to_hold_is_read_at_once(monkeypatch, delivery):
+    cluster = world(records=(40,))
+    node = owning(cluster, delivery=delivery, most=10)
+    reader = node.consumer._reader
+    sizes = []
+    plain = reader.poll
+
+    def poll(timeout_ms, max_records):
+        sizes.append(max_records)
+        return plain(timeout_ms, max_records)
+
+    monkeypatch.setattr(reader, "poll", poll)
+    reader.fetched_max = 30
+    got = 0
+    for _ in range(40):
+        got += sum(map(len, node.consumer.poll(0).values()))
+        node.consumer.commit()
+        cluster.run(20)
+    assert got == 40
+    assert min(sizes) >= 30
+
+
+def test_small_polls_look_for_grants_once_in_a_millisecond(monkeypatch):
+    cluster = world(records=(40,))
+    node = owning(cluster, delivery=AMO, most=20)
+    looks = []
+    pipeline = node.consumer._hands._pipeline
+    plain = pipeline.request_grants
+
+    def request_grants(places):
+        looks.append(cluster.clock.now_ms())
+        return plain(places)
+
+    node.consumer.poll(0)
+    cluster.run(40)
+    monkeypatch.setattr(pipeline, "request_grants", request_grants)
+    got = sum(len(node.consumer.poll(0, 1)[KEY.topic_partition]) for _ in range(10))
+    assert got == 10
+    assert len(looks) == 1
+    cluster.run(20)
+    assert node.consumer.poll(0, 1)
+    assert len(looks) == 2

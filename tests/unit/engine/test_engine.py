@@ -14,7 +14,7 @@ from kafka_marshal.errors import (
     TopicMisconfigured,
 )
 from kafka_marshal.protocol.codec import encode
-from kafka_marshal.protocol.records import Config, LayoutFence
+from kafka_marshal.protocol.records import Config
 from kafka_marshal.protocol.types import Owner
 from kafka_marshal.testing.node import Cluster, Node
 
@@ -389,20 +389,3 @@ def test_a_node_is_made_of_production_parts(cluster):
     assert type(node) is Node
     assert type(node.engine).__module__ == "kafka_marshal.engine.engine"
     assert encode(cluster.config)
-
-
-def test_a_change_of_the_count_ends_only_what_moves(cluster):
-    """Nothing of this release writes one; what moves ends with its lease."""
-    cluster = world(records=[1] * 6)
-    node = cluster.node("a", spec=spec())
-    cluster.run_until(held_by(node, 6), H)
-    frame = encode(changed(cluster.config, generation=2, era=2, partition_count=2))
-    operation = {"client_id": "admin", "group_id": "marshal", "incarnation": b"i" * 16}
-    fence = LayoutFence(**operation, seq=0, op_id=b"o" * 16, from_count=1, config=frame)
-    write(cluster, fence)
-    cluster.run(3 * H)
-    assert node.engine.failure is None
-    assert KEY not in node.held
-    assert len(node.held) == 5
-    (ended,) = node.observer.named("claim_ended")
-    assert ended.fields["ending"].reason == "lease_expired"

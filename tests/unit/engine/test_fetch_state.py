@@ -8,6 +8,7 @@ from kafka_marshal.engine.fetch_state import (
     Prefetch,
 )
 from kafka_marshal.ports import (
+    MADE_AT_ONCE,
     PlainRecord,
     Records,
     SourceKind,
@@ -128,7 +129,7 @@ def unmade(*offsets, token=NOW, made=None):
         make=make, offset=same, timestamp_ms=same, key=same, value=same
     )
     KINDS[id(made)] = kind
-    return Records(list(offsets), token=token, kind=kind)
+    return Records.of_sources(list(offsets), token=token, kind=kind)
 
 
 def ready_made(*offsets, token=NOW, made=None):
@@ -166,15 +167,18 @@ def test_waiting_records_are_not_made(place):
     assert [each.offset for each in found] == [2, 3]
 
 
-def test_all_that_wait_are_made_once(place):
+def test_records_are_made_in_portions_for_one_access_after_the_other(place):
     made = []
-    place.add(unmade(1, 2, 3, made=made))
-    place.take(1)
-    for _ in range(2):
-        place.make_all()
-    assert made == [2, 3]
-    assert (place.at, place.buffered_count) == (0, 2)
-    assert [each.offset for each in place.take(5)] == [2, 3]
+    count = MADE_AT_ONCE + 5
+    place.add(unmade(*range(count), made=made))
+    assert [place.fetched[at].offset for at in range(3)] == [0, 1, 2]
+    assert made == list(range(MADE_AT_ONCE))
+    place.take(2)
+    assert place.fetched[count - 1].offset == count - 1
+    assert made[-1] == count - 1
+    assert len(made) == MADE_AT_ONCE + 1
+    place.add(unmade(200, made=made))
+    assert [place.fetched[at].offset for at in (0, 1, -1)] == [2, 3, 200]
 
 
 def test_records_keep_their_tokens(place):

@@ -27,7 +27,7 @@ from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.granting import Pace
 from kafka_marshal.protocol.losses import marks_of
 from kafka_marshal.protocol.records import ClaimingMessages
-from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.protocol.types import OffsetRange, TopicPartition
 from kafka_marshal.testing.fakestore import AppendFate
 
 T1 = TopicPartition("t", 1)
@@ -167,12 +167,12 @@ def sizes_of(cluster, partition):
 @pytest.mark.parametrize(
     ("records", "fetched", "at_once"),
     [
-        pytest.param((120,), 100, 3, id="alone"),
-        pytest.param((120, 120), 100, 12, id="covered"),
+        pytest.param((120,), 100, 6, id="alone"),
+        pytest.param((120, 120), 100, 9, id="covered"),
         pytest.param((120, 120), 12, 6, id="covered, little fetched"),
     ],
 )
-def test_requests_grow_while_others_hide_the_round_trip(
+def test_requests_grow_while_grants_outlast_the_round_trip(
     records, fetched, at_once, eager
 ):
     cluster = world(records=records)
@@ -192,6 +192,38 @@ def test_requests_grow_while_others_hide_the_round_trip(
     # The first requests precede all measurements, the last are the rest.
     middle = sizes_of(cluster, 0)[3:-3]
     assert max(middle) == at_once
+
+
+def test_partitions_request_together(eager):
+    cluster = world(records=(200, 200, 200))
+    node = cluster.node("a", spec=spec(delivery=AMO, most=3))
+    cluster.run_until(held_by(node, 3), 3 * H)
+    cluster.run(40)
+    rounds = []
+    for _ in range(60):
+        before = [len(sizes_of(cluster, each)) for each in range(3)]
+        node.consumer.poll(0)
+        cluster.run(20)
+        after = [len(sizes_of(cluster, each)) for each in range(3)]
+        if after != before:
+            rounds.append([b - a for a, b in zip(before, after, strict=True)])
+    # The partition whose turn it was has less room than the others.
+    assert len(rounds) <= 30
+    assert sum(sum(each) >= 2 for each in rounds) >= len(rounds) // 2
+
+
+@pytest.mark.parametrize(
+    ("grants", "end"),
+    [
+        ([(3, 5)], 5),
+        ([(3, 5), (5, 9)], 9),
+        ([(3, 5), (5, 9), (10, 12)], 9),
+        ([(3, 5), (6, 9)], 5),
+    ],
+)
+def test_grants_that_adjoin_are_handed_out_together(grants, end):
+    ranges = [OffsetRange(*each) for each in grants]
+    assert grant_pipeline._end_of_run(ranges) == end
 
 
 # --- the trap: no position in the log yet

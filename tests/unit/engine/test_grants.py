@@ -46,7 +46,7 @@ def losses(cluster):
     state, book, lost = WorldState(0), LossBook(0), []
     for stored in cluster.kafka.log(cluster.place(0)).records:
         entry = stored.entry()
-        lost += book.take(entry, apply(state, entry))
+        lost += book.take(entry, apply(state, entry), keys=state.keys)
     return lost, book.open_ones(state)
 
 

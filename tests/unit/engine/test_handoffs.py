@@ -1,7 +1,7 @@
 """Keys are handed to successors that warm up first (PROTOCOL 9.5)."""
 
 import pytest
-from enginekit import H, fold, of, spec, values, world, write
+from enginekit import ALO, AMO, H, fold, of, spec, values, world, write
 from logkit import settings
 
 from kafka_marshal.protocol.records import (
@@ -12,6 +12,7 @@ from kafka_marshal.protocol.records import (
 )
 from kafka_marshal.protocol.settings import TUNABLES
 from kafka_marshal.testing import node
+from kafka_marshal.testing.fakedata import FakeDataReader
 from kafka_marshal.testing.fakestore import AppendFate
 
 WITHIN_MS = TUNABLES["handoff_ms"].default
@@ -111,6 +112,72 @@ def test_a_key_with_uncommitted_records_is_drained_first(cluster):
     assert len(held) == 2  # both have uncommitted records
     a.consumer.commit()
     cluster.run_until(lambda: len(b.held) == 1, H)
+
+
+@pytest.mark.parametrize("delivery", [ALO, AMO])
+def test_a_drain_ends_as_soon_as_nothing_is_uncommitted(cluster, delivery):
+    a = cluster.node("a", spec=spec(delivery=delivery))
+    cluster.run_until(lambda: len(a.held) == 2, 3 * H)
+    a.consumer.poll(0)
+    cluster.run(100)
+    a.consumer.poll(0)
+    b = cluster.node("b")
+    b.warming.is_held = True
+    b.consume(spec(delivery=delivery, on_warm=Warm()))
+    cluster.run_until(warming(cluster, b), 3 * H)
+    (sub,) = b.session.subscriptions
+    assert not sub.expects_claim
+    b.warming.run_waiting()
+    cluster.run(200)
+    assert sub.expects_claim
+    assert not a.session.leaving_count
+    # Without another round of the engine: it may be waiting for the log.
+    if delivery is ALO:
+        a.consumer.commit()
+    else:
+        a.consumer.poll(0)
+    assert a.session.leaving_count == 1
+    cluster.run_until(lambda: len(b.held) == 1, H)
+    assert not sub.expects_claim
+
+
+def test_who_expects_a_claim_does_not_wait_for_records(cluster, monkeypatch):
+    _, b = joined(cluster, Warm())
+    cluster.fill("other", (1,))
+    cluster.run_until(warming(cluster, b), 3 * H)
+    waited = []
+    poll = FakeDataReader.poll
+
+    def noting(reader, timeout_ms, most):
+        waited.append(timeout_ms)
+        return poll(reader, timeout_ms, most)
+
+    c = cluster.node("c", group_id="another", spec=spec("other"))
+    cluster.run_until(lambda: len(c.held) == 1, 3 * H)
+    c.consumer.poll(0)
+    monkeypatch.setattr(FakeDataReader, "poll", noting)
+    c.consumer.prefetch(50)
+    assert max(waited) == 50
+    waited.clear()
+    (sub,) = c.session.subscriptions
+    sub.expects_claim = True
+    c.consumer.prefetch(50)
+    assert waited == [0]
+
+
+def test_an_offer_that_ends_is_not_expected_any_more(cluster):
+    a, b = joined(cluster, Warm())
+    a.consumer.poll(0)
+    cluster.run_until(warming(cluster, b), 3 * H)
+    b.warming.run_waiting()
+    (sub,) = b.session.subscriptions
+    cluster.run_until(lambda: sub.expects_claim, H)
+    cluster.crash(a)
+    c = cluster.node("c", spec=spec())
+    cluster.nodes.remove(b)
+    cluster.run_until(lambda: len(c.held) == 2, 6 * H)
+    cluster.nodes.append(b)
+    cluster.run_until(lambda: not sub.expects_claim, H)
 
 
 def test_a_successor_that_dies_while_it_warms_costs_nothing(cluster):

@@ -12,6 +12,7 @@ from kafka_marshal.protocol.records import (
     Plan,
     ReleasingPartition,
 )
+from kafka_marshal.protocol.settings import TUNABLES
 
 ALL = 12
 
@@ -143,6 +144,43 @@ def test_a_death_and_a_join_move_as_few_keys_as_possible(cluster):
     assert len(claims(cluster, since)) == 4
 
 
+def test_a_key_that_is_free_alone_does_not_wait_for_a_burst(cluster):
+    nodes = start(cluster, "a", "b", "c")
+    cluster.run_until(balanced(cluster, 4, 4, 4), 4 * H)
+    cluster.run(2 * H)
+    since = end(cluster)
+    node = nodes[1]
+    key = min(node.held)
+    node.session.release(node.held[key], reason="failed")
+    took_ms = cluster.run_until(balanced(cluster, 4, 4, 4), H)
+    assert took_ms < TUNABLES["debounce_ms"].default // 2
+    assert len(claims(cluster, since)) == 1
+
+
+def test_a_burst_of_members_that_leave_moves_each_key_once():
+    """Their ends are read with their releases, also from another partition."""
+    cluster = world(partitions=3, records=(1,) * ALL)
+    for t in range(3):
+        write(cluster, settings(policy="planner"), t)
+    nodes = start(cluster, *"abcdef")
+    cluster.run_until(balanced(cluster, 2, 2, 2, 2, 2, 2), 9 * H)
+    cluster.run(2 * H)
+    begun = [len(lines(cluster, t)) for t in range(3)]
+    for node in nodes[:3]:
+        node.leave()
+        cluster.run(300)
+        cluster.nodes.remove(node)
+    cluster.run_until(balanced(cluster, 4, 4, 4), 9 * H)
+    cluster.run(4 * H)
+    found = [
+        line
+        for t in range(3)
+        for line in lines(cluster, t)[begun[t] :]
+        if line.transition.effect == "claimed"
+    ]
+    assert len(found) == 6
+
+
 def test_the_next_in_turn_plans_where_the_first_one_dies(cluster):
     a, *_ = start(cluster, "a", "b", "c")
     cluster.run_until(balanced(cluster, 4, 4, 4), 4 * H)
@@ -160,7 +198,10 @@ def test_who_may_not_plan_announces_nothing_and_writes_none(cluster):
     cluster.run_until(balanced(cluster, 6, 6), 4 * H)
     assert {line.record.client_id for line in plans(cluster)} == {"b"}
     labels = {line.record.client_id: line.record.labels for line in announced(cluster)}
-    assert labels == {"a": {}, "b": {"plans": "1"}}
+    assert labels == {
+        "a": {"layout": "1"},
+        "b": {"layout": "1", "plans": "1"},
+    }
 
 
 def announced(cluster):
@@ -339,6 +380,16 @@ def test_a_new_member_that_replaces_none_has_its_share_after_the_grace(cluster):
     cluster.run_until(balanced(cluster, 4, 4, 4), 6 * H)
 
 
+def test_the_members_of_a_first_deployment_share_as_they_come(cluster):
+    write(cluster, settings(2, policy="planner", grace_ms=8 * H))
+    cluster.node("a", labels=ANY, spec=spec())
+    cluster.run_until(balanced(cluster, ALL), 4 * H)
+    cluster.node("b", labels=ANY, spec=spec())
+    cluster.run_until(balanced(cluster, 6, 6), 2 * H)
+    cluster.node("c", labels=ANY, spec=spec())
+    cluster.run_until(balanced(cluster, 4, 4, 4), 2 * H)
+
+
 def test_a_restart_under_the_same_name_moves_nothing(cluster):
     a, *_ = start(cluster, "a", "b", "c")
     cluster.run_until(balanced(cluster, 4, 4, 4), 4 * H)
@@ -374,7 +425,7 @@ def test_a_partition_that_a_member_cannot_serve_goes_to_another(cluster):
     cluster.run_until(lambda: key in b.held, 4 * H)
     last = [line for line in announced(cluster) if line.record.client_id == "a"][-1]
     name, text = f"fails:{key.topic}", str(key.partition)
-    assert last.record.labels == {"plans": "1", name: text}
+    assert last.record.labels == {"layout": "1", "plans": "1", name: text}
     cluster.run_until(balanced(cluster, 6, 6), 4 * H)
     cluster.run(4 * H)
     assert key in b.held

@@ -167,7 +167,7 @@ def test_if_all_members_lag_nothing_moves():
     live(cluster, [a, b, load], 20 * H)
     assert releases(cluster, "lagging") == []
     labels = [line.record.labels for line in of(cluster, "b", Member)][-1]
-    assert labels == {"lagging": "yes"}
+    assert labels == {"lagging": "yes", "layout": "1"}
 
 
 def test_a_full_member_is_no_taker():

@@ -2,8 +2,10 @@
 
 import threading
 
+import attrs
 import msgspec
 import pytest
+from changekit import Change
 from enginekit import (
     ALO,
     AMO,
@@ -20,6 +22,8 @@ from enginekit import (
     write,
 )
 from grantkit import Log, MemoryGrantClient, ref_of
+from logkit import ident, messages
+from pastlogs import cluster_of
 
 from kafka_marshal.engine.checkpointing import CheckpointRule
 from kafka_marshal.errors import (
@@ -31,11 +35,12 @@ from kafka_marshal.errors import (
     TopicMisconfigured,
     WrongCluster,
 )
+from kafka_marshal.grants import ClaimRef
 from kafka_marshal.grants.client import PAUSED_MS
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.granting import GrantVerdict
 from kafka_marshal.protocol.records import ClaimingMessages
-from kafka_marshal.protocol.types import OffsetRange
+from kafka_marshal.protocol.types import OffsetRange, TopicPartition
 from kafka_marshal.testing.fakestore import AppendFate
 
 SOON_MS = 5_000
@@ -168,11 +173,9 @@ def test_a_pause_that_lasts_too_long_is_an_error(cluster):
 def test_a_log_with_another_config_is_an_error(cluster, monkeypatch):
     ref = ref_of(owning(cluster))
     client = MemoryGrantClient(cluster)
-    strange = GrantVerdict(
-        outcome="refused", reason="wrong_partition", head=None, offset=9
-    )
+    strange = GrantVerdict(outcome="refused", reason="no_config", head=None, offset=9)
     monkeypatch.setattr(client, "request", lambda *_, **__: strange)
-    with pytest.raises(CoordinationError, match="'wrong_partition'"):
+    with pytest.raises(CoordinationError, match="'no_config'"):
         acquire(client, ref, 0, 9)
 
 
@@ -459,3 +462,124 @@ def test_threads_wait_for_each_other_until_their_deadline(cluster):
         done.set()
         thread.join(timeout=30)
     assert acquire(client, ref, 0, 9) == (0, 9)
+
+
+# --- while the partition count changes (PROTOCOL 10)
+
+DIRECTIONS = [pytest.param(2, 4, id="growing"), pytest.param(4, 2, id="shrinking")]
+
+
+class Moving:
+    """A change of the partition count with a key that moves, and a task's claim of it.
+
+    The client is the same all the time; ``write`` brings the log up to date.
+    """
+
+    def __init__(self, before, after):
+        self.change = Change(before, after, cluster_id="simulated")
+        (self.key,) = self.change.moving()
+        (self.epoch,) = self.change.claimed(self.key)
+        self.kafka = cluster_of(*self.change.logs)
+        self.clock = self.kafka.clock
+        self.client = MemoryGrantClient(self)
+        self.written = [len(log.entries) for log in self.change.logs]
+
+    def run(self, ms):
+        self.clock.advance(ms)
+
+    def write(self):
+        for t, log in enumerate(self.change.logs):
+            for entry in log.entries[self.written[t] :]:
+                place = TopicPartition("__marshal", t)
+                self.kafka.produce(place, entry.value)
+            self.written[t] = len(log.entries)
+
+    def ref(self, log, client="c1"):
+        known = log.key(self.key)
+        return ClaimRef(
+            **self.key._asdict(),
+            client_id=client,
+            incarnation=ident(client),
+            epoch=known.epoch,
+            token=str(log.state.token(self.key)),
+            secret="",
+        )
+
+
+@pytest.mark.parametrize(("before", "after"), DIRECTIONS)
+def test_a_claim_of_a_key_that_moves_is_over(before, after):
+    moving = Moving(before, after)
+    change, client, key = moving.change, moving.client, moving.key
+    ref = moving.ref(change.place(key))
+    assert acquire(client, ref, 0, 4) == (0, 4)
+    assert client.is_current(ref, timeout_ms=SOON_MS)
+    change.place(key).append(messages(moving.epoch, 0, 4, key=key))
+    moving.written[change.place(key).state.partition] += 1  # the task has written it
+    change.fence()
+    moving.write()
+    assert acquire(client, ref, 5, 9) is None
+    change.place(key).append(b"the request above")
+    moving.written[change.place(key).state.partition] += 1
+    change.released(key, position=5)
+    change.imported(key)
+    moving.write()
+    found = client.newest(key, timeout_ms=SOON_MS)
+    assert (found.epoch, found.owner) == (0, None)
+    assert not client.is_current(ref, timeout_ms=SOON_MS)
+    assert acquire(client, ref, 5, 9) is None
+    change.reclaimed(key, client="c1")
+    moving.write()
+    later = moving.ref(change.target(key))
+    assert acquire(client, later, 5, 9) == (5, 9)
+    assert client.is_current(later, timeout_ms=SOON_MS)
+    assert not client.is_current(ref, timeout_ms=SOON_MS)
+    assert acquire(client, ref, 10, 14) is None
+
+
+@pytest.mark.parametrize(("before", "after"), DIRECTIONS)
+def test_an_equal_epoch_in_another_partition_is_another_claim(before, after):
+    moving = Moving(before, after)
+    change, key = moving.change, moving.key
+    old = moving.ref(change.place(key))
+    change.fence()
+    change.released(key, position=5)
+    change.imported(key)
+    change.done()
+    change.final()
+    target = change.target(key)
+    while target.state.next_offset <= old.epoch:
+        target.append(b"")
+    change.reclaimed(key, client="c1")
+    moving.write()
+    new = moving.ref(target)
+    # As a process would have it that claimed both at equal offsets.
+    old = attrs.evolve(old, epoch=new.epoch)
+    assert acquire(moving.client, old, 5, 9) is None
+    assert not moving.client.is_current(old, timeout_ms=SOON_MS)
+    assert acquire(moving.client, new, 5, 9) == (5, 9)
+
+
+def test_a_key_that_nobody_has_claimed_has_no_newest_claim():
+    moving = Moving(2, 4)
+    other = moving.key._replace(group_id="nobody")
+    assert moving.client.newest(other, timeout_ms=SOON_MS) is None
+
+
+def test_a_client_that_was_opened_before_partitions_were_added():
+    moving = Moving(2, 4)
+    change, key = moving.change, moving.key
+    logs, change.logs = change.logs, change.logs[:2]
+    moving.kafka = cluster_of(*change.logs)
+    moving.clock = moving.kafka.clock
+    moving.client = MemoryGrantClient(moving)
+    assert moving.client.newest(key, timeout_ms=SOON_MS).owner is not None
+    change.logs = logs
+    moving.kafka.add_partitions("__marshal", 2)
+    change.fence()
+    change.released(key, position=5)
+    change.imported(key)
+    change.reclaimed(key)
+    moving.written = [*moving.written[:2], 0, 0]
+    moving.write()
+    assert moving.client.newest(key, timeout_ms=SOON_MS).owner.client_id == "c2"
+    assert len(moving.client.logs) == 2

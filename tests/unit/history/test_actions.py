@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 from author import write_log
+from changekit import Change, group_at
 from logkit import (
     CREATE_TIME,
     KEY,
@@ -18,6 +19,9 @@ from logkit import (
     fence,
     forgetting,
     ident,
+    imported_settings,
+    layout_fence,
+    layout_groups,
     member,
     pause,
     release,
@@ -29,7 +33,7 @@ from logkit import (
 )
 
 from kafka_marshal.history import actions as actions_of
-from kafka_marshal.history.actions import ActionLog, AdminRecord
+from kafka_marshal.history.actions import RESIZE, ActionLog, AdminRecord
 from kafka_marshal.history.wording import action_to_object, outcome_of
 from kafka_marshal.protocol.codec import decode, person_to_tags
 from kafka_marshal.protocol.rationalizer import apply
@@ -629,3 +633,81 @@ def test_a_pause_of_some_topics_names_them():
     assert (ours.until_ms, ours.ended.how) == (UNTIL + 1, "resumed")
     assert outcome_of(ours).startswith("accepted of t:0,3, u until ")
     assert (whole.topics, whole.lasting) == ((), (0,))
+
+
+# --- changes of the partition count (PROTOCOL 10)
+
+
+def resized(change):
+    """Return the change of the partition count among the actions of all logs."""
+    found = ActionLog("g")
+    for log in reversed(change.logs):
+        world = WorldState(log.state.partition)
+        for entry in log.entries:
+            transitions = apply(world, entry)
+            found.take(world, entry, transitions=transitions)
+    return [each for each in found.actions() if each.kind == RESIZE]
+
+
+def test_a_change_of_the_partition_count_is_one_action():
+    change = Change(2, 4)
+    keys = change.moving(3)
+    change.claimed(*keys)
+    assert resized(change) == []
+    change.fence()
+    (action,) = resized(change)
+    assert (action.outcome, action.group_id, action.op_id) == ("open", None, OP)
+    assert outcome_of(action) == (
+        "open: from 2 to 4 coordinating partitions; 4 partitions fenced within 0.0 s"
+    )
+    assert change.logs[0].outcome_of(layout_fence(4, 2)) == "busy"
+    change.released(*keys)
+    change.tick(1_500)
+    change.imported()
+    change.done()
+    change.tick(500)
+    change.final(0)
+    assert [each.outcome for each in resized(change)] == ["open"]
+    change.final()
+    (action,) = resized(change)
+    assert action.outcome == "accepted"
+    assert action.refusals == {"busy": 1}
+    assert outcome_of(action) == (
+        "accepted: from 2 to 4 coordinating partitions; 4 partitions fenced within "
+        "0.0 s, 3 keys imported within 1.5 s, 2 sources done within 1.5 s, "
+        "4 partitions ended within 2.0 s"
+    )
+    found = action_to_object(action)
+    assert [each["step"] for each in found["steps"]] == [
+        "fenced",
+        "imported",
+        "done",
+        "ended",
+    ]
+    assert found["steps"][1]["first_ms"] - action.first.at_ms == 1_500
+
+
+def test_settings_that_move_are_a_step_of_the_change():
+    change = Change(2, 4)
+    group = group_at(0, 2, to_home=2, to_count=4)
+    change.logs[0].append(settings(group=group))
+    change.fence()
+    change.tick(500)
+    change.logs[2].append(layout_groups(imported_settings(group)))
+    (action,) = resized(change)
+    assert "1 settings and directives imported within 0.5 s" in outcome_of(action)
+
+
+def test_a_change_of_the_partition_count_that_was_refused():
+    change = Change(2, 4)
+    change.logs[0].append(pause(UNTIL))
+    change.logs[0].append(layout_fence(4, 2))
+    (action,) = resized(change)
+    assert (action.outcome, action.refusals, action.steps) == (
+        "refused",
+        {"busy": 1},
+        (),
+    )
+    assert outcome_of(action) == (
+        "refused (refused: busy 1x): from 2 to 4 coordinating partitions"
+    )

@@ -1,6 +1,7 @@
 """Reading the past of a key: which partitions, up to where, and from where on."""
 
 import pytest
+from changekit import Change
 from logkit import (
     KEY,
     START_MS,
@@ -9,6 +10,7 @@ from logkit import (
     beat,
     claim,
     decide,
+    ident,
     pause,
     release,
     resolve,
@@ -20,6 +22,7 @@ from scankit import FakeScan
 from kafka_marshal import ConfigurationError, KeyHistory, LogUnreadable
 from kafka_marshal.errors import TopicMisconfigured
 from kafka_marshal.history import reading
+from kafka_marshal.history.wording import text_of
 from kafka_marshal.protocol.hashing import home_partition, key_partition
 from kafka_marshal.protocol.records import POSITION_LEVEL
 
@@ -180,3 +183,210 @@ def test_long_logs_are_folded_in_runs(monkeypatch):
     found = KeyHistory.open(key=KEY)
     assert found.claims[0].beats_count == 20
     assert found.entries_count == 22
+
+
+# --- while the partition count changes, and after it (PROTOCOL 10)
+
+DIRECTIONS = [pytest.param(4, 8, id="growing"), pytest.param(8, 4, id="shrinking")]
+
+
+def whole_change(before, after):
+    """Return a change after all its steps, and a key that moved and was claimed."""
+    change = Change(before, after)
+    (key,) = change.moving()
+    change.claimed(key)
+    change.tick(1)
+    change.fence()
+    change.tick(1)
+    assert change.place(key).outcome_of(claim("c9", key=key)) == "wrong_generation"
+    change.released(key, position=7, successor="c2")
+    change.tick(1)
+    change.imported(key)
+    change.reclaimed(key, client="c2")
+    change.done()
+    change.tick(1)
+    change.final()
+    return change, key
+
+
+@pytest.mark.parametrize(("before", "after"), DIRECTIONS)
+def test_the_past_of_a_key_is_followed_over_its_partitions(monkeypatch, before, after):
+    change, key = whole_change(before, after)
+    Cluster(monkeypatch, *change.logs)
+    found = KeyHistory.open(key=key)
+    source, target = (change.place(key, n).state.partition for n in (before, after))
+    events = [(e.what, e.partition) for e in found.events]
+    events.remove(("layout_fenced", target))
+    assert events[:7] == [
+        ("configured", source),
+        ("claimed", source),
+        ("layout_fenced", source),
+        ("refused", source),
+        ("released", source),
+        ("imported", target),
+        ("claimed", target),
+    ]
+    assert sorted(events[7:]) == sorted(("layout_final", t) for t in (source, target))
+    assert found.world.partition == target
+    assert [c.client_id for c in found.claims] == ["c1", "c2"]
+    tokens = [c.token for c in found.claims]
+    assert tokens == sorted(tokens)
+    assert (found.claims_count, found.refused_count) == (2, 1)
+    assert found.events_count == len(found.events)
+
+
+@pytest.mark.parametrize(("before", "after"), DIRECTIONS)
+def test_a_key_is_explained_at_every_step_of_a_change(monkeypatch, before, after):
+    change = Change(before, after)
+    (key,) = change.moving()
+    Cluster(monkeypatch, *change.logs)
+    source, target = change.place(key), change.target(key)
+    s, t = source.state.partition, target.state.partition
+
+    def explained():
+        for log in change.logs:
+            log.now_ms += 1
+        found = KeyHistory.open(key=key, time_ms=source.now_ms - 1)
+        return found.state, found.world.partition, found.why
+
+    change.claimed(key)
+    state, place, why = explained()
+    assert (state, place) == ("owned", s)
+    assert "moves" not in why
+    change.fence()
+    assert target.outcome_of(claim(key=key, generation=2)) == "importing"
+    state, place, why = explained()
+    assert (state, place) == ("owned", s)
+    assert f"moves to coordinating partition {t}: nobody can claim it here" in why
+    change.released(key, position=7)
+    state, place, why = explained()
+    assert (state, place) == ("free", s)
+    assert "claimed there once it is imported" in why
+    change.imported(key)
+    state, place, why = explained()
+    assert (state, place) == ("free", t)
+    assert f"imported it at position 7 from coordinating partition {s}" in why
+    change.reclaimed(key)
+    change.done()
+    assert explained()[:2] == ("owned", t)
+    change.final()
+    assert explained()[:2] == ("owned", t)
+    outcome = "retired" if after < before else "wrong_partition"
+    assert source.outcome_of(claim(key=key, generation=2)) == outcome
+    texts = [text_of(each) for each in KeyHistory.open(key=key).events]
+    assert any("refused as importing: the coordinating partition" in t for t in texts)
+    assert any(f"refused as {outcome}: " in text for text in texts)
+
+
+def test_a_key_that_may_exist_elsewhere_is_explained(monkeypatch):
+    change = Change(4, 8)
+    (key,) = change.moving()
+    change.fence()
+    Cluster(monkeypatch, *change.logs)
+    found = KeyHistory.open(key=key)
+    assert found.state == "unclaimed"
+    source = change.place(key).state.partition
+    assert f"it may exist in coordinating partition {source}" in found.why
+    change.done()
+    found = KeyHistory.open(key=key)
+    assert "may exist" not in found.why
+    assert "it was not among them" in text_of(found.events[-1])
+
+
+def test_the_log_of_a_leader_whose_clock_is_behind_is_in_order(monkeypatch):
+    change = Change(4, 8)
+    (key,) = change.moving()
+    change.claimed(key)
+    change.target(key).now_ms -= 600
+    change.tick(1)
+    change.fence()
+    change.released(key, position=7)
+    change.imported(key)
+    change.reclaimed(key)
+    change.done()
+    change.final()
+    Cluster(monkeypatch, *change.logs)
+    what = [e.what for e in KeyHistory.open(key=key).events]
+    assert what.index("released") < what.index("imported")
+    assert [c.client_id for c in KeyHistory.open(key=key).claims] == ["c1", "c2"]
+
+
+@pytest.mark.parametrize(("before", "after"), DIRECTIONS)
+def test_a_key_that_came_back_has_one_past(monkeypatch, before, after):
+    change, key = whole_change(before, after)
+    change.before, change.after, change.op = after, before, ident("back")
+    change.released(key, client="c2", position=9)
+    change.tick(1)
+    change.fence()
+    change.imported()
+    change.reclaimed(key, client="c3")
+    change.done()
+    change.final()
+    Cluster(monkeypatch, *change.logs)
+    found = KeyHistory.open(key=key)
+    assert [c.client_id for c in found.claims] == ["c1", "c2", "c3"]
+    assert [c.token.era for c in found.claims] == [1, 2, 3]
+    what = [e.what for e in found.events]
+    assert [each for each in what if each in {"claimed", "imported"}] == [
+        "claimed",
+        "imported",
+        "claimed",
+        "imported",
+        "claimed",
+    ]
+    assert found.world.partition == change.target(key).state.partition
+
+
+def test_the_claim_of_an_owner_that_died_ends_where_its_key_is_dropped(monkeypatch):
+    change = Change(4, 8)
+    (key,) = change.moving()
+    change.claimed(key)
+    change.fence()
+    change.tick(3 * H)
+    change.whole_after_fence()
+    change.reclaimed(key)
+    Cluster(monkeypatch, *change.logs)
+    first, second = KeyHistory.open(key=key).claims
+    assert (first.client_id, first.ending, first.reason) == ("c1", "released", "moved")
+    assert (second.client_id, second.ending) == ("c2", "open")
+
+
+def test_a_view_of_an_offset_of_either_partition(monkeypatch):
+    change, key = whole_change(4, 8)
+    Cluster(monkeypatch, *change.logs)
+    source, target = change.place(key), change.target(key)
+    found = KeyHistory.open(key=key, offset={source.state.partition: 1})
+    assert (found.state, found.world.partition) == ("owned", source.state.partition)
+    assert [c.client_id for c in found.claims] == ["c1"]
+    last = len(target.entries) - 1
+    for offset in (last, {target.state.partition: last}):
+        found = KeyHistory.open(key=key, offset=offset)
+        assert found.world.partition == target.state.partition
+        assert [c.client_id for c in found.claims] == ["c1", "c2"]
+    epoch = target.key(key).epoch
+    found = KeyHistory.open(key=key, offset=epoch - 1)
+    assert (found.state, len(found.claims)) == ("free", 1)
+    unknown = Change(4, 8)
+    unknown.logs = [Log(0, configured=False)]
+    Cluster(monkeypatch, *unknown.logs)
+    with pytest.raises(TopicMisconfigured):
+        KeyHistory.open(key=key, offset=0)
+
+
+def test_the_past_of_a_topic_with_spare_partitions(monkeypatch):
+    """The key is in partition 0; eight partitions would place it elsewhere."""
+    logs = [Log(0, k=1), *(Log(n, configured=False) for n in range(1, 8))]
+    epoch = logs[0].claimed()
+    assert place(8)
+    Cluster(monkeypatch, *logs)
+    assert KeyHistory.open(key=KEY, time_ms=START_MS).state == "owned"
+    assert KeyHistory.open(key=KEY, offset=epoch).state == "owned"
+
+
+def test_a_past_since_an_offset_is_that_of_all_partitions(monkeypatch):
+    change, key = whole_change(4, 8)
+    Cluster(monkeypatch, *change.logs)
+    epoch = change.target(key).key(key).epoch
+    for since in ({"since_offset": epoch}, {"since_ms": START_MS}):
+        found = KeyHistory.open(key=key, **since)
+        assert [c.client_id for c in found.claims] == ["c1", "c2"]

@@ -9,17 +9,23 @@ from aiokafka.record.default_records import DefaultRecord
 from kafka import TopicPartition as KafkaTopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 
-from kafka_marshal.kafka_io.fetched_records import Origin
-from kafka_marshal.kafka_io.reader import (
-    CONSUMER_RECORDS,
-    KafkaDataReader,
-    KafkaRecord,
+from kafka_marshal.kafka_io import reader as module
+from kafka_marshal.kafka_io.packed_records import (
+    Origin,
+    PackedBatch,
+    PackedPiece,
     ParsedRecord,
-    kafka_records,
     parsed_records,
 )
+from kafka_marshal.kafka_io.reader import (
+    CONSUMER_RECORDS,
+    REPOLL_S,
+    KafkaDataReader,
+    KafkaRecord,
+    kafka_records,
+)
 from kafka_marshal.kafka_io.settings import ConnectionConfig
-from kafka_marshal.ports import PlainRecord, Record, Records
+from kafka_marshal.ports import PlainRecord, Record, Records, column_of
 from kafka_marshal.protocol.types import Token, TopicPartition
 
 PLACE = TopicPartition("t", 2)
@@ -35,12 +41,12 @@ def fetched(offset, *, epoch=3, headers=()):
 
 def records(*offsets):
     sources = [fetched(each) for each in offsets]
-    return Records(sources, token=TOKEN, kind=CONSUMER_RECORDS)
+    return Records.of_sources(sources, token=TOKEN, kind=CONSUMER_RECORDS)
 
 
 def test_every_field_is_there():
     source = fetched(7, headers=[("h", b"1")])
-    (record,) = Records([source], token=TOKEN, kind=CONSUMER_RECORDS)
+    (record,) = Records.of_sources([source], token=TOKEN, kind=CONSUMER_RECORDS)
     plain = PlainRecord("t", 2, 7, 99, 1, b"k", b"v7", (("h", b"1"),), 3, TOKEN)
     assert isinstance(record, KafkaRecord)
     assert record == plain
@@ -116,7 +122,7 @@ class FakeConsumer:
         sent: Number of times that fetches were sent after a poll.
     """
 
-    def __init__(self, *answers, fetched=(), begun=None, error=None):
+    def __init__(self, *answers, fetched=(), begun=None, error=None, under_way=False):
         self.answers = list(answers)
         self.sent = 0
         self.config = {}
@@ -125,6 +131,7 @@ class FakeConsumer:
         self._fetcher = SimpleNamespace(
             _completed_fetches=fetched,
             _next_partition_records=begun,
+            in_flight_fetches=lambda: under_way,
             _create_fetch_requests=dict,
             _handle_fetch_response=lambda *_: None,
             send_fetches=self._send_fetches,
@@ -194,3 +201,55 @@ def test_a_fetch_that_cannot_be_sent_costs_no_record(polled):
     consumer = FakeConsumer(batches(0, 1), error=RuntimeError("closed"))
     assert polled(consumer) == [0, 1]
     assert consumer.sent == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "is_asked"),
+    [
+        ({"under_way": True}, False),
+        ({}, True),
+        ({"under_way": True, "fetched": ["whole"]}, True),
+        ({"under_way": True, "begun": ["rest"]}, True),
+    ],
+)
+def test_polls_that_do_not_wait_ask_again_only_for_what_is_there(
+    monkeypatch, state, is_asked
+):
+    consumer = FakeConsumer({}, batches(0), **state)
+    reader = KafkaDataReader(ConnectionConfig("nowhere:1"))
+    monkeypatch.setattr(reader, "_new_consumer", lambda: consumer)
+    now = [1_000.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    reader.assign([PLACE])
+    reader.seek(PLACE, 0)
+    reader.poll(10_000, 10)
+    assert bool(reader.poll(0, 10)) == is_asked
+    if not is_asked:
+        now[0] += REPOLL_S * 1.01
+        assert reader.poll(0, 10), "changes are noticed after a moment"
+    reader.close(1_000)
+
+
+def test_what_was_parsed_and_what_was_not_is_one_sequence():
+    reader = KafkaDataReader(ConnectionConfig("nowhere:1"))
+    reader._is_parsed = True
+    reader.assign([PLACE])
+    reader.seek(PLACE, 0, token=TOKEN)
+    batch = PackedBatch(
+        origin=Origin("t", 2, 3),
+        base=5,
+        first_ms=0,
+        append_ms=None,
+        data=b"",
+        index=bytes(8),
+        has_headers=False,
+    )
+    piece = PackedPiece(batch, 0, 2)
+    made = list(parsed_records([parsed(3), parsed(8)], TOKEN, origin=Origin("t", 2, 3)))
+    found = reader._to_records(PLACE, [made[0], piece, made[1]])
+    assert found.column("offset") == [3, 5, 6, 8]
+    assert (found[:1][0], found[3:][0]) == (made[0], made[1])
+    assert list(reader._to_records(PLACE, made)) == made
+    assert reader._to_records(PLACE, [piece]).pieces == [piece]
+    assert column_of(found[3:], "value") == [b"v8"]
+    reader.close(0)

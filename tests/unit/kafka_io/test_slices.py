@@ -411,7 +411,7 @@ def test_an_unsupported_release_returns_records(monkeypatch):
     assert hooked == []
     same = {"timestamp": 5, "timestamp_type": 1, "headers": [("h", b"x")]}
     sources = [SimpleNamespace(offset=n, key=b"k", value=b"v", **same) for n in (3, 4)]
-    records = Records(sources, token=None, kind=CONSUMER_RECORDS)
+    records = Records.of_sources(sources, token=None, kind=CONSUMER_RECORDS)
     monkeypatch.setattr(reader, "poll", lambda timeout_ms, most: {T0: records})
     (fetched,) = reader.take(1)
     assert fetched.offset == 4

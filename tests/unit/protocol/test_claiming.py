@@ -1,5 +1,6 @@
 from hashlib import sha256
 
+import attrs
 import pytest
 from logkit import (
     INC,
@@ -240,6 +241,17 @@ def test_a_later_sublease_takes_the_place_of_one_in_use():
     it.reassign(sublease(6, Lease(70_000, 80_000)))
     assert (it.phase, it.epoch, it.token) == (Phase.HELD, 6, Token(1, 0, 6))
     assert it.lease == Lease(70_000, 80_000)
+
+
+def test_a_sublease_is_later_by_its_token():
+    """In another coordinating partition its epoch may be lower (PROTOCOL 10)."""
+    it = new_claim()
+    it.assign(sublease(5))
+    later = attrs.evolve(sublease(2), token=Token(2, 0, 2))
+    it.reassign(later)
+    assert (it.epoch, it.token) == (2, Token(2, 0, 2))
+    with pytest.raises(InvalidTransition, match=r"reassigned to 1\.0\.9"):
+        it.reassign(sublease(9))
 
 
 def test_deadlines_of_another_process_move_both_ways_and_limits_only_forward():

@@ -9,6 +9,9 @@ from logkit import (
     config,
     direct,
     ident,
+    imported_directive,
+    imported_settings,
+    layout_groups,
     member,
     release,
     schedule,
@@ -506,7 +509,7 @@ def test_a_too_deep_record_is_not_encoded():
 def test_kind_of_names_the_wire_type():
     assert [kind_of(record).number for record in all_records()] == [
         *(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20),
-        *(22, 23),
+        *(22, 23, 24),
         *(128, 129, 130, 131, 132),
     ]
 
@@ -590,3 +593,23 @@ def test_a_directive_names_a_client_or_a_host(fields):
     assert decode(encode(record)) == record
     with pytest.raises(MalformedRecord):
         encode(replace(record, **fields))
+
+
+@pytest.mark.parametrize(
+    ("item", "reason"),
+    [
+        (imported_settings("a b"), "bad settings"),
+        (imported_settings(policy="a b"), "bad settings"),
+        (imported_directive("a b"), "bad directives"),
+        (imported_directive(client="a b"), "bad directives"),
+        (imported_directive(host=None), "bad directives"),
+        (imported_directive(client="c1", host="h1"), "bad directives"),
+        (None, "it has neither settings nor directives"),
+    ],
+    ids=str,
+)
+def test_settings_and_directives_that_are_imported_are_checked(item, reason):
+    record = layout_groups(*([] if item is None else [item]))
+    with pytest.raises(MalformedRecord, match=reason):
+        encode(record)
+    assert decode(encode(layout_groups(imported_settings(), imported_directive())))

@@ -2,6 +2,7 @@ import logkit
 import pytest
 from logkit import (
     CREATE_TIME,
+    MOVES,
     OP,
     START_MS,
     H,
@@ -632,6 +633,10 @@ def test_settings_need_their_home_and_room_for_the_group():
     assert log.outcome_of(settings(group=here[0])) == "group_configured"
     assert log.outcome_of(settings(group=here[1])) == "limits"
     assert log.outcome_of(settings(2, group=here[0])) == "group_configured"
+
+
+def test_settings_are_refused_while_they_may_be_elsewhere():
+    assert target_log().outcome_of(settings(group=MOVES)) == "importing"
 
 
 def test_a_group_with_settings_is_kept():

@@ -4,7 +4,9 @@ import msgspec
 import pytest
 from logkit import (
     KEY,
+    MOVES,
     OP,
+    REMAINS,
     START_MS,
     STAYS,
     H,
@@ -16,9 +18,12 @@ from logkit import (
     direct,
     ident,
     imported,
+    imported_directive,
+    imported_settings,
     layout_done,
     layout_fence,
     layout_final,
+    layout_groups,
     layout_import,
     offer,
     pause,
@@ -306,3 +311,95 @@ def test_a_retired_partition_is_left_empty():
     assert log.outcome_of(layout_final()) == "layout_final"
     assert (log.state.keys, log.state.groups) == ({}, {})
     assert is_sound(log)
+
+
+# --- settings and directives
+
+
+def home_log():
+    """Return partition 0 with settings, plans and directives, and a fence to two."""
+    log = Log(level=2)
+    for group in (MOVES, REMAINS):
+        log.append(settings(group=group, policy="planner"))
+        log.append(planned(0, group=group))
+        log.append(direct(group=group))
+    log.append(direct(group="marshal", host="h1"))
+    assert log.outcome_of(layout_fence(2)) == "layout_fenced"
+    return log
+
+
+def effects_of(log, record):
+    return [each.effect or each.reason for each in log.append(record)]
+
+
+def test_settings_and_directives_are_imported_once():
+    target = target_log()
+    record = layout_groups(
+        imported_settings(MOVES, 7, policy="planner"),
+        imported_directive(MOVES),
+        imported_directive("marshal"),
+    )
+    assert effects_of(target, record) == ["group_imported"] * 3
+    assert effects_of(target, record) == ["known"] * 3
+    group = target.state.groups[MOVES]
+    assert (group.settings.generation, group.settings.policy) == (7, "planner")
+    (one,) = group.directives
+    assert (one.host, one.until_ms) == ("h1", START_MS + 9 * H)
+    assert is_sound(target)
+    target.append(b"", at=START_MS + 9 * H)
+    assert target.state.directed == {}
+    assert effects_of(target, layout_groups(imported_directive(MOVES))) == ["known"]
+
+
+def test_settings_and_directives_of_other_groups_are_refused():
+    target = target_log()
+    item = imported_settings(MOVES)
+    assert target.outcome_of(layout_groups(item, op=OTHER)) == "layout"
+    assert target.outcome_of(layout_groups(item, source=1)) == "wrong_partition"
+    both = layout_groups(item, imported_directive(REMAINS))
+    assert target.outcome_of(both) == "wrong_partition"
+    assert target.outcome_of(layout_done(0)) == "layout_done"
+    assert target.outcome_of(layout_groups(item)) == "done"
+    fewer = Log(1, k=4, level=2)
+    fewer.append(layout_fence(2, 4))
+    for_all = layout_groups(imported_directive("marshal"), source=3)
+    assert fewer.outcome_of(for_all) == "wrong_partition"
+
+
+def test_directives_beyond_the_limits_are_ignored():
+    target = target_log(operations=1)
+    record = layout_groups(imported_directive(MOVES), imported_directive("marshal"))
+    assert effects_of(target, record) == ["group_imported", "limits"]
+    assert "marshal" not in target.state.groups
+
+
+def test_a_final_drops_what_groups_have_at_an_earlier_home():
+    log = home_log()
+    log.append(layout_final())
+    assert MOVES not in log.state.groups
+    assert list(log.state.soft.plans) == [REMAINS]
+    assert len(log.state.groups["marshal"].directives) == 1
+    assert len(log.state.groups[REMAINS].directives) == 1
+    assert is_sound(log)
+
+
+def test_directives_of_all_groups_stay_wherever_their_home_is():
+    home, after = (home_partition("marshal", partition_count=n) for n in (1, 3))
+    assert (home, after) != (0, 0)
+    log = Log(level=2)
+    log.append(direct(group="marshal"))
+    log.append(settings(group="marshal"))
+    log.append(layout_fence(3))
+    log.append(layout_final())
+    group = log.state.groups["marshal"]
+    assert (len(group.directives), group.settings) == (1, None)
+
+
+def test_a_group_with_keys_that_stay_loses_its_settings_only():
+    log = Log(level=2)
+    log.claimed(key=STAYS._replace(group_id=MOVES))
+    log.append(settings(group=MOVES))
+    log.append(layout_fence(2))
+    log.append(layout_final())
+    assert log.state.groups[MOVES].settings is None
+    assert log.state.groups[MOVES].key_count == 1

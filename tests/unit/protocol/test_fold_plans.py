@@ -1,6 +1,6 @@
 """What members remember of Plans; clause 9.2 has its tests in tests/spec."""
 
-from logkit import Log, ident, planned
+from logkit import MOVES, Log, ident, planned, target_log
 
 from kafka_marshal.protocol import fold_plans
 from kafka_marshal.protocol.hashing import home_partition
@@ -90,3 +90,7 @@ def test_what_does_not_follow_or_has_no_room_is_refused():
     assert log.outcome_of(planned(1)) == "plan_overtaken"
     assert log.outcome_of(planned(0)) == "planned"
     assert log.outcome_of(planned(0, group="h")) == "limits"
+
+
+def test_a_plan_is_refused_while_settings_may_be_elsewhere():
+    assert target_log().outcome_of(planned(group=MOVES)) == "importing"

@@ -12,6 +12,7 @@ from logkit import (
     INC_AGAIN,
     KEY,
     LOCK,
+    MOVES,
     OP,
     SECRET,
     STAYS,
@@ -722,6 +723,11 @@ def test_room_for_a_pause_with_a_scope(mine, others, is_full):
 
 def judged(log, record):
     return judge_directive(log.state, record, config=log.state.config)
+
+
+def test_a_directive_is_refused_while_it_may_be_elsewhere():
+    assert judged(target_log(), direct(group=MOVES)) == "importing"
+    assert judged(target_log(), direct(group="marshal")) == "importing"
 
 
 def test_a_directive_is_judged_in_the_order_of_9_7():

@@ -8,6 +8,7 @@ from kafka_marshal.protocol.labels import (
     failing_of,
     number_of,
     problem_of,
+    standbys_label,
     weight_of,
 )
 from kafka_marshal.protocol.types import TopicPartition
@@ -35,6 +36,11 @@ def test_a_label_that_is_missing_is_no_number():
 )
 def test_a_weight_is_within_bounds(text, weight):
     assert weight_of({"weight": text}) == weight
+
+
+@pytest.mark.parametrize(("text", "count"), [("2", 2), ("0", 0), ("101", 100), ("", 0)])
+def test_a_number_of_standbys_is_within_bounds(text, count):
+    assert standbys_label({"standbys": text}) == count
 
 
 def test_partitions_that_fail_are_named_by_topic():

@@ -4,27 +4,34 @@ import pytest
 from logkit import (
     KEY,
     LOCK,
+    MOVES,
     OP,
+    REMAINS,
     STAYS,
     H,
     Log,
+    direct,
     ident,
     imported,
     layout_done,
     layout_fence,
     layout_import,
     release,
+    settings,
     source_log,
     target_log,
 )
 
-from kafka_marshal.protocol.hashing import coordinating_partition
+from kafka_marshal.protocol.hashing import coordinating_partition, home_partition
 from kafka_marshal.protocol.items import Layout
 from kafka_marshal.protocol.layout import (
     config_of,
     digest_of,
+    group_items,
     is_final,
+    is_home_moving,
     is_importing,
+    is_importing_group,
     is_moving,
     is_retired,
     is_step,
@@ -131,6 +138,39 @@ def test_an_unknown_key_may_exist_until_its_source_is_done():
     assert not is_importing(Log().state, KEY)
     log.append(layout_done(0))
     assert not is_importing(log.state, KEY)
+
+
+def test_settings_and_directives_that_move():
+    log = Log(level=2)
+    groups = (MOVES, REMAINS, "marshal")
+    for group in groups:
+        log.append(direct(group=group))
+        log.append(settings(group=group))
+    assert not is_home_moving(log.state, MOVES)
+    assert not is_home_moving(WorldState(0, layout=Layout(OP, 1, 0, ())), MOVES)
+    log.append(layout_fence(4))
+    homes = {group: home_partition(group, partition_count=4) for group in groups}
+    for group in groups:
+        assert is_home_moving(log.state, group) == (homes[group] > 0)
+    for target in (1, 2, 3):
+        found, directives = group_items(log.state, target)
+        mine = sorted(group for group, home in homes.items() if home == target)
+        assert [each.group_id for each in found] == mine
+        assert [each.group_id for each in directives] == sorted({*mine, "marshal"})
+
+
+def test_a_group_may_have_settings_elsewhere_until_its_source_is_done():
+    log = target_log()
+    assert is_importing_group(log.state, MOVES)
+    assert is_importing_group(log.state, "marshal")
+    log.append(layout_done(0))
+    assert not is_importing_group(log.state, MOVES)
+    assert not is_importing_group(log.state, "marshal")
+    assert not is_importing_group(Log().state, MOVES)
+    fewer = Log(0, k=2, level=2)
+    fewer.append(layout_fence(1, 2))
+    assert is_importing_group(fewer.state, MOVES)
+    assert not is_importing_group(fewer.state, REMAINS)
 
 
 def test_the_moving_keys_of_a_target():

@@ -5,6 +5,7 @@ import pytest
 from logkit import (
     KEY,
     LOCK,
+    MOVES,
     START_MS,
     STAYS,
     H,
@@ -17,6 +18,8 @@ from logkit import (
     forgetting,
     ident,
     imported,
+    layout_done,
+    layout_fence,
     layout_final,
     layout_import,
     messages,
@@ -504,6 +507,42 @@ def followed(log, *records):
         for transition in log.append(record):
             found += judge.take(transition)
     return found, judge
+
+
+def test_plans_begin_again_where_a_home_moves_away_and_back():
+    back = {"generation": 3, "era": 3}
+    log = Log(level=2)
+    found, _ = followed(
+        log,
+        planned(0, group=MOVES),
+        planned(1, group=MOVES),
+        layout_fence(2),
+        layout_final(),
+        layout_fence(1, 2, **back),
+        layout_done(0, source=1),
+        layout_final(),
+        planned(0, group=MOVES),
+    )
+    assert found == []
+    assert log.state.plan_generation(MOVES) == 1
+
+
+def test_fences_of_an_earlier_life_are_gone():
+    log = Log(1, k=2, level=2)
+    back = {"generation": 3, "era": 3}
+    found, _ = followed(
+        log,
+        fence("c1"),
+        layout_fence(1, 2),
+        layout_final(),
+        layout_fence(2, 1, **back),
+        layout_done(0),
+        layout_final(),
+        claim(generation=3),
+        beat(7, 5),
+    )
+    assert found == []
+    assert log.key().owner is not None
 
 
 def test_keys_that_move_away_are_gone_and_come_back_as_imported():

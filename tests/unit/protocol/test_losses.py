@@ -3,6 +3,7 @@ import pytest
 from logkit import (
     KEY,
     START_MS,
+    STAYS,
     H,
     Log,
     batch,
@@ -11,6 +12,8 @@ from logkit import (
     forgetting,
     hashed,
     ident,
+    layout_fence,
+    layout_final,
     messages,
     pause,
     release,
@@ -49,7 +52,9 @@ class Bench:
 
     def send(self, record, **where):
         transitions = self.log.append(record, **where)
-        self.found += self.book.take(self.log.entries[-1], transitions)
+        self.found += self.book.take(
+            self.log.entries[-1], transitions, keys=self.log.state.keys
+        )
         return transitions[0]
 
     def claim(self, client="c1", *, key=KEY, **rest):
@@ -320,7 +325,7 @@ def test_a_record_of_another_kind_has_no_mark(bench):
     bench.grant(0, 9)
     strange = bench.log.one(beat(bench.epochs[KEY]))
     strange = msgspec.structs.replace(strange, record=pause(0))
-    assert bench.book.take(bench.log.entries[-1], (strange,)) == []
+    assert bench.book.take(bench.log.entries[-1], (strange,), keys={KEY}) == []
     assert ranges(bench.open_ones()) == [((0, 9),)]
 
 
@@ -411,3 +416,19 @@ def test_a_reset_that_is_not_complete_ends_nothing():
     bench.send(resets(value, digest(bench.log.state), bytes_max=len(value) // 2)[0])
     assert bench.found == []
     assert ranges(bench.open_ones()) == [((0, 9),)]
+
+
+def test_a_claim_whose_key_moved_away_is_lost():
+    """Its owner died, and the change of the partition count dropped its key."""
+    bench = Bench(level=2)
+    bench.claim()
+    bench.claim(key=STAYS)
+    bench.grant(0, 9, mark=4)
+    bench.grant(0, 3, key=STAYS)
+    bench.send(layout_fence(2), after=3 * H)
+    assert [each.ending for each in bench.open_ones()] == ["stale", "stale"]
+    bench.send(layout_final())
+    (lost,) = bench.found
+    assert (lost.key, lost.ending, lost.reason) == (KEY, "released", "moved")
+    assert [(each.first, each.last) for each in lost.ranges] == [(4, 9)]
+    assert [each.key for each in bench.open_ones()] == [STAYS]

@@ -371,6 +371,25 @@ def test_a_group_that_begins_replaces_nobody():
     assert cordoned(log) == set()
 
 
+def test_a_group_that_begins_is_shared_out_as_members_come():
+    log = owning(group(), "d1", "d1")
+    log.append(member("d1", labels=ANY))
+    log.append(member("d2", labels=ANY))
+    assert cordoned(log) == set()
+    # One without the label may be about to leave.
+    log.append(member("c1"))
+    assert cordoned(log) == {"d2"}
+
+
+def test_restarted_members_are_replaced_before_others_of_a_group_that_begins():
+    log = owning(group("c1"), "c1")
+    left(log, 0)
+    for name in ("d1", "d2"):
+        log.append(member(name, labels=ANY))
+    assert cordoned(log) == set()
+    assert keys(log)[T0] == PlanKey(T0, "d1", is_free=True)
+
+
 def test_a_new_member_that_is_drained_itself_replaces_nobody():
     log = owning(group("c1", "c2"), "c1", "c2")
     for name in ("d1", "d2"):
@@ -535,3 +554,70 @@ def test_a_long_vector_leaves_little_room():
 def test_the_vector_is_what_was_folded_and_how_long_ago():
     log = group("c1")
     assert reading(log, after=7).vector == ((log.state.next_offset, 7),)
+
+
+def test_a_key_to_claim_that_no_entry_names_is_noticed():
+    log = group("c1")
+    assert seen(log, counts={"t": 1}).has_unnamed_key
+    log.append(planned(0, ("c1", 0, (0,)), vector=((FAR, 0),)))
+    assert not seen(log, counts={"t": 1}).has_unnamed_key
+    log.append(claim("c1", key=named(0)))
+    assert not seen(log, counts={"t": 1}).has_unnamed_key
+
+
+# --- standbys
+
+
+def standing_by(*, beside="h-c", seq=0):
+    """Return a log in which a owns a key, and b and c live on and stand by."""
+    log = group("c1")
+    log.append(claim("a", key=named(0)))
+    log.append(member("a", capacity=0, host="h-a"))
+    for name, host in (("b", "h-b"), ("c", beside)):
+        labels = {"standbys": "1"}
+        record = member(name, labels=labels, capacity=0, host=host, seq=seq)
+        log.append(record, after=H if name == "b" else 1)
+    return log
+
+
+def test_a_key_whose_owner_has_gone_counts_as_its_standbys():
+    log = standing_by()
+    first = keys(log)[T0].owner
+    assert first in {"b", "c"}
+    # The owner has been silent for longer than an interval, and is not stale yet.
+    assert not keys(log)[T0].is_free
+    for name in "bc":
+        record = member(
+            name, seq=1, labels={"standbys": "1"}, capacity=0, host=f"h-{name}"
+        )
+        log.append(record, after=H if name == "b" else 1)
+    assert keys(log)[T0] == PlanKey(T0, first, is_free=True)
+
+
+def test_a_standby_on_the_owners_host_comes_last():
+    assert keys(standing_by(beside="h-a"))[T0].owner == "b"
+
+
+def test_what_a_plan_names_comes_before_standbys():
+    log = standing_by(beside="h-a")
+    log.append(planned(0, ("c", 0, (0,)), vector=((FAR, 0),)))
+    assert keys(log)[T0].owner == "c"
+
+
+def test_members_that_a_directive_names_do_not_stand_by():
+    log = standing_by(beside="h-a")
+    log.append(direct("b"))
+    assert keys(log)[T0].owner == "c"
+
+
+def test_members_of_other_topics_do_not_stand_by():
+    log = standing_by(beside="h-a")
+    labels = {"standbys": "1"}
+    log.append(member("b", seq=1, labels=labels, topics=("u",), capacity=0))
+    assert keys(log)[T0].owner == "c"
+
+
+def test_a_key_whose_owner_lives_stays_with_it():
+    log = standing_by()
+    log.append(member("a", seq=1, capacity=0, host="h-a"))
+    assert keys(log)[T0].owner == "a"

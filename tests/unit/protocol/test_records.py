@@ -41,6 +41,8 @@ FIELDS = {
     "LayoutDone": "client_id group_id incarnation seq op_id source source_offset "
     "key_count digest tags",
     "LayoutFinal": "client_id group_id incarnation seq op_id tags",
+    "LayoutGroups": "client_id group_id incarnation seq op_id source source_offset "
+    "settings directives tags",
     "ForgettingPartition": "client_id group_id incarnation seq topic partition epoch "
     "tags",
     "FencingClient": "client_id group_id incarnation seq fenced fenced_incarnation "
@@ -82,6 +84,7 @@ NUMBERS = {
     "LayoutFinal": 20,
     "Directive": 22,
     "GroupSettings": 23,
+    "LayoutGroups": 24,
     "Member": 128,
     "Plan": 129,
     "CheckpointBegin": 130,

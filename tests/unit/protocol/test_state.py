@@ -49,7 +49,6 @@ from kafka_marshal.protocol.state import (
     WorldState,
     count,
     is_forgettable,
-    keys_of,
     stuck_count,
     why_of,
     why_to_tags,
@@ -298,18 +297,6 @@ def test_keys_are_set_aside_by_pauses_with_a_scope_alone():
     assert aside(30) == [False] * 3
     log.append(pause(START_MS + 40))
     assert aside(10) == [False] * 3, "the whole group is paused"
-
-
-def test_the_keys_of_a_group_are_of_all_its_partitions():
-    logs = [Log(), Log()]
-    first, second = Key("g", "t", 0), Key("g", "t", 1)
-    for log, key in zip(logs, (first, second), strict=True):
-        log.claimed(key=key)
-        log.claimed(key=Key("h", "t", 2))
-    worlds = [log.state for log in logs]
-    expected = {first: logs[0].key(first), second: logs[1].key(second)}
-    assert keys_of(worlds, "g") == expected
-    assert keys_of(worlds, "i") == {}
 
 
 def test_a_token_is_era_leader_epoch_and_offset_of_the_claim():

@@ -536,3 +536,46 @@ def test_figures_for_metrics(rig, consumer):
     assert rig.session.meters.won == {("t", "claimed"): 1}
     rig.send(lost())
     assert rig.session.meters.lost == {("t", "taken_over"): 1}
+
+
+# --- a partition that moved to another coordinating partition (PROTOCOL 10)
+
+
+def test_a_claim_in_another_coordinating_partition_is_a_later_one(rig, consumer):
+    """Its epoch, an offset there, is below that of the claim before."""
+    assert values(consumer.poll()) == {0: [0, 1, 2, 3]}
+    rig.send(lost(reason="released", was_lost=False, token="1.0.5"))
+    assert consumer.tokens() == {}
+    rig.send(rig.assigned(epoch=2, token="2.0.2", position=4))
+    assert consumer.tokens() == {T0: Token(2, 0, 2)}
+    rig.send(rig.assigned(epoch=5, position=0))
+    assert consumer.tokens() == {T0: Token(2, 0, 2)}, "an earlier claim"
+
+
+def test_a_claim_that_replaces_one_of_another_coordinating_partition(rig, consumer):
+    rig.send(rig.assigned(epoch=2, token="2.0.2", position=4))
+    assert consumer.tokens() == {T0: Token(2, 0, 2)}
+    assert endings(rig) == ["reassigned"]
+    rig.send(rig.assigned(epoch=5, token="3.0.5"))
+    assert consumer.tokens() == {T0: Token(3, 0, 5)}, "an equal epoch is another claim"
+
+
+@pytest.mark.parametrize("token", [None, "1.0.5"])
+def test_the_end_of_a_claim_that_began_before_its_subscription(rig, token):
+    rig.send(rig.snapshot(rig.assigned(name="later")))
+    rig.send(lost(token=token))
+    consumer = rig.consumer(name="later")
+    rig.send(rig.assigned(name="later"))
+    assert consumer.tokens() == {}
+    rig.send(rig.assigned(name="later", epoch=2, token="2.0.2"))
+    assert consumer.tokens() == {T0: Token(2, 0, 2)}
+
+
+def test_a_claim_without_consumption_continues_in_another_partition(rig):
+    holding = rig.session.want(key())
+    rig.send(rig.assigned(name="", position=4))
+    rig.send(rig.assigned(name="", position=4, epoch=2, token="2.0.2"))
+    assert rig.session.holdings[key()] is holding
+    assert (holding.claim.epoch, holding.claim.token) == (2, Token(2, 0, 2))
+    rig.send(rig.assigned(name="", position=4, epoch=9))
+    assert holding.claim.epoch == 2, "an earlier claim"

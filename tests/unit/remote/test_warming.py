@@ -1,7 +1,7 @@
 """A sidecar's client warms up as events ask it to, and reports ready."""
 
 import pytest
-from enginekit import H
+from enginekit import H, values
 from remotekit import RemoteRig, key
 
 from kafka_marshal.remote import api, warming
@@ -151,3 +151,93 @@ def test_keys_are_bounded(rig, warm, monkeypatch):
     rig.send(offer(rig, 1))
     finish(rig)
     assert len(warm.calls) == 1
+
+
+# --- what is fetched meanwhile
+
+
+def fetching(rig):
+    """Return a consumer that warms up, and its fetcher."""
+    consumer = rig.consumer(on_warm=Warm())
+    (sub,) = rig.session.subscriptions
+    return consumer, sub.warm_fetcher
+
+
+def fetched_offer(rig, **rest):
+    return offer(rig, topic_id=rig.cluster.kafka.topic("t").topic_id.hex(), **rest)
+
+
+def assign(rig, **rest):
+    topic_id = rig.cluster.kafka.topic("t").topic_id.hex()
+    rig.send(rig.assigned(epoch=8, **{"topic_id": topic_id, **rest}))
+
+
+def test_the_first_poll_after_the_assignment_needs_no_fetch(rig):
+    consumer, _ = fetching(rig)
+    rig.send(fetched_offer(rig))
+    finish(rig)
+    rig.context.ports.data.cut = True
+    assert not consumer.poll(0)
+    assign(rig, position=4)
+    assert values(consumer.poll(0)) == {0: [4, 5, 6, 7, 8, 9]}
+
+
+def test_an_assignment_of_another_topic_of_the_name_uses_nothing(rig):
+    consumer, _ = fetching(rig)
+    rig.send(fetched_offer(rig))
+    finish(rig)
+    rig.context.ports.data.cut = True
+    assign(rig, position=4, topic_id="ab" * 16)
+    assert not consumer.poll(0)
+
+
+def test_an_offer_without_a_topic_id_fetches_nothing(rig):
+    _, fetcher = fetching(rig)
+    rig.send(offer(rig))
+    finish(rig)
+    assert fetcher.held_bytes == 0
+
+
+@pytest.mark.parametrize("over", ["late", "failed", "again", "closed"])
+def test_an_offer_that_is_over_frees_the_memory(rig, over):
+    failing = Warm(ValueError("no disk")) if over == "failed" else Warm()
+    consumer = rig.consumer(on_warm=failing)
+    (sub,) = rig.session.subscriptions
+    rig.send(fetched_offer(rig))
+    rig.session.tick(rig.now_ms)
+    assert sub.warm_fetcher.held_bytes > 0
+    if over == "late":
+        rig.cluster.clock.advance(10 * H)
+        rig.session.tick(rig.now_ms)
+    elif over == "failed":
+        finish(rig)
+    elif over == "again":
+        rig.send(fetched_offer(rig, epoch=9))
+    else:
+        consumer.close(timeout_ms=0)
+    assert sub.warm_fetcher.held_bytes == 0
+
+
+def test_a_claim_is_expected_once_the_client_is_ready(rig):
+    consumer, _ = fetching(rig)
+    sub = consumer._subscription
+    rig.send(fetched_offer(rig))
+    rig.session.tick(rig.now_ms)
+    assert not sub.expects_claim
+    finish(rig)
+    assert sub.expects_claim
+    assign(rig)
+    assert not sub.expects_claim
+
+
+def test_a_drained_partition_is_given_back_with_the_last_commit(rig):
+    consumer = rig.consumer()
+    rig.send(rig.assigned())
+    assert consumer.poll(0)
+    rig.send(
+        api.Releasing(topic="t", partition=0, epoch=5, reason="surplus", successor=None)
+    )
+    rig.session.tick(rig.now_ms)
+    assert not rig.commands.returned
+    consumer.commit()
+    assert len(rig.commands.returned) == 1

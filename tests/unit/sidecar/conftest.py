@@ -2,6 +2,7 @@
 
 import pytest
 from enginekit import world
+from servedkit import Served
 from sidecarkit import Machine
 
 
@@ -15,3 +16,11 @@ def cluster():
 def machine(cluster):
     """A host of that cluster, with its service."""
     return Machine(cluster)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A server in a thread, over a Unix socket and over TCP."""
+    found = Served(tmp_path_factory.mktemp("s") / "own" / "sidecar.sock")
+    yield found
+    found.close()

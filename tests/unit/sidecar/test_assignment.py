@@ -34,6 +34,7 @@ from kafka_marshal.protocol import records
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api
 from kafka_marshal.sidecar.assignment import Member, assign
+from kafka_marshal.sidecar.group import CHECK_MS
 
 # --- The assignment ---
 
@@ -228,6 +229,20 @@ def test_a_heartbeat_returns_topics_that_others_could_take(cluster, machine):
     assert takers(b) == ("t",)
 
 
+def test_what_others_could_take_is_seldom_found_out_again(cluster, machine):
+    a = having(machine)
+    b = Local(machine, "b", pid=2)
+    b.subscribe(claims_max=9)
+    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], 3 * H)
+    run(cluster, [a, b], 200)
+    assert takers(a) == ("t",)
+    client = machine.service.groups[0].table.clients["b"]
+    client.excluded_until_ms = cluster.clock.now_ms() + 100 * H
+    assert takers(a) == ("t",)
+    cluster.run(CHECK_MS)
+    assert takers(a) == ()
+
+
 def test_another_host_counts_as_a_taker(cluster, machine):
     a = having(machine)
     other = Machine(cluster, "host-2")
@@ -284,7 +299,8 @@ def test_limits_add_up_and_hold_for_each(cluster, machine):
         for t in (0, 1)
         for line in of(cluster, "host-1", records.Member, partition=t)
     ]
-    assert (members[-1].capacity, members[-1].labels) == (5, {"weight": "2"})
+    labels = {"weight": "2", "layout": "1"}
+    assert (members[-1].capacity, members[-1].labels) == (5, labels)
 
 
 def test_hosts_share_by_their_clients(cluster, machine):

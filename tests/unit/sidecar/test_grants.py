@@ -4,8 +4,10 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from changekit import Change
 from enginekit import KEY, H, fold, of, owning, world
 from grantkit import ref_of
+from logkit import ident
 from sidecarkit import Machine, having
 
 from kafka_marshal.engine.proxy_grants import PendingGrant
@@ -16,6 +18,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.protocol.claiming import grant_secret
 from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict
+from kafka_marshal.protocol.placement import by_partition, partition_of
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import Key, OffsetRange, Owner, TopicPartition
 from kafka_marshal.remote import api
@@ -364,3 +367,41 @@ def test_grantees_are_bounded_by_last_use(bench):
     assert len(bench.requests.pending) == count
     bench.ask(grantee=1)
     assert len(bench.requests.pending) == count + 1
+
+
+# --- while the partition count changes (PROTOCOL 10)
+
+
+def test_the_claim_of_a_key_that_moved_is_over():
+    change = Change(2, 4)
+    (key,) = change.moving()
+    change.place(key).append(b"")  # so that its epoch is above that in the target
+    (epoch,) = change.claimed(key)
+    owner = Owner("c1", ident("c1"))
+    request = GrantRequest(
+        key=key, owner=owner, epoch=epoch, grantee=ident("task"), first=0, last=4
+    )
+    replicas = {t: SimpleNamespace(world=s) for t, s in enumerate(change.states)}
+
+    def place(key):
+        return replicas[partition_of(by_partition(change.states), key)]
+
+    context = SimpleNamespace(replicas=replicas, replica_of=place, now_ms=0)
+    grants = grants_module.Grants(context, requests=None, data=None)
+    assert grants.has_read(request)
+    assert not grants.is_over(request)
+    change.fence()
+    change.tick(3 * H)
+    assert not grants.is_over(request), "the log refuses it as moving"
+    change.imported(key)
+    change.place(key).state.keys[key].owner = None
+    assert grants.is_over(request)
+    numbered = NumberedRequest(request=request, secret=b"", number=None)
+    del change.place(key).state.keys[key]
+    target = change.target(key)
+    while target.state.next_offset <= epoch:
+        assert not grants.has_read(request)
+        target.append(b"")
+    assert grants.has_read(request)
+    pending = grants.send(numbered, note=lambda _: None)
+    assert pending.verdict.reason == "not_owner"

@@ -18,18 +18,12 @@ from appkit import CLIENT, HEADERS, OURS, REQUESTS, Wire, failure
 from fakeservice import FakeService, assigned
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from servedkit import REQUEST, TOKEN, Served, eventually, failure_of, read
 from slices import HANG_S
-from slowness import until
 
-from kafka_marshal.errors import CoordinationError
-from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.remote import api, paths
 from kafka_marshal.sidecar import process_monitor, requests
-from kafka_marshal.sidecar.group_actions import GroupActions
-from kafka_marshal.sidecar.health import Verdict
-from kafka_marshal.sidecar.http_app import App, AppContext
-from kafka_marshal.sidecar.requests import Connection, make_server
-from kafka_marshal.sidecar.sockets import open_tcp, open_unix
+from kafka_marshal.sidecar.requests import Connection
 
 # --- Requests ---
 
@@ -216,109 +210,6 @@ def test_any_request_gets_a_response(wire, method, path, rest):
 
 
 # --- Connections ---
-
-
-TOKEN = b"0123456789abcdef"
-REQUEST = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
-
-
-class Healthy:
-    def live(self):
-        return Verdict(ok=True, state="RUNNING", reasons=("serving",))
-
-    ready = started = live
-
-
-def unreachable(*_, **__):
-    """Stand in for an admin of a cluster that does not answer."""
-    raise CoordinationError("no broker answered")
-
-
-class Served:
-    """A server in a thread, over a Unix socket and over TCP."""
-
-    def __init__(self, path, connections_max=64, gid=None):
-        self.service = FakeService()
-        self.service.instances["g", "c"] = INSTANCE
-        self.path = path
-        self._place = open_unix(path, gid=gid)
-        self._tcp = open_tcp("127.0.0.1", 0)
-        self.port = self._tcp.getsockname()[1]
-        self.app = App(
-            AppContext(
-                health=Healthy(),
-                service=self.service,
-                token=TOKEN,
-                socket_gid=gid,
-                keep_alive_s=0.05,
-                actions=GroupActions(
-                    ConnectionConfig("broker:9092"),
-                    client_id="c",
-                    state_dir=None,
-                    admin=unreachable,
-                    history=unreachable,
-                ),
-            )
-        )
-        self.server = make_server(
-            self.app, connections_max=connections_max, socket_gid=gid
-        )
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        eventually(lambda: self.server.started)
-
-    def _run(self):
-        sockets = [self._place.listening, self._tcp]
-        asyncio.run(self.server.serve(sockets=sockets))
-
-    @property
-    def connection_count(self):
-        return len(self.server.server_state.connections)
-
-    def connect(self):
-        found = socket.socket(socket.AF_UNIX)
-        found.settimeout(30)
-        found.connect(str(self.path))
-        return found
-
-    def client(self):
-        # Certificates are of no use here, and loading them takes 25 ms.
-        transport = httpx.HTTPTransport(uds=str(self.path), verify=False)
-        return httpx.Client(transport=transport, base_url="http://sidecar", timeout=30)
-
-    def close(self):
-        self.server.should_exit = True
-        self._thread.join(30)
-        assert not self._thread.is_alive()
-        self._place.close()
-        self._tcp.close()
-        self.app.close()
-
-
-def eventually(condition):
-    until(condition, pause_s=0.005)
-
-
-def read(connection):
-    """Return all that comes until the other end closes."""
-    found = bytearray()
-    with contextlib.suppress(ConnectionResetError):
-        while piece := connection.recv(65_536):
-            found += piece
-    return bytes(found)
-
-
-def failure_of(response):
-    head, _, body = response.partition(b"\r\n\r\n")
-    assert b"content-type: application/json" in head
-    return msgspec.json.decode(body, type=api.Failure)
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    found = Served(tmp_path_factory.mktemp("s") / "own" / "sidecar.sock")
-    yield found
-    found.close()
 
 
 def test_the_service_gets_the_registering_process(served):

@@ -1,5 +1,7 @@
 """Operations over a whole log: positions, grants and shutdown."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from enginekit import (
     KEY,
@@ -45,6 +47,7 @@ from kafka_marshal.protocol.records import (
 )
 from kafka_marshal.remote import api
 from kafka_marshal.sidecar.health import State
+from kafka_marshal.sidecar.process_monitor import Caller
 from kafka_marshal.testing.fakestore import AppendFate
 
 TASK = "7a" * 16
@@ -61,6 +64,47 @@ def test_positions_come_with_beats(cluster, machine):
         fold(cluster, 1 if KEY not in fold(cluster, 0).keys else 0).keys[KEY].position
         == 4
     )
+
+
+def test_a_beat_at_once_does_what_a_beat_does(cluster, machine):
+    a = having(machine)
+    before = a.beat()
+    a.positions[KEY] = 4
+    request = api.HeartbeatRequest(standings=a.standings())
+    assert machine.service.beat_at_once(a.who, request) == before
+    lease = machine.service.groups[0].table.leases[KEY]
+    assert lease.holding.position == 4
+    (line,) = machine.service.clients()
+    assert line.beat_age_ms == 0
+
+
+def test_a_beat_at_once_leaves_to_threads_what_takes_longer(cluster, machine):
+    a = having(machine)
+    a.beat()
+    at_once, lock = machine.service.beat_at_once, machine.node.engine.changed
+    assert at_once(a.who, api.HeartbeatRequest(flush=True, timeout_ms=9)) is None
+    a.seeks[KEY] = 1
+    sought = api.HeartbeatRequest(standings=a.standings())
+    assert at_once(a.who, sought) is None
+    lease = machine.service.groups[0].table.leases[KEY]
+    assert lease.holding.seek_count == 0
+    with ThreadPoolExecutor(1) as other:
+        other.submit(lock.acquire).result()
+        assert at_once(a.who, api.HeartbeatRequest()) is None
+        other.submit(lock.release).result()
+    assert at_once(a.who, api.HeartbeatRequest()) is not None
+    lease.journaled_until_ms -= 1  # a renewal that the journal does not cover yet
+    assert at_once(a.who, api.HeartbeatRequest()) is None
+    a.beat()
+    assert at_once(a.who, api.HeartbeatRequest()) is not None
+
+
+def test_a_beat_at_once_of_an_unknown_client_is_refused(machine):
+    with pytest.raises(ClaimLost, match="register first"):
+        machine.service.beat_at_once(Caller("g", "c", "00"), api.HeartbeatRequest())
+    with ThreadPoolExecutor(1) as other:  # the lock is free again
+        assert other.submit(machine.node.engine.changed.acquire, timeout=30).result()
+        other.submit(machine.node.engine.changed.release).result()
 
 
 def test_a_flush_is_answered_once_the_log_shows_it(cluster, machine):
@@ -349,6 +393,30 @@ def test_the_world_is_that_of_the_log(cluster, machine):
     }
     assert owners == {"host-1"}
     assert a.valid
+
+
+def test_claims_of_a_topic_are_those_of_the_world(cluster, machine):
+    having(machine)
+    machine.node.engine.catch_up = lambda timeout_ms: None
+    world = machine.service.world(timeout_ms=1_000)
+    found = machine.service.claims("g", "t", timeout_ms=1_000)
+    assert found["partitions"] == {
+        t: {"next_offset": part["next_offset"], "claims": part["claims"]}
+        for t, part in world["partitions"].items()
+    }
+    (one,) = [
+        claim
+        for part in machine.service.claims("g", "t", partition=3, timeout_ms=1_000)[
+            "partitions"
+        ].values()
+        for claim in part["claims"]
+    ]
+    assert (one["partition"], one["owner"]["client_id"]) == (3, "host-1")
+    for group, topic, partition in (("h", "t", 3), ("g", "u", 3), ("g", "t", 99)):
+        other = machine.service.claims(
+            group, topic, partition=partition, timeout_ms=1_000
+        )
+        assert not any(part["claims"] for part in other["partitions"].values())
 
 
 def test_pauses_have_person_and_begin(cluster, machine):

@@ -77,6 +77,7 @@ class Query:
                 known.owner and known.owner.client_id,
                 known.epoch,
                 may_be_ours=known.owner == ours,
+                token=fold(self.cluster).token(key),
             )
             for key, known in fold(self.cluster).keys.items()
         }

@@ -23,7 +23,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from kafka_marshal.errors import MarshalError
+from kafka_marshal.errors import CoordinationError, MarshalError
 from kafka_marshal.kafka_io.fast.clients import (
     Client,
     close_consumer,
@@ -41,7 +41,7 @@ from kafka_marshal.kafka_io.topiclog import (
     Entries,
     TopicLog,
 )
-from kafka_marshal.kafka_io.writer import LINGER_MS, OVERDUE_GRACE_MS, Connect, Outlet
+from kafka_marshal.kafka_io.writer import OVERDUE_GRACE_MS, Connect, Outlet
 from kafka_marshal.protocol.types import LogEntry
 
 if TYPE_CHECKING:
@@ -68,6 +68,9 @@ _QUERY_S = 2.0
 _RETRY_S = 0.05
 # Longer than queries take to end after close().
 _QUERIES_S_MAX = 3 * _QUERY_S
+# What is appended in one round is ready within it, and goes in one request. Each
+# millisecond more delays every claim and every grant.
+FAST_LINGER_MS = 0.5
 
 
 def writer_config(timeouts: Mapping[str, int]) -> dict[str, Any]:
@@ -79,7 +82,7 @@ def writer_config(timeouts: Mapping[str, int]) -> dict[str, Any]:
     return {
         "acks": "all",
         "enable.idempotence": True,
-        "linger.ms": LINGER_MS,
+        "linger.ms": FAST_LINGER_MS,
         "compression.type": "none",
         # The first is sent to the broker; the second ends the wait for its response. By
         # default a stalled leader would block until the delivery timeout.
@@ -431,6 +434,28 @@ class FastCoordinationLog(TopicLog):
         with self._querying():
             numbers = self._read if partitions is None else partitions
             return self._query_with_retries(numbers, timeout_ms, which=which)
+
+    def _find_added(
+        self, partitions: Sequence[int], timeout_ms: int
+    ) -> Mapping[int, int]:
+        with self._querying():
+            assert self._querier is not None
+            limit_s = min(timeout_ms / 1000, _QUERY_S)
+            # The handle knows the partitions by this, not by the period of librdkafka.
+            found = self._querier.handle.list_topics(self._topic, timeout=limit_s)
+            if not found.topics[self._topic].partitions.keys() >= {*partitions}:
+                raise CoordinationError(
+                    f"{self._topic} does not show the partitions "
+                    f"{[*partitions]} yet; try again."
+                )
+            return self._query_with_retries(
+                partitions, timeout_ms, which=OFFSET_BEGINNING
+            )
+
+    def _refresh_reader(self) -> None:
+        # A handle serves one call at a time. Between the polls of another thread, this
+        # one would wait for seconds on a busy machine.
+        self._find_leaders()
 
     def _query_time(self, time_ms: int, timeout_ms: int) -> Mapping[int, int]:
         with self._querying():

@@ -317,7 +317,9 @@ class FastDataReader(DataReader):
             raise self._translate(error) from error
         tokens = self._positions.tokens
         return {
-            partition: Records(messages, token=tokens[partition], kind=MESSAGES)
+            partition: Records.of_sources(
+                messages, token=tokens[partition], kind=MESSAGES
+            )
             for partition, messages in found.items()
         }
 

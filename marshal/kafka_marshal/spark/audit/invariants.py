@@ -59,9 +59,25 @@ SELECT * FROM (
          LEAD(token) OVER k AS next_token,
          LEAD(start_offset) OVER k AS next_start_offset
   FROM intervals
-  WINDOW k AS (PARTITION BY group_id, topic, partition ORDER BY start_offset)
+  WINDOW k AS (PARTITION BY coordinating_partition, group_id, topic, partition
+               ORDER BY start_offset)
 )
 WHERE next_start_offset < COALESCE(end_offset, 9223372036854775807)
+UNION ALL
+SELECT claim.coordinating_partition, claim.group_id, claim.topic, claim.partition,
+       claim.client_id, claim.token, claim.start_offset, claim.end_offset,
+       next.client_id, next.token, next.start_offset
+FROM imports moved
+JOIN intervals claim
+  ON claim.coordinating_partition = moved.source
+  AND claim.group_id = moved.group_id AND claim.topic = moved.topic
+  AND claim.partition = moved.partition AND claim.start_append_ms < moved.append_ms
+JOIN intervals next
+  ON next.coordinating_partition = moved.coordinating_partition
+  AND next.group_id = moved.group_id AND next.topic = moved.topic
+  AND next.partition = moved.partition AND next.start_offset > moved.offset
+WHERE claim.reason IS DISTINCT FROM 'moved'
+  AND claim.end_append_ms > next.start_append_ms + claim.heartbeat_interval_ms
 """,
 )
 TOKENS_GROW = Invariant(
@@ -75,9 +91,27 @@ SELECT * FROM (
          LAG(struct(token_era, token_leader_epoch, epoch)) OVER k AS ordered_before,
          LAG(token) OVER k AS token_before
   FROM intervals
-  WINDOW k AS (PARTITION BY group_id, topic, partition ORDER BY start_offset)
+  WINDOW k AS (PARTITION BY coordinating_partition, group_id, topic, partition
+               ORDER BY start_offset)
 )
 WHERE ordered <= ordered_before
+UNION ALL
+SELECT next.coordinating_partition, next.group_id, next.topic, next.partition,
+       next.client_id, next.start_offset,
+       struct(next.token_era, next.token_leader_epoch, next.epoch), next.token,
+       struct(claim.token_era, claim.token_leader_epoch, claim.epoch), claim.token
+FROM imports moved
+JOIN intervals claim
+  ON claim.coordinating_partition = moved.source
+  AND claim.group_id = moved.group_id AND claim.topic = moved.topic
+  AND claim.partition = moved.partition
+  AND claim.start_append_ms + claim.heartbeat_interval_ms < moved.append_ms
+JOIN intervals next
+  ON next.coordinating_partition = moved.coordinating_partition
+  AND next.group_id = moved.group_id AND next.topic = moved.topic
+  AND next.partition = moved.partition AND next.start_offset > moved.offset
+WHERE struct(next.token_era, next.token_leader_epoch, next.epoch)
+   <= struct(claim.token_era, claim.token_leader_epoch, claim.epoch)
 """,
 )
 STALE_ONLY = Invariant(
@@ -110,10 +144,31 @@ SELECT * FROM (
          MAX(last_offset) OVER k AS granted_before
   FROM grants
   WHERE outcome = 'granted'
-  WINDOW k AS (PARTITION BY group_id, topic, partition, topic_id, resets_count
+  WINDOW k AS (PARTITION BY coordinating_partition, group_id, topic, partition,
+                            topic_id, resets_count
                ORDER BY offset ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
 )
 WHERE granted_before >= first_offset
+UNION ALL
+SELECT moved.coordinating_partition, moved.group_id, moved.topic, moved.partition,
+       moved.offset, given.client_id, given.grantee, given.epoch, given.topic_id,
+       COALESCE(moved.granted, moved.position), CAST(NULL AS BIGINT),
+       given.last_offset
+FROM imports moved
+JOIN intervals claim
+  ON claim.coordinating_partition = moved.source
+  AND claim.group_id = moved.group_id AND claim.topic = moved.topic
+  AND claim.partition = moved.partition AND claim.token_era < moved.era
+JOIN grants given
+  ON given.coordinating_partition = claim.coordinating_partition
+  AND given.group_id = claim.group_id AND given.topic = claim.topic
+  AND given.partition = claim.partition AND given.epoch = claim.epoch
+JOIN partitions state
+  ON state.coordinating_partition = moved.source
+  AND state.resets_count = given.resets_count
+WHERE given.outcome = 'granted'
+  AND given.topic_id IS NOT DISTINCT FROM moved.topic_id
+  AND given.last_offset >= COALESCE(moved.granted, moved.position, 0)
 """,
 )
 STALE_TOKEN = Invariant(
@@ -131,7 +186,8 @@ SELECT used.* FROM (
   FROM positions
 ) used
 LEFT ANTI JOIN intervals claim
-  ON used.group_id = claim.group_id AND used.topic = claim.topic
+  ON used.coordinating_partition = claim.coordinating_partition
+  AND used.group_id = claim.group_id AND used.topic = claim.topic
   AND used.partition = claim.partition AND used.epoch = claim.epoch
   AND used.client_id = claim.client_id AND used.offset > claim.start_offset
   AND used.offset <= COALESCE(claim.end_offset, 9223372036854775807)
@@ -152,7 +208,8 @@ FROM (
   SELECT *, LAG(position) OVER k AS position_before,
          LAG(rewinds_count) OVER k AS rewinds_before
   FROM positions
-  WINDOW k AS (PARTITION BY group_id, topic, partition, epoch ORDER BY offset)
+  WINDOW k AS (PARTITION BY coordinating_partition, group_id, topic, partition, epoch
+               ORDER BY offset)
 )
 WHERE position < position_before AND rewinds_count = rewinds_before
 UNION ALL
@@ -161,7 +218,8 @@ SELECT coordinating_partition, group_id, topic, partition, start_offset, client_
 FROM (
   SELECT *, LAG(position) OVER k AS position_before
   FROM intervals
-  WINDOW k AS (PARTITION BY group_id, topic, partition, resets_count
+  WINDOW k AS (PARTITION BY coordinating_partition, group_id, topic, partition,
+                            resets_count
                ORDER BY start_offset)
 )
 WHERE start_position < position_before
@@ -187,6 +245,32 @@ WHERE state.owned_count <> COALESCE(found.open_count, 0)
 """,
 )
 
+IMPORTS_AGREE = Invariant(
+    "imports_agree",
+    "a key came to a coordinating partition with another position than the one before "
+    "had left",
+    "10.3, 10.4",
+    """
+SELECT * FROM (
+  SELECT moved.coordinating_partition, moved.group_id, moved.topic, moved.partition,
+         moved.offset, moved.source, moved.position,
+         MAX_BY(claim.position, struct(claim.token_era, claim.token_leader_epoch,
+                                       claim.epoch)) AS position_before,
+         MAX(claim.resets_count) AS resets_count
+  FROM imports moved JOIN intervals claim
+    ON claim.coordinating_partition = moved.source
+    AND claim.group_id = moved.group_id AND claim.topic = moved.topic
+    AND claim.partition = moved.partition AND claim.token_era < moved.era
+  GROUP BY moved.coordinating_partition, moved.group_id, moved.topic, moved.partition,
+           moved.offset, moved.source, moved.position
+) found
+JOIN (SELECT coordinating_partition AS number, resets_count AS resets_last
+      FROM partitions) state
+  ON state.number = found.source AND state.resets_last = found.resets_count
+WHERE position IS DISTINCT FROM position_before
+""",
+)
+
 INVARIANTS = (
     OVERLAP,
     TOKENS_GROW,
@@ -195,6 +279,7 @@ INVARIANTS = (
     GRANTS_DISJOINT,
     STALE_TOKEN,
     POSITIONS_GROW,
+    IMPORTS_AGREE,
     END_STATE,
 )
 

@@ -96,7 +96,8 @@ SELECT group_id, moment, SUM(change) AS change FROM (
          CAST(COALESCE(before, reference) AS DOUBLE) - position AS change
   FROM (
     SELECT s.*, LAG(s.position) OVER (
-             PARTITION BY s.group_id, s.topic, s.partition ORDER BY s.offset) AS before,
+             PARTITION BY s.group_id, s.topic, s.partition
+             ORDER BY s.append_ms, s.offset) AS before,
            COALESCE(e.log_end, MAX(s.position) OVER (
              PARTITION BY s.group_id, s.topic, s.partition)) AS reference
     FROM samples s LEFT JOIN data_ends e

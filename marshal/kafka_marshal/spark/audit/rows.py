@@ -10,6 +10,7 @@ from kafka_marshal.history.rows import (
     Attempt,
     GrantRow,
     Handoff,
+    ImportRow,
     Interval,
     Moment,
     PauseRow,
@@ -67,6 +68,7 @@ def state_row(world: WorldState, historian: Historian) -> Staged:
         "heartbeat_interval_ms": config and config.heartbeat_interval_ms,
         "keys_count": len(world.keys),
         "owned_count": sum(known.owner is not None for known in world.keys.values()),
+        "resets_count": historian.resets_count,
         "halted_offset": None if halted is None else halted.offset,
         "halted_level": None if halted is None else halted.feature_level,
     }
@@ -265,6 +267,20 @@ def _position(row: PositionRow) -> Values:
     }
 
 
+def _import(row: ImportRow) -> Values:
+    return {
+        **_key(row.key),
+        **_at(row.at),
+        "source": row.source,
+        "op_id": row.op_id.hex(),
+        "topic_id": _hex(row.topic_id),
+        "era": row.era,
+        "position": _position_of(row.position),
+        "granted": _position_of(row.granted),
+        "resets_count": row.resets_count,
+    }
+
+
 _MAKERS: dict[type, tuple[Table, Callable[[Any], Values]]] = {
     Interval: (schema.INTERVALS, _interval),
     Attempt: (schema.CLAIMS, _claim),
@@ -273,4 +289,5 @@ _MAKERS: dict[type, tuple[Table, Callable[[Any], Values]]] = {
     PauseRow: (schema.PAUSES, _pause),
     Rejected: (schema.REFUSED, _refused),
     PositionRow: (schema.POSITIONS, _position),
+    ImportRow: (schema.IMPORTS, _import),
 }

@@ -221,6 +221,22 @@ POSITIONS = Table(
         Column("rewinds_count", LONG, "how often the position was set back so far"),
     ),
 )
+IMPORTS = Table(
+    "imports",
+    "a key that came from another coordinating partition",
+    (
+        T,
+        *KEY,
+        *AT,
+        Column("source", INT, "coordinating partition that it came from"),
+        Column("op_id", STRING, "the change of the partition count, hex"),
+        Column("topic_id", STRING, "Kafka's id of the data topic, hex, if named"),
+        Column("era", LONG, "era in force; earlier claims of the key have lower ones"),
+        Column("position", LONG, "its position, if known"),
+        Column("granted", LONG, "next offset to grant, at most once"),
+        RESETS,
+    ),
+)
 AGES = Table(
     "ages",
     "age of a group's claims when they were renewed",
@@ -256,6 +272,7 @@ PARTITIONS = Table(
         Column("heartbeat_interval_ms", LONG, "heartbeat interval of that Config"),
         Column("keys_count", LONG, "known keys"),
         Column("owned_count", LONG, "keys with an owner"),
+        RESETS,
         Column("halted_offset", LONG, "offset of a Config that needs a newer release"),
         Column("halted_level", INT, "the feature level that it needs"),
     ),
@@ -280,6 +297,7 @@ TABLES = (
     PAUSES,
     REFUSED,
     POSITIONS,
+    IMPORTS,
     AGES,
     PARTITIONS,
 )

@@ -165,7 +165,11 @@ class Store:
             paths += [f"{run.path}/{ROWS}/{table.name}" for run in runs]
         if table.is_final or table.has_open_rows:
             paths.append(f"{runs[-1].path}/{AS_OF}/{table.name}")
-        return self.session.read.schema(table.ddl).parquet(*paths)
+        # Runs of an earlier release lack tables that were added since.
+        there = [path for path in paths if self._files.exists(self._hadoop.Path(path))]
+        if not there:
+            return self.session.createDataFrame([], table.ddl)
+        return self.session.read.schema(table.ddl).parquet(*there)
 
     def _names(self, path: str) -> list[str]:
         at = self._hadoop.Path(path)

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import pytest
 from attrs import evolve
+from changekit import Change
 from logkit import KEY, Log, beat, release
 from typer.testing import CliRunner
 
@@ -219,3 +220,19 @@ def test_forget_of_a_dead_group_asks_nothing(monkeypatch):
 
     monkeypatch.setattr(Call, "admin", lambda self: Admin())
     assert invoke("claims", "forget", "g", "--execute").exit_code == 0
+
+
+def test_who_of_a_key_that_moves(monkeypatch):
+    change = Change(2, 4, cluster_id="cluster")
+    (key,) = change.moving()
+    change.claimed(key)
+    change.fence()
+    world = World(change.states, {}, cluster_id="cluster", read_at_ms=5)
+    monkeypatch.setattr(Call, "world", lambda *_, **__: world)
+    source, target = (change.place(key, n).state.partition for n in (2, 4))
+    found = json.loads(invoke("claims", "who", *map(str, key), "-o", "json").stdout)
+    assert found["owner"]["client_id"] == "c1"
+    assert found["coordinating_partition"] == source
+    assert found["moving"] == {"to": target, "state": "draining"}
+    output = invoke("claims", "who", *map(str, key)).stdout
+    assert f"draining, to {target}\n" in output

@@ -89,7 +89,7 @@ def test_explain_as_of_a_moment(log):
     assert read("explain", "g", "t:0", "--at", "0:2")["state"] == "owned"
     outcome = invoke("explain", "g", "t:0", "--at", "3:2")
     assert outcome.exit_code == 2
-    assert "write 0:OFFSET, or a time" in outcome.stderr
+    assert "there is no coordinating partition 3" in outcome.stderr
 
 
 def test_the_last_events_since_a_moment(log):

@@ -3,8 +3,10 @@
 import json
 
 import pytest
+from changekit import Change
 from enginekit import checkpointed
-from logkit import Log, claim, config
+from logkit import Log, claim, config, layout_import
+from msgspec.structs import replace
 from pastkit import past
 from scankit import FakeScan
 from typer.testing import CliRunner
@@ -372,3 +374,37 @@ def test_tail_of_an_unknown_moment_is_refused(past):
     outcome = invoke("log", "tail", "--at", f"0:{past.begins[0] + 1}")
     assert (outcome.exit_code, outcome.stdout) == (1, "")
     assert "marshal doctor" in outcome.stderr
+
+
+@pytest.mark.parametrize("position", [None, 4])
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_verify_compares_imports_with_their_sources(monkeypatch, position, has_ended):
+    change = Change(2, 4)
+    (key,) = change.moving()
+    change.claimed(key)
+    change.fence()
+    change.released(key, position=7)
+    if position is not None:
+        item = replace(change.items(key), position=position)
+        source = change.place(key).state
+        record = layout_import(item, source=source.partition)
+        record = replace(record, source_offset=source.next_offset)
+        change.target(key).append(record)
+    change.imported(key)
+    if has_ended:
+        change.done()
+        change.final()
+    monkeypatch.setattr(Call, "scan", lambda self: FakeScan(*change.logs))
+    outcome = invoke("log", "verify", "-o", "json")
+    findings = [
+        text
+        for row in json.loads(outcome.stdout)["partitions"]
+        for text in row["findings"]
+    ]
+    if position is None:
+        assert findings == []
+    else:
+        (found,) = findings
+        assert found.startswith("import_diverged: offset ")
+        assert found.endswith("the source has left the key in another state")
+        assert outcome.exit_code == 70

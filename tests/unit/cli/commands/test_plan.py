@@ -5,13 +5,17 @@ from typing import ClassVar
 
 import msgspec
 import pytest
-from logkit import H, Log, member, planned, settings
+from logkit import H, Log, beat, member, planned, settings
 from typer.testing import CliRunner
 
 from kafka_marshal import ConfigurationError, Key, World
+from kafka_marshal.engine.kept_states import Restored
 from kafka_marshal.plan_simulation import NewMember
 from kafka_marshal.plan_view import Verification
+from kafka_marshal.protocol.group_plan import Move
+from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.rebalancing import Rebalance
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands.plan import new_member
 from kafka_marshal_cli.exits import ExitCode
@@ -127,7 +131,7 @@ def test_new_members(text, expected):
 
 
 @pytest.fixture
-def planned_world(monkeypatch):
+def log():
     """A group with policy planner; its plan gives one partition of a to b."""
     log = Log(cluster_id="cluster", level=2)
     log.append(settings(policy="planner"))
@@ -135,7 +139,16 @@ def planned_world(monkeypatch):
         log.append(member(name, capacity=0))
     for number in range(4):
         log.claimed("a", key=Key("g", "t", number))
+    for number in range(4):
+        epoch = log.state.keys[Key("g", "t", number)].epoch
+        log.append(beat(epoch, 0, key=Key("g", "t", number), client="a"))
     log.append(planned(0, ("b", 0, (3,)), client="a", vector=((2**62, 0),)))
+    return log
+
+
+@pytest.fixture
+def planned_world(log, monkeypatch):
+    monkeypatch.setattr(Call, "log_ends", lambda call, partitions: {})
     world = World([log.state], {0: 0}, cluster_id="cluster", read_at_ms=5)
     monkeypatch.setattr(Call, "world", lambda self, *at, **which: world)
     return world
@@ -154,6 +167,36 @@ def test_the_plan_of_a_group_is_shown(planned_world):
     assert "HOLDER  PLANNED  STATE" in invoke("g", what="show").stdout
 
 
+def test_lag_is_shown_by_the_ends_of_the_logs(planned_world, monkeypatch):
+    asked = []
+
+    def ends(call, partitions):
+        asked.append(sorted(partitions))
+        return {TopicPartition("t", 0): 7}
+
+    monkeypatch.setattr(Call, "log_ends", ends)
+    found = json.loads(invoke("g", "-o", "json", what="show").stdout)
+    assert asked == [[TopicPartition("t", number) for number in range(4)]]
+    assert (found["lag"], found["lag_unknown_count"]) == (7, 3)
+    lines = invoke("g", what="show").stdout.splitlines()
+    assert any(line.endswith("7 + 3 unknown") for line in lines)
+    monkeypatch.setattr(Call, "log_ends", lambda call, partitions: {})
+    lines = invoke("g", what="show").stdout.splitlines()
+    assert any(line.startswith("a ") and line.endswith(" -") for line in lines)
+    lines = invoke("g", "--at", "0:3", what="show").stdout
+    assert "LAG" not in lines
+
+
+def test_targets_and_directives_are_columns_where_there_are_some(log, planned_world):
+    lines = invoke("g", what="show").stdout
+    assert "TARGET" not in lines
+    assert "DIRECTIVE" not in lines
+    log.append(member("b", seq=1, capacity=0, labels={"target": "2"}))
+    lines = invoke("g", what="show").stdout
+    assert "TARGET" in lines
+    assert "DIRECTIVE" not in lines
+
+
 def test_a_partition_of_a_plan_is_explained(planned_world):
     result = invoke("g", "--why", "t:3", "-o", "json", what="show")
     assert json.loads(result.stdout)["why"].startswith("t-3 is to go from a to b")
@@ -161,9 +204,91 @@ def test_a_partition_of_a_plan_is_explained(planned_world):
     assert invoke("g", "--why", "t:9", what="show").exit_code == ExitCode.REFUSED
 
 
+def test_changes_since_an_earlier_plan_are_shown(log, planned_world, monkeypatch):
+    opened = []
+
+    class Scan:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def restore(self):
+            return {0: Restored(WorldState(0), None, 0)}
+
+        def __iter__(self):
+            return iter([(0, entry) for entry in log.entries])
+
+    def scan(call, at=None, *, partition=None):
+        opened.append((at, partition))
+        return Scan()
+
+    monkeypatch.setattr(Call, "scan", scan)
+    found = json.loads(invoke("g", "--diff", "1", "-o", "json", what="show").stdout)
+    assert opened == [(None, 0)]
+    names = ("since_generation", "since_author", "generation", "open_count")
+    assert [found[name] for name in names] == [1, "a", 1, 1]
+    (row,) = [row for row in found["changes"] if row["state"]]
+    assert (row["partition"], row["source"], row["to"]) == (3, "b", "b")
+    assert (row["holder"], row["state"]) == ("a", "open")
+    assert "FROM  TO  HOLDER  STATE" in invoke("g", "--diff", "1", what="show").stdout
+    result = invoke("g", "--diff", "2", what="show")
+    assert result.exit_code == ExitCode.REFUSED
+    assert "no plan of generation 2 yet" in result.stderr
+    both = invoke("g", "--diff", "1", "--why", "t:3", what="show")
+    assert both.exit_code == ExitCode.USAGE
+
+
+def test_a_plan_needs_a_moment_of_all_coordinating_partitions(monkeypatch):
+    world = World([Log(k=2).state], {}, is_past=True, is_partial=True)
+    monkeypatch.setattr(Call, "world", lambda self, *at, **which: world)
+    result = invoke("g", "--at", "0:3", what="show")
+    assert result.exit_code == ExitCode.USAGE
+    assert "an offset of each" in result.stderr
+
+
 def test_an_unknown_group_has_no_plan(planned_world):
     assert invoke("nobody", what="show").exit_code == ExitCode.REFUSED
     assert invoke("nobody", what="verify").exit_code == ExitCode.REFUSED
+
+
+MOVE = Move(TopicPartition("t", 1), "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("options", "found", "said"),
+    [
+        ((), {"moves": (MOVE,), "is_missing": True}, "--execute writes it"),
+        (("--dry-run",), {"moves": (), "is_missing": False}, "no move would improve"),
+        (("--execute",), {"moves": (MOVE,), "is_missing": False}, "names these moves"),
+        (
+            ("--execute",),
+            {"moves": (MOVE,), "is_missing": True, "is_written": True},
+            None,
+        ),
+    ],
+)
+def test_a_group_is_spread(planned_world, monkeypatch, options, found, said):
+    class Spreading(Cluster):
+        def spread_group(self, group_id, *, execute):
+            assert execute == ("--execute" in options)
+            given = {"follows": 1, "uncovered": (), **found}
+            return Rebalance(group_id=group_id, **given)
+
+    monkeypatch.setattr(Call, "admin", lambda self: Spreading())
+    result = invoke("g", "--spread", *options, "-o", "json", what="rebalance")
+    assert result.exit_code == ExitCode.OK, result.stderr
+    answer = json.loads(result.stdout)
+    assert answer["is_executed"] == found.get("is_written", False)
+    assert len(answer["moves"]) == answer["moves_count"] == len(found["moves"])
+    assert (said is None and not result.stderr) or said in result.stderr
+
+
+def test_what_to_improve_must_be_given():
+    result = invoke("g", "--execute", what="rebalance")
+    assert result.exit_code == ExitCode.USAGE
+    assert "--spread" in result.stderr
 
 
 @pytest.mark.parametrize("outcome", ["same", "unknown", "plan_diverged"])

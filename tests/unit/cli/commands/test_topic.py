@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+import attrs
 import pytest
 from logkit import (
     CREATE_TIME,
@@ -22,8 +23,15 @@ from kafka_marshal.admin import TopicReport
 from kafka_marshal.admin_reset import UpgradePlan
 from kafka_marshal.altering import plan_alter
 from kafka_marshal.kafka_io.topic_rules import ClusterInfo, Problem, TopicDescription
+from kafka_marshal.protocol.layout_steps import Progress
+from kafka_marshal.resize_plan import Move, Obstacle, ResizePlan
 from kafka_marshal_cli.assembly import app
-from kafka_marshal_cli.commands.topic import judge, layout_rows, topic_answer
+from kafka_marshal_cli.commands.topic import (
+    change_facts,
+    judge,
+    layout_rows,
+    topic_answer,
+)
 from kafka_marshal_cli.shared import Call
 
 CLUSTER = ClusterInfo("cluster", 1, ())
@@ -221,6 +229,83 @@ def test_a_topic_is_altered_only_with_execute(monkeypatch, words, expected):
     assert shown.exit_code == 0, shown.output
 
 
+def progress(**changes):
+    zero = dict.fromkeys(attrs.fields_dict(Progress), 0)
+    return Progress(**(zero | {"floor": None, "lagging": ()} | changes))
+
+
+@pytest.mark.parametrize("words", [[], ["--execute"], ["--timeout", "9s"]], ids=str)
+def test_the_number_of_partitions_changes_only_with_execute(monkeypatch, words):
+    calls = []
+
+    class FakeAdmin:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def resize_topic(self, count, *, on_progress, **given):
+            calls.append(given)
+            on_progress(progress(fenced_count=3, partition_count=8))
+            return ResizePlan(
+                before=config(k=4),
+                to_count=count,
+                change=None,
+                moves=(Move(source=0, target=4, key_count=2, held_count=1),),
+                obstacles=(Obstacle(reason="level", text="too low"),),
+                lagging=(("g", "c9"),),
+                partition_count=4,
+            )
+
+    monkeypatch.setattr(Call, "admin", lambda self: FakeAdmin())
+    monkeypatch.setattr(Call, "world", lambda self, **_: world(Log()))
+    line = ["topic", "resize", "--partitions", "8", *words]
+    outcome = CliRunner().invoke(app, [*line, "-o", "json"])
+    assert outcome.exit_code == 0, outcome.output
+    found = json.loads(outcome.stdout)
+    assert calls == [
+        {
+            "execute": "--execute" in words,
+            "ignore_members": False,
+            "timeout_ms": 9_000 if "--timeout" in words else None,
+        }
+    ]
+    assert found["is_executed"] == ("--execute" in words)
+    assert (found["from_count"], found["to_count"]) == (4, 8)
+    assert (found["added_count"], found["moving_count"]) == (4, 2)
+    assert found["members_left_behind"] == ["g/c9"]
+    assert found["moves"][0]["target"] == 4
+    assert "fences 3/8" in outcome.stderr
+    assert ("nothing was written" in outcome.stderr) != ("--execute" in words)
+    assert CliRunner().invoke(app, line).exit_code == 0
+
+
+def test_the_number_that_the_topic_has_is_nothing_to_do(monkeypatch):
+    class FakeAdmin:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def resize_topic(self, count, **_):
+            return ResizePlan(
+                before=config(k=8),
+                to_count=count,
+                change=None,
+                moves=(),
+                obstacles=(),
+                lagging=(),
+                partition_count=8,
+            )
+
+    monkeypatch.setattr(Call, "admin", lambda self: FakeAdmin())
+    monkeypatch.setattr(Call, "world", lambda self, **_: world(Log()))
+    outcome = CliRunner().invoke(app, ["topic", "resize", "--partitions", "8"])
+    assert "has 8 coordinating partitions already" in outcome.stderr
+
+
 def test_an_open_change_of_the_count_is_shown():
     source, epoch, _ = source_log()
     source.append(release(epoch))
@@ -232,6 +317,11 @@ def test_an_open_change_of_the_count_is_shown():
         world=world(source, target),
         problems=(),
     )
+    change = answer.facts["change"]
+    assert (change["operation"], change["to_count"]) == (OP.hex(), 2)
+    assert (change["fenced_count"], change["imported_count"]) == (2, 1)
+    assert (change["waits"], change["lagging"]) == ([], [])
+    assert change_facts(world(Log())) is None
     partitions, layout = answer.sections
     assert len(partitions.rows) == 2
     shown = {

@@ -102,7 +102,7 @@ def test_producer_is_idempotent_and_in_order():
     assert writer_config(writer_timeouts(2_000)) == {
         "acks": "all",
         "enable.idempotence": True,
-        "linger.ms": 2,
+        "linger.ms": 0.5,
         "compression.type": "none",
         "request.timeout.ms": 500,
         "socket.timeout.ms": 750,

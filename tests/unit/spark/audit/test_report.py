@@ -44,13 +44,13 @@ def test_values_are_escaped_and_plots_are_not():
     assert "&lt;script&gt;" in text
     assert text.count("<svg></svg>") == 4
     assert "1,234,567 records" in text
-    assert "All 8 hold: overlap, tokens_grow" in " ".join(text.split())
+    assert "All 9 hold: overlap, tokens_grow" in " ".join(text.split())
 
 
 def test_findings_are_shown_with_rows_and_query():
     finding = Finding(OVERLAP, 21, ({"client_id": HOSTILE, "start_offset": 5},))
     text = page(values(findings=[finding], ranged="from_ms 5"), PLOTS)
-    assert "1 of 8 are broken" in text
+    assert "1 of 9 are broken" in text
     assert "overlap: 21 rows" in " ".join(text.split())
     assert "LEAD(start_offset)" in text
     assert "from_ms 5" in text

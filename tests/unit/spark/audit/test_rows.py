@@ -9,6 +9,9 @@ from logkit import (
     claim,
     config,
     ident,
+    imported,
+    layout_fence,
+    layout_import,
     messages,
     pause,
     release,
@@ -49,7 +52,18 @@ def played():
     append(replace(pause(log.now_ms + 50), tags=person_to_tags("ada")))
     append(release(epoch, 10), after=100)
     append(claim("c2"), after=10)
+    rows.extend(moved())
     return log, historian, rows
+
+
+def moved():
+    """Return the rows of a key that comes from another coordinating partition."""
+    log, historian, rows = Log(1, configured=False), Historian(), []
+    for record in (layout_fence(2), layout_import(imported(position=7))):
+        transitions = log.append(record)
+        entry = log.entries[-1]
+        rows += historian.take(log.state, entry, transitions=transitions)
+    return rows
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,316 @@
+"""Takes part in a change of the partition count, also if its admin died (PROTOCOL 10).
+
+Any member may write what comes next: the fence in a partition that lacks it, imports of
+final keys, what ends the imports and the change. An owner imports the keys that it has
+released at once, and a member the free keys that it wants after some milliseconds. All
+others wait for a while, since another process will probably be faster. What comes twice
+does no harm: it is judged again.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from enum import IntEnum
+from functools import partial
+from typing import TYPE_CHECKING
+
+import attrs
+
+from kafka_marshal.errors import CoordinationError
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
+from kafka_marshal.protocol.layout_steps import (
+    Change,
+    Fields,
+    Import,
+    Moving,
+    Reading,
+    Steps,
+    done_of,
+    fence_of,
+    final_of,
+    grouped,
+    groups_import_of,
+    import_of,
+    next_steps,
+    read,
+)
+from kafka_marshal.protocol.records import Record
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.types import Key
+
+from .context import Context
+from .session import Session
+
+if TYPE_CHECKING:
+    from kafka_marshal.ports import Pending
+
+SOON_MS_MAX = 50
+"""How long a member waits at most before it imports a free key that it wants."""
+SOON_PART = 10  # of an interval, if that is less
+PATIENT_FACTOR = 10  # of that, for steps that an admin writes if it lives
+REST_PART = 4  # of an interval: how long a process waits at least that needs nothing
+READ_ADDED_MS_MAX = 10_000
+RETRY_MS = 500
+COST_FACTOR = 4  # steps are computed in a fifth of the time at most
+
+_Place = tuple[str, int, int]
+"""Kind of a step, the partition that it is written to, and its source or -1."""
+_Make = Callable[..., Record]
+
+
+class _Need(IntEnum):
+    """How much this process needs a step."""
+
+    AT_ONCE = 0
+    SOON = 1
+    LATER = 2
+    REST = 3
+
+
+@attrs.frozen
+class _Task:
+    """A step that this process writes unless another one does.
+
+    Attributes:
+        need: How much it needs it.
+        due_ms: Local time at which it is written.
+        makes: Its records, from their sender.
+    """
+
+    need: _Need
+    due_ms: int
+    makes: Sequence[_Make]
+
+
+class LayoutChange:
+    """Writes the next records of an open change. Called under the engine's lock."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._moving = Moving()
+        self._tasks: dict[_Place, _Task] = {}
+        # Keys that this process has released and not seen imported.
+        self._released: set[Key] = set()
+        # Local time at which this process wrote an import of each key.
+        self._imported_ms: dict[Key, int] = {}
+        self._seen: tuple[int, ...] = ()
+        self._look_at_ms = 0
+        self._torn: bytes | None = None
+        self._incarnation = b""
+        self._seq = 0
+
+    def on_released(self, key: Key) -> None:
+        """Note that a key of this process was released, as its partition shows."""
+        if self._context.has_layout:
+            self._released.add(key)
+
+    def next_due_ms(self) -> int | None:
+        """Return when the next step is due, None without one."""
+        return min((task.due_ms for task in self._tasks.values()), default=None)
+
+    def drive(self, now_ms: int, *, sessions: Collection[Session]) -> None:
+        """Write what is due.
+
+        Args:
+            now_ms: Local time.
+            sessions: The sessions of the engine; without one that lives it only reads.
+        """
+        places = self._context.places
+        if not places.has_layouts:
+            if self._seen:
+                self._forget()
+            return
+        alive = [each for each in sessions if each.failure is None]
+        if not alive:
+            return
+        client_id = min(each.claimant.owner.client_id for each in alive)
+        if self._is_due(now_ms):
+            reading = self._read(now_ms)
+            if reading is not None:
+                self._look(reading, alive, now_ms)
+            now_ms, began_ms = self._context.now_ms, now_ms
+            self._look_at_ms = now_ms + COST_FACTOR * (now_ms - began_ms)
+        self._write_due(now_ms, client_id)
+
+    def _forget(self) -> None:
+        """Forget a change that has ended everywhere."""
+        self._moving = Moving()
+        self._tasks.clear()
+        self._released.clear()
+        self._imported_ms.clear()
+        self._seen = ()
+        self._context.places.is_torn = False
+
+    def _is_due(self, now_ms: int) -> bool:
+        """Return whether to look: a log has moved on, or log time may have passed."""
+        replicas = self._context.replicas
+        phase = now_ms // max(1, self._soon_ms)
+        seen = (phase, *(each.world.next_offset for each in replicas.values()))
+        if now_ms < self._look_at_ms or seen == self._seen:
+            return False
+        self._seen = seen
+        return True
+
+    def _read(self, now_ms: int) -> Reading | None:
+        replicas = self._context.replicas
+        return read(
+            {t: each.world for t, each in replicas.items()},
+            unread=self._context.rebuilding,
+            elapsed_ms={t: each.elapsed_ms(now_ms) for t, each in replicas.items()},
+            moving=self._moving,
+        )
+
+    def _look(self, reading: Reading, sessions: Sequence[Session], now_ms: int) -> None:
+        """Find the next steps, and decide when this process writes each."""
+        is_between = self._context.places.is_between
+        self._released = {key for key in self._released if is_between(key)}
+        steps = next_steps(reading, wanted=self._released)
+        self._note_torn(steps)
+        change = steps.change
+        found: dict[_Place, tuple[_Need, list[_Make]]] = {}
+        for t in steps.fences:
+            found["fence", t, -1] = _Need.LATER, [partial(fence_of, change)]
+        for t in steps.nudges:
+            found["nudge", t, -1] = _Need.LATER, [partial(fence_of, change)]
+        for group in steps.groups:
+            place = ("groups", group.target, group.source)
+            _, makes = found.setdefault(place, (_Need.LATER, []))
+            makes.append(partial(groups_import_of, change, group))
+        for done in steps.dones:
+            place = ("done", done.target, done.source)
+            found[place] = _Need.LATER, [partial(done_of, change, done)]
+        for final in steps.finals:
+            place = ("final", final.partition, -1)
+            found[place] = _Need.REST, [partial(final_of, final)]
+        for (target, source), keys in self._fresh(steps.imports, now_ms).items():
+            state = reading.known[source]
+            need = min(self._need(key, state, sessions) for key in keys)
+            found["import", target, source] = (
+                need,
+                [
+                    partial(self._import, change, each)
+                    for each in grouped(state, keys, target=target)
+                ],
+            )
+        self._tasks = {
+            place: self._task(place, need, makes, now_ms=now_ms)
+            for place, (need, makes) in found.items()
+        }
+
+    def _task(
+        self, place: _Place, need: _Need, makes: Sequence[_Make], *, now_ms: int
+    ) -> _Task:
+        """Return a step with its time, which was drawn when it was found first."""
+        before = self._tasks.get(place)
+        if before is not None and before.need <= need:
+            return attrs.evolve(before, makes=makes)
+        return _Task(need, now_ms + self._delay_ms(need), makes)
+
+    def _delay_ms(self, need: _Need) -> int:
+        interval_ms = self._context.heartbeat_interval_ms
+        below, soon_ms = self._context.ports.entropy.below, self._soon_ms
+        if need is _Need.AT_ONCE:
+            return 0
+        if need is _Need.SOON:
+            return below(soon_ms + 1)
+        if need is _Need.LATER:
+            return soon_ms + below(PATIENT_FACTOR * soon_ms + 1)
+        least_ms = interval_ms // REST_PART
+        return least_ms + below(interval_ms - least_ms)
+
+    @property
+    def _soon_ms(self) -> int:
+        interval_ms = self._context.heartbeat_interval_ms
+        return max(1, min(interval_ms // SOON_PART, SOON_MS_MAX))
+
+    def _fresh(
+        self, imports: Sequence[Import], now_ms: int
+    ) -> dict[tuple[int, int], list[Key]]:
+        """Return the keys to import by target and source, without those on their way.
+
+        An append ends within half an interval.
+        """
+        since_ms = now_ms - self._context.heartbeat_interval_ms // 2
+        found: dict[tuple[int, int], list[Key]] = {}
+        for each in imports:
+            for key in each.keys:
+                if self._imported_ms.get(key, since_ms) <= since_ms:
+                    found.setdefault((each.target, each.source), []).append(key)
+        return found
+
+    def _need(self, key: Key, state: WorldState, sessions: Sequence[Session]) -> _Need:
+        """Return how much this process needs the import of a final key."""
+        if key in self._released:
+            return _Need.AT_ONCE
+        mine = [each for each in sessions if each.claimant.group_id == key.group_id]
+        handoff = state.keys[key].handoff
+        if handoff is not None and state.now_ms < handoff[1]:
+            # Its last owner imports it.
+            names = {each.claimant.owner.client_id for each in mine}
+            return _Need.SOON if handoff[0] in names else _Need.REST
+        is_wanted = any(each.is_wanted(key) for each in mine)
+        return _Need.SOON if is_wanted else _Need.REST
+
+    def _import(self, change: Change, step: Import, *, sender: Fields) -> Record:
+        self._imported_ms.update(dict.fromkeys(step.keys, self._context.now_ms))
+        return import_of(change, step, sender=sender)
+
+    def _note_torn(self, steps: Steps) -> None:
+        places, op_id = self._context.places, steps.change.op_id
+        places.is_torn = steps.is_torn
+        if steps.is_torn and self._torn != op_id:
+            self._torn = op_id
+            fields = {"op_id": op_id.hex(), "generation": steps.change.generation}
+            self._context.observe("layout_torn", fields)
+
+    def _write_due(self, now_ms: int, client_id: str) -> None:
+        again_ms = now_ms + max(1, self._context.heartbeat_interval_ms // 2)
+        for place, task in self._tasks.items():
+            if now_ms < task.due_ms or not self._context.is_written_to(place[1]):
+                continue
+            self._tasks[place] = attrs.evolve(task, due_ms=again_ms)
+            for make in task.makes:
+                record = make(sender=self._sender(client_id))
+                self._context.ports.log.append(place[1], encode(record))
+
+    def _sender(self, client_id: str) -> Fields:
+        if not self._incarnation:
+            self._incarnation = self._context.ports.entropy.random_bytes(16)
+        self._seq += 1
+        return {
+            "client_id": client_id,
+            "group_id": CHECKPOINT_GROUP,
+            "incarnation": self._incarnation,
+            "seq": self._seq,
+        }
+
+
+class AddedPartitions:
+    """Has the log read partitions that the Config names and the log lacks.
+
+    Looked up in the background; called under the engine's lock.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._call: Pending[None] | None = None
+        self._due_ms = 0
+
+    def drive(self, now_ms: int) -> None:
+        """Begin a look-up when needed, again if that failed."""
+        call, log = self._call, self._context.ports.log
+        if call is not None:
+            if not call.done():
+                return
+            self._call = None
+            error = call.exception(0)
+            if isinstance(error, CoordinationError):
+                self._context.observe("log_poll_failed", {"error": error})
+                self._due_ms = now_ms + RETRY_MS
+        count = self._context.settled.partition_count
+        if log.partition_count >= count or now_ms < self._due_ms:
+            return
+        # The next poll begins to read them.
+        self._due_ms = now_ms + RETRY_MS
+        self._call = self._context.ports.background.submit(
+            partial(log.read_added, count, timeout_ms=READ_ADDED_MS_MAX)
+        )

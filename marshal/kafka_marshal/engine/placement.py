@@ -1,0 +1,155 @@
+"""Where each key is judged while the partition count changes (PROTOCOL 10).
+
+A key that moves is that of its source until its target knows it, or has nothing left to
+import from there. In between, nobody can claim it.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from kafka_marshal.protocol.hashing import (
+    RESERVED_TOPICS,
+    coordinating_partition,
+    home_partition,
+)
+from kafka_marshal.protocol.records import Config
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.types import Key
+
+from .replica import Replica
+
+
+class Placement:
+    """Places the keys and groups of one engine. Used under its lock.
+
+    Attributes:
+        from_count: The count before, while a change is open in any partition; None
+            otherwise. Then a key costs one look-up.
+        is_torn: Whether partitions show two changes of one generation: nobody claims.
+        has_layouts: Whether any partition has a layout, maybe one of an earlier change.
+    """
+
+    __slots__ = (
+        "_before",
+        "_count",
+        "_generation",
+        "_now",
+        "_replicas",
+        "from_count",
+        "has_layouts",
+        "is_torn",
+    )
+
+    def __init__(self, replicas: Mapping[int, Replica]) -> None:
+        self._replicas = replicas
+        self._count = 0
+        self._generation = 0
+        self.from_count: int | None = None
+        self.is_torn = False
+        self.has_layouts = False
+        self._now: dict[Key, int] = {}
+        self._before: dict[Key, int] = {}
+
+    def follow(self, config: Config) -> bool:
+        """Place keys by a Config; return whether a change began, went on or ended.
+
+        Called whenever a Config or a layout of any partition may have changed.
+        """
+        worlds = [each.world for each in self._replicas.values()]
+        laid = [world for world in worlds if world.layout is not None]
+        self.has_layouts = bool(laid)
+        before = (self._count, self.from_count)
+        self._generation = config.generation
+        self.from_count = None
+        for world in laid:
+            layout = world.layout
+            if layout is not None and self._is_fenced(world):
+                self.from_count = layout.from_count
+        if self._count != config.partition_count:
+            self._count = config.partition_count
+            self._now.clear()
+        if before != (self._count, self.from_count):
+            self._before.clear()
+            return True
+        return False
+
+    def partition_of(self, key: Key) -> int:
+        """Return the partition that knows a key, else that of its next claim."""
+        place = self._now.get(key)
+        if place is None:
+            if key.topic in RESERVED_TOPICS:
+                return key.partition
+            place = _place(key, self._count)
+            self._now[key] = place
+        if self.from_count is None:
+            return place
+        source = self._source_of(key, place)
+        if source is None or self._has_moved(key, source, place):
+            return place
+        return source if key in self._replicas[source].world.keys else place
+
+    def is_between(self, key: Key) -> bool:
+        """Return whether nobody can claim a key until it is imported (PROTOCOL 10.3).
+
+        Or until its target knows that there is nothing to import.
+        """
+        if self.from_count is None or key.topic in RESERVED_TOPICS:
+            return False
+        place = self._now.get(key)
+        if place is None:
+            place = self._now[key] = _place(key, self._count)
+        source = self._source_of(key, place)
+        return source is not None and not self._has_moved(key, source, place)
+
+    def homes_of(self, group_id: str) -> tuple[int, ...]:
+        """Return the homes of a group: that of the Config first, then that before."""
+        home = home_partition(group_id, partition_count=self._count)
+        if self.from_count is None:
+            return (home,)
+        before = home_partition(group_id, partition_count=self.from_count)
+        return (home,) if before == home else (home, before)
+
+    def _source(self, key: Key) -> int:
+        assert self.from_count is not None
+        source = self._before.get(key)
+        if source is None:
+            source = self._before[key] = _place(key, self.from_count)
+        return source
+
+    def _source_of(self, key: Key, place: int) -> int | None:
+        """Return where a key comes from, None if it stays."""
+        source = self._source(key)
+        return None if source == place else source
+
+    def _has_moved(self, key: Key, source: int, place: int) -> bool:
+        world = self._replicas[place].world
+        if not self._is_fenced(world):
+            return False  # what it may know is of an earlier life
+        return key in world.keys or _has_all(world, source)
+
+    def _is_fenced(self, world: WorldState) -> bool:
+        config = world.config
+        return config is not None and config.generation >= self._generation
+
+
+def _has_all(target: WorldState, source: int) -> bool:
+    """Return whether a target has nothing left to import from a source."""
+    if target.layout is None:
+        return True
+    found = target.layout.source(source)
+    return found is not None and found.done_ms is not None
+
+
+def _place(key: Key, count: int) -> int:
+    return coordinating_partition(*key.topic_partition, partition_count=count)
+
+
+def newest(config: Config, worlds: Iterable[WorldState]) -> Config:
+    """Return the Config with the highest generation, of the same log.
+
+    That of partition 0, unless its log has lost the end: others may have more.
+    """
+    for world in worlds:
+        other = world.config
+        if other is not None and other.format_id == config.format_id:
+            config = max(config, other, key=lambda each: each.generation)
+    return config

@@ -1,0 +1,298 @@
+"""Record batches that stay as they were fetched until their records are handed out.
+
+``native/records.c`` checks a batch once and notes where each record begins. After that
+the offset of any record is known without reading it, and records are cut out of the
+bytes when the application gets them. Without the compiled functions, and for a batch
+that they leave, records are parsed when they are fetched.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from importlib.util import find_spec
+from itertools import repeat
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import attrs
+import msgspec
+
+from kafka_marshal.kafka_io.record_batches import APPEND_TIME, HEADER_BYTES, Header
+from kafka_marshal.native import compiled
+from kafka_marshal.ports import Piece, Record, Records
+from kafka_marshal.protocol.types import OFFSET_MAX, OffsetRange, Token
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_GZIP, _SNAPPY, _LZ4, _ZSTD = 1, 2, 3, 4
+# Fields of ``native/records.c``; offsets need none.
+_FIELDS = {"key": 0, "value": 1, "timestamp_ms": 2, "headers": 3}
+# Of each record in an index.
+_INDEX_BYTES = 4
+_offset = attrgetter("offset")
+_value = attrgetter("value")
+_key = attrgetter("key")
+_timestamp = attrgetter("timestamp")
+_timestamp_type = attrgetter("timestamp_type")
+_headers = attrgetter("headers")
+
+
+class Origin(NamedTuple):
+    """Where the records of a batch come from; the leader epoch is -1 if unknown."""
+
+    topic: str
+    partition: int
+    leader_epoch: int
+
+
+class ParsedRecord(Record, msgspec.Struct, frozen=True, gc=False):
+    """A record that was made of fetched bytes, which it does not retain."""
+
+    offset: int
+    value: bytes | None
+    token: Token | None
+    key: bytes | None
+    timestamp_ms: int
+    timestamp_type: int
+    headers: tuple[tuple[str, bytes], ...]
+    _origin: Origin
+
+    @property
+    def topic(self) -> str:
+        """Data topic."""
+        return self._origin.topic
+
+    @property
+    def partition(self) -> int:
+        """Data partition."""
+        return self._origin.partition
+
+    @property
+    def leader_epoch(self) -> int | None:
+        """Leader epoch of the batch, or None."""
+        epoch = self._origin.leader_epoch
+        return epoch if epoch >= 0 else None
+
+
+def parsed_records(
+    sources: Sequence[Any], token: Token | None, *, origin: Origin
+) -> Iterator[Record]:
+    """Make records from those of a parser, which are not retained."""
+    headers = list(map(_headers, sources))
+    # All callables are built in: no Python frame per record.
+    return map(
+        ParsedRecord,
+        map(_offset, sources),
+        map(_value, sources),
+        repeat(token),
+        map(_key, sources),
+        map(_timestamp, sources),
+        map(_timestamp_type, sources),
+        map(tuple, headers) if any(headers) else repeat(()),
+        repeat(origin),
+    )
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class PackedBatch:
+    """A sound record batch without gaps, and where its records begin.
+
+    Attributes:
+        origin: Where it comes from.
+        base: Offset of the first record.
+        first_ms: What the times of the records count from.
+        append_ms: Log append time, if the topic uses it.
+        data: Its records, decompressed.
+        index: Where each record begins, as ``native/records.c`` writes it.
+        has_headers: Whether a record has headers.
+    """
+
+    origin: Origin
+    base: int
+    first_ms: int
+    append_ms: int | None
+    data: Any
+    index: bytes
+    has_headers: bool
+
+    @property
+    def count(self) -> int:
+        """Number of its records."""
+        return len(self.index) // _INDEX_BYTES
+
+    def bytes_of(self, start: int, stop: int) -> memoryview:
+        """Return the bytes of records, counted from the first one of the batch."""
+        starts = memoryview(self.index).cast("i")
+        end = starts[stop] if stop < len(starts) else len(self.data)
+        return memoryview(self.data)[starts[start] : end]
+
+
+class PackedPiece(NamedTuple):
+    """Records of a batch, counted from its first one: ``start <= at < stop``.
+
+    See ``ports.Piece``.
+    """
+
+    batch: PackedBatch
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """Number of records."""
+        return self.stop - self.start
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last record."""
+        return self.batch.base + self.stop - 1
+
+    def offset_at(self, index: int) -> int:
+        """Return the offset of a record."""
+        return self.batch.base + self.start + index
+
+    def index_of(self, offset: int) -> int:
+        """Return the index of the first record from an offset on."""
+        return max(0, offset - self.batch.base - self.start)
+
+    def cut(self, start: int, stop: int) -> "PackedPiece":
+        """Return a part of it."""
+        return PackedPiece(self.batch, self.start + start, self.start + stop)
+
+    def column(self, name: str) -> list[Any]:
+        """Return one field of its records, or ``headers``."""
+        assert compiled is not None
+        batch = self.batch
+        if name == "offset":
+            return list(range(self.offset_at(0), self.last_offset + 1))
+        if name == "timestamp_ms" and batch.append_ms is not None:
+            return [batch.append_ms] * self.size
+        found: list[Any] = compiled.read_column(
+            batch.data,
+            batch.index,
+            self.start,
+            self.stop,
+            _FIELDS[name],
+            batch.first_ms,
+        )
+        return found
+
+    def records(self, token: Token | None) -> Iterator[Record]:
+        """Make its records."""
+        batch = self.batch
+        return map(
+            ParsedRecord,
+            range(self.offset_at(0), self.last_offset + 1),
+            self.column("value"),
+            repeat(token),
+            self.column("key"),
+            self.column("timestamp_ms"),
+            repeat(0 if batch.append_ms is None else 1),
+            self.column("headers") if batch.has_headers else repeat(()),
+            repeat(batch.origin),
+        )
+
+    def join(self, other: Piece) -> "PackedPiece | None":
+        """Return both as one if they are parts of one batch."""
+        if not isinstance(other, PackedPiece) or other.batch is not self.batch:
+            return None
+        if other.start != self.stop:
+            return None
+        return PackedPiece(self.batch, self.start, other.stop)
+
+
+def pack(raw: memoryview, header: Header, *, origin: Origin) -> PackedBatch | None:
+    """Return a batch of format 2 with an index; None for one that is to be parsed.
+
+    Args:
+        raw: The batch, whose checksum was compared.
+        header: Its header.
+        origin: Where it comes from.
+    """
+    end = header.base_offset + header.records_count
+    if compiled is None or not 0 <= header.base_offset < end <= OFFSET_MAX:
+        return None
+    data: Any = raw[HEADER_BYTES:]
+    if header.codec:
+        data = _decompressed(header.codec, data)
+        if data is None:
+            return None
+    found = compiled.index_records(data, header.records_count, header.first_ms)
+    if found is None:
+        return None
+    index, has_headers = found
+    is_appended = bool(header.attributes & APPEND_TIME)
+    return PackedBatch(
+        origin=origin,
+        base=header.base_offset,
+        first_ms=header.first_ms,
+        append_ms=header.last_ms if is_appended else None,
+        data=data,
+        index=index,
+        has_headers=bool(has_headers),
+    )
+
+
+@cache
+def _codecs() -> dict[int, Callable[[Any], bytes]]:
+    try:
+        from aiokafka import codec
+    except ImportError:
+        return {}
+    return {
+        _GZIP: codec.gzip_decode,
+        _SNAPPY: codec.snappy_decode,
+        _LZ4: codec.lz4_decode,
+        _ZSTD: codec.zstd_decode,
+    }
+
+
+def _decompressed(codec: int, data: memoryview) -> bytes | None:
+    """Return the records of a compressed batch; None if a parser has to try."""
+    decode = _codecs().get(codec)
+    if decode is None:
+        return None
+    try:
+        return decode(data)
+    except Exception:  # noqa: BLE001 - the parser raises the error
+        return None
+
+
+def to_arrow(records: Records) -> "pa.RecordBatch | None":
+    """Return the columns of ``Batch.to_arrow``; None to make them of lists.
+
+    Raises:
+        ImportError: pyarrow is not installed.
+    """
+    pieces = [each for each in records.pieces if isinstance(each, PackedPiece)]
+    if len(pieces) < len(records.pieces) or find_spec("numpy") is None:
+        return None
+    import pyarrow as pa
+
+    from kafka_marshal.kafka_io.columns import Batch, to_columns
+
+    found = to_columns(
+        [
+            Batch(
+                base=each.batch.base,
+                size=each.size,
+                first_ms=each.batch.first_ms,
+                append_ms=each.batch.append_ms,
+                data=each.batch.bytes_of(each.start, each.stop),
+            )
+            for each in pieces
+        ],
+        OffsetRange(0, OFFSET_MAX),
+        with_headers=False,
+    )
+    if found is None:
+        return None
+    times = pa.array(found.times_ms, pa.int64())
+    return pa.record_batch(
+        {
+            "offset": pa.array(found.offsets, pa.int64()),
+            "timestamp": times.cast(pa.timestamp("ms", "UTC")),
+            "key": found.keys,
+            "value": found.values,
+        }
+    )

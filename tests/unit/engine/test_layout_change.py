@@ -1,0 +1,421 @@
+"""How members take part in a change of the partition count (PROTOCOL 10)."""
+
+import msgspec
+import pytest
+from countkit import (
+    Reading,
+    fence_to,
+    is_over,
+    level_two,
+    moving,
+    owners,
+    resize,
+    worlds,
+)
+from enginekit import (
+    ALO,
+    AMO,
+    HARD_MS,
+    H,
+    fold,
+    held_by,
+    lines,
+    spec,
+    write,
+)
+from logkit import direct, imported, layout_import, settings
+
+from kafka_marshal.protocol.hashing import home_partition
+from kafka_marshal.protocol.layout import place_of
+from kafka_marshal.protocol.records import (
+    ClaimingPartition,
+    LayoutDone,
+    LayoutFence,
+    LayoutFinal,
+    LayoutImport,
+    Member,
+    ReleasingPartition,
+)
+
+
+def fleet(names="ab", before=2, *, delivery=ALO, records=20, **rest):
+    """Return a cluster whose nodes hold all eight keys, and read them."""
+    cluster = level_two(before, records=[records] * 8)
+    readings = [Reading(cluster, name, delivery=delivery, **rest) for name in names]
+    share = 8 // len(names)
+    cluster.run_until(lambda: all(held_by(r.node, share)() for r in readings), 5 * H)
+    return cluster, readings
+
+
+def run_until_over(cluster, readings, *, generation=2, within_ms=4 * H):
+    cluster.run_until(
+        lambda: goes_on(readings) and is_over(cluster, generation), within_ms
+    )
+
+
+def goes_on(readings):
+    for reading in readings:
+        reading.step()
+    return True
+
+
+def of_kind(cluster, kind, effect=None):
+    """Return the partition and line of each record of a kind."""
+    return [
+        (t, line)
+        for t in range(len(cluster.kafka.topic("__marshal").partitions))
+        for line in lines(cluster, t)
+        if isinstance(line.record, kind)
+        and (effect is None or line.transition.effect == effect)
+    ]
+
+
+@pytest.mark.parametrize("delivery", [ALO, AMO])
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (2, 8), (1, 2)])
+def test_moving_keys_stay_with_their_owner_and_their_position(before, after, delivery):
+    cluster, readings = fleet(before=before, delivery=delivery)
+    goes_on(readings)
+    who = owners(cluster)
+    moved = moving(before, after)
+    assert moved
+    tokens = {
+        key: reading.node.session.holdings[key].claim.token
+        for reading in readings
+        for key in reading.node.held
+    }
+    resize(cluster, after)
+    run_until_over(cluster, readings)
+    cluster.run(H)
+    goes_on(readings)
+    assert owners(cluster) == who
+    for reading in readings:
+        assert reading.lost == []
+        for key, holding in reading.node.held.items():
+            assert holding.coordinator == place_of(key, partition_count=after)
+            assert (holding.claim.token > tokens[key]) == (key in moved)
+            assert (holding.claim.token == tokens[key]) == (key not in moved)
+    seen = sorted(each for reading in readings for each in reading.offsets)
+    assert seen == [(n, offset) for n in range(8) for offset in range(20)]
+
+
+def test_each_moving_key_costs_one_release_and_one_claim():
+    cluster, readings = fleet()
+    goes_on(readings)
+    cluster.run(200)
+    count = len(of_kind(cluster, ClaimingPartition))
+    released = len(of_kind(cluster, ReleasingPartition))
+    resize(cluster, 4)
+    run_until_over(cluster, readings)
+    moved = len(moving(2, 4))
+    assert len(of_kind(cluster, ClaimingPartition)) == count + moved
+    assert len(of_kind(cluster, ReleasingPartition)) == released + moved
+    assert len(of_kind(cluster, LayoutImport, "imported")) == moved
+    assert len(of_kind(cluster, LayoutFence, "layout_fenced")) == 4
+    assert len(of_kind(cluster, LayoutDone, "layout_done")) == 2
+    assert len(of_kind(cluster, LayoutFinal, "layout_final")) == 4
+
+
+def test_the_owner_claims_a_key_again_within_round_trips():
+    cluster, (reading,) = fleet("a")
+    goes_on([reading])
+    fence = fence_to(cluster, 4)
+    for t in range(4):  # by an admin that lives
+        write(cluster, fence, t)
+    at_ms = cluster.clock.now_ms()
+    ours = dict.fromkeys(range(8), "a")
+    cluster.run_until(lambda: goes_on([reading]) and owners(cluster) == ours, H)
+    assert cluster.clock.now_ms() - at_ms <= 200
+
+
+def test_the_application_sees_a_release_and_a_claim():
+    cluster, (reading,) = fleet("a")
+    goes_on([reading])
+    reading.seen.clear()
+    resize(cluster, 4)
+    run_until_over(cluster, [reading])
+    goes_on([reading])
+    moved = {key.topic_partition for key in moving(2, 4)}
+    assert {each for what, each in reading.seen if what == "lost"} == moved
+    assert {each for what, each in reading.seen if what == "claimed"} == moved
+
+
+def test_a_slow_handler_keeps_only_its_own_partition():
+    cluster, (reading,) = fleet("a")
+    (slow, *others) = moving(2, 4)
+    reading.skipped = {slow.partition}  # it never commits these
+    goes_on([reading])
+    resize(cluster, 4)
+    holdings = reading.node.session.holdings
+
+    def have_moved():
+        goes_on([reading])
+        return all(
+            key in reading.node.held
+            and holdings[key].coordinator == place_of(key, partition_count=4)
+            for key in others
+        )
+
+    cluster.run_until(have_moved, HARD_MS // 2)
+    source = place_of(slow, partition_count=2)
+    assert slow in reading.node.held
+    assert holdings[slow].coordinator == source
+    # As in a pause it ends with its lease at last, and starts at the position.
+    run_until_over(cluster, [reading])
+    assert owners(cluster)[slow.partition] == "a"
+    assert cluster.nodes[0].session.holdings[slow].position == 0
+
+
+def test_keys_of_a_dead_owner_pass_to_others():
+    cluster, readings = fleet()
+    goes_on(readings)
+    dead, alive = readings
+    cluster.run(100)
+    cluster.crash(dead.node)
+    resize(cluster, 4)
+    at_ms = cluster.clock.now_ms()
+    cluster.run_until(lambda: goes_on([alive]) and len(alive.node.held) == 8, 4 * H)
+    assert cluster.clock.now_ms() - at_ms <= 2 * H + H // 2
+    run_until_over(cluster, [alive], within_ms=12 * H)
+    assert owners(cluster) == dict.fromkeys(range(8), "b")
+
+
+def test_what_a_dead_owner_leaves_on_an_idle_partition_passes_too():
+    """Nobody appends there: who waits moves log time by the fence."""
+    cluster, (dead,) = fleet("a", before=4)
+    goes_on([dead])
+    cluster.crash(dead.node)
+    resize(cluster, 2)
+    alive = Reading(cluster, "b")
+    cluster.run_until(lambda: goes_on([alive]) and len(alive.node.held) == 8, 5 * H)
+    run_until_over(cluster, [alive], within_ms=12 * H)
+    assert owners(cluster) == dict.fromkeys(range(8), "b")
+
+
+def test_keys_of_nobody_are_imported_soon():
+    cluster, (reading,) = fleet("a")
+    goes_on([reading])
+    reading.node.leave()
+    cluster.run_until(lambda: reading.node.has_left, H)
+    cluster.fill("other", [1])
+    later = Reading(cluster, "b", "other")
+    free = [owner for owner in owners(cluster).values() if owner is None]
+    assert len(free) == 8
+    resize(cluster, 4)
+    run_until_over(cluster, [later])
+    again = Reading(cluster, "c")
+    cluster.run_until(lambda: goes_on([again]) and len(again.node.held) == 8, H)
+    goes_on([again])
+    assert again.offsets == []  # the positions were carried
+
+
+def test_new_keys_wait_until_nothing_is_left_to_import():
+    cluster, (reading,) = fleet("a", records=5)
+    goes_on([reading])
+    cluster.fill("u", [3] * 8)
+    resize(cluster, 4)
+    other = Reading(cluster, "b", "u")
+    cluster.run_until(
+        lambda: goes_on([reading, other]) and len(other.node.held) == 8, 2 * H
+    )
+    run_until_over(cluster, [reading, other])
+    goes_on([other])
+    assert len(other.offsets) == 24
+
+
+def test_a_member_that_starts_in_the_middle_takes_part():
+    cluster, (reading,) = fleet("a")
+    goes_on([reading])
+    resize(cluster, 4)
+    late = Reading(cluster, "b")
+    cluster.run_until(
+        lambda: goes_on([reading, late]) and len(late.node.held) == 4, 5 * H
+    )
+    run_until_over(cluster, [reading, late])
+    assert reading.lost == late.lost == []
+
+
+def test_a_member_that_was_cut_off_during_the_change_comes_back():
+    cluster, readings = fleet()
+    goes_on(readings)
+    cut, other = readings
+    cut.node.cut(is_cut=True)
+    resize(cluster, 4)
+    cluster.run_until(lambda: goes_on([other]) and len(other.node.held) == 8, 6 * H)
+    run_until_over(cluster, [other], within_ms=12 * H)
+    cluster.run(H)
+    cut.node.cut(is_cut=False)
+    cluster.run_until(lambda: goes_on(readings) and len(cut.node.held) == 4, 10 * H)
+    assert cut.node.engine.failure is None
+    assert sorted(cut.node.engine.context.replicas) == [0, 1, 2, 3]
+
+
+def test_settings_and_directives_of_groups_move_with_their_home():
+    cluster, readings = fleet(before=1)
+    until = cluster.clock.wall_ms() + 10**7
+    for group in ("g1", "g2", "g3", "g4"):
+        write(cluster, settings(group=group, grace_ms=5), 0)
+        write(cluster, direct("c9", group=group, until=until), 0)
+    write(cluster, direct("c9", group="marshal", until=until), 0)
+    cluster.run(40)
+    resize(cluster, 2)
+    run_until_over(cluster, readings)
+    states = [fold(cluster, t) for t in range(2)]
+    for group in ("g1", "g2", "g3", "g4"):
+        home = home_partition(group, partition_count=2)
+        assert states[home].settings_of(group).grace_ms == 5
+        assert len(states[home].groups[group].directives) == 1
+        assert group not in states[1 - home].groups
+    assert {len(each.groups["marshal"].directives) for each in states} == {1}
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (1, 8)])
+def test_members_that_follow_plans_keep_their_keys(before, after):
+    cluster = level_two(before, records=[20] * 8)
+    home = home_partition("g", partition_count=before)
+    write(cluster, settings(policy="planner"), home)
+    readings = [Reading(cluster, name) for name in "abc"]
+    cluster.run_until(
+        lambda: goes_on(readings) and None not in owners(cluster).values(), 9 * H
+    )
+    cluster.run(2 * H)
+    resize(cluster, after)
+    run_until_over(cluster, readings, within_ms=9 * H)
+    late = Reading(cluster, "d")
+    readings.append(late)
+    cluster.run_until(lambda: goes_on(readings) and late.node.held, 9 * H)
+    assert None not in owners(cluster).values()
+    assert all(each.node.session.failure is None for each in readings)
+    home = home_partition("g", partition_count=after)
+    state = fold(cluster, home)
+    assert state.settings_of("g").policy == "planner"
+    assert state.plan_generation("g") > 0
+
+
+def test_counts_change_again_and_again():
+    cluster, readings = fleet(records=40)
+    for number, count in enumerate((4, 8, 2, 8), start=2):
+        resize(cluster, count, op=bytes([number]) * 16, generation=number)
+        run_until_over(cluster, readings, generation=number, within_ms=6 * H)
+        goes_on(readings)
+        cluster.run(100)
+    goes_on(readings)
+    seen = sorted(each for reading in readings for each in reading.offsets)
+    assert seen == [(n, offset) for n in range(8) for offset in range(40)]
+    assert None not in owners(cluster).values()
+    assert all(reading.node.engine.failure is None for reading in readings)
+
+
+def test_members_announce_themselves_to_both_homes_while_it_is_open():
+    cluster, (reading,) = fleet("a")
+    goes_on([reading])
+    homes = reading.node.engine.context.homes_of
+    assert len(homes("g")) == 1
+    resize(cluster, 4)
+    cluster.run(200)
+    open_homes = homes("g")
+    assert len(open_homes) == len(set(open_homes))
+    run_until_over(cluster, [reading])
+    cluster.run(H)
+    (home,) = homes("g")
+    members = fold(cluster, home).live_members("g")
+    assert [member.record.client_id for member in members] == ["a"]
+    labels = {
+        line.record.labels.get("layout")
+        for _, line in of_kind(cluster, Member, "member")
+    }
+    assert labels == {"1", "2"}
+
+
+def test_a_lost_fence_of_partition_0_is_appended_again():
+    cluster, readings = fleet()
+    goes_on(readings)
+    cluster.run(100)
+    end = cluster.kafka.log(cluster.place(0)).end
+    resize(cluster, 4)
+    cluster.run_until(lambda: all(worlds(cluster)[t].layout for t in range(4)), H)
+    cluster.kafka.truncate(cluster.place(0), end=end, leader=1)
+    worlds(cluster).clear()
+    run_until_over(cluster, readings, within_ms=20 * H)
+    cluster.run_until(
+        lambda: goes_on(readings) and None not in owners(cluster).values(), 8 * H
+    )
+
+
+def test_nobody_claims_where_two_changes_have_one_generation():
+    cluster, (reading,) = fleet("a")
+    goes_on([reading])
+    before = cluster.config
+    fence = fence_to(cluster, 4)
+    cluster.config = before
+    other = fence_to(cluster, 8, op=b"other".ljust(16, b"."))
+    write(cluster, fence, 0)
+    write(cluster, other, 1)
+    cluster.run(H)
+    (event,) = reading.node.observer.named("layout_torn")
+    assert event.fields["generation"] == 2
+    count = len(of_kind(cluster, ClaimingPartition))
+    cluster.node("b", spec=spec())
+    cluster.run(4 * H)
+    assert len(of_kind(cluster, ClaimingPartition)) == count
+
+
+def test_added_partitions_are_looked_up_until_the_cluster_shows_them():
+    cluster, (reading,) = fleet("a")
+    goes_on([reading])
+    fence = fence_to(cluster, 4)
+    log, asked = reading.node.log, []
+    read_added = log.read_added
+
+    def late(count, *, timeout_ms):
+        asked.append(count)
+        log.cut = len(asked) < 3
+        try:
+            read_added(count, timeout_ms=timeout_ms)
+        finally:
+            log.cut = False
+
+    log.read_added = late
+    write(cluster, fence, 0)
+    run_until_over(cluster, [reading], within_ms=6 * H)
+    assert asked[:3] == [4, 4, 4]
+    assert len(reading.node.observer.named("log_poll_failed")) >= 2
+
+
+def test_a_member_without_the_start_of_a_log_imports_nothing():
+    cluster, (reading,) = fleet("a")
+    goes_on([reading])
+    write(cluster, b"x", 1)
+    cluster.kafka.delete_records(cluster.place(1), before=2)
+    blind = cluster.node("b")
+    resize(cluster, 4)
+    cluster.run(2 * H)
+    assert blind.engine.log_start_missing == (1,)
+    senders = {line.record.client_id for _, line in of_kind(cluster, LayoutImport)}
+    assert senders <= {"a"}
+
+
+def test_an_import_that_its_source_denies_is_reported():
+    cluster, (reading,) = fleet("a")
+    goes_on([reading])
+    reading.node.leave()
+    cluster.run_until(lambda: reading.node.has_left, H)
+    cluster.fill("other", [1])
+    later = Reading(cluster, "b", "other")
+    resize(cluster, 4)
+    key = next(k for k in moving(2, 4) if place_of(k, partition_count=4) == 3)
+    place = place_of(key, partition_count=2)
+    cluster.run_until(
+        lambda: all(worlds(cluster)[t].layout is not None for t in (place, 3)), H
+    )
+    source = worlds(cluster)[place]
+    assert key not in worlds(cluster)[3].keys, "no member has imported it yet"
+    item = imported(key, position=1)
+    forged = layout_import(item, source=source.partition)
+    forged = msgspec.structs.replace(forged, source_offset=source.next_offset)
+    write(cluster, forged, 3)
+    run_until_over(cluster, [later])
+    (found,) = later.node.observer.named("import_diverged")
+    fields = found.fields
+    assert fields["key"] == str(key)
+    assert (fields["partition"], fields["source"]) == (3, source.partition)
+    assert fields["why"] == "the source has left the key in another state"

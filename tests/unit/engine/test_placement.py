@@ -1,0 +1,135 @@
+"""Where keys and groups are, before, during and after a change of the count."""
+
+import pytest
+from logkit import Log, imported, layout_done, layout_fence, layout_final
+from logkit import layout_import as import_to
+
+from kafka_marshal.engine.placement import Placement, newest
+from kafka_marshal.engine.replica import Replica
+from kafka_marshal.protocol.checkpoints import checkpoint_key
+from kafka_marshal.protocol.hashing import home_partition
+from kafka_marshal.protocol.layout import place_of
+from kafka_marshal.protocol.types import Key
+
+BEFORE, AFTER = 2, 4
+KEYS = [Key("g", "t", number) for number in range(16)]
+MOVED = next(
+    key
+    for key in KEYS
+    if place_of(key, partition_count=BEFORE) == 0
+    and place_of(key, partition_count=AFTER) == 2
+)
+STAYING = next(
+    key
+    for key in KEYS
+    if place_of(key, partition_count=BEFORE) == place_of(key, partition_count=AFTER)
+)
+
+
+class Scene:
+    """Four partitions, and the placement that follows them."""
+
+    def __init__(self):
+        self.logs = [
+            Log(t, k=BEFORE, level=2) if t < BEFORE else Log(t, configured=False)
+            for t in range(AFTER)
+        ]
+        replicas = {}
+        for t, log in enumerate(self.logs):
+            replicas[t] = Replica(t, now_ms=0)
+            replicas[t].world = log.state
+        self.places = Placement(replicas)
+        self.follow()
+
+    def follow(self):
+        states = [log.state for log in self.logs]
+        config = newest(self.logs[0].state.config, states)
+        return self.places.follow(config)
+
+    def append(self, partition, record, effect):
+        assert self.logs[partition].outcome_of(record) == effect
+        self.follow()
+
+    def fence(self, *partitions):
+        for t in partitions:
+            self.append(t, layout_fence(AFTER, BEFORE), "layout_fenced")
+
+
+@pytest.fixture
+def scene():
+    return Scene()
+
+
+def test_keys_and_groups_are_placed_by_the_config(scene):
+    assert scene.places.partition_of(MOVED) == 0
+    assert not scene.places.is_between(MOVED)
+    (home,) = scene.places.homes_of("g")
+    assert home == home_partition("g", partition_count=BEFORE)
+    assert scene.places.partition_of(checkpoint_key(1)) == 1
+    assert not scene.follow()
+
+
+def test_a_moving_key_is_that_of_its_source_until_it_is_imported(scene):
+    scene.logs[0].claimed(key=MOVED)
+    scene.fence(0)
+    assert scene.places.partition_of(MOVED) == 0
+    assert scene.places.is_between(MOVED)
+    scene.fence(1, 2, 3)
+    assert scene.places.partition_of(MOVED) == 0
+    record = import_to(imported(MOVED), source=0)
+    scene.append(2, record, "imported")
+    assert scene.places.partition_of(MOVED) == 2
+    assert not scene.places.is_between(MOVED)
+
+
+def test_a_staying_key_is_claimed_all_the_time(scene):
+    place = scene.places.partition_of(STAYING)
+    scene.fence(0)
+    assert scene.places.partition_of(STAYING) == place
+    assert not scene.places.is_between(STAYING)
+    assert not scene.places.is_between(checkpoint_key(0))
+
+
+def test_a_new_key_can_be_claimed_once_nothing_is_left_to_import(scene):
+    scene.fence(0, 1, 2, 3)
+    assert scene.places.partition_of(MOVED) == 2
+    assert scene.places.is_between(MOVED)
+    scene.append(2, layout_done(0, source=0), "layout_done")
+    assert not scene.places.is_between(MOVED)
+
+
+def test_a_target_that_has_ended_the_change_knows_all(scene):
+    scene.logs[0].claimed(key=MOVED)
+    scene.fence(0, 1, 2, 3)
+    scene.append(2, import_to(imported(MOVED), source=0), "imported")
+    scene.append(2, layout_done(1, source=0), "layout_done")
+    scene.append(2, layout_final(), "layout_final")
+    assert scene.places.partition_of(MOVED) == 2
+    assert not scene.places.is_between(MOVED)
+
+
+def test_a_group_has_both_homes_until_the_change_has_ended(scene):
+    group = next(
+        name
+        for name in (f"g{n}" for n in range(100))
+        if home_partition(name, partition_count=AFTER) >= BEFORE
+    )
+    after = home_partition(group, partition_count=AFTER)
+    before = home_partition(group, partition_count=BEFORE)
+    scene.fence(0, 1, 2, 3)
+    assert scene.places.homes_of(group) == (after, before)
+    assert scene.places.has_layouts
+    for t, source in ((2, 0), (3, 1)):
+        scene.append(t, layout_done(0, source=source), "layout_done")
+    for t in range(AFTER):
+        scene.append(t, layout_final(), "layout_final")
+    assert scene.places.homes_of(group) == (after,)
+    assert not scene.places.has_layouts
+
+
+def test_the_newest_config_of_this_log_counts(scene):
+    scene.fence(0, 1)
+    first, second, third, _ = (log.state for log in scene.logs)
+    assert newest(second.config, [third]) is second.config
+    other = Log(1, k=AFTER, format_id=b"other".ljust(16, b".")).state
+    assert newest(second.config, [first, other]).generation == 2

@@ -1,0 +1,250 @@
+"""Members stand by for keys of others, and take them over first (PROTOCOL 9.9)."""
+
+import pytest
+from enginekit import H, of, spec, takeovers, world, write
+from logkit import settings
+
+from kafka_marshal.engine import standbys
+from kafka_marshal.protocol.records import Member
+
+
+class Application:
+    """An application that stands by, and what it was asked for."""
+
+    def __init__(self, error=None):
+        self.calls = []
+        self.error = error
+
+    def __call__(self, partition, position, owner):
+        self.calls.append((partition.partition, position, owner))
+        if self.error is not None:
+            raise self.error
+
+
+def standing(application, *, count=1, **rest):
+    return spec(on_standby=application, standbys=count, **rest)
+
+
+@pytest.fixture
+def cluster():
+    return world(partitions=2, records=(4, 4, 4, 4))
+
+
+def duties(node):
+    """Return the partitions that a member stands by for."""
+    return {key.partition for key in node.session._standbys.keys}
+
+
+def fleet(cluster, names, *, host=None, **rest):
+    """Return members that share four keys evenly, and their applications."""
+    applications = {name: Application() for name in names}
+    nodes = {
+        name: cluster.node(
+            name, spec=standing(applications[name], **rest), host=host and host[name]
+        )
+        for name in names
+    }
+    share = 4 // len(names)
+    cluster.run_until(
+        lambda: all(len(node.held) >= share for node in nodes.values()), 9 * H
+    )
+    cluster.run(H)
+    return nodes, applications
+
+
+def test_each_key_has_one_standby_that_is_not_its_owner(cluster):
+    nodes, applications = fleet(cluster, "ab")
+    for name, other in (("a", "b"), ("b", "a")):
+        held = {key.partition for key in nodes[other].held}
+        assert duties(nodes[name]) == held
+        calls = {(number, owner) for number, _, owner in applications[name].calls}
+        assert {(number, other) for number in held} <= calls
+
+
+def test_the_application_gets_the_position(cluster):
+    a = cluster.node("a", spec=spec())
+    cluster.run_until(lambda: len(a.held) == 4, 9 * H)
+    a.consumer.poll(1000)
+    a.consumer.commit()
+    cluster.run(H)
+    application = Application()
+    cluster.node("b", spec=standing(application))
+    cluster.run(3 * H)
+    assert {position for _, position, _ in application.calls} == {4}
+
+
+def test_members_announce_for_how_many_they_stand_by(cluster):
+    fleet(cluster, "ab", count=2)
+    last = of(cluster, "a", Member, partition=1) or of(cluster, "a", Member)
+    assert last[-1].record.labels["standbys"] == "2"
+
+
+def test_a_member_without_a_callback_does_not_stand_by(cluster):
+    cluster.node("a", spec=spec())
+    b = cluster.node("b", spec=spec())
+    cluster.run_until(lambda: len(b.held) == 2, 9 * H)
+    assert not b.observer.named("standby_begun")
+    assert not duties(b)
+
+
+def test_the_standbys_take_over_the_keys_of_a_member_that_died(cluster):
+    nodes, _ = fleet(cluster, "abcd")
+    victim = nodes.pop("a")
+    keys = {key.partition for key in victim.held}
+    warm = {
+        number: name for name, node in nodes.items() for number in duties(node) & keys
+    }
+    assert warm.keys() == keys
+    cluster.crash(victim)
+    cluster.run_until(
+        lambda: sum(len(node.held) for node in nodes.values()) == 4, 9 * H
+    )
+    taken = {
+        line.record.partition: line.record.client_id
+        for t in (0, 1)
+        for line in takeovers(cluster, t)
+        if line.record.partition in keys
+    }
+    assert taken == warm
+
+
+def test_plans_leave_keys_to_their_standbys(cluster):
+    for t in (0, 1):
+        write(cluster, settings(policy="planner"), t)
+    nodes, _ = fleet(cluster, "abcd")
+    assert nodes["a"].session._planner.is_in_force()
+    victim = nodes.pop("a")
+    (key,) = victim.held
+    (warm,) = (
+        name for name, node in nodes.items() if key in node.session._standbys.keys
+    )
+    cluster.crash(victim)
+    cluster.run_until(lambda: key in nodes[warm].held, 9 * H)
+    (first,) = (
+        line.record.client_id
+        for t in (0, 1)
+        for line in takeovers(cluster, t)
+        if line.record.partition == key.partition
+    )
+    assert first == warm
+
+
+def test_others_wait_for_the_standby_and_then_take_over(cluster):
+    """L1 and L6: a standby that cannot claim delays a takeover by the jitter."""
+    nodes, _ = fleet(cluster, "abc")
+    victim = nodes.pop("a")
+    key = min(victim.held)
+    (name,) = (n for n in "bc" if key.partition in duties(nodes[n]))
+    standby = nodes.pop(name)
+    (other,) = nodes.values()
+    cluster.crash(victim)
+    standby.log.cut = True
+    # It counts as alive for two heartbeat intervals more than the dead owner.
+    took_ms = cluster.run_until(lambda: key in other.held, 9 * H)
+    assert took_ms < 5 * H
+
+
+def test_the_second_standby_begins_after_the_first(cluster):
+    nodes, _ = fleet(cluster, "abc", count=2)
+    key = min(nodes["a"].held)
+    delays = [
+        nodes[name].session._standbys.delay_ms(key, "a", limit_ms=300) for name in "bc"
+    ]
+    assert sorted(delays) == [(0, 0), (150, 150)]
+
+
+def test_a_key_that_another_member_stands_by_for_is_forgotten(cluster):
+    nodes, applications = fleet(cluster, "ab")
+    for name in "cdefgh":
+        nodes[name] = cluster.node(name, spec=standing(Application()))
+    cluster.run(6 * H)
+    forgotten = [
+        (number, None, None)
+        for name in "ab"
+        for event in nodes[name].observer.named("standby_ended")
+        if not event.fields["is_owner"]
+        for number in [event.fields["key"].partition]
+    ]
+    assert forgotten
+    calls = [*applications["a"].calls, *applications["b"].calls]
+    assert sorted(call for call in calls if call[2] is None) == sorted(forgotten)
+
+
+def test_a_key_that_has_come_is_not_called_forgotten(cluster):
+    nodes, applications = fleet(cluster, "ab")
+    cluster.crash(nodes.pop("a"))
+    cluster.run_until(lambda: len(nodes["b"].held) == 4, 9 * H)
+    cluster.run(H)
+    assert all(owner for _, _, owner in applications["b"].calls)
+    fields = [
+        event.fields["is_owner"] for event in nodes["b"].observer.named("standby_ended")
+    ]
+    assert set(fields) == {True}
+
+
+def test_an_application_that_fails_is_reported(cluster):
+    a = cluster.node("a", spec=spec())
+    cluster.run_until(lambda: len(a.held) == 4, 9 * H)
+    b = cluster.node("b", spec=standing(Application(ValueError("no disk"))))
+    cluster.run(2 * H)
+    failed = b.observer.named("standby_failed")
+    assert {str(event.fields["error"]) for event in failed} == {"no disk"}
+    assert len(b.held) == 2
+
+
+def test_few_keys_are_loaded_at_a_time(cluster, monkeypatch):
+    monkeypatch.setattr(standbys, "LOADING_MAX", 1)
+    a = cluster.node("a", spec=spec())
+    cluster.run_until(lambda: len(a.held) == 4, 9 * H)
+    application = Application()
+    b = cluster.node("b")
+    b.standing_by.is_held = True
+    b.consume(standing(application))
+    cluster.run(2 * H)
+    assert b.standing_by.waiting_count == 1
+    for _ in range(2):
+        b.standing_by.run_waiting()
+        cluster.run(H)
+    assert len(duties(b)) == 2
+
+
+def test_keys_are_checked_in_small_portions(cluster, monkeypatch):
+    monkeypatch.setattr(standbys, "DIGESTS_MAX", 1)
+    monkeypatch.setattr(standbys, "KEYS_MAX", 2)
+    nodes, _ = fleet(cluster, "ab")
+    cluster.run(H)
+    assert sum(len(duties(node)) for node in nodes.values()) == 4
+
+
+def test_hosts_of_members_that_are_gone_are_forgotten(cluster, monkeypatch):
+    monkeypatch.setattr(standbys, "HOSTS_MAX", 1)
+    nodes, _ = fleet(cluster, "ab")
+    nodes["c"] = cluster.node("c", spec=standing(Application()))
+    cluster.run(4 * H)
+    assert nodes["a"].session._standbys._hosts.keys() == {"a", "b", "c"}
+
+
+def test_a_member_on_another_host_stands_by(cluster):
+    host = {"a": "h1", "b": "h1", "c": "h2", "d": "h2"}
+    nodes, _ = fleet(cluster, "abcd", host=host)
+    assert sum(len(duties(node)) for node in nodes.values()) == 4
+    for name, node in nodes.items():
+        beside = {n for n in "abcd" if host[n] == host[name]}
+        near = {key.partition for n in beside for key in nodes[n].held}
+        assert not duties(node) & near
+
+
+def test_nothing_is_claimed_by_a_standby_at_its_limit(cluster):
+    nodes, _ = fleet(cluster, "ab", claims_max=2)
+    cluster.crash(nodes.pop("a"))
+    cluster.run(5 * H)
+    assert len(nodes["b"].held) == 2
+
+
+def test_a_consumer_that_closes_ends_its_calls(cluster):
+    nodes, _ = fleet(cluster, "ab")
+    node = nodes["b"]
+    node.consumer.close(timeout_ms=0)
+    cluster.run(H)
+    assert not duties(node)
+    assert not node.observer.named("standby_failed")

@@ -1,0 +1,320 @@
+"""Records that are cut out of their batches late are those of a parser."""
+
+import gc
+import pickle
+import struct
+import sys
+
+import pytest
+from batchkit import BadText, new_batch
+from kafka import TopicPartition as KafkaTopicPartition
+from kafka.errors import CorruptRecordError
+from kafka.record import MemoryRecords
+from kafka.record.util import calc_crc32c
+
+from kafka_marshal.batches import Batch
+from kafka_marshal.kafka_io import fetched_records, packed_records
+from kafka_marshal.kafka_io.fetched_records import FetchedRecords
+from kafka_marshal.kafka_io.packed_records import (
+    Origin,
+    PackedPiece,
+    ParsedRecord,
+    pack,
+    parsed_records,
+    to_arrow,
+)
+from kafka_marshal.kafka_io.record_batches import header_of, python_records
+from kafka_marshal.native import compiled
+from kafka_marshal.ports import Records
+from kafka_marshal.protocol.types import OFFSET_MAX, Token, TopicPartition
+
+pytestmark = pytest.mark.skipif(compiled is None, reason="nothing was compiled here")
+
+PLACE = KafkaTopicPartition("t", 2)
+TOKEN = Token(1, 0, 5)
+CRC, ATTRIBUTES = 17, 21
+APPEND_TIME = 0x08
+
+
+def batch(offset, *rows, flags=0, epoch=4):
+    """Return the bytes of a batch of (time, key, value, headers)."""
+    builder = new_batch()
+    for at, (time_ms, key, value, headers) in enumerate(rows):
+        assert builder.append(
+            at, timestamp=time_ms, key=key, value=value, headers=headers
+        )
+    return sealed(builder.build(), offset=offset, epoch=epoch, flags=flags)
+
+
+def sealed(data, *, offset, epoch=4, flags=0):
+    found = bytearray(data)
+    struct.pack_into(">q", found, 0, offset)
+    struct.pack_into(">i", found, 12, epoch)
+    found[ATTRIBUTES + 1] |= flags
+    struct.pack_into(">I", found, CRC, calc_crc32c(memoryview(found)[ATTRIBUTES:]))
+    return bytes(found)
+
+
+def numbered(offset, count, **settings):
+    return batch(
+        offset, *[(at, b"k", b"v%d" % at, []) for at in range(count)], **settings
+    )
+
+
+def packed(raw):
+    data = memoryview(raw)
+    return pack(data, header_of(data), origin=Origin("t", 2, 4))
+
+
+def piece(raw, start=0, stop=None):
+    found = packed(raw)
+    return PackedPiece(found, start, found.count if stop is None else stop)
+
+
+def records(*pieces):
+    return Records(pieces, token=TOKEN)
+
+
+def offsets(found):
+    return [each.offset for each in found]
+
+
+ROWS = [
+    (99, b"key", b"value", [("h", b"1"), ("i", None)]),
+    (0, None, b"", []),
+    (2**40, b"", None, [("", b"")]),
+    (5, b"k" * 200, b"v" * 70_000, []),
+]
+
+
+@pytest.mark.parametrize("flags", [0, APPEND_TIME])
+def test_records_are_those_of_the_parser(flags):
+    raw = batch(7, *ROWS, flags=flags)
+    expected = list(
+        parsed_records(
+            list(python_records(memoryview(raw))), TOKEN, origin=Origin("t", 2, 4)
+        )
+    )
+    found = records(piece(raw))
+    assert list(found) == expected
+    assert [found[at] for at in range(4)] == expected
+    assert pickle.loads(pickle.dumps(found[0])) == expected[0]
+    for name in ("offset", "key", "value", "timestamp_ms"):
+        assert found.column(name) == [getattr(each, name) for each in expected]
+    assert all(type(each) is ParsedRecord for each in found)
+
+
+def test_names_of_headers_may_be_any_bytes():
+    raw = batch(0, (1, None, b"x", [(BadText("b"), b"1")]))
+    (record,) = records(piece(raw))
+    assert record.headers == (("a\ufffd", b"1"),)
+
+
+def test_records_retain_no_batch_and_are_nothing_to_the_garbage_collector():
+    raw = bytearray(numbered(0, 3))
+    found = list(records(piece(raw)))
+    assert not any(map(gc.is_tracked, found))
+    del raw[:]  # raises while something refers to it
+
+
+def test_pieces_are_one_sequence():
+    found = records(
+        piece(numbered(0, 4), 1), piece(numbered(4, 3)), piece(numbered(9, 5), 2, 4)
+    )
+    expected = [1, 2, 3, 4, 5, 6, 11, 12]
+    assert len(found) == len(expected)
+    assert offsets(found) == found.column("offset") == expected
+    assert [found.offset_at(at) for at in range(-8, 8)] == expected * 2
+    assert offsets(found[-3:]) == [6, 11, 12]
+    assert offsets(found[1:7:2]) == [2, 4, 6]
+    assert offsets(found[5:2]) == []
+    for start in range(9):
+        for stop in range(start, 9):
+            part = found[start:stop]
+            assert offsets(part) == expected[start:stop]
+            assert part.column("value") == found.column("value")[start:stop]
+    for index in (8, -9):
+        with pytest.raises(IndexError):
+            found.offset_at(index)
+        with pytest.raises(IndexError):
+            found[index]
+
+
+def test_the_index_of_an_offset():
+    found = records(piece(numbered(2, 3)), piece(numbered(8, 2)))
+    assert offsets(found) == [2, 3, 4, 8, 9]
+    wanted = [0, 0, 0, 1, 2, 3, 3, 3, 3, 4, 5]
+    assert [found.index_of(offset, 0) for offset in range(11)] == wanted
+    assert [found.index_of(offset, 2) for offset in (0, 4, 9, 99)] == [2, 2, 4, 5]
+    assert records().index_of(0, 0) == 0
+
+
+def test_parts_of_a_batch_become_one_again():
+    whole = packed(numbered(0, 9))
+    found = records(PackedPiece(whole, 0, 3))
+    assert found.replace(2, records(PackedPiece(whole, 3, 5)))
+    assert found.replace(0, records(PackedPiece(whole, 5, 6), piece(numbered(9, 1))))
+    assert offsets(found) == [2, 3, 4, 5, 9]
+    assert len(found.pieces) == 2
+    assert not found.replace(0, Records([], token=Token(1, 0, 6)))
+    assert not found.replace(0, [])
+    assert found.replace(5, records(piece(numbered(12, 1))))
+    assert offsets(found) == [12]
+
+
+@pytest.mark.parametrize("flags", [0, APPEND_TIME])
+def test_columns_of_arrow_are_those_of_lists(flags):
+    found = records(
+        piece(batch(7, *ROWS, flags=flags), 1), piece(numbered(20, 3), 1, 2)
+    )
+    made = Batch(TopicPartition("t", 2), found, TOKEN, lambda *_, **__: None)
+    listed = Batch(TopicPartition("t", 2), tuple(found), TOKEN, lambda *_, **__: None)
+    assert to_arrow(found) is not None
+    assert made.to_arrow().equals(listed.to_arrow())
+    assert made.to_arrow().schema == listed.to_arrow().schema
+
+
+def test_without_numpy_columns_of_arrow_are_made_of_lists(monkeypatch):
+    monkeypatch.setattr(packed_records, "find_spec", lambda _: None)
+    assert to_arrow(records(piece(numbered(0, 3)))) is None
+
+
+# --- what is left to a parser
+
+
+def gap():
+    builder = new_batch()
+    for at in (0, 2):
+        builder.append(at, timestamp=1, key=None, value=b"v", headers=[])
+    return sealed(builder.build(), offset=0)
+
+
+def with_count(count):
+    data = bytearray(numbered(0, 2))
+    struct.pack_into(">i", data, 57, count)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        gap(),
+        with_count(0),
+        with_count(-1),
+        with_count(1),
+        with_count(3),
+        with_count(2**31 - 1),
+        numbered(0, 2)[:-1],
+        numbered(0, 2) + b"x",
+        sealed(numbered(0, 2), offset=-3),
+        sealed(numbered(0, 2), offset=OFFSET_MAX - 1),
+        sealed(numbered(0, 2), offset=0, flags=1),
+        sealed(numbered(0, 2), offset=0, flags=7),
+    ],
+)
+def test_other_batches_are_left_to_a_parser(raw):
+    assert packed(raw) is None
+
+
+def test_a_compressed_batch_is_for_the_parser_without_codecs(monkeypatch):
+    from aiokafka.record.default_records import DefaultRecordBatchBuilder
+
+    builder = DefaultRecordBatchBuilder(2, 3, 0, -1, -1, -1, 10**6)
+    for at in range(20):
+        builder.append(at, timestamp=7, key=None, value=b"same" * 50, headers=[])
+    raw = bytes(builder.build())
+    assert records(piece(raw)).column("value") == [b"same" * 50] * 20
+    monkeypatch.setitem(sys.modules, "aiokafka", None)
+    packed_records._codecs.cache_clear()
+    try:
+        assert packed(raw) is None
+    finally:
+        packed_records._codecs.cache_clear()
+
+
+def test_nothing_is_packed_where_nothing_was_compiled(monkeypatch):
+    monkeypatch.setattr(packed_records, "compiled", None)
+    assert packed(numbered(0, 2)) is None
+
+
+def test_an_index_of_other_records_is_refused():
+    found = packed(numbered(0, 3))
+    with pytest.raises(ValueError, match="not those of the index"):
+        compiled.read_column(b"\x00" * len(found.data), found.index, 0, 3, 1, 0)
+    for start, stop, field in ((0, 4, 1), (-1, 2, 1), (2, 1, 1), (0, 1, 9), (0, 1, -1)):
+        with pytest.raises(IndexError):
+            compiled.read_column(found.data, found.index, start, stop, field, 0)
+
+
+# --- fetches
+
+
+def fetch(*batches, start=0, **options):
+    return FetchedRecords(
+        start,
+        PLACE,
+        MemoryRecords(b"".join(batches)),
+        parser=python_records,
+        make=lambda origin, rows: parsed_records(rows, TOKEN, origin=origin),
+        can_pack=True,
+        **options,
+    )
+
+
+def flat(taken):
+    found = []
+    for each in taken:
+        found += each.records(TOKEN) if type(each) is PackedPiece else [each]
+    assert len(taken) == len(found)
+    return offsets(found)
+
+
+def test_a_fetch_is_taken_in_pieces_and_the_position_follows():
+    part = fetch(numbered(0, 5), gap_at(5), numbered(8, 3, epoch=5), start=1)
+    assert flat(part.take(2)) == [1, 2]
+    assert (part.next_fetch_offset, part.leader_epoch) == (3, 4)
+    taken = part.take(5)
+    assert [type(each) for each in taken] == [
+        PackedPiece,
+        ParsedRecord,
+        ParsedRecord,
+        PackedPiece,
+    ]
+    assert flat(taken) == [3, 4, 5, 7, 8]
+    assert (part.next_fetch_offset, part.leader_epoch, bool(part)) == (9, 5, True)
+    assert flat(part.take()) == [9, 10]
+    assert (part.next_fetch_offset, bool(part)) == (11, False)
+
+
+def gap_at(offset):
+    return sealed(gap(), offset=offset)
+
+
+def test_the_position_passes_offsets_without_a_record():
+    data = bytearray(numbered(0, 2))
+    struct.pack_into(">i", data, ATTRIBUTES + 2, 9)
+    part = fetch(sealed(data, offset=0), start=1)
+    assert flat(part.take(5)) == [1]
+    assert part.next_fetch_offset == 10
+    part = fetch(sealed(data, offset=0), start=4)
+    assert flat(part.take(5)) == []
+    assert part.next_fetch_offset == 10
+
+
+def test_a_wrong_checksum_raises_after_the_records_before_it():
+    wrong = bytearray(numbered(2, 2))
+    wrong[-2] ^= 1
+    part = fetch(numbered(0, 2), bytes(wrong))
+    assert flat(part.take(9)) == [0, 1]
+    for _ in range(2):
+        with pytest.raises(CorruptRecordError, match=r"offset 2 of .*checksum"):
+            part.take(9)
+
+
+def test_kafka_python_counts_records_and_not_pieces():
+    taken = fetch(numbered(0, 5), numbered(5, 5)).take(7)
+    assert len(taken) == 7
+    drained = []
+    drained.extend(taken)
+    assert [each.size for each in drained] == [5, 2]
+    assert not fetched_records.Taken()

@@ -1,0 +1,637 @@
+"""What is written next while the number of coordinating partitions changes."""
+
+import msgspec
+import pytest
+from logkit import (
+    LOCK,
+    OP,
+    H,
+    Log,
+    config,
+    direct,
+    ident,
+    layout_fence,
+    layout_final,
+    member,
+    messages,
+    pause,
+    release,
+    resets,
+    settings,
+    stage,
+)
+
+from kafka_marshal.protocol.codec import FRAME_BYTES_MAX, encode
+from kafka_marshal.protocol.hashing import home_partition
+from kafka_marshal.protocol.items import Halt
+from kafka_marshal.protocol.layout import digest_of, item_of, place_of
+from kafka_marshal.protocol.layout_steps import (
+    FINAL_AFTER_MS,
+    Final,
+    Moving,
+    Wait,
+    change_of,
+    done_of,
+    fence_of,
+    final_of,
+    final_waits_of,
+    grouped,
+    groups_import_of,
+    import_of,
+    is_adopted,
+    is_torn,
+    members_of,
+    next_steps,
+    progress_of,
+    read,
+)
+from kafka_marshal.protocol.snapshot import digest, to_bytes
+from kafka_marshal.protocol.state import KeyState, WorldState
+from kafka_marshal.protocol.types import Key
+
+OTHER = ident("other")
+SENDER = {
+    "client_id": "admin",
+    "group_id": "marshal",
+    "incarnation": ident("admin"),
+    "seq": 1,
+}
+
+
+def key_of(before, after, *, group="g", skip=0):
+    """Return a key that moves from one partition of two to another of four."""
+    every = (
+        key
+        for key in (Key(group, "t", n) for n in range(999))
+        if place_of(key, partition_count=2) == before
+        and place_of(key, partition_count=4) == after
+    )
+    return [key for key, _ in zip(every, range(skip + 1), strict=False)][skip]
+
+
+class Change:
+    """Four logs, of two partitions that become four or the other way round."""
+
+    def __init__(self, before=2, after=4, *, h=H):
+        self.before, self.after, self.h = before, after, h
+        self.logs = {
+            t: Log(t, configured=t < before, **self.settings(before)) for t in range(4)
+        }
+
+    def settings(self, count):
+        return {"k": count, "level": 2, "h": self.h}
+
+    def record(self, **changes):
+        settings = {"h": self.h} | changes
+        return layout_fence(self.after, self.before, **settings)
+
+    def fence(self, *partitions):
+        for t in partitions or range(4):
+            assert self.logs[t].outcome_of(self.record()) == "layout_fenced"
+        return self
+
+    @property
+    def worlds(self):
+        return {t: log.state for t, log in self.logs.items()}
+
+    def read(self, **more):
+        return read(self.worlds, **more)
+
+    def steps(self, *, wanted=(), **more):
+        return next_steps(self.read(**more), wanted=wanted)
+
+    def write(self, steps=None):
+        """Append what is next; return the outcomes."""
+        steps = steps or self.steps()
+        change, found = steps.change, []
+        records = [
+            (t, fence_of(change, sender=SENDER)) for t in steps.fences + steps.nudges
+        ]
+        records += [
+            (i.target, import_of(change, i, sender=SENDER)) for i in steps.imports
+        ]
+        records += [
+            (g.target, groups_import_of(change, g, sender=SENDER)) for g in steps.groups
+        ]
+        records += [(d.target, done_of(change, d, sender=SENDER)) for d in steps.dones]
+        records += [(f.partition, final_of(f, sender=SENDER)) for f in steps.finals]
+        for t, record in records:
+            found += [
+                each.effect or each.reason for each in self.logs[t].append(record)
+            ]
+        return found
+
+    def move_time(self, t, ms):
+        self.logs[t].append(b"", after=ms)
+
+
+def held(change, key, client="c1"):
+    """Claim a key where it is placed before the change; return the epoch."""
+    t = place_of(key, partition_count=change.before)
+    return change.logs[t].claimed(client, key=key)
+
+
+# --- which change is open
+
+
+def test_without_a_change_there_are_no_steps():
+    assert Change().read() is None
+    assert change_of({0: WorldState(0)}) is None
+
+
+def test_the_change_of_partition_0_is_the_one():
+    found = Change().fence(0).read().change
+    assert (found.op_id, found.from_count, found.to_count) == (OP, 2, 4)
+    assert (found.generation, found.partitions) == (2, range(4))
+    assert found.pairs == [(0, 2), (1, 3)]
+    assert Change(4, 2).fence(0).read().change.pairs == [(2, 0), (3, 1)]
+
+
+def test_two_changes_of_one_generation_are_torn():
+    change = Change().fence(0)
+    change.logs[1].append(change.record(op=OTHER))
+    steps = change.steps()
+    assert steps.is_torn
+    assert steps.is_empty
+    change = Change().fence(0)
+    change.logs[1].append(change.record(era=9))
+    assert change.steps().is_torn
+    change = Change().fence(0)
+    change.logs[1].append(change.record(generation=3, era=3, op=OTHER))
+    assert not is_torn(change.worlds, change.read().change)
+
+
+# --- fences
+
+
+def test_partition_0_is_fenced_first_and_then_all_others():
+    change = Change().fence(0)
+    steps = change.steps()
+    assert steps.fences == (1, 2, 3)
+    assert not steps.is_empty
+    assert change.write(steps) == ["layout_fenced"] * 3
+    assert change.steps().fences == ()
+
+
+def test_a_partition_0_that_has_lost_the_fence_gets_it_again():
+    change = Change().fence(1, 2, 3)
+    steps = change.steps()
+    assert (steps.fences, steps.dones) == ((0,), ())
+    assert change.write(steps) == ["layout_fenced"]
+    assert change.steps().dones
+
+
+@pytest.mark.parametrize("lost", [None, {"generation": 1}, {"k": 8}], ids=str)
+def test_a_partition_0_that_has_lost_more_is_waited_for(lost):
+    change = Change()
+    for t in (1, 2):
+        record = change.record(generation=3, era=3)
+        assert change.logs[t].outcome_of(record) == "layout_fenced"
+    change.logs[0] = Log(0, configured=lost is not None, **lost or {})
+    if lost == {"k": 8}:
+        change.logs[0].state.config = config(2, k=8, level=2)
+    steps = change.steps()
+    assert steps.is_empty
+    assert steps.waits == (Wait("behind", 0),)
+
+
+def test_what_is_unread_is_waited_for():
+    change = Change().fence()
+    steps = change.steps(unread={0})
+    assert (steps.is_empty, steps.waits) == (True, (Wait("unread", 0),))
+    change = Change()
+    held(change, key_of(0, 2))
+    change.logs[0].append(release(1, key=key_of(0, 2)))
+    change.fence(0, 1)
+    steps = change.steps(unread={2})
+    assert (steps.fences, steps.imports, steps.dones) == ((3,), (), ())
+    assert steps.waits[0] == Wait("unread", 2)
+    change.logs[3].state.halted = Halt(0, 9)
+    assert change.steps(unread={2}).fences == ()
+
+
+# --- keys to bring over
+
+
+def test_final_keys_are_imported_those_wanted_first():
+    change = Change()
+    keys = [key_of(0, 2, skip=n) for n in range(3)]
+    epochs = [held(change, key) for key in keys]
+    change.logs[0].append(messages(epochs[1], 0, 9, key=keys[1]))
+    change.fence()
+    assert change.steps().imports == ()
+    for key, epoch in zip(keys[:2], epochs[:2], strict=True):
+        change.logs[0].append(release(epoch, key=key))
+    (one,) = change.steps(wanted={keys[1]}).imports
+    assert (one.target, one.source) == (2, 0)
+    assert one.source_offset == change.logs[0].state.next_offset
+    assert one.keys == (keys[1], keys[0])
+    assert [item.granted for item in one.items] == [10, None]
+    assert change.write() == ["imported", "imported", "layout_done"]
+    assert change.steps().imports == ()
+    assert change.logs[2].state.keys[keys[1]].position == 10
+
+
+def test_imports_have_as_many_keys_as_fit():
+    source = WorldState(0)
+    known = KeyState(
+        owner=None,
+        epoch=1,
+        epoch_leader_epoch=0,
+        renewed_ms=0,
+        heartbeat_interval_ms=H,
+        active_ms=0,
+    )
+    keys = [Key("g", "t", n) for n in range(401)]
+    source.keys = dict.fromkeys(keys, known)
+    found = list(grouped(source, keys, target=2))
+    assert [len(each.keys) for each in found] == [200, 200, 1]
+    assert [key for each in found for key in each.keys] == keys
+    long = [Key("g" * 200, "t" * 249, n) for n in range(200)]
+    known.retired_topic_ids = (OP,) * 4
+    source.keys = dict.fromkeys(long, known)
+    found = list(grouped(source, long, target=2))
+    assert [key for each in found for key in each.keys] == long
+    assert len(found) > 1
+    change = Change().fence(0).read().change
+    sender = SENDER | {"client_id": "c" * 200, "tags": b"t" * 1_024}
+    sizes = [len(encode(import_of(change, each, sender=sender))) for each in found]
+    assert FRAME_BYTES_MAX * 0.9 < max(sizes) <= FRAME_BYTES_MAX
+    assert list(grouped(source, [], target=2)) == []
+
+
+def test_moving_keys_are_placed_once():
+    change = Change()
+    held(change, key_of(0, 2))
+    change.fence(0)
+    moving = Moving()
+    first = moving.of(change.logs[0].state)
+    assert first == {2: [key_of(0, 2)]}
+    assert moving.of(change.logs[0].state) is first
+    state = change.logs[0].state
+    state.layout = state.layout._replace(offset=9)
+    assert moving.of(state) is not first
+
+
+def moving_groups(count):
+    """Return groups whose home moves from partition 0 to 2."""
+    return [
+        f"g{n}"
+        for n in range(99 * count)
+        if home_partition(f"g{n}", partition_count=2) == 0
+        and home_partition(f"g{n}", partition_count=4) == 2
+    ][:count]
+
+
+def test_settings_and_directives_come_before_done():
+    change = Change()
+    one, other = moving_groups(2)
+    change.logs[0].append(settings(group=one))
+    change.logs[0].append(direct(group=other))
+    change.logs[0].append(direct(group="marshal"))
+    change.fence()
+    steps = change.steps()
+    assert [each.source for each in steps.dones] == [1]
+    assert [(each.target, each.source) for each in steps.groups] == [(2, 0), (2, 0)]
+    assert [each.group_id for each in steps.groups[0].settings] == [one]
+    named = [each.group_id for each in steps.groups[1].directives]
+    assert named == sorted([other, "marshal"])
+    assert not change.steps(unread={1, 3}).is_empty
+    assert change.write(steps) == [*["group_imported"] * 3, "layout_done"]
+    steps = change.steps()
+    assert (steps.groups, [each.source for each in steps.dones]) == ((), [0])
+    assert change.write(steps) == ["layout_done"]
+    assert change.logs[2].state.settings_of(one).generation == 1
+
+
+def test_directives_that_do_not_fit_or_have_ended_are_not_waited_for():
+    change = Change()
+    (group,) = moving_groups(1)
+    for name in ("one", "two"):
+        change.logs[0].append(direct(group=group, op=ident(name)))
+    change.fence()
+    target = change.logs[2].state
+    target.directed = {("x", ident(f"{n}")): None for n in range(999)}
+    assert change.write().count("group_imported") == 1
+    assert change.steps().groups == ()
+    assert [each.source for each in change.steps().dones] == [0]
+    target.directed = {(group, ident("one")): None}
+    change.logs[2].append(b"", at=2**62)
+    assert target.groups[group].directives == ()
+    (left,) = change.steps().groups
+    assert [each.op_id for each in left.directives] == [ident("two")]
+
+
+def test_directives_take_as_many_records_as_they_need():
+    change = Change()
+    (group,) = moving_groups(1)
+    for n in range(64):
+        change.logs[0].append(
+            direct(group=group, host="\u20ac" * 255, op=ident(f"{n}"))
+        )
+    change.fence()
+    assert len(change.steps().groups) > 1
+    outcomes = change.write(change.steps())
+    assert outcomes.count("group_imported") == 64
+
+
+# --- Done
+
+
+def test_a_source_without_moving_keys_is_done_at_once():
+    change = Change().fence()
+    assert [each[:2] for each in change.steps().dones] == [(2, 0), (3, 1)]
+    assert [each.key_count for each in change.steps().dones] == [0, 0]
+    assert change.write() == ["layout_done"] * 2
+    assert change.steps().dones == ()
+
+
+def test_a_source_is_done_once_all_its_imports_were_read():
+    change = Change()
+    keys = [key_of(0, 2, skip=n) for n in range(2)]
+    epochs = [held(change, key) for key in keys]
+    change.fence()
+    change.logs[0].append(release(epochs[0], key=keys[0]))
+    assert change.write() == ["imported", "layout_done"]
+    assert [each.source for each in change.steps().dones] == []
+    change.logs[0].append(release(epochs[1], key=keys[1]))
+    change.write()
+    state = change.logs[0].state
+    done_now = change.logs[2].state.layout.sources[0]
+    assert done_now.done_ms is None
+    (done,) = change.steps().dones
+    assert (done.target, done.source, done.key_count) == (2, 0, 2)
+    assert done.digest == digest_of(item_of(key, state.keys[key]) for key in keys)
+    assert change.write() == ["layout_done"]
+
+
+def test_a_quiet_source_is_not_done():
+    change = Change()
+    state = change.logs[0].state
+    for part in resets(to_bytes(state), digest(state)):
+        change.logs[0].append(part)
+    change.fence()
+    steps = change.steps()
+    assert [each.source for each in steps.dones] == [1]
+    assert steps.waits == (Wait("quiet", 0, left_ms=2 * H + 1),)
+    steps = change.steps(elapsed_ms={0: 2 * H + 1})
+    assert steps.nudges == (0,)
+    change.move_time(0, 2 * H + 1)
+    assert len(change.steps().dones) == 2
+
+
+def test_a_source_that_has_ended_the_change_is_not_done():
+    change = Change()
+    epoch = held(change, key_of(0, 2))
+    change.logs[0].append(release(epoch, key=key_of(0, 2)))
+    change.fence()
+    change.logs[0].append(layout_final())
+    assert [each.source for each in change.steps().dones] == [1]
+
+
+# --- Final
+
+
+def finished(change):
+    """Fence, and import everything."""
+    change.fence()
+    change.write()
+    return change
+
+
+def test_partition_0_ends_the_change_first():
+    change = finished(Change())
+    assert change.steps().finals == ()
+    change.move_time(0, FINAL_AFTER_MS)
+    steps = change.steps()
+    assert steps.finals == (Final(0, OP),)
+    assert not steps.is_over
+    assert change.write(steps) == ["layout_final"]
+    steps = change.steps()
+    assert steps.is_over
+    assert steps.finals == tuple(Final(t, OP) for t in (1, 2, 3))
+    change.write()
+    assert change.read() is None
+
+
+def test_shrinking_ends_the_same_way():
+    change = Change(4, 2)
+    key = key_of(0, 2)
+    epoch = held(change, key)
+    change.fence()
+    change.logs[2].append(release(epoch, 5, key=key))
+    assert change.write() == ["imported", "layout_done"]
+    assert change.write() == ["layout_done"]
+    change.move_time(0, FINAL_AFTER_MS)
+    change.write()
+    assert len(change.write()) == 3
+    assert change.read() is None
+    assert change.logs[0].state.keys[key].position == 5
+    assert change.logs[2].state.keys == {}
+
+
+@pytest.mark.parametrize(
+    ("floor", "waited_ms", "expected"),
+    [
+        (None, 0, False),
+        (1, 0, False),
+        (2, 0, True),
+        (3, 0, True),
+        (None, FINAL_AFTER_MS - 1, False),
+        (None, FINAL_AFTER_MS, True),
+        (1, FINAL_AFTER_MS, True),
+    ],
+)
+def test_adoption(floor, waited_ms, expected):
+    assert is_adopted(floor, generation=2, waited_ms=waited_ms) is expected
+
+
+def announce(change, client, generation, *, at=None, seq=0, group="g", dead=False):
+    record = member(client, group=group, seq=seq)
+    labels = {} if generation is None else {"layout": str(generation)}
+    record = msgspec.structs.replace(record, labels=labels)
+    home = home_partition(group, partition_count=change.after) if at is None else at
+    outcome = change.logs[home].outcome_of(record, after=3 * H if dead else 0)
+    assert outcome == "member"
+
+
+def test_the_change_ends_once_all_members_follow():
+    change = finished(Change())
+    announce(change, "c1", 2)
+    announce(change, "c2", None)
+    announce(change, "c3", 1)
+    assert change.steps().finals == ()
+    assert change.steps().waits == (Wait("adoption", 0, left_ms=FINAL_AFTER_MS),)
+    progress = progress_of(change.read())
+    assert (progress.floor, progress.lagging) == (1, (("g", "c3"),))
+    steps = change.steps(elapsed_ms={0: FINAL_AFTER_MS})
+    assert (steps.nudges, steps.finals) == ((0,), ())
+    announce(change, "c3", 2, seq=1)
+    assert change.steps().finals == (Final(0, OP),)
+
+
+def test_the_dead_are_not_waited_for():
+    change = finished(Change())
+    announce(change, "c3", 1)
+    announce(change, "c1", 2, dead=True)
+    assert change.steps().finals == (Final(0, OP),)
+
+
+def test_who_is_gone_or_leaves_is_not_waited_for():
+    change = finished(Change())
+    announce(change, "c3", 1)
+    steps = change.steps(elapsed_ms=dict.fromkeys(range(4), 2 * H + 1))
+    assert "adoption" in {wait.reason for wait in steps.waits}
+    assert members_of(change.worlds.values(), dict.fromkeys(range(4), 2 * H + 1)) == {}
+    assert progress_of(change.read()).lagging == (("g", "c3"),)
+    home = home_partition("g", partition_count=4)
+    last = msgspec.structs.replace(member("c3", seq=1), labels={}, draining=True)
+    change.logs[home].append(last)
+    assert progress_of(change.read()).lagging == ()
+
+
+def test_the_newest_announcement_of_two_homes_counts():
+    group = next(
+        name
+        for name in ("g", "g2", "g3", "g4", "g5", "g6")
+        if home_partition(name, partition_count=2)
+        != home_partition(name, partition_count=4)
+    )
+    old, new = (home_partition(group, partition_count=n) for n in (2, 4))
+    for first, second in ((old, new), (new, old)):
+        change = finished(Change())
+        announce(change, "c1", 1, at=first, group=group)
+        announce(change, "c1", 2, at=second, group=group, seq=1)
+        (one,) = members_of(change.worlds.values()).values()
+        assert one.record.seq == 1
+        assert change.steps().finals == (Final(0, OP),)
+
+
+def test_a_lock_and_a_verdict_are_waited_for():
+    change = Change()
+    key = key_of(1, 1)
+    epoch = held(change, key)
+    log = change.logs[1]
+    log.append(release(epoch, key=key))
+    log.append(pause(log.now_ms + 9))
+    assert log.outcome_of(stage((key.partition, 5))) == "staged"
+    change = finished(change)
+    change.move_time(0, FINAL_AFTER_MS)
+    assert change.steps().waits == (Wait("unresolved", 1, key_count=1),)
+    assert change.steps().finals == ()
+    assert list(final_waits_of(change.read(unread={1}))) == [Wait("unread", 1)]
+
+
+def test_what_is_unread_keeps_partition_0_from_ending():
+    change = finished(Change())
+    change.move_time(0, FINAL_AFTER_MS)
+    steps = change.steps(unread={1})
+    assert (steps.finals, steps.waits) == ((), (Wait("unread", 1),))
+
+
+def test_a_partition_left_in_an_earlier_change_is_ended():
+    """4 -> 2, of which partition 3 never read the end, then 2 -> 1."""
+    change = finished(Change(4, 2))
+    change.move_time(0, FINAL_AFTER_MS)
+    for t in (0, 1, 2):
+        change.logs[t].append(layout_final())
+    for t in (0, 1):
+        again = layout_fence(1, 2, generation=3, era=3, op=OTHER)
+        assert change.logs[t].outcome_of(again) == "layout_fenced"
+    steps = change.steps()
+    assert steps.change.op_id == OTHER
+    assert steps.finals == (Final(3, OP),)
+    change.write()
+    assert change.logs[3].state.layout is None
+
+
+def test_an_earlier_change_is_ended_by_the_fence_of_the_next():
+    change = finished(Change(4, 2))
+    change.logs[0].append(layout_final())
+    again = layout_fence(1, 2, generation=3, era=3, op=OTHER)
+    assert change.logs[0].outcome_of(again) == "layout_fenced"
+    steps = change.steps()
+    assert steps.fences == (1,)
+    assert steps.finals == (Final(2, OP), Final(3, OP))
+
+
+def test_a_target_that_has_lost_its_imports_gets_them_before_it_ends():
+    change = Change()
+    key = key_of(0, 2)
+    epoch = held(change, key)
+    change.logs[0].append(release(epoch, key=key))
+    finished(change)
+    change.write()
+    change.logs[0].append(b"", after=FINAL_AFTER_MS)
+    state = change.logs[2].state
+    lost = state.layout.sources[0]._replace(imported_count=0, done_ms=None)
+    state.layout = state.layout._replace(sources=(lost,))
+    state.keys.clear()
+    change.logs[1].append(layout_final())
+    change.logs[3].append(layout_final())
+    assert change.steps().finals == ()
+    state0 = change.logs[0].state
+    state0.layout = None
+    steps = change.steps()
+    assert steps.is_over
+    assert steps.finals == ()
+
+
+# --- waits and progress
+
+
+def test_owners_are_waited_for():
+    change = Change()
+    keys = [key_of(0, 2, skip=n) for n in range(2)]
+    held(change, keys[0])
+    change.move_time(0, 5)
+    held(change, keys[1])
+    held(change, key_of(1, 3), client="c2")
+    change.fence()
+    assert change.steps().waits == (
+        Wait("owned", 0, "c1", 2, 2 * H + 1 - 5),
+        Wait("owned", 1, "c2", 1, 2 * H + 1),
+    )
+    steps = change.steps(elapsed_ms={0: 2 * H})
+    assert steps.nudges == (0,)
+    change.logs[0].now_ms += 2 * H
+    assert change.write(steps) == ["busy"]
+    (one,) = change.steps().imports
+    assert one.keys == (keys[0],)
+
+
+def test_progress():
+    change = Change()
+    keys = [key_of(0, 2, skip=n) for n in range(2)]
+    epochs = [held(change, key) for key in keys]
+    change.fence(0, 2)
+    change.logs[0].append(release(epochs[0], key=keys[0]))
+    change.write()
+    found = progress_of(change.read())
+    assert (found.partition_count, found.fenced_count, found.ended_count) == (4, 4, 0)
+    assert (found.moving_count, found.final_count, found.imported_count) == (2, 1, 1)
+    assert (found.pair_count, found.done_count) == (2, 0)
+    assert (found.floor, found.lagging) == (None, ())
+    change.logs[0].append(release(epochs[1], key=keys[1]))
+    change.write()
+    change.write()
+    assert progress_of(change.read()).done_count == 2
+    change.move_time(0, FINAL_AFTER_MS)
+    change.write()
+    found = progress_of(change.read(unread={3}))
+    assert (found.fenced_count, found.ended_count, found.done_count) == (3, 1, 1)
+    change.logs[2].append(layout_final())
+    found = progress_of(change.read())
+    assert (found.ended_count, found.done_count, found.moving_count) == (2, 2, 0)
+
+
+def test_a_partition_without_a_config_has_no_progress():
+    found = progress_of(Change().fence(0).read())
+    assert (found.fenced_count, found.ended_count) == (1, 0)
+
+
+def test_records_name_their_operation():
+    change = Change().fence(0).read().change
+    assert fence_of(change, sender=SENDER).config == encode(change.config)
+    assert final_of(Final(0, OTHER), sender=SENDER).op_id == OTHER
+    assert LOCK.op_id == OP

@@ -1,0 +1,352 @@
+"""Heads that repeat, and what must be parsed again."""
+
+import contextlib
+import socket
+import threading
+from types import SimpleNamespace
+
+import pytest
+from appkit import CLIENT, HEADERS
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from servedkit import REQUEST, TOKEN, eventually, failure_of, read
+
+from kafka_marshal.remote import api
+from kafka_marshal.sidecar import repeated_requests, requests
+from kafka_marshal.sidecar.repeated_requests import (
+    BODY_BYTES_MAX,
+    HEADS_MAX,
+    RepeatedHead,
+    RepeatedRequests,
+)
+
+HEAD = b"POST /beat HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nA: b\r\n\r\n"
+
+
+def request(body=b"", head=HEAD):
+    return head % len(body) + body
+
+
+def test_a_head_is_split_around_its_length():
+    head = RepeatedHead.of(request(b"{}"))
+    assert head is not None
+    assert head.before + b"2" + head.after == HEAD % 2
+    assert head.body_of(request(b"abc")) == (len(HEAD % 3), len(HEAD % 3) + 3)
+    assert head.body_of(request()) == (len(HEAD % 0), len(HEAD % 0))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"POST /beat HTTP/1.1\r\nContent-Length: 2\r\n",
+        b"POST /beat HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"P / HTTP/1.1\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\n",
+        b"P / HTTP/1.1\r\nContent-Length: 2\r\nX: content-length: 3\r\n\r\n",
+        b"P / HTTP/1.1\r\nContent-Length: 12345678\r\n\r\n",
+        b"P / HTTP/1.1\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"P / HTTP/1.1\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n",
+        b"P / HTTP/1.1\r\nContent-Length: 2\r\nConnection: close\r\n\r\n",
+        b"P / HTTP/1.1\r\nContent-Length: 2\r\nUpgrade: h2c\r\n\r\n",
+        b"P / HTTP/1.1\r\nContent-Length: 2\r\nA: b\n\r\n\r\n",
+    ],
+)
+def test_heads_that_mean_more_are_not_repeated(data):
+    assert RepeatedHead.of(data) is None
+
+
+def test_a_connection_that_is_kept_alive_may_state_that():
+    data = b"P / HTTP/1.1\r\nConnection: keep-alive\r\ncontent-length: 2\r\n\r\n"
+    assert RepeatedHead.of(data) is not None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        HEAD[:30],
+        b"GET " + request()[5:],
+        request().replace(b"A: b", b"A: c"),
+        request().replace(b": 0", b": +1"),
+        request().replace(b": 0", b": "),
+        request().replace(b": 0", b": 1_0"),
+        request().replace(b": 0", b": 12345678"),
+        HEAD % (BODY_BYTES_MAX + 1),
+    ],
+)
+def test_other_bytes_do_not_begin_with_the_head(data):
+    head = RepeatedHead.of(request())
+    assert head is not None
+    assert head.body_of(data) is None
+
+
+def taught(answer=lambda body: b"<" + body + b">"):
+    found = RepeatedRequests()
+    assert found.feed(request()) == (b"", request())
+    found.on_response(answer)
+    return found
+
+
+def test_nothing_is_repeated_before_a_request_was_answered():
+    found = RepeatedRequests()
+    for _ in range(2):
+        assert found.feed(request()) == (b"", request())
+        found.on_response(None)
+
+
+def test_a_repeated_request_is_answered():
+    answered, rest = taught().feed(request(b"x"))
+    assert rest == b""
+    assert answered.startswith(b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n")
+    assert answered.endswith(b"\r\n\r\n<x>")
+
+
+def test_a_body_may_arrive_in_pieces():
+    found = taught()
+    whole = request(b"body")
+    assert found.feed(whole[:-4]) == found.feed(b"bo") == (b"", b"")
+    answered, rest = found.feed(b"dy")
+    assert (answered[-6:], rest) == (b"<body>", b"")
+
+
+def test_a_body_that_is_given_up_on_is_parsed():
+    found = taught()
+    assert found.feed(request(b"body")[:-1]) == (b"", b"")
+    assert found.give_up() == request(b"body")[:-1]
+    assert found.feed(b"y") == (b"", b"y")
+
+
+def test_what_has_no_answer_at_once_is_parsed():
+    assert taught(lambda _: None).feed(request(b"x")) == (b"", request(b"x"))
+
+
+def test_several_requests_at_once_are_parsed():
+    both = request(b"x") + request(b"x")
+    assert taught().feed(both) == (b"", both)
+    found = taught()
+    assert found.feed(both[:-200]) == (b"", both[:-200])
+
+
+def test_a_head_counts_for_the_request_that_it_began():
+    found = RepeatedRequests()
+    found.feed(b"GET / HTTP/1.1\r\n\r\n" + request())
+    found.on_response(None)
+    found.on_response(lambda _: b"{}")  # that of the second, parsed with the first
+    assert found.feed(request()) == (b"", request())
+
+
+def test_few_heads_are_kept_the_latest_first():
+    found = RepeatedRequests()
+    heads = [HEAD.replace(b"A: b", b"A: %d" % n) for n in range(HEADS_MAX + 1)]
+    for head in [heads[0], heads[0], *heads[1:]]:
+        found.feed(request(head=head))
+        found.on_response(lambda _: b"{}")
+    answered = [bool(found.feed(request(head=head))[0]) for head in heads]
+    assert answered == [False] + [True] * HEADS_MAX
+
+
+def test_the_response_has_its_length():
+    assert b"content-length: 2\r\n" in repeated_requests.response(b"{}")
+
+
+INSTANCE = HEADERS[api.INSTANCE_HEADER]
+# --- Repeated heartbeats ---
+
+
+BEAT = CLIENT + "/beat"
+STANDING = b'{"standings":[{"topic":"t","partition":0,"epoch":1,"position":%d}]}'
+
+
+def beat_bytes(body=b"", *headers, length=None):
+    lines = [
+        f"POST {BEAT} HTTP/1.1",
+        "Host: sidecar",
+        f"{api.INSTANCE_HEADER}: {INSTANCE}",
+        *headers,
+        f"Content-Length: {len(body) if length is None else length}",
+    ]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def receive(connection):
+    """Return the next response of known length."""
+    found = b""
+    while b"\r\n\r\n" not in found:
+        found += connection.recv(65_536)
+    head, _, body = found.partition(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0])
+    while len(body) < length:
+        body += connection.recv(65_536)
+    return head + b"\r\n\r\n" + body
+
+
+def names_of(service):
+    return [call[0] for call in service.calls]
+
+
+@pytest.fixture
+def beating(served):
+    """Return a connection of which a heartbeat was answered."""
+    served.service.calls.clear()
+    served.service.is_slow = False
+    with served.connect() as connection:
+        connection.sendall(beat_bytes())
+        first = receive(connection)
+        assert first.startswith(b"HTTP/1.1 200 ")
+        assert names_of(served.service) == ["beat"]
+        served.service.calls.clear()
+        state = served.server.server_state
+        eventually(lambda: any(each._repeated._known for each in state.connections))
+        yield SimpleNamespace(connection=connection, first=first, served=served)
+    served.service.is_slow = False
+
+
+def test_a_repeated_heartbeat_is_answered_at_once_and_alike(beating):
+    connection, service = beating.connection, beating.served.service
+    before = beating.served.server.server_state.total_requests
+    for position in (7, 12_345):
+        body = STANDING % position
+        connection.sendall(beat_bytes(body))
+        assert receive(connection) == beating.first
+        assert service.calls[-1][2].standings[0].position == position
+    assert names_of(service) == ["beat_at_once", "beat"] * 2
+    assert beating.served.server.server_state.total_requests == before + 2
+    counts = beating.served.app._serving.counts.requests()
+    assert counts["beat", 200] >= 3
+
+
+def test_head_and_body_of_a_heartbeat_may_arrive_apart(beating):
+    connection = beating.connection
+    sent = beat_bytes(STANDING % 5)
+    head = sent.index(b"\r\n\r\n") + 4
+    for pieces in ((sent[:head], sent[head:]), (sent[: head + 9], sent[head + 9 :])):
+        for piece in pieces:
+            connection.sendall(piece)
+            threading.Event().wait(0.01)
+        assert receive(connection) == beating.first
+    assert names_of(beating.served.service) == ["beat_at_once", "beat"] * 2
+
+
+def test_a_slow_body_of_a_heartbeat_has_the_limits_of_every_body(beating, monkeypatch):
+    monkeypatch.setattr(requests, "BODY_S_MAX", 0.2)
+    connection = beating.connection
+    connection.sendall(beat_bytes(length=9))
+    assert failure_of(read(connection)).message.startswith("the body did not come")
+    assert names_of(beating.served.service) == []
+
+
+def test_a_heartbeat_that_takes_longer_goes_to_a_thread(beating):
+    beating.served.service.is_slow = True
+    beating.connection.sendall(beat_bytes())
+    assert receive(beating.connection) == beating.first
+    assert names_of(beating.served.service) == ["beat"]
+
+
+def test_without_a_service_a_repeated_heartbeat_is_refused(beating):
+    serving = beating.served.app._serving
+    service, serving.service = serving.service, None
+    try:
+        beating.connection.sendall(beat_bytes())
+        assert receive(beating.connection).startswith(b"HTTP/1.1 503 ")
+    finally:
+        serving.service = service
+
+
+@pytest.mark.parametrize("body", [b"{", b'{"standings":1}', b"[" * 2_000])
+def test_an_invalid_repeated_heartbeat_is_refused_with_a_reason(beating, body):
+    beating.connection.sendall(beat_bytes(body))
+    response = receive(beating.connection)
+    assert response.startswith(b"HTTP/1.1 400 ")
+    assert failure_of(response).setting == "body"
+
+
+def test_the_next_heartbeat_of_a_client_that_is_gone_is_refused(beating):
+    service = beating.served.service
+    service.gone.add(("g", "c"))
+    try:
+        beating.connection.sendall(beat_bytes())
+        assert receive(beating.connection).startswith(b"HTTP/1.1 410 ")
+    finally:
+        service.gone.clear()
+
+
+def test_other_requests_between_heartbeats_are_parsed(beating):
+    connection, service = beating.connection, beating.served.service
+    connection.sendall(REQUEST)
+    assert receive(connection).startswith(b"HTTP/1.1 200 ")
+    connection.sendall(beat_bytes())
+    assert receive(connection) == beating.first
+    connection.sendall(beat_bytes() + beat_bytes())  # two at once
+    eventually(lambda: len(names_of(service)) == 4)
+    assert names_of(service) == ["beat_at_once", "beat", "beat", "beat"]
+
+
+def test_another_instance_on_the_connection_is_refused(beating):
+    other = beat_bytes().replace(INSTANCE.encode(), b"ef" * 16)
+    beating.connection.sendall(other)
+    assert receive(beating.connection).startswith(b"HTTP/1.1 409 ")
+
+
+def test_over_tcp_only_the_head_with_the_token_is_repeated(served):
+    served.service.calls.clear()
+    token = f"Authorization: Bearer {TOKEN.decode()}"
+    local = [line.replace(b"sidecar", b"localhost", 1) for line in [beat_bytes()]]
+    with_token = local[0].replace(
+        b"Content-Length", token.encode() + b"\r\nContent-Length"
+    )
+    with socket.create_connection(("127.0.0.1", served.port), 30) as connection:
+        for _ in range(2):
+            connection.sendall(with_token)
+            assert receive(connection).startswith(b"HTTP/1.1 200 ")
+        assert names_of(served.service) == ["beat", "beat_at_once", "beat"]
+        connection.sendall(local[0])
+        assert receive(connection).startswith(b"HTTP/1.1 401 ")
+
+
+def test_repeated_heartbeats_keep_the_connection_and_its_timer(beating):
+    state = beating.served.server.server_state
+    (one,) = (each for each in state.connections if each._repeated._known)
+    before = one.timeout_keep_alive_task
+    beating.connection.sendall(beat_bytes())
+    assert receive(beating.connection) == beating.first
+    assert before.cancelled()
+    assert not one.timeout_keep_alive_task.cancelled()
+    assert one._head_timer is one._body_timer is None
+
+
+@given(
+    pieces=st.lists(
+        st.sampled_from(
+            [
+                *(beat_bytes(), beat_bytes(STANDING % 3), beat_bytes(b"{}")),
+                *(beat_bytes()[:40], beat_bytes()[40:], beat_bytes(length=2), b"{}"),
+                beat_bytes(b"", "Expect: 100-continue"),
+                beat_bytes(b"", "Connection: close"),
+                beat_bytes().replace(b"\r\n", b"\n"),
+                *(b"0\r\n\r\n", b"\r\n", b"x", REQUEST),
+            ]
+        ),
+        max_size=5,
+    )
+)
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_any_bytes_after_a_heartbeat_are_answered_as_without_repetition(served, pieces):
+    answers = []
+    for known in (True, False):
+        served.service.is_slow = not known
+        with served.connect() as connection:
+            connection.sendall(beat_bytes())
+            receive(connection)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                for piece in pieces:
+                    connection.sendall(piece)
+                connection.shutdown(socket.SHUT_WR)
+            answers.append(read(connection))
+    served.service.is_slow = False
+    # What follows the last whole request may be answered or not: both have closed.
+    one, other = (each.split(b"HTTP/1.1 ") for each in answers)
+    assert one[: len(other)] == other[: len(one)]
