@@ -46,6 +46,7 @@ TRUNCATED = {
         "cuts": (0,),
         "grants": 1,
     },
+    "more-truncated-two-operations": CUTS | {"cuts": (0,), "others": True},
     "fewer-truncated": CUTS | {"counts": (2, 1)},
 }
 LARGER_WORLDS = {
@@ -60,6 +61,7 @@ LARGER_WORLDS = {
     "more-apart-from-0-truncated": CUTS | {"counts": (2, 4), "cuts": (0, 1, 2)},
     "more-and-more-truncated": CUTS | {"counts": (2, 4, 8), "cuts": (0, 1, 2)},
     "more-truncated-with-handoffs": CUTS | {"handoffs": True},
+    "fewer-truncated-two-operations": CUTS | {"counts": (2, 1), "others": True},
     "fewer-truncated-two-grants": {"counts": (2, 1), "cuts": (0, 1)},
     "fewer-truncated-with-a-lock": CUTS | {"counts": (2, 1), "stages": True},
 }

@@ -42,6 +42,8 @@ class Layouts:
     murmur: Any
     is_stale: Any
     has_level_2: Any
+    end_pause: Any
+    note_over: Any
     is_over: Any
     end_pause: Any
     note_over: Any

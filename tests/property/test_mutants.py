@@ -308,11 +308,10 @@ COUNTS = [
     layoutvariants.end_with_an_open_source,
     layoutvariants.fence_over_an_open_change,
     layoutvariants.pause_while_open,
+    layoutvariants.fence_beside_a_pause,
     layoutvariants.obey_second_settings,
     layoutvariants.configure_before_done,
     layoutvariants.keep_settings_at_an_earlier_home,
-    layoutvariants.end_whatever_is_locked,
-    layoutvariants.fence_beside_a_pause,
 ]
 
 

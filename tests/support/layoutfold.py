@@ -50,6 +50,7 @@ class Part(NamedTuple):
 
     step: int  # of the count in force, -1 without a Config
     phase: str = OVER
+    op: int = 0  # which operation has fenced it
     knows: bool = False  # whether it has the key
     owner: int = NOBODY
     claimed: int = -1  # step of the last claim here, -1 without
@@ -156,7 +157,7 @@ class LayoutFold:
 
     def _record_of_change(self, part, kind, rest):
         if kind == "fence":
-            step = rest[0]
+            step, op = rest
             counts = self.counts[step], self.counts[step - 1]
             generation = BASE + step
             return layout_fence(
@@ -164,17 +165,17 @@ class LayoutFold:
                 generation=generation,
                 era=self._era(step),
                 h=H_MS,
-                op=_op(step),
+                op=_op(step, op),
             )
         if kind == "import":
             step, (position, granted, successor) = rest
             to = None if successor == NOBODY else f"c{successor}"
             item = imported(self.key, position, granted, successor=to)
-            return layout_import(item, source=self._source(step), op=_op(step))
-        step = part.step
+            return layout_import(item, source=self._source(step), op=_op(step, part.op))
+        step, op = part.step, _op(part.step, part.op)
         if kind == "done":
-            return layout_done(rest[0], source=self._source(step), op=_op(step))
-        return layout_final(op=_op(step))
+            return layout_done(rest[0], source=self._source(step), op=op)
+        return layout_final(op=op)
 
     def _era(self, step):
         return BASE if self.keeps_the_era else BASE + step
@@ -223,7 +224,7 @@ class LayoutFold:
             else LayoutSource(place, 0, NOW_MS)
             for place in places
         )
-        state.layout = Layout(_op(step), before, 1, sources)
+        state.layout = Layout(_op(step, part.op), before, 1, sources)
 
     def _key_state(self, at, part):
         is_claimed = part.claimed >= 0
@@ -258,6 +259,7 @@ class LayoutFold:
         part = Part(
             step,
             phase=self._phase(at, step, state.layout),
+            op=int(state.layout is not None and state.layout.op_id == _op(step, 1)),
             quiet=min(STALE, -(-quiet_ms // H_MS)),
             leader=before.leader,
         )
@@ -315,8 +317,8 @@ def _owner(client):
     return Owner(f"c{client}", ident(f"c{client}"))
 
 
-def _op(step):
-    return ident(f"change {step}")
+def _op(step, op):
+    return ident(f"change {step}, {op}")
 
 
 def _moves(key, counts):

@@ -92,6 +92,8 @@ class LayoutModel:
         stages: Whether a set position has locked the key, and is resolved later.
         handoffs: Whether owners name successors, and offer them the key before.
         cuts: Partitions of which one may lose the end of its log, once.
+        others: Whether partition 0 may get the fence of another operation, of the
+            same count, after its log went back.
         losses: Kinds of records that may be the first that is lost; None for all.
         grants: Offsets that can be granted.
         in_flight: Most records under way; 0 to let them land at once.
@@ -107,6 +109,7 @@ class LayoutModel:
         stages=False,
         handoffs=False,
         cuts=(),
+        others=False,
         losses=None,
         grants=GRANTS,
         in_flight=0,
@@ -115,7 +118,7 @@ class LayoutModel:
         self.counts, self.begin = counts, begin
         self.resets, self.stages, self.handoffs = resets, stages, handoffs
         self.cuts, self.losses, self.in_flight = cuts, losses, in_flight
-        self.mistake = mistake
+        self.others, self.mistake = others, mistake
         self.fold = LayoutFold(
             counts, grants=grants, keeps_the_era=mistake == KEEP_THE_ERA
         )
@@ -302,7 +305,9 @@ class LayoutModel:
         while at and step < len(self.counts) and not self.fold.is_fenced(at, step):
             step += 1
         if step < len(self.counts) and (at == 0 or step <= first.step):
-            yield "fence", step
+            yield "fence", step, first.op if at else 0
+            if at == 0 and self.others and world.cut is not None:
+                yield "fence", step, 1
         step = part.step
         if step < 1 or part.phase == OVER:
             return

@@ -400,6 +400,17 @@ class Reading:
         found = None if layout is None else layout.source(source)
         return None if found is None else found.done_ms is not None
 
+    def has_ended(self, partition: int) -> bool:
+        """Return whether a partition has a Final of the change, or a later fence.
+
+        Both follow the Final of partition 0. If the change is open there, its log has
+        lost that (PROTOCOL 10.8).
+        """
+        state = self.known.get(partition)
+        if state is None or state.config is None or self.change.is_open_in(state):
+            return False
+        return state.config.generation >= self.change.generation
+
     def lacks_done(self, partition: int) -> bool:
         """Return whether a pair of a partition is not done where it is open."""
         pairs = (pair for pair in self.change.pairs if partition in pair)
@@ -670,7 +681,12 @@ def final_waits_of(reading: Reading) -> Iterator[Wait]:
     rests on adoption: a member that lags behind is refused.
     """
     change, known = reading.change, reading.known
-    undone = [pair for pair in change.pairs if not reading.is_done(*pair)]
+    ended = {target for _, target in change.pairs if reading.has_ended(target)}
+    undone = [
+        (source, target)
+        for source, target in change.pairs
+        if target not in ended and not reading.is_done(source, target)
+    ]
     yield from (Wait("undone", target) for _, target in undone)
     for t in change.partitions:
         state = known.get(t)
@@ -680,7 +696,7 @@ def final_waits_of(reading: Reading) -> Iterator[Wait]:
         locked = sum(len(keys) for keys in state.locked.values())
         if locked or any(group.unresolved for group in state.groups.values()):
             yield Wait("unresolved", t, key_count=locked)
-    if undone:
+    if undone or ended:
         return
     done_ms = max(
         source.done_ms or 0

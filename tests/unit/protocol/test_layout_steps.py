@@ -556,6 +556,23 @@ def test_a_partition_left_in_an_earlier_change_is_ended():
     assert change.logs[3].state.layout is None
 
 
+@pytest.mark.parametrize("is_fenced", [False, True], ids=["ended", "fenced again"])
+def test_a_partition_0_that_has_lost_its_final_gets_it_again(is_fenced):
+    """What others have, nobody writes before partition 0 has ended the change."""
+    change = finished(Change())
+    for t in (1, 2, 3):
+        if is_fenced:
+            again = layout_fence(8, 4, generation=3, era=3, op=OTHER)
+            assert change.logs[t].outcome_of(again) == "layout_fenced"
+        else:
+            assert change.logs[t].outcome_of(layout_final()) == "layout_final"
+    steps = change.steps()
+    assert steps.finals == (Final(0, OP),)
+    assert change.write(steps) == ["layout_final"]
+    if is_fenced:
+        assert change.steps().fences == (0,)
+
+
 def test_an_earlier_change_is_ended_by_the_fence_of_the_next():
     change = finished(Change(4, 2))
     change.logs[0].append(layout_final())
