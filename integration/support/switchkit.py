@@ -17,6 +17,7 @@ def switch_always(monkeypatch):
     monkeypatch.setattr(switching.SwitchingReader, "_use", use)
     monkeypatch.setattr(switching, "BACKLOG", 1)
     monkeypatch.setattr(switching, "FEW_POLLS", 3)
+    monkeypatch.setattr(switching, "FEW_RECORDS", 10**9)
     monkeypatch.setattr(switching, "SMALL_BYTES", 10**6)
     for name in ("LOOK_S", "LOOK_EACH_S", "REST_S"):
         monkeypatch.setattr(switching, name, 0.0)

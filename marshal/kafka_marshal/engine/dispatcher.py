@@ -23,7 +23,7 @@ from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.granting import AtMostOnce
 from kafka_marshal.protocol.types import TopicPartition
 
-from .fetch_state import FetchState, Prefetch
+from .fetch_state import FAIR_READ_MS, FetchState, Prefetch
 from .grant_pipeline import GrantPipeline
 from .holding import Holding
 from .interfaces import ClaimEngine, ClaimSession
@@ -347,7 +347,8 @@ class Dispatcher:
             if now_ms == self._looked_ms:
                 return
             self._looked_ms = now_ms
-            is_wanted = self._pipeline.needs_records(self.unpaused())
+            is_due = self._reader.fetched_max > 0 and now_ms >= self._ahead.due_ms
+            is_wanted = is_due or self._pipeline.needs_records(self.unpaused())
         else:
             is_wanted = now_ms >= self._ahead.due_ms
         is_found = False
@@ -413,24 +414,43 @@ class Dispatcher:
         least = self._config.max_poll_records
         fetched = sum(place.buffered_count for place in self.unpaused())
         room = self._pipeline.fetched_max - fetched
+        now_ms = self._clock.now_ms()
+        is_due, self._ahead.due_ms = now_ms >= self._ahead.due_ms, now_ms + FAIR_READ_MS
+        at_once = self._reader.fetched_max
         if room < least:
+            if is_due and at_once:
+                return self._store(self._read_others())
             self._wait(min(timeout_ms, WAIT_SLICE_MS))
             return False
         # More than one poll hands out, to get ahead. All available records at once
         # only from a reader that has already fetched them.
-        at_once = room if self._reader.fetches_ahead else min(2 * least, room)
-        at_once = max(at_once, self._reader.fetched_max)
+        if not at_once:
+            at_once = room if self._reader.fetches_ahead else min(2 * least, room)
         return self._store(self._reader.poll(timeout_ms, at_once))
+
+    def _read_others(self) -> Mapping[TopicPartition, Sequence[Record]]:
+        """Read partitions without fetched records, however many others have."""
+        others = [
+            partition
+            for partition, place in self.places.items()
+            if place.buffered_count and partition not in self._reader_paused
+        ]
+        self._reader.pause(others)
+        try:
+            return self._reader.poll(0, self._reader.fetched_max)
+        finally:
+            self._reader.resume(others)
 
     def _read_plain(self, timeout_ms: int) -> bool:
         """Read what the reader has; wait only if it has nothing."""
         ahead = self._ahead
         ready = (p for p in self._ready if p.partition not in self.paused)
         most = ahead.most(sum(place.buffered_count for place in ready))
+        # Only partitions without fetched records are read, however many others have.
+        most = self._reader.fetched_max or most
         if most <= 0:
             self._wait(min(timeout_ms, WAIT_SLICE_MS))
             return False
-        most = max(most, self._reader.fetched_max)
         is_found = self._store(self._reader.poll(0, most))
         now_ms = self._clock.now_ms()
         if is_found or not timeout_ms:

@@ -6,6 +6,7 @@ from enginekit import (
     ALO,
     AMO,
     KEY,
+    T0,
     H,
     claim_of,
     fold,
@@ -23,7 +24,10 @@ from kafka_marshal.protocol.records import (
     ClaimingMessages,
     ReleasingPartition,
 )
+from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.testing.fakestore import AppendFate
+
+T1 = TopicPartition("t", 1)
 
 # --- At most once (PROTOCOL 6.2) ---
 
@@ -212,3 +216,26 @@ def test_small_polls_look_for_grants_once_in_a_millisecond(monkeypatch):
     cluster.run(20)
     assert node.consumer.poll(0, 1)
     assert len(looks) == 2
+
+
+@pytest.mark.parametrize("delivery", [ALO, AMO])
+def test_a_partition_without_records_does_not_wait_for_those_with_many(delivery):
+    cluster = world(records=(5_000, 0))
+    node = cluster.node("a", spec=spec(delivery=delivery, most=10, max_fetched=50))
+    cluster.run_until(lambda: len(node.held) == 2, 4 * H)
+    node.consumer._reader.fetched_max = 100_000
+    cluster.run(40)
+    got = []
+    for turn in range(40):
+        cluster.run(20)
+        got += node.consumer.poll(0)
+        node.consumer.commit()
+        if turn == 10:
+            assert set(got) == {T0}
+            assert node.consumer._places[T0].buffered_count > 4_000
+            cluster.kafka.produce(T1, b"late")
+    assert T1 in got
+    assert got.count(T0) > 30
+    if delivery is ALO:
+        # Single records are handed out by the fast path meanwhile.
+        assert node.consumer.next_fetched() is not None

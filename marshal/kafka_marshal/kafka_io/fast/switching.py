@@ -80,7 +80,7 @@ class SwitchingReader(DataReader):
         self._can_switch = True
         self._look_s = 0.0
         self._are_small = False
-        # Of the last polls that returned records: their number, and that of records.
+        # Of the last polls that returned all there was: their number, and the records'.
         self._polls = self._records = 0
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
@@ -118,8 +118,10 @@ class SwitchingReader(DataReader):
             self._look()
         found = self._reader.poll(timeout_ms, max_records)
         if found and self._bulk is self._reader:
-            self._polls += 1
-            self._records += sum(map(len, found.values()))
+            count = sum(map(len, found.values()))
+            if count < max_records:  # else there may be more
+                self._polls += 1
+                self._records += count
         elif found and not self._are_small:
             self._are_small = _are_small(found)
         return found

@@ -174,21 +174,32 @@ def test_large_records_are_read_over_librdkafka(reader, world, monkeypatch):
     reader.close(0)
 
 
-def test_small_fetches_end_it_for_a_while(reader, world):
+def test_small_fetches_end_it_for_a_while(reader, world, monkeypatch):
+    def grow(count):
+        at = reader.positions()[T0]
+        monkeypatch.setattr(FakeReader, "end", at + count)
+
     steady, bulk = switched(reader, world)
     for _ in range(FEW_POLLS):
-        reader.poll(0, FEW_RECORDS)
-    reader.poll(0, FEW_RECORDS - 1)
+        reader.poll(0, 5)
+    reader.poll(0, 1)
+    assert reader._reader is bulk, "there was more"
+    for _ in range(FEW_POLLS):
+        grow(FEW_RECORDS)
+        reader.poll(0, 10**9)
+    reader.poll(0, 1)
     assert reader._reader is bulk, "these were not small"
     for _ in range(FEW_POLLS):
-        reader.poll(0, FEW_RECORDS - 1)
+        grow(FEW_RECORDS - 1)
+        reader.poll(0, 10**9)
+    at = reader.positions()[T0]
+    grow(10 * BACKLOG)
+    reader.poll(0, 3)
     assert reader._reader is steady
+    assert reader.positions() == {T0: at + 3, T1: 0}
     assert bulk.ended == ["closed"]
     assert steady.state.paused == {T1}
     assert steady.state.tokens == {T0: NOW, T1: LATER}
-    (found,) = reader.poll(0, 3).values()
-    small = (FEW_POLLS + 1) * (FEW_RECORDS - 1)
-    assert found.start == 15 + FEW_POLLS * FEW_RECORDS + small
     world[0] += REST_S * 0.99
     reader.poll(0, 1)
     assert len(FakeReader.made) == 2
