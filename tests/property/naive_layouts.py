@@ -45,8 +45,6 @@ class Layouts:
     end_pause: Any
     note_over: Any
     is_over: Any
-    end_pause: Any
-    note_over: Any
     is_group_too_many: Any
     limit: Any
     directives: Any

@@ -404,7 +404,7 @@ class Reading:
         """Return whether a partition has a Final of the change, or a later fence.
 
         Both follow the Final of partition 0. If the change is open there, its log has
-        lost that (PROTOCOL 10.8).
+        lost that (PROTOCOL 10.9).
         """
         state = self.known.get(partition)
         if state is None or state.config is None or self.change.is_open_in(state):
