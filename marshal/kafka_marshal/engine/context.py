@@ -13,6 +13,7 @@ from kafka_marshal.ports import (
     Entropy,
     Event,
     Observer,
+    Pending,
     WrongSetting,
 )
 from kafka_marshal.protocol.claiming import Claimant
@@ -63,6 +64,7 @@ class Context:
             log_starts: First offset of each coordinating partition, as of that check.
             unreported: Partitions whose kept state shows grants that the log has lost
                 and that are not reported yet; it is not replaced until then.
+        start_requests: Requests for start positions under way, of all sessions.
         places: Where keys and groups are.
     """
 
@@ -75,6 +77,7 @@ class Context:
     wrong_settings: tuple[WrongSetting, ...] = ()
     log_starts: dict[int, int] = attrs.field(factory=dict)
     unreported: set[int] = attrs.field(factory=set)
+    start_requests: list[Pending[Any]] = attrs.field(factory=list)
     places: Placement = attrs.field(
         init=False,
         default=attrs.Factory(lambda self: Placement(self.replicas), takes_self=True),

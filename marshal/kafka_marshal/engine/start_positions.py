@@ -31,7 +31,7 @@ class StartPositions:
     that wins a thousand partitions asks the cluster twice, not two thousand times.
     """
 
-    __slots__ = ("_claimant", "_context", "_heartbeater", "_queued", "_requests")
+    __slots__ = ("_claimant", "_context", "_heartbeater", "_queued")
 
     def __init__(
         self, context: Context, beater: Heartbeater, claimant: Claimant
@@ -41,7 +41,6 @@ class StartPositions:
         self._claimant = claimant
         # In the order of the claims; those that ended meanwhile are left out later.
         self._queued: dict[Key, Holding] = {}
-        self._requests: list[Pending[Found]] = []
 
     def begin(self, holding: Holding, known: KeyState) -> None:
         """Send the first heartbeat; start at the position in the log, if any."""
@@ -93,8 +92,10 @@ class StartPositions:
 
     def _send_queued(self) -> None:
         """Request what is queued, as long as few requests are under way."""
-        self._requests = [one for one in self._requests if not one.done()]
-        while self._queued and len(self._requests) < REQUESTS_MAX:
+        # Of all sessions: more at a time would fill the queue of look-ups.
+        under_way = self._context.start_requests
+        under_way[:] = [one for one in under_way if not one.done()]
+        while self._queued and len(under_way) < REQUESTS_MAX:
             kind = _kind(next(iter(self._queued.values())))
             alike = (one for one in self._queued.values() if _kind(one) == kind)
             chosen = list(islice(alike, REQUEST_PARTITIONS_MAX))
@@ -102,7 +103,7 @@ class StartPositions:
                 del self._queued[holding.key]
             starting = [h for h in chosen if h.claim.phase is Phase.STARTING]
             if starting:
-                self._requests.append(self._request(starting))
+                under_way.append(self._request(starting))
 
     def _request(self, holdings: list[Holding]) -> Pending[Found]:
         data = self._context.ports.data

@@ -1,5 +1,7 @@
 """Where claims start that the log has no position of (PROTOCOL 5.6)."""
 
+from concurrent.futures import Future
+
 import pytest
 from enginekit import H, of, owning, spec, world
 
@@ -144,3 +146,17 @@ def test_positions_of_the_log_need_no_look_up(monkeypatch):
     requests = watch_requests(monkeypatch)
     owning(cluster, "b")
     assert not requests
+
+
+def test_the_sessions_of_an_engine_share_the_limit(monkeypatch):
+    monkeypatch.setattr(start_positions, "REQUESTS_MAX", 2)
+    cluster = world(records=(3,) * 4)
+    requests = watch_requests(monkeypatch)
+    node = claiming(cluster)
+    pending = Future()
+    node.engine.context.start_requests += [pending, pending]
+    cluster.run_until(lambda: len(node.held) == 4, 2 * H)
+    assert requests == []
+    pending.set_result(None)
+    answer(cluster, node)
+    assert all(held.progress is not None for held in node.held.values())
