@@ -1,7 +1,8 @@
 """How long keys stand still while the number of coordinating partitions changes.
 
 Two members, processes of their own, share the partitions of a topic, and each partition
-gets a record every few milliseconds. The handler takes no time, so next to nothing is uncommitted.
+gets a record every few milliseconds. The handler takes no time: next to nothing is in
+progress when a key is drained.
 An admin doubles the coordinating partitions and goes back, several times. What counts
 is the longest time between two hand-outs of a partition, by whichever member, from the
 command until a while after its end: of partitions whose keys move, and of those whose
