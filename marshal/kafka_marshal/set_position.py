@@ -507,6 +507,7 @@ class SetPosition:
     def _lock_keys(self, timeout_ms: int, *, drain_ms: int) -> None:
         self._report("pause", self._config.partition_count)
         self._pause.begin(timeout_ms)
+        self._require_one_config()
         if not self._pause.hold_until(self._is_drained, drain_ms):
             raise _NotDrained(
                 f"group {self._group_id!r} still owns partitions after {drain_ms} ms "
@@ -521,6 +522,25 @@ class SetPosition:
         while waiting:
             self._report("lock", len(waiting))
             waiting = self._stage(waiting, deadline_ms - self._clock.now_ms())
+
+    def _require_one_config(self) -> None:
+        """Refuse pauses that were accepted under different Configs.
+
+        The pause of the home refuses a change of the partition count (PROTOCOL 10.2).
+        One that came before it was accepted elsewhere may have moved the home.
+
+        Raises:
+            ClaimRejected: A partition has another Config than the operation began with.
+        """
+        for t in range(self._config.partition_count):
+            config = self._world(t).config
+            if config is None or config.generation != self._config.generation:
+                raise ClaimRejected(
+                    "the Config of the coordination topic is changing (coordinating "
+                    f"partition {t} has another one); nothing is set; when marshal "
+                    "topic info shows no change, plan it again",
+                    reason="wrong_generation",
+                )
 
     def _is_drained(self) -> bool:
         now_ms = self._clock.now_ms()

@@ -271,6 +271,18 @@ def test_another_pause_keeps_it_out(cluster):
     assert fold(cluster, HOME).active_pause("g").op_id == pause.op_id
 
 
+def test_pauses_under_different_configs_set_nothing(cluster):
+    """PROTOCOL 8.4: a change of the count may have moved the home in between."""
+    other = next(t for t in range(K) if t != HOME and t != 0)
+    later = msgspec.structs.replace(cluster.config, generation=2, era=2)
+    cluster.kafka.produce(cluster.place(other), encode(later))
+    with pytest.raises(ClaimRejected, match=f"partition {other} has another") as raised:
+        operation(cluster).run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
+    assert raised.value.reason == "wrong_generation"
+    assert positions(cluster) == [OLD] * KEYS
+    assert locks(cluster) == []
+
+
 def test_an_operation_that_is_not_resolved_keeps_others_out(cluster):
     one = operation(cluster)
     one._resolution._resolve = lambda *_, **__: (_ for _ in ()).throw(Died)
