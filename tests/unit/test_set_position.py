@@ -273,7 +273,7 @@ def test_another_pause_keeps_it_out(cluster):
 
 def test_pauses_under_different_configs_set_nothing(cluster):
     """PROTOCOL 8.4: a change of the count may have moved the home in between."""
-    other = next(t for t in range(K) if t != HOME and t != 0)
+    other = next(t for t in range(K) if t not in {HOME, 0})
     later = msgspec.structs.replace(cluster.config, generation=2, era=2)
     cluster.kafka.produce(cluster.place(other), encode(later))
     with pytest.raises(ClaimRejected, match=f"partition {other} has another") as raised:
