@@ -441,7 +441,7 @@ def test_broken_invariants_end_the_command_with_70(domain, runs, monkeypatch, tm
     assert "invariants are broken" in done.stderr
     assert set(data_ends(whole, runs["source"]).values()) == {50}
     text = page.read_text()
-    assert "8 of 8 are broken" in text
+    assert "9 of 9 are broken" in text
     assert "Lag over time" in text
     assert text.count("<svg") == 4
     assert all(row["digest"] in text for row in whole.partitions())

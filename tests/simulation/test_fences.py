@@ -44,7 +44,7 @@ BEFORE = (FENCES, "late", "stop")
 VARIANTS = [
     pytest.param(variants.renew_a_fenced_client, 3, BEFORE, id="renew"),
     pytest.param(
-        variants.claim_as_a_fenced_client, 81, (*BEFORE, "copies", "crash"), id="claim"
+        variants.claim_as_a_fenced_client, 22, (*BEFORE, "copies", "crash"), id="claim"
     ),
     pytest.param(variants.hand_out_though_fenced, 1, (FENCES,), id="hand-out"),
     pytest.param(variants.never_begin, 0, (SCHEDULES,), id="never-begin"),
