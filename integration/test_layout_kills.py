@@ -51,7 +51,7 @@ MOMENTS = ((is_fenced, True), (has_import, False), (has_done, True))
 
 @contextmanager
 def ready_admin(domain, count):
-    """The process of an admin that begins the change when it is told to."""
+    """The process of an admin that begins the change at a line on its stdin."""
     arguments = [sys.executable, PROGRAM, domain.servers, domain.topic, str(count)]
     process = subprocess.Popen(
         arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -281,7 +281,7 @@ class History:
                 found[place].append(open_now[place])
                 continue
             if step.effect == "imported":
-                # It was elsewhere meanwhile: whoever had it here before has no part
+                # It was elsewhere meanwhile: the owner that it had here has no part
                 # in what comes.
                 open_now.pop(place, None)
                 continue

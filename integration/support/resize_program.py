@@ -1,4 +1,4 @@
-"""An admin that changes the number of coordinating partitions when it is told to.
+"""An admin that changes the number of coordinating partitions at a given moment.
 
 Run as ``python resize_program.py SERVERS TOPIC COUNT``; it begins at a line on stdin.
 """
@@ -9,7 +9,7 @@ from kafka_marshal import Admin
 
 
 def main() -> int:
-    """Plan the change, wait to be told, then make it."""
+    """Plan the change, wait for a line on stdin, then make it."""
     servers, topic, count = sys.argv[1:]
     with Admin(servers, coordination_topic=topic) as admin:
         admin.resize_topic(int(count))
