@@ -6,6 +6,7 @@ no engine, no consumer and no figure of theirs is believed.
 
 import time
 from collections import defaultdict
+from itertools import pairwise
 
 import attrs
 from kafka import KafkaConsumer
@@ -101,6 +102,11 @@ class Grant:
     first: int
     last: int
     timestamp_ms: int
+
+
+def parsed(token: str) -> tuple[int, ...]:
+    """Return a token as what it is compared by."""
+    return tuple(map(int, token.split(".")))
 
 
 class History:
@@ -225,9 +231,27 @@ class History:
         ]
 
     def tenures(self, group_id: str) -> dict[Key, list[Tenure]]:
-        """Return who held what, one after the other (S1 holds by construction)."""
+        """Return who held what, one after the other, in whatever partition it was.
+
+        In one partition they do not overlap, by construction of the fold (S1); a key
+        moves with the partition count, and then the order is that of the tokens.
+        """
         found: dict[Key, list[Tenure]] = defaultdict(list)
-        open_now: dict[Key, Tenure] = {}
+        for (_, key), tenures in self._tenures_by_place(group_id).items():
+            found[key] += tenures
+        for tenures in found.values():
+            tenures.sort(key=lambda tenure: parsed(tenure.token))
+            for index, (one, two) in enumerate(pairwise(tenures)):
+                if one.ended_ms is None:
+                    tenures[index] = attrs.evolve(
+                        one, ended_ms=two.begun_ms, ended_by=two.effect
+                    )
+        return dict(found)
+
+    def _tenures_by_place(self, group_id: str) -> dict[tuple[int, Key], list[Tenure]]:
+        """Return who held what, by coordinating partition and key."""
+        found: dict[tuple[int, Key], list[Tenure]] = defaultdict(list)
+        open_now: dict[tuple[int, Key], Tenure] = {}
         for step in self.steps:
             key = step.key
             if (
@@ -236,13 +260,14 @@ class History:
                 or key.group_id != group_id
             ):
                 continue
-            now = open_now.get(key)
+            place = step.t, key
+            now = open_now.get(place)
             if step.effect in {"claimed", "resumed"}:
                 if now is not None:
-                    found[key][-1] = attrs.evolve(
+                    found[place][-1] = attrs.evolve(
                         now, ended_ms=step.timestamp_ms, ended_by=step.effect
                     )
-                open_now[key] = Tenure(
+                open_now[place] = Tenure(
                     key=key,
                     client_id=step.client_id,
                     epoch=step.offset,
@@ -253,7 +278,12 @@ class History:
                     start=step.position,
                     position=step.position,
                 )
-                found[key].append(open_now[key])
+                found[place].append(open_now[place])
+                continue
+            if step.effect == "imported":
+                # It was elsewhere meanwhile: the owner that it had here has no part
+                # in what comes.
+                open_now.pop(place, None)
                 continue
             if now is None:
                 continue
@@ -262,20 +292,20 @@ class History:
                 now = attrs.evolve(now, renewed_ms=step.timestamp_ms)
             if step.effect == "released":
                 now = attrs.evolve(now, ended_ms=step.timestamp_ms, ended_by="released")
-            found[key][-1] = now
+            found[place][-1] = now
             if step.effect == "released":
-                del open_now[key]
+                del open_now[place]
             else:
-                open_now[key] = now
-        return dict(found)
+                open_now[place] = now
+        return found
 
     def grants(self, group_id: str) -> dict[Key, list[Grant]]:
-        """Return every range given out at most once, in log order."""
+        """Return every range given out at most once, in the order of tokens."""
         found: dict[Key, list[Grant]] = defaultdict(list)
-        tokens: dict[Key, str] = {}
+        tokens: dict[tuple[int, Key], str] = {}
         for step in self.steps:
             if step.effect in {"claimed", "resumed"}:
-                tokens[step.key] = self._token(step)
+                tokens[step.t, step.key] = self._token(step)
             if step.transition.outcome == ACCEPTED and step.effect == "granted":
                 key, detail = step.key, step.transition.detail
                 if key.group_id == group_id:
@@ -283,12 +313,14 @@ class History:
                         Grant(
                             key=key,
                             client_id=step.client_id,
-                            token=tokens[key],
+                            token=tokens[step.t, key],
                             first=detail["first"],
                             last=detail["last"],
                             timestamp_ms=step.timestamp_ms,
                         )
                     )
+        for grants in found.values():
+            grants.sort(key=lambda grant: (parsed(grant.token), grant.first))
         return dict(found)
 
     def _token(self, step: Step) -> str:

@@ -6,8 +6,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import attrs
-from history import History, Tenure
+from history import History, Step, Tenure, parsed
 
+from kafka_marshal.protocol.layout import is_final, item_of
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.state import ACCEPTED, WorldState
 from kafka_marshal.protocol.types import Key, TopicPartition
 
 
@@ -162,6 +165,36 @@ def judge_grants(journal: Journal, history: History, group_id: str) -> dict[Key,
     return {key: offsets for key, offsets in unprocessed.items() if offsets}
 
 
+def judge_moves(history: History) -> int:
+    """Check PROTOCOL 10.3 and 10.4 for every imported key; return how many there were.
+
+    By what its importer had read of its source, nobody owned the key any more, and it
+    was imported as it was; nothing changes it there until the next change begins. So
+    by the log no key has two owners in two partitions.
+    """
+    imports: dict[int, list[Step]] = defaultdict(list)
+    for step in history.of("imported"):
+        imports[step.record.source].append(step)
+    for source, steps in imports.items():
+        steps.sort(key=lambda step: step.record.source_offset, reverse=True)
+        world, moved = WorldState(source), set()
+        for entry in (*history.entries[source], None):
+            while steps and (
+                entry is None or steps[-1].record.source_offset <= entry.offset
+            ):
+                step = steps.pop()
+                assert is_final(world, step.key), (source, step)
+                item = item_of(step.key, world.keys[step.key])
+                assert item in step.record.items, (source, item, step)
+                moved.add(step.key)
+            for transition in () if entry is None else apply(world, entry):
+                if transition.effect == "layout_fenced":
+                    moved.clear()
+                is_change = transition.outcome == ACCEPTED and transition.key in moved
+                assert not is_change, f"in {source}, after it moved: {transition}"
+    return len(history.of("imported"))
+
+
 def judge_overlaps(
     journal: Journal, history: History, group_id: str, *, late_max: int | None = 1
 ) -> int:
@@ -176,8 +209,8 @@ def judge_overlaps(
         for key, tenures in history.tenures(group_id).items()
     }
     for place, found in tokens.items():
-        parsed = [tuple(map(int, token.split("."))) for token in found]
-        assert all(one < two for one, two in pairwise(parsed)), (place, found)
+        ranks = map(parsed, found)
+        assert all(one < two for one, two in pairwise(ranks)), (place, found)
     newest: dict[TopicPartition, int] = {}
     late: Counter = Counter()
     for each in journal.handled:

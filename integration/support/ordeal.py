@@ -5,7 +5,7 @@ log and of what workers wrote down; figures go into a `Finding`, for the report.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -105,6 +105,7 @@ class Ordeal:
         partitions: int = 3,
         replication: int = 3,
         team: dict[str, str] = TEAM,
+        deliveries: Sequence[str] = DELIVERIES,
         has_true_time: bool = True,
         is_exclusive: bool = True,
         prepare: Callable[[Domain], None] = lambda domain: None,
@@ -127,7 +128,7 @@ class Ordeal:
         self._stack.callback(self.domain.close)
         prepare(self.domain)
         self.fleets: dict[str, Fleet] = {}
-        for delivery in DELIVERIES:
+        for delivery in deliveries:
             (home / delivery).mkdir()
             usual = {
                 "group_id": unique(f"chaos-{delivery}"),
@@ -174,6 +175,19 @@ class Ordeal:
             [each for each in fleet.workers if each.client_id == name][-1]
             for fleet in self.fleets.values()
         ]
+
+    def kill(self, name: str) -> list[Worker]:
+        """Kill the processes of one name, which nobody expects to run from now on."""
+        killed = self.workers(name)
+        for worker in killed:
+            worker.kill()
+            self._replaced.add(worker.pid)
+        return killed
+
+    def restart(self, name: str) -> None:
+        """Start processes of a name again."""
+        for fleet in self.fleets.values():
+            fleet.start(name, transport=self._team[name])
 
     def wait_all_work(self, names: set[str], timeout_ms: int = WORK_MS) -> None:
         """Wait until these clients, in both groups, have worked from now on."""

@@ -1,0 +1,165 @@
+"""The count of coordinating partitions changes while members and admins are killed."""
+
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import journal
+import pytest
+from clikit import Cli
+from cluster_history import Sender
+from journal import judge_moves
+from ordeal import Finding, Ordeal
+from slowness import factor_now
+from waiting import eventually
+
+from kafka_marshal.protocol.layout import place_of
+
+COUNTS = (4, 8, 16, 8)
+DATA_PARTITIONS = 12
+H_MS = 2_000
+TEAM = {"a": "fast", "b": "kafka-python", "c": "fast"}
+KEEP_MS = 500
+"""So often snapshots are written: who is restarted finds one of an earlier count."""
+PROGRAM = Path(journal.__file__).with_name("resize_program.py")
+
+
+def is_fenced(worlds):
+    return worlds[0].layout is not None
+
+
+def has_import(worlds):
+    return any(source.imported_count for source in sources(worlds))
+
+
+def has_done(worlds):
+    return any(source.done_ms is not None for source in sources(worlds))
+
+
+def sources(worlds):
+    layouts = (world.layout for world in worlds.values())
+    return [source for layout in layouts if layout for source in layout.sources]
+
+
+# When a change is interrupted, and whether another admin continues it: else members
+# complete it alone.
+MOMENTS = ((is_fenced, True), (has_import, False), (has_done, True))
+
+
+@contextmanager
+def ready_admin(domain, count):
+    """The process of an admin that begins the change at a line on its stdin."""
+    arguments = [sys.executable, PROGRAM, domain.servers, domain.topic, str(count)]
+    process = subprocess.Popen(
+        arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("delivery", ["alo", "amo"])
+def test_members_and_admins_die_while_the_count_changes(
+    broker, unique, tmp_path, delivery
+):
+    found = Finding("layout_kills", __doc__, round(H_MS * factor_now()))
+    with Ordeal(
+        found,
+        broker.bootstrap_servers,
+        unique,
+        tmp_path,
+        partitions=DATA_PARTITIONS,
+        replication=1,
+        team=TEAM,
+        deliveries=[delivery],
+        domain_settings={"partitions": COUNTS[0]},
+        keep_ms=KEEP_MS,
+    ) as it:
+        it.start()
+        it.wait_flowing()
+        cli, names, killed = Cli(it.domain, tmp_path), [*TEAM], []
+        for (before, after), (moment, is_continued) in zip(
+            pairwise(COUNTS), MOMENTS, strict=True
+        ):
+            killed += interrupt(it, after, moment, names=names[:2])
+            if is_continued:
+                # It is no matter if members were faster.
+                arguments = ("topic", "resize", "--partitions", str(after))
+                cli.run(*arguments, "--execute")
+            for name in names[:2]:
+                it.restart(name)
+            wait_changed(it, before, after)
+            it.wait_all_work(set(names))
+            it.wait_flowing()
+            names.append(names.pop(0))
+        it.settle()
+        it.domain.forget_history()
+        it.judge()
+        history = it.domain.history()
+        assert judge_moves(history) > 0
+        require_lost_by(killed, it)
+        assert cli.json("log", "verify")["result"] == "ok"
+
+
+def interrupt(it, after, moment, *, names):
+    """Begin a change, and kill its admin and members in the middle; return these.
+
+    One of them hangs from before the change, and so leaves it open until it is killed;
+    the other one dies at work.
+    """
+    hangs, works = names
+    with ready_admin(it.domain, after) as admin:
+        for worker in it.workers(hangs):
+            worker.signal(signal.SIGSTOP)
+        admin.stdin.write("\n")
+        admin.stdin.flush()
+        eventually(lambda: is_fenced(it.domain.history().worlds), "it begins")
+        it.domain.forget_history()  # its log may have more partitions now
+        eventually(
+            lambda: moment(it.domain.history().worlds), f"{moment.__name__}, {after}"
+        )
+        assert admin.poll() is None, "it was killed in the middle"
+        admin.kill()
+        return it.kill(works) + it.kill(hangs)
+
+
+def wait_changed(it, before, after):
+    """Wait until the change is over everywhere, and each key is owned in its place."""
+    (fleet,) = it.fleets.values()
+    group = fleet.settings["group_id"]
+
+    def look():
+        worlds = it.domain.history().worlds
+        if any(worlds[t].layout for t in range(max(before, after))):
+            return False
+        assert worlds[0].config.partition_count == after
+        owned = [
+            (key, t)
+            for t, world in worlds.items()
+            for key, known in world.keys.items()
+            if key.group_id == group and known.owner is not None
+        ]
+        assert all(t == place_of(key, partition_count=after) for key, t in owned)
+        return len(owned) == DATA_PARTITIONS
+
+    eventually(look, f"{after} coordinating partitions are in use")
+
+
+def require_lost_by(killed, it):
+    """Whatever nobody has handled was granted to a process that was killed."""
+    (fleet,) = it.fleets.values()
+    (topic,) = it.topics(fleet)
+    group = fleet.settings["group_id"]
+    dead = {Sender.of(worker.notes_path, group).incarnation for worker in killed}
+    lost = fleet.journal.lost(it.domain.of(topic))
+    for step in it.domain.history().of("granted", group_id=group):
+        detail = step.transition.detail
+        given = range(detail["first"], detail["last"] + 1)
+        is_lost = any(n in given for n in lost.get(step.key.topic_partition, ()))
+        assert not is_lost or step.record.incarnation in dead, step
