@@ -51,7 +51,8 @@ class ScheduleJudge:
         """Judge a transition, with the state behind its record.
 
         Raises:
-            Violation: A pause lasts too long, or begins at a wrong time.
+            Violation: A pause lasts too long, begins at a wrong time, or outlives a
+                change of the count.
         """
         record, now_ms = folded.transition.record, state.append_time_ms
         pause = state.active_pause(GROUP)
@@ -93,10 +94,8 @@ class ScheduleJudge:
 
     def _on_record(self, folded: Folded, state: WorldState) -> None:
         record, effect = folded.transition.record, folded.transition.effect
-        if effect == "layout_fenced":  # 10.2: all pauses are over, also scheduled ones
-            for op_id in list(self.due):
-                self._end(op_id, "schedule_ended_by_resize")
-            self.scoped.clear()
+        if effect == "layout_fenced":
+            self._on_fence(state)
         if not isinstance(record, PauseGroup | ReleaseGroup):
             return
         if scope_of(record) is not None and effect in {"paused", "scheduled"}:
@@ -118,6 +117,15 @@ class ScheduleJudge:
             self.due[record.op_id] = record.begin_time, until_ms
         elif isinstance(record, PauseGroup):
             self.note("schedule_refused")
+
+    def _on_fence(self, state: WorldState) -> None:
+        """10.2: a change of the count ends all pauses, also scheduled ones."""
+        group = state.groups.get(GROUP)
+        if group is not None and (group.pauses or group.scheduled):
+            raise Violation("10.2", f"a fence leaves {group.pauses}, {group.scheduled}")
+        for op_id in list(self.due):
+            self._end(op_id, "schedule_ended_by_resize")
+        self.scoped.clear()
 
     def _end(self, op_id: bytes, how: str) -> None:
         del self.due[op_id]

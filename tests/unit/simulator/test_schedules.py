@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from logkit import START_MS, H, Log, beat, layout_fence, pause, scope_of
 
-from kafka_marshal.protocol import fold_groups
+from kafka_marshal.protocol import fold_groups, fold_layouts
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.records import PAUSE_LEVEL, PauseGroup
 from kafka_marshal.testing.fakestore import Stored
@@ -83,6 +83,14 @@ def test_a_change_of_the_count_ends_all_pauses():
     scene.land(beat(0), after=2 * H)
     assert scene.seen["schedule_ended_by_resize"] == 1
     assert not scene.seen["schedule_begun"]
+
+
+def test_a_pause_that_outlives_a_change_of_the_count_is_found(monkeypatch):
+    monkeypatch.setattr(fold_layouts, "_end_pauses", lambda *_: None)
+    scene = Scene(Log(1, level=PAUSE_LEVEL, k=2))
+    scene.schedule(H, 9 * H)
+    with pytest.raises(Violation, match=r"10\.2"):
+        scene.land(layout_fence(4, 2, level=PAUSE_LEVEL))
 
 
 def test_pauses_of_some_partitions_are_judged_each_for_itself():
