@@ -13,6 +13,7 @@ import msgspec
 from kafka_marshal.ports import Append, Record
 from kafka_marshal.protocol.codec import decode
 from kafka_marshal.protocol.losses import marks_of
+from kafka_marshal.protocol.placement import place_under
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
     ClaimingMessages,
@@ -79,20 +80,15 @@ class Chronicle:
         operations: All of them so far.
     """
 
-    def __init__(self, world: Surroundings, *, has_pauses: bool = True) -> None:
-        """Start with an empty history.
-
-        Args:
-            world: What it covers.
-            has_pauses: Whether it has pauses: only where no key moves into one.
-        """
-        self._has_pauses = has_pauses
+    def __init__(self, world: Surroundings) -> None:
+        """Start with an empty history of what a world covers."""
         self.operations: list[Operation] = []
         self._world = world
         # What was won under which epoch of a coordinating partition.
         self._won: dict[tuple[int, int], tuple[Key, Token | None]] = {}
         self._open: dict[str, list[tuple[Append, list[Operation]]]] = {}
-        self._paused: set[int] = set()
+        # Keys that a pause in their coordinating partition holds; no key moves then.
+        self._paused: dict[int, list[Key]] = {}
         # What a process is working on; unknown if it dies.
         self._begun: dict[str, dict[tuple[Key, int], Operation]] = {}
 
@@ -170,8 +166,7 @@ class Chronicle:
     def on_fold(self, folded: Folded, world: WorldState) -> None:
         """Take what a record turned out to be."""
         transition, partition = folded.transition, folded.partition
-        if self._has_pauses:
-            self._note_pause(partition, world, transition)
+        self._note_pause(partition, world, transition)
         record, key = transition.record, transition.key
         if key is None or key not in self._world.keys_of(partition):
             return
@@ -245,17 +240,22 @@ class Chronicle:
         record = transition.record
         is_paused = isinstance(record, ReleaseGroup) and transition.effect == "paused"
         was_paused = partition in self._paused
-        if not is_paused and not was_paused:
-            return
-        keys = self._world.keys_of(partition)
-        group_id = keys[0].group_id if keys else ""
         if is_paused and not was_paused:
-            self._paused.add(partition)
+            assert world.config is not None
+            count = world.config.partition_count
+            keys = [
+                key
+                for key in self._world.keys_of(partition)
+                if place_under(key, count) == partition
+            ]
+            self._paused[partition] = keys
             for key in keys:
                 self._end(PAUSE, OK, of=("admin", key))
-        elif world.active_pause(group_id) is None:
-            self._paused.discard(partition)
-            for key in keys:
+        elif was_paused:
+            keys = self._paused[partition]
+            if keys and world.active_pause(keys[0].group_id) is not None:
+                return
+            for key in self._paused.pop(partition):
                 self._end(UNPAUSE, OK, of=("admin", key))
 
     # --- what applications do

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from kafka_marshal.protocol.codec import encode
-from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.records import ClaimingPartition, FencingClient
 from kafka_marshal.protocol.types import Owner
 from simulator.base import GROUP
@@ -96,8 +95,7 @@ class Fences:
 
     def _numbers(self) -> list[int]:
         """Return the coordinating partitions, in the order of an admin's tool."""
-        count = self._world.plan.coordinators
-        home = home_partition(GROUP, partition_count=count)
+        home, count = self._world.home, max(self._world.counts)
         return sorted(range(count), key=lambda number: (number != home, number))
 
     # --- how it is done

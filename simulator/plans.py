@@ -12,7 +12,6 @@ from itertools import count
 import msgspec
 
 from kafka_marshal.protocol.codec import encode
-from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.records import (
     GroupSettings,
     Plan,
@@ -134,7 +133,7 @@ class Plans:
             [app.node.owner.client_id for app in self._fleet.apps],
             home=self._home,
             partitions=self._world.plan.partitions,
-            coordinators=self._world.plan.coordinators,
+            coordinators=self._world.counts[0],
         )
         changes = {"follows": follows, "seq": next(self._seqs)}
         slices = {"slice_count": 2} if kind == CUT else {}
@@ -156,8 +155,7 @@ class Plans:
 
     @property
     def _home(self) -> WorldState:
-        number = home_partition(GROUP, partition_count=self._world.plan.coordinators)
-        return self._world.watcher.worlds[number]
+        return self._world.watcher.worlds[self._world.home]
 
     def _write(self, record: GroupSettings | Plan) -> None:
         cluster = self._world.cluster

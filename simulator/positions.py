@@ -17,7 +17,6 @@ from kafka_marshal.finishing import Resolution
 from kafka_marshal.pausing import Sender
 from kafka_marshal.ports import Clock
 from kafka_marshal.protocol.codec import decode
-from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.records import (
     ClaimingPartition,
     Config,
@@ -252,7 +251,7 @@ class Admins(Processes):
         self._start(admin, work)
 
     def _admin(self, fault: Fault, op_id: str, rng: random.Random) -> Admin:
-        h_ms, count = self._world.plan.h_ms, self._world.plan.coordinators
+        h_ms, count = self._world.plan.h_ms, self._world.counts[0]
         records_max = rng.randint(0, 3 * count + 2) if rng.random() < DIES else None
         return Admin(
             name=f"admin{fault.number}",
@@ -269,7 +268,7 @@ class Admins(Processes):
     def _lose_home(self, fault: Fault) -> None:
         """Have the home of the group take no records for a while."""
         world = self._world
-        home = home_partition(GROUP, partition_count=world.plan.coordinators)
+        home = world.home
         window = Window("mute", None, 1.0, home)
         world.fates.open(window)
         close = partial(world.fates.close, window)
@@ -282,7 +281,7 @@ class Admins(Processes):
         if not apps:
             return
         app = apps[fault.who % len(apps)]
-        number = fault.size % world.plan.coordinators
+        number = fault.size % max(world.counts)
         log = app.node.log
         log.lags_ms = {number: fault.for_ms}
         world.loop.at(world.now_ms + fault.for_ms, log.lags_ms.clear)

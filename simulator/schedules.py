@@ -51,7 +51,8 @@ class ScheduleJudge:
         """Judge a transition, with the state behind its record.
 
         Raises:
-            Violation: A pause lasts too long, or begins at a wrong time.
+            Violation: A pause lasts too long, begins at a wrong time, or outlives a
+                change of the count.
         """
         record, now_ms = folded.transition.record, state.append_time_ms
         pause = state.active_pause(GROUP)
@@ -93,6 +94,8 @@ class ScheduleJudge:
 
     def _on_record(self, folded: Folded, state: WorldState) -> None:
         record, effect = folded.transition.record, folded.transition.effect
+        if effect == "layout_fenced":
+            self._on_fence(state)
         if not isinstance(record, PauseGroup | ReleaseGroup):
             return
         if scope_of(record) is not None and effect in {"paused", "scheduled"}:
@@ -115,6 +118,15 @@ class ScheduleJudge:
         elif isinstance(record, PauseGroup):
             self.note("schedule_refused")
 
+    def _on_fence(self, state: WorldState) -> None:
+        """10.2: a change of the count ends all pauses, also scheduled ones."""
+        group = state.groups.get(GROUP)
+        if group is not None and (group.pauses or group.scheduled):
+            raise Violation("10.2", f"a fence leaves {group.pauses}, {group.scheduled}")
+        for op_id in list(self.due):
+            self._end(op_id, "schedule_ended_by_resize")
+        self.scoped.clear()
+
     def _end(self, op_id: bytes, how: str) -> None:
         del self.due[op_id]
         if op_id in self.waiting and how == "schedule_begun":
@@ -129,13 +141,12 @@ class Schedules:
         """Start without any."""
         self._world = world
         self._records: list[PauseGroup] = []
-        note = world.coverage.note
-        self._judges = [ScheduleJudge(note) for _ in world.watcher.worlds]
+        self._judges: dict[int, ScheduleJudge] = {}
 
     def strike(self, fault: Fault) -> None:
         """Schedule a pause or two, repeat what was scheduled, or cancel it."""
         rng = chance(self._world.plan.seed, f"schedules/{fault.number}")
-        luck, numbers = rng.random(), list(range(self._world.plan.coordinators))
+        luck, numbers = rng.random(), list(self._numbers())
         if self._records and luck < CANCELS:
             self._cancel(rng.choice(self._records))
             return
@@ -158,7 +169,7 @@ class Schedules:
         """Schedule a pause in all partitions, each by the clock of its leader."""
         kafka, cluster = self._world.cluster.kafka, self._world.cluster
         op_id = self._record(0, 0).op_id
-        for number in range(self._world.plan.coordinators):
+        for number in self._numbers():
             leader = kafka.log(cluster.place(number)).leader
             begin_ms = kafka.clocks.wall_ms(leader, self._world.now_ms) + wait_ms
             record = replace(self._record(begin_ms, begin_ms + for_ms), op_id=op_id)
@@ -171,7 +182,7 @@ class Schedules:
         """Pause some data partitions everywhere, at once or later (PROTOCOL 4.15)."""
         kafka, cluster = self._world.cluster.kafka, self._world.cluster
         op_id = self._record(0, 0).op_id
-        for number in range(self._world.plan.coordinators):
+        for number in self._numbers():
             leader = kafka.log(cluster.place(number)).leader
             begin_ms = kafka.clocks.wall_ms(leader, self._world.now_ms) + wait_ms
             record = replace(
@@ -192,7 +203,14 @@ class Schedules:
         world = self._world
         if self._records and world.is_judged and not world.is_truncating:
             state = world.watcher.worlds[folded.partition]
-            self._judges[folded.partition].take(folded, state)
+            judge = self._judges.setdefault(
+                folded.partition, ScheduleJudge(world.coverage.note)
+            )
+            judge.take(folded, state)
+
+    def _numbers(self) -> range:
+        """Return the coordinating partitions that an admin writes to."""
+        return range(max(self._world.counts))
 
     def _record(self, begin_ms: int, until_ms: int) -> PauseGroup:
         record = PauseGroup(
@@ -229,6 +247,6 @@ class Schedules:
             msg_expire_time=0,
             reason=None,
         )
-        for number in range(self._world.plan.coordinators):
+        for number in self._numbers():
             cluster.kafka.produce(cluster.place(number), encode(cancel))
         self._world.trace(f"{record.op_id!r} is cancelled")

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 from kafka_marshal.config import Delivery
 from kafka_marshal.ports import Event, Record
-from kafka_marshal.protocol.hashing import coordinating_partition
-from kafka_marshal.protocol.placement import by_partition, partition_of
+from kafka_marshal.protocol.hashing import coordinating_partition, home_partition
+from kafka_marshal.protocol.placement import by_partition, counts_of, partition_of
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import Key, Token
 from kafka_marshal.testing.fakestore import Partition
@@ -89,7 +89,7 @@ class World(BaseWorld):
         )
         if set(LEVELS) & set(plan.kinds):
             self.levels.activate()
-        self.chronicle = Chronicle(self, has_pauses=not self.is_resizing)
+        self.chronicle = Chronicle(self)
         self.positions = PositionJudge()
         self.exposures, self.cuts = Exposures(), Cuts()
         self._numbers = self._number_by_key()
@@ -138,6 +138,21 @@ class World(BaseWorld):
             return self._numbers[key]
         found = partition_of(by_partition(self.watcher.worlds), key)
         return self._numbers[key] if found is None else found
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The number of coordinating partitions, and while it changes the one before.
+
+        An admin asks the log, and takes the Config that T0 has in force.
+        """
+        if not self.is_resizing:
+            return (self.plan.coordinators,)
+        return counts_of(by_partition(self.watcher.worlds)) or (self.plan.coordinators,)
+
+    @property
+    def home(self) -> int:
+        """The home of the group, under the count that is in force."""
+        return home_partition(GROUP, partition_count=self.counts[0])
 
     def keys_of(self, partition: int) -> Sequence[Key]:
         """Return the keys of the group that a coordinating partition may have."""

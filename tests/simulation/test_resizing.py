@@ -15,10 +15,30 @@ from kafka_marshal.protocol.layout import item_of
 from kafka_marshal.protocol.state import ACCEPTED
 from simulator.campaign import CampaignOptions, run_seeds
 from simulator.coverage import RESIZED
-from simulator.plan import MINUTE_MS, RESIZE
+from simulator.plan import (
+    FENCES,
+    HANDOFFS,
+    MINUTE_MS,
+    PLANS,
+    POSITIONS,
+    RESIZE,
+    SCHEDULES,
+    SEEKS,
+    STANDBYS,
+)
 from simulator.simulate import SimulationFailed, simulate
 
 CHOSEN = [7, 10, 13, 14, 21, 22, 23, 28, 35, 38]
+BESIDE = {
+    HANDOFFS: [1, 3],
+    PLANS: [1, 3],
+    FENCES: [3, 5],
+    SCHEDULES: [3, 5],
+    SEEKS: [1, 4],
+    STANDBYS: [1, 3],
+    POSITIONS: [1, 3],
+}
+"""Seeds, by what else goes wrong."""
 SEEDS = slices.seeds_of(quick=CHOSEN, full=1_000)
 
 
@@ -27,6 +47,17 @@ def test_a_key_has_one_owner_whatever_its_partition():
     summary = run_seeds(SEEDS, CampaignOptions(also=(RESIZE,), minutes=4), jobs=1)
     assert summary.broken == []
     assert {name for name in RESIZED if not summary.seen[name]} == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("beside", "seeds"), BESIDE.items())
+def test_a_change_fits_beside_what_else_goes_wrong(beside, seeds):
+    seeds = slices.seeds_of(quick=seeds, full=300)
+    summary = run_seeds(
+        seeds, CampaignOptions(also=(RESIZE, beside), minutes=2), jobs=1
+    )
+    assert summary.broken == []
+    assert summary.seen["moved"]
 
 
 BROKEN = variants.listed("broken members in a change")

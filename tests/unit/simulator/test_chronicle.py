@@ -17,6 +17,7 @@ from logkit import (
 )
 
 from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.placement import place_under
 from kafka_marshal.protocol.records import POSITION_LEVEL
 from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.testing.fakestore import Stored
@@ -153,6 +154,17 @@ def test_a_committed_set_position_is_the_admins():
     assert kinds == ["claim", "pause", "unpause", "set"]
     done = recording.chronicle.operations[3]
     assert (done.process, done.first, done.topic_id) == ("admin", 2, None)
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_a_pause_is_of_the_keys_that_its_partition_has(k):
+    recording = Recording(k=k)
+    recording.land(pause(START_MS + H))
+    recording.log.now_ms += 2 * H
+    recording.land(pause(START_MS))
+    kinds = [each.kind for each in recording.chronicle.operations]
+    is_here = place_under(recording.key, k) == 0
+    assert kinds == (["pause", "unpause"] if is_here else [])
 
 
 def test_an_abort_sets_nothing():
