@@ -181,6 +181,12 @@ def begin(
         follower.catch_up(2 * h_ms)
         config = follower.replicas[0].world.config
         assert config is not None
+        if config.partition_count > len(follower.replicas):
+            # The count has grown since the log was opened.
+            again = cluster.kafka.coordination_log(name=admin.name)
+            again.configure(h_ms)
+            follower = Follower(WaitingLog(again, wait=wait, on_append=send), clock)
+            follower.catch_up(2 * h_ms)
         sender = _Named(admin.name, admin.incarnation)
         work(admin, Tools(follower=follower, clock=clock, sender=sender, config=config))
 
