@@ -42,11 +42,15 @@ def live_through(domain, cli, tmp_path, *, topic, group):
     def owner():
         return domain.owners(group).get(TopicPartition(topic, 0))
 
+    def position():
+        return domain.states(group)[Key(group, topic, 0)].position
+
     with Fleet(domain, tmp_path / "fleet", group_id=group, topics=[topic]) as fleet:
         first = fleet.start("w1")
         eventually(lambda: len(first.journal.handled) == 20, "w1 works")
         second = fleet.start("w2")
         second.wait_for("ready")
+        eventually(lambda: position() == 20, "w1 has reported its position")
         first.kill()
         eventually(lambda: owner() == "w2", "w2 takes over")
         cli.run(

@@ -75,7 +75,9 @@ def owner(domain):
 
 
 def ref_to(domain, key):
-    known = domain.states(key.group_id)[key]
+    worlds = domain.history().worlds.values()
+    world = next(world for world in worlds if key in world.keys)
+    known = world.keys[key]
     return ClaimRef(
         group_id=key.group_id,
         client_id=known.owner.client_id,
@@ -83,7 +85,7 @@ def ref_to(domain, key):
         topic=key.topic,
         partition=key.partition,
         epoch=known.epoch,
-        token="",
+        token=str(world.token(key)),
         secret=grant_secret(known.resume_hash, key, epoch=known.epoch).hex(),
     )
 

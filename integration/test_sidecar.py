@@ -420,7 +420,7 @@ def test_nothing_that_fits_the_description_is_a_fault(domain):
 
         @given(request=requests())
         @settings(
-            max_examples=140,
+            max_examples=300,
             deadline=None,
             derandomize=True,
             database=None,

@@ -93,13 +93,13 @@ def shake(domain, broker, fleets, *, topics, at_ms):
     broker.resume()
     at_ms["resumed"] = wall_ms()
     for fleet in fleets:
-        wait_for_progress(fleet)
+        wait_for_progress(fleet, domain, topics)
     broker.kill()
     at_ms["killed"] = wall_ms()
     broker.restart()
     at_ms["restarted"] = wall_ms()
     for fleet in fleets:
-        wait_for_progress(fleet)
+        wait_for_progress(fleet, domain, topics)
     for fleet in fleets:
         topic = topics[fleet.settings["delivery"]]
         await_end(domain, fleet.settings["group_id"], topic)
@@ -108,8 +108,10 @@ def shake(domain, broker, fleets, *, topics, at_ms):
             worker.ask_to_end()
 
 
-def wait_for_progress(fleet):
+def wait_for_progress(fleet, domain, topics):
+    """Wait until records are handled; on a slow machine there may be none left."""
     since = wall_ms()
+    domain.produce(topics[fleet.settings["delivery"]], 5)
     eventually(
         lambda: any(h.at_ms > since for h in fleet.journal.handled),
         "somebody goes on",
