@@ -1,43 +1,17 @@
 """The heartbeat interval changes under running members, on a real broker."""
 
-import threading
 from functools import partial
 
 import pytest
 from clikit import Cli
-from domain import Recorder, opened
+from domain import opened
+from members import Member
 from waiting import eventually
 
 from kafka_marshal import TopicPartition
 
 RECORDS = 300
 TS = range(2)
-
-
-class Member:
-    """A client that handles records until it is closed, at least or at most once."""
-
-    def __init__(self, domain, group, name, *, topic, handled, delivery):
-        self.seen = Recorder()
-        self.marshal = domain.marshal(group, name, observer=self.seen)
-        self.consumer = self.marshal.consumer(topic, delivery=delivery)
-        self.ends = threading.Event()
-        self._handled, self._commits = handled, delivery == "alo"
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self):
-        while not self.ends.is_set():
-            for records in self.consumer.poll(50).values():
-                for record in records:
-                    self._handled.append((record.partition, record.offset))
-                    if self._commits:
-                        self.consumer.commit(record)
-
-    def close(self):
-        self.ends.set()
-        self._thread.join(60)
-        self.marshal.close()
 
 
 @pytest.mark.parametrize("delivery", ["alo", "amo"])

@@ -5,8 +5,9 @@ import time
 from itertools import pairwise
 
 import pytest
-from domain import Recorder, opened
-from waiting import eventually
+from domain import opened
+from members import Member
+from waiting import eventually, wall_ms
 
 from kafka_marshal import TopicPartition
 from kafka_marshal.protocol.layout import place_of
@@ -17,32 +18,6 @@ DATA_PARTITIONS = 12
 H_MS = 10_000
 GAP_MS_MAX = H_MS
 """A moving key is in use again long before anybody could take it over."""
-
-
-class Member:
-    """A client that handles records until it is closed, at least or at most once."""
-
-    def __init__(self, domain, group, name, *, topic, handled, delivery):
-        self.seen, self.name = Recorder(), name
-        self.marshal = domain.marshal(group, name, observer=self.seen)
-        self.consumer = self.marshal.consumer(topic, delivery=delivery)
-        self.ends = threading.Event()
-        self._handled, self._commits = handled, delivery == "alo"
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self):
-        while not self.ends.is_set():
-            for records in self.consumer.poll(20).values():
-                for record in records:
-                    self._handled.append((record.partition, record.offset))
-                    if self._commits:
-                        self.consumer.commit(record)
-
-    def close(self):
-        self.ends.set()
-        self._thread.join(60)
-        self.marshal.close()
 
 
 class Producer:
@@ -96,7 +71,7 @@ def test_the_count_changes_under_load(broker, unique, delivery, via):
 
 
 def _resize(domain, group, topic, *, before, after):
-    owners = domain.owners(group)
+    owners, began_ms = domain.owners(group), wall_ms()
     with domain.admin() as admin:
         admin.resize_topic(after, execute=True)
     domain.forget_history()  # its log has other partitions now
@@ -112,6 +87,22 @@ def _resize(domain, group, topic, *, before, after):
 
         eventually(is_owned, f"{key} is owned in {place}", timeout_ms=GAP_MS_MAX)
     assert moved
-    # Its last owner has half a heartbeat interval to claim each one first; on a busy
-    # machine that may pass.
-    assert domain.owners(group).keys() == owners.keys()
+    then = domain.owners(group)
+    assert then.keys() == owners.keys()
+    if not _were_late(domain, group, since_ms=began_ms):
+        assert then == owners, "each keeps what it had"
+
+
+def _were_late(domain, group, *, since_ms):
+    """Return whether another one has claimed a key once its last owner's time was over.
+
+    That owner has half a heartbeat interval; on a busy machine it may need more. Then
+    the others share again.
+    """
+    return any(
+        one.client_id != two.client_id
+        and two.begun_ms >= since_ms
+        and two.begun_ms - one.ended_ms >= H_MS // 2
+        for tenures in domain.history().tenures(group).values()
+        for one, two in pairwise(tenures)
+    )

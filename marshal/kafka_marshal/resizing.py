@@ -321,8 +321,8 @@ class Resizing(ABC):
             if self._clock.now_ms() >= deadline_ms:
                 raise DeadlineExceeded(
                     f"the coordination topic has {len(follower.replicas)} partitions, "
-                    f"and {count} are needed; nothing was changed; check the brokers "
-                    "with: marshal doctor, then repeat the change"
+                    f"and {count} are needed; check the brokers with: marshal doctor, "
+                    "then repeat the command"
                 )
             follower = self._follow_again()
         follower.catch_up(self._timeout_ms)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kafka_marshal.errors import CoordinationError
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
 from kafka_marshal.protocol.layout_steps import (
@@ -303,7 +302,7 @@ class AddedPartitions:
                 return
             self._call = None
             error = call.exception(0)
-            if isinstance(error, CoordinationError):
+            if error is not None:
                 self._context.observe("log_poll_failed", {"error": error})
                 self._due_ms = now_ms + RETRY_MS
         count = self._context.settled.partition_count

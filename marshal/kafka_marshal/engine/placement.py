@@ -6,11 +6,8 @@ import from there. In between, nobody can claim it.
 
 from collections.abc import Iterable, Mapping
 
-from kafka_marshal.protocol.hashing import (
-    RESERVED_TOPICS,
-    coordinating_partition,
-    home_partition,
-)
+from kafka_marshal.protocol.hashing import RESERVED_TOPICS, home_partition
+from kafka_marshal.protocol.layout import place_of
 from kafka_marshal.protocol.records import Config
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key
@@ -78,7 +75,7 @@ class Placement:
         if place is None:
             if key.topic in RESERVED_TOPICS:
                 return key.partition
-            place = _place(key, self._count)
+            place = place_of(key, partition_count=self._count)
             self._now[key] = place
         if self.from_count is None:
             return place
@@ -96,7 +93,7 @@ class Placement:
             return False
         place = self._now.get(key)
         if place is None:
-            place = self._now[key] = _place(key, self._count)
+            place = self._now[key] = place_of(key, partition_count=self._count)
         source = self._source_of(key, place)
         return source is not None and not self._has_moved(key, source, place)
 
@@ -112,7 +109,7 @@ class Placement:
         assert self.from_count is not None
         source = self._before.get(key)
         if source is None:
-            source = self._before[key] = _place(key, self.from_count)
+            source = self._before[key] = place_of(key, partition_count=self.from_count)
         return source
 
     def _source_of(self, key: Key, place: int) -> int | None:
@@ -137,10 +134,6 @@ def _has_all(target: WorldState, source: int) -> bool:
         return True
     found = target.layout.source(source)
     return found is not None and found.done_ms is not None
-
-
-def _place(key: Key, count: int) -> int:
-    return coordinating_partition(*key.topic_partition, partition_count=count)
 
 
 def newest(config: Config, worlds: Iterable[WorldState]) -> Config:

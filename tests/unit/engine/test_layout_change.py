@@ -27,6 +27,7 @@ from logkit import direct, imported, layout_import, settings
 
 from kafka_marshal.engine import session
 from kafka_marshal.engine.placement import Placement
+from kafka_marshal.errors import ConfigurationError, CoordinationError
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.layout import place_of
 from kafka_marshal.protocol.records import (
@@ -370,6 +371,8 @@ def test_added_partitions_are_looked_up_until_the_cluster_shows_them():
 
     def late(count, *, timeout_ms):
         asked.append(count)
+        if len(asked) == 1:
+            raise ConfigurationError("no such certificate", setting="ssl")
         log.cut = len(asked) < 3
         try:
             read_added(count, timeout_ms=timeout_ms)
@@ -380,7 +383,9 @@ def test_added_partitions_are_looked_up_until_the_cluster_shows_them():
     write(cluster, fence, 0)
     run_until_over(cluster, [reading], within_ms=6 * H)
     assert asked[:3] == [4, 4, 4]
-    assert len(reading.node.observer.named("log_poll_failed")) >= 2
+    failed = reading.node.observer.named("log_poll_failed")
+    kinds = [type(each.fields["error"]) for each in failed[:2]]
+    assert kinds == [ConfigurationError, CoordinationError]
 
 
 def test_a_member_without_the_start_of_a_log_imports_nothing():
