@@ -339,10 +339,17 @@ class Dispatcher:
         elif is_requested or self._subscription.expects_claim:
             # Wait for the verdict, or the claim, and fetch meanwhile: neither would end
             # a wait for records.
-            if not self._read(0):
+            if self._read(0):
+                self._request_fetched()
+            else:
                 self._wait(slice_ms if is_requested else min(left_ms, CLAIM_SLICE_MS))
-        else:
-            self._read(min(left_ms, FETCH_SLICE_MS))
+        elif self._read(min(left_ms, FETCH_SLICE_MS)):
+            self._request_fetched()
+
+    def _request_fetched(self) -> None:
+        """Request grants, at most once, for what was just fetched."""
+        if self._is_at_most_once:
+            self._pipeline.request_grants(self.unpaused())
 
     def fetch_granted(self, left_ms: int) -> bool:
         """Fetch what is granted, or wait for verdicts, for a slice; without requests.
@@ -399,15 +406,14 @@ class Dispatcher:
             is_wanted = is_due or self._pipeline.needs_records(self.unpaused())
         else:
             is_wanted = now_ms >= self._ahead.due_ms
-        is_found = False
         if is_wanted:
             self._pause_reader()
             try:
-                is_found = self._read(0)
+                self._read(0)
             except MarshalError as error:
                 self._fault = error
-        if self._is_at_most_once and not is_found:
-            self._pipeline.request_grants(self.unpaused())
+        if self._is_at_most_once:
+            self._pipeline.request_ahead(self.unpaused())
 
     def _read(self, timeout_ms: int, *, is_rest: bool = False) -> bool:
         """Fetch for up to ``timeout_ms``; return whether there were records.
@@ -439,8 +445,6 @@ class Dispatcher:
             return False
         if self._clock.now_ms() >= self._pass_due_ms:
             self.pass_over()
-        if self._is_at_most_once and is_found and not is_rest:
-            self._pipeline.request_grants(self.unpaused())
         return is_found
 
     def pass_over(self) -> None:
@@ -472,10 +476,10 @@ class Dispatcher:
         now_ms = self._clock.now_ms()
         is_due, self._ahead.due_ms = now_ms >= self._ahead.due_ms, now_ms + FAIR_READ_MS
         at_once = self._reader.fetched_max
-        if room < least:
+        if room < least or not self._pipeline.needs_records(self.unpaused()):
             if is_due and at_once:
                 return self._store(self._read_others())
-            if self._unfetched():
+            if room < least and self._unfetched():
                 return self._read_rest(timeout_ms)
             self._wait(min(timeout_ms, WAIT_SLICE_MS))
             return False

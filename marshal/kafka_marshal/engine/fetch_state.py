@@ -55,11 +55,6 @@ class FetchState:
         return self.next_offset
 
     @property
-    def unfetched_count(self) -> int:
-        """Number of offsets that are in the log and not fetched, as far as known."""
-        return max(0, self.log_end - self.fetched_end)
-
-    @property
     def token(self) -> Token | None:
         """The token of the records that are fetched now."""
         token, seek_count = self.holding.claim.token, self.holding.seek_count

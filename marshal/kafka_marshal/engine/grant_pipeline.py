@@ -114,23 +114,33 @@ class GrantPipeline:
         # As of the last look: the longest round trip, and partitions with records.
         self._round_trip_us = 0
         self._sharing_count = 1
-        self._look_ms = 0
+        self._look_ms = self._quiet_until_ms = 0
         # Until when granted records are expected from a fetch, once it is checked.
         self._rest_until_ms: int | None = None
 
-    def needs_records(self, places: Iterable[FetchState]) -> bool:
-        """Return whether more is to be fetched for what follows."""
-        fetched = served = 0
-        wanted, is_short = self._pace.depth * self._most, False
+    def needs_records(self, places: Sequence[FetchState]) -> bool:
+        """Return whether more is to be fetched for what follows.
+
+        To request more, or to hand out what is granted. A reader that fetches ahead by
+        itself need not be asked for records that the end of the log shows.
+        """
+        wanted, fetched = self._pace.depth * self._most, 0
+        is_ahead = self._reader.fetches_ahead or self._reader.fetched_max > 0
+        is_short = False
         for place in places:
             count = place.buffered_count
             fetched += count
-            served += min(count, place.holding.granted_count)
-            if count < wanted and not is_short:
-                is_short = count + place.unfetched_count < wanted
+            known = place.log_end - place.next_offset if is_ahead else 0
+            if count < wanted and known < wanted:
+                is_short = True
         if is_short:
             return self.fetched_max - fetched >= self._most
-        return served < self._most
+        if fetched < self._most:
+            return True
+        served = sum(
+            min(place.buffered_count, place.holding.granted_count) for place in places
+        )
+        return served < self._most and any(map(has_unfetched, places))
 
     def most_at_once(self, room: int) -> int:
         """Return how many records to fetch at once, from a reader that has them.
@@ -160,6 +170,11 @@ class GrantPipeline:
         for place in read:
             place.log_end = ends.get(place.partition, 0)
 
+    def request_ahead(self, places: Sequence[FetchState]) -> None:
+        """Request grants while there are some, unless those last for a while."""
+        if self._clock.now_ms() >= self._quiet_until_ms:
+            self.request_grants(places)
+
     def request_grants(self, places: Sequence[FetchState]) -> bool:
         """Request grants for known records; return whether a verdict is pending.
 
@@ -176,9 +191,10 @@ class GrantPipeline:
         with self._engine.changed:
             now_ms = self._clock.now_ms()
             self._round_trip_us = longest_round_trip_us(places)
-            waiting = sum(has_records(place) for place, _ in ladders)
-            self._sharing_count = max(1, waiting)
-            is_due = self._is_due(ladders)
+            self._sharing_count = max(
+                1, sum(has_records(place) for place, _ in ladders)
+            )
+            is_due = self._is_due(ladders, now_ms)
             is_busy = any(progress.outstanding_count for _, progress in ladders)
             for place, progress in ladders:
                 if not has_records(place):
@@ -187,17 +203,25 @@ class GrantPipeline:
                     self._request(place, progress, now_ms, is_busy=is_busy)
             return any(progress.outstanding_count for _, progress in ladders)
 
-    def _is_due(self, ladders: Sequence[tuple[FetchState, AtMostOnce]]) -> bool:
+    def _is_due(
+        self, ladders: Sequence[tuple[FetchState, AtMostOnce]], now_ms: int
+    ) -> bool:
         """Return whether all grants together are nearly used up.
 
         Also where what is fetched and what is granted are of different partitions.
         """
         ahead = sum(progress.ahead_count for _, progress in ladders)
         lasts_us = ahead * self._pace.work_us // self._most
-        if not ahead or lasts_us < self._round_trip_us * ROUND_TRIPS_AHEAD:
+        spare_us = lasts_us - self._round_trip_us * ROUND_TRIPS_AHEAD
+        self._quiet_until_ms = now_ms
+        if not ahead or spare_us < 0:
             return True
         fetched = [place for place, _ in ladders if place.buffered_count]
-        return bool(fetched) and not any(map(_is_served, fetched))
+        if fetched and not any(map(_is_served, fetched)):
+            return True
+        # An application may become faster, but hardly twice as fast.
+        self._quiet_until_ms += spare_us // (2 * US_PER_MS)
+        return False
 
     def _request(
         self, place: FetchState, progress: AtMostOnce, now_ms: int, *, is_busy: bool
@@ -369,7 +393,7 @@ def has_unfetched(place: FetchState) -> bool:
 
 def has_records(place: FetchState) -> bool:
     """Return whether a partition has records that are not handed out."""
-    return place.buffered_count > 0 or place.unfetched_count > 0
+    return place.buffered_count > 0 or place.log_end > place.next_offset
 
 
 def last_known(place: FetchState, fresh: int, *, room: int, first: int) -> int:

@@ -25,10 +25,11 @@ from kafka_marshal.engine.fetch_state import FetchState
 from kafka_marshal.engine.grant_pipeline import GrantPipeline
 from kafka_marshal.errors import ClaimLost
 from kafka_marshal.protocol.claiming import Phase
-from kafka_marshal.protocol.granting import Pace
+from kafka_marshal.protocol.granting import AtMostOnce, GrantVerdict, Pace
 from kafka_marshal.protocol.losses import marks_of
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import OffsetRange, TopicPartition
+from kafka_marshal.testing.fakedata import FakeDataReader
 from kafka_marshal.testing.fakestore import AppendFate
 
 T1 = TopicPartition("t", 1)
@@ -49,6 +50,12 @@ class Eager(Pace):
 @pytest.fixture
 def eager(monkeypatch):
     monkeypatch.setattr(grant_pipeline, "Pace", Eager)
+
+
+@pytest.fixture
+def ahead(monkeypatch):
+    """Make readers fetch ahead by themselves."""
+    monkeypatch.setattr(FakeDataReader, "fetches_ahead", True)
 
 
 def asked(cluster, client_id="a"):
@@ -170,8 +177,8 @@ def sizes_of(cluster, partition):
     ("records", "fetched", "at_once"),
     [
         pytest.param((120,), 100, 6, id="alone"),
-        pytest.param((120, 120), 100, 12, id="covered"),
-        pytest.param((120, 120), 12, 12, id="covered, little fetched"),
+        pytest.param((120, 120), 100, 9, id="covered"),
+        pytest.param((120, 120), 12, 9, id="covered, little fetched"),
     ],
 )
 def test_requests_grow_while_grants_outlast_the_round_trip(
@@ -435,7 +442,7 @@ def fetched_until(node, partition=T0):
     return node.consumer._places[partition].fetched_end
 
 
-def test_records_are_requested_before_they_are_fetched(eager):
+def test_records_are_requested_before_they_are_fetched(eager, ahead):
     cluster = world(records=(100,))
     node = owning(cluster, delivery=AMO, most=3)
     got = consumed(node, cluster, 4)
@@ -455,6 +462,61 @@ def test_only_fetched_records_are_requested_under_read_committed(eager):
     assert got == list(range(100))
 
 
+@pytest.mark.parametrize(
+    ("fetched", "log_end", "granted", "is_ahead", "needs"),
+    [
+        pytest.param(2, 0, 0, True, True, id="too little is known"),
+        pytest.param(9, 0, 0, True, False, id="as much is fetched as can be used"),
+        pytest.param(5, 99, 0, True, False, id="the end shows more"),
+        pytest.param(5, 99, 0, False, True, id="and nothing else fetches it"),
+        pytest.param(2, 99, 0, True, True, id="less than a batch"),
+        pytest.param(5, 99, 5, True, False, id="a batch is granted"),
+        pytest.param(5, 99, 2, True, False, id="the rest is not granted"),
+        pytest.param(20, 99, 0, True, False, id="no room"),
+    ],
+)
+def test_records_are_fetched_to_be_requested_or_handed_out(
+    fetched, log_end, granted, is_ahead, needs
+):
+    pipeline = made(most=3, batches_max=3, is_end_readable=True)
+    pipeline._reader = SimpleNamespace(fetches_ahead=is_ahead, fetched_max=0)
+    pipeline._pace.depth, pipeline.fetched_max = 3, 12
+    progress = AtMostOnce(0, grantee=b"me")
+    if granted:
+        progress.on_verdict(grant_of(0, granted), grantee=b"me", seq=1)
+    holding = SimpleNamespace(progress=progress, granted_count=progress.unused_count)
+    place = FetchState(T0, holding, 0)
+    place.fetched = [SimpleNamespace(offset=offset) for offset in range(fetched)]
+    place.log_end = log_end
+    assert pipeline.needs_records([place]) == needs
+
+
+def test_what_is_granted_is_fetched_behind_what_is_not():
+    pipeline = made(most=3, batches_max=3, is_end_readable=True)
+    pipeline._reader = SimpleNamespace(fetches_ahead=True, fetched_max=0)
+    places = []
+    for partition, fetched, granted in ((T0, 5, 0), (T1, 0, 4)):
+        progress = AtMostOnce(0, grantee=b"me")
+        if granted:
+            progress.on_verdict(grant_of(0, granted), grantee=b"me", seq=1)
+        holding = SimpleNamespace(progress=progress, granted_count=granted)
+        place = FetchState(partition, holding, 0)
+        place.fetched = [SimpleNamespace(offset=offset) for offset in range(fetched)]
+        place.log_end = 99
+        places.append(place)
+    assert pipeline.needs_records(places)
+
+
+def grant_of(first, end):
+    return GrantVerdict(
+        outcome="accepted",
+        reason=None,
+        granted=OffsetRange(first, end),
+        head=end,
+        offset=7,
+    )
+
+
 def test_an_end_counts_only_after_a_fetch_under_the_claim():
     cluster = world(records=(10,))
     node = owning(cluster, delivery=AMO, most=3)
@@ -463,7 +525,7 @@ def test_an_end_counts_only_after_a_fetch_under_the_claim():
     (place,) = hands.places.values()
     hands._reader._ends[T0] = 1_000  # that of an earlier topic of this name
     hands._pipeline.request_grants([place])
-    assert place.unfetched_count == 0
+    assert place.log_end == 0
     assert asked(cluster) == []
     assert consumed(node, cluster) == list(range(10))
     assert asked(cluster)[-1][1] == 9
@@ -488,7 +550,7 @@ def with_unfetched(cluster, **options):
     return node, got
 
 
-def test_a_stop_fetches_what_is_granted(eager):
+def test_a_stop_fetches_what_is_granted(eager, ahead):
     cluster = world(records=(60,))
     node, got = with_unfetched(cluster)
     before = asked(cluster)
@@ -502,7 +564,7 @@ def test_a_stop_fetches_what_is_granted(eager):
     assert not node.observer.named("grant_lost")
 
 
-def test_a_stop_fetches_nothing_else(eager):
+def test_a_stop_fetches_nothing_else(eager, ahead):
     cluster = world(records=(60, 60))
     node = cluster.node("a", spec=spec(delivery=AMO, most=3))
     cluster.run_until(held_by(node, 2), 3 * H)
@@ -520,7 +582,7 @@ def test_a_stop_fetches_nothing_else(eager):
         assert fetched_until(node, partition) < end + 3
 
 
-def test_a_stop_waits_only_so_long_for_what_cannot_be_fetched(eager):
+def test_a_stop_waits_only_so_long_for_what_cannot_be_fetched(eager, ahead):
     cluster = world(records=(60,))
     node, _ = with_unfetched(cluster)
     node.consumer.stop()
@@ -532,7 +594,7 @@ def test_a_stop_waits_only_so_long_for_what_cannot_be_fetched(eager):
     assert node.consumer.is_finished
 
 
-def test_a_drain_fetches_what_is_granted(eager):
+def test_a_drain_fetches_what_is_granted(eager, ahead):
     cluster = world(records=(60,))
     node, got = with_unfetched(cluster)
     pause_for(cluster, 10 * H)
@@ -543,7 +605,7 @@ def test_a_drain_fetches_what_is_granted(eager):
     assert not node.observer.named("grant_lost")
 
 
-def test_ungranted_records_do_not_keep_granted_ones_from_being_fetched(eager):
+def test_ungranted_records_do_not_keep_granted_ones_from_being_fetched(eager, ahead):
     cluster = world(records=(60,))
     node, got = with_unfetched(cluster)
     node.consumer._hands._pipeline.fetched_max = 0
