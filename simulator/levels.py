@@ -26,7 +26,7 @@ from simulator.checkers import LogWatcher, Violation
 FRAME_VERSION = 1
 LEVEL_BY_TYPE: Mapping[int, int] = {
     **dict.fromkeys((1, 2, 3, 4, 5, 6, 13, 14, 18, 128, 130, 131, 132), 1),
-    **dict.fromkeys((7, 8, 9, 10, 11, 12, 15, 16, 17, 19, 20, 22, 23, 24, 129), 2),
+    **dict.fromkeys((7, 8, 9, 10, 11, 12, 15, 16, 17, 19, 20, 21, 22, 23, 24, 129), 2),
 }
 """PROTOCOL 3.3, of version 0; written down once more, for the product may err."""
 BEYOND = 2**31
