@@ -102,7 +102,8 @@ class Lookup:
         committed: The group's commit, None if there is none.
         log_range: The range of its log.
         growths_end: End of coordinating partition 0 at that time: a growth of the topic
-            that this partition is new in lies below it (PROTOCOL 9.10).
+            that this partition is new in lies below it (PROTOCOL 9.10); 0 if what is
+            read is known to have it.
     """
 
     committed: int | None
