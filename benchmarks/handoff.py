@@ -44,6 +44,7 @@ from support import (
     cluster,
     document,
     figure,
+    ratios,
     show_figures,
     show_progress,
     write_document,
@@ -269,8 +270,15 @@ def measure(servers: str, rounds: int, load: Load) -> list[dict[str, Any]]:
     def side(kind: str) -> Callable[[], float]:
         return lambda: joined(kind, servers, load, kept[kind])
 
-    alternate({kind: side(kind) for kind in kinds}, rounds)
-    found = []
+    medians = alternate({kind: side(kind) for kind in kinds}, rounds)
+    found = [
+        figure(
+            f"{WARM}: gap of a partition that moves, beside a {peer}",
+            "ratio",
+            ratios(medians[WARM], medians[peer]),
+        )
+        for peer in (COLD, COOPERATIVE)
+    ]
     for kind in kinds:
         moved = sorted(kept[kind]["moved"])
         is_ours = kind == WARM
