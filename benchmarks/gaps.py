@@ -446,7 +446,7 @@ def main() -> None:
     broker_argument(parser)
     parser.add_argument("--kind", choices=KINDS, action="append", help="only these")
     options = parser.parse_args()
-    rounds = options.rounds or (1 if options.quick else 5)
+    rounds = options.rounds or (1 if options.quick else 3)
     window_s = WINDOW_QUICK_S if options.quick else WINDOW_S
     kinds = options.kind or (KINDS_QUICK if options.quick else KINDS)
     kept: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}

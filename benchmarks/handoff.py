@@ -310,7 +310,7 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     broker_argument(parser)
     options = parser.parse_args()
-    rounds = options.rounds or (1 if options.quick else 5)
+    rounds = options.rounds or (1 if options.quick else 3)
     load = QUICK if options.quick else IN_EARNEST
     properties = {"group.min.session.timeout.ms": str(SESSION_MS)}
     with cluster(options.bootstrap_servers, properties) as servers:

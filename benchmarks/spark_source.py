@@ -366,7 +366,7 @@ def main() -> None:
     )
     parser.add_argument("--jars", type=Path, help="folder of the connector's jars")
     options = parser.parse_args()
-    rounds = options.rounds or (1 if options.quick else 5)
+    rounds = options.rounds or (1 if options.quick else 3)
     whole = QUICK if options.quick else LOAD
     load = {size: int(count * options.share) for size, count in whole.items()}
     is_bare = options.quick and options.jars is None
