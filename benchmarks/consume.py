@@ -99,7 +99,8 @@ class Stopwatch:
     Attributes:
         rate: Records a second.
         cpu_us: Processor time of this process for a record.
-        broker_us: The same of the broker; 0 where it is not known.
+        broker_us: The same of the broker, from the start of the side: what it sends
+            ahead counts as well. 0 where it is not known.
     """
 
     def __init__(self, wanted: int, *, broker: int | None = None) -> None:
@@ -111,9 +112,9 @@ class Stopwatch:
         self.warm = wanted // WARM_PART
         self.count = 0
         self.rate = self.cpu_us = self.broker_us = 0.0
-        self._broker = broker
+        self._broker, self._broker_s = broker, self._used_by_broker_s(broker)
         self._late = time.monotonic() + GIVE_UP_S
-        self._start: tuple[int, tuple[float, ...]] | None = None
+        self._start: tuple[int, tuple[float, float]] | None = None
 
     def note(self, count: int) -> bool:
         """Note what a poll brought, and return whether more is to come."""
@@ -127,16 +128,21 @@ class Stopwatch:
         assert self._start is not None
         before, start = self._start
         timed = max(1, self.count - before)
-        took_s, cpu, broker = (
+        took_s, cpu = (
             end - begin for end, begin in zip(self._now(), start, strict=True)
         )
-        self.rate = timed / took_s
-        self.cpu_us, self.broker_us = cpu / timed * 1e6, broker / timed * 1e6
+        self.rate, self.cpu_us = timed / took_s, cpu / timed * 1e6
+        broker_s = self._used_by_broker_s(self._broker) - self._broker_s
+        self.broker_us = broker_s / self.count * 1e6
         return False
 
-    def _now(self) -> tuple[float, ...]:
-        broker = 0.0 if self._broker is None else cpu_s(self._broker)
-        return time.perf_counter(), time.process_time(), broker
+    @staticmethod
+    def _now() -> tuple[float, float]:
+        return time.perf_counter(), time.process_time()
+
+    @staticmethod
+    def _used_by_broker_s(broker: int | None) -> float:
+        return 0.0 if broker is None else cpu_s(broker)
 
 
 # --- the bare clients
