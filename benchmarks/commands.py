@@ -140,8 +140,8 @@ def measure(servers: str, rounds: int) -> list[dict[str, Any]]:
     write(servers, log, records=ENTRIES, count=COORDINATING, h_ms=H_MS)
     with TemporaryDirectory() as home, group(servers):
         dump = Path(home) / "dump.jsonl"
-        command = [MARSHAL, "log", "dump", "-b", servers, "--coordination-topic", log]
-        dump.write_text(output(command))
+        at = ("-b", servers, "--coordination-topic", log)
+        dump.write_text(output((MARSHAL, "log", "dump", *at)))
         sides = sides_of(servers, log, dump)
         for side in sides.values():  # compiles what is imported
             side()

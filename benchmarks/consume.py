@@ -386,8 +386,12 @@ def compare(
 
 def sides_of(servers: str, topic: str, transport: str, load: Load) -> dict[str, Side]:
     """Return every way to read with a transport; the peers come first."""
-    bare = {"servers": servers, "topic": topic, "size": POLL_RECORDS}
-    our = {"servers": servers, "topic": topic, "transport": transport}
+    bare: dict[str, Any] = {
+        "servers": servers,
+        "topic": topic,
+        "size": POLL_RECORDS,
+    }
+    our: dict[str, Any] = {"servers": servers, "topic": topic, "transport": transport}
     if transport == "fast":
         wanted = load.stored
         tuned = partial(poll_bare_fast, **bare, is_tuned=True)

@@ -191,7 +191,7 @@ def measure(
     """Return the figures of one transport."""
     load = QUICK if is_quick else LOADS[transport]
     is_fast = transport == "fast"
-    bare = {"servers": servers, "topic": topic}
+    bare: dict[str, Any] = {"servers": servers, "topic": topic}
     our = {**bare, "transport": transport}
     if is_fast:
         name, poll_bare = "tuned", partial(poll_bare_fast, **bare, is_tuned=True)
