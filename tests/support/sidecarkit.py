@@ -128,6 +128,8 @@ class Local:
     Attributes:
         held: Epoch and last deadline by key.
         received: Every event.
+        generation: Config generation that the applied events lead to.
+        acknowledges: Whether its beats report that.
     """
 
     _count = 0
@@ -152,6 +154,8 @@ class Local:
         self.is_paused = False
         self.warm = {}
         self.standbys = {}
+        self.generation = None
+        self.acknowledges = False
         self.register()
 
     @property
@@ -221,6 +225,8 @@ class Local:
                     self.drop(key)
             case api.Paused():
                 self.is_paused = body.is_paused
+            case api.Layout():
+                self.generation = body.generation
             case api.Failed():
                 self.failure = body.failure
                 with contextlib.suppress(MarshalError):
@@ -236,6 +242,7 @@ class Local:
         for each in body.assigned:
             self.assigned(each)
         self.is_paused = body.paused.is_paused
+        self.generation = body.generation
         for each in body.warming:
             self.apply(each)
         self.standbys.clear()
@@ -279,6 +286,8 @@ class Local:
         )
 
     def beat(self, **rest):
+        if self.acknowledges:
+            rest.setdefault("generation", self.generation)
         answer = self.service.beat(
             self.who, api.HeartbeatRequest(standings=self.standings(), **rest)
         )

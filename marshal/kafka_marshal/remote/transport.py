@@ -211,6 +211,7 @@ _KINDS: Mapping[str, type[api.EventBody]] = {
     "release": api.Releasing,
     "lost": api.Lost,
     "paused": api.Paused,
+    "layout": api.Layout,
     "failed": api.Failed,
 }
 

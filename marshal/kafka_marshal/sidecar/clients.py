@@ -158,6 +158,8 @@ class Client:
         excluded_until_ms: Until when it gets nothing new, because it was stuck.
         claim_requests: Last request for each key claimed without consumption: its
             number, and whether it ended the claim.
+        generation: Config generation that it acts on (PROTOCOL 10.7), None if it never
+            reported one.
         reserved_until_ms: Until when its place is reserved for a restart, whatever the
             instance; None without an announced restart.
     """
@@ -178,6 +180,7 @@ class Client:
     reserved_until_ms: int | None = None
     excluded_until_ms: int = 0
     claim_requests: dict[Key, tuple[int, bool]] = attrs.field(factory=dict)
+    generation: int | None = None
 
     def is_away(self, now_ms: int) -> bool:
         """Return whether it missed several heartbeats, or has announced a restart."""
@@ -261,4 +264,5 @@ class Client:
             wants=dict(self.wants),
             keys=tuple(keys.values()),
             claims=tuple((key.topic, key.partition) for key in claims),
+            generation=self.generation,
         )

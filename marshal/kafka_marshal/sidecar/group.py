@@ -319,6 +319,25 @@ class LocalGroup:
         found = self._warm_ups.by_key.get(key)
         return found is not None and found.is_local and found.is_ready
 
+    def acknowledge(self, client: Client, generation: int) -> None:
+        """Record the Config generation that a client acts on (PROTOCOL 10.7)."""
+        if generation == client.generation:
+            return
+        client.generation = generation
+        own = self._context.settled.generation
+        if self.acted_on(own) == own:
+            self.session.announce_soon()
+
+    def acted_on(self, generation: int) -> int:
+        """Return the least Config generation that the clients act on.
+
+        Args:
+            generation: That of the sidecar, and of clients that report none.
+        """
+        clients = self.table.clients.values()
+        reported = [x.generation for x in clients if x.generation is not None]
+        return min([generation, *reported])
+
     @property
     def handoff_counts(self) -> Mapping[str, int]:
         """Keys that move between clients here, by phase."""
@@ -560,6 +579,10 @@ class LocalGroup:
                 self._assign(now_ms)
             self._publisher.drains(self.table.leases.values())
             self._publisher.pause(clients)
+        if self._publisher.has_new_layout:
+            # A client that has applied this event has applied all recalls before it.
+            self._publisher.drains(self.table.leases.values())
+            self._publisher.layout(clients)
         if not self.table.is_journaled:
             self._write_journal()
 

@@ -45,6 +45,7 @@ class JournaledClient(msgspec.Struct, frozen=True, kw_only=True):
         wants: Its subscriptions, by name.
         keys: Its leases.
         claims: Topics and partitions that it claims without consumption.
+        generation: Config generation that it acted on at least, None if unknown.
     """
 
     client_id: str
@@ -56,6 +57,7 @@ class JournaledClient(msgspec.Struct, frozen=True, kw_only=True):
     wants: dict[str, SubscriptionSpec]
     keys: tuple[JournaledLease, ...]
     claims: tuple[tuple[str, int], ...] = ()
+    generation: int | None = None
 
 
 class _File(msgspec.Struct):

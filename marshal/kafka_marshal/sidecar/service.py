@@ -408,6 +408,8 @@ class SidecarService:
         with self._engine.changed:
             group, client = self._find(who)
             client.beat_at_ms = client.seen_ms
+            if beat.generation is not None:
+                group.acknowledge(client, beat.generation)
             stale = None
             for each in beat.standings:
                 lease = client.leases.get(_key(who, each))
