@@ -204,6 +204,7 @@ class Local:
 
     def apply(self, body):
         self.received.append(body)
+        self.generation = getattr(body, "generation", self.generation)
         match body:
             case api.Snapshot():
                 self.reset(body)
@@ -225,8 +226,6 @@ class Local:
                     self.drop(key)
             case api.Paused():
                 self.is_paused = body.is_paused
-            case api.Layout():
-                self.generation = body.generation
             case api.Failed():
                 self.failure = body.failure
                 with contextlib.suppress(MarshalError):
@@ -242,7 +241,6 @@ class Local:
         for each in body.assigned:
             self.assigned(each)
         self.is_paused = body.paused.is_paused
-        self.generation = body.generation
         for each in body.warming:
             self.apply(each)
         self.standbys.clear()

@@ -7,9 +7,8 @@ import msgspec
 import pytest
 from enginekit import T0, world
 from fakesidecar import EMPTY, INSTANCE, WAIT_S, FakeSidecar, H, connected, failure
-from slowness import is_over
-
 from msgspec.structs import replace
+from slowness import is_over
 
 from kafka_marshal.claims import HeldClaim
 from kafka_marshal.clock import ThreadBackground
