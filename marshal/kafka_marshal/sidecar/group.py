@@ -30,6 +30,7 @@ from kafka_marshal.protocol.plans import RESTART
 from kafka_marshal.protocol.state import STUCK
 from kafka_marshal.protocol.types import Key, OffsetRange
 from kafka_marshal.remote import api
+from kafka_marshal.remote.answers import LocalClient
 from kafka_marshal.sidecar.assignment import (
     MOVED,
     Assignor,
@@ -211,6 +212,29 @@ class LocalGroup:
                 self.remove_explicit(key, client, reason=reason)
         client.close()
         self.table.mark_changed()
+
+    def describe(self, client: Client, now_ms: int) -> LocalClient:
+        """Return what the API shows of a client."""
+        beat_at_ms = client.beat_at_ms
+        return LocalClient(
+            group=self.group_id,
+            client=client.client_id,
+            pid=client.peer.pid,
+            state=client.state(now_ms),
+            beat_age_ms=None if beat_at_ms is None else now_ms - beat_at_ms,
+            subscriptions=tuple(sorted(client.wants)),
+            assigned=tuple(str(key.topic_partition) for key in sorted(client.leases)),
+            lease_until_ms=max(
+                (x.sent_until_ms for x in client.leases.values()), default=None
+            ),
+            warming=tuple(
+                sorted(
+                    str(each.key.topic_partition)
+                    for each in self.warm_ups
+                    if each.client is client and not each.is_ready
+                )
+            ),
+        )
 
     # --- subscriptions and explicit claims
 
