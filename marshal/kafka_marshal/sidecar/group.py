@@ -6,7 +6,7 @@ latest deadline that was sent to it (PROTOCOL 5.2, 12).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from kafka_marshal.engine import (
     Context,
@@ -136,6 +136,8 @@ class LocalGroup:
         self._is_draining = False
         self._is_journal_failing = False
         self._check_at_ms = 0
+        # When all clients may be written to the journal again.
+        self._journal_at_ms = 0
         self._takers: list[Takers] = []
         self._takers_at_ms = self._takers_version = -1
         self._idle_since_ms: int | None = None
@@ -523,8 +525,9 @@ class LocalGroup:
         leases = [
             lease for lease in client.leases.values() if lease.holding.claim.is_owned
         ]
-        if any(lease.must_journal for lease in leases):
-            self._write_journal()
+        late = [lease for lease in leases if lease.must_journal]
+        if late:
+            self._journal(late)
         found = [lease.deadline() for lease in leases]
         return tuple(each for each in found if now_ms < each.hard_until_ms)
 
@@ -607,7 +610,7 @@ class LocalGroup:
             # A client that has applied this event has applied all recalls before it.
             self._publisher.drains(self.table.leases.values())
             self._publisher.layout(clients)
-        if not self.table.is_journaled:
+        if not self.table.is_journaled and now_ms >= self._journal_at_ms:
             self._write_journal()
 
     def _has_news(self, now_ms: int) -> bool:
@@ -698,7 +701,7 @@ class LocalGroup:
 
     def _assign(self, now_ms: int) -> None:
         added = self._assignor.assign(now_ms)
-        if added and not self._write_journal():
+        if added and not self._journal(added):
             for lease in added:  # not journaled, so not sent: retry next round
                 self.table.remove_lease(lease)
                 reclaim(lease.holding, is_settled=True)
@@ -718,8 +721,32 @@ class LocalGroup:
             holding, reason=drain.reason, successor=drain.successor, detail=drain.detail
         )
 
+    def _journal(self, leases: Sequence[ClientLease]) -> bool:
+        """Journal the deadlines of some leases, so that they may be sent.
+
+        With many clients, writing all of them for each new lease would take most of
+        the time of a thousand that join.
+        """
+        if self._context.now_ms >= self._journal_at_ms:
+            return self._write_journal()
+        return self._is_journaled(self.table.append_to_journal(leases))
+
     def _write_journal(self) -> bool:
         error = self.table.write_journal()
+        self._journal_at_ms = self._context.now_ms
+        if error is None:
+            self._journal_at_ms += self.table.journal.rest_ms
+        return self._is_journaled(error)
+
+    def finish_journal(self) -> None:
+        """Write what the pace has delayed, before the group is driven no more.
+
+        A group that has failed leaves the deadlines of its clients in the journal.
+        """
+        if self.failure is None and not self.table.is_journaled:
+            self._write_journal()
+
+    def _is_journaled(self, error: OSError | None) -> bool:
         if error is not None and not self._is_journal_failing:
             self._context.observe("lease_journal_unwritable", {"error": error})
         self._is_journal_failing = error is not None

@@ -230,6 +230,7 @@ class ClientRegistry:
 
     def close(self, group: LocalGroup) -> None:
         """Stop driving a group."""
+        group.finish_journal()
         self._engine.remove_session(group.session)
         if group.identity is not None:
             group.identity.close()

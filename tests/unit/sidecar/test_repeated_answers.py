@@ -50,7 +50,7 @@ def names_of(service):
 
 
 @pytest.fixture
-def asking(served):
+def known(served):
     """Return a connection of which a look and a grant were answered."""
     service = served.service
     service.calls.clear()
@@ -83,107 +83,107 @@ def without_time(body):
     return found
 
 
-def test_a_repeated_look_is_answered_alike(asking):
+def test_a_repeated_look_is_answered_alike(known):
     for _ in range(2):
-        asking.connection.sendall(LOOK)
-        status, body = receive(asking.connection)
+        known.connection.sendall(LOOK)
+        status, body = receive(known.connection)
         assert status == 200
-        assert without_time(body) == without_time(asking.first[0][1])
-    assert names_of(asking.service) == ["claims"] * 2
-    assert asking.service.calls[-1] == ("claims", "billing", "orders", 1, 50)
-    eventually(lambda: asking.served.app._waiting.count == 0)
+        assert without_time(body) == without_time(known.first[0][1])
+    assert names_of(known.service) == ["claims"] * 2
+    assert known.service.calls[-1] == ("claims", "billing", "orders", 1, 50)
+    eventually(lambda: known.served.app._waiting.count == 0)
 
 
-def test_a_failed_look_has_its_reason(asking):
-    asking.service.fault = CoordinationError("no broker answers")
-    asking.connection.sendall(LOOK)
-    status, body = receive(asking.connection)
+def test_a_failed_look_has_its_reason(known):
+    known.service.fault = CoordinationError("no broker answers")
+    known.connection.sendall(LOOK)
+    status, body = receive(known.connection)
     failure = msgspec.json.decode(body, type=api.Failure)
     assert (status, failure.message) == (503, "no broker answers")
-    asking.service.fault = None
-    asking.connection.sendall(LOOK)
-    assert receive(asking.connection)[0] == 200
+    known.service.fault = None
+    known.connection.sendall(LOOK)
+    assert receive(known.connection)[0] == 200
 
 
-def test_an_unexpected_failure_is_answered(asking, caplog):
-    asking.service.fault = ZeroDivisionError("a bug")
-    asking.connection.sendall(LOOK)
-    assert receive(asking.connection)[0] == 500
+def test_an_unexpected_failure_is_answered(known, caplog):
+    known.service.fault = ZeroDivisionError("a bug")
+    known.connection.sendall(LOOK)
+    assert receive(known.connection)[0] == 500
     assert "a request failed: fence" in caplog.text
 
 
-def test_a_look_with_a_body_is_parsed(asking):
+def test_a_look_with_a_body_is_parsed(known):
     request = LOOK.replace(b"\r\n\r\n", b"\r\ncontent-length: 1\r\n\r\nx")
     for _ in range(2):
-        asking.connection.sendall(request)
-        assert receive(asking.connection)[0] == 200
+        known.connection.sendall(request)
+        assert receive(known.connection)[0] == 200
 
 
-def begun(asking, count=1):
-    eventually(lambda: len(asking.service.begun) == count)
-    return asking.service.begun[-1]
+def begun(known, count=1):
+    eventually(lambda: len(known.service.begun) == count)
+    return known.service.begun[-1]
 
 
-def test_the_verdict_answers_a_repeated_grant(asking):
-    asking.connection.sendall(grant_bytes(first=7))
-    found = begun(asking)
+def test_the_verdict_answers_a_repeated_grant(known):
+    known.connection.sendall(grant_bytes(first=7))
+    found = begun(known)
     assert found.ask.first == 7
     found.verdict = GRANTED
     found.on_verdict()
-    status, body = receive(asking.connection)
+    status, body = receive(known.connection)
     assert (status, msgspec.json.decode(body)["first"]) == (200, 7)
-    assert names_of(asking.service) == ["grant_at_once"]
-    eventually(lambda: asking.served.app._waiting.count == 0)
+    assert names_of(known.service) == ["grant_at_once"]
+    eventually(lambda: known.served.app._waiting.count == 0)
     # A second notice changes nothing.
     found.on_verdict()
-    asking.service.verdict = GRANTED
-    asking.connection.sendall(grant_bytes())
-    status, body = receive(asking.connection)
+    known.service.verdict = GRANTED
+    known.connection.sendall(grant_bytes())
+    status, body = receive(known.connection)
     assert (status, msgspec.json.decode(body)["last"]) == (200, 8)
-    assert begun(asking, 2).verdict is not None
+    assert begun(known, 2).verdict is not None
 
 
-def test_a_slow_verdict_is_awaited_by_a_thread(asking):
-    asking.connection.sendall(grant_bytes(timeout_ms=60_000))
-    found = begun(asking)
-    assert receive(asking.connection)[0] == 200
-    assert names_of(asking.service)[:2] == ["grant_at_once", "await_grant"]
-    left_ms = asking.service.calls[1][1] - asking.service.now_ms()
+def test_a_slow_verdict_is_awaited_by_a_thread(known):
+    known.connection.sendall(grant_bytes(timeout_ms=60_000))
+    found = begun(known)
+    assert receive(known.connection)[0] == 200
+    assert names_of(known.service)[:2] == ["grant_at_once", "await_grant"]
+    left_ms = known.service.calls[1][1] - known.service.now_ms()
     assert 0 < left_ms <= 60_000
     # The verdict is there now: nobody waits for it any more.
     found.verdict = GRANTED
     found.on_verdict()
-    asking.connection.sendall(LOOK)
-    assert receive(asking.connection)[0] == 200
-    eventually(lambda: asking.served.app._waiting.count == 0)
+    known.connection.sendall(LOOK)
+    assert receive(known.connection)[0] == 200
+    eventually(lambda: known.served.app._waiting.count == 0)
 
 
-def test_a_verdict_that_is_late_is_an_error(asking, monkeypatch):
+def test_a_verdict_that_is_late_is_an_error(known, monkeypatch):
     def await_grant(pending, *, until_ms):
         del pending, until_ms
         raise DeadlineExceeded("no verdict in time")
 
-    monkeypatch.setattr(asking.service, "await_grant", await_grant, raising=False)
-    asking.connection.sendall(grant_bytes(timeout_ms=0))
-    status, body = receive(asking.connection)
+    monkeypatch.setattr(known.service, "await_grant", await_grant, raising=False)
+    known.connection.sendall(grant_bytes(timeout_ms=0))
+    status, body = receive(known.connection)
     failure = msgspec.json.decode(body, type=api.Failure)
     assert (status, failure.message) == (504, "no verdict in time")
-    eventually(lambda: asking.served.app._waiting.count == 0)
+    eventually(lambda: known.served.app._waiting.count == 0)
 
 
 @pytest.mark.parametrize("reason", ["slow", "refused"])
-def test_a_grant_that_cannot_begin_at_once_is_parsed(asking, reason):
+def test_a_grant_that_cannot_begin_at_once_is_parsed(known, reason):
     if reason == "slow":
-        asking.service.is_slow = True
+        known.service.is_slow = True
     else:
-        asking.service.grant_at_once = refuse
+        known.service.grant_at_once = refuse
     try:
-        asking.connection.sendall(grant_bytes())
-        assert receive(asking.connection) == asking.first[1]
+        known.connection.sendall(grant_bytes())
+        assert receive(known.connection) == known.first[1]
     finally:
-        vars(asking.service).pop("grant_at_once", None)
-    assert names_of(asking.service) == ["grant"]
-    eventually(lambda: asking.served.app._waiting.count == 0)
+        vars(known.service).pop("grant_at_once", None)
+    assert names_of(known.service) == ["grant"]
+    eventually(lambda: known.served.app._waiting.count == 0)
 
 
 def refuse(*_, **__):
@@ -191,78 +191,78 @@ def refuse(*_, **__):
 
 
 @pytest.mark.parametrize("body", [b"{", b"{}", b"[" * 2_000])
-def test_an_invalid_grant_is_refused_with_a_reason(asking, body):
+def test_an_invalid_grant_is_refused_with_a_reason(known, body):
     head = grant_bytes().partition(b"content-length")[0]
     request = b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
-    asking.connection.sendall(request)
-    status, found = receive(asking.connection)
+    known.connection.sendall(request)
+    status, found = receive(known.connection)
     assert status == 400
     assert msgspec.json.decode(found, type=api.Failure).setting == "body"
 
 
 @pytest.mark.parametrize("request_bytes", [LOOK, grant_bytes()])
-def test_without_a_service_both_are_refused(asking, request_bytes):
-    serving = asking.served.app._serving
+def test_without_a_service_both_are_refused(known, request_bytes):
+    serving = known.served.app._serving
     service, serving.service = serving.service, None
     try:
-        asking.connection.sendall(request_bytes)
-        assert receive(asking.connection)[0] == 503
+        known.connection.sendall(request_bytes)
+        assert receive(known.connection)[0] == 503
     finally:
         serving.service = service
 
 
 @pytest.mark.parametrize("request_bytes", [LOOK, grant_bytes()])
-def test_a_busy_sidecar_refuses_both(asking, request_bytes, monkeypatch):
-    monkeypatch.setattr(asking.served.app._waiting, "_calls_max", 0)
-    asking.connection.sendall(request_bytes)
-    status, body = receive(asking.connection)
+def test_a_busy_sidecar_refuses_both(known, request_bytes, monkeypatch):
+    monkeypatch.setattr(known.served.app._waiting, "_calls_max", 0)
+    known.connection.sendall(request_bytes)
+    status, body = receive(known.connection)
     assert status == 503
     assert "busy" in msgspec.json.decode(body, type=api.Failure).message
 
 
-def test_what_arrives_before_the_response_is_answered_after_it(asking):
-    asking.connection.sendall(grant_bytes(first=1))
-    found = begun(asking)
-    asking.connection.sendall(LOOK)
+def test_what_arrives_before_the_response_is_answered_after_it(known):
+    known.connection.sendall(grant_bytes(first=1))
+    found = begun(known)
+    known.connection.sendall(LOOK)
     found.verdict = GRANTED
     found.on_verdict()
-    assert msgspec.json.decode(receive(asking.connection)[1])["first"] == 7
-    assert receive(asking.connection)[0] == 200
+    assert msgspec.json.decode(receive(known.connection)[1])["first"] == 7
+    assert receive(known.connection)[0] == 200
 
 
-def test_a_client_that_disconnects_before_the_response_harms_nobody(asking):
-    asking.service.hold = threading.Event()
-    asking.connection.sendall(LOOK)
-    eventually(lambda: names_of(asking.service) == ["claims"])
-    asking.connection.shutdown(socket.SHUT_RDWR)
-    asking.connection.close()
-    asking.service.hold.set()
-    eventually(lambda: asking.served.app._waiting.count == 0)
-    with asking.served.connect() as other:
+def test_a_client_that_disconnects_before_the_response_harms_nobody(known):
+    known.service.hold = threading.Event()
+    known.connection.sendall(LOOK)
+    eventually(lambda: names_of(known.service) == ["claims"])
+    known.connection.shutdown(socket.SHUT_RDWR)
+    known.connection.close()
+    known.service.hold.set()
+    eventually(lambda: known.served.app._waiting.count == 0)
+    with known.served.connect() as other:
         other.sendall(LOOK)
         assert receive(other)[0] == 200
 
 
-def test_a_closing_server_sends_the_response_first(asking, monkeypatch):
+def test_a_closing_server_sends_the_response_first(known, monkeypatch):
     monkeypatch.setattr(repeated_answers, "THREAD_S", 30.0)
-    asking.connection.sendall(grant_bytes(first=3))
-    found = begun(asking)
-    server = asking.served.server
+    known.connection.sendall(grant_bytes(first=3))
+    found = begun(known)
+    server = known.served.server
     (one,) = (each for each in server.server_state.connections if each._later)
     one.loop.call_soon_threadsafe(one.shutdown)
     eventually(lambda: one._is_ending)
     found.verdict = GRANTED
     found.on_verdict()
-    rest = read(asking.connection)
+    rest = read(known.connection)
     assert msgspec.json.decode(rest.partition(b"\r\n\r\n")[2])["first"] == 7
 
 
-def test_an_ended_executor_refuses_what_waits(asking, monkeypatch):
+def test_an_ended_executor_refuses_what_waits(known, monkeypatch):
     closed = SimpleNamespace(submit=lambda call: (_ for _ in ()).throw(RuntimeError()))
-    asking.connection.sendall(grant_bytes(timeout_ms=60_000))
-    monkeypatch.setattr(asking.served.app._waiting, "_executor", closed)
-    begun(asking)
-    status, body = receive(asking.connection)
+    known.connection.sendall(grant_bytes(timeout_ms=60_000))
+    monkeypatch.setattr(known.served.app._waiting, "_executor", closed)
+    begun(known)
+    status, body = receive(known.connection)
     assert status == 503
     assert (
         "shutting down"
