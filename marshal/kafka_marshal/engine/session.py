@@ -140,6 +140,11 @@ class Session(Holder):
     def sublease_by(self, subleaser: Subleaser) -> None:
         """Sublease claims to other processes from now on."""
         self._subleaser = subleaser
+        self._announcer.acted_on = subleaser.acted_on
+
+    def announce_soon(self) -> None:
+        """Announce this member in the next round."""
+        self._announcer.announce_soon()
 
     # --- subscriptions
 
