@@ -671,7 +671,7 @@ def _stays(
     is_covered = sum(counts.values()) == len(keys)
     for number, indexes in mine.items():
         surplus = len(indexes) - counts.get(number, 0)
-        given = indexes[len(indexes) - surplus :]
+        given: Iterable[int] = indexes[len(indexes) - surplus :]
         if is_covered:
             given = spread.most_crowded(keys, indexes, number=number, count=surplus)
         for index in given:
