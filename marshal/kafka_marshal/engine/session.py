@@ -330,8 +330,7 @@ class Session(Holder):
             self._drain(holding, Drain(MOVING, me, until_ms))
         if holding.drain is None and world.pause_of(holding.key) is not None:
             # PROTOCOL 8.1: finish the uncommitted records, beat, release.
-            holding.drain = Drain("paused", None, until_ms)
-            self._wanted.bump(holding.key)
+            self._drain(holding, Drain("paused", None, until_ms))
         try:
             if self._start_positions.drive(holding, now_ms):
                 self._wanted.bump(holding.key)
@@ -417,6 +416,7 @@ class Session(Holder):
                 self._context,
                 self.claimant.owner,
                 holdings=self.holdings,
+                changes=self._index.changes,
                 lives=self._lives,
                 cooldowns=self._cooldowns,
                 now_ms=now_ms,

@@ -4,7 +4,7 @@ import pytest
 from enginekit import AMO, H, fold, held_by, lines, spec, world, write
 from logkit import growth
 
-from kafka_marshal.engine import acquirer, subscription
+from kafka_marshal.engine import acquirer, key_rows
 from kafka_marshal.engine.growths import GROWTH, awaited
 from kafka_marshal.protocol.growths import Source
 from kafka_marshal.protocol.layout import place_of
@@ -119,7 +119,7 @@ def test_a_claim_that_did_not_know_the_growth_ends_before_it_begins(monkeypatch)
     """The claim was won before the growth was read: the start judges again."""
     cluster = world(records=[4, 4])
     started(cluster)
-    for module in (acquirer, subscription):
+    for module in (acquirer, key_rows):
         monkeypatch.setattr(module, "awaited", lambda *_, **__: None)
     grow(cluster, ends=(9, 9))
     cluster.run(2 * H)
