@@ -19,7 +19,6 @@ from typing import TypeVar
 import attrs
 
 from kafka_marshal.engine.checkpoint_reader import (
-    SEARCHED_MAX,
     FirstKnown,
     LogCheckpoints,
     RetainedCheckpoints,
@@ -50,6 +49,8 @@ from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key, LogEntry, TimestampType
 
 POLL_MS = 100
+# Entries before a checkpoint in which the reasons of its pauses are searched.
+SEARCHED_MAX = 2_000_000
 RETRY_S = 0.05
 _PAUSE_HEADS = (header_of(ReleaseGroup), header_of(PauseGroup), header_of(Directive))
 _timestamp = attrgetter("timestamp_ms")
