@@ -1,6 +1,6 @@
 """Holds the world state of one coordinating partition, with local timing."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kafka_marshal.errors import LogUnreadable
