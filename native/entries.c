@@ -182,7 +182,10 @@ static int index_batches(const unsigned char *begin, const unsigned char *end,
     while (result == READ && index->count < count_max) {
         Batch batch;
         result = read_header(taken->at, end, &batch);
-        if (result == READ && taken->next >= 0 && batch.epoch != taken->epoch) break;
+        if (result == READ && taken->next >= 0) {
+            if (batch.epoch != taken->epoch) break;
+            if (batch.base < taken->next) result = LEFT;
+        }
         /* Control records are of Kafka alone; kafka-python skips them unread. */
         if (result == READ && !(batch.attributes & CONTROL))
             result = add_batch(begin, &batch, first, index);

@@ -215,6 +215,13 @@ def test_entries_that_do_not_ascend_are_left():
     assert [each.offset for each in read(EntryRecords, raw)[0]] == [5, 4]
 
 
+def test_a_control_batch_that_goes_back_is_left():
+    one = sealed(written([(1, None, b"v", [])]), base=9)
+    back = sealed(written([(1, None, b"", [])]), base=0, attributes=CONTROL)
+    entries, behind = packed(one + back)
+    assert ([each.offset for each in entries], behind) == ([9], len(one))
+
+
 @given(fetches(), st.binary(max_size=2))
 def test_entries_are_found_by_their_heads(raw, head):
     entries, _ = packed(raw)
