@@ -324,3 +324,25 @@ PyObject *find_entries(PyObject *module, PyObject *args) {
     PyBuffer_Release(&fetch.data);
     return found;
 }
+
+PyObject *find_later(PyObject *module, PyObject *args) {
+    PyObject *data, *places;
+    long long time_ms;
+    Fetch fetch;
+    Batch batch = {0};
+    Record record;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOL:find_later", &data, &places, &time_ms) ||
+        get_fetch(data, places, &fetch) < 0)
+        return NULL;
+    Py_ssize_t at = 0;
+    int is_read = READ;
+    for (; at < fetch.count; at++) {
+        is_read = read_place(&fetch, at, &batch, &record);
+        if (!is_read || (batch.attributes & APPENDED && record.time_ms > time_ms)) break;
+    }
+    PyBuffer_Release(&fetch.data);
+    if (is_read) return PyLong_FromSsize_t(at);
+    refuse_place();
+    return NULL;
+}

@@ -230,6 +230,17 @@ def test_entries_are_found_by_their_heads(raw, head):
     assert entries.with_head(head) == wanted
 
 
+@given(fetches(), st.sampled_from([-1, 0, 4, 5, 2**40, 2**63 - 1]))
+def test_the_first_entry_after_a_time_is_found(raw, time_ms):
+    entries, _ = packed(raw)
+    later = [
+        number
+        for number, each in enumerate(entries)
+        if each.timestamp_type == 1 and each.timestamp_ms > time_ms
+    ]
+    assert entries.first_later(time_ms) == next(iter(later), len(entries))
+
+
 @given(
     st.binary(max_size=200),
     st.lists(st.tuples(st.integers(-9, 300), st.integers(-9, 300)), max_size=4),
@@ -237,7 +248,11 @@ def test_entries_are_found_by_their_heads(raw, head):
 def test_a_foreign_index_reads_nothing_outside(raw, drawn):
     places = b"".join(struct.pack("=ii", *each) for each in drawn)
     entries = PackedEntries(raw, places)
-    for read_all in (list, lambda each: each.with_head(b"\x01")):
+    for read_all in (
+        list,
+        lambda each: each.with_head(b"\x01"),
+        lambda each: each[: each.first_later(5)],
+    ):
         try:
             found = read_all(entries)
         except ValueError:
