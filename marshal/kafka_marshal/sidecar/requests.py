@@ -36,7 +36,7 @@ from kafka_marshal.sidecar.process_monitor import (
     peer_of,
     represented_process,
 )
-from kafka_marshal.sidecar.repeated_requests import Answer, RepeatedRequests
+from kafka_marshal.sidecar.repeated_requests import Answer, Later, RepeatedRequests
 from kafka_marshal.sidecar.routes import Route
 from kafka_marshal.sidecar.service import SidecarService
 from kafka_marshal.sidecar.sockets import BACKLOG
@@ -425,6 +425,9 @@ class GuardedProtocol(H11Protocol):
     _head_timer: asyncio.TimerHandle | None = None
     _guest_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
+    # The response to a repeated request that is made elsewhere.
+    _later: Later | None = None
+    _is_ending = False
 
     def connection_made(  # type: ignore[override]
         self, transport: asyncio.Transport
@@ -454,6 +457,8 @@ class GuardedProtocol(H11Protocol):
         self._forget_body()
         self._forget_guest()
         self._forget_write()
+        if self._later is not None:
+            self._later.cancel()
         self.limits.leave(self)
         super().connection_lost(exc)
 
@@ -495,7 +500,10 @@ class GuardedProtocol(H11Protocol):
             self._forget_body()
             if not data:
                 self._unset_keepalive_if_required()
-                self._send_repeated(answered)
+                if isinstance(answered, bytes):
+                    self._send_repeated(answered)
+                else:
+                    self._await(answered)
                 return
         super().data_received(data)
         self._watch_head()
@@ -505,6 +513,28 @@ class GuardedProtocol(H11Protocol):
         """Whether the next bytes begin a request, and its response can be written."""
         is_idle = self.conn.our_state is h11.IDLE and not self.conn.trailing_data[0]
         return is_idle and not self.flow.write_paused
+
+    def _await(self, later: Later) -> None:
+        """Send a response once it is made; what arrives meanwhile is read after it."""
+        self._later = later
+        self.flow.pause_reading()
+        later.send_by(self._on_answer)
+
+    def _on_answer(self, answered: bytes) -> None:
+        self._later = None
+        if self.transport.is_closing():
+            return
+        self._send_repeated(answered)
+        if self._is_ending:
+            self.shutdown()
+        else:
+            self.flow.resume_reading()
+
+    def shutdown(self) -> None:
+        """End the connection, after the response in progress."""
+        self._is_ending = True
+        if self._later is None:
+            super().shutdown()
 
     def _send_repeated(self, answered: bytes) -> None:
         """Send the response to a repeated request, or wait for the rest of its body."""
