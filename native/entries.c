@@ -182,7 +182,10 @@ static int index_batches(const unsigned char *begin, const unsigned char *end,
     while (result == READ && index->count < count_max) {
         Batch batch;
         result = read_header(taken->at, end, &batch);
-        if (result == READ && taken->next >= 0 && batch.epoch != taken->epoch) break;
+        if (result == READ && taken->next >= 0) {
+            if (batch.epoch != taken->epoch) break;
+            if (batch.base < taken->next) result = LEFT;
+        }
         /* Control records are of Kafka alone; kafka-python skips them unread. */
         if (result == READ && !(batch.attributes & CONTROL))
             result = add_batch(begin, &batch, first, index);
@@ -320,4 +323,26 @@ PyObject *find_entries(PyObject *module, PyObject *args) {
     }
     PyBuffer_Release(&fetch.data);
     return found;
+}
+
+PyObject *find_later(PyObject *module, PyObject *args) {
+    PyObject *data, *places;
+    long long time_ms;
+    Fetch fetch;
+    Batch batch = {0};
+    Record record;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOL:find_later", &data, &places, &time_ms) ||
+        get_fetch(data, places, &fetch) < 0)
+        return NULL;
+    Py_ssize_t at = 0;
+    int is_read = READ;
+    for (; at < fetch.count; at++) {
+        is_read = read_place(&fetch, at, &batch, &record);
+        if (!is_read || (batch.attributes & APPENDED && record.time_ms > time_ms)) break;
+    }
+    PyBuffer_Release(&fetch.data);
+    if (is_read) return PyLong_FromSsize_t(at);
+    refuse_place();
+    return NULL;
 }

@@ -12,6 +12,7 @@ static PyMethodDef METHODS[] = {
     {"fold_packed", (PyCFunction)(void (*)(void))fold_packed,
      METH_VARARGS | METH_KEYWORDS, NULL},
     {"find_entries", find_entries, METH_VARARGS, NULL},
+    {"find_later", find_later, METH_VARARGS, NULL},
     {"index_entries", index_entries, METH_VARARGS, NULL},
     {"index_records", index_records, METH_VARARGS, NULL},
     {"read_columns", read_columns, METH_VARARGS, NULL},

@@ -38,6 +38,7 @@ static inline int read_varint(Reader *in, int64_t *found) {
 PyObject *fold_beats(PyObject *module, PyObject *args, PyObject *named);
 PyObject *fold_packed(PyObject *module, PyObject *args, PyObject *named);
 PyObject *find_entries(PyObject *module, PyObject *args);
+PyObject *find_later(PyObject *module, PyObject *args);
 PyObject *index_entries(PyObject *module, PyObject *args);
 PyObject *index_records(PyObject *module, PyObject *args);
 PyObject *read_columns(PyObject *module, PyObject *args);

@@ -42,6 +42,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.ports import Clock, CoordinationLog, LogRange, Run
 from kafka_marshal.protocol.codec import Undecodable, decode, header_of
+from kafka_marshal.protocol.packed_entries import PackedEntries
 from kafka_marshal.protocol.placement import counts_of, partition_of, place_under
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import Config, Directive, PauseGroup, ReleaseGroup
@@ -53,7 +54,6 @@ POLL_MS = 100
 SEARCHED_MAX = 2_000_000
 RETRY_S = 0.05
 _PAUSE_HEADS = (header_of(ReleaseGroup), header_of(PauseGroup), header_of(Directive))
-_timestamp = attrgetter("timestamp_ms")
 _offset_of = attrgetter("offset")
 T = TypeVar("T")
 
@@ -63,6 +63,21 @@ def up_to(run: Sequence[LogEntry], offset: int) -> Sequence[LogEntry]:
     if not run or run[-1].offset <= offset:
         return run
     return run[: bisect_right(run, offset, key=_offset_of)]
+
+
+def _is_later(entry: LogEntry, time_ms: int) -> bool:
+    return (
+        entry.timestamp_ms > time_ms
+        and entry.timestamp_type == TimestampType.LOG_APPEND_TIME
+    )
+
+
+def _first_later(run: Sequence[LogEntry], time_ms: int) -> int:
+    """Return the number of the first entry appended after a time, or of all."""
+    if isinstance(run, PackedEntries):
+        return run.first_later(time_ms)
+    later = (number for number, each in enumerate(run) if _is_later(each, time_ms))
+    return next(later, len(run))
 
 
 class Prefix:
@@ -112,9 +127,9 @@ class Prefix:
         mine = run
         if self._offset is not None:
             mine = up_to(run, self._offset.get(partition, -1))
-        if self.time_ms is not None and any(_timestamp(e) > self.time_ms for e in mine):
-            later = (n for n, e in enumerate(mine) if self.is_past(partition, e))
-            mine = mine[: next(later, len(mine))]
+        if self.time_ms is not None:
+            count = _first_later(mine, self.time_ms)
+            mine = mine if count == len(mine) else mine[:count]
         if len(mine) < len(run):
             self._ended.add(partition)
         return mine
@@ -131,11 +146,7 @@ class Prefix:
         """Return whether an entry is later than the moment of the view."""
         if self._offset is not None and entry.offset > self._offset.get(partition, -1):
             return True
-        return (
-            self.time_ms is not None
-            and entry.timestamp_ms > self.time_ms
-            and entry.timestamp_type == TimestampType.LOG_APPEND_TIME
-        )
+        return self.time_ms is not None and _is_later(entry, self.time_ms)
 
     def has_no_later_entry(self, world: WorldState) -> bool:
         """Return whether no entry below a state was appended after the moment.

@@ -215,12 +215,30 @@ def test_entries_that_do_not_ascend_are_left():
     assert [each.offset for each in read(EntryRecords, raw)[0]] == [5, 4]
 
 
+def test_a_control_batch_that_goes_back_is_left():
+    one = sealed(written([(1, None, b"v", [])]), base=9)
+    back = sealed(written([(1, None, b"", [])]), base=0, attributes=CONTROL)
+    entries, behind = packed(one + back)
+    assert ([each.offset for each in entries], behind) == ([9], len(one))
+
+
 @given(fetches(), st.binary(max_size=2))
 def test_entries_are_found_by_their_heads(raw, head):
     entries, _ = packed(raw)
     wanted = [each for each in entries if (each.value or b"").startswith(head)]
     wanted = [each for each in wanted if each.value is not None]
     assert entries.with_head(head) == wanted
+
+
+@given(fetches(), st.sampled_from([-1, 0, 4, 5, 2**40, 2**63 - 1]))
+def test_the_first_entry_after_a_time_is_found(raw, time_ms):
+    entries, _ = packed(raw)
+    later = [
+        number
+        for number, each in enumerate(entries)
+        if each.timestamp_type == 1 and each.timestamp_ms > time_ms
+    ]
+    assert entries.first_later(time_ms) == next(iter(later), len(entries))
 
 
 @given(
@@ -230,7 +248,11 @@ def test_entries_are_found_by_their_heads(raw, head):
 def test_a_foreign_index_reads_nothing_outside(raw, drawn):
     places = b"".join(struct.pack("=ii", *each) for each in drawn)
     entries = PackedEntries(raw, places)
-    for read_all in (list, lambda each: each.with_head(b"\x01")):
+    for read_all in (
+        list,
+        lambda each: each.with_head(b"\x01"),
+        lambda each: each[: each.first_later(5)],
+    ):
         try:
             found = read_all(entries)
         except ValueError:

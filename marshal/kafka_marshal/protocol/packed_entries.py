@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import SupportsIndex, overload
 
 from kafka_marshal.native import compiled
-from kafka_marshal.protocol.types import LogEntry
+from kafka_marshal.protocol.types import OFFSET_MAX, LogEntry
 
 PLACE_BYTES = 8
 # Entries that are made at once for a reader that needs one after another: as many as
@@ -72,6 +72,17 @@ class PackedEntries(Sequence[LogEntry]):
         assert compiled is not None
         found = compiled.find_entries(self.data, self.places, head)
         return [self._read(number, number + 1)[0] for number in found]
+
+    def first_later(self, time_ms: int) -> int:
+        """Return the number of the first entry that was appended after a time.
+
+        The number of all entries if there is none, or the time is beyond all.
+        """
+        assert compiled is not None
+        if time_ms >= OFFSET_MAX:
+            return len(self)
+        found: int = compiled.find_later(self.data, self.places, time_ms)
+        return found
 
     def _read(self, start: int, stop: int) -> list[LogEntry]:
         assert compiled is not None

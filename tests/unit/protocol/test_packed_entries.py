@@ -1,12 +1,14 @@
 """Packed entries are those that objects of them are."""
 
+import msgspec
 import pytest
 from batchkit import packed
-from logkit import Log, beat
+from logkit import CREATE_TIME, Log, beat
 
 from kafka_marshal.native import compiled
 from kafka_marshal.protocol import packed_entries as module
 from kafka_marshal.protocol.packed_entries import PackedEntries
+from kafka_marshal.protocol.types import OFFSET_MAX
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="nothing was compiled here")
 
@@ -66,3 +68,17 @@ def test_entries_are_found_by_the_begin_of_their_values():
     head = entries[2].value[:3]
     assert packed(entries).with_head(head) == entries[2:]
     assert packed(entries).with_head(b"none") == []
+
+
+def test_the_first_entry_after_a_time_is_found():
+    """By what the broker dated: a client may have dated any time."""
+    entries = written(6)
+    times = [each.timestamp_ms for each in entries]
+    assert times == sorted(times)
+    found = packed(entries)
+    assert found.first_later(times[0] - 1) == 0
+    assert found.first_later(times[3]) == 4
+    assert found.first_later(times[-1]) == 6
+    assert found.first_later(OFFSET_MAX) == found.first_later(2**80) == 6
+    entries[4] = msgspec.structs.replace(entries[4], timestamp_type=CREATE_TIME)
+    assert packed(entries).first_later(times[3]) == 5
