@@ -35,6 +35,12 @@ class Tool(Growing):
         self._follower = None
         self.left, self.refusal, self.done = left, refusal, []
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
     def _change(self, what):
         if self.left == len(self.done):
             raise Died
