@@ -98,7 +98,6 @@ class Engine:
         self.failure: MarshalError | None = None
         self._cluster_id = cluster_id
         # Folded offsets of each partition: stored after each fold, read under the lock.
-        self._folded: Mapping[int, int] = {}
         self._named: set[Key] = set()
         self._audit_at_ms = 0
         # The last error of Configs that differ, until it is reported, and when it is.
@@ -244,7 +243,8 @@ class Engine:
             self._fold(entries)
             at = self.context.ports.log.positions()
             is_lost = self.rebuilder.is_lost
-            self._folded = {t: to for t, to in at.items() if not is_lost(t)}
+            folded = {t: to for t, to in at.items() if not is_lost(t)}
+            self.context.folded = folded
             self._finish_rebuilding(at)
             if self.context.config is not None:
                 self.rebuilder.drive(self.context.now_ms)
@@ -259,7 +259,9 @@ class Engine:
                 session.tick(now_ms)
             if self.checkpointer is not None:
                 self.checkpointer.drive(now_ms)
-            self.resolver.drive(now_ms, sessions=self.sessions, folded=self._folded)
+            self.resolver.drive(
+                now_ms, sessions=self.sessions, folded=self.context.folded
+            )
             self.layout.drive(now_ms, sessions=self.sessions)
             self._added.drive(now_ms)
             self._audit(now_ms)
@@ -436,7 +438,9 @@ class Engine:
         ends = self._fetch_ends(deadline_ms, timeout_ms)
         await_news(
             self,
-            lambda: all(self._folded.get(t, 0) >= end for t, end in ends.items()),
+            lambda: all(
+                self.context.folded.get(t, 0) >= end for t, end in ends.items()
+            ),
             timeout_ms=deadline_ms - self.context.now_ms,
             fault=UNREAD,
         )
@@ -445,7 +449,7 @@ class Engine:
         """Return the log's end offsets, retried until the log answers."""
         while True:
             with self.changed:
-                folded = self._folded
+                folded = self.context.folded
             left_ms = max(1, deadline_ms - self.context.now_ms)
             try:
                 ends = self.context.ports.log.end_offsets(min(left_ms, CATCH_UP_MS_MAX))

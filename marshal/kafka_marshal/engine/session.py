@@ -41,6 +41,7 @@ from .context import Context
 from .coverage import best_taker
 from .directives import SelfDrain
 from .grants import LogGrantRequester
+from .growths import GROWTH
 from .handoffs import Offers, Warmer
 from .heartbeats import Heartbeater
 from .holding import Drain, Holding, StartRule
@@ -112,7 +113,12 @@ class Session(Holder):
         self._announcer = Announcer(
             context, self._outbox, host=host, labels=labels or {}
         )
-        self._start_positions = StartPositions(context, self._heartbeater, claimant)
+        self._start_positions = StartPositions(
+            context,
+            self._heartbeater,
+            claimant,
+            release=lambda holding: self.release(holding, reason=GROWTH),
+        )
         self._mirror = Mirror(context, claimant) if mirrors_offsets else None
         self._slow = SlowConsumerPolicy(context, self._held.lags, self._held.watchdog)
         self._standbys = Standbys(context, me=claimant.owner.client_id)

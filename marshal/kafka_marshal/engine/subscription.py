@@ -1,7 +1,7 @@
 """Subscriptions of consumers: topics, policy, and the view the policy decides on."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -10,6 +10,7 @@ from kafka_marshal.engine.context import Context
 from kafka_marshal.engine.coverage import CoverageRule
 from kafka_marshal.engine.debounce import Debounce
 from kafka_marshal.engine.directives import directed
+from kafka_marshal.engine.growths import awaited
 from kafka_marshal.engine.holding import Holding, OfferedKey, StartRule
 from kafka_marshal.engine.plan_following import ORPHAN_MS_MAX, PlanFollower
 from kafka_marshal.engine.policy_runner import PolicyRunner
@@ -19,6 +20,7 @@ from kafka_marshal.engine.warm_fetches import WarmFetcher
 from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.ports import Background, Pending, TopicInfo
 from kafka_marshal.protocol.claiming import PreviousLife, estimate, resumable
+from kafka_marshal.protocol.growths import Source
 from kafka_marshal.protocol.health import Backoff
 from kafka_marshal.protocol.labels import (
     LAGGING_LABEL,
@@ -114,6 +116,8 @@ class Subscription:
         is_planned: Whether the group follows Plans, whatever its own policy is.
         uncovered: Keys that have been claimable for more than one heartbeat interval
             and that no live member can claim, with the reason, as of the last view.
+        waiting: New partitions of topics that have grown, and what each waits for
+            (PROTOCOL 9.10), as of the last view.
     """
 
     group_id: str
@@ -143,6 +147,7 @@ class Subscription:
     named_by_plan: set[Key] = attrs.field(factory=set)
     is_planned: bool = False
     uncovered: dict[Key, str] = attrs.field(factory=dict)
+    waiting: dict[Key, Source] = attrs.field(factory=dict)
     _policy_runner: PolicyRunner = attrs.field(init=False)
     _watch: TopicWatch = attrs.field(init=False)
     _keys: list[Key] | None = None
@@ -403,6 +408,7 @@ class Subscription:
         self.named.clear()
         self.named_by_plan.clear()
         self._abandoned.clear()
+        waited, self.waiting = self.waiting, {}
         suspects: set[str] = set()
         views = (self._key_view(key, inputs, suspects) for key in self.all_keys())
         keys = tuple(view for view in views if view is not None)
@@ -416,6 +422,8 @@ class Subscription:
         )
         self.claimable_at_ms = min(self.claimable_at_ms, until_ms or FAR_MS)
         self._note_uncovered(keys, context)
+        if self.waiting.keys() != waited.keys():
+            context.observe("partitions_waiting", self._waiting_fields())
         me = next((m for m in self.members if m.client_id == owner.client_id), None)
         if me is None:  # not announced yet
             me = MemberView(client_id=owner.client_id, topics=frozenset())
@@ -465,6 +473,22 @@ class Subscription:
             else:
                 context.observe("partitions_covered", {"group": self.group_id})
 
+    def _is_waiting(self, key: Key, context: Context) -> bool:
+        topic_id = self.topics[key.topic].topic_id
+        source = awaited(context, key, topic_id=topic_id)
+        if source is not None:
+            self.waiting[key] = source
+        return source is not None
+
+    def _waiting_fields(self) -> dict[str, Any]:
+        first = list(self.waiting.items())[:UNCOVERED_NAMED_MAX]
+        named = [(key.topic, key.partition, wait.key.partition) for key, wait in first]
+        return {
+            "group": self.group_id,
+            "count": len(self.waiting),
+            "partitions": [f"{topic}-{new} for {old}" for topic, new, old in named],
+        }
+
     def _key_view(
         self, key: Key, inputs: "_ViewInputs", suspects: set[str]
     ) -> KeyView | None:
@@ -480,7 +504,8 @@ class Subscription:
         known, wait_ms = guess.known, guess.wait_ms
         who = None if known is None or known.owner is None else known.owner
         is_between = inputs.context.places.is_between(key)
-        is_claimable = wait_ms == 0 and not is_between
+        is_waiting = self._is_waiting(key, inputs.context)
+        is_claimable = wait_ms == 0 and not (is_between or is_waiting)
         if who is not None and is_claimable:
             suspects.add(who.client_id)
             who = None
