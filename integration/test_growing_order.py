@@ -178,8 +178,8 @@ def run(domain, topic, *, grow, until):
 
 
 @pytest.fixture
-def domain(broker, unique):
-    with opened(broker, unique, h_ms=H_MS) as domain:
+def domain(broker, unique, via):
+    with opened(broker, unique, h_ms=H_MS, via=via) as domain:
         yield domain
 
 
@@ -210,6 +210,7 @@ def test_each_key_is_handled_in_order_while_its_topic_grows(domain):
     assert [each.waiting for each in report.sources] == [()] * OLD
 
 
+@pytest.mark.direct
 def test_without_the_announcement_keys_lose_their_order(domain):
     """What the test above would not show if members claimed new partitions at once."""
     topic = domain.data_topic(OLD)
