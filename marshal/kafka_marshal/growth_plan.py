@@ -171,7 +171,9 @@ def _known(known: Iterable[Growth], count: int, info: TopicInfo) -> Growth | Non
                 f"{command(each)} --withdraw --execute",
                 reason="growth",
             )
-        if each.new_count == count:
+        if each.new_count == count and (
+            each.ends is None or info.partition_count == count
+        ):
             return each
         if each.ends is None:
             raise ClaimRejected(
@@ -195,8 +197,8 @@ def _require_possible(growth: Growth) -> None:
         )
     if new < old or new % old or new > PARTITION_MAX:
         raise ConfigurationError(
-            f"topic {topic!r} has {old} partitions and cannot get {new}: only from a "
-            f"multiple, such as {2 * old}, it is known which of the old partitions had "
+            f"topic {topic!r} has {old} partitions and cannot get {new}; give a "
+            f"multiple, such as {2 * old}: else it is not known which partition had "
             "the keys of a new one",
             setting="partitions",
         )

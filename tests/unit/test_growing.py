@@ -250,6 +250,19 @@ def test_only_a_multiple_is_possible(count):
     assert records(cluster) == []
 
 
+def test_a_growth_is_not_that_of_a_topic_that_has_more_by_now():
+    cluster = keyed()
+    Tool(cluster).grow()
+    Tool(cluster).grow(16)
+    with pytest.raises(ConfigurationError, match="has 16 partitions and cannot get 8"):
+        Tool(cluster).grow(8)
+    cluster.kafka.add_partitions("t", 4)
+    with pytest.raises(ConfigurationError, match="has 20 partitions and cannot get 16"):
+        Tool(cluster).grow(16)
+    Tool(cluster).grow(40)
+    assert growths(cluster)[-1][1:3] == (20, 40)
+
+
 def test_partitions_that_were_added_without_an_announcement_are_reported():
     with pytest.raises(ClaimRejected, match="members claimed the new ones at once"):
         Tool(keyed()).grow(4)
