@@ -260,7 +260,7 @@ class GroupHistory:
 
 def _is_acted_on(world: WorldState, group_id: str | None) -> bool:
     """Return whether an action on a group, or on any, is in progress in a state."""
-    if world.layout is not None:
+    if world.layout is not None or any(each.ends is None for each in world.growths):
         return True
     groups = (
         group

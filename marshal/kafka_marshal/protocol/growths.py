@@ -38,10 +38,27 @@ class Source(NamedTuple):
             topic_id: Kafka's id of the topic that grew. A position in an earlier topic
                 of that name does not count.
         """
-        if known is None or known.position is None or self.end is None:
+        position = position_in(known, topic_id=topic_id)
+        if position is None or self.end is None:
             return False
-        is_of_topic = None in {topic_id, known.topic_id} or topic_id == known.topic_id
-        return is_of_topic and known.position >= self.end
+        return position >= self.end
+
+
+def position_in(known: KeyState | None, *, topic_id: bytes | None) -> int | None:
+    """Return the position of a key in the topic of an id; None if it has none there.
+
+    Args:
+        known: The key, None if it is unknown.
+        topic_id: Kafka's id of the topic, None for any of its name.
+    """
+    if known is None or not _is_same(topic_id, known.topic_id):
+        return None
+    return known.position
+
+
+def _is_same(one: bytes | None, other: bytes | None) -> bool:
+    """Return whether two ids may be of one topic: None is an unknown id."""
+    return None in {one, other} or one == other
 
 
 def growth_of(
@@ -57,7 +74,7 @@ def growth_of(
     for each in growths:
         if each.topic != key.topic or not _is_new(each, key.partition):
             continue
-        if None in {topic_id, each.topic_id} or topic_id == each.topic_id:
+        if _is_same(topic_id, each.topic_id):
             return each
     return None
 
@@ -75,7 +92,7 @@ def source_of(growth: Growth, key: Key) -> Source:
 
 def judge(growths: tuple[Growth, ...], record: DataGrowth) -> str | None:
     """Return why a DataGrowth has no effect, or None (PROTOCOL 9.10)."""
-    of_topic = _of_topic(growths, record)
+    of_topic = growths_of(growths, record.topic, topic_id=record.topic_id)
     known = next((e for e in of_topic if e.old_count == record.old_count), None)
     if record.new_count == record.old_count:
         return "growth" if known is None else None
@@ -98,7 +115,8 @@ def with_growth(
     Those of an earlier topic of that name are left out.
     """
     topic = record.topic
-    of_topic = {each.old_count: each for each in _of_topic(growths, record)}
+    mine = growths_of(growths, topic, topic_id=record.topic_id)
+    of_topic = {each.old_count: each for each in mine}
     known = of_topic.pop(record.old_count, None)
     if record.new_count > record.old_count:
         of_topic[record.old_count] = Growth(
@@ -113,15 +131,20 @@ def with_growth(
     return tuple(sorted((*others, *of_topic.values()), key=lambda each: each[:2]))
 
 
-def _of_topic(growths: tuple[Growth, ...], record: DataGrowth) -> list[Growth]:
-    """Return the growths of the topic of a record, and of no earlier one."""
+def growths_of(
+    growths: Iterable[Growth], topic: str, *, topic_id: bytes | None
+) -> list[Growth]:
+    """Return the growths of a topic by its count, and of no earlier one of its name.
+
+    Args:
+        growths: Those that partition 0 of the coordination topic knows.
+        topic: Name of the topic.
+        topic_id: Kafka's id of it, None if unknown.
+    """
     return [
         each
         for each in growths
-        if each.topic == record.topic
-        and (
-            None in {each.topic_id, record.topic_id} or each.topic_id == record.topic_id
-        )
+        if each.topic == topic and _is_same(topic_id, each.topic_id)
     ]
 
 
@@ -149,7 +172,5 @@ def _is_sound(growth: Growth, next_offset: int) -> bool:
 def _may_follow(one: Growth, other: Growth) -> bool:
     if one.topic != other.topic:
         return one.topic < other.topic
-    is_one_topic = None in {one.topic_id, other.topic_id} or (
-        one.topic_id == other.topic_id
-    )
+    is_one_topic = _is_same(one.topic_id, other.topic_id)
     return is_one_topic and one.ends is not None and one.new_count <= other.old_count
