@@ -149,6 +149,7 @@ class Healing(Liveness):
             self._all_resolved()
         if RESIZE in self._world.plan.kinds:
             self._all_resized()
+            self._resize()
 
     def _live(self, duration_ms: int) -> None:
         self._world.run(duration_ms)
@@ -206,6 +207,18 @@ class Healing(Liveness):
         ]
         if away:
             raise Violation("10", f"{away} are not where the count has them")
+
+    def _resize(self) -> None:
+        """10: what was completed or given up is in the way of no other change."""
+        resizes, changes = self._strikes.resizes, self._strikes.resizes.changes
+        limit_ms = RESIZE_HS * self._h_ms
+        if not self._gets(limit_ms, self._strikes.configs_are_over):
+            raise Violation("4.12", f"a Config has not come to all in {limit_ms} ms")
+        before = len(changes.ended)
+        resizes.change_again()
+        self._all_resized()
+        if len(changes.ended) == before:
+            raise Violation("10", "a change is refused although all is well")
 
     def _pauses_are_over(self) -> bool:
         """Whether a record appended now would end every pause."""

@@ -3,6 +3,7 @@
 Full size: ``PROOF=1``, or ``python -m simulator --also resize``.
 """
 
+import attrs
 import msgspec
 import pytest
 import slices
@@ -16,19 +17,51 @@ from kafka_marshal.protocol.state import ACCEPTED
 from simulator.campaign import CampaignOptions, run_seeds
 from simulator.coverage import RESIZED
 from simulator.plan import (
+    ABOVE,
+    CHECKPOINT,
     FENCES,
     HANDOFFS,
+    LEVEL,
     MINUTE_MS,
     PLANS,
     POSITIONS,
+    RESET,
     RESIZE,
     SCHEDULES,
     SEEKS,
     STANDBYS,
+    draw,
 )
-from simulator.simulate import SimulationFailed, simulate
+from simulator.resizing import DEATHS, Death
+from simulator.simulate import SimulationFailed, run_plan, simulate
 
-CHOSEN = [7, 10, 13, 14, 21, 22, 23, 28, 35, 38]
+# choose_seeds.py --also resize --minutes 4 --seeds 0:150 --times 2
+CHOSEN = [
+    6,
+    7,
+    10,
+    13,
+    15,
+    21,
+    28,
+    44,
+    55,
+    59,
+    65,
+    71,
+    73,
+    80,
+    92,
+    98,
+    103,
+    113,
+    116,
+    117,
+    133,
+    137,
+    138,
+    143,
+]
 BESIDE = {
     HANDOFFS: [1, 3],
     PLANS: [1, 3],
@@ -37,27 +70,68 @@ BESIDE = {
     SEEKS: [1, 4],
     STANDBYS: [1, 3],
     POSITIONS: [1, 3],
+    (CHECKPOINT, RESET): [0, 1, 2, 3],
+    (ABOVE, LEVEL): [1, 2],
 }
 """Seeds, by what else goes wrong."""
 SEEDS = slices.seeds_of(quick=CHOSEN, full=1_000)
 
 
 @pytest.mark.slow
-def test_a_key_has_one_owner_whatever_its_partition():
+def test_a_key_has_one_owner_whatever_its_partition(record_property):
     summary = run_seeds(SEEDS, CampaignOptions(also=(RESIZE,), minutes=4), jobs=1)
+    record_property("seeds", len(SEEDS))
     assert summary.broken == []
     assert {name for name in RESIZED if not summary.seen[name]} == set()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("beside", "seeds"), BESIDE.items())
-def test_a_change_fits_beside_what_else_goes_wrong(beside, seeds):
+@pytest.mark.parametrize(("beside", "seeds"), BESIDE.items(), ids=str)
+def test_a_change_fits_beside_what_else_goes_wrong(beside, seeds, record_property):
+    others = (beside,) if isinstance(beside, str) else beside
     seeds = slices.seeds_of(quick=seeds, full=300)
-    summary = run_seeds(
-        seeds, CampaignOptions(also=(RESIZE, beside), minutes=2), jobs=1
-    )
+    options = CampaignOptions(also=(RESIZE, *others), minutes=2)
+    summary = run_seeds(seeds, options, jobs=1)
+    record_property("seeds", len(seeds))
     assert summary.broken == []
     assert summary.seen["moved"]
+    if RESET in others:
+        assert summary.seen["reset"]
+    if LEVEL in others:
+        assert summary.seen["level_changed"]
+
+
+KILLS = slices.slice_of(quick=1, full=-(-1_000 // len(DEATHS)))
+"""Runs in which an admin dies, for each moment at which it may."""
+RUNS_MAX = 12
+"""How many runs one of them takes at most: in others members do that step first."""
+
+
+def dying_at(place, seed):
+    """Return a plan in which each admin dies at one moment, if it gets there."""
+    plan = draw(seed, also=(RESIZE,), duration_ms=2 * MINUTE_MS)
+    faults = tuple(
+        attrs.evolve(each, size=place) if each.kind == RESIZE else each
+        for each in plan.faults
+    )
+    return attrs.evolve(plan, faults=faults)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", range(len(DEATHS)))
+def test_a_change_whose_admin_is_killed_is_completed_or_given_up(
+    place, record_property
+):
+    """Each run judges that, that each key is usable, and that another change works."""
+    step, is_after = DEATHS[place]
+    name = Death(step, 1, is_after).name
+    kills = 0
+    for seed in range(KILLS * RUNS_MAX):
+        kills += run_plan(dying_at(place, seed)).seen.get(name, 0) > 0
+        if kills == KILLS:
+            break
+    record_property("kills", kills)
+    assert kills == KILLS
 
 
 BROKEN = variants.listed("broken members in a change")
