@@ -140,6 +140,9 @@ class LocalGroup:
         self._journal_at_ms = 0
         self._takers: list[Takers] = []
         self._takers_at_ms = self._takers_version = -1
+        # Clients that have room, by subscription, and the state that this is of.
+        self._with_room: list[tuple[SharedSubscription, tuple[str, ...]]] = []
+        self._with_room_of: tuple[int, frozenset[str]] = (-1, frozenset())
         self._idle_since_ms: int | None = None
         session.sublease_by(self)
 
@@ -511,6 +514,23 @@ class LocalGroup:
             self.session.release(lease.holding, reason=MOVED, successor=own_name)
         self.table.mark_changed()
 
+    def record_beat(
+        self, client: Client, beat: api.HeartbeatRequest
+    ) -> api.Progress | None:
+        """Record a heartbeat; return progress that is of no claim of the client."""
+        client.beat_at_ms = client.seen_ms
+        if beat.generation is not None:
+            self.acknowledge(client, beat.generation)
+        stale = None
+        for each in beat.standings:
+            lease = client.leases.get(Key(self.group_id, each.topic, each.partition))
+            if lease is not None and lease.epoch == each.epoch:
+                self.record_seek(lease, each)
+                lease.record_progress(each)
+            else:
+                stale = each
+        return stale
+
     def is_slow_beat(self, client: Client, beat: api.HeartbeatRequest) -> bool:
         """Return whether recording a heartbeat moves a claim, or writes the journal."""
         for each in beat.standings:
@@ -550,11 +570,19 @@ class LocalGroup:
         return tuple(sorted(found))
 
     def _find_takers(self, now_ms: int) -> list[Takers]:
+        # Of many clients without room each would be looked at, ten times a second.
+        state = self.table.version, self._taking
+        if state != self._with_room_of:
+            self._with_room_of = state
+            self._with_room = [
+                (shared, shared.names_with_room(self.table.clients, now_ms=now_ms))
+                for shared in self.table.subscriptions
+            ]
         own_name = self.session.claimant.owner.client_id
         return [
             (
                 shared,
-                shared.names_with_room(self.table.clients, now_ms=now_ms),
+                with_room,
                 [
                     topic
                     for topic in shared.subscription.topics
@@ -566,7 +594,7 @@ class LocalGroup:
                     )
                 ],
             )
-            for shared in self.table.subscriptions
+            for shared, with_room in self._with_room
         ]
 
     def snapshot(self, client: Client) -> tuple[api.Snapshot, LogPosition]:

@@ -191,7 +191,7 @@ def _owner(claim: Item) -> str | None:
 
 
 CALL_S_MAX = api.WAIT_MS_MAX / 1000 + 30
-KEEP_ALIVE_S = 5.0
+KEEP_ALIVE_S = 10.0
 QUICK_THREADS = 8
 WAITING_THREADS = 64
 STREAM_THREADS = 4

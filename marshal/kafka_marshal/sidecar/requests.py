@@ -428,6 +428,8 @@ class GuardedProtocol(H11Protocol):
     # The response to a repeated request that is made elsewhere.
     _later: Later | None = None
     _is_ending = False
+    # When a repeated request arrived last, by the loop's clock.
+    _used_at = 0.0
 
     def connection_made(  # type: ignore[override]
         self, transport: asyncio.Transport
@@ -499,7 +501,8 @@ class GuardedProtocol(H11Protocol):
             answered, data = self._repeated.feed(data)
             self._forget_body()
             if not data:
-                self._unset_keepalive_if_required()
+                # The timer of an idle connection goes on: beats come all the time.
+                self._used_at = self.loop.time()
                 if isinstance(answered, bytes):
                     self._send_repeated(answered)
                 else:
@@ -540,12 +543,20 @@ class GuardedProtocol(H11Protocol):
         """Send the response to a repeated request, or wait for the rest of its body."""
         if answered:
             self.server_state.total_requests += 1
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
             self.transport.write(answered)
         else:
             self._body_timer = self.loop.call_later(REST_S_MAX, self._on_body_timeout)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close the connection if it was idle for all of the time."""
+        idle_s = self.loop.time() - self._used_at
+        if self._later is None and idle_s >= self.timeout_keep_alive:
+            super().timeout_keep_alive_handler()
+        elif not self.transport.is_closing():
+            left_s = max(self.timeout_keep_alive - idle_s, REST_S_MAX)
+            self.timeout_keep_alive_task = self.loop.call_later(
+                left_s, self.timeout_keep_alive_handler
+            )
 
     def _on_body_timeout(self) -> None:
         """Parse a request whose body is slow, under the limits of all requests."""

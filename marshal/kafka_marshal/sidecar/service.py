@@ -407,17 +407,7 @@ class SidecarService:
         """
         with self._engine.changed:
             group, client = self._find(who)
-            client.beat_at_ms = client.seen_ms
-            if beat.generation is not None:
-                group.acknowledge(client, beat.generation)
-            stale = None
-            for each in beat.standings:
-                lease = client.leases.get(_key(who, each))
-                if lease is not None and lease.epoch == each.epoch:
-                    group.record_seek(lease, each)
-                    lease.record_progress(each)
-                else:
-                    stale = each
+            stale = group.record_beat(client, beat)
             if beat.flush:
                 if stale is not None:
                     raise self._stale(_key(who, stale))
@@ -445,7 +435,8 @@ class SidecarService:
             group, client = self._find(who)
             if group.is_slow_beat(client, beat):
                 return None
-            return self.beat(who, beat)
+            group.record_beat(client, beat)
+            return self._deadlines(group, client)
         finally:
             changed.release()
 

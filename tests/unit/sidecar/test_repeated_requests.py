@@ -314,15 +314,38 @@ def test_over_tcp_only_the_head_with_the_token_is_repeated(served):
         assert receive(connection).startswith(b"HTTP/1.1 401 ")
 
 
-def test_repeated_heartbeats_keep_the_connection_and_its_timer(beating):
+def on_loop(served, call):
+    """Make a call on the event loop of the server."""
+    done = []
+    (any_one, *_) = served.server.server_state.connections
+    any_one.loop.call_soon_threadsafe(lambda: done.append(call()))
+    eventually(lambda: bool(done))
+    return done[0]
+
+
+def test_repeated_heartbeats_keep_the_connection(beating):
+    """The timer of an idle connection counts from the last of them."""
     state = beating.served.server.server_state
     (one,) = (each for each in state.connections if each._repeated._known)
-    before = one.timeout_keep_alive_task
+    timer = one.timeout_keep_alive_task
     beating.connection.sendall(beat_bytes())
     assert receive(beating.connection) == beating.first
-    assert before.cancelled()
-    assert not one.timeout_keep_alive_task.cancelled()
+    assert one.timeout_keep_alive_task is timer
     assert one._head_timer is one._body_timer is None
+    on_loop(beating.served, one.timeout_keep_alive_handler)
+    again = one.timeout_keep_alive_task
+    assert again is not timer
+    assert not again.cancelled()
+    beating.connection.sendall(beat_bytes())
+    assert receive(beating.connection) == beating.first
+
+
+def test_a_connection_without_further_heartbeats_is_closed(beating):
+    state = beating.served.server.server_state
+    (one,) = (each for each in state.connections if each._repeated._known)
+    one._used_at = on_loop(beating.served, one.loop.time) - requests.IDLE_S
+    on_loop(beating.served, one.timeout_keep_alive_handler)
+    assert read(beating.connection) == b""
 
 
 @given(
