@@ -215,7 +215,7 @@ class Healing(Liveness):
         if not self._gets(limit_ms, self._strikes.configs_are_over):
             raise Violation("4.12", f"a Config has not come to all in {limit_ms} ms")
         before = len(changes.ended)
-        resizes.change_again()
+        resizes.change_again(chance(self._world.plan.seed, "resize again"))
         self._all_resized()
         if len(changes.ended) == before:
             raise Violation("10", "a change is refused although all is well")
