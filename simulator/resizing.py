@@ -347,9 +347,11 @@ class ResizeAdmins(Processes):
 
     def change_again(self, rng: random.Random) -> None:
         """Begin a change that nobody interrupts."""
-        self.begin("resizer", rng, None)
+        self.begin("resizer", rng)
 
-    def begin(self, name: str, rng: random.Random, death: Death | None) -> None:
+    def begin(
+        self, name: str, rng: random.Random, *, death: Death | None = None
+    ) -> None:
         """Begin a change, or continue one that is open; maybe die at a step."""
         world = self._base
         config = world.watcher.worlds[0].config
@@ -459,4 +461,4 @@ class Resizes(ResizeAdmins):
     def strike(self, fault: Fault) -> None:
         """Begin a change, or continue one that is open; maybe die at a step."""
         rng = chance(self._world.plan.seed, f"resize/{fault.number}")
-        self.begin(f"resizer{fault.number}", rng, Death.of(fault))
+        self.begin(f"resizer{fault.number}", rng, death=Death.of(fault))

@@ -23,7 +23,7 @@ class HostedResizes(ResizeAdmins):
         """Begin a change, or continue one that is open; maybe die at a step."""
         rng = self._draw()
         death = Death.at(rng.getrandbits(SEED_BITS), rng.getrandbits(SEED_BITS))
-        self.begin(f"resizer{len(self._admins) + 1}", rng, death)
+        self.begin(f"resizer{len(self._admins) + 1}", rng, death=death)
 
     def strike_again(self) -> None:
         """Begin a change that nobody interrupts."""

@@ -181,10 +181,7 @@ class HostedWorld(BaseWorld):
         self.delivery = delivery or drawn
         lot = [name for name in FAULTS if rng.random() < 0.5]  # noqa: PLR2004
         self.faults = frozenset(lot if faults is None else faults)
-        self.fates = Fates(random.Random(seed + 1), self.h)  # noqa: S311
-        self.fates.faults = tuple(sorted(self.faults & OF_APPENDS))
-        self.fates.hardness = rng.choice([0.05, 0.2, 0.4])
-        self.is_resizing = RESIZE in self.faults
+        self.fates = self._draw_fates()
         self.on_folded: Callable[[Folded], None] = lambda _: None
         partitions = rng.randint(1, 2)
         cluster = Cluster(
@@ -227,6 +224,17 @@ class HostedWorld(BaseWorld):
         self.join_claimer(rng.choice(self.hosts))
         for _ in range(rng.randint(0, 2)):
             self.join(None)
+
+    def _draw_fates(self) -> Fates:
+        fates = Fates(random.Random(self.seed + 1), self.h)  # noqa: S311
+        fates.faults = tuple(sorted(self.faults & OF_APPENDS))
+        fates.hardness = self.rng.choice([0.05, 0.2, 0.4])
+        return fates
+
+    @property
+    def is_resizing(self) -> bool:
+        """Whether the number of coordinating partitions may change."""
+        return RESIZE in self.faults
 
     def _set_group(self) -> None:
         """Draw how long successors have to warm up, and for how many keys at once.
