@@ -15,7 +15,7 @@ import attrs
 
 from kafka_marshal.defaults import COORDINATION_TOPIC
 from kafka_marshal.engine.follower import Follower
-from kafka_marshal.errors import LogTruncated, LogUnreadable, MarshalError
+from kafka_marshal.errors import LogUnreadable, MarshalError
 from kafka_marshal.protocol.codec import decode, encode
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.layout import MOVING, is_final
@@ -35,8 +35,9 @@ from kafka_marshal.protocol.records import (
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.resizing import Resizing
 from kafka_marshal.testing.node import Cluster
-from simulator.base import TOPIC
+from simulator.base import TOPIC, BaseWorld
 from simulator.checkers import Folded, LogWatcher, Violation
+from simulator.loop import Loop
 from simulator.pauses import ADMIN
 from simulator.plan import RESIZE_STEPS, Fault, chance
 from simulator.positions import Admin, Processes, Tools, begin
@@ -97,11 +98,16 @@ class Death:
     @classmethod
     def of(cls, fault: Fault) -> "Death | None":
         """Return the death that a fault brings, None for an admin that lives."""
-        at = fault.size % (len(DEATHS) + LIVES)
-        if at >= len(DEATHS):
+        return cls.at(fault.size, fault.who)
+
+    @classmethod
+    def at(cls, place: int, later: int) -> "Death | None":
+        """Return a death by two numbers of any size, None for an admin that lives."""
+        place %= len(DEATHS) + LIVES
+        if place >= len(DEATHS):
             return None
-        step, is_after = DEATHS[at]
-        number = 1 if step in ONCE else LATER[fault.who % len(LATER)]
+        step, is_after = DEATHS[place]
+        number = 1 if step in ONCE else LATER[later % len(LATER)]
         return cls(step, number, is_after)
 
 
@@ -308,29 +314,110 @@ class ChangeJudge:
         return not is_open and self.committed == self.ended
 
 
-class Resizes(Processes):
-    """Has admins change the number of coordinating partitions, as faults of a plan.
+class ResizeAdmins(Processes):
+    """Has admins change the number of coordinating partitions of any world.
 
     Attributes:
         changes: What becomes of them.
     """
 
-    def __init__(self, world: World) -> None:
-        """Start without any."""
+    def __init__(
+        self, world: BaseWorld, *, loop: Loop, h_ms: int, note: Callable[[str], None]
+    ) -> None:
+        """Start without any.
+
+        Args:
+            world: The world.
+            loop: Calls its processes.
+            h_ms: The heartbeat interval.
+            note: Counts a situation.
+        """
         super().__init__()
-        self._world = world
+        self._base, self._loop, self._h_ms, self._note = world, loop, h_ms, note
         self.changes = ChangeJudge(world.watcher)
-        if world.is_resizing:
-            fill(world.cluster, count=world.plan.coordinators)
 
     def __repr__(self) -> str:
         """Return what is open where."""
-        states = self._world.watcher.worlds
+        states = self._base.watcher.worlds
         return str({s.partition: s.layout for s in states if s.layout is not None})
 
     def are_over(self) -> bool:
         """Return whether no change is open in any partition, and no admin works."""
         return self.changes.are_over() and self.are_done()
+
+    def change_again(self, rng: random.Random) -> None:
+        """Begin a change that nobody interrupts."""
+        self.begin("resizer", rng)
+
+    def begin(
+        self, name: str, rng: random.Random, *, death: Death | None = None
+    ) -> None:
+        """Begin a change, or continue one that is open; maybe die at a step."""
+        world = self._base
+        config = world.watcher.worlds[0].config
+        if config is None or config.partition_count not in COUNTS:
+            return
+        count = rng.choice(COUNTS[config.partition_count])
+        is_open = any(each.layout is not None for each in world.watcher.worlds)
+        if is_open and rng.random() < CONTINUES:
+            count = config.partition_count
+        admin = Admin(name=name, rng=rng, for_ms=self._h_ms)
+        mortal = Mortal(death, begun=self.changes.begun)
+        world.trace(f"{name} wants {count} coordinating partitions, {death}")
+        begin(
+            admin,
+            partial(self._work, mortal, count),
+            loop=self._loop,
+            cluster=world.cluster,
+            on_append=mortal.on_append,
+            on_wait=mortal.on_wait,
+            on_end=partial(self._on_end, admin, mortal, death),
+        )
+        self._admins.append(admin)
+
+    def _work(self, mortal: Mortal, count: int, admin: Admin, tools: Tools) -> None:
+        world = self._base
+        tool = Tool(tools, mortal, add=partial(add_partitions, world.cluster))
+        plan = tool.resize_topic(count, execute=True)
+        if plan.is_needed:
+            is_new = plan.change is None
+            self._note("resize_completed" if is_new else "resize_continued")
+        world.trace(f"{admin.name} has brought {count} coordinating partitions")
+
+    def _on_end(self, admin: Admin, mortal: Mortal, death: Death | None) -> None:
+        assert admin.program is not None
+        error = refusal_of(admin.program)
+        if mortal.has_died and death is not None:
+            self._base.trace(f"{admin.name} {death.name}")
+            self._note(death.name)
+            self._note("resize_given_up" if death.is_early else "resize_left")
+        elif error is not None:
+            reason = getattr(error, "reason", "")
+            text = f"{admin.name} gives up: {type(error).__name__} {reason}"
+            self._base.trace(text)
+            self._on_refusal(error)
+            self._note("resize_refused")
+
+    def _on_refusal(self, error: MarshalError) -> None:
+        """Judge why an admin gives up.
+
+        Raises:
+            Violation: Partitions have two changes of one generation.
+        """
+        if isinstance(error, LogUnreadable):
+            raise Violation("10", str(error))
+
+
+class Resizes(ResizeAdmins):
+    """Has admins change the number of coordinating partitions, as faults of a plan."""
+
+    def __init__(self, world: World) -> None:
+        """Start without any."""
+        note = world.coverage.note
+        super().__init__(world, loop=world.loop, h_ms=world.plan.h_ms, note=note)
+        self._world = world
+        if world.is_resizing:
+            fill(world.cluster, count=world.plan.coordinators)
 
     def on_fold(self, folded: Folded) -> None:
         """Judge changes, and count what becomes of keys that move.
@@ -338,7 +425,7 @@ class Resizes(Processes):
         Raises:
             Violation: A change does what it must not.
         """
-        transition, note = folded.transition, self._world.coverage.note
+        transition, note = folded.transition, self._note
         record = transition.record
         if isinstance(record, LayoutFence) and folded.partition == 0:
             self._on_fence(folded, record)
@@ -356,7 +443,7 @@ class Resizes(Processes):
         config = self._world.watcher.worlds[0].config
         if folded.transition.effect == "layout_fenced" and config is not None:
             is_more = config.partition_count > record.from_count
-            self._world.coverage.note("grown" if is_more else "shrunk")
+            self._note("grown" if is_more else "shrunk")
 
     def _was_owned(self, key: Key | None) -> bool:
         states = self._world.watcher.worlds
@@ -366,75 +453,12 @@ class Resizes(Processes):
             if state.layout is not None
         )
 
+    def _on_refusal(self, error: MarshalError) -> None:
+        """Judge it where no log goes back: there two changes may have a generation."""
+        if not self._world.is_truncating:
+            super()._on_refusal(error)
+
     def strike(self, fault: Fault) -> None:
         """Begin a change, or continue one that is open; maybe die at a step."""
         rng = chance(self._world.plan.seed, f"resize/{fault.number}")
-        self._start(f"resizer{fault.number}", rng, Death.of(fault))
-
-    def change_again(self) -> Admin | None:
-        """Begin a change that nobody interrupts; return its admin, if there is one."""
-        rng = chance(self._world.plan.seed, "resize again")
-        return self._start("resizer", rng, None)
-
-    def _start(
-        self, name: str, rng: random.Random, death: Death | None
-    ) -> Admin | None:
-        world = self._world
-        first = world.watcher.worlds[0]
-        config = first.config
-        if config is None or config.partition_count not in COUNTS:
-            return None
-        count = rng.choice(COUNTS[config.partition_count])
-        if self._has_layout() and rng.random() < CONTINUES:
-            count = config.partition_count
-        admin = Admin(name=name, rng=rng, for_ms=world.plan.h_ms)
-        mortal = Mortal(death, begun=self.changes.begun)
-        world.trace(f"{name} wants {count} coordinating partitions, {death}")
-        begin(
-            admin,
-            partial(self._work, mortal, count),
-            loop=world.loop,
-            cluster=world.cluster,
-            on_append=mortal.on_append,
-            on_wait=mortal.on_wait,
-            on_end=partial(self._on_end, admin, mortal, death),
-        )
-        world.names[admin.incarnation] = name
-        self._admins.append(admin)
-        return admin
-
-    def _has_layout(self) -> bool:
-        return any(each.layout is not None for each in self._world.watcher.worlds)
-
-    def _work(self, mortal: Mortal, count: int, admin: Admin, tools: Tools) -> None:
-        world = self._world
-        add = partial(add_partitions, world.cluster)
-        tool = Tool(tools, mortal, add=add)
-        plan = tool.resize_topic(count, execute=True)
-        if plan.is_needed:
-            is_new = plan.change is None
-            note = world.coverage.note
-            note("resize_completed" if is_new else "resize_continued")
-        world.trace(f"{admin.name} has brought {count} coordinating partitions")
-
-    def _on_end(self, admin: Admin, mortal: Mortal, death: Death | None) -> None:
-        assert admin.program is not None
-        world, error = self._world, refusal_of(admin.program)
-        note = world.coverage.note
-        if mortal.has_died and death is not None:
-            world.trace(f"{admin.name} {death.name}")
-            note(death.name)
-            note("resize_given_up" if death.is_early else "resize_left")
-        elif error is not None:
-            self._on_refusal(admin, error)
-
-    def _on_refusal(self, admin: Admin, error: MarshalError) -> None:
-        world = self._world
-        reason = getattr(error, "reason", "")
-        world.trace(f"{admin.name} gives up: {type(error).__name__} {reason}")
-        is_torn = isinstance(error, LogUnreadable) and not isinstance(
-            error, LogTruncated
-        )
-        if is_torn and not world.is_truncating:
-            raise Violation("10", f"{admin.name}: {error}")
-        world.coverage.note("resize_refused")
+        self.begin(f"resizer{fault.number}", rng, death=Death.of(fault))

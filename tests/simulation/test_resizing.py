@@ -3,6 +3,8 @@
 Full size: ``PROOF=1``, or ``python -m simulator --also resize``.
 """
 
+from collections import Counter
+
 import attrs
 import msgspec
 import pytest
@@ -33,6 +35,7 @@ from simulator.plan import (
     draw,
 )
 from simulator.resizing import DEATHS, Death
+from simulator.sidecar.simulate import simulate_hosted
 from simulator.simulate import SimulationFailed, run_plan, simulate
 
 # choose_seeds.py --also resize --minutes 4 --seeds 0:150 --times 2
@@ -132,6 +135,28 @@ def test_a_change_whose_admin_is_killed_is_completed_or_given_up(
             break
     record_property("kills", kills)
     assert kills == KILLS
+
+
+HOSTED = slices.slice_of(quick=4, full=200)
+HOSTED_FAULTS = (RESIZE, "death", "crash", "late", "stop", "churn", "hang", "line")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("beside", [(), (POSITIONS, HANDOFFS, PLANS, "failover")])
+def test_a_change_beside_sidecars_is_completed_or_given_up(beside, record_property):
+    seen = Counter()
+    for seed in range(HOSTED):
+        seen.update(simulate_hosted(seed, faults=(*HOSTED_FAULTS, *beside)).seen)
+    record_property("seeds", HOSTED)
+    for name in ("moved", "resize_completed", "resize_left", "resize_refused"):
+        assert seen[name], name
+
+
+def test_a_seed_of_sidecars_repeats_byte_for_byte():
+    first, second = (
+        simulate_hosted(1, faults=HOSTED_FAULTS, rounds=60) for _ in range(2)
+    )
+    assert first == second
 
 
 BROKEN = variants.listed("broken members in a change")
