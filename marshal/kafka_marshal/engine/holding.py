@@ -247,8 +247,14 @@ class Holding:
         What a crash would lose now; offsets without a record count, too.
         """
         if isinstance(self.progress, AtMostOnce):
-            return self.progress.unused_count + self.unfinished_count
+            return self.granted_count + self.unfinished_count
         return 0
+
+    @property
+    def granted_count(self) -> int:
+        """At most once: offsets granted and not handed out."""
+        progress = self.progress
+        return progress.unused_count if isinstance(progress, AtMostOnce) else 0
 
     @property
     def mark(self) -> int | None:
