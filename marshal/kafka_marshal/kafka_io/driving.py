@@ -8,7 +8,6 @@ between two polls waits in the buffers of the kernel, and the next poll reads it
 
 import time
 from collections.abc import Mapping
-from selectors import EVENT_WRITE
 from typing import Any
 
 from kafka.net.selector import NetworkSelector, TaskState
@@ -46,10 +45,10 @@ class CallerSelector(NetworkSelector):  # type: ignore[misc] # untyped library
         self._timers.append(found)
         return found
 
-    def register_event(self, fileobj: Any, event: int, task: Any) -> None:
-        """Resume a task when a socket is ready; see ``NetworkSelector``."""
-        self._has_output = self._has_output or event == EVENT_WRITE
-        super().register_event(fileobj, event, task)
+    def wait_write(self, fileobj: Any, timeout_at: float | None = None) -> Any:
+        """Wait until a socket can send; see ``NetworkSelector``."""
+        self._has_output = True
+        return super().wait_write(fileobj, timeout_at)
 
     def poll(self, timeout_ms: float | None = None, future: Any = None) -> None:
         """Run tasks; see ``NetworkSelector``."""

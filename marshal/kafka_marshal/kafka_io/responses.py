@@ -21,6 +21,9 @@ _INT16 = struct.Struct(">h")
 _VERSION_MIN, _VERSION_MAX = 4, 13
 _LOG_START, _SESSION, _REPLICA, _FLEXIBLE, _TOPIC_ID = 5, 7, 11, 12, 13
 _UUID_BYTES = 16
+# Smaller responses get a new buffer each; larger ones have some of these bytes.
+_LARGE_BYTES = 1_048_576
+KEPT_MAX = 2
 # Bytes of an aborted transaction, without its tags.
 _ABORTED_BYTES = 16
 
@@ -122,6 +125,42 @@ def find_records(frame: memoryview, version: int) -> list[Cut]:
     return found
 
 
+class Buffers:
+    """Buffers of large responses, which are used again once nothing refers to them.
+
+    A new one takes as long as receiving: the kernel clears each of its pages. A small
+    response frees them all: there is no backlog to be read.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[bytearray] = []
+
+    def take(self, size: int) -> memoryview:
+        """Return a buffer of this size, with any content."""
+        if size < _LARGE_BYTES:
+            self._kept.clear()
+            return memoryview(bytearray(size))
+        for number, buffer in enumerate(self._kept):
+            if len(buffer) >= size and _is_free(buffer):
+                # Behind all others: its views live longest.
+                self._kept.append(self._kept.pop(number))
+                return memoryview(buffer)[:size]
+        # Responses differ a little.
+        made = bytearray(-(-size // _LARGE_BYTES) * _LARGE_BYTES)
+        self._kept = [*self._kept[1 - KEPT_MAX :], made]
+        return memoryview(made)[:size]
+
+
+def _is_free(buffer: bytearray) -> bool:
+    """Return whether no view of a buffer is left: only then it can be resized."""
+    try:
+        del buffer[-1:]
+    except BufferError:
+        return False
+    buffer.append(0)
+    return True
+
+
 class ResponseReader(KafkaProtocol):  # type: ignore[misc] # untyped library
     """Requests and responses of a connection, in place of kafka-python's.
 
@@ -140,6 +179,7 @@ class ResponseReader(KafkaProtocol):  # type: ignore[misc] # untyped library
         # What is being received: the size of a response, or a response.
         self._target = self._head
         self._at = 0
+        self._buffers = Buffers()
         self._frames: deque[memoryview] = deque()
         self._error: Exception | None = None
 
@@ -173,7 +213,7 @@ class ResponseReader(KafkaProtocol):  # type: ignore[misc] # untyped library
             if not 0 <= size <= self._bytes_max:
                 self._error = InvalidReceiveError(f"Invalid frame length: {size}")
                 return
-            self._target = memoryview(bytearray(size))
+            self._target = self._buffers.take(size)
 
     def receive_bytes(self, data: bytes) -> list[tuple[int, Any]]:
         """Return the responses that are complete, after some more bytes.

@@ -10,7 +10,12 @@ from kafka.protocol.consumer import FetchRequest, FetchResponse
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
 from kafka.protocol.parser import KafkaProtocol
 
-from kafka_marshal.kafka_io.responses import ResponseReader, find_records
+from kafka_marshal.kafka_io.responses import (
+    KEPT_MAX,
+    Buffers,
+    ResponseReader,
+    find_records,
+)
 
 TOPIC = FetchResponse.FetchableTopicResponse
 PART = TOPIC.PartitionData
@@ -199,3 +204,30 @@ def test_bytes_behind_a_response_are_noticed():
     assert find_records(memoryview(raw), 12)
     with pytest.raises(ValueError, match="1 bytes are left"):
         find_records(memoryview(raw + b"x"), 12)
+
+
+MEGABYTE = 1_048_576
+
+
+def test_a_buffer_is_used_again_once_nothing_refers_to_it():
+    buffers = Buffers()
+    first = buffers.take(3 * MEGABYTE + 5)
+    assert len(first) == 3 * MEGABYTE + 5
+    whole, part = first.obj, first[7:9]
+    first.release()
+    second = buffers.take(2 * MEGABYTE)
+    assert second.obj is not whole
+    part.release()
+    again = buffers.take(4 * MEGABYTE)
+    assert again.obj is whole
+    assert (len(again), len(whole)) == (4 * MEGABYTE, 4 * MEGABYTE)
+    assert buffers.take(MEGABYTE).obj not in (whole, second.obj)
+
+
+def test_few_buffers_are_kept_and_none_without_a_backlog():
+    buffers = Buffers()
+    views = [buffers.take(MEGABYTE) for _ in range(5)]
+    assert len(buffers._kept) == KEPT_MAX
+    views.clear()
+    assert len(buffers.take(10)) == 10
+    assert buffers._kept == []
