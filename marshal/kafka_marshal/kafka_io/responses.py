@@ -23,7 +23,7 @@ _LOG_START, _SESSION, _REPLICA, _FLEXIBLE, _TOPIC_ID = 5, 7, 11, 12, 13
 _UUID_BYTES = 16
 # Smaller responses get a new buffer each; larger ones have some of these bytes.
 _LARGE_BYTES = 1_048_576
-KEPT_MAX = 2
+KEPT_MAX = 4
 # Bytes of an aborted transaction, without its tags.
 _ABORTED_BYTES = 16
 
