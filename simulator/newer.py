@@ -43,7 +43,7 @@ from simulator.world import World
 BATCH_MAX = 5
 FAR = 10**6
 LEVEL = 9
-LATER_TYPES = (25, 21, 29, 26, 27, 28, 134, 133, 200, 2**20)
+LATER_TYPES = (25, 30, 29, 26, 27, 28, 134, 133, 200, 2**20)
 MOMENTS: Sequence[str | None] = (None, "claimed", "granted", "renewed", "paused")
 """When: at once, or right behind the next record that has this effect."""
 WRITES_BEHIND = 12

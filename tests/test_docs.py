@@ -444,7 +444,7 @@ def test_record_kinds_are_listed_with_their_fields():
     assert all(kind.record.__struct_fields__[-1] == "tags" for kind in KINDS)
     assert {kind.version for kind in KINDS} == {0}
     level_2 = [kind.number for kind in KINDS if kind.level == 2]
-    assert level_2 == [7, 8, 9, 10, 11, 12, 15, 16, 17, 19, 20, 22, 23, 24, 129]
+    assert level_2 == [7, 8, 9, 10, 11, 12, 15, 16, 17, 19, 20, 21, 22, 23, 24, 129]
     assert all(kind.level == 1 for kind in KINDS if kind.number not in level_2)
 
 
@@ -499,9 +499,10 @@ def words_of_the_fold() -> set[str]:
     found = set()
     folds = (
         *("keys", "groups", "fences", "handoffs", "positions", "resets"),
-        *("directives", "plans", "layouts"),
+        *("directives", "plans", "layouts", "growths"),
     )
-    for name in ("judging", *(f"fold_{each}" for each in folds), "rationalizer"):
+    others = ("judging", "growths", "rationalizer")
+    for name in (*others, *(f"fold_{each}" for each in folds)):
         tree = ast.parse((PACKAGE / "protocol" / f"{name}.py").read_text())
         asked = {
             node.args[0]

@@ -17,6 +17,7 @@ import attrs
 
 from kafka_marshal import World
 from kafka_marshal.admin import TopicReport, set_command
+from kafka_marshal.growth_plan import command
 from kafka_marshal_cli.render import abbreviated, duration
 
 
@@ -269,3 +270,17 @@ def levels(world: World) -> Iterator[Check]:
         found = f"members that do not support level {world.config().feature_level}: "
         run = "upgrade kafka-marshal on their hosts"
         yield Check("levels", Result.FAILED, found + abbreviated(sorted(old)), run)
+
+
+def growths(world: World) -> Iterator[Check]:
+    """Report growths of data topics that were begun and have not ended (9.10)."""
+    for state in world.partitions:
+        for each in state.growths:
+            if each.ends is None:
+                found = (
+                    f"topic {each.topic} grows from {each.old_count} to "
+                    f"{each.new_count} partitions, and nobody claims the new ones "
+                    "before the command has ended"
+                )
+                run = f"{command(each)} --execute, if that does not run any more"
+                yield Check("growths", Result.NOTE, found, run)

@@ -23,7 +23,9 @@ from kafka_marshal_cli.render import NOTHING, Column, column, duration, plain
 
 if TYPE_CHECKING:
     from kafka_marshal import World
+    from kafka_marshal.growth_plan import SourceReport
     from kafka_marshal.protocol.group_plan import Uncovered
+    from kafka_marshal.protocol.items import Growth
     from kafka_marshal_cli.adoption import AdoptionPlan
 
 Row = dict[str, Any]
@@ -168,6 +170,42 @@ def operation_rows(world: "World", *, group_id: str | None = None) -> list[Row]:
 def uncovered_rows(found: Iterable["Uncovered"]) -> list[Row]:
     """Return keys that no member can claim, with the reason."""
     return [{**each.key._asdict(), "reason": each.reason} for each in found]
+
+
+def growth_rows(growths: Iterable["Growth"]) -> list[Row]:
+    """Return the growths of data topics.
+
+    ``announced``: nobody claims a new partition; ``ended``: one is claimed once the old
+    one that had its keys is processed to its end.
+    """
+    return [
+        {
+            "topic": each.topic,
+            "topic_id": None if each.topic_id is None else each.topic_id.hex(),
+            "from_count": each.old_count,
+            "to_count": each.new_count,
+            "state": "announced" if each.ends is None else "ended",
+            "announced_offset": each.offset,
+            "end_offsets": None if each.ends is None else list(each.ends),
+        }
+        for each in growths
+    ]
+
+
+def growth_source_rows(sources: Iterable["SourceReport"]) -> list[Row]:
+    """Return each old partition of growths in each group, and what waits for it."""
+    return [
+        {
+            "group_id": each.group_id,
+            "topic": each.topic,
+            "partition": each.partition,
+            "position": each.position,
+            "end_offset": each.end,
+            "lag": each.lag,
+            "waiting": list(each.waiting),
+        }
+        for each in sources
+    ]
 
 
 def member_rows(world: "World", *, group_id: str | None = None) -> list[Row]:
@@ -594,6 +632,23 @@ LAYOUT_COLUMNS = (
     column("IMPORTED", "imported_count"),
     Column("DONE", lambda row: _numbers(row["done"])),
     Column("NOT DONE", lambda row: _numbers(row["not_done"])),
+)
+
+GROWTH_COLUMNS = (
+    column("TOPIC", "topic"),
+    column("FROM", "from_count"),
+    column("TO", "to_count"),
+    column("STATE", "state"),
+)
+
+GROWTH_SOURCE_COLUMNS = (
+    column("GROUP", "group_id"),
+    column("TOPIC", "topic"),
+    Column("PARTITION", lambda row: str(row["partition"]), is_number=True),
+    column("POSITION", "position"),
+    column("END", "end_offset"),
+    column("LAG", "lag"),
+    Column("WAITING", lambda row: _numbers(row["waiting"])),
 )
 
 MOVE_COLUMNS = (

@@ -260,9 +260,9 @@ def _member(world: World, state: WorldState, member: MemberState) -> File:
     return File(read)
 
 
-_CLOCKS = (
-    *("next_offset", "leader_epoch", "log_time_ms"),
-    *("epoch_time_ms", "append_time_ms", "eras", "quiet_until_ms", "halted"),
+_FIELDS = (
+    *("next_offset", "leader_epoch", "log_time_ms", "epoch_time_ms", "append_time_ms"),
+    *("eras", "quiet_until_ms", "growths", "halted"),
 )
 
 
@@ -283,7 +283,7 @@ def _partition(world: World, state: WorldState) -> Directory:
         "reset": lambda: _staging(state.staging),
         "undecodable": lambda: to_json_value(state.soft.undecodable),
     }
-    for name in _CLOCKS:
+    for name in _FIELDS:
         files[name] = partial(_value_of, state, name)
     return _directory({name: File(read) for name, read in files.items()})
 

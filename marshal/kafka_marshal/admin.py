@@ -61,6 +61,7 @@ from kafka_marshal.group_reset import (
     write_plan,
 )
 from kafka_marshal.group_settings import SettingsChange, plan_settings, write_settings
+from kafka_marshal.growing import Growing
 from kafka_marshal.identity import home_of
 from kafka_marshal.kafka_io import (
     Choice,
@@ -107,7 +108,7 @@ CLOSE_MS_MAX = 1_000
 UNCLEAN = "unclean.leader.election.enable"
 
 
-class Admin(Altering, Draining, Rebalancing, Resizing, Closing):
+class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
     """Formats the coordination topic and pauses groups. A context manager.
 
     One thread uses it at a time.

@@ -73,6 +73,7 @@ RESIZING = (
     *["layout_import"] * 14,
     *["layout_groups"] * 4,
 )
+GROWING = ("grow",) * 30
 PAUSED_MOVES = frozenset({"stage", "decide"})
 OWNERS_MOVES = frozenset(
     {"beat", "batch", "release", "messages", "resume", "offer", "ready"}
@@ -101,8 +102,10 @@ class Author:
         k: int = 1,
         may_halt: bool = False,
         resizes: bool = False,
+        grows: bool = False,
     ):
         self.moves = (*MOVES, *RESIZING) if resizes else MOVES
+        self.moves += GROWING if grows else ()
         self.resizes = resizes
         self.pick = pick
         self.naive = naive
@@ -663,6 +666,29 @@ class Author:
             "previous": self.pick((None, None, previous)),
             "successor": self.pick((None, None, *CLIENTS)),
         }
+
+    def grow(self):
+        """Announce a growth, end or withdraw one, most often of what there is."""
+        fields = self.admin() | {
+            "topic": self.pick(("t", "t", "u", "v")),
+            "topic_id": self.pick((None, *TOPIC_IDS)),
+            "old_count": self.pick((1, 2, 4, 8)),
+            "ends": None,
+        }
+        fields["new_count"] = fields["old_count"] * self.pick((1, 2, 2, 2, 4))
+        if self.naive.growths and self.pick((True, True, False)):
+            row = self.naive.growths[self.pick(sorted(self.naive.growths))]
+            fields |= {name: row[name] for name in ("topic", "topic_id")}
+            count = self.pick(("new_count", "old_count"))
+            fields["old_count"] = row[count]
+            fields["new_count"] = row["new_count"] * (1 + (count == "new_count"))
+            if self.pick((True, False, False)):
+                fields["new_count"] = fields["old_count"]
+        is_withdrawn = fields["new_count"] == fields["old_count"]
+        if not is_withdrawn and self.pick((True, False)):
+            fields["ends"] = [self.position() or 0 for _ in range(fields["old_count"])]
+        names = ("topic", "topic_id", "old_count", "new_count", "ends")
+        return self.payload("DataGrowth", fields, *names)
 
     def layout_final(self):
         return self.payload("LayoutFinal", self.admin(), "op_id")

@@ -10,6 +10,7 @@ the twin has no opinion on them beyond that they change nothing else (ANYTHING).
 
 from hashlib import sha256
 
+from naive_growths import Growths
 from naive_layouts import Layouts
 from naive_pauses import Ignored, Pauses, Refused
 from naive_plans import Plans
@@ -28,7 +29,7 @@ DEFAULTS = {
 RESERVED = ("/checkpoint", "/planner")
 LEVEL_2 = (
     *("PauseGroup", "FencingClient", "HandoffOffer", "HandoffReady"),
-    *("Directive", "GroupSettings", "LayoutDone", "LayoutFinal", "Plan"),
+    *("Directive", "GroupSettings", "LayoutDone", "LayoutFinal", "Plan", "DataGrowth"),
 )
 SETTINGS = ("policy", "planner_version_max", "debounce_ms", "handoff_ms")
 SETTINGS = ("generation", *SETTINGS, "handoffs_max", "grace_ms")
@@ -67,7 +68,7 @@ def murmur3(data: bytes) -> int:
     return h ^ h >> 16
 
 
-class Naive(Layouts, Positions, Pauses, Plans):
+class Naive(Growths, Layouts, Positions, Pauses, Plans):
     """The world of one coordinating partition."""
 
     def __init__(self, partition):
@@ -88,6 +89,7 @@ class Naive(Layouts, Positions, Pauses, Plans):
         self.settings = {}  # of each group: all fields by name
         self.plans = {}  # of each group: generation, log time of the last Plan
         self.layout = None  # the open change of the count
+        self.growths = {}  # of each topic and old count
         self.halted = False
         self.counters = {}
 
@@ -128,7 +130,7 @@ class Naive(Layouts, Positions, Pauses, Plans):
         key = None
         if kind in LEVEL_2 and not self.has_level_2():  # 3.3
             return self.transition(entry, "ignored", reason="level")
-        if "topic" in data:
+        if "partition" in data and "topic" in data:
             key = (data["group_id"], data["topic"], data["partition"])
             named.append(key)
         try:
@@ -703,6 +705,7 @@ class Naive(Layouts, Positions, Pauses, Plans):
                 for group, (count, at) in sorted(self.plans.items())
             ],
             "layout": self.layout,
+            "growths": self.growth_rows(),
         }
 
     def claim(self, key):

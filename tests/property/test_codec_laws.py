@@ -14,6 +14,7 @@ from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.protocol.codec import Undecodable, decode, decode_tags, encode
 from kafka_marshal.protocol.records import (
     KINDS,
+    DataGrowth,
     Directive,
     ImportedDirective,
     ImportedKey,
@@ -192,6 +193,9 @@ FIELDS = {
         ),
         max_size=3,
     ).map(tuple),
+    "old_count": st.just(3),
+    "new_count": st.integers(2, 9).map(lambda times: 3 * times),
+    "ends": maybe(st.lists(offsets, min_size=3, max_size=3).map(tuple)),
     "checkpoint_id": ids,
     "begin_offset": offsets,
     "begin_leader_epoch": partitions,
@@ -213,13 +217,17 @@ staged_topics = st.lists(
 planned_topics = st.lists(st.builds(PlannedTopic, topics, counts), max_size=3).map(
     tuple
 )
-TOPICS = {StagePosition: staged_topics, Plan: planned_topics}
+SPECIAL = {
+    (StagePosition, "topics"): staged_topics,
+    (Plan, "topics"): planned_topics,
+    (DataGrowth, "topic"): topics,  # no reserved one grows
+}
 records = st.one_of(
     st.builds(
         kind.record,
         **{
-            name: TOPICS[kind.record]
-            if name == "topics" and kind.record in TOPICS
+            name: SPECIAL[kind.record, name]
+            if (kind.record, name) in SPECIAL
             else FIELDS[name]
             for name in kind.record.__struct_fields__
         },

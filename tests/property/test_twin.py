@@ -60,6 +60,20 @@ def test_twins_agree_on_changes_of_the_count():
     assert not rare, "the author no longer goes there"
 
 
+GROWN = ["growing", "grown", "growth_withdrawn", "growth", "known", "busy", "limits"]
+
+
+def test_twins_agree_on_growths_of_data_topics():
+    """PROTOCOL 9.10, also in a partition that keeps none."""
+    names = Counter()
+    for seed in range(400):
+        rng = random.Random(seed)
+        partition = 1 if seed % 8 == 0 else 0
+        names += compare(rng.choice, partition=partition, k=2, grows=True)
+    rare = {name: names[name] for name in GROWN if names[name] < 20}
+    assert not rare, "the author no longer goes there"
+
+
 def test_twins_agree_on_halting():
     halts = 0
     for seed in range(200):

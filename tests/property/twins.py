@@ -19,11 +19,11 @@ from kafka_marshal.protocol.text import (
 ENTRIES = 60
 
 
-def compare(pick, *, partition=0, k=1, entries=ENTRIES, may_halt=False, resizes=False):
+def compare(pick, *, partition=0, k=1, entries=ENTRIES, may_halt=False, **kinds):
     """Write a log and fold it twice; return the transitions' names."""
     naive = Naive(partition)
     state = WorldState(partition)
-    author = Author(pick, naive, k=k, may_halt=may_halt, resizes=resizes)
+    author = Author(pick, naive, k=k, may_halt=may_halt, **kinds)
     names, soft = Counter(), Counter()
     for _ in range(entries):
         line = author.write()
@@ -71,6 +71,7 @@ def hard_part(state):
                 "directives",
                 *("settings", "plans"),
                 "layout",
+                "growths",
             ),
         )
     }

@@ -1,4 +1,4 @@
-"""PROTOCOL 9.1, 9.2, 9.4, 9.7 and 9.9: settings, plans, offers, drains, standbys."""
+"""PROTOCOL 9: settings, plans, offers, drains, standbys and growths of topics."""
 
 from hashlib import blake2b
 
@@ -6,9 +6,11 @@ from logkit import (
     START_MS,
     H,
     Log,
+    beat,
     claim,
     direct,
     fence,
+    growth,
     ident,
     offer,
     pause,
@@ -18,6 +20,7 @@ from logkit import (
     settings,
 )
 
+from kafka_marshal.protocol.growths import growth_of, source_of
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.standbys import Candidate, standbys_of
 from kafka_marshal.protocol.types import Key
@@ -256,3 +259,43 @@ def test_9_9_order_of_the_standbys():
         candidates=[Candidate(name, host, 9) for name, host in members.items()],
     )
     assert list(found) == expected
+
+
+def test_9_10_a_growth_is_announced_and_then_has_ends():
+    log = Log(level=2)
+    assert log.outcome_of(growth(8, 4, ends=(1,) * 4)) == "growth"
+    assert log.outcome_of(growth(8, 4)) == "growing"
+    assert log.outcome_of(growth(8, 4)) == "known"
+    assert log.outcome_of(growth(16, 4)) == "busy"
+    assert log.outcome_of(growth(16, 8)) == "busy"
+    assert log.outcome_of(growth(8, 4, ends=(1, 2, 3, 4))) == "grown"
+    assert log.outcome_of(growth(8, 4, ends=(9,) * 4)) == "known"
+    assert log.outcome_of(growth(12, 6)) == "growth"
+    assert log.outcome_of(growth(16, 8)) == "growing"
+    assert log.outcome_of(growth(8, 8)) == "growth_withdrawn"
+    assert log.outcome_of(growth(8, 8)) == "growth"
+    (left,) = log.state.growths
+    assert (left.new_count, left.ends) == (8, (1, 2, 3, 4))
+
+
+def test_9_10_another_topic_of_the_name_has_no_growths():
+    log = Log(level=2)
+    assert log.outcome_of(growth(topic_id=ident("one"))) == "growing"
+    assert log.outcome_of(growth(2, 1, topic_id=ident("two"))) == "growing"
+    assert [each.topic_id for each in log.state.growths] == [ident("two")]
+
+
+def test_9_10_a_new_partition_waits_for_the_position_of_its_source():
+    log = Log(level=2)
+    log.append(growth(8, 4))
+    log.append(growth(8, 4, ends=(9, 9, 9, 9)))
+    growths, key = log.state.growths, Key("g", "t", 7)
+    assert growth_of(growths, Key("g", "t", 3), topic_id=None) is None
+    source = source_of(growth_of(growths, key, topic_id=None), key)
+    assert source == (Key("g", "t", 3), 9)
+    log.append(claim(key=source.key))
+    epoch = log.state.keys[source.key].epoch
+    for position, has_passed in ((8, False), (9, True)):
+        log.append(beat(epoch, position, key=source.key))
+        known = log.state.keys[source.key]
+        assert source.has_passed(known, topic_id=None) is has_passed

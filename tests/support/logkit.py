@@ -21,6 +21,7 @@ from kafka_marshal.protocol.records import (
     ClaimingMessages,
     ClaimingPartition,
     Config,
+    DataGrowth,
     DecidePosition,
     Directive,
     FencingClient,
@@ -422,6 +423,20 @@ def _operation(op, seq=0):
     }
 
 
+def growth(new=8, old=4, *, topic="t", topic_id=None, ends=None, seq=0):
+    """Return a record that announces a growth, or ends its old partitions."""
+    fields = _operation(OP, seq)
+    del fields["op_id"]
+    return DataGrowth(
+        **fields,
+        topic=topic,
+        topic_id=topic_id,
+        old_count=old,
+        new_count=new,
+        ends=ends,
+    )
+
+
 def layout_fence(k, before=1, *, generation=2, era=2, op=OP, level=2, **settings):
     """Return a fence that changes the partition count to ``k``."""
     frame = encode(config(generation, era=era, k=k, level=level, **settings))
@@ -729,6 +744,7 @@ def all_records() -> list[Record]:
         forgetting(7),
         fence(reason="hung"),
         layout_final(),
+        growth(topic_id=ident("topic"), ends=(7, 0, 3, 9)),
         direct(),
         settings(policy="fair", debounce_ms=0, handoff_ms=9, reason="slow"),
         layout_groups(

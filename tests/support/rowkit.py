@@ -18,6 +18,7 @@ SHOWN = (
     "abandoned",
     "suspects",
     "has_orphans",
+    "waiting",
     "_claimable_since",
 )
 

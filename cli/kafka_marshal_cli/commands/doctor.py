@@ -251,6 +251,7 @@ class ClusterChecks:
             f"heartbeat interval {duration(config.heartbeat_interval_ms)}",
         )
         yield from checks.levels(self.world)
+        yield from checks.growths(self.world)
         yield checks.round_trips(self._took_ms, config.heartbeat_interval_ms)
 
     def _clock(self) -> Iterator[Check]:

@@ -40,6 +40,12 @@ app = typer.Typer(
             "groups_history",
             help="List what admins did: who, when, why, and what became of it.",
         ),
+        LazyCommand(
+            "grow",
+            "groups_grow",
+            help="Add partitions to a keyed data topic; groups keep the order of each "
+            "key.",
+        ),
     ),
 )
 

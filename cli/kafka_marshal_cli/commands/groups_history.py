@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from kafka_marshal import ClaimRejected, ConfigurationError, GroupHistory
-from kafka_marshal.history.actions import DIRECTIVES
+from kafka_marshal.history.actions import DIRECTIVES, OPEN
 from kafka_marshal.history.wording import action_to_object
 from kafka_marshal_cli import history_presenters, parsing, presenters
 from kafka_marshal_cli.commands.claims_explain import LIMIT_DEFAULT, Limit
@@ -30,7 +30,7 @@ def _went_on(row: presenters.Row, since_ms: int) -> bool:
     if row["kind"] in DIRECTIVES and row["ended"] is None:
         last_ms = max(last_ms, row["until_ms"] or 0)
     is_lasting = row["lasting_partitions"] or row["scheduled_partitions"]
-    return last_ms >= since_ms or bool(is_lasting)
+    return last_ms >= since_ms or bool(is_lasting) or row["outcome"] == OPEN
 
 
 @app.command("history", epilog="Example: marshal groups history billing --since=-7d")
@@ -55,7 +55,8 @@ def history(
 
     Every record of an admin is part of one row: pauses with their renewals, resumes,
     drains and cordons, set positions and undos, forgotten partitions; also formats and
-    upgrades of the topic and resets of its state, which concern every group. BY is the
+    upgrades of the topic, resets of its state and growths of data topics, which concern
+    every group. BY is the
     person if the record names one, else the client. LOG is the coordinating partition
     and offset of the first record; -o json has all of them. If retention has deleted
     the start of the log, the list begins at the first remaining checkpoint.

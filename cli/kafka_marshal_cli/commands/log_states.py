@@ -410,6 +410,7 @@ _HEADER = (
     "epoch_time_ms",
     "log_time_ms",
     "append_time_ms",
+    "growths",
 )
 
 
@@ -437,8 +438,8 @@ def difference(
 def _state_differences(a: WorldState, b: WorldState) -> Iterator[dict[str, Any]]:
     number = a.partition
     for each in _fields(
-        {name: getattr(a, name) for name in _HEADER},
-        {name: getattr(b, name) for name in _HEADER},
+        {name: _plain(getattr(a, name)) for name in _HEADER},
+        {name: _plain(getattr(b, name)) for name in _HEADER},
     ):
         yield _row(number, "header", found=each)
     for each in _fields(_config(a), _config(b)):

@@ -424,14 +424,19 @@ def topic_answer(
 
 
 def _sections(world: World) -> tuple[Section, ...]:
-    """Return the partitions, and how far an open change of their count is."""
+    """Return the partitions, an open change of their count, growths of data topics."""
     partitions = Section(
         "partitions", _partition_rows(world), presenters.PARTITION_COLUMNS
     )
-    rows = layout_rows(world)
-    if not rows:
-        return (partitions,)
-    return (partitions, Section("layout", rows, presenters.LAYOUT_COLUMNS))
+    moved = layout_rows(world)
+    grown = presenters.growth_rows(
+        each for state in world.partitions for each in state.growths
+    )
+    others = (
+        Section("layout", moved, presenters.LAYOUT_COLUMNS),
+        Section("growths", grown, presenters.GROWTH_COLUMNS),
+    )
+    return (partitions, *(each for each in others if each.rows))
 
 
 def change_facts(world: World) -> presenters.Row | None:

@@ -4,6 +4,7 @@ import msgspec
 
 from kafka_marshal.engine.claim_index import ClaimIndex
 from kafka_marshal.engine.context import Context
+from kafka_marshal.engine.growths import awaited
 from kafka_marshal.engine.holding import Holding
 from kafka_marshal.engine.meters import vacancy
 from kafka_marshal.engine.outbox import Outbox
@@ -135,6 +136,8 @@ class Acquirer:
             return  # the owner is not known yet
         if context.places.is_between(claim.key) or context.places.is_torn:
             return  # its import, or its fence, is a record that the log will show
+        if awaited(context, claim.key, topic_id=topic_id) is not None:
+            return  # PROTOCOL 9.10: another partition has its earlier records
         elapsed_ms = replica.elapsed_ms(now_ms)
         world, owner = replica.world, self._claimant.owner
         guess = estimate(world, claim.key, elapsed_ms=elapsed_ms, claimant=owner)

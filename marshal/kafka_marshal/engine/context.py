@@ -64,6 +64,8 @@ class Context:
             log_starts: First offset of each coordinating partition, as of that check.
             unreported: Partitions whose kept state shows grants that the log has lost
                 and that are not reported yet; it is not replaced until then.
+        folded: Next offset of each coordinating partition that is read and folded up to
+            there; a partition whose log went back is absent.
         start_requests: Requests for start positions under way, of all sessions.
         places: Where keys and groups are.
     """
@@ -77,6 +79,7 @@ class Context:
     wrong_settings: tuple[WrongSetting, ...] = ()
     log_starts: dict[int, int] = attrs.field(factory=dict)
     unreported: set[int] = attrs.field(factory=set)
+    folded: Mapping[int, int] = attrs.field(factory=dict)
     start_requests: list[Pending[Any]] = attrs.field(factory=list)
     places: Placement = attrs.field(
         init=False,

@@ -1,7 +1,7 @@
 """Reads and folds the log, routes verdicts to sessions, and drives them."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kafka_marshal.errors import (
     CoordinationError,
@@ -10,6 +10,7 @@ from kafka_marshal.errors import (
     MarshalError,
     TopicMisconfigured,
 )
+from kafka_marshal.ports import Run, runs_of
 from kafka_marshal.protocol.claiming import Claimant
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
 from kafka_marshal.protocol.import_check import ImportCheck
@@ -27,7 +28,7 @@ from .layout_change import AddedPartitions, LayoutChange
 from .placement import newest
 from .proxy_grants import ProxyGrants
 from .rebuilding import Rebuilder
-from .replica import Replica, check_halt, runs_of
+from .replica import Replica, check_halt
 from .resolver import Resolver
 from .session import Session
 from .snapshotter import Snapshotter, StateStore
@@ -98,7 +99,6 @@ class Engine:
         self.failure: MarshalError | None = None
         self._cluster_id = cluster_id
         # Folded offsets of each partition: stored after each fold, read under the lock.
-        self._folded: Mapping[int, int] = {}
         self._named: set[Key] = set()
         self._audit_at_ms = 0
         # The last error of Configs that differ, until it is reported, and when it is.
@@ -181,11 +181,11 @@ class Engine:
         Never raises: a transient fault is observed while leases keep running out; a
         permanent one sets ``failure`` and fences everything.
         """
-        entries: list[tuple[int, LogEntry]] = []
+        runs: Sequence[Run] = ()
         try:
             self._begin_due()
             wait_ms = min(timeout_ms, self._until_due_ms()) if timeout_ms else 0
-            entries += self.context.ports.log.poll(wait_ms)
+            runs = self.context.ports.log.poll_runs(wait_ms)
         except LogTruncated as error:
             if error.partition is None:
                 self._fail(error)
@@ -200,10 +200,10 @@ class Engine:
         except MarshalError as error:
             self._fail(error)
             return
-        entries = self.rebuilder.take_aside() + entries
+        runs = [*runs_of(self.rebuilder.take_aside()), *runs]
         with self.changed:
             try:
-                self._timed_round(entries)
+                self._timed_round(runs)
             except Exception as error:  # noqa: BLE001 - a bug must not leave zombies
                 self._fail(_broken(error))
             self.changed.notify_all()
@@ -230,21 +230,22 @@ class Engine:
             return POLL_MS_MAX
         return max(POLL_MS_MIN, due_ms - self.context.now_ms)
 
-    def _timed_round(self, entries: Sequence[tuple[int, LogEntry]]) -> None:
+    def _timed_round(self, runs: Iterable[Run]) -> None:
         since_ms = self.context.now_ms
-        self._round(entries)
+        self._round(runs)
         meters, now_ms = self.context.meters, self.context.now_ms
         meters.rounds.observe(now_ms - since_ms)
         meters.round_at_ms = now_ms
 
-    def _round(self, entries: Sequence[tuple[int, LogEntry]]) -> None:
+    def _round(self, runs: Iterable[Run]) -> None:
         if self.failure is not None:
             return
         try:
-            self._fold(entries)
+            self._fold(runs)
             at = self.context.ports.log.positions()
             is_lost = self.rebuilder.is_lost
-            self._folded = {t: to for t, to in at.items() if not is_lost(t)}
+            folded = {t: to for t, to in at.items() if not is_lost(t)}
+            self.context.folded = folded
             self._finish_rebuilding(at)
             if self.context.config is not None:
                 self.rebuilder.drive(self.context.now_ms)
@@ -259,7 +260,9 @@ class Engine:
                 session.tick(now_ms)
             if self.checkpointer is not None:
                 self.checkpointer.drive(now_ms)
-            self.resolver.drive(now_ms, sessions=self.sessions, folded=self._folded)
+            self.resolver.drive(
+                now_ms, sessions=self.sessions, folded=self.context.folded
+            )
             self.layout.drive(now_ms, sessions=self.sessions)
             self._added.drive(now_ms)
             self._audit(now_ms)
@@ -295,10 +298,10 @@ class Engine:
                         f"log says otherwise: {known}"
                     )
 
-    def _fold(self, entries: Sequence[tuple[int, LogEntry]]) -> None:
+    def _fold(self, runs: Iterable[Run]) -> None:
         now_ms = self.context.now_ms
         touched: set[int] = set()
-        for partition, run in runs_of(entries):
+        for partition, run in runs:
             replica = self.context.replicas.get(partition)
             if replica is None:
                 continue  # PROTOCOL 2.5: partitions added in Kafka do not count
@@ -436,7 +439,9 @@ class Engine:
         ends = self._fetch_ends(deadline_ms, timeout_ms)
         await_news(
             self,
-            lambda: all(self._folded.get(t, 0) >= end for t, end in ends.items()),
+            lambda: all(
+                self.context.folded.get(t, 0) >= end for t, end in ends.items()
+            ),
             timeout_ms=deadline_ms - self.context.now_ms,
             fault=UNREAD,
         )
@@ -445,7 +450,7 @@ class Engine:
         """Return the log's end offsets, retried until the log answers."""
         while True:
             with self.changed:
-                folded = self._folded
+                folded = self.context.folded
             left_ms = max(1, deadline_ms - self.context.now_ms)
             try:
                 ends = self.context.ports.log.end_offsets(min(left_ms, CATCH_UP_MS_MAX))

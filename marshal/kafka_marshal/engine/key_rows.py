@@ -8,20 +8,26 @@ round: what decides whether a key is claimable may depend on other keys and on t
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 
 from kafka_marshal.engine.changes import Changes
 from kafka_marshal.engine.context import Context
+from kafka_marshal.engine.growths import awaited
 from kafka_marshal.engine.holding import Holding
 from kafka_marshal.engine.plan_following import ORPHAN_MS_MAX, PlanFollower
 from kafka_marshal.engine.releases import ReleaseCooldowns
 from kafka_marshal.engine.replica import Replica
+from kafka_marshal.ports import TopicInfo
 from kafka_marshal.protocol.claiming import Estimate, PreviousLife, estimate, resumable
 from kafka_marshal.protocol.planner import KeyView
 from kafka_marshal.protocol.plans import is_reserved
 from kafka_marshal.protocol.state import KeyNote, KeyState
 from kafka_marshal.protocol.types import Key, Owner
+
+if TYPE_CHECKING:
+    from kafka_marshal.protocol.growths import Source
 
 FAR_MS = 2**63
 NOT_READ = -1
@@ -44,6 +50,7 @@ class RowInputs:
         grace_ms: How long a key waits for an owner that restarts.
         plans: What the Plan of the group says.
         lost: Lost partitions of topics that are still held in part.
+        topics: Metadata of each topic.
     """
 
     context: Context
@@ -58,6 +65,7 @@ class RowInputs:
     grace_ms: int
     plans: PlanFollower
     lost: set[Key]
+    topics: Mapping[str, TopicInfo]
 
 
 class _Place:
@@ -171,6 +179,8 @@ class KeyRows:
         abandoned: Keys that have been claimable for more than two intervals.
         suspects: Owners of stale keys.
         has_orphans: Whether any row is of an orphan.
+        waiting: New partitions of topics that have grown, and what each waits for
+            (PROTOCOL 9.10).
     """
 
     def __init__(self) -> None:
@@ -181,6 +191,7 @@ class KeyRows:
         self.abandoned: set[Key] = set()
         self.suspects: set[str] = set()
         self.has_orphans = False
+        self.waiting: dict[Key, Source] = {}
         self._wanted: Sequence[Key] | None = None
         self._by_key: dict[Key, KeyView | None] = {}
         self._places: dict[int, _Place] = {}
@@ -201,6 +212,7 @@ class KeyRows:
         self.named_by_plan.clear()
         self.abandoned.clear()
         self.suspects.clear()
+        self.waiting.clear()
         self.has_orphans = False
         has_changed = self._follow(wanted, inputs)
         for place in self._places.values():
@@ -223,6 +235,7 @@ class KeyRows:
             context.heartbeat_interval_ms,
             inputs.owner,
             inputs.plans.standing,
+            context.replicas[0].world.growths,
         )
         is_same = wanted is self._wanted and basis == self._basis
         if is_same and not context.has_layout:
@@ -271,7 +284,7 @@ class KeyRows:
         known, wait_ms = guess.known, guess.wait_ms
         note = world.soft.notes.get(key)
         is_between = inputs.context.places.is_between(key)
-        is_claimable = self._is_claimable(guess, is_between=is_between)
+        is_claimable = self._is_claimable(key, guess, inputs, is_between=is_between)
         who = None if known is None or known.owner is None else known.owner
         if who is not None and is_claimable:
             self.suspects.add(who.client_id)
@@ -313,14 +326,19 @@ class KeyRows:
             last_owner=_last_owner(known, note, is_owned=who is not None),
         )
 
-    @staticmethod
-    def _is_claimable(guess: Estimate, *, is_between: bool) -> bool:
+    def _is_claimable(
+        self, key: Key, guess: Estimate, inputs: RowInputs, *, is_between: bool
+    ) -> bool:
         """Return whether a claim of this client is likely to be accepted now.
 
         Further conditions belong here. They may depend on other keys, because no row
         of a key without a live owner is kept.
         """
-        return guess.wait_ms == 0 and not is_between
+        topic_id = inputs.topics[key.topic].topic_id
+        source = awaited(inputs.context, key, topic_id=topic_id)
+        if source is not None:
+            self.waiting[key] = source
+        return guess.wait_ms == 0 and not is_between and source is None
 
     def _claim_terms(
         self, key: Key, guess: Estimate, named: str | None, inputs: RowInputs
@@ -357,14 +375,13 @@ class KeyRows:
         self.has_orphans |= is_orphan
         return is_orphan
 
-    @staticmethod
     def _keep_row(
-        key: Key, place: _Place, inputs: RowInputs, known: KeyState | None
+        self, key: Key, place: _Place, inputs: RowInputs, known: KeyState | None
     ) -> None:
         """Keep the row of a key with a live owner until something may change it."""
         if known is None or known.owner is None:
             return
-        if key in inputs.lost or not place.is_calm:
+        if key in inputs.lost or key in self.waiting or not place.is_calm:
             return
         holding = inputs.holdings.get(key)
         if known.owner == inputs.owner:

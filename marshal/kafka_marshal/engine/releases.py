@@ -6,6 +6,7 @@ After a release this client does not claim the key again for one heartbeat inter
 import attrs
 
 from kafka_marshal.engine.context import Context
+from kafka_marshal.engine.growths import GROWTH
 from kafka_marshal.engine.holding import Holding
 from kafka_marshal.engine.outbox import Outbox
 from kafka_marshal.protocol.layout import MOVING
@@ -158,7 +159,7 @@ class ReleaseRetrier:
 ORDERLY = frozenset(
     {
         *("closed", RESTART, "failed", "paused", "topic_gone", "fenced_by_admin"),
-        *("seek_unconfirmed", MOVING),
+        *("seek_unconfirmed", MOVING, GROWTH),
         # Reasons of a sidecar, whose other clients may take the key at once.
         *("moved", "client_died", "client_left", "client_silent", "shutdown"),
     }

@@ -1,8 +1,6 @@
 """Holds the world state of one coordinating partition, with local timing."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
-from operator import itemgetter
 from typing import NamedTuple
 
 from kafka_marshal.errors import LogUnreadable
@@ -203,14 +201,6 @@ class Replica:
     def elapsed_ms(self, now_ms: int) -> int:
         """Return the local time since the last entry (PROTOCOL 4.11)."""
         return max(0, now_ms - self.folded_at_ms)
-
-
-def runs_of(
-    entries: Iterable[tuple[int, LogEntry]],
-) -> Iterator[tuple[int, list[LogEntry]]]:
-    """Yield each run of entries of one partition, with the partition number."""
-    for partition, run in groupby(entries, key=itemgetter(0)):
-        yield partition, [entry for _, entry in run]
 
 
 def check_halt(replica: Replica) -> None:

@@ -41,6 +41,7 @@ from .context import Context
 from .coverage import best_taker
 from .directives import SelfDrain
 from .grants import LogGrantRequester
+from .growths import GROWTH
 from .handoffs import Offers, Warmer
 from .heartbeats import Heartbeater
 from .holding import Drain, Holding, StartRule
@@ -112,7 +113,12 @@ class Session(Holder):
         self._announcer = Announcer(
             context, self._outbox, host=host, labels=labels or {}
         )
-        self._start_positions = StartPositions(context, self._heartbeater, claimant)
+        self._start_positions = StartPositions(
+            context,
+            self._heartbeater,
+            claimant,
+            release=lambda holding: self.release(holding, reason=GROWTH),
+        )
         self._mirror = Mirror(context, claimant) if mirrors_offsets else None
         self._slow = SlowConsumerPolicy(context, self._held.lags, self._held.watchdog)
         self._standbys = Standbys(context, me=claimant.owner.client_id)
@@ -134,6 +140,11 @@ class Session(Holder):
     def sublease_by(self, subleaser: Subleaser) -> None:
         """Sublease claims to other processes from now on."""
         self._subleaser = subleaser
+        self._announcer.acted_on = subleaser.acted_on
+
+    def announce_soon(self) -> None:
+        """Announce this member in the next round."""
+        self._announcer.announce_soon()
 
     # --- subscriptions
 

@@ -1,9 +1,11 @@
 """Start positions of claims that were won: from the log, a commit or the data log."""
 
+from collections.abc import Callable
 from itertools import islice
 
 from kafka_marshal.config import Delivery
 from kafka_marshal.engine.context import Context
+from kafka_marshal.engine.growths import awaited
 from kafka_marshal.engine.heartbeats import Heartbeater
 from kafka_marshal.engine.holding import (
     Found,
@@ -29,13 +31,25 @@ class StartPositions:
 
     Claims that are won in one round share their requests, one for each topic: a member
     that wins a thousand partitions asks the cluster twice, not two thousand times.
+
+    Args:
+        context: The engine's.
+        beater: Sends the first heartbeats.
+        claimant: The client.
+        release: Releases a partition that waits for another one (PROTOCOL 9.10).
     """
 
-    __slots__ = ("_claimant", "_context", "_heartbeater", "_queued")
+    __slots__ = ("_claimant", "_context", "_heartbeater", "_queued", "_release")
 
     def __init__(
-        self, context: Context, beater: Heartbeater, claimant: Claimant
+        self,
+        context: Context,
+        beater: Heartbeater,
+        claimant: Claimant,
+        *,
+        release: Callable[[Holding], None],
     ) -> None:
+        self._release = release
         self._context = context
         self._heartbeater = beater
         self._claimant = claimant
@@ -74,7 +88,12 @@ class StartPositions:
                 self._context.observe("start_lookup_failed", fields)
                 self._queue(holding)
             return False
+        if self._context.folded.get(0, 0) < found.growths_end:
+            return False
         holding.lookup = None
+        if awaited(self._context, holding.key, topic_id=holding.topic_id) is not None:
+            self._release(holding)
+            return False
         position = _choose(holding, found)
         self._heartbeater.beat_start(holding, position)
         holding.begin(position, grantee=self._claimant.owner.incarnation)
@@ -106,7 +125,10 @@ class StartPositions:
                 under_way.append(self._request(starting))
 
     def _request(self, holdings: list[Holding]) -> Pending[Found]:
-        data = self._context.ports.data
+        data, log = self._context.ports.data, self._context.ports.log
+        folded = self._context.folded.get(0, 0)
+        # Of a key of partition 0, the claim that was read back is such an end itself.
+        elsewhere = {h.key.topic_partition for h in holdings if h.coordinator != 0}
         group_id, _, isolation_level = _kind(holdings[0])
         lookups = [h.lookup for h in holdings if h.lookup is not None]
         rules = {h.key.topic_partition: h.start_rule for h in holdings}
@@ -122,9 +144,18 @@ class StartPositions:
                 if asked
                 else {}
             )
+            end = log.end_offsets(LOOKUP_MS_MAX)[0] if elsewhere else folded
+            if end < folded:
+                raise CoordinationError(
+                    "the leader of coordinating partition 0 lags behind what was read"
+                )
             return {
                 partition: _found(
-                    partition, rule, ranges.get(partition), commits.get(partition)
+                    partition,
+                    rule,
+                    ranges.get(partition),
+                    commits.get(partition),
+                    growths_end=end if partition in elsewhere else 0,
                 )
                 for partition, rule in rules.items()
             }
@@ -151,13 +182,15 @@ def _found(
     rule: StartRule,
     log_range: LogRange | None,
     committed: int | None,
+    *,
+    growths_end: int,
 ) -> Lookup | Exception:
     if log_range is None:
         return CoordinationError(f"{partition} does not exist.")
     must_exist = rule.offset_reset == "none" and partition not in rule.offsets
     if committed is None and must_exist:
         return _no_position(partition, log_range)
-    return Lookup(committed, log_range)
+    return Lookup(committed, log_range, growths_end)
 
 
 def _choose(holding: Holding, found: Lookup) -> int:

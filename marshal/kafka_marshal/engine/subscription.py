@@ -21,6 +21,7 @@ from kafka_marshal.engine.warm_fetches import WarmFetcher
 from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.ports import Background, Pending, TopicInfo
 from kafka_marshal.protocol.claiming import PreviousLife
+from kafka_marshal.protocol.growths import Source
 from kafka_marshal.protocol.health import Backoff
 from kafka_marshal.protocol.labels import (
     LAGGING_LABEL,
@@ -123,6 +124,7 @@ class Subscription:
     claimable_at_ms: int = 0
     is_planned: bool = False
     uncovered: dict[Key, str] = attrs.field(factory=dict)
+    _waiting: frozenset[Key] = frozenset()
     _policy_runner: PolicyRunner = attrs.field(init=False)
     _watch: TopicWatch = attrs.field(init=False)
     _keys: list[Key] | None = None
@@ -404,6 +406,7 @@ class Subscription:
                 grace_ms=settings.value("grace_ms"),
                 plans=self._plans,
                 lost=self.lost,
+                topics=self.topics,
             ),
         )
         keys = rows.rows
@@ -415,6 +418,7 @@ class Subscription:
         )
         self.claimable_at_ms = min(rows.claimable_at_ms, until_ms or FAR_MS)
         self._note_uncovered(keys if rows.has_orphans else (), context)
+        self._note_waiting(rows.waiting, context)
         me = self._member(owner.client_id, directors)
         return View(
             me=owner.client_id,
@@ -469,6 +473,20 @@ class Subscription:
                 context.observe("partitions_uncovered", fields)
             else:
                 context.observe("partitions_covered", {"group": self.group_id})
+
+    def _note_waiting(self, waiting: Mapping[Key, Source], context: Context) -> None:
+        """Report which new partitions of grown topics wait, when that changes."""
+        if waiting.keys() == self._waiting:
+            return
+        self._waiting = frozenset(waiting)
+        first = list(waiting.items())[:UNCOVERED_NAMED_MAX]
+        named = [(key.topic, key.partition, wait.key.partition) for key, wait in first]
+        fields = {
+            "group": self.group_id,
+            "count": len(waiting),
+            "partitions": [f"{topic}-{new} for {old}" for topic, new, old in named],
+        }
+        context.observe("partitions_waiting", fields)
 
     def _still_suspect(self, suspects: set[str]) -> set[str]:
         """Return the members found stale that have not announced themselves since.

@@ -19,6 +19,7 @@ from kafka_marshal.protocol.records import (
     CORDON,
     DRAIN,
     Config,
+    DataGrowth,
     DecidePosition,
     Directive,
     FencingClient,
@@ -67,6 +68,7 @@ AdminRecord = (
     | LayoutGroups
     | LayoutDone
     | LayoutFinal
+    | DataGrowth
 )
 """Every record kind that admins write; members continue what dead admins began."""
 
@@ -77,15 +79,18 @@ FORGET, FENCE, RESET = "forget", "fence", "reset"
 SETTINGS = "settings"
 FORMAT, UPGRADE, CONFIG = "format", "upgrade", "config"
 RESIZE = "resize"
+GROW = "grow"
 DIRECTIVES = frozenset({DRAIN, CORDON})
 
-# Steps of a change of the partition count, by the effects of its records.
+# Steps of a change of the partition count and of a growth, by the effects of records.
 STEPS = {
     "layout_fenced": "fenced",
     "imported": "imported",
     "group_imported": "groups",
     "layout_done": "done",
     "layout_final": "ended",
+    "growing": "announced",
+    "grown": "grown",
 }
 
 # Outcomes of actions.
@@ -96,6 +101,8 @@ COMMITTED, ABORTED, OPEN = "committed", "aborted", "open"
 RESUMED, EXPIRED, TAKEN_BACK = "resumed", "expired", "reset"
 # How a directive did, before its time.
 ENDED = "ended"
+# How a growth did, whether or not it has grown.
+WITHDRAWN = "withdrawn"
 
 
 class ActionRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -146,11 +153,11 @@ class ActionKey(msgspec.Struct, kw_only=True, gc=False):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How a pause ended in one coordinating partition.
+    """How a pause ended in one coordinating partition, or a directive or growth.
 
     Attributes:
         how: ``resumed``, ``expired``, or ``reset`` if the state of a Reset does not
-            have it.
+            have it; of a directive ``ended``, of a growth ``withdrawn``.
         partition: The partition.
         offset: Offset of the entry that ended it; None if it is only known that its
             time is over.
@@ -168,13 +175,15 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ActionStep(msgspec.Struct, kw_only=True, gc=False):
-    """One step of a change of the partition count (PROTOCOL 10).
+    """One step of a change of the partition count (PROTOCOL 10), or a growth (9.10).
 
     Attributes:
-        name: ``fenced``, ``imported``, ``groups``, ``done`` or ``ended``.
+        name: ``fenced``, ``imported``, ``groups``, ``done`` or ``ended``; of a growth
+            ``announced`` or ``grown``.
         count: Partitions that were fenced or ended, keys that were imported, settings
             and directives of groups that were, or pairs of a source and a target that
-            were done.
+            were done; of a growth partitions that were announced, or whose ends were
+            recorded.
         first_ms: Append time of the first of its records, epoch ms.
         last_ms: That of the last one.
     """
@@ -190,14 +199,15 @@ class Action(msgspec.Struct, kw_only=True, gc=False):
 
     Attributes:
         kind: ``pause``, ``resume``, ``set_position``, ``undo``, ``forget``, ``fence``,
-            ``drain``, ``cordon``, ``reset``, ``format``, ``upgrade``, ``config`` or
-            ``resize``.
+            ``drain``, ``cordon``, ``reset``, ``format``, ``upgrade``, ``config``,
+            ``resize`` or ``grow``.
         group_id: The group; None if it concerns all groups.
         op_id: The operation, None for records without one.
         first: Its first record, by append time.
         outcome: ``accepted``, ``refused``, ``partial`` (accepted in some partitions),
             of a set position ``committed``, ``aborted`` or ``open``; of a change of
-            the partition count ``open`` until it has ended in every partition.
+            the partition count ``open`` until it has ended in every partition; of a
+            growth until the ends are known, and ``aborted`` if it is withdrawn before.
         refusals: Number of its records that were refused or ignored, by reason.
         reason: The first reason in its records, for people.
         begin_ms: Begin of a scheduled pause, None if it began with its first record.
@@ -207,14 +217,15 @@ class Action(msgspec.Struct, kw_only=True, gc=False):
         renewed_by: Person, else client, of the last of them; None if that is who
             began it.
         ended: How the pause ended in the partition where it did last; None while it
-            lasts anywhere.
+            lasts anywhere. Of a growth, its withdrawal.
         lasting: Coordinating partitions where the pause lasts.
         scheduled: Coordinating partitions where it has not begun.
         undoes: The operation that an undo sets back, by the tags of its records.
         keys: Keys that it names, with their positions.
         text: What a Config set, which process was fenced, who is drained or cordoned,
             or from and to which partition count; else None.
-        steps: Steps of a change of the partition count, in order of the protocol.
+        steps: Steps of a change of the partition count or of a growth, in order of the
+            protocol.
         records: Its records, by append time; at most ``RECORDS_PER_ACTION_MAX``.
         records_count: Number of all its records.
     """
@@ -291,12 +302,16 @@ class ActionLog:
         self._pauses: dict[tuple[int, str, bytes], int] = {}
         # Operations whose pauses have not begun, by coordinating partition and group.
         self._scheduled: dict[tuple[int, str], tuple[bytes, ...]] = {}
+        # Offsets of the announcements of growths, by topic and old count.
+        self._growths: dict[tuple[str, int], int] = {}
 
     def begin(self, world: WorldState) -> None:
         """Start a partition from the state of a checkpoint.
 
-        Its pauses began before; only their ends can be part of an action.
+        Its pauses began before; only their ends can be part of an action. So did its
+        growths.
         """
+        self._growths |= {each[:2]: each.offset for each in world.growths}
         if world.config is not None:
             self._configs[world.partition] = world.config
         self._note_pauses(world, world.groups)
@@ -339,7 +354,7 @@ class ActionLog:
     ) -> None:
         record = transitions[0].record
         assert isinstance(record, AdminRecord)
-        operation = self._operation(_name_of(record))
+        operation = self._operation(self._name(world, transitions[0]))
         self.records_count += 1
         operation.count += 1
         operation.records.append(_record(world, entry, transitions[0]))
@@ -356,17 +371,29 @@ class ActionLog:
         if isinstance(record, PauseGroup):
             operation.begin_ms = record.begin_time or None
             operation.topics = scope_texts(record.scope)
-        elif isinstance(record, FencingClient):
-            process = record.fenced_incarnation.hex()
-            operation.text = f"{record.fenced}, process {process}"
-        elif isinstance(record, GroupSettings):
-            operation.text = _settings_text(record)
-        elif isinstance(record, Directive):
-            operation.text = directed(record)
+        elif isinstance(record, FencingClient | GroupSettings | Directive):
+            operation.text = _text_of(record)
         elif isinstance(record, Config):
             self._note_config(operation, world, transitions[0])
         elif isinstance(record, _LAYOUTS):
-            _note_step(operation, world, entry, transitions=transitions)
+            _note_layout(operation, world, entry, transitions=transitions)
+        elif isinstance(record, DataGrowth):
+            _note_growth(operation, entry, transitions[0])
+
+    def _name(self, world: WorldState, transition: Transition) -> Name:
+        """Return what the records of one operation have in common.
+
+        Those of a growth its announcement; one that was refused has none.
+        """
+        record = transition.record
+        assert isinstance(record, AdminRecord)
+        if not isinstance(record, DataGrowth) or transition.outcome == REFUSED:
+            return _name_of(record)
+        place = record.topic, record.old_count
+        known = [each.offset for each in world.growths if each[:2] == place]
+        if known:
+            self._growths[place] = known[0]
+        return GROW, None, f"{place}/{self._growths.get(place)}"
 
     def _note_config(
         self, operation: _Operation, world: WorldState, transition: Transition
@@ -483,7 +510,7 @@ class ActionLog:
         return found
 
 
-def _note_step(
+def _note_layout(
     operation: _Operation,
     world: WorldState,
     entry: LogEntry,
@@ -491,23 +518,43 @@ def _note_step(
     transitions: Transitions,
 ) -> None:
     """Note how far a change of the partition count is."""
-    record, at_ms = transitions[0].record, entry.timestamp_ms
+    record = transitions[0].record
     if isinstance(record, LayoutFence):
         count = config_of(record).partition_count
         operation.text = f"from {record.from_count} to {count} coordinating partitions"
     for name in filter(None, (STEPS.get(each.effect or "") for each in transitions)):
-        found = operation.steps.get(name)
-        if found is None:
-            found = ActionStep(name=name, count=0, first_ms=at_ms, last_ms=at_ms)
-            operation.steps[name] = found
-        found.count += 1
-        # Partitions are read in any order.
-        found.first_ms = min(found.first_ms, at_ms)
-        found.last_ms = max(found.last_ms, at_ms)
+        _note_step(operation, name, entry.timestamp_ms)
         if name == STEPS["layout_final"]:
             operation.changing.discard(world.partition)
         else:
             operation.changing.add(world.partition)
+
+
+def _note_growth(
+    operation: _Operation, entry: LogEntry, transition: Transition
+) -> None:
+    """Note how far a growth is."""
+    record, effect = transition.record, transition.effect or ""
+    assert isinstance(record, DataGrowth)
+    old, new = record.old_count, record.new_count
+    if new > old:
+        operation.text = f"topic {record.topic} from {old} to {new} partitions"
+    elif operation.text is None:
+        operation.text = f"topic {record.topic} from {old} partitions"
+    if effect in STEPS:
+        count = new - old if record.ends is None else old
+        _note_step(operation, STEPS[effect], entry.timestamp_ms, count=count)
+
+
+def _note_step(operation: _Operation, name: str, at_ms: int, *, count: int = 1) -> None:
+    found = operation.steps.get(name)
+    if found is None:
+        found = ActionStep(name=name, count=0, first_ms=at_ms, last_ms=at_ms)
+        operation.steps[name] = found
+    found.count += count
+    # Partitions are read in any order.
+    found.first_ms = min(found.first_ms, at_ms)
+    found.last_ms = max(found.last_ms, at_ms)
 
 
 def _place(record: ActionRecord) -> tuple[int, int, int]:
@@ -515,7 +562,7 @@ def _place(record: ActionRecord) -> tuple[int, int, int]:
 
 
 def _group_of(record: AdminRecord) -> str | None:
-    if isinstance(record, (Config, Reset, *_LAYOUTS)):
+    if isinstance(record, (Config, Reset, DataGrowth, *_LAYOUTS)):
         return None
     is_of_all = isinstance(record, Directive) and record.group_id == CHECKPOINT_GROUP
     return None if is_of_all else record.group_id
@@ -548,11 +595,17 @@ def _name_of(record: AdminRecord) -> Name:
         return SETTINGS, record.group_id, name
     if isinstance(record, Directive):
         return record.action, _group_of(record), record.op_id
+    if isinstance(record, DataGrowth):
+        return GROW, None, f"{record.incarnation.hex()}/{record.seq}"
     return PAUSE, record.group_id, record.op_id
 
 
-def _settings_text(record: GroupSettings) -> str:
-    """Return the settings that differ from their defaults, for people."""
+def _text_of(record: FencingClient | GroupSettings | Directive) -> str:
+    """Return whom or what a record names, for people: of settings no defaults."""
+    if isinstance(record, FencingClient):
+        return f"{record.fenced}, process {record.fenced_incarnation.hex()}"
+    if isinstance(record, Directive):
+        return directed(record)
     given = {name: getattr(record, name) for name in Settings._fields[1:]}
     shown = [f"{name} {value}" for name, value in given.items() if value is not None]
     return f"generation {record.generation}: {', '.join(shown) or 'defaults'}"
@@ -645,6 +698,8 @@ def _actions(
     if kind in DIRECTIVES:
         action = _action(kind, operation, group_id, op_id=op_id)
         yield _with_end(action)
+    elif kind == GROW:
+        yield _growth_action(_action(kind, operation, group_id, op_id=op_id))
     elif kind != PAUSE:
         yield _action(operation.kind or kind, operation, group_id, op_id=op_id)
     elif any(record.record in _POSITION_NAMES for record in operation.records):
@@ -736,18 +791,35 @@ def _with_pause(
 def _with_end(action: Action) -> Action:
     """Add until when a directive is in force, and who ended it earlier."""
     directed_until = [r.until_ms for r in action.records if r.until_ms is not None]
-    ends = [r for r in action.records if r.effect == "directive_ended"]
     action.until_ms = max(directed_until, default=None)
-    if ends:
-        last = ends[-1]
-        action.ended = Ended(
-            how=ENDED,
-            partition=last.partition,
-            offset=last.offset,
-            at_ms=last.at_ms,
-            client_id=last.client_id,
-            person=last.person,
-        )
+    action.ended = _last_of(action, "directive_ended", how=ENDED)
+    return action
+
+
+def _last_of(action: Action, effect: str, *, how: str) -> Ended | None:
+    """Return the end of an action by its last record with an effect, if any."""
+    ends = [record for record in action.records if record.effect == effect]
+    if not ends:
+        return None
+    last = ends[-1]
+    return Ended(
+        how=how,
+        partition=last.partition,
+        offset=last.offset,
+        at_ms=last.at_ms,
+        client_id=last.client_id,
+        person=last.person,
+    )
+
+
+def _growth_action(action: Action) -> Action:
+    """Add what became of a growth."""
+    action.ended = _last_of(action, "growth_withdrawn", how=WITHDRAWN)
+    steps = {each.name for each in action.steps}
+    if STEPS["grown"] in steps:
+        action.outcome = ACCEPTED
+    elif STEPS["growing"] in steps:
+        action.outcome = OPEN if action.ended is None else ABORTED
     return action
 
 

@@ -13,10 +13,12 @@ from kafka_marshal.history.actions import (
     DIRECTIVES,
     ENDED,
     EXPIRED,
+    GROW,
     PARTIAL,
     PAUSE,
     RESUMED,
     TAKEN_BACK,
+    WITHDRAWN,
     Action,
     ActionRecord,
     ActionStep,
@@ -321,7 +323,9 @@ def outcome_of(action: Action) -> str:
         early = "" if action.ended is None else f"; {_ending(action)}"
         return f"{text} until {instant(action.until_ms)}{early}"
     if action.steps:
-        return f"{text}; {_steps(action.steps)}"
+        text = f"{text}; {_steps(action.steps)}"
+    if action.kind == GROW and action.ended is not None:
+        return f"{text}; {_ending(action)}"
     if action.text is not None:
         return text
     if action.keys:
@@ -338,7 +342,7 @@ def outcome_of(action: Action) -> str:
 
 
 def _steps(steps: Sequence[ActionStep]) -> str:
-    """Return how far a change of the partition count is, and how long each step took.
+    """Return how far a change of a partition count is, and how long each step took.
 
     Times are since its first record.
     """
@@ -356,6 +360,8 @@ _COUNTED = {
     "groups": "settings and directives imported",
     "done": "sources done",
     "ended": "partitions ended",
+    "announced": "partitions announced",
+    "grown": "ends recorded",
 }
 
 
@@ -364,7 +370,12 @@ def _keys(action: Action) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(outcomes.items()))
 
 
-_HOW = {RESUMED: "resumed", ENDED: "ended", TAKEN_BACK: "ended by a Reset"}
+_HOW = {
+    RESUMED: "resumed",
+    ENDED: "ended",
+    TAKEN_BACK: "ended by a Reset",
+    WITHDRAWN: "withdrawn",
+}
 
 
 def _ending(action: Action) -> str:

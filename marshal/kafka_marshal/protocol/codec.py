@@ -19,6 +19,7 @@ from kafka_marshal.protocol.records import (
     KINDS,
     SCOPE_PARTITIONS_MAX,
     Config,
+    DataGrowth,
     Directive,
     ImportedDirective,
     ImportedKey,
@@ -322,13 +323,40 @@ _CHECKS = {
 }
 
 
+def _names_one(record: Directive) -> bool:
+    return (record.client is None) != (record.host is None)
+
+
+def _names_groups(record: LayoutGroups) -> bool:
+    return bool(record.settings or record.directives)
+
+
+def _is_growth(record: DataGrowth) -> bool:
+    """Return whether the topic grows to a multiple, or the growth is withdrawn."""
+    old_count, ends = record.old_count, record.ends
+    if record.new_count == old_count:
+        return ends is None and is_topic(record.topic)
+    is_whole = ends is None or len(ends) == old_count
+    return record.new_count % old_count == 0 and is_whole and is_topic(record.topic)
+
+
+_WHOLE: dict[type, tuple[Callable[[Any], bool], str]] = {
+    StagePosition: (_are_distinct, "a key is named twice"),
+    Directive: (_names_one, "it must name either a client or a host"),
+    LayoutGroups: (_names_groups, "it has neither settings nor directives"),
+    DataGrowth: (_is_growth, "no growth of these counts"),
+}
+"""What has to hold between the fields of a record, and the reason if it does not."""
+
+
 class _Frame(NamedTuple):
     """How to read the payload after a header.
 
     Attributes:
         parse: Payload to record.
         header_size: Bytes before the payload.
-        has_plain_names: Whether its names are exactly client, group and topic.
+        has_plain_names: Whether its names are exactly client, group and topic, and
+            nothing else of it has to be checked.
     """
 
     parse: Callable[[bytes], Any]
@@ -341,7 +369,8 @@ def _frame(kind: Kind) -> _Frame:
     return _Frame(
         msgspec.msgpack.Decoder(kind.record).decode,
         len(_HEADERS[kind.record]),
-        has_plain_names=names == ("client_id", "group_id", "topic"),
+        has_plain_names=names == ("client_id", "group_id", "topic")
+        and kind.record not in _WHOLE,
     )
 
 
@@ -361,15 +390,8 @@ def _bad_name(record: Record) -> str | None:
     for name, is_valid in _CHECKS[type(record)]:
         if not is_valid(getattr(record, name)):
             return f"bad {name}"
-    if isinstance(record, StagePosition) and not _are_distinct(record):
-        return "a key is named twice"
-    if isinstance(record, Directive) and (record.client is None) == (
-        record.host is None
-    ):
-        return "it must name either a client or a host"
-    if isinstance(record, LayoutGroups) and not (record.settings or record.directives):
-        return "it has neither settings nor directives"
-    return None
+    is_whole, reason = _WHOLE.get(type(record), (None, ""))
+    return reason if is_whole is not None and not is_whole(record) else None
 
 
 def _read_uvarint(value: bytes, at: int) -> tuple[int, int] | None:

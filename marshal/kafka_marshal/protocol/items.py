@@ -175,6 +175,26 @@ class Layout(NamedTuple):
         return next((s for s in self.sources if s.partition == partition), None)
 
 
+class Growth(NamedTuple):
+    """A data topic that grows, or has grown (PROTOCOL 9.10).
+
+    Attributes:
+        topic: The topic.
+        old_count: Its partitions before.
+        new_count: Its partitions then.
+        topic_id: Kafka's id of it, None if unknown.
+        offset: Offset of the DataGrowth that announced it.
+        ends: End of each old partition, None while the growth is only announced.
+    """
+
+    topic: str
+    old_count: int
+    new_count: int
+    topic_id: bytes | None
+    offset: int
+    ends: tuple[int, ...] | None
+
+
 class Halt(NamedTuple):
     """Where a reader stopped folding, and the feature level that it would need."""
 

@@ -22,6 +22,7 @@ from kafka_marshal.protocol import (
     fold_directives,
     fold_fences,
     fold_groups,
+    fold_growths,
     fold_handoffs,
     fold_keys,
     fold_layouts,
@@ -159,6 +160,7 @@ _FOLDS = {
     **fold_positions.FOLDS,
     **fold_resets.FOLDS,
     **fold_layouts.FOLDS,
+    **fold_growths.FOLDS,
 }
 _HANDLERS = {kind.record: (_FOLDS[kind.record], kind.level) for kind in KINDS}
 # PROTOCOL 10.2: a fence is the first Config of a new partition, and checks the level.

@@ -35,6 +35,8 @@ ConfigFrame = Annotated[bytes, Meta(min_length=1, max_length=4096)]
 """The frame of a Config; the codec checks that it is one."""
 IMPORTED_MAX = 200
 """Most keys of a LayoutImport, and most settings and directives of a LayoutGroups."""
+ENDS_MAX = 4096
+"""Most partitions of a data topic before it grows: their ends fit one record."""
 CHUNK_BYTES_MAX = 47 * 1024
 """Most bytes of a state in one record; a frame has at most 48 KiB."""
 Data = Annotated[bytes, Meta(min_length=1, max_length=CHUNK_BYTES_MAX)]
@@ -483,6 +485,30 @@ class ImportedDirective(Fields, frozen=True, kw_only=True):
     action: Action
 
 
+class DataGrowth(Fields, frozen=True, kw_only=True):
+    """Announces that a data topic grows, then ends its old partitions (PROTOCOL 9.10).
+
+    Attributes:
+        topic: The topic.
+        topic_id: Kafka's id of it, None if unknown.
+        old_count: Partitions before.
+        new_count: Partitions then, a multiple; ``old_count`` withdraws the growth.
+        ends: End of each old partition once every producer knows the new count; None
+            in an announcement.
+    """
+
+    client_id: Name
+    group_id: Name
+    incarnation: Id
+    seq: Sequence
+    topic: Name
+    topic_id: Id | None
+    old_count: Annotated[int, Meta(ge=1, le=ENDS_MAX)]
+    new_count: Counting
+    ends: Annotated[tuple[Offset, ...], Meta(min_length=1, max_length=ENDS_MAX)] | None
+    tags: Tags | UnsetType = UNSET
+
+
 class LayoutGroups(Fields, frozen=True, kw_only=True):
     """Brings settings and directives of groups to their new home (PROTOCOL 10.4)."""
 
@@ -627,6 +653,7 @@ Record = (
     | LayoutImport
     | LayoutDone
     | LayoutFinal
+    | DataGrowth
     | LayoutGroups
     | Config
     | Reset
@@ -668,6 +695,7 @@ KINDS = (
     Kind(18, 0, "ForgettingPartition", ForgettingPartition, 1),
     Kind(19, 0, "FencingClient", FencingClient, 2),
     Kind(20, 0, "LayoutFinal", LayoutFinal, 2),
+    Kind(21, 0, "DataGrowth", DataGrowth, 2),
     Kind(22, 0, "Directive", Directive, 2),
     Kind(23, 0, "GroupSettings", GroupSettings, 2),
     Kind(24, 0, "LayoutGroups", LayoutGroups, 2),
@@ -698,6 +726,9 @@ SETTINGS_LEVEL = 2
 
 LAYOUT_LEVEL = 2
 """The feature level that brought the records of PROTOCOL 10."""
+
+GROWTH_LEVEL = 2
+"""The feature level that brought DataGrowth."""
 
 INTERVAL_LEVEL = 2
 """The feature level from which on a Config may lower the heartbeat interval."""

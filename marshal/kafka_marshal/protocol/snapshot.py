@@ -27,9 +27,12 @@ from kafka_marshal.protocol.codec import (
     is_identifier,
     is_key_topic,
     is_scope,
+    is_topic,
 )
+from kafka_marshal.protocol.growths import ENDS_KEPT_MAX, are_of_a_log
 from kafka_marshal.protocol.items import (
     Fence,
+    Growth,
     Layout,
     LayoutSource,
     Lock,
@@ -41,6 +44,7 @@ from kafka_marshal.protocol.items import (
 from kafka_marshal.protocol.layout import is_step, sources_of
 from kafka_marshal.protocol.pauses import Pause, Scheduled
 from kafka_marshal.protocol.records import (
+    ENDS_MAX,
     U32,
     Action,
     Config,
@@ -84,10 +88,13 @@ _OVER_BYTES_MAX = 32
 _FENCE_BYTES_MAX = 240
 _SCOPED_BYTES_MAX = 6_400
 _DIRECTIVE_BYTES_MAX = 1_400
+_GROWTH_BYTES_MAX = 320
+_END_BYTES_MAX = 9
 _REST_BYTES_MAX = 8_192
 """Most bytes of each key, of each group without what follows, of each ended operation,
-of each fence, of each pause of some partitions, of each directive, and of all the rest
-(without the parts of a Reset)."""
+of each fence, of each pause of some partitions, of each directive, of each growth of a
+data topic without its ends, of each end, and of all the rest (without the parts of a
+Reset)."""
 
 KEYS_PER_PIECE = 1_000
 _encode = msgspec.msgpack.Encoder().encode
@@ -270,12 +277,29 @@ class _Layout(Fields, frozen=True, tag="layout", kw_only=True):
     sources: tuple[tuple[Partition, Offset, Time | None], ...]
 
 
+class _Growths(Fields, frozen=True, tag="growths"):
+    growths: Annotated[
+        tuple[
+            tuple[
+                Name,
+                Annotated[int, Meta(ge=1, le=ENDS_MAX)],
+                Counting,
+                Id | None,
+                Offset,
+                tuple[Offset, ...] | None,
+            ],
+            ...,
+        ],
+        Meta(min_length=1),
+    ]
+
+
 class _World(Fields, frozen=True, kw_only=True):
     version: Literal[1]
     header: _Header
     keys: tuple[_Key, ...]
     groups: tuple[_Group, ...]
-    operations: tuple[_Quiet | _Staging | _Eras | _Layout, ...]
+    operations: tuple[_Quiet | _Staging | _Eras | _Layout | _Growths, ...]
 
 
 class _Parts(Fields, frozen=True, kw_only=True):
@@ -290,7 +314,7 @@ _decode = msgspec.msgpack.Decoder(_World).decode
 _decode_parts = msgspec.msgpack.Decoder(_Parts).decode
 _decode_header = msgspec.msgpack.Decoder(_Header).decode
 _decode_rows = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
-_decode_quiet_and_eras = msgspec.msgpack.Decoder(list[_Quiet | _Eras]).decode
+_decode_quiet_and_eras = msgspec.msgpack.Decoder(list[_Quiet | _Eras | _Growths]).decode
 
 
 def digest(state: WorldState) -> str:
@@ -329,6 +353,7 @@ class Frozen(NamedTuple):
     staging: Staging | None
     eras: tuple[tuple[int, int], ...]
     layout: Layout | None
+    growths: tuple[Growth, ...]
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the canonical bytes in pieces."""
@@ -370,6 +395,7 @@ def freeze(state: WorldState) -> Frozen:
         staging=state.staging,
         eras=state.eras,
         layout=state.layout,
+        growths=state.growths,
     )
 
 
@@ -401,6 +427,7 @@ def bytes_max(config: Config) -> int:
     """
     return (
         _REST_BYTES_MAX
+        + ENDS_KEPT_MAX * _END_BYTES_MAX
         + config.limit("keys") * _KEY_BYTES_MAX
         + config.limit("groups") * _GROUP_BYTES_MAX
         + config.limit("operations")
@@ -409,6 +436,7 @@ def bytes_max(config: Config) -> int:
             + _FENCE_BYTES_MAX
             + _SCOPED_BYTES_MAX
             + _DIRECTIVE_BYTES_MAX
+            + _GROWTH_BYTES_MAX
         )
     )
 
@@ -483,6 +511,8 @@ def _read(world: _World) -> WorldState:
             state.staging = _read_staging(row)
         elif isinstance(row, _Eras):
             state.eras = row.eras
+        elif isinstance(row, _Growths):
+            state.growths = _read_growths(row, state)
         else:
             state.layout = _read_layout(row, state)
     state.rebuild_derived()
@@ -555,6 +585,7 @@ def _operations(state: WorldState | Frozen) -> list[list[Any]]:
     quiet, staging = state.quiet_until_ms, state.staging
     rows: list[list[Any]] = [["eras", state.eras]] if state.eras else []
     rows += [] if state.layout is None else [["layout", *state.layout]]
+    rows += [["growths", state.growths]] if state.growths else []
     rows += [] if quiet is None else [["quiet", quiet]]
     return rows if staging is None else [*rows, ["reset", *staging[:-1]]]
 
@@ -775,6 +806,20 @@ def _read_layout(row: _Layout, state: WorldState) -> Layout:
         raise ValueError("a change of the partition count that no log has")
     sources = tuple(LayoutSource(*source) for source in row.sources)
     return Layout(row.op_id, row.from_count, row.offset, sources)
+
+
+def _read_growths(row: _Growths, state: WorldState) -> tuple[Growth, ...]:
+    """Return the growths of data topics; raise if no fold gives them (9.10)."""
+    growths = tuple(Growth(*each) for each in row.growths)
+    is_sound = (
+        state.config is not None
+        and state.partition == 0
+        and are_of_a_log(growths, next_offset=state.next_offset)
+        and all(is_topic(each.topic) for each in growths)
+    )
+    if not is_sound:
+        raise ValueError("growths of data topics that no log has")
+    return growths
 
 
 def _read_staging(row: _Staging) -> Staging:

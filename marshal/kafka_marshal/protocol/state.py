@@ -20,6 +20,7 @@ from kafka_marshal.protocol.codec import BY, PERSON_BYTES_MAX, decode_tags, pers
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
 from kafka_marshal.protocol.items import (
     Fence,
+    Growth,
     Halt,
     Layout,
     Lock,
@@ -58,7 +59,8 @@ FENCES_MAX = 64
 DIRECTIVES_MAX = 64
 """Most directives of a group that are in force."""
 QUIET, STAGING, ERAS, LAYOUT = "/quiet", "/reset", "/eras", "/layout"
-OPERATIONS = (QUIET, STAGING, ERAS, LAYOUT)
+GROWTHS = "/growths"
+OPERATIONS = (QUIET, STAGING, ERAS, LAYOUT, GROWTHS)
 """Items of the digest other than keys and groups; no group can have these names."""
 
 
@@ -342,6 +344,8 @@ class WorldState:
         staging: An unfinished Reset, or None.
         quiet_until_ms: Log time before which nothing can be claimed after a Reset.
         layout: The open change of the partition count, or None.
+        growths: Data topics that grow or have grown, by topic and old count; only on
+            partition 0.
         halted: Set when a Config needs a level that this release does not support.
         soft: Soft state.
         epochs: Keys by their current epoch (derived).
@@ -377,6 +381,7 @@ class WorldState:
     staging: Staging | None = None
     quiet_until_ms: int | None = None
     layout: Layout | None = None
+    growths: tuple[Growth, ...] = ()
     halted: Halt | None = None
     soft: SoftState = attrs.field(factory=SoftState, eq=False)
     epochs: dict[int, Key] = attrs.field(factory=dict, eq=False)
@@ -603,6 +608,8 @@ class WorldState:
             self.dirty[ERAS] = None
         if self.layout is not None:
             self.dirty[LAYOUT] = None
+        if self.growths:
+            self.dirty[GROWTHS] = None
         self.note_next_end()
 
     def note_next_end(self) -> None:

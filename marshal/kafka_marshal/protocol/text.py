@@ -14,7 +14,7 @@ from msgspec import UNSET
 
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.protocol.codec import Undecodable, decode, encode_fields, kind_of
-from kafka_marshal.protocol.items import Layout, Offer
+from kafka_marshal.protocol.items import Growth, Layout, Offer
 from kafka_marshal.protocol.records import (
     KINDS,
     Fields,
@@ -300,6 +300,8 @@ def state_to_object(state: WorldState) -> dict[str, Any]:
     }
     if state.layout is not None:
         document["layout"] = _layout(state.layout)
+    if state.growths:
+        document["growths"] = [_growth(each) for each in state.growths]
     if state.halted is not None:
         document["halted"] = state.halted._asdict()
     return document
@@ -413,6 +415,15 @@ def _layout(layout: Layout) -> dict[str, Any]:
         "from_count": layout.from_count,
         "offset": layout.offset,
         "sources": [each._asdict() for each in layout.sources],
+    }
+
+
+def _growth(growth: Growth) -> dict[str, Any]:
+    topic_id, ends = growth.topic_id, growth.ends
+    return {
+        **growth._asdict(),
+        "topic_id": None if topic_id is None else topic_id.hex(),
+        "ends": None if ends is None else list(ends),
     }
 
 

@@ -36,6 +36,7 @@ COMMANDS = {
     "groups adopt",
     "groups describe",
     "groups finish",
+    "groups grow",
     "groups history",
     "groups list",
     "groups pause",

@@ -8,7 +8,7 @@ import time
 import attrs
 import msgspec
 import pytest
-from logkit import KEY, H, Log, member
+from logkit import KEY, H, Log, growth, member
 
 from kafka_marshal import World
 from kafka_marshal.admin import TopicReport
@@ -172,3 +172,17 @@ def test_members_that_a_later_level_would_halt():
 def test_an_unformatted_partition_has_no_level():
     log = Log(configured=False)
     assert list(checks.levels(world(log))) == []
+
+
+def test_a_growth_that_was_begun_and_has_not_ended():
+    log = Log(level=2)
+    assert list(checks.growths(world(log))) == []
+    log.append(growth(8, 4, topic="payments"))
+    (check,) = checks.growths(world(log))
+    assert (check.check, check.result) == ("growths", Result.NOTE)
+    assert "payments grows from 4 to 8 partitions" in check.found
+    assert check.run.startswith(
+        "marshal groups grow --topic payments --partitions 8 --execute"
+    )
+    log.append(growth(8, 4, topic="payments", ends=(0,) * 4))
+    assert list(checks.growths(world(log))) == []

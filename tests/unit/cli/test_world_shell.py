@@ -15,6 +15,7 @@ from logkit import (
     claim,
     config,
     decide,
+    growth,
     member,
     messages,
     pause,
@@ -239,6 +240,15 @@ def test_output_has_a_limit_where_one_is_given():
     assert shown[:3] == ["/", "/config", "/groups"]
     assert shown[3].startswith("! ... cut after 3 lines")
     assert len(bench("ls /groups")) == 3
+
+
+def test_growths_of_data_topics_are_in_partition_0():
+    log = Log(level=2)
+    log.append(growth(8, 4))
+    world = World([log.state], {})
+    tree = tree_of(world, topic="t").child("partitions").child("0")
+    (found,) = tree.child("growths").read()
+    assert (found["topic"], found["old_count"], found["ends"]) == ("t", 4, None)
 
 
 def test_a_config_that_not_all_partitions_have_is_null(bench):

@@ -18,6 +18,7 @@ from logkit import (
     direct,
     fence,
     forgetting,
+    growth,
     ident,
     imported_settings,
     layout_fence,
@@ -33,7 +34,7 @@ from logkit import (
 )
 
 from kafka_marshal.history import actions as actions_of
-from kafka_marshal.history.actions import RESIZE, ActionLog, AdminRecord
+from kafka_marshal.history.actions import GROW, RESIZE, ActionLog, AdminRecord
 from kafka_marshal.history.wording import action_to_object, outcome_of
 from kafka_marshal.protocol.codec import decode, person_to_tags
 from kafka_marshal.protocol.rationalizer import apply
@@ -710,4 +711,83 @@ def test_a_change_of_the_partition_count_that_was_refused():
     )
     assert outcome_of(action) == (
         "refused (refused: busy 1x): from 2 to 4 coordinating partitions"
+    )
+
+
+# --- growths of data topics
+
+
+def test_a_growth_is_one_action_of_all_groups():
+    bench = Bench(2, group_id="g", level=2)
+    tags = person_to_tags("alice")
+    bench.append(replaced(growth(8, 4), tags=tags))
+    action = bench.one()
+    assert (action.kind, action.group_id, action.op_id) == (GROW, None, None)
+    assert (action.outcome, action.first.person) == ("open", "alice")
+    assert outcome_of(action) == (
+        "open: topic t from 4 to 8 partitions; 4 partitions announced within 0.0 s"
+    )
+    bench.append(replaced(growth(8, 4), client_id="eve"), after=1_000)
+    bench.append(growth(8, 4, ends=(1, 2, 3, 4)), after=59_000)
+    bench.append(growth(8, 4, ends=(5, 5, 5, 5)), after=1_000)
+    action = bench.one()
+    assert (action.outcome, action.ended) == ("accepted", None)
+    assert (action.refusals, action.records_count) == ({"known": 2}, 4)
+    assert outcome_of(action) == (
+        "accepted: topic t from 4 to 8 partitions; 4 partitions announced within "
+        "0.0 s, 4 ends recorded within 60.0 s"
+    )
+    steps = action_to_object(action)["steps"]
+    assert [each["step"] for each in steps] == ["announced", "grown"]
+
+
+def test_a_growth_that_is_withdrawn_before_it_has_grown_is_aborted():
+    bench = Bench(level=2)
+    bench.append(growth(8, 4))
+    end = replaced(growth(4, 4), client_id="eve", tags=person_to_tags("bob"))
+    bench.append(end, after=5)
+    action = bench.one()
+    assert (action.outcome, action.ended.how) == ("aborted", "withdrawn")
+    assert outcome_of(action) == (
+        "aborted: topic t from 4 to 8 partitions; 4 partitions announced within "
+        "0.0 s; withdrawn by eve (bob) at 1970-01-01T00:16:40.005Z"
+    )
+    # A growth that is announced later is another one.
+    bench.append(growth(12, 4), after=5)
+    bench.append(growth(12, 4, ends=(1, 2, 3, 4)), after=5)
+    bench.append(growth(4, 4), after=5)
+    _, second = bench.all()
+    assert (second.outcome, second.ended.how) == ("accepted", "withdrawn")
+    assert second.text == "topic t from 4 to 12 partitions"
+
+
+def test_a_growth_that_was_refused_is_an_action_of_its_own():
+    bench = Bench(2, level=2)
+    bench.append(growth(8, 4))
+    bench.append(growth(16, 4, seq=1))
+    bench.append(growth(8, 4, seq=2), t=1)
+    _, busy, elsewhere = bench.all()
+    assert (busy.outcome, busy.refusals) == ("refused", {"busy": 1})
+    assert (elsewhere.outcome, elsewhere.refusals) == (
+        "refused",
+        {"wrong_partition": 1},
+    )
+    assert outcome_of(busy) == (
+        "refused (refused: busy 1x): topic t from 4 to 16 partitions"
+    )
+
+
+def test_a_growth_that_was_announced_before_a_checkpoint():
+    bench = Bench(level=2)
+    bench.append(growth(8, 4))
+    bench.append(growth(8, 4, ends=(1, 2, 3, 4)))
+    world = bench.logs[0].state
+    found = ActionLog()
+    found.begin(world)
+    transitions = bench.logs[0].append(growth(4, 4), after=5)
+    found.take(world, bench.logs[0].entries[-1], transitions=transitions)
+    (action,) = found.actions()
+    assert outcome_of(action) == (
+        "accepted: topic t from 4 partitions; withdrawn by admin at "
+        "1970-01-01T00:16:40.005Z"
     )

@@ -41,6 +41,8 @@ FIELDS = {
     "LayoutDone": "client_id group_id incarnation seq op_id source source_offset "
     "key_count digest tags",
     "LayoutFinal": "client_id group_id incarnation seq op_id tags",
+    "DataGrowth": "client_id group_id incarnation seq topic topic_id old_count "
+    "new_count ends tags",
     "LayoutGroups": "client_id group_id incarnation seq op_id source source_offset "
     "settings directives tags",
     "ForgettingPartition": "client_id group_id incarnation seq topic partition epoch "
@@ -82,6 +84,7 @@ NUMBERS = {
     "ForgettingPartition": 18,
     "FencingClient": 19,
     "LayoutFinal": 20,
+    "DataGrowth": 21,
     "Directive": 22,
     "GroupSettings": 23,
     "LayoutGroups": 24,

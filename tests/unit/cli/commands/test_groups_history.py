@@ -4,12 +4,13 @@ import json
 
 import msgspec
 import pytest
-from enginekit import H, checkpointed, pause_for
+from enginekit import H, checkpointed, pause_for, write
 from logkit import (
     START_MS,
     Log,
     decide,
     forgetting,
+    growth,
     pause,
     release,
     resolve,
@@ -195,6 +196,22 @@ def test_a_pause_that_lasts_at_a_checkpoint_is_read_from_before_it(past):
     assert (action["lasting_partitions"], action["records_count"]) == ([0], 1)
 
 
+def test_a_growth_that_is_open_at_a_checkpoint_is_read_from_before_it(past):
+    write(past.cluster, growth(8, 4))
+    checkpointed(past.cluster, past.node)
+    past.cluster.run(2 * H)
+    now = instant(past.entries()[-1].timestamp_ms)
+    (action,) = read("g", "--since", now)["actions"]
+    assert (action["kind"], action["outcome"]) == ("grow", "open")
+    write(past.cluster, growth(8, 4, ends=(1,) * 4))
+    found = read("--since", now)["actions"]
+    assert [each["outcome"] for each in found] == ["accepted"]
+    checkpointed(past.cluster, past.node)
+    past.cluster.run(2 * H)
+    now = instant(past.entries()[-1].timestamp_ms)
+    assert read("--since", now)["actions"] == []
+
+
 @pytest.mark.parametrize(
     ("ended", "until_ms", "expected"),
     [(None, 500, True), (None, 400, False), (None, None, False), ({}, 500, False)],
@@ -202,6 +219,7 @@ def test_a_pause_that_lasts_at_a_checkpoint_is_read_from_before_it(past):
 def test_a_directive_goes_on_until_its_end(ended, until_ms, expected):
     lasts = {"lasting_partitions": [], "scheduled_partitions": []}
     row = {"kind": "drain", "last_ms": 300, "ended": ended, "until_ms": until_ms}
+    row["outcome"] = "accepted"
     assert groups_history._went_on({**row, **lasts}, 450) is expected
 
 

@@ -17,6 +17,7 @@ from logkit import (
     claim,
     config,
     decide,
+    growth,
     messages,
     pause,
     release,
@@ -107,6 +108,16 @@ def test_equal_states_do_not_differ(file, logs):
     outcome = invoke("diff", str(file), "live")
     assert outcome.exit_code == 0
     assert outcome.stdout.startswith("result: equal\n")
+
+
+def test_growths_of_data_topics_differ():
+    log = Log(level=2)
+    before = from_bytes(to_bytes(log.state))
+    offset = log.append(growth(8, 4, topic_id=OP))[0].offset
+    rows = {r["field"]: r for r in difference({0: before}, {0: log.state})}
+    row = rows["growths"]
+    assert (row["one"], row["what"]) == ([], "header")
+    assert row["other"] == [["t", 4, 8, OP.hex(), offset, None]]
 
 
 def test_changed_states_differ_by_key(file, logs):

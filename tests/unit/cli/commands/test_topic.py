@@ -11,6 +11,8 @@ from logkit import (
     Log,
     claim,
     config,
+    growth,
+    ident,
     layout_import,
     release,
     source_log,
@@ -27,6 +29,7 @@ from kafka_marshal.protocol.layout_steps import Progress
 from kafka_marshal.resize_plan import Move, Obstacle, ResizePlan
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands.topic import (
+    _sections,
     change_facts,
     judge,
     layout_rows,
@@ -341,3 +344,24 @@ def test_an_open_change_of_the_count_is_shown():
     assert texts[0] == ["0", "1", "2", "1", "1", "0", "-", "-"]
     assert texts[1][-1] == "0"
     assert layout_rows(world(Log())) == []
+
+
+def test_growths_of_data_topics_are_listed_where_there_are_any():
+    log = Log(level=2)
+    assert [each.name for each in _sections(world(log))] == ["partitions"]
+    log.append(growth(8, 4, topic_id=ident("topic")))
+    log.append(growth(2, 1, topic="u"))
+    log.append(growth(2, 1, topic="u", ends=(7,)))
+    _, section = _sections(world(log, Log(partition=1, level=2)))
+    texts = [[column.cell(row) for column in section.columns] for row in section.rows]
+    assert texts == [["t", "4", "8", "announced"], ["u", "1", "2", "ended"]]
+    assert section.rows[0] == {
+        "topic": "t",
+        "topic_id": ident("topic").hex(),
+        "from_count": 4,
+        "to_count": 8,
+        "state": "announced",
+        "announced_offset": 1,
+        "end_offsets": None,
+    }
+    assert section.rows[1]["end_offsets"] == [7]

@@ -1,0 +1,181 @@
+"""``marshal groups grow``: add partitions to a keyed data topic."""
+
+from typing import Annotated
+
+import typer
+
+from kafka_marshal import ConfigurationError
+from kafka_marshal.growing import SETTLE_MS, GrowthProgress
+from kafka_marshal.growth_plan import (
+    ADD,
+    ANNOUNCE,
+    END,
+    SETTLE,
+    WITHDRAW,
+    GrowthPlan,
+    GrowthReport,
+)
+from kafka_marshal_cli import parsing, presenters
+from kafka_marshal_cli.render import Answer, Section, duration
+from kafka_marshal_cli.shared import Call, command, notify
+
+app = typer.Typer()
+STEPS = {
+    ANNOUNCE: "announcing the growth",
+    ADD: "adding the partitions",
+    SETTLE: "waiting until producers have learnt the new number",
+    END: "recording the ends of the old partitions",
+    WITHDRAW: "withdrawing the growth",
+}
+
+
+Topic = Annotated[
+    str | None,
+    typer.Option(metavar="TOPIC", help="The topic, whose records have keys."),
+]
+Partitions = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="The new number of partitions, a multiple of the present one. Without it "
+        "the growths that the log knows are shown.",
+    ),
+]
+Settle = Annotated[
+    str,
+    typer.Option(
+        metavar="DURATION",
+        help="How long producers get to learn the new number and to send what they "
+        "had: at least their metadata.max.age.ms plus delivery.timeout.ms.",
+    ),
+]
+Withdraw = Annotated[
+    bool,
+    typer.Option(
+        "--withdraw",
+        help="Withdraw the growth: no partition waits for it any more, whether or not "
+        "the order of its keys is kept then.",
+    ),
+]
+
+
+@app.command(
+    "grow",
+    epilog="Example: marshal groups grow --topic payments --partitions 16 --execute",
+)
+@command(writes=True)
+def grow(
+    call: Call,
+    *,
+    topic: Topic = None,
+    partitions: Partitions = None,
+    settle: Settle = duration(SETTLE_MS),
+    withdraw: Withdraw = False,
+    execute: Annotated[
+        bool,
+        typer.Option("--execute/--dry-run", help="Make the change, or only show it."),
+    ] = False,
+) -> None:
+    """Add partitions to a keyed data topic; groups keep the order of each key.
+
+    A new partition is not claimed, in any group, before the old one that had its keys
+    has been processed to the end that it had when every producer knew the new number.
+    If interrupted, run it again with the same number, from anywhere: it waits --settle
+    again. --timeout is for each step besides. Without --execute nothing is written.
+
+    Each row is an old partition in a group: its POSITION, the END that it has to reach
+    (as long as that is not known, its log end now), and which new partitions are
+    WAITING for it. Producers must choose the partition by the hash of the key modulo
+    the number of partitions, as Kafka's own do.
+    """
+    if partitions is None and not withdraw:
+        if execute:
+            raise ConfigurationError(
+                "give the number of partitions that the topic is to have",
+                setting="--partitions",
+            )
+        _show(call, topic)
+        return
+    if topic is None:
+        raise ConfigurationError("name the topic", setting="--topic")
+    with call.admin() as admin:
+        plan = admin.grow_topic(
+            topic,
+            partitions,
+            settle_ms=parsing.duration_ms("--settle", settle),
+            execute=execute,
+            withdraw=withdraw,
+            on_progress=show_progress,
+        )
+        sources = plan.sources
+        if execute:
+            name = plan.growth[:3]
+            then = [each for each in admin.growths(topic) if each.growth[:3] == name]
+            sources = tuple(source for each in then for source in each.sources)
+    found = growth_facts(plan) | {"is_executed": execute and bool(plan.steps)}
+    rows = presenters.growth_source_rows(sources)
+    section = Section("sources", rows, presenters.GROWTH_SOURCE_COLUMNS)
+    shown = {"settle_ms": duration(plan.takes_ms)}
+    call.answer(Answer(presenters.as_of(call.world()), found, (section,), shown))
+    for each in _notes(plan, execute=execute):
+        notify(each)
+
+
+def growth_facts(plan: GrowthPlan) -> presenters.Row:
+    """Return what a growth does, or its withdrawal."""
+    return {
+        "topic": plan.growth.topic,
+        "from_count": plan.growth.old_count,
+        "to_count": plan.growth.new_count,
+        "partitions_count": plan.partition_count,
+        "added_count": plan.added_count,
+        "steps": list(plan.steps),
+        "settle_ms": plan.takes_ms,
+    }
+
+
+def _show(call: Call, topic: str | None) -> None:
+    """Show the growths that the log knows."""
+    with call.admin() as admin:
+        found: tuple[GrowthReport, ...] = admin.growths(topic)
+    growths = presenters.growth_rows(each.growth for each in found)
+    sources = presenters.growth_source_rows(
+        source for each in found for source in each.sources
+    )
+    sections = (
+        Section("growths", growths, presenters.GROWTH_COLUMNS),
+        Section("sources", sources, presenters.GROWTH_SOURCE_COLUMNS),
+    )
+    call.answer(Answer(presenters.as_of(call.world()), {"topic": topic}, sections))
+
+
+def show_progress(progress: GrowthProgress) -> None:
+    """Show the step that begins, and how long producers still get, on stderr."""
+    left = f": {duration(progress.left_ms)} left" if progress.left_ms else ""
+    notify(f"{STEPS[progress.step]}{left}")
+
+
+def _notes(plan: GrowthPlan, *, execute: bool) -> list[str]:
+    """Return what somebody should know about a growth, and whether it was executed."""
+    growth, notes = plan.growth, []
+    if not plan.steps:
+        text = f"the growth to {growth.new_count} partitions has ended; nothing is left"
+        return [f"{text} to do"]
+    if plan.is_withdrawal:
+        notes.append(
+            "note: new partitions are claimed at once then, and records of a key may "
+            "be processed in another order"
+        )
+    elif plan.settle_ms < SETTLE_MS:
+        notes.append(
+            f"note: --settle is {duration(plan.settle_ms)}; keys of a producer that "
+            "takes longer to learn the new number may lose their order"
+        )
+    if (plan.partition_count or 0) > growth.new_count:
+        notes.append(
+            f"note: the topic has {plan.partition_count} partitions; those from "
+            f"{growth.new_count} on are in no growth, and wait for nothing"
+        )
+    if not execute:
+        notes.append("nothing was written; --execute writes it")
+    return notes

@@ -1,0 +1,176 @@
+"""Data topics that grow: what their new partitions wait for (PROTOCOL 9.10).
+
+A producer that hashes keys sends a key of the old partition ``p % old_count`` to the
+new partition ``p`` once it knows the new count. So a new partition is not claimed
+before the position of its source has passed the end that the source had when every
+producer knew the count. Only then are all earlier records of its keys processed.
+"""
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import NamedTuple
+
+from kafka_marshal.protocol.items import Growth
+from kafka_marshal.protocol.records import DataGrowth
+from kafka_marshal.protocol.state import KeyState
+from kafka_marshal.protocol.types import Key
+
+ENDS_KEPT_MAX = 65_536
+"""Most old partitions of all growths together, whose ends are kept."""
+
+
+class Source(NamedTuple):
+    """What a new partition of a data topic waits for.
+
+    Attributes:
+        key: The old partition that had its keys, in the same group.
+        end: The position that it has to reach, None while that is not known.
+    """
+
+    key: Key
+    end: int | None
+
+    def has_passed(self, known: KeyState | None, *, topic_id: bytes | None) -> bool:
+        """Return whether the source has reached its end.
+
+        Args:
+            known: The source, in its coordinating partition; None if it is unknown.
+            topic_id: Kafka's id of the topic that grew. A position in an earlier topic
+                of that name does not count.
+        """
+        position = position_in(known, topic_id=topic_id)
+        if position is None or self.end is None:
+            return False
+        return position >= self.end
+
+
+def position_in(known: KeyState | None, *, topic_id: bytes | None) -> int | None:
+    """Return the position of a key in the topic of an id; None if it has none there.
+
+    Args:
+        known: The key, None if it is unknown.
+        topic_id: Kafka's id of the topic, None for any of its name.
+    """
+    if known is None or not _is_same(topic_id, known.topic_id):
+        return None
+    return known.position
+
+
+def _is_same(one: bytes | None, other: bytes | None) -> bool:
+    """Return whether two ids may be of one topic: None is an unknown id."""
+    return None in {one, other} or one == other
+
+
+def growth_of(
+    growths: Iterable[Growth], key: Key, *, topic_id: bytes | None
+) -> Growth | None:
+    """Return the growth that a partition of a topic is new in, or None.
+
+    Args:
+        growths: Those that partition 0 of the coordination topic knows.
+        key: The partition.
+        topic_id: Kafka's id of its topic, None if unknown.
+    """
+    for each in growths:
+        if each.topic != key.topic or not _is_new(each, key.partition):
+            continue
+        if _is_same(topic_id, each.topic_id):
+            return each
+    return None
+
+
+def _is_new(growth: Growth, partition: int) -> bool:
+    return growth.old_count <= partition < growth.new_count
+
+
+def source_of(growth: Growth, key: Key) -> Source:
+    """Return what a new partition of a topic waits for."""
+    number = key.partition % growth.old_count
+    end = None if growth.ends is None else growth.ends[number]
+    return Source(key._replace(partition=number), end)
+
+
+def judge(growths: tuple[Growth, ...], record: DataGrowth) -> str | None:
+    """Return why a DataGrowth has no effect, or None (PROTOCOL 9.10)."""
+    of_topic = growths_of(growths, record.topic, topic_id=record.topic_id)
+    known = next((e for e in of_topic if e.old_count == record.old_count), None)
+    if record.new_count == record.old_count:
+        return "growth" if known is None else None
+    if known is not None and known.new_count == record.new_count:
+        return "known" if record.ends is None or known.ends is not None else None
+    if record.ends is not None:
+        return "growth"
+    if any(each.ends is None for each in of_topic):
+        return "busy"
+    if any(record.old_count < each.new_count for each in of_topic):
+        return "growth"
+    return None
+
+
+def with_growth(
+    growths: tuple[Growth, ...], record: DataGrowth, *, offset: int
+) -> tuple[Growth, ...]:
+    """Return the growths after an accepted DataGrowth.
+
+    Those of an earlier topic of that name are left out.
+    """
+    topic = record.topic
+    mine = growths_of(growths, topic, topic_id=record.topic_id)
+    of_topic = {each.old_count: each for each in mine}
+    known = of_topic.pop(record.old_count, None)
+    if record.new_count > record.old_count:
+        of_topic[record.old_count] = Growth(
+            topic=topic,
+            old_count=record.old_count,
+            new_count=record.new_count,
+            topic_id=record.topic_id if known is None else known.topic_id,
+            offset=offset if known is None else known.offset,
+            ends=record.ends,
+        )
+    others = [each for each in growths if each.topic != topic]
+    return tuple(sorted((*others, *of_topic.values()), key=lambda each: each[:2]))
+
+
+def growths_of(
+    growths: Iterable[Growth], topic: str, *, topic_id: bytes | None
+) -> list[Growth]:
+    """Return the growths of a topic by its count, and of no earlier one of its name.
+
+    Args:
+        growths: Those that partition 0 of the coordination topic knows.
+        topic: Name of the topic.
+        topic_id: Kafka's id of it, None if unknown.
+    """
+    return [
+        each
+        for each in growths
+        if each.topic == topic and _is_same(topic_id, each.topic_id)
+    ]
+
+
+def ends_count(growths: Iterable[Growth]) -> int:
+    """Return the old partitions of all growths, whose ends are kept or will be."""
+    return sum(each.old_count for each in growths)
+
+
+def are_of_a_log(growths: tuple[Growth, ...], *, next_offset: int) -> bool:
+    """Return whether growths are as a fold would have left them."""
+    return (
+        ends_count(growths) <= ENDS_KEPT_MAX
+        and all(_is_sound(each, next_offset) for each in growths)
+        and all(_may_follow(one, other) for one, other in pairwise(growths))
+    )
+
+
+def _is_sound(growth: Growth, next_offset: int) -> bool:
+    is_multiple = growth.new_count % growth.old_count == 0
+    is_whole = growth.ends is None or len(growth.ends) == growth.old_count
+    is_growth = is_multiple and growth.new_count > growth.old_count
+    return is_growth and is_whole and growth.offset < next_offset
+
+
+def _may_follow(one: Growth, other: Growth) -> bool:
+    if one.topic != other.topic:
+        return one.topic < other.topic
+    is_one_topic = _is_same(one.topic_id, other.topic_id)
+    return is_one_topic and one.ends is not None and one.new_count <= other.old_count
