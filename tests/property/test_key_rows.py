@@ -13,7 +13,7 @@ from enginekit import AMO, H, pause_for, pause_scope, spec, world, write
 from hypothesis import HealthCheck, given, note
 from hypothesis import settings as effort
 from hypothesis import strategies as st
-from logkit import OP, claim, direct, fence, schedule, settings, stage
+from logkit import OP, claim, direct, fence, growth, schedule, settings, stage
 
 from kafka_marshal.engine.holding import Drain
 from kafka_marshal.policies import greedy
@@ -30,7 +30,7 @@ kinds = st.sampled_from(
     [
         *("start", "crash", "leave", "release", "drain", "lose", "beat"),
         *("pause", "scope", "later", "lock", "direct", "fence", "claim"),
-        *("cut", "lead", "truncate", "resize", "plan"),
+        *("cut", "lead", "truncate", "resize", "plan", "grow"),
     ]
 )
 actions = st.lists(st.tuples(kinds, numbers, waits), min_size=8, max_size=24)
@@ -49,6 +49,7 @@ class Fleet:
         self.cluster = world(PARTITIONS, records=(1, 1, 1))
         self.cluster.fill("u", (1, 1, 1))
         self.started = self.generation = 0
+        self.has_grown = False
         self.start(0)
 
     def act(self, kind, number):
@@ -78,7 +79,8 @@ class Fleet:
         if len(nodes) < MEMBERS_MAX:
             name = f"c{self.started % (MEMBERS_MAX + 1)}"
             if name not in {node.owner.client_id for node in nodes}:
-                self.cluster.node(name, spec=spec("t", "u", **SPECS[number % 4]))
+                rest = {"metadata_refresh_ms": H // 4, **SPECS[number % 4]}
+                self.cluster.node(name, spec=spec("t", "u", **rest))
 
     def crash(self, number):
         if self.cluster.nodes:
@@ -158,6 +160,14 @@ class Fleet:
         if config.generation == 1:
             resize(self.cluster, 3 if number % 2 else 4, generation=2)
 
+    def grow(self, number):
+        if not self.has_grown:
+            write(self.cluster, growth(6, 3), 0)
+            self.cluster.kafka.add_partitions("t", 3)
+        if self.has_grown or number % 2:
+            write(self.cluster, growth(6, 3, ends=(1, number % 2, 0)), 0)
+        self.has_grown = True
+
     # --- Kafka
 
     def lead(self, number):
@@ -177,12 +187,13 @@ class Fleet:
 def seen():
     with pytest.MonkeyPatch.context() as patch:
         found = rowkit.check_rows(patch)
+        found.wrong = rowkit.check_planners(patch).wrong
         yield found
     assert found.computed < found.wanted / 2, "rows are kept"
 
 
 @effort(
-    max_examples=slices.slice_of(quick=60, full=3_000),
+    max_examples=slices.slice_of(quick=30, full=3_000),
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )

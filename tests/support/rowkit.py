@@ -1,11 +1,14 @@
-"""Compares the rows that a member keeps with rows that are computed again.
+"""Compares what a member keeps of a group with what it would compute again.
 
 An engine stops on an error in its round, so what differs is noted for the test.
 """
 
 import attrs
 
+from kafka_marshal.engine import planning
 from kafka_marshal.engine.key_rows import KeyRows
+from kafka_marshal.engine.planning import GroupPlanner
+from kafka_marshal.protocol.plans import situation_of, turn_of
 
 SHOWN = (
     "rows",
@@ -15,6 +18,7 @@ SHOWN = (
     "abandoned",
     "suspects",
     "has_orphans",
+    "waiting",
     "_claimable_since",
 )
 
@@ -61,4 +65,38 @@ def check_rows(monkeypatch):
 
     monkeypatch.setattr(KeyRows, "_row", counted)
     monkeypatch.setattr(KeyRows, "update", update)
+    return seen
+
+
+def check_planners(monkeypatch):
+    """Compare the input of each planner in every round; return the counts.
+
+    There, ``wanted`` counts the rounds with a turn, ``computed`` those that read keys.
+    """
+    seen = Checked()
+    product = GroupPlanner.drive
+
+    def counted(*args):
+        seen.computed += 1
+        return situation_of(*args)
+
+    def drive(planner, counts, now_ms):
+        context = planner._context
+        product(planner, counts, now_ms)
+        seen.rounds += 1
+        if not planner.is_in_force() or context.rebuilding or context.has_layout:
+            return
+        if context.is_paused(planner._group_id) or not planner.can_plan:
+            return
+        reading = planner._reading(counts, now_ms)
+        members = reading.members()
+        if turn_of(members, planner._outbox.claimant.owner.client_id) is None:
+            return
+        seen.wanted += 1
+        given = situation_of(reading, members).given
+        if planner._given not in {None, given}:
+            seen.wrong.append(f"input is {planner._given}, and should be {given}")
+
+    monkeypatch.setattr(planning, "situation_of", counted)
+    monkeypatch.setattr(GroupPlanner, "drive", drive)
     return seen

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from kafka_marshal.protocol.types import Key
 
-KEPT_MAX = 10_000
+KEPT_MAX = 1_000
 
 
 class Changes:

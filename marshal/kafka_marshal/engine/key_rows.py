@@ -235,6 +235,7 @@ class KeyRows:
             context.heartbeat_interval_ms,
             inputs.owner,
             inputs.plans.standing,
+            context.replicas[0].world.growths,
         )
         is_same = wanted is self._wanted and basis == self._basis
         if is_same and not context.has_layout:
@@ -374,14 +375,13 @@ class KeyRows:
         self.has_orphans |= is_orphan
         return is_orphan
 
-    @staticmethod
     def _keep_row(
-        key: Key, place: _Place, inputs: RowInputs, known: KeyState | None
+        self, key: Key, place: _Place, inputs: RowInputs, known: KeyState | None
     ) -> None:
         """Keep the row of a key with a live owner until something may change it."""
         if known is None or known.owner is None:
             return
-        if key in inputs.lost or not place.is_calm:
+        if key in inputs.lost or key in self.waiting or not place.is_calm:
             return
         holding = inputs.holdings.get(key)
         if known.owner == inputs.owner:

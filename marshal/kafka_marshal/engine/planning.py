@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from kafka_marshal.engine.context import Context
 from kafka_marshal.engine.debounce import DEBOUNCES_MAX
 from kafka_marshal.engine.outbox import Outbox
+from kafka_marshal.engine.settled_keys import SettledKeys
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.protocol.group_plan import PlanInput, plan
 from kafka_marshal.protocol.plans import (
@@ -20,6 +21,7 @@ from kafka_marshal.protocol.plans import (
 )
 from kafka_marshal.protocol.records import PLAN_LEVEL, Plan
 from kafka_marshal.protocol.settings import PLANNER
+from kafka_marshal.protocol.state import MemberState
 
 # A key that is free alone waits for this part of the debounce.
 KEY_DEBOUNCES = 10
@@ -29,15 +31,18 @@ class GroupPlanner:
     """Plans for one group: after it has changed, in turn with two other members.
 
     Every method is called under the engine's lock. A plan takes up to 100 ms for 10,000
-    keys; it is computed only where one is due.
+    keys, and half of that to read them: both are done only where one may be due.
     """
 
     __slots__ = (
+        "_basis",
         "_changed_ms",
         "_context",
         "_first_ms",
         "_given",
+        "_has_news",
         "_is_pending",
+        "_keys",
         "_outbox",
         "_unwritten",
         "_wait_ms",
@@ -50,6 +55,10 @@ class GroupPlanner:
         self._outbox = outbox
         self._given: PlanInput | None = None
         self._is_pending = False
+        self._keys = SettledKeys(outbox.claimant.group_id)
+        self._has_news = True
+        # All that the input depends on beside keys.
+        self._basis: object = None
         self._first_ms = 0
         self._changed_ms = 0
         self._wait_ms = 0
@@ -78,13 +87,19 @@ class GroupPlanner:
             return
         if context.has_layout:
             return
+        settings, replicas = context.settings_of(self._group_id), context.replicas
+        self._has_news |= self._keys.have_changed(replicas, settings, now_ms)
         reading = self._reading(counts, now_ms)
-        members = reading.members()
+        members = reading.members(has_stale=not self._keys.are_settled)
         turn = turn_of(members, self._outbox.claimant.owner.client_id)
         if turn is None:
             return
+        basis = _terms(reading, members), counts
+        if not (self._has_news or self._is_pending) and basis == self._basis:
+            return
+        self._has_news, self._basis = False, basis
         situation = situation_of(reading, members)
-        debounce_ms = context.settings_of(self._group_id).value("debounce_ms")
+        debounce_ms = settings.value("debounce_ms")
         self._note_change(situation, now_ms, debounce_ms=debounce_ms)
         if not self._is_pending:
             return
@@ -193,6 +208,21 @@ class GroupPlanner:
     @property
     def _group_id(self) -> str:
         return self._outbox.claimant.group_id
+
+
+def _terms(reading: Reading, members: Mapping[str, MemberState]) -> object:
+    """Return what a plan depends on of members, and the hosts of all known ones."""
+    home = reading.worlds[reading.home]
+    hosts = {
+        name: each.record.host
+        for name, each in home.soft.members.items()
+        if name[0] == reading.group_id
+    }
+    terms = {}
+    for name, each in members.items():
+        record = each.record
+        terms[name] = record.topics, record.capacity, record.labels, record.host
+    return hosts, terms
 
 
 def _others(given: PlanInput) -> object:

@@ -133,7 +133,8 @@ class SlowConsumerPolicy:
     def _sample(self, sub: Subscription, holding: Holding, now_ms: int) -> None:
         """Record the positions of the log's end and of the application."""
         watch = self._watch(holding)
-        is_held_back = holding.key.topic_partition in sub.paused
+        paused = sub.paused  # seldom any: not a look-up for each held partition
+        is_held_back = bool(paused) and holding.key.topic_partition in paused
         if is_held_back or holding.drain or holding.claim.phase is not Phase.HELD:
             watch.health.restart()
             return

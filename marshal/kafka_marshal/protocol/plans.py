@@ -170,15 +170,16 @@ class Reading:
                 valid[place] = name
         return valid
 
-    def members(self) -> dict[str, MemberState]:
+    def members(self, *, has_stale: bool = True) -> dict[str, MemberState]:
         """Return the members that live, by name.
 
         They announced themselves within an interval, and since any key of theirs went
         stale: the keys of a process that died go stale one after the other. Of several
-        processes of a client the last counts.
+        processes of a client the last counts. ``has_stale`` is False if the caller
+        knows that no key of the group is stale.
         """
         now_ms, limit_ms = self.now_ms(self.home), self.config.heartbeat_interval_ms
-        stale_ms = self._stale_ms()
+        stale_ms = self._stale_ms() if has_stale else {}
         found: dict[str, MemberState] = {}
         live = self.worlds[self.home].live_members(self.group_id)
         for member in sorted(live, key=lambda each: each.since_offset):

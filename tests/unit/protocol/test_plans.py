@@ -127,6 +127,7 @@ def test_whose_key_went_stale_lives_only_once_it_announced_itself_again():
     log.append(member("c1", seq=1))
     assert list(reading(log).members()) == ["c1", "c2"]
     assert list(reading(log, after=9).members()) == ["c2"]
+    assert list(reading(log, after=9).members(has_stale=False)) == ["c1", "c2"]
     log.append(member("c1", seq=2), after=9)
     assert list(reading(log).members()) == ["c1", "c2"]
 
