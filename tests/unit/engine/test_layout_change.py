@@ -428,6 +428,36 @@ def test_an_import_that_its_source_denies_is_reported():
     assert fields["why"] == "the source has left the key in another state"
 
 
+@pytest.mark.parametrize("comes_late", [False, True])
+def test_a_claim_in_a_source_without_its_fence_ends_where_the_key_is_known(comes_late):
+    """PROTOCOL 10.9: the log of the source has lost the fence, which it had before."""
+    cluster, (reading,) = fleet("a")
+    goes_on([reading])
+    key = next(k for k in moving(2, 4) if place_of(k, partition_count=4) == 3)
+    source, log = place_of(key, partition_count=2), reading.node.log
+    if comes_late:
+        log.lags_ms = {3: 20}  # all that it has of the target comes with one read
+    fence = fence_to(cluster, 4)
+    write(cluster, fence, 0)
+    write(cluster, fence, 3)
+    write(cluster, layout_import(imported(key, position=1), source=source), 3)
+    assert reading.node.held[key].coordinator == source
+
+    def has_ended():
+        return [
+            each.fields["ending"].reason
+            for each in reading.node.observer.named("claim_ended")
+            if each.fields["key"] == key
+        ]
+
+    cluster.run_until(has_ended, H)
+    assert has_ended() == ["fenced"]
+    log.lags_ms.clear()
+    run_until_over(cluster, [reading])
+    cluster.run_until(lambda: goes_on([reading]) and key in reading.node.held, 4 * H)
+    assert reading.node.held[key].coordinator == 3
+
+
 def claim_in_between(patch):
     """A key that moves is claimed before it is imported."""
     patch.setattr(Placement, "is_between", lambda *_: False)
