@@ -23,7 +23,7 @@ from enginekit import (
     spec,
     write,
 )
-from logkit import direct, imported, layout_import, settings
+from logkit import direct, imported, layout_import, member, settings
 
 from kafka_marshal.engine import session
 from kafka_marshal.engine.placement import Placement
@@ -399,6 +399,32 @@ def test_a_member_without_the_start_of_a_log_imports_nothing():
     assert blind.engine.log_start_missing == (1,)
     senders = {line.record.client_id for _, line in of_kind(cluster, LayoutImport)}
     assert senders <= {"a"}
+
+
+def test_what_a_change_that_was_given_up_leaves_keeps_nobody_from_starting():
+    """Retention has deleted its probes; no count uses these partitions."""
+    cluster, (reading,) = fleet("a")
+    goes_on([reading])
+    fence_to(cluster, 4)
+    for t in (2, 3):
+        write(cluster, member("admin"), t)
+        cluster.kafka.delete_records(cluster.place(t), before=1)
+    later = cluster.node("b")
+    cluster.run(H)
+    assert later.engine.is_ready
+    assert later.engine.log_start_missing == ()
+
+
+def test_a_partition_that_comes_into_use_counts_although_its_start_is_missing():
+    cluster, _ = fleet("a")
+    fence = fence_to(cluster, 4)
+    write(cluster, member("admin"), 3)
+    cluster.kafka.delete_records(cluster.place(3), before=1)
+    write(cluster, fence, 0)
+    blind = cluster.node("b")
+    cluster.run(H)
+    assert not blind.engine.is_ready
+    assert blind.engine.log_start_missing == (3,)
 
 
 def test_an_import_that_its_source_denies_is_reported():
