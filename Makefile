@@ -25,7 +25,7 @@ SEEDS ?= 0:20000
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' \
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' \
 		$(firstword $(MAKEFILE_LIST))
 
 .PHONY: env
@@ -67,8 +67,12 @@ cover: env ## Each module of the core: all branches, by its own test file
 	@$(BIN)/python tools/core_coverage.py
 
 .PHONY: bench
-bench: env ## Every benchmark once, as a smoke run; documents in build/bench
+bench: env ## Every benchmark once, as a smoke run; documents in build/bench/smoke
 	@$(BIN)/python benchmarks/run.py $(ARGS)
+
+.PHONY: bench-docs
+bench-docs: env ## Benchmarks in full, and their figures into the documents; continues
+	@$(BIN)/python benchmarks/run.py --docs $(ARGS)
 
 .PHONY: proof
 proof: env ## What only computes long, at full size; report in build/proof

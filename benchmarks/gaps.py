@@ -385,9 +385,11 @@ def longest(kind: str, servers: str, window_s: float, kept: dict[str, Any]) -> f
         except Unsettled as error:
             show_progress(str(error))
             kept["unsettled"] = kept.get("unsettled", 0) + 1
+            kept.setdefault("rounds", []).append({})
             return math.nan
         finally:
             stage.close()
+    kept.setdefault("rounds", []).append(gaps)
     for phase, found in gaps.items():
         if not found:
             raise SystemExit(f"{kind}: every partition moved when: {phase}")
@@ -416,6 +418,25 @@ def figures(kind: str, kept: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
+def beside(
+    name: str, peer: str, kept: Mapping[str, Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the longest gaps of one kind of member beside those of another.
+
+    A round that either did not settle in is left out of all.
+    """
+    rounds = zip(kept[name]["rounds"], kept[peer]["rounds"], strict=True)
+    settled = [(ours, theirs) for ours, theirs in rounds if ours and theirs]
+    if not settled:
+        return []
+    found = []
+    for phase in PHASES[1:]:
+        label = f"{name}: longest gap, {phase}, beside {peer}"
+        shares = [max(ours[phase]) / max(theirs[phase]) for ours, theirs in settled]
+        found.append(figure(label, "ratio", shares))
+    return found
+
+
 def main() -> None:
     """Run the benchmark and print its document."""
     if sys.argv[1:2] == ["--child"]:
@@ -425,7 +446,7 @@ def main() -> None:
     broker_argument(parser)
     parser.add_argument("--kind", choices=KINDS, action="append", help="only these")
     options = parser.parse_args()
-    rounds = options.rounds or (1 if options.quick else 5)
+    rounds = options.rounds or (1 if options.quick else 3)
     window_s = WINDOW_QUICK_S if options.quick else WINDOW_S
     kinds = options.kind or (KINDS_QUICK if options.quick else KINDS)
     kept: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
@@ -448,6 +469,7 @@ def main() -> None:
         "rounds_left_out": {k: kept[k].get("unsettled", 0) for k in kinds},
     }
     found = [each for kind in kinds for each in figures(kind, kept[kind])]
+    found += [each for kind in kinds[1:] for each in beside(kinds[0], kind, kept)]
     write_document(
         document("gaps", found, settings=settings, is_quick=options.quick), options.out
     )

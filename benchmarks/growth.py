@@ -5,6 +5,10 @@ all start at once on free partitions and share them out, then they hold them. On
 member is watched: the CPU time of its steps, without what the cluster in memory
 takes. Partitions grow at a fixed number of members, and members at a fixed number
 of partitions; the exponent of a power law is fitted to each cost. 1 is linear.
+
+Then one member alone holds many partitions, and its application polls and gets
+nothing: the CPU time of the engine's thread for each of them and heartbeat interval,
+without what runs on other threads in production.
 """
 
 import math
@@ -31,6 +35,11 @@ APPEND_MS = 10
 STEADY_STEPS = H_MS // STEP_MS
 START_LIMIT_MS = 20 * H_MS
 VIEWS = 5
+VIEW_MS_MAX = 5
+# One member that holds so many partitions, and nothing else happens.
+HELD = (1_000, 10_000)
+HELD_H_MS = (5_000, 60_000)
+HELD_US_MAX = 100
 PARTITIONS = (10, 30, 100, 300, 1_000, 3_000, 10_000)
 MEMBERS = (1, 3, 10, 30, 100)
 MEMBERS_FIXED = 3
@@ -74,10 +83,15 @@ class Latency:
 class Fleet:
     """Members over one cluster; the first is watched."""
 
-    def __init__(self, partitions: int, members: int) -> None:
+    def __init__(
+        self, partitions: int, members: int, *, heartbeat_interval_ms: int = H_MS
+    ) -> None:
         """Start everybody at once."""
+        self.heartbeat_interval_ms = heartbeat_interval_ms
         self.cluster = Cluster(
-            heartbeat_interval_ms=H_MS, partitions=K, policy=Latency()
+            heartbeat_interval_ms=heartbeat_interval_ms,
+            partitions=K,
+            policy=Latency(),
         )
         self.cluster.kafka.create_topic("t", partitions)
         self.partitions = partitions
@@ -95,6 +109,8 @@ class Fleet:
         log: Any = node.log
         for name in ("poll", "append"):
             setattr(log, name, self._unwatched(getattr(log, name)))
+        background: Any = node.background  # another thread in production
+        background.submit = self._unwatched(background.submit)
 
     def _unwatched(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def unwatched(*given: object) -> object:
@@ -110,6 +126,19 @@ class Fleet:
             node.step()
         with self.watch.running():
             self.watched.step()
+
+    def held_us(self) -> float:
+        """Return the CPU time of an interval for each held partition."""
+        consumer = self.watched.consumer
+        assert consumer is not None
+        steps = self.heartbeat_interval_ms // STEP_MS
+        for _ in range(steps):
+            self.step()
+        self.watch.take()
+        for _ in range(steps):
+            consumer.poll(0)
+            self.step()
+        return self.watch.take() * 1_000 / len(self.watched.held)
 
     def is_shared_out(self) -> bool:
         """Return whether everybody holds an equal share, and nothing moves."""
@@ -194,6 +223,31 @@ def run(partitions: int, members: int) -> Point:
     return point
 
 
+def held_figures(held: Sequence[int]) -> list[dict[str, Any]]:
+    """Return what a held partition costs the engine's thread while nothing happens."""
+    found = []
+    for count in held:
+        for interval_ms in HELD_H_MS:
+            fleet = Fleet(count, 1, heartbeat_interval_ms=interval_ms)
+            fleet.start()
+            name = f"{count} held, H = {interval_ms // 1_000} s"
+            cost = [fleet.held_us()]
+            figures = [
+                figure(
+                    f"{name}: CPU of a partition and interval",
+                    "us",
+                    cost,
+                    target=at_most(HELD_US_MAX),
+                ),
+                figure(
+                    f"{name}: view", "ms", [fleet.view()], target=at_most(VIEW_MS_MAX)
+                ),
+            ]
+            show_progress(f"{name}: {figures[0]['median']} us")
+            found += figures
+    return found
+
+
 def exponent(sizes: Sequence[int], costs: Sequence[float]) -> float:
     """Return the exponent of the power law that fits best."""
     xs = [math.log(size) for size in sizes]
@@ -250,6 +304,9 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--plot", type=Path, help="draw the costs into a file")
     parser.add_argument(
+        "--held", action="store_true", help="only one member that holds many"
+    )
+    parser.add_argument(
         "--full", action="store_true", help="also 10,000 partitions of 100 members"
     )
     options = parser.parse_args()
@@ -257,15 +314,18 @@ def main() -> None:
     fixed = (PARTITIONS_FIXED, MEMBERS_FIXED)
     if options.quick:
         counts, members, fixed = (10, 30, 100), (1, 3), (20, 2)
-    along = {
-        "partitions": [run(count, fixed[1]) for count in counts],
-        "members": [run(fixed[0], count) for count in members],
-    }
+    along: dict[str, Sequence[Point]] = {}
+    if not options.held:
+        along = {
+            "partitions": [run(count, fixed[1]) for count in counts],
+            "members": [run(fixed[0], count) for count in members],
+        }
     found = [each for axis in along for each in figures(axis, along[axis])]
+    found += held_figures(HELD[:1] if options.quick else HELD)
     points = [attrs.asdict(point) for axis in along.values() for point in axis]
     if options.full:
         points.append(attrs.asdict(run(PARTITIONS[-1], MEMBERS[-1])))
-    if options.plot is not None:
+    if options.plot is not None and along:
         plot(along, options.plot)
     settings = {
         "heartbeat_interval_ms": H_MS,

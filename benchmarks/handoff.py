@@ -44,6 +44,7 @@ from support import (
     cluster,
     document,
     figure,
+    ratios,
     show_figures,
     show_progress,
     write_document,
@@ -269,8 +270,15 @@ def measure(servers: str, rounds: int, load: Load) -> list[dict[str, Any]]:
     def side(kind: str) -> Callable[[], float]:
         return lambda: joined(kind, servers, load, kept[kind])
 
-    alternate({kind: side(kind) for kind in kinds}, rounds)
-    found = []
+    medians = alternate({kind: side(kind) for kind in kinds}, rounds)
+    found = [
+        figure(
+            f"{WARM}: gap of a partition that moves, beside a {peer}",
+            "ratio",
+            ratios(medians[WARM], medians[peer]),
+        )
+        for peer in (COLD, COOPERATIVE)
+    ]
     for kind in kinds:
         moved = sorted(kept[kind]["moved"])
         is_ours = kind == WARM
@@ -302,7 +310,7 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     broker_argument(parser)
     options = parser.parse_args()
-    rounds = options.rounds or (1 if options.quick else 5)
+    rounds = options.rounds or (1 if options.quick else 3)
     load = QUICK if options.quick else IN_EARNEST
     properties = {"group.min.session.timeout.ms": str(SESSION_MS)}
     with cluster(options.bootstrap_servers, properties) as servers:

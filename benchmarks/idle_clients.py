@@ -17,13 +17,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import attrs
-from sidecar import H_MS, cpu_s
+from sidecar import H_MS
 from support import (
     SidecarProcess,
     arguments,
     at_most,
     broker_argument,
     cluster,
+    cpu_s,
     document,
     figure,
     show_figures,

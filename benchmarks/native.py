@@ -1,17 +1,19 @@
 """How much faster native functions are than those in Python that they repeat.
 
 Both get the same input in turns, and are timed by the thread's CPU time: runs of
-heartbeats are folded, fetches become entries of the coordination log, and record
-batches become columns. Beside the columns, kafka-python makes its records of the same
-batches. Where nothing was compiled, only Python is measured.
+heartbeats are folded, of objects and of a fetch; fetches become entries of the
+coordination log, and record batches columns. Beside the columns, kafka-python makes its
+records of the same batches. Where nothing was compiled, only Python is measured.
 """
 
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+import crc32c
 from fold import T, cpu_s, heartbeats
 from kafka import TopicPartition as KafkaTopicPartition
 from kafka.consumer.fetcher import Fetcher
@@ -21,7 +23,8 @@ from support import alternate, arguments, document, figure, ratios, write_docume
 
 from kafka_marshal.kafka_io import columns
 from kafka_marshal.kafka_io.columns import Batch, to_columns
-from kafka_marshal.kafka_io.entries import EntryRecords, to_entry
+from kafka_marshal.kafka_io.entries import EntryRecords, to_runs
+from kafka_marshal.kafka_io.record_batches import APPEND_TIME
 from kafka_marshal.native import compiled
 from kafka_marshal.protocol import fold_beats
 from kafka_marshal.protocol.rationalizer import apply
@@ -33,14 +36,15 @@ BATCH_RECORDS = 500
 CLIENTS = (10, 100)
 KEYS_EACH = 10
 RUN = 5_000  # entries of a poll
+BATCH_ENTRIES = 50
 SIZES = (100, 1_000)
 Side = Callable[[], float]
+Run = Sequence[LogEntry]
 
 
-def folding(begun: WorldState, beats: Sequence[LogEntry], *, is_native: bool) -> float:
+def folding(begun: WorldState, runs: Sequence[Run], *, is_native: bool) -> float:
     """Fold heartbeats in runs as long as those of a poll."""
     state = deepcopy(begun)
-    runs = [beats[at : at + RUN] for at in range(0, len(beats), RUN)]
 
     def fold() -> None:
         for run in runs:
@@ -50,22 +54,61 @@ def folding(begun: WorldState, beats: Sequence[LogEntry], *, is_native: bool) ->
         return cpu_s(fold)
 
 
-def reading(fetch: bytes, *, is_native: bool) -> float:
-    """Make entries of a fetch, in portions as long as those of a poll."""
+def fetched(fetch: bytes, *, is_native: bool) -> Iterator[Run]:
+    """Yield the entries of a fetch in runs."""
     kind = EntryRecords if is_native else Fetcher.PartitionRecords
     part = kind(0, KafkaTopicPartition("__marshal", T), MemoryRecords(fetch))
+    while part:
+        yield from to_runs(part.take(RUN))
+
+
+def fold_fetch(begun: WorldState, fetch: bytes) -> float:
+    """Fold heartbeats from the bytes of a fetch, without objects of them."""
+    state = deepcopy(begun)
+
+    def fold() -> None:
+        for run in fetched(fetch, is_native=True):
+            assert fold_beats.fold_beats(state, run, start=0) == len(run)
+
+    return cpu_s(fold)
+
+
+def reading(fetch: bytes, *, is_native: bool) -> float:
+    """Read a fetch in runs, and look at each entry."""
 
     def read() -> None:
-        while part:
-            for record in part.take(RUN):
-                assert is_native or to_entry(record)
+        for run in fetched(fetch, is_native=is_native):
+            for entry in run:
+                assert entry.value
 
     return cpu_s(read)
 
 
-def written(size: int, count: int) -> bytearray:
-    """Return one record batch."""
-    builder = DefaultRecordBatchBuilder(
+def fetch_of(entries: Sequence[LogEntry]) -> bytes:
+    """Return entries in batches as large as those of a busy coordinating partition."""
+    found = []
+    for start in range(0, len(entries), BATCH_ENTRIES):
+        builder = new_builder()
+        batch = entries[start : start + BATCH_ENTRIES]
+        for at, entry in enumerate(batch):
+            builder.append(at, timestamp=0, key=None, value=entry.value, headers=[])
+        found.append(sealed(builder.build(), batch[0]))
+    return b"".join(found)
+
+
+def sealed(batch: bytearray, first: LogEntry) -> bytes:
+    """Return a batch as the broker stores it: with offset, append time and checksum."""
+    struct.pack_into(">q", batch, 0, first.offset)
+    struct.pack_into(">i", batch, 12, first.leader_epoch)
+    struct.pack_into(">h", batch, 21, APPEND_TIME)
+    struct.pack_into(">q", batch, 35, first.timestamp_ms)
+    struct.pack_into(">I", batch, 17, crc32c.crc32c(bytes(batch[21:])))
+    return bytes(batch)
+
+
+def new_builder() -> DefaultRecordBatchBuilder:
+    """Return what a record batch is built with."""
+    return DefaultRecordBatchBuilder(
         magic=2,
         compression_type=0,
         is_transactional=False,
@@ -74,6 +117,11 @@ def written(size: int, count: int) -> bytearray:
         base_sequence=-1,
         batch_size=10**9,
     )
+
+
+def written(size: int, count: int) -> bytearray:
+    """Return one record batch."""
+    builder = new_builder()
     for at in range(count):
         key = b"key-%08d" % at
         builder.append(at, timestamp=at, key=key, value=bytes(size), headers=[])
@@ -135,8 +183,12 @@ def measure(records: int, rounds: int) -> Iterator[dict[str, Any]]:
         begun = WorldState(T)
         for entry in claims:
             apply(begun, entry)
+        runs = [beats[at : at + RUN] for at in range(0, len(beats), RUN)]
+        sides = both(partial(folding, begun, runs))
+        if compiled is not None:
+            sides["native, of a fetch"] = partial(fold_fetch, begun, fetch_of(beats))
         what = f"fold heartbeats of {clients * KEYS_EACH} keys"
-        yield from compared(what, records, both(partial(folding, begun, beats)), rounds)
+        yield from compared(what, records, sides, rounds)
     # Each heartbeat in a batch of its own, as a client sends them.
     single = written(100, 1)
     fetch = b"".join(base.to_bytes(8, "big") + single[8:] for base in range(records))

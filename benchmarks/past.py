@@ -340,7 +340,7 @@ def main() -> None:
     options.keys = options.keys or (800 if is_quick else 10_000)
     entries = options.checkpoint_entries or (2_000 if is_quick else 50_000)
     options.checkpoint_entries = entries
-    rounds = options.rounds or (1 if is_quick else 9)
+    rounds = options.rounds or (1 if is_quick else 5)
     with cluster(options.bootstrap_servers, BROKER) as servers:
         found = measure(servers, options, records=records, rounds=rounds)
     write_document(found, options.out)

@@ -271,7 +271,7 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     broker_argument(parser)
     options = parser.parse_args()
-    rounds = options.rounds or (2 if options.quick else 15)
+    rounds = options.rounds or (2 if options.quick else 9)
     figures: list[Mapping[str, Any]] = []
     with cluster(options.bootstrap_servers) as servers:
         for load in QUICK if options.quick else LOADS:

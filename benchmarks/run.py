@@ -1,20 +1,24 @@
-"""Run the benchmarks one after the other, and put their figures into the document.
+"""Run the benchmarks one after the other, and write their figures into the documents.
 
-Documents go to build/bench, one JSON file each. Smoke runs share one broker; runs in
-earnest start their own, with the settings that they need. ``--docs`` writes the
-tables of benchmarks/RESULTS.md from all files that are there.
+Smoke runs share one broker; their documents go to build/bench/smoke. ``--docs`` runs
+in full, each benchmark with a broker and settings of its own: the documents go to
+build/bench, and after each the tables of benchmarks/RESULTS.md and docs/BENCHMARKS.md
+are written. Without names it continues what an earlier run left: those that it did not
+come to, and those that failed; after a whole run it begins with all. ``--all`` begins
+with all at once.
 """
 
 import argparse
 import json
-import re
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pages
 from support import show_progress
 
 from kafka_marshal.testing.broker import EmbeddedBroker
@@ -22,11 +26,15 @@ from kafka_marshal.testing.broker import EmbeddedBroker
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 OUT = ROOT / "build" / "bench"
-PAGE = HERE / "RESULTS.md"
-NOT_BENCHMARKS = {"support", "run"}
+# What a run in full has still to measure.
+PENDING = "pending.json"
+NOT_BENCHMARKS = {"support", "run", "pages"}
 IN_EARNEST = {"growth": ("--plot", str(ROOT / "docs" / "growth.svg"))}
-TIMEOUT_S = 3 * 3_600
-BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+TIMEOUT_S = 3_600
+
+
+class Failed(Exception):
+    """A benchmark failed; the message says how to run it alone."""
 
 
 def names() -> list[str]:
@@ -42,111 +50,150 @@ def needs_broker(name: str) -> bool:
 
 
 def run(name: str, extra: Sequence[str]) -> dict[str, Any]:
-    """Run one benchmark in a process of its own; return its document."""
+    """Run one benchmark in a process of its own; return its document.
+
+    Raises:
+        Failed: It ended with an error, printed no document, or took too long.
+    """
     command = [sys.executable, str(HERE / f"{name}.py"), *extra]
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=False
-    )
-    if done.returncode != 0:
-        raise SystemExit(f"{name} failed, see above; run: {' '.join(command)}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    began = time.monotonic()
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=True
+        )
+        found: dict[str, Any] = json.loads(done.stdout)
+    except (subprocess.SubprocessError, ValueError) as error:
+        raise Failed(f"{name} failed: {error}; run: {' '.join(command)}") from error
+    return {**found, "took_s": round(time.monotonic() - began, 1)}
 
 
-def run_all(chosen: Iterable[str], *, is_quick: bool) -> None:
-    """Run benchmarks and keep their documents."""
-    OUT.mkdir(parents=True, exist_ok=True)
+def keep(found: dict[str, Any], folder: Path) -> None:
+    """Write a document into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{found['benchmark']}.json"
+    path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def run_quick(chosen: Iterable[str], out: Path) -> list[str]:
+    """Run benchmarks as smoke runs; return how some failed."""
+    failures = []
     with ExitStack() as stack:
         servers = ""
         for name in chosen:
             show_progress(f"== {name}")
-            extra = ["--quick"] if is_quick else list(IN_EARNEST.get(name, ()))
-            if is_quick and needs_broker(name):
+            extra = ["--quick"]
+            if needs_broker(name):
                 if not servers:
                     broker = stack.enter_context(EmbeddedBroker())
                     servers = broker.bootstrap_servers
                 extra += ["--bootstrap-servers", servers]
-            found = run(name, extra)
-            (OUT / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+            try:
+                keep(run(name, extra), out / "smoke")
+            except Failed as error:
+                failures.append(str(error))
+                show_progress(failures[-1])
+    return failures
 
 
-def _number(value: float) -> str:
-    digits = 4 if abs(value) < 1_000 else 0  # noqa: PLR2004 - as people read them
-    return f"{value:,.{digits}g}" if digits else f"{value:,.0f}"
+class Pending:
+    """What a run in full has still to measure, in a file."""
+
+    def __init__(self, out: Path) -> None:
+        """Read the file."""
+        self._path = out / PENDING
+        self.names: list[str] = []
+        if self._path.exists():
+            self.names = json.loads(self._path.read_text())
+
+    def add(self, chosen: Iterable[str]) -> None:
+        """Add benchmarks that a run begins with."""
+        self._write({*self.names, *chosen})
+
+    def remove(self, name: str) -> None:
+        """Remove a benchmark that was measured."""
+        self._write({*self.names} - {name})
+
+    def _write(self, chosen: Iterable[str]) -> None:
+        self.names = sorted(chosen)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self.names:
+            self._path.write_text(json.dumps(self.names) + "\n")
+        else:
+            self._path.unlink(missing_ok=True)
 
 
-def table(found: Mapping[str, Any]) -> str:
-    """Return a benchmark's figures as a table for people."""
-    rows = [
-        "| what | unit | median | min to max | runs | target | |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for each in found["figures"]:
-        spread = f"{_number(each['min'])} to {_number(each['max'])}"
-        if each["count"] == 1:
-            spread = ""
-        verdict = {True: "met", False: "missed", None: ""}[each.get("is_met")]
-        cells = (
-            each["what"],
-            each["unit"],
-            _number(each["median"]),
-            spread,
-            str(each["count"]),
-            each.get("target", ""),
-            verdict,
-        )
-        rows.append(f"| {' | '.join(cells)} |")
-    facts = found["machine"]
-    packages = ", ".join(f"{name} {at}" for name, at in facts["packages"].items() if at)
-    when = (
-        f"{found['finished'][:10]}; {facts['cores']} cores, {facts['cpu']}, load "
-        f"{facts['load_1min']} at the end; Python {facts['python']}, {packages}."
-    )
-    return "\n".join([*rows, "", when, ""])
+def run_full(chosen: Sequence[str], out: Path) -> list[str]:
+    """Run benchmarks in full and write the pages after each; return how some failed.
 
-
-def fill(page: str, documents: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the page with the tables of these documents; the others stay.
-
-    Raises:
-        ValueError: A document is of a smoke run, or has no place on the page.
+    Args:
+        chosen: Which; none for those that an earlier run left, or else all.
+        out: Where documents go.
     """
-    places = {name for _, name, _ in BLOCK.findall(page)}
-    for name, found in documents.items():
-        if found["is_quick"]:
-            raise ValueError(f"{name} is of a smoke run; run it without --quick")
-        if name not in places:
-            raise ValueError(f"the page has no block <!-- figures: {name} -->")
+    pending = Pending(out)
+    todo = list(chosen or pending.names or names())
+    if not chosen and pending.names:
+        show_progress(f"continues with {', '.join(todo)}; from the start: --all")
+    pending.add(todo)
+    failures = []
+    for number, name in enumerate(todo, 1):
+        show_progress(f"== {name}, {number} of {len(todo)}")
+        try:
+            found = run(name, IN_EARNEST.get(name, ()))
+        except Failed as error:
+            failures.append(str(error))
+            show_progress(failures[-1])
+            continue
+        keep(found, out)
+        show_progress(f"{name} took {found['took_s']:.0f} s")
+        try:
+            pages.write({name: found})
+        except ValueError as error:
+            failures.append(str(error))
+            show_progress(failures[-1])
+        pending.remove(name)
+    return failures
 
-    def filled(block: re.Match[str]) -> str:
-        found = documents.get(block[2])
-        return block[0] if found is None else f"{block[1]}{table(found)}{block[3]}"
 
-    return BLOCK.sub(filled, page)
+def write_pages(chosen: Iterable[str], out: Path) -> None:
+    """Write the pages from the documents that are there."""
+    files = [out / f"{name}.json" for name in chosen]
+    found = {f.stem: json.loads(f.read_text()) for f in files if f.exists()}
+    pages.write(found)
+    show_progress(f"the pages have the figures of: {', '.join(found) or 'none'}")
 
 
 def main() -> None:
     """Run what is asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="which to run; by default all")
-    parser.add_argument("--full", action="store_true", help="in earnest: takes an hour")
     parser.add_argument(
-        "--docs", action="store_true", help="only write benchmarks/RESULTS.md"
+        "--docs", action="store_true", help="run in full, and write the documents"
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="with --docs: continue no earlier run"
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="only write the documents, from build/bench",
     )
     options = parser.parse_args()
     unknown = sorted(set(options.names) - set(names()))
     if unknown:
         parser.error(f"no benchmark {unknown[0]!r}; there are: {', '.join(names())}")
-    if not options.docs:
-        run_all(options.names or names(), is_quick=not options.full)
+    if options.write:
+        try:
+            write_pages(options.names or names(), OUT)
+        except ValueError as error:
+            parser.error(str(error))
         return
-    files = [OUT / f"{name}.json" for name in options.names or names()]
-    found = {f.stem: json.loads(f.read_text()) for f in files if f.exists()}
-    try:
-        PAGE.write_text(fill(PAGE.read_text(), found))
-    except ValueError as error:
-        parser.error(str(error))
-    show_progress(f"{PAGE.name} has the figures of: {', '.join(found) or 'none'}")
+    if options.docs:
+        failures = run_full(names() if options.all else options.names, OUT)
+    else:
+        failures = run_quick(options.names or names(), OUT)
+    if failures:
+        text = "\n".join(failures)
+        raise SystemExit(f"{len(failures)} failed:\n{text}")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from support import (
     at_most,
     broker_argument,
     cluster,
+    cpu_s,
     document,
     figure,
     ratios,
@@ -45,7 +46,6 @@ POLL_MS = 1_000
 PATIENCE_S = 90
 RATIO_MAX = 1.25  # of records: a beat more or less at the edges of a window
 ESTABLISHED = "01"
-TICKS = os.sysconf("SC_CLK_TCK")
 MEBIBYTE = 1024 * 1024
 
 _run = uuid.uuid4().hex[:8]
@@ -105,12 +105,6 @@ def child(settings: Mapping[str, Any]) -> None:
 
 
 # --- what is looked at
-
-
-def cpu_s(pid: int) -> float:
-    """Return the time of CPU that a process has had."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def memory_mib(pid: int) -> float:

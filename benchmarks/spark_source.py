@@ -8,7 +8,9 @@ from Maven by ``mvn``; a smoke run goes without it, unless its jars are named.
 
 Spark's source stands here twice: as it is, and with the one option that makes it faster
 (`kafka.fetch.max.wait.ms`: without it each task waits for half a second at the end of
-its range). Processor time is that of the session and all its processes.
+its range). Processor time is that of the session and all its processes. What a query
+takes beyond its triggers is its time from start to end without that of its batches: to
+begin, to stop, and to find out that there is nothing left.
 
 Python and the JVM are connected by Unix domain sockets, as docs/SPARK.md advises.
 
@@ -21,6 +23,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -110,6 +113,7 @@ class Bench:
         log: The coordination topic.
         home: Where checkpoints go.
         used: Processor time of each run, in microseconds a row, by side.
+        beyond: Seconds of each run beyond its triggers, by side.
     """
 
     spark: Any
@@ -117,11 +121,12 @@ class Bench:
     log: str
     home: Path
     used: dict[str, list[float]] = attrs.field(factory=lambda: defaultdict(list))
+    beyond: dict[str, list[float]] = attrs.field(factory=lambda: defaultdict(list))
 
     def rate(self, source: str, topic: str, *, most: int, size: int) -> float:
         """Run one side over a topic; return rows a second.
 
-        What it used of the processors is noted in ``used``.
+        What else it took is noted in ``used`` and ``beyond``.
         """
         started_s = cpu_s()
         reader = self.spark.readStream.options(
@@ -144,15 +149,20 @@ class Bench:
                 stateDir="",
                 transport=source,
             )
+        loaded, began = reader.load(), time.perf_counter()
         query = (
-            reader.load()
-            .writeStream.foreachBatch(_look_at_all)
+            loaded.writeStream.foreachBatch(_look_at_all)
             .option("checkpointLocation", str(self.home / name))
             .trigger(availableNow=True)
             .start()
         )
         if not query.awaitTermination(RUN_S):
             raise SystemExit(f"{name} did not end within {RUN_S} s")
+        took_s = time.perf_counter() - began
+        triggers_ms = [
+            p["durationMs"]["triggerExecution"] for p in query.recentProgress
+        ]
+        self.beyond[source].append(took_s - sum(triggers_ms) / 1_000)
         batches = [each for each in query.recentProgress if each["numInputRows"]]
         timed = batches[1:] or batches
         cpu_us = (cpu_s() - started_s) * 1e6
@@ -312,18 +322,21 @@ def compare(
         for side in sides.values():
             side()  # the compiler of the JVM, and caches
         bench.used.clear()
+        bench.beyond.clear()
         rates = alternate(sides, rounds)
         for name, samples in rates.items():
             label = f"{name}, {size} bytes"
             found.append(figure(label, "records/s", samples))
             found.append(figure(f"CPU, {label}", "us/row", bench.used[name]))
+            label = f"beyond its triggers, {label}"
+            found.append(figure(label, "s", bench.beyond[name]))
         if has_native:
-            found += beside(rates, bench.used, size)
+            found += beside(rates, bench, size)
     return found
 
 
 def beside(
-    rates: dict[str, list[float]], used: dict[str, list[float]], size: int
+    rates: dict[str, list[float]], bench: Bench, size: int
 ) -> list[dict[str, Any]]:
     """Return the figures of each side beside Spark's own sources."""
     found = []
@@ -336,8 +349,11 @@ def beside(
             found.append(figure(label, "ratio", shares, target=target))
         label = f"CPU, {name} beside Spark's tuned source, {size} bytes"
         target = at_most(1.0) if name == "fast" else None
-        shares = ratios(used[name], used[TUNED])
+        shares = ratios(bench.used[name], bench.used[TUNED])
         found.append(figure(label, "ratio", shares, target=target))
+        label = f"beyond its triggers, {name} beside Spark's tuned source, {size} bytes"
+        shares = ratios(bench.beyond[name], bench.beyond[TUNED])
+        found.append(figure(label, "ratio", shares))
     return found
 
 
@@ -350,7 +366,7 @@ def main() -> None:
     )
     parser.add_argument("--jars", type=Path, help="folder of the connector's jars")
     options = parser.parse_args()
-    rounds = options.rounds or (1 if options.quick else 5)
+    rounds = options.rounds or (1 if options.quick else 3)
     whole = QUICK if options.quick else LOAD
     load = {size: int(count * options.share) for size, count in whole.items()}
     is_bare = options.quick and options.jars is None

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,6 +29,8 @@ from kafka_marshal.testing.broker import EmbeddedBroker
 
 SCHEMA = 1
 SAMPLES_SHOWN_MAX = 200
+# In /proc/net/tcp.
+LISTENS = "0A"
 SIDECAR_ANSWER_S = 5
 SIDECAR_READY_S = 60
 SIDECAR_END_S = 60
@@ -275,6 +277,32 @@ class SidecarProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(SIDECAR_END_S)
+
+
+def cpu_s(pid: int) -> float:
+    """Return the processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def broker_pid(servers: str) -> int | None:
+    """Return the process of a broker on this machine; None where it is elsewhere."""
+    host, _, port = servers.partition(",")[0].rpartition(":")
+    if host not in ("127.0.0.1", "localhost"):
+        return None
+    wanted = f"{int(port):04X}"
+    inodes = set()
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            rows = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+            for row in map(str.split, rows):
+                if row[1].endswith(f":{wanted}") and row[3] == LISTENS:
+                    inodes.add(f"socket:[{row[9]}]")
+    for each in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):  # a process of somebody else, or one that has ended
+            if str(each.readlink()) in inodes:
+                return int(each.parts[2])
+    return None
 
 
 def run_again(command: Sequence[str], *, timeout_s: float) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 from slices import HANG_S
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-WITH_SPARK = {"audit", "spark_latency", "spark_source"}
+WITH_SPARK = {"audit", "spark_batches", "spark_latency", "spark_source"}
 NAMES = [
     path.stem
     for path in sorted(BENCHMARKS.glob("*.py"))

@@ -6,7 +6,8 @@ from kafka.admin import KafkaAdminClient
 from recreating import recreate_topic
 from switchkit import switch_always
 
-from kafka_marshal.kafka_io import fetched_records, packed_records
+from kafka_marshal.kafka_io import entries, fetched_records, packed_records
+from kafka_marshal.kafka_io.fast import coordination as fast_coordination
 from kafka_marshal.kafka_io.reader import KafkaDataReader
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
@@ -129,6 +130,7 @@ def test_it_conforms_without_the_compiled_parser(cluster, unique, monkeypatch, c
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_it_conforms_without_the_compiled_part(cluster, unique, monkeypatch, check):
     monkeypatch.setattr(packed_records, "compiled", None)
+    monkeypatch.setattr(entries, "compiled", None)
     monkeypatch.setattr(KafkaDataReader, "fetched_max", 0)
     check(KafkaRig(cluster, unique, "kafka-python"))
 
@@ -136,4 +138,5 @@ def test_it_conforms_without_the_compiled_part(cluster, unique, monkeypatch, che
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_it_conforms_while_readers_switch(cluster, unique, monkeypatch, check):
     switch_always(monkeypatch)
+    monkeypatch.setattr(fast_coordination, "BACKLOG", 1)
     check(KafkaRig(cluster, unique, "fast"))

@@ -22,6 +22,7 @@ from kafka_marshal import (
     World,
 )
 from kafka_marshal.kafka_io import ConnectionConfig, patches
+from kafka_marshal.kafka_io.responses import ResponseReader
 from kafka_marshal.kafka_io.slices import SliceReader
 from kafka_marshal.protocol.types import OffsetRange
 from kafka_marshal.testing.broker import EmbeddedBroker, free_ports
@@ -135,7 +136,7 @@ def test_tls(guarded, unique, transport):
 
 @pytest.mark.parametrize("listener", ["tls", "sasl"])
 def test_ranges_are_read_as_columns(guarded, unique, listener, monkeypatch):
-    """Large answers are read where they are to lie, deciphered or not."""
+    """Responses are received into their buffers, deciphered or not."""
     domain = guarded.domain
     topic = domain.data_topic(1)
     place = TopicPartition(topic, 0)
@@ -145,14 +146,18 @@ def test_ranges_are_read_as_columns(guarded, unique, listener, monkeypatch):
         producer.send(topic, value, partition=0)
     producer.flush(timeout=60)
     producer.close(timeout=60)
-    filled = []
+    kinds = set()
 
-    def filling(sock, answer):
-        filled.append(type(sock))
-        fill(sock, answer)
+    def receiving(transport, ordinary):
+        kinds.add(type(transport._sock))
+        found = receive(transport, ordinary)
+        parsers.add(type(transport.get_protocol().parser))
+        assert found == (b"", None)
+        return found
 
-    fill = patches._fill
-    monkeypatch.setattr(patches, "_fill", filling)
+    parsers = set()
+    receive = patches.receive
+    monkeypatch.setattr(patches, "receive", receiving)
     options = {
         "tls": {
             "security.protocol": "SSL",
@@ -178,7 +183,7 @@ def test_ranges_are_read_as_columns(guarded, unique, listener, monkeypatch):
         ]
     assert found == values
     kind = ssl.SSLSocket if listener == "tls" else socket.socket
-    assert set(filled) == {kind}
+    assert (kinds, parsers) == ({kind}, {ResponseReader})
 
 
 def open_with(guarded, servers, options, *, transport="auto", timeout_ms=30_000):

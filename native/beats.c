@@ -4,7 +4,7 @@
  * leaves that entry to the full fold. Python is the rule; tests compare both.
  */
 
-#include "native.h"
+#include "records.h"
 
 #include <string.h>
 
@@ -25,7 +25,7 @@
 static PyObject *s_offset, *s_value, *s_timestamp_ms, *s_leader_epoch;
 static PyObject *s_timestamp_type, *s_undecodable, *s_owner, *s_position;
 static PyObject *s_heartbeat_interval_ms, *s_active_ms, *s_renewed_ms;
-static PyObject *s_keys, *s_epochs, *s_dirty, *s_fences;
+static PyObject *s_keys, *s_epochs, *s_dirty, *s_fences, *s_data, *s_places;
 
 /* --- MessagePack: what a heartbeat consists of --------------------------------------- */
 
@@ -319,7 +319,7 @@ typedef struct {
     int64_t next_offset, now_ms, before_ms;
 } Clock;
 
-/* An entry, of an object or of a record batch. */
+/* An entry, of an object or of a fetch. */
 typedef struct {
     int64_t offset, at_ms;
     const unsigned char *value;
@@ -389,18 +389,59 @@ static int fold_object(PyObject *object, Clock *clock, Table *table,
     return result;
 }
 
-static int fold_all(PyObject *entries, Py_ssize_t *at, Clock *clock,
-                    const Rules *rules) {
-    Table table;
+/* Fold an entry of a fetch, with the results of ``fold_one``. */
+static int fold_place(const Fetch *fetch, Py_ssize_t at, Batch *batch, Clock *clock,
+                      Table *table, const Rules *rules) {
+    Record record;
+    if (!read_place(fetch, at, batch, &record) ||
+        batch->epoch != rules->leader_epoch || !(batch->attributes & APPENDED))
+        return 0;
+    Entry entry = {record.offset, record.time_ms, record.value.at,
+                   (Py_ssize_t)record.value.size};
+    return fold_one(&entry, clock, table, rules);
+}
+
+static int fold_objects(PyObject *entries, Py_ssize_t *at, Clock *clock, Table *table,
+                        const Rules *rules) {
     Py_ssize_t count = PySequence_Size(entries);
-    if (count < 0 || init_table(&table, SLOTS_FIRST) < 0) return -1;
-    int result = 1;
+    int result = count < 0 ? -1 : 1;
     while (result == 1 && *at < count) {
         PyObject *entry = PySequence_GetItem(entries, *at);
-        result = entry == NULL ? -1 : fold_object(entry, clock, &table, rules);
+        result = entry == NULL ? -1 : fold_object(entry, clock, table, rules);
         Py_XDECREF(entry);
         if (result == 1) ++*at;
     }
+    return result;
+}
+
+static int fold_places(PyObject *entries, Py_ssize_t *at, Clock *clock, Table *table,
+                       const Rules *rules) {
+    Fetch fetch;
+    Batch batch = {0};
+    int result = -1;
+    PyObject *data = PyObject_GetAttr(entries, s_data);
+    PyObject *places = PyObject_GetAttr(entries, s_places);
+    if (data != NULL && places != NULL && get_fetch(data, places, &fetch) == 0) {
+        result = *at < 0 ? 0 : 1;
+        while (result == 1 && *at < fetch.count) {
+            result = fold_place(&fetch, *at, &batch, clock, table, rules);
+            if (result == 1) ++*at;
+        }
+        PyBuffer_Release(&fetch.data);
+    }
+    Py_XDECREF(data);
+    Py_XDECREF(places);
+    return result;
+}
+
+typedef int (*Loop)(PyObject *entries, Py_ssize_t *at, Clock *clock, Table *table,
+                    const Rules *rules);
+
+static int fold_all(Loop loop, PyObject *entries, Py_ssize_t *at, Clock *clock,
+                    const Rules *rules) {
+    Table table;
+    if (init_table(&table, SLOTS_FIRST) < 0) return -1;
+    int result = loop(entries, at, clock, &table, rules);
     /* An error leaves the keys as they were. */
     return end_table(&table, result < 0 ? -1 : 0);
 }
@@ -418,7 +459,7 @@ static int read_state(PyObject *state, PyObject *moved[3], PyObject *latest_ms,
            rules->latest_ms >= clock->now_ms;
 }
 
-PyObject *fold_beats(PyObject *module, PyObject *args, PyObject *named) {
+static PyObject *fold(Loop loop, PyObject *args, PyObject *named) {
     static char *names[] = {"",    "",            "clock",     "start",
                             "but", "interval_ms", "latest_ms", NULL};
     PyObject *state, *entries, *moved[3], *latest_ms;
@@ -426,9 +467,8 @@ PyObject *fold_beats(PyObject *module, PyObject *args, PyObject *named) {
     Py_ssize_t at;
     Clock clock;
     Rules rules = {0};
-    (void)module;
     if (!PyArg_ParseTupleAndKeywords(
-            args, named, "OO$(OOO)nLLO:fold_beats", names, &state, &entries, &moved[0],
+            args, named, "OO$(OOO)nLLO:fold", names, &state, &entries, &moved[0],
             &moved[1], &moved[2], &at, &excluded_epoch, &interval_ms, &latest_ms))
         return NULL;
     if (!read_state(state, moved, latest_ms, &clock, &rules))
@@ -442,7 +482,8 @@ PyObject *fold_beats(PyObject *module, PyObject *args, PyObject *named) {
     int result = -1;
     if (rules.keys && rules.epochs && rules.dirty && rules.fences) {
         rules.fences_count = PyObject_Size(rules.fences);
-        if (rules.fences_count >= 0) result = fold_all(entries, &at, &clock, &rules);
+        if (rules.fences_count >= 0)
+            result = fold_all(loop, entries, &at, &clock, &rules);
     }
     Py_XDECREF(rules.keys);
     Py_XDECREF(rules.epochs);
@@ -451,6 +492,16 @@ PyObject *fold_beats(PyObject *module, PyObject *args, PyObject *named) {
     if (result < 0) return NULL;
     return Py_BuildValue("n(LLL)", at, (long long)clock.next_offset,
                          (long long)clock.now_ms, (long long)clock.before_ms);
+}
+
+PyObject *fold_beats(PyObject *module, PyObject *args, PyObject *named) {
+    (void)module;
+    return fold(fold_objects, args, named);
+}
+
+PyObject *fold_packed(PyObject *module, PyObject *args, PyObject *named) {
+    (void)module;
+    return fold(fold_places, args, named);
 }
 
 int init_beats(void) {
@@ -473,6 +524,8 @@ int init_beats(void) {
         {&s_epochs, "epochs"},
         {&s_dirty, "dirty"},
         {&s_fences, "fences"},
+        {&s_data, "data"},
+        {&s_places, "places"},
     };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         Py_XDECREF(*names[i].name);

@@ -4,14 +4,19 @@
 #include "native.h"
 
 /* Equal to that of ``kafka_marshal/native.py``: other builds are not used. */
-#define REVISION 5
+#define REVISION 6
 
 static PyMethodDef METHODS[] = {
     {"fold_beats", (PyCFunction)(void (*)(void))fold_beats,
      METH_VARARGS | METH_KEYWORDS, NULL},
+    {"fold_packed", (PyCFunction)(void (*)(void))fold_packed,
+     METH_VARARGS | METH_KEYWORDS, NULL},
+    {"find_entries", find_entries, METH_VARARGS, NULL},
+    {"find_later", find_later, METH_VARARGS, NULL},
+    {"index_entries", index_entries, METH_VARARGS, NULL},
     {"index_records", index_records, METH_VARARGS, NULL},
     {"read_columns", read_columns, METH_VARARGS, NULL},
-    {"to_entries", to_entries, METH_VARARGS, NULL},
+    {"read_entries", read_entries, METH_VARARGS, NULL},
     {"to_columns", to_columns, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -29,6 +29,26 @@ typedef struct {
 /* Read a record whose every field is sound, to its end; LEFT for any other. */
 int read_record(Reader *in, const Batch *batch, Record *record);
 
+/* Where an entry is in a fetch: its batch and itself, in bytes from the beginning. */
+typedef struct {
+    int32_t batch, record;
+} Place;
+
+/* A fetch, and where ``count`` of its entries are. */
+typedef struct {
+    Py_buffer data; /* to be released */
+    const unsigned char *begin, *end;
+    const char *places;
+    Py_ssize_t count;
+} Fetch;
+
+/* Look at the bytes of a fetch and of its index; -1 on an error. */
+int get_fetch(PyObject *data, PyObject *places, Fetch *fetch);
+
+/* Read an entry by its number, and its batch, unless that is the batch that was read
+ * before; LEFT if there is none. */
+int read_place(const Fetch *fetch, Py_ssize_t number, Batch *batch, Record *record);
+
 /* Return the bytes, or None. */
 PyObject *new_part(const Part *part);
 

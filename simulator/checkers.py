@@ -16,6 +16,7 @@ from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
 from kafka_marshal.protocol.layout import is_final
 from kafka_marshal.protocol.log_judge import CLAIMS, LogJudge, Place
 from kafka_marshal.protocol.losses import Loss, LossBook
+from kafka_marshal.protocol.placement import place_under
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import Heartbeat
 from kafka_marshal.protocol.snapshot import digest
@@ -368,7 +369,11 @@ class HandOuts:
             self._judge_one(BEAT, key, token=token, first=known.position)
 
     def _on_reset(self, world: WorldState) -> None:
+        config = world.config
+        assert config is not None
         for each in self._claimed[world.partition]:
+            if place_under(each, config.partition_count) != world.partition:
+                continue  # it has moved away since
             known = world.keys.get(each)
             head = None if known is None else known.next_unclaimed()
             topic_id = None if known is None else known.topic_id

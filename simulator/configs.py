@@ -80,6 +80,13 @@ class Configs:
             late_ms = rng.randint(0, longest_ms)
             world.loop.at(world.now_ms + late_ms, partial(self._drive, number))
 
+    def are_over(self) -> bool:
+        """Return whether each partition has the last Config of those to come."""
+        return all(
+            not wanted or self._world.levels.config(number) == wanted[-1]
+            for number, wanted in self._wanted.items()
+        )
+
     def heal(self) -> None:
         """Write a Config with the plan's interval, where another is in force."""
         world, last = self._world, self._last
@@ -132,6 +139,108 @@ class Configs:
         place = world.cluster.place(number)
         offset = world.cluster.kafka.produce(place, encode(misfit))
         world.trace(f"a Config that counts nowhere is written at {number}/{offset}")
+
+
+class OrderedConfigs(Configs):
+    """Writes Configs where the number of partitions may change meanwhile.
+
+    As the tools do, each one to partition 0 first: it follows what partition 0 has by
+    then, and others get what that has accepted.
+    """
+
+    def __init__(self, world: World) -> None:
+        """Begin with the Config that the topic was formatted with."""
+        super().__init__(world)
+        # Level and interval of the next ones, and the first of them once it is written.
+        self._asked: list[tuple[int, int]] = []
+        self._sent: Config | None = None
+        self._newest: Config | None = None
+
+    def strike(self, fault: Fault) -> None:
+        """Write a Config that halts nobody: one for all, or one that is refused."""
+        config = self._world.levels.config(0)
+        assert config is not None
+        self._last = config
+        super().strike(fault)
+
+    def are_over(self) -> bool:
+        """Return whether each partition has the last Config of those to come."""
+        return not self._asked and not self._behind()
+
+    def heal(self) -> None:
+        """Write a Config with the plan's interval and all features, where it is not."""
+        world, config = self._world, self._world.levels.config(0)
+        assert config is not None
+        wanted = SUPPORTED_LEVEL, world.plan.h_ms
+        if self._asked or wanted != (
+            config.feature_level,
+            config.heartbeat_interval_ms,
+        ):
+            self._asked.append(wanted)
+            self._drive_first()
+
+    def _change(self, level: int, fault: Fault, *, numbers: Sequence[int]) -> None:
+        del numbers
+        world = self._world
+        draw = chance(world.plan.seed, f"interval/{fault.number}")
+        self._asked.append((level, world.plan.h_ms // draw.choice(H_DIVISORS)))
+        world.trace(f"an admin is to write level {level}")
+        self._drive_first()
+
+    def _write_misfit(self, fault: Fault) -> None:
+        """Write it where partition 0 is not ahead: there it counts nowhere."""
+        number = fault.who % len(self._wanted)
+        if self._world.levels.config(number) == self._last:
+            super()._write_misfit(fault)
+
+    def _drive_first(self) -> None:
+        """Write the next one to partition 0, until it counts."""
+        world, book = self._world, self._world.levels.book(0)
+        if self._sent in book:
+            self._newest, self._sent = self._sent, None
+            self._asked.pop(0)
+            self._drive_others()
+        if not self._asked:
+            return
+        last = book[-1]
+        if self._sent is None or self._sent.generation <= last.generation:
+            level, h_ms = self._asked[0]
+            self._sent = _next(last, level=level, h_ms=h_ms)
+            world.levels.wrote(self._sent)
+        offset = world.cluster.kafka.produce(world.cluster.place(0), encode(self._sent))
+        world.trace(f"a Config of level {self._sent.feature_level} is at 0/{offset}")
+        world.loop.at(world.now_ms + world.plan.h_ms // 4, self._drive_first)
+
+    def _behind(self) -> list[int]:
+        """Return the partitions that are behind the newest one, under its count."""
+        newest, levels = self._newest, self._world.levels
+        if newest is None:
+            return []
+        return [
+            number
+            for number in range(1, newest.partition_count)
+            if (known := levels.config(number)) is not None
+            and known.generation < newest.generation
+            and known.partition_count == newest.partition_count
+        ]
+
+    def _drive_others(self) -> None:
+        """Write the newest one to each other partition, until it counts."""
+        world, newest, behind = self._world, self._newest, self._behind()
+        if newest is None or not behind:
+            return
+        for number in behind:
+            place = world.cluster.place(number)
+            offset = world.cluster.kafka.produce(place, encode(newest))
+            level = newest.feature_level
+            world.trace(f"a Config of level {level} is at {number}/{offset}")
+        world.loop.at(world.now_ms + world.plan.h_ms // 4, self._drive_others)
+
+
+def configs_of(world: World) -> Configs:
+    """Return what writes the Configs of a world."""
+    is_moving = world.is_resizing and world.levels.is_active
+    return OrderedConfigs(world) if is_moving else Configs(world)
 
 
 def _next(before: Config, *, level: int, h_ms: int) -> Config:

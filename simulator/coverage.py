@@ -26,6 +26,7 @@ from kafka_marshal.protocol.records import (
 )
 from kafka_marshal.protocol.state import ACCEPTED, IGNORED
 from simulator.checkers import Folded
+from simulator.plan import RESIZE_STEPS
 
 SITUATIONS: Mapping[str, str] = {
     "claimed": "a claim was accepted",
@@ -172,8 +173,16 @@ PLANNED: Mapping[str, str] = {
 RESIZED: Mapping[str, str] = {
     "grown": "an admin began a change to more coordinating partitions",
     "shrunk": "an admin began a change to less",
-    "resize_left": "that admin died before the change had ended",
+    "resize_completed": "an admin began a change and saw its end",
+    "resize_continued": "an admin saw the end of a change that was open",
+    "resize_given_up": "an admin died before the commit point of its change",
+    "resize_left": "an admin died later, before it saw the end",
     "resize_refused": "a change was refused: another one, or a pause, was open",
+    **{
+        f"died_{when}_{step}": f"an admin died {when} that step of a change"
+        for step in RESIZE_STEPS
+        for when in ("before", "after")
+    },
     "moved": "a key without owner was imported",
     "moving_released": "an owner released a key that moves",
     "moved_stale": "a key of an owner that was stale was imported",

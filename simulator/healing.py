@@ -44,6 +44,8 @@ HUNG = 0.5
 # Of clocks that differ by up to three intervals, two random parts of one, and the rest.
 RESOLVE_HS = 12
 RESIZE_HS = 12
+# By the clock of an admin a pause may last for three intervals more.
+RESIZE_TRIES = 5
 
 
 def judge_history(
@@ -149,6 +151,7 @@ class Healing(Liveness):
             self._all_resolved()
         if RESIZE in self._world.plan.kinds:
             self._all_resized()
+            self._resize()
 
     def _live(self, duration_ms: int) -> None:
         self._world.run(duration_ms)
@@ -206,6 +209,22 @@ class Healing(Liveness):
         ]
         if away:
             raise Violation("10", f"{away} are not where the count has them")
+
+    def _resize(self) -> None:
+        """10: what was completed or given up is in the way of no other change."""
+        resizes, changes = self._strikes.resizes, self._strikes.resizes.changes
+        limit_ms = RESIZE_HS * self._h_ms
+        if not self._gets(limit_ms, self._strikes.configs_are_over):
+            raise Violation("4.12", f"a Config has not come to all in {limit_ms} ms")
+        before = len(changes.ended)
+        for number in range(RESIZE_TRIES):
+            rng = chance(self._world.plan.seed, f"resize again/{number}")
+            resizes.change_again(rng)
+            self._all_resized()
+            if len(changes.ended) > before:
+                return
+            self._live(self._h_ms)
+        raise Violation("10", "a change is refused although all is well")
 
     def _pauses_are_over(self) -> bool:
         """Whether a record appended now would end every pause."""

@@ -6,7 +6,7 @@ nothing in the place of what is above the level in force then. Every reader of t
 log must be where that twin is.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 
 import attrs
@@ -32,6 +32,8 @@ LEVEL_BY_TYPE: Mapping[int, int] = {
 BEYOND = 2**31
 """Of types and versions that no release up to this one knows."""
 NO_RECORD = 0
+FENCE = 15
+"""Type of a LayoutFence, which brings a Config to a partition without one, too."""
 IGNORING = frozenset({"undecodable", "level"})
 UNCHANGED = frozenset({*IGNORING, "halted"})
 BEHIND = {"claimed": "above_behind_claim", "granted": "above_behind_grant"}
@@ -45,19 +47,28 @@ def level_of(value: bytes | None) -> int:
     ``BEYOND`` for one that a later release may know, ``NO_RECORD`` for what has no
     header at all.
     """
+    header = _header_of(value)
+    if header is None:
+        return NO_RECORD
+    frame, kind, version = header
+    if (frame, version) != (FRAME_VERSION, 0):
+        return BEYOND
+    return LEVEL_BY_TYPE.get(kind, BEYOND)
+
+
+def _header_of(value: bytes | None) -> tuple[int, int, int] | None:
+    """Return frame, type and version of a record, None without a header."""
     numbers: list[int] = []
     rest = value or b""
     for _ in ("frame", "type", "version"):
         size = next((at for at, byte in enumerate(rest) if byte < MORE), None)
         if size is None or size >= NUMBER_BYTES_MAX or (size and not rest[size]):
-            return NO_RECORD
+            return None
         digits = enumerate(rest[: size + 1])
         numbers.append(sum((byte & ~MORE) << 7 * at for at, byte in digits))
         rest = rest[size + 1 :]
     frame, kind, version = numbers
-    if (frame, version) != (FRAME_VERSION, 0):
-        return BEYOND
-    return LEVEL_BY_TYPE.get(kind, BEYOND)
+    return frame, kind, version
 
 
 @attrs.frozen
@@ -137,8 +148,12 @@ class Levels:
 
     def config(self, number: int) -> Config | None:
         """Return the last Config of a coordinating partition, by our own book."""
-        book = self._books[number]
+        book = self.book(number)
         return book[-1] if book else None
+
+    def book(self, number: int) -> Sequence[Config]:
+        """Return the Configs that a coordinating partition has accepted, in order."""
+        return self._books.get(number, ())
 
     def in_force(self, number: int) -> int:
         """Return the level in force in a coordinating partition."""
@@ -157,8 +172,8 @@ class Levels:
     # --- the log
 
     def _on_entry(self, number: int, stored: Stored, transitions: Transitions) -> None:
-        if stored.offset <= self._read[number]:
-            self._begin(number)  # the log was cut back, and is read again
+        if stored.offset <= self._read.get(number, stored.offset):
+            self._begin(number)  # it was added, or was cut back and is read again
         self._read[number] = stored.offset
         stop = self.stops.get(number)
         if stop is not None:
@@ -174,11 +189,13 @@ class Levels:
     ) -> None:
         twin, entry = self._twins[number], stored.entry()
         config = self._accepted(number, stored.value)
-        is_above = level_of(stored.value) > self.in_force(number)
+        is_above = self._is_above(number, stored.value)
         halts = config is not None and config.feature_level > SUPPORTED_LEVEL
         if is_above or halts:
             entry = msgspec.structs.replace(entry, value=None)
         apply(twin, entry)
+        if twin.layout is not None and twin.layout.offset == stored.offset:
+            self._on_fence(number, twin)
         if config is not None:
             before = None if halts else self.config(number)
             self._books[number].append(config)
@@ -201,11 +218,27 @@ class Levels:
         elif transitions and transitions[0].reason == "config":
             self._note("config_refused")
 
+    def _is_above(self, number: int, value: bytes | None) -> bool:
+        header, config = _header_of(value), self.config(number)
+        if config is None and header == (FRAME_VERSION, FENCE, 0):
+            return False  # PROTOCOL 10.2: it is judged though level 1 is in force
+        return level_of(value) > self.in_force(number)
+
+    def _on_fence(self, number: int, twin: WorldState) -> None:
+        """Take the Config of a change of the count; the twin has judged it."""
+        assert twin.config is not None
+        self.wrote(twin.config)
+        self._books[number].append(twin.config)
+
     def _accepted(self, number: int, value: bytes | None) -> Config | None:
         """Return the Config that a value is, if it is one that counts here."""
         known, config = self.config(number), self._configs.get(value or b"")
         if config is None:
             return None
+        if number == 0 and self._twins[number].layout is not None:
+            return None  # PROTOCOL 10.2: it is busy
+        if known is not None and known.partition_count != config.partition_count:
+            return None  # PROTOCOL 4.12
         ahead = config.generation - (0 if known is None else known.generation)
         # PROTOCOL 4.12: partition 0 has decided the order of the generations.
         is_next = ahead == 1 or (number != 0 and ahead > 0)
@@ -275,7 +308,8 @@ class Levels:
     def is_torn(self, engine: Engine) -> bool:
         """Return whether a start came between a Config's first partition and last."""
         replicas = engine.context.replicas.values()
-        configs = {replica.world.config for replica in replicas}
+        # Added partitions have none yet.
+        configs = {replica.world.config for replica in replicas} - {None}
         is_ours = configs <= {*self._configs.values()}
         return engine.context.config is None and is_ours and len(configs) > 1
 

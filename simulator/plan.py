@@ -74,6 +74,19 @@ PLANS = "plans"
 RESIZE = "resize"
 """Goes wrong only when asked for: the number of coordinating partitions changes, and
 the admin that began it may die at each step."""
+RESIZE_STEPS = (
+    "add",
+    "probe",
+    "first_fence",
+    "fence",
+    "import",
+    "groups",
+    "done",
+    "first_final",
+    "final",
+)
+"""What an admin does at that: a call that adds Kafka partitions, then records of these
+kinds; the first fence and the first Final are those of partition 0."""
 OF_ADMINS = (POSITIONS, FENCES, SCHEDULES)
 ASKED_APART = (*OF_ADMINS, SEEKS, PLANS, RESIZE)
 """What is drawn apart, each kind for itself."""
@@ -87,8 +100,8 @@ ASKED_FOR = (TRUNCATE, RECREATE, *ASKED_APART, GARBAGE_POLICY, HANDOFFS, STANDBY
 UNFIT_BESIDE_ADMINS = frozenset({RESET, LEVEL})
 """What tools refuse to write while an operation is open (PROTOCOL 8.6), and what takes
 back the records of admins or their level."""
-UNFIT_BESIDE_RESIZE = frozenset({*LEVELS, RESET})
-"""What has books of its own of Configs, and what a change of their number refuses."""
+UNFIT_BESIDE_RESIZE = frozenset({HALT})
+"""What ends everything, whatever is open."""
 CONDITIONS = frozenset({"drift", CHECKPOINT, GARBAGE_POLICY, HANDOFFS, STANDBYS})
 """What is so all the time, rather than something that happens."""
 
@@ -203,7 +216,7 @@ def draw(
     apart = (*kept, *_draw_levels(seed), *_draw_damage(seed, kept))
     kinds = (*lot, *apart) if faults is None else tuple(faults)
     kinds = (*kinds, *(each for each in also if each not in kinds))
-    if not set(ASKED_APART).isdisjoint(kinds):
+    if not set(ASKED_APART).difference({RESIZE}).isdisjoint(kinds):
         kinds = tuple(each for each in kinds if each not in UNFIT_BESIDE_ADMINS)
     if RESIZE in kinds:
         kinds = tuple(each for each in kinds if each not in UNFIT_BESIDE_RESIZE)

@@ -16,7 +16,7 @@ from kafka_marshal.engine.follower import Follower
 from kafka_marshal.finishing import Resolution
 from kafka_marshal.pausing import Sender
 from kafka_marshal.ports import Clock
-from kafka_marshal.protocol.codec import decode
+from kafka_marshal.protocol.codec import OP_ID_BYTES, decode
 from kafka_marshal.protocol.records import (
     ClaimingPartition,
     Config,
@@ -55,9 +55,14 @@ DIED_BEFORE = "admin_died_pausing"
 class _Named(Sender):
     """A sender with an incarnation that repeats with its seed."""
 
-    def __init__(self, name: str, incarnation: bytes) -> None:
-        super().__init__(name)
-        self._incarnation = incarnation
+    def __init__(self, admin: "Admin") -> None:
+        super().__init__(admin.name)
+        self.host = admin.name
+        self._incarnation, self._rng = admin.incarnation, admin.rng
+
+    def new_op_id(self) -> bytes:
+        """Return the name of an operation that begins."""
+        return self._rng.randbytes(OP_ID_BYTES)
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -66,9 +71,9 @@ class Admin:
 
     Attributes:
         name: Its name, unique for ever.
-        op_id: The operation that it works on, in hex.
         rng: Its own chance.
-        for_ms: Length of its pauses.
+        for_ms: Length of its pauses; it never sleeps for longer than two of them.
+        op_id: The operation that it works on, in hex; none if it begins one.
         records_max: It dies before it sends more; None if it does not.
         incarnation: Names its process in the log, once that has begun.
         program: The process.
@@ -76,10 +81,10 @@ class Admin:
     """
 
     name: str
-    op_id: str
     rng: random.Random
     for_ms: int
-    records_max: int | None
+    op_id: str = ""
+    records_max: int | None = None
     incarnation: bytes = b""
     program: Program | None = None
     died_before: type | None = None
@@ -87,9 +92,18 @@ class Admin:
 
 @attrs.frozen(kw_only=True)
 class Tools:
-    """What the process of an admin works with."""
+    """What the process of an admin works with.
+
+    Attributes:
+        follower: Follows the log, which it has read to its end.
+        follow_again: Returns a follower of all Kafka partitions that there are now.
+        clock: Its local time.
+        sender: The sender of its records.
+        config: The Config of coordinating partition 0.
+    """
 
     follower: Follower
+    follow_again: Callable[[], Follower]
     clock: Clock
     sender: Sender
     config: Config
@@ -153,16 +167,26 @@ def begin(
     cluster: Cluster,
     on_append: Callable[[int, bytes], None],
     on_end: Callable[[], None],
+    on_wait: Callable[[], None] = lambda: None,
 ) -> None:
-    """Start the process of an admin, which reads the log to its end first."""
+    """Start the process of an admin, which reads the log to its end first.
+
+    Args:
+        admin: What was drawn of it.
+        work: What it does.
+        loop: What it takes turns with.
+        cluster: The cluster in memory.
+        on_append: Called before each record; may raise ``Killed``.
+        on_end: Called once it has ended.
+        on_wait: Called before each wait for the log; may raise ``Killed``.
+    """
     rng, h_ms = admin.rng, cluster.heartbeat_interval_ms
     admin.incarnation = rng.randbytes(16)
-    log = cluster.kafka.coordination_log(name=admin.name)
-    log.configure(h_ms)
     clock = cluster.clock.view(offset_ms=rng.randint(0, 10**6))
 
     def wait(timeout_ms: int) -> None:
         """Wait for the log; a process is called late at times, or very late."""
+        on_wait()
         for_ms = rng.randint(1, max(timeout_ms, h_ms // 20))
         if rng.random() < FALLS_ASLEEP:
             for_ms = rng.randint(1, 2 * admin.for_ms)
@@ -176,19 +200,28 @@ def begin(
             admin.records_max -= 1
         on_append(partition, value)
 
+    def follow() -> Follower:
+        log = cluster.kafka.coordination_log(name=admin.name)
+        log.configure(h_ms)
+        return Follower(WaitingLog(log, wait=wait, on_append=send), clock)
+
     def call() -> None:
-        follower = Follower(WaitingLog(log, wait=wait, on_append=send), clock)
+        follower = follow()
         follower.catch_up(2 * h_ms)
         config = follower.replicas[0].world.config
         assert config is not None
         if config.partition_count > len(follower.replicas):
             # The count has grown since the log was opened.
-            again = cluster.kafka.coordination_log(name=admin.name)
-            again.configure(h_ms)
-            follower = Follower(WaitingLog(again, wait=wait, on_append=send), clock)
+            follower = follow()
             follower.catch_up(2 * h_ms)
-        sender = _Named(admin.name, admin.incarnation)
-        work(admin, Tools(follower=follower, clock=clock, sender=sender, config=config))
+        tools = Tools(
+            follower=follower,
+            follow_again=follow,
+            clock=clock,
+            sender=_Named(admin),
+            config=config,
+        )
+        work(admin, tools)
 
     program = admin.program = Program(loop, call, on_end=on_end)
     program.start(loop.clock.at_ms)

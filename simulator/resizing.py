@@ -1,69 +1,436 @@
 """Admins that change the number of coordinating partitions, and die at it.
 
-What they leave, members complete (PROTOCOL 10). An admin here reads the log without
-delay; what it writes lands at once, or is the last that it does.
+Each is the production operation, as one process of the world. It is killed before or
+after one of its steps: the call that adds Kafka partitions, or any of its records. What
+it leaves, members complete, or another admin with the same number (PROTOCOL 10).
 """
 
 import random
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
-import msgspec
+import attrs
 
 from kafka_marshal.defaults import COORDINATION_TOPIC
-from kafka_marshal.protocol.codec import encode
-from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
+from kafka_marshal.engine.follower import Follower
+from kafka_marshal.errors import LogUnreadable, MarshalError
+from kafka_marshal.protocol.codec import decode, encode
+from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.layout import MOVING, is_final
-from kafka_marshal.protocol.layout_steps import (
-    Change,
-    Steps,
-    done_of,
-    fence_of,
-    final_of,
-    groups_import_of,
-    import_of,
-    next_steps,
-    read,
-)
+from kafka_marshal.protocol.placement import place_under
 from kafka_marshal.protocol.records import (
     ClaimingMessages,
-    Config,
-    Record,
+    ClaimingPartition,
+    GroupSettings,
+    LayoutDone,
+    LayoutFence,
+    LayoutFinal,
+    LayoutGroups,
+    LayoutImport,
+    Member,
     ReleasingPartition,
 )
 from kafka_marshal.protocol.types import Key
-from simulator.checkers import Folded
+from kafka_marshal.resizing import Resizing
+from kafka_marshal.testing.node import Cluster
+from simulator.base import TOPIC, BaseWorld
+from simulator.checkers import Folded, LogWatcher, Violation
+from simulator.loop import Loop
 from simulator.pauses import ADMIN
-from simulator.plan import Fault, chance
+from simulator.plan import RESIZE_STEPS, Fault, chance
+from simulator.positions import Admin, Processes, Tools, begin
+from simulator.turns import Killed, refusal_of
 from simulator.world import World
 
 COUNTS = {4: (8, 16), 8: (16, 4), 16: (8, 4)}
 """To which number each number changes."""
-STEPS = (1, 1, 2, 3, 5, 8, 10**6)
-"""Of an admin, before it dies: records that it writes."""
-PACE_MS = (1, 500)
+CONTINUES = 0.5
+LATER = (1, 1, 1, 2, 3, 5)
+"""Which of the steps of one kind an admin dies at."""
+ONCE = frozenset({"add", "first_fence", "first_final"})
+"""Steps that an admin takes once."""
+GROUPS = ("h1", "h2", "h3", "h4")
+"""Groups without members, whose settings and keys move."""
+FREE_KEYS = 4
+ADD, PROBE, FENCE, FINAL = "add", "probe", "fence", "final"
+FIRST = "first_"
+DEATHS = tuple((step, is_after) for step in RESIZE_STEPS for is_after in (False, True))
+"""When an admin may die: before or after a step of each kind."""
+LIVES = 2
+"""As much more of a chance that it does not."""
+STEP_OF: dict[type, str] = {
+    Member: PROBE,
+    LayoutFence: FENCE,
+    LayoutImport: "import",
+    LayoutGroups: "groups",
+    LayoutDone: "done",
+    LayoutFinal: FINAL,
+}
 
 
-class Resizes:
+@attrs.frozen
+class Death:
+    """When an admin dies.
+
+    Attributes:
+        step: At which of ``RESIZE_STEPS``.
+        number: At which of its own of that kind, from 1.
+        is_after: Whether it has just done it, and learns nothing of that.
+    """
+
+    step: str
+    number: int
+    is_after: bool
+
+    @property
+    def name(self) -> str:
+        """What it is counted as."""
+        return f"died_{'after' if self.is_after else 'before'}_{self.step}"
+
+    @property
+    def is_early(self) -> bool:
+        """Whether it comes before the commit point: the change is given up."""
+        before = RESIZE_STEPS.index(self.step) < RESIZE_STEPS.index(FIRST + FENCE)
+        return before or (self.step == FIRST + FENCE and not self.is_after)
+
+    @classmethod
+    def of(cls, fault: Fault) -> "Death | None":
+        """Return the death that a fault brings, None for an admin that lives."""
+        return cls.at(fault.size, fault.who)
+
+    @classmethod
+    def at(cls, place: int, later: int) -> "Death | None":
+        """Return a death by two numbers of any size, None for an admin that lives."""
+        place %= len(DEATHS) + LIVES
+        if place >= len(DEATHS):
+            return None
+        step, is_after = DEATHS[place]
+        number = 1 if step in ONCE else LATER[later % len(LATER)]
+        return cls(step, number, is_after)
+
+
+class Mortal:
+    """Counts the steps of one admin, and kills it at one of them."""
+
+    def __init__(self, death: Death | None, *, begun: set[bytes]) -> None:
+        """Let it live until then.
+
+        Args:
+            death: When it dies, if it does.
+            begun: Operations whose first fence was written, of all admins.
+        """
+        self.has_died = False
+        self._death = death
+        self._begun = begun
+        self._counts: Counter[str] = Counter()
+        self._is_dying = False
+
+    def on_append(self, partition: int, value: bytes) -> None:
+        """Take a record that is about to be written.
+
+        Raises:
+            Killed: It dies first.
+        """
+        record = decode(value)
+        name = STEP_OF[type(record)]
+        if isinstance(record, LayoutFence):
+            is_first = partition == 0 and record.op_id not in self._begun
+            name = FIRST * is_first + name
+        elif name == FINAL:
+            name = FIRST * (partition == 0) + name
+        self.before(name)
+        if isinstance(record, LayoutFence):
+            self._begun.add(record.op_id)
+        # It writes this one, and dies before it does anything else.
+        self._is_dying = self._is_at(name, is_after=True)
+
+    def before(self, name: str) -> None:
+        """Die before a step, if it is the one.
+
+        Raises:
+            Killed: It is, or the step before was.
+        """
+        self._counts[name] += 1
+        if self._is_dying or self._is_at(name, is_after=False):
+            self._die()
+
+    def after(self, name: str) -> None:
+        """Die after a step, if it is the one.
+
+        Raises:
+            Killed: It is.
+        """
+        if self._is_at(name, is_after=True):
+            self._die()
+
+    def on_wait(self) -> None:
+        """Die instead of waiting for what it has written.
+
+        Raises:
+            Killed: It does.
+        """
+        if self._is_dying:
+            self._die()
+
+    def _is_at(self, name: str, *, is_after: bool) -> bool:
+        return self._death == Death(name, self._counts[name], is_after)
+
+    def _die(self) -> None:
+        self.has_died = True
+        raise Killed
+
+
+class Tool(Resizing):
+    """The production code of an admin, over the log of a simulated world."""
+
+    def __init__(
+        self, tools: Tools, mortal: Mortal, *, add: Callable[[int], None]
+    ) -> None:
+        """Take the follower of an admin that has read the log to its end.
+
+        Args:
+            tools: Those of its process.
+            mortal: What kills it.
+            add: Makes the Kafka partitions as many.
+        """
+        self._sender, self._clock = tools.sender, tools.clock
+        self._timeout_ms = 2 * tools.config.heartbeat_interval_ms
+        self._tools, self._mortal, self._add = tools, mortal, add
+        self._follower = tools.follower
+
+    def _follow(self) -> Follower:
+        return self._follower
+
+    def _read(self) -> Follower:
+        self._follower.catch_up(self._timeout_ms)
+        return self._follower
+
+    def _follow_again(self) -> Follower:
+        self._follower.close()
+        self._follower = self._tools.follow_again()
+        return self._follower
+
+    def _add_partitions(self, count: int) -> None:
+        self._mortal.before(ADD)
+        self._add(count)
+        self._mortal.after(ADD)
+
+
+def add_partitions(cluster: Cluster, count: int) -> None:
+    """Make the Kafka partitions of the log as many; each has a leader of its own."""
+    kafka = cluster.kafka
+    there = len(kafka.topic(COORDINATION_TOPIC).partitions)
+    if there < count:
+        kafka.add_partitions(COORDINATION_TOPIC, count - there)
+    for number in range(there, count):
+        kafka.log(cluster.place(number)).leader = number
+
+
+def fill(cluster: Cluster, *, count: int) -> None:
+    """Write what no member needs to move: settings and free keys of other groups."""
+    for number, group_id in enumerate(GROUPS):
+        sender: dict[str, Any] = {
+            "client_id": ADMIN.client_id,
+            "group_id": group_id,
+            "incarnation": ADMIN.incarnation,
+            "seq": number,
+        }
+        for partition in range(FREE_KEYS):
+            _write_free(cluster, Key(group_id, TOPIC, partition), sender, count=count)
+        record = GroupSettings(
+            **sender,
+            generation=1,
+            policy="fair",
+            planner_version_max=None,
+            debounce_ms=None,
+            handoff_ms=None,
+            handoffs_max=None,
+            grace_ms=None,
+            reason=None,
+        )
+        home = home_partition(group_id, partition_count=count)
+        cluster.kafka.produce(cluster.place(home), encode(record))
+
+
+def _write_free(
+    cluster: Cluster, key: Key, sender: Mapping[str, Any], *, count: int
+) -> None:
+    """Claim and release a key."""
+    place = cluster.place(place_under(key, count))
+    named = {**sender, "topic": key.topic, "partition": key.partition}
+    claim = ClaimingPartition(
+        **named,
+        generation=1,
+        topic_id=None,
+        resume_hash=None,
+        expected_epoch=None,
+        resume=None,
+    )
+    epoch = cluster.kafka.produce(place, encode(claim))
+    release = ReleasingPartition(
+        **named, epoch=epoch, position=None, successor=None, reason=None
+    )
+    cluster.kafka.produce(place, encode(release))
+
+
+class ChangeJudge:
+    """Judges what becomes of each change: completed, or given up with nothing left.
+
+    Attributes:
+        begun: Operations whose first fence was written.
+        committed: Those that partition 0 has accepted.
+        ended: Those that it has ended.
+    """
+
+    def __init__(self, watcher: LogWatcher) -> None:
+        """Start without any."""
+        self._watcher = watcher
+        self.begun: set[bytes] = set()
+        self.committed: set[bytes] = set()
+        self.ended: set[bytes] = set()
+
+    def take(self, folded: Folded) -> None:
+        """Judge a transition.
+
+        Raises:
+            Violation: A partition follows a change that partition 0 has not accepted.
+        """
+        record, effect = folded.transition.record, folded.transition.effect
+        is_first = folded.partition == 0
+        if effect == "layout_fenced" and isinstance(record, LayoutFence):
+            if is_first:
+                self.committed.add(record.op_id)
+            elif record.op_id not in self.committed:
+                text = f"{record.op_id!r} is in {folded.partition}, and not in 0"
+                raise Violation("10.2", text)
+        elif effect == "layout_final" and isinstance(record, LayoutFinal) and is_first:
+            self.ended.add(record.op_id)
+
+    def are_over(self) -> bool:
+        """Return whether each change has ended everywhere, or was given up."""
+        is_open = any(each.layout is not None for each in self._watcher.worlds)
+        return not is_open and self.committed == self.ended
+
+
+class ResizeAdmins(Processes):
+    """Has admins change the number of coordinating partitions of any world.
+
+    Attributes:
+        changes: What becomes of them.
+    """
+
+    def __init__(
+        self, world: BaseWorld, *, loop: Loop, h_ms: int, note: Callable[[str], None]
+    ) -> None:
+        """Start without any.
+
+        Args:
+            world: The world.
+            loop: Calls its processes.
+            h_ms: The heartbeat interval.
+            note: Counts a situation.
+        """
+        super().__init__()
+        self._base, self._loop, self._h_ms, self._note = world, loop, h_ms, note
+        self.changes = ChangeJudge(world.watcher)
+
+    def __repr__(self) -> str:
+        """Return what is open where."""
+        states = self._base.watcher.worlds
+        return str({s.partition: s.layout for s in states if s.layout is not None})
+
+    def are_over(self) -> bool:
+        """Return whether no change is open in any partition, and no admin works."""
+        return self.changes.are_over() and self.are_done()
+
+    def change_again(self, rng: random.Random) -> None:
+        """Begin a change that nobody interrupts."""
+        self.begin("resizer", rng)
+
+    def begin(
+        self, name: str, rng: random.Random, *, death: Death | None = None
+    ) -> None:
+        """Begin a change, or continue one that is open; maybe die at a step."""
+        world = self._base
+        config = world.watcher.worlds[0].config
+        if config is None or config.partition_count not in COUNTS:
+            return
+        count = rng.choice(COUNTS[config.partition_count])
+        is_open = any(each.layout is not None for each in world.watcher.worlds)
+        if is_open and rng.random() < CONTINUES:
+            count = config.partition_count
+        admin = Admin(name=name, rng=rng, for_ms=self._h_ms)
+        mortal = Mortal(death, begun=self.changes.begun)
+        world.trace(f"{name} wants {count} coordinating partitions, {death}")
+        begin(
+            admin,
+            partial(self._work, mortal, count),
+            loop=self._loop,
+            cluster=world.cluster,
+            on_append=mortal.on_append,
+            on_wait=mortal.on_wait,
+            on_end=partial(self._on_end, admin, mortal, death),
+        )
+        self._admins.append(admin)
+
+    def _work(self, mortal: Mortal, count: int, admin: Admin, tools: Tools) -> None:
+        world = self._base
+        tool = Tool(tools, mortal, add=partial(add_partitions, world.cluster))
+        plan = tool.resize_topic(count, execute=True)
+        if plan.is_needed:
+            is_new = plan.change is None
+            self._note("resize_completed" if is_new else "resize_continued")
+        world.trace(f"{admin.name} has brought {count} coordinating partitions")
+
+    def _on_end(self, admin: Admin, mortal: Mortal, death: Death | None) -> None:
+        assert admin.program is not None
+        error = refusal_of(admin.program)
+        if mortal.has_died and death is not None:
+            self._base.trace(f"{admin.name} {death.name}")
+            self._note(death.name)
+            self._note("resize_given_up" if death.is_early else "resize_left")
+        elif error is not None:
+            reason = getattr(error, "reason", "")
+            text = f"{admin.name} gives up: {type(error).__name__} {reason}"
+            self._base.trace(text)
+            self._on_refusal(error)
+            self._note("resize_refused")
+
+    def _on_refusal(self, error: MarshalError) -> None:
+        """Judge why an admin gives up.
+
+        Raises:
+            Violation: Partitions have two changes of one generation.
+        """
+        if isinstance(error, LogUnreadable):
+            raise Violation("10", str(error))
+
+
+class Resizes(ResizeAdmins):
     """Has admins change the number of coordinating partitions, as faults of a plan."""
 
     def __init__(self, world: World) -> None:
         """Start without any."""
+        note = world.coverage.note
+        super().__init__(world, loop=world.loop, h_ms=world.plan.h_ms, note=note)
         self._world = world
-        self._seq = 0
-
-    def __repr__(self) -> str:
-        """Return what is open where."""
-        states = self._world.watcher.worlds
-        return str({s.partition: s.layout for s in states if s.layout is not None})
-
-    def are_over(self) -> bool:
-        """Return whether no change is open in any partition."""
-        return all(each.layout is None for each in self._world.watcher.worlds)
+        if world.is_resizing:
+            fill(world.cluster, count=world.plan.coordinators)
 
     def on_fold(self, folded: Folded) -> None:
-        """Count what becomes of keys that move."""
-        transition, note = folded.transition, self._world.coverage.note
+        """Judge changes, and count what becomes of keys that move.
+
+        Raises:
+            Violation: A change does what it must not.
+        """
+        transition, note = folded.transition, self._note
         record = transition.record
+        if isinstance(record, LayoutFence) and folded.partition == 0:
+            self._on_fence(folded, record)
+        if not self._world.is_truncating:
+            self.changes.take(folded)
         if transition.effect == "imported":
             note("moved_stale" if self._was_owned(transition.key) else "moved")
         elif isinstance(record, ReleasingPartition) and transition.effect:
@@ -71,6 +438,12 @@ class Resizes:
                 note("moving_released")
         elif isinstance(record, ClaimingMessages) and transition.reason == MOVING:
             note("grant_refused_moving")
+
+    def _on_fence(self, folded: Folded, record: LayoutFence) -> None:
+        config = self._world.watcher.worlds[0].config
+        if folded.transition.effect == "layout_fenced" and config is not None:
+            is_more = config.partition_count > record.from_count
+            self._note("grown" if is_more else "shrunk")
 
     def _was_owned(self, key: Key | None) -> bool:
         states = self._world.watcher.worlds
@@ -80,88 +453,12 @@ class Resizes:
             if state.layout is not None
         )
 
+    def _on_refusal(self, error: MarshalError) -> None:
+        """Judge it where no log goes back: there two changes may have a generation."""
+        if not self._world.is_truncating:
+            super()._on_refusal(error)
+
     def strike(self, fault: Fault) -> None:
-        """Begin a change, unless one is open; maybe die at one of its steps."""
-        world, first = self._world, self._world.watcher.worlds[0]
-        config, note = first.config, world.coverage.note
-        if config is None or config.partition_count not in COUNTS:
-            return
-        rng = chance(world.plan.seed, f"resize/{fault.number}")
-        count = rng.choice(COUNTS[config.partition_count])
-        change = Change(
-            op_id=rng.randbytes(16),
-            from_count=config.partition_count,
-            config=msgspec.structs.replace(
-                config,
-                generation=config.generation + 1,
-                era=config.era + 1,
-                partition_count=count,
-            ),
-        )
-        self._add_partitions(change.config)
-        world.trace(f"an admin changes the count from {change.from_count} to {count}")
-        self._write(0, fence_of(change, sender=self._sender()))
-        world.watcher.catch_up()
-        if first.layout is None or first.layout.op_id != change.op_id:
-            note("resize_refused")
-            return
-        note("grown" if count > change.from_count else "shrunk")
-        left = rng.choice(STEPS)
-        if left <= max(STEPS[:-1]):
-            note("resize_left")
-        self._go_on_later(change, rng, left - 1)
-
-    def _go_on_later(self, change: Change, rng: random.Random, left: int) -> None:
-        def go_on() -> None:
-            self._go_on(change, rng, left)
-
-        if left > 0:
-            world = self._world
-            world.loop.at(world.now_ms + rng.randint(*PACE_MS), go_on)
-
-    def _go_on(self, change: Change, rng: random.Random, left: int) -> None:
-        states = {each.partition: each for each in self._world.watcher.worlds}
-        reading = read(states)
-        if reading is None or reading.change.op_id != change.op_id:
-            return
-        for number, record in self._records(next_steps(reading)):
-            if left <= 0:
-                self._world.trace("the admin of a change dies")
-                return
-            self._write(number, record)
-            left -= 1
-        self._go_on_later(change, rng, left)
-
-    def _records(self, steps: Steps) -> Iterator[tuple[int, Record]]:
-        change = steps.change
-        for number in (*steps.fences, *steps.nudges):
-            yield number, fence_of(change, sender=self._sender())
-        for each in steps.imports:
-            yield each.target, import_of(change, each, sender=self._sender())
-        for group in steps.groups:
-            yield group.target, groups_import_of(change, group, sender=self._sender())
-        for done in steps.dones:
-            yield done.target, done_of(change, done, sender=self._sender())
-        for final in steps.finals:
-            yield final.partition, final_of(final, sender=self._sender())
-
-    def _sender(self) -> dict[str, object]:
-        self._seq += 1
-        return {
-            "client_id": ADMIN.client_id,
-            "group_id": CHECKPOINT_GROUP,
-            "incarnation": ADMIN.incarnation,
-            "seq": self._seq,
-        }
-
-    def _write(self, number: int, record: Record) -> None:
-        cluster = self._world.cluster
-        cluster.kafka.produce(cluster.place(number), encode(record))
-
-    def _add_partitions(self, config: Config) -> None:
-        kafka = self._world.cluster.kafka
-        there = len(kafka.topic(COORDINATION_TOPIC).partitions)
-        if there < config.partition_count:
-            kafka.add_partitions(COORDINATION_TOPIC, config.partition_count - there)
-        for number in range(there, config.partition_count):
-            self._world.log_of(number).leader = number
+        """Begin a change, or continue one that is open; maybe die at a step."""
+        rng = chance(self._world.plan.seed, f"resize/{fault.number}")
+        self.begin(f"resizer{fault.number}", rng, death=Death.of(fault))

@@ -114,6 +114,7 @@ def _run_plan(plan: Plan, *, by_history: bool) -> Report:
         raise SimulationFailed(plan, violation, world.transcript) from violation
     finally:
         strikes.admins.close()
+        strikes.resizes.close()
         fleet.keeping.close()
     return Report.of(
         plan.seed,

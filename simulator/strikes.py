@@ -13,7 +13,7 @@ from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.testing.fakestore import Stored
 from simulator.base import GROUP
 from simulator.checkers import Folded
-from simulator.configs import Configs
+from simulator.configs import configs_of
 from simulator.fates import HARDNESS, KINDS, Window
 from simulator.fences import Fences
 from simulator.fleet import APPS_MAX, App, Fleet
@@ -62,7 +62,7 @@ class Strikes:
         self._world = world
         self._fleet = fleet
         self._pauses = Pauses(world.cluster, world.watcher, group_id=GROUP)
-        self._configs, self._newer = Configs(world), Newer(world)
+        self._configs, self._newer = configs_of(world), Newer(world)
         self._recreations = Recreations(world, fleet)
         self.admins = Admins(world, fleet)
         self.fences, self.schedules = Fences(world, fleet), Schedules(world)
@@ -149,6 +149,10 @@ class Strikes:
     def is_over(self) -> bool:
         """Whether there is such a Config."""
         return self._configs.is_over
+
+    def configs_are_over(self) -> bool:
+        """Return whether each Config that an admin was to write has come to all."""
+        return self._configs.are_over()
 
     def end_pauses(self) -> None:
         """End every pause that there was."""

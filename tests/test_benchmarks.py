@@ -2,7 +2,9 @@
 
 import importlib.util
 import json
+import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +31,7 @@ def module(name):
 
 
 run = module("run")
+pages = run.pages
 support = module("support")
 BROKERLESS = [name for name in run.names() if not run.needs_broker(name)]
 
@@ -52,7 +55,7 @@ def test_a_smoke_run_prints_one_document(name, tmp_path):
     assert found["is_quick"] is True
     assert found["figures"]
     assert all(each["median"] == each["median"] for each in found["figures"])
-    assert run.table(found).count("\n") > len(found["figures"])
+    assert pages.table(found).count("\n") > len(found["figures"])
 
 
 def test_sides_take_turns_and_begin_in_turn():
@@ -83,45 +86,206 @@ PAGE = (
 )
 
 
-def document(**change):
+def document(name="a", **change):
     figure = support.figure("x", "ms", [1, 2, 3], target=support.at_most(9))
-    made = support.document("a", [figure], settings={}, is_quick=False)
+    made = support.document(name, [figure], settings={}, is_quick=False)
     return made | change
 
 
 def test_tables_take_the_place_of_older_ones():
-    filled = run.fill(PAGE, {"a": document()})
+    filled = pages.fill(PAGE, {"a": document()})
     assert "| x | ms | 2 | 1 to 3 | 3 | <= 9 | met |" in filled
     assert "old" not in filled
     assert filled.endswith("<!-- figures: b -->\n<!-- end -->")
-    assert run.fill(filled, {"a": document()}).count("| x | ms |") == 1
+    assert pages.fill(filled, {"a": document()}).count("| x | ms |") == 1
 
 
 def test_figures_of_smoke_runs_get_into_no_table():
     with pytest.raises(ValueError, match="a is of a smoke run"):
-        run.fill(PAGE, {"a": document(is_quick=True)})
+        pages.fill(PAGE, {"a": document(is_quick=True)})
     with pytest.raises(ValueError, match="no block <!-- figures: c -->"):
-        run.fill(PAGE, {"c": document()})
+        pages.fill(PAGE, {"c": document()})
 
 
 def test_every_benchmark_has_its_place_on_the_page():
-    places = {name for _, name, _ in run.BLOCK.findall(run.PAGE.read_text())}
-    assert places == set(run.names())
+    assert set(pages.blocks(pages.RESULTS.read_text())) == set(run.names())
 
 
-def test_answers_are_figures_that_were_measured():
-    results = run.PAGE.read_text()
-    blocks = {name: block for block, name, _ in run.BLOCK.findall(results)}
-    for name in blocks:
-        whole = re.search(
-            rf"<!-- figures: {name} -->\n(.*?)<!-- end -->", results, re.DOTALL
-        )
-        blocks[name] = whole[1]
-    page = (ROOT / "docs" / "BENCHMARKS.md").read_text()
-    answers = page.partition("<!-- table: answers -->\n")[2].partition("\n\n")[0]
-    rows = [line.strip("| ").split(" | ") for line in answers.splitlines()[2:]]
-    assert len(rows) > 20
-    for question, answer, source in rows:
-        name, figure = re.fullmatch(r"`(\w+)`: `(.+)`", source).groups()
-        median, unit = answer.split(" ", 1)
-        assert f"| {figure} | {unit} | {median} |" in blocks[name], question
+# --- docs/BENCHMARKS.md
+
+
+def row(**change):
+    made = {"question": "How?", "script": "a", "ours": "ours", "why": "the-log"}
+    return pages.Row(**(made | change))
+
+
+def results(*figures):
+    made = support.document("a", figures, settings={}, is_quick=False)
+    page = "## One part\n\n<!-- figures: a -->\n<!-- end -->\n"
+    return pages.fill(page, {"a": made | {"took_s": 90}})
+
+
+def answered(given, *rows):
+    table = pages.answers(results(*given), rows)
+    return [
+        line.strip("|").split("|") for line in table.splitlines()[2:] if "|" in line
+    ]
+
+
+OURS = support.figure("ours", "ms", [4], target=support.at_most(5))
+PEER = support.figure("peer", "ms", [8])
+RATIO = support.figure("ratio", "ratio", [0.5], target=support.at_most(0.4))
+
+
+def test_a_question_has_our_figure_its_peers_and_their_ratio():
+    both = row(by="bare", peer="peer", beside="ratio")
+    (cells,) = answered([OURS, PEER, RATIO], both)
+    assert [each.strip() for each in cells] == [
+        "[How?](../benchmarks/RESULTS.md#one-part)",
+        "4 ms",
+        "bare: 8",
+        "0.5",
+        "<= 0.4",
+        "[missed](#the-log)",
+    ]
+
+
+def test_a_figure_without_a_ratio_has_its_own_target():
+    (cells, second) = answered([OURS], row(), row(question="..."))
+    assert [each.strip() for each in cells[1:]] == ["4 ms", "", "", "<= 5", "met"]
+    assert second[0].strip() == "..."  # its benchmark is linked above
+
+
+def test_a_figure_that_was_not_measured_is_named():
+    (cells,) = answered([PEER], row(by="bare", peer="other"))
+    assert [each.strip() for each in cells[1:3]] == [
+        "not measured",
+        "bare: not measured",
+    ]
+    found = {"a": support.document("a", [PEER], settings={}, is_quick=False)}
+    rows = [row(peer="peer"), row(script="elsewhere")]
+    assert pages.absent(rows, found) == ["a: ours"]
+
+
+def test_a_unit_chooses_among_figures_of_one_name():
+    twice = [support.figure("ours", "s", [7]), OURS]
+    (cells,) = answered(twice, row(unit="ms"))
+    assert cells[1].strip() == "4 ms"
+
+
+def test_the_table_states_days_and_time():
+    day = document()["finished"][:10]
+    text = pages.answers(results(OURS), [row()])
+    assert f"Measured from {day} to {day}. The full set took 2 minutes." in text
+    assert "Not measured yet." in pages.answers(PAGE.replace("old\n", ""), [])
+
+
+ANSWERS = pages.ANSWERS.read_text()
+HEADINGS = re.findall(r"^### (.+)$", ANSWERS, re.MULTILINE)
+
+
+def test_the_table_is_made_of_what_was_measured():
+    again = pages.with_answers(ANSWERS, pages.RESULTS.read_text())
+    assert again == ANSWERS, "run: benchmarks/run.py --write"
+
+
+def test_each_question_has_a_benchmark_and_a_section_that_explains_it():
+    sections = {each.lower().replace(" ", "-") for each in HEADINGS}
+    assert {each.script for each in pages.ROWS} <= set(run.names())
+    assert {each.why for each in pages.ROWS} == sections
+
+
+def test_figures_stand_in_the_table_alone():
+    prose = pages.TABLE.sub("", ANSWERS)
+    measured = r"\d ?(ms|µs|us|s|%|x|MB|KiB|records/s|times)\b"
+    assert re.findall(measured, prose) == []
+
+
+def test_the_page_is_short():
+    assert len(ANSWERS.replace("|", "").split()) <= 1_800
+
+
+# --- make bench-docs
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """Benchmarks a, b and c; b fails while it is among ``failing``."""
+    ran, failing = [], {"b"}
+
+    def fake(name, extra):
+        ran.append(name)
+        if name in failing:
+            raise run.Failed(f"{name} failed")
+        return document(name, took_s=1)
+
+    monkeypatch.setattr(run, "names", lambda: ["a", "b", "c"])
+    monkeypatch.setattr(run, "run", fake)
+    monkeypatch.setattr(run.pages, "write", lambda found: None)
+    return ran, failing
+
+
+def test_one_that_fails_is_named_and_repeated(written, tmp_path):
+    ran, failing = written
+    assert run.run_full([], tmp_path) == ["b failed"]
+    assert ran == ["a", "b", "c"]
+    assert (tmp_path / "a.json").exists()
+    assert not (tmp_path / "b.json").exists()
+    failing.clear()
+    assert run.run_full([], tmp_path) == []
+    assert ran[3:] == ["b"]
+    assert run.run_full([], tmp_path) == []
+    assert ran[4:] == ["a", "b", "c"]
+
+
+def test_a_run_that_was_interrupted_continues(written, tmp_path, monkeypatch):
+    ran, failing = written
+    failing.clear()
+
+    def interrupt(found):
+        if "b" in found:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(run.pages, "write", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run.run_full([], tmp_path)
+    assert run.Pending(tmp_path).names == ["b", "c"]
+    monkeypatch.setattr(run.pages, "write", lambda found: None)
+    assert run.run_full(["a"], tmp_path) == []
+    assert run.run_full([], tmp_path) == []
+    assert ran == ["a", "b", "a", "b", "c"]
+
+
+def test_a_question_without_its_figure_is_a_failure(written, tmp_path, monkeypatch):
+    def refuse(found):
+        raise ValueError("not measured")
+
+    monkeypatch.setattr(run.pages, "write", refuse)
+    assert run.run_full(["a"], tmp_path) == ["not measured"]
+    assert run.Pending(tmp_path).names == []
+
+
+def test_smoke_runs_leave_the_documents_of_full_ones(written, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "needs_broker", lambda name: False)
+    assert run.run_quick(["a", "b"], tmp_path) == ["b failed"]
+    assert [each.name for each in tmp_path.rglob("*.json")] == ["a.json"]
+    assert (tmp_path / "smoke" / "a.json").exists()
+
+
+def test_a_script_that_ends_with_an_error_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "HERE", tmp_path)
+    (tmp_path / "bad.py").write_text("raise SystemExit('no broker')")
+    with pytest.raises(run.Failed, match=r"bad failed.*bad\.py --quick"):
+        run.run("bad", ["--quick"])
+    (tmp_path / "mute.py").write_text("")
+    with pytest.raises(run.Failed, match="mute failed"):
+        run.run("mute", [])
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs /proc")
+def test_the_process_of_a_broker_here_is_found():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert support.broker_pid(f"127.0.0.1:{port}") == os.getpid()
+    assert support.broker_pid("kafka.example:9092") is None
+    assert support.cpu_s(os.getpid()) > 0

@@ -56,6 +56,10 @@ PARTS = {
         title="Simulated fences and scheduled pauses",
         tests=("tests/simulation/test_fences.py", "-k", "are_replaced"),
     ),
+    "resizes": Part(
+        title="Simulated changes of the partition count",
+        tests=("tests/simulation/test_resizing.py",),
+    ),
     "explain": Part(
         title="Answers about the past", tests=("tests/simulation/test_explain.py",)
     ),

@@ -116,8 +116,9 @@ class Consumer(Closing):
 
         Returns:
             Records by partition, in offset order; empty if none arrived in time, and
-            while the group is paused. After ``stop`` nothing more is fetched or
-            requested: later calls return what was fetched or granted before.
+            while the group is paused. After ``stop`` nothing more is requested, and
+            nothing fetched but what is granted: later calls return what was fetched or
+            granted before.
 
         Raises:
             ClaimLost: A partition with uncommitted records was lost, and there is no
@@ -146,11 +147,10 @@ class Consumer(Closing):
                 return handed
             left_ms = max(0, deadline_ms - self._clock.now_ms())
             if self._is_stopped:
-                if not left_ms or not hands.awaits_grants():
+                if not hands.fetch_granted(left_ms):
                     return handed
-                hands.wait(left_ms)
-                continue
-            hands.fetch(left_ms)
+            else:
+                hands.fetch(left_ms)
             handed = hands.hand_out(most, partitions_max=partitions_max)
             if handed or self._clock.now_ms() >= deadline_ms:
                 return handed
@@ -187,7 +187,8 @@ class Consumer(Closing):
         """
         self._require_usable()
         if self._is_stopped:
-            self._hands.wait(timeout_ms)
+            if not self._hands.fetch_granted(timeout_ms):
+                self._hands.wait(timeout_ms)
         else:
             self._hands.fetch(timeout_ms)
 

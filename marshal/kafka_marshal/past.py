@@ -5,6 +5,7 @@ read from there up to the moment, never to the end of its log.
 """
 
 import time
+from bisect import bisect_right
 from collections.abc import (
     Callable,
     Collection,
@@ -18,7 +19,6 @@ from typing import TypeVar
 import attrs
 
 from kafka_marshal.engine.checkpoint_reader import (
-    SEARCHED_MAX,
     FirstKnown,
     LogCheckpoints,
     RetainedCheckpoints,
@@ -33,15 +33,16 @@ from kafka_marshal.engine.pause_notes import (
     PauseNotes,
     joined,
 )
-from kafka_marshal.engine.replica import Replica, runs_of
+from kafka_marshal.engine.replica import Replica
 from kafka_marshal.errors import (
     ConfigurationError,
     CoordinationError,
     DeadlineExceeded,
     LogUnreadable,
 )
-from kafka_marshal.ports import Clock, CoordinationLog, LogRange
+from kafka_marshal.ports import Clock, CoordinationLog, LogRange, Run
 from kafka_marshal.protocol.codec import Undecodable, decode, header_of
+from kafka_marshal.protocol.packed_entries import PackedEntries
 from kafka_marshal.protocol.placement import counts_of, partition_of, place_under
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import Config, Directive, PauseGroup, ReleaseGroup
@@ -49,10 +50,34 @@ from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key, LogEntry, TimestampType
 
 POLL_MS = 100
+# Entries before a checkpoint in which the reasons of its pauses are searched.
+SEARCHED_MAX = 2_000_000
 RETRY_S = 0.05
 _PAUSE_HEADS = (header_of(ReleaseGroup), header_of(PauseGroup), header_of(Directive))
-_timestamp = attrgetter("timestamp_ms")
+_offset_of = attrgetter("offset")
 T = TypeVar("T")
+
+
+def up_to(run: Sequence[LogEntry], offset: int) -> Sequence[LogEntry]:
+    """Return the entries of a run up to an offset."""
+    if not run or run[-1].offset <= offset:
+        return run
+    return run[: bisect_right(run, offset, key=_offset_of)]
+
+
+def _is_later(entry: LogEntry, time_ms: int) -> bool:
+    return (
+        entry.timestamp_ms > time_ms
+        and entry.timestamp_type == TimestampType.LOG_APPEND_TIME
+    )
+
+
+def _first_later(run: Sequence[LogEntry], time_ms: int) -> int:
+    """Return the number of the first entry appended after a time, or of all."""
+    if isinstance(run, PackedEntries):
+        return run.first_later(time_ms)
+    later = (number for number, each in enumerate(run) if _is_later(each, time_ms))
+    return next(later, len(run))
 
 
 class Prefix:
@@ -99,15 +124,15 @@ class Prefix:
         """Return the entries of a run that the view folds, without noting reasons."""
         if partition in self._ended:
             return ()
-        if self._offset is None and (
-            self.time_ms is None or max(map(_timestamp, run)) <= self.time_ms
-        ):
-            return run
-        for index, entry in enumerate(run):
-            if self.is_past(partition, entry):
-                self._ended.add(partition)
-                return run[:index]
-        return run
+        mine = run
+        if self._offset is not None:
+            mine = up_to(run, self._offset.get(partition, -1))
+        if self.time_ms is not None:
+            count = _first_later(mine, self.time_ms)
+            mine = mine if count == len(mine) else mine[:count]
+        if len(mine) < len(run):
+            self._ended.add(partition)
+        return mine
 
     def has_ended(self, partition: int) -> bool:
         """Return whether an entry beyond the view was seen."""
@@ -121,11 +146,7 @@ class Prefix:
         """Return whether an entry is later than the moment of the view."""
         if self._offset is not None and entry.offset > self._offset.get(partition, -1):
             return True
-        return (
-            self.time_ms is not None
-            and entry.timestamp_ms > self.time_ms
-            and entry.timestamp_type == TimestampType.LOG_APPEND_TIME
-        )
+        return self.time_ms is not None and _is_later(entry, self.time_ms)
 
     def has_no_later_entry(self, world: WorldState) -> bool:
         """Return whether no entry below a state was appended after the moment.
@@ -444,7 +465,7 @@ class PastReader:
         left = {t for t in begun if self._end(t) > 0} - set(self.missing)
         self._log.read_from({t: self.ends[t] for t in begun.keys() - left})
         while left:
-            for t, run in runs_of(self._poll()):
+            for t, run in self._poll():
                 if t in left:
                     entries = self._prefix.cut(t, run)
                     replica = begun[t].replica
@@ -465,10 +486,10 @@ class PastReader:
     def _is_over(self, partition: int, position: int) -> bool:
         return position >= self._end(partition) or self._prefix.has_ended(partition)
 
-    def _poll(self) -> Sequence[tuple[int, LogEntry]]:
+    def _poll(self) -> Sequence[Run]:
         left_ms = self._left_ms()
         try:
-            return self._log.poll(min(POLL_MS, left_ms))
+            return self._log.poll_runs(min(POLL_MS, left_ms))
         except CoordinationError as error:
             if not error.retriable:
                 raise

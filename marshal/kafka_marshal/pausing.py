@@ -3,6 +3,7 @@
 import getpass
 import os
 import secrets
+import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -40,6 +41,7 @@ from kafka_marshal.protocol.types import Key
 
 POLL_MS = 100
 RENEWALS_PER_PAUSE = 3
+HOST_CHARS_MAX = 255
 ENDED = 0
 """Expiry of a record that ends a pause."""
 
@@ -64,6 +66,7 @@ class Sender:
     Attributes:
         client_id: Name of the sender in the log.
         tags: Tags of each record, which name the person.
+        host: Name of its machine.
     """
 
     def __init__(self, client_id: str, person: str | None = None) -> None:
@@ -75,9 +78,14 @@ class Sender:
         """
         self.client_id = client_id
         self.tags = person_to_tags(person)
+        self.host = socket.gethostname()[:HOST_CHARS_MAX]
         self._person = person
         self._incarnation = secrets.token_bytes(16)
         self._seq = 0
+
+    def new_op_id(self) -> bytes:
+        """Return the name of an operation that begins."""
+        return secrets.token_bytes(OP_ID_BYTES)
 
     def fields(self, group_id: str, *, undoes: bytes | None = None) -> dict[str, Any]:
         """Return the leading fields of the next record about a group.

@@ -8,9 +8,9 @@ scheduling delay.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain, groupby
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, Protocol, Self, TypeVar, overload
 
 import attrs
@@ -52,6 +52,16 @@ class Append(Protocol):
 
 CONFIGURE_MS = 30_000
 """How long a connection with other timeouts may take."""
+
+
+Run = tuple[int, Sequence[LogEntry]]
+"""Successive entries of a coordinating partition, with its number; at least one."""
+
+
+def runs_of(entries: Iterable[tuple[int, LogEntry]]) -> Iterator[Run]:
+    """Yield each run of entries of one partition."""
+    for partition, run in groupby(entries, key=itemgetter(0)):
+        yield partition, [entry for _, entry in run]
 
 
 class CoordinationLog(Protocol):
@@ -123,6 +133,13 @@ class CoordinationLog(Protocol):
             CoordinationError: A transient error; poll again.
         """
         ...
+
+    def poll_runs(self, timeout_ms: int) -> Sequence[Run]:
+        """Return new entries as ``poll``, in runs, for readers that fold them.
+
+        A run may leave its entries in the fetched bytes until one is looked at.
+        """
+        return list(runs_of(self.poll(timeout_ms)))
 
     def skim(self, timeout_ms: int, *, head: bytes) -> Sequence[tuple[int, LogEntry]]:
         """Return new entries as ``poll``, but others than those sought may be left out.

@@ -172,7 +172,7 @@ def plan_resize(
         moves = _moves(worlds, before.partition_count, to_count, elapsed_ms=elapsed_ms)
         obstacles += [
             *_topic_obstacles(follower, before, to_count),
-            *_group_obstacles(worlds, before.partition_count),
+            *_group_obstacles(worlds, before.partition_count, elapsed_ms),
             *([] if ignore_members else _members(lagging)),
             *_limits(worlds, before, to_count),
         ]
@@ -275,15 +275,22 @@ def _topic_obstacles(
 
 
 def _group_obstacles(
-    worlds: Mapping[int, WorldState], from_count: int
+    worlds: Mapping[int, WorldState], from_count: int, elapsed_ms: Mapping[int, int]
 ) -> list[Obstacle]:
-    """Return pauses, which do not move, and set positions."""
+    """Return pauses, which do not move, and set positions.
+
+    A pause that the next record would end is none: in an idle partition there may be no
+    other record than the fence.
+    """
     paused: set[str] = set()
     unresolved: set[str] = set()
     for t in range(min(from_count, len(worlds))):
         unresolved |= {group_id for group_id, _ in worlds[t].locked}
+        wall_ms = worlds[t].append_time_ms + elapsed_ms[t]
         for group_id, group in worlds[t].groups.items():
-            if group.pauses or group.scheduled:
+            ends = [each.until_ms for each in group.pauses]
+            ends += [each.until_ms for each in group.scheduled]
+            if any(wall_ms < until_ms for until_ms in ends):
                 paused.add(group_id)
             if group.unresolved:
                 unresolved.add(group_id)

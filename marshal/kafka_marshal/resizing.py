@@ -5,8 +5,6 @@ that a later change would find; after it the change only goes forward, and any p
 can continue it: an admin that runs the same command, or members.
 """
 
-import secrets
-import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -69,7 +67,7 @@ def probe(
     record = Member(
         **sender.fields(CHECKPOINT_GROUP),
         topics=(),
-        host=socket.gethostname()[:255],
+        host=sender.host,
         capacity=0,
         load=0,
         labels={},
@@ -91,7 +89,7 @@ def write_first_fence(
         DeadlineExceeded: No verdict in time. It may still be appended.
     """
     change = Change(
-        op_id=secrets.token_bytes(16),
+        op_id=sender.new_op_id(),
         from_count=plan.before.partition_count,
         config=msgspec.structs.replace(
             plan.before,

@@ -44,8 +44,9 @@ from kafka_marshal.past import (
     PastReader,
     Prefix,
     Since,
+    up_to,
 )
-from kafka_marshal.ports import LogRange
+from kafka_marshal.ports import LogRange, Run
 from kafka_marshal.protocol.handoffs import offered_since_ms, phase_of
 from kafka_marshal.protocol.lease import Freshness, freshness
 from kafka_marshal.protocol.placement import (
@@ -505,13 +506,13 @@ def _read(
     """Read the log to its end, from stored states if there are any."""
     clock, prefix = SystemClock(), Prefix(None, None)
     follower = Follower(log, clock, sources=kept_in(store))
-    follower.catch_up(timeout_ms, accept=prefix.accept)
+    follower.catch_up(timeout_ms, note=prefix.note)
     if follower.began_paused and not any(log.start_offsets(timeout_ms).values()):
         # The reason of a pause is only in the log.
         log.read_from(log.start_offsets(timeout_ms))
         prefix = Prefix(None, None)
         follower = Follower(log, clock)
-        follower.catch_up(timeout_ms, accept=prefix.accept)
+        follower.catch_up(timeout_ms, note=prefix.note)
     if store is not None:
         for world in follower.worlds:
             count = world.next_offset - follower.began_at.get(world.partition, 0)
@@ -703,7 +704,17 @@ class LogScan(Closing):
         return dict(self._log.end_offsets(self._timeout_ms))
 
     def __iter__(self) -> Iterator[tuple[int, LogEntry]]:
-        """Yield every entry below ``ends``, or up to the moment of ``until``.
+        """Yield every entry of ``runs``, and note the reasons of pauses.
+
+        Raises: as ``runs``.
+        """
+        for partition, run in self.runs():
+            for entry in run:
+                self.prefix.note(partition, entry)
+                yield partition, entry
+
+    def runs(self) -> Iterator[Run]:
+        """Yield every entry below ``ends``, or up to the moment of ``until``, in runs.
 
         Raises:
             DeadlineExceeded: The end was not reached and no entry came in time.
@@ -712,17 +723,18 @@ class LogScan(Closing):
         """
         since_ms = self._clock.now_ms()
         while not self._is_read():
+            runs: Sequence[Run] = ()
             try:
-                entries = self._log.poll(POLL_MS)
+                runs = self._log.poll_runs(POLL_MS)
             except CoordinationError as error:
                 if not error.retriable:
                     raise
-                entries = ()
-            for partition, entry in entries:
-                is_below = entry.offset < self.ends.get(partition, 0)
-                if is_below and self.prefix.accept(partition, entry):
-                    yield partition, entry
-            if entries:
+            for partition, run in runs:
+                end = self.ends.get(partition, 0)
+                mine = self.prefix.cut(partition, up_to(run, end - 1))
+                if mine:
+                    yield partition, mine
+            if runs:
                 since_ms = self._clock.now_ms()
             elif self._clock.now_ms() - since_ms > self._timeout_ms:
                 raise DeadlineExceeded(

@@ -7,10 +7,11 @@ from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.testing.node import Node
 from simulator.base import GROUP
 from simulator.pauses import Pauses
-from simulator.plan import HANDOFFS, PLANS
+from simulator.plan import HANDOFFS, PLANS, RESIZE
 from simulator.plans import nonsense
 from simulator.sidecar.client import Hosted
 from simulator.sidecar.positions import HostedAdmins
+from simulator.sidecar.resizing import HostedResizes
 from simulator.sidecar.world import POSITIONS, HostedWorld, Place, Process
 
 if TYPE_CHECKING:
@@ -25,13 +26,14 @@ class Troubles:
 
     Attributes:
         admins: Those that set positions.
+        resizes: Those that change the number of coordinating partitions.
     """
 
     def __init__(self, world: HostedWorld) -> None:
         """Take the world as it is."""
         self._world = world
         self._rng = world.rng
-        self.admins = HostedAdmins(world)
+        self.admins, self.resizes = HostedAdmins(world), HostedResizes(world)
         self._pauses = Pauses(world.cluster, world.watcher, group_id=GROUP)
 
     def strike(self) -> None:
@@ -50,6 +52,7 @@ class Troubles:
             "failover": self._fail_over,
             POSITIONS: self.admins.strike,
             PLANS: self._write_nonsense,
+            RESIZE: self.resizes.strike,
         }
         names = [name for name in acts if name in self._world.faults]
         if names:
@@ -59,7 +62,7 @@ class Troubles:
 
     def _write_nonsense(self) -> None:
         """Write the next Plan of the group, of any members for any keys."""
-        world, count = self._world, self._world.cluster.config.partition_count
+        world, count = self._world, self._world.partition_count
         home = home_partition(GROUP, partition_count=count)
         names = [place.host.name for place in world.hosts]
         names += [each.client_id for each in world.processes]
@@ -202,7 +205,8 @@ class Troubles:
         skew_ms = self._rng.randint(-3 * world.h, 3 * world.h)
         place = world.cluster.place(number)
         # Every term of office has a broker of its own: no clock steps within one.
-        leader = LEADERS * (world.cluster.kafka.log(place).leader_epoch + 1) + number
+        leaders = LEADERS * (1 + world.is_resizing)
+        leader = leaders * (world.cluster.kafka.log(place).leader_epoch + 1) + number
         world.cluster.kafka.set_skew(leader, skew_ms)
         world.cluster.kafka.fail_over(place, leader=leader)
         world.trace(f"{place} is led by {leader}, its clock at {skew_ms:+}")

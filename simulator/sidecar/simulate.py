@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kafka_marshal.config import Delivery
 from kafka_marshal.engine.plan_following import ORPHAN_MS_MAX
+from kafka_marshal.protocol.layout_steps import FINAL_AFTER_MS
 from kafka_marshal.protocol.types import TopicPartition
 from simulator.base import GROUP, Liveness
 from simulator.checkers import Violation
@@ -35,6 +36,7 @@ DEATH_MS = 1_000
 BACKOFF_HS_MAX = 300
 TAKEOVER_HS = 3
 RESOLVE_HS = 12
+RESIZE_HS = 12
 WORK_MS = 400
 PRODUCED = 0.3
 STRUCK = 0.15
@@ -78,6 +80,7 @@ class HostedSimulation(Liveness):
             ) from violation
         finally:
             self._troubles.admins.close()
+            self._troubles.resizes.close()
             for place in world.hosts:
                 place.host.crash()
         return Report.of(
@@ -128,6 +131,9 @@ class HostedSimulation(Liveness):
         self._live(TAKEOVER_HS * world.h)
         if POSITIONS in world.faults:
             self._all_resolved()
+        if world.is_resizing:
+            self._all_resized()
+            self._resize()
         self._gets(BACKOFF_HS_MAX * world.h, self._is_calm)
         self._demand_owned("L6", self._owned_ms)
         base_ms = TAKEOVER_HS * world.h + 3 * self._garbage_ms
@@ -150,6 +156,22 @@ class HostedSimulation(Liveness):
         if not self._gets(limit_ms, lambda: not unresolved_in(worlds)):
             raise Violation("8.5", f"{unresolved_in(worlds)} stay for {limit_ms} ms")
         self._live(limit_ms)  # pauses run out
+
+    def _all_resized(self) -> None:
+        """10: what an admin began and left is ended by members and sidecars."""
+        limit_ms = 2 * FINAL_AFTER_MS + RESIZE_HS * self.world.h
+        resizes = self._troubles.resizes
+        if not self._gets(limit_ms, resizes.are_over):
+            raise Violation("10", f"a change is open for {limit_ms} ms: {resizes}")
+
+    def _resize(self) -> None:
+        """10: what was completed or given up is in the way of no other change."""
+        changes = self._troubles.resizes.changes
+        before = len(changes.ended)
+        self._troubles.resizes.strike_again()
+        self._all_resized()
+        if len(changes.ended) == before:
+            raise Violation("10", "a change is refused although all is well")
 
     @property
     def _garbage_ms(self) -> int:

@@ -26,7 +26,7 @@ from simulator.checkers import Folded, Violation
 from simulator.garbage import NAME as GARBAGE
 from simulator.handoffs import COLD, DIE, NEVER, SLOW, mood_of, on_warm_of
 from simulator.loop import Loop
-from simulator.plan import GARBAGE_POLICY, HANDOFFS, PLANS, chance
+from simulator.plan import GARBAGE_POLICY, HANDOFFS, PLANS, RESIZE, chance
 from simulator.position_judge import PositionJudge
 from simulator.sidecar.client import Hosted
 from simulator.sidecar.host import SEED_BITS, Host
@@ -56,6 +56,8 @@ FAULTS = (
 """What may go wrong; a seed draws which of these exist in its world."""
 POSITIONS = "positions"
 """Goes wrong only when asked for: admins set positions, and die at it."""
+RESIZED_FROM = 4
+"""Coordinating partitions at the start, where their number changes."""
 ENDS = 0.3
 ENDS_SLOWLY = 0.02
 """How probably a call of ``on_warm`` ends in a round."""
@@ -179,12 +181,12 @@ class HostedWorld(BaseWorld):
         self.delivery = delivery or drawn
         lot = [name for name in FAULTS if rng.random() < 0.5]  # noqa: PLR2004
         self.faults = frozenset(lot if faults is None else faults)
-        self.fates = Fates(random.Random(seed + 1), self.h)  # noqa: S311
-        self.fates.faults = tuple(sorted(self.faults & OF_APPENDS))
-        self.fates.hardness = rng.choice([0.05, 0.2, 0.4])
+        self.fates = self._draw_fates()
+        self.on_folded: Callable[[Folded], None] = lambda _: None
+        partitions = rng.randint(1, 2)
         cluster = Cluster(
             heartbeat_interval_ms=self.h,
-            partitions=rng.randint(1, 2),
+            partitions=RESIZED_FROM if self.is_resizing else partitions,
             policy=self.fates,
             limits={} if span is None else {"span": span},
         )
@@ -222,6 +224,17 @@ class HostedWorld(BaseWorld):
         self.join_claimer(rng.choice(self.hosts))
         for _ in range(rng.randint(0, 2)):
             self.join(None)
+
+    def _draw_fates(self) -> Fates:
+        fates = Fates(random.Random(self.seed + 1), self.h)  # noqa: S311
+        fates.faults = tuple(sorted(self.faults & OF_APPENDS))
+        fates.hardness = self.rng.choice([0.05, 0.2, 0.4])
+        return fates
+
+    @property
+    def is_resizing(self) -> bool:
+        """Whether the number of coordinating partitions may change."""
+        return RESIZE in self.faults
 
     def _set_group(self) -> None:
         """Draw how long successors have to warm up, and for how many keys at once.
@@ -478,7 +491,14 @@ class HostedWorld(BaseWorld):
 
     def _on_fold(self, folded: Folded) -> None:
         self.positions.take(folded)
+        self.on_folded(folded)
         super()._on_fold(folded)
+
+    @property
+    def partition_count(self) -> int:
+        """The number of coordinating partitions that is in force."""
+        config = self.watcher.worlds[0].config or self.cluster.config
+        return config.partition_count
 
     def count(self, what: str) -> None:
         """Count what has happened."""

@@ -18,6 +18,8 @@ SEEDS = range(slice_of(quick=300, full=10_000))
 
 
 HALF = 0.5
+UNSTABLE = (2358,)
+"""Seeds that once had another plan when a part was carried out."""
 
 
 @pytest.mark.parametrize("kind", [plankit.uniform_group, plankit.mixed_group])
@@ -70,7 +72,7 @@ def test_what_is_under_way_is_not_planned_again(kind):
 
     A planner counts a key as that of the member which its last plan names (9.2).
     """
-    for seed in SEEDS:
+    for seed in (*SEEDS, *UNSTABLE):
         chance = plankit.chance_of(seed)
         group = kind(chance)
         first = plan(group)

@@ -1,13 +1,16 @@
 """The loop of ``native/beats.c`` folds what that in Python folds, or less of it.
 
 Values are written byte by byte here, in every form that MessagePack has for them, and
-then damaged. Where nothing was compiled, the tests are skipped.
+then damaged. Each run is folded as objects and, where a broker could have sent it, as
+packed entries. Where nothing was compiled, the tests are skipped.
 """
 
 import struct
 from copy import deepcopy
 
+import msgspec
 import pytest
+from batchkit import packed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logkit import CREATE_TIME, KEY, LOG_APPEND_TIME, START_MS, Log, beat, fence, ident
@@ -152,8 +155,34 @@ def listed(state, drawn):
     return found
 
 
+def sendable(entry):
+    """Return the entry as a broker can have sent it."""
+    kind = LOG_APPEND_TIME if entry.timestamp_type == LOG_APPEND_TIME else CREATE_TIME
+    return msgspec.structs.replace(
+        entry,
+        leader_epoch=entry.leader_epoch or 0,
+        offset=min(max(0, entry.offset), OFFSET_MAX - 1),
+        timestamp_ms=max(-OFFSET_MAX, min(entry.timestamp_ms, OFFSET_MAX)),
+        timestamp_type=kind,
+        undecodable=None,
+    )
+
+
 def compare(state, entries, *, but=NO_EPOCH, start=0):
-    """Fold by both loops; return where they stopped: in Python, and compiled."""
+    """Fold by both loops; return where they stopped: in Python, and compiled.
+
+    Packed entries are folded as far as objects of them, by either loop.
+    """
+    sent = [sendable(each) for each in entries]
+    assert list(packed(sent)) == sent
+    found = compare_lists(state, sent, but=but, start=start)
+    assert compare_lists(state, packed(sent), but=but, start=start) == found
+    if sent == entries:
+        return found
+    return compare_lists(state, entries, but=but, start=start)
+
+
+def compare_lists(state, entries, *, but, start):
     in_python, in_c = deepcopy(state), deepcopy(state)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "compiled", None)

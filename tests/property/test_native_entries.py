@@ -1,8 +1,7 @@
 """Entries of ``native/entries.c`` are those of kafka-python's records.
 
-The same fetch is read by both, in portions, and compared after each: the entries, where
-the next fetch begins, and the error at which reading ends. Where nothing was compiled,
-the tests are skipped.
+The same fetch is read by both and compared: the entries, where the next fetch begins,
+and the error at which reading ends. Where nothing was compiled, the tests are skipped.
 """
 
 import struct
@@ -18,9 +17,11 @@ from kafka.record import MemoryRecords
 from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
-from kafka_marshal.kafka_io.entries import AT_ONCE, EntryRecords, to_entry
+from kafka_marshal.kafka_io import entries as module
+from kafka_marshal.kafka_io.entries import EntryRecords, to_runs
 from kafka_marshal.kafka_io.patches import accept_any_header
 from kafka_marshal.native import compiled
+from kafka_marshal.protocol.packed_entries import PackedEntries
 from kafka_marshal.protocol.types import LogEntry
 
 pytestmark = pytest.mark.skipif(compiled is None, reason="nothing was compiled here")
@@ -123,39 +124,49 @@ def hostile_fetches(draw):
     return before + bytes(raw) + behind
 
 
-def read(kind, raw, *, start, portions):
-    """Read a fetch in portions; return what each leaves."""
+def read(kind, raw, *, start=0, most=None):
+    """Read a fetch to its end or an error; return everything that it leaves."""
     part = kind(start, PLACE, MemoryRecords(raw))
-    found = []
-    for portion in portions:
+    entries, error = [], None
+    while part:
         try:
-            taken = part.take(portion) if part else None
-        except Exception as error:  # noqa: BLE001 - it is compared
-            found.append((type(error), part.next_fetch_offset))
+            taken = part.take(most)
+        except Exception as raised:  # noqa: BLE001 - it is compared
+            error = type(raised)
             break
-        entries = taken and [
-            each if type(each) is LogEntry else to_entry(each) for each in taken
-        ]
-        found.append((entries, part.next_fetch_offset, part.leader_epoch, bool(part)))
-    return found
+        for run in to_runs(taken):
+            if isinstance(run, PackedEntries):
+                assert len(run) == len(list(run))
+                assert part.next_fetch_offset > run[-1].offset
+            entries += run
+    epoch = part.leader_epoch if error is None else None
+    return entries, part.next_fetch_offset, epoch, error
 
 
-portions = st.lists(st.integers(1, 5), max_size=3).map(lambda each: [*each, None, 1, 1])
 starts = st.sampled_from([0, 0, 1, 8, 250, 2**40 + 1])
+portions = st.sampled_from([None, 1, 3])
 
 
 @given(fetches(), starts, portions)
 @settings(max_examples=300)
-def test_fetches_are_read_as_by_kafka_python(raw, start, portions):
-    expected = read(LENIENT, raw, start=start, portions=portions)
-    assert read(EntryRecords, raw, start=start, portions=portions) == expected
+def test_fetches_are_read_as_by_kafka_python(raw, start, most):
+    expected = read(LENIENT, raw, start=start)
+    assert read(EntryRecords, raw, start=start, most=most) == expected
 
 
-@given(hostile_fetches(), starts, portions)
+@given(hostile_fetches(), starts, st.sampled_from([1, 3, module.RUN_MAX]))
 @settings(max_examples=600)
-def test_hostile_fetches_are_read_as_by_kafka_python(raw, start, portions):
-    expected = read(LENIENT, raw, start=start, portions=portions)
-    assert read(EntryRecords, raw, start=start, portions=portions) == expected
+def test_hostile_fetches_are_read_as_by_kafka_python(raw, start, run_max):
+    expected = read(LENIENT, raw, start=start)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "RUN_MAX", run_max)
+        assert read(EntryRecords, raw, start=start) == expected
+
+
+def packed(raw, *, first=0, most=10**6):
+    """Return the packed entries of a fetch, and how far they reach."""
+    places, behind, *_ = compiled.index_entries(raw, 0, first, most)
+    return PackedEntries(raw, places), behind
 
 
 @pytest.mark.parametrize(
@@ -170,28 +181,97 @@ def test_hostile_fetches_are_read_as_by_kafka_python(raw, start, portions):
     ids=["one", "append time", "compressed", "no leader epoch", "old format"],
 )
 def test_only_what_is_unusual_is_left_to_kafka_python(raw, is_native):
-    entries, at, _, _ = compiled.to_entries(raw, 0, LogEntry, AT_ONCE)
-    assert (bool(entries), at) == (is_native, len(raw) if is_native else 0)
-    assert read(EntryRecords, raw, start=0, portions=[None]) == read(
-        LENIENT, raw, start=0, portions=[None]
-    )
+    entries, behind = packed(raw)
+    assert (bool(entries), behind) == (is_native, len(raw) if is_native else 0)
+    assert read(EntryRecords, raw) == read(LENIENT, raw)
 
 
-@pytest.mark.parametrize("size", [1, AT_ONCE - 1, AT_ONCE, AT_ONCE + 1, 3 * AT_ONCE])
-def test_long_fetches_are_read_in_parts(size):
+@pytest.mark.parametrize("run_max", [1, 499, 500, 501, 10_000])
+def test_long_fetches_are_read_in_runs(monkeypatch, run_max):
     raw = b"".join(
-        sealed(written([(1, b"k", b"%d" % at, [])]), base=at) for at in range(size)
+        sealed(written([(1, b"k", b"%d" % at, [])]), base=at) for at in range(1_200)
     )
-    found = read(EntryRecords, raw, start=0, portions=[700, None])
-    assert found == read(LENIENT, raw, start=0, portions=[700, None])
-    assert compiled.to_entries(raw, 0, LogEntry, 10**6)[1:] == (len(raw), size, 0)
+    monkeypatch.setattr(module, "RUN_MAX", run_max)
+    assert read(EntryRecords, raw) == read(LENIENT, raw)
+    assert compiled.index_entries(raw, 0, 0, 10**6)[1:] == (len(raw), 1_200, 0)
+
+
+def test_a_run_ends_where_another_leader_begins():
+    both = [
+        sealed(written([(1, None, b"v", [])]), base=at, epoch=at // 2)
+        for at in range(4)
+    ]
+    raw = b"".join(both)
+    entries, behind = packed(raw)
+    assert [each.offset for each in entries] == [0, 1]
+    assert behind == len(both[0] + both[1])
+    assert read(EntryRecords, raw) == read(LENIENT, raw)
+
+
+def test_entries_that_do_not_ascend_are_left():
+    raw = b"".join(sealed(written([(1, None, b"v", [])]), base=at) for at in (5, 4))
+    entries, _ = packed(raw)
+    assert [each.offset for each in entries] == [5]
+    assert [each.offset for each in read(EntryRecords, raw)[0]] == [5, 4]
+
+
+def test_a_control_batch_that_goes_back_is_left():
+    one = sealed(written([(1, None, b"v", [])]), base=9)
+    back = sealed(written([(1, None, b"", [])]), base=0, attributes=CONTROL)
+    entries, behind = packed(one + back)
+    assert ([each.offset for each in entries], behind) == ([9], len(one))
+
+
+@given(fetches(), st.binary(max_size=2))
+def test_entries_are_found_by_their_heads(raw, head):
+    entries, _ = packed(raw)
+    wanted = [each for each in entries if (each.value or b"").startswith(head)]
+    wanted = [each for each in wanted if each.value is not None]
+    assert entries.with_head(head) == wanted
+
+
+@given(fetches(), st.sampled_from([-1, 0, 4, 5, 2**40, 2**63 - 1]))
+def test_the_first_entry_after_a_time_is_found(raw, time_ms):
+    entries, _ = packed(raw)
+    later = [
+        number
+        for number, each in enumerate(entries)
+        if each.timestamp_type == 1 and each.timestamp_ms > time_ms
+    ]
+    assert entries.first_later(time_ms) == next(iter(later), len(entries))
+
+
+@given(
+    st.binary(max_size=200),
+    st.lists(st.tuples(st.integers(-9, 300), st.integers(-9, 300)), max_size=4),
+)
+def test_a_foreign_index_reads_nothing_outside(raw, drawn):
+    places = b"".join(struct.pack("=ii", *each) for each in drawn)
+    entries = PackedEntries(raw, places)
+    for read_all in (
+        list,
+        lambda each: each.with_head(b"\x01"),
+        lambda each: each[: each.first_later(5)],
+    ):
+        try:
+            found = read_all(entries)
+        except ValueError:
+            continue
+        assert all(len(each.value or b"") <= len(raw) for each in found)
 
 
 def test_places_outside_of_the_data_have_no_entries():
     raw = sealed(bytes(new_batch().build()), base=0)
     for at in (-1, len(raw), len(raw) + 1, 2**62):
-        assert compiled.to_entries(raw, at, LogEntry, 9)[0] == []
+        assert compiled.index_entries(raw, at, 0, 9)[:2] == (b"", at)
+    one = sealed(written([(1, None, b"", [])]), base=0)
+    places = compiled.index_entries(one, 0, 0, 9)[0]
+    for start, stop in ((-1, 1), (0, 2), (1, 0)):
+        with pytest.raises(IndexError):
+            compiled.read_entries(one, places, start, stop, LogEntry)
     with pytest.raises(TypeError):
-        compiled.to_entries(sealed(written([(1, None, b"", [])]), base=0), 0, int, 9)
+        compiled.read_entries(one, places, 0, 1, int)
     with pytest.raises(TypeError):
-        compiled.to_entries("text", 0, LogEntry, 9)
+        compiled.read_entries(one, "text", 0, 1, LogEntry)
+    with pytest.raises(TypeError):
+        compiled.index_entries("text", 0, 0, 9)

@@ -3,6 +3,9 @@
 Full size: ``PROOF=1``, or ``python -m simulator --also resize``.
 """
 
+from collections import Counter
+
+import attrs
 import msgspec
 import pytest
 import slices
@@ -16,19 +19,52 @@ from kafka_marshal.protocol.state import ACCEPTED
 from simulator.campaign import CampaignOptions, run_seeds
 from simulator.coverage import RESIZED
 from simulator.plan import (
+    ABOVE,
+    CHECKPOINT,
     FENCES,
     HANDOFFS,
+    LEVEL,
     MINUTE_MS,
     PLANS,
     POSITIONS,
+    RESET,
     RESIZE,
     SCHEDULES,
     SEEKS,
     STANDBYS,
+    draw,
 )
-from simulator.simulate import SimulationFailed, simulate
+from simulator.resizing import DEATHS, Death
+from simulator.sidecar.simulate import simulate_hosted
+from simulator.simulate import SimulationFailed, run_plan, simulate
 
-CHOSEN = [7, 10, 13, 14, 21, 22, 23, 28, 35, 38]
+# choose_seeds.py --also resize --minutes 4 --seeds 0:150 --times 2
+CHOSEN = [
+    6,
+    7,
+    10,
+    13,
+    15,
+    21,
+    28,
+    44,
+    55,
+    59,
+    65,
+    71,
+    73,
+    80,
+    92,
+    98,
+    103,
+    113,
+    116,
+    117,
+    133,
+    137,
+    138,
+    143,
+]
 BESIDE = {
     HANDOFFS: [1, 3],
     PLANS: [1, 3],
@@ -37,27 +73,90 @@ BESIDE = {
     SEEKS: [1, 4],
     STANDBYS: [1, 3],
     POSITIONS: [1, 3],
+    (CHECKPOINT, RESET): [0, 1, 2, 3],
+    (ABOVE, LEVEL): [1, 2],
 }
 """Seeds, by what else goes wrong."""
 SEEDS = slices.seeds_of(quick=CHOSEN, full=1_000)
 
 
 @pytest.mark.slow
-def test_a_key_has_one_owner_whatever_its_partition():
+def test_a_key_has_one_owner_whatever_its_partition(record_property):
     summary = run_seeds(SEEDS, CampaignOptions(also=(RESIZE,), minutes=4), jobs=1)
+    record_property("seeds", len(SEEDS))
     assert summary.broken == []
     assert {name for name in RESIZED if not summary.seen[name]} == set()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("beside", "seeds"), BESIDE.items())
-def test_a_change_fits_beside_what_else_goes_wrong(beside, seeds):
+@pytest.mark.parametrize(("beside", "seeds"), BESIDE.items(), ids=str)
+def test_a_change_fits_beside_what_else_goes_wrong(beside, seeds, record_property):
+    others = (beside,) if isinstance(beside, str) else beside
     seeds = slices.seeds_of(quick=seeds, full=300)
-    summary = run_seeds(
-        seeds, CampaignOptions(also=(RESIZE, beside), minutes=2), jobs=1
-    )
+    options = CampaignOptions(also=(RESIZE, *others), minutes=2)
+    summary = run_seeds(seeds, options, jobs=1)
+    record_property("seeds", len(seeds))
     assert summary.broken == []
     assert summary.seen["moved"]
+    if RESET in others:
+        assert summary.seen["reset"]
+    if LEVEL in others:
+        assert summary.seen["level_changed"]
+
+
+KILLS = slices.slice_of(quick=1, full=-(-1_000 // len(DEATHS)))
+"""Runs in which an admin dies, for each moment at which it may."""
+RUNS_MAX = 12
+"""How many runs one of them takes at most: in others members do that step first."""
+
+
+def dying_at(place, seed):
+    """Return a plan in which each admin dies at one moment, if it gets there."""
+    plan = draw(seed, also=(RESIZE,), duration_ms=2 * MINUTE_MS)
+    faults = tuple(
+        attrs.evolve(each, size=place) if each.kind == RESIZE else each
+        for each in plan.faults
+    )
+    return attrs.evolve(plan, faults=faults)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", range(len(DEATHS)))
+def test_a_change_whose_admin_is_killed_is_completed_or_given_up(
+    place, record_property
+):
+    """Each run judges that, that each key is usable, and that another change works."""
+    step, is_after = DEATHS[place]
+    name = Death(step, 1, is_after).name
+    kills = 0
+    for seed in range(KILLS * RUNS_MAX):
+        kills += run_plan(dying_at(place, seed)).seen.get(name, 0) > 0
+        if kills == KILLS:
+            break
+    record_property("kills", kills)
+    assert kills == KILLS
+
+
+HOSTED = slices.slice_of(quick=4, full=200)
+HOSTED_FAULTS = (RESIZE, "death", "crash", "late", "stop", "churn", "hang", "line")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("beside", [(), (POSITIONS, HANDOFFS, PLANS, "failover")])
+def test_a_change_beside_sidecars_is_completed_or_given_up(beside, record_property):
+    seen = Counter()
+    for seed in range(HOSTED):
+        seen.update(simulate_hosted(seed, faults=(*HOSTED_FAULTS, *beside)).seen)
+    record_property("seeds", HOSTED)
+    for name in ("moved", "resize_completed", "resize_left", "resize_refused"):
+        assert seen[name], name
+
+
+def test_a_seed_of_sidecars_repeats_byte_for_byte():
+    first, second = (
+        simulate_hosted(1, faults=HOSTED_FAULTS, rounds=60) for _ in range(2)
+    )
+    assert first == second
 
 
 BROKEN = variants.listed("broken members in a change")

@@ -5,6 +5,7 @@ import struct
 from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
 from kafka_marshal.kafka_io.columns import Batch
+from kafka_marshal.protocol.packed_entries import PackedEntries
 
 HEADER_BYTES = DefaultRecordBatch.HEADER_STRUCT.size
 BATCH_BYTES_MAX = 10**9
@@ -52,3 +53,17 @@ def taken(batch, *, append_ms=None):
         append_ms=append_ms,
         data=data,
     )
+
+
+def packed(entries):
+    """Return entries as packed ones, each in a batch of its own."""
+    data, places = bytearray(), bytearray()
+    for entry in entries:
+        made = bytearray(built([(0, (0, None, entry.value, []))])._buffer)
+        struct.pack_into(">q", made, 0, entry.offset)
+        struct.pack_into(">i", made, 12, entry.leader_epoch)
+        struct.pack_into(">h", made, 21, 0x08 if entry.timestamp_type == 1 else 0)
+        struct.pack_into(">qq", made, 27, entry.timestamp_ms, entry.timestamp_ms)
+        places += struct.pack("=ii", len(data), len(data) + HEADER_BYTES)
+        data += made
+    return PackedEntries(bytes(data), bytes(places))

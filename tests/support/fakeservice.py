@@ -2,7 +2,9 @@
 
 import threading
 from collections import deque
+from types import SimpleNamespace
 
+from kafka_marshal.clock import SystemClock
 from kafka_marshal.errors import ClaimLost, IdentityConflict
 from kafka_marshal.remote import api
 from kafka_marshal.remote.answers import Handoff, LocalClient
@@ -78,7 +80,9 @@ class FakeService:
         fault: Raised by the next calls, if set.
         hold: Event that calls wait for, if set.
         instances: Registered processes.
-        is_slow: Whether no beat can be recorded at once.
+        is_slow: Whether no beat can be recorded, and no grant begun, at once.
+        begun: Grants that were begun at once.
+        verdict: Verdict that these have from the start.
     """
 
     def __init__(self) -> None:
@@ -90,6 +94,9 @@ class FakeService:
         self.gone: set[tuple[str, str]] = set()
         self.is_drained = self.is_handed_off = True
         self.is_slow = False
+        self.begun: list[SimpleNamespace] = []
+        self.verdict: object = None
+        self.clock = SystemClock()
 
     def restore(self, *, timeout_ms) -> int:
         self._record("restore", timeout_ms)
@@ -212,6 +219,22 @@ class FakeService:
             head=ask.last + 1,
             offset=4711,
         )
+
+    def now_ms(self) -> int:
+        return self.clock.now_ms()
+
+    def grant_at_once(self, group_id, ask, *, on_verdict):
+        """Begin a grant; a test gives the verdict."""
+        if self.is_slow:
+            return None
+        self._record("grant_at_once", group_id, ask)
+        begun = SimpleNamespace(ask=ask, verdict=self.verdict, on_verdict=on_verdict)
+        self.begun.append(begun)
+        return begun
+
+    def await_grant(self, pending, *, until_ms) -> api.GrantResponse:
+        self._record("await_grant", until_ms)
+        return self.grant("g", pending.ask)
 
     def world(self, *, timeout_ms) -> dict:
         self._record("world", timeout_ms)

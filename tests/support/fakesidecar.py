@@ -8,6 +8,7 @@ import msgspec
 
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.remote import api, paths
+from kafka_marshal.remote.exchanges import Answer, ExchangeError
 from kafka_marshal.remote.transport import Address, Connection
 
 INCARNATION = "ab" * 16
@@ -159,6 +160,31 @@ def failure(error, message="no", **rest):
     return api.Failure(error=error, message=message, **rest)
 
 
+class RequestsBy:
+    """Makes requests by a transport of httpx."""
+
+    def __init__(self, transport):
+        self._transport = transport
+        self._is_closed = False
+
+    def request(self, method, target, *, body, timeout_s):
+        del timeout_s
+        if self._is_closed:
+            raise RuntimeError("closed")
+        request = httpx.Request(method, f"http://sidecar{target}", content=body)
+        try:
+            response = self._transport.handle_request(request)
+            content = response.read()
+        except httpx.HTTPError as error:
+            is_early = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+            why = str(error) or type(error).__name__
+            raise ExchangeError(why, was_sent=not is_early) from error
+        return Answer(response.status_code, content)
+
+    def close(self):
+        self._is_closed = True
+
+
 def connected(sidecar, *, token=None):
     return Connection.open(
         Address.parse("unix:/run/s.sock"),
@@ -166,5 +192,6 @@ def connected(sidecar, *, token=None):
         group_id="g",
         client_id="c",
         instance=INSTANCE,
+        requests=RequestsBy(sidecar),
         transport=sidecar,
     )

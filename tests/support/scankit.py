@@ -2,6 +2,7 @@
 
 from kafka_marshal.engine.kept_states import Restored
 from kafka_marshal.past import Prefix
+from kafka_marshal.ports import runs_of
 from kafka_marshal.protocol.state import WorldState
 
 
@@ -48,3 +49,7 @@ class FakeScan:
             if self._last is None or entry.offset <= self._last
             if self.prefix.accept(log.state.partition, entry)
         )
+
+    def runs(self):
+        """Yield the entries in runs of one partition."""
+        return runs_of(self)

@@ -128,6 +128,8 @@ class Local:
     Attributes:
         held: Epoch and last deadline by key.
         received: Every event.
+        generation: Config generation that the applied events lead to.
+        acknowledges: Whether its beats report that.
     """
 
     _count = 0
@@ -152,6 +154,8 @@ class Local:
         self.is_paused = False
         self.warm = {}
         self.standbys = {}
+        self.generation = None
+        self.acknowledges = False
         self.register()
 
     @property
@@ -200,6 +204,7 @@ class Local:
 
     def apply(self, body):
         self.received.append(body)
+        self.generation = getattr(body, "generation", self.generation)
         match body:
             case api.Snapshot():
                 self.reset(body)
@@ -279,6 +284,8 @@ class Local:
         )
 
     def beat(self, **rest):
+        if self.acknowledges:
+            rest.setdefault("generation", self.generation)
         answer = self.service.beat(
             self.who, api.HeartbeatRequest(standings=self.standings(), **rest)
         )

@@ -284,11 +284,19 @@ def test_a_partition_without_records_is_passed_beside_a_busy_one():
     assert node.consumer.committed(quiet) == 2
 
 
-def test_at_most_once_control_records_are_granted():
-    """Once, a while after the last record; not again while nothing comes."""
+@pytest.mark.parametrize(
+    ("isolation", "requests"),
+    [
+        # A while after the last record, as no fetch shows what follows it.
+        pytest.param("read_committed", [(0, 4), (5, 5)], id="after the records"),
+        pytest.param("read_uncommitted", [(0, 5)], id="with the records"),
+    ],
+)
+def test_at_most_once_control_records_are_granted(isolation, requests):
+    """Once, and not again while nothing comes."""
     cluster = world(records=[0])
     cluster.kafka.produce_transaction(T0, [b"x"] * 5, is_committed=True)
-    node = owning(cluster, delivery=AMO)
+    node = owning(cluster, delivery=AMO, isolation_level=isolation)
     assert drained(node, cluster, H // 20) == [0, 1, 2, 3, 4]
     assert node.consumer.lag() == {T0: 0}
     assert node.consumer.committed(T0) == 6
@@ -300,7 +308,7 @@ def test_at_most_once_control_records_are_granted():
         (line.record.first, line.record.proposed_last_offset)
         for line in of(cluster, "a", ClaimingMessages)
     ]
-    assert asked == [(0, 4), (5, 5)]
+    assert asked == requests
     cluster.kafka.produce(T0, b"x")
     assert drained(node, cluster) == [6]
 

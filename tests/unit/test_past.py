@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from batchkit import packed
 from enginekit import KEY, checkpointed, write
 from logkit import OP, ident, schedule
 from msgspec.structs import replace
@@ -19,6 +20,7 @@ from kafka_marshal import (
 from kafka_marshal.engine import checkpoint_reader
 from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
 from kafka_marshal.engine.pause_notes import NOTES_MAX
+from kafka_marshal.native import compiled
 from kafka_marshal.past import Prefix
 from kafka_marshal.protocol.codec import encode, person_to_tags
 from kafka_marshal.protocol.records import ReleaseGroup
@@ -138,6 +140,19 @@ def test_a_run_within_the_view_is_not_cut():
     assert Prefix({0: 7}, None).cut(0, entries) == entries
     assert Prefix({0: 0}, None).cut(0, entries) == entries[:1]
     assert Prefix(None, None).cut(0, entries) is entries
+
+
+@pytest.mark.skipif(compiled is None, reason="nothing was compiled here")
+@pytest.mark.parametrize("offset", [None, {0: 2}, {0: 9}, {1: 9}])
+@pytest.mark.parametrize("time_ms", [None, 4, 10, 11])
+def test_a_packed_run_is_cut_as_a_list_is(offset, time_ms):
+    entries = [entry(0, 5), entry(1, 99, kind=0), entry(2, 10), entry(4, 11)]
+    expected, found = Prefix(offset, time_ms), Prefix(offset, time_ms)
+    cut = found.cut(0, packed(entries))
+    assert list(cut) == list(expected.cut(0, entries))
+    assert found.has_ended(0) == expected.has_ended(0)
+    one_by_one = Prefix(offset, time_ms)
+    assert [e.offset for e in cut] == accepted(one_by_one, *entries)
 
 
 class Reader:

@@ -12,6 +12,7 @@ from kafka_marshal.ports import (
     SourceKind,
     index_from,
     joined_records,
+    runs_of,
 )
 from kafka_marshal.protocol.types import Token
 
@@ -105,3 +106,12 @@ def test_records_are_joined_under_another_token(parts):
 def test_the_index_of_an_offset_is_that_of_the_next_record(records):
     assert [index_from(records, offset) for offset in (0, 2, 3, 6)] == [0, 1, 2, 3]
     assert index_from(records, 0, start=2) == 2
+
+
+def test_entries_are_grouped_in_runs_of_one_partition():
+    assert list(runs_of([])) == []
+    assert list(runs_of([(0, "a"), (0, "b"), (1, "c"), (0, "d")])) == [
+        (0, ["a", "b"]),
+        (1, ["c"]),
+        (0, ["d"]),
+    ]

@@ -6,7 +6,7 @@ from enginekit import H, fold, lowered, pause_for, pause_scope, world, write
 from logkit import claim, member, schedule, settings
 from positionkit import die_at, following
 from positionkit import written as with_positions
-from resizekit import TIMEOUT_MS, Died, Tool, filled, hold, key
+from resizekit import TIMEOUT_MS, Died, Tool, filled, hold, key, require_whole
 
 from kafka_marshal.altering import Altering
 from kafka_marshal.engine.config_check import require_no_change
@@ -132,6 +132,24 @@ def test_pauses(kind):
         write(cluster, schedule(now_ms + H, now_ms + 9 * H))
     one = refused(cluster)
     assert (one.reason, "groups resume" in one.text) == ("paused", True)
+
+
+@pytest.mark.parametrize("kind", ["pause", "schedule"])
+def test_a_pause_that_has_run_out_in_an_idle_partition(kind):
+    """Nothing else may ever be appended there: the fence ends it."""
+    cluster = filled(4, keys=0)
+    if kind == "pause":
+        pause_for(cluster, 2 * H)
+    else:
+        now_ms = cluster.clock.wall_ms()
+        write(cluster, schedule(now_ms + H, now_ms + 2 * H))
+    cluster.run(2 * H + 1)
+    assert any(
+        group.pauses or group.scheduled for group in fold(cluster).groups.values()
+    )
+    assert plan_of(cluster).obstacles == ()
+    Tool(cluster).resize(8)
+    require_whole(cluster, 8, keys=0)
 
 
 def test_a_set_position():

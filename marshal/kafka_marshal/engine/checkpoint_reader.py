@@ -29,9 +29,10 @@ SHORT_MAX = 2 * WINDOW_MIN
 # A checkpoint is at most 50,000 to 200,000 entries away where members write them. On
 # average half of the last window is read for nothing.
 WINDOW_MAX = 50_000
-# A log that still has offset 0 is searched backwards this many entries at most: beyond
-# that, folding it from its start is faster than reading it twice.
-SEARCHED_MAX = 2_000_000
+# A log that still has offset 0 is searched backwards about this many entries: if
+# members have written no checkpoint for so long, reading it from its start takes less
+# than reading it twice.
+SEARCHED_MAX = 200_000
 _END = header_of(CheckpointEnd)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kafka_marshal.config import Delivery
 
+from .changes import Changes
 from .holding import Holding
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class ClaimIndex:
             this client.
         active: Owned holdings that are starting, seeking or draining, and all owned
             holdings with at-most-once delivery: their grant requests may go unanswered.
+        changes: Keys whose holdings were added, won or removed, or began to drain.
         won_count: Number of claims ever won.
     """
 
@@ -34,6 +36,7 @@ class ClaimIndex:
         "_expire_at_ms",
         "active",
         "all",
+        "changes",
         "contending",
         "won_count",
     )
@@ -42,6 +45,7 @@ class ClaimIndex:
         self.all: dict[Key, Holding] = {}
         self.contending: dict[Key, Holding] = {}
         self.active: dict[Key, Holding] = {}
+        self.changes = Changes()
         self.won_count = 0
         self._by_epoch: dict[tuple[int, int | None], Holding] = {}
         self._expire_at_ms = FAR_MS
@@ -49,12 +53,13 @@ class ClaimIndex:
     def add(self, holding: Holding) -> None:
         """Add a key to contend for."""
         self.all[holding.key] = self.contending[holding.key] = holding
+        self.changes.note(holding.key)
 
     def won(self, holding: Holding, partition: int) -> None:
         """Record a won claim, on coordinating partition ``partition``."""
         holding.coordinator = partition
         self.contending.pop(holding.key, None)
-        self.active[holding.key] = holding
+        self.mark_active(holding)
         self.won_count += 1
         self._by_epoch[partition, holding.claim.epoch] = holding
         until_ms = holding.claim.lease.hard_until_ms
@@ -69,6 +74,7 @@ class ClaimIndex:
         if self.all.get(key) is not holding:
             return False
         del self.all[key]
+        self.changes.note(key)
         self.contending.pop(key, None)
         self.active.pop(key, None)
         return True
@@ -80,6 +86,7 @@ class ClaimIndex:
     def mark_active(self, holding: Holding) -> None:
         """Visit an owned holding in each round until ``compact`` finds it idle."""
         self.active[holding.key] = holding
+        self.changes.note(holding.key)
 
     def mark_all_active(self) -> None:
         """Visit every owned holding in the next round."""

@@ -17,14 +17,20 @@ from kafka_marshal.errors import (
     PositionError,
     UnknownTopicId,
 )
-from kafka_marshal.ports import DataReader, Record, column_of, offset_at
+from kafka_marshal.ports import (
+    READ_UNCOMMITTED,
+    DataReader,
+    Record,
+    column_of,
+    offset_at,
+)
 from kafka_marshal.protocol.claiming import Ending, Phase
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.granting import AtMostOnce
 from kafka_marshal.protocol.types import TopicPartition
 
 from .fetch_state import FAIR_READ_MS, FetchState, Prefetch
-from .grant_pipeline import GrantPipeline
+from .grant_pipeline import GrantPipeline, has_unfetched
 from .holding import Holding
 from .interfaces import ClaimEngine, ClaimSession
 from .subscription import Subscription
@@ -75,6 +81,7 @@ class Dispatcher:
             most=config.max_poll_records,
             batches_max=config.max_granted_batches,
             fetched_max=config.max_fetched,
+            is_end_readable=config.isolation_level == READ_UNCOMMITTED,
         )
         self._is_at_most_once = config.is_at_most_once
         # Places with fetched records; the first is served next.
@@ -222,6 +229,9 @@ class Dispatcher:
                     ready.append(place)
                 if most <= 0 or len(handed) == partitions_max:
                     break
+            if self._is_at_most_once:
+                count = sum(map(len, handed.values()))
+                self._pipeline.measure(count, self.places.values())
         return handed
 
     def hand_out_one(self) -> Record | None:
@@ -329,10 +339,55 @@ class Dispatcher:
         elif is_requested or self._subscription.expects_claim:
             # Wait for the verdict, or the claim, and fetch meanwhile: neither would end
             # a wait for records.
-            if not self._read(0):
+            if self._read(0):
+                self._request_fetched()
+            else:
                 self._wait(slice_ms if is_requested else min(left_ms, CLAIM_SLICE_MS))
-        else:
-            self._read(min(left_ms, FETCH_SLICE_MS))
+        elif self._read(min(left_ms, FETCH_SLICE_MS)):
+            self._request_fetched()
+
+    def _request_fetched(self) -> None:
+        """Request grants, at most once, for what was just fetched."""
+        if self._is_at_most_once:
+            self._pipeline.request_grants(self.unpaused())
+
+    def fetch_granted(self, left_ms: int) -> bool:
+        """Fetch what is granted, or wait for verdicts, for a slice; without requests.
+
+        Returns:
+            False if there is nothing to wait for.
+        """
+        with self._engine.changed:
+            is_awaited = self._pipeline.awaits(self.unpaused())
+        unfetched = self._unfetched()
+        if not (is_awaited or unfetched):
+            return False
+        slice_ms = min(left_ms, WAIT_SLICE_MS)
+        if not unfetched:
+            self._wait(slice_ms)
+            return True
+        self._read(0 if is_awaited else slice_ms, is_rest=True)
+        return True
+
+    def _unfetched(self) -> set[TopicPartition]:
+        """Return the partitions with granted records to fetch and hand out now."""
+        now_ms = self._clock.now_ms()
+        return {
+            place.partition
+            for place in self.unpaused()
+            if has_unfetched(place) and place.holding.claim.may_hand_out(now_ms)
+        }
+
+    def _read_rest(self, timeout_ms: int) -> bool:
+        """Read only what is granted already, however much is fetched.
+
+        What is fetched and not granted may never be, if its partition drains or the
+        consumer stops: it must not keep the rest from being fetched.
+        """
+        self._pause_at_reader(self.places.keys() - self._unfetched())
+        self._is_stale = True
+        most = self._config.max_poll_records
+        return self._store(self._reader.poll(timeout_ms, most))
 
     def read_ahead(self) -> None:
         """Request grants and fetch without waiting, for later hand-outs.
@@ -351,20 +406,26 @@ class Dispatcher:
             is_wanted = is_due or self._pipeline.needs_records(self.unpaused())
         else:
             is_wanted = now_ms >= self._ahead.due_ms
-        is_found = False
         if is_wanted:
             self._pause_reader()
             try:
-                is_found = self._read(0)
+                self._read(0)
             except MarshalError as error:
                 self._fault = error
-        if self._is_at_most_once and not is_found:
-            self._pipeline.request_grants(self.unpaused())
+        if self._is_at_most_once:
+            self._pipeline.request_ahead(self.unpaused())
 
-    def _read(self, timeout_ms: int) -> bool:
-        """Fetch for up to ``timeout_ms``; return whether there were records."""
+    def _read(self, timeout_ms: int, *, is_rest: bool = False) -> bool:
+        """Fetch for up to ``timeout_ms``; return whether there were records.
+
+        Args:
+            timeout_ms: Longest wait.
+            is_rest: Whether to fetch only what is granted already.
+        """
         try:
-            if self._is_at_most_once:
+            if is_rest:
+                is_found = self._read_rest(timeout_ms)
+            elif self._is_at_most_once:
                 is_found = self._read_for_grants(timeout_ms)
             else:
                 is_found = self._read_plain(timeout_ms)
@@ -384,8 +445,6 @@ class Dispatcher:
             return False
         if self._clock.now_ms() >= self._pass_due_ms:
             self.pass_over()
-        if self._is_at_most_once and is_found:
-            self._pipeline.request_grants(self.unpaused())
         return is_found
 
     def pass_over(self) -> None:
@@ -417,15 +476,19 @@ class Dispatcher:
         now_ms = self._clock.now_ms()
         is_due, self._ahead.due_ms = now_ms >= self._ahead.due_ms, now_ms + FAIR_READ_MS
         at_once = self._reader.fetched_max
-        if room < least:
+        if room < least or not self._pipeline.needs_records(self.unpaused()):
             if is_due and at_once:
                 return self._store(self._read_others())
+            if room < least and self._unfetched():
+                return self._read_rest(timeout_ms)
             self._wait(min(timeout_ms, WAIT_SLICE_MS))
             return False
         # More than one poll hands out, to get ahead. All available records at once
         # only from a reader that has already fetched them.
         if not at_once:
-            at_once = room if self._reader.fetches_ahead else min(2 * least, room)
+            at_once = min(2 * least, room)
+            if self._reader.fetches_ahead:
+                at_once = self._pipeline.most_at_once(room)
         return self._store(self._reader.poll(timeout_ms, at_once))
 
     def _read_others(self) -> Mapping[TopicPartition, Sequence[Record]]:
@@ -471,6 +534,8 @@ class Dispatcher:
             if place is None or not records:
                 continue
             place.add(records)
+            place.is_read = True
+            self._pipeline.note_fetched()
             self._note_fetched(place)
         return bool(fetched)
 
@@ -508,12 +573,24 @@ class Dispatcher:
             else:
                 until_ms = holding.claim.lease.soft_until_ms
                 self._leased_until_ms = min(self._leased_until_ms, until_ms)
-                if not holding.may_hand_out(now_ms):
+                if self._is_rest(place, now_ms):
+                    self._is_stale = True  # until all that is granted is fetched
+                elif not holding.may_hand_out(now_ms):
                     wanted.add(partition)
+        self._pause_at_reader(wanted)
+
+    def _pause_at_reader(self, wanted: set[TopicPartition]) -> None:
+        """Make this the exact set of partitions that are paused at the reader."""
         if wanted != self._reader_paused:
             self._reader.pause(list(wanted - self._reader_paused))
             self._reader.resume(list(self._reader_paused - wanted))
             self._reader_paused = wanted
+
+    def _is_rest(self, place: FetchState, now_ms: int) -> bool:
+        """Return whether a partition that drains has granted records to fetch."""
+        if place.holding.drain is None or not has_unfetched(place):
+            return False
+        return place.holding.claim.may_hand_out(now_ms)
 
     def unpaused(self) -> list[FetchState]:
         """Return the places that the application has not paused."""
@@ -568,6 +645,7 @@ class Dispatcher:
     def _seek(self, place: FetchState, offset: int) -> None:
         if self._is_at_most_once:
             # Records fetched before may be granted: keep them, do not fetch them twice.
+            place.is_read, place.log_end = False, 0
             place.seek(self._reader, offset)
         else:
             place.restart(self._reader, offset)
@@ -585,14 +663,6 @@ class Dispatcher:
                     holding.take_back()
                 holding.unfinished_count = 0
             self._polled.clear()
-
-    def awaits_grants(self) -> bool:
-        """Return whether a verdict on requested offsets is pending.
-
-        They may still be granted, and no other process ever handles them then.
-        """
-        with self._engine.changed:
-            return self._pipeline.awaits(self.unpaused())
 
     def holds_grants(self) -> bool:
         """Return whether records are, or may yet be, granted and not handed out."""

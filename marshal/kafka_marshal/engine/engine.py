@@ -1,7 +1,7 @@
 """Reads and folds the log, routes verdicts to sessions, and drives them."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kafka_marshal.errors import (
     CoordinationError,
@@ -10,6 +10,7 @@ from kafka_marshal.errors import (
     MarshalError,
     TopicMisconfigured,
 )
+from kafka_marshal.ports import Run, runs_of
 from kafka_marshal.protocol.claiming import Claimant
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
 from kafka_marshal.protocol.import_check import ImportCheck
@@ -27,7 +28,7 @@ from .layout_change import AddedPartitions, LayoutChange
 from .placement import newest
 from .proxy_grants import ProxyGrants
 from .rebuilding import Rebuilder
-from .replica import Replica, check_halt, runs_of
+from .replica import Replica, check_halt
 from .resolver import Resolver
 from .session import Session
 from .snapshotter import Snapshotter, StateStore
@@ -180,11 +181,11 @@ class Engine:
         Never raises: a transient fault is observed while leases keep running out; a
         permanent one sets ``failure`` and fences everything.
         """
-        entries: list[tuple[int, LogEntry]] = []
+        runs: Sequence[Run] = ()
         try:
             self._begin_due()
             wait_ms = min(timeout_ms, self._until_due_ms()) if timeout_ms else 0
-            entries += self.context.ports.log.poll(wait_ms)
+            runs = self.context.ports.log.poll_runs(wait_ms)
         except LogTruncated as error:
             if error.partition is None:
                 self._fail(error)
@@ -199,10 +200,10 @@ class Engine:
         except MarshalError as error:
             self._fail(error)
             return
-        entries = self.rebuilder.take_aside() + entries
+        runs = [*runs_of(self.rebuilder.take_aside()), *runs]
         with self.changed:
             try:
-                self._timed_round(entries)
+                self._timed_round(runs)
             except Exception as error:  # noqa: BLE001 - a bug must not leave zombies
                 self._fail(_broken(error))
             self.changed.notify_all()
@@ -229,18 +230,18 @@ class Engine:
             return POLL_MS_MAX
         return max(POLL_MS_MIN, due_ms - self.context.now_ms)
 
-    def _timed_round(self, entries: Sequence[tuple[int, LogEntry]]) -> None:
+    def _timed_round(self, runs: Iterable[Run]) -> None:
         since_ms = self.context.now_ms
-        self._round(entries)
+        self._round(runs)
         meters, now_ms = self.context.meters, self.context.now_ms
         meters.rounds.observe(now_ms - since_ms)
         meters.round_at_ms = now_ms
 
-    def _round(self, entries: Sequence[tuple[int, LogEntry]]) -> None:
+    def _round(self, runs: Iterable[Run]) -> None:
         if self.failure is not None:
             return
         try:
-            self._fold(entries)
+            self._fold(runs)
             at = self.context.ports.log.positions()
             is_lost = self.rebuilder.is_lost
             folded = {t: to for t, to in at.items() if not is_lost(t)}
@@ -297,10 +298,10 @@ class Engine:
                         f"log says otherwise: {known}"
                     )
 
-    def _fold(self, entries: Sequence[tuple[int, LogEntry]]) -> None:
+    def _fold(self, runs: Iterable[Run]) -> None:
         now_ms = self.context.now_ms
         touched: set[int] = set()
-        for partition, run in runs_of(entries):
+        for partition, run in runs:
             replica = self.context.replicas.get(partition)
             if replica is None:
                 continue  # PROTOCOL 2.5: partitions added in Kafka do not count

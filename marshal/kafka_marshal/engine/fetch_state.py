@@ -16,9 +16,12 @@ class FetchState:
         "has_warned",
         "holding",
         "is_in_doubt",
+        "is_read",
         "is_ready",
+        "log_end",
         "next_offset",
         "partition",
+        "requested_ms",
     )
 
     def __init__(self, partition: TopicPartition, holding: Holding, start: int) -> None:
@@ -32,11 +35,24 @@ class FetchState:
         self.is_in_doubt = False
         # Whether it is in the dispatcher's queue of places with fetched records.
         self.is_ready = False
+        # At most once: local time of the last request for grants.
+        self.requested_ms = 0
+        # Whether a fetch under this claim has brought records, and then, at most once,
+        # the end of the log as of a look after it; 0 before.
+        self.is_read = False
+        self.log_end = 0
 
     @property
     def buffered_count(self) -> int:
         """Number of records fetched and not handed out."""
         return len(self.fetched) - self.at
+
+    @property
+    def fetched_end(self) -> int:
+        """The next offset to fetch, unless it is known to hold no record."""
+        if self.buffered_count:
+            return offset_at(self.fetched, -1) + 1
+        return self.next_offset
 
     @property
     def token(self) -> Token | None:

@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import attrs
 
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded, LogUnwritable
-from kafka_marshal.ports import Append, Clock, CoordinationLog
+from kafka_marshal.ports import Append, Clock, CoordinationLog, Run
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.records import Record
 from kafka_marshal.protocol.state import ACCEPTED, Transition, WorldState
 from kafka_marshal.protocol.types import LogEntry
 
 from .kept_states import ASK_MS_MAX, KeptStates, restore
-from .replica import Replica, check_halt, runs_of
+from .replica import Replica, check_halt
 
 POLL_MS = 100
 
@@ -114,23 +114,26 @@ class Follower:
             LogTruncated: The log was truncated.
             LogUnreadable: The log cannot be read.
         """
-        entries, now_ms = self._read(timeout_ms), self._clock.now_ms()
+        runs, now_ms = self._read(timeout_ms), self._clock.now_ms()
         folded = []
-        for partition, entry in entries:
+        for partition, run in runs:
             replica = self.replicas.get(partition)
-            if replica is None or (accept is not None and not accept(partition, entry)):
+            if replica is None:
                 continue
-            transitions = self._fold(replica, entry, now_ms=now_ms)
-            folded += [(partition, transition) for transition in transitions]
+            for entry in run:
+                if accept is None or accept(partition, entry):
+                    transitions = self._fold(replica, entry, now_ms=now_ms)
+                    folded += [(partition, transition) for transition in transitions]
         return folded
 
     def catch_up(
-        self,
-        timeout_ms: int,
-        *,
-        accept: Callable[[int, LogEntry], bool] | None = None,
+        self, timeout_ms: int, *, note: Callable[[int, LogEntry], None] | None = None
     ) -> Mapping[int, int]:
         """Fold everything that is in the log now (PROTOCOL: world state, M13).
+
+        Args:
+            timeout_ms: Limit for the whole call.
+            note: Called with each entry but ordinary heartbeats, after its fold.
 
         Returns:
             The barrier: next offset to be written, per partition, at the call.
@@ -146,7 +149,7 @@ class Follower:
             positions = self._log.positions()
             return all(positions.get(t, 0) >= end for t, end in barrier.items())
 
-        self._step_until(is_there, deadline_ms, accept=accept)
+        self._step_until(is_there, deadline_ms, note=note)
         return barrier
 
     def append(self, partition: int, record: Record) -> Awaited:
@@ -168,7 +171,7 @@ class Follower:
         self._step_until(
             lambda: all(item.transition is not None for item in awaited),
             deadline_ms,
-            accept=None,
+            note=None,
             awaited=awaited,
         )
 
@@ -257,7 +260,7 @@ class Follower:
         is_done: Callable[[], bool],
         deadline_ms: int,
         *,
-        accept: Callable[[int, LogEntry], bool] | None,
+        note: Callable[[int, LogEntry], None] | None,
         awaited: list[Awaited] | None = None,
     ) -> None:
         while not is_done():
@@ -268,15 +271,12 @@ class Follower:
                     "the coordination log did not answer in time"
                     f"{_why(awaited or [])}; check the brokers with: marshal doctor"
                 )
-            if self._awaited:
-                self.step(min(POLL_MS, left_ms), accept=accept)
-            else:
-                self._fold_silently(self._read(min(POLL_MS, left_ms)), accept)
+            self._fold_silently(self._read(min(POLL_MS, left_ms)), note)
 
-    def _read(self, timeout_ms: int) -> Sequence[tuple[int, LogEntry]]:
+    def _read(self, timeout_ms: int) -> Sequence[Run]:
         try:
             self.begin()
-            return self._log.poll(timeout_ms)
+            return self._log.poll_runs(timeout_ms)
         except CoordinationError as error:
             if not error.retriable:
                 raise
@@ -284,20 +284,23 @@ class Follower:
 
     def _fold_silently(
         self,
-        entries: Sequence[tuple[int, LogEntry]],
-        accept: Callable[[int, LogEntry], bool] | None,
+        runs: Iterable[Run],
+        note: Callable[[int, LogEntry], None] | None,
     ) -> None:
-        """Fold entries whose transitions nobody needs."""
+        """Fold entries of which only those that are awaited are needed.
+
+        Nobody awaits a heartbeat.
+        """
         now_ms = self._clock.now_ms()
-        for partition, run in runs_of(entries):
+        for partition, run in runs:
             replica = self.replicas.get(partition)
             if replica is None:
                 continue
-            mine = run
-            if accept is not None:
-                mine = [entry for entry in run if accept(partition, entry)]
-            for _ in replica.fold_run(mine, now_ms):
-                pass
+            for entry, transitions in replica.fold_run(run, now_ms):
+                if note is not None:
+                    note(partition, entry)
+                for transition in transitions if self._awaited else ():
+                    self._match(partition, transition)
 
     def _fold(
         self, replica: Replica, entry: LogEntry, *, now_ms: int

@@ -1,10 +1,11 @@
-"""Requests grants for fetched records, at most once, on the consumer's thread.
+"""Requests grants for records, at most once, on the consumer's thread.
 
-PROTOCOL 6.3. Records are handed out only when they are both fetched and granted, in
-log order. While the application works on one batch, the next ones are requested, as
-many as hide the round trip. A crash loses what is requested, granted or handed out and
-not finished: never more than ``max_granted_batches`` times ``max_poll_records`` records
-of a partition.
+PROTOCOL 6.2, 6.3. Records are handed out only when they are both fetched and granted,
+in log order. While the application works on one batch, the next ones are requested, as
+many as hide the round trip and last a while: of fetched records, and of those that the
+end of the log shows, which need not be held in memory for it. A crash loses what is
+requested, granted or handed out and not finished: never more than
+``max_granted_batches`` times ``max_poll_records`` records of a partition.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,13 +13,7 @@ from collections.abc import Iterable, Sequence
 import attrs
 
 from kafka_marshal.ports import DataReader, Record, offset_at
-from kafka_marshal.protocol.granting import (
-    US_PER_MS,
-    WORK_PER_REQUEST_US,
-    AtMostOnce,
-    Pace,
-    averaged,
-)
+from kafka_marshal.protocol.granting import US_PER_MS, AtMostOnce, Pace
 from kafka_marshal.protocol.types import OffsetRange
 
 from .fetch_state import FetchState
@@ -28,21 +23,24 @@ from .interfaces import ClaimEngine, ClaimSession
 # What is fetched ahead is held in memory: so many records, or so many batches.
 RECORDS_AHEAD_MAX = 16_000
 FEW_BATCHES = 4
-# Grants are requested when those of all partitions last no longer than so many.
+# Grants are requested when those of all partitions do not last as long as so many.
 ROUND_TRIPS_AHEAD = 2
+# Small requests of a partition wait so long while verdicts are pending.
+GROW_MS = 20
+# The clock counts whole milliseconds, so less would show nothing.
+SAMPLE_MS = 5
+# Between two looks at the ends of the logs; longer for many partitions.
+LOOK_MS, LOOK_EACH_US = 20, 100
 
 
-@attrs.define(kw_only=True)
+@attrs.define
 class _Meter:
-    """Measures how fast one partition is consumed, without waits for its grants."""
+    """Measures how fast an application works, without waits for grants."""
 
-    place: FetchState
-    pace: Pace
     since_ms: int
     count: int = 0
     starved_ms: int = 0
     starving_since_ms: int | None = None
-    requested_ms: int = 0
 
     def starve(self, now_ms: int) -> None:
         """Record that records are fetched and none of them is granted yet."""
@@ -58,14 +56,14 @@ class _Meter:
             self.starving_since_ms = None
         self.count += count
 
-    def batch_ms(self, batch: int, now_ms: int) -> int | None:
-        """Return the time that a batch took; None before one is complete."""
-        if self.count < batch:
+    def work_us(self, batch: int, now_ms: int) -> int | None:
+        """Return the time of a batch; None before there is enough to measure."""
+        if self.count < batch or now_ms - self.since_ms < SAMPLE_MS:
             return None
         busy_ms = max(0, now_ms - self.since_ms - self.starved_ms)
-        taken_ms = busy_ms * batch // self.count
+        found_us = busy_ms * US_PER_MS * batch // self.count
         self.since_ms, self.count, self.starved_ms = now_ms, 0, 0
-        return taken_ms
+        return found_us
 
 
 class GrantPipeline:
@@ -84,6 +82,7 @@ class GrantPipeline:
         most: int,
         batches_max: int,
         fetched_max: int,
+        is_end_readable: bool,
     ) -> None:
         """Start without any partition.
 
@@ -94,7 +93,10 @@ class GrantPipeline:
             most: Records of a batch.
             batches_max: Batches of a partition that may be at risk.
             fetched_max: Records that may be fetched ahead, of all partitions
-                together; more if small batches are at risk, or few large ones.
+                together; more if small batches are at risk, or few large ones, and
+                the ends of the logs do not help.
+            is_end_readable: Whether every record below the end of a log can be fetched
+                now: not those of open transactions, under ``read_committed``.
         """
         self._engine = engine
         self._session = session
@@ -103,42 +105,84 @@ class GrantPipeline:
         few = most * min(batches_max, FEW_BATCHES)
         ahead = min(most * batches_max, RECORDS_AHEAD_MAX)
         self.fetched_max = max(fetched_max, few, ahead)
-        # Only fetched records are requested.
-        self._batches_max = min(batches_max, self.fetched_max // most)
+        self._is_end_readable = is_end_readable
+        # Otherwise only fetched records are requested.
+        depth_max = batches_max if is_end_readable else self.fetched_max // most
+        self._pace = Pace(min(batches_max, depth_max))
         self._clock = engine.context.ports.clock
-        self._meters: dict[object, _Meter] = {}
-        # All partitions together: average work of a batch, and since when it counts.
-        self._work_us = 0
-        self._work_since_ms = self._clock.now_ms()
-        self._work_count = 0
+        self._meter: _Meter | None = None  # before the first hand-out
+        # As of the last look: the longest round trip, and partitions with records.
+        self._round_trip_us = 0
+        self._sharing_count = 1
+        self._look_ms = self._quiet_until_ms = 0
+        # Until when granted records are expected from a fetch, once it is checked.
+        self._rest_until_ms: int | None = None
 
-    def _meter(self, place: FetchState) -> _Meter:
-        meter = self._meters.get(place.partition)
-        if meter is None or meter.place is not place:
-            meter = _Meter(
-                place=place, pace=Pace(self._batches_max), since_ms=self._clock.now_ms()
-            )
-            self._meters[place.partition] = meter
-        return meter
+    def needs_records(self, places: Sequence[FetchState]) -> bool:
+        """Return whether more is to be fetched for what follows.
 
-    def needs_records(self, places: Iterable[FetchState]) -> bool:
-        """Return whether more is to be fetched for what follows."""
-        fetched, is_short = 0, False
+        To request more, or to hand out what is granted. A reader that fetches ahead by
+        itself need not be asked for records that the end of the log shows.
+        """
+        wanted, fetched = self._pace.depth * self._most, 0
+        is_ahead = self._reader.fetches_ahead or self._reader.fetched_max > 0
+        is_short = False
         for place in places:
             count = place.buffered_count
             fetched += count
-            is_short = is_short or count < self._meter(place).pace.depth * self._most
-        return is_short and self.fetched_max - fetched >= self._most
+            known = place.log_end - place.next_offset if is_ahead else 0
+            if count < wanted and known < wanted:
+                is_short = True
+        if is_short:
+            return self.fetched_max - fetched >= self._most
+        if fetched < self._most:
+            return True
+        served = sum(
+            min(place.buffered_count, place.holding.granted_count) for place in places
+        )
+        return served < self._most and any(map(has_unfetched, places))
+
+    def most_at_once(self, room: int) -> int:
+        """Return how many records to fetch at once, from a reader that has them.
+
+        What can be requested before it is fetched is best fetched just before it is
+        handed out: records that are held for long leave the processor's cache.
+        """
+        return min(self._most, room) if self._is_end_readable else room
 
     # --- requesting
 
-    def request_grants(self, places: Iterable[FetchState]) -> bool:
-        """Request grants for fetched records; return whether a verdict is pending.
+    def _look_at_ends(self, places: Sequence[FetchState]) -> None:
+        """Learn which records are in the logs and not fetched yet.
+
+        Only where a fetch under the claim brought records: before that an end may be
+        that of an earlier topic of this name.
+        """
+        now_ms = self._clock.now_ms()
+        if not self._is_end_readable or now_ms < self._look_ms:
+            return
+        read = [place for place in places if place.is_read]
+        if not read:
+            return
+        each_ms = len(places) * LOOK_EACH_US // US_PER_MS
+        self._look_ms = now_ms + max(LOOK_MS, each_ms)
+        ends = self._reader.ends()
+        for place in read:
+            place.log_end = ends.get(place.partition, 0)
+
+    def request_ahead(self, places: Sequence[FetchState]) -> None:
+        """Request grants while there are some, unless those last for a while."""
+        if self._clock.now_ms() >= self._quiet_until_ms:
+            self.request_grants(places)
+
+    def request_grants(self, places: Sequence[FetchState]) -> bool:
+        """Request grants for known records; return whether a verdict is pending.
 
         Each request costs every reader of the log a little, and those that are sent
         together cost less. So nothing is requested while the grants of all partitions
         outlast a round trip; then everything that may be is, of every partition.
         """
+        self._look_at_ends(places)
         ladders = [
             (place, progress)
             for place in places
@@ -146,50 +190,67 @@ class GrantPipeline:
         ]
         with self._engine.changed:
             now_ms = self._clock.now_ms()
-            is_due = self._is_due([progress for _, progress in ladders])
+            self._round_trip_us = longest_round_trip_us(places)
+            self._sharing_count = max(
+                1, sum(has_records(place) for place, _ in ladders)
+            )
+            is_due = self._is_due(ladders, now_ms)
             is_busy = any(progress.outstanding_count for _, progress in ladders)
             for place, progress in ladders:
-                if not place.buffered_count:
+                if not has_records(place):
                     self._request_gap(place, progress, now_ms)
                 elif is_due:
                     self._request(place, progress, now_ms, is_busy=is_busy)
             return any(progress.outstanding_count for _, progress in ladders)
 
-    def _is_due(self, ladders: Sequence[AtMostOnce]) -> bool:
-        """Return whether all grants together are nearly used up."""
-        unused = sum(progress.unused_count for progress in ladders)
-        round_trip_us = max((each.round_trip_us for each in ladders), default=0)
-        lasts_us = unused * self._work_us // self._most
-        return not unused or lasts_us <= round_trip_us * ROUND_TRIPS_AHEAD
+    def _is_due(
+        self, ladders: Sequence[tuple[FetchState, AtMostOnce]], now_ms: int
+    ) -> bool:
+        """Return whether all grants together are nearly used up.
+
+        Also where what is fetched and what is granted are of different partitions.
+        """
+        ahead = sum(progress.ahead_count for _, progress in ladders)
+        lasts_us = ahead * self._pace.work_us // self._most
+        spare_us = lasts_us - self._round_trip_us * ROUND_TRIPS_AHEAD
+        self._quiet_until_ms = now_ms
+        if not ahead or spare_us < 0:
+            return True
+        fetched = [place for place, _ in ladders if place.buffered_count]
+        if fetched and not any(map(_is_served, fetched)):
+            return True
+        # An application may become faster, but hardly twice as fast.
+        self._quiet_until_ms += spare_us // (2 * US_PER_MS)
+        return False
 
     def _request(
         self, place: FetchState, progress: AtMostOnce, now_ms: int, *, is_busy: bool
     ) -> None:
         holding = place.holding
-        meter = self._meter(place)
-        if is_busy and now_ms - meter.requested_ms < WORK_PER_REQUEST_US // US_PER_MS:
+        if is_busy and now_ms - place.requested_ms < GROW_MS:
             return  # let the request grow for a moment, while verdicts are pending
         is_idle = progress.granted is None and not progress.outstanding_count
-        if not is_idle and offset_at(place.fetched, -1) < progress.next_first:
-            return  # all fetched records are requested
+        end = max(place.fetched_end, place.log_end)
+        if not is_idle and end <= progress.next_first:
+            return  # all known records are requested
         self._session.grants.update_anchor(holding)
-        if not progress.may_request(meter.pace.depth):
+        if not progress.may_request(self._pace.depth):
             return
         fresh = place.find(progress.next_first)
         if is_idle and fresh > place.at:
             self._drop_foreign(place, progress, fresh - place.at)
             fresh = place.at
-        unrequested = len(place.fetched) - fresh
-        if not unrequested or not holding.may_hand_out(now_ms):
+        if not holding.may_hand_out(now_ms):
             return
-        bound = meter.pace.depth * self._most
-        room = bound - holding.unfinished_count - (fresh - place.at)
+        unfetched = max(0, progress.next_first - place.fetched_end)
+        bound = self._pace.depth * self._most
+        room = bound - holding.unfinished_count - (fresh - place.at) - unfetched
         if room < self._most:
             return
-        count = min(unrequested, room)
-        meter.requested_ms = now_ms
-        last = offset_at(place.fetched, fresh + count - 1)
-        self._session.grants.request(holding, last)
+        last = last_known(place, fresh, room=room, first=progress.next_first)
+        if last >= progress.next_first:
+            place.requested_ms = now_ms
+            self._session.grants.request(holding, last)
 
     def _request_gap(
         self, place: FetchState, progress: AtMostOnce, now_ms: int
@@ -200,15 +261,14 @@ class GrantPipeline:
         records are requested together with these offsets.
         """
         holding = place.holding
-        meter = self._meter(place)
         wait_ms = self._engine.context.heartbeat_interval_ms // INTERVALS_PER_H
         if (
             place.next_offset > progress.next_first
             and not progress.outstanding_count
-            and now_ms - meter.requested_ms >= wait_ms
+            and now_ms - place.requested_ms >= wait_ms
             and holding.may_hand_out(now_ms)
         ):
-            meter.requested_ms = now_ms
+            place.requested_ms = now_ms
             self._session.grants.update_anchor(holding)
             self._session.grants.request(holding, place.next_offset - 1)
 
@@ -239,49 +299,39 @@ class GrantPipeline:
             if first < grant.first:
                 # Granted to an earlier owner; this owner never gets them.
                 start = place.find(grant.first)
+                place.next_offset = max(place.next_offset, grant.first)
                 place.take(start - place.at)
                 continue
             end = place.find(_end_of_run(progress.unused))
             chunk = place.take(min(end - place.at, most - len(records)))
             progress.hand_out(offset_at(chunk, -1))
             records = [*records, *chunk] if records else chunk
-        self._measure(place, progress, len(records))
         return records
 
-    def _measure(self, place: FetchState, progress: AtMostOnce, count: int) -> None:
-        meter = self._meter(place)
+    def measure(self, count: int, places: Iterable[FetchState]) -> None:
+        """Record that records were fetched, and ``count`` of them handed out."""
         now_ms = self._clock.now_ms()
-        round_trip_us = progress.round_trip_us
-        if count:
-            self._measure_work(count, now_ms)
-            meter.take(count, now_ms, round_trip_us=round_trip_us)
-            batch_ms = meter.batch_ms(self._most, now_ms)
-            if batch_ms is not None:
-                meter.pace.on_batch(
-                    batch_ms, round_trip_us=round_trip_us, work_us=self._work_us
-                )
-        elif progress.outstanding_count:
-            meter.starve(now_ms)
-
-    def _measure_work(self, count: int, now_ms: int) -> None:
-        self._work_count += count
-        if self._work_count >= self._most:
-            took_us = (now_ms - self._work_since_ms) * US_PER_MS
-            sample_us = max(1, took_us * self._most // self._work_count)
-            self._work_us = averaged(self._work_us, sample_us)
-            self._work_since_ms, self._work_count = now_ms, 0
+        round_trip_us = self._round_trip_us or longest_round_trip_us(places)
+        meter = self._meter
+        if meter is None:
+            self._meter = _Meter(now_ms) if count else None
+            return
+        if not count:
+            if self.awaits(places):
+                meter.starve(now_ms)
+            return
+        meter.take(count, now_ms, round_trip_us=round_trip_us)
+        work_us = meter.work_us(self._most, now_ms)
+        if work_us is not None:
+            self._pace.on_sample(
+                work_us, round_trip_us=round_trip_us, partitions=self._sharing_count
+            )
 
     def await_grant(self, places: Iterable[FetchState], timeout_ms: int) -> None:
         """Wait for the engine's next round, unless fetched records are granted."""
         with self._engine.changed:
-            if timeout_ms > 0 and not any(map(self._is_served, places)):
+            if timeout_ms > 0 and not any(map(_is_served, places)):
                 self._engine.changed.wait(timeout_ms / 1000)
-
-    def _is_served(self, place: FetchState) -> bool:
-        progress = place.holding.progress
-        if not isinstance(progress, AtMostOnce):
-            return False
-        return place.buffered_count > 0 and progress.granted is not None
 
     def awaits(self, places: Iterable[FetchState]) -> bool:
         """Return whether a verdict on requested offsets is pending."""
@@ -292,13 +342,74 @@ class GrantPipeline:
         )
 
     def holds(self, places: Iterable[FetchState]) -> bool:
-        """Return whether records are, or may yet be, granted and not handed out."""
+        """Return whether records are, or may yet be, granted and not handed out.
+
+        Granted records that no fetch brings within a heartbeat interval do not count.
+        """
+        if any(map(has_unfetched, places)) and self._is_rest_expected():
+            return True
         return any(
             place.buffered_count > 0
             and (progress.granted is not None or progress.outstanding_count > 0)
             for place in places
             if isinstance(progress := place.holding.progress, AtMostOnce)
         )
+
+    def _is_rest_expected(self) -> bool:
+        now_ms = self._clock.now_ms()
+        if self._rest_until_ms is None:
+            interval_ms = self._engine.context.heartbeat_interval_ms
+            self._rest_until_ms = now_ms + interval_ms
+        return now_ms < self._rest_until_ms
+
+    def note_fetched(self) -> None:
+        """Record that a fetch brought records."""
+        self._rest_until_ms = None
+
+
+def _is_served(place: FetchState) -> bool:
+    """Return whether records are fetched, and some of the partition are granted."""
+    progress = place.holding.progress
+    if not isinstance(progress, AtMostOnce):
+        return False
+    return place.buffered_count > 0 and progress.granted is not None
+
+
+def longest_round_trip_us(places: Iterable[FetchState]) -> int:
+    """Return the longest average time from request to verdict, 0 if none is known."""
+    ladders = (place.holding.progress for place in places)
+    found = (each.round_trip_us for each in ladders if isinstance(each, AtMostOnce))
+    return max(found, default=0)
+
+
+def has_unfetched(place: FetchState) -> bool:
+    """Return whether offsets of a partition are granted that are not fetched yet.
+
+    On the consumer's thread, with or without the engine's lock.
+    """
+    progress = place.holding.progress
+    return isinstance(progress, AtMostOnce) and progress.granted_end > place.fetched_end
+
+
+def has_records(place: FetchState) -> bool:
+    """Return whether a partition has records that are not handed out."""
+    return place.buffered_count > 0 or place.log_end > place.next_offset
+
+
+def last_known(place: FetchState, fresh: int, *, room: int, first: int) -> int:
+    """Return the last offset to request: of a fetched record, or of one in the log.
+
+    Args:
+        place: The partition.
+        fresh: Index of the first fetched record that is not requested.
+        room: Most records to request; an offset that is not fetched counts as one.
+        first: First offset that is not requested.
+    """
+    unrequested = len(place.fetched) - fresh
+    if unrequested >= room:
+        return offset_at(place.fetched, fresh + room - 1)
+    behind = max(first, place.fetched_end)
+    return min(max(place.log_end, behind), behind + room - unrequested) - 1
 
 
 def _end_of_run(grants: Sequence[OffsetRange]) -> int:

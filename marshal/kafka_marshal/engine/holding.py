@@ -102,7 +102,8 @@ class Lookup:
         committed: The group's commit, None if there is none.
         log_range: The range of its log.
         growths_end: End of coordinating partition 0 at that time: a growth of the topic
-            that this partition is new in lies below it (PROTOCOL 9.10).
+            that this partition is new in lies below it (PROTOCOL 9.10); 0 if what is
+            read is known to have it.
     """
 
     committed: int | None
@@ -246,8 +247,14 @@ class Holding:
         What a crash would lose now; offsets without a record count, too.
         """
         if isinstance(self.progress, AtMostOnce):
-            return self.progress.unused_count + self.unfinished_count
+            return self.granted_count + self.unfinished_count
         return 0
+
+    @property
+    def granted_count(self) -> int:
+        """At most once: offsets granted and not handed out."""
+        progress = self.progress
+        return progress.unused_count if isinstance(progress, AtMostOnce) else 0
 
     @property
     def mark(self) -> int | None:

@@ -47,6 +47,7 @@ class LagWatch:
         "_context",
         "_due_ms",
         "_ends",
+        "_has_news",
         "_is_failing",
         "_levels",
         "_missing",
@@ -63,12 +64,13 @@ class LagWatch:
         self._ends: dict[Key, LogEnd] = {}
         self._due_ms = 0
         self._is_failing = False
+        self._has_news = False
         self._answer_count = 0
         self._missing: set[str] = set()
 
     @property
     def answer_count(self) -> int:
-        """Number of responses so far; the figures change only with it."""
+        """Number of times that all log ends were looked up, or some of them."""
         return self._answer_count
 
     def drive(self, holdings: Iterable[Holding], now_ms: int) -> None:
@@ -119,9 +121,9 @@ class LagWatch:
                 self._context.observe("lag_unknown", {"error": error})
             self._is_failing = True
             self._todo = []
+            self._count_answers()
             return
         self._is_failing = False
-        self._answer_count += 1
         found = call.result(0)
         for key in self._asked:
             log_range = found.get(key.topic_partition)
@@ -129,6 +131,14 @@ class LagWatch:
                 self._missing.add(key.topic)
             else:
                 self._ends[key] = LogEnd(log_range.end, self._asked_ms)
+        self._has_news = True
+        if not self._todo:
+            self._count_answers()
+
+    def _count_answers(self) -> None:
+        """Count what was looked up: each look at the figures visits all held keys."""
+        self._answer_count += self._has_news
+        self._has_news = False
 
     def take_missing(self) -> set[str]:
         """Return the topics with a missing partition since the last call."""

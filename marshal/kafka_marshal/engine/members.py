@@ -1,6 +1,6 @@
 """Announces a session to its group, and detects a twin of it (PROTOCOL 3.6)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from kafka_marshal.errors import ClientFenced, IdentityConflict
@@ -59,6 +59,7 @@ class Announcer:
         "_labels",
         "_outbox",
         "_succeeded",
+        "acted_on",
     )
 
     def __init__(
@@ -79,6 +80,9 @@ class Announcer:
         self._ended: dict[Key, tuple[int, int]] = {}
         # Earlier processes of our client_id whose claims we have taken over.
         self._succeeded: set[bytes] = set()
+        self.acted_on: Callable[[int], int] = lambda generation: generation
+        """Returns the least Config generation that this member acts on, from its own:
+        less while processes that use its claims act on an earlier one."""
 
     def announce_soon(self) -> None:
         """Announce in the next round."""
@@ -277,7 +281,8 @@ class Announcer:
         marks = dict(labels)
         if self._context.settled.feature_level >= LAYOUT_LEVEL:
             # Admins see that it follows changes of the partition count, and how far.
-            marks[LAYOUT_LABEL] = str(self._context.settled.generation)
+            generation = self.acted_on(self._context.settled.generation)
+            marks[LAYOUT_LABEL] = str(generation)
 
         def record(seq: int) -> Member:
             return Member(

@@ -19,7 +19,7 @@ from .holding import Holding
 
 MIRROR_MS_MAX = 2_000
 MIRROR_RETRY_MS = 10_000
-CHECKS_PER_H = 30  # checks for moved positions; each visits all held keys
+CHECKS_PER_H = 30  # checks for moved positions; after news, each visits all held keys
 
 
 class _Written(NamedTuple):
@@ -43,6 +43,7 @@ class Mirror:
         "_has_failed",
         "_is_off",
         "_keys",
+        "_seen",
         "_sending",
         "_written",
     )
@@ -52,8 +53,10 @@ class Mirror:
         self._claimant = claimant
         self._call: Pending[Mapping[TopicPartition, int | None]] | None = None
         self._keys: dict[Key, None] = {}
-        self._sending: dict[TopicPartition, _Written] = {}
-        self._written: dict[TopicPartition, _Written] = {}
+        self._sending: dict[Key, _Written] = {}
+        self._written: dict[Key, _Written] = {}
+        # How far each partition was folded when there was nothing to write.
+        self._seen: object = None
         self._due_ms = 0
         self._has_failed = False
         self._is_off = False
@@ -72,6 +75,7 @@ class Mirror:
         """Mirror a key until another member owns it."""
         if holding.start_rule.is_needed:
             self._keys[holding.key] = None
+            self._seen = None
 
     def drive(self, now_ms: int) -> None:
         """Write moved positions if a write is due and none is outstanding."""
@@ -87,29 +91,43 @@ class Mirror:
         if self._sending:
             self._due_ms = now_ms + self._context.heartbeat_interval_ms // 3
             data, group_id = self._context.ports.data, self._claimant.group_id
-            wanted = {place: each.position for place, each in self._sending.items()}
+            wanted = {
+                key.topic_partition: each.position
+                for key, each in self._sending.items()
+            }
             work = partial(_replace, data, group_id, wanted)
             self._call = self._context.ports.background.submit(work)
 
-    def _wanted(self) -> dict[TopicPartition, _Written]:
+    def _wanted(self) -> dict[Key, _Written]:
         """Return positions to write; forget keys that others own."""
+        replicas = self._context.replicas.values()
+        # Only records move positions; a state that is replaced counts as a change.
+        seen = [(each.world.next_offset, each.changes.end) for each in replicas]
+        if seen == self._seen:
+            return {}
+        owner, partition_of = self._claimant.owner, self._context.partition_of
+        states = {t: each.world.keys for t, each in self._context.replicas.items()}
         wanted = {}
         for key in list(self._keys):
-            known = self._context.replica_of(key).world.keys.get(key)
-            position = None if known is None else known.next_unclaimed()
-            if known is None or known.owner not in {None, self._claimant.owner}:
+            known = states[partition_of(key)].get(key)
+            if known is None or (known.owner is not None and known.owner != owner):
                 del self._keys[key]  # the next owner mirrors it
-            elif position is not None:
-                present = _Written(known.epoch, position)
-                if self._written.get(key.topic_partition) != present:
-                    wanted[key.topic_partition] = present
-                elif known.owner is None:
-                    del self._keys[key]
+                continue
+            position = known.next_unclaimed()
+            if position is None:
+                continue
+            before = self._written.get(key)
+            if before != (known.epoch, position):
+                wanted[key] = _Written(known.epoch, position)
+            elif known.owner is None:
+                del self._keys[key]
+        self._seen = None if wanted else seen
         return wanted
 
     def _on_response(
         self, call: Pending[Mapping[TopicPartition, int | None]], now_ms: int
     ) -> None:
+        self._seen = None
         error = call.exception(0)
         if error is not None:
             self._due_ms = now_ms + MIRROR_RETRY_MS
@@ -117,16 +135,17 @@ class Mirror:
             if not self._has_failed:
                 self._context.observe("mirror_failed", {"error": error})
             self._has_failed = True
-            for partition in self._sending:  # the write may still succeed
-                self._written.pop(partition, None)
+            for key in self._sending:  # the write may still succeed
+                self._written.pop(key, None)
             return
         self._has_failed = False
         for partition, found in call.result(0).items():
-            before = self._written.get(partition)
-            if before is None or before.epoch != self._sending[partition].epoch:
+            key = Key(self._claimant.group_id, *partition)
+            before, sent = self._written.get(key), self._sending[key]
+            if before is None or before.epoch != sent.epoch:
                 continue  # others owned it meanwhile
             # An admin that set the position commits it, too, before this client does.
-            if found not in {before.position, self._sending[partition].position}:
+            if found not in {before.position, sent.position}:
                 fields = {
                     "partition": partition,
                     "expected": before.position,

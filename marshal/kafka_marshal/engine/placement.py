@@ -54,7 +54,7 @@ class Placement:
         worlds = [each.world for each in self._replicas.values()]
         laid = [world for world in worlds if world.layout is not None]
         self.has_layouts = bool(laid)
-        before = (self._count, self.from_count)
+        before = self.counts
         self._generation = config.generation
         self.from_count = None
         for world in laid:
@@ -64,10 +64,15 @@ class Placement:
         if self._count != config.partition_count:
             self._count = config.partition_count
             self._now.clear()
-        if before != (self._count, self.from_count):
+        if before != self.counts:
             self._before.clear()
             return True
         return False
+
+    @property
+    def counts(self) -> tuple[int, int | None]:
+        """The count by which keys are placed, and ``from_count``."""
+        return self._count, self.from_count
 
     def partition_of(self, key: Key) -> int:
         """Return the partition that knows a key, else that of its next claim."""

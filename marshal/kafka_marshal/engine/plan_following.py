@@ -14,15 +14,16 @@ class PlanFollower:
 
     Attributes:
         is_in_force: Whether the settings of the group ask for Plans.
+        standing: What the Plan says, valid or not.
     """
 
-    __slots__ = ("_coordinators", "_note", "_standing", "is_in_force")
+    __slots__ = ("_coordinators", "_note", "is_in_force", "standing")
 
     def __init__(self) -> None:
         self.is_in_force = False
         self._note: object = None
         self._coordinators = 0
-        self._standing: Standing = NO_PLAN
+        self.standing: Standing = NO_PLAN
 
     def read(
         self,
@@ -46,7 +47,7 @@ class PlanFollower:
         if note is not self._note or coordinators != self._coordinators:
             self._note, self._coordinators = note, coordinators
             found = standing_of(note)
-            self._standing = found if len(found.vector) == coordinators else NO_PLAN
+            self.standing = found if len(found.vector) == coordinators else NO_PLAN
 
     def named(self, key: Key, world: WorldState) -> str | None:
         """Return the member that a valid entry of the Plan names for a key, or None.
@@ -55,9 +56,9 @@ class PlanFollower:
             key: The key.
             world: Its coordinating partition.
         """
-        if not self._standing.entries:
+        if not self.standing.entries:
             return None  # the common case
-        name = self._standing.entries.get(key.topic_partition)
-        next_offset = self._standing.vector[world.partition][0]
+        name = self.standing.entries.get(key.topic_partition)
+        next_offset = self.standing.vector[world.partition][0]
         is_valid = is_valid_for(world.keys.get(key), next_offset)
         return name if is_valid else None

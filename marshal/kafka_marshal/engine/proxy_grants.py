@@ -51,6 +51,8 @@ class PendingGrant:
         on_granted: Called with the granted range.
         verdict: The fold's verdict, None before.
         waiting_count: Number of callers that wait for it; maintained by them.
+        on_verdict: Calls to make, once, when the verdict is there. They run under the
+            lock, in the round of the engine, and must not block.
     """
 
     request: GrantRequest
@@ -59,6 +61,7 @@ class PendingGrant:
     on_granted: OnGranted | None = None
     verdict: GrantVerdict | None = None
     waiting_count: int = 0
+    on_verdict: list[Callable[[], None]] = attrs.field(factory=list)
 
     def raise_refusal(self) -> None:
         """Raise the error of the append if the cluster refuses records of this process.
@@ -137,6 +140,9 @@ class ProxyGrants:
         pending.verdict = verdict
         if verdict.granted is not None and pending.on_granted is not None:
             pending.on_granted(verdict.granted)
+        calls, pending.on_verdict = pending.on_verdict, []
+        for call in calls:
+            call()
 
     def _head(self, key: Key) -> int | None:
         """Return the next offset of a key that is not granted, None if unknown."""

@@ -1,20 +1,27 @@
 """Holds the world state of one coordinating partition, with local timing."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
-from operator import itemgetter
 from typing import NamedTuple
 
 from kafka_marshal.errors import LogUnreadable
 from kafka_marshal.protocol.checkpoints import Comparison, Watch
 from kafka_marshal.protocol.fold_beats import fold_beats
 from kafka_marshal.protocol.rationalizer import apply
-from kafka_marshal.protocol.state import Transition, WorldState
+from kafka_marshal.protocol.records import (
+    BatchHeartbeat,
+    ClaimingMessages,
+    Heartbeat,
+    Member,
+)
+from kafka_marshal.protocol.state import ACCEPTED, Transition, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry, Token
 
+from .changes import Changes
 from .pause_notes import PauseName, PauseNote, PauseNotes
 
 _PAUSING = frozenset({"paused", "scheduled", "directed"})
+# Frequent records that change no owner, and neither locks nor reserves a key.
+_ROUTINE = (Heartbeat, BatchHeartbeat, ClaimingMessages, Member)
 
 
 class Glance(NamedTuple):
@@ -69,11 +76,13 @@ class Replica:
         checkpoints: Checkpoints seen in the log.
         compared: The last comparison of a checkpoint with our own state.
         notes: What the entries folded here say about pauses.
+        changes: Keys that records have named, but for renewals, positions and grants.
     """
 
     __slots__ = (
         "_is_unreported",
         "began_at",
+        "changes",
         "checkpoints",
         "compared",
         "folded_at_ms",
@@ -83,6 +92,7 @@ class Replica:
 
     def __init__(self, partition: int, *, now_ms: int) -> None:
         self.notes = PauseNotes()
+        self.changes = Changes()
         self.begin(WorldState(partition), now_ms)
 
     def begin(
@@ -94,6 +104,7 @@ class Replica:
     ) -> None:
         """Replace the state; own notes on pauses stay, ``notes`` are added to them."""
         self.world = world
+        self.changes.note_all()
         self.notes.begin(world, notes)
         self.began_at = world.next_offset
         self.folded_at_ms = now_ms
@@ -108,11 +119,23 @@ class Replica:
         if transitions and transitions[0].effect in _PAUSING:
             assert transitions[0].record is not None
             self.notes.take(transitions[0].record, entry.timestamp_ms)
+        self._note_changes(transitions)
         compared = self.checkpoints.on_entry(self.world, transitions)
         if compared is not None:
             self.compared = compared
             self._is_unreported = True
         return transitions
+
+    def _note_changes(self, transitions: Iterable[Transition]) -> None:
+        for transition in transitions:
+            if isinstance(transition.record, _ROUTINE):
+                return
+            if transition.outcome != ACCEPTED:
+                continue
+            if transition.key is None:
+                self.changes.note_all()
+            else:
+                self.changes.note(transition.key)
 
     def fold_run(
         self, entries: Sequence[LogEntry], now_ms: int
@@ -178,14 +201,6 @@ class Replica:
     def elapsed_ms(self, now_ms: int) -> int:
         """Return the local time since the last entry (PROTOCOL 4.11)."""
         return max(0, now_ms - self.folded_at_ms)
-
-
-def runs_of(
-    entries: Iterable[tuple[int, LogEntry]],
-) -> Iterator[tuple[int, list[LogEntry]]]:
-    """Yield each run of entries of one partition, with the partition number."""
-    for partition, run in groupby(entries, key=itemgetter(0)):
-        yield partition, [entry for _, entry in run]
 
 
 def check_halt(replica: Replica) -> None:

@@ -140,6 +140,11 @@ class Session(Holder):
     def sublease_by(self, subleaser: Subleaser) -> None:
         """Sublease claims to other processes from now on."""
         self._subleaser = subleaser
+        self._announcer.acted_on = subleaser.acted_on
+
+    def announce_soon(self) -> None:
+        """Announce this member in the next round."""
+        self._announcer.announce_soon()
 
     # --- subscriptions
 
@@ -325,8 +330,7 @@ class Session(Holder):
             self._drain(holding, Drain(MOVING, me, until_ms))
         if holding.drain is None and world.pause_of(holding.key) is not None:
             # PROTOCOL 8.1: finish the uncommitted records, beat, release.
-            holding.drain = Drain("paused", None, until_ms)
-            self._wanted.bump(holding.key)
+            self._drain(holding, Drain("paused", None, until_ms))
         try:
             if self._start_positions.drive(holding, now_ms):
                 self._wanted.bump(holding.key)
@@ -412,6 +416,7 @@ class Session(Holder):
                 self._context,
                 self.claimant.owner,
                 holdings=self.holdings,
+                changes=self._index.changes,
                 lives=self._lives,
                 cooldowns=self._cooldowns,
                 now_ms=now_ms,

@@ -127,6 +127,8 @@ class StartPositions:
     def _request(self, holdings: list[Holding]) -> Pending[Found]:
         data, log = self._context.ports.data, self._context.ports.log
         folded = self._context.folded.get(0, 0)
+        # Of a key of partition 0, the claim that was read back is such an end itself.
+        elsewhere = {h.key.topic_partition for h in holdings if h.coordinator != 0}
         group_id, _, isolation_level = _kind(holdings[0])
         lookups = [h.lookup for h in holdings if h.lookup is not None]
         rules = {h.key.topic_partition: h.start_rule for h in holdings}
@@ -142,7 +144,7 @@ class StartPositions:
                 if asked
                 else {}
             )
-            end = log.end_offsets(LOOKUP_MS_MAX)[0]
+            end = log.end_offsets(LOOKUP_MS_MAX)[0] if elsewhere else folded
             if end < folded:
                 raise CoordinationError(
                     "the leader of coordinating partition 0 lags behind what was read"
@@ -153,7 +155,7 @@ class StartPositions:
                     rule,
                     ranges.get(partition),
                     commits.get(partition),
-                    growths_end=end,
+                    growths_end=end if partition in elsewhere else 0,
                 )
                 for partition, rule in rules.items()
             }

@@ -35,6 +35,14 @@ class Subleaser(Protocol):
         """Return whether the process that a key moves to has warmed up for it."""
         ...
 
+    def acted_on(self, generation: int) -> int:
+        """Return the least Config generation that these processes act on.
+
+        Args:
+            generation: That of this process, which is the most.
+        """
+        ...
+
     @property
     def handoff_counts(self) -> Mapping[str, int]:
         """Open handoffs between these processes, by phase."""

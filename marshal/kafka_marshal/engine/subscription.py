@@ -1,25 +1,26 @@
 """Subscriptions of consumers: topics, policy, and the view the policy decides on."""
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 
 from kafka_marshal.config import ConsumerConfig, Matches, OnWarm
+from kafka_marshal.engine.changes import Changes
 from kafka_marshal.engine.context import Context
 from kafka_marshal.engine.coverage import CoverageRule
 from kafka_marshal.engine.debounce import Debounce
 from kafka_marshal.engine.directives import directed
-from kafka_marshal.engine.growths import awaited
 from kafka_marshal.engine.holding import Holding, OfferedKey, StartRule
-from kafka_marshal.engine.plan_following import ORPHAN_MS_MAX, PlanFollower
+from kafka_marshal.engine.key_rows import KeyRows, RowInputs
+from kafka_marshal.engine.plan_following import PlanFollower
 from kafka_marshal.engine.policy_runner import PolicyRunner
 from kafka_marshal.engine.releases import ReleaseCooldowns
 from kafka_marshal.engine.topics import Look, TopicWatch
 from kafka_marshal.engine.warm_fetches import WarmFetcher
 from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.ports import Background, Pending, TopicInfo
-from kafka_marshal.protocol.claiming import PreviousLife, estimate, resumable
+from kafka_marshal.protocol.claiming import PreviousLife
 from kafka_marshal.protocol.growths import Source
 from kafka_marshal.protocol.health import Backoff
 from kafka_marshal.protocol.labels import (
@@ -41,8 +42,7 @@ from kafka_marshal.protocol.planner import (
 )
 from kafka_marshal.protocol.planner import planned as follow_plan
 from kafka_marshal.protocol.planner import topic as whole_topics
-from kafka_marshal.protocol.plans import is_reserved
-from kafka_marshal.protocol.state import KeyNote, KeyState, MemberState, WorldState
+from kafka_marshal.protocol.state import MemberState, WorldState
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 
 if TYPE_CHECKING:
@@ -53,21 +53,6 @@ POLICY_MS_MAX = 500
 POLICY_MS_MIN = 20
 FAR_MS = 2**63
 UNCOVERED_NAMED_MAX = 10  # partitions that an event names
-
-
-@attrs.frozen(kw_only=True)
-class _ViewInputs:
-    """What the views of all keys depend on; ``is_off`` while nothing is claimed."""
-
-    context: Context
-    owner: Owner
-    holdings: Mapping[Key, Holding]
-    lives: tuple[PreviousLife, ...]
-    cooldowns: ReleaseCooldowns
-    now_ms: int
-    is_off: bool
-    heirs: tuple[str, str | None]
-    grace_ms: int
 
 
 def _without_surplus(releases: Iterable[Release]) -> tuple[Release, ...]:
@@ -109,15 +94,9 @@ class Subscription:
         version: Grows whenever a holding of this subscription is added or removed.
         claimable_at_ms: Local time at which the next key may become claimable, as
             of the last view; at most one heartbeat interval after it.
-        named: Free keys that this member is the named successor of, as of the last
-            view.
-        named_by_plan: Claimable keys for which the Plan of the group names this member,
-            as of the last view.
         is_planned: Whether the group follows Plans, whatever its own policy is.
         uncovered: Keys that have been claimable for more than one heartbeat interval
             and that no live member can claim, with the reason, as of the last view.
-        waiting: New partitions of topics that have grown, and what each waits for
-            (PROTOCOL 9.10), as of the last view.
     """
 
     group_id: str
@@ -143,19 +122,16 @@ class Subscription:
     standby: "StandingBy | None" = None
     version: int = 0
     claimable_at_ms: int = 0
-    named: set[Key] = attrs.field(factory=set)
-    named_by_plan: set[Key] = attrs.field(factory=set)
     is_planned: bool = False
     uncovered: dict[Key, str] = attrs.field(factory=dict)
-    waiting: dict[Key, Source] = attrs.field(factory=dict)
+    _waiting: frozenset[Key] = frozenset()
     _policy_runner: PolicyRunner = attrs.field(init=False)
     _watch: TopicWatch = attrs.field(init=False)
     _keys: list[Key] | None = None
     _excluded: set[Key] = attrs.field(factory=set)
     _rule: CoverageRule = attrs.field(init=False)
     _debounce: Debounce = attrs.field(factory=Debounce)
-    _abandoned: set[Key] = attrs.field(factory=set)
-    _claimable_since: dict[Key, int] = attrs.field(factory=dict)
+    _rows: KeyRows = attrs.field(factory=KeyRows)
     _live: list[MemberState] = attrs.field(factory=list)
     _live_views: list[MemberView] = attrs.field(factory=list)
     _seen_ms: dict[str, int] = attrs.field(factory=dict)
@@ -196,6 +172,16 @@ class Subscription:
     def has_doubts(self) -> bool:
         """Whether the look-up of a doubted topic is pending."""
         return bool(self._watch.doubted)
+
+    @property
+    def named(self) -> Collection[Key]:
+        """Free keys that this member is the named successor of, as of the last view."""
+        return self._rows.named
+
+    @property
+    def named_by_plan(self) -> Collection[Key]:
+        """Claimable keys that the Plan assigns to this member, as of the last view."""
+        return self._rows.named_by_plan
 
     @property
     def counts_topics(self) -> bool:
@@ -362,7 +348,9 @@ class Subscription:
             plan = attrs.evolve(plan, claim=claim)
         if self._debounce.is_on(now_ms):
             plan = attrs.evolve(plan, release=_without_surplus(plan.release))
-        more = rule.claims(view, plan, abandoned=self._abandoned)
+        if not self._rows.has_orphans:
+            return plan
+        more = rule.claims(view, plan, abandoned=self._rows.abandoned)
         if not more:
             return plan
         return Plan((*plan.claim, *more), plan.release, {**plan.why, **more})
@@ -377,6 +365,7 @@ class Subscription:
         owner: Owner,
         *,
         holdings: Mapping[Key, Holding],
+        changes: Changes,
         lives: tuple[PreviousLife, ...],
         cooldowns: ReleaseCooldowns,
         now_ms: int,
@@ -384,7 +373,15 @@ class Subscription:
     ) -> View:
         """Return the policy's input.
 
-        ``replaces`` names the client whose place this one takes, if any.
+        Args:
+            context: State shared by all parts of one engine.
+            owner: This process.
+            holdings: What its client holds or contends for.
+            changes: Keys whose holdings have changed.
+            lives: Earlier processes of this client.
+            cooldowns: Keys that this client has released.
+            now_ms: Local time.
+            replaces: The client whose place this one takes, if any.
         """
         homes = context.homes_of(self.group_id)
         home = context.replicas[homes[0]].world
@@ -392,42 +389,37 @@ class Subscription:
         live = self._members(context)
         members = directed(live, directors, group_id=self.group_id)
         is_alone = not any(member.client_id != owner.client_id for member in members)
-        inputs = _ViewInputs(
-            context=context,
-            owner=owner,
-            holdings=holdings,
-            lives=lives,
-            cooldowns=cooldowns,
-            now_ms=now_ms,
-            is_off=self.backoff.is_on(now_ms) and not is_alone,
-            heirs=(owner.client_id, replaces),
-            grace_ms=context.settings_of(self.group_id).value("grace_ms"),
-        )
-        self.claimable_at_ms = now_ms + context.heartbeat_interval_ms
         self._follow_plans(home, context)
-        self.named.clear()
-        self.named_by_plan.clear()
-        self._abandoned.clear()
-        waited, self.waiting = self.waiting, {}
-        suspects: set[str] = set()
-        views = (self._key_view(key, inputs, suspects) for key in self.all_keys())
-        keys = tuple(view for view in views if view is not None)
-        suspects |= self._still_suspect(suspects)
-        suspects.discard(owner.client_id)
-        self.members = tuple(m for m in members if m.client_id not in suspects)
-        until_ms = self._debounce.update(
-            self.members,
-            now_ms,
-            debounce_ms=context.settings_of(self.group_id).value("debounce_ms"),
+        rows, settings = self._rows, context.settings_of(self.group_id)
+        rows.update(
+            self.all_keys(),
+            RowInputs(
+                context=context,
+                owner=owner,
+                holdings=holdings,
+                changes=changes,
+                lives=lives,
+                cooldowns=cooldowns,
+                now_ms=now_ms,
+                is_off=self.backoff.is_on(now_ms) and not is_alone,
+                heirs=(owner.client_id, replaces),
+                grace_ms=settings.value("grace_ms"),
+                plans=self._plans,
+                lost=self.lost,
+                topics=self.topics,
+            ),
         )
-        self.claimable_at_ms = min(self.claimable_at_ms, until_ms or FAR_MS)
-        self._note_uncovered(keys, context)
-        if self.waiting.keys() != waited.keys():
-            context.observe("partitions_waiting", self._waiting_fields())
-        me = next((m for m in self.members if m.client_id == owner.client_id), None)
-        if me is None:  # not announced yet
-            me = MemberView(client_id=owner.client_id, topics=frozenset())
-            (me,) = directed([me], directors, group_id=self.group_id)
+        keys = rows.rows
+        gone = rows.suspects | self._still_suspect(rows.suspects)
+        gone.discard(owner.client_id)
+        self.members = tuple(m for m in members if m.client_id not in gone)
+        until_ms = self._debounce.update(
+            self.members, now_ms, debounce_ms=settings.value("debounce_ms")
+        )
+        self.claimable_at_ms = min(rows.claimable_at_ms, until_ms or FAR_MS)
+        self._note_uncovered(keys if rows.has_orphans else (), context)
+        self._note_waiting(rows.waiting, context)
+        me = self._member(owner.client_id, directors)
         return View(
             me=owner.client_id,
             keys=keys,
@@ -437,6 +429,15 @@ class Subscription:
             is_drained=me.is_drained,
             is_cordoned=me.is_cordoned,
         )
+
+    def _member(self, client_id: str, directors: Sequence[WorldState]) -> MemberView:
+        """Return a member as of the last view, also one that is not announced yet."""
+        for member in self.members:
+            if member.client_id == client_id:
+                return member
+        me = MemberView(client_id=client_id, topics=frozenset())
+        (me,) = directed([me], directors, group_id=self.group_id)
+        return me
 
     def _follow_plans(self, home: WorldState, context: Context) -> None:
         settings, count = context.settings_of(self.group_id), len(context.replicas)
@@ -473,105 +474,19 @@ class Subscription:
             else:
                 context.observe("partitions_covered", {"group": self.group_id})
 
-    def _is_waiting(self, key: Key, context: Context) -> bool:
-        topic_id = self.topics[key.topic].topic_id
-        source = awaited(context, key, topic_id=topic_id)
-        if source is not None:
-            self.waiting[key] = source
-        return source is not None
-
-    def _waiting_fields(self) -> dict[str, Any]:
-        first = list(self.waiting.items())[:UNCOVERED_NAMED_MAX]
+    def _note_waiting(self, waiting: Mapping[Key, Source], context: Context) -> None:
+        """Report which new partitions of grown topics wait, when that changes."""
+        if waiting.keys() == self._waiting:
+            return
+        self._waiting = frozenset(waiting)
+        first = list(waiting.items())[:UNCOVERED_NAMED_MAX]
         named = [(key.topic, key.partition, wait.key.partition) for key, wait in first]
-        return {
+        fields = {
             "group": self.group_id,
-            "count": len(self.waiting),
+            "count": len(waiting),
             "partitions": [f"{topic}-{new} for {old}" for topic, new, old in named],
         }
-
-    def _key_view(
-        self, key: Key, inputs: "_ViewInputs", suspects: set[str]
-    ) -> KeyView | None:
-        """Return one key of the view; add its owner to ``suspects`` if it is stale.
-
-        None while a pause of some partitions has it: shares are of the others (4.15).
-        """
-        owner, now_ms = inputs.owner, inputs.now_ms
-        replica = inputs.context.replica_of(key)
-        world = replica.world
-        elapsed_ms = replica.elapsed_ms(now_ms)
-        guess = estimate(world, key, elapsed_ms=elapsed_ms, claimant=owner)
-        known, wait_ms = guess.known, guess.wait_ms
-        who = None if known is None or known.owner is None else known.owner
-        is_between = inputs.context.places.is_between(key)
-        is_waiting = self._is_waiting(key, inputs.context)
-        is_claimable = wait_ms == 0 and not (is_between or is_waiting)
-        if who is not None and is_claimable:
-            suspects.add(who.client_id)
-            who = None
-        if wait_ms:
-            self.claimable_at_ms = min(self.claimable_at_ms, now_ms + wait_ms)
-        if world.is_set_aside(key, world.append_time_ms + elapsed_ms):
-            return None
-        is_orphan = is_left = False
-        named, is_kept = self._plans.named(key, world), False
-        if is_claimable and self.is_planned:
-            kept_for = _kept_for(known, world.soft.notes.get(key), inputs, world)
-            if kept_for is not None:
-                is_mine_again = named is None and kept_for in inputs.heirs
-                named = owner.client_id if is_mine_again else named
-                is_kept = named != owner.client_id
-        if is_claimable and not is_kept:
-            since_ms = self._claimable_since.setdefault(key, now_ms)
-            is_orphan = self._is_orphan(key, now_ms - since_ms, inputs)
-            # Released keys are left to others, unless no member claims them.
-            is_by_plan = named == owner.client_id
-            is_held_off = not is_by_plan and inputs.cooldowns.is_in_cooldown(
-                key, now_ms
-            )
-            is_left = is_held_off or (inputs.is_off and not is_orphan)
-            if guess.is_named:
-                self.named.add(key)
-            if is_by_plan and not is_left:
-                self.named_by_plan.add(key)
-        else:
-            self._claimable_since.pop(key, None)
-        holding = inputs.holdings.get(key)
-        owner_name = None if who is None else who.client_id
-        if known is not None and known.handoff is not None and (wait_ms or is_between):
-            owner_name = known.handoff[0]  # it is reserved for that one
-        return KeyView(
-            key=key,
-            owner=owner_name,
-            is_mine=_is_mine(holding),
-            is_claimable=is_claimable and not (is_left or is_kept),
-            is_ours_before=bool(inputs.lives)
-            and _is_ours_before(
-                known, inputs.lives, owner, log_ms=world.now_ms + elapsed_ms
-            ),
-            is_orphan=is_orphan,
-            is_leaving=holding is not None and holding.drain is not None,
-            is_lost=key in self.lost,
-            planned=named,
-            last_owner=_last_owner(
-                known, world.soft.notes.get(key), is_owned=who is not None
-            ),
-        )
-
-    def _is_orphan(self, key: Key, free_ms: int, inputs: "_ViewInputs") -> bool:
-        """Return whether a key was claimable for more than one interval.
-
-        Policies run again when it will have been, and after two intervals.
-        """
-        interval_ms = inputs.context.heartbeat_interval_ms
-        if self.is_planned:
-            interval_ms = min(interval_ms, ORPHAN_MS_MAX)
-        if free_ms > 2 * interval_ms:
-            self._abandoned.add(key)
-            return True
-        due_ms = inputs.now_ms + interval_ms + 1 - free_ms % (interval_ms + 1)
-        self.claimable_at_ms = min(self.claimable_at_ms, due_ms)
-        return free_ms > interval_ms
+        context.observe("partitions_waiting", fields)
 
     def _still_suspect(self, suspects: set[str]) -> set[str]:
         """Return the members found stale that have not announced themselves since.
@@ -636,44 +551,6 @@ def _member_view(member: MemberState) -> MemberView:
         host=record.host,
         labels=tuple(sorted(record.labels.items())),
     )
-
-
-def _is_mine(holding: Holding | None) -> bool:
-    if holding is None:
-        return False
-    return holding.claim.is_owned or holding.claim.is_under_way
-
-
-def _is_ours_before(
-    known: KeyState | None,
-    lives: tuple[PreviousLife, ...],
-    owner: Owner,
-    *,
-    log_ms: int,
-) -> bool:
-    life = resumable(known, lives, client_id=owner.client_id, log_time_ms=log_ms)
-    return life is not None
-
-
-def _last_owner(
-    known: KeyState | None, note: KeyNote | None, *, is_owned: bool
-) -> str | None:
-    """Return the owner before the current one, or the last owner of a free key."""
-    if is_owned:
-        return None if note is None else note.before
-    if known is not None and known.owner is not None:
-        return known.owner.client_id  # gone stale
-    return None if note is None else note.client_id
-
-
-def _kept_for(
-    known: KeyState | None, note: KeyNote | None, inputs: _ViewInputs, world: WorldState
-) -> str | None:
-    """Return the client for whose restart a free key waits, or None (PROTOCOL 9.8)."""
-    elapsed_ms = inputs.context.replicas[world.partition].elapsed_ms(inputs.now_ms)
-    now_ms = world.now_ms + elapsed_ms
-    is_kept = is_reserved(known, note, now_ms=now_ms, grace_ms=inputs.grace_ms)
-    return note.client_id if is_kept and note is not None else None
 
 
 KEYS_PER_MS = 20

@@ -104,9 +104,9 @@ def was_not_received(error: CoordinationError) -> bool:
 
     Either no process listened, or the sidecar answered that it is not ready.
     """
-    import httpx
+    from kafka_marshal.remote.exchanges import ExchangeError
 
     cause = error.__cause__
-    if isinstance(cause, httpx.HTTPError):
-        return isinstance(cause, httpx.ConnectError | httpx.ConnectTimeout)
+    if isinstance(cause, ExchangeError):
+        return not cause.was_sent
     return error.retriable and cause is None

@@ -3,7 +3,6 @@
 from collections.abc import (
     Callable,
     Collection,
-    Iterable,
     Iterator,
     Mapping,
     Sequence,
@@ -32,7 +31,6 @@ from kafka_marshal.protocol.state import ACCEPTED, GroupState, Transitions, Worl
 from kafka_marshal.protocol.types import Key, LogEntry
 from kafka_marshal.views import TIMEOUT_MS, LogScan, World, unknown_text
 
-RUN_ENTRIES_MAX = 5_000
 # Brokers' clocks are this close together, where a search depends on it.
 CLOCKS_APART_MS_MAX = 60_000
 
@@ -236,7 +234,7 @@ class GroupHistory:
         }
         for world in begun.values():
             log.begin(world)
-        for number, run in _runs(scan):
+        for number, run in scan.runs():
             fold_run(log, worlds[number], entries=run)
         wall_ms = SystemClock().wall_ms()
         now_ms = wall_ms if time_ms is None else time_ms
@@ -378,7 +376,7 @@ class _Reader:
         # That of the key now: partition 0 has the newest Config, before its end.
         with self._opened(0) as scan:
             world = scan.restore(first=lambda span: span.end)[0].world
-            for _, run in _runs(scan):
+            for _, run in scan.runs():
                 for entry in run:
                     apply(world, entry)
         if world.config is None:
@@ -413,7 +411,7 @@ class _Reader:
         if restored.source is not None:
             chain.begin(world)
         last_ms = world.append_time_ms
-        for _, run in _runs(scan):
+        for _, run in scan.runs():
             fold_run(chain, world, entries=run)
             self._count += len(run)
             last_ms = run[-1].timestamp_ms
@@ -472,7 +470,7 @@ class _Reader:
         # Clocks of leaders differ, so an offset of another partition is no place here.
         until_ms = self._last_ms if self._time_ms is None else self._time_ms
         home, found = world.partition, set[bytes]()
-        for _, run in _runs(scan):
+        for _, run in scan.runs():
             for entry in run:
                 for transition in apply(world, entry):
                     record = transition.record
@@ -497,19 +495,6 @@ class _Reader:
                         person=person_of(record),
                         op_id=record.op_id,
                     )
-
-
-def _runs(
-    entries: Iterable[tuple[int, LogEntry]],
-) -> Iterator[tuple[int, list[LogEntry]]]:
-    """Yield entries in runs of one coordinating partition each."""
-    runs: dict[int, list[LogEntry]] = {}
-    for number, entry in entries:
-        run = runs.setdefault(number, [])
-        run.append(entry)
-        if len(run) >= RUN_ENTRIES_MAX:
-            yield number, runs.pop(number)
-    yield from runs.items()
 
 
 class Observer(Protocol):

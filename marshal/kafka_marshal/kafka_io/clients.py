@@ -22,6 +22,7 @@ from typing import Any, Self, TypeVar
 
 from kafka import errors as kafka_errors
 from kafka.admin import KafkaAdminClient
+from kafka.net.selector import NetworkSelector
 
 from kafka_marshal.errors import CoordinationError, InvalidTransition
 from kafka_marshal.kafka_io.faults import forked_error
@@ -54,6 +55,7 @@ def new_client(
     *,
     topic: str | None = None,
     watch: "ConnectionWatch | None" = None,
+    selector: Callable[[Mapping[str, Any]], NetworkSelector] | None = None,
 ) -> Any:
     """Return a connected client of kafka-python; close everything on failure.
 
@@ -63,6 +65,7 @@ def new_client(
         topic: Included in the first metadata request. For a topic that is added later
             kafka-python waits 100 ms before its next request.
         watch: Collects the refusals of this client.
+        selector: Makes what runs the connections, from the client's configuration.
 
     Raises:
         KafkaError: No connection could be made.
@@ -70,7 +73,7 @@ def new_client(
     network: list[Network] = []
 
     def make(**options: Any) -> Any:
-        made = Network(options)
+        made = Network(options, selector and selector(options))
         network.append(made)
         if watch is not None:
             watch.add(made)

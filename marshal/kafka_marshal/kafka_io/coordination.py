@@ -16,25 +16,18 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from typing import Any
 
-from kafka import KafkaConsumer, KafkaProducer
-from kafka import TopicPartition as KafkaTopicPartition
+from kafka import KafkaProducer
 from kafka import errors as kafka_errors
 
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.kafka_io.clients import AdminClient, close_by_force, new_client
 from kafka_marshal.kafka_io.data import KafkaOffsets
-from kafka_marshal.kafka_io.entries import fetch_entries, to_entry
+from kafka_marshal.kafka_io.entries import EntryReader
 from kafka_marshal.kafka_io.faults import required_right
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topic_rules import TopicDescription
-from kafka_marshal.kafka_io.topiclog import (
-    ENTRIES_PER_POLL,
-    READER_REQUEST_TIMEOUT_MS,
-    Entries,
-    TopicLog,
-)
+from kafka_marshal.kafka_io.topiclog import Runs, TopicLog
 from kafka_marshal.kafka_io.topics import describe_log
 from kafka_marshal.kafka_io.translate import Access, translate_error
 from kafka_marshal.kafka_io.writer import (
@@ -44,7 +37,7 @@ from kafka_marshal.kafka_io.writer import (
     Outlet,
     left_ms,
 )
-from kafka_marshal.protocol.types import LogEntry, TopicPartition
+from kafka_marshal.protocol.types import TopicPartition
 
 # A send without metadata fails soon, and the engine sends again.
 _SEND_BLOCK_MS = 50
@@ -155,9 +148,8 @@ def kafka_outlets(settings: ConnectionConfig) -> Connect:
 class KafkaCoordinationLog(TopicLog):
     """All partitions of the coordination topic, read by kafka-python."""
 
-    _consumer: Any = None
+    _reader: EntryReader | None = None
     _querier: KafkaOffsets | None = None
-    _assigned: Sequence[int] = ()
 
     def _outlet_factory(self) -> Connect:
         return kafka_outlets(self._settings)
@@ -168,26 +160,11 @@ class KafkaCoordinationLog(TopicLog):
         return describe_log(self._settings, client=client, timeout_ms=timeout_ms)
 
     def _connect(self, deadline: float) -> None:
-        self._partitions = [
-            KafkaTopicPartition(self._topic, number)
-            for number in range(self._partition_count)
-        ]
-        settings = {
-            **self._settings.client_config(),
-            "group_id": None,
-            "enable_auto_commit": False,
-            "auto_offset_reset": "none",
-            "isolation_level": "read_uncommitted",
-            "allow_auto_create_topics": False,
-            "fetch_min_bytes": 1,
-            "fetch_max_wait_ms": self._fetch_wait_ms,
-            "max_poll_records": ENTRIES_PER_POLL,
-            "request_timeout_ms": READER_REQUEST_TIMEOUT_MS,
-            "metrics_enabled": False,
-            "bootstrap_timeout_ms": left_ms(deadline),
-        }
-        self._consumer = new_client(KafkaConsumer, settings, topic=self._topic)
-        fetch_entries(self._consumer)
+        self._reader = EntryReader(
+            self._settings,
+            fetch_wait_ms=self._fetch_wait_ms,
+            timeout_ms=left_ms(deadline),
+        )
 
     def _prepare(self) -> None:
         self._querier = KafkaOffsets(self._settings)
@@ -195,21 +172,19 @@ class KafkaCoordinationLog(TopicLog):
     def _disconnect(self) -> None:
         if self._querier is not None:
             self._querier.close(0)
-        if self._consumer is not None:
-            self._consumer.close(autocommit=False)
+        if self._reader is not None:
+            self._reader.close()
 
     def _seek(self, offsets: Mapping[int, int]) -> None:
-        if self._assigned != self._read:
-            # Remaining partitions keep their positions.
-            self._consumer.assign([self._partitions[number] for number in self._read])
-            self._assigned = list(self._read)
+        assert self._reader is not None
         for number, offset in offsets.items():
             self._next[number] = offset
-            self._consumer.seek(self._partitions[number], offset)
+        self._reader.seek(self._read, offsets)
 
-    def _fetch(self, timeout_ms: int) -> Entries:
+    def _fetch(self, timeout_ms: int) -> Runs:
+        assert self._reader is not None
         try:
-            batches = self._consumer.poll(timeout_ms=timeout_ms)
+            return self._reader.poll(timeout_ms)
         except kafka_errors.OffsetOutOfRangeError as error:
             places = error.args[0] if error.args else ()
             if places and self._skips_deleted(
@@ -217,20 +192,13 @@ class KafkaCoordinationLog(TopicLog):
             ):
                 return []
             raise
-        return [
-            (
-                place.partition,
-                record if type(record) is LogEntry else to_entry(record),
-            )
-            for place, records in batches.items()
-            for record in records
-        ]
 
     def _fetch_positions(self, partitions: Collection[int]) -> Mapping[int, int]:
+        assert self._reader is not None
         found: dict[int, int] = {}
         for number in partitions:
             try:
-                at = self._consumer.position(self._partitions[number], timeout_ms=0)
+                found[number] = self._reader.position(number)
             except kafka_errors.LogTruncationError as error:
                 # kafka-python raises it only once; the next poll must raise it.
                 self._record_fault(
@@ -239,7 +207,6 @@ class KafkaCoordinationLog(TopicLog):
                 break
             except kafka_errors.KafkaError:
                 continue
-            found[number] = at or 0
         return found
 
     def _query_offsets(
@@ -251,9 +218,8 @@ class KafkaCoordinationLog(TopicLog):
             asked = [TopicPartition(self._topic, number) for number in numbers]
             ends = self._querier.ends(asked, timeout_ms)
             return {place.partition: offset for place, offset in ends.items()}
-        places = [self._partitions[number] for number in numbers]
-        found = self._consumer.beginning_offsets(places, timeout_ms=timeout_ms)
-        return {place.partition: offset for place, offset in found.items()}
+        assert self._reader is not None
+        return self._reader.starts(numbers, timeout_ms=timeout_ms)
 
     def _find_added(
         self, partitions: Sequence[int], timeout_ms: int
@@ -261,10 +227,6 @@ class KafkaCoordinationLog(TopicLog):
         assert self._querier is not None
         asked = [TopicPartition(self._topic, number) for number in partitions]
         starts = self._querier.starts(asked, timeout_ms)
-        self._partitions = [
-            KafkaTopicPartition(self._topic, number)
-            for number in range(partitions[-1] + 1)
-        ]
         return {place.partition: offset for place, offset in starts.items()}
 
     def _query_time(self, time_ms: int, timeout_ms: int) -> Mapping[int, int]:

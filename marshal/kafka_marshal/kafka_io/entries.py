@@ -1,29 +1,43 @@
-"""Entries of the coordination log from kafka-python's fetches.
+"""Entries of the coordination log from kafka-python's fetches, in runs.
 
 kafka-python makes a record of each. Where ``native/entries.c`` was compiled, entries
-are made of the fetched bytes instead, and kafka-python parses what that leaves: batches
-that are compressed, of an old format or not sound. Elsewhere aiokafka's parser makes
-records, if it is there.
+stay packed in the fetched bytes instead, and kafka-python parses what that leaves:
+batches that are compressed, of an old format or not sound. Elsewhere aiokafka's parser
+makes records, if it is there.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+from kafka import KafkaConsumer
+from kafka import TopicPartition as KafkaTopicPartition
 from kafka.consumer.fetcher import Fetcher
 
-from kafka_marshal.kafka_io.fetched_records import parse_records
+from kafka_marshal.kafka_io.clients import new_client
+from kafka_marshal.kafka_io.fetched_records import Taken, parse_records
 from kafka_marshal.kafka_io.packed_records import Origin
 from kafka_marshal.kafka_io.patches import (
     LenientBatches,
     fetcher_of,
     is_supported,
     raw_bytes,
+    read_in_place,
 )
+from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.topiclog import READER_REQUEST_TIMEOUT_MS
 from kafka_marshal.native import compiled
+from kafka_marshal.ports import Run
+from kafka_marshal.protocol.packed_entries import PackedEntries
 from kafka_marshal.protocol.types import LogEntry
 
-# Entries that are made at once: as many as stay in the processor's cache.
-AT_ONCE = 500
+# Entries of a packed run, or a few more: its last batch is whole. Longer runs are
+# folded faster, and hold the engine's lock longer.
+RUN_MAX = 20_000
+# Bounds the duration of a poll; a cold start polls often.
+ENTRIES_PER_POLL = 5_000
+# Larger fetches make longer runs. They stay in the processor's cache, just about.
+FETCH_BYTES_MAX = 4_194_304
 
 
 def to_entry(record: Any) -> LogEntry:
@@ -38,7 +52,7 @@ def to_entry(record: Any) -> LogEntry:
 
 
 class EntryRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # untyped
-    """A fetched partition whose sound batches become entries, without records.
+    """A fetched partition whose sound batches become packed entries, without records.
 
     Only for readers of uncommitted records, without metrics.
 
@@ -49,24 +63,55 @@ class EntryRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # untyped
 
     next_fetch_offset: int
     leader_epoch: int
+    bytes_read: int
+
+    def take(self, n: int | None = None) -> Taken:
+        """Return the next packed run, or up to ``n`` records.
+
+        Raises:
+            KafkaError: The next record cannot be read.
+        """
+        self._maybe_raise_next_inline_exception()
+        taken = Taken()
+        try:
+            for item in self.record_iterator:
+                if isinstance(item, PackedEntries):
+                    taken.add_made(len(item), [item])
+                    break
+                taken.add_made(1, [item])
+                if n is not None and len(taken) >= n:
+                    break
+        except Exception as error:
+            if not taken:
+                raise
+            self._next_inline_exception = error
+        return taken
+
+    def _maybe_skip_record(self, record: Any) -> bool:
+        # Packed runs begin where the fetch does.
+        if isinstance(record, PackedEntries):
+            return False
+        skipped: bool = super()._maybe_skip_record(record)
+        return skipped
 
     def _unpack_records(self, place: Any, records: Any, *rest: Any) -> Iterator[Any]:
-        """Yield entries, then what kafka-python makes of what was left."""
+        """Yield packed runs, then what kafka-python makes of what was left."""
         assert compiled is not None
-        data, at = raw_bytes(records), 0
+        data, at, first = raw_bytes(records), 0, self.next_fetch_offset
+        self.bytes_read = len(data)
         while True:
-            entries, behind, next_offset, epoch = compiled.to_entries(
-                data, at, LogEntry, AT_ONCE
+            places, behind, next_offset, epoch = compiled.index_entries(
+                data, at, first, RUN_MAX
             )
             if behind == at:
                 break
             at = behind
-            for entry in entries:
-                # kafka-python continues from these if it takes no more.
-                self.next_fetch_offset = entry.offset + 1
-                self.leader_epoch = entry.leader_epoch
-                yield entry
             self.next_fetch_offset, self.leader_epoch = next_offset, epoch
+            if places:
+                first = 0
+                if not LenientBatches(memoryview(data)[at:]).has_next():
+                    self.drain()  # so that the next fetch can begin
+                yield PackedEntries(data, places)
         left = LenientBatches(memoryview(data)[at:])
         yield from super()._unpack_records(place, left, *rest)
 
@@ -77,6 +122,102 @@ def fetch_entries(consumer: Any) -> None:
         fetcher_of(consumer).PartitionRecords = EntryRecords
     else:
         parse_records(consumer, _entries)
+
+
+def to_runs(items: Iterable[Any]) -> Iterator[Sequence[LogEntry]]:
+    """Yield what a poll of such a consumer returned for one partition, in runs."""
+    made: list[LogEntry] = []
+    for item in items:
+        if isinstance(item, PackedEntries):
+            if made:
+                yield made
+                made = []
+            yield item
+        else:
+            made.append(item if type(item) is LogEntry else to_entry(item))
+    if made:
+        yield made
+
+
+class EntryReader:
+    """Reads partitions of the coordination topic over kafka-python, in runs.
+
+    One consumer with all partitions assigned, which is a single fetch session. One
+    thread at a time. Errors are those of kafka-python.
+
+    Args:
+        settings: Connection and name of the topic.
+        fetch_wait_ms: How long a broker waits for new entries.
+        timeout_ms: Limit to connect.
+    """
+
+    def __init__(
+        self, settings: ConnectionConfig, *, fetch_wait_ms: int, timeout_ms: int
+    ) -> None:
+        self._topic = settings.coordination_topic
+        config = {
+            **settings.client_config(),
+            "group_id": None,
+            "enable_auto_commit": False,
+            "auto_offset_reset": "none",
+            "isolation_level": "read_uncommitted",
+            "allow_auto_create_topics": False,
+            "fetch_min_bytes": 1,
+            "fetch_max_wait_ms": fetch_wait_ms,
+            "max_partition_fetch_bytes": FETCH_BYTES_MAX,
+            "max_poll_records": ENTRIES_PER_POLL,
+            "request_timeout_ms": READER_REQUEST_TIMEOUT_MS,
+            "metrics_enabled": False,
+            "bootstrap_timeout_ms": timeout_ms,
+        }
+        self._consumer = new_client(KafkaConsumer, config, topic=self._topic)
+        self._assigned: Sequence[int] = ()
+        if is_supported():
+            read_in_place(self._consumer)
+        fetch_entries(self._consumer)
+
+    def seek(self, partitions: Sequence[int], offsets: Mapping[int, int]) -> None:
+        """Read these partitions, some of them from other offsets on."""
+        if self._assigned != partitions:
+            # Remaining partitions keep their positions.
+            self._consumer.assign([self._place(number) for number in partitions])
+            self._assigned = list(partitions)
+        for number, offset in offsets.items():
+            self._consumer.seek(self._place(number), offset)
+
+    def poll(self, timeout_ms: int) -> list[Run]:
+        """Return new entries, after up to ``timeout_ms`` if there are none."""
+        found = self._consumer.poll(timeout_ms=timeout_ms)
+        if found:
+            # The next fetch is under way while these are folded. The next poll sends
+            # it again, and raises, if this does not.
+            with suppress(Exception):
+                fetcher_of(self._consumer).send_fetches()
+        return [
+            (place.partition, run)
+            for place, items in found.items()
+            for run in to_runs(items)
+        ]
+
+    def position(self, partition: int) -> int:
+        """Return the next offset of a partition, without waiting."""
+        at = self._consumer.position(self._place(partition), timeout_ms=0)
+        return at or 0
+
+    def starts(
+        self, partitions: Iterable[int], *, timeout_ms: int
+    ) -> Mapping[int, int]:
+        """Query the first offsets of partitions."""
+        places = [self._place(number) for number in partitions]
+        found = self._consumer.beginning_offsets(places, timeout_ms=timeout_ms)
+        return {place.partition: offset for place, offset in found.items()}
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._consumer.close(autocommit=False)
+
+    def _place(self, number: int) -> Any:
+        return KafkaTopicPartition(self._topic, number)
 
 
 def _entries(origin: Origin, sources: Sequence[Any]) -> Iterator[LogEntry]:

@@ -9,8 +9,8 @@ stay as they are, because the application may use them as well.
   stop every reader for good (PROTOCOL 1.5).
 * The last data before a close. kafka-python drops it if data and close arrive together,
   so a wrong password looks like a network that is down.
-* Large responses. kafka-python reads 4 KiB at a time and copies a response three times,
-  which takes longer than decoding the records of fetches of several megabytes.
+* Responses. kafka-python reads 4 KiB at a time and copies a response several times,
+  which takes longer than all else. ``ResponseReader`` takes the place of its parser.
 * Fetches by topic id. A broker answers a fetch by name from whichever topic has the
   name. From Fetch version 13 on (Kafka 3.1) a request names topics by id, and a broker
   that has no topic of that id refuses it.
@@ -30,21 +30,18 @@ from kafka.errors import InconsistentTopicIdError, UnknownTopicIdError
 from kafka.net.compat import KafkaNetClient
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
-from kafka.protocol.frame import KafkaBytes
 from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.memory_records import MemoryRecords
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io.positions import unknown_topic_error
+from kafka_marshal.kafka_io.responses import ResponseReader
 from kafka_marshal.protocol.types import TopicPartition
 
 # Releases of kafka-python whose internals these are.
 SUPPORTED = "3.0."
 # Current message format; older ones have no headers.
 _MAGIC = 2
-# Copying smaller responses costs less than avoiding the copy.
-LARGE = 65_536
-_PIECE = 4_096
 _NOT_YET = (
     BlockingIOError,
     InterruptedError,
@@ -87,12 +84,16 @@ class Network(KafkaNetClient):  # type: ignore[misc] # untyped library
     """The network of one client of kafka-python.
 
     Attributes:
-        selector: Runs the thread of the network.
+        selector: Runs the connections, by default on a thread of its own.
         manager: Its connections.
     """
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        self.selector = NetworkSelector(**options)
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        selector: NetworkSelector | None = None,
+    ) -> None:
+        self.selector = selector or NetworkSelector(**options)
         self.manager = _Manager(self.selector, **options)
         super().__init__(self.selector, self.manager, **options)
 
@@ -251,32 +252,8 @@ def _received(
     return data, None if data else error
 
 
-class ResponseBuffer:
-    """A response buffer of kafka-python whose large parts are read as views."""
-
-    __slots__ = ("buffer", "seek", "tell", "write")
-
-    def __init__(self, buffer: Any) -> None:
-        self.buffer = buffer
-        self.tell, self.seek, self.write = buffer.tell, buffer.seek, buffer.write
-
-    def __len__(self) -> int:
-        return len(self.buffer)
-
-    def read(self, nbytes: int | None = None) -> "bytes | memoryview":
-        """Return the next bytes; a view if they are at least ``LARGE``."""
-        start: int = self.tell()
-        count = len(self) - start if nbytes is None else nbytes
-        if count < LARGE:
-            found: bytes = self.buffer.read(count)
-            return found
-        end = min(start + count, len(self))
-        self.seek(end)
-        return memoryview(self.buffer)[start:end]
-
-
 def read_in_place(consumer: Any) -> None:
-    """Make new connections of a consumer read large responses into their buffer."""
+    """Make new connections of a consumer read responses into their buffers."""
     network_of(consumer).manager.changes.append(_read_transport_in_place)
 
 
@@ -288,56 +265,35 @@ def receive(
     transport: Any,
     ordinary: Callable[[], tuple[bytes, Exception | None]],
 ) -> tuple[bytes, Exception | None]:
-    """Read from a socket; a large response under way directly into its buffer.
+    """Read from a socket what is there, into the buffers of responses.
 
-    The last byte of a response and every error take the ordinary way, so that
-    kafka-python notices the end of the response.
+    Errors take the ordinary way, after what was received before them.
 
     Returns:
-        Data for kafka-python to parse, and an error.
+        Data for kafka-python to parse, mostly none, and an error.
     """
     sock = transport._sock  # noqa: SLF001 - there is no other way in
-    parser = getattr(transport.get_protocol(), "parser", None)
+    connection = transport.get_protocol()
+    parser = getattr(connection, "parser", None)
     if sock is None or parser is None:
         return ordinary()
+    if not isinstance(parser, ResponseReader):
+        parser = ResponseReader.replace(parser, connection.config)
+        connection.parser = parser
+    has_received = False
     try:
-        answer = _large_response(parser)
-        if answer is not None:
-            _fill(sock, answer)
-        elif not isinstance(sock, ssl.SSLSocket):
-            # Read only the beginning, so that the rest is read in place. Not over TLS:
-            # data that is decrypted already does not wake the event loop.
-            piece = sock.recv(_PIECE)
-            if piece:
-                return piece, None
+        while missing := parser.missing():
+            count = sock.recv_into(missing)
+            if not count:
+                break
+            has_received = True
+            parser.advance(count)
     except _NOT_YET:
         return b"", None
-    except (OSError, EOFError):
+    except OSError:
         # The ordinary read meets it again.
         pass
-    return ordinary()
-
-
-def _large_response(parser: Any) -> "ResponseBuffer | None":
-    """Return the buffer of the large response that is being read, if any."""
-    buffer: Any = getattr(parser, "_rbuffer", None)
-    if type(buffer) is KafkaBytes and len(buffer) - buffer.tell() > LARGE:
-        buffer = parser._rbuffer = ResponseBuffer(buffer)  # noqa: SLF001
-    return buffer if isinstance(buffer, ResponseBuffer) else None
-
-
-def _fill(sock: Any, answer: ResponseBuffer) -> None:
-    """Read all but the last byte; raise while no more data is there."""
-    at, last = answer.tell(), len(answer) - 1
-    with memoryview(answer.buffer) as whole:
-        try:
-            while at < last:
-                count = sock.recv_into(whole[at:last])
-                if not count:
-                    raise EOFError
-                at += count
-        finally:
-            answer.seek(at)
+    return (b"", None) if has_received else ordinary()
 
 
 @attrs.define(eq=False)

@@ -16,6 +16,7 @@ from kafka import errors as kafka_errors
 
 from kafka_marshal.errors import InvalidTransition, PositionError
 from kafka_marshal.kafka_io.clients import new_client
+from kafka_marshal.kafka_io.driving import CallerSelector
 from kafka_marshal.kafka_io.faults import forked_error, required_right
 from kafka_marshal.kafka_io.fetched_records import parse_records
 from kafka_marshal.kafka_io.packed_records import (
@@ -66,6 +67,10 @@ REPOLL_S = 0.005
 # Only after a fault, which the broker has just reported.
 _RANGE_TIMEOUT_MS = 500
 _UNKNOWN = -1
+# Of one partition in a response, and of a response, which stays in memory until its
+# last record is handed out.
+FETCH_BYTES = 2_097_152
+RESPONSE_BYTES = 4 * FETCH_BYTES
 # Of one poll, however small they are; a fetch is bounded by its bytes.
 RECORDS_MAX = 100_000
 
@@ -317,8 +322,7 @@ class KafkaDataReader(DataReader):
             records = self._to_records(partition, fetched)
             self._positions.next[partition] = offset_at(records, -1) + 1
             found[partition] = records
-        if found:
-            self._start_next_fetch()
+        self._send_on(has_found=bool(found))
         return found
 
     def positions(self) -> Mapping[TopicPartition, int]:
@@ -404,12 +408,14 @@ class KafkaDataReader(DataReader):
             "client_rack": self._client_rack,
             "allow_auto_create_topics": False,
             "fetch_min_bytes": 1,
+            "fetch_max_bytes": RESPONSE_BYTES,
+            "max_partition_fetch_bytes": FETCH_BYTES,
             "fetch_max_wait_ms": FETCH_WAIT_MS,
             "request_timeout_ms": REQUEST_TIMEOUT_MS,
             "metrics_enabled": False,
             "bootstrap_timeout_ms": REQUEST_TIMEOUT_MS,
         }
-        consumer = new_client(KafkaConsumer, settings)
+        consumer = new_client(KafkaConsumer, settings, selector=CallerSelector)
         read_in_place(consumer)
         self._is_parsed = parse_records(consumer, self._records, can_pack=True)
         return consumer
@@ -446,19 +452,22 @@ class KafkaDataReader(DataReader):
         """
         if self._consumer is None or time.monotonic() > self._polled_s + REPOLL_S:
             return False
+        network_of(self._consumer).selector.drive()
         is_under_way = fetcher_of(self._consumer).in_flight_fetches()
         return is_under_way and not has_fetched(self._consumer)
 
-    def _start_next_fetch(self) -> None:
-        """Make kafka-python fetch on if all that it had fetched is taken.
+    def _send_on(self, *, has_found: bool) -> None:
+        """Send what the poll has not, and fetch on if all that was fetched is taken.
 
-        It does so where a poll begins. After a poll that waited for its records nothing
-        would be under way until the next poll, however long they are handled. Never
-        raises, so that no record is lost: the next poll sends the same and raises.
+        kafka-python fetches on where a poll begins. After a poll that waited for its
+        records nothing would be under way until the next poll, however long they are
+        handled. Never raises, so that no record is lost: the next poll sends the same
+        and raises.
         """
-        if not has_fetched(self._consumer):
-            with suppress(Exception):
+        with suppress(Exception):
+            if has_found and not has_fetched(self._consumer):
                 fetcher_of(self._consumer).send_fetches()
+            network_of(self._consumer).selector.flush()
 
     def _translate(self, error: Exception) -> Exception:
         """Translate an error of the consumer, and keep the reader usable."""

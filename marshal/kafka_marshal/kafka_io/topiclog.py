@@ -30,18 +30,17 @@ from kafka_marshal.kafka_io.settings import (
 from kafka_marshal.kafka_io.single_flight import SingleFlight
 from kafka_marshal.kafka_io.topic_rules import TopicDescription
 from kafka_marshal.kafka_io.writer import Connect, FailedAppend, Writer, left_ms
-from kafka_marshal.ports import Append, CoordinationLog
+from kafka_marshal.ports import Append, CoordinationLog, Run
+from kafka_marshal.protocol.packed_entries import PackedEntries
 from kafka_marshal.protocol.types import LogEntry
 
 if TYPE_CHECKING:
     from kafka_marshal.kafka_io.clients import AdminClient
 
 READER_REQUEST_TIMEOUT_MS = 10_000
-# Bounds the duration of a poll; a cold start polls often.
-ENTRIES_PER_POLL = 5_000
 EPOCH_NONE = -1
 
-Entries = list[tuple[int, LogEntry]]
+Runs = list[Run]
 
 
 class TopicLog(CoordinationLog):
@@ -148,13 +147,19 @@ class TopicLog(CoordinationLog):
         raises the same error: close the log and open another, which reads from the
         start.
         """
-        return self._new_entries(lambda: self._fetch(max(0, timeout_ms)))
+        return _flat(self.poll_runs(timeout_ms))
+
+    def poll_runs(self, timeout_ms: int) -> Runs:
+        """Return new entries in runs, as ``poll``; see ``ports.CoordinationLog``."""
+        return self._new_runs(lambda: self._fetch(max(0, timeout_ms)))
 
     def skim(self, timeout_ms: int, *, head: bytes) -> Sequence[tuple[int, LogEntry]]:
         """Return new entries of a search; see ``ports.CoordinationLog``."""
-        return self._new_entries(lambda: self._fetch_heads(max(0, timeout_ms), head))
+        return _flat(
+            self._new_runs(lambda: self._fetch_heads(max(0, timeout_ms), head))
+        )
 
-    def _new_entries(self, fetch: Callable[[], Entries]) -> Entries:
+    def _new_runs(self, fetch: Callable[[], Runs]) -> Runs:
         self._require_process("Reading")
         self._raise_fault()
         self._require_open()
@@ -162,15 +167,15 @@ class TopicLog(CoordinationLog):
             self.writer.watch()
         self._begin_added()
         try:
-            entries = fetch()
+            runs = fetch()
         except Exception as error:
             told = self._translate(error, f"Reading {self._topic}", Access.READ)
             self._record_fault(told, error)
             raise told from error
-        entries = self._validated(entries)
-        if not entries:
+        runs = self._validated(runs)
+        if not runs:
             self._raise_fault()
-        return entries
+        return runs
 
     def read_from(self, offsets: Mapping[int, int]) -> None:
         """Continue at other offsets; see ``ports.CoordinationLog``."""
@@ -385,16 +390,15 @@ class TopicLog(CoordinationLog):
         """Set these next offsets, and read all of ``_read``."""
 
     @abstractmethod
-    def _fetch(self, timeout_ms: int) -> Entries:
+    def _fetch(self, timeout_ms: int) -> Runs:
         """Return new entries, after up to ``timeout_ms`` if there are none."""
 
-    def _fetch_heads(self, timeout_ms: int, head: bytes) -> Entries:
+    def _fetch_heads(self, timeout_ms: int, head: bytes) -> Runs:
         """Return new entries; those without this head may be left out.
 
-        The last one of each partition is returned, for the positions.
+        The last one of each run is returned, for the positions.
         """
-        del head
-        return self._fetch(timeout_ms)
+        return [(t, sought(run, head)) for t, run in self._fetch(timeout_ms)]
 
     @abstractmethod
     def _fetch_positions(self, partitions: Collection[int]) -> Mapping[int, int]:
@@ -476,17 +480,24 @@ class TopicLog(CoordinationLog):
         else:
             self._fault = told
 
-    def _validated(self, entries: Entries) -> Entries:
+    def _validated(self, runs: Runs) -> Runs:
         """Check new entries by PROTOCOL 2.1 and advance the positions.
 
         Returns:
-            The entries, without those of partitions whose log went back.
+            The runs, without those of partitions whose log went back.
         """
+        for partition, run in runs:
+            if partition not in self._truncated:
+                self._validate(partition, _checked(run))
+        if not self._truncated:
+            return runs
+        # Return the entries of other partitions; the next poll raises the fault.
+        return [each for each in runs if each[0] not in self._truncated]
+
+    def _validate(self, partition: int, entries: Iterable[LogEntry]) -> None:
         next_offsets, epochs = self._next, self._epochs
-        for partition, entry in entries:
+        for entry in entries:
             offset, epoch = entry.offset, entry.leader_epoch
-            if partition in self._truncated:
-                continue
             if epoch is None or epoch < 0:
                 self._fault = LogUnreadable(
                     f"{self._topic}-{partition} has a record at offset {offset} "
@@ -502,12 +513,8 @@ class TopicLog(CoordinationLog):
                     "its start.",
                     partition=partition,
                 )
-                continue
+                return
             next_offsets[partition], epochs[partition] = offset + 1, epoch
-        if not self._truncated:
-            return entries
-        # Return the entries of other partitions; the next poll raises the fault.
-        return [each for each in entries if each[0] not in self._truncated]
 
     def _skips_deleted(self, partitions: Iterable[int], timeout_ms: int) -> bool:
         """Move to the new log start if retention moved it before the first fetch.
@@ -554,3 +561,22 @@ class TopicLog(CoordinationLog):
     def _require_process(self, doing: str) -> None:
         if os.getpid() != self._pid:
             raise forked_error(f"{doing} {self._topic}")
+
+
+def sought(run: Sequence[LogEntry], head: bytes) -> Sequence[LogEntry]:
+    """Return the entries of a run whose value has a head, and its last entry."""
+    if not isinstance(run, PackedEntries):
+        return run
+    found, last = run.with_head(head), run[-1]
+    return found if found and found[-1].offset == last.offset else [*found, last]
+
+
+def _checked(run: Sequence[LogEntry]) -> Sequence[LogEntry]:
+    """Return the entries to check: of a packed run its ends, which all lie between."""
+    if not isinstance(run, PackedEntries):
+        return run
+    return [run[0], run[-1]] if len(run) > 1 else [run[0]]
+
+
+def _flat(runs: Runs) -> list[tuple[int, LogEntry]]:
+    return [(partition, entry) for partition, run in runs for entry in run]

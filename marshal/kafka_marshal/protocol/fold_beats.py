@@ -9,7 +9,8 @@ of a fenced client, and not of a ``/checkpoint`` key: those are not counted as n
 a checkpoint.
 
 The loop exists twice: here, and in ``native/beats.c``, which is used where it was
-compiled. Here is the rule; the native one may fold less, never more.
+compiled, and needs no objects of packed entries. Here is the rule; the native one may
+fold less, never more.
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from kafka_marshal.native import compiled
 from kafka_marshal.protocol.codec import header_of, parser_of
 from kafka_marshal.protocol.hashing import CHECKPOINT_TOPIC
 from kafka_marshal.protocol.judging import is_paused
+from kafka_marshal.protocol.packed_entries import PackedEntries
 from kafka_marshal.protocol.records import Heartbeat
 from kafka_marshal.protocol.state import WorldState, count
 from kafka_marshal.protocol.types import OFFSET_MAX, LogEntry, TimestampType
@@ -54,7 +56,12 @@ def fold_beats(
         return start
     # The compiled loop knows no pauses.
     native = None if compiled is None or state.lapses_ms is not None else compiled
-    fold = fold_in_python if native is None else native.fold_beats
+    if native is None:
+        fold = fold_in_python
+    elif isinstance(entries, PackedEntries):
+        fold = native.fold_packed
+    else:
+        fold = native.fold_beats
     stop, clock = fold(
         state,
         entries,

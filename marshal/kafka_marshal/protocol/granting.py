@@ -19,13 +19,15 @@ from kafka_marshal.protocol.types import Key, OffsetRange, Owner
 
 REQUESTS_IN_FLIGHT_MAX = 64
 # As many as hide a round trip and save requests are used: the time of a few round trips
-# and of WORK_PER_REQUEST_US. This bounds what fast handlers may lose in a crash.
+# and of WORK_PER_ROUND_US. This bounds what fast handlers may lose in a crash.
 DEPTH_MAX_DEFAULT = 32
 # A batch ahead must save at least 1/20 of the time to be worth its risk.
 GAIN_MIN = 20
 SAMPLES_PER_AVERAGE = 4
 FEWER_IN_A_ROW = 8
-WORK_PER_REQUEST_US = 20_000
+# Requests of all partitions together cover so much more work. Each round of them costs
+# brokers and readers of the log as much as fetching thousands of records.
+WORK_PER_ROUND_US = 40_000
 US_PER_MS = 1_000
 
 
@@ -222,6 +224,7 @@ class AtMostOnce:
         done: Everything granted below it was handed out and processed.
         is_anchored: Whether the log is known to have a position of the key.
         round_trip_us: Average time from request to verdict; 0 before the first.
+        unused_count: Number of offsets granted and not handed out.
     """
 
     __slots__ = (
@@ -234,13 +237,14 @@ class AtMostOnce:
         "is_anchored",
         "next_first",
         "round_trip_us",
+        "unused_count",
     )
 
     def __init__(self, start: int, *, grantee: bytes) -> None:
         self.next_first = self.done = self._handed = start
         self.grantee = grantee
         self.is_anchored = False
-        self.round_trip_us = 0
+        self.round_trip_us = self.unused_count = 0
         self._is_over = False
         self._requests: deque[SentRequest] = deque()
         self._grants: deque[OffsetRange] = deque()
@@ -263,14 +267,21 @@ class AtMostOnce:
         return self._grants[0] if self._grants and not self._is_over else None
 
     @property
+    def granted_end(self) -> int:
+        """The offset behind everything granted that may be handed out, 0 if none."""
+        return self._grants[-1].end if self._grants and not self._is_over else 0
+
+    @property
     def unused(self) -> tuple[OffsetRange, ...]:
         """Everything granted and not handed out: what a crash would lose."""
         return tuple(self._grants)
 
     @property
-    def unused_count(self) -> int:
-        """Number of offsets granted and not handed out."""
-        return sum(grant.count for grant in self._grants)
+    def ahead_count(self) -> int:
+        """Number of offsets granted and not handed out, or requested."""
+        if not self._requests:
+            return self.unused_count
+        return self.unused_count + self.next_first - self._requests[0].offsets.first
 
     @property
     def resume_at(self) -> int:
@@ -357,6 +368,7 @@ class AtMostOnce:
 
     def _take(self, grant: OffsetRange, *, seq: int | None = None) -> None:
         self._grants.append(grant)
+        self.unused_count += grant.count
         self.is_anchored = True
         # A request for less has landed, or can no longer be granted anything.
         left = [r for r in self._requests if r.offsets.end > grant.end]
@@ -398,7 +410,7 @@ class AtMostOnce:
             InvalidTransition: The offset was not granted to this process.
         """
         while self._grants and self._grants[0].last < offset:
-            self._grants.popleft()
+            self.unused_count -= self._grants.popleft().count
         granted = self.granted
         if granted is None or offset < granted.first:
             raise InvalidTransition(f"offset {offset} was not granted")
@@ -417,9 +429,14 @@ class AtMostOnce:
 
     def _use_up(self, offset: int) -> None:
         grant = self._grants.popleft()
+        self.unused_count -= offset + 1 - grant.first
         if grant.last > offset:
             self._grants.appendleft(OffsetRange(offset + 1, grant.end))
         self._handed = offset + 1
+
+    def _drop_grants(self) -> None:
+        self._grants.clear()
+        self.unused_count = 0
 
     def take_back(self) -> None:
         """Record that everything handed out is processed."""
@@ -452,15 +469,14 @@ def lead_for(round_trip_us: int, batch_us: int) -> int:
     return -(-round_trip_us // batch_us)
 
 
-def step_for(work_us: int) -> int:
-    """Return how many batches to request at once.
-
-    A request costs every thread a little, so each covers several milliseconds of work.
+def step_for(batch_us: int) -> int:
+    """Return how many batches of a partition to request at once.
 
     Args:
-        work_us: Average work of one batch, over all partitions; at least 1.
+        batch_us: From one batch of the partition to the next, without waits; at
+            least 1.
     """
-    return -(-WORK_PER_REQUEST_US // work_us)
+    return -(-WORK_PER_ROUND_US // batch_us)
 
 
 def averaged(average: int, sample: int) -> int:
@@ -473,40 +489,40 @@ def averaged(average: int, sample: int) -> int:
 class Pace:
     """How many batches of a partition to have at risk: 1 at first (PROTOCOL 6.3).
 
-    It moves up at once, at most to twice as many, and down by one after several batches
+    It moves up at once, at most to twice as many, and down by one after several samples
     in a row needed fewer, so that it does not follow single samples.
 
     Attributes:
-        depth: Batches uncommitted, granted and requested, together.
+        depth: Batches uncommitted, granted and requested, together, of each partition.
         most: Upper bound of the depth.
-        batch_us: Average time of a batch; 0 before the first.
+        work_us: Average work of a batch, whatever its partition; 0 before the first.
     """
 
-    __slots__ = ("_fewer", "batch_us", "depth", "most")
+    __slots__ = ("_fewer", "depth", "most", "work_us")
 
     def __init__(self, most: int) -> None:
         self.depth = 1
         self.most = most
-        self.batch_us = 0
+        self.work_us = 0
         self._fewer = 0
 
-    def on_batch(self, batch_ms: int, *, round_trip_us: int, work_us: int) -> None:
-        """Record the time from one batch to the next.
+    def on_sample(self, work_us: int, *, round_trip_us: int, partitions: int) -> None:
+        """Record the work of a batch.
 
         Args:
-            batch_ms: Of this partition, without waits for grants.
+            work_us: Time of a batch of any partition, without waits for grants.
             round_trip_us: Average time from request to verdict.
-            work_us: Average work of a batch, over all partitions.
+            partitions: Number of partitions with records, at least 1: their batches
+                are handed out in turn.
         """
         if not round_trip_us:
             return
         # After a long silence the average must soon follow new work.
         longest_us = 2 * GAIN_MIN * round_trip_us
-        sample_us = max(1, min(batch_ms * US_PER_MS, longest_us))
-        self.batch_us = averaged(self.batch_us, sample_us)
-        lead = lead_for(round_trip_us, self.batch_us)
-        step = step_for(max(1, work_us))
-        self._move(min(self.most, lead + step if lead else 1))
+        self.work_us = averaged(self.work_us, max(1, min(work_us, longest_us)))
+        batch_us = self.work_us * partitions
+        lead = lead_for(round_trip_us, batch_us)
+        self._move(min(self.most, lead + step_for(batch_us) if lead else 1))
 
     def _move(self, wanted: int) -> None:
         self._fewer = self._fewer + 1 if wanted < self.depth else 0

@@ -653,7 +653,9 @@ def _stays(
     """Return who keeps each key of a cohort; -1 = it is given to another member.
 
     A member gives up keys of topics of which most lie in its rack, then on its host;
-    of those, and if neither is known, the last ones.
+    of those, and if neither is known, the last ones. Where some keys of the cohort stay
+    uncovered it gives up the last ones: the members that hold these are asked for them
+    again by the next plan, and the spread differs then.
     """
     holders = list(cohorts.holders[cohort])
     mine: dict[int, list[int]] = {
@@ -666,9 +668,13 @@ def _stays(
             if number in mine:
                 mine[number].append(index)
     keys = cohorts.keys[cohort]
+    is_covered = sum(counts.values()) == len(keys)
     for number, indexes in mine.items():
         surplus = len(indexes) - counts.get(number, 0)
-        for index in spread.most_crowded(keys, indexes, number=number, count=surplus):
+        given: Iterable[int] = indexes[len(indexes) - surplus :]
+        if is_covered:
+            given = spread.most_crowded(keys, indexes, number=number, count=surplus)
+        for index in given:
             holders[index] = -1
             spread.remove(keys[index].topic, number)
     return holders

@@ -5,6 +5,7 @@ elapsed time, and so that it ends before the owner can be stale (PROTOCOL 5.2).
 """
 
 from enum import Enum
+from functools import lru_cache
 
 import attrs
 
@@ -52,6 +53,7 @@ class Lease:
     hard_until_ms: int
 
     @classmethod
+    @lru_cache(maxsize=16)  # a batch of heartbeats renews many claims alike
     def since(cls, base_ms: int, heartbeat_interval_ms: int) -> "Lease":
         """Return the lease of a renewal that was **sent** at ``base_ms``.
 

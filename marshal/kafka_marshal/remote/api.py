@@ -287,11 +287,16 @@ class HeartbeatRequest(Message, frozen=True, kw_only=True):
         standings: At least what changed since the last beat; all with ``flush``.
         flush: Whether to answer only once these positions are in the log.
         timeout_ms: How long a flush may take.
+        generation: Config generation that the client acts on (PROTOCOL 10.7), as the
+            last snapshot or event ``layout`` that it has applied had it. Sent until a
+            beat with it was answered; a client that never sends one counts as its
+            sidecar.
     """
 
     standings: ProgressList = ()
     flush: bool = False
     timeout_ms: WaitMs = 0
+    generation: Number | None = None
 
 
 class Lease(Message, frozen=True, kw_only=True):
@@ -643,6 +648,19 @@ class Paused(Message, frozen=True, kw_only=True, tag="paused"):
     reason: str | None = None
 
 
+class Layout(Message, frozen=True, kw_only=True, tag="layout"):
+    """The sidecar acts on a later generation of the Config (PROTOCOL 10.8).
+
+    It follows the events ``release`` that this causes at once: a client that has
+    applied them acknowledges the generation with its next beat.
+
+    Attributes:
+        generation: The generation.
+    """
+
+    generation: int
+
+
 class Failed(Message, frozen=True, kw_only=True, tag="failed"):
     """The sidecar cannot hold claims of the group any more; all of them have ended."""
 
@@ -654,6 +672,15 @@ class Snapshot(Message, frozen=True, kw_only=True, tag="snapshot"):
 
     Sent again when missed events cannot be replayed: after a restart of the sidecar, or
     when a client fell too far behind.
+
+    Attributes:
+        assigned: What it holds.
+        releasing: What of that it is to give back.
+        paused: What is paused.
+        subscriptions: Names of its subscriptions.
+        warming: What it warms up for.
+        standbys: What it stands by for.
+        generation: As in the event ``layout``; None from an earlier release.
     """
 
     assigned: tuple[Assignment, ...]
@@ -662,9 +689,12 @@ class Snapshot(Message, frozen=True, kw_only=True, tag="snapshot"):
     subscriptions: tuple[str, ...]
     warming: tuple[Warm, ...] = ()
     standbys: tuple[Standby, ...] = ()
+    generation: int | None = None
 
 
-EventBody = Snapshot | Assignment | Warm | Standby | Releasing | Lost | Paused | Failed
+EventBody = (
+    Snapshot | Assignment | Warm | Standby | Releasing | Lost | Paused | Layout | Failed
+)
 """Body of an event. Clients ignore tags that they do not know."""
 
 

@@ -388,6 +388,7 @@ class SidecarBackend:
             self._info = registered.info
             self._context.span = registered.info.span
             self._session.claimant = _claimant(registered.info, self._identity)
+            self._session.on_acknowledged(None)
             names = self._session.names
             wants = {n: w for n, w in self._wants.items() if n in names}
             keys = [
@@ -422,13 +423,15 @@ class SidecarBackend:
                 continue
             with self._engine.changed:
                 reported = self._session.standings(everything=False)[: api.PROGRESS_MAX]
+                generation, info = self._session.acknowledgment(), self._info
+            beat = api.HeartbeatRequest(standings=reported, generation=generation)
             try:
                 response = self._connection.ask(
                     "POST",
                     path,
                     answer=api.HeartbeatResponse,
                     # Without a body it is one packet, which wakes the sidecar once.
-                    body=api.HeartbeatRequest(standings=reported) if reported else None,
+                    body=None if beat == api.HeartbeatRequest() else beat,
                 )
             except NotRegistered:
                 self._is_known = False
@@ -440,6 +443,9 @@ class SidecarBackend:
             else:
                 with self._engine.changed:
                     self._session.on_deadlines(response, reported=reported)
+                    # After a new registration the sidecar may not have it.
+                    if generation is not None and info is self._info:
+                        self._session.on_acknowledged(generation)
                     self._engine.changed.notify_all()
 
     # --- the thread of the deadlines

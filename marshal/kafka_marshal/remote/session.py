@@ -118,6 +118,9 @@ class RemoteSession(Holder):
         self._over: dict[Key, Token] = {}
         self._reported: dict[Key, api.Progress] = {}
         self._deadlines_ms = 0
+        # Config generation that the applied events lead to, and the one last reported.
+        self._generation: int | None = None
+        self._reported_generation: int | None = None
         # Topics that another live member could take partitions of.
         self._takers: frozenset[str] = frozenset()
         self._stuck_counts: dict[Key, int] = {}
@@ -218,6 +221,8 @@ class RemoteSession(Holder):
                 self._on_lost(event)
             case api.Paused():
                 self._on_paused(event)
+            case api.Layout():
+                self._generation = event.generation
             case api.Failed():
                 self.fail(error_of(event.failure))
 
@@ -249,6 +254,7 @@ class RemoteSession(Holder):
         self._standbys.keep(self._key(each) for each in snapshot.standbys)
         for standby in snapshot.standbys:
             self._on_standby(standby)
+        self._generation = snapshot.generation
 
     def _on_paused(self, event: api.Paused) -> None:
         self._context.pause = event.is_paused
@@ -390,6 +396,15 @@ class RemoteSession(Holder):
                 event.reason, event.winner, event.at_offset, was_lost=event.was_lost
             )
             self._held.end(holding, ending)
+
+    def acknowledgment(self) -> int | None:
+        """Return the Config generation to report with a beat, None if it is known."""
+        is_known = self._generation == self._reported_generation
+        return None if is_known else self._generation
+
+    def on_acknowledged(self, generation: int | None) -> None:
+        """Note that a beat with this generation was answered; None: report it again."""
+        self._reported_generation = generation
 
     def on_deadlines(
         self, response: api.HeartbeatResponse, *, reported: Iterable[api.Progress]

@@ -9,9 +9,11 @@ import ipaddress
 import re
 import socket
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote, urlencode
 
 import attrs
 import msgspec
@@ -22,6 +24,8 @@ from kafka_marshal.remote.errors import NotRegistered, error_of
 
 if TYPE_CHECKING:
     import httpx
+
+    from kafka_marshal.remote.exchanges import Requests
 
 UNIX = "unix:"
 _HTTP = re.compile(r"http://(\[[0-9a-fA-F:]+\]|[^/:\[\]]+):([0-9]{1,5})/?")
@@ -35,12 +39,14 @@ class Address:
     Attributes:
         text: As the application gave it; for messages.
         socket: Path of its Unix socket, None over TCP.
-        base_url: Prefix of the paths of its API.
+        host: Name or address of its TCP socket, without brackets.
+        port: Port of its TCP socket.
     """
 
     text: str
     socket: str | None
-    base_url: str
+    host: str = "sidecar"
+    port: int = 80
 
     @classmethod
     def parse(cls, text: str) -> "Address":
@@ -53,7 +59,7 @@ class Address:
             path = text.removeprefix(UNIX).removeprefix("//")
             if not Path(path).is_absolute():
                 raise _wrong(text, "the path of a Unix socket must be absolute")
-            return cls(text, path, "http://sidecar")
+            return cls(text, path)
         found = _HTTP.fullmatch(text)
         if found is None:
             raise _wrong(text, "it has neither format")
@@ -63,7 +69,18 @@ class Address:
             raise _wrong(text, f"{host!r} is not this machine")
         if not 1 <= port <= 65_535:  # noqa: PLR2004 - what TCP has
             raise _wrong(text, f"{port} is not a valid port")
-        return cls(text, None, f"http://{found[1]}:{port}")
+        return cls(text, None, host, port)
+
+    @property
+    def base_url(self) -> str:
+        """Prefix of the paths of its API."""
+        return f"http://{self.authority}"
+
+    @property
+    def authority(self) -> str:
+        """The ``Host`` header of requests."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.socket is not None else f"{host}:{self.port}"
 
     def token(self, file: str | Path | None) -> str | None:
         """Read the token from its file; a Unix socket needs none.
@@ -120,23 +137,20 @@ CONNECT_S = 2.0
 MARGIN_S = 2.0
 # Longer than the sidecar's own keep-alive of a stream.
 SILENCE_S = 30.0
-# Shorter than a server keeps an idle connection, so that none is used as it ends.
-IDLE_S = 2.0
-CONNECTIONS_MAX = 16
-ANSWER_BYTES_MAX = 64 * 1024 * 1024
 _NOT_KNOWN = frozenset({404, 410})
 _ERRORS_FROM = 400
 
 
 def extra() -> ModuleType:
-    """Return httpx.
+    """Return httpx, which reads the stream of events.
 
     Raises:
         ConfigurationError: It is not installed.
     """
     try:
+        import h11  # noqa: F401 - fail here, before anything is open
         import httpx
-        import httpx_sse  # noqa: F401 - fail here, before anything is open
+        import httpx_sse  # noqa: F401 - as above
     except ImportError as error:
         raise ConfigurationError(
             "connecting to a sidecar needs the extra 'remote'; run: pip install "
@@ -211,6 +225,7 @@ _KINDS: Mapping[str, type[api.EventBody]] = {
     "release": api.Releasing,
     "lost": api.Lost,
     "paused": api.Paused,
+    "layout": api.Layout,
     "failed": api.Failed,
 }
 
@@ -230,6 +245,7 @@ class Connection:
     group_id: str
     client_id: str
     instance: str
+    _requests: "Requests"
     _http: "httpx.Client"
 
     @classmethod
@@ -241,19 +257,26 @@ class Connection:
         group_id: str,
         client_id: str,
         instance: str,
+        requests: "Requests | None" = None,
         transport: "httpx.BaseTransport | None" = None,
     ) -> "Connection":
         """Prepare the connections; the first request connects.
+
+        Args:
+            address: Where it is.
+            token: Token of TCP connections, None without one.
+            group_id: Group of the client.
+            client_id: Its name.
+            instance: Random id of the client's process, in hex.
+            requests: Makes requests; by default over sockets.
+            transport: Opens the stream of events; by default over a socket.
 
         Raises:
             ConfigurationError: The extra is not installed.
         """
         httpx = extra()
-        limits = httpx.Limits(
-            max_connections=CONNECTIONS_MAX,
-            max_keepalive_connections=CONNECTIONS_MAX,
-            keepalive_expiry=IDLE_S,
-        )
+        from kafka_marshal.remote.exchanges import Exchanges, open_tcp, open_unix
+
         headers = {api.INSTANCE_HEADER: instance}
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
@@ -265,14 +288,20 @@ class Connection:
             transport=transport
             or httpx.HTTPTransport(
                 uds=address.socket,
-                limits=limits,
                 trust_env=False,
                 # Addresses are http:// or sockets. With True, httpx loads certificates,
                 # which takes 25 ms.
                 verify=False,
             ),
         )
-        return cls(address, group_id, client_id, instance, http)
+        if address.socket is None:
+            connect = partial(open_tcp, (address.host, address.port))
+        else:
+            connect = partial(open_unix, address.socket)
+        requests = requests or Exchanges(
+            connect, host=address.authority, headers=headers
+        )
+        return cls(address, group_id, client_id, instance, requests, http)
 
     def path(self, template: str, parts: Mapping[str, object] | None = None) -> str:
         """Return a path of the API, with this client's names and other parts."""
@@ -338,27 +367,24 @@ class Connection:
         timeout_ms: int,
         query: Mapping[str, str] | None,
     ) -> bytes:
-        httpx = extra()
+        from kafka_marshal.remote.exchanges import ExchangeError
+
+        target = quote(path)
+        if query:
+            target = f"{target}?{urlencode(query)}"
         content = None if body is None else msgspec.json.encode(body)
-        headers = {} if content is None else {"Content-Type": "application/json"}
-        read_s = timeout_ms / 1000 + MARGIN_S
+        timeout_s = timeout_ms / 1000 + MARGIN_S
         try:
-            response = self._http.request(
-                method,
-                path,
-                content=content,
-                headers=headers,
-                params=dict(query or {}) or None,
-                timeout=httpx.Timeout(read_s, connect=CONNECT_S),
+            answer = self._requests.request(
+                method, target, body=content, timeout_s=timeout_s
             )
-        except httpx.HTTPError as error:
+        except ExchangeError as error:
             raise self._unreachable(error) from error
         except RuntimeError as error:
             raise CoordinationError("the connection was closed") from error
-        if response.status_code >= _ERRORS_FROM:
-            raise self._refused(response)
-        found: bytes = response.content
-        return found
+        if answer.status >= _ERRORS_FROM:
+            raise self._refused(answer.status, answer.content)
+        return answer.content
 
     @contextlib.contextmanager
     def events(self, after: str | None) -> Iterator[Stream]:
@@ -379,8 +405,8 @@ class Connection:
                 "GET", path, headers=headers, timeout=timeout
             ) as response:
                 if response.status_code >= _ERRORS_FROM:
-                    response.read()
-                    raise self._refused(response)
+                    content = response.read()
+                    raise self._refused(response.status_code, content)
                 yield Stream(response)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
@@ -389,6 +415,7 @@ class Connection:
 
     def close(self) -> None:
         """Close every connection. Idempotent."""
+        self._requests.close()
         with contextlib.suppress(RuntimeError):
             self._http.close()
 
@@ -399,10 +426,9 @@ class Connection:
             "marshal sidecar run, or check it with: marshal sidecar status"
         )
 
-    def _refused(self, response: "httpx.Response") -> MarshalError:
-        status = response.status_code
+    def _refused(self, status: int, content: bytes) -> MarshalError:
         try:
-            failure = msgspec.json.decode(response.content, type=api.Failure)
+            failure = msgspec.json.decode(content, type=api.Failure)
         except msgspec.MsgspecError:
             return CoordinationError(
                 f"the sidecar at {self.address.text} answered {status} without a "

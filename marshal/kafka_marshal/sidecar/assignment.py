@@ -22,6 +22,7 @@ from kafka_marshal.sidecar.lease_journal import (
     JournaledClient,
     JournaledLease,
     LeaseJournal,
+    gone_client,
 )
 from kafka_marshal.sidecar.warming import WarmUps
 
@@ -431,10 +432,16 @@ class LeaseTable:
         if error is None:
             self.is_journaled = True
             for lease in self.leases.values():
-                until_ms = lease.holding.claim.lease.hard_until_ms
-                lease.journaled_until_ms = max(
-                    lease.journaled_until_ms, lease.sent_until_ms, until_ms
-                )
+                lease.note_journaled()
+        return error
+
+    def append_to_journal(self, leases: Sequence[ClientLease]) -> OSError | None:
+        """Write the deadlines of some leases; return the error, if any."""
+        error = self.journal.append([lease.added_entry() for lease in leases])
+        self.is_journaled = False
+        if error is None:
+            for lease in leases:
+                lease.note_journaled()
         return error
 
     def _journal_entries(self) -> list[JournaledClient]:
@@ -458,19 +465,7 @@ class LeaseTable:
                 asked = claims.get(client.client_id, [])
                 entries.append(client.journal_entry(own, asked))
         for (client_id, instance), ended in kept.items():
-            keys = tuple(ended.values())
-            entries.append(
-                JournaledClient(
-                    client_id=client_id,
-                    instance=instance,
-                    beat_ms=1,
-                    pid=None,
-                    started=None,
-                    children=(),
-                    wants={},
-                    keys=keys,
-                )
-            )
+            entries.append(gone_client(client_id, instance, keys=tuple(ended.values())))
         return entries
 
 

@@ -10,7 +10,11 @@ from kafka_marshal.protocol.granting import AtMostOnce
 from kafka_marshal.protocol.types import Key, OffsetRange
 from kafka_marshal.remote import api
 from kafka_marshal.sidecar.events import EventBuffer
-from kafka_marshal.sidecar.lease_journal import JournaledClient, JournaledLease
+from kafka_marshal.sidecar.lease_journal import (
+    AddedLease,
+    JournaledClient,
+    JournaledLease,
+)
 from kafka_marshal.sidecar.process_monitor import Peer, Watched
 
 AWAY_BEATS = 3
@@ -40,7 +44,7 @@ class DelegatedGrants(AtMostOnce):
 
     def settle(self) -> None:
         """Drop what is left: the client keeps its own account of it."""
-        self._grants.clear()
+        self._drop_grants()
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -74,6 +78,32 @@ class ClientLease:
     def must_journal(self) -> bool:
         """Whether the journal does not cover the deadline of the claim yet."""
         return self.journaled_until_ms < self.holding.claim.lease.hard_until_ms
+
+    @property
+    def _unsafe_until_ms(self) -> int:
+        """The latest deadline that was sent, or may be sent now."""
+        return max(self.sent_until_ms, self.holding.claim.lease.hard_until_ms)
+
+    def journal_entry(self) -> JournaledLease:
+        """Return its entry in the journal."""
+        return JournaledLease(
+            topic=self.key.topic,
+            partition=self.key.partition,
+            epoch=self.epoch,
+            until_ms=self._unsafe_until_ms,
+        )
+
+    def added_entry(self) -> AddedLease:
+        """Return the line to append to the journal."""
+        return AddedLease(
+            client_id=self.client.client_id,
+            instance=self.client.instance,
+            lease=self.journal_entry(),
+        )
+
+    def note_journaled(self) -> None:
+        """Note that the journal has its entry."""
+        self.journaled_until_ms = max(self.journaled_until_ms, self._unsafe_until_ms)
 
     def deadline(self) -> api.Lease:
         """Return the deadlines to send, and record them as sent."""
@@ -158,6 +188,8 @@ class Client:
         excluded_until_ms: Until when it gets nothing new, because it was stuck.
         claim_requests: Last request for each key claimed without consumption: its
             number, and whether it ended the claim.
+        generation: Config generation that it acts on (PROTOCOL 10.7), None if it never
+            reported one.
         reserved_until_ms: Until when its place is reserved for a restart, whatever the
             instance; None without an announced restart.
     """
@@ -178,6 +210,7 @@ class Client:
     reserved_until_ms: int | None = None
     excluded_until_ms: int = 0
     claim_requests: dict[Key, tuple[int, bool]] = attrs.field(factory=dict)
+    generation: int | None = None
 
     def is_away(self, now_ms: int) -> bool:
         """Return whether it missed several heartbeats, or has announced a restart."""
@@ -243,14 +276,7 @@ class Client:
             claims: Keys that it claims without consumption.
         """
         keys = dict(kept)
-        for key, lease in self.leases.items():
-            until_ms = max(lease.sent_until_ms, lease.holding.claim.lease.hard_until_ms)
-            keys[key] = JournaledLease(
-                topic=key.topic,
-                partition=key.partition,
-                epoch=lease.epoch,
-                until_ms=until_ms,
-            )
+        keys |= {key: lease.journal_entry() for key, lease in self.leases.items()}
         return JournaledClient(
             client_id=self.client_id,
             instance=self.instance,
@@ -261,4 +287,5 @@ class Client:
             wants=dict(self.wants),
             keys=tuple(keys.values()),
             claims=tuple((key.topic, key.partition) for key in claims),
+            generation=self.generation,
         )

@@ -79,6 +79,17 @@ class Grants:
         """Return whether the claim has ended. Under the engine's lock."""
         return self._verdict_if_over(request) is not None
 
+    def is_sendable(self, request: GrantRequest) -> bool:
+        """Return whether ``send`` needs no wait before: for the claim, or for an end.
+
+        Called under the engine's lock.
+        """
+        if self._is_unread(request):
+            return False
+        with self._lock:
+            end = self._ends.get(request.key.topic_partition, 0)
+        return request.last < end or self.is_over(request)
+
     def send(self, numbered: NumberedRequest, *, note: OnGranted) -> PendingGrant:
         """Append a request, or find an earlier one of its number.
 

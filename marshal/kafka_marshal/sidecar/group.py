@@ -6,7 +6,7 @@ latest deadline that was sent to it (PROTOCOL 5.2, 12).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from kafka_marshal.engine import (
     Context,
@@ -30,6 +30,7 @@ from kafka_marshal.protocol.plans import RESTART
 from kafka_marshal.protocol.state import STUCK
 from kafka_marshal.protocol.types import Key, OffsetRange
 from kafka_marshal.remote import api
+from kafka_marshal.remote.answers import LocalClient
 from kafka_marshal.sidecar.assignment import (
     MOVED,
     Assignor,
@@ -135,8 +136,13 @@ class LocalGroup:
         self._is_draining = False
         self._is_journal_failing = False
         self._check_at_ms = 0
+        # When all clients may be written to the journal again.
+        self._journal_at_ms = 0
         self._takers: list[Takers] = []
         self._takers_at_ms = self._takers_version = -1
+        # Clients that have room, by subscription, and the state that this is of.
+        self._with_room: list[tuple[SharedSubscription, tuple[str, ...]]] = []
+        self._with_room_of: tuple[int, frozenset[str]] = (-1, frozenset())
         self._idle_since_ms: int | None = None
         session.sublease_by(self)
 
@@ -211,6 +217,29 @@ class LocalGroup:
                 self.remove_explicit(key, client, reason=reason)
         client.close()
         self.table.mark_changed()
+
+    def describe(self, client: Client, now_ms: int) -> LocalClient:
+        """Return what the API shows of a client."""
+        beat_at_ms = client.beat_at_ms
+        return LocalClient(
+            group=self.group_id,
+            client=client.client_id,
+            pid=client.peer.pid,
+            state=client.state(now_ms),
+            beat_age_ms=None if beat_at_ms is None else now_ms - beat_at_ms,
+            subscriptions=tuple(sorted(client.wants)),
+            assigned=tuple(str(key.topic_partition) for key in sorted(client.leases)),
+            lease_until_ms=max(
+                (x.sent_until_ms for x in client.leases.values()), default=None
+            ),
+            warming=tuple(
+                sorted(
+                    str(each.key.topic_partition)
+                    for each in self.warm_ups
+                    if each.client is client and not each.is_ready
+                )
+            ),
+        )
 
     # --- subscriptions and explicit claims
 
@@ -318,6 +347,25 @@ class LocalGroup:
         """Return whether the client that a key moves to has warmed up for it."""
         found = self._warm_ups.by_key.get(key)
         return found is not None and found.is_local and found.is_ready
+
+    def acknowledge(self, client: Client, generation: int) -> None:
+        """Record the Config generation that a client acts on (PROTOCOL 10.7)."""
+        if generation == client.generation:
+            return
+        client.generation = generation
+        own = self._context.settled.generation
+        if self.acted_on(own) == own:
+            self.session.announce_soon()
+
+    def acted_on(self, generation: int) -> int:
+        """Return the least Config generation that the clients act on.
+
+        Args:
+            generation: That of the sidecar, and of clients that report none.
+        """
+        clients = self.table.clients.values()
+        reported = [x.generation for x in clients if x.generation is not None]
+        return min([generation, *reported])
 
     @property
     def handoff_counts(self) -> Mapping[str, int]:
@@ -466,6 +514,23 @@ class LocalGroup:
             self.session.release(lease.holding, reason=MOVED, successor=own_name)
         self.table.mark_changed()
 
+    def record_beat(
+        self, client: Client, beat: api.HeartbeatRequest
+    ) -> api.Progress | None:
+        """Record a heartbeat; return progress that is of no claim of the client."""
+        client.beat_at_ms = client.seen_ms
+        if beat.generation is not None:
+            self.acknowledge(client, beat.generation)
+        stale = None
+        for each in beat.standings:
+            lease = client.leases.get(Key(self.group_id, each.topic, each.partition))
+            if lease is not None and lease.epoch == each.epoch:
+                self.record_seek(lease, each)
+                lease.record_progress(each)
+            else:
+                stale = each
+        return stale
+
     def is_slow_beat(self, client: Client, beat: api.HeartbeatRequest) -> bool:
         """Return whether recording a heartbeat moves a claim, or writes the journal."""
         for each in beat.standings:
@@ -480,8 +545,9 @@ class LocalGroup:
         leases = [
             lease for lease in client.leases.values() if lease.holding.claim.is_owned
         ]
-        if any(lease.must_journal for lease in leases):
-            self._write_journal()
+        late = [lease for lease in leases if lease.must_journal]
+        if late:
+            self._journal(late)
         found = [lease.deadline() for lease in leases]
         return tuple(each for each in found if now_ms < each.hard_until_ms)
 
@@ -504,11 +570,19 @@ class LocalGroup:
         return tuple(sorted(found))
 
     def _find_takers(self, now_ms: int) -> list[Takers]:
+        # Of many clients without room each would be looked at, ten times a second.
+        state = self.table.version, self._taking
+        if state != self._with_room_of:
+            self._with_room_of = state
+            self._with_room = [
+                (shared, shared.names_with_room(self.table.clients, now_ms=now_ms))
+                for shared in self.table.subscriptions
+            ]
         own_name = self.session.claimant.owner.client_id
         return [
             (
                 shared,
-                shared.names_with_room(self.table.clients, now_ms=now_ms),
+                with_room,
                 [
                     topic
                     for topic in shared.subscription.topics
@@ -520,7 +594,7 @@ class LocalGroup:
                     )
                 ],
             )
-            for shared in self.table.subscriptions
+            for shared, with_room in self._with_room
         ]
 
     def snapshot(self, client: Client) -> tuple[api.Snapshot, LogPosition]:
@@ -560,7 +634,11 @@ class LocalGroup:
                 self._assign(now_ms)
             self._publisher.drains(self.table.leases.values())
             self._publisher.pause(clients)
-        if not self.table.is_journaled:
+        if self._publisher.has_new_layout:
+            # A client that has applied this event has applied all recalls before it.
+            self._publisher.drains(self.table.leases.values())
+            self._publisher.layout(clients)
+        if not self.table.is_journaled and now_ms >= self._journal_at_ms:
             self._write_journal()
 
     def _has_news(self, now_ms: int) -> bool:
@@ -651,7 +729,7 @@ class LocalGroup:
 
     def _assign(self, now_ms: int) -> None:
         added = self._assignor.assign(now_ms)
-        if added and not self._write_journal():
+        if added and not self._journal(added):
             for lease in added:  # not journaled, so not sent: retry next round
                 self.table.remove_lease(lease)
                 reclaim(lease.holding, is_settled=True)
@@ -671,8 +749,32 @@ class LocalGroup:
             holding, reason=drain.reason, successor=drain.successor, detail=drain.detail
         )
 
+    def _journal(self, leases: Sequence[ClientLease]) -> bool:
+        """Journal the deadlines of some leases, so that they may be sent.
+
+        With many clients, writing all of them for each new lease would take most of
+        the time of a thousand that join.
+        """
+        if self._context.now_ms >= self._journal_at_ms:
+            return self._write_journal()
+        return self._is_journaled(self.table.append_to_journal(leases))
+
     def _write_journal(self) -> bool:
         error = self.table.write_journal()
+        self._journal_at_ms = self._context.now_ms
+        if error is None:
+            self._journal_at_ms += self.table.journal.rest_ms
+        return self._is_journaled(error)
+
+    def finish_journal(self) -> None:
+        """Write what the pace has delayed, before the group is driven no more.
+
+        A group that has failed leaves the deadlines of its clients in the journal.
+        """
+        if self.failure is None and not self.table.is_journaled:
+            self._write_journal()
+
+    def _is_journaled(self, error: OSError | None) -> bool:
         if error is not None and not self._is_journal_failing:
             self._context.observe("lease_journal_unwritable", {"error": error})
         self._is_journal_failing = error is not None

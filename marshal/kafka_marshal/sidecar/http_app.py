@@ -10,12 +10,10 @@ import asyncio
 import hmac
 import logging
 import re
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 import msgspec
@@ -43,6 +41,7 @@ from kafka_marshal.remote.answers import (
 )
 from kafka_marshal.sidecar.config import CONNECTIONS_MAX
 from kafka_marshal.sidecar.events import EventStream
+from kafka_marshal.sidecar.executors import BoundedExecutor
 from kafka_marshal.sidecar.group_actions import LIMIT_DEFAULT, GroupActions
 from kafka_marshal.sidecar.health import Health
 from kafka_marshal.sidecar.http_errors import (
@@ -54,6 +53,7 @@ from kafka_marshal.sidecar.http_errors import (
 )
 from kafka_marshal.sidecar.metrics import OTHER, Counts
 from kafka_marshal.sidecar.process_monitor import Caller, may_use
+from kafka_marshal.sidecar.repeated_answers import RepeatedAnswers
 from kafka_marshal.sidecar.requests import (
     PROBE_S_MAX,
     ApiRequest,
@@ -76,65 +76,6 @@ from kafka_marshal.sidecar.routes import (
     openapi_text,
 )
 from kafka_marshal.sidecar.service import SidecarService
-
-# --- Bounded executors -----------------------------------------------------------
-
-
-T = TypeVar("T")
-
-
-class BoundedExecutor:
-    """Threads for calls, with a limit on queued calls.
-
-    Args:
-        name: Name of the threads.
-        threads: How many calls run at a time.
-        calls_max: How many may run or queue.
-    """
-
-    def __init__(self, name: str, *, threads: int, calls_max: int) -> None:
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
-        self._calls_max = calls_max
-        self._lock = threading.Lock()
-        self._count = 0
-
-    @property
-    def count(self) -> int:
-        """Number of calls that run or queue."""
-        return self._count
-
-    async def run(self, call: Callable[[], T], *, timeout_s: float) -> T:
-        """Run a call on a thread and return its result.
-
-        Raises:
-            HttpError: The limit of calls is reached.
-            TimeoutError: It took too long; the call itself continues.
-        """
-        with self._lock:
-            if self._count >= self._calls_max:
-                raise unavailable(
-                    f"the sidecar is busy with {self._count} requests; try again soon"
-                )
-            self._count += 1
-        try:
-            future = self._executor.submit(call)
-        except RuntimeError:
-            self._done(None)
-            raise unavailable(
-                "the sidecar is shutting down; retry until it is back"
-            ) from None
-        future.add_done_callback(self._done)
-        return await asyncio.wait_for(asyncio.wrap_future(future), timeout_s)
-
-    def close(self) -> None:
-        """Accept no further call; queued calls are cancelled, running ones continue."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
-
-    def _done(self, future: Future[T] | None) -> None:
-        del future
-        with self._lock:
-            self._count -= 1
-
 
 # --- Read models -----------------------------------------------------------------
 
@@ -250,13 +191,12 @@ def _owner(claim: Item) -> str | None:
 
 
 CALL_S_MAX = api.WAIT_MS_MAX / 1000 + 30
-KEEP_ALIVE_S = 5.0
+KEEP_ALIVE_S = 10.0
 QUICK_THREADS = 8
 WAITING_THREADS = 64
 STREAM_THREADS = 4
 CALLS_MAX = 256
 STREAMS_MAX = CONNECTIONS_MAX
-_BEATS = msgspec.json.Decoder(api.HeartbeatRequest)
 _ID = re.compile(r"[0-9a-f]{1,16}(\.[0-9]{1,20}){3}")
 _log = logging.getLogger(LOGGER_NAME)
 
@@ -309,6 +249,13 @@ class App:
         )
         self._streaming = BoundedExecutor(
             "sidecar-feed", threads=STREAM_THREADS, calls_max=2 * STREAMS_MAX
+        )
+        self._repeated = RepeatedAnswers(
+            service=lambda: serving.service,
+            counts=serving.counts,
+            waiting=self._waiting,
+            call=_call,
+            to_response=failure_of,
         )
         self._streams: dict[Caller, EventStream] = {}
         self._asgi: ASGIApp = self._starlette()
@@ -392,10 +339,7 @@ class App:
                 http_error(504, "it took too long; try again", error=MarshalError)
             )
         except Exception as error:  # noqa: BLE001 - answered, whatever it is
-            found = to_http_error(error)
-            if found.status == 500:  # noqa: PLR2004 - of HTTP
-                _log.exception("a request failed: %s", route.name)
-            return failed(found)
+            return failure_of(route, error)
 
     async def _answer(self, route: Route, request: Request) -> Response:
         connection = connection_of(request)
@@ -438,23 +382,8 @@ class App:
             response = _response(route, content)
         if caller.client_id:
             connection.client = caller
-        if route.name == "beat":
-            connection.answer = partial(self._beat_at_once, caller)
+        connection.answer = self._repeated.answer_to(call)
         return response
-
-    def _beat_at_once(self, caller: Caller, body: bytes) -> bytes | None:
-        """Answer a repeated heartbeat on the event loop, None if it must be parsed."""
-        service = self._serving.service
-        if service is None:
-            return None
-        try:
-            found = service.beat_at_once(caller, _BEATS.decode(body or b"{}"))
-        except (MarshalError, msgspec.MsgspecError, RecursionError):
-            return None  # refused with a reason, as the first one would be
-        if found is None:
-            return None
-        self._serving.counts.request("beat", 200)
-        return msgspec.json.encode(found)
 
     def _require_allowed(
         self, route: Route, request: Request, connection: Connection
@@ -738,6 +667,14 @@ def _response(route: Route, content: bytes | None) -> Response:
     if content is None:
         return Response(status_code=204)
     return Response(content, media_type=route.media)
+
+
+def failure_of(route: Route, error: BaseException) -> Response:
+    """Return the response to a request that failed; log what is unexpected."""
+    found = to_http_error(error)
+    if found.status == 500:  # noqa: PLR2004 - of HTTP
+        _log.error("a request failed: %s", route.name, exc_info=error)
+    return failed(found)
 
 
 def failed(found: HttpError) -> Response:

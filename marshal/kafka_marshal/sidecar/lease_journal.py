@@ -3,6 +3,9 @@
 PROTOCOL 12: a restarted sidecar neither releases a key nor gives it to another process
 before the deadline that its previous client received. So a deadline is sent only after
 it is in the file. A reboot ends every process, and with them the use of the file.
+
+The file begins with all clients, in one line. Between two writes of that line, which
+take their time where there are many, further leases are appended, a line each.
 """
 
 import os
@@ -16,6 +19,8 @@ from kafka_marshal.remote.api import SubscriptionSpec
 
 FILE_NAME = "promises.json"
 LEVEL = 1
+# All clients are written at most at this pace: a thousand of them in some 100 ms.
+BYTES_PER_MS = 2_000
 
 
 class JournaledLease(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +50,7 @@ class JournaledClient(msgspec.Struct, frozen=True, kw_only=True):
         wants: Its subscriptions, by name.
         keys: Its leases.
         claims: Topics and partitions that it claims without consumption.
+        generation: Config generation that it acted on at least, None if unknown.
     """
 
     client_id: str
@@ -56,6 +62,21 @@ class JournaledClient(msgspec.Struct, frozen=True, kw_only=True):
     wants: dict[str, SubscriptionSpec]
     keys: tuple[JournaledLease, ...]
     claims: tuple[tuple[str, int], ...] = ()
+    generation: int | None = None
+
+
+class AddedLease(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease that was added, or whose deadline was moved, since all were written.
+
+    Attributes:
+        client_id: Name of its client.
+        instance: The client's process among those of this name, in hex.
+        lease: The lease; the client that had this partition before has it no more.
+    """
+
+    client_id: str
+    instance: str
+    lease: JournaledLease
 
 
 class _File(msgspec.Struct):
@@ -76,8 +97,12 @@ class LeaseJournal:
     def __init__(self, folder: Path | None, *, boot_id: str) -> None:
         self._folder = folder
         self._boot_id = boot_id
+        # Whether the file is of this process and ends with a whole line.
+        self._can_append = False
         self.is_damaged = False
         """Whether the file exists and could not be read."""
+        self.rest_ms = 0
+        """How long after writing all clients to do so again, at the earliest."""
 
     def load(self) -> tuple[JournaledClient, ...]:
         """Return the clients of the previous process in this boot; detect damage."""
@@ -90,8 +115,11 @@ class LeaseJournal:
         except OSError:
             self.is_damaged = True
             return ()
+        # What follows the last line feed was cut off by a crash, and so never sent.
+        first, *more = content.split(b"\n")
         try:
-            found = msgspec.json.decode(content, type=_File)
+            found = msgspec.json.decode(first, type=_File)
+            added = [msgspec.json.decode(line, type=AddedLease) for line in more[:-1]]
         except msgspec.MsgspecError:
             self.is_damaged = True
             return ()
@@ -100,13 +128,14 @@ class LeaseJournal:
         if found.level != LEVEL:
             self.is_damaged = True
             return ()
-        return found.clients
+        return _with_added(found.clients, added)
 
     def save(self, clients: Sequence[JournaledClient]) -> OSError | None:
         """Replace the file atomically; return the error, if any."""
         if self._folder is None:
             return None
         content = msgspec.json.encode(_File(LEVEL, self._boot_id, tuple(clients)))
+        content += b"\n"
         try:
             handle, name = tempfile.mkstemp(dir=self._folder, prefix=".promises")
             try:
@@ -118,7 +147,67 @@ class LeaseJournal:
                 raise
         except OSError as error:
             return error
+        self._can_append = True
+        self.rest_ms = len(content) // BYTES_PER_MS
         return None
+
+    def append(self, added: Sequence[AddedLease]) -> OSError | None:
+        """Append leases to the file; return the error, if any.
+
+        After an error all clients must be written: a line may be cut off.
+        """
+        if self._folder is None:
+            return None
+        if not self._can_append:
+            return OSError("the lease journal was not written since its last error")
+        self._can_append = False
+        lines = [msgspec.json.encode(each) + b"\n" for each in added]
+        try:
+            with (self._folder / FILE_NAME).open("ab") as file:
+                file.write(b"".join(lines))
+        except OSError as error:
+            return error
+        self._can_append = True
+        return None
+
+
+def _with_added(
+    clients: Sequence[JournaledClient], added: Sequence[AddedLease]
+) -> tuple[JournaledClient, ...]:
+    """Return the clients with leases that were added later, in this order."""
+    if not added:
+        return tuple(clients)
+    found = {(each.client_id, each.instance): each for each in clients}
+    has: dict[tuple[str, int], tuple[tuple[str, str], JournaledLease]] = {}
+    for name, client in found.items():
+        has |= {(key.topic, key.partition): (name, key) for key in client.keys}
+    for each in added:
+        name = (each.client_id, each.instance)
+        has[each.lease.topic, each.lease.partition] = name, each.lease
+        found.setdefault(name, gone_client(*name))
+    keys: dict[tuple[str, str], list[JournaledLease]] = {}
+    for name, lease in has.values():
+        keys.setdefault(name, []).append(lease)
+    return tuple(
+        msgspec.structs.replace(client, keys=tuple(keys.get(name, ())))
+        for name, client in found.items()
+    )
+
+
+def gone_client(
+    client_id: str, instance: str, *, keys: tuple[JournaledLease, ...] = ()
+) -> JournaledClient:
+    """Return the entry of a client of which nothing but leases is known."""
+    return JournaledClient(
+        client_id=client_id,
+        instance=instance,
+        beat_ms=1,
+        pid=None,
+        started=None,
+        children=(),
+        wants={},
+        keys=keys,
+    )
 
 
 def boot_id() -> str:

@@ -26,13 +26,15 @@ from kafka_marshal.sidecar.warming import WarmUp, WarmUps
 class EventPublisher:
     """Sends events to the clients of one group. Used under the engine's lock."""
 
-    __slots__ = ("_context", "_group_id", "_paused", "_table")
+    __slots__ = ("_context", "_generation", "_group_id", "_paused", "_table")
 
     def __init__(self, context: Context, table: LeaseTable, *, group_id: str) -> None:
         self._context = context
         self._table = table
         self._group_id = group_id
         self._paused: tuple[bool, tuple[api.PausedTopic, ...]] = (False, ())
+        # Config generation that the sent events lead to.
+        self._generation = self._newest
 
     def assigned(self, lease: ClientLease) -> None:
         """Send a lease with its deadlines."""
@@ -81,6 +83,28 @@ class EventPublisher:
             for client in clients:
                 client.events.push(event, self._home())
 
+    @property
+    def _newest(self) -> int | None:
+        config = self._context.config
+        return None if config is None else config.generation
+
+    @property
+    def has_new_layout(self) -> bool:
+        """Whether the clients do not know yet which Config generation is in force."""
+        return self._generation != self._newest
+
+    def layout(self, clients: Iterable[Client]) -> None:
+        """Report the Config generation in force, after the recalls that it causes.
+
+        As in an engine's own announcement, keys of a coordinating partition whose fence
+        is not read yet are recalled later.
+        """
+        self._generation = self._newest
+        if self._generation is not None:
+            event = api.Layout(generation=self._generation)
+            for client in clients:
+                client.events.push(event, self._home())
+
     def failed(self, clients: Iterable[Client], failure: MarshalError) -> None:
         """Report that the group can go no further here."""
         event = api.Failed(failure=to_http_error(failure).failure)
@@ -115,6 +139,7 @@ class EventPublisher:
             releasing=tuple(x.releasing for x in leases if x.releasing is not None),
             paused=self._pause(),
             subscriptions=tuple(sorted(client.wants)),
+            generation=self._generation,
         )
         return event, self._home()
 

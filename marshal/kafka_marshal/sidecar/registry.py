@@ -216,6 +216,7 @@ class ClientRegistry:
         )
         client.mark_away(self._context.now_ms)
         client.wants = dict(journaled.wants)
+        client.generation = journaled.generation
         self.set_children(client, journaled.children)
         for topic, partition in journaled.claims:
             group.add_explicit(client, Key(group.group_id, topic, partition))
@@ -229,6 +230,7 @@ class ClientRegistry:
 
     def close(self, group: LocalGroup) -> None:
         """Stop driving a group."""
+        group.finish_journal()
         self._engine.remove_session(group.session)
         if group.identity is not None:
             group.identity.close()

@@ -11,13 +11,44 @@ from collections.abc import Callable
 
 import attrs
 
-Answer = Callable[[bytes], bytes | None]
-"""Returns the JSON response to a body at once; None where that takes longer, or the
-request must be refused."""
+
+class Later:
+    """A response that is made after its request. On the event loop."""
+
+    __slots__ = ("_response", "_send", "is_cancelled")
+
+    def __init__(self) -> None:
+        self._response: bytes | None = None
+        self._send: Callable[[bytes], None] | None = None
+        self.is_cancelled = False
+
+    def put(self, found: bytes) -> None:
+        """Set the response, once; nothing happens if the connection is gone."""
+        self._response = found
+        if self._send is not None and not self.is_cancelled:
+            self._send(found)
+
+    def send_by(self, send: Callable[[bytes], None]) -> None:
+        """Send the response once it is there."""
+        self._send = send
+        if self._response is not None:
+            send(self._response)
+
+    def cancel(self) -> None:
+        """Send nothing: the connection is gone."""
+        self.is_cancelled = True
+
+
+Found = bytes | Later | None
+Answer = Callable[[bytes], Found]
+"""Returns the response to a body, at once or later; None where the request must be
+parsed, or refused."""
 
 BODY_BYTES_MAX = 16_384
-# A client's library sends other headers with a body than without.
-HEADS_MAX = 2
+# A client's library sends other headers with a body than without, and a task looks at
+# the claims of some partitions in turn.
+HEADS_MAX = 16
+HEAD_BYTES_MAX = 2_048
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,7})\r\n", re.IGNORECASE)
 # Heads that ask for more than one response with a body of known length.
 _SPECIAL = re.compile(
@@ -33,27 +64,31 @@ class RepeatedHead:
 
     Attributes:
         before: Its bytes before the number.
-        after: Its bytes after the number, with the empty line.
+        after: Its bytes after the number, with the empty line; None for a head without
+            a content-length, all of which is ``before``.
     """
 
     before: bytes
-    after: bytes
+    after: bytes | None
 
     @classmethod
     def of(cls, data: bytes) -> "RepeatedHead | None":
         """Return the head that bytes begin with.
 
         Returns:
-            None if the head is incomplete, or means more than its body's length.
+            None if the head is incomplete, long, or means more than its body's length.
         """
         head, end, _ = data.partition(_END)
         head += end
         # A parser may end lines at a bare line feed, too.
         is_plain = bool(end) and head.count(b"\n") == head.count(b"\r\n")
-        if not is_plain or head.lower().count(b"content-length") != 1:
+        if not is_plain or len(head) > HEAD_BYTES_MAX or _SPECIAL.search(head):
             return None
+        lengths = head.lower().count(b"content-length")
+        if not lengths:
+            return cls(head, None)
         found = _LENGTH.search(head)
-        if found is None or _SPECIAL.search(head):
+        if found is None or lengths > 1:
             return None
         return cls(head[: found.start(1)], head[found.end(1) :])
 
@@ -67,6 +102,8 @@ class RepeatedHead:
         if not data.startswith(self.before):
             return None
         start = len(self.before)
+        if self.after is None:
+            return start, start
         end = data.find(b"\r", start, start + 8)
         digits = data[start:end] if end > start else b""
         if not digits.isdigit() or not data.startswith(self.after, end):
@@ -91,12 +128,12 @@ class RepeatedRequests:
         self._begun = b""
         self._known: list[tuple[RepeatedHead, Answer]] = []
 
-    def feed(self, data: bytes) -> tuple[bytes, bytes]:
+    def feed(self, data: bytes) -> tuple[bytes | Later, bytes]:
         """Answer a repeated request.
 
         Returns:
-            The response, or the bytes that are to be parsed; neither of them while the
-            rest of the body is due.
+            The response, at once or later, or the bytes that are to be parsed; neither
+            of them while the rest of the body is due.
         """
         if self._begun:
             data, self._begun = self._begun + data, b""
@@ -108,9 +145,9 @@ class RepeatedRequests:
             if len(data) < end:
                 self._begun = data
                 return b"", b""
-            body = answer(data[begin:]) if len(data) == end else None
-            if body is not None:
-                return response(body), b""
+            answered = answer(data[begin:]) if len(data) == end else None
+            if answered is not None:
+                return answered, b""
             break
         return self._pass_on(data)
 

@@ -36,7 +36,7 @@ from kafka_marshal.sidecar.process_monitor import (
     peer_of,
     represented_process,
 )
-from kafka_marshal.sidecar.repeated_requests import Answer, RepeatedRequests
+from kafka_marshal.sidecar.repeated_requests import Answer, Later, RepeatedRequests
 from kafka_marshal.sidecar.routes import Route
 from kafka_marshal.sidecar.service import SidecarService
 from kafka_marshal.sidecar.sockets import BACKLOG
@@ -425,6 +425,11 @@ class GuardedProtocol(H11Protocol):
     _head_timer: asyncio.TimerHandle | None = None
     _guest_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
+    # The response to a repeated request that is made elsewhere.
+    _later: Later | None = None
+    _is_ending = False
+    # When a repeated request arrived last, by the loop's clock.
+    _used_at = 0.0
 
     def connection_made(  # type: ignore[override]
         self, transport: asyncio.Transport
@@ -454,6 +459,8 @@ class GuardedProtocol(H11Protocol):
         self._forget_body()
         self._forget_guest()
         self._forget_write()
+        if self._later is not None:
+            self._later.cancel()
         self.limits.leave(self)
         super().connection_lost(exc)
 
@@ -494,8 +501,12 @@ class GuardedProtocol(H11Protocol):
             answered, data = self._repeated.feed(data)
             self._forget_body()
             if not data:
-                self._unset_keepalive_if_required()
-                self._send_repeated(answered)
+                # The timer of an idle connection goes on: beats come all the time.
+                self._used_at = self.loop.time()
+                if isinstance(answered, bytes):
+                    self._send_repeated(answered)
+                else:
+                    self._await(answered)
                 return
         super().data_received(data)
         self._watch_head()
@@ -506,16 +517,46 @@ class GuardedProtocol(H11Protocol):
         is_idle = self.conn.our_state is h11.IDLE and not self.conn.trailing_data[0]
         return is_idle and not self.flow.write_paused
 
+    def _await(self, later: Later) -> None:
+        """Send a response once it is made; what arrives meanwhile is read after it."""
+        self._later = later
+        self.flow.pause_reading()
+        later.send_by(self._on_answer)
+
+    def _on_answer(self, answered: bytes) -> None:
+        self._later = None
+        if self.transport.is_closing():
+            return
+        self._send_repeated(answered)
+        if self._is_ending:
+            self.shutdown()
+        else:
+            self.flow.resume_reading()
+
+    def shutdown(self) -> None:
+        """End the connection, after the response in progress."""
+        self._is_ending = True
+        if self._later is None:
+            super().shutdown()
+
     def _send_repeated(self, answered: bytes) -> None:
         """Send the response to a repeated request, or wait for the rest of its body."""
         if answered:
             self.server_state.total_requests += 1
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
             self.transport.write(answered)
         else:
             self._body_timer = self.loop.call_later(REST_S_MAX, self._on_body_timeout)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close the connection if it was idle for all of the time."""
+        idle_s = self.loop.time() - self._used_at
+        if self._later is None and idle_s >= self.timeout_keep_alive:
+            super().timeout_keep_alive_handler()
+        elif not self.transport.is_closing():
+            left_s = max(self.timeout_keep_alive - idle_s, REST_S_MAX)
+            self.timeout_keep_alive_task = self.loop.call_later(
+                left_s, self.timeout_keep_alive_handler
+            )
 
     def _on_body_timeout(self) -> None:
         """Parse a request whose body is slow, under the limits of all requests."""

@@ -254,7 +254,7 @@ class SidecarService:
         with self._engine.changed:
             now_ms = self._context.now_ms
             return [
-                _line(group, client, now_ms)
+                group.describe(client, now_ms)
                 for _, group in sorted(self._registry.groups.items())
                 for _, client in sorted(group.table.clients.items())
             ]
@@ -407,15 +407,7 @@ class SidecarService:
         """
         with self._engine.changed:
             group, client = self._find(who)
-            client.beat_at_ms = client.seen_ms
-            stale = None
-            for each in beat.standings:
-                lease = client.leases.get(_key(who, each))
-                if lease is not None and lease.epoch == each.epoch:
-                    group.record_seek(lease, each)
-                    lease.record_progress(each)
-                else:
-                    stale = each
+            stale = group.record_beat(client, beat)
             if beat.flush:
                 if stale is not None:
                     raise self._stale(_key(who, stale))
@@ -443,7 +435,8 @@ class SidecarService:
             group, client = self._find(who)
             if group.is_slow_beat(client, beat):
                 return None
-            return self.beat(who, beat)
+            group.record_beat(client, beat)
+            return self._deadlines(group, client)
         finally:
             changed.release()
 
@@ -577,6 +570,54 @@ class SidecarService:
             pending = self.begin_grant(group_id, message)
             left_ms = max(0, until_ms - self._context.now_ms)
             return encode_verdict(self._await_verdict(pending, left_ms))
+
+    def grant_at_once(
+        self,
+        group_id: str,
+        message: api.GrantRequest,
+        *,
+        on_verdict: Callable[[], None],
+    ) -> PendingGrant | None:
+        """Begin a grant without waiting, so that the event loop may call it.
+
+        Raises as ``grant``, and nothing was appended then.
+
+        Args:
+            group_id: The group.
+            message: The request.
+            on_verdict: Called once, unless there is a verdict already; on the engine's
+                thread, under its lock.
+
+        Returns:
+            The request in flight, which ``await_grant`` continues to wait for; None if
+            nothing was done, because the engine is busy, or the request must wait
+            before it can be appended.
+        """
+        changed = self._engine.changed
+        if not changed.acquire(blocking=False):
+            return None
+        try:
+            request = _grant_request(group_id, message).request
+            if not self._grants.is_sendable(request):
+                return None
+            pending = self.begin_grant(group_id, message)
+            pending.waiting_count += 1
+            if pending.verdict is None:
+                pending.on_verdict.append(on_verdict)
+            return pending
+        finally:
+            changed.release()
+
+    def await_grant(self, pending: PendingGrant, *, until_ms: int) -> api.GrantResponse:
+        """Wait for the verdict on a request that was begun; raises as ``grant``."""
+        with self._engine.changed:
+            pending.waiting_count -= 1
+            left_ms = max(0, until_ms - self._context.now_ms)
+            return encode_verdict(self._await_verdict(pending, left_ms))
+
+    def now_ms(self) -> int:
+        """Return the local time, of deadlines."""
+        return self._context.now_ms
 
     def begin_grant(self, group_id: str, message: api.GrantRequest) -> PendingGrant:
         """Request offsets without waiting; raises as ``grant``.
@@ -827,29 +868,6 @@ def _grant_request(group_id: str, message: api.GrantRequest) -> NumberedRequest:
 
 def _key(who: Caller, standing: api.Progress) -> Key:
     return Key(who.group_id, standing.topic, standing.partition)
-
-
-def _line(group: LocalGroup, client: Client, now_ms: int) -> LocalClient:
-    beat_at_ms = client.beat_at_ms
-    return LocalClient(
-        group=group.group_id,
-        client=client.client_id,
-        pid=client.peer.pid,
-        state=client.state(now_ms),
-        beat_age_ms=None if beat_at_ms is None else now_ms - beat_at_ms,
-        subscriptions=tuple(sorted(client.wants)),
-        assigned=tuple(str(key.topic_partition) for key in sorted(client.leases)),
-        lease_until_ms=max(
-            (x.sent_until_ms for x in client.leases.values()), default=None
-        ),
-        warming=tuple(
-            sorted(
-                str(each.key.topic_partition)
-                for each in group.warm_ups
-                if each.client is client and not each.is_ready
-            )
-        ),
-    )
 
 
 def _require_name(setting: str, name: str) -> None:

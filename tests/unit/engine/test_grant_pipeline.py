@@ -21,13 +21,15 @@ from enginekit import (
 )
 
 from kafka_marshal.engine import grant_pipeline
+from kafka_marshal.engine.fetch_state import FetchState
 from kafka_marshal.engine.grant_pipeline import GrantPipeline
 from kafka_marshal.errors import ClaimLost
 from kafka_marshal.protocol.claiming import Phase
-from kafka_marshal.protocol.granting import Pace
+from kafka_marshal.protocol.granting import AtMostOnce, GrantVerdict, Pace
 from kafka_marshal.protocol.losses import marks_of
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import OffsetRange, TopicPartition
+from kafka_marshal.testing.fakedata import FakeDataReader
 from kafka_marshal.testing.fakestore import AppendFate
 
 T1 = TopicPartition("t", 1)
@@ -40,13 +42,20 @@ class Eager(Pace):
         super().__init__(most)
         self.depth = most
 
-    def on_batch(self, batch_ms, **measured):
-        pass
+    def on_sample(self, work_us, **measured):
+        super().on_sample(work_us, **measured)
+        self.depth = self.most
 
 
 @pytest.fixture
 def eager(monkeypatch):
     monkeypatch.setattr(grant_pipeline, "Pace", Eager)
+
+
+@pytest.fixture
+def ahead(monkeypatch):
+    """Make readers fetch ahead by themselves."""
+    monkeypatch.setattr(FakeDataReader, "fetches_ahead", True)
 
 
 def asked(cluster, client_id="a"):
@@ -136,7 +145,7 @@ def test_single_record_polls_do_not_request_single_records(eager):
 
 
 def test_small_requests_wait_while_grants_are_pending(monkeypatch):
-    monkeypatch.setattr(grant_pipeline, "WORK_PER_REQUEST_US", 500_000)
+    monkeypatch.setattr(grant_pipeline, "GROW_MS", 500)
     cluster = world(records=(20, 4))
     node = cluster.node("a", spec=spec(delivery=AMO, most=4))
     cluster.run_until(held_by(node, 2), 3 * H)
@@ -169,7 +178,7 @@ def sizes_of(cluster, partition):
     [
         pytest.param((120,), 100, 6, id="alone"),
         pytest.param((120, 120), 100, 9, id="covered"),
-        pytest.param((120, 120), 12, 6, id="covered, little fetched"),
+        pytest.param((120, 120), 12, 9, id="covered, little fetched"),
     ],
 )
 def test_requests_grow_while_grants_outlast_the_round_trip(
@@ -400,18 +409,227 @@ def test_a_stop_requests_nothing_and_hands_out_the_rest(eager):
     ],
 )
 def test_few_large_batches_are_fetched_ahead(most, batches_max, fetched_max, depth_max):
+    pipeline = made(most=most, batches_max=batches_max, is_end_readable=False)
+    assert pipeline.fetched_max == fetched_max
+    assert pipeline._pace.most == depth_max
+    assert pipeline.most_at_once(700) == 700
+    # Where the ends of the logs show what there is, fetching bounds nothing.
+    pipeline = made(most=most, batches_max=batches_max, is_end_readable=True)
+    assert pipeline._pace.most == batches_max
+    assert pipeline.most_at_once(700) == min(most, 700)
+
+
+def made(*, most, batches_max, is_end_readable):
     clock = SimpleNamespace(now_ms=lambda: 0)
     engine = SimpleNamespace(
         context=SimpleNamespace(ports=SimpleNamespace(clock=clock))
     )
-    pipeline = GrantPipeline(
+    return GrantPipeline(
         engine,
         None,
         reader=None,
         most=most,
         batches_max=batches_max,
         fetched_max=5_000,
+        is_end_readable=is_end_readable,
     )
-    assert pipeline.fetched_max == fetched_max
-    place = SimpleNamespace(partition=T0)
-    assert pipeline._meter(place).pace.most == depth_max
+
+
+# --- what is in the log and not fetched
+
+
+def fetched_until(node, partition=T0):
+    return node.consumer._places[partition].fetched_end
+
+
+def test_records_are_requested_before_they_are_fetched(eager, ahead):
+    cluster = world(records=(100,))
+    node = owning(cluster, delivery=AMO, most=3)
+    got = consumed(node, cluster, 4)
+    progress = node.session.holdings[KEY].progress
+    assert progress.next_first > fetched_until(node)
+    assert consumed(node, cluster) == list(range(got[-1] + 1, 100))
+
+
+def test_only_fetched_records_are_requested_under_read_committed(eager):
+    cluster = world(records=(100,))
+    options = {"max_fetched": 12, "isolation_level": "read_committed"}
+    node = owning(cluster, delivery=AMO, most=3, **options)
+    got = []
+    for _ in range(60):
+        got += consumed(node, cluster, 1)
+        assert node.session.holdings[KEY].progress.next_first <= fetched_until(node)
+    assert got == list(range(100))
+
+
+@pytest.mark.parametrize(
+    ("fetched", "log_end", "granted", "is_ahead", "needs"),
+    [
+        pytest.param(2, 0, 0, True, True, id="too little is known"),
+        pytest.param(9, 0, 0, True, False, id="as much is fetched as can be used"),
+        pytest.param(5, 99, 0, True, False, id="the end shows more"),
+        pytest.param(5, 99, 0, False, True, id="and nothing else fetches it"),
+        pytest.param(2, 99, 0, True, True, id="less than a batch"),
+        pytest.param(5, 99, 5, True, False, id="a batch is granted"),
+        pytest.param(5, 99, 2, True, False, id="the rest is not granted"),
+        pytest.param(20, 99, 0, True, False, id="no room"),
+    ],
+)
+def test_records_are_fetched_to_be_requested_or_handed_out(
+    fetched, log_end, granted, is_ahead, needs
+):
+    pipeline = made(most=3, batches_max=3, is_end_readable=True)
+    pipeline._reader = SimpleNamespace(fetches_ahead=is_ahead, fetched_max=0)
+    pipeline._pace.depth, pipeline.fetched_max = 3, 12
+    progress = AtMostOnce(0, grantee=b"me")
+    if granted:
+        progress.on_verdict(grant_of(0, granted), grantee=b"me", seq=1)
+    holding = SimpleNamespace(progress=progress, granted_count=progress.unused_count)
+    place = FetchState(T0, holding, 0)
+    place.fetched = [SimpleNamespace(offset=offset) for offset in range(fetched)]
+    place.log_end = log_end
+    assert pipeline.needs_records([place]) == needs
+
+
+def test_what_is_granted_is_fetched_behind_what_is_not():
+    pipeline = made(most=3, batches_max=3, is_end_readable=True)
+    pipeline._reader = SimpleNamespace(fetches_ahead=True, fetched_max=0)
+    places = []
+    for partition, fetched, granted in ((T0, 5, 0), (T1, 0, 4)):
+        progress = AtMostOnce(0, grantee=b"me")
+        if granted:
+            progress.on_verdict(grant_of(0, granted), grantee=b"me", seq=1)
+        holding = SimpleNamespace(progress=progress, granted_count=granted)
+        place = FetchState(partition, holding, 0)
+        place.fetched = [SimpleNamespace(offset=offset) for offset in range(fetched)]
+        place.log_end = 99
+        places.append(place)
+    assert pipeline.needs_records(places)
+
+
+def grant_of(first, end):
+    return GrantVerdict(
+        outcome="accepted",
+        reason=None,
+        granted=OffsetRange(first, end),
+        head=end,
+        offset=7,
+    )
+
+
+def test_an_end_counts_only_after_a_fetch_under_the_claim():
+    cluster = world(records=(10,))
+    node = owning(cluster, delivery=AMO, most=3)
+    hands = node.consumer._hands
+    hands.follow()
+    (place,) = hands.places.values()
+    hands._reader._ends[T0] = 1_000  # that of an earlier topic of this name
+    hands._pipeline.request_grants([place])
+    assert place.log_end == 0
+    assert asked(cluster) == []
+    assert consumed(node, cluster) == list(range(10))
+    assert asked(cluster)[-1][1] == 9
+
+
+def test_a_position_outside_the_log_forgets_its_end(eager):
+    cluster = world(records=(40,))
+    node = owning(cluster, delivery=AMO, most=3)
+    consumed(node, cluster, 3)
+    (place,) = node.consumer._places.values()
+    assert place.log_end == 40
+    node.consumer._hands._seek(place, place.next_offset)
+    assert (place.is_read, place.log_end) == (False, 0)
+
+
+def with_unfetched(cluster, **options):
+    """Return a node that was granted records which it has not fetched."""
+    node = owning(cluster, delivery=AMO, most=3, **options)
+    got = consumed(node, cluster, 4)
+    progress = node.session.holdings[KEY].progress
+    assert progress.unused[-1].last >= fetched_until(node)
+    return node, got
+
+
+def test_a_stop_fetches_what_is_granted(eager, ahead):
+    cluster = world(records=(60,))
+    node, got = with_unfetched(cluster)
+    before = asked(cluster)
+    node.consumer.stop()
+    while records := node.consumer.poll(0):
+        got += [record.offset for record in records[T0]]
+    assert asked(cluster) == before
+    assert got == list(range(before[-1][1] + 1))
+    assert node.consumer.is_finished
+    node.leave()
+    assert not node.observer.named("grant_lost")
+
+
+def test_a_stop_fetches_nothing_else(eager, ahead):
+    cluster = world(records=(60, 60))
+    node = cluster.node("a", spec=spec(delivery=AMO, most=3))
+    cluster.run_until(held_by(node, 2), 3 * H)
+    cluster.run(40)
+    polled_of(node, cluster, T0, times=6)
+    node.consumer.stop()
+    granted = {
+        key.topic_partition: holding.progress.unused[-1].end
+        for key, holding in node.session.holdings.items()
+    }
+    while node.consumer.poll(0):
+        pass
+    # A batch may begin within what is granted.
+    for partition, end in granted.items():
+        assert fetched_until(node, partition) < end + 3
+
+
+def test_a_stop_waits_only_so_long_for_what_cannot_be_fetched(eager, ahead):
+    cluster = world(records=(60,))
+    node, _ = with_unfetched(cluster)
+    node.consumer.stop()
+    node.data.cut = True
+    while node.consumer.poll(0):
+        pass
+    assert not node.consumer.is_finished
+    cluster.run(H)
+    assert node.consumer.is_finished
+
+
+def test_a_drain_fetches_what_is_granted(eager, ahead):
+    cluster = world(records=(60,))
+    node, got = with_unfetched(cluster)
+    pause_for(cluster, 10 * H)
+    got += consumed(node, cluster, 40)
+    known = fold(cluster).keys[KEY]
+    assert known.owner is None
+    assert got == list(range(known.granted))
+    assert not node.observer.named("grant_lost")
+
+
+def test_ungranted_records_do_not_keep_granted_ones_from_being_fetched(eager, ahead):
+    cluster = world(records=(60,))
+    node, got = with_unfetched(cluster)
+    node.consumer._hands._pipeline.fetched_max = 0
+    pause_for(cluster, 10 * H)
+    got += consumed(node, cluster, 40)
+    assert got == list(range(fold(cluster).keys[KEY].granted))
+    assert not node.observer.named("grant_lost")
+
+
+@pytest.mark.parametrize(
+    ("fetched", "end", "fresh", "room", "last"),
+    [
+        pytest.param(range(10, 20), 0, 4, 3, 16, id="fetched"),
+        pytest.param(range(10, 20), 0, 4, 9, 19, id="all that is fetched"),
+        pytest.param(range(10, 20), 100, 4, 9, 22, id="and some of the log"),
+        pytest.param(range(10, 20), 21, 4, 9, 20, id="and the rest of the log"),
+        pytest.param(range(10, 30, 2), 100, 8, 4, 30, id="gaps"),
+        pytest.param((), 100, 0, 9, 18, id="nothing is fetched"),
+        pytest.param((), 0, 0, 9, 9, id="nothing is known"),
+    ],
+)
+def test_the_last_offset_to_request(fetched, end, fresh, room, last):
+    place = FetchState(T0, None, 10)
+    place.fetched = [SimpleNamespace(offset=offset) for offset in fetched]
+    place.log_end = end
+    first = place.fetched[fresh].offset if fetched else 10
+    assert grant_pipeline.last_known(place, fresh, room=room, first=first) == last

@@ -4,13 +4,19 @@ import pytest
 from enginekit import AMO, H, fold, held_by, lines, spec, world, write
 from logkit import growth
 
-from kafka_marshal.engine import acquirer, subscription
+from kafka_marshal.engine import acquirer, key_rows
 from kafka_marshal.engine.growths import GROWTH, awaited
 from kafka_marshal.protocol.growths import Source
+from kafka_marshal.protocol.layout import place_of
 from kafka_marshal.protocol.records import ClaimingPartition, ReleasingPartition
 from kafka_marshal.protocol.types import Key, TopicPartition
 
 REFRESH_MS = H // 4
+FAR = next(
+    key
+    for key in (Key("g", f"t{n}", 0) for n in range(9))
+    if place_of(key, partition_count=2) == 1
+)
 
 
 def grow(cluster, *, ends=None, old=2, new=4):
@@ -113,7 +119,7 @@ def test_a_claim_that_did_not_know_the_growth_ends_before_it_begins(monkeypatch)
     """The claim was won before the growth was read: the start judges again."""
     cluster = world(records=[4, 4])
     started(cluster)
-    for module in (acquirer, subscription):
+    for module in (acquirer, key_rows):
         monkeypatch.setattr(module, "awaited", lambda *_, **__: None)
     grow(cluster, ends=(9, 9))
     cluster.run(2 * H)
@@ -129,11 +135,30 @@ def test_a_claim_that_did_not_know_the_growth_ends_before_it_begins(monkeypatch)
     assert all(keys[Key("g", "t", n)].position is None for n in (2, 3))
 
 
-def test_a_start_waits_until_partition_0_is_read_to_its_end():
+def elsewhere():
+    """Return a node that has won its key, which is judged in partition 1."""
+    cluster = world(2, records=[4], topic=FAR.topic)
+    node = cluster.node("a", spec=spec(FAR.topic))
+    node.background.is_held = True
+    cluster.run_until(held_by(node, 1), 2 * H)
+    return cluster, node
+
+
+def test_a_key_of_partition_0_needs_no_end():
     cluster = world(records=[4])
     node = cluster.node("a", spec=spec())
     node.background.is_held = True
     cluster.run_until(held_by(node, 1), 2 * H)
+    node.engine.context.ports.log.end_offsets = None
+    node.background.is_held = False
+    node.background.run_waiting()
+    cluster.run(100)
+    (holding,) = node.session.holdings.values()
+    assert holding.progress is not None
+
+
+def test_a_start_waits_until_partition_0_is_read_to_its_end():
+    cluster, node = elsewhere()
     context = node.engine.context
     node.background.is_held = False
     ends = context.ports.log.end_offsets
@@ -144,15 +169,13 @@ def test_a_start_waits_until_partition_0_is_read_to_its_end():
     (holding,) = node.session.holdings.values()
     assert holding.lookup is not None
     assert holding.progress is None
-    cluster.run(H)  # its heartbeats move the end
+    write(cluster, growth(4, 2))  # the end moves
+    cluster.run(H)
     assert holding.progress is not None
 
 
 def test_an_end_of_a_leader_that_lags_is_looked_up_again():
-    cluster = world(records=[4])
-    node = cluster.node("a", spec=spec())
-    node.background.is_held = True
-    cluster.run_until(held_by(node, 1), 2 * H)
+    cluster, node = elsewhere()
     log = node.engine.context.ports.log
     ends, answers = log.end_offsets, iter([{0: 0}])
     log.end_offsets = lambda timeout_ms: next(answers, None) or ends(timeout_ms)

@@ -4,6 +4,7 @@ import pytest
 from enginekit import AMO, KEY, H, held_by, owning, spec, world
 
 from kafka_marshal.engine import lag
+from kafka_marshal.errors import CoordinationError
 from kafka_marshal.protocol.types import Key, TopicPartition
 
 
@@ -73,3 +74,33 @@ def test_one_request_is_outstanding_and_many_partitions_are_split(cluster, monke
     asked.clear()
     cluster.run(3 * H)
     assert node.background.waiting_count == 1
+
+
+def test_a_look_at_all_log_ends_counts_once(monkeypatch):
+    """Each count has all held partitions judged."""
+    monkeypatch.setattr(lag, "PARTITIONS_MAX", 2)
+    cluster = world(records=[3] * 5)
+    node = cluster.node("a", spec=spec())
+    cluster.run_until(held_by(node, 5), H)
+    lags = node.session._held.lags
+    cluster.run(2 * H)
+    counted = lags.answer_count
+    cluster.run(2 * H)
+    assert 5 <= lags.answer_count - counted <= 7, "three times an interval"
+    plain, calls = node.data.ranges, []
+
+    def ranges(*given, **rest):
+        calls.append(given)
+        if len(calls) % 2 == 0:
+            raise CoordinationError("no answer")
+        return plain(*given, **rest)
+
+    monkeypatch.setattr(node.data, "ranges", ranges)
+    counted = lags.answer_count
+    cluster.run(2 * H)
+    assert 5 <= lags.answer_count - counted <= 7, "some ends were looked up"
+    node.data.cut = True
+    cluster.run(H)
+    counted = lags.answer_count
+    cluster.run(2 * H)
+    assert lags.answer_count == counted

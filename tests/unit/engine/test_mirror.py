@@ -4,6 +4,7 @@ import pytest
 from enginekit import T0, H, owning, world
 
 from kafka_marshal.engine.mirror import MIRROR_RETRY_MS
+from kafka_marshal.engine.placement import Placement
 from kafka_marshal.errors import CoordinationError
 
 
@@ -79,3 +80,21 @@ def test_a_failed_write_is_not_reported_as_foreign(cluster, monkeypatch, lands):
     cluster.run_until(lambda: mirrored(cluster) == 8, 2 * MIRROR_RETRY_MS)
     cluster.run(H)
     assert node.observer.named("mirror_drift") == []
+
+
+def test_positions_are_compared_only_after_records(cluster, monkeypatch):
+    node = owning(cluster)
+    commit(node, 4)
+    follows(cluster, 4)
+    cluster.run(H)
+    mirror, compared = node.session._mirror, []
+    plain = node.engine.context.places.partition_of
+    partition_of = lambda key: compared.append(key) or plain(key)  # noqa: E731
+    monkeypatch.setattr(Placement, "partition_of", lambda _, key: partition_of(key))
+    for _ in range(5):
+        assert not mirror.is_behind
+    assert len(compared) <= 1, "nothing was read"
+    commit(node, 3)
+    node.session.beat_now()
+    cluster.run(20)
+    assert mirror.is_behind

@@ -81,6 +81,17 @@ def test_another_process_is_granted_a_range_under_a_claim(cluster, owner, reques
     assert owner.held, "the owner goes on"
 
 
+def test_a_verdict_is_notified_once_after_it_is_there(cluster, owner, requests):
+    pending = requests.send(wanted(owner, 0, 4))
+    seen = []
+    for _ in range(2):
+        pending.on_verdict.append(lambda: seen.append(pending.verdict))
+    cluster.run(40)
+    assert seen == [pending.verdict] * 2
+    assert pending.verdict is not None
+    assert pending.on_verdict == []
+
+
 def test_two_who_ask_for_the_same_do_not_both_get_it(cluster, owner, requests):
     other = b"other".ljust(16, b".")
     asked = [requests.send(wanted(owner, 0, 4, grantee=g)) for g in (TASK, other)]

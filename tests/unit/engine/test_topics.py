@@ -235,6 +235,7 @@ def test_grants_of_a_deleted_topic_are_reported_and_not_handed_out():
         "a", spec=spec(delivery=AMO, most=5, metadata_refresh_ms=REFRESH_MS)
     )
     got = taken(cluster, node, 5)
+    assert node.consumer.poll(0) == {}  # which requests the next ones
     cluster.run_until(lambda: node.held[KEY].progress.granted is not None, H)
     recreate(cluster, 60)
     cluster.run_until(lambda: node.observer.named("topic_recreated"), 4 * REFRESH_MS)

@@ -5,6 +5,7 @@ import json
 import httpx
 import msgspec
 import pytest
+from fakesidecar import RequestsBy
 
 from kafka_marshal.errors import ClaimRejected, CoordinationError, DeadlineExceeded
 from kafka_marshal.grants import ClaimRef, ClaimState, GrantClient
@@ -68,7 +69,7 @@ def opened(answer, *, first=()):
         group_id="x",
         client_id="x",
         instance="00" * 16,
-        transport=httpx.MockTransport(handle),
+        requests=RequestsBy(httpx.MockTransport(handle)),
     )
     return SidecarGrantClient(connection, Fallback()), asked
 

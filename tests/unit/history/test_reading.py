@@ -173,8 +173,7 @@ def test_a_moment_before_the_first_checkpoint_is_unknown(past):
         KeyHistory.open(key=KEY, offset=past.begins[0])
 
 
-def test_long_logs_are_folded_in_runs(monkeypatch):
-    monkeypatch.setattr(reading, "RUN_ENTRIES_MAX", 3)
+def test_runs_of_heartbeats_are_counted(monkeypatch):
     log = Log()
     epoch = log.claimed()
     for position in range(20):

@@ -1,4 +1,4 @@
-"""A consumer of the coordination log makes entries without records if it can."""
+"""A consumer of the coordination log leaves entries in their fetch if it can."""
 
 from types import SimpleNamespace
 
@@ -9,20 +9,21 @@ from kafka.record import MemoryRecords
 
 from kafka_marshal.kafka_io import entries as module
 from kafka_marshal.kafka_io import fetched_records
-from kafka_marshal.kafka_io.entries import EntryRecords, fetch_entries, to_entry
+from kafka_marshal.kafka_io.entries import EntryRecords, fetch_entries, to_runs
 from kafka_marshal.native import compiled
+from kafka_marshal.protocol.packed_entries import PackedEntries
 from kafka_marshal.protocol.types import LogEntry
 
 
 def records_of(*, values):
-    """Return the class that a consumer gets, and the entries that it makes."""
+    """Return the class that a consumer gets, and the runs that it returns."""
     consumer = SimpleNamespace(_fetcher=SimpleNamespace(PartitionRecords=None))
     fetch_entries(consumer)
     kind = consumer._fetcher.PartitionRecords
     batch = built([(at, (7, None, value, [])) for at, value in enumerate(values)])
     raw = bytearray(batch._buffer)
     part = kind(0, KafkaTopicPartition("__marshal", 0), MemoryRecords(bytes(raw)))
-    return kind, part.take()
+    return kind, list(to_runs(part.take()))
 
 
 def entry(offset, value):
@@ -32,10 +33,11 @@ def entry(offset, value):
 
 
 @pytest.mark.skipif(compiled is None, reason="nothing was compiled here")
-def test_entries_are_made_of_the_bytes():
-    kind, found = records_of(values=[b"v", None])
+def test_entries_stay_in_the_bytes():
+    kind, (run,) = records_of(values=[b"v", None])
     assert kind is EntryRecords
-    assert found == [entry(0, b"v"), entry(1, None)]
+    assert isinstance(run, PackedEntries)
+    assert list(run) == [entry(0, b"v"), entry(1, None)]
 
 
 @pytest.mark.parametrize("change", ["compiled", "is_supported"])
@@ -46,5 +48,12 @@ def test_otherwise_records_become_entries(monkeypatch, change):
         monkeypatch.setattr(fetched_records, change, with_it)
     kind, found = records_of(values=[b"v", None])
     assert kind is not EntryRecords
-    found = [each if type(each) is LogEntry else to_entry(each) for each in found]
-    assert found == [entry(0, b"v"), entry(1, None)]
+    assert found == [[entry(0, b"v"), entry(1, None)]]
+
+
+def test_packed_runs_and_single_entries_keep_their_order():
+    empty = PackedEntries(b"", b"")
+    a, b, c = entry(0, b"a"), entry(1, b"b"), entry(2, b"c")
+    runs = list(to_runs([a, b, empty, empty, c]))
+    assert [type(each) for each in runs] == [list, PackedEntries, PackedEntries, list]
+    assert (runs[0], runs[-1]) == ([a, b], [c])

@@ -19,7 +19,7 @@ from kafka.errors import CorruptRecordError
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.transport import KafkaTCPTransport
 from kafka.protocol.consumer import FetchRequest, FetchResponse
-from kafka.protocol.frame import KafkaBytes
+from kafka.protocol.parser import KafkaProtocol
 from kafka.record import MemoryRecords
 from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
@@ -29,11 +29,9 @@ from kafka_marshal.errors import ConfigurationError, UnknownTopicId
 from kafka_marshal.kafka_io import patches as module
 from kafka_marshal.kafka_io.patches import (
     FETCH_VERSION,
-    LARGE,
     LenientBatch,
     LenientBatches,
     Network,
-    ResponseBuffer,
     TopicIds,
     accept_any_header,
     fetch_by_id,
@@ -42,6 +40,7 @@ from kafka_marshal.kafka_io.patches import (
     read_in_place,
     receive,
 )
+from kafka_marshal.kafka_io.responses import ResponseReader
 from kafka_marshal.protocol.types import TopicPartition
 
 UNTOUCHED = Path(untouched.__file__)
@@ -194,45 +193,19 @@ def test_importing_changes_nothing_in_kafka_python():
     assert done.stdout == ""
 
 
-class Parser:
-    """kafka-python's, as far as it receives; it keeps what came whole."""
-
-    def __init__(self):
-        self._rbuffer = None
-        self._head = b""
-        self.whole = []
-        self.pieces = []
-
-    def take(self, data):
-        self.pieces.append(len(data))
-        while data:
-            if self._rbuffer is None:
-                missing = 4 - len(self._head)
-                self._head, data = self._head + data[:missing], data[missing:]
-                if len(self._head) == 4:
-                    (size,) = struct.unpack(">i", self._head)
-                    self._head = b""
-                    self._rbuffer = KafkaBytes(size)
-                continue
-            missing = len(self._rbuffer) - self._rbuffer.tell()
-            self._rbuffer.write(data[:missing])
-            data = data[missing:]
-            if self._rbuffer.tell() == len(self._rbuffer):
-                self._rbuffer.seek(0)
-                self.whole.append(self._rbuffer)
-                self._rbuffer = None
+CONFIG = {"client_id": "one", "receive_message_max_bytes": 10_000_000}
 
 
 @pytest.fixture
 def line():
-    """A transport of kafka-python's, its parser, and the broker's end."""
+    """A transport of kafka-python's, its connection, and the broker's end."""
     near, far = socket.socketpair()
     near.setblocking(False)
     far.settimeout(10)
-    parser = Parser()
+    connection = SimpleNamespace(parser=KafkaProtocol(), config=CONFIG)
     transport = KafkaTCPTransport(None, near)
-    transport.set_protocol(SimpleNamespace(parser=parser))
-    yield transport, parser, far
+    transport.set_protocol(connection)
+    yield transport, connection, far
     near.close()
     far.close()
 
@@ -241,61 +214,31 @@ def framed(body):
     return struct.pack(">i", len(body)) + body
 
 
-def pump(line, data):
-    """Send data, and have it received meanwhile."""
-    transport, parser, far = line
-    ordinary = transport._sock_recv
-    far.setblocking(False)
-    left = memoryview(data)
-    while True:
-        sent = 0
-        if left:
-            try:
-                sent = far.send(left)
-            except BlockingIOError:
-                sent = 0
-            left = left[sent:]
-        got, error = receive(transport, ordinary)
-        assert error is None
-        if got:
-            parser.take(got)
-        elif not left and not sent:
-            return
+def not_ordinary():
+    pytest.fail("the ordinary way was taken")
 
 
-def test_responses_of_any_size_arrive_unchanged(line):
-    bodies = [
-        bytes([at]) * size
-        for at, size in enumerate((1, 50, 3 * LARGE, LARGE, 1_000_000, 10, 4 * LARGE))
-    ]
-    pump(line, b"".join(map(framed, bodies)))
-    parser = line[1]
-    assert [bytes(each.read()) for each in parser.whole] == bodies
-    large = [isinstance(each, ResponseBuffer) for each in parser.whole]
-    assert large == [False, False, True, False, True, False, True]
-    assert sum(parser.pieces) < len(b"".join(bodies)) / 2, "the rest came in place"
+def test_what_is_there_is_received_into_its_buffer(line):
+    transport, connection, far = line
+    far.sendall(framed(b"abcde")[:6])
+    assert receive(transport, not_ordinary) == (b"", None)
+    parser = connection.parser
+    assert isinstance(parser, ResponseReader)
+    assert len(parser.missing()) == 3
+    assert receive(transport, not_ordinary) == (b"", None)
+    far.sendall(b"cde")
+    assert receive(transport, not_ordinary) == (b"", None)
+    assert connection.parser is parser
+    assert len(parser.missing()) == 0, "nothing was requested"
 
 
-def test_a_large_response_is_decoded_in_place():
-    buffer = KafkaBytes(2 * LARGE)
-    buffer[:] = bytes(range(256)) * (2 * LARGE // 256)
-    answer = ResponseBuffer(buffer)
-    assert answer.read(4) == bytes(range(4))
-    rest = answer.read()
-    assert isinstance(rest, memoryview)
-    assert rest[:2] == bytes([4, 5])
-    assert (len(rest), answer.tell()) == (2 * LARGE - 4, 2 * LARGE)
-    assert answer.read() == b""
-
-
-def test_a_close_within_a_response_takes_the_ordinary_way(line):
-    transport, parser, far = line
-    pump(line, framed(bytes(10 * LARGE))[: 5 * LARGE])
-    assert isinstance(parser._rbuffer, ResponseBuffer)
-    place = parser._rbuffer.tell()
+def test_data_before_a_close_is_kept(line):
+    transport, connection, far = line
+    far.sendall(framed(b"abcde")[:6])
     far.close()
-    assert receive(transport, lambda: (b"", EOFError()))[1].__class__ is EOFError
-    assert parser._rbuffer.tell() == place
+    assert receive(transport, not_ordinary) == (b"", None)
+    assert len(connection.parser.missing()) == 3
+    assert receive(transport, lambda: (b"", "closed")) == (b"", "closed")
 
 
 def test_a_socket_error_takes_the_ordinary_way(line):
@@ -307,20 +250,12 @@ def test_a_socket_error_takes_the_ordinary_way(line):
 
 @pytest.mark.parametrize(
     ("sock", "protocol"),
-    [(object(), None), (None, SimpleNamespace(parser=Parser()))],
+    [(object(), None), (None, SimpleNamespace(parser=KafkaProtocol()))],
     ids=["before anybody listens", "once it is closed"],
 )
 def test_without_a_parser_everything_takes_the_ordinary_way(sock, protocol):
     transport = SimpleNamespace(_sock=sock, get_protocol=lambda: protocol)
     assert receive(transport, lambda: (b"x", None)) == (b"x", None)
-
-
-def test_tls_starts_the_ordinary_way(line, monkeypatch):
-    """No selector reports bytes that are deciphered and not yet read."""
-    transport, _, far = line
-    monkeypatch.setattr(module.ssl, "SSLSocket", socket.socket)
-    far.send(b"abc")
-    assert receive(transport, lambda: (b"ordinary", None)) == (b"ordinary", None)
 
 
 def test_later_connections_read_in_place(network, transport):

@@ -120,14 +120,20 @@ class FakeConsumer:
     Attributes:
         answers: What the next polls return.
         sent: Number of times that fetches were sent after a poll.
+        flushed: Number of those for which its network had sent them.
+        driven: Number of times that its network received what was there.
     """
 
     def __init__(self, *answers, fetched=(), begun=None, error=None, under_way=False):
         self.answers = list(answers)
-        self.sent = 0
+        self.sent = self.flushed = 0
         self.config = {}
         self._error = error
-        self._client = SimpleNamespace(cluster=SimpleNamespace(config={}))
+        self.driven = 0
+        selector = SimpleNamespace(drive=self._drive, flush=self._flush)
+        self._client = SimpleNamespace(
+            cluster=SimpleNamespace(config={}), selector=selector
+        )
         self._fetcher = SimpleNamespace(
             _completed_fetches=fetched,
             _next_partition_records=begun,
@@ -136,6 +142,12 @@ class FakeConsumer:
             _handle_fetch_response=lambda *_: None,
             send_fetches=self._send_fetches,
         )
+
+    def _drive(self):
+        self.driven += 1
+
+    def _flush(self):
+        self.flushed = self.sent
 
     def _send_fetches(self):
         self.sent += 1
@@ -181,7 +193,7 @@ def polled(monkeypatch):
 def test_the_next_fetch_starts_once_all_records_are_taken(polled):
     consumer = FakeConsumer(batches(0, 1))
     assert polled(consumer) == [0, 1]
-    assert consumer.sent == 1
+    assert consumer.flushed == consumer.sent == 1
 
 
 def test_an_empty_poll_sends_nothing_itself(polled):
@@ -224,6 +236,7 @@ def test_polls_that_do_not_wait_ask_again_only_for_what_is_there(
     reader.seek(PLACE, 0)
     reader.poll(10_000, 10)
     assert bool(reader.poll(0, 10)) == is_asked
+    assert consumer.driven == 1
     if not is_asked:
         now[0] += REPOLL_S * 1.01
         assert reader.poll(0, 10), "changes are noticed after a moment"

@@ -8,6 +8,7 @@ from logkit import (
     claim,
     config,
     direct,
+    growth,
     ident,
     imported_directive,
     imported_settings,
@@ -613,3 +614,23 @@ def test_settings_and_directives_that_are_imported_are_checked(item, reason):
     with pytest.raises(MalformedRecord, match=reason):
         encode(record)
     assert decode(encode(layout_groups(imported_settings(), imported_directive())))
+
+
+@pytest.mark.parametrize(
+    ("change", "is_valid"),
+    [
+        ({}, True),
+        ({"new_count": 12}, True),
+        ({"new_count": 4}, True),
+        ({"new_count": 4, "ends": (1,) * 4}, False),
+        ({"new_count": 6}, False),
+        ({"ends": (1,) * 4}, True),
+        ({"ends": (1,) * 3}, False),
+        ({"topic": "/checkpoint"}, False),
+        ({"topic": "/checkpoint", "new_count": 4}, False),
+    ],
+)
+def test_a_growth_is_of_a_topic_to_a_multiple(change, is_valid):
+    record = replace(growth(8, 4), **change)
+    value = encode_fields(kind_of(record), [*astuple(record)])
+    assert isinstance(decode(value), Undecodable) is not is_valid

@@ -4,6 +4,7 @@ from copy import deepcopy
 
 import msgspec
 import pytest
+from batchkit import packed
 from logkit import (
     CREATE_TIME,
     KEY,
@@ -93,6 +94,25 @@ def test_a_run_of_beats_is_what_its_entries_are():
     assert state.now_ms == START_MS + 9
     assert state.next_offset == 13
     assert state.soft.counters["renewed"] == 5
+
+
+@pytest.mark.skipif(compiled is None, reason="nothing was compiled here")
+def test_a_packed_run_is_folded_as_its_entries_are():
+    log = owned()
+    for position in range(4):
+        log.one(beat(1, position), after=position)
+    log.one(release(1))
+    log.one(beat(2, 5, client="c2", key=OTHER), after=1)
+    plain = WorldState(0)
+    for entry in log.entries[:BEGUN]:
+        apply(plain, entry)
+    state, rest = deepcopy(plain), packed(log.entries[BEGUN:])
+    assert fold_beats(plain, log.entries, start=BEGUN) == BEGUN + 4
+    assert fold_beats(state, rest, start=0) == 4
+    assert state == plain
+    apply(state, rest[4])
+    assert fold_beats(state, rest, start=5) == len(rest) == 6
+    assert state == log.state
 
 
 def test_the_fold_starts_at_the_given_index():

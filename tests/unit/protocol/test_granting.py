@@ -10,7 +10,7 @@ from kafka_marshal.protocol.granting import (
     FEWER_IN_A_ROW,
     GAIN_MIN,
     REQUESTS_IN_FLIGHT_MAX,
-    WORK_PER_REQUEST_US,
+    WORK_PER_ROUND_US,
     AtMostOnce,
     GrantRequest,
     GrantVerdict,
@@ -415,6 +415,32 @@ def test_the_round_trip_of_what_is_answered_is_measured(bench):
 # --- using
 
 
+def test_what_is_ahead_is_granted_or_requested(bench):
+    assert (bench.it.ahead_count, bench.it.unused_count) == (0, 0)
+    one, two = bench.request(9), bench.request(19)
+    assert (bench.it.ahead_count, bench.it.unused_count) == (20, 0)
+    bench.answer(one)
+    assert (bench.it.ahead_count, bench.it.unused_count) == (20, 10)
+    bench.it.hand_out(3)
+    bench.it.skip_through(5)
+    assert (bench.it.ahead_count, bench.it.unused_count) == (14, 4)
+    bench.answer(two)
+    bench.it.hand_out(12)
+    assert (bench.it.ahead_count, bench.it.unused_count) == (7, 7)
+
+
+def test_the_end_of_the_grants_is_known_until_they_are_used_or_given_up(bench):
+    assert bench.it.granted_end == 0
+    bench.granted(9)
+    bench.granted(19)
+    assert bench.it.granted_end == 20
+    bench.it.hand_out(19)
+    assert bench.it.granted_end == 0
+    bench.granted(29)
+    bench.it.discard()
+    assert bench.it.granted_end == 0
+
+
 def test_a_granted_offset_is_handed_out_once(bench):
     bench.granted(2)
     for offset in range(3):
@@ -524,64 +550,73 @@ def test_so_much_ahead_hides_a_round_trip(round_trip_us, batch_us, lead):
 
 
 @pytest.mark.parametrize(
-    ("work_us", "step"),
-    [(1, WORK_PER_REQUEST_US), (WORK_PER_REQUEST_US - 1, 2), (WORK_PER_REQUEST_US, 1)],
+    ("batch_us", "step"),
+    [(1, WORK_PER_ROUND_US), (WORK_PER_ROUND_US - 1, 2), (WORK_PER_ROUND_US, 1)],
 )
-def test_requests_do_not_come_too_often(work_us, step):
-    assert step_for(work_us) == step
+def test_requests_do_not_come_too_often(batch_us, step):
+    assert step_for(batch_us) == step
 
 
-SLOW_US = 10**9  # the work of a batch that is worth a request of its own
+MS = 1_000
+# A round trip for which batches of 10 ms are as many ahead as its 100 ms and more.
+FAR_US = 100 * MS
 
 
-def paced(pace, times, batch_ms, round_trip_us, work_us=SLOW_US):
+def paced(pace, times, work_us, round_trip_us, partitions=1):
     depths = []
     for _ in range(times):
-        pace.on_batch(batch_ms, round_trip_us=round_trip_us, work_us=work_us)
+        pace.on_sample(work_us, round_trip_us=round_trip_us, partitions=partitions)
         depths.append(pace.depth)
     return depths
 
 
 def test_a_bound_of_one_is_no_pipelining():
     pace = Pace(1)
-    assert set(paced(pace, 20, 0, 900_000, 1)) == {1}
+    assert set(paced(pace, 20, 0, 900 * MS)) == {1}
 
 
 def test_the_pipeline_begins_with_one_request_and_doubles():
     pace = Pace(4)
     assert pace.depth == 1
-    assert paced(pace, 5, 10, 100_000) == [2, 4, 4, 4, 4]
+    assert paced(pace, 5, 10 * MS, FAR_US) == [2, 4, 4, 4, 4]
 
 
-def test_quick_batches_have_several_requests_in_flight():
-    pace = Pace(4)
-    assert paced(pace, 5, 10, 9_000, 5_000) == [2, 4, 4, 4, 4]
-    assert paced(pace, 1, 10, 15_000, 5_000) == [4]
+def test_the_pipeline_lasts_a_round_trip_and_the_work_of_a_round():
+    batches = WORK_PER_ROUND_US // (10 * MS)
+    assert paced(Pace(99), 9, 10 * MS, 9 * MS)[-1] == 1 + batches
+    assert paced(Pace(99), 9, 10 * MS, 15 * MS)[-1] == 2 + batches
+
+
+def test_partitions_share_the_work_of_a_round():
+    alone, shared = Pace(99), Pace(99)
+    paced(alone, 9, 1 * MS, 4 * MS)
+    paced(shared, 9, 1 * MS, 4 * MS, partitions=4)
+    assert alone.depth == 4 * shared.depth
 
 
 def test_without_a_round_trip_nothing_is_decided():
     pace = Pace(4)
-    assert paced(pace, 1, 10, 0) == [1]
-    assert pace.batch_us == 0
+    assert paced(pace, 1, 10 * MS, 0) == [1]
+    assert pace.work_us == 0
 
 
-def test_the_pipeline_shrinks_only_after_many_batches():
+def test_the_pipeline_shrinks_only_after_many_samples():
     pace = Pace(4)
-    paced(pace, 3, 10, 100_000)
-    pace.batch_us = 10_000
-    assert set(paced(pace, FEWER_IN_A_ROW - 1, 10, 10_000)) == {4}
-    paced(pace, 1, 10, 100_000)  # one that needs all of it
-    assert set(paced(pace, FEWER_IN_A_ROW - 1, 10, 10_000)) == {4}
-    assert paced(pace, 1, 10, 10_000) == [3]
+    paced(pace, 3, 10 * MS, FAR_US)
+    pace.work_us = 40 * MS
+    assert set(paced(pace, FEWER_IN_A_ROW - 1, 40 * MS, 40 * MS)) == {4}
+    paced(pace, 1, 40 * MS, 4 * FAR_US)  # one that needs all of it
+    assert set(paced(pace, FEWER_IN_A_ROW - 1, 40 * MS, 40 * MS)) == {4}
+    assert paced(pace, 1, 40 * MS, 40 * MS) == [3]
 
 
 def test_the_pipeline_depth_settles():
     """Figures that swing about their mean move nothing, once it has settled."""
-    pace = Pace(8)
+    pace = Pace(32)
     depths = set()
     for number in range(400):
-        batch_ms = (7, 13, 10, 4, 16)[number % 5]
-        pace.on_batch(batch_ms, round_trip_us=25_000, work_us=SLOW_US)
+        work_ms = (7, 13, 10, 4, 16)[number % 5]
+        pace.on_sample(work_ms * MS, round_trip_us=25 * MS, partitions=1)
         if number >= 100:
             depths.add(pace.depth)
     assert len(depths) == 1
@@ -589,19 +624,19 @@ def test_the_pipeline_depth_settles():
 
 def test_a_long_silence_is_soon_forgotten():
     pace = Pace(4)
-    assert paced(pace, 1, 3_600_000, 10_000) == [1]
-    assert paced(pace, 8, 10, 10_000)[-1] > 1
+    assert paced(pace, 1, 3_600_000 * MS, 10 * MS) == [1]
+    assert paced(pace, 8, 10 * MS, 10 * MS)[-1] > 1
 
 
 def test_a_slow_handler_has_nothing_ahead():
     pace = Pace(4)
-    assert set(paced(pace, 40, 5_000, 10_000)) == {1}
+    assert set(paced(pace, 40, 5_000 * MS, 10 * MS)) == {1}
 
 
 def test_a_handler_of_no_time_at_all_gets_the_most():
     pace = Pace(4)
-    assert paced(pace, 10, 0, 5_000, 0)[-1] == 4
-    assert pace.batch_us == 1
+    assert paced(pace, 10, 0, 5 * MS)[-1] == 4
+    assert pace.work_us == 1
 
 
 @pytest.mark.parametrize(

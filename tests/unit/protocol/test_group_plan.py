@@ -184,6 +184,19 @@ def test_topics_that_crowd_a_rack_are_given_up():
     assert [each.key for each in result.moves] == [key(1), key(2)]
 
 
+def test_what_stays_uncovered_is_decided_by_name_alone():
+    """Else the next plan, with keys in other racks, would choose another one."""
+    topics = ("t", "u")
+    members = [
+        member("a", topics=topics, rack="r1", limit=2),
+        member("b", topics=topics, rack="r2", limit=1),
+    ]
+    keys = (*held("a", "a"), *held("a", "b", topic="u"))
+    result = planned(keys, members)
+    assert result.uncovered == (Uncovered(key(0, "u"), "limits"),)
+    assert result.moves == ()
+
+
 def test_places_never_cause_a_move():
     members = [member("a", rack="r1"), member("b", rack="r2")]
     keys = (*held(*"aa"), *held(*"bb", topic="u"))

@@ -30,6 +30,11 @@ def test_a_lease_counts_from_the_sending(heartbeat_interval_ms, soft_ms, hard_ms
         assert lease.hard_until_ms == base_ms + hard_ms
 
 
+def test_claims_that_one_record_renews_share_a_lease():
+    assert Lease.since(5, 1_000) is Lease.since(5, 1_000)
+    assert Lease.since(5, 1_000) != Lease.since(6, 1_000)
+
+
 def test_no_lease_is_over_at_any_time():
     assert NO_LEASE.soft_until_ms < 0
     assert NO_LEASE.hard_until_ms < 0

@@ -19,6 +19,7 @@ from logkit import (
     direct,
     fence,
     fold,
+    growth,
     hashed,
     ident,
     imported,
@@ -884,3 +885,12 @@ def test_a_change_of_the_count_needs_a_config():
     world[2] = world[3] = []
     with pytest.raises(MalformedRecord, match="count that no log has"):
         from_bytes(msgspec.msgpack.encode(world))
+
+
+def test_growths_are_read_back_and_checked():
+    log = Log(level=2)
+    log.append(growth())
+    value = to_bytes(log.state)
+    assert from_bytes(value) == log.state
+    with pytest.raises(MalformedRecord):
+        from_bytes(value.replace(b"\x04\x08\xc0", b"\x04\x06\xc0"))

@@ -13,6 +13,7 @@ from logkit import (
     claim,
     config,
     direct,
+    growth,
     hashed,
     ident,
     layout_import,
@@ -861,4 +862,12 @@ def test_derived_state_of_an_open_change_of_the_count():
     before = digest(log.state)
     log.state.rebuild_derived()
     assert log.state.epochs == {}
+    assert digest(log.state) == before
+
+
+def test_derived_state_of_growths():
+    log = Log(level=2)
+    log.append(growth())
+    before = digest(log.state)
+    log.state.rebuild_derived()
     assert digest(log.state) == before

@@ -19,6 +19,7 @@ from logkit import (
     claim,
     config,
     direct,
+    growth,
     hashed,
     ident,
     layout_import,
@@ -647,6 +648,21 @@ def test_the_world_shows_an_open_change_of_the_count():
         "sources": [{"partition": 0, "imported_count": 1, "done_ms": None}],
     }
     assert "layout" not in state_to_object(Log().state)
+
+
+def test_growths_are_part_of_a_world_that_has_any():
+    log = Log(level=2)
+    assert "growths" not in state_to_object(log.state)
+    log.append(growth(2, 1, topic_id=ident("topic")))
+    log.append(growth(2, 1, topic_id=ident("topic"), ends=(7,)))
+    log.append(growth(8, 4, topic="u"))
+    row = {"topic": "t", "old_count": 1, "new_count": 2, "ends": [7]}
+    assert state_to_object(log.state)["growths"] == [
+        row | {"topic_id": ident("topic").hex(), "offset": 1},
+        row
+        | {"topic": "u", "old_count": 4, "new_count": 8, "ends": None}
+        | {"topic_id": None, "offset": 3},
+    ]
 
 
 def test_lists_of_bytes_are_hex():

@@ -27,6 +27,7 @@ EVENTS = [
     api.Releasing(topic="orders", partition=3, epoch=17, reason="surplus"),
     api.Lost(topic="orders", partition=3, epoch=17, reason="taken_over"),
     api.Paused(is_paused=True, until_wall_ms=1, reason="deploy"),
+    api.Layout(generation=2),
     api.Failed(failure=api.Failure(error="LogUnreadable", message="gone")),
     api.Snapshot(
         assigned=(),
@@ -65,6 +66,7 @@ def test_an_id_names_the_life_the_event_and_the_entry():
         (api.SubscriptionSpec, {"topics": ["a\n"]}),
         (api.SubscriptionSpec, {"delivery": "exactly once"}),
         (api.HeartbeatRequest, {"timeout_ms": api.WAIT_MS_MAX + 1}),
+        (api.HeartbeatRequest, {"generation": -1}),
         (api.HeartbeatRequest, {"standings": [{"topic": "t", "partition": -1}]}),
         (api.Children, {"pids": [0]}),
         (api.LeaveRequest, {"reason": "boredom"}),

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from enginekit import T0, world
 from fakesidecar import EMPTY, INSTANCE, WAIT_S, FakeSidecar, H, connected, failure
+from msgspec.structs import replace
 from slowness import is_over
 
 from kafka_marshal.claims import HeldClaim
@@ -277,6 +278,27 @@ def test_a_beat_that_nobody_knows_leads_to_another_registration(linked):
     linked.stream.end()
     linked.stream = linked.sidecar.stream()
     assert linked.sidecar.named("PUT", "/clients/c")
+
+
+def test_a_generation_is_acknowledged_until_a_beat_with_it_was_answered(linked):
+    """PROTOCOL 10.7: never before the events that lead to it are applied."""
+
+    def acknowledged():
+        beats = [beat or {} for beat in linked.sidecar.named("POST", "/beat")]
+        return [beat["generation"] for beat in beats if beat.get("generation")]
+
+    linked.stream.push(replace(linked.snapshot(), generation=1))
+    linked.wait_for(lambda: linked.link.session.acknowledgment() == 1)
+    linked.wait_for(lambda: linked.link.session.acknowledgment() is None)
+    assert acknowledged() == [1]
+    linked.sidecar.answers["POST", "beat"] = [(503, failure("CoordinationError"))]
+    linked.stream.push(api.Layout(generation=2))
+    linked.wait_for(lambda: acknowledged() == [1, 2, 2])
+    linked.wait_for(lambda: linked.link.session.acknowledgment() is None)
+    # A sidecar that was restarted does not know it.
+    linked.restart()
+    linked.stream.push(replace(linked.snapshot(), generation=2))
+    linked.wait_for(lambda: acknowledged() == [1, 2, 2, 2])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 from enginekit import world
-from fakesidecar import FakeSidecar, H
+from fakesidecar import FakeSidecar, H, RequestsBy
 from prometheus_client import CollectorRegistry
 
 from kafka_marshal import Marshal
@@ -32,7 +32,7 @@ def sidecar(monkeypatch):
         sidecar.settings.append(settings)  # type: ignore[attr-defined]
         return world(records=(10,)).kafka.data_log()
 
-    plain = partial(Connection.open, transport=sidecar)
+    plain = partial(Connection.open, requests=RequestsBy(sidecar), transport=sidecar)
     monkeypatch.setattr(Connection, "open", plain)
     monkeypatch.setattr(connect, "open_data_log", open_data)
     return sidecar

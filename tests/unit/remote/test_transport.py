@@ -5,6 +5,7 @@ import threading
 from contextlib import closing
 
 import httpx
+import msgspec
 import pytest
 from fakesidecar import EMPTY, INSTANCE, FakeSidecar, connected, failure
 
@@ -26,9 +27,6 @@ def info_of(connected_one):
 def test_a_request_and_its_answer(sidecar):
     with closing(connected(sidecar, token="secret")) as asking:
         assert info_of(asking).client_id == "host-a"
-        headers = asking._http.headers
-        assert headers["Authorization"] == "Bearer secret"
-        assert headers[api.INSTANCE_HEADER] == INSTANCE
         path = asking.path(paths.CLAIM, {"topic": "t", "partition": 3})
         assert path == "/v1/groups/g/clients/c/claims/t/3"
         asking.send("PUT", path, body=api.Children(pids=(1,)), query={"a": "b"})
@@ -78,6 +76,47 @@ def test_a_closed_connection_raises(sidecar):
         info_of(asking)
     with pytest.raises(CoordinationError, match="closed"), asking.events(None):
         pass
+
+
+def test_requests_have_the_token_and_the_instance():
+    """Over TCP, on one kept connection."""
+    heads = []
+    body = msgspec.json.encode(FakeSidecar().info())
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve():
+            opened, _ = listening.accept()
+            with opened:
+                for _ in range(2):
+                    heads.append(opened.recv(65_536).decode())
+                    head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n"
+                    opened.sendall(head % len(body) + body)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        place = f"127.0.0.1:{listening.getsockname()[1]}"
+        asking = Connection.open(
+            Address.parse(f"http://{place}"),
+            token="secret",
+            group_id="g",
+            client_id="c",
+            instance=INSTANCE,
+        )
+        with closing(asking):
+            assert info_of(asking).client_id == "host-a"
+            assert asking.ask(
+                "GET", "/a b", answer=api.Info, query={"t": "1&2"}
+            ) == info_of_body(body)
+        thread.join(10)
+    lines = heads[1].split("\r\n")
+    assert lines[0] == "GET /a%20b?t=1%262 HTTP/1.1"
+    assert f"Host: {place}" in lines
+    assert "Authorization: Bearer secret" in lines
+    assert f"{api.INSTANCE_HEADER}: {INSTANCE}" in lines
+
+
+def info_of_body(body):
+    return msgspec.json.decode(body, type=api.Info)
 
 
 def test_a_missing_socket_is_reported(tmp_path):

@@ -20,6 +20,7 @@ from sidecarkit import (
     Machine,
     find,
     having,
+    leaving,
     releases,
     run,
     run_until,
@@ -32,6 +33,7 @@ from kafka_marshal.errors import (
     CoordinationError,
 )
 from kafka_marshal.protocol import records
+from kafka_marshal.protocol.layout import MOVING
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api
 from kafka_marshal.sidecar.assignment import Member, assign
@@ -315,6 +317,67 @@ def test_clients_keep_what_moves_to_another_coordinating_partition(cluster, mach
     assert {key: state.owner.client_id for key, state in placed(cluster).items()} == (
         dict.fromkeys(before["a"] | before["b"], "host-1")
     )
+
+
+def layout_label(cluster, machine):
+    """Return the generation that the sidecar announced last."""
+    incarnation = machine.service.groups[0].session.claimant.owner.incarnation
+    members = [
+        line.record
+        for t in range(len(cluster.kafka.topic("__marshal").partitions))
+        for line in of(cluster, "host-1", records.Member, partition=t)
+        if line.record.incarnation == incarnation
+    ]
+    return max(members, key=lambda member: member.seq).labels["layout"]
+
+
+def test_a_sidecar_announces_the_least_generation_of_its_clients(cluster, machine):
+    """PROTOCOL 10.7: a client acknowledges a change once it has applied its events."""
+    a, b = sharing(cluster, machine)
+    a.acknowledges = b.acknowledges = True
+    run(cluster, [a, b], H)
+    assert [each.generation for each in (a, b)] == [1, 1]
+    resize(cluster, 4)
+    b.acknowledges = False
+    run_until(cluster, [a, b], lambda: a.generation == 2, H)
+    run(cluster, [a, b], H)
+    assert layout_label(cluster, machine) == "1"
+    b.acknowledges = True
+    # Announced at once, not with the next regular announcement.
+    run_until(cluster, [a, b], lambda: layout_label(cluster, machine) == "2", H // 10)
+    events = [getattr(each, "reason", type(each)) for each in a.received]
+    assert events.index(MOVING) < events.index(api.Layout)
+
+
+def test_clients_that_report_no_generation_count_as_their_sidecar(cluster, machine):
+    a, b = sharing(cluster, machine)
+    resize(cluster, 4)
+    run_until(cluster, [a, b], lambda: layout_label(cluster, machine) == "2", H)
+    # One from the future does not raise it.
+    b.beat(generation=7)
+    run(cluster, [a], H)
+    assert layout_label(cluster, machine) == "2"
+    b.beat(generation=1)
+    run(cluster, [a], H)
+    assert layout_label(cluster, machine) == "1"
+    leaving(b)
+    run_until(cluster, [a], lambda: layout_label(cluster, machine) == "2", H)
+
+
+def test_a_restarted_sidecar_remembers_what_its_clients_acted_on(tmp_path, cluster):
+    machine = Machine(cluster, state_dir=tmp_path)
+    a = having(machine)
+    a.beat(generation=1)
+    run(cluster, [a], H)
+    machine.crash()
+    resize(cluster, 4)
+    machine.start()
+    assert find(machine, a).generation == 1
+    cluster.run(H // 10)
+    assert layout_label(cluster, machine) == "1"
+    a.acknowledges = True
+    a.register()
+    run_until(cluster, [a], lambda: layout_label(cluster, machine) == "2", H)
 
 
 def test_hosts_share_by_their_clients(cluster, machine):

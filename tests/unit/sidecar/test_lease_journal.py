@@ -1,9 +1,12 @@
 """Crash and restart of a sidecar (PROTOCOL 12): deadlines are kept."""
 
+import itertools
+
 import msgspec
 import pytest
 from enginekit import H, spec, world, write
 from logkit import fence
+from msgspec.structs import replace
 from sidecarkit import (
     Local,
     Machine,
@@ -23,11 +26,13 @@ from kafka_marshal.errors import (
     LogUnwritable,
 )
 from kafka_marshal.protocol.records import ClaimingPartition
+from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api
 from kafka_marshal.remote.api import SubscriptionSpec
-from kafka_marshal.sidecar import registry
+from kafka_marshal.sidecar import lease_journal, registry
 from kafka_marshal.sidecar.lease_journal import (
     FILE_NAME,
+    AddedLease,
     JournaledClient,
     JournaledLease,
     LeaseJournal,
@@ -106,9 +111,79 @@ def test_a_file_that_cannot_be_read_is_damage(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
 
 
+def added(partition, *, client="a", epoch=7, until_ms=20):
+    lease = JournaledLease(
+        topic="t", partition=partition, epoch=epoch, until_ms=until_ms
+    )
+    return AddedLease(client_id=client, instance="00" * 16, lease=lease)
+
+
+def loaded(folder):
+    """Return who may use which partition under which claim until when."""
+    journal = LeaseJournal(folder, boot_id="boot")
+    found = {
+        (key.partition, client.client_id): (key.epoch, key.until_ms)
+        for client in journal.load()
+        for key in client.keys
+    }
+    return None if journal.is_damaged else found
+
+
+def test_added_leases_are_read_with_their_clients(tmp_path):
+    journal = LeaseJournal(tmp_path, boot_id="boot")
+    assert journal.save([KEPT]) is None
+    assert journal.append([added(1), added(2, client="b")]) is None
+    assert journal.append([added(1, until_ms=30)]) is None
+    assert loaded(tmp_path) == {(0, "a"): (5, 9), (1, "a"): (7, 30), (2, "b"): (7, 20)}
+    # The first client keeps all else; of the other nothing else is known.
+    first, second = LeaseJournal(tmp_path, boot_id="boot").load()
+    assert replace(first, keys=KEPT.keys) == KEPT
+    assert (second.wants, second.pid) == ({}, None)
+    # One that another client has got is not the first one's any more.
+    assert journal.append([added(0, client="b", epoch=9)]) is None
+    assert (0, "a") not in loaded(tmp_path)
+    assert loaded(tmp_path)[0, "b"] == (9, 20)
+    assert journal.save([KEPT]) is None
+    assert loaded(tmp_path) == {(0, "a"): (5, 9)}
+
+
+def test_a_line_that_a_crash_cut_off_was_not_sent(tmp_path):
+    journal = LeaseJournal(tmp_path, boot_id="boot")
+    journal.save([KEPT])
+    whole = (tmp_path / FILE_NAME).read_bytes()
+    journal.append([added(1)])
+    longer = (tmp_path / FILE_NAME).read_bytes()
+    for length in range(len(whole), len(longer)):
+        (tmp_path / FILE_NAME).write_bytes(longer[:length])
+        assert loaded(tmp_path) == {(0, "a"): (5, 9)}
+    # A line that ends and cannot be read is damage.
+    (tmp_path / FILE_NAME).write_bytes(whole + b"{\n" + longer[len(whole) :])
+    assert loaded(tmp_path) is None
+    # Earlier releases wrote no line feed.
+    (tmp_path / FILE_NAME).write_bytes(whole.rstrip())
+    assert loaded(tmp_path) == {(0, "a"): (5, 9)}
+
+
+def test_nothing_is_appended_to_a_file_that_may_not_end_with_a_line(tmp_path):
+    journal = LeaseJournal(tmp_path, boot_id="boot")
+    assert isinstance(journal.append([added(1)]), OSError)
+    assert loaded(tmp_path) == {}
+    journal.save([KEPT])
+    (tmp_path / FILE_NAME).rename(tmp_path / "away")
+    (tmp_path / FILE_NAME).mkdir()
+    assert isinstance(journal.append([added(1)]), IsADirectoryError)
+    (tmp_path / FILE_NAME).rmdir()
+    (tmp_path / "away").rename(tmp_path / FILE_NAME)
+    assert isinstance(journal.append([added(1)]), OSError)
+    assert journal.save([KEPT]) is None
+    assert journal.append([added(1)]) is None
+    assert (1, "a") in loaded(tmp_path)
+
+
 def test_without_a_directory_nothing_is_kept():
     promises = LeaseJournal(None, boot_id="boot")
     assert promises.save([KEPT]) is None
+    assert promises.append([added(1)]) is None
     assert promises.load() == ()
 
 
@@ -129,6 +204,95 @@ def test_a_deadline_is_journaled_before_it_is_sent(cluster, machine):
         promised = {(k["topic"], k["partition"]): k["until_ms"] for k in client["keys"]}
         for key, (_, until_ms) in a.held.items():
             assert until_ms <= promised[key.topic, key.partition]
+
+
+def promised(machine, group="g"):
+    """Return what the journal of a group has, as a restart would read it."""
+    folder = file_of(machine, group).parent
+    journal = LeaseJournal(folder, boot_id=boot_id())
+    found = {
+        Key(group, key.topic, key.partition): (client.client_id, key)
+        for client in journal.load()
+        for key in client.keys
+    }
+    assert not journal.is_damaged
+    return found
+
+
+@pytest.fixture
+def paced(monkeypatch):
+    """Let all clients be written once in a heartbeat interval, or less often."""
+    monkeypatch.setattr(lease_journal, "BYTES_PER_MS", 0.05)
+
+
+@pytest.mark.usefixtures("paced")
+def test_between_two_writes_a_deadline_is_appended_before_it_is_sent(cluster, machine):
+    clients = [having(machine)]
+    for number in range(2, 9):
+        clients.append(Local(machine, f"b{number}", pid=number))
+        clients[-1].subscribe()
+        for _ in range(5):
+            run(cluster, clients, 100)
+            journaled = promised(machine)
+            for client in clients:
+                for key, (epoch, until_ms) in client.held.items():
+                    name, lease = journaled[key]
+                    assert (name, lease.epoch) == (client.name, epoch)
+                    assert until_ms <= lease.until_ms
+    run(cluster, clients, 3 * H)
+    assert sizes(*clients) == [1] * 8
+    assert b"\n" in file_of(machine).read_bytes().rstrip()
+
+
+def test_joining_clients_do_not_rewrite_the_journal_each(cluster, machine, monkeypatch):
+    monkeypatch.setattr(lease_journal, "BYTES_PER_MS", 1)
+    written = []
+    save = LeaseJournal.save
+
+    def counted(journal, clients):
+        error = save(journal, clients)
+        written.append((cluster.clock.now_ms(), journal.rest_ms))
+        return error
+
+    monkeypatch.setattr(LeaseJournal, "save", counted)
+    clients = []
+    for number in range(20):
+        clients.append(Local(machine, f"c{number}", pid=number + 1))
+        clients[-1].subscribe()
+        run(cluster, clients, 20)
+    run(cluster, clients, 3 * H)
+    assert sum(sizes(*clients)) == 8
+    for (before_ms, rest_ms), (at_ms, _) in itertools.pairwise(written):
+        assert at_ms - before_ms >= rest_ms
+    restarted = {name for name, _ in promised(machine).values()}
+    assert restarted == {client.name for client in clients if client.valid}
+
+
+@pytest.mark.usefixtures("paced")
+def test_a_crash_between_two_writes_forgets_no_deadline(cluster, machine):
+    a = having(machine)
+    run(cluster, [a], H)
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    run_until(cluster, [a, b], lambda: len(b.valid) == 4, 2 * H)
+    had = dict(b.held)
+    machine.crash()
+    cluster.run(100)
+    machine.start()
+    other = Local(machine, "c", pid=3)
+    other.subscribe()
+    while any(other.now_ms < until_ms for _, until_ms in had.values()):
+        run(cluster, [other], 50)
+        assert not other.valid & b.valid
+    run_until(cluster, [other], lambda: len(other.valid) == 8, 6 * H)
+
+
+@pytest.mark.usefixtures("paced")
+def test_a_sidecar_that_ends_leaves_no_lease_that_was_given_back(cluster, machine):
+    a = having(machine)
+    a.give_back(*a.held, timeout_ms=1_000)
+    machine.service.close(timeout_ms=1_000)
+    assert promised(machine) == {}
 
 
 def test_a_deadline_that_cannot_be_journaled_is_not_sent(cluster, machine, monkeypatch):

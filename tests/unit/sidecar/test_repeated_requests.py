@@ -15,6 +15,7 @@ from kafka_marshal.remote import api
 from kafka_marshal.sidecar import repeated_requests, requests
 from kafka_marshal.sidecar.repeated_requests import (
     BODY_BYTES_MAX,
+    HEAD_BYTES_MAX,
     HEADS_MAX,
     RepeatedHead,
     RepeatedRequests,
@@ -40,7 +41,9 @@ def test_a_head_is_split_around_its_length():
     [
         b"",
         b"POST /beat HTTP/1.1\r\nContent-Length: 2\r\n",
-        b"POST /beat HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /beat HTTP/1.1\r\nHost: " + b"x" * HEAD_BYTES_MAX + b"\r\n\r\n",
+        b"P / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"P / HTTP/1.1\r\nX: content-length\r\n\r\n",
         b"P / HTTP/1.1\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\n",
         b"P / HTTP/1.1\r\nContent-Length: 2\r\nX: content-length: 3\r\n\r\n",
         b"P / HTTP/1.1\r\nContent-Length: 12345678\r\n\r\n",
@@ -53,6 +56,14 @@ def test_a_head_is_split_around_its_length():
 )
 def test_heads_that_mean_more_are_not_repeated(data):
     assert RepeatedHead.of(data) is None
+
+
+def test_a_head_without_a_length_has_no_body():
+    data = b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n"
+    head = RepeatedHead.of(data)
+    assert head == RepeatedHead(data, None)
+    assert head.body_of(data) == (len(data), len(data))
+    assert head.body_of(data.replace(b"/x", b"/y")) is None
 
 
 def test_a_connection_that_is_kept_alive_may_state_that():
@@ -80,7 +91,7 @@ def test_other_bytes_do_not_begin_with_the_head(data):
     assert head.body_of(data) is None
 
 
-def taught(answer=lambda body: b"<" + body + b">"):
+def taught(answer=lambda body: repeated_requests.response(b"<" + body + b">")):
     found = RepeatedRequests()
     assert found.feed(request()) == (b"", request())
     found.on_response(answer)
@@ -303,15 +314,38 @@ def test_over_tcp_only_the_head_with_the_token_is_repeated(served):
         assert receive(connection).startswith(b"HTTP/1.1 401 ")
 
 
-def test_repeated_heartbeats_keep_the_connection_and_its_timer(beating):
+def on_loop(served, call):
+    """Make a call on the event loop of the server."""
+    done = []
+    (any_one, *_) = served.server.server_state.connections
+    any_one.loop.call_soon_threadsafe(lambda: done.append(call()))
+    eventually(lambda: bool(done))
+    return done[0]
+
+
+def test_repeated_heartbeats_keep_the_connection(beating):
+    """The timer of an idle connection counts from the last of them."""
     state = beating.served.server.server_state
     (one,) = (each for each in state.connections if each._repeated._known)
-    before = one.timeout_keep_alive_task
+    timer = one.timeout_keep_alive_task
     beating.connection.sendall(beat_bytes())
     assert receive(beating.connection) == beating.first
-    assert before.cancelled()
-    assert not one.timeout_keep_alive_task.cancelled()
+    assert one.timeout_keep_alive_task is timer
     assert one._head_timer is one._body_timer is None
+    on_loop(beating.served, one.timeout_keep_alive_handler)
+    again = one.timeout_keep_alive_task
+    assert again is not timer
+    assert not again.cancelled()
+    beating.connection.sendall(beat_bytes())
+    assert receive(beating.connection) == beating.first
+
+
+def test_a_connection_without_further_heartbeats_is_closed(beating):
+    state = beating.served.server.server_state
+    (one,) = (each for each in state.connections if each._repeated._known)
+    one._used_at = on_loop(beating.served, one.loop.time) - requests.IDLE_S
+    on_loop(beating.served, one.timeout_keep_alive_handler)
+    assert read(beating.connection) == b""
 
 
 @given(

@@ -31,6 +31,7 @@ from sidecarkit import (
 from kafka_marshal.config import Membership
 from kafka_marshal.errors import (
     ClaimLost,
+    ClaimRejected,
     ConfigurationError,
     CoordinationError,
     DeadlineExceeded,
@@ -202,9 +203,14 @@ def test_a_release_is_idempotent(cluster, machine):
 
 def granted(machine, client, key, first, last, **rest):
     """Ask as a client does."""
+    ask = grant_request(machine, client, key, first, last, **rest)
+    return machine.service.grant(client.group, ask)
+
+
+def grant_request(machine, client, key, first, last, **rest):
     host = machine.service.groups[0]
     owner = host.session.claimant.owner
-    ask = api.GrantRequest(
+    return api.GrantRequest(
         client_id=owner.client_id,
         incarnation=owner.incarnation.hex(),
         topic=key.topic,
@@ -217,7 +223,6 @@ def granted(machine, client, key, first, last, **rest):
         timeout_ms=rest.pop("timeout_ms", 1_000),
         **rest,
     )
-    return machine.service.grant(client.group, ask)
 
 
 @pytest.fixture
@@ -242,6 +247,71 @@ def test_grants_are_verdicts_of_the_fold(single):
     assert marks_of(records[0]) == {0: 0}
     with pytest.raises(ConfigurationError, match="are none"):
         granted(single, a, KEY, 4, 3)
+
+
+def at_once(machine, client, first, last, **rest):
+    """Begin a grant at once; return it, and the verdicts it was notified of."""
+    ask = grant_request(machine, client, KEY, first, last, **rest)
+    seen = []
+    pending = machine.service.grant_at_once(
+        client.group, ask, on_verdict=lambda: seen.append(pending.verdict)
+    )
+    return pending, seen
+
+
+def test_a_grant_at_once_does_what_a_grant_does(single):
+    a = having(single, count=1, delivery="amo")
+    assert at_once(single, a, 0, 4)[0] is None, "the end of the log is not known yet"
+    granted(single, a, KEY, 0, 19, grantee=TASK)
+    assert [x.record.seq for x in of(single.cluster, "host-1", ClaimingMessages)]
+    pending, seen = at_once(single, a, 0, 4, request=1)
+    assert (pending.verdict, pending.waiting_count, seen) == (None, 1, [])
+    single.cluster.run(100)
+    assert seen == [pending.verdict]
+    verdict = pending.verdict
+    assert (verdict.outcome, verdict.reason) == ("refused", "nothing_left")
+    # The same number again has its verdict already.
+    again, later = at_once(single, a, 0, 4, request=1)
+    assert (again, later) == (pending, [])
+    with pytest.raises(ConfigurationError, match="request 1 of this grantee"):
+        at_once(single, a, 1, 4, request=1)
+
+
+def test_a_grant_at_once_leaves_to_threads_what_waits(single):
+    a = having(single, count=1, delivery="amo")
+    granted(single, a, KEY, 0, 9)
+    before = len(of(single.cluster, "host-1", ClaimingMessages))
+    assert at_once(single, a, 20, 29)[0] is None, "beyond the known end"
+    unread = dict(a.held)
+    a.held[KEY] = (a.held[KEY][0] + 1_000, 0)
+    assert at_once(single, a, 0, 9)[0] is None
+    a.held = unread
+    lock = single.node.engine.changed
+    with ThreadPoolExecutor(1) as other:
+        other.submit(lock.acquire).result()
+        assert at_once(single, a, 0, 9)[0] is None
+        other.submit(lock.release).result()
+    with pytest.raises(ClaimRejected, match="secret of the claim"):
+        at_once(single, a, 0, 9, secret="00" * 16)
+    assert len(of(single.cluster, "host-1", ClaimingMessages)) == before
+
+
+def test_a_grant_begun_at_once_has_a_deadline(single):
+    a = having(single, count=1, delivery="amo")
+    granted(single, a, KEY, 0, 19, grantee=TASK)
+    single.node.cut(is_cut=True)
+    pending, seen = at_once(single, a, 0, 4)
+    until_ms = single.service.now_ms() + 200
+    with pytest.raises(DeadlineExceeded, match="verdict"):
+        single.service.await_grant(pending, until_ms=until_ms)
+    assert pending.waiting_count == 0
+    assert seen == []
+    single.node.cut(is_cut=False)
+    pending, _ = at_once(single, a, 0, 4)
+    response = single.service.await_grant(
+        pending, until_ms=single.service.now_ms() + 1_000
+    )
+    assert response.reason == "nothing_left"
 
 
 def test_a_grant_is_as_long_as_the_configs_span_from_the_head():

@@ -1,9 +1,13 @@
 """Configs of other levels, as an admin writes them."""
 
 import pytest
+from msgspec.structs import replace
 
-from simulator.configs import Configs
-from simulator.plan import HALT, LEVEL, Fault, draw
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.layout_steps import Change, fence_of
+from simulator.configs import Configs, OrderedConfigs, configs_of
+from simulator.plan import HALT, LEVEL, RESIZE, Fault, draw
+from simulator.resizing import add_partitions
 from simulator.world import World
 
 BELOW, EQUAL = 0, 40
@@ -12,9 +16,10 @@ BELOW, EQUAL = 0, 40
 class Scene:
     """A world without anybody, and its admin."""
 
-    def __init__(self):
-        self.world = World(draw(3, faults=(LEVEL, HALT)))
-        self.configs = Configs(self.world)
+    def __init__(self, *faults):
+        self.world = World(draw(3, faults=faults or (LEVEL, HALT)))
+        self.configs = configs_of(self.world)
+        self.world.settle()
         self.numbers = range(self.world.plan.coordinators)
 
     def run(self, *sizes, kind=LEVEL, who=0):
@@ -95,3 +100,73 @@ def test_no_reader_must_halt_if_the_log_is_truncated():
         == ()
     )
     assert not scene.configs.is_over
+
+
+def generations(scene):
+    configs = [world.config for world in scene.world.watcher.worlds]
+    return [None if each is None else each.generation for each in configs]
+
+
+def fence(scene, change, *numbers):
+    """Write the fence of a change to some partitions."""
+    cluster = scene.world.cluster
+    sender = {"client_id": "a", "group_id": "marshal", "incarnation": bytes(16)}
+    for number in numbers:
+        record = fence_of(change, sender={**sender, "seq": number})
+        cluster.kafka.produce(cluster.place(number), encode(record))
+    scene.world.settle()
+
+
+def change_of(scene):
+    config = scene.world.watcher.worlds[0].config
+    return Change(
+        op_id=bytes(16),
+        from_count=4,
+        config=replace(
+            config,
+            generation=config.generation + 1,
+            era=config.era + 1,
+            partition_count=8,
+        ),
+    )
+
+
+def test_only_where_the_count_may_change_configs_go_to_partition_0_first():
+    assert type(Scene().configs) is Configs
+    assert type(Scene(RESIZE).configs) is Configs  # nobody writes any there
+    scene = Scene(RESIZE, LEVEL)
+    assert type(scene.configs) is OrderedConfigs
+    scene.configs.strike(
+        Fault(number=1, at_ms=0, kind=LEVEL, for_ms=0, who=0, size=BELOW)
+    )
+    assert not scene.configs.are_over()
+    scene.world.settle()
+    assert generations(scene) == [2, 1, 1, 1]
+    scene.world.run(4 * scene.world.plan.h_ms)
+    assert (generations(scene), scene.levels) == ([2] * 4, {1})
+    assert scene.configs.are_over()
+    scene.configs.heal()
+    scene.world.run(4 * scene.world.plan.h_ms)
+    assert (generations(scene), scene.levels) == ([3] * 4, {2})
+    scene.configs.heal()
+    assert scene.configs.are_over()
+
+
+def test_a_config_waits_for_the_end_of_a_change_and_follows_it():
+    scene = Scene(RESIZE, LEVEL)
+    add_partitions(scene.world.cluster, 8)
+    change = change_of(scene)
+    fence(scene, change, 0)
+    scene.run(BELOW)
+    assert generations(scene) == [2, 1, 1, 1, None, None, None, None]
+    fence(scene, change, *range(1, 8))
+    assert not scene.configs.are_over()
+    assert generations(scene) == [2] * 8
+
+
+@pytest.mark.parametrize("size", range(66, 72))
+def test_a_misfit_counts_nowhere_where_the_count_may_change(size):
+    scene = Scene(RESIZE, LEVEL)
+    scene.run(size)
+    scene.world.settle()
+    assert generations(scene) == [1] * 4

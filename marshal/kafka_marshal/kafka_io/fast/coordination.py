@@ -7,8 +7,12 @@ of timestamps from 1 where the wire counts from 0.
 Two handles: one fetches, the other queries offsets. A broker answers the requests of a
 connection in turn, so a query would wait behind a fetch that waits for records. Any
 thread may query, several at once.
+
+librdkafka makes an object of each entry. A long way to the end of the log is read over
+kafka-python instead, whose fetches stay packed (``entries``).
 """
 
+import logging
 import math
 import threading
 import time
@@ -39,14 +43,19 @@ from kafka_marshal.kafka_io.topic_rules import TopicDescription
 from kafka_marshal.kafka_io.topiclog import (
     EPOCH_NONE,
     READER_REQUEST_TIMEOUT_MS,
-    Entries,
+    Runs,
     TopicLog,
+    sought,
 )
 from kafka_marshal.kafka_io.writer import OVERDUE_GRACE_MS, Connect, Outlet
+from kafka_marshal.ports import runs_of
 from kafka_marshal.protocol.types import LogEntry
 
 if TYPE_CHECKING:
     from kafka_marshal.kafka_io.clients import AdminClient
+    from kafka_marshal.kafka_io.entries import EntryReader
+
+_LOGGER = logging.getLogger(__name__)
 
 # Longest wait of one poll for outcomes; an outcome ends it at once.
 _POLL_S = 0.25
@@ -64,6 +73,12 @@ _OUT_OF_PLACE = (
 # collector. With thousands at a time a cold start spent a quarter of its time in the
 # collector, and read each message from memory instead of the cache.
 AT_ONCE = 300
+# Entries to the ends of the log from which on they are read over kafka-python. To load
+# and connect it takes as long as so many entries gain.
+BACKLOG = 200_000
+_BULK_CONNECT_MS = 5_000
+# Without an entry for so long, librdkafka reads them all the same.
+_BULK_SILENT_S = 5.0
 # One attempt of a query; refusals are checked after each.
 _QUERY_S = 2.0
 _RETRY_S = 0.05
@@ -72,6 +87,9 @@ _QUERIES_S_MAX = 3 * _QUERY_S
 # What is appended in one round is ready within it, and goes in one request. Each
 # millisecond more delays every claim and every grant.
 FAST_LINGER_MS = 0.5
+
+
+_Entries = list[tuple[int, LogEntry]]
 
 
 def writer_config(timeouts: Mapping[str, int]) -> dict[str, Any]:
@@ -231,6 +249,7 @@ class FastCoordinationLog(TopicLog):
 
     _reader: Client | None = None
     _querier: Client | None = None
+    _bulk: "EntryReader | None" = None
 
     def _outlet_factory(self) -> Connect:
         return fast_outlets(self._settings)
@@ -241,6 +260,10 @@ class FastCoordinationLog(TopicLog):
         self._query_ended = threading.Condition()
         # Whether the reader has the current positions.
         self._is_assigned = False
+        # Ends of the log that a query has returned last.
+        self._seen_ends: Mapping[int, int] = {}
+        self._can_read_bulk = True
+        self._bulk_s = 0.0  # when it returned entries last
         # Offsets behind the last entry and control records, by partition.
         self._ends_reached: dict[int, int] = {}
         # Partition of the last error raised.
@@ -317,6 +340,7 @@ class FastCoordinationLog(TopicLog):
             thread.join(timeout=_QUERIES_S_MAX)
             if thread.is_alive():
                 return  # destroying its handle would crash the process
+        self._end_bulk()
         if self._reader is not None:
             close_consumer(self._reader)
         with self._query_ended:
@@ -332,6 +356,8 @@ class FastCoordinationLog(TopicLog):
         # Assign at the first poll: librdkafka fetches ahead at once, and a reader that
         # continues from a kept state would fetch the log's start for nothing.
         self._is_assigned = False
+        if self._bulk is not None:
+            self._bulk.seek(self._read, offsets)
 
     def _to_partition(self, number: int) -> Any:
         epoch, offset = self._epochs[number], self._next[number]
@@ -339,14 +365,72 @@ class FastCoordinationLog(TopicLog):
             return TopicPartition(self._topic, number, offset)
         return TopicPartition(self._topic, number, offset, leader_epoch=epoch)
 
-    def _fetch(self, timeout_ms: int) -> Entries:
-        return self._fetch_by(self._add_messages, timeout_ms)
+    def _fetch(self, timeout_ms: int) -> Runs:
+        found = self._fetch_bulk(timeout_ms)
+        if found is None:
+            return self._fetch_by(self._add_messages, timeout_ms)
+        return found
 
-    def _fetch_heads(self, timeout_ms: int, head: bytes) -> Entries:
-        def add(messages: Iterable[Any], entries: Entries) -> None:
+    def _fetch_heads(self, timeout_ms: int, head: bytes) -> Runs:
+        def add(messages: Iterable[Any], entries: _Entries) -> None:
             self._add_messages(self._sought(messages, head), entries)
 
-        return self._fetch_by(add, timeout_ms)
+        found = self._fetch_bulk(timeout_ms)
+        if found is None:
+            return self._fetch_by(add, timeout_ms)
+        return [(t, sought(run, head)) for t, run in found]
+
+    def _fetch_bulk(self, timeout_ms: int) -> Runs | None:
+        """Return new entries over kafka-python; None if librdkafka is to read them.
+
+        It reports no errors: librdkafka then reads from the same positions.
+        """
+        backlog = self._backlog()
+        if self._bulk is None and (self._is_assigned or backlog < BACKLOG):
+            return None
+        now_s = time.monotonic()
+        try:
+            if self._bulk is None and self._can_read_bulk:
+                self._bulk, self._bulk_s = self._new_bulk(), now_s
+            if self._bulk is not None and backlog:
+                found = self._bulk.poll(timeout_ms)
+                if found:
+                    self._bulk_s = now_s
+                if found or now_s - self._bulk_s < _BULK_SILENT_S:
+                    return found
+                self._can_read_bulk = False
+        except Exception as error:  # noqa: BLE001 - librdkafka reports what lasts
+            _LOGGER.debug("reading a backlog over librdkafka: %s", error)
+            self._can_read_bulk = False
+        self._end_bulk()
+        return None
+
+    def _backlog(self) -> int:
+        """Return how many offsets are below the ends that were seen last."""
+        ends = self._seen_ends
+        return sum(max(0, ends.get(t, 0) - self._next[t]) for t in self._read)
+
+    def _new_bulk(self) -> "EntryReader | None":
+        # Loaded here: not every process needs it.
+        from kafka_marshal.kafka_io.entries import EntryReader
+        from kafka_marshal.kafka_io.fast.switching import can_switch
+
+        if not can_switch(self._settings):
+            self._can_read_bulk = False
+            return None
+        made = EntryReader(
+            self._settings,
+            fetch_wait_ms=self._fetch_wait_ms,
+            timeout_ms=_BULK_CONNECT_MS,
+        )
+        made.seek(self._read, {t: self._next[t] for t in self._read})
+        return made
+
+    def _end_bulk(self) -> None:
+        bulk, self._bulk = self._bulk, None
+        if bulk is not None:
+            # It may wait for a fetch.
+            threading.Thread(target=bulk.close, daemon=True).start()
 
     @staticmethod
     def _sought(messages: Iterable[Any], head: bytes) -> Iterator[Any]:
@@ -368,15 +452,15 @@ class FastCoordinationLog(TopicLog):
         yield from last.values()
 
     def _fetch_by(
-        self, add: Callable[[Iterable[Any], Entries], None], timeout_ms: int
-    ) -> Entries:
+        self, add: Callable[[Iterable[Any], _Entries], None], timeout_ms: int
+    ) -> Runs:
         assert self._reader is not None
         handle = self._reader.handle
         if not self._is_assigned:
             handle.assign([self._to_partition(number) for number in self._read])
             self._is_assigned = True
         deadline = time.monotonic() + timeout_ms / 1000
-        entries: Entries = []
+        entries: _Entries = []
         while not self._errors and not entries:
             # consume() waits until a batch is full; so poll one, then the rest.
             self._reader.leaders.ask_if_due(handle, (self._topic,))
@@ -391,9 +475,9 @@ class FastCoordinationLog(TopicLog):
             add(handle.consume(AT_ONCE - 1, 0), entries)
         if not entries and self._errors:
             self._raise_error(timeout_ms)
-        return entries
+        return list(runs_of(entries))
 
-    def _add_messages(self, messages: Iterable[Any], entries: Entries) -> None:
+    def _add_messages(self, messages: Iterable[Any], entries: _Entries) -> None:
         """Split messages into entries, ends and errors."""
         for message in messages:
             error = message.error()
@@ -424,6 +508,9 @@ class FastCoordinationLog(TopicLog):
             raise error
 
     def _fetch_positions(self, partitions: Collection[int]) -> Mapping[int, int]:
+        if self._bulk is not None:
+            with suppress(Exception):  # the next poll meets it
+                return {number: self._bulk.position(number) for number in partitions}
         return {
             number: self._ends_reached[number]
             for number in partitions
@@ -437,7 +524,10 @@ class FastCoordinationLog(TopicLog):
         which = OFFSET_END if is_end else OFFSET_BEGINNING
         with self._querying():
             numbers = self._read if partitions is None else partitions
-            return self._query_with_retries(numbers, timeout_ms, which=which)
+            found = self._query_with_retries(numbers, timeout_ms, which=which)
+        if is_end:
+            self._seen_ends = found
+        return found
 
     def _find_added(
         self, partitions: Sequence[int], timeout_ms: int

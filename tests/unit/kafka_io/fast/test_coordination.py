@@ -3,8 +3,10 @@
 import gc
 import threading
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
+from batchkit import packed
 from confluent_kafka import OFFSET_END, KafkaError, KafkaException
 
 from kafka_marshal.errors import (
@@ -18,14 +20,18 @@ from kafka_marshal.kafka_io.fast import coordination as module
 from kafka_marshal.kafka_io.fast.clients import Client
 from kafka_marshal.kafka_io.fast.coordination import (
     AT_ONCE,
+    BACKLOG,
     FastCoordinationLog,
     fast_outlets,
     writer_config,
 )
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.writer import writer_timeouts
+from kafka_marshal.native import compiled
+from kafka_marshal.protocol.types import LogEntry
 from kafka_marshal.testing.rig import WAIT_S, until
 
+needs_native = pytest.mark.skipif(compiled is None, reason="nothing was compiled here")
 NOBODY = ConnectionConfig("127.0.0.1:1")
 
 
@@ -484,3 +490,158 @@ def test_consecutive_seeks_assign_once(log):
     assert len(log.handle.assigned) == 1
     log.poll(0)
     assert log.handle.assigned[1:] == [{0: 9, 1: 2}]
+
+
+# --- a backlog, over kafka-python
+
+
+class Bulk:
+    """Stands in for the reader over kafka-python."""
+
+    made: ClassVar[list] = []
+
+    def __init__(self, settings, *, fetch_wait_ms, timeout_ms):
+        assert fetch_wait_ms > 0
+        assert timeout_ms > 0
+        self.at = {}
+        self.runs = []
+        self.fault = None
+        self.closed = threading.Event()
+        Bulk.made.append(self)
+
+    def seek(self, partitions, offsets):
+        assert set(offsets) <= set(partitions)
+        self.at |= offsets
+
+    def poll(self, timeout_ms):
+        if self.fault is not None:
+            raise self.fault
+        return self.runs.pop(0) if self.runs else []
+
+    def position(self, partition):
+        if self.fault is not None:
+            raise self.fault
+        return self.at[partition]
+
+    def close(self):
+        self.closed.set()
+
+
+def entry(offset, *, epoch=0):
+    return LogEntry(
+        offset=offset,
+        leader_epoch=epoch,
+        timestamp_ms=1,
+        timestamp_type=1,
+        value=b"%d" % offset,
+    )
+
+
+@pytest.fixture
+def behind(log, monkeypatch):
+    """Return a log that is to be read from far below its ends."""
+    Bulk.made = []
+    monkeypatch.setattr("kafka_marshal.kafka_io.entries.EntryReader", Bulk)
+    monkeypatch.setattr(
+        "kafka_marshal.kafka_io.fast.switching.can_switch", lambda _: True
+    )
+    log.handle.ends = {0: BACKLOG, 1: 2}
+    assert log.end_offsets(1_000) == {0: BACKLOG, 1: 2}
+    log.read_from({0: 0, 1: 0})
+    return log
+
+
+def test_a_backlog_is_read_in_runs_and_the_rest_by_librdkafka(behind):
+    assigned = len(behind.handle.assigned)
+    assert behind.poll_runs(0) == []
+    (bulk,) = Bulk.made
+    assert bulk.at == {0: 0, 1: 0}
+    both = [(0, [entry(at) for at in range(9)]), (1, [entry(0), entry(1)])]
+    bulk.runs = [both]
+    assert behind.poll_runs(0) == both
+    assert behind.positions() == {0: 9, 1: 2}
+    behind.read_from({0: BACKLOG - 1})
+    assert bulk.at == {0: BACKLOG - 1, 1: 0}
+    bulk.runs = [[(0, [entry(BACKLOG - 1)])]]
+    assert [each.offset for _, each in behind.poll(0)] == [BACKLOG - 1]
+    assert len(behind.handle.assigned) == assigned
+    behind.handle.queue = [Message(0, BACKLOG)]
+    assert [each.offset for _, each in behind.poll(0)] == [BACKLOG]
+    assert behind.handle.assigned[assigned:] == [{0: BACKLOG, 1: 2}]
+    assert bulk.closed.wait(WAIT_S)
+
+
+@needs_native
+def test_a_search_in_a_backlog_returns_what_it_seeks(behind):
+    assert behind.skim(0, head=b"7") == []
+    run = packed([entry(at) for at in range(9)])
+    Bulk.made[0].runs = [[(0, run)]]
+    found = behind.skim(0, head=b"7")
+    assert found == [(0, entry(7)), (0, entry(8))]
+    assert behind.positions()[0] == 9
+
+
+def test_a_backlog_that_ends_in_control_records_ends(behind):
+    assert behind.poll_runs(0) == []
+    bulk = Bulk.made[0]
+    behind.end_offsets(1_000)
+    bulk.at = {0: BACKLOG, 1: 2}
+    assert behind.positions() == {0: BACKLOG, 1: 2}
+    assert behind.poll_runs(0) == []
+    assert bulk.closed.wait(WAIT_S)
+    assert behind.handle.assigned[-1] == {0: BACKLOG, 1: 2}
+
+
+@pytest.mark.parametrize("reason", ["fault", "silence"])
+def test_librdkafka_reads_what_kafka_python_cannot(behind, monkeypatch, reason):
+    assert behind.poll_runs(0) == []
+    bulk = Bulk.made[0]
+    if reason == "fault":
+        bulk.fault = ValueError("whatever it is")
+    else:
+        monkeypatch.setattr(module, "_BULK_SILENT_S", 0.0)
+    behind.end_offsets(1_000)
+    if reason == "fault":
+        assert behind.positions() == {0: 0, 1: 0}
+    behind.handle.queue = [Message(0, 0)]
+    assert [each.offset for _, each in behind.poll(0)] == [0]
+    assert bulk.closed.wait(WAIT_S)
+    behind.read_from({0: 0})
+    assert behind.poll_runs(0) == []
+    assert len(Bulk.made) == 1, "it is not tried again"
+
+
+@pytest.mark.parametrize("reason", ["settings", "connection", "short"])
+def test_a_backlog_is_read_by_librdkafka_otherwise(behind, monkeypatch, reason):
+    def refuse(*_, **__):
+        raise CoordinationError("no broker answered")
+
+    if reason == "settings":
+        monkeypatch.setattr(
+            "kafka_marshal.kafka_io.fast.switching.can_switch", lambda _: False
+        )
+    elif reason == "connection":
+        monkeypatch.setattr("kafka_marshal.kafka_io.entries.EntryReader", refuse)
+    else:
+        behind.read_from({0: 3})
+    behind.handle.queue = [Message(0, 3)]
+    assert [each.offset for _, each in behind.poll(0)] == [3]
+    assert not Bulk.made
+
+
+@needs_native
+def test_a_packed_run_is_checked_at_its_ends(behind):
+    behind.poll_runs(0)
+    Bulk.made[0].runs = [
+        [(0, packed([entry(4)])), (1, packed([entry(0), entry(1)]))],
+        [(0, packed([entry(4), entry(5)])), (1, packed([entry(7)]))],
+    ]
+    assert [(t, [each.offset for each in run]) for t, run in behind.poll_runs(0)] == [
+        (0, [4]),
+        (1, [0, 1]),
+    ]
+    assert [(t, [each.offset for each in run]) for t, run in behind.poll_runs(0)] == [
+        (1, [7])
+    ]
+    with pytest.raises(LogTruncated, match="offset 4 of leader epoch 0"):
+        behind.poll_runs(0)

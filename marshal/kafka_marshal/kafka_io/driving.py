@@ -1,0 +1,89 @@
+"""An event loop of kafka-python that runs on the thread of its caller.
+
+By default kafka-python runs connections on a thread of its own. Where the application
+computes, this thread waits for the interpreter lock each time it has received
+something: for 5 ms, and several times for each fetch. Without the thread what arrives
+between two polls waits in the buffers of the kernel, and the next poll reads it.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from kafka.net.selector import NetworkSelector, TaskState
+
+# Time without a caller that counts for timers.
+_GAP_S = 0.1
+_TIMERS_MIN = 64
+
+
+class CallerSelector(NetworkSelector):  # type: ignore[misc] # untyped library
+    """Runs while a method waits for something, or ``drive`` is called.
+
+    Time in between does not count for timers: a request does not time out while nobody
+    looks for its response. One thread at a time.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        # Reading a large response may take long; that is no fault of a task.
+        super().__init__(**{**options, "slow_task_threshold_secs": 0})
+        self._timers: list[Any] = []
+        self._timers_max = _TIMERS_MIN
+        self._driven_s = time.monotonic()
+        # Whether a task waits to send, or did.
+        self._has_output = False
+
+    def start(self) -> None:
+        """Start no thread."""
+
+    def call_at(self, when: float, task: Any) -> Any:
+        """Schedule a task; see ``NetworkSelector``."""
+        found = super().call_at(when, task)
+        if len(self._timers) >= self._timers_max:
+            self._timers = [each for each in self._timers if _is_scheduled(each)]
+            self._timers_max = max(_TIMERS_MIN, 2 * len(self._timers))
+        self._timers.append(found)
+        return found
+
+    def wait_write(self, fileobj: Any, timeout_at: float | None = None) -> Any:
+        """Wait until a socket can send; see ``NetworkSelector``."""
+        self._has_output = True
+        return super().wait_write(fileobj, timeout_at)
+
+    def poll(self, timeout_ms: float | None = None, future: Any = None) -> None:
+        """Run tasks; see ``NetworkSelector``."""
+        self._skip_gap()
+        try:
+            super().poll(timeout_ms, future)
+        finally:
+            self._driven_s = time.monotonic()
+
+    def drive(self) -> None:
+        """Send and receive what is possible at once.
+
+        Raises:
+            RuntimeError: It is closed.
+        """
+        self._skip_gap()
+        # A task that was just added waits for its socket only after its first step.
+        self.drain()
+        self.poll(timeout_ms=0)
+
+    def flush(self) -> None:
+        """Send what no method has waited for; see ``drive``."""
+        if self._ready or self._has_output:
+            self._has_output = False
+            self.drive()
+
+    def _skip_gap(self) -> None:
+        gap_s = time.monotonic() - self._driven_s
+        if gap_s < _GAP_S:
+            return
+        self._driven_s += gap_s
+        timers, self._timers = self._timers, []
+        for each in filter(_is_scheduled, timers):
+            self.reschedule(each.scheduled_at + gap_s, each)
+
+
+def _is_scheduled(task: Any) -> bool:
+    return bool(task.state is TaskState.SCHEDULED)

@@ -1,0 +1,276 @@
+"""Responses of one connection of kafka-python, each received into a buffer of its size.
+
+kafka-python 3.0 copies the records of a response five times on average: while it
+receives them, and while it decodes what follows them. Here the records of a fetch stay
+where they were received, as views. kafka-python decodes everything else, from a copy
+without them.
+"""
+
+import struct
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
+
+from kafka.errors import InvalidReceiveError, KafkaProtocolError
+from kafka.protocol.consumer import FetchResponse
+from kafka.protocol.parser import KafkaProtocol
+
+_SIZE = struct.Struct(">i")
+_INT16 = struct.Struct(">h")
+# Versions of Fetch in which fields appear, and those whose responses are understood.
+_VERSION_MIN, _VERSION_MAX = 4, 13
+_LOG_START, _SESSION, _REPLICA, _FLEXIBLE, _TOPIC_ID = 5, 7, 11, 12, 13
+_UUID_BYTES = 16
+# Smaller responses get a new buffer each; larger ones have some of these bytes.
+_LARGE_BYTES = 1_048_576
+KEPT_MAX = 2
+# Bytes of an aborted transaction, without its tags.
+_ABORTED_BYTES = 16
+
+
+class Cut(NamedTuple):
+    """Records in a response: the bytes of their length, and themselves.
+
+    ``place`` counts the partitions before theirs.
+    """
+
+    place: int
+    length_at: int
+    start: int
+    end: int
+
+
+# A length of 0, as an ordinary and as a flexible version has it.
+_NO_RECORDS = (_SIZE.pack(0), b"\x01")
+
+
+class _Walk:
+    """Walks through a response, field by field; raises as ``struct`` and views do."""
+
+    def __init__(self, frame: memoryview, version: int) -> None:
+        self._frame = frame
+        self.at = 0
+        self.is_flexible = version >= _FLEXIBLE
+
+    def skip(self, size: int) -> None:
+        self.at += size
+        if size < 0 or self.at > len(self._frame):
+            raise ValueError(f"{size} bytes are missing")
+
+    def varint(self) -> int:
+        found = shift = 0
+        while True:
+            byte = self._frame[self.at]
+            self.at += 1
+            found |= (byte & 127) << shift
+            if byte < 128:  # noqa: PLR2004 - the last byte of a varint
+                return found
+            shift += 7
+
+    def size(self, fixed: struct.Struct = _SIZE) -> int:
+        """Return a length or a number of elements; -1 for null."""
+        if self.is_flexible:
+            return self.varint() - 1
+        (found,) = fixed.unpack_from(self._frame, self.at)
+        self.at += fixed.size
+        return int(found)
+
+    def skip_tags(self) -> None:
+        if self.is_flexible:
+            for _ in range(self.varint()):
+                self.varint()
+                self.skip(self.varint())
+
+
+def find_records(frame: memoryview, version: int) -> list[Cut]:
+    """Return where a Fetch response has records, partition by partition.
+
+    Args:
+        frame: The response, with its header.
+        version: Its version, from 4 to 13.
+
+    Raises:
+        ValueError: It is no such response.
+        IndexError: It ends too early.
+        struct.error: It does.
+    """
+    walk = _Walk(frame, version)
+    walk.skip(4)  # correlation id
+    walk.skip_tags()
+    walk.skip(10 if version >= _SESSION else 4)
+    # Index, error, high watermark, last stable offset, log start.
+    fixed = 30 if version >= _LOG_START else 22
+    found = []
+    place = 0
+    for _ in range(walk.size()):
+        walk.skip(_UUID_BYTES if version >= _TOPIC_ID else walk.size(_INT16))
+        for _ in range(walk.size()):
+            walk.skip(fixed)
+            for _ in range(walk.size()):
+                walk.skip(_ABORTED_BYTES)
+                walk.skip_tags()
+            if version >= _REPLICA:
+                walk.skip(4)
+            length_at = walk.at
+            size, start = walk.size(), walk.at
+            walk.skip(max(0, size))
+            if size > 0:
+                found.append(Cut(place, length_at, start, walk.at))
+            walk.skip_tags()
+            place += 1
+        walk.skip_tags()
+    walk.skip_tags()
+    if walk.at != len(frame):
+        raise ValueError(f"{len(frame) - walk.at} bytes are left")
+    return found
+
+
+class Buffers:
+    """Buffers of large responses, which are used again once nothing refers to them.
+
+    A new one takes as long as receiving: the kernel clears each of its pages. A small
+    response frees them all: there is no backlog to be read.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[bytearray] = []
+
+    def take(self, size: int) -> memoryview:
+        """Return a buffer of this size, with any content."""
+        if size < _LARGE_BYTES:
+            self._kept.clear()
+            return memoryview(bytearray(size))
+        for number, buffer in enumerate(self._kept):
+            if len(buffer) >= size and _is_free(buffer):
+                # Behind all others: its views live longest.
+                self._kept.append(self._kept.pop(number))
+                return memoryview(buffer)[:size]
+        # Responses differ a little.
+        made = bytearray(-(-size // _LARGE_BYTES) * _LARGE_BYTES)
+        self._kept = [*self._kept[1 - KEPT_MAX :], made]
+        return memoryview(made)[:size]
+
+
+def _is_free(buffer: bytearray) -> bool:
+    """Return whether no view of a buffer is left: only then it can be resized."""
+    try:
+        del buffer[-1:]
+    except BufferError:
+        return False
+    buffer.append(0)
+    return True
+
+
+class ResponseReader(KafkaProtocol):  # type: ignore[misc] # untyped library
+    """Requests and responses of a connection, in place of kafka-python's.
+
+    Used on the thread that runs the connection. ``missing`` is what to receive into;
+    ``receive_bytes`` returns what is complete.
+
+    Args:
+        client_id: Of requests.
+        bytes_max: Of a response.
+    """
+
+    def __init__(self, *, client_id: str, bytes_max: int) -> None:
+        super().__init__(client_id=client_id, receive_message_max_bytes=bytes_max)
+        self._bytes_max = bytes_max
+        self._head = memoryview(bytearray(_SIZE.size))
+        # What is being received: the size of a response, or a response.
+        self._target = self._head
+        self._at = 0
+        self._buffers = Buffers()
+        self._frames: deque[memoryview] = deque()
+        self._error: Exception | None = None
+
+    @classmethod
+    def replace(cls, other: Any, config: Mapping[str, Any]) -> Self:
+        """Return one in place of another, which has received nothing yet."""
+        made = cls(
+            client_id=config["client_id"],
+            bytes_max=config["receive_message_max_bytes"],
+        )
+        made.in_flight_requests = other.in_flight_requests
+        made.bytes_to_send = other.bytes_to_send
+        return made
+
+    def missing(self) -> memoryview:
+        """Return where the next bytes belong; empty if no more are to be received."""
+        if self._error is not None or len(self._frames) > len(self.in_flight_requests):
+            return self._head[:0]
+        return self._target[self._at :]
+
+    def advance(self, count: int) -> None:
+        """Note that so many of the missing bytes were received."""
+        self._at += count
+        while self._at == len(self._target):
+            self._at = 0
+            if self._target is not self._head:
+                self._frames.append(self._target)
+                self._target = self._head
+                return
+            (size,) = _SIZE.unpack(self._head)
+            if not 0 <= size <= self._bytes_max:
+                self._error = InvalidReceiveError(f"Invalid frame length: {size}")
+                return
+            self._target = self._buffers.take(size)
+
+    def receive_bytes(self, data: bytes) -> list[tuple[int, Any]]:
+        """Return the responses that are complete, after some more bytes.
+
+        Raises:
+            KafkaProtocolError: A response is invalid.
+        """
+        rest = memoryview(data)
+        while rest:
+            missing = self.missing()
+            if not missing:
+                break
+            count = min(len(rest), len(missing))
+            missing[:count] = rest[:count]
+            self.advance(count)
+            rest = rest[count:]
+        found: list[tuple[int, Any]] = []
+        while self._frames:
+            found += self._decoded(self._frames.popleft())
+        if self._error is not None:
+            raise self._error
+        return found
+
+    def _decoded(self, frame: memoryview) -> list[tuple[int, Any]]:
+        version = self._fetch_version()
+        try:
+            cuts = [] if version is None else find_records(frame, version)
+        except (ValueError, IndexError, struct.error):
+            cuts = []  # kafka-python has the errors
+        parts: list[bytes | memoryview] = []
+        at = 0
+        for cut in cuts:
+            none = _NO_RECORDS[version is not None and version >= _FLEXIBLE]
+            parts += frame[at : cut.length_at], none
+            at = cut.end
+        rest = b"".join((*parts, frame[at:]))
+        try:
+            found: list[tuple[int, Any]] = super().receive_bytes(
+                _SIZE.pack(len(rest)) + rest
+            )
+        except KafkaProtocolError:
+            raise
+        except Exception as error:
+            # Any other error would end the task that reads, but not the connection.
+            raise KafkaProtocolError(f"Unable to decode response: {error}") from error
+        if cuts:
+            ((_, response),) = found
+            places = [each for topic in response.responses for each in topic.partitions]
+            for cut in cuts:
+                places[cut.place].records = frame[cut.start : cut.end]
+        return found
+
+    def _fetch_version(self) -> int | None:
+        """Return the version of the next response, if it is of a fetch to be cut."""
+        if not self.in_flight_requests:
+            return None
+        header = self.in_flight_requests[0]
+        version = int(header.request_api_version)
+        is_fetch = header.request_api_key == FetchResponse.API_KEY
+        return version if is_fetch and _VERSION_MIN <= version <= _VERSION_MAX else None

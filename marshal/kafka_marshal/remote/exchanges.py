@@ -1,0 +1,294 @@
+"""Requests to the sidecar over kept connections: one write, and mostly one read.
+
+A client library for any server takes several times as long for each request, which
+counts where a task waits for every grant. The bytes are made and parsed by h11.
+"""
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import attrs
+import h11
+
+CONNECTIONS_MAX = 16
+# Shorter than a server keeps an idle connection, so that none is used as it ends.
+IDLE_S = 2.0
+CONNECT_S = 2.0
+HEAD_BYTES_MAX = 65_536
+ANSWER_BYTES_MAX = 64 * 1024 * 1024
+READ_BYTES = 65_536
+
+
+class ExchangeError(Exception):
+    """A request got no whole answer.
+
+    Attributes:
+        was_sent: Whether the sidecar may have received the request.
+    """
+
+    def __init__(self, why: str, *, was_sent: bool) -> None:
+        super().__init__(why)
+        self.was_sent = was_sent
+
+
+@attrs.frozen
+class Answer:
+    """A whole response."""
+
+    status: int
+    content: bytes
+
+
+def open_unix(path: str, timeout_s: float) -> socket.socket:
+    """Return a connection to a Unix socket.
+
+    Raises:
+        OSError: No process listens there, or not in time.
+    """
+    found = socket.socket(socket.AF_UNIX)
+    try:
+        found.settimeout(timeout_s)
+        found.connect(path)
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+def open_tcp(place: tuple[str, int], timeout_s: float) -> socket.socket:
+    """Return a connection to a TCP socket.
+
+    Raises:
+        OSError: No process listens there, or not in time.
+    """
+    found = socket.create_connection(place, timeout_s)
+    # A request is one write, which is not to wait for another.
+    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return found
+
+
+class Requests(Protocol):
+    """Makes requests to one sidecar. Thread-safe."""
+
+    def request(
+        self, method: str, target: str, *, body: bytes | None, timeout_s: float
+    ) -> Answer:
+        """Make a request and return its response, whatever its status.
+
+        Args:
+            method: HTTP method.
+            target: Path and query, escaped.
+            body: A JSON document, None without one.
+            timeout_s: Limit for everything but connecting.
+
+        Raises:
+            ExchangeError: There was no whole response in time.
+            RuntimeError: It was closed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close every connection, and wake the threads that wait. Idempotent."""
+        ...
+
+
+class Exchanges(Requests):
+    """Makes requests over at most ``CONNECTIONS_MAX`` connections.
+
+    A connection serves one request at a time. Nothing is repeated.
+
+    Args:
+        connect: Returns a new connection to the sidecar; gets its timeout in seconds.
+        host: The ``Host`` header.
+        headers: Further headers of each request.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[float], socket.socket],
+        *,
+        host: str,
+        headers: Mapping[str, str],
+    ) -> None:
+        self._connect = connect
+        self._headers = [("Host", host), *headers.items()]
+        self._changed = threading.Condition()
+        self._busy: set[_Kept] = set()
+        self._opening = 0
+        # The one used last is at the end.
+        self._idle: list[_Kept] = []
+        self._is_closed = False
+
+    def request(
+        self, method: str, target: str, *, body: bytes | None, timeout_s: float
+    ) -> Answer:
+        """Make a request; see ``Requests``."""
+        deadline = time.monotonic() + timeout_s
+        headers = self._headers
+        if body is not None:
+            headers = [
+                *headers,
+                ("Content-Type", "application/json"),
+                ("Content-Length", str(len(body))),
+            ]
+        elif method != "GET":
+            headers = [*headers, ("Content-Length", "0")]
+        kept = self._taken(deadline)
+        is_kept = False
+        try:
+            request = h11.Request(method=method, target=target, headers=headers)
+            answer = kept.exchange(request, body, deadline=deadline)
+            is_kept = kept.can_repeat
+        except (OSError, h11.ProtocolError) as error:
+            why = str(error) or type(error).__name__
+            raise ExchangeError(why, was_sent=True) from error
+        finally:
+            self._give_back(kept, is_kept=is_kept)
+        return answer
+
+    def close(self) -> None:
+        """Close every connection; see ``Requests``."""
+        with self._changed:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+            for kept in self._busy:
+                kept.wake()
+            self._changed.notify_all()
+        for kept in idle:
+            kept.close()
+
+    def _taken(self, deadline: float) -> "_Kept":
+        """Return a connection that no other thread uses."""
+        with self._changed:
+            is_free = self._changed.wait_for(
+                lambda: self._is_closed or self._has_room,
+                timeout=max(0.0, deadline - time.monotonic()),
+            )
+            if self._is_closed:
+                raise RuntimeError("the connection was closed")
+            if not is_free:
+                why = f"{CONNECTIONS_MAX} requests wait for their answers"
+                raise ExchangeError(why, was_sent=False)
+            while self._idle:
+                kept = self._idle.pop()
+                if kept.is_usable:
+                    self._busy.add(kept)
+                    return kept
+                kept.close()
+            self._opening += 1
+        opened = None
+        try:
+            opened = _Kept(self._connect(CONNECT_S))
+        except OSError as error:
+            raise ExchangeError(str(error), was_sent=False) from error
+        finally:
+            with self._changed:
+                self._opening -= 1
+                if opened is not None:
+                    self._busy.add(opened)
+                self._changed.notify()
+        return opened
+
+    @property
+    def _has_room(self) -> bool:
+        return len(self._busy) + self._opening < CONNECTIONS_MAX
+
+    def _give_back(self, kept: "_Kept", *, is_kept: bool) -> None:
+        with self._changed:
+            self._busy.discard(kept)
+            if is_kept and not self._is_closed:
+                kept.idle_since = time.monotonic()
+                self._idle.append(kept)
+            else:
+                kept.close()
+            while self._idle and self._idle[0].is_expired:
+                self._idle.pop(0).close()
+            self._changed.notify()
+
+
+class _Kept:
+    """One connection. One thread at a time, but ``wake``.
+
+    Attributes:
+        idle_since: When its last response ended, by ``time.monotonic``.
+    """
+
+    def __init__(self, opened: socket.socket) -> None:
+        self.idle_since = time.monotonic()
+        self._socket = opened
+        self._http = h11.Connection(
+            h11.CLIENT, max_incomplete_event_size=HEAD_BYTES_MAX
+        )
+
+    def exchange(
+        self, request: h11.Request, body: bytes | None, *, deadline: float
+    ) -> Answer:
+        """Send a request and return its response."""
+        http = self._http
+        data = http.send(request) or b""
+        if body:
+            data += http.send(h11.Data(data=body)) or b""
+        data += http.send(h11.EndOfMessage()) or b""
+        self._limit(deadline)
+        # A server that refuses a request may answer and close before it has read it.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._socket.sendall(data)
+        status, content = 0, bytearray()
+        while True:
+            event = http.next_event()
+            if event is h11.NEED_DATA:
+                self._limit(deadline)
+                http.receive_data(self._socket.recv(READ_BYTES))
+            elif isinstance(event, h11.Response):
+                status = event.status_code
+            elif isinstance(event, h11.Data):
+                content += event.data
+                if len(content) > ANSWER_BYTES_MAX:
+                    raise OSError(f"an answer above {ANSWER_BYTES_MAX} bytes")
+            elif isinstance(event, h11.EndOfMessage):
+                return Answer(status, bytes(content))
+
+    def _limit(self, deadline: float) -> None:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("timed out")
+        self._socket.settimeout(left_s)
+
+    @property
+    def can_repeat(self) -> bool:
+        """Whether another request may follow; prepares for it."""
+        http = self._http
+        if http.our_state is not h11.DONE or http.their_state is not h11.DONE:
+            return False
+        if http.trailing_data[0]:
+            return False
+        http.start_next_cycle()
+        return True
+
+    @property
+    def is_expired(self) -> bool:
+        """Whether the server may close it at any moment."""
+        return time.monotonic() - self.idle_since > IDLE_S
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a request may be sent: a closed one, or bytes for none, may not."""
+        if self.is_expired:
+            return False
+        waiting = select.poll()
+        waiting.register(self._socket, select.POLLIN)
+        return not waiting.poll(0)
+
+    def wake(self) -> None:
+        """End the exchange of another thread."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close it."""
+        self._socket.close()

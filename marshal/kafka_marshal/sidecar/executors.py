@@ -1,0 +1,81 @@
+"""Threads for requests, with a limit on those that run or queue."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from kafka_marshal.sidecar.http_errors import unavailable
+
+T = TypeVar("T")
+
+
+class BoundedExecutor:
+    """Threads for calls, with a limit on queued calls.
+
+    Args:
+        name: Name of the threads.
+        threads: How many calls run at a time.
+        calls_max: How many may run or queue.
+    """
+
+    def __init__(self, name: str, *, threads: int, calls_max: int) -> None:
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._calls_max = calls_max
+        self._lock = threading.Lock()
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        """Number of calls that run, queue, or have reserved a place."""
+        return self._count
+
+    def reserve(self) -> None:
+        """Reserve the place of one call, for ``submit`` or ``leave``.
+
+        Raises:
+            HttpError: The limit of calls is reached.
+        """
+        with self._lock:
+            if self._count >= self._calls_max:
+                raise unavailable(
+                    f"the sidecar is busy with {self._count} requests; try again soon"
+                )
+            self._count += 1
+
+    def leave(self) -> None:
+        """Give a reserved place back."""
+        with self._lock:
+            self._count -= 1
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """Run a call in a reserved place.
+
+        Raises:
+            HttpError: It was closed; the place is given back.
+        """
+        try:
+            future = self._executor.submit(call)
+        except RuntimeError:
+            self.leave()
+            raise unavailable(
+                "the sidecar is shutting down; retry until it is back"
+            ) from None
+        future.add_done_callback(lambda _: self.leave())
+        return future
+
+    async def run(self, call: Callable[[], T], *, timeout_s: float) -> T:
+        """Run a call on a thread and return its result.
+
+        Raises:
+            HttpError: The limit of calls is reached.
+            TimeoutError: It took too long; the call itself continues.
+        """
+        self.reserve()
+        future = self.submit(call)
+        return await asyncio.wait_for(asyncio.wrap_future(future), timeout_s)
+
+    def close(self) -> None:
+        """Accept no further call; queued calls are cancelled, running ones continue."""
+        self._executor.shutdown(wait=False, cancel_futures=True)

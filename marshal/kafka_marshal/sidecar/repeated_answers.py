@@ -1,0 +1,241 @@
+"""Answers to the requests that clients repeat most, without routing them again.
+
+Heartbeats are answered on the event loop. A look at a claim waits for the log on a
+thread; a grant is begun on the event loop, and its verdict makes the response.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from functools import partial
+from http import HTTPStatus
+from typing import Protocol
+
+import attrs
+import msgspec
+from starlette.responses import Response
+
+from kafka_marshal.engine.proxy_grants import PendingGrant
+from kafka_marshal.errors import MarshalError
+from kafka_marshal.remote import api
+from kafka_marshal.remote.grants import encode_verdict
+from kafka_marshal.sidecar.executors import BoundedExecutor
+from kafka_marshal.sidecar.http_errors import HttpError, unavailable
+from kafka_marshal.sidecar.metrics import Counts
+from kafka_marshal.sidecar.process_monitor import Caller
+from kafka_marshal.sidecar.repeated_requests import Answer, Found, Later, response
+from kafka_marshal.sidecar.requests import ApiRequest
+from kafka_marshal.sidecar.routes import Route
+from kafka_marshal.sidecar.service import SidecarService
+
+# A verdict that takes longer is awaited by a thread, which notices a failed append.
+THREAD_S = 0.05
+_BEATS = msgspec.json.Decoder(api.HeartbeatRequest)
+_GRANTS = msgspec.json.Decoder(api.GrantRequest)
+
+
+class ToResponse(Protocol):
+    """Returns the response to a request of a route that failed."""
+
+    def __call__(self, route: Route, error: BaseException, /) -> Response:
+        """Return it."""
+        ...
+
+
+class RepeatedAnswers:
+    """Makes the answers. On the event loop.
+
+    Args:
+        service: Returns the service, None while there is none.
+        counts: Counts the requests.
+        waiting: Threads for what waits.
+        call: Answers a request on a thread.
+        to_response: Makes the response to a failed request.
+    """
+
+    def __init__(
+        self,
+        *,
+        service: Callable[[], SidecarService | None],
+        counts: Counts,
+        waiting: BoundedExecutor,
+        call: Callable[[ApiRequest], bytes | None],
+        to_response: ToResponse,
+    ) -> None:
+        self._service = service
+        self._counts = counts
+        self._waiting = waiting
+        self._call = call
+        self._to_response = to_response
+
+    def answer_to(self, call: ApiRequest) -> Answer | None:
+        """Return what answers repetitions of a request; None where it is parsed."""
+        match call.route.name:
+            case "beat":
+                return partial(self._beat, call.caller)
+            case "grant":
+                return partial(self._grant, call.route, call.parts["group"])
+            case "fence":
+                return partial(self._look, call)
+        return None
+
+    def _beat(self, caller: Caller, body: bytes) -> Found:
+        """Answer a heartbeat at once, None if it must be parsed."""
+        service = self._service()
+        if service is None:
+            return None
+        try:
+            found = service.beat_at_once(caller, _BEATS.decode(body or b"{}"))
+        except (MarshalError, msgspec.MsgspecError, RecursionError):
+            return None  # refused with a reason, as the first one would be
+        if found is None:
+            return None
+        self._counts.request("beat", 200)
+        return response(msgspec.json.encode(found))
+
+    def _look(self, call: ApiRequest, body: bytes) -> Found:
+        """Answer a query of the log, on a thread."""
+        if self._service() is not call.service or body:
+            return None
+        try:
+            self._waiting.reserve()
+            future = self._waiting.submit(partial(self._call, call))
+        except HttpError:
+            return None
+        pending = _Pending(call.route, call.service, Later())
+        self._respond(pending, future)
+        return pending.later
+
+    def _grant(self, route: Route, group_id: str, body: bytes) -> Found:
+        """Begin a grant; the verdict answers it."""
+        service = self._service()
+        if service is None:
+            return None
+        loop = asyncio.get_running_loop()
+        try:
+            message = _GRANTS.decode(body)
+            self._waiting.reserve()
+        except (msgspec.MsgspecError, RecursionError, HttpError):
+            return None
+        until_ms = service.now_ms() + message.timeout_ms
+        grant = _Grant(self, _Pending(route, service, Later()))
+        pending = None
+        with contextlib.suppress(MarshalError):  # nothing was appended
+            pending = service.grant_at_once(
+                group_id, message, on_verdict=partial(call_soon, loop, grant.finish)
+            )
+        if pending is None:
+            self._waiting.leave()
+            return None
+        grant.begin(pending, until_ms=until_ms)
+        return grant.request.later
+
+    def _respond(self, request: "_Pending", future: "Future[bytes | None]") -> None:
+        """Make the response of a call on a thread, once that has ended."""
+        loop = asyncio.get_running_loop()
+
+        def settle() -> None:
+            try:
+                content = future.result(0)
+            except CancelledError:
+                self.fail(request, unavailable("the sidecar is shutting down"))
+            except Exception as error:  # noqa: BLE001 - answered, whatever it is
+                self.fail(request, error)
+            else:
+                self.succeed(request, content or b"")
+
+        future.add_done_callback(lambda _: call_soon(loop, settle))
+
+    def succeed(self, request: "_Pending", content: bytes) -> None:
+        """Respond with a JSON document."""
+        self._counts.request(request.route.name, 200)
+        request.later.put(response(content))
+
+    def fail(self, request: "_Pending", error: Exception) -> None:
+        """Respond with an error."""
+        found = self._to_response(request.route, error)
+        self._counts.request(request.route.name, found.status_code)
+        request.later.put(response_bytes(found))
+
+    def leave(self) -> None:
+        """Give the reserved thread back."""
+        self._waiting.leave()
+
+    def await_verdict(
+        self, grant: "_Grant", pending: PendingGrant, *, until_ms: int
+    ) -> None:
+        """Wait for a verdict on a thread, in the reserved place."""
+
+        def wait() -> bytes:
+            service = grant.request.service
+            found = service.await_grant(pending, until_ms=until_ms)
+            return msgspec.json.encode(found)
+
+        try:
+            future: Future[bytes | None] = self._waiting.submit(wait)
+        except HttpError as error:
+            self.fail(grant.request, error)
+            return
+        self._respond(grant.request, future)
+
+
+@attrs.frozen
+class _Pending:
+    """A request whose response is not made yet."""
+
+    route: Route
+    service: SidecarService
+    later: Later
+
+
+class _Grant:
+    """One grant in flight. On the event loop."""
+
+    def __init__(self, answers: RepeatedAnswers, request: _Pending) -> None:
+        self.request = request
+        self._answers = answers
+        self._pending: PendingGrant | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, pending: PendingGrant, *, until_ms: int) -> None:
+        """Wait for the verdict: for a moment here, then on a thread."""
+        self._pending = pending
+        if pending.verdict is not None:
+            self.finish()
+            return
+        loop = asyncio.get_running_loop()
+        left_s = max(0, until_ms - self.request.service.now_ms()) / 1_000
+        rest_s = min(THREAD_S, left_s)
+        self._timer = loop.call_later(rest_s, partial(self._hand_over, until_ms))
+
+    def finish(self) -> None:
+        """Respond with the verdict, unless a thread does."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._answers.leave()
+        assert pending.verdict is not None
+        found = msgspec.json.encode(encode_verdict(pending.verdict))
+        self._answers.succeed(self.request, found)
+
+    def _hand_over(self, until_ms: int) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            self._answers.await_verdict(self, pending, until_ms=until_ms)
+
+
+def call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    """Make a call on the event loop, from any thread."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(call)
+
+
+def response_bytes(found: Response) -> bytes:
+    """Return a whole response as it is sent."""
+    phrase = HTTPStatus(found.status_code).phrase.encode()
+    head = b"HTTP/1.1 %d %b\r\n" % (found.status_code, phrase)
+    lines = [b"%b: %b\r\n" % header for header in found.raw_headers]
+    return b"".join((head, *lines, b"\r\n", bytes(found.body)))

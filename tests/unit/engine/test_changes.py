@@ -1,0 +1,51 @@
+import pytest
+from enginekit import KEY
+
+from kafka_marshal.engine.changes import KEPT_MAX, Changes
+
+
+@pytest.fixture
+def changes():
+    return Changes()
+
+
+def key(number):
+    return KEY._replace(partition=number)
+
+
+def test_a_reader_gets_each_change_once(changes):
+    changes.note(key(1))
+    changes.note(key(2))
+    assert changes.since(0) == [key(1), key(2)]
+    read = changes.end
+    assert list(changes.since(read)) == []
+    changes.note(key(3))
+    assert changes.since(read) == [key(3)]
+    assert changes.since(0) == [key(1), key(2), key(3)], "another reader"
+
+
+def test_a_new_reader_looks_at_every_key(changes):
+    assert changes.since(-1) is None
+    changes.note(key(1))
+    assert changes.since(-1) is None
+
+
+def test_after_a_change_of_all_a_reader_looks_at_every_key(changes):
+    changes.note(key(1))
+    read = changes.end
+    changes.note_all()
+    assert changes.since(read) is None
+    changes.note(key(2))
+    assert changes.since(read) is None
+    assert list(changes.since(changes.end - 1)) == [key(2)]
+
+
+def test_a_reader_too_far_behind_looks_at_every_key(changes):
+    read = changes.end
+    for number in range(KEPT_MAX):
+        changes.note(key(number))
+    assert len(changes.since(read)) == KEPT_MAX
+    for number in range(2 * KEPT_MAX):
+        changes.note(key(number))
+    assert changes.since(read) is None
+    assert len(changes.since(changes.end - KEPT_MAX)) == KEPT_MAX

@@ -1,0 +1,105 @@
+"""An event loop without a thread: what runs when, and which time counts."""
+
+import socket
+import threading
+
+import pytest
+
+from kafka_marshal.kafka_io import driving
+from kafka_marshal.kafka_io.driving import CallerSelector
+
+
+class Clock:
+    """Seconds of the test."""
+
+    now_s = 1_000.0
+
+    def monotonic(self):
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(driving, "time", made)
+    monkeypatch.setattr("kafka.net.selector.time", made)
+    return made
+
+
+@pytest.fixture
+def selector():
+    made = CallerSelector({})
+    yield made
+    made.close()
+
+
+def test_it_has_no_thread(selector):
+    before = threading.active_count()
+    selector.start()
+    assert threading.active_count() == before
+
+    async def answer():
+        return threading.get_ident()
+
+    assert selector.run(answer) == threading.get_ident()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_what_no_method_waited_for_is_sent(selector, steps):
+    near, far = socket.socketpair()
+
+    async def send():
+        await selector.wait_write(near)
+        near.send(b"x")
+
+    with near, far:
+        far.setblocking(False)
+        selector.flush()
+        selector.call_soon(send)
+        for _ in range(steps):
+            selector.poll(timeout_ms=0)
+        selector.flush()
+        assert far.recv(1) == b"x"
+
+
+def test_a_drive_receives_what_is_there(selector):
+    near, far = socket.socketpair()
+    found = []
+
+    async def receive():
+        await selector.wait_read(near)
+        found.append(near.recv(1))
+
+    with near, far:
+        selector.call_soon(receive)
+        selector.drive()
+        assert found == []
+        far.send(b"x")
+        selector.drive()
+        assert found == [b"x"]
+
+
+def test_timers_count_only_while_it_runs(clock):
+    selector = CallerSelector({})
+    fired = []
+    selector.call_later(10, lambda: fired.append(1))
+    clock.now_s += 100
+    selector.drive()
+    assert fired == []
+    for _ in range(99):
+        clock.now_s += 0.09
+        selector.drive()
+    assert fired == []
+    for _ in range(20):
+        clock.now_s += 0.09
+        selector.poll(timeout_ms=0)
+    assert fired == [1]
+    selector.close()
+
+
+def test_ended_timers_are_forgotten(selector):
+    for _ in range(1_000):
+        selector.cancel(selector.call_later(1_000, lambda: None))
+    kept = selector.call_later(1_000, lambda: None)
+    assert len(selector._timers) <= driving._TIMERS_MIN
+    assert kept in selector._timers

@@ -1,0 +1,233 @@
+"""Responses that are received into one buffer each: whole, in pieces, and damaged."""
+
+import random
+import struct
+import uuid
+
+import pytest
+from kafka.errors import KafkaProtocolError
+from kafka.protocol.consumer import FetchRequest, FetchResponse
+from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
+from kafka.protocol.parser import KafkaProtocol
+
+from kafka_marshal.kafka_io.responses import (
+    KEPT_MAX,
+    Buffers,
+    ResponseReader,
+    find_records,
+)
+
+TOPIC = FetchResponse.FetchableTopicResponse
+PART = TOPIC.PartitionData
+VERSIONS = range(4, 14)
+BYTES_MAX = 10_000_000
+
+
+def new_reader():
+    return ResponseReader(client_id="one", bytes_max=BYTES_MAX)
+
+
+def requests(reader, version, count=1):
+    for _ in range(count):
+        request = FetchRequest(topics=[], forgotten_topics_data=[], rack_id="")
+        request.API_VERSION = version
+        reader.send_request(request)
+    return reader
+
+
+def partition(draw, version):
+    aborted = [
+        PART.AbortedTransaction(producer_id=draw.getrandbits(40), first_offset=each)
+        for each in range(draw.choice((0, 0, 1, 3)))
+    ]
+    tags = {}
+    if version >= 12:
+        if draw.random() < 0.3:
+            tags["diverging_epoch"] = PART.EpochEndOffset(epoch=3, end_offset=9)
+        if draw.random() < 0.3:
+            tags["current_leader"] = PART.LeaderIdAndEpoch(leader_id=2, leader_epoch=7)
+    sizes = (0, 1, 126, 127, 128, 20_000, 300_000, 2_100_000)
+    return PART(
+        partition_index=draw.randrange(1_000),
+        error_code=draw.choice((0, 0, 6)),
+        high_watermark=draw.getrandbits(40),
+        last_stable_offset=draw.getrandbits(40),
+        log_start_offset=draw.getrandbits(20),
+        aborted_transactions=draw.choice((None, aborted)),
+        preferred_read_replica=draw.choice((-1, 2)),
+        records=draw.choice((None, draw.randbytes(draw.choice(sizes)))),
+        **tags,
+    )
+
+
+def response(draw, version):
+    """Return a response of the broker, as bytes with their size in front."""
+    topics = [
+        TOPIC(
+            topic="t" * draw.choice((1, 200)),
+            topic_id=uuid.UUID(int=draw.getrandbits(128)),
+            partitions=[
+                partition(draw, version) for _ in range(draw.choice((0, 1, 3)))
+            ],
+        )
+        for _ in range(draw.choice((0, 1, 1, 2)))
+    ]
+    made = FetchResponse[version](
+        throttle_time_ms=5, error_code=0, session_id=4, responses=topics
+    )
+    return framed(1, bytes(made.encode(header=False, framed=False)), version >= 12)
+
+
+def framed(number, body, is_flexible):
+    frame = struct.pack(">i", number) + (b"\0" if is_flexible else b"") + body
+    return struct.pack(">i", len(frame)) + frame
+
+
+def in_pieces(draw, reader, raw):
+    """Receive bytes as they come: into the buffer, or by way of kafka-python."""
+    found = []
+    while raw:
+        size = draw.choice((1, 3, 1_000, 100_000, len(raw)))
+        if draw.random() < 0.5:
+            found += reader.receive_bytes(raw[:size])
+            raw = raw[size:]
+            continue
+        missing = reader.missing()
+        size = min(size, len(missing), len(raw))
+        missing[:size] = raw[:size]
+        reader.advance(size)
+        raw = raw[size:]
+    return found + reader.receive_bytes(b"")
+
+
+def content(response):
+    """Return all of a response, with the records as bytes."""
+    for topic in response.responses:
+        for each in topic.partitions:
+            each.records = None if each.records is None else bytes(each.records)
+    return repr(response)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_any_fetch_is_read_as_by_kafka_python(version):
+    draw = random.Random(version)
+    for _ in range(25):
+        raw = response(draw, version)
+        reader = requests(new_reader(), version)
+        ((number, ours),) = in_pieces(draw, reader, raw)
+        ((_, theirs),) = requests(KafkaProtocol(), version).receive_bytes(raw)
+        places = [each for topic in ours.responses for each in topic.partitions]
+        kinds = {type(each.records) for each in places if each.records}
+        assert kinds <= {memoryview}
+        assert (number, content(ours)) == (1, content(theirs))
+        assert not reader.in_flight_requests
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_damaged_fetches_are_refused_as_by_kafka_python(version):
+    draw = random.Random(version)
+    outcomes = set()
+    for _ in range(150):
+        raw = bytearray(response(draw, version))
+        size = min(len(raw), 200)
+        for _ in range(draw.choice((1, 1, 4))):
+            raw[draw.randrange(4, size)] = draw.randrange(256)
+        if draw.random() < 0.3:
+            del raw[draw.randrange(5, size) :]
+            raw[:4] = struct.pack(">i", len(raw) - 4)
+        outcome = read(requests(new_reader(), version), raw)
+        theirs = read(requests(KafkaProtocol(), version), raw)
+        assert outcome == theirs
+        outcomes.add(outcome is None)
+    assert outcomes == {True, False}
+
+
+def read(reader, raw):
+    """Return the content of a response; None if it is refused."""
+    try:
+        ((_, found),) = reader.receive_bytes(bytes(raw))
+        return content(found)
+    except KafkaProtocolError:
+        return None
+    except Exception:
+        if isinstance(reader, ResponseReader):
+            raise
+        return None
+
+
+def test_other_responses_are_those_of_kafka_python():
+    reader = new_reader()
+    request = ApiVersionsRequest(version=0)
+    reader.send_request(request)
+    made = ApiVersionsResponse[0](error_code=35, api_keys=[])
+    raw = framed(1, bytes(made.encode(header=False, framed=False)), is_flexible=False)
+    ((number, found),) = reader.receive_bytes(raw)
+    assert (number, found.error_code) == (1, 35)
+
+
+def test_several_responses_arrive_at_once():
+    reader = requests(new_reader(), 12, 2)
+    first = response(random.Random(1), 12)
+    second = first[:4] + struct.pack(">i", 2) + first[8:]
+    assert [number for number, _ in reader.receive_bytes(first + second)] == [1, 2]
+
+
+def test_requests_are_continued():
+    other = requests(KafkaProtocol(), 12)
+    config = {"client_id": "one", "receive_message_max_bytes": 100_000_000}
+    reader = ResponseReader.replace(other, config)
+    raw = response(random.Random(1), 12)
+    assert [number for number, _ in reader.receive_bytes(raw)] == [1]
+
+
+@pytest.mark.parametrize("size", [-1, BYTES_MAX + 1])
+def test_an_impossible_size_is_refused(size):
+    reader = requests(new_reader(), 12)
+    with pytest.raises(KafkaProtocolError, match="frame length"):
+        reader.receive_bytes(struct.pack(">i", size) + b"more")
+    assert len(reader.missing()) == 0
+
+
+def test_an_unrequested_response_is_refused():
+    reader = new_reader()
+    with pytest.raises(KafkaProtocolError, match="No in-flight-request"):
+        reader.receive_bytes(framed(1, b"", is_flexible=False) * 2)
+
+
+def test_an_empty_response_is_refused():
+    with pytest.raises(KafkaProtocolError):
+        requests(new_reader(), 12).receive_bytes(bytes(4))
+
+
+def test_bytes_behind_a_response_are_noticed():
+    raw = response(random.Random(1), 12)[4:]
+    assert find_records(memoryview(raw), 12)
+    with pytest.raises(ValueError, match="1 bytes are left"):
+        find_records(memoryview(raw + b"x"), 12)
+
+
+MEGABYTE = 1_048_576
+
+
+def test_a_buffer_is_used_again_once_nothing_refers_to_it():
+    buffers = Buffers()
+    first = buffers.take(3 * MEGABYTE + 5)
+    assert len(first) == 3 * MEGABYTE + 5
+    whole, part = first.obj, first[7:9]
+    first.release()
+    second = buffers.take(2 * MEGABYTE)
+    assert second.obj is not whole
+    part.release()
+    again = buffers.take(4 * MEGABYTE)
+    assert again.obj is whole
+    assert (len(again), len(whole)) == (4 * MEGABYTE, 4 * MEGABYTE)
+    assert buffers.take(MEGABYTE).obj not in (whole, second.obj)
+
+
+def test_few_buffers_are_kept_and_none_without_a_backlog():
+    buffers = Buffers()
+    views = [buffers.take(MEGABYTE) for _ in range(5)]
+    assert len(buffers._kept) == KEPT_MAX
+    views.clear()
+    assert len(buffers.take(10)) == 10
+    assert buffers._kept == []

@@ -1,0 +1,317 @@
+"""Requests over kept connections: reuse, bounds, and whatever a server sends."""
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+from fakesidecar import WAIT_S
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from slowness import is_over
+
+from kafka_marshal.remote import exchanges
+from kafka_marshal.remote.exchanges import (
+    Answer,
+    ExchangeError,
+    Exchanges,
+    open_tcp,
+    open_unix,
+)
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
+LAST = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nhi"
+
+
+class Server:
+    """Answers each request with the next of some bytes; None closes at once.
+
+    Attributes:
+        requests: What arrived, by connection.
+    """
+
+    def __init__(self, path, answers=()):
+        self.answers = list(answers)
+        self.requests = []
+        self.held = threading.Event()
+        self.held.set()
+        self._open = []
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(str(path))
+        self._listening.listen()
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                opened, _ = self._listening.accept()
+                self._open.append(opened)
+                mine = []
+                self.requests.append(mine)
+                threading.Thread(
+                    target=self._serve, args=(opened, mine), daemon=True
+                ).start()
+
+    def _serve(self, opened, mine):
+        with contextlib.suppress(OSError):
+            while data := opened.recv(65_536):
+                mine.append(data)
+                assert self.held.wait(WAIT_S)
+                answer = self.answers.pop(0) if self.answers else OK
+                if answer is None:
+                    break
+                opened.sendall(answer)
+                if answer is LAST:
+                    break
+            opened.close()
+
+    def close(self):
+        self.held.set()
+        self._listening.close()
+        for each in self._open:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+
+@pytest.fixture
+def served(tmp_path):
+    """Return a server, and exchanges with it."""
+    path = tmp_path / "s.sock"
+    server = Server(path)
+    found = Exchanges(
+        lambda timeout_s: open_unix(str(path), timeout_s),
+        host="sidecar",
+        headers={"Marshal-Instance": "ab"},
+    )
+    yield server, found
+    found.close()
+    server.close()
+
+
+def ask(found, *, body=None, timeout_s=WAIT_S):
+    method = "GET" if body is None else "POST"
+    return found.request(method, "/v1/x?a=b", body=body, timeout_s=timeout_s)
+
+
+def test_a_request_is_one_write_on_a_kept_connection(served):
+    server, found = served
+    assert ask(found) == Answer(200, b"hi")
+    assert ask(found, body=b"{}") == Answer(200, b"hi")
+    (requests,) = server.requests
+    assert len(requests) == 2
+    head = requests[0].decode().lower()
+    assert head.startswith("get /v1/x?a=b http/1.1\r\nhost: sidecar\r\n")
+    assert "marshal-instance: ab\r\n" in head
+    assert requests[1].endswith(b"\r\n\r\n{}")
+    assert b"content-length: 2\r\n" in requests[1].lower()
+
+
+def test_a_request_without_a_body_states_that(served):
+    server, found = served
+    found.request("DELETE", "/", body=None, timeout_s=WAIT_S)
+    assert b"content-length: 0\r\n" in server.requests[0][0].lower()
+
+
+def test_a_status_is_returned_whatever_it_is(served):
+    server, found = served
+    server.answers = [b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n"]
+    assert ask(found) == Answer(503, b"")
+
+
+def test_chunks_and_informational_responses_are_read(served):
+    server, found = served
+    chunked = (
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n"
+    )
+    server.answers = [b"HTTP/1.1 102 Wait\r\n\r\n" + chunked]
+    assert ask(found) == ask(found) == Answer(200, b"hi")
+    assert len(server.requests) == 1
+
+
+def eventually(is_done):
+    since_s = time.monotonic()
+    while not is_done():
+        assert not is_over(since_s, WAIT_S)
+        time.sleep(0.01)
+
+
+def test_a_connection_that_the_server_closes_is_not_used_again(served):
+    server, found = served
+    server.answers = [LAST, OK]
+    assert ask(found) == ask(found) == Answer(200, b"hi")
+    assert len(server.requests) == 2
+    # One that dies while idle is noticed before the next request.
+    server.answers = [OK]
+    server._open[1].shutdown(socket.SHUT_RDWR)
+    assert ask(found) == Answer(200, b"hi")
+    assert len(server.requests) == 3
+
+
+def test_an_expired_connection_is_not_used_again(served, monkeypatch):
+    server, found = served
+    ask(found)
+    monkeypatch.setattr(exchanges, "IDLE_S", -1.0)
+    ask(found)
+    assert len(server.requests) == 2
+    assert not found._idle
+
+
+def test_bytes_that_nobody_asked_for_end_a_connection(served):
+    server, found = served
+    server.answers = [OK + OK, OK]
+    assert ask(found) == ask(found) == Answer(200, b"hi")
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(None, id="closed"),
+        pytest.param(b"\0" * 100 + b"\r\n\r\n", id="no-http"),
+        pytest.param(b"HTTP/1.1 200 OK\r\na: " + b"b" * 100_000, id="endless-head"),
+    ],
+)
+def test_a_request_without_a_whole_response_may_have_been_received(served, answer):
+    server, found = served
+    server.answers = [answer]
+    with pytest.raises(ExchangeError) as caught:
+        ask(found)
+    assert caught.value.was_sent
+    assert ask(found) == Answer(200, b"hi")
+
+
+def test_a_response_has_a_limit(served, monkeypatch):
+    server, found = served
+    monkeypatch.setattr(exchanges, "ANSWER_BYTES_MAX", 1)
+    with pytest.raises(ExchangeError, match="above 1 bytes"):
+        ask(found)
+    assert not server.answers
+
+
+def test_a_response_has_a_deadline_whatever_trickles_in(served):
+    server, found = served
+    server.held.clear()
+    with pytest.raises(ExchangeError, match="timed out") as caught:
+        ask(found, timeout_s=0.05)
+    assert caught.value.was_sent
+    with pytest.raises(ExchangeError):
+        ask(found, timeout_s=0)
+
+
+def test_a_refusal_is_read_though_the_request_was_not(served, tmp_path):
+    """A server may answer a long body before it has read it."""
+    del served
+    path = tmp_path / "early.sock"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+
+        def refuse():
+            opened, _ = listening.accept()
+            opened.recv(10)
+            opened.sendall(b"HTTP/1.1 413 No\r\ncontent-length: 0\r\n\r\n")
+            opened.shutdown(socket.SHUT_RDWR)
+            opened.close()
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        found = Exchanges(lambda s: open_unix(str(path), s), host="x", headers={})
+        # What is unread when it closes may also reset the connection.
+        with contextlib.suppress(ExchangeError):
+            assert ask(found, body=b"x" * 10_000_000) == Answer(413, b"")
+        thread.join(WAIT_S)
+        found.close()
+
+
+def test_without_a_listener_nothing_was_sent(tmp_path):
+    found = Exchanges(
+        lambda timeout_s: open_unix(str(tmp_path / "none"), timeout_s),
+        host="sidecar",
+        headers={},
+    )
+    for _ in range(exchanges.CONNECTIONS_MAX + 1):
+        with pytest.raises(ExchangeError, match="No such file") as caught:
+            ask(found)
+        assert not caught.value.was_sent
+
+
+def test_requests_at_once_have_connections_of_their_own_up_to_a_limit(
+    served, monkeypatch
+):
+    server, found = served
+    monkeypatch.setattr(exchanges, "CONNECTIONS_MAX", 2)
+    server.held.clear()
+    answers = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(ask(found))) for _ in range(5)
+    ]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: len(server.requests) == 2)
+    with pytest.raises(ExchangeError, match="wait for their answers") as caught:
+        ask(found, timeout_s=0.05)
+    assert not caught.value.was_sent
+    server.held.set()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert answers == [Answer(200, b"hi")] * 5
+    assert len(server.requests) == 2
+
+
+def test_closing_wakes_the_threads_that_wait(served):
+    server, found = served
+    server.held.clear()
+    errors = []
+
+    def wait():
+        try:
+            ask(found)
+        except (ExchangeError, RuntimeError) as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    eventually(lambda: bool(server.requests and server.requests[0]))
+    found.close()
+    found.close()
+    thread.join(WAIT_S)
+    assert len(errors) == 1
+    with pytest.raises(RuntimeError, match="closed"):
+        ask(found)
+
+
+def test_over_tcp_a_request_does_not_wait_for_another():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        place = listening.getsockname()
+        with open_tcp(place, WAIT_S) as opened:
+            assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    with pytest.raises(OSError, match="refused"):
+        open_tcp(place, WAIT_S)
+
+
+@settings(
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    noise=st.one_of(
+        st.binary(min_size=1, max_size=300),
+        st.builds(
+            lambda at, byte: OK[:at] + bytes([byte]) + OK[at + 1 :],
+            st.integers(0, len(OK) - 1),
+            st.integers(0, 255),
+        ),
+        st.builds(lambda length: OK[:length], st.integers(1, len(OK))),
+    )
+)
+def test_whatever_a_server_sends_there_is_a_response_or_an_error(served, noise):
+    server, found = served
+    server.answers = [noise]
+    with contextlib.suppress(ExchangeError):
+        assert isinstance(ask(found, timeout_s=0.05), Answer)
+    server.answers = []
+    assert ask(found) == Answer(200, b"hi")

@@ -1,0 +1,270 @@
+"""Looks and grants that repeat, over real sockets."""
+
+import socket
+import threading
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from appkit import GRANT
+from servedkit import eventually, failure_of, read
+
+from kafka_marshal.errors import CoordinationError, DeadlineExceeded
+from kafka_marshal.protocol.granting import GrantVerdict
+from kafka_marshal.protocol.types import OffsetRange
+from kafka_marshal.remote import api
+from kafka_marshal.sidecar import repeated_answers
+
+LOOK = (
+    b"GET /v1/groups/billing/owners/orders/1?timeout_ms=50 HTTP/1.1\r\nhost: x\r\n\r\n"
+)
+
+
+GRANTED = GrantVerdict(
+    outcome="accepted", reason=None, granted=OffsetRange(7, 9), head=9, offset=1
+)
+
+
+def grant_bytes(**rest):
+    body = msgspec.json.encode(GRANT | rest)
+    head = "POST /v1/groups/billing/grants HTTP/1.1\r\nhost: x\r\ncontent-length: {}"
+    return head.format(len(body)).encode() + b"\r\n\r\n" + body
+
+
+def receive(connection):
+    """Return status and body of the next response of known length."""
+    found = b""
+    while b"\r\n\r\n" not in found:
+        piece = connection.recv(65_536)
+        assert piece, "it was closed"
+        found += piece
+    head, _, body = found.partition(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0])
+    while len(body) < length:
+        body += connection.recv(65_536)
+    return int(head.split()[1]), body
+
+
+def names_of(service):
+    return [call[0] for call in service.calls]
+
+
+@pytest.fixture
+def known(served):
+    """Return a connection of which a look and a grant were answered."""
+    service = served.service
+    service.calls.clear()
+    service.begun.clear()
+    with served.connect() as connection:
+        first = []
+        for request in (LOOK, grant_bytes()):
+            connection.sendall(request)
+            first.append(receive(connection))
+        assert [status for status, _ in first] == [200, 200]
+        state = served.server.server_state
+        eventually(
+            lambda: any(len(each._repeated._known) == 2 for each in state.connections)
+        )
+        service.calls.clear()
+        yield SimpleNamespace(
+            served=served, service=service, connection=connection, first=first
+        )
+    service.is_slow, service.verdict, service.fault, service.hold = (
+        False,
+        None,
+        None,
+        None,
+    )
+
+
+def without_time(body):
+    found = msgspec.json.decode(body)
+    found.get("as_of", {}).pop("time_ms", None)
+    return found
+
+
+def test_a_repeated_look_is_answered_alike(known):
+    for _ in range(2):
+        known.connection.sendall(LOOK)
+        status, body = receive(known.connection)
+        assert status == 200
+        assert without_time(body) == without_time(known.first[0][1])
+    assert names_of(known.service) == ["claims"] * 2
+    assert known.service.calls[-1] == ("claims", "billing", "orders", 1, 50)
+    eventually(lambda: known.served.app._waiting.count == 0)
+
+
+def test_a_failed_look_has_its_reason(known):
+    known.service.fault = CoordinationError("no broker answers")
+    known.connection.sendall(LOOK)
+    status, body = receive(known.connection)
+    failure = msgspec.json.decode(body, type=api.Failure)
+    assert (status, failure.message) == (503, "no broker answers")
+    known.service.fault = None
+    known.connection.sendall(LOOK)
+    assert receive(known.connection)[0] == 200
+
+
+def test_an_unexpected_failure_is_answered(known, caplog):
+    known.service.fault = ZeroDivisionError("a bug")
+    known.connection.sendall(LOOK)
+    assert receive(known.connection)[0] == 500
+    assert "a request failed: fence" in caplog.text
+
+
+def test_a_look_with_a_body_is_parsed(known):
+    request = LOOK.replace(b"\r\n\r\n", b"\r\ncontent-length: 1\r\n\r\nx")
+    for _ in range(2):
+        known.connection.sendall(request)
+        assert receive(known.connection)[0] == 200
+
+
+def begun(known, count=1):
+    eventually(lambda: len(known.service.begun) == count)
+    return known.service.begun[-1]
+
+
+def test_the_verdict_answers_a_repeated_grant(known):
+    known.connection.sendall(grant_bytes(first=7))
+    found = begun(known)
+    assert found.ask.first == 7
+    found.verdict = GRANTED
+    found.on_verdict()
+    status, body = receive(known.connection)
+    assert (status, msgspec.json.decode(body)["first"]) == (200, 7)
+    assert names_of(known.service) == ["grant_at_once"]
+    eventually(lambda: known.served.app._waiting.count == 0)
+    # A second notice changes nothing.
+    found.on_verdict()
+    known.service.verdict = GRANTED
+    known.connection.sendall(grant_bytes())
+    status, body = receive(known.connection)
+    assert (status, msgspec.json.decode(body)["last"]) == (200, 8)
+    assert begun(known, 2).verdict is not None
+
+
+def test_a_slow_verdict_is_awaited_by_a_thread(known):
+    known.connection.sendall(grant_bytes(timeout_ms=60_000))
+    found = begun(known)
+    assert receive(known.connection)[0] == 200
+    assert names_of(known.service)[:2] == ["grant_at_once", "await_grant"]
+    left_ms = known.service.calls[1][1] - known.service.now_ms()
+    assert 0 < left_ms <= 60_000
+    # The verdict is there now: nobody waits for it any more.
+    found.verdict = GRANTED
+    found.on_verdict()
+    known.connection.sendall(LOOK)
+    assert receive(known.connection)[0] == 200
+    eventually(lambda: known.served.app._waiting.count == 0)
+
+
+def test_a_verdict_that_is_late_is_an_error(known, monkeypatch):
+    def await_grant(pending, *, until_ms):
+        del pending, until_ms
+        raise DeadlineExceeded("no verdict in time")
+
+    monkeypatch.setattr(known.service, "await_grant", await_grant, raising=False)
+    known.connection.sendall(grant_bytes(timeout_ms=0))
+    status, body = receive(known.connection)
+    failure = msgspec.json.decode(body, type=api.Failure)
+    assert (status, failure.message) == (504, "no verdict in time")
+    eventually(lambda: known.served.app._waiting.count == 0)
+
+
+@pytest.mark.parametrize("reason", ["slow", "refused"])
+def test_a_grant_that_cannot_begin_at_once_is_parsed(known, reason):
+    if reason == "slow":
+        known.service.is_slow = True
+    else:
+        known.service.grant_at_once = refuse
+    try:
+        known.connection.sendall(grant_bytes())
+        assert receive(known.connection) == known.first[1]
+    finally:
+        vars(known.service).pop("grant_at_once", None)
+    assert names_of(known.service) == ["grant"]
+    eventually(lambda: known.served.app._waiting.count == 0)
+
+
+def refuse(*_, **__):
+    raise CoordinationError("too many requests")
+
+
+@pytest.mark.parametrize("body", [b"{", b"{}", b"[" * 2_000])
+def test_an_invalid_grant_is_refused_with_a_reason(known, body):
+    head = grant_bytes().partition(b"content-length")[0]
+    request = b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
+    known.connection.sendall(request)
+    status, found = receive(known.connection)
+    assert status == 400
+    assert msgspec.json.decode(found, type=api.Failure).setting == "body"
+
+
+@pytest.mark.parametrize("request_bytes", [LOOK, grant_bytes()])
+def test_without_a_service_both_are_refused(known, request_bytes):
+    serving = known.served.app._serving
+    service, serving.service = serving.service, None
+    try:
+        known.connection.sendall(request_bytes)
+        assert receive(known.connection)[0] == 503
+    finally:
+        serving.service = service
+
+
+@pytest.mark.parametrize("request_bytes", [LOOK, grant_bytes()])
+def test_a_busy_sidecar_refuses_both(known, request_bytes, monkeypatch):
+    monkeypatch.setattr(known.served.app._waiting, "_calls_max", 0)
+    known.connection.sendall(request_bytes)
+    status, body = receive(known.connection)
+    assert status == 503
+    assert "busy" in msgspec.json.decode(body, type=api.Failure).message
+
+
+def test_what_arrives_before_the_response_is_answered_after_it(known):
+    known.connection.sendall(grant_bytes(first=1))
+    found = begun(known)
+    known.connection.sendall(LOOK)
+    found.verdict = GRANTED
+    found.on_verdict()
+    assert msgspec.json.decode(receive(known.connection)[1])["first"] == 7
+    assert receive(known.connection)[0] == 200
+
+
+def test_a_client_that_disconnects_before_the_response_harms_nobody(known):
+    known.service.hold = threading.Event()
+    known.connection.sendall(LOOK)
+    eventually(lambda: names_of(known.service) == ["claims"])
+    known.connection.shutdown(socket.SHUT_RDWR)
+    known.connection.close()
+    known.service.hold.set()
+    eventually(lambda: known.served.app._waiting.count == 0)
+    with known.served.connect() as other:
+        other.sendall(LOOK)
+        assert receive(other)[0] == 200
+
+
+def test_a_closing_server_sends_the_response_first(known, monkeypatch):
+    monkeypatch.setattr(repeated_answers, "THREAD_S", 30.0)
+    known.connection.sendall(grant_bytes(first=3))
+    found = begun(known)
+    server = known.served.server
+    (one,) = (each for each in server.server_state.connections if each._later)
+    one.loop.call_soon_threadsafe(one.shutdown)
+    eventually(lambda: one._is_ending)
+    found.verdict = GRANTED
+    found.on_verdict()
+    rest = read(known.connection)
+    assert msgspec.json.decode(rest.partition(b"\r\n\r\n")[2])["first"] == 7
+
+
+def test_an_ended_executor_refuses_what_waits(known, monkeypatch):
+    closed = SimpleNamespace(submit=lambda call: (_ for _ in ()).throw(RuntimeError()))
+    known.connection.sendall(grant_bytes(timeout_ms=60_000))
+    monkeypatch.setattr(known.served.app._waiting, "_executor", closed)
+    begun(known)
+    status, body = receive(known.connection)
+    assert status == 503
+    assert (
+        "shutting down"
+        in failure_of(b"content-type: application/json\r\n\r\n" + body).message
+    )
