@@ -434,7 +434,8 @@ class AtMostOnce:
             self._grants.appendleft(OffsetRange(offset + 1, grant.end))
         self._handed = offset + 1
 
-    def _drop_grants(self) -> None:
+    def drop_grants(self) -> None:
+        """Drop unused grants without a report: another process accounts for them."""
         self._grants.clear()
         self.unused_count = 0
 

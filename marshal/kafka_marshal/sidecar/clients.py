@@ -44,7 +44,7 @@ class DelegatedGrants(AtMostOnce):
 
     def settle(self) -> None:
         """Drop what is left: the client keeps its own account of it."""
-        self._drop_grants()
+        self.drop_grants()
 
 
 @attrs.define(eq=False, kw_only=True)

@@ -429,6 +429,13 @@ def test_what_is_ahead_is_granted_or_requested(bench):
     assert (bench.it.ahead_count, bench.it.unused_count) == (7, 7)
 
 
+def test_dropped_grants_are_neither_counted_nor_reported(bench):
+    bench.granted(9)
+    bench.it.drop_grants()
+    assert (bench.it.unused_count, bench.it.granted_end) == (0, 0)
+    assert bench.it.discard() == ()
+
+
 def test_the_end_of_the_grants_is_known_until_they_are_used_or_given_up(bench):
     assert bench.it.granted_end == 0
     bench.granted(9)
