@@ -8,13 +8,16 @@ from domain import Recorder, opened
 from kafka import KafkaProducer
 from waiting import eventually
 
+from kafka_marshal import TopicPartition
+
 OLD, NEW = 4, 8
+NAMES = "ab"
 HELD = 0
 """The old partition of which nothing is handled before all else was."""
 KEYS, BACKLOG_EACH = 48, 20
 H_MS, REFRESH_MS = 3_000, 500
 # The second producer learns the new number late, as one may with Kafka's defaults.
-METADATA_MS = (100, 3_000)
+METADATA_MS = (100, 2_000)
 AFTERWARDS = 20
 """Records of each key that are sent by the new number."""
 
@@ -60,7 +63,7 @@ class Producer:
             if is_new and not self.has_learnt.is_set():
                 self._kafka.flush(timeout=60)
                 self.has_learnt.set()
-            time.sleep(0.02)
+            time.sleep(0.05)
         self._kafka.flush(timeout=60)
 
     def join(self):
@@ -107,6 +110,12 @@ class Member:
                     self._handled.append(row)
                     self._consumer.commit(record)
 
+    def leave(self):
+        """Stop and release nothing: others take over once its claims are stale."""
+        self._ends.set()
+        self._thread.join(60)
+        self._marshal.close(release=False)
+
     def close(self):
         self._ends.set()
         self._thread.join(60)
@@ -131,7 +140,8 @@ def run(domain, topic, *, grow, until):
         domain: The domain.
         topic: A topic with ``OLD`` partitions.
         grow: Called with the producers, adds the partitions.
-        until: New partitions of which records are handled before those of ``HELD``.
+        until: New partitions of which records are handled before those of ``HELD``,
+            whose owner then leaves.
     """
     names = [b"key-%d" % number for number in range(KEYS)]
     halves = names[::2], names[1::2]
@@ -144,7 +154,7 @@ def run(domain, topic, *, grow, until):
     try:
         for each in producers:
             each.start()
-        for name in "ab":
+        for name in NAMES:
             member = Member(
                 domain,
                 group,
@@ -164,6 +174,8 @@ def run(domain, topic, *, grow, until):
         )
         assert HELD not in {partition for *_, partition in [*handled]}
         before = domain.states(group).keys()
+        owner = domain.owners(group)[TopicPartition(topic, HELD)]
+        members[NAMES.index(owner)].leave()
         may_handle.set()
         total = sum(sum(each.sent.values()) for each in producers)
         eventually(

@@ -285,6 +285,25 @@ def reports(
     )
 
 
+def waiting(
+    worlds: Mapping[int, WorldState], group_id: str
+) -> tuple[SourceReport, ...]:
+    """Return the old partitions that new ones wait for in a group.
+
+    Args:
+        worlds: Coordinating partitions, folded to a moment; without partition 0
+            growths are unknown.
+        group_id: The group.
+    """
+    growths = worlds[0].growths if 0 in worlds else ()
+    return tuple(
+        source
+        for each in growths
+        for source in _sources(each, worlds, ends={})
+        if source.group_id == group_id and source.waiting
+    )
+
+
 def _sources(
     growth: Growth, worlds: Mapping[int, WorldState], *, ends: Ends
 ) -> tuple[SourceReport, ...]:

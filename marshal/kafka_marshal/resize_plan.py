@@ -5,7 +5,7 @@ something. All of it is judged from one reading of the log (PROTOCOL 10).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
@@ -258,20 +258,44 @@ def _topic_obstacles(
         )
         found.append(Obstacle(reason="unread", text=text))
     worlds = {world.partition: world for world in follower.worlds}
-    torn = [
-        t
-        for t in range(before.partition_count)
-        if t not in worlds
-        or (config := worlds[t].config) is None
-        or config.format_id != before.format_id
-    ]
+    return [*found, *_config_obstacles(worlds, before)]
+
+
+def _config_obstacles(
+    worlds: Mapping[int, WorldState], before: Config
+) -> Iterator[Obstacle]:
+    """Yield partitions in which the fence would not be accepted, or should not be."""
+    torn, ahead, below = [], [], []
+    for t in range(before.partition_count):
+        config = worlds[t].config if t in worlds else None
+        if config is None or config.format_id != before.format_id:
+            torn.append(t)
+        elif config.generation > before.generation:
+            ahead.append(t)
+        elif config.generation == before.generation:
+            if config.partition_count != before.partition_count:
+                ahead.append(t)
+        elif config.feature_level < LAYOUT_LEVEL:
+            below.append(t)
     if torn:
         text = (
             f"torn_format: coordinating partitions {torn} do not have the format of "
             "partition 0; run: marshal topic format"
         )
-        found.append(Obstacle(reason="torn", text=text))
-    return found
+        yield Obstacle(reason="torn", text=text)
+    if ahead:
+        text = (
+            f"coordinating partitions {ahead} have a later Config than partition 0, "
+            "whose log has lost its end: a change would be a second one of that "
+            "generation; compare them with: marshal topic info"
+        )
+        yield Obstacle(reason="torn", text=text)
+    if below:
+        text = (
+            f"coordinating partitions {below} have an earlier feature level than "
+            "partition 0; to complete its upgrade, run: marshal topic format"
+        )
+        yield Obstacle(reason="level", text=text)
 
 
 def _group_obstacles(

@@ -104,6 +104,20 @@ def test_a_change_fits_beside_what_else_goes_wrong(beside, seeds, record_propert
         assert summary.seen["level_changed"]
 
 
+# Each was found by a seed, and mended since.
+FOUND = [
+    pytest.param(1, (POSITIONS,), 2, id="a-pause-that-had-run-out-prevented-a-change"),
+    pytest.param(1026, (POSITIONS,), 10, id="a-pause-lasted-by-the-clock-of-an-admin"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "beside", "minutes"), FOUND)
+def test_known_failures_stay_fixed(seed, beside, minutes):
+    also = (RESIZE, *beside)
+    assert simulate(seed, also=also, duration_ms=minutes * MINUTE_MS).claims > 0
+
+
 KILLS = slices.slice_of(quick=1, full=-(-1_000 // len(DEATHS)))
 """Runs in which an admin dies, for each moment at which it may."""
 RUNS_MAX = 12

@@ -293,7 +293,7 @@ VARIANTS = [
     ),
     pytest.param(
         variants.keep_claims_of_a_deleted_topic,
-        0,
+        1,
         {"faults": (RECREATE, "crash")},
         id="keep-claims-of-a-deleted-topic",
     ),

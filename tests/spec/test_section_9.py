@@ -292,7 +292,7 @@ def test_9_10_a_new_partition_waits_for_the_position_of_its_source():
     growths, key = log.state.growths, Key("g", "t", 7)
     assert growth_of(growths, Key("g", "t", 3), topic_id=None) is None
     source = source_of(growth_of(growths, key, topic_id=None), key)
-    assert source == (Key("g", "t", 3), 9)
+    assert (source.key, source.end) == (Key("g", "t", 3), 9)
     log.append(claim(key=source.key))
     epoch = log.state.keys[source.key].epoch
     for position, has_passed in ((8, False), (9, True)):

@@ -406,19 +406,21 @@ def halt_early(patch):
     """A reader that has read of the Config halts at the record before it."""
     plain = engine.Engine._fold
 
-    def fold(self, entries):
-        for at, (partition, entry) in enumerate(entries):
+    def fold(self, runs):
+        runs = [(partition, list(run)) for partition, run in runs]
+        flat = [(partition, entry) for partition, run in runs for entry in run]
+        for at, (partition, entry) in enumerate(flat):
             record = decode(entry.value)
             is_above = isinstance(record, Config) and (
                 record.feature_level > SUPPORTED_LEVEL
             )
             if at and is_above:
-                plain(self, entries[: at - 1])
+                plain(self, [(t, [each]) for t, each in flat[: at - 1]])
                 known = self.context.replicas[partition]
                 level = record.feature_level
                 known.world.halted = Halt(known.world.next_offset, level)
                 engine.check_halt(known)
-        plain(self, entries)
+        plain(self, runs)
 
     patch.setattr(engine.Engine, "_fold", fold)
 

@@ -120,6 +120,41 @@ def test_a_torn_format():
     assert refused(cluster).text.startswith("torn_format: coordinating partitions [3]")
 
 
+def configure(cluster, *numbers, **changes):
+    """Write the next Config to some partitions."""
+    config = cluster.config
+    fields = {"generation": 2, "era": config.era + 1} | changes
+    for t in numbers:
+        write(cluster, msgspec.structs.replace(config, **fields), t)
+
+
+def test_a_partition_that_is_ahead_of_partition_0():
+    """Its log has gone back: the next fence may be a second one of a generation."""
+    cluster = filled(4, keys=0)
+    configure(cluster, 2, heartbeat_interval_ms=2 * H)
+    one = refused(cluster)
+    assert (one.reason, "[2] have a later Config" in one.text) == ("torn", True)
+
+
+def test_a_partition_with_another_count_of_the_same_generation():
+    cluster = filled(4, keys=0)
+    found = following(cluster, "planner")
+    other = msgspec.structs.replace(cluster.config, partition_count=2)
+    found.replicas[3].world.config = other
+    (one,) = plan_of(cluster, found=found).obstacles
+    assert (one.reason, "[3] have a later Config" in one.text) == ("torn", True)
+
+
+def test_a_partition_that_an_upgrade_has_not_reached():
+    """It would ignore the fence, and the change could never end."""
+    cluster = lowered(4)
+    configure(cluster, 0, 1, 3, feature_level=2)
+    one = refused(cluster)
+    assert (one.reason, "[2] have an earlier" in one.text) == ("level", True)
+    configure(cluster, 2, feature_level=2)
+    assert plan_of(cluster).obstacles == ()
+
+
 @pytest.mark.parametrize("kind", ["pause", "scope", "schedule"])
 def test_pauses(kind):
     cluster = filled(4, keys=0)

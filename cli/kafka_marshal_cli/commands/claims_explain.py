@@ -7,7 +7,7 @@ import typer
 
 from kafka_marshal import ConfigurationError, CoordinationError, Key, KeyHistory
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
-from kafka_marshal.protocol.placement import place_under
+from kafka_marshal.protocol.placement import by_partition, place_under
 from kafka_marshal_cli import history_presenters, parsing
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.presenters import Row
@@ -188,7 +188,8 @@ def explain(
     plain offset: that of the key's coordinating partition.
 
     With --since the events begin at the newest checkpoint before that moment, and what
-    was earlier is not known: the answer shows that checkpoint.
+    was earlier is not known: the answer shows that checkpoint. A note names what a new
+    partition of a topic that has grown waits for.
     """
     found = _read(call, key_of(group, topic, partition=partition), at=at, since=since)
     rows = [history_presenters.event_row(event) for event in found.events]
@@ -197,6 +198,26 @@ def explain(
     )
     section = Section("events", shown, history_presenters.EVENT_COLUMNS)
     _show(call, found, section, at=at, count=found.events_count)
+    known = found.world.keys.get(found.key)
+    is_new = known is None or (known.owner is None and known.position is None)
+    if at is None and is_new:
+        _notify_waiting(call, found.key)
+
+
+def _notify_waiting(call: Call, key: Key) -> None:
+    """Note that a new partition of a topic that has grown waits for an old one."""
+    from kafka_marshal.growth_plan import waiting
+
+    for each in waiting(by_partition(call.world().partitions), key.group_id):
+        if each.topic != key.topic or key.partition not in each.waiting:
+            continue
+        end = "its end, which is not known yet"
+        if each.end is not None:
+            end = f"offset {each.end}"
+        notify(
+            f"it waits until partition {each.partition}, which had its keys, is "
+            f"processed to {end}; see: marshal groups grow --topic {key.topic}"
+        )
 
 
 @app.command("history", epilog="Example: marshal claims history billing payments:3")

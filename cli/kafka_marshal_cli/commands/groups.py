@@ -7,6 +7,7 @@ import typer
 
 from kafka_marshal import ClaimRejected, ConfigurationError, DeadlineExceeded
 from kafka_marshal.clock import instant
+from kafka_marshal.protocol.placement import by_partition
 from kafka_marshal.protocol.settings import TUNABLES
 from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.lazy import LazyCommand, lazy_group
@@ -119,6 +120,8 @@ def describe(call: Call, group: Group, *, at: Moment | None) -> None:
     UNCOVERED are claimable partitions that no live member can claim: there are `no
     members`, none subscribes to the topic (`topics`), or those that do are full by the
     load that they announced last (`limits`).
+    WAITING, shown where there are any, are new partitions of topics that have grown:
+    not claimed before the PARTITION that had their keys is processed to its END.
     LOG-END-OFFSET and LAG come from the cluster, `-` where they are unknown. With --at
     these and AGE NOW are left out, and clients that had been silent for more than two
     heartbeat intervals may be missing.
@@ -152,9 +155,19 @@ def describe(call: Call, group: Group, *, at: Moment | None) -> None:
         Section("handoffs", world.handoffs(group), presenters.HANDOFF_COLUMNS),
         Section("standbys", standby_rows(world, group), presenters.STANDBY_COLUMNS),
         Section("uncovered", uncovered, presenters.UNCOVERED_COLUMNS),
+        *_waiting(world, group),
         Section("claims", claims, columns),
     )
     call.answer(Answer(presenters.as_of(world, at), {"group_id": group}, sections))
+
+
+def _waiting(world: "World", group: str) -> list[Section]:
+    """Return the new partitions of topics that grew, which wait; nothing for none."""
+    from kafka_marshal.growth_plan import waiting
+
+    rows = presenters.growth_source_rows(waiting(by_partition(world.partitions), group))
+    _, *columns = presenters.GROWTH_SOURCE_COLUMNS
+    return [Section("waiting", rows, columns)] if rows else []
 
 
 def _uncovered(call: Call, world: "World", group: str) -> list[presenters.Row]:

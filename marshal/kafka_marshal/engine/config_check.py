@@ -126,9 +126,15 @@ def _name(config: Config) -> tuple[bytes, int, int]:
 
 
 def _is_of(config: Config | None, first: Config) -> bool:
-    return config is not None and (config.format_id, config.generation) == (
-        first.format_id,
+    """Return whether a partition has the Config of partition 0.
+
+    Two Configs of one generation, after a log went back, may differ in interval and
+    limits: each key is judged by that of its partition. Not in the count, by which
+    claims are placed, nor in the feature level.
+    """
+    return config is not None and (config.generation, _name(config)) == (
         first.generation,
+        _name(first),
     )
 
 

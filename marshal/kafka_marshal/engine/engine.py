@@ -114,11 +114,11 @@ class Engine:
 
     @property
     def log_start_missing(self) -> tuple[int, ...]:
-        """Coordinating partitions whose log start is missing (PROTOCOL 7.3).
+        """Coordinating partitions in use whose log start is missing (PROTOCOL 7.3).
 
         They are only observed: this process claims none of their keys.
         """
-        return tuple(sorted(self.rebuilder.log_start_missing))
+        return tuple(self.rebuilder.missing())
 
     @property
     def diverged(self) -> tuple[int, ...]:
@@ -491,7 +491,7 @@ class Engine:
             for partition in done:
                 self._reload_config()
                 self.rebuilder.compare(partition, self._sessions.values())
-        elif not self.context.rebuilding:
+        elif self.rebuilder.is_ended():
             self.context.config = self._agreed_config()
             self._follow_count()
             fields = {"partition_count": self.context.config.partition_count}
@@ -518,9 +518,11 @@ class Engine:
                 session.on_layout(is_new=has_changed)
 
     def _reload_config(self) -> None:
-        context, before = self.context, self.context.config
+        context = self.context
+        if context.config is None:
+            return  # Not ready: all partitions are to be read first.
+        before_ms = context.heartbeat_interval_ms
         worlds = {t: replica.world for t, replica in context.replicas.items()}
-        before_ms = None if before is None else context.heartbeat_interval_ms
         try:
             context.config = self._agreed_config()
             late = behind(worlds)
@@ -535,7 +537,7 @@ class Engine:
         else:
             self._torn = self._torn_at_ms = None
         self._follow_count()
-        if before_ms is not None and self._interval.follow(before_ms):
+        if self._interval.follow(before_ms):
             for session in self._sessions.values():
                 session.on_interval()
 

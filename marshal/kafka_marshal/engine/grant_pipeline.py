@@ -172,8 +172,12 @@ class GrantPipeline:
 
     def request_ahead(self, places: Sequence[FetchState]) -> None:
         """Request grants while there are some, unless those last for a while."""
-        if self._clock.now_ms() >= self._quiet_until_ms:
+        if not self._is_quiet():
             self.request_grants(places)
+
+    def _is_quiet(self) -> bool:
+        """Return whether the grants of all partitions last for a while."""
+        return self._clock.now_ms() < self._quiet_until_ms
 
     def request_grants(self, places: Sequence[FetchState]) -> bool:
         """Request grants for known records; return whether a verdict is pending.
@@ -182,6 +186,9 @@ class GrantPipeline:
         together cost less. So nothing is requested while the grants of all partitions
         outlast a round trip; then everything that may be is, of every partition.
         """
+        with self._engine.changed:
+            if self._is_quiet() and not _is_unserved(places):
+                return self.awaits(places)
         self._look_at_ends(places)
         ladders = [
             (place, progress)
@@ -216,8 +223,7 @@ class GrantPipeline:
         self._quiet_until_ms = now_ms
         if not ahead or spare_us < 0:
             return True
-        fetched = [place for place, _ in ladders if place.buffered_count]
-        if fetched and not any(map(_is_served, fetched)):
+        if _is_unserved([place for place, _ in ladders]):
             return True
         # An application may become faster, but hardly twice as fast.
         self._quiet_until_ms += spare_us // (2 * US_PER_MS)
@@ -297,6 +303,8 @@ class GrantPipeline:
                 progress.skip_through(grant.last)
                 continue
             if first < grant.first:
+                if records:
+                    break  # whole ranges are known of a batch, by its ends
                 # Granted to an earlier owner; this owner never gets them.
                 start = place.find(grant.first)
                 place.next_offset = max(place.next_offset, grant.first)
@@ -373,6 +381,12 @@ def _is_served(place: FetchState) -> bool:
     if not isinstance(progress, AtMostOnce):
         return False
     return place.buffered_count > 0 and progress.granted is not None
+
+
+def _is_unserved(places: Iterable[FetchState]) -> bool:
+    """Return whether records are fetched, and none of their partitions has grants."""
+    fetched = [place for place in places if place.buffered_count]
+    return bool(fetched) and not any(map(_is_served, fetched))
 
 
 def longest_round_trip_us(places: Iterable[FetchState]) -> int:

@@ -102,6 +102,22 @@ class Placement:
         source = self._source_of(key, place)
         return source is not None and not self._has_moved(key, source, place)
 
+    def is_known_elsewhere(self, key: Key, partition: int) -> bool:
+        """Return whether a key that was claimed in a partition is known where it moves.
+
+        Then that claim is over, although a log that went back may not show it, or is
+        read late (PROTOCOL 10.9).
+        """
+        if key.topic in RESERVED_TOPICS:
+            return False
+        place = self._now.get(key)
+        if place is None:
+            place = self._now[key] = place_of(key, partition_count=self._count)
+        replica = self._replicas.get(place)
+        if place == partition or replica is None:
+            return False
+        return self._is_fenced(replica.world) and key in replica.world.keys
+
     def homes_of(self, group_id: str) -> tuple[int, ...]:
         """Return the homes of a group: that of the Config first, then that before."""
         home = home_partition(group_id, partition_count=self._count)

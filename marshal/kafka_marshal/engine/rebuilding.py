@@ -289,6 +289,25 @@ class Rebuilder:
             self._context.rebuilding.discard(t)
         return done
 
+    def missing(self) -> list[int]:
+        """Return the partitions in use whose log start is missing.
+
+        Others belong to a change of the partition count that was given up; they have
+        no state, and a later change writes what their readers need (PROTOCOL 10.7).
+        """
+        world = self._context.replicas[0].world
+        if world.config is None:
+            return sorted(self.log_start_missing)
+        count = world.config.partition_count
+        if world.layout is not None:
+            count = max(count, world.layout.from_count)
+        return sorted(t for t in self.log_start_missing if t < count)
+
+    def is_ended(self) -> bool:
+        """Return whether all partitions in use were read to their barriers."""
+        unused = self.log_start_missing.keys() - self.missing()
+        return self._context.rebuilding <= unused
+
     def require_log_start(self) -> None:
         """Refuse claims while the start of the log is missing.
 
@@ -296,10 +315,11 @@ class Rebuilder:
             LogUnreadable: PROTOCOL 7.3: a process that cannot see all claims
                 claims nothing.
         """
-        if self.log_start_missing:
+        missing = self.missing()
+        if missing:
             raise LogUnreadable(
                 "the log of coordinating partitions "
-                f"{sorted(self.log_start_missing)} begins above offset 0, and no "
+                f"{missing} begins above offset 0, and no "
                 "checkpoint or snapshot leads up to it: records that decide who owns "
                 "what may be gone, so nothing is claimed; see: marshal doctor"
             )

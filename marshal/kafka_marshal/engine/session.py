@@ -248,6 +248,9 @@ class Session(Holder):
 
     def on_imported(self, key: Key, now_ms: int) -> None:
         """Handle the import of a key of this group, which can be claimed again."""
+        holding = self.holdings.get(key)
+        if holding is not None and holding.claim.is_owned:
+            self._index.mark_active(holding)
         self._plan_soon(now_ms)
         self._succeed(key, now_ms)
 
@@ -321,6 +324,9 @@ class Session(Holder):
         self._index.compact()
 
     def _drive_owned(self, holding: Holding, now_ms: int) -> None:
+        if self._context.places.is_known_elsewhere(holding.key, holding.coordinator):
+            self._held.end(holding, Ending("fenced"))
+            return
         world = self._context.replicas[holding.coordinator].world
         until_ms = holding.claim.lease.hard_until_ms
         is_open = holding.drain is None and world.layout is not None

@@ -8,6 +8,7 @@ between two polls waits in the buffers of the kernel, and the next poll reads it
 
 import time
 from collections.abc import Mapping
+from selectors import DefaultSelector, SelectorKey
 from typing import Any
 
 from kafka.net.selector import NetworkSelector, TaskState
@@ -15,6 +16,18 @@ from kafka.net.selector import NetworkSelector, TaskState
 # Time without a caller that counts for timers.
 _GAP_S = 0.1
 _TIMERS_MIN = 64
+
+
+class _Sockets(DefaultSelector):
+    """Looks sockets up by their number.
+
+    kafka-python looks each one up before it registers it. If it is not there, the error
+    would have its address, which takes two system calls.
+    """
+
+    def get_key(self, fileobj: Any) -> SelectorKey:
+        number = fileobj.fileno()
+        return super().get_key(fileobj if number < 0 else number)
 
 
 class CallerSelector(NetworkSelector):  # type: ignore[misc] # untyped library
@@ -26,7 +39,8 @@ class CallerSelector(NetworkSelector):  # type: ignore[misc] # untyped library
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         # Reading a large response may take long; that is no fault of a task.
-        super().__init__(**{**options, "slow_task_threshold_secs": 0})
+        ours = {"slow_task_threshold_secs": 0, "selector": _Sockets}
+        super().__init__(**{**options, **ours})
         self._timers: list[Any] = []
         self._timers_max = _TIMERS_MIN
         self._driven_s = time.monotonic()
@@ -35,6 +49,9 @@ class CallerSelector(NetworkSelector):  # type: ignore[misc] # untyped library
 
     def start(self) -> None:
         """Start no thread."""
+
+    def wakeup(self) -> None:
+        """Wake no thread: none waits while another one calls."""
 
     def call_at(self, when: float, task: Any) -> Any:
         """Schedule a task; see ``NetworkSelector``."""

@@ -293,6 +293,9 @@ def receive(
     except OSError:
         # The ordinary read meets it again.
         pass
+    except MemoryError as error:
+        # It would end the task that reads, but not the connection.
+        return b"", error
     return (b"", None) if has_received else ordinary()
 
 

@@ -21,9 +21,10 @@ _INT16 = struct.Struct(">h")
 _VERSION_MIN, _VERSION_MAX = 4, 13
 _LOG_START, _SESSION, _REPLICA, _FLEXIBLE, _TOPIC_ID = 5, 7, 11, 12, 13
 _UUID_BYTES = 16
-# Smaller responses get a new buffer each; larger ones have some of these bytes.
+# Smaller responses get a new buffer each; the buffers of larger ones are multiples.
 _LARGE_BYTES = 1_048_576
-KEPT_MAX = 2
+# As many as are in use while a consumer hands out several partitions in turn.
+KEPT_MAX = 8
 # Bytes of an aborted transaction, without its tags.
 _ABORTED_BYTES = 16
 
@@ -140,14 +141,14 @@ class Buffers:
         if size < _LARGE_BYTES:
             self._kept.clear()
             return memoryview(bytearray(size))
-        for number, buffer in enumerate(self._kept):
+        for buffer in self._kept:
             if len(buffer) >= size and _is_free(buffer):
-                # Behind all others: its views live longest.
-                self._kept.append(self._kept.pop(number))
                 return memoryview(buffer)[:size]
         # Responses differ a little.
         made = bytearray(-(-size // _LARGE_BYTES) * _LARGE_BYTES)
-        self._kept = [*self._kept[1 - KEPT_MAX :], made]
+        large = [each for each in self._kept if len(each) >= size]
+        if len(large) < KEPT_MAX:
+            self._kept = [*large, made]
         return memoryview(made)[:size]
 
 

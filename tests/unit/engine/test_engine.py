@@ -69,7 +69,16 @@ def test_an_unformatted_topic_names_the_command():
     assert "marshal topic format" in str(node.engine.failure)
 
 
-@pytest.mark.parametrize("other", [{}, {"format_id": b"x" * 16}, {"generation": 2}])
+@pytest.mark.parametrize(
+    "other",
+    [
+        {},
+        {"format_id": b"x" * 16},
+        {"generation": 2},
+        {"partition_count": 4},
+        {"feature_level": 1},
+    ],
+)
 def test_a_torn_format_is_refused(other):
     cluster = blank(partitions=2)
     config = changed(cluster.config, partition_count=2)
@@ -80,6 +89,17 @@ def test_a_torn_format_is_refused(other):
     node.step()
     assert isinstance(node.engine.failure, TopicMisconfigured)
     assert "torn_format" in str(node.engine.failure)
+
+
+def test_two_intervals_of_one_generation_keep_nobody_from_starting():
+    """A log that went back may have lost one: each key is judged in its partition."""
+    cluster = blank(partitions=2)
+    config = changed(cluster.config, partition_count=2)
+    write(cluster, config)
+    write(cluster, changed(config, heartbeat_interval_ms=9_999), 1)
+    node = cluster.node("a")
+    node.step()
+    assert node.engine.is_ready
 
 
 def test_another_cluster_is_refused():

@@ -326,6 +326,18 @@ def test_records_granted_to_others_are_dropped(eager):
     assert consumed(node, cluster) == list(range(14, 30))
 
 
+def test_a_batch_ends_before_records_that_were_granted_to_others():
+    pipeline = made(most=9, batches_max=3, is_end_readable=True)
+    progress = AtMostOnce(0, grantee=b"me")
+    for seq, (first, end) in enumerate([(0, 2), (3, 5)]):
+        progress.on_verdict(grant_of(first, end), grantee=b"me", seq=seq)
+    place = FetchState(T0, SimpleNamespace(progress=progress), 0)
+    place.fetched = [SimpleNamespace(offset=offset) for offset in range(6)]
+    for expected in ([0, 1], [3, 4], []):
+        taken = pipeline.take(place, progress, most=9)
+        assert [record.offset for record in taken] == expected
+
+
 def test_a_paused_partition_sends_no_requests(eager):
     cluster = world(records=(10,))
     node = owning(cluster, delivery=AMO, most=2)

@@ -23,7 +23,7 @@ from enginekit import (
     spec,
     write,
 )
-from logkit import direct, imported, layout_import, settings
+from logkit import direct, imported, layout_import, member, settings
 
 from kafka_marshal.engine import session
 from kafka_marshal.engine.placement import Placement
@@ -401,6 +401,32 @@ def test_a_member_without_the_start_of_a_log_imports_nothing():
     assert senders <= {"a"}
 
 
+def test_what_a_change_that_was_given_up_leaves_keeps_nobody_from_starting():
+    """Retention has deleted its probes; no count uses these partitions."""
+    cluster, (reading,) = fleet("a")
+    goes_on([reading])
+    fence_to(cluster, 4)
+    for t in (2, 3):
+        write(cluster, member("admin"), t)
+        cluster.kafka.delete_records(cluster.place(t), before=1)
+    later = cluster.node("b")
+    cluster.run(H)
+    assert later.engine.is_ready
+    assert later.engine.log_start_missing == ()
+
+
+def test_a_partition_that_comes_into_use_counts_although_its_start_is_missing():
+    cluster, _ = fleet("a")
+    fence = fence_to(cluster, 4)
+    write(cluster, member("admin"), 3)
+    cluster.kafka.delete_records(cluster.place(3), before=1)
+    write(cluster, fence, 0)
+    blind = cluster.node("b")
+    cluster.run(H)
+    assert not blind.engine.is_ready
+    assert blind.engine.log_start_missing == (3,)
+
+
 def test_an_import_that_its_source_denies_is_reported():
     cluster, (reading,) = fleet("a")
     goes_on([reading])
@@ -426,6 +452,36 @@ def test_an_import_that_its_source_denies_is_reported():
     assert fields["key"] == str(key)
     assert (fields["partition"], fields["source"]) == (3, source.partition)
     assert fields["why"] == "the source has left the key in another state"
+
+
+@pytest.mark.parametrize("comes_late", [False, True])
+def test_a_claim_in_a_source_without_its_fence_ends_where_the_key_is_known(comes_late):
+    """PROTOCOL 10.9: the log of the source has lost the fence, which it had before."""
+    cluster, (reading,) = fleet("a")
+    goes_on([reading])
+    key = next(k for k in moving(2, 4) if place_of(k, partition_count=4) == 3)
+    source, log = place_of(key, partition_count=2), reading.node.log
+    if comes_late:
+        log.lags_ms = {3: 20}  # all that it has of the target comes with one read
+    fence = fence_to(cluster, 4)
+    write(cluster, fence, 0)
+    write(cluster, fence, 3)
+    write(cluster, layout_import(imported(key, position=1), source=source), 3)
+    assert reading.node.held[key].coordinator == source
+
+    def has_ended():
+        return [
+            each.fields["ending"].reason
+            for each in reading.node.observer.named("claim_ended")
+            if each.fields["key"] == key
+        ]
+
+    cluster.run_until(has_ended, H)
+    assert has_ended() == ["fenced"]
+    log.lags_ms.clear()
+    run_until_over(cluster, [reading])
+    cluster.run_until(lambda: goes_on([reading]) and key in reading.node.held, 4 * H)
+    assert reading.node.held[key].coordinator == 3
 
 
 def claim_in_between(patch):

@@ -1,5 +1,6 @@
 """Where keys and groups are, before, during and after a change of the count."""
 
+import msgspec
 import pytest
 from logkit import Log, imported, layout_done, layout_fence, layout_final
 from logkit import layout_import as import_to
@@ -80,6 +81,28 @@ def test_a_moving_key_is_that_of_its_source_until_it_is_imported(scene):
     scene.append(2, record, "imported")
     assert scene.places.partition_of(MOVED) == 2
     assert not scene.places.is_between(MOVED)
+
+
+def test_a_claim_is_over_where_the_target_knows_the_key(scene):
+    """PROTOCOL 10.9: whatever its source shows, which may have lost the fence."""
+    scene.logs[0].claimed(key=MOVED)
+    scene.fence(2)
+    assert not scene.places.is_known_elsewhere(MOVED, 0)
+    scene.append(2, import_to(imported(MOVED), source=0), "imported")
+    assert scene.places.is_known_elsewhere(MOVED, 0)
+    assert not scene.places.is_known_elsewhere(MOVED, 2)
+    assert not scene.places.is_known_elsewhere(
+        STAYING, scene.places.partition_of(STAYING)
+    )
+    assert not scene.places.is_known_elsewhere(checkpoint_key(0), 1)
+
+
+def test_what_a_partition_knows_of_an_earlier_count_ends_no_claim(scene):
+    scene.fence(2)
+    scene.append(2, import_to(imported(MOVED), source=0), "imported")
+    later = msgspec.structs.replace(scene.logs[2].state.config, generation=3)
+    scene.places.follow(later)
+    assert not scene.places.is_known_elsewhere(MOVED, 0)
 
 
 def test_a_staying_key_is_claimed_all_the_time(scene):

@@ -64,6 +64,7 @@ def test_each_key_has_one_standby_that_is_not_its_owner(cluster):
 def test_the_application_gets_the_position(cluster):
     a = cluster.node("a", spec=spec())
     cluster.run_until(lambda: len(a.held) == 4, 9 * H)
+    cluster.run(100)  # all have their start positions
     a.consumer.poll(1000)
     a.consumer.commit()
     cluster.run(H)

@@ -1,5 +1,6 @@
 """An event loop without a thread: what runs when, and which time counts."""
 
+import selectors
 import socket
 import threading
 
@@ -103,3 +104,19 @@ def test_ended_timers_are_forgotten(selector):
     kept = selector.call_later(1_000, lambda: None)
     assert len(selector._timers) <= driving._TIMERS_MIN
     assert kept in selector._timers
+
+
+def test_sockets_are_found_also_once_they_are_closed():
+    near, far = socket.socketpair()
+    with driving._Sockets() as sockets, near, far:
+        with pytest.raises(KeyError):
+            sockets.get_key(near)
+        key = sockets.register(near, selectors.EVENT_READ)
+        assert sockets.get_key(near) == key
+        near.close()
+        assert sockets.get_key(near) == key
+        with pytest.raises(KeyError):
+            sockets.get_key(far)
+        sockets.unregister(near)
+        with pytest.raises(ValueError, match="Invalid file descriptor"):
+            sockets.get_key(near)

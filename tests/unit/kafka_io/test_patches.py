@@ -40,7 +40,7 @@ from kafka_marshal.kafka_io.patches import (
     read_in_place,
     receive,
 )
-from kafka_marshal.kafka_io.responses import ResponseReader
+from kafka_marshal.kafka_io.responses import Buffers, ResponseReader
 from kafka_marshal.protocol.types import TopicPartition
 
 UNTOUCHED = Path(untouched.__file__)
@@ -230,6 +230,19 @@ def test_what_is_there_is_received_into_its_buffer(line):
     assert receive(transport, not_ordinary) == (b"", None)
     assert connection.parser is parser
     assert len(parser.missing()) == 0, "nothing was requested"
+
+
+def test_a_response_without_memory_ends_the_connection(line, monkeypatch):
+    transport, _, far = line
+
+    def take(_, size):
+        assert size == 5
+        raise MemoryError
+
+    monkeypatch.setattr(Buffers, "take", take)
+    far.sendall(framed(b"abcde"))
+    data, error = receive(transport, not_ordinary)
+    assert (data, type(error)) == (b"", MemoryError)
 
 
 def test_data_before_a_close_is_kept(line):

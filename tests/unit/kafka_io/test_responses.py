@@ -226,8 +226,12 @@ def test_a_buffer_is_used_again_once_nothing_refers_to_it():
 
 def test_few_buffers_are_kept_and_none_without_a_backlog():
     buffers = Buffers()
-    views = [buffers.take(MEGABYTE) for _ in range(5)]
-    assert len(buffers._kept) == KEPT_MAX
+    views = [buffers.take(MEGABYTE) for _ in range(KEPT_MAX + 1)]
+    kept = [each.obj for each in views[:-1]]
+    assert [id(each) for each in buffers._kept] == [id(each) for each in kept]
     views.clear()
+    assert buffers.take(MEGABYTE).obj is kept[0]
+    assert buffers.take(3 * MEGABYTE).obj not in kept
+    assert len(buffers._kept) == 1, "the others are too small from now on"
     assert len(buffers.take(10)) == 10
     assert buffers._kept == []

@@ -2,7 +2,7 @@
 
 librdkafka makes an object of each record, which takes longer than everything else where
 there are many small ones. ``KafkaDataReader`` leaves records in the fetched bytes, but
-each of its fetches takes about a millisecond, which is much where each brings a few
+each of its fetches takes most of a millisecond, which is much where each brings a few
 records. So records come from it while they are small, partitions are far behind the
 ends of their logs, and its fetches bring many.
 """
@@ -27,7 +27,7 @@ _LOGGER = logging.getLogger(__name__)
 # records gain.
 BACKLOG = 200_000
 # Values above this, on average, take as long either way.
-SMALL_BYTES, SIZED = 512, 16
+SMALL_BYTES, SIZED = 2_048, 16
 # Reading goes back to librdkafka after so many polls with fewer records on average.
 FEW_RECORDS, FEW_POLLS = 2_000, 8
 # Between two looks at the backlog; longer for many partitions, and after a return.

@@ -4,16 +4,17 @@ import json
 
 import msgspec
 import pytest
-from logkit import START_MS, Log, beat, claim, pause, release
+from logkit import START_MS, Log, beat, claim, growth, pause, release
 from pastkit import past
 from scankit import FakeScan
 from typer.testing import CliRunner
 
-from kafka_marshal import Admin
+from kafka_marshal import Admin, World
 from kafka_marshal.history import reading
 from kafka_marshal.protocol.codec import person_to_tags
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands.claims_explain import LIMIT_DEFAULT
+from kafka_marshal_cli.shared import Call
 
 __all__ = ["past"]
 LATER_MS = 4_102_444_800_000
@@ -167,6 +168,7 @@ def test_a_partition_is_named_once(log, arguments):
 
 
 def test_a_partition_that_does_not_exist_is_refused(log, monkeypatch):
+    monkeypatch.setattr(Call, "world", lambda _: World([log.state], {}))
     monkeypatch.setattr(Admin, "partition_count", lambda *_: 2)
     outcome = invoke("explain", "g", "u:6")
     assert (outcome.exit_code, outcome.stdout) == (2, "")
@@ -180,3 +182,23 @@ def test_text_from_the_log_is_escaped(log):
     log.append(record)
     assert "\x1b" not in invoke("explain", "g", "t:0").stdout
     assert LIMIT_DEFAULT == 100
+
+
+def test_what_a_new_partition_of_a_topic_that_has_grown_waits_for(monkeypatch):
+    log = Log(cluster_id="cluster", level=2)
+    log.append(release(log.claimed(), 7))
+    monkeypatch.setattr(reading, "LogScan", lambda *_, **__: FakeScan(log))
+    monkeypatch.setattr(Call, "world", lambda _: World([log.state], {}))
+    monkeypatch.setattr(Admin, "partition_count", lambda *_: 8)
+    assert invoke("explain", "g", "t:4").stderr == ""
+    log.append(growth(8, 4))
+    waits = "it waits until partition 0, which had its keys, is processed to "
+    note = invoke("explain", "g", "t:4").stderr
+    assert note.startswith(f"{waits}its end, which is not known yet; see: marshal")
+    assert invoke("explain", "g", "t:0").stderr == ""
+    log.append(growth(8, 4, ends=(9, 0, 0, 0)))
+    note = invoke("explain", "g", "t:4").stderr
+    assert note == f"{waits}offset 9; see: marshal groups grow --topic t\n"
+    assert invoke("explain", "h", "t:4").stderr == ""
+    log.append(release(log.claimed(), 9))
+    assert invoke("explain", "g", "t:4").stderr == ""

@@ -14,6 +14,7 @@ from logkit import (
     beat,
     claim,
     direct,
+    growth,
     ident,
     member,
     pause,
@@ -26,6 +27,8 @@ from kafka_marshal import Key, TopicPartition, World
 from kafka_marshal.admin import PauseResult
 from kafka_marshal.engine.pause_notes import PauseNote
 from kafka_marshal.group_settings import plan_settings
+from kafka_marshal.growth_plan import waiting
+from kafka_marshal.protocol.placement import by_partition
 from kafka_marshal.protocol.records import DIRECTIVE_LEVEL
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.shared import Call
@@ -126,6 +129,27 @@ def test_describe(world):
             "            10    3        -  1.0.2"
         ),
     ]
+
+
+def test_describe_shows_what_waits_in_a_topic_that_has_grown(monkeypatch):
+    log = Log(cluster_id="cluster", level=2)
+    log.append(beat(log.claimed("c1"), 7))
+    log.append(growth(4, 2))
+    log.append(growth(4, 2, ends=(9, 0)))
+    made = World([log.state], {0: H}, cluster_id="cluster")
+    monkeypatch.setattr(Call, "world", lambda self, **_: made)
+    monkeypatch.setattr(Call, "log_ends", lambda _, wanted: LOG_ENDS)
+    monkeypatch.setattr(Call, "partition_counts", lambda *_: {"t": 4})
+    lines = invoke("groups", "describe", "g").stdout.splitlines()
+    at = lines.index("WAITING")
+    table = [" ".join(line.split()) for line in lines[at + 1 : at + 4]]
+    assert table == [
+        "TOPIC PARTITION POSITION END LAG WAITING",
+        "t 0 7 9 2 2",
+        "t 1 - 0 - 3",
+    ]
+    made = World([], {}, cluster_id="cluster", is_partial=True, is_past=True)
+    assert waiting(by_partition(made.partitions), "g") == ()
 
 
 def test_describe_shows_standbys(monkeypatch):
