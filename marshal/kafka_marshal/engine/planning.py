@@ -88,7 +88,7 @@ class GroupPlanner:
         if context.has_layout:
             return
         settings, replicas = context.settings_of(self._group_id), context.replicas
-        self._has_news |= self._keys.have_changed(replicas, settings, now_ms)
+        self._has_news |= self._keys.have_changed(replicas, settings, now_ms=now_ms)
         reading = self._reading(counts, now_ms)
         members = reading.members(has_stale=not self._keys.are_settled)
         turn = turn_of(members, self._outbox.claimant.owner.client_id)

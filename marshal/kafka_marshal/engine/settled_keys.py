@@ -49,7 +49,7 @@ class SettledKeys:
         self.are_settled = False
 
     def have_changed(
-        self, replicas: Mapping[int, Replica], settings: Settings, now_ms: int
+        self, replicas: Mapping[int, Replica], settings: Settings, *, now_ms: int
     ) -> bool:
         """Return whether a planner may read anything else than in the round before.
 

@@ -32,7 +32,9 @@ class Reader:
         return first.epoch
 
     def have_changed(self, elapsed_ms=0):
-        return self.keys.have_changed({0: self.replica}, self.settings, elapsed_ms)
+        return self.keys.have_changed(
+            {0: self.replica}, self.settings, now_ms=elapsed_ms
+        )
 
 
 @pytest.fixture
@@ -126,8 +128,8 @@ def test_another_partition_is_a_change(reader):
     reader.append(claim())
     reader.have_changed()
     both = {0: reader.replica, 1: Replica(1, now_ms=0)}
-    assert reader.keys.have_changed(both, NO_SETTINGS, 0)
-    assert not reader.keys.have_changed(both, NO_SETTINGS, 0)
+    assert reader.keys.have_changed(both, NO_SETTINGS, now_ms=0)
+    assert not reader.keys.have_changed(both, NO_SETTINGS, now_ms=0)
 
 
 def test_planners_read_keys_only_after_changes(monkeypatch):
