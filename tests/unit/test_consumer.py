@@ -276,6 +276,7 @@ def test_a_partition_without_records_is_passed_beside_a_busy_one():
         "a", spec=spec(most=10, isolation_level="read_committed", policy="greedy")
     )
     cluster.run_until(held_by(node, 2), 3 * H)
+    cluster.run(100)  # both have their start positions
     for _ in range(40):
         found = node.consumer.poll(0)
         assert list(found) == [busy]
