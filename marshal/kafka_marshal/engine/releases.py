@@ -11,6 +11,7 @@ from kafka_marshal.engine.holding import Holding
 from kafka_marshal.engine.outbox import Outbox
 from kafka_marshal.protocol.layout import MOVING
 from kafka_marshal.protocol.losses import mark_to_tags
+from kafka_marshal.protocol.planner import DRAINED, PLANNED, SURPLUS
 from kafka_marshal.protocol.plans import RESTART
 from kafka_marshal.protocol.records import ReleasingPartition
 from kafka_marshal.protocol.state import Transition
@@ -164,6 +165,8 @@ ORDERLY = frozenset(
         *("moved", "client_died", "client_left", "client_silent", "shutdown"),
     }
 )
+EXPECTED = ORDERLY | {SURPLUS, DRAINED, PLANNED, "given_up"}
+"""Those, and what policies and plans ask for."""
 
 
 class ReleaseCooldowns:

@@ -17,7 +17,7 @@ from kafka_marshal.protocol.claiming import (
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.labels import REPLACES_LABEL
 from kafka_marshal.protocol.layout import MOVING, is_moving
-from kafka_marshal.protocol.planner import DRAINED, PLANNED, SURPLUS, Plan, Release
+from kafka_marshal.protocol.planner import Plan, Release
 from kafka_marshal.protocol.plans import RESTART
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
@@ -41,7 +41,6 @@ from .context import Context
 from .coverage import best_taker
 from .directives import SelfDrain
 from .grants import LogGrantRequester
-from .growths import GROWTH
 from .handoffs import Offers, Warmer
 from .heartbeats import Heartbeater
 from .holding import Drain, Holding, StartRule
@@ -50,7 +49,7 @@ from .members import Announcer, client_fenced, identity_conflict
 from .mirror import Mirror
 from .outbox import Outbox, Sent, grantee_of
 from .planning import GroupPlanner
-from .releases import ORDERLY, ReleaseCooldowns, ReleaseRetrier
+from .releases import EXPECTED, ReleaseCooldowns, ReleaseRetrier
 from .slow_consumers import SlowConsumerPolicy
 from .standbys import Standbys
 from .start_positions import StartPositions
@@ -62,7 +61,6 @@ FENCED_BY_ADMIN = "fenced_by_admin"
 SENDER_FENCED = "sender_fenced"
 NAME_CHARS_MAX = 60
 SEEK_UNCONFIRMED = "seek_unconfirmed"
-EXPECTED = ORDERLY | {SURPLUS, DRAINED, PLANNED, "given_up"}
 
 
 class Session(Holder):
@@ -114,10 +112,7 @@ class Session(Holder):
             context, self._outbox, host=host, labels=labels or {}
         )
         self._start_positions = StartPositions(
-            context,
-            self._heartbeater,
-            claimant,
-            release=lambda holding: self.release(holding, reason=GROWTH),
+            context, self._heartbeater, claimant, release=self.release
         )
         self._mirror = Mirror(context, claimant) if mirrors_offsets else None
         self._slow = SlowConsumerPolicy(context, self._held.lags, self._held.watchdog)

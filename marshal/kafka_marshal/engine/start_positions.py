@@ -5,7 +5,7 @@ from itertools import islice
 
 from kafka_marshal.config import Delivery
 from kafka_marshal.engine.context import Context
-from kafka_marshal.engine.growths import awaited
+from kafka_marshal.engine.growths import GROWTH, awaited
 from kafka_marshal.engine.heartbeats import Heartbeater
 from kafka_marshal.engine.holding import (
     Found,
@@ -36,7 +36,8 @@ class StartPositions:
         context: The engine's.
         beater: Sends the first heartbeats.
         claimant: The client.
-        release: Releases a partition that waits for another one (PROTOCOL 9.10).
+        release: Releases a partition for a reason: one that waits for another one
+            (PROTOCOL 9.10).
     """
 
     __slots__ = ("_claimant", "_context", "_heartbeater", "_queued", "_release")
@@ -47,7 +48,7 @@ class StartPositions:
         beater: Heartbeater,
         claimant: Claimant,
         *,
-        release: Callable[[Holding], None],
+        release: Callable[..., None],
     ) -> None:
         self._release = release
         self._context = context
@@ -92,7 +93,7 @@ class StartPositions:
             return False
         holding.lookup = None
         if awaited(self._context, holding.key, topic_id=holding.topic_id) is not None:
-            self._release(holding)
+            self._release(holding, reason=GROWTH)
             return False
         position = _choose(holding, found)
         self._heartbeater.beat_start(holding, position)
