@@ -1,7 +1,12 @@
 """New partitions of data topics that wait for their sources (PROTOCOL 9.10)."""
 
 from kafka_marshal.engine.context import Context
-from kafka_marshal.protocol.growths import Source, growth_of, source_of
+from kafka_marshal.protocol.growths import (
+    Source,
+    growth_of,
+    position_in,
+    source_of,
+)
 from kafka_marshal.protocol.types import Key
 
 GROWTH = "growth"
@@ -26,12 +31,8 @@ def awaited(context: Context, key: Key, *, topic_id: bytes | None) -> Source | N
     if growth is None:
         return None
     known = context.replica_of(key).world.keys.get(key)
-    if known is not None and known.position is not None:
-        is_earlier = None not in {topic_id, known.topic_id} and (
-            topic_id != known.topic_id
-        )
-        if not is_earlier:
-            return None
+    if position_in(known, topic_id=topic_id) is not None:
+        return None
     source = source_of(growth, key)
     found = context.replica_of(source.key).world.keys.get(source.key)
     id_of_topic = growth.topic_id if topic_id is None else topic_id
