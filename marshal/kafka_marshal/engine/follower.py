@@ -289,12 +289,17 @@ class Follower:
     ) -> None:
         """Fold entries of which only those that are awaited are needed.
 
-        Nobody awaits a heartbeat.
+        Ordinary heartbeats are folded in runs, unless records are awaited: one of those
+        may be a heartbeat.
         """
         now_ms = self._clock.now_ms()
         for partition, run in runs:
             replica = self.replicas.get(partition)
             if replica is None:
+                continue
+            if self._awaited and note is None:
+                for entry in run:
+                    self._fold(replica, entry, now_ms=now_ms)
                 continue
             for entry, transitions in replica.fold_run(run, now_ms):
                 if note is not None:

@@ -1,6 +1,7 @@
 """Following the whole log without claiming."""
 
 import pytest
+from logkit import beat, claim, config
 
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded, LogUnwritable
@@ -52,6 +53,16 @@ def test_an_own_record_is_found_among_those_of_members(log):
     assert awaited.transition is not None
     assert awaited.transition.reason == "no_config"
     assert awaited.transition.offset == 1
+
+
+def test_a_heartbeat_is_awaited_like_any_record(log):
+    follower = Follower(log, VirtualClock())
+    for record in (config(), claim()):
+        log.append(0, encode(record))
+    beats = [beat(1, position, seq=position) for position in range(20)]
+    awaited = [follower.append(0, record) for record in beats]
+    follower.await_all(awaited, 1_000)
+    assert [each.transition.effect for each in awaited] == ["renewed"] * 20
 
 
 class FailedAppend:
