@@ -92,13 +92,16 @@ class NotingLog:
                     self._notes.write("failed", number=number)
 
     def poll(self, timeout_ms: int):
-        entries = self._log.poll(timeout_ms)
+        return [(t, entry) for t, run in self.poll_runs(timeout_ms) for entry in run]
+
+    def poll_runs(self, timeout_ms: int):
+        runs = self._log.poll_runs(timeout_ms)
         self._look()
-        if entries:
+        if runs:
             # Noted before it is folded: nobody acts on it earlier.
-            ends = {str(t): entry.offset for t, entry in entries}
+            ends = {str(t): run[len(run) - 1].offset for t, run in runs}
             self._notes.write("read", ends=ends)
-        return entries
+        return runs
 
 
 class Noting:
