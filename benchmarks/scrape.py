@@ -74,6 +74,7 @@ def holding(partitions: int) -> tuple[Cluster, Node]:
         ),
     )
     cluster.run_until(lambda: len(node.held) == partitions, CLAIM_MS_MAX, step_ms=1_000)
+    cluster.run(1_000)  # all have their start positions
     return cluster, node
 
 

@@ -4,6 +4,7 @@ from enginekit import KEY, claim_of
 
 from kafka_marshal.grants import ClaimRef
 from kafka_marshal.grants.log import LogGrantClient
+from kafka_marshal.ports import runs_of
 
 
 class Log:
@@ -27,6 +28,9 @@ class Log:
         every = [*self._unread, *self._log.poll(0)]
         self._unread = [each for each in every if each[0] not in self.read]
         return [each for each in every if each[0] in self.read]
+
+    def poll_runs(self, timeout_ms):
+        return list(runs_of(self.poll(timeout_ms)))
 
     def positions(self):
         at = dict(self._log.positions())
