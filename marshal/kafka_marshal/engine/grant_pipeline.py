@@ -352,16 +352,19 @@ class GrantPipeline:
     def holds(self, places: Iterable[FetchState]) -> bool:
         """Return whether records are, or may yet be, granted and not handed out.
 
-        Granted records that no fetch brings within a heartbeat interval do not count.
+        Granted records that no fetch brings within a heartbeat interval do not count,
+        once everything that is fetched is handed out.
         """
-        if any(map(has_unfetched, places)) and self._is_rest_expected():
-            return True
-        return any(
+        is_served = any(
             place.buffered_count > 0
             and (progress.granted is not None or progress.outstanding_count > 0)
             for place in places
             if isinstance(progress := place.holding.progress, AtMostOnce)
         )
+        if is_served:
+            self._rest_until_ms = None
+            return True
+        return any(map(has_unfetched, places)) and self._is_rest_expected()
 
     def _is_rest_expected(self) -> bool:
         now_ms = self._clock.now_ms()

@@ -447,6 +447,26 @@ def made(*, most, batches_max, is_end_readable):
     )
 
 
+def test_what_is_granted_is_waited_for_once_all_that_is_fetched_is_handed_out():
+    """Handling what is fetched may take longer than the wait for the rest."""
+    pipeline = made(most=500, batches_max=32, is_end_readable=True)
+    engine, at = pipeline._engine, [0]
+    engine.context.ports.clock.now_ms = lambda: at[0]
+    engine.context.heartbeat_interval_ms = H
+    pipeline._clock = engine.context.ports.clock
+    progress = AtMostOnce(0, grantee=b"g" * 16)
+    progress._grants.append(OffsetRange(0, 9))
+    holding = SimpleNamespace(progress=progress)
+    place = SimpleNamespace(holding=holding, buffered_count=5, fetched_end=5)
+    for now_ms in (0, 2 * H, 4 * H):
+        at[0] = now_ms
+        assert pipeline.holds([place])
+    place.buffered_count = 0
+    assert pipeline.holds([place])
+    at[0] += H
+    assert not pipeline.holds([place])
+
+
 # --- what is in the log and not fetched
 
 
