@@ -271,7 +271,10 @@ class Follower:
                     "the coordination log did not answer in time"
                     f"{_why(awaited or [])}; check the brokers with: marshal doctor"
                 )
-            self._fold_silently(self._read(min(POLL_MS, left_ms)), note)
+            if self._awaited and note is None:
+                self.step(min(POLL_MS, left_ms))  # what is awaited may be a heartbeat
+            else:
+                self._fold_silently(self._read(min(POLL_MS, left_ms)), note)
 
     def _read(self, timeout_ms: int) -> Sequence[Run]:
         try:
@@ -287,19 +290,11 @@ class Follower:
         runs: Iterable[Run],
         note: Callable[[int, LogEntry], None] | None,
     ) -> None:
-        """Fold entries of which only those that are awaited are needed.
-
-        Ordinary heartbeats are folded in runs, unless records are awaited: one of those
-        may be a heartbeat.
-        """
+        """Fold entries, of which ordinary heartbeats are folded in runs."""
         now_ms = self._clock.now_ms()
         for partition, run in runs:
             replica = self.replicas.get(partition)
             if replica is None:
-                continue
-            if self._awaited and note is None:
-                for entry in run:
-                    self._fold(replica, entry, now_ms=now_ms)
                 continue
             for entry, transitions in replica.fold_run(run, now_ms):
                 if note is not None:
