@@ -132,8 +132,10 @@ def text_line(folded: Folded) -> str:
     fields: Mapping[str, Any] = payload["data"]
     who = "/".join(str(fields[n]) for n in ("group_id", "client_id") if n in fields)
     parts = [head, payload["type"], who]
-    if "topic" in fields:
+    if "partition" in fields and "topic" in fields:
         parts.append(f"{fields['topic']}-{fields['partition']}")
+    elif "topic" in fields:
+        parts.append(fields["topic"])
     parts += [f"{name}={_shortened(value)}" for name, value in _shown_fields(fields)]
     record = decode(folded.entry.value)
     person = None if isinstance(record, Undecodable) else person_of(record)
