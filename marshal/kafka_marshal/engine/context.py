@@ -61,11 +61,12 @@ class Context:
             while a change of it has not reached all of them, None otherwise.
         wrong_settings: Settings of the coordination topic that break PROTOCOL 2.1,
             as of the last check.
-            log_starts: First offset of each coordinating partition, as of that check.
-            unreported: Partitions whose kept state shows grants that the log has lost
-                and that are not reported yet; it is not replaced until then.
+        log_starts: First offset of each coordinating partition, as of that check.
+        unreported: Partitions whose kept state shows grants that the log has lost
+            and that are not reported yet; it is not replaced until then.
         folded: Next offset of each coordinating partition that is read and folded up to
-            there; a partition whose log went back is absent.
+            there; a partition whose log went back is absent. Replaced in each round
+            under the engine's lock.
         start_requests: Requests for start positions under way, of all sessions.
         places: Where keys and groups are.
     """

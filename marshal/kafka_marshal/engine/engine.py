@@ -98,7 +98,6 @@ class Engine:
         self._interval = IntervalFollower(self.context)
         self.failure: MarshalError | None = None
         self._cluster_id = cluster_id
-        # Folded offsets of each partition: stored after each fold, read under the lock.
         self._named: set[Key] = set()
         self._audit_at_ms = 0
         # The last error of Configs that differ, until it is reported, and when it is.
@@ -244,8 +243,7 @@ class Engine:
             self._fold(runs)
             at = self.context.ports.log.positions()
             is_lost = self.rebuilder.is_lost
-            folded = {t: to for t, to in at.items() if not is_lost(t)}
-            self.context.folded = folded
+            self.context.folded = {t: to for t, to in at.items() if not is_lost(t)}
             self._finish_rebuilding(at)
             if self.context.config is not None:
                 self.rebuilder.drive(self.context.now_ms)
