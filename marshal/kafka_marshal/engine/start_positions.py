@@ -89,7 +89,10 @@ class StartPositions:
                 self._context.observe("start_lookup_failed", fields)
                 self._queue(holding)
             return False
-        if self._context.folded.get(0, 0) < found.growths_end:
+        folded = self._context.folded.get(0, 0)
+        if folded < found.growths_end:
+            if folded < lookup.folded:
+                self._queue(holding)  # that log went back: its end may never come
             return False
         holding.lookup = None
         if awaited(self._context, holding.key, topic_id=holding.topic_id) is not None:
@@ -163,7 +166,7 @@ class StartPositions:
 
         request = self._context.ports.background.submit(find)
         for lookup in lookups:
-            lookup.request = request
+            lookup.request, lookup.folded = request, folded
         for holding in holdings:
             holding.lookup_at_ms = self._context.now_ms + LOOKUP_RETRY_MS
         return request

@@ -186,3 +186,23 @@ def test_an_end_of_a_leader_that_lags_is_looked_up_again():
     assert "lags behind" in str(event.fields["error"])
     (holding,) = node.session.holdings.values()
     assert holding.progress is not None
+
+
+def test_an_end_that_was_lost_is_looked_up_again():
+    """Partition 0 lost its last entries after the look-up: it may never get so far."""
+    cluster, node = elsewhere()
+    for number in range(2, 9):
+        write(cluster, growth(2 * number, number, topic=f"u{number}"))
+    cluster.run(100)
+    log = node.engine.context.ports.log
+    ends = log.end_offsets
+    log.end_offsets = lambda timeout_ms: {0: ends(timeout_ms)[0] + 100}
+    node.background.is_held = False
+    node.background.run_waiting()
+    cluster.run(100)
+    (holding,) = node.session.holdings.values()
+    assert holding.progress is None
+    log.end_offsets = ends
+    cluster.kafka.truncate(cluster.place(0), end=1, leader=1)
+    cluster.run(H)
+    assert holding.progress is not None
