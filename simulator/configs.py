@@ -125,11 +125,12 @@ class Configs:
         )
         # Never to fit: not in a partition that lags, nor when it is written again.
         number = fault.who % len(self._wanted)
-        # Only partition 0 asks for the very next generation (PROTOCOL 4.12).
+        # Only partition 0 asks for the very next generation (PROTOCOL 4.12), and only
+        # there is the last era never higher than the one in force.
         misfits = (
             replace(fit, generation=1 if number else last.generation + FAR),
             replace(fit, generation=1),
-            replace(fit, era=last.era),
+            replace(fit, era=1 if number else last.era),
             replace(fit, era=2**32 - 1),
             replace(fit, format_id=OTHER_FORMAT),
             replace(fit, cluster_id="another"),
