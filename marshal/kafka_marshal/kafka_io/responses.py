@@ -21,6 +21,7 @@ _INT16 = struct.Struct(">h")
 _VERSION_MIN, _VERSION_MAX = 4, 13
 _LOG_START, _SESSION, _REPLICA, _FLEXIBLE, _TOPIC_ID = 5, 7, 11, 12, 13
 _UUID_BYTES = 16
+_VARINT_BYTES_MAX = 5
 # Smaller responses get a new buffer each; the buffers of larger ones are multiples.
 _LARGE_BYTES = 1_048_576
 # As many as are in use while a consumer hands out several partitions in turn.
@@ -59,14 +60,14 @@ class _Walk:
             raise ValueError(f"{size} bytes are missing")
 
     def varint(self) -> int:
-        found = shift = 0
-        while True:
+        found = 0
+        for shift in range(0, 7 * _VARINT_BYTES_MAX, 7):
             byte = self._frame[self.at]
             self.at += 1
             found |= (byte & 127) << shift
             if byte < 128:  # noqa: PLR2004 - the last byte of a varint
                 return found
-            shift += 7
+        raise ValueError("a varint has no end")
 
     def size(self, fixed: struct.Struct = _SIZE) -> int:
         """Return a length or a number of elements; -1 for null."""

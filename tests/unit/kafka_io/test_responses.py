@@ -209,6 +209,12 @@ def test_bytes_behind_a_response_are_noticed():
 MEGABYTE = 1_048_576
 
 
+def test_a_number_without_an_end_is_refused_soon():
+    """Reading it to its end would take the square of its length."""
+    with pytest.raises(ValueError, match="no end"):
+        find_records(memoryview(b"\0" * 4 + b"\xff" * 1_000_000), 12)
+
+
 def test_a_buffer_is_used_again_once_nothing_refers_to_it():
     buffers = Buffers()
     first = buffers.take(3 * MEGABYTE + 5)
