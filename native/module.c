@@ -4,7 +4,7 @@
 #include "native.h"
 
 /* Equal to that of ``kafka_marshal/native.py``: other builds are not used. */
-#define REVISION 6
+#define REVISION 7
 
 static PyMethodDef METHODS[] = {
     {"fold_beats", (PyCFunction)(void (*)(void))fold_beats,
