@@ -41,6 +41,7 @@ PyObject *find_entries(PyObject *module, PyObject *args);
 PyObject *find_later(PyObject *module, PyObject *args);
 PyObject *index_entries(PyObject *module, PyObject *args);
 PyObject *index_records(PyObject *module, PyObject *args);
+PyObject *make_records(PyObject *module, PyObject *args);
 PyObject *read_columns(PyObject *module, PyObject *args);
 PyObject *read_entries(PyObject *module, PyObject *args);
 PyObject *to_columns(PyObject *module, PyObject *args);

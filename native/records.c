@@ -145,20 +145,26 @@ static PyObject *new_column(int is_wanted, Py_ssize_t size) {
     return is_wanted && !PyErr_Occurred() ? PyList_New(size) : NULL;
 }
 
+/* Read a record by its number; -1 on an error. */
+static int find_record(const Py_buffer *data, const Py_buffer *index, const Batch *batch,
+                       Py_ssize_t number, Record *record) {
+    const unsigned char *begin = data->buf, *end = begin + data->len;
+    int32_t at;
+    memcpy(&at, (const char *)index->buf + number * 4, 4);
+    Reader in = {begin + (at < 0 || at > data->len ? data->len : at), end};
+    if (read_record(&in, batch, record)) return 0;
+    PyErr_SetString(PyExc_ValueError, "the records are not those of the index");
+    return -1;
+}
+
 /* Fill the columns with records ``start`` to ``stop``; -1 on an error. */
 static int fill_columns(const Columns *columns, const Py_buffer *data,
                         const Py_buffer *index, const Batch *batch, Py_ssize_t start,
                         Py_ssize_t stop) {
-    const unsigned char *begin = data->buf, *end = begin + data->len;
+    const unsigned char *end = (const unsigned char *)data->buf + data->len;
     for (Py_ssize_t i = start; i < stop; i++) {
-        int32_t at;
         Record record;
-        memcpy(&at, (const char *)index->buf + i * 4, 4);
-        Reader in = {begin + (at < 0 || at > data->len ? data->len : at), end};
-        if (!read_record(&in, batch, &record)) {
-            PyErr_SetString(PyExc_ValueError, "the records are not those of the index");
-            return -1;
-        }
+        if (find_record(data, index, batch, i, &record) < 0) return -1;
         if (add_record(columns, i - start, &record, end) < 0) return -1;
     }
     return 0;
@@ -202,4 +208,79 @@ PyObject *read_columns(PyObject *module, PyObject *args) {
     Py_XDECREF(columns.times);
     Py_XDECREF(columns.headers);
     return NULL;
+}
+
+/* --- records --------------------------------------------------------------------------- */
+
+/* Arguments of a record, in the order of ``ParsedRecord``. */
+enum { OFFSET, VALUE, TOKEN, KEY, TIME, KIND, PAIRS, ORIGIN };
+
+/* Set an argument, which takes the reference; -1 on an error. */
+static int set_argument(PyObject *arguments, Py_ssize_t at, PyObject *made) {
+    return made == NULL ? -1 : PyTuple_SetItem(arguments, at, made);
+}
+
+/* Return the arguments of all records, with what they have in common. */
+static PyObject *new_arguments(PyObject *token, PyObject *append_ms, PyObject *origin) {
+    return Py_BuildValue("OOOOOiNO", Py_None, Py_None, token, Py_None, append_ms,
+                         append_ms != Py_None, PyTuple_New(0), origin);
+}
+
+/* Make a record. The arguments are used again: a call leaves no reference to them. */
+static PyObject *new_record(PyObject *type, PyObject *arguments, const Record *record,
+                            int fields, const unsigned char *end) {
+    if (set_argument(arguments, OFFSET, PyLong_FromLongLong(record->offset)) < 0 ||
+        set_argument(arguments, VALUE, new_part(&record->value)) < 0)
+        return NULL;
+    if (fields & KEYS && set_argument(arguments, KEY, new_part(&record->key)) < 0)
+        return NULL;
+    if (fields & TIMES &&
+        set_argument(arguments, TIME, PyLong_FromLongLong(record->time_ms)) < 0)
+        return NULL;
+    if (fields & HEADERS &&
+        set_argument(arguments, PAIRS, new_headers(record, end)) < 0)
+        return NULL;
+    return PyObject_Call(type, arguments, NULL);
+}
+
+/* Return a list of records ``start`` to ``stop``. */
+static PyObject *new_records(PyObject *type, PyObject *arguments, const Py_buffer *data,
+                             const Py_buffer *index, const Batch *batch, int fields,
+                             Py_ssize_t start, Py_ssize_t stop) {
+    const unsigned char *end = (const unsigned char *)data->buf + data->len;
+    PyObject *made = arguments == NULL ? NULL : PyList_New(stop - start);
+    for (Py_ssize_t i = start; made != NULL && i < stop; i++) {
+        Record record;
+        PyObject *each = NULL;
+        if (find_record(data, index, batch, i, &record) == 0)
+            each = new_record(type, arguments, &record, fields, end);
+        if (each == NULL || PyList_SetItem(made, i - start, each) < 0) Py_CLEAR(made);
+    }
+    return made;
+}
+
+PyObject *make_records(PyObject *module, PyObject *args) {
+    Py_buffer data, index;
+    Py_ssize_t start, stop;
+    Batch batch = {0};
+    PyObject *type, *token, *append_ms, *origin, *made = NULL;
+    int fields;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "Oy*y*nniLLOOO:make_records", &type, &data, &index,
+                          &start, &stop, &fields, &batch.base, &batch.first_ms, &token,
+                          &append_ms, &origin))
+        return NULL;
+    Py_ssize_t count = index.len / 4;
+    if (0 <= start && start <= stop && stop <= count && batch.base >= 0 &&
+        batch.base <= INT64_MAX - count) {
+        batch.next = batch.base + count;
+        PyObject *arguments = new_arguments(token, append_ms, origin);
+        made = new_records(type, arguments, &data, &index, &batch, fields, start, stop);
+        Py_XDECREF(arguments);
+    } else {
+        PyErr_SetString(PyExc_IndexError, "the batch has no such records");
+    }
+    PyBuffer_Release(&index);
+    PyBuffer_Release(&data);
+    return made;
 }

@@ -8,7 +8,6 @@ that they leave, records are parsed when they are fetched.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from importlib.util import find_spec
 from itertools import repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +18,7 @@ import msgspec
 from kafka_marshal.kafka_io.record_batches import APPEND_TIME, HEADER_BYTES, Header
 from kafka_marshal.native import compiled
 from kafka_marshal.ports import Piece, Record, Records
-from kafka_marshal.protocol.types import OFFSET_MAX, OffsetRange, Token
+from kafka_marshal.protocol.types import OFFSET_MAX, Token
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -180,21 +179,15 @@ class PackedPiece(NamedTuple):
 
     def records(self, token: Token | None) -> Iterator[Record]:
         """Make its records."""
+        assert compiled is not None
         batch = self.batch
-        is_appended = batch.append_ms is not None
-        fields = batch.fields & ~TIMES if is_appended else batch.fields
-        keys, values, times, headers = self._columns(fields)
-        return map(
-            ParsedRecord,
-            range(self.offset_at(0), self.last_offset + 1),
-            values or repeat(None),
-            repeat(token),
-            keys or repeat(None),
-            times or repeat(batch.append_ms),
-            repeat(1 if is_appended else 0),
-            headers or repeat(()),
-            repeat(batch.origin),
+        # The time of an append is that of all records.
+        fields = batch.fields if batch.append_ms is None else batch.fields & ~TIMES
+        made: list[Record] = compiled.make_records(
+            *(ParsedRecord, batch.data, batch.index, self.start, self.stop, fields),
+            *(batch.base, batch.first_ms, token, batch.append_ms, batch.origin),
         )
+        return iter(made)
 
     def join(self, other: Piece) -> "PackedPiece | None":
         """Return both as one if they are parts of one batch."""
@@ -269,13 +262,11 @@ def to_arrow(records: Records) -> "pa.RecordBatch | None":
         ImportError: pyarrow is not installed.
     """
     pieces = [each for each in records.pieces if isinstance(each, PackedPiece)]
-    if len(pieces) < len(records.pieces) or find_spec("numpy") is None:
+    if len(pieces) < len(records.pieces):
         return None
-    import pyarrow as pa
+    from kafka_marshal.kafka_io.columns import Batch, to_record_batch
 
-    from kafka_marshal.kafka_io.columns import Batch, to_columns
-
-    found = to_columns(
+    return to_record_batch(
         [
             Batch(
                 base=each.batch.base,
@@ -285,18 +276,5 @@ def to_arrow(records: Records) -> "pa.RecordBatch | None":
                 data=each.batch.bytes_of(each.start, each.stop),
             )
             for each in pieces
-        ],
-        OffsetRange(0, OFFSET_MAX),
-        with_headers=False,
-    )
-    if found is None:
-        return None
-    times = pa.array(found.times_ms, pa.int64())
-    return pa.record_batch(
-        {
-            "offset": pa.array(found.offsets, pa.int64()),
-            "timestamp": times.cast(pa.timestamp("ms", "UTC")),
-            "key": found.keys,
-            "value": found.values,
-        }
+        ]
     )

@@ -4,6 +4,7 @@ import gc
 import pickle
 import struct
 import sys
+from types import SimpleNamespace
 
 import pytest
 from batchkit import BadText, new_batch
@@ -13,7 +14,7 @@ from kafka.record import MemoryRecords
 from kafka.record.util import calc_crc32c
 
 from kafka_marshal.batches import Batch
-from kafka_marshal.kafka_io import fetched_records, packed_records
+from kafka_marshal.kafka_io import columns, fetched_records, packed_records
 from kafka_marshal.kafka_io.fetched_records import FetchedRecords
 from kafka_marshal.kafka_io.packed_records import (
     HEADERS,
@@ -179,9 +180,19 @@ def test_columns_of_arrow_are_those_of_lists(flags):
     assert made.to_arrow().schema == listed.to_arrow().schema
 
 
-def test_without_numpy_columns_of_arrow_are_made_of_lists(monkeypatch):
-    monkeypatch.setattr(packed_records, "find_spec", lambda _: None)
-    assert to_arrow(records(piece(numbered(0, 3)))) is None
+def test_columns_of_arrow_need_no_numpy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    found = to_arrow(records(piece(numbered(0, 3))))
+    assert found.column("offset").to_pylist() == [0, 1, 2]
+
+
+def test_what_the_compiled_columns_leave_is_made_of_lists(monkeypatch):
+    left = SimpleNamespace(to_columns=lambda *_: None)
+    monkeypatch.setattr(columns, "compiled", left)
+    found = records(piece(numbered(0, 3)))
+    assert to_arrow(found) is None
+    made = Batch(TopicPartition("t", 2), found, TOKEN, lambda *_, **__: None)
+    assert made.to_arrow().column("offset").to_pylist() == [0, 1, 2]
 
 
 # --- what is left to a parser
@@ -251,6 +262,29 @@ def test_an_index_of_other_records_is_refused():
             compiled.read_columns(found.data, found.index, start, stop, 2, 0)
     with pytest.raises(TypeError):
         compiled.read_columns(found.data, None, 0, 1, 2, 0)
+    made = (ParsedRecord, found.data, found.index)
+    rest = (0, None, None, found.origin)
+    with pytest.raises(ValueError, match="not those of the index"):
+        compiled.make_records(
+            ParsedRecord, b"\x00" * len(found.data), found.index, 0, 3, 2, 0, *rest
+        )
+    for start, stop, base in (
+        *((0, 4, 0), (-1, 2, 0), (2, 1, 0)),
+        *((0, 3, OFFSET_MAX), (0, 3, -1)),
+    ):
+        with pytest.raises(IndexError):
+            compiled.make_records(*made, start, stop, 2, base, *rest)
+
+
+def test_what_makes_no_record_raises():
+    found = packed(numbered(0, 3))
+
+    def refuse(*_):
+        raise LookupError("no record")
+
+    at = (found.data, found.index, 0, 3, 15, 0, 0, None, None, found.origin)
+    with pytest.raises(LookupError):
+        compiled.make_records(refuse, *at)
 
 
 def test_fields_that_no_record_has_are_not_read():
