@@ -6,15 +6,16 @@ bytes when the application gets them. Without the compiled functions, and for a 
 that they leave, records are parsed when they are fetched.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
 from itertools import repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 import msgspec
+from kafka.errors import CorruptRecordError
 
+from kafka_marshal.kafka_io.compression import decompress
 from kafka_marshal.kafka_io.record_batches import APPEND_TIME, HEADER_BYTES, Header
 from kafka_marshal.native import compiled
 from kafka_marshal.ports import Piece, Record, Records
@@ -23,7 +24,6 @@ from kafka_marshal.protocol.types import OFFSET_MAX, Token
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_GZIP, _SNAPPY, _LZ4, _ZSTD = 1, 2, 3, 4
 # Fields of ``native/records.c``, to be combined; offsets need none.
 KEYS, VALUES, TIMES, HEADERS = 1, 2, 4, 8
 _FIELDS = {"key": KEYS, "value": VALUES, "timestamp_ms": TIMES}
@@ -211,8 +211,9 @@ def pack(raw: memoryview, header: Header, *, origin: Origin) -> PackedBatch | No
         return None
     data: Any = raw[HEADER_BYTES:]
     if header.codec:
-        data = _decompressed(header.codec, data)
-        if data is None:
+        try:
+            data = decompress(header.codec, data)
+        except (CorruptRecordError, ImportError):
             return None
     found = compiled.index_records(data, header.records_count, header.first_ms)
     if found is None:
@@ -228,31 +229,6 @@ def pack(raw: memoryview, header: Header, *, origin: Origin) -> PackedBatch | No
         index=index,
         fields=fields,
     )
-
-
-@cache
-def _codecs() -> dict[int, Callable[[Any], bytes]]:
-    try:
-        from aiokafka import codec
-    except ImportError:
-        return {}
-    return {
-        _GZIP: codec.gzip_decode,
-        _SNAPPY: codec.snappy_decode,
-        _LZ4: codec.lz4_decode,
-        _ZSTD: codec.zstd_decode,
-    }
-
-
-def _decompressed(codec: int, data: memoryview) -> bytes | None:
-    """Return the records of a compressed batch; None if a parser has to try."""
-    decode = _codecs().get(codec)
-    if decode is None:
-        return None
-    try:
-        return decode(data)
-    except Exception:  # noqa: BLE001 - the parser raises the error
-        return None
 
 
 def to_arrow(records: Records) -> "pa.RecordBatch | None":

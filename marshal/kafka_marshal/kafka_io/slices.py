@@ -18,7 +18,8 @@ from kafka.errors import CorruptRecordError
 
 from kafka_marshal.errors import DeadlineExceeded, PositionError, UnknownTopicId
 from kafka_marshal.gc_pause import uncollected
-from kafka_marshal.kafka_io.columns import Batch, Slice, decompress, to_columns
+from kafka_marshal.kafka_io.columns import Batch, Slice, to_columns
+from kafka_marshal.kafka_io.compression import decompress
 from kafka_marshal.kafka_io.patches import (
     fetcher_of,
     is_supported,
@@ -218,7 +219,7 @@ def _to_groups(group: Sequence[Batch], old: Sequence[Any]) -> Iterator[Group]:
 
 
 def _to_batch(batch: Any) -> Batch:
-    data = memoryview(raw_bytes(batch))[_HEADER_BYTES:]
+    data: Any = memoryview(raw_bytes(batch))[_HEADER_BYTES:]
     if batch.compression_type:
         data = decompress(batch.compression_type, data)
     return Batch(
