@@ -13,8 +13,8 @@ from batchkit import BadText, new_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka import TopicPartition as KafkaTopicPartition
-from kafka.record import MemoryRecords
 
+from kafka_marshal.kafka_io.fetched_batches import FetchData
 from kafka_marshal.kafka_io.fetched_records import FetchedRecords
 from kafka_marshal.kafka_io.packed_records import PackedPiece, parsed_records
 from kafka_marshal.kafka_io.record_batches import python_records
@@ -55,9 +55,7 @@ def batches(draw, *, is_hostile):
 def read(raw, *, start, portion, can_pack):
     """Read a fetch in portions; return all records, the position and the error."""
     part = FetchedRecords(
-        start,
-        PLACE,
-        MemoryRecords(raw),
+        FetchData(place=PLACE, offset=start, data=memoryview(raw)),
         parser=python_records,
         make=lambda origin, sources: parsed_records(sources, None, origin=origin),
         can_pack=can_pack,

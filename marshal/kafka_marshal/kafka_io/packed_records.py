@@ -15,8 +15,7 @@ import attrs
 import msgspec
 from kafka.errors import CorruptRecordError
 
-from kafka_marshal.kafka_io.compression import decompress
-from kafka_marshal.kafka_io.record_batches import APPEND_TIME, HEADER_BYTES, Header
+from kafka_marshal.kafka_io.record_batches import Header, content_of
 from kafka_marshal.native import compiled
 from kafka_marshal.ports import Piece, Record, Records
 from kafka_marshal.protocol.types import OFFSET_MAX, Token
@@ -209,22 +208,19 @@ def pack(raw: memoryview, header: Header, *, origin: Origin) -> PackedBatch | No
     end = header.base_offset + header.records_count
     if compiled is None or not 0 <= header.base_offset < end <= OFFSET_MAX:
         return None
-    data: Any = raw[HEADER_BYTES:]
-    if header.codec:
-        try:
-            data = decompress(header.codec, data)
-        except (CorruptRecordError, ImportError):
-            return None
+    try:
+        data = content_of(raw, header)
+    except (CorruptRecordError, ImportError):
+        return None
     found = compiled.index_records(data, header.records_count, header.first_ms)
     if found is None:
         return None
     index, fields = found
-    is_appended = bool(header.attributes & APPEND_TIME)
     return PackedBatch(
         origin=origin,
         base=header.base_offset,
         first_ms=header.first_ms,
-        append_ms=header.last_ms if is_appended else None,
+        append_ms=header.append_ms,
         data=data,
         index=index,
         fields=fields,

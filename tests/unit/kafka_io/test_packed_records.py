@@ -10,11 +10,16 @@ import pytest
 from batchkit import BadText, new_batch
 from kafka import TopicPartition as KafkaTopicPartition
 from kafka.errors import CorruptRecordError
-from kafka.record import MemoryRecords
 from kafka.record.util import calc_crc32c
 
 from kafka_marshal.batches import Batch
-from kafka_marshal.kafka_io import columns, fetched_records, packed_records
+from kafka_marshal.kafka_io import (
+    columns,
+    fetched_records,
+    packed_records,
+    record_batches,
+)
+from kafka_marshal.kafka_io.fetched_batches import FetchData
 from kafka_marshal.kafka_io.fetched_records import FetchedRecords
 from kafka_marshal.kafka_io.packed_records import (
     HEADERS,
@@ -244,7 +249,7 @@ def test_a_compressed_batch_is_for_the_parser_without_codecs(monkeypatch):
     def missing(*_):
         raise ImportError
 
-    monkeypatch.setattr(packed_records, "decompress", missing)
+    monkeypatch.setattr(record_batches, "decompress", missing)
     assert packed(raw) is None
 
 
@@ -307,14 +312,12 @@ def test_fields_that_no_record_has_are_not_read():
 
 
 def fetch(*batches, start=0, **options):
+    data = memoryview(b"".join(batches))
     return FetchedRecords(
-        start,
-        PLACE,
-        MemoryRecords(b"".join(batches)),
+        FetchData(place=PLACE, offset=start, data=data, **options),
         parser=python_records,
         make=lambda origin, rows: parsed_records(rows, TOKEN, origin=origin),
         can_pack=True,
-        **options,
     )
 
 
