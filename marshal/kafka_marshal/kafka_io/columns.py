@@ -132,15 +132,23 @@ def _schema() -> "pa.Schema":
     )
 
 
-def to_record_batch(batches: Sequence[Batch]) -> "pa.RecordBatch | None":
-    """Return offset, timestamp, key and value of all records.
+def to_record_batch(
+    pieces: Sequence[tuple[Any, bytes, int, int, int]],
+) -> "pa.RecordBatch | None":
+    """Return offset, timestamp, key and value of records that were found in batches.
 
-    None if the native function leaves them to Python.
+    Args:
+        pieces: Batches, the places of records in them, which of these to return, from
+            and to, and their fields; see ``packed_records.PackedRun``.
+
+    Returns:
+        None if they have more bytes than a column can have.
     """
     import pyarrow as pa
 
-    found = compiled and compiled.to_columns(batches, 0, OFFSET_MAX)
-    if not found or not found[0]:
+    assert compiled is not None
+    found = compiled.fill_columns(*pieces)
+    if found is None:
         return None
     count, offsets, times_ms, _, keys, values = found
     schema = _schema()
