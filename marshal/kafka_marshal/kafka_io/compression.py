@@ -2,8 +2,8 @@
 
 import gzip
 import struct
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
 from typing import Any
 
 from kafka.errors import CorruptRecordError
@@ -15,10 +15,8 @@ _XERIAL_HEADER_BYTES = 16
 # Bytes of a varint above this are followed by another.
 _LAST = 127
 
-_Decoder = Callable[[Any], bytes]
 
-
-def decompress(codec: int, data: Any) -> bytes:
+def decompress(codec: int, data: memoryview) -> bytes:
     """Return the decompressed records of a batch.
 
     Raises:
@@ -28,8 +26,9 @@ def decompress(codec: int, data: Any) -> bytes:
     decode = _decoders().get(codec)
     if decode is None:
         raise CorruptRecordError(f"a record batch has the unknown compression {codec}")
+    is_framed = codec == _SNAPPY and data[: len(_XERIAL)] == _XERIAL
     try:
-        return decode(data)
+        return b"".join(map(decode, _blocks(data) if is_framed else (data,)))
     except MemoryError:
         raise
     except Exception as error:
@@ -38,63 +37,46 @@ def decompress(codec: int, data: Any) -> bytes:
         ) from error
 
 
+def _blocks(data: memoryview) -> Iterator[memoryview]:
+    at = _XERIAL_HEADER_BYTES
+    while at < len(data):
+        (size,) = struct.unpack_from(">i", data, at)
+        yield data[at + 4 : at + 4 + size]
+        at += 4 + size
+
+
 @cache
-def _decoders() -> Mapping[int, _Decoder]:
+def _decoders() -> Mapping[int, Callable[[memoryview], Any]]:
     try:
-        import cramjam
+        from cramjam import lz4, snappy, zstd
     except ImportError:
-        return _decoders_of_arrow()
+        import pyarrow as pa
+
+        return {
+            _GZIP: gzip.decompress,
+            _SNAPPY: partial(_by_block, pa),
+            _LZ4: partial(_by_stream, pa, "lz4"),
+            _ZSTD: partial(_by_stream, pa, "zstd"),
+        }
     return {
         _GZIP: gzip.decompress,
-        _SNAPPY: _snappy(lambda block: bytes(cramjam.snappy.decompress_raw(block))),
-        _LZ4: lambda data: bytes(cramjam.lz4.decompress(data)),
-        _ZSTD: lambda data: bytes(cramjam.zstd.decompress(data)),
+        _SNAPPY: snappy.decompress_raw,
+        _LZ4: lz4.decompress,
+        _ZSTD: zstd.decompress,
     }
 
 
-def _decoders_of_arrow() -> Mapping[int, _Decoder]:
-    import pyarrow as pa
-
-    def stream_of(name: str) -> _Decoder:
-        def decode(data: Any) -> bytes:
-            source = pa.BufferReader(pa.py_buffer(data))
-            with pa.CompressedInputStream(source, name) as stream:
-                found: bytes = stream.read()
-            return found
-
-        return decode
-
-    def decode_block(block: memoryview) -> bytes:
-        # It starts with its length as a varint, which Arrow has to be given.
-        size = shift = at = 0
-        while block[at] > _LAST:
-            size |= (block[at] & 127) << shift
-            shift, at = shift + 7, at + 1
-        size |= block[at] << shift
-        found: bytes = pa.Codec("snappy").decompress(block, size, asbytes=True)
-        return found
-
-    return {
-        _GZIP: gzip.decompress,
-        _SNAPPY: _snappy(decode_block),
-        _LZ4: stream_of("lz4"),
-        _ZSTD: stream_of("zstd"),
-    }
+def _by_block(arrow: Any, block: memoryview) -> Any:
+    # It starts with its length as a varint, which Arrow has to be given.
+    size = shift = at = 0
+    while block[at] > _LAST:
+        size |= (block[at] & 127) << shift
+        shift, at = shift + 7, at + 1
+    size |= block[at] << shift
+    return arrow.Codec("snappy").decompress(block, size, asbytes=True)
 
 
-def _snappy(decode_block: Callable[[memoryview], bytes]) -> _Decoder:
-    """Return a decoder of blocks, in a frame or without."""
-
-    def decode(data: Any) -> bytes:
-        data = memoryview(data)
-        if data[: len(_XERIAL)] != _XERIAL:
-            return decode_block(data)
-        parts = []
-        at = _XERIAL_HEADER_BYTES
-        while at < len(data):
-            (size,) = struct.unpack_from(">i", data, at)
-            parts.append(decode_block(data[at + 4 : at + 4 + size]))
-            at += 4 + size
-        return b"".join(parts)
-
-    return decode
+def _by_stream(arrow: Any, name: str, data: memoryview) -> Any:
+    source = arrow.BufferReader(arrow.py_buffer(data))
+    with arrow.CompressedInputStream(source, name) as stream:
+        return stream.read()

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 from kafka import TopicPartition as KafkaTopicPartition
@@ -44,14 +44,9 @@ POLL_MS = 50
 # Time without records after which the end of the log is checked.
 CHECK_MS = 1_000
 _CLOSE_MS = 5_000
-
-
-class Group(Protocol):
-    """A part of a fetch that can be turned into columns."""
-
-    def __call__(self, span: OffsetRange, *, with_headers: bool) -> Slice | None:
-        """Return the columns of a range, or None if it has no record here."""
-        ...
+# A part of a fetch: returns the columns of a range of it, or None if it has none.
+# Called with the range and ``with_headers``.
+Group = Callable[..., Slice | None]
 
 
 @attrs.define(eq=False)
@@ -101,11 +96,6 @@ class Fetch:
     groups: Sequence[Group]
 
 
-def fetch_of_records(records: Sequence[Any]) -> Fetch:
-    """Wrap records, for releases of kafka-python that are not supported."""
-    return Fetch(records[-1].offset, [partial(_records_to_columns, records)])
-
-
 def fetch_batches(consumer: Any, aim: FetchTarget) -> None:
     """Make a consumer return one ``Fetch`` for each fetch instead of records."""
     fetcher = fetcher_of(consumer)
@@ -118,7 +108,7 @@ def fetch_batches(consumer: Any, aim: FetchTarget) -> None:
 class _Part:
     """Batches, or the records of some in a format before 2."""
 
-    make: Callable[..., Slice | None]
+    make: Group
     items: list[Any]
     size_bytes: int
     records_count: int
@@ -383,8 +373,10 @@ class _RangeReader(KafkaDataReader):
             assert isinstance(records, Records)
             (piece,) = records.pieces
             assert isinstance(piece, SourcePiece)
-            sources = piece.sources
-            return sources if self._has_batches else [fetch_of_records(sources)]
+            if self._has_batches:
+                return piece.sources
+            group = partial(_records_to_columns, piece.sources)
+            return [Fetch(records.offset_at(-1), [group])]
         return ()
 
     def position_of(self, partition: TopicPartition) -> int:

@@ -65,19 +65,19 @@ def test_every_codec_of_kafka_is_decompressed_and_garbage_raises(
         decompress(codec, memoryview(pressed[: len(pressed) // 2]))
     wrong = pressed[:12] + bytes([pressed[12] ^ 0xFF]) * 40
     with pytest.raises(CorruptRecordError, match="decompress"):
-        decompress(codec, wrong)
+        decompress(codec, memoryview(wrong))
 
 
 @pytest.mark.parametrize("size", [-(2**31), -5, -4, 0, 2**31 - 1])
 def test_a_block_of_another_size_ends_the_frame(package, size):
     _, pressed = PRESSED[2]
     with pytest.raises(CorruptRecordError, match="decompress"):
-        decompress(2, pressed[:16] + struct.pack(">i", size) + pressed[20:])
+        decompress(2, memoryview(pressed[:16] + struct.pack(">i", size) + pressed[20:]))
 
 
 def test_an_unknown_codec_is_refused(package):
     with pytest.raises(CorruptRecordError, match="unknown compression 7"):
-        decompress(7, b"")
+        decompress(7, memoryview(b""))
 
 
 def test_missing_memory_is_no_damage(monkeypatch):
@@ -86,7 +86,7 @@ def test_missing_memory_is_no_damage(monkeypatch):
 
     monkeypatch.setattr(compression, "_decoders", lambda: {4: fails})
     with pytest.raises(MemoryError):
-        decompress(4, b"")
+        decompress(4, memoryview(b""))
 
 
 def test_without_a_package_nothing_is_decompressed(package, monkeypatch):
@@ -94,4 +94,4 @@ def test_without_a_package_nothing_is_decompressed(package, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     compression._decoders.cache_clear()
     with pytest.raises(ImportError):
-        decompress(1, b"")
+        decompress(1, memoryview(b""))
