@@ -54,7 +54,6 @@ from kafka_marshal.protocol.records import (
 )
 from kafka_marshal.protocol.settings import Settings
 from kafka_marshal.protocol.state import (
-    ERAS_MAX,
     LAYOUT,
     GroupState,
     KeyState,
@@ -85,7 +84,7 @@ def _fence(step: Step, record: LayoutFence) -> Transitions:
         _drop_earlier_life(state)
     if now is not None:
         # PROTOCOL 4.10: existing claims keep the era in which they were won.
-        state.eras = (*state.eras, (step.entry.offset, now.era))[-ERAS_MAX:]
+        state.end_era(step.entry.offset)
     state.config = config
     _end_pauses(state, step.entry.offset)
     places = sources_of(
