@@ -82,7 +82,7 @@ def _fence(step: Step, record: LayoutFence) -> Transitions:
         state.halted = Halt(step.entry.offset, config.feature_level)
         return (step.halted(),)
     if is_added:
-        _begin_anew(state, begun)
+        _begin(state, begun)
     else:
         _drop_moved(state)
         _end_pauses(state, step.entry.offset)
@@ -183,7 +183,7 @@ def _drop_moved(state: WorldState) -> None:
         drop_if_empty(state, group_id)
 
 
-def _begin_anew(state: WorldState, begun: WorldState) -> None:
+def _begin(state: WorldState, begun: WorldState) -> None:
     """Drop all that was known of a partition that comes into use (PROTOCOL 10.2).
 
     So a reader of a log that has lost what stood before comes to the same state.
