@@ -59,6 +59,7 @@ from kafka_marshal.kafka_io.columns import Slice
 from kafka_marshal.kafka_io.slices import CHUNK_BYTES
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark import register
+from kafka_marshal.spark.launcher import SERVER
 from kafka_marshal.spark.requirements import require_java, require_spark
 from kafka_marshal.spark.rows import arrow_schema, batch_maker, columns
 from kafka_marshal.testing.jars import cache_dir
@@ -91,13 +92,18 @@ TARGETS = {1_000: 1.3, 100: 2.0}
 
 
 def cpu_s() -> float:
-    """Return the processor time of this process and of all that it started."""
+    """Return the processor time of this process and of all that it started.
+
+    Servers of planners, too, which are nobody's children.
+    """
     parents, used = {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             fields = path.read_text().rpartition(")")[2].split()
             pid = int(path.parent.name)
-            parents[pid] = int(fields[1])
+            command = path.with_name("cmdline").read_text().split("\0")
+            is_server = command[1:3] == ["-c", SERVER]
+            parents[pid] = int(command[-2] if is_server else fields[1])
             # User and system time, also of children that have ended.
             used[pid] = sum(map(int, fields[11:15]))
     mine = {os.getpid()}

@@ -7,7 +7,6 @@ Spark's tasks has for them. It opens no connection to Kafka and holds no claim.
 import gc
 import os
 import runpy
-import signal
 import socket
 import sys
 import time
@@ -69,21 +68,20 @@ def serve(
         The connection, in a fork; None in the server, when it ends.
     """
     _replace_streams(os.open(os.devnull, os.O_RDWR))
-    # Nobody waits for the forks.
-    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     listener.settimeout(LOOK_S)
     until = time.monotonic() + idle_s
     while is_needed() and time.monotonic() < until:
+        _reap()
         try:
             connection, _ = listener.accept()
         except TimeoutError:
             continue
         if not os.fork():
-            signal.signal(signal.SIGCHLD, before)
             return connection
         connection.close()
         until = time.monotonic() + idle_s
     _remove(listener)
+    _reap()
     return None
 
 
@@ -133,6 +131,13 @@ def _replace_streams(*handles: int) -> None:
         os.dup2(handles[number % len(handles)], number)
     for handle in set(handles) - set(_STREAMS):
         os.close(handle)
+
+
+def _reap() -> None:
+    """Let forks that have ended go."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _remove(listener: socket.socket) -> None:

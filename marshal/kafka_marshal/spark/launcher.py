@@ -54,17 +54,22 @@ def run_forked(module: str) -> None:
     """
     with connected(address(), os.getppid()) as connection:
         connection.settimeout(START_S)
-        send_request(connection, module)
-        told = connection.recv(PID_BYTES, socket.MSG_WAITALL)
-        if len(told) < PID_BYTES:
-            raise ConnectionResetError("the fork ended before it ran")
-        pid = int.from_bytes(told)
+        # A signal that comes meanwhile waits until there is a fork to pass it on to.
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+        try:
+            send_request(connection, module)
+            told = connection.recv(PID_BYTES, socket.MSG_WAITALL)
+            if len(told) < PID_BYTES:
+                raise ConnectionResetError("the fork ended before it ran")
+            pid = int.from_bytes(told)
 
-        def end(number: int, _: object) -> None:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
+            def end(number: int, _: object) -> None:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
 
-        signal.signal(signal.SIGTERM, end)
+            signal.signal(signal.SIGTERM, end)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
         connection.settimeout(None)
         # Closed when the fork has ended.
         while connection.recv(1):
