@@ -7,6 +7,7 @@ import inspect
 import re
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,9 +38,16 @@ An error is a sentence on stderr, with the command to run next.
 
 ## Shared options
 
-Each command states which of these it has.
+A command has all of these, unless it states otherwise.
 
 {shared}
+
+## Repeated arguments and options
+
+`GROUP` is a group, `CLIENT` a client_id, `TOPIC` a data topic, `PARTITION` one of its
+partitions. Options that a command lists after *Also* are:
+
+{repeated}
 """
 Node = Any  # a command or parameter: typer does not export the classes
 # Options that many commands share, described once; names of typer parameters.
@@ -48,6 +56,13 @@ SHARED = (
     *("bootstrap_server", "coordination_topic", "command_property", "command_config"),
     *("transport", "timeout", "output"),
 )
+# Options that several commands have with the same text, described once.
+REPEATED = (
+    *("group", "execute", "reason", "as_", "yes"),
+    *("at", "limit", "open_timeout"),
+)
+# Arguments whose name states what they are.
+PLAIN = {"The group.", "The client_id.", "The data topic.", "The data partition."}
 # A command that repeats options of another refers to it.
 LIKE = {"marshal config show": "marshal sidecar run"}
 # Commands that run until they are stopped have a --timeout of their own.
@@ -66,7 +81,8 @@ def reference() -> str:
     """Return the text of docs/cli.md."""
     root = complete_command()
     shared: dict[str, Node] = {}
-    sections = list(_sections(root, "marshal", shared))
+    repeated = _repeated(root)
+    sections = list(_sections(root, "marshal", shared, repeated))
     exits = "\n".join(
         f"| {code.value} | {_line(text)} |" for code, text in MEANINGS.items()
     )
@@ -74,14 +90,38 @@ def reference() -> str:
         environment=ENVIRONMENT,
         exits=exits,
         shared="\n".join(_row(shared[name]) for name in SHARED),
+        repeated="\n".join(repeated),
     )
     return "\n".join([head, *sections])
 
 
-def _sections(command: Node, path: str, shared: dict[str, Node]) -> Iterator[str]:
+def _repeated(root: Node) -> list[str]:
+    """Return the most frequent line of each repeated option."""
+    lines: dict[str, Counter[str]] = {name: Counter() for name in REPEATED}
+    for command in _commands(root):
+        for param in command.params:
+            if param.name in lines and param.param_type_name != "argument":
+                lines[param.name][_row(param)] += 1
+    return [found.most_common(1)[0][0] for found in lines.values()]
+
+
+def _commands(command: Node) -> Iterator[Node]:
+    """Yield each command that is shown, without the groups of commands."""
     children = getattr(command, "commands", None)
     if children is None:
-        yield _section(command, path, shared)
+        yield command
+        return
+    for child in children.values():
+        if not child.hidden:
+            yield from _commands(child)
+
+
+def _sections(
+    command: Node, path: str, shared: dict[str, Node], repeated: list[str]
+) -> Iterator[str]:
+    children = getattr(command, "commands", None)
+    if children is None:
+        yield _section(command, path, shared, repeated)
         return
     if path != "marshal":
         yield f"## `{path}`\n\n{_paragraphs(command.help)}\n"
@@ -91,10 +131,12 @@ def _sections(command: Node, path: str, shared: dict[str, Node]) -> Iterator[str
             continue
         if path == "marshal" and not getattr(child, "commands", None):
             yield f"## `marshal {name}`\n"
-        yield from _sections(child, f"{path} {name}", shared)
+        yield from _sections(child, f"{path} {name}", shared, repeated)
 
 
-def _section(command: Node, path: str, shared: dict[str, Node]) -> str:
+def _section(
+    command: Node, path: str, shared: dict[str, Node], repeated: list[str]
+) -> str:
     arguments = []
     options = []
     taken = []
@@ -111,14 +153,19 @@ def _section(command: Node, path: str, shared: dict[str, Node]) -> str:
     usage = [path, *(_argument(each) for each in arguments)]
     usage += [f"{each.opts[0]} {_metavar(each)}" for each in options if each.required]
     text = f"### `{' '.join(usage)}`\n\n{_paragraphs(command.help)}\n"
-    rows = [_row(each) for each in [*arguments, *options]]
-    repeated = _rows_of(LIKE[path]) if path in LIKE else {}
-    if rows:
-        text += "\n" + "".join(f"{row}\n" for row in rows if row not in repeated)
-    if taken:
-        text += f"\nAlso: {_shared_names(taken)}.\n"
-    if repeated:
-        names = ", ".join(name for row, name in repeated.items() if row in rows)
+    like = _rows_of(LIKE[path]) if path in LIKE else {}
+    described = {*like, *repeated}
+    rows = [_row(each) for each in options]
+    own = [_row(each) for each in arguments if each.help not in PLAIN]
+    own += [row for row in rows if row not in described]
+    if own:
+        text += "\n" + "".join(f"{row}\n" for row in own)
+    also = [f"`{each.opts[0]}`" for each in options if _row(each) in repeated]
+    if also:
+        text += f"\nAlso: {', '.join(also)}.\n"
+    text += _shared_names(taken)
+    if like:
+        names = ", ".join(name for row, name in like.items() if row in rows)
         text += f"\nAs for `{LIKE[path]}`: {names}.\n"
     if command.epilog:
         example = _prose(command.epilog).removeprefix("Example: ")
@@ -127,14 +174,16 @@ def _section(command: Node, path: str, shared: dict[str, Node]) -> str:
 
 
 def _shared_names(taken: list[str]) -> str:
-    """Return which shared options a command has, in the shorter form."""
+    """Return a line on the shared options that a command has, where it lacks some."""
     names = {name: f"`--{name.replace('_', '-')}`" for name in SHARED}
     missing = [names[name] for name in SHARED if name not in taken]
     if not missing:
-        return "all shared options"
+        return ""
+    if not taken:
+        return "\nNo shared options.\n"
     if len(missing) < len(taken):
-        return f"all shared options except {', '.join(missing)}"
-    return ", ".join(names[name] for name in taken)
+        return f"\nShared options: all except {', '.join(missing)}.\n"
+    return f"\nShared options: {', '.join(names[name] for name in taken)}.\n"
 
 
 def _rows_of(path: str) -> dict[str, str]:

@@ -194,7 +194,7 @@ Host = Annotated[
 ]
 InGroup = Annotated[
     str | None,
-    typer.Option(metavar="GROUP", help="Only in this group; by default in all."),
+    typer.Option(metavar="GROUP", help="Only this group."),
 ]
 For = Annotated[
     str, typer.Option("--for", metavar="DURATION", help="How long, at most.")

@@ -64,7 +64,7 @@ AllowReprocess = Annotated[
 ]
 Reason = Annotated[
     str | None,
-    typer.Option(metavar="TEXT", help="Reason, stored in the log for people."),
+    typer.Option(metavar="TEXT", help="Stored in the log, for people."),
 ]
 Topics = Annotated[
     list[str] | None,

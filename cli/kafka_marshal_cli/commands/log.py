@@ -161,7 +161,7 @@ def reset(
     ] = None,
     execute: Annotated[
         bool,
-        typer.Option("--execute/--dry-run", help="Make the change, or only show it."),
+        typer.Option("--execute/--dry-run", help="Make the change; else only show it."),
     ] = False,
     force: Annotated[
         bool,
@@ -177,9 +177,8 @@ def reset(
 ) -> None:
     """Replace the state of a coordinating partition by that of a checkpoint.
 
-    For replicas that disagree, or a log that was manipulated. Afterwards no key of
-    the partition has an owner, and none can be claimed for two heartbeat intervals.
-    Without --execute nothing is written.
+    For replicas that disagree, or a log that was manipulated. Afterwards no key of the
+    partition has an owner, and none can be claimed for two heartbeat intervals.
     """
     with call.admin() as admin:
         plan = admin.reset_state(

@@ -319,11 +319,10 @@ def rebalance(
 ) -> None:
     """Move partitions so that racks and hosts have equal parts of each topic.
 
-    Planners choose among equals by this, and move nothing for it. Counts of members
-    stay equal, and as few partitions move as that takes. The group must have policy
-    `planner`: the moves are written as its next plan, which its members follow, warm
-    where they warm up, and its planners leave as it is. Members name their rack with
-    `--labels rack=r1`.
+    Planners themselves move nothing for this. Counts of members stay equal, and as few
+    partitions move as that takes. The group must have policy `planner`: the moves are
+    written as its next plan, which its planners leave as it is. Members name their rack
+    with `--labels rack=r1`.
     """
     if not spread:
         raise ConfigurationError(
