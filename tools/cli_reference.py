@@ -167,9 +167,9 @@ def _section(
     if like:
         names = ", ".join(name for row, name in like.items() if row in rows)
         text += f"\nAs for `{LIKE[path]}`: {names}.\n"
-    if command.epilog:
-        example = _prose(command.epilog).removeprefix("Example: ")
-        text += f"\n```sh\n{example}\n```\n"
+    example = _prose(command.epilog).removeprefix("Example: ")
+    if " -" in example:  # without an option it says what the heading does
+        text += f"\nExample: `{example}`\n"
     return text
 
 

@@ -79,9 +79,9 @@ def grow(
     """Add partitions to a keyed data topic; groups keep the order of each key.
 
     A new partition is not claimed, in any group, before the old one that had its keys
-    has been processed to the end that it had when every producer knew the new number.
-    If interrupted, run it again with the same number, from anywhere: it waits --settle
-    again. --timeout is for each step besides.
+    is processed to the end that it had when every producer knew the new number. If
+    interrupted, run it again with the same number: it waits --settle again. --timeout
+    is for each step besides.
 
     Each row is an old partition in a group: its POSITION, the END that it has to reach
     (as long as that is not known, its log end now), and which new partitions are

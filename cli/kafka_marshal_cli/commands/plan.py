@@ -91,10 +91,9 @@ def simulate_plan(
 
     Options can be repeated and combined; all changes happen at once. Without any, the
     moves that are still to come are shown. In a group with policy `planner` its plan
-    decides; other members are taken to follow the policy `fair`, each by itself, in
-    waves. GAP is the longest time without an owner: two
-    heartbeat intervals after a kill, otherwise unknown. Uncovered partitions have a
-    reason: `no members`, `topics` (no member subscribes to it), or `limits`.
+    decides; other members are taken to follow the policy `fair`. GAP is the longest
+    time without an owner: two heartbeat intervals after a kill, otherwise unknown.
+    Uncovered partitions have a reason, as in `marshal groups describe`.
     """
     changes = Changes(
         kill=tuple(kill or ()),
@@ -142,10 +141,9 @@ def show_plan(
     `done`: the named member has claimed the partition; or `void`: another one has. +
     and - are partitions that a member is to get and to give. HANDOFFS are partitions
     offered to members that warm up. UNCOVERED names what no member can have, and why.
-    LAG is that of the partitions that a member holds, by their positions in the log and
-    the ends of their logs; `+ N unknown` counts those of which either is unknown. With
-    --at it is left out. STANDBYS stand by for a partition, in this order; STANDBY is
-    for how many a member does.
+    LAG is that of the partitions that a member holds; `+ N unknown` counts those
+    without. With --at it is left out. STANDBYS stand by for a partition, in this order;
+    STANDBY is for how many a member does.
 
     With --diff, FROM was to have a partition by that plan, named by it or the owner,
     and TO is to have it now. STATE is what became of an entry of that plan: `done`,
