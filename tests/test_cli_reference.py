@@ -58,9 +58,9 @@ def test_repeated_options_are_listed_once_and_named_where_they_are():
 
 def test_options_of_another_command_are_referred_to():
     text = section("config show")
-    assert "As for `marshal sidecar run`: `--socket`," in text
-    assert "- `--socket`" not in text
-    assert "- `--socket` `PATH`: Unix socket" in section("sidecar run")
+    assert "As for `marshal sidecar run`: `--socket-group`," in text
+    assert "- `--tcp`" not in text
+    assert "- `--tcp` `HOST:PORT`: Loopback" in section("sidecar run")
 
 
 def helps(command):

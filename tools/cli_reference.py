@@ -58,8 +58,9 @@ SHARED = (
 )
 # Options that several commands have with the same text, described once.
 REPEATED = (
-    *("group", "execute", "reason", "as_", "yes"),
-    *("at", "limit", "open_timeout"),
+    *("group", "host", "for_", "since", "at", "limit"),
+    *("execute", "reason", "as_", "yes", "operation", "plan_file", "allow_reprocess"),
+    *("open_timeout", "sidecar", "socket", "labels", "no_plan", "restarts"),
 )
 # Arguments whose name states what they are.
 PLAIN = {"The group.", "The client_id.", "The data topic.", "The data partition."}
@@ -165,7 +166,8 @@ def _section(
         text += f"\nAlso: {', '.join(also)}.\n"
     text += _shared_names(taken)
     if like:
-        names = ", ".join(name for row, name in like.items() if row in rows)
+        same = {row: name for row, name in like.items() if row not in repeated}
+        names = ", ".join(name for row, name in same.items() if row in rows)
         text += f"\nAs for `{LIKE[path]}`: {names}.\n"
     example = _prose(command.epilog).removeprefix("Example: ")
     if " -" in example:  # without an option it says what the heading does
