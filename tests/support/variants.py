@@ -59,14 +59,11 @@ def listed(table):
     """Return a table of docs/TESTING.md: by each variant, the cells beside its name."""
     _, found, rest = TESTING.read_text().partition(f"<!-- table: {table} -->\n")
     assert found, f"no table of {table}"
-    lines = rest.partition("\n\n")[0].splitlines()[2:]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    found = {}
-    for names, *cells in rows:
-        for name in re.findall(r"`(\w+)`", names):
-            assert name not in found, f"{name} is in the table of {table} twice"
-            found[name] = cells
-    return found
+    rows = [
+        line.strip("|").split("|") for line in rest.partition("\n\n")[0].split("\n")
+    ]
+    cells = {row[0]: [cell.strip() for cell in row[1:]] for row in rows[2:]}
+    return {name: cells[row] for row in cells for name in re.findall(r"`(\w+)`", row)}
 
 
 def any_beat_owns(patch):
