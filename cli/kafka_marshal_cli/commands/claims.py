@@ -81,9 +81,9 @@ def who(
 ) -> None:
     """Show the owner of one partition, now or in the past.
 
-    --at also takes a plain offset: that of the key's coordinating partition, with its
-    record. If retention has deleted the start of the log, the past is known from the
-    first checkpoint on; for earlier moments the command ends with 1.
+    --at also takes an offset of the key's coordinating partition. If retention has
+    deleted the start of the log, the past is known from the first checkpoint on; for
+    earlier moments the command ends with 1.
     """
     key = Key(group, topic, partition)
     world = call.world() if at is None else call.world(at, key=key)

@@ -111,15 +111,14 @@ def describe(call: Call, group: Group, *, at: Moment | None) -> None:
     """Show a group's settings, pauses, directives, resets, members and claims.
 
     AGE is by log time, which advances with appends only; AGE NOW adds the time since. A
-    member is active, leaving, left, fenced (silent for more than two heartbeat
-    intervals) or unregistered (it owns claims, and has not announced itself).
-    DIRECTIVES drain or cordon a client, or all on a host; see `marshal clients drain`.
-    HANDOFFS are partitions offered to a successor that warms up, until UNTIL by log
-    time. STANDBYS take a partition over if its owner dies, in this order. UNCOVERED are
-    claimable partitions that no live member can claim: there are `no members`, none
-    subscribes to the topic (`topics`), or those that do are full (`limits`). WAITING
-    are new partitions of topics that have grown: not claimed before the PARTITION that
-    had their keys is processed to its END. LOG-END-OFFSET and LAG come from the
+    member is active, leaving, left, silent (for more than two heartbeat intervals),
+    fenced (by an admin) or unregistered (it owns claims, and has not announced itself).
+    DIRECTIVES drain or cordon a client, or all on a host. HANDOFFS are partitions
+    offered to a successor that warms up, until UNTIL by log time. STANDBYS take a
+    partition over if its owner dies, in this order. UNCOVERED are claimable partitions
+    that no live member can claim: there are `no members`, none subscribes to the topic
+    (`topics`), or those that do are full (`limits`). WAITING are new partitions of
+    topics that have grown (`marshal groups grow`). LOG-END-OFFSET and LAG come from the
     cluster, `-` where they are unknown. With --at these and AGE NOW are left out, and
     clients that were silent for more than two heartbeat intervals may be missing.
     """
@@ -296,7 +295,7 @@ def resume(
 
 
 def _tunable(name: str, what: str) -> Any:  # noqa: ANN401 - what typer returns
-    text = f"{what}; {TUNABLES[name].default} by default. `default` goes back to that."
+    text = f"{what}; {TUNABLES[name].default} by default."
     return typer.Option("--" + name.replace("_", "-"), metavar="N", help=text)
 
 
@@ -379,6 +378,7 @@ def set_(
     """Change how a group's members share and hand off partitions.
 
     Members apply the change as they read it. Settings that are not given stay.
+    The value `default` goes back to the default.
     """
     changes = _changes(
         policy,

@@ -84,9 +84,8 @@ def grow(
     is for each step besides.
 
     Each row is an old partition in a group: its POSITION, the END that it has to reach
-    (as long as that is not known, its log end now), and which new partitions are
-    WAITING for it. Producers must choose partitions by the key's hash modulo their
-    number, as Kafka's own do.
+    (its log end, until that is known), and the new partitions WAITING for it. Producers
+    must choose partitions by the key's hash modulo their number, as Kafka's own do.
     """
     if partitions is None and not withdraw:
         if execute:

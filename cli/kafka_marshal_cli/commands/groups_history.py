@@ -58,9 +58,6 @@ def history(
     if the record names one, else the client. LOG is the coordinating partition and
     offset of the first record; -o json has all of them. If retention has deleted the
     start of the log, the list begins at the first remaining checkpoint.
-
-    With --since the log is read from the newest checkpoint before that time at which
-    nothing of an admin was in progress.
     """
     if at is not None and at.time_ms is None:
         raise ConfigurationError(

@@ -74,10 +74,9 @@ def dump(
 ) -> None:
     """Write the log as text, one JSON object for each entry, up to its present end.
 
-    With --at it ends at that moment. Entries outside of --partition, --from and --to
-    are not read. `marshal log replay` folds the text to the same digests, if it has the
-    log from its start. Without record metadata there are only payloads, and values that
-    cannot be decoded are left out.
+    `marshal log replay` folds the text to the same digests, if it has the log from its
+    start. Without record metadata there are only payloads, and values that cannot be
+    decoded are left out.
 
     Of a snapshot FILE this writes the world, as `marshal log replay` does of the same
     log; it needs no broker.

@@ -137,17 +137,17 @@ def show_plan(
 ) -> None:
     """Show the plan of a group: a member for each partition that moves.
 
-    Groups with policy `planner` follow it (`marshal groups set`). STATE is `open`;
-    `done`: the named member has claimed the partition; or `void`: another one has. +
-    and - are partitions that a member is to get and to give. HANDOFFS are partitions
-    offered to members that warm up. UNCOVERED names what no member can have, and why.
-    LAG is that of the partitions that a member holds; `+ N unknown` counts those
-    without. With --at it is left out. STANDBYS stand by for a partition, in this order;
-    STANDBY is for how many a member does.
+    Groups with policy `planner` follow it. STATE is `open`; `done`: the named member
+    has claimed the partition; or `void`: another one has. + and - are partitions that a
+    member is to get and to give. HANDOFFS are partitions offered to members that warm
+    up. UNCOVERED names what no member can have, and why. LAG is that of the partitions
+    that a member holds; `+ N unknown` counts those without. With --at it is left out.
+    STANDBYS stand by for a partition, in this order; STANDBY is for how many a member
+    does.
 
-    With --diff, FROM was to have a partition by that plan, named by it or the owner,
-    and TO is to have it now. STATE is what became of an entry of that plan: `done`,
-    `open`, or `overtaken` by another claim or a later plan.
+    With --diff, FROM was to have a partition by that plan, and TO is to have it now.
+    STATE is what became of an entry of that plan: `done`, `open`, or `overtaken` by
+    another claim or a later plan.
     """
     if why is not None and diff is not None:
         raise ConfigurationError("give either --why or --diff", setting="--diff")

@@ -255,9 +255,8 @@ def resize(
     """Change the number of coordinating partitions while members run.
 
     Keys that move are released by their owners and claimed again in their new
-    partition; all others notice nothing. If interrupted, run it again with the same
-    number, from anywhere. By default --timeout is long enough for the keys of owners
-    that have died.
+    partition. If interrupted, run it again with the same number, from anywhere. By
+    default --timeout is long enough for the keys of owners that have died.
     """
     with call.admin() as admin:
         plan = admin.resize_topic(
