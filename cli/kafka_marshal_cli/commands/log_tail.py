@@ -338,7 +338,8 @@ OfTypes = Annotated[
     typer.Option(
         "--type",
         metavar="TYPE,...",
-        help=f"Only these types: {', '.join(TYPES)}.",
+        help="Only these record types, like Heartbeat, or undecodable; an unknown one "
+        "has all listed.",
     ),
 ]
 Follow = Annotated[
