@@ -9,6 +9,7 @@ the native function leaves headers and all that is malformed to this module.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
@@ -93,24 +94,72 @@ def to_columns(
 def _to_slice(count: int, *buffers: Any) -> Slice:
     """Return a slice of the buffers that the native function has filled."""
     import numpy as np
-    import pyarrow as pa
-
-    def binary_column(parts: tuple[int, Any, Any, Any] | None) -> pa.Array:
-        if parts is None:
-            return pa.nulls(count, pa.binary())
-        nulls, *found = parts
-        made = [None if each is None else pa.py_buffer(each) for each in found]
-        return pa.Array.from_buffers(pa.binary(), count, made, nulls)
 
     offsets, times_ms, kinds, keys, values = buffers
     return Slice(
         offsets=np.frombuffer(offsets, np.int64),
         times_ms=np.frombuffer(times_ms, np.int64),
         kinds=np.frombuffer(kinds, np.int32),
-        keys=binary_column(keys),
-        values=binary_column(values),
+        keys=_filled_column(count, keys),
+        values=_filled_column(count, values),
         headers=None,
     )
+
+
+def _filled_column(count: int, parts: tuple[int, Any, Any, Any] | None) -> "pa.Array":
+    """Return a column of bytes from what the native function has filled."""
+    import pyarrow as pa
+
+    if parts is None:
+        return pa.nulls(count, pa.binary())
+    nulls, *found = parts
+    made = [None if each is None else pa.py_buffer(each) for each in found]
+    return pa.Array.from_buffers(pa.binary(), count, made, nulls)
+
+
+@cache
+def _schema() -> "pa.Schema":
+    """Return the schema of ``to_record_batch``."""
+    import pyarrow as pa
+
+    return pa.schema(
+        {
+            "offset": pa.int64(),
+            "timestamp": pa.timestamp("ms", "UTC"),
+            "key": pa.binary(),
+            "value": pa.binary(),
+        }
+    )
+
+
+def to_record_batch(
+    pieces: Sequence[tuple[Any, bytes, int, int, int]],
+) -> "pa.RecordBatch | None":
+    """Return offset, timestamp, key and value of records that were found in batches.
+
+    Args:
+        pieces: Batches, the places of records in them, which of these to return, from
+            and to, and their fields; see ``packed_records.PackedRun``.
+
+    Returns:
+        None if they have more bytes than a column can have.
+    """
+    import pyarrow as pa
+
+    assert compiled is not None
+    found = compiled.fill_columns(*pieces)
+    if found is None:
+        return None
+    count, offsets, times_ms, _, keys, values = found
+    schema = _schema()
+    offset_type, time_type, *_ = schema.types
+    columns = [
+        pa.Array.from_buffers(offset_type, count, [None, pa.py_buffer(offsets)], 0),
+        pa.Array.from_buffers(time_type, count, [None, pa.py_buffer(times_ms)], 0),
+        _filled_column(count, keys),
+        _filled_column(count, values),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _to_columns(

@@ -1,6 +1,6 @@
 """Entries of the coordination log from kafka-python's fetches, in runs.
 
-Where ``native/entries.c`` was compiled, entries stay packed in the fetched bytes. What
+Where ``native/`` was compiled, entries stay packed in the fetched bytes. What
 it leaves is parsed as records of consumers are: batches that are compressed, of an old
 format or not sound.
 """
@@ -21,7 +21,7 @@ from kafka_marshal.kafka_io.fetched_records import (
 )
 from kafka_marshal.kafka_io.packed_records import Origin
 from kafka_marshal.kafka_io.patches import fetcher_of, is_supported, read_in_place
-from kafka_marshal.kafka_io.record_batches import batch_end, whole_batches
+from kafka_marshal.kafka_io.record_batches import batch_end
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topiclog import READER_REQUEST_TIMEOUT_MS
 from kafka_marshal.native import compiled
@@ -57,8 +57,7 @@ class EntryRecords(FetchedRecords):
 
     def __init__(self, fetch: FetchData) -> None:
         super().__init__(fetch, make=_entries)
-        # Where the batches begin that have not become packed entries.
-        self._at = 0
+        # Whether all batches so far have become packed entries.
         self._is_packed = True
 
     def take(self, n: int | None = None) -> Taken:
@@ -84,9 +83,8 @@ class EntryRecords(FetchedRecords):
         if behind == self._at:
             self._is_packed = False
         else:
-            self._at, self._rest = behind, whole_batches(self._fetch.data[behind:])
+            self._skip_to(behind, epoch)
             self._move_to(next_offset)
-            self.leader_epoch, self.bytes_read = epoch, len(self._fetch.data)
             self._is_begun = self._is_begun or bool(places)
             if batch_end(self._fetch.data, behind) is None:
                 self.drain()  # so that the next fetch can begin

@@ -67,7 +67,8 @@ class FetchedBatches:
         self.leader_epoch = _NO_EPOCH
         self.bytes_read = 0
         self._fetch = fetch
-        self._rest = whole_batches(fetch.data)
+        # Where the batches begin that were not read yet.
+        self._at = 0
         self._is_drained = False
         # What ended the reading; raised by each later call.
         self._error: Exception | None = None
@@ -94,7 +95,8 @@ class FetchedBatches:
         """
         if self._error is not None:
             raise self._error
-        for batch in self._rest:
+        for batch in whole_batches(self._fetch.data[self._at :]):
+            self._at += len(batch)
             header = header_of(batch)
             self.bytes_read = len(self._fetch.data)
             if header is None:
@@ -130,6 +132,16 @@ class FetchedBatches:
                 elif header.is_transactional:
                     return False
         return not header.is_control
+
+    def _skip_to(self, at: int, leader_epoch: int) -> None:
+        """Skip batches up to a byte, which were read in another way.
+
+        Args:
+            at: Where they end.
+            leader_epoch: That of the last one.
+        """
+        self._at, self.leader_epoch = at, leader_epoch
+        self.bytes_read = len(self._fetch.data)
 
     def _move_to(self, offset: int) -> None:
         self.next_fetch_offset = max(self.next_fetch_offset, offset)

@@ -15,7 +15,13 @@ from kafka_marshal.kafka_io.fetched_batches import (
     FetchedBatches,
     read_fetches,
 )
-from kafka_marshal.kafka_io.packed_records import Origin, PackedBatch, PackedPiece, pack
+from kafka_marshal.kafka_io.packed_records import (
+    Origin,
+    PackedPiece,
+    PackedRun,
+    index_batches,
+    pack,
+)
 from kafka_marshal.kafka_io.patches import accept_any_header, is_supported
 from kafka_marshal.kafka_io.record_batches import (
     Header,
@@ -128,8 +134,10 @@ class FetchedRecords(FetchedBatches):
         self._batch = fetch.data[:0]
         self._header: Header | None = None
         self._rows: Iterator[Any] = iter(())
-        self._packed: PackedBatch | None = None
         self._left = 0
+        # Or batches that are not parsed, and the offset behind them.
+        self._packed: PackedRun | None = None
+        self._packed_end = 0
         self._is_compiled = False
 
     def take(self, n: int | None = None) -> Taken:
@@ -156,6 +164,8 @@ class FetchedRecords(FetchedBatches):
 
     def _open(self) -> bool:
         """Begin the next batch with visible records; drain if there is none."""
+        if self._can_pack and self._open_run():
+            return True
         found = self.next_batch()
         if found is None:
             self.drain()
@@ -173,23 +183,36 @@ class FetchedRecords(FetchedBatches):
             self._rows = self._parsed(batch, header)
         return True
 
+    def _open_run(self) -> bool:
+        """Begin with batches that need not be parsed, if the next one is such."""
+        fetch = self._fetch
+        if self._aborted or self._aborting or self._error or not fetch.is_checked:
+            return False
+        data, first = fetch.data, fetch.offset
+        while (found := index_batches(data, at=self._at, first=first)) is not None:
+            self._skip_to(found.behind, found.leader_epoch)
+            if found.places:
+                self._begin_run(found.run(data, fetch.place), found.next_offset)
+                return True
+            self._move_to(found.next_offset)
+        return False
+
     def _pack(self, batch: memoryview, header: Header) -> bool:
         """Take a batch without parsing it, if that can be."""
-        found = pack(batch, header, origin=self._origin)
-        if found is None:
-            return False
-        before = max(0, self._fetch.offset - header.base_offset)
-        if before >= found.count:
-            return False
-        self._packed, self._left = found, found.count - before
-        return True
+        fetch = self._fetch
+        found = pack(batch, header, first=fetch.offset, place=fetch.place)
+        if found is not None:
+            self._begin_run(found, header.next_offset)
+        return found is not None
 
-    def _cut(self, packed: PackedBatch, most: int) -> PackedPiece:
-        assert self._header is not None
+    def _begin_run(self, run: PackedRun, end: int) -> None:
+        self._packed, self._packed_end, self._left = run, end, run.count
+
+    def _cut(self, packed: PackedRun, most: int) -> PackedPiece:
         start = packed.count - self._left
         self._left -= most
         piece = PackedPiece(packed, start, start + most)
-        self._move_to(piece.last_offset + 1 if self._left else self._header.next_offset)
+        self._move_to(piece.last_offset + 1 if self._left else self._packed_end)
         return piece
 
     def _parsed(self, batch: memoryview, header: Header) -> Iterator[Any]:

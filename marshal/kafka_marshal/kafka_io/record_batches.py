@@ -147,6 +147,24 @@ def content_of(batch: memoryview, header: Header) -> Any:
     return decompress(header.codec, data) if header.codec else data
 
 
+def uncompressed(batch: memoryview, header: Header) -> Any:
+    """Return a batch of format 2 without its compression; the checksum stays as it was.
+
+    Raises:
+        CorruptRecordError: It cannot be decompressed.
+        ImportError: No package is installed that can.
+    """
+    if not header.codec:
+        return batch
+    content = content_of(batch, header)
+    head = bytearray(batch[:HEADER_BYTES])
+    _PREFIX.pack_into(
+        head, 0, header.base_offset, HEADER_BYTES - _PREFIX.size + len(content)
+    )
+    head[_CHECKED_FROM + 1] &= ~_COMPRESSION
+    return bytes(head) + content
+
+
 def python_records(batch: memoryview) -> Iterator[Any]:
     """Return the records of a batch of format 2 by kafka-python's parser."""
     records: Iterator[Any] = iter(LenientBatch(batch))
