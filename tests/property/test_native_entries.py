@@ -8,7 +8,6 @@ import struct
 from types import SimpleNamespace
 
 import crc32c
-import msgspec
 import pytest
 from batchkit import BadText, new_batch
 from hypothesis import given, settings
@@ -21,6 +20,7 @@ from kafka.record.legacy_records import LegacyRecordBatchBuilder
 from kafka_marshal.kafka_io import entries as module
 from kafka_marshal.kafka_io.entries import fetch_entries, to_runs
 from kafka_marshal.kafka_io.patches import accept_any_header
+from kafka_marshal.kafka_io.record_batches import batch_end
 from kafka_marshal.native import compiled
 from kafka_marshal.protocol.packed_entries import PackedEntries
 from kafka_marshal.protocol.types import LogEntry
@@ -48,7 +48,7 @@ LENIENT, PACKED, PARSED = lenient(), entries_by(compiled), entries_by(None)
 
 PLACE = KafkaTopicPartition("__marshal", 0)
 APPENDED, CONTROL, TRANSACTIONAL = 0x08, 0x20, 0x10
-ATTRIBUTES_AT, CHECKSUM_AT = 21, 17
+MAGIC_AT, ATTRIBUTES_AT, CHECKSUM_AT = 16, 21, 17
 names = st.text(max_size=4) | st.just(BadText("b"))
 values = st.none() | st.binary(max_size=80)
 rows = st.tuples(
@@ -153,8 +153,13 @@ def read(kind, raw, *, start=0, most=None):
     return entries, part.next_fetch_offset, epoch, error
 
 
-def without_epoch(entry):
-    return msgspec.structs.replace(entry, leader_epoch=0)
+def formats_of(raw):
+    """Return the message formats of the batches; kafka-python reads some of others."""
+    found, at = set(), 0
+    while (end := batch_end(memoryview(raw), at)) is not None and end > at + MAGIC_AT:
+        found.add(raw[at + MAGIC_AT])
+        at = end
+    return found
 
 
 starts = st.sampled_from([0, 0, 1, 8, 250, 2**40 + 1])
@@ -178,11 +183,11 @@ def test_hostile_fetches_are_read_as_by_kafka_python(raw, start, run_max):
         patch.setattr(module, "RUN_MAX", run_max)
         found = read(PACKED, raw, start=start)
     assert found == expected
-    theirs = read(LENIENT, raw, start=start)
-    # It has another error for a batch that is too short, and knows no leader epoch of
-    # an unknown format.
-    assert (found[-1] is None) == (theirs[-1] is None)
-    assert list(map(without_epoch, found[0])) == list(map(without_epoch, theirs[0]))
+    if formats_of(raw) <= {0, 1, 2}:
+        theirs = read(LENIENT, raw, start=start)
+        assert found[0] == theirs[0]
+        # It has another error for a batch that is too short.
+        assert (found[-1] is None) == (theirs[-1] is None)
 
 
 def packed(raw, *, first=0, most=10**6):
