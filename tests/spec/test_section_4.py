@@ -510,15 +510,31 @@ def test_4_10_a_config_leaves_the_tokens_of_standing_claims():
     assert log.state.token(KEY) == Token(4, 0, 4)
 
 
-def test_4_10_the_eras_of_64_configs_are_remembered():
+def test_4_10_an_era_is_kept_as_long_as_a_claim_has_it():
     log = Log()
     log.claimed()
-    for generation in range(2, 67):
-        assert log.state.token(KEY) == Token(1, 0, 1)
+    for generation in range(2, 200):
         log.append(config(generation, era=generation))
-    # The first of 65 is dropped: from then on it counts as the second.
     assert len(log.state.eras) == 64
-    assert log.state.token(KEY) == Token(2, 0, 1)
+    assert log.state.token(KEY) == Token(1, 0, 1)
+    back = from_bytes(to_bytes(log.state))
+    assert (back.eras, back.token(KEY)) == (log.state.eras, Token(1, 0, 1))
+    # Nobody needs it once the key is released.
+    log.append(release(1))
+    log.append(config(200, era=200))
+    assert log.state.eras[0][1] > 1
+
+
+def test_4_10_a_token_becomes_larger_where_claims_have_more_than_64_eras():
+    log = Log()
+    first = KEY._replace(partition=0)
+    for number in range(65):
+        log.claimed(generation=number + 1, key=KEY._replace(partition=number))
+        assert log.state.token(first) == Token(1, 0, 1)
+        log.append(config(number + 2, era=number + 2))
+    assert len(log.state.eras) == 64
+    assert log.state.token(first) == Token(2, 0, 1)
+    assert log.state.token(KEY._replace(partition=1)) == Token(2, 0, 3)
 
 
 def test_4_one_config_leaves_no_eras_in_digest_and_bytes():

@@ -223,6 +223,14 @@ class ClusterChecks:
             )
             yield Check("log", Result.FAILED, found, run)
             return
+        unused = self.world.unused
+        if unused:
+            found = (
+                f"partitions {list(unused)} are not in use: a change that was given up "
+                "has added them, and its records are deleted; a later one begins them"
+            )
+            yield Check("unused", Result.NOTE, found)
+        gone = [t for t in gone if t not in unused]
         if gone:
             found = f"partitions {gone} begin above 0, and continue from checkpoints"
             yield Check("retention", Result.OK, found)

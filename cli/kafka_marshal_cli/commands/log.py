@@ -333,14 +333,17 @@ def _verified(
             begun=restored.world, split=split, chunk_max=chunk, kept=kept.get(number)
         )
     imports = ImportCheck()
-    for number, entry in scan:
-        if number in verifiers:
+    for number, run in scan.runs():
+        verifier = verifiers.get(number)
+        if verifier is None:
+            continue
+        for entry in run:
             if entry.value is not None and entry.value.startswith(_LAYOUT_ENDS):
-                imports.keep(verifiers[number].state)
-            transitions = verifiers[number].fold(entry)
-            imports.take(verifiers[number].state, transitions)
+                imports.keep(verifier.state)
+            imports.take(verifier.state, verifier.fold(entry))
             if imports.is_waiting:
                 _compare(imports, verifiers)
+        verifier.repeat(run)
     rows = unknown | {number: each.finish() for number, each in verifiers.items()}
     return [rows[number] for number in sorted(rows)]
 
