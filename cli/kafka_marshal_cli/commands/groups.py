@@ -77,7 +77,7 @@ Begin = Annotated[
     typer.Option(
         metavar="TIME",
         help="Begin of the pause, like --until, up to 30 days ahead; by default at "
-        "once. It begins by itself, also if this command has ended.",
+        "once. It needs no admin to begin.",
     ),
 ]
 

@@ -45,16 +45,15 @@ Settle = Annotated[
     str,
     typer.Option(
         metavar="DURATION",
-        help="How long producers get to learn the new number and to send what they "
-        "had: at least their metadata.max.age.ms plus delivery.timeout.ms.",
+        help="How long producers get to learn the new number: at least their "
+        "metadata.max.age.ms plus delivery.timeout.ms.",
     ),
 ]
 Withdraw = Annotated[
     bool,
     typer.Option(
         "--withdraw",
-        help="Withdraw the growth: no partition waits for it any more, whether or not "
-        "the order of its keys is kept then.",
+        help="Withdraw the growth: no partition waits for it any more.",
     ),
 ]
 

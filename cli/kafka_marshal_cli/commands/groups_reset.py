@@ -86,8 +86,8 @@ PlanFile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Store the plan in this new file, so that --continue can resume it. By "
-        "default it is in the state directory until the operation ends.",
+        help="Store the plan in this new file, for --continue; by default it is in the "
+        "state directory until the operation ends.",
     ),
 ]
 
@@ -286,8 +286,7 @@ def undo(
         bool,
         typer.Option(
             "--partial",
-            help="Undo what is left, where later operations, recreated topics or "
-            "forgetting have taken some of its partitions.",
+            help="Undo what is left, where some of its partitions cannot be set back.",
         ),
     ] = False,
     allow_reprocess: AllowReprocess = False,
