@@ -159,13 +159,13 @@ def test_every_truncation_of_a_batch_is_left_to_python():
         data = whole[:size]
         if size > ATTRIBUTES_AT:
             struct.pack_into(">i", data, 8, size - 12)
-        assert index_batches(data, 0, 0, is_checked=False) is None
-    assert index_batches(whole, 0, 0) is not None
+        assert index_batches(data, is_checked=False) is None
+    assert index_batches(whole) is not None
     for at in (-1, len(whole), len(whole) + 1):
-        assert index_batches(whole, at, 0) is None
+        assert index_batches(whole, at=at) is None
     struct.pack_into(">q", whole, FIRST_MS_AT, 2**63 - 1)
-    assert index_batches(whole, 0, 0) is None, "its checksum is wrong"
-    assert index_batches(whole, 0, 0, is_checked=False) is None, "a time overflows"
+    assert index_batches(whole) is None, "its checksum is wrong"
+    assert index_batches(whole, is_checked=False) is None, "a time overflows"
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,8 @@ def test_checksums_of_every_size_are_compared(size):
     value = bytes(number * 7 & 255 for number in range(size))
     builder.append(0, timestamp=5, key=None, value=value, headers=[])
     whole = bytearray(builder.build())
-    assert index_batches(whole, 0, 0) is not None
+    assert index_batches(whole) is not None
     for at in range(ATTRIBUTES_AT, len(whole), max(1, len(whole) // 50)):
         whole[at] ^= 4
-        assert index_batches(whole, 0, 0) is None
+        assert index_batches(whole) is None
         whole[at] ^= 4

@@ -188,10 +188,11 @@ class FetchedRecords(FetchedBatches):
         fetch = self._fetch
         if self._aborted or self._aborting or self._error or not fetch.is_checked:
             return False
-        while (found := index_batches(fetch.data, self._at, fetch.offset)) is not None:
+        data, first = fetch.data, fetch.offset
+        while (found := index_batches(data, at=self._at, first=first)) is not None:
             self._skip_to(found.behind, found.leader_epoch)
             if found.places:
-                self._begin_run(found.run(fetch.data, fetch.place), found.next_offset)
+                self._begin_run(found.run(data, fetch.place), found.next_offset)
                 return True
             self._move_to(found.next_offset)
         return False

@@ -210,7 +210,7 @@ class Index(NamedTuple):
 
 
 def index_batches(
-    data: Any, at: int, first: int, *, is_checked: bool = True
+    data: Any, *, at: int = 0, first: int = 0, is_checked: bool = True
 ) -> Index | None:
     """Look where records are, in as many batches as follow each other without a gap.
 
@@ -249,7 +249,7 @@ def pack(
         data = uncompressed(batch, header)
     except (CorruptRecordError, ImportError):
         return None
-    found = index_batches(data, 0, first, is_checked=False)
+    found = index_batches(data, first=first, is_checked=False)
     return found.run(data, place) if found is not None and found.places else None
 
 

@@ -157,11 +157,12 @@ def uncompressed(batch: memoryview, header: Header) -> Any:
     if not header.codec:
         return batch
     content = content_of(batch, header)
-    plain = header._replace(
-        length=HEADER_BYTES - _PREFIX.size + len(content),
-        attributes=header.attributes & ~_COMPRESSION,
+    head = bytearray(batch[:HEADER_BYTES])
+    _PREFIX.pack_into(
+        head, 0, header.base_offset, HEADER_BYTES - _PREFIX.size + len(content)
     )
-    return _HEADER.pack(*plain) + content
+    head[_CHECKED_FROM + 1] &= ~_COMPRESSION
+    return bytes(head) + content
 
 
 def python_records(batch: memoryview) -> Iterator[Any]:
