@@ -47,7 +47,7 @@ class Output(StrEnum):
 
 Reason = Annotated[
     str | None,
-    typer.Option(metavar="TEXT", help="Reason, stored in the log for people."),
+    typer.Option(metavar="TEXT", help="Stored in the log, for people."),
 ]
 """Of commands that admins write records with."""
 BootstrapServer = Annotated[

@@ -238,10 +238,10 @@ def reset(
     """Set a running group to new positions, all partitions or none.
 
     Without --execute the plan is shown and nothing is written to the log. With it, the
-    group is paused, releases its partitions, and continues by itself from the new
-    positions; nobody is restarted. `marshal groups undo` sets it back. If this command
-    dies, --continue resumes its plan, and `marshal groups finish` ends it; otherwise a
-    member ends it. A position outside of its log is refused; Kafka's tool clamps it.
+    group is paused, releases its partitions, and continues from the new positions.
+    `marshal groups undo` sets it back. If this command dies, --continue resumes its
+    plan, and `marshal groups finish` or a member ends it. A position outside of its log
+    is refused; Kafka's tool clamps it.
     """
     if isinstance(spec, Moment):
         then = call.formatted_world(spec)

@@ -345,6 +345,14 @@ def _drop_gone_members(state: WorldState, config: Config) -> None:
         del members[oldest]
 
 
+def forget_soft(state: WorldState) -> None:
+    """Drop what refers to keys and times of another state than the one now."""
+    state.soft.notes.clear()
+    state.soft.offered_ms.clear()
+    state.soft.members.clear()  # they announce themselves again
+    state.soft.plans.clear()
+
+
 FOLDS: dict[type, Callable[[Step, Any], Transitions]] = {
     ReleaseGroup: _release_group,
     PauseGroup: _pause_group,
