@@ -206,6 +206,12 @@ VARIANTS = [
         id="renewal-shortens",
     ),
     pytest.param(
+        variants.keep_the_last_era_alone,
+        0,
+        {"faults": ("level",)},
+        id="keep-the-last-era-alone",
+    ),
+    pytest.param(
         variants.renew_on_ack,
         0,
         {"faults": ("pause", "deaf", "stop")},

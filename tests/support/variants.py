@@ -105,6 +105,11 @@ def renew_to_an_earlier_end(patch):
     patch.setattr(fold_keys.KeyState, "renew", renew)
 
 
+def keep_the_last_era_alone(patch):
+    """A Config drops the eras that claims from before the last one have."""
+    patch.setattr(state_of_the_log, "end_era", lambda _, ended, *, epochs: (ended,))
+
+
 def renew_in_the_fold(patch):
     """The fold lets beats renew while their group is paused."""
 
