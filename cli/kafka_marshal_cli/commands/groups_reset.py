@@ -30,6 +30,7 @@ from kafka_marshal_cli.shared import (
     Call,
     OptionGroup,
     Output,
+    Reason,
     command,
     emit,
     notify,
@@ -61,10 +62,6 @@ AllowReprocess = Annotated[
         "--allow-reprocess",
         help="Allow partitions at most once to go back: records are handed out again.",
     ),
-]
-Reason = Annotated[
-    str | None,
-    typer.Option(metavar="TEXT", help="Stored in the log, for people."),
 ]
 Topics = Annotated[
     list[str] | None,
