@@ -314,6 +314,8 @@ class Daemon:
             read_ms=READ_MS,
             state_home=settings.state_path,
             checkpoint_interval_ms=settings.checkpoint_interval_ms,
+            # Tasks request grants one by one, and wait for each.
+            lingers=False,
             on_connected=self._on_connected,
         )
         runtime.observers.add(self._observer)
