@@ -502,6 +502,10 @@ class Records(Sequence[Record]):
 
     def offset_at(self, index: int) -> int:
         """Return the offset of one record."""
+        if index == -1 and self.pieces:
+            return self.pieces[-1].last_offset
+        if index == 0 and self.pieces:
+            return self.pieces[0].offset_at(0)
         at = range(len(self))[index]
         number = bisect_right(self._ends, at)
         piece = self.pieces[number]
