@@ -501,7 +501,7 @@ def words_of_the_fold() -> set[str]:
         *("keys", "groups", "fences", "handoffs", "positions", "resets"),
         *("directives", "plans", "layouts", "growths"),
     )
-    others = ("judging", "growths", "rationalizer")
+    others = ("judging", "growths", "log_clock", "rationalizer")
     for name in (*others, *(f"fold_{each}" for each in folds)):
         tree = ast.parse((PACKAGE / "protocol" / f"{name}.py").read_text())
         asked = {

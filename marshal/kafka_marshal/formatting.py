@@ -14,6 +14,7 @@ from kafka_marshal.errors import (
     TopicMisconfigured,
 )
 from kafka_marshal.kafka_io import ClusterInfo, Problem, TopicDescription
+from kafka_marshal.protocol.layout import used_count
 from kafka_marshal.protocol.records import (
     LIMIT_DEFAULTS,
     SUPPORTED_LEVEL,
@@ -96,9 +97,11 @@ def format_log(
     A torn format is completed with the tags that it has.
     """
     follower.catch_up(timeout_ms)
-    if follower.log_start_missing:
+    count = used_count(follower.worlds[0])
+    missing = [t for t in follower.log_start_missing if count is None or t < count]
+    if missing:
         raise LogUnreadable(
-            f"the log of coordinating partitions {follower.log_start_missing} begins "
+            f"the log of coordinating partitions {missing} begins "
             "above offset 0, and no checkpoint leads up to it: whether they are "
             "formatted is unknown; delete the topic and format it again"
         )

@@ -502,6 +502,10 @@ class Records(Sequence[Record]):
 
     def offset_at(self, index: int) -> int:
         """Return the offset of one record."""
+        if index == -1 and self.pieces:
+            return self.pieces[-1].last_offset
+        if index == 0 and self.pieces:
+            return self.pieces[0].offset_at(0)
         at = range(len(self))[index]
         number = bisect_right(self._ends, at)
         piece = self.pieces[number]
@@ -751,11 +755,15 @@ class DataLog(Protocol):
         ...
 
     def ends(
-        self, partitions: Sequence[TopicPartition], timeout_ms: int
+        self,
+        partitions: Sequence[TopicPartition],
+        timeout_ms: int,
+        *,
+        isolation_level: str = READ_UNCOMMITTED,
     ) -> Mapping[TopicPartition, int]:
-        """Return the next offset to be written of each partition.
+        """Return the log-end offset of each partition, as ``ranges`` does.
 
-        It takes half of the requests, and of the time, of ``ranges``.
+        It takes half of the requests, and of the time.
         """
         ...
 

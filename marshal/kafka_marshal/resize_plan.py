@@ -248,8 +248,7 @@ def _topic_obstacles(
         )
         found.append(Obstacle(reason="level", text=text))
     concerned = range(max(before.partition_count, to_count))
-    halted = [w.partition for w in follower.worlds if w.halted is not None]
-    unread = sorted({*follower.log_start_missing, *halted} & set(concerned))
+    unread = [t for t in concerned if _is_unread(follower, t, before)]
     if unread:
         text = (
             f"the state of coordinating partitions {unread} is not known, since their "
@@ -259,6 +258,22 @@ def _topic_obstacles(
         found.append(Obstacle(reason="unread", text=text))
     worlds = {world.partition: world for world in follower.worlds}
     return [*found, *_config_obstacles(worlds, before)]
+
+
+def _is_unread(follower: Follower, partition: int, before: Config) -> bool:
+    """Return whether what a partition lacks of its state prevents a change.
+
+    One that comes into use begins with the fence, unless what is left of its log shows
+    a later Config than partition 0 has.
+    """
+    replica = follower.replicas.get(partition)
+    if replica is not None and replica.world.halted is not None:
+        return True
+    if partition not in follower.log_start_missing:
+        return False
+    config = None if replica is None else replica.world.config
+    is_ahead = config is not None and config.generation > before.generation
+    return is_ahead or partition < before.partition_count
 
 
 def _config_obstacles(

@@ -53,19 +53,33 @@ def ignore_resize(_progress: Progress) -> None:
 
 
 def probe(
-    follower: Follower, partitions: range, *, sender: Sender, timeout_ms: int
+    follower: Follower,
+    partitions: range,
+    *,
+    op_id: bytes,
+    sender: Sender,
+    timeout_ms: int,
 ) -> None:
-    """Append a record to new partitions and read it back: both are possible.
+    """Append a record to added partitions and read it back: both are possible.
 
-    They have no Config, so the record changes nothing, and a change that is given up
-    leaves nothing that shuts out a later one.
+    They are not in use, so the record changes nothing, and a change that is given up
+    leaves nothing that shuts out a later one. It names the change: a reader that has
+    read it knows that the first fence which follows is the first of all, with which the
+    partition begins, whatever its log has lost before (PROTOCOL 10.7).
+
+    Args:
+        follower: Follows the log.
+        partitions: The partitions.
+        op_id: The operation, whose fence was not written yet.
+        sender: The sender.
+        timeout_ms: Longest wait for all of them.
 
     Raises:
         DeadlineExceeded: One of them was not read back in time.
         LogUnwritable: The broker refuses to append to one of them.
     """
     record = Member(
-        **sender.fields(CHECKPOINT_GROUP),
+        **sender.fields(CHECKPOINT_GROUP) | {"incarnation": op_id},
         topics=(),
         host=sender.host,
         capacity=0,
@@ -79,7 +93,12 @@ def probe(
 
 
 def write_first_fence(
-    follower: Follower, plan: ResizePlan, *, sender: Sender, timeout_ms: int
+    follower: Follower,
+    plan: ResizePlan,
+    *,
+    op_id: bytes,
+    sender: Sender,
+    timeout_ms: int,
 ) -> Change:
     """Write the fence of coordinating partition 0, which decides; return the change.
 
@@ -89,7 +108,7 @@ def write_first_fence(
         DeadlineExceeded: No verdict in time. It may still be appended.
     """
     change = Change(
-        op_id=sender.new_op_id(),
+        op_id=op_id,
         from_count=plan.before.partition_count,
         config=msgspec.structs.replace(
             plan.before,
@@ -286,9 +305,14 @@ class Resizing(ABC):
             return plan
         plan.require()
         if plan.change is None:
-            follower = self._prepare(plan)
+            op_id = self._sender.new_op_id()
+            follower = self._prepare(plan, op_id)
             write_first_fence(
-                follower, plan, sender=self._sender, timeout_ms=self._timeout_ms
+                follower,
+                plan,
+                op_id=op_id,
+                sender=self._sender,
+                timeout_ms=self._timeout_ms,
             )
         follower = self._follow_all(max(plan.from_count, plan.to_count))
         resize = Resize(
@@ -298,13 +322,19 @@ class Resizing(ABC):
         resize.run(timeout_ms=timeout_ms or default_ms, step_ms=self._timeout_ms)
         return plan
 
-    def _prepare(self, plan: ResizePlan) -> Follower:
+    def _prepare(self, plan: ResizePlan, op_id: bytes) -> Follower:
         """Add Kafka partitions and try them; return the follower of all."""
         if plan.added_count:
             self._add_partitions(plan.to_count)
         follower = self._follow_all(plan.to_count)
         added = range(plan.from_count, plan.to_count)
-        probe(follower, added, sender=self._sender, timeout_ms=self._timeout_ms)
+        probe(
+            follower,
+            added,
+            op_id=op_id,
+            sender=self._sender,
+            timeout_ms=self._timeout_ms,
+        )
         return follower
 
     def _follow_all(self, count: int) -> Follower:

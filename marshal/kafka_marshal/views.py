@@ -48,6 +48,7 @@ from kafka_marshal.past import (
 )
 from kafka_marshal.ports import LogRange, Run
 from kafka_marshal.protocol.handoffs import offered_since_ms, phase_of
+from kafka_marshal.protocol.layout import used_count
 from kafka_marshal.protocol.lease import Freshness, freshness
 from kafka_marshal.protocol.placement import (
     by_partition,
@@ -96,6 +97,8 @@ class World:
         log_start_missing: Partitions whose logs begin above offset 0 without a
             complete checkpoint before the moment of this view: their state is
             unknown, and that in ``partitions`` is incomplete.
+        unused: Others of that kind that are not in use, such as those of a change of
+            the partition count that was given up. Nobody needs their state.
         known_from: For these, the first moment of which the state is known; a
             partition without any checkpoint is absent.
         is_past: Whether this is a view of the past: nothing in it is estimated.
@@ -122,7 +125,13 @@ class World:
         self.topic_id = topic_id
         self.read_at_ms = read_at_ms
         self.notes = dict(notes or {})
-        self.log_start_missing = tuple(log_start_missing)
+        count = _used_count(partitions, log_start_missing)
+        self.log_start_missing = tuple(
+            t for t in log_start_missing if count is None or t < count
+        )
+        self.unused = tuple(
+            t for t in log_start_missing if count is not None and t >= count
+        )
         self.known_from = dict(known_from or {})
         self.is_past = is_past
         self.is_partial = is_partial
@@ -476,6 +485,16 @@ class World:
         """Return the freshness by the estimated age; by log time it may be fresher."""
         age_ms = self.estimated_age_ms(world, known)
         return freshness(age_ms, known.heartbeat_interval_ms)
+
+
+def _used_count(
+    partitions: Iterable[WorldState], missing: Collection[int]
+) -> int | None:
+    """Return how many partitions are in use, None if partition 0 does not show it."""
+    for state in partitions:
+        if state.partition == 0 and 0 not in missing:
+            return used_count(state)
+    return None
 
 
 def unknown_text(

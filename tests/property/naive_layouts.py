@@ -125,17 +125,22 @@ class Layouts:
 
     def LayoutFence(self, entry, data, _key):  # noqa: N802
         old, new = self.config, config_of(data["config"])
-        if old is not None and not self.has_level_2():
-            raise Ignored("level")
-        if old is not None and self.is_busy():
-            raise Refused("busy")
         before, after = data["from_count"], new["K"]
+        is_in_use = old is not None and self.t < before
+        if is_in_use and not self.has_level_2():
+            raise Ignored("level")
+        if is_in_use and self.is_busy():
+            raise Refused("busy")
         less, more = min(before, after), max(before, after)
         if less == more or more % less or self.t >= more or more > 10_000:
             raise Refused("config")
-        if new["era"] > self.m // 1000 + 24 * 60 * 60:
+        is_timed = entry["timestamp_type"] == "LogAppendTime"
+        m = entry["timestamp_ms"] if is_timed else 0
+        if self.t < before:
+            m = self.m
+        if new["era"] > m // 1000 + 24 * 60 * 60:
             raise Refused("config")
-        if old is None and (self.t == 0 or new["feature_level"] < 2):
+        if not is_in_use and (self.t == 0 or new["feature_level"] < 2):
             raise Refused("config")
         if old is not None and not self.follows(old, new, before):
             raise Refused("config")
@@ -145,6 +150,8 @@ class Layouts:
         self.drop_moved()
         if self.t >= before:
             self.drop_all()
+            self.c, self.m = entry["timestamp_ms"], m
+            self.w = m if is_timed else None
         self.config = new
         self.end_all_pauses(entry["offset"])
         self.layout = {
@@ -214,7 +221,7 @@ class Layouts:
         }
 
     def drop_all(self):
-        self.keys = {k: one for k, one in self.keys.items() if k[1] in RESERVED}
+        self.keys = {}
         self.pauses, self.scheduled, self.scoped = {}, {}, {}
         self.over, self.fences = [], []
         self.verdicts, self.directives, self.settings = {}, {}, {}

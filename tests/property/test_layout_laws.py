@@ -21,6 +21,7 @@ from kafka_marshal.protocol.types import Key
 
 PLACES = ((0, 1), (0, 2), (1, 2), (1, 1), (2, 2), (3, 2))
 SEEDS = range(120)
+FENCED = "layout_fenced"
 
 
 def entries_of(seed, count=60):
@@ -54,6 +55,22 @@ def test_snapshot_and_tail_equal_the_whole():
         assert cut is not None
         assert to_bytes(cut) == to_bytes(whole)
     assert opened > 100
+
+
+def test_a_partition_that_comes_into_use_begins_with_its_fence():
+    """PROTOCOL 10.2: who has read nothing before comes to the same state."""
+    begun = 0
+    for seed in SEEDS:
+        partition, entries = entries_of(seed)
+        whole = WorldState(partition)
+        for entry in entries:
+            fenced = [one for one in apply(whole, entry) if one.effect == FENCED]
+            if fenced and partition >= fenced[0].record.from_count:
+                late = WorldState(partition)
+                apply(late, entry)
+                assert to_bytes(late) == to_bytes(whole)
+                begun += 1
+    assert begun > 20
 
 
 def test_readers_of_the_past_follow_every_log():

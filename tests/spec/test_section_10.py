@@ -57,9 +57,10 @@ from kafka_marshal.protocol.layout import (
     moving_keys,
     place_of,
 )
+from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import ImportedPrevious
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
-from kafka_marshal.protocol.state import Previous
+from kafka_marshal.protocol.state import Previous, WorldState
 from kafka_marshal.protocol.types import Key, Token
 
 PLACE = {"generation": 2, "partition": 1}
@@ -198,7 +199,7 @@ def test_10_2_a_reset_is_busy_also_its_last_part():
     assert [log.outcome_of(part) for part in parts] == ["busy"] * len(parts)
 
 
-def test_10_2_an_earlier_life_is_dropped():
+def test_10_2_a_partition_that_comes_into_use_begins_with_its_fence():
     """After 2 -> 1 -> 2 it would know keys of long ago."""
     log = Log(1, k=2, level=2)
     mine = Key("marshal", "/checkpoint", 1)
@@ -208,12 +209,23 @@ def test_10_2_an_earlier_life_is_dropped():
     log.append(settings(group="g"))
     log.append(direct())
     log.append(layout_fence(1, 2))
-    log.append(layout_fence(2, 1, generation=3, era=3))
-    assert list(log.state.keys) == [mine]
-    assert list(log.state.groups) == ["marshal"]
-    assert log.state.groups["marshal"].directives == ()
-    assert log.outcome_of(beat(epoch, key=mine)) == "renewed"
-    assert from_bytes(to_bytes(log.state)) == log.state
+    log.append(layout_fence(2, 1, generation=3, era=3), after=-5, epoch=1)
+    assert (log.state.keys, log.state.groups, log.state.eras) == ({}, {}, ())
+    begun = WorldState(1)
+    apply(begun, log.entries[-1])
+    assert to_bytes(log.state) == to_bytes(begun)
+    assert log.outcome_of(beat(epoch, key=mine)) == "not_owner"
+
+
+def test_10_2_nothing_before_it_keeps_such_a_fence_out_but_a_later_generation():
+    log = Log(1, k=2, level=2)
+    log.claimed()
+    log.append(release(log.key().epoch))
+    log.append(pause(START_MS + 9))
+    log.append(stage((0, 5)))
+    log.append(layout_fence(1, 2, generation=4, era=4))
+    assert log.outcome_of(layout_fence(2, 1, generation=4, era=5)) == "config"
+    assert log.outcome_of(layout_fence(2, 1, generation=5, era=5)) == "layout_fenced"
 
 
 def test_10_2_a_fence_does_what_a_missed_final_would_have_done():

@@ -29,11 +29,11 @@ class Died(Exception):
 class Stepping(Follower):
     """Lets the world go on where production code would wait for the log."""
 
-    def __init__(self, cluster, name):
+    def __init__(self, cluster, name, *, sources=()):
         self.cluster = cluster
         self.own_log = cluster.kafka.coordination_log(name=name)
         self.left = None
-        super().__init__(self.own_log, cluster.clock.view())
+        super().__init__(self.own_log, cluster.clock.view(), sources=sources)
 
     def step(self, timeout_ms, **rest):
         if timeout_ms:
@@ -48,9 +48,9 @@ class Stepping(Follower):
         return super().append(partition, record)
 
 
-def following(cluster, name):
+def following(cluster, name, *, sources=()):
     """Return a follower that has read the log to its end."""
-    follower = Stepping(cluster, name)
+    follower = Stepping(cluster, name, sources=sources)
     follower.catch_up(100)
     return follower
 

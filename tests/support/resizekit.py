@@ -4,6 +4,7 @@ from enginekit import fold, world, write
 from logkit import claim, messages, release
 from positionkit import Died, Stepping
 
+from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
 from kafka_marshal.pausing import Sender
 from kafka_marshal.protocol.layout import place_of
 from kafka_marshal.protocol.types import Key
@@ -51,7 +52,9 @@ class Tool(Resizing):
 
     def _follow(self):
         if self._follower is None:
-            self._follower = Waiting(self._cluster, self._sender.client_id)
+            self._follower = Waiting(
+                self._cluster, self._sender.client_id, sources=(LogCheckpoints(),)
+            )
             self._follower.on_step = self.on_step
             plain = self._follower.append
 

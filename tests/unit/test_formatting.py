@@ -56,6 +56,16 @@ def test_a_topic_is_formatted_once():
     assert again == config
 
 
+def test_what_a_change_that_was_given_up_has_left_is_no_matter():
+    cluster = blank()
+    config, _ = formatted(cluster)
+    cluster.kafka.add_partitions("__marshal", 2)
+    write(cluster, b"x", 3)
+    cluster.kafka.delete_records(cluster.place(3), before=1)
+    again, follower = formatted(cluster, ignore_formatted=True)
+    assert (again, follower.log_start_missing) == (config, [3])
+
+
 def test_a_torn_format_is_completed():
     cluster = blank()
     write(cluster, msgspec.structs.replace(cluster.config, cluster_id="c"))

@@ -9,6 +9,7 @@ from positionkit import written as with_positions
 from resizekit import TIMEOUT_MS, Died, Tool, filled, hold, key, require_whole
 
 from kafka_marshal.altering import Altering
+from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
 from kafka_marshal.engine.config_check import require_no_change
 from kafka_marshal.errors import ClaimRejected, ConfigurationError, TopicMisconfigured
 from kafka_marshal.formatting import Format, format_log
@@ -109,9 +110,25 @@ def test_a_partition_that_nobody_can_read():
     assert (one.reason, "[2]" in one.text) == ("unread", True)
     found.log_start_missing[:] = [9]
     assert plan_of(cluster, found=found).obstacles == ()
+    assert plan_of(cluster, 2, found=found).obstacles == ()
     found.replicas[3].world.halted = Halt(1, 9)
     (one,) = plan_of(cluster, found=found).obstacles
     assert "[3]" in one.text
+
+
+def test_what_is_not_in_use_need_not_be_known():
+    """It begins with the fence, unless it shows that partition 0 has gone back."""
+    cluster = filled(4)
+    Tool(cluster).resize(2)
+    write(cluster, b"x", 3)
+    cluster.kafka.delete_records(cluster.place(3), before=1)
+    found = following(cluster, "planner", sources=(LogCheckpoints(),))
+    assert found.log_start_missing == [3]
+    assert plan_of(cluster, 4, found=found).obstacles == ()
+    config = found.replicas[3].world.config
+    later = msgspec.structs.replace(config, generation=3)
+    found.replicas[3].world.config = later
+    assert plan_of(cluster, 4, found=found).obstacles[0].reason == "unread"
 
 
 def test_a_torn_format():

@@ -144,6 +144,46 @@ def test_given_up_before_the_commit_leaves_nothing_in_the_way():
     require_whole(cluster, 12)
 
 
+def lose_probes(cluster, *partitions):
+    """Delete all that these partitions have."""
+    for t in partitions:
+        place = cluster.place(t)
+        cluster.kafka.delete_records(place, before=cluster.kafka.log(place).end)
+
+
+@pytest.mark.parametrize("again", [(8,), (16,), (8, 16), (2, 8)], ids=str)
+def test_a_change_after_one_whose_probes_were_deleted(again):
+    """The next admin knows no more than the log has."""
+    cluster = filled(4)
+    with pytest.raises(Died):
+        Tool(cluster, left=4).resize(8)
+    lose_probes(cluster, 4, 5, 6, 7)
+    for count in again:
+        Tool(cluster, f"to-{count}").resize(count)
+        require_whole(cluster, count)
+
+
+@pytest.mark.parametrize("left", range(4, 20, 2))
+def test_another_admin_continues_where_probes_were_deleted(left):
+    cluster = filled(4)
+    with pytest.raises(Died):
+        Tool(cluster, left=3).resize(8)
+    lose_probes(cluster, 4, 5, 6)
+    with pytest.raises(Died):
+        Tool(cluster, left=left).resize(8)
+    Tool(cluster, "second").resize(8)
+    require_whole(cluster, 8)
+
+
+def test_a_later_change_of_partitions_whose_earlier_life_was_deleted():
+    cluster = filled(4)
+    for count in (8, 4):
+        Tool(cluster, f"to-{count}").resize(count)
+    lose_probes(cluster, 4, 5, 6, 7)
+    Tool(cluster, "again").resize(8)
+    require_whole(cluster, 8)
+
+
 def test_another_number_is_busy_while_a_change_is_open():
     cluster = filled(4)
     with pytest.raises(Died):

@@ -34,6 +34,7 @@ from kafka_marshal import (
 from kafka_marshal.past import Since
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.snapshot import digest
+from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.views import LogScan
 
 __all__ = ["past"]
@@ -141,6 +142,16 @@ def test_a_pause_has_no_reason_in_the_world_itself():
     log = Log()
     log.append(pause(UNTIL))
     assert World([log.state], {}).notes == {}
+
+
+def test_partitions_that_are_not_in_use_need_not_be_known():
+    used, empty = Log(k=2), WorldState(0)
+    assert World([used.state], {}, log_start_missing=[1, 2, 3]).unused == (2, 3)
+    view = World([used.state], {}, log_start_missing=[1, 2, 3])
+    assert view.log_start_missing == (1,)
+    for states, missing in (([used.state], [0, 3]), ([empty], [3]), ([], [3])):
+        view = World(states, {}, log_start_missing=missing)
+        assert (view.log_start_missing, view.unused) == (tuple(missing), ())
 
 
 # --- the past, where retention has deleted the start of the log

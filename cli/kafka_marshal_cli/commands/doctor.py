@@ -31,8 +31,8 @@ TOPICS_MAX = 50
 def doctor(call: Call) -> None:
     """Check this machine, the brokers, the coordination topic and its log.
 
-    Checks every assumption of the guarantees. Writes nothing to the cluster. Ends with
-    1 if a check failed; a note is not a failure.
+    Writes nothing to the cluster. Ends with 1 if a check failed; a note is not a
+    failure.
     """
     cluster = ClusterChecks(call)
     results = list(cluster.run())
@@ -223,6 +223,14 @@ class ClusterChecks:
             )
             yield Check("log", Result.FAILED, found, run)
             return
+        unused = self.world.unused
+        if unused:
+            found = (
+                f"partitions {list(unused)} are not in use: a change that was given up "
+                "has added them, and its records are deleted; a later one begins them"
+            )
+            yield Check("unused", Result.NOTE, found)
+        gone = [t for t in gone if t not in unused]
         if gone:
             found = f"partitions {gone} begin above 0, and continue from checkpoints"
             yield Check("retention", Result.OK, found)

@@ -17,6 +17,7 @@ from kafka_marshal.ports import (
     WrongSetting,
 )
 from kafka_marshal.protocol.claiming import Claimant
+from kafka_marshal.protocol.layout import used_count
 from kafka_marshal.protocol.records import Config
 from kafka_marshal.protocol.settings import NO_SETTINGS, Settings
 from kafka_marshal.protocol.state import MemberState
@@ -119,6 +120,17 @@ class Context:
     def is_written_to(self, partition: int) -> bool:
         """Return whether the log of a partition is open here: one may be new."""
         return partition < self.ports.log.partition_count
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a partition in use is being folded up to its end.
+
+        One that a given-up change left behind, without its start, stays so.
+        """
+        if not self.rebuilding:
+            return False  # the common case
+        count = used_count(self.replicas[0].world)
+        return count is None or min(self.rebuilding) < count
 
     @property
     def has_layout(self) -> bool:

@@ -59,8 +59,8 @@ class Follower:
         began_at: Offset of the kept state that each partition started from, if any.
         began_paused: Whether a group was paused in one of these states.
         log_start_missing: Partitions whose logs begin above 0 and that have no fitting
-            kept state, if there are sources. Their fold is incomplete and must
-            never be saved (PROTOCOL 7.3).
+            kept state, if there are sources, nor have come into use since. Their fold
+            is incomplete and must never be saved (PROTOCOL 7.3).
         unfit: Partitions with a kept state that does not fit the log. It is not
             removed: it may show grants that the log has lost (7.5).
     """
@@ -124,6 +124,7 @@ class Follower:
                 if accept is None or accept(partition, entry):
                     transitions = self._fold(replica, entry, now_ms=now_ms)
                     folded += [(partition, transition) for transition in transitions]
+        self._find_known()
         return folded
 
     def catch_up(
@@ -253,6 +254,7 @@ class Follower:
                 if any(group.lapses_ms is not None for group in groups):
                     self.began_paused = True
             elif restored.is_log_start_missing:
+                self.replicas[t].begin(restored.world, now_ms, is_known=False)
                 self.log_start_missing.append(t)
 
     def _step_until(
@@ -301,6 +303,13 @@ class Follower:
                     note(partition, entry)
                 for transition in transitions if self._awaited else ():
                     self._match(partition, transition)
+        self._find_known()
+
+    def _find_known(self) -> None:
+        """Find partitions whose state is known although their start is missing."""
+        for t in [*self.log_start_missing]:
+            if t in self.replicas and self.replicas[t].is_known:
+                self.log_start_missing.remove(t)
 
     def _fold(
         self, replica: Replica, entry: LogEntry, *, now_ms: int

@@ -150,10 +150,15 @@ class LayoutChange:
         return True
 
     def _read(self, now_ms: int) -> Reading | None:
-        replicas = self._context.replicas
+        replicas, rebuilding = self._context.replicas, self._context.rebuilding
         return read(
-            {t: each.world for t, each in replicas.items()},
-            unread=self._context.rebuilding,
+            {
+                t: each.world
+                for t, each in replicas.items()
+                # The others are just being read to their ends.
+                if t not in rebuilding or not each.is_known
+            },
+            unread=rebuilding,
             elapsed_ms={t: each.elapsed_ms(now_ms) for t, each in replicas.items()},
             moving=self._moving,
         )

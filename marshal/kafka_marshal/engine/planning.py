@@ -83,7 +83,7 @@ class GroupPlanner:
         level = context.settled.feature_level
         if not self.can_plan or level < PLAN_LEVEL or not self.is_in_force():
             return
-        if context.rebuilding or context.is_paused(self._group_id):
+        if context.is_behind or context.is_paused(self._group_id):
             return
         if context.has_layout:
             return

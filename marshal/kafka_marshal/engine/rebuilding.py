@@ -20,6 +20,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.ports import Pending, TopicInfo, WrongSetting
 from kafka_marshal.protocol.granting import GrantRequest
+from kafka_marshal.protocol.layout import used_count
 from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.snapshot import digest, from_bytes
 from kafka_marshal.protocol.state import Transition, WorldState
@@ -242,7 +243,12 @@ class Rebuilder:
                 at = {"partition": t, "offset": restored.world.next_offset}
                 self._context.observe("restored", at | {"source": restored.source})
             replica = self._context.replicas[t]
-            replica.begin(restored.world, now_ms, notes=restored.notes)
+            replica.begin(
+                restored.world,
+                now_ms,
+                notes=restored.notes,
+                is_known=not restored.is_log_start_missing,
+            )
             self._barriers[t] = ends[t]
             if t in self._truncated:
                 self._truncated[t].skip_to(restored.world)
@@ -279,6 +285,7 @@ class Rebuilder:
         """Return the partitions that have just reached their barrier."""
         if not self._barriers:
             return []  # the common case
+        self._find_known()
         done = [
             t
             for t, end in self._barriers.items()
@@ -289,23 +296,40 @@ class Rebuilder:
             self._context.rebuilding.discard(t)
         return done
 
+    def _find_known(self) -> None:
+        """Find partitions whose state is known although their start is missing."""
+        for t in [*self.log_start_missing]:
+            replica = self._context.replicas[t]
+            if replica.is_known:
+                del self.log_start_missing[t]
+                at = {"partition": t, "offset": replica.world.next_offset}
+                source = "the fence that brought it into use"
+                self._context.observe("restored", at | {"source": source})
+
+    def _missing(self) -> list[int]:
+        """Return the partitions in use whose log start is missing, as far as read.
+
+        Others belong to a change of the partition count that was given up; they have
+        no state, and begin with the fence of a later one (PROTOCOL 10.2).
+        """
+        count = used_count(self._context.replicas[0].world)
+        return sorted(t for t in self.log_start_missing if count is None or t < count)
+
     def missing(self) -> list[int]:
         """Return the partitions in use whose log start is missing.
 
-        Others belong to a change of the partition count that was given up; they have
-        no state, and a later change writes what their readers need (PROTOCOL 10.7).
+        Only once what they have was read: it may show from where on their state is
+        known. And what partition 0 has, which shows whether they are in use.
         """
-        world = self._context.replicas[0].world
-        if world.config is None:
-            return sorted(self.log_start_missing)
-        count = world.config.partition_count
-        if world.layout is not None:
-            count = max(count, world.layout.from_count)
-        return sorted(t for t in self.log_start_missing if t < count)
+        found, rebuilding = self._missing(), self._context.rebuilding
+        if 0 in rebuilding and 0 not in found:
+            return []
+        folded = self._context.folded
+        return [t for t in found if folded.get(t, 0) >= self._barriers.get(t, 0)]
 
     def is_ended(self) -> bool:
         """Return whether all partitions in use were read to their barriers."""
-        unused = self.log_start_missing.keys() - self.missing()
+        unused = self.log_start_missing.keys() - self._missing()
         return self._context.rebuilding <= unused
 
     def require_log_start(self) -> None:

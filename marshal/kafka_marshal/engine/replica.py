@@ -6,6 +6,7 @@ from typing import NamedTuple
 from kafka_marshal.errors import LogUnreadable
 from kafka_marshal.protocol.checkpoints import Comparison, Watch
 from kafka_marshal.protocol.fold_beats import fold_beats
+from kafka_marshal.protocol.layout import Probes
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
@@ -81,6 +82,7 @@ class Replica:
 
     __slots__ = (
         "_is_unreported",
+        "_probes",
         "began_at",
         "changes",
         "checkpoints",
@@ -101,9 +103,19 @@ class Replica:
         now_ms: int,
         *,
         notes: Mapping[PauseName, PauseNote] | None = None,
+        is_known: bool = True,
     ) -> None:
-        """Replace the state; own notes on pauses stay, ``notes`` are added to them."""
+        """Replace the state; own notes on pauses stay, ``notes`` are added to them.
+
+        Args:
+            world: The state.
+            now_ms: Local time.
+            notes: What was noted about its pauses.
+            is_known: Whether it is that of the log at this place. It is not where the
+                start of the log is missing (PROTOCOL 7.3).
+        """
         self.world = world
+        self._probes = None if is_known else Probes(world.partition)
         self.changes.note_all()
         self.notes.begin(world, notes)
         self.began_at = world.next_offset
@@ -112,10 +124,18 @@ class Replica:
         self.compared: Comparison | None = None
         self._is_unreported = False
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the state is that of the whole log (PROTOCOL 7.3)."""
+        return self._probes is None
+
     def fold(self, entry: LogEntry, now_ms: int) -> tuple[Transition, ...]:
         """Fold one entry received at local time ``now_ms``."""
         transitions = apply(self.world, entry)
         self.folded_at_ms = now_ms
+        probes = self._probes
+        if probes is not None and any(map(probes.take, transitions)):
+            self._probes = None
         if transitions and transitions[0].effect in _PAUSING:
             assert transitions[0].record is not None
             self.notes.take(transitions[0].record, entry.timestamp_ms)

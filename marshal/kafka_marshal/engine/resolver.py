@@ -82,7 +82,7 @@ class Resolver:
             return
         interval_ms = self._context.heartbeat_interval_ms
         self._look_at_ms = now_ms + interval_ms // INTERVALS_PER_H
-        if self._context.rebuilding:
+        if self._context.is_behind:
             self._works.clear()
             return
         worlds = {t: each.world for t, each in self._context.replicas.items()}

@@ -8,9 +8,8 @@ format 2, the only one that brokers still write.
 the native function leaves headers and all that is malformed to this module.
 """
 
-import gzip
-import struct
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
@@ -26,11 +25,6 @@ if TYPE_CHECKING:
 
 Headers = Sequence[tuple[str, bytes | None]]
 
-_GZIP, _SNAPPY, _LZ4, _ZSTD = 1, 2, 3, 4
-_STREAMS = {_LZ4: "lz4", _ZSTD: "zstd"}
-# Frame of the Java library around Snappy blocks; others send one block without it.
-_XERIAL = b"\x82SNAPPY\x00"
-_XERIAL_HEADER_BYTES = 16
 _VARINT_BITS_MAX = 63
 # Bytes of a varint above this are followed by another.
 _LAST = 127
@@ -77,57 +71,6 @@ class Batch:
     data: Any
 
 
-def decompress(codec: int, data: Any) -> Any:
-    """Return the decompressed records of a batch.
-
-    Arrow brings the codecs, so no further package is needed.
-
-    Raises:
-        CorruptRecordError: The data is invalid.
-    """
-    import pyarrow as pa
-
-    try:
-        if codec == _GZIP:
-            return gzip.decompress(data)
-        if codec == _SNAPPY:
-            return _decompress_snappy(bytes(data))
-        if codec in _STREAMS:
-            source = pa.BufferReader(pa.py_buffer(data))
-            with pa.CompressedInputStream(source, _STREAMS[codec]) as stream:
-                return stream.read()
-    except (OSError, EOFError, ValueError, IndexError, struct.error) as error:
-        raise CorruptRecordError(
-            f"a record batch cannot be decompressed: {error}"
-        ) from error
-    raise CorruptRecordError(f"a record batch has the unknown compression {codec}")
-
-
-def _decompress_snappy(data: bytes) -> bytes:
-    if not data.startswith(_XERIAL):
-        return _decompress_snappy_block(data)
-    parts = []
-    at = _XERIAL_HEADER_BYTES
-    while at < len(data):
-        (size,) = struct.unpack_from(">i", data, at)
-        parts.append(_decompress_snappy_block(data[at + 4 : at + 4 + size]))
-        at += 4 + size
-    return b"".join(parts)
-
-
-def _decompress_snappy_block(data: bytes) -> bytes:
-    import pyarrow as pa
-
-    # A block starts with its length as a varint.
-    size = shift = at = 0
-    while data[at] > _LAST:
-        size |= (data[at] & 127) << shift
-        shift, at = shift + 7, at + 1
-    size |= data[at] << shift
-    found: bytes = pa.Codec("snappy").decompress(data, size, asbytes=True)
-    return found
-
-
 def to_columns(
     batches: Sequence[Batch], span: OffsetRange, *, with_headers: bool
 ) -> Slice | None:
@@ -151,24 +94,72 @@ def to_columns(
 def _to_slice(count: int, *buffers: Any) -> Slice:
     """Return a slice of the buffers that the native function has filled."""
     import numpy as np
-    import pyarrow as pa
-
-    def binary_column(parts: tuple[int, Any, Any, Any] | None) -> pa.Array:
-        if parts is None:
-            return pa.nulls(count, pa.binary())
-        nulls, *found = parts
-        made = [None if each is None else pa.py_buffer(each) for each in found]
-        return pa.Array.from_buffers(pa.binary(), count, made, nulls)
 
     offsets, times_ms, kinds, keys, values = buffers
     return Slice(
         offsets=np.frombuffer(offsets, np.int64),
         times_ms=np.frombuffer(times_ms, np.int64),
         kinds=np.frombuffer(kinds, np.int32),
-        keys=binary_column(keys),
-        values=binary_column(values),
+        keys=_filled_column(count, keys),
+        values=_filled_column(count, values),
         headers=None,
     )
+
+
+def _filled_column(count: int, parts: tuple[int, Any, Any, Any] | None) -> "pa.Array":
+    """Return a column of bytes from what the native function has filled."""
+    import pyarrow as pa
+
+    if parts is None:
+        return pa.nulls(count, pa.binary())
+    nulls, *found = parts
+    made = [None if each is None else pa.py_buffer(each) for each in found]
+    return pa.Array.from_buffers(pa.binary(), count, made, nulls)
+
+
+@cache
+def _schema() -> "pa.Schema":
+    """Return the schema of ``to_record_batch``."""
+    import pyarrow as pa
+
+    return pa.schema(
+        {
+            "offset": pa.int64(),
+            "timestamp": pa.timestamp("ms", "UTC"),
+            "key": pa.binary(),
+            "value": pa.binary(),
+        }
+    )
+
+
+def to_record_batch(
+    pieces: Sequence[tuple[Any, bytes, int, int, int]],
+) -> "pa.RecordBatch | None":
+    """Return offset, timestamp, key and value of records that were found in batches.
+
+    Args:
+        pieces: Batches, the places of records in them, which of these to return, from
+            and to, and their fields; see ``packed_records.PackedRun``.
+
+    Returns:
+        None if they have more bytes than a column can have.
+    """
+    import pyarrow as pa
+
+    assert compiled is not None
+    found = compiled.fill_columns(*pieces)
+    if found is None:
+        return None
+    count, offsets, times_ms, _, keys, values = found
+    schema = _schema()
+    offset_type, time_type, *_ = schema.types
+    columns = [
+        pa.Array.from_buffers(offset_type, count, [None, pa.py_buffer(offsets)], 0),
+        pa.Array.from_buffers(time_type, count, [None, pa.py_buffer(times_ms)], 0),
+        _filled_column(count, keys),
+        _filled_column(count, values),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _to_columns(

@@ -18,13 +18,10 @@ from kafka_marshal.protocol.fold_groups import (
     MS_PER_S,
     drop_if_empty,
     end_operation,
+    forget_soft,
     install_directive,
 )
-from kafka_marshal.protocol.hashing import (
-    CHECKPOINT_GROUP,
-    RESERVED_TOPICS,
-    home_partition,
-)
+from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP, home_partition
 from kafka_marshal.protocol.items import (
     Halt,
     Layout,
@@ -39,6 +36,7 @@ from kafka_marshal.protocol.layout import (
     place_of,
     sources_of,
 )
+from kafka_marshal.protocol.log_clock import begun_by
 from kafka_marshal.protocol.records import (
     LAYOUT_LEVEL,
     SUPPORTED_LEVEL,
@@ -54,7 +52,6 @@ from kafka_marshal.protocol.records import (
 )
 from kafka_marshal.protocol.settings import Settings
 from kafka_marshal.protocol.state import (
-    ERAS_MAX,
     LAYOUT,
     GroupState,
     KeyState,
@@ -69,25 +66,29 @@ from kafka_marshal.protocol.types import Key
 
 def _fence(step: Step, record: LayoutFence) -> Transitions:
     state, config = step.state, config_of(record)
+    is_added = state.partition >= record.from_count
     now = state.config
-    if now is not None and now.feature_level < LAYOUT_LEVEL:
-        return (step.ignored("level"),)
-    if now is not None and _is_busy(state):
-        return (step.refused("busy"),)
-    if not _may_follow(state, record, config):
+    if now is not None and not is_added:
+        if now.feature_level < LAYOUT_LEVEL:
+            return (step.ignored("level"),)
+        if _is_busy(state):
+            return (step.refused("busy"),)
+    begun = begun_by(state.partition, step.entry) if is_added else state
+    if not _may_follow(state, record, config, append_ms=begun.append_time_ms):
         return (step.refused("config"),)
     if config.feature_level > SUPPORTED_LEVEL:
         # PROTOCOL 3.3: this release does not know what that level changes.
         state.halted = Halt(step.entry.offset, config.feature_level)
         return (step.halted(),)
-    _drop_moved(state)
-    if state.partition >= record.from_count:
-        _drop_earlier_life(state)
-    if now is not None:
-        # PROTOCOL 4.10: existing claims keep the era in which they were won.
-        state.eras = (*state.eras, (step.entry.offset, now.era))[-ERAS_MAX:]
+    if is_added:
+        _begin(state, begun)
+    else:
+        _drop_moved(state)
+        _end_pauses(state, step.entry.offset)
+        if now is not None:
+            # PROTOCOL 4.10: existing claims keep the era in which they were won.
+            state.end_era(step.entry.offset)
     state.config = config
-    _end_pauses(state, step.entry.offset)
     places = sources_of(
         state.partition,
         from_count=record.from_count,
@@ -106,8 +107,8 @@ def _fence(step: Step, record: LayoutFence) -> Transitions:
 def _is_busy(state: WorldState) -> bool:
     """Return whether a fence has to wait (PROTOCOL 10.2).
 
-    Partition 0 decides, so nothing may be open there. Elsewhere a fence does what a
-    missed Final would have done, and waits for what that waits for.
+    Partition 0 decides, so nothing may be open there. In another one that is in use, a
+    fence does what a missed Final would have done, and waits for what that waits for.
     """
     if state.partition != 0:
         return state.layout is not None and _is_unresolved(state)
@@ -132,15 +133,20 @@ def _end_pauses(state: WorldState, offset: int) -> None:
         end_operation(state, group_id, op_id=op_id, offset=offset)
 
 
-def _may_follow(state: WorldState, record: LayoutFence, config: Config) -> bool:
+def _may_follow(
+    state: WorldState, record: LayoutFence, config: Config, *, append_ms: int
+) -> bool:
     """Return whether a fence may follow the Config in force (PROTOCOL 10.2)."""
     now, from_count, count = state.config, record.from_count, config.partition_count
     if not is_step(from_count, count) or state.partition >= max(from_count, count):
         return False
-    if config.era > state.append_time_ms // MS_PER_S + ERA_AHEAD_S_MAX:
+    if config.era > append_ms // MS_PER_S + ERA_AHEAD_S_MAX:
+        return False
+    is_first = now is None or state.partition >= from_count
+    if is_first and config.feature_level < LAYOUT_LEVEL:
         return False
     if now is None:
-        return state.partition != 0 and config.feature_level >= LAYOUT_LEVEL
+        return state.partition != 0
     is_of_this_log = (config.format_id, config.cluster_id) == (
         now.format_id,
         now.cluster_id,
@@ -176,18 +182,13 @@ def _drop_moved(state: WorldState) -> None:
         drop_if_empty(state, group_id)
 
 
-def _drop_earlier_life(state: WorldState) -> None:
-    """Drop what this partition knew when it was in use before (PROTOCOL 10.2)."""
-    for key in [key for key in state.keys if key.topic not in RESERVED_TOPICS]:
-        _drop_key(state, key)
-    # A group with a reserved key stays, without anything else.
-    state.groups = {
-        name: GroupState(key_count=group.key_count)
-        for name, group in state.groups.items()
-        if group.key_count
-    }
-    state.soft.plans.clear()
-    state.staging = None
+def _begin(state: WorldState, begun: WorldState) -> None:
+    """Drop all that was known of a partition that comes into use (PROTOCOL 10.2).
+
+    So a reader of a log that has lost what stood before comes to the same state.
+    """
+    state.become(begun)
+    forget_soft(state)
 
 
 def _drop_key(state: WorldState, key: Key) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kafka_marshal.errors import MalformedRecord
+from kafka_marshal.protocol.fold_groups import forget_soft
 from kafka_marshal.protocol.records import (
     CHUNK_BYTES_MAX,
     CheckpointBegin,
@@ -172,11 +173,7 @@ def _install(
     carried.epoch_time_ms = None
     carried.rebuild_derived()
     state.become(carried)
-    # Both refer to times unknown to this state; members announce themselves again.
-    state.soft.notes.clear()
-    state.soft.offered_ms.clear()
-    state.soft.members.clear()
-    state.soft.plans.clear()
+    forget_soft(state)
 
 
 def end_operations(state: WorldState) -> None:

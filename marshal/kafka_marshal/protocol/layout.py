@@ -5,6 +5,7 @@ there, its keys that belong elsewhere under the new count are *moving*, and *fin
 nothing can change them any more. Only final keys are imported by their new partition.
 """
 
+from collections import deque
 from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
@@ -26,13 +27,15 @@ from kafka_marshal.protocol.records import (
     ImportedPrevious,
     ImportedSettings,
     LayoutFence,
+    Member,
 )
-from kafka_marshal.protocol.state import KeyState, WorldState
+from kafka_marshal.protocol.state import ACCEPTED, KeyState, Transition, WorldState
 from kafka_marshal.protocol.types import Key
 
 COUNT_MAX = 10_000
 """Most coordinating partitions that a change begins or ends with."""
 _CONFIGS_MAX = 64
+_PROBES_MAX = 64
 MOVING = "moving"
 """Why an owner releases a key that moves, and why its requests are refused."""
 _encode = msgspec.msgpack.Encoder().encode
@@ -196,3 +199,40 @@ def item_of(key: Key, known: KeyState) -> ImportedKey:
 def digest_of(items: Iterable[ImportedKey]) -> bytes:
     """Return the digest of items in their order, for a LayoutDone."""
     return blake2b(_encode(list(items)), digest_size=16).digest()
+
+
+def used_count(first: WorldState) -> int | None:
+    """Return how many partitions are in use by what partition 0 shows, or None.
+
+    While a change is open there, those of either count. Others, such as those of a
+    change that was given up, hold nothing that anybody needs (PROTOCOL 7.3).
+    """
+    if first.config is None:
+        return None
+    count = first.config.partition_count
+    return count if first.layout is None else max(count, first.layout.from_count)
+
+
+class Probes:
+    """Finds from where on the state is known of a log whose start is missing.
+
+    A partition that comes into use begins with its fence, the first of that change
+    (PROTOCOL 10.2). Its probe, whose incarnation is the op_id of the change, was read
+    back before any fence of the change was written (10.7): a fence behind the probe is
+    the first one. One without may have come again, with imports between the two.
+    """
+
+    def __init__(self, partition: int) -> None:
+        self._partition = partition
+        self._seen: deque[bytes] = deque(maxlen=_PROBES_MAX)
+
+    def take(self, transition: Transition) -> bool:
+        """Return whether the state is known from this record of the partition on."""
+        record = transition.record
+        if isinstance(record, Member) and record.group_id == CHECKPOINT_GROUP:
+            self._seen.append(record.incarnation)
+        elif isinstance(record, LayoutFence) and record.op_id in self._seen:
+            self._seen.remove(record.op_id)
+            is_accepted = transition.outcome == ACCEPTED
+            return is_accepted and self._partition >= record.from_count
+        return False

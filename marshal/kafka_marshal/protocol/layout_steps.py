@@ -373,12 +373,14 @@ class Reading:
         known: The coordinating partitions of which it knows the state.
         elapsed_ms: Local time since the last entry of each (PROTOCOL 4.11).
         moving: Remembers moving keys from one reading to the next.
+        unknown: What it has read of the others.
     """
 
     change: Change
     known: Worlds
     elapsed_ms: Mapping[int, int] = attrs.field(factory=dict)
     moving: Moving = attrs.field(factory=Moving)
+    unknown: Worlds = attrs.field(factory=dict)
 
     def open(self, partition: int) -> WorldState | None:
         """Return a partition in which the change is open, else None."""
@@ -452,7 +454,8 @@ def read(
     change = change_of(known)
     if change is None:
         return None
-    return Reading(change, known, elapsed_ms or {}, moving or Moving())
+    rest = {t: worlds[t] for t in unread if t in worlds and worlds[t].halted is None}
+    return Reading(change, known, elapsed_ms or {}, moving or Moving(), rest)
 
 
 # --- the steps
@@ -530,7 +533,8 @@ def fences_of(reading: Reading) -> tuple[int, ...]:
     """Return the partitions to which the fence is appended.
 
     Once it was read in partition 0, which decides: all others without it. Where others
-    have it and partition 0 has not, the log of partition 0 was truncated.
+    have it and partition 0 has not, the log of partition 0 was truncated. One that
+    comes into use begins with the fence: its state before is no matter (PROTOCOL 10.2).
     """
     change, known = reading.change, reading.known
     if 0 not in known:
@@ -542,10 +546,12 @@ def fences_of(reading: Reading) -> tuple[int, ...]:
             and config.partition_count == change.from_count
         )
         return (0,) if is_next else ()
+    added = {t: one for t, one in reading.unknown.items() if t >= change.from_count}
+    states = {**known, **added}
     return tuple(
         t
         for t in change.partitions
-        if (state := known.get(t)) is not None
+        if (state := states.get(t)) is not None
         and (state.config is None or state.config.generation < change.generation)
     )
 

@@ -15,7 +15,7 @@ The laws of this module:
    lines and counters.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from kafka_marshal.errors import LogTruncated, LogUnreadable
 from kafka_marshal.protocol import (
@@ -31,20 +31,19 @@ from kafka_marshal.protocol import (
     fold_resets,
 )
 from kafka_marshal.protocol.codec import Undecodable, decode
+from kafka_marshal.protocol.fold_beats import fold_beats
 from kafka_marshal.protocol.items import UndecodableEntry
+from kafka_marshal.protocol.log_clock import move_clock
 from kafka_marshal.protocol.records import KINDS, LayoutFence
 from kafka_marshal.protocol.state import (
     RING_VALUE_BYTES,
     Step,
-    Transition,
     Transitions,
     WorldState,
-    count,
 )
-from kafka_marshal.protocol.types import OFFSET_MAX, LogEntry, TimestampType
+from kafka_marshal.protocol.types import LogEntry
 
 LEVEL_MIN = 1  # in force even before a Config: most records need no more
-_LOG_APPEND_TIME = int(TimestampType.LOG_APPEND_TIME)
 
 
 def apply(state: WorldState, entry: LogEntry) -> Transitions:
@@ -71,7 +70,7 @@ def apply(state: WorldState, entry: LogEntry) -> Transitions:
     epoch = entry.leader_epoch
     if epoch is None or epoch != state.leader_epoch or entry.offset < state.next_offset:
         _check_order(state, entry)
-    _move_clock(state, entry)
+    move_clock(state, entry)
     if state.lapses_ms is not None and state.append_time_ms >= state.lapses_ms:
         fold_groups.move_pauses(state, entry.offset)
     if state.ends_ms is not None and state.now_ms >= state.ends_ms:
@@ -86,9 +85,17 @@ def apply(state: WorldState, entry: LogEntry) -> Transitions:
     return transitions
 
 
-def replay(state: WorldState, entries: Iterable[LogEntry]) -> list[Transition]:
-    """Fold many entries in order and return all their transitions."""
-    return [transition for entry in entries for transition in apply(state, entry)]
+def replay(state: WorldState, entries: Sequence[LogEntry]) -> None:
+    """Fold many entries in order, ordinary heartbeats in runs, without transitions.
+
+    Raises: as ``apply``.
+    """
+    at = 0
+    while at < len(entries):
+        at = fold_beats(state, entries, start=at)
+        if at < len(entries):
+            apply(state, entries[at])
+            at += 1
 
 
 def _check_order(state: WorldState, entry: LogEntry) -> None:
@@ -110,29 +117,6 @@ def _check_order(state: WorldState, entry: LogEntry) -> None:
             f"epoch went back from {state.leader_epoch} to {epoch}; refold from the "
             "log's start"
         )
-
-
-def _move_clock(state: WorldState, entry: LogEntry) -> None:
-    # PROTOCOL 4.1: time counts only within one leader epoch.
-    if state.log_time_ms is None:
-        state.log_time_ms = min(entry.timestamp_ms, OFFSET_MAX)
-    if entry.leader_epoch != state.leader_epoch:
-        state.leader_epoch = entry.leader_epoch
-        state.epoch_time_ms = None
-    if entry.timestamp_type != _LOG_APPEND_TIME:
-        count(state, "timestamp_type")
-        return
-    now_ms = entry.timestamp_ms
-    before_ms = state.epoch_time_ms
-    if before_ms is None:
-        state.epoch_time_ms = now_ms
-    elif now_ms > before_ms:
-        moved_ms = state.log_time_ms + now_ms - before_ms
-        state.log_time_ms = min(moved_ms, OFFSET_MAX)
-        state.epoch_time_ms = now_ms
-    else:
-        return  # The latest append time is never below that of this epoch.
-    state.append_time_ms = max(state.append_time_ms, now_ms)
 
 
 def _fold(state: WorldState, entry: LogEntry) -> Transitions:

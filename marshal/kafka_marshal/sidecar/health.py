@@ -405,6 +405,8 @@ def _view_inside(view: View, engine: Engine) -> View:
 
 
 def _rebuilding(engine: Engine) -> tuple[int, ...]:
+    if not engine.context.is_behind:
+        return ()
     return tuple(sorted(engine.context.rebuilding - set(engine.log_start_missing)))
 
 

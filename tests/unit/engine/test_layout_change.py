@@ -23,7 +23,7 @@ from enginekit import (
     spec,
     write,
 )
-from logkit import direct, imported, layout_import, member, settings
+from logkit import OP, direct, imported, layout_import, member, settings
 
 from kafka_marshal.engine import session
 from kafka_marshal.engine.placement import Placement
@@ -39,6 +39,7 @@ from kafka_marshal.protocol.records import (
     Member,
     ReleasingPartition,
 )
+from kafka_marshal.protocol.snapshot import to_bytes
 
 
 def fleet(names="ab", before=2, *, delivery=ALO, records=20, **rest):
@@ -425,6 +426,93 @@ def test_a_partition_that_comes_into_use_counts_although_its_start_is_missing():
     cluster.run(H)
     assert not blind.engine.is_ready
     assert blind.engine.log_start_missing == (3,)
+
+
+def given_up(cluster, *partitions):
+    """Leave what a change to four leaves whose probes retention has deleted."""
+    fence_to(cluster, 4)
+    cluster.config = fold(cluster, 0).config
+    for t in partitions:
+        end = write(cluster, member("admin"), t) + 1
+        cluster.kafka.delete_records(cluster.place(t), before=end)
+
+
+def probed(cluster, *partitions):
+    """Write the probes of the next change."""
+    record = msgspec.structs.replace(
+        member("admin", group="marshal"), incarnation=OP, draining=True
+    )
+    for t in partitions:
+        write(cluster, record, t)
+
+
+def test_a_partition_whose_start_is_missing_begins_with_its_fence():
+    """One member has read what was deleted, one has not, and one starts later."""
+    cluster, (early,) = fleet("a")
+    fence_to(cluster, 4)
+    cluster.config = fold(cluster, 0).config
+    cluster.run(H)
+    given_up(cluster, 2, 3)
+    middle = cluster.node("b")
+    cluster.run(H)
+    assert middle.engine.is_ready
+    probed(cluster, 2, 3)
+    resize(cluster, 4)
+    run_until_over(cluster, [early])
+    later = cluster.node("c")
+    cluster.run(H)
+    for node in (early.node, middle, later):
+        assert node.engine.is_ready
+        assert (node.engine.log_start_missing, node.engine.context.rebuilding) == (
+            (),
+            set(),
+        )
+    for t in range(4):
+        states = [
+            to_bytes(node.engine.context.replicas[t].world)
+            for node in (early.node, middle, later)
+        ]
+        assert len(set(states)) == 1
+    assert early.lost == []
+    (found,) = {e.fields["source"] for e in later.observer.named("restored")}
+    assert found == "the fence that brought it into use"
+
+
+def test_members_that_lack_its_state_bring_it_the_fence():
+    cluster, (early,) = fleet("a")
+    given_up(cluster, 3)
+    cluster.crash(early.node)
+    other = Reading(cluster, "b")
+    cluster.run(H)
+    probed(cluster, 2, 3)
+    resize(cluster, 4)
+    run_until_over(cluster, [other], within_ms=8 * H)
+    assert other.node.engine.log_start_missing == ()
+
+
+def test_without_its_probe_it_stays_unknown():
+    """A fence may have come again, with imports of keys between the two."""
+    cluster, _ = fleet("a")
+    given_up(cluster, 2, 3)
+    probed(cluster, 2, 3)
+    resize(cluster, 4)
+    cluster.run_until(lambda: is_over(cluster, 2), 4 * H)
+    for t in (2, 3):
+        cluster.kafka.delete_records(cluster.place(t), before=2)
+    blind = cluster.node("b")
+    cluster.run(H)
+    assert blind.engine.log_start_missing == (2, 3)
+    assert not blind.engine.is_ready
+
+
+def test_a_member_plans_beside_a_partition_that_is_not_in_use():
+    cluster, _ = fleet("a")
+    given_up(cluster, 2, 3)
+    later = cluster.node("b")
+    cluster.run(H)
+    assert later.engine.context.rebuilding == {2, 3}
+    assert not later.engine.context.is_behind
+    assert later.engine.rebuilder.missing() == []
 
 
 def test_an_import_that_its_source_denies_is_reported():

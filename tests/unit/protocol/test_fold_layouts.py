@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 from logkit import (
+    CREATE_TIME,
     KEY,
     MOVES,
     OP,
@@ -37,11 +38,13 @@ from logkit import (
     target_log,
 )
 
+from kafka_marshal.protocol.eras import ERAS_MAX
 from kafka_marshal.protocol.fold_layouts import FOLDS
 from kafka_marshal.protocol.hashing import home_partition
+from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import KINDS, LAYOUT_LEVEL, ImportedPrevious
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
-from kafka_marshal.protocol.state import ERAS_MAX, Previous
+from kafka_marshal.protocol.state import Previous, WorldState
 from kafka_marshal.protocol.types import Key
 
 OTHER = ident("other")
@@ -177,9 +180,9 @@ def test_a_set_position_has_to_be_resolved_at_the_home_it_began_with(is_decided)
     assert is_sound(log)
 
 
-def test_a_fence_drops_an_earlier_life():
+def test_a_fence_begins_a_partition_that_comes_into_use():
     log = Log(1, k=2, level=2)
-    epoch = log.claimed(key=MINE)
+    log.claimed(key=MINE)
     log.claimed()
     log.append(offer(log.key().epoch))
     assert log.outcome_of(settings(group="h")) == "group_configured"
@@ -188,13 +191,59 @@ def test_a_fence_drops_an_earlier_life():
     log.append(direct())
     log.append(pause(START_MS + 9))
     log.append(layout_fence(1, 2))
-    log.append(layout_fence(2, 1, generation=3, era=3))
-    assert (list(log.state.keys), list(log.state.groups)) == ([MINE], ["marshal"])
+    log.append(layout_fence(2, 1, generation=3, era=3), epoch=4)
+    assert (log.state.keys, log.state.groups, log.state.eras) == ({}, {}, ())
     assert (log.state.staging, log.state.lapses_ms) == (None, None)
     assert (log.state.plans_ms, log.state.soft.plans) == (None, {})
-    assert log.state.soft.notes.keys() <= {MINE}
-    assert log.outcome_of(beat(epoch, key=MINE)) == "renewed"
+    assert log.state.soft.notes == {}
+    assert log.state == from_nothing(log)
     assert is_sound(log)
+
+
+def from_nothing(log):
+    """Return the state of a reader that has the last entry alone."""
+    state = WorldState(log.state.partition)
+    apply(state, log.entries[-1])
+    return state
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"after": 5, "epoch": 0},
+        {"at": START_MS - 5, "epoch": 0},
+        {"after": 5, "epoch": 1},
+        {"at": START_MS - 5, "epoch": 1},
+    ],
+    ids=str,
+)
+def test_its_clocks_begin_with_the_fence(where):
+    log = Log(1, configured=False)
+    log.append(b"given up")
+    assert log.outcome_of(layout_fence(2), **where) == "layout_fenced"
+    clocks = log.state.log_time_ms, log.state.epoch_time_ms, log.state.append_time_ms
+    assert clocks == (log.now_ms,) * 3
+    assert log.state == from_nothing(log)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_only_the_fence_matters_to_a_partition_that_comes_into_use(level):
+    """Neither a lock of an earlier life, nor its level, nor times before."""
+    log = Log(1, k=2, level=2)
+    log.claimed()
+    log.append(release(log.key().epoch))
+    log.append(pause(START_MS + 9))
+    assert log.outcome_of(stage((0, 5))) == "staged"
+    log.append(layout_fence(1, 2))
+    again = {"generation": 3, "era": 3}
+    assert log.outcome_of(layout_fence(2, 1, level=1, **again)) == "config"
+    log.append(config(3, era=3, level=level))
+    ahead = {"generation": 4, "era": LATEST + 1}
+    early = {"after": 2, "kind": CREATE_TIME}
+    assert log.outcome_of(layout_fence(2, 1, **ahead), **early) == "config"
+    again = {"generation": 4, "era": 4}
+    assert log.outcome_of(layout_fence(2, 1, **again), after=-1) == "layout_fenced"
+    assert log.state == from_nothing(log)
 
 
 def test_a_plan_is_refused_where_the_partition_is_retired():

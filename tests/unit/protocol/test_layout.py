@@ -1,5 +1,6 @@
 """Which keys a change of the partition count moves, and when they are final."""
 
+import msgspec
 import pytest
 from logkit import (
     KEY,
@@ -16,6 +17,7 @@ from logkit import (
     layout_done,
     layout_fence,
     layout_import,
+    member,
     release,
     settings,
     source_log,
@@ -25,6 +27,7 @@ from logkit import (
 from kafka_marshal.protocol.hashing import coordinating_partition, home_partition
 from kafka_marshal.protocol.items import Layout
 from kafka_marshal.protocol.layout import (
+    Probes,
     config_of,
     digest_of,
     group_items,
@@ -39,6 +42,7 @@ from kafka_marshal.protocol.layout import (
     moving_keys,
     place_of,
     sources_of,
+    used_count,
 )
 from kafka_marshal.protocol.records import ImportedPrevious
 from kafka_marshal.protocol.state import Previous, WorldState
@@ -206,3 +210,48 @@ def test_the_digest_is_of_the_items_in_order():
     assert len(digest_of([one])) == 16
     assert digest_of([one, other]) != digest_of([other, one])
     assert digest_of([]) != digest_of([one])
+
+
+# --- logs whose start is missing
+
+
+def test_the_partitions_in_use():
+    log = Log(k=2, level=2)
+    assert (used_count(WorldState(0)), used_count(log.state)) == (None, 2)
+    log.append(layout_fence(1, 2))
+    assert used_count(log.state) == 2
+    log = Log(k=1, level=2)
+    log.append(layout_fence(4))
+    assert used_count(log.state) == 4
+
+
+def probe(op=OP, *, group="marshal"):
+    return msgspec.structs.replace(member("admin", group=group), incarnation=op)
+
+
+def known_from(*records, partition=1, configured=False, k=1):
+    """Return the number of the record from which on the state is known, or None."""
+    log, probes = Log(partition, configured=configured, k=k, level=2), Probes(partition)
+    for number, record in enumerate(records):
+        (transition,) = log.append(record)
+        if probes.take(transition):
+            return number
+    return None
+
+
+OTHERS = [probe(ident(f"op {n}")) for n in range(64)]
+
+
+def test_the_state_is_known_from_the_first_fence_behind_the_probe_on():
+    fence = layout_fence(2)
+    assert known_from(probe(), fence) == 1
+    assert known_from(b"given up", probe(), probe(ident("other")), fence) == 3
+    assert known_from(fence) is None
+    assert known_from(fence, probe(), fence) is None, "it has come again"
+    assert known_from(probe(ident("other")), fence) is None
+    assert known_from(probe(group="g"), fence) is None
+    assert known_from(probe(), layout_fence(2, level=1), fence) is None, "refused"
+    assert known_from(probe(), *OTHERS[:63], fence) == 64
+    assert known_from(probe(), *OTHERS, fence) is None, "so many are not remembered"
+    shrinks = layout_fence(1, 2)
+    assert known_from(probe(), shrinks, configured=True, k=2) is None, "in use before"

@@ -204,10 +204,19 @@ def test_what_is_unread_is_waited_for():
     change.logs[0].append(release(1, key=key_of(0, 2)))
     change.fence(0, 1)
     steps = change.steps(unread={2})
-    assert (steps.fences, steps.imports, steps.dones) == ((3,), (), ())
+    assert (steps.fences, steps.imports, steps.dones) == ((2, 3), (), ())
     assert steps.waits[0] == Wait("unread", 2)
     change.logs[3].state.halted = Halt(0, 9)
-    assert change.steps(unread={2}).fences == ()
+    assert change.steps(unread={2, 3}).fences == (2,)
+    change.fence(2)
+    assert change.steps(unread={2, 9}).fences == ()
+
+
+def test_the_fence_begins_what_comes_into_use_and_no_other():
+    """Without the state of a source it is not known whether that has the fence."""
+    change = Change().fence(0)
+    assert change.steps(unread={1, 2}).fences == (2, 3)
+    assert Change(4, 2).fence(0).steps(unread={1, 3}).fences == (2,)
 
 
 # --- keys to bring over

@@ -177,6 +177,14 @@ def test_a_log_that_lost_its_beginning(cluster):
     assert results(checks, "log", "format") == ["failed", "skipped"]
 
 
+def test_partitions_of_a_change_that_was_given_up(cluster):
+    cluster.starts, cluster.log_start_missing = {0: 0, 3: 1}, (3,)
+    checks = examined()
+    assert results(checks, "unused", "log", "format") == ["note", "ok", "ok"]
+    assert "[3]" in checks["unused"]["found"]
+    assert "retention" not in checks
+
+
 def test_a_log_that_starts_with_a_checkpoint(cluster):
     cluster.starts = {0: 3}
     checks = examined()
