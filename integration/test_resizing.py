@@ -230,6 +230,8 @@ def test_a_change_after_one_whose_probes_were_deleted(domain, unique, tmp_path):
         unused = {each["check"]: each["found"] for each in cli.json("doctor")["checks"]}
         assert str([*added]) in unused["unused"]
         assert domain.world().unused == tuple(added)
+        assert cli.json("log", "verify")["result"] == "ok"
+        assert cli.json("groups", "history", group) is not None
         dry = cli.json("topic", "resize", "--partitions", "8")
         assert dry["obstacles"] == {}
         with ThreadPoolExecutor(1) as pool:

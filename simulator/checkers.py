@@ -269,7 +269,7 @@ class LogWatcher:
         has_folded = False
         for number, replica in engine.context.replicas.items():
             at = replica.world.next_offset
-            if checked.get(number) == at:
+            if checked.get(number) == at or not replica.is_known:
                 continue
             checked[number] = at
             has_folded = True

@@ -178,6 +178,8 @@ RESIZED: Mapping[str, str] = {
     "resize_given_up": "an admin died before the commit point of its change",
     "resize_left": "an admin died later, before it saw the end",
     "resize_refused": "a change was refused: another one, or a pause, was open",
+    "probes_lost": "retention deleted what a change that was given up has left",
+    "began_with_fence": "a reader without these records knew the state from a fence on",
     **{
         f"died_{when}_{step}": f"an admin died {when} that step of a change"
         for step in RESIZE_STEPS
@@ -258,8 +260,7 @@ class Coverage:
         elif event.name in {"checkpoint_written", "warm_failed", *STOOD_BY}:
             self.note(event.name)
         elif event.name == "restored":
-            is_log = event.fields["source"].startswith("checkpoint")
-            self.note("began_from_checkpoint" if is_log else "began_from_kept")
+            self.note(_begun(event.fields["source"]))
         elif event.name == "state_unfit" and "feature level" in event.fields["why"]:
             self.note("checkpoint_above")
         elif event.name == "grant_exposed":
@@ -399,3 +400,10 @@ class Coverage:
             self.note("beat_after_2h")
         elif transition.effect == "position_only" and folded.moved:
             self.note("moved_while_paused")
+
+
+def _begun(source: str) -> str:
+    """Return what a reader begins from, by the source of its state."""
+    if source.startswith("checkpoint"):
+        return "began_from_checkpoint"
+    return "began_with_fence" if "fence" in source else "began_from_kept"

@@ -12,6 +12,7 @@ from functools import partial
 import attrs
 from msgspec.structs import replace
 
+from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.finishing import Resolution
 from kafka_marshal.pausing import Sender
@@ -203,7 +204,8 @@ def begin(
     def follow() -> Follower:
         log = cluster.kafka.coordination_log(name=admin.name)
         log.configure(h_ms)
-        return Follower(WaitingLog(log, wait=wait, on_append=send), clock)
+        waiting = WaitingLog(log, wait=wait, on_append=send)
+        return Follower(waiting, clock, sources=(LogCheckpoints(),))
 
     def call() -> None:
         follower = follow()

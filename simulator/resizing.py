@@ -47,6 +47,7 @@ from simulator.world import World
 COUNTS = {4: (8, 16), 8: (16, 4), 16: (8, 4)}
 """To which number each number changes."""
 CONTINUES = 0.5
+LOSES_PROBES = 0.5
 LATER = (1, 1, 1, 2, 3, 5)
 """Which of the steps of one kind an admin dies at."""
 ONCE = frozenset({"add", "first_fence", "first_final"})
@@ -391,12 +392,27 @@ class ResizeAdmins(Processes):
             self._base.trace(f"{admin.name} {death.name}")
             self._note(death.name)
             self._note("resize_given_up" if death.is_early else "resize_left")
+            if death.is_early and admin.rng.random() < LOSES_PROBES:
+                self._lose_probes(admin)
         elif error is not None:
             reason = getattr(error, "reason", "")
             text = f"{admin.name} gives up: {type(error).__name__} {reason}"
             self._base.trace(text)
             self._on_refusal(error)
             self._note("resize_refused")
+
+    def _lose_probes(self, gone: Admin) -> None:
+        """Delete what was read of partitions that no change has brought into use."""
+        others = (each.program for each in self._admins if each is not gone)
+        if not all(each is None or each.is_done for each in others):
+            return  # it would be the probe of a change that goes on
+        cluster, worlds = self._base.cluster, self._base.watcher.worlds
+        for state in worlds:
+            log = cluster.kafka.log(cluster.place(state.partition))
+            if state.config is None and log.start < state.next_offset:
+                place = cluster.place(state.partition)
+                cluster.kafka.delete_records(place, before=state.next_offset)
+                self._note("probes_lost")
 
     def _on_refusal(self, error: MarshalError) -> None:
         """Judge why an admin gives up.

@@ -61,8 +61,10 @@ from kafka_marshal.protocol.placement import (
     standing_of,
     target_of,
 )
+from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import Config
 from kafka_marshal.protocol.settings import NO_SETTINGS, Settings
+from kafka_marshal.protocol.snapshot import from_bytes, to_bytes
 from kafka_marshal.protocol.state import (
     KeyState,
     MemberName,
@@ -674,7 +676,8 @@ class LogScan(Closing):
 
         Returns:
             The start of each coordinating partition. One whose ``is_log_start_missing``
-            has lost its start and has no checkpoint.
+            has lost its start and has no checkpoint, and is in use at some moment of
+            the scan, as partition 0 shows. Others have no state there.
 
         Raises:
             CoordinationError: The cluster did not answer.
@@ -687,13 +690,50 @@ class LogScan(Closing):
             sources.insert(
                 0, since.checkpoints(self._log, bounds, timeout_ms=self._timeout_ms)
             )
-        return restore(
+        found = restore(
             self._log,
             self.ends,
             sources=sources,
             on_unfit=lambda *_: None,
             timeout_ms=self._timeout_ms,
         )
+        missing = [t for t, each in found.items() if each.is_log_start_missing]
+        if missing and 0 in found and 0 not in missing:
+            count = self._most_used(found)
+            for t in missing:
+                if count is not None and t >= count:
+                    start = found[t].log_start
+                    world = WorldState(t, next_offset=start)
+                    found[t] = Restored(world, "a partition not in use", start)
+        return found
+
+    def _most_used(self, found: Mapping[int, Restored]) -> int | None:
+        """Return how many partitions are in use at most, None if nothing shows it.
+
+        Partition 0 is read for that, and once more with the scan.
+        """
+        first = found[0]
+        state = WorldState(0)
+        if first.source is not None:
+            state = from_bytes(to_bytes(first.world))
+        starts = {
+            t: each.log_start if each.source is None else each.world.next_offset
+            for t, each in found.items()
+        }
+        counts = {used_count(state)}
+        self._log.read_from({**self.ends, 0: starts[0]})
+        deadline_ms = self._clock.now_ms() + self._timeout_ms
+        while self._log.positions().get(0, 0) < self.ends[0]:
+            for partition, entry in self._log.poll(POLL_MS):
+                if partition == 0 and apply(state, entry):
+                    counts.add(used_count(state))
+            if self._clock.now_ms() >= deadline_ms:
+                raise DeadlineExceeded(
+                    f"coordinating partition 0 was not read within {self._timeout_ms} "
+                    "ms; check the brokers with: marshal doctor"
+                )
+        self._log.read_from(starts)
+        return max((count for count in counts if count is not None), default=None)
 
     def _newest_before(self, first: Callable[[LogRange], int]) -> LogCheckpoints:
         bounds = self._bounds()

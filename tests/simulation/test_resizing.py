@@ -151,7 +151,7 @@ def test_a_change_whose_admin_is_killed_is_completed_or_given_up(
     assert kills == KILLS
 
 
-HOSTED = slices.slice_of(quick=4, full=200)
+HOSTED = slices.slice_of(quick=6, full=200)
 HOSTED_FAULTS = (RESIZE, "death", "crash", "late", "stop", "churn", "hang", "line")
 
 

@@ -2,8 +2,9 @@
 
 import pytest
 from changekit import Change, group_at, opened
+from countkit import fence_to
 from enginekit import KEY as OWNED
-from enginekit import fold
+from enginekit import fold, write
 from logkit import (
     KEY,
     START_MS,
@@ -198,6 +199,30 @@ def test_a_log_that_is_whole_is_folded_from_its_start(past):
     view = World.at(offset={0: 3})
     assert view.log_start_missing == ()
     assert digest(view.partitions[0]) == digest(past.whole(3))
+
+
+def test_a_scan_has_no_state_of_partitions_that_are_not_in_use(past):
+    cluster = past.cluster
+    cluster.kafka.add_partitions("__marshal", 2)
+    for t in (1, 2):
+        write(cluster, b"x", t)
+        cluster.kafka.delete_records(cluster.place(t), before=1)
+    write(cluster, b"y", 2)
+    expected = digest(fold(cluster))
+    for deleted in (0, past.begins[0]):
+        past.delete(deleted)
+        with LogScan() as scan:
+            restored = scan.restore()
+            assert not any(each.is_log_start_missing for each in restored.values())
+            assert restored[1].world == WorldState(1, next_offset=1)
+            for t, each in scan:
+                apply(restored[t].world, each)
+        assert digest(restored[0].world) == expected
+        assert restored[2].world.next_offset == 2
+    write(cluster, fence_to(cluster, 2))
+    with LogScan() as scan:
+        restored = scan.restore()
+        assert [each.is_log_start_missing for each in restored.values()] == [0, 1, 0]
 
 
 def test_a_scan_begins_at_the_first_checkpoint_that_remains(past):

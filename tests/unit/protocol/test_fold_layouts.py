@@ -200,6 +200,13 @@ def test_a_fence_begins_a_partition_that_comes_into_use():
     assert is_sound(log)
 
 
+def test_a_fence_is_the_first_config_of_a_source_that_has_none():
+    """Its log went back: the next Final, or fence, has nothing to drop there."""
+    log = Log(1, configured=False)
+    assert log.outcome_of(layout_fence(1, 2)) == "layout_fenced"
+    assert (log.state.eras, log.state.config.partition_count) == ((), 1)
+
+
 def from_nothing(log):
     """Return the state of a reader that has the last entry alone."""
     state = WorldState(log.state.partition)
