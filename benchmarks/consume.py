@@ -8,11 +8,12 @@ connecting and claiming count nor the filling of buffers.
 
 *tuned* is confluent-kafka with ``fetch.queue.backoff.ms=10``: by default (*bare*) it
 stalls for up to a second whenever its queue is full, which is no bar. kafka-python
-checks records with the package crc32c, as where this library is installed. *columns*
-and *arrow* are batches handed out without an object for each record; *amo* are batches
-at most once. Beside each ratio of rates stands one of the processor times of all
-threads, which says more on a busy machine, and one of the processor time that the
-broker takes, where it runs on this machine.
+checks records with the package crc32c, as where this library is installed. Producers
+send large batches in a busy topic, and batches of some records (*in 10s*) in others.
+*columns* and *arrow* are batches handed out without an object for each record; *amo*
+are batches at most once. Beside each ratio of rates stands one of the processor times
+of all threads, which says more on a busy machine, and one of the processor time that
+the broker takes, where it runs on this machine.
 """
 
 import time
@@ -53,6 +54,7 @@ PARTITIONS = 8
 POLL_RECORDS = 500
 POLL_MS = 1_000
 SIZES = (1_000, 100)
+SMALL_BATCH = 10
 H_MS = 5_000
 GIVE_UP_S = 120.0
 # Part of the records after which the watch starts.
@@ -60,10 +62,11 @@ WARM_PART = 10
 # Of the tuned peer; the default is 1000.
 TUNED_BACKOFF_MS = 10
 NAMES = {"fast": "confluent-kafka", "kafka-python": "kafka-python"}
-# Of the rates beside the peer, by the size of a value.
+# Of the rates beside the peer, by the load.
 FAST_LEAST = {
-    1_000: {"poll": 1.0, "batches": 1.0, "columns": 1.3, "arrow": 1.3},
-    100: {"poll": 1.5, "batches": 2.0, "columns": 4.0, "arrow": 4.0},
+    "1000 bytes": {"poll": 1.0, "batches": 1.0, "columns": 1.3, "arrow": 1.3},
+    "100 bytes": {"poll": 1.5, "batches": 2.0, "columns": 4.0, "arrow": 4.0},
+    "100 bytes in 10s": {"poll": 1.0, "batches": 1.0},
 }
 PYTHON_LEAST = {"poll": 4.0, "batches": 4.0}
 AMO_LEAST = 0.9
@@ -71,7 +74,7 @@ AMO_LEAST = 0.9
 BROKER_MOST = {"poll": 1.1, "amo": 1.3}
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Load:
     """How many records are stored, and how many a side reads in a round.
 
@@ -79,18 +82,34 @@ class Load:
         stored: In the topic; what stands on librdkafka reads all.
         python: Read by what stands on kafka-python.
         bare: Read by kafka-python alone.
+        value_bytes: Size of a value.
+        batch_max: Records of a batch; None for as many as fit.
     """
 
     stored: int
     python: int
     bare: int
+    value_bytes: int
+    batch_max: int | None = None
+
+    def __str__(self) -> str:
+        """Return what the figures call it."""
+        size = f"{self.value_bytes} bytes"
+        return size if self.batch_max is None else f"{size} in {self.batch_max}s"
 
 
-LOADS = {
-    1_000: Load(stored=2_000_000, python=800_000, bare=200_000),
-    100: Load(stored=4_000_000, python=2_000_000, bare=300_000),
-}
-QUICK = Load(stored=20_000, python=5_000, bare=5_000)
+LOADS = (
+    Load(stored=2_000_000, python=800_000, bare=200_000, value_bytes=1_000),
+    Load(stored=4_000_000, python=2_000_000, bare=300_000, value_bytes=100),
+    Load(
+        stored=1_000_000,
+        python=500_000,
+        bare=200_000,
+        value_bytes=100,
+        batch_max=SMALL_BATCH,
+    ),
+)
+QUICK_STORED, QUICK_READ = 20_000, 5_000
 
 
 class Stopwatch:
@@ -415,11 +434,11 @@ def sides_of(servers: str, topic: str, transport: str, load: Load) -> dict[str, 
     }
 
 
-def pairs_of(transport: str, size: int) -> list[Beside]:
+def pairs_of(transport: str, load: Load) -> list[Beside]:
     """Return what is set beside what, and what it must reach."""
     is_fast = transport == "fast"
     peer = "tuned" if is_fast else "bare"
-    least = FAST_LEAST[size] if is_fast else PYTHON_LEAST
+    least = FAST_LEAST[str(load)] if is_fast else PYTHON_LEAST
     pairs = [
         Beside(
             name=name,
@@ -439,7 +458,12 @@ def pairs_of(transport: str, size: int) -> list[Beside]:
 
 
 def format_and_fill(
-    servers: str, count: int, *, partitions: int, value_bytes: int = SIZES[0]
+    servers: str,
+    count: int,
+    *,
+    partitions: int,
+    value_bytes: int = SIZES[0],
+    batch_max: int | None = None,
 ) -> str:
     """Make the coordination topic and a data topic, and return the latter's name."""
     with Admin(servers) as admin:
@@ -447,7 +471,12 @@ def format_and_fill(
         admin.format_topic(form, ignore_formatted=True)
     topic = f"consume-{time.time_ns()}"
     create_topic(servers, topic, partitions=partitions)
-    fill(servers, topic, count, partitions=partitions, value_bytes=value_bytes)
+    fill(
+        *(servers, topic, count),
+        partitions=partitions,
+        value_bytes=value_bytes,
+        batch_max=batch_max,
+    )
     return topic
 
 
@@ -458,9 +487,13 @@ def fill(
     *,
     partitions: int,
     value_bytes: int = SIZES[0],
+    batch_max: int | None = None,
 ) -> None:
     """Write the topic's records, by the fast client."""
-    producer = Producer({"bootstrap.servers": servers, "linger.ms": 50})
+    settings: dict[str, Any] = {"bootstrap.servers": servers, "linger.ms": 50}
+    if batch_max is not None:
+        settings["batch.num.messages"] = batch_max
+    producer = Producer(settings)
     value = bytes(value_bytes)
     for number in range(count):
         while True:
@@ -483,19 +516,28 @@ def measure(
     is_quick: bool,
     rounds: int,
 ) -> list[dict[str, Any]]:
-    """Return the figures of every size and transport."""
+    """Return the figures of every load and transport."""
     broker = broker_pid(servers)
     figures = []
-    for size in sizes:
-        load = QUICK if is_quick else LOADS[size]
+    for load in LOADS:
+        if load.value_bytes not in sizes:
+            continue
+        if is_quick:
+            load = attrs.evolve(  # noqa: PLW2901
+                load, stored=QUICK_STORED, python=QUICK_READ, bare=QUICK_READ
+            )
         topic = format_and_fill(
-            servers, load.stored, partitions=PARTITIONS, value_bytes=size
+            servers,
+            load.stored,
+            partitions=PARTITIONS,
+            value_bytes=load.value_bytes,
+            batch_max=load.batch_max,
         )
         for transport in transports:
             figures += compare(
-                f"{NAMES[transport]}, {size} bytes",
+                f"{NAMES[transport]}, {load}",
                 sides_of(servers, topic, transport, load),
-                pairs=pairs_of(transport, size),
+                pairs=pairs_of(transport, load),
                 rounds=rounds,
                 broker=broker,
             )

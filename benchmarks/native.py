@@ -24,6 +24,7 @@ from support import alternate, arguments, document, figure, ratios, write_docume
 from kafka_marshal.kafka_io import columns
 from kafka_marshal.kafka_io.columns import Batch, to_columns
 from kafka_marshal.kafka_io.entries import EntryRecords, to_runs
+from kafka_marshal.kafka_io.fetched_batches import FetchData
 from kafka_marshal.kafka_io.record_batches import APPEND_TIME
 from kafka_marshal.native import compiled
 from kafka_marshal.protocol import fold_beats
@@ -56,8 +57,12 @@ def folding(begun: WorldState, runs: Sequence[Run], *, is_native: bool) -> float
 
 def fetched(fetch: bytes, *, is_native: bool) -> Iterator[Run]:
     """Yield the entries of a fetch in runs."""
-    kind = EntryRecords if is_native else Fetcher.PartitionRecords
-    part = kind(0, KafkaTopicPartition("__marshal", T), MemoryRecords(fetch))
+    place = KafkaTopicPartition("__marshal", T)
+    part = (
+        EntryRecords(FetchData(place=place, data=memoryview(fetch)))
+        if is_native
+        else Fetcher.PartitionRecords(0, place, MemoryRecords(fetch))
+    )
     while part:
         yield from to_runs(part.take(RUN))
 

@@ -12,7 +12,8 @@ its range). Processor time is that of the session and all its processes. What a 
 takes beyond its triggers is its time from start to end without that of its batches: to
 begin, to stop, and to find out that there is nothing left.
 
-Python and the JVM are connected by Unix domain sockets, as docs/SPARK.md advises.
+Python and the JVM are connected by Unix domain sockets, and a query's process is
+forked, as docs/SPARK.md advises.
 
 One more side reads nothing: its tasks hand over one ready Arrow batch again and
 again, which is about as fast as a data source in Python can be.
@@ -58,6 +59,7 @@ from kafka_marshal.kafka_io.columns import Slice
 from kafka_marshal.kafka_io.slices import CHUNK_BYTES
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark import register
+from kafka_marshal.spark.launcher import SERVER
 from kafka_marshal.spark.requirements import require_java, require_spark
 from kafka_marshal.spark.rows import arrow_schema, batch_maker, columns
 from kafka_marshal.testing.jars import cache_dir
@@ -83,18 +85,25 @@ QUICK = {1_000: 2_000}
 READY = "ready"
 TUNED = "native, tuned"
 NATIVE = {"native": {}, TUNED: {"kafka.fetch.max.wait.ms": "10"}}
+# Seconds that a query may take beyond its triggers.
+BEYOND_S = 0.4
 # What the source must reach beside the tuned one, by the size of a record.
 TARGETS = {1_000: 1.3, 100: 2.0}
 
 
 def cpu_s() -> float:
-    """Return the processor time of this process and of all that it started."""
+    """Return the processor time of this process and of all that it started.
+
+    Servers of planners, too, which are nobody's children.
+    """
     parents, used = {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             fields = path.read_text().rpartition(")")[2].split()
             pid = int(path.parent.name)
-            parents[pid] = int(fields[1])
+            command = path.with_name("cmdline").read_text().split("\0")
+            is_server = command[1:3] == ["-c", SERVER]
+            parents[pid] = int(command[-2] if is_server else fields[1])
             # User and system time, also of children that have ended.
             used[pid] = sum(map(int, fields[11:15]))
     mine = {os.getpid()}
@@ -270,7 +279,8 @@ def session(jars: list[Path], home: Path) -> Any:  # noqa: ANN401 - Spark's
 
     require_spark()
     require_java()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    launcher = Path(sys.executable).with_name("marshal-spark-python")
+    os.environ.setdefault("PYSPARK_PYTHON", str(launcher))
     builder = (
         SparkSession.builder.master(f"local[{PARTITIONS}]")
         .config("spark.ui.enabled", "false")
@@ -329,7 +339,8 @@ def compare(
             found.append(figure(label, "records/s", samples))
             found.append(figure(f"CPU, {label}", "us/row", bench.used[name]))
             label = f"beyond its triggers, {label}"
-            found.append(figure(label, "s", bench.beyond[name]))
+            target = at_most(BEYOND_S) if name == "fast" else None
+            found.append(figure(label, "s", bench.beyond[name], target=target))
         if has_native:
             found += beside(rates, bench, size)
     return found

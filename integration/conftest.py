@@ -6,6 +6,10 @@ import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
+from limits import (  # noqa: F401 - hooks
+    pytest_runtest_teardown,
+    pytest_timeout_set_timer,
+)
 
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.testing.broker import (

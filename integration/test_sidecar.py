@@ -454,10 +454,11 @@ GOOD = {502, 503, 504}
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = (ROOT / "docs" / "SIDECAR.md").read_text()
+README = (ROOT / "README.md").read_text()
 BLOCK = r"^<!-- {}: (\w+) -->\n```{}\n(.*?)^```$"
 SHELL, PYTHON = (
-    dict(re.findall(BLOCK.format(*kind), DOCUMENT, re.MULTILINE | re.DOTALL))
-    for kind in (("shell", "sh"), ("run", "python"))
+    dict(re.findall(BLOCK.format(*kind), text, re.MULTILINE | re.DOTALL))
+    for text, *kind in ((DOCUMENT, "shell", "sh"), (README, "run", "python"))
 )
 
 
@@ -544,9 +545,8 @@ def test_the_documented_program_works(documented, domain):
         if len(handled) == RECORDS:
             scope["consumer"].stop()  # type: ignore[attr-defined]
 
-    ((name, code),) = PYTHON.items()
-    assert name == "sidecar_python"
-    code = documented.text(code).replace(
+    name = "sidecar_python"
+    code = documented.text(PYTHON[name]).replace(
         "/run/kafka-marshal/sidecar.sock", str(documented.path)
     )
     scope = {"handle": handle}

@@ -1,10 +1,11 @@
-/* The function ``to_columns`` of ``kafka_io/columns.py``: one pass counts, one copies.
+/* Columns in the buffers of Arrow: one pass counts, one copies.
  *
- * It reads well-formed records only, and returns None for anything else: Python is the
- * rule, and raises the errors.
+ * ``to_columns`` of ``kafka_io/columns.py`` reads well-formed records only, and returns
+ * None for anything else: Python is the rule, and raises the errors. ``fill_columns``
+ * reads records that ``batches.c`` has found.
  */
 
-#include "native.h"
+#include "records.h"
 
 #include <string.h>
 
@@ -48,27 +49,30 @@ static void drop_column(Column *column) {
     Py_CLEAR(column->data);
 }
 
-/* Read the bytes of a record's key or value; count them, or copy them if there are
- * buffers. */
-static int read_part(Reader *in, Column *column, Py_ssize_t index, int is_wanted) {
-    int64_t size;
-    if (!read_varint(in, &size) || size < -1) return 0;
-    if (size > in->end - in->at) return 0;
-    const unsigned char *from = in->at;
-    if (size > 0) in->at += size;
-    if (!is_wanted) return 1;
-    if (size < 0) {
+/* Count the bytes of an element, or copy them if there are buffers. */
+static int add_part(Column *column, Py_ssize_t index, const Part *part) {
+    if (part->size < 0) {
         column->null_count++;
     } else {
         if (column->bytes != NULL) {
-            if (size > column->size_max - column->size) return 0;
-            memcpy(column->bytes + column->size, from, (size_t)size);
+            if (part->size > column->size_max - column->size) return LEFT;
+            memcpy(column->bytes + column->size, part->at, (size_t)part->size);
             column->is_valid[index / 8] |= (unsigned char)(1 << index % 8);
         }
-        column->size += (Py_ssize_t)size;
+        column->size += (Py_ssize_t)part->size;
     }
     if (column->ends != NULL) column->ends[index + 1] = (int32_t)column->size;
-    return 1;
+    return READ;
+}
+
+/* Read the bytes of a record's key or value; add them if they are wanted. */
+static int read_part(Reader *in, Column *column, Py_ssize_t index, int is_wanted) {
+    Part part;
+    if (!read_varint(in, &part.size) || part.size < -1) return LEFT;
+    if (part.size > in->end - in->at) return LEFT;
+    part.at = in->at;
+    if (part.size > 0) in->at += part.size;
+    return is_wanted ? add_part(column, index, &part) : READ;
 }
 
 /* Return a tuple of the buffers, or None if every element is null. */
@@ -83,7 +87,7 @@ typedef struct {
     int64_t base, size, first_ms, append_ms;
     int is_appended;
     Py_buffer data;
-} Batch;
+} Whole;
 
 typedef struct {
     PyObject *offsets, *times, *kinds;
@@ -94,8 +98,38 @@ typedef struct {
     int64_t first, end, last; /* wanted: [first, end); last: the offset before */
 } Columns;
 
+/* Make the buffers for what a first pass counted. */
+static int begin_columns(Columns *columns, Py_ssize_t count) {
+    columns->offset = new_buffer(&columns->offsets, count * 8);
+    columns->time_ms = new_buffer(&columns->times, count * 8);
+    columns->kind = new_buffer(&columns->kinds, count * 4);
+    if (!columns->offset || !columns->time_ms || !columns->kind) return FAILED;
+    if (begin_column(&columns->keys, count) < 0) return FAILED;
+    return begin_column(&columns->values, count);
+}
+
+/* Return the number of records and all buffers; NULL on an error. */
+static PyObject *end_columns(const Columns *columns, Py_ssize_t count) {
+    PyObject *keys = end_column(&columns->keys, count), *made = NULL;
+    PyObject *values = end_column(&columns->values, count);
+    if (keys != NULL && values != NULL)
+        made = Py_BuildValue("nOOOOO", count, columns->offsets, columns->times,
+                             columns->kinds, keys, values);
+    Py_XDECREF(keys);
+    Py_XDECREF(values);
+    return made;
+}
+
+static void drop_columns(Columns *columns) {
+    Py_XDECREF(columns->offsets);
+    Py_XDECREF(columns->times);
+    Py_XDECREF(columns->kinds);
+    drop_column(&columns->keys);
+    drop_column(&columns->values);
+}
+
 /* Count the wanted records of a batch, or copy them if there are buffers. */
-static int read_batch(const Batch *batch, Columns *columns) {
+static int read_batch(const Whole *batch, Columns *columns) {
     Reader in = {batch->data.buf, (unsigned char *)batch->data.buf + batch->data.len};
     for (int64_t i = 0; i < batch->size; i++) {
         int64_t size, delta_ms, delta;
@@ -141,7 +175,7 @@ static int read_number(PyObject *batch, const char *name, int64_t *found,
 }
 
 /* Open a batch; its buffer is to be released if the result is READ. */
-static int open_batch(PyObject *object, Batch *batch) {
+static int open_batch(PyObject *object, Whole *batch) {
     int is_created, result = read_number(object, "base", &batch->base, NULL);
     if (result == READ) result = read_number(object, "size", &batch->size, NULL);
     if (result == READ) result = read_number(object, "first_ms", &batch->first_ms, NULL);
@@ -156,7 +190,7 @@ static int open_batch(PyObject *object, Batch *batch) {
     return result;
 }
 
-static int read_batches(const Batch *batches, Py_ssize_t count, Columns *columns) {
+static int read_batches(const Whole *batches, Py_ssize_t count, Columns *columns) {
     columns->count = 0;
     columns->last = -1;
     int result = READ;
@@ -165,7 +199,7 @@ static int read_batches(const Batch *batches, Py_ssize_t count, Columns *columns
     return result;
 }
 
-static int make_columns(const Batch *batches, Py_ssize_t count, Columns *columns,
+static int make_columns(const Whole *batches, Py_ssize_t count, Columns *columns,
                         PyObject **made) {
     int64_t bytes = 0;
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -177,22 +211,10 @@ static int make_columns(const Batch *batches, Py_ssize_t count, Columns *columns
     int result = read_batches(batches, count, columns);
     if (result != READ) return result;
     Py_ssize_t found = columns->count_max = columns->count;
-    columns->offset = new_buffer(&columns->offsets, found * 8);
-    columns->time_ms = new_buffer(&columns->times, found * 8);
-    columns->kind = new_buffer(&columns->kinds, found * 4);
-    if (!columns->offset || !columns->time_ms || !columns->kind ||
-        begin_column(&columns->keys, found) < 0 ||
-        begin_column(&columns->values, found) < 0)
-        return FAILED;
+    if (begin_columns(columns, found) < 0) return FAILED;
     result = read_batches(batches, count, columns);
     if (result != READ || columns->count != found) return LEFT;
-    PyObject *keys = end_column(&columns->keys, found);
-    PyObject *values = end_column(&columns->values, found);
-    if (keys != NULL && values != NULL)
-        *made = Py_BuildValue("nOOOOO", found, columns->offsets, columns->times,
-                              columns->kinds, keys, values);
-    Py_XDECREF(keys);
-    Py_XDECREF(values);
+    *made = end_columns(columns, found);
     return *made == NULL ? FAILED : READ;
 }
 
@@ -204,7 +226,7 @@ PyObject *to_columns(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "OLL:to_columns", &objects, &first, &end)) return NULL;
     Py_ssize_t count = PySequence_Size(objects), opened = 0;
     if (count < 0) return NULL;
-    Batch *batches = PyMem_Calloc((size_t)count + 1, sizeof(Batch));
+    Whole *batches = PyMem_Calloc((size_t)count + 1, sizeof(Whole));
     if (batches == NULL) return PyErr_NoMemory();
     int result = READ;
     while (result == READ && opened < count) {
@@ -218,12 +240,99 @@ PyObject *to_columns(PyObject *module, PyObject *args) {
     if (result == READ) result = make_columns(batches, count, &columns, &made);
     while (opened > 0) PyBuffer_Release(&batches[--opened].data);
     PyMem_Free(batches);
-    Py_XDECREF(columns.offsets);
-    Py_XDECREF(columns.times);
-    Py_XDECREF(columns.kinds);
-    drop_column(&columns.keys);
-    drop_column(&columns.values);
+    drop_columns(&columns);
     if (result == FAILED) return NULL;
     if (result == READ) return made;
     Py_RETURN_NONE;
+}
+
+/* --- records of a fetch ---------------------------------------------------------------- */
+
+/* Some records of a fetch, whose data is to be released. */
+typedef struct {
+    Fetch fetch;
+    Py_ssize_t start, stop;
+    int fields;
+} Piece;
+
+/* Look at a piece; -1 on an error. */
+static int get_piece(PyObject *argument, Piece *piece) {
+    PyObject *data, *places;
+    if (!PyArg_ParseTuple(argument, "OOnni:fill_columns", &data, &places, &piece->start,
+                          &piece->stop, &piece->fields) ||
+        get_fetch(data, places, &piece->fetch) < 0)
+        return -1;
+    if (0 <= piece->start && piece->start <= piece->stop &&
+        piece->stop <= piece->fetch.count)
+        return 0;
+    PyErr_SetString(PyExc_IndexError, "there are no such records");
+    PyBuffer_Release(&piece->fetch.data);
+    return -1;
+}
+
+static int read_at(const Piece *piece, Py_ssize_t number, Batch *batch, Record *record) {
+    if (read_place(&piece->fetch, number, batch, record)) return READ;
+    PyErr_SetString(PyExc_ValueError, "the records are not those of the index");
+    return FAILED;
+}
+
+/* Add to the columns what a piece takes at most: its keys and values lie in between. */
+static int add_room(const Piece *piece, Columns *columns) {
+    Batch batch = {0};
+    Record first, last;
+    if (piece->start == piece->stop) return READ;
+    if (read_at(piece, piece->start, &batch, &first) != READ ||
+        read_at(piece, piece->stop - 1, &batch, &last) != READ)
+        return FAILED;
+    Py_ssize_t most = last.headers - first.key.at;
+    if (most < 0 || columns->values.size > DATA_BYTES_MAX - most) return LEFT;
+    columns->count += piece->stop - piece->start;
+    columns->values.size += most;
+    if (piece->fields & KEYS) columns->keys.size += most;
+    return READ;
+}
+
+/* Copy the records of a piece into the buffers. */
+static int copy_piece(const Piece *piece, Columns *columns) {
+    Batch batch = {0};
+    Record record;
+    for (Py_ssize_t i = piece->start; i < piece->stop; i++) {
+        Py_ssize_t at = columns->count++;
+        if (read_at(piece, i, &batch, &record) != READ) return FAILED;
+        if (!add_part(&columns->keys, at, &record.key) ||
+            !add_part(&columns->values, at, &record.value))
+            return LEFT;
+        columns->offset[at] = record.offset;
+        columns->time_ms[at] = record.time_ms;
+        columns->kind[at] = batch.attributes & APPENDED ? 1 : 0;
+    }
+    return READ;
+}
+
+/* Do one of the two for every piece. */
+static int each_piece(PyObject *pieces, Columns *columns,
+                      int (*work)(const Piece *, Columns *)) {
+    int result = READ;
+    columns->count = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(pieces) && result == READ; i++) {
+        Piece piece;
+        if (get_piece(PyTuple_GetItem(pieces, i), &piece) < 0) return FAILED;
+        result = work(&piece, columns);
+        PyBuffer_Release(&piece.fetch.data);
+    }
+    return result;
+}
+
+PyObject *fill_columns(PyObject *module, PyObject *args) {
+    PyObject *made = NULL;
+    Columns columns = {0};
+    (void)module;
+    int result = each_piece(args, &columns, add_room);
+    Py_ssize_t found = columns.count;
+    if (result == READ) result = begin_columns(&columns, found);
+    if (result == READ) result = each_piece(args, &columns, copy_piece);
+    if (result == READ) made = end_columns(&columns, found);
+    drop_columns(&columns);
+    if (result != LEFT) return made;
+    Py_RETURN_NONE; /* more bytes than a column of Arrow can have */
 }

@@ -4,13 +4,14 @@
 #include "native.h"
 
 /* Equal to that of ``kafka_marshal/native.py``: other builds are not used. */
-#define REVISION 7
+#define REVISION 8
 
 static PyMethodDef METHODS[] = {
     {"fold_beats", (PyCFunction)(void (*)(void))fold_beats,
      METH_VARARGS | METH_KEYWORDS, NULL},
     {"fold_packed", (PyCFunction)(void (*)(void))fold_packed,
      METH_VARARGS | METH_KEYWORDS, NULL},
+    {"fill_columns", fill_columns, METH_VARARGS, NULL},
     {"find_entries", find_entries, METH_VARARGS, NULL},
     {"find_later", find_later, METH_VARARGS, NULL},
     {"index_entries", index_entries, METH_VARARGS, NULL},
@@ -31,7 +32,7 @@ static struct PyModuleDef MODULE = {
 
 PyMODINIT_FUNC PyInit__native(void) {
     if (init_beats() < 0) return NULL;
-    init_entries();
+    init_crc32c();
     PyObject *module = PyModule_Create(&MODULE);
     if (module != NULL && PyModule_AddIntConstant(module, "REVISION", REVISION) < 0)
         Py_CLEAR(module);

@@ -37,6 +37,7 @@ static inline int read_varint(Reader *in, int64_t *found) {
 
 PyObject *fold_beats(PyObject *module, PyObject *args, PyObject *named);
 PyObject *fold_packed(PyObject *module, PyObject *args, PyObject *named);
+PyObject *fill_columns(PyObject *module, PyObject *args);
 PyObject *find_entries(PyObject *module, PyObject *args);
 PyObject *find_later(PyObject *module, PyObject *args);
 PyObject *index_entries(PyObject *module, PyObject *args);
@@ -46,6 +47,7 @@ PyObject *read_columns(PyObject *module, PyObject *args);
 PyObject *read_entries(PyObject *module, PyObject *args);
 PyObject *to_columns(PyObject *module, PyObject *args);
 int init_beats(void); /* before the first call; -1 on an error */
-void init_entries(void);
+void init_crc32c(void);
+uint32_t crc32c(const unsigned char *at, const unsigned char *end);
 
 #endif

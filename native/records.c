@@ -1,8 +1,5 @@
-/* Records of ``kafka_io/packed_records.py``: where each of them is in a batch, and single
- * fields of some of them.
- *
- * Only batches in which every record is sound and no offset is missing get an index. All
- * others are left to Python.
+/* Records of ``kafka_io/packed_records.py``, which ``batches.c`` has found in a fetch:
+ * some of them, or single fields of them.
  */
 
 #include "records.h"
@@ -47,53 +44,6 @@ int read_record(Reader *in, const Batch *batch, Record *record) {
 PyObject *new_part(const Part *part) {
     if (part->size < 0) Py_RETURN_NONE;
     return PyBytes_FromStringAndSize((const char *)part->at, (Py_ssize_t)part->size);
-}
-
-/* Fields of records, to be combined. */
-enum { KEYS = 1, VALUES = 2, TIMES = 4, HEADERS = 8 };
-
-/* --- an index -------------------------------------------------------------------------- */
-
-/* Fill in where each record begins; LEFT unless all are sound and no offset is missing. */
-static int fill_index(const Batch *batch, int32_t *starts, int *fields) {
-    Reader in = {batch->records, batch->end};
-    Record record;
-    for (int32_t i = 0; i < batch->count; i++) {
-        starts[i] = (int32_t)(in.at - batch->records);
-        if (!read_record(&in, batch, &record) || record.offset != batch->base + i)
-            return LEFT;
-        if (record.key.size >= 0) *fields |= KEYS;
-        if (record.header_count > 0) *fields |= HEADERS;
-    }
-    return in.at == in.end ? READ : LEFT;
-}
-
-PyObject *index_records(PyObject *module, PyObject *args) {
-    Py_buffer data;
-    Batch batch = {0};
-    PyObject *index = NULL;
-    int fields = VALUES | TIMES, result = LEFT;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "y*iL:index_records", &data, &batch.count,
-                          &batch.first_ms))
-        return NULL;
-    batch.next = batch.count; /* offsets count from that of the batch */
-    batch.records = data.buf;
-    batch.end = batch.records + data.len;
-    /* A record has at least seven bytes. */
-    if (batch.count > 0 && batch.count <= data.len / 7 && data.len <= INT32_MAX) {
-        index = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)batch.count * 4);
-        result = index == NULL ? FAILED : READ;
-    }
-    if (result == READ)
-        result = fill_index(&batch, (int32_t *)(void *)PyBytes_AsString(index),
-                            &fields);
-    PyBuffer_Release(&data);
-    PyObject *made = NULL;
-    if (result == READ) made = Py_BuildValue("Oi", index, fields);
-    Py_XDECREF(index);
-    if (result != LEFT) return made;
-    Py_RETURN_NONE;
 }
 
 /* --- columns --------------------------------------------------------------------------- */
@@ -145,27 +95,32 @@ static PyObject *new_column(int is_wanted, Py_ssize_t size) {
     return is_wanted && !PyErr_Occurred() ? PyList_New(size) : NULL;
 }
 
-/* Read a record by its number; -1 on an error. */
-static int find_record(const Py_buffer *data, const Py_buffer *index, const Batch *batch,
-                       Py_ssize_t number, Record *record) {
-    const unsigned char *begin = data->buf, *end = begin + data->len;
-    int32_t at;
-    memcpy(&at, (const char *)index->buf + number * 4, 4);
-    Reader in = {begin + (at < 0 || at > data->len ? data->len : at), end};
-    if (read_record(&in, batch, record)) return 0;
+/* Read a record of a fetch by its number; -1 on an error. */
+static int find_record(const Fetch *fetch, Py_ssize_t number, Batch *batch,
+                       Record *record) {
+    if (read_place(fetch, number, batch, record)) return 0;
     PyErr_SetString(PyExc_ValueError, "the records are not those of the index");
     return -1;
 }
 
+/* Look at records ``start`` to ``stop`` of a fetch; -1 on an error. */
+static int get_records(PyObject *data, PyObject *places, Py_ssize_t start,
+                       Py_ssize_t stop, Fetch *fetch) {
+    if (get_fetch(data, places, fetch) < 0) return -1;
+    if (0 <= start && start <= stop && stop <= fetch->count) return 0;
+    PyErr_SetString(PyExc_IndexError, "there are no such records");
+    PyBuffer_Release(&fetch->data);
+    return -1;
+}
+
 /* Fill the columns with records ``start`` to ``stop``; -1 on an error. */
-static int fill_columns(const Columns *columns, const Py_buffer *data,
-                        const Py_buffer *index, const Batch *batch, Py_ssize_t start,
+static int add_records(const Columns *columns, const Fetch *fetch, Py_ssize_t start,
                         Py_ssize_t stop) {
-    const unsigned char *end = (const unsigned char *)data->buf + data->len;
+    Batch batch = {0};
     for (Py_ssize_t i = start; i < stop; i++) {
         Record record;
-        if (find_record(data, index, batch, i, &record) < 0) return -1;
-        if (add_record(columns, i - start, &record, end) < 0) return -1;
+        if (find_record(fetch, i, &batch, &record) < 0) return -1;
+        if (add_record(columns, i - start, &record, fetch->end) < 0) return -1;
     }
     return 0;
 }
@@ -175,29 +130,22 @@ static PyObject *column_or_none(PyObject *column) {
 }
 
 PyObject *read_columns(PyObject *module, PyObject *args) {
-    Py_buffer data, index;
+    PyObject *data, *places;
     Py_ssize_t start, stop;
-    Batch batch = {0};
+    Fetch fetch;
     int fields, result = -1;
     (void)module;
-    if (!PyArg_ParseTuple(args, "y*y*nniL:read_columns", &data, &index, &start, &stop,
-                          &fields, &batch.first_ms))
+    if (!PyArg_ParseTuple(args, "OOnni:read_columns", &data, &places, &start, &stop,
+                          &fields) ||
+        get_records(data, places, start, stop, &fetch) < 0)
         return NULL;
-    batch.next = index.len / 4;
     Columns columns = {0};
-    if (0 <= start && start <= stop && stop <= batch.next) {
-        Py_ssize_t size = stop - start;
-        columns.keys = new_column(fields & KEYS, size);
-        columns.values = new_column(fields & VALUES, size);
-        columns.times = new_column(fields & TIMES, size);
-        columns.headers = new_column(fields & HEADERS, size);
-        if (!PyErr_Occurred())
-            result = fill_columns(&columns, &data, &index, &batch, start, stop);
-    } else {
-        PyErr_SetString(PyExc_IndexError, "the batch has no such records");
-    }
-    PyBuffer_Release(&index);
-    PyBuffer_Release(&data);
+    columns.keys = new_column(fields & KEYS, stop - start);
+    columns.values = new_column(fields & VALUES, stop - start);
+    columns.times = new_column(fields & TIMES, stop - start);
+    columns.headers = new_column(fields & HEADERS, stop - start);
+    if (!PyErr_Occurred()) result = add_records(&columns, &fetch, start, stop);
+    PyBuffer_Release(&fetch.data);
     if (result == 0)
         return Py_BuildValue("NNNN", column_or_none(columns.keys),
                              column_or_none(columns.values),
@@ -220,22 +168,14 @@ static int set_argument(PyObject *arguments, Py_ssize_t at, PyObject *made) {
     return made == NULL ? -1 : PyTuple_SetItem(arguments, at, made);
 }
 
-/* Return the arguments of all records, with what they have in common. */
-static PyObject *new_arguments(PyObject *token, PyObject *append_ms, PyObject *origin) {
-    return Py_BuildValue("OOOOOiNO", Py_None, Py_None, token, Py_None, append_ms,
-                         append_ms != Py_None, PyTuple_New(0), origin);
-}
-
 /* Make a record. The arguments are used again: a call leaves no reference to them. */
 static PyObject *new_record(PyObject *type, PyObject *arguments, const Record *record,
                             int fields, const unsigned char *end) {
     if (set_argument(arguments, OFFSET, PyLong_FromLongLong(record->offset)) < 0 ||
-        set_argument(arguments, VALUE, new_part(&record->value)) < 0)
+        set_argument(arguments, VALUE, new_part(&record->value)) < 0 ||
+        set_argument(arguments, TIME, PyLong_FromLongLong(record->time_ms)) < 0)
         return NULL;
     if (fields & KEYS && set_argument(arguments, KEY, new_part(&record->key)) < 0)
-        return NULL;
-    if (fields & TIMES &&
-        set_argument(arguments, TIME, PyLong_FromLongLong(record->time_ms)) < 0)
         return NULL;
     if (fields & HEADERS &&
         set_argument(arguments, PAIRS, new_headers(record, end)) < 0)
@@ -243,44 +183,42 @@ static PyObject *new_record(PyObject *type, PyObject *arguments, const Record *r
     return PyObject_Call(type, arguments, NULL);
 }
 
-/* Return a list of records ``start`` to ``stop``. */
-static PyObject *new_records(PyObject *type, PyObject *arguments, const Py_buffer *data,
-                             const Py_buffer *index, const Batch *batch, int fields,
-                             Py_ssize_t start, Py_ssize_t stop) {
-    const unsigned char *end = (const unsigned char *)data->buf + data->len;
-    PyObject *made = arguments == NULL ? NULL : PyList_New(stop - start);
-    for (Py_ssize_t i = start; made != NULL && i < stop; i++) {
+/* Fill a list with the records from ``start`` on; -1 on an error. */
+static int fill_records(PyObject *made, PyObject *type, PyObject *arguments,
+                        const Fetch *fetch, Py_ssize_t start, int fields) {
+    Py_ssize_t size = PyList_Size(made);
+    Batch batch = {0};
+    for (Py_ssize_t i = 0; i < size; i++) {
         Record record;
-        PyObject *each = NULL;
-        if (find_record(data, index, batch, i, &record) == 0)
-            each = new_record(type, arguments, &record, fields, end);
-        if (each == NULL || PyList_SetItem(made, i - start, each) < 0) Py_CLEAR(made);
+        const unsigned char *known = batch.records;
+        if (find_record(fetch, start + i, &batch, &record) < 0) return -1;
+        int kind = batch.attributes & APPENDED ? 1 : 0;
+        if (batch.records != known &&
+            set_argument(arguments, KIND, PyLong_FromLong(kind)) < 0)
+            return -1;
+        PyObject *each = new_record(type, arguments, &record, fields, fetch->end);
+        if (each == NULL || PyList_SetItem(made, i, each) < 0) return -1;
     }
-    return made;
+    return 0;
 }
 
 PyObject *make_records(PyObject *module, PyObject *args) {
-    Py_buffer data, index;
+    PyObject *type, *data, *places, *token, *origin;
     Py_ssize_t start, stop;
-    Batch batch = {0};
-    PyObject *type, *token, *append_ms, *origin, *made = NULL;
+    Fetch fetch;
     int fields;
     (void)module;
-    if (!PyArg_ParseTuple(args, "Oy*y*nniLLOOO:make_records", &type, &data, &index,
-                          &start, &stop, &fields, &batch.base, &batch.first_ms, &token,
-                          &append_ms, &origin))
+    if (!PyArg_ParseTuple(args, "OOOnniOO:make_records", &type, &data, &places, &start,
+                          &stop, &fields, &token, &origin) ||
+        get_records(data, places, start, stop, &fetch) < 0)
         return NULL;
-    Py_ssize_t count = index.len / 4;
-    if (0 <= start && start <= stop && stop <= count && batch.base >= 0 &&
-        batch.base <= INT64_MAX - count) {
-        batch.next = batch.base + count;
-        PyObject *arguments = new_arguments(token, append_ms, origin);
-        made = new_records(type, arguments, &data, &index, &batch, fields, start, stop);
-        Py_XDECREF(arguments);
-    } else {
-        PyErr_SetString(PyExc_IndexError, "the batch has no such records");
-    }
-    PyBuffer_Release(&index);
-    PyBuffer_Release(&data);
+    PyObject *arguments = Py_BuildValue("OOOOOONO", Py_None, Py_None, token, Py_None,
+                                        Py_None, Py_None, PyTuple_New(0), origin);
+    PyObject *made = arguments == NULL ? NULL : PyList_New(stop - start);
+    if (made != NULL &&
+        fill_records(made, type, arguments, &fetch, start, fields) < 0)
+        Py_CLEAR(made);
+    Py_XDECREF(arguments);
+    PyBuffer_Release(&fetch.data);
     return made;
 }

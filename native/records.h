@@ -7,6 +7,9 @@
 
 #define APPENDED 0x08 /* of the attributes of a batch */
 
+/* Fields of records, to be combined. */
+enum { KEYS = 1, VALUES = 2, TIMES = 4, HEADERS = 8 };
+
 typedef struct {
     int64_t base, first_ms, max_ms, next;
     int32_t epoch, count;
@@ -29,12 +32,12 @@ typedef struct {
 /* Read a record whose every field is sound, to its end; LEFT for any other. */
 int read_record(Reader *in, const Batch *batch, Record *record);
 
-/* Where an entry is in a fetch: its batch and itself, in bytes from the beginning. */
+/* Where a record is in a fetch: its batch and itself, in bytes from the beginning. */
 typedef struct {
     int32_t batch, record;
 } Place;
 
-/* A fetch, and where ``count`` of its entries are. */
+/* A fetch, and where ``count`` of its records are. */
 typedef struct {
     Py_buffer data; /* to be released */
     const unsigned char *begin, *end;
@@ -45,7 +48,7 @@ typedef struct {
 /* Look at the bytes of a fetch and of its index; -1 on an error. */
 int get_fetch(PyObject *data, PyObject *places, Fetch *fetch);
 
-/* Read an entry by its number, and its batch, unless that is the batch that was read
+/* Read a record by its number, and its batch, unless that is the batch that was read
  * before; LEFT if there is none. */
 int read_place(const Fetch *fetch, Py_ssize_t number, Batch *batch, Record *record);
 

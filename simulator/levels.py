@@ -18,7 +18,7 @@ from kafka_marshal.protocol.items import Halt
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import SUPPORTED_LEVEL, Config
 from kafka_marshal.protocol.snapshot import digest
-from kafka_marshal.protocol.state import ERAS_MAX, Transitions, WorldState
+from kafka_marshal.protocol.state import Transitions, WorldState
 from kafka_marshal.protocol.types import Owner
 from kafka_marshal.testing.fakestore import Stored
 from simulator.checkers import LogWatcher, Violation
@@ -163,9 +163,7 @@ class Levels:
     def state_behind(self, number: int) -> WorldState:
         """Return the state that a program of the new level has at a stop."""
         state, stop = deepcopy(self._twins[number]), self.stops[number]
-        before = state.config
-        assert before is not None
-        state.eras = (*state.eras, (stop.offset, before.era))[-ERAS_MAX:]
+        state.end_era(stop.offset)
         state.halted, state.config = None, stop.config
         return state
 

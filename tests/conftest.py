@@ -1,8 +1,12 @@
-"""Hypothesis profiles: repeatable by default, searching on demand."""
+"""Limits of tests, and Hypothesis profiles: repeatable by default."""
 
 import os
 
 from hypothesis import HealthCheck, settings
+from limits import (  # noqa: F401 - hooks
+    pytest_runtest_teardown,
+    pytest_timeout_set_timer,
+)
 
 # The same examples in each run: a red build is red again when looked at.
 settings.register_profile(

@@ -27,24 +27,40 @@ def test_commands_options_defaults_and_environment_are_listed():
 
 
 def section(command):
-    return reference().partition(f"### `marshal {command}`\n")[2].partition("\n#")[0]
+    _, found, rest = reference().partition(f"### `marshal {command}`\n")
+    assert found, command
+    return rest.partition("\n#")[0]
 
 
 def test_shared_options_are_listed_once():
     text = reference()
     assert text.count("- `--transport` ") == text.count("- `--config` ") == 1
-    assert "\nAlso: all shared options.\n" in section("doctor")
+    assert "hared options" not in section("doctor"), "it has all of them"
     tail = section("log tail")
-    assert "\nAlso: all shared options except `--timeout`, `--output`.\n" in tail
+    assert "\nShared options: all except `--timeout`, `--output`.\n" in tail
     assert "- `--timeout` `MS`: Follow" in tail
-    assert "\nAlso: `--config`.\n" in section("config path")
+    assert "\nShared options: `--config`.\n" in section("config path")
+    assert "\nNo shared options.\n" in section("topic random-id")
+
+
+def test_repeated_options_are_listed_once_and_named_where_they_are():
+    text = reference()
+    for name in ("as", "at", "open-timeout", "yes"):
+        assert text.count(f"- `--{name}`") == 1, name
+    assert "\nAlso: `--limit`, `--at`.\n" in section("groups history [GROUP]")
+    describe = section("groups describe GROUP")
+    assert "\nAlso: `--at`.\n" in describe
+    assert "- `GROUP`" not in describe
+    assert "- `--execute`, `--dry-run`: Set the positions" in section(
+        "groups reset GROUP"
+    ), "a text of its own stays"
 
 
 def test_options_of_another_command_are_referred_to():
     text = section("config show")
-    assert "As for `marshal sidecar run`: `--socket`," in text
-    assert "- `--socket`" not in text
-    assert "- `--socket` `PATH`: Unix socket" in section("sidecar run")
+    assert "As for `marshal sidecar run`: `--socket-group`," in text
+    assert "- `--tcp`" not in text
+    assert "- `--tcp` `HOST:PORT`: Loopback" in section("sidecar run")
 
 
 def helps(command):

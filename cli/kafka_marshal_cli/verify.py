@@ -1,10 +1,13 @@
 """Checks the invariants of a log (PROTOCOL 11), entry by entry. Pure.
 
-Each partition is folded twice: one entry at a time, and in chunks with a snapshot
-that is taken and restored. Both results must be equal (S2, S5). ``protocol.log_judge``
-checks the transitions of each entry.
+Each partition is folded twice: one entry at a time, and in runs as members replay it,
+with a snapshot that is taken and restored. Both results must be equal (S2, S5).
+``protocol.log_judge`` checks the transitions of each entry.
 """
 
+from bisect import bisect_left
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, Protocol
 
 import attrs
@@ -62,7 +65,6 @@ class Verifier:
     checkpoints_count: int = 0
     _kept_result: str | None = None
     _watch: Watch = attrs.field(factory=Watch)
-    _chunk: list[LogEntry] = attrs.field(factory=list)
     _first: WorldState = attrs.field(init=False)
     _second: WorldState = attrs.field(init=False)
     _judge: LogJudge = attrs.field(init=False)
@@ -87,7 +89,10 @@ class Verifier:
         return self._first
 
     def fold(self, entry: LogEntry) -> Transitions:
-        """Fold one more entry, check its transitions, and return them."""
+        """Fold one more entry, check its transitions, and return them.
+
+        ``repeat`` follows with the run that it belongs to.
+        """
         self.entries_count += 1
         if self._kept_result is None and self.kept is not None:
             self._compare_kept(entry.offset)
@@ -96,18 +101,26 @@ class Verifier:
         for transition in transitions:
             for finding in self._judge.take(transition):
                 self.report(f"{finding.invariant}: {finding.message}")
-        if self.snapshot_offset is None and entry.offset >= self.split:
-            self._restore()
-        self._chunk.append(entry)
-        if len(self._chunk) >= self.chunk_max:
-            self._flush()
         return transitions
+
+    def repeat(self, run: Sequence[LogEntry]) -> None:
+        """Fold entries the second time, in runs."""
+        at = 0
+        if self.snapshot_offset is None:
+            at = bisect_left(run, self.split, key=attrgetter("offset"))
+            self._replay(run[:at])
+            if at < len(run):
+                self._restore()
+        self._replay(run[at:])
+
+    def _replay(self, run: Sequence[LogEntry]) -> None:
+        for start in range(0, len(run), self.chunk_max):
+            replay(self._second, run[start : start + self.chunk_max])
 
     def finish(self) -> dict[str, Any]:
         """Compare both folds and return the result as a JSON object."""
         if self.snapshot_offset is None:
             self._restore()
-        self._flush()
         first, second = digest(self._first), digest(self._second)
         if first != second:
             self.report(
@@ -161,13 +174,8 @@ class Verifier:
                 f"to {found.ours}"
             )
 
-    def _flush(self) -> None:
-        replay(self._second, self._chunk)
-        self._chunk.clear()
-
     def _restore(self) -> None:
         """Replace the second state by its copy from bytes (PROTOCOL 7.4)."""
-        self._flush()
         self.snapshot_offset = self._second.next_offset
         if self._second.halted is None:
             value = to_bytes(self._second)

@@ -32,7 +32,13 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def spark(tmp_path_factory):
+def python():
+    """The Python that Spark's processes run in; a module may name another."""
+    return sys.executable
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory, python):
     """A local session with two cores, whose tasks may be tried four times.
 
     It ends with the module, so that it does not lie around while others are tested;
@@ -45,7 +51,7 @@ def spark(tmp_path_factory):
     require_spark()
     require_java()
     before = {name: os.environ.get(name) for name in PYTHONS}
-    os.environ.update(dict.fromkeys(PYTHONS, sys.executable))
+    os.environ.update(dict.fromkeys(PYTHONS, python))
     builder = SparkSession.builder.master("local[2,4]").appName("kafka-marshal tests")
     for name, value in SETTINGS.items():
         builder = builder.config(name, value)

@@ -342,8 +342,11 @@ def test_at_most_once_a_batch_beyond_the_span_is_read_once(
 
 
 def test_the_documented_examples_work(kit, domain, unique):
-    page = (Path(__file__).parents[2] / "docs" / "SPARK.md").read_text()
+    root = Path(__file__).parents[2]
+    section = (root / "README.md").read_text().partition("\n## Spark\n")[2]
+    page = section.partition("\n## ")[0] + (root / "docs" / "SPARK.md").read_text()
     blocks = dict(re.findall(BLOCK, page, re.MULTILINE | re.DOTALL))
+    assert {"spark_stream", "spark_batch"} <= blocks.keys()
     topic = domain.data_topic(3, records_each=10)
     named = {
         '"payments"': f'"{topic}"',

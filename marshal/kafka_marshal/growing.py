@@ -288,6 +288,7 @@ class Growing(ABC):
 
         Raises:
             ClaimRejected: The topic is not the one that was announced.
+            CoordinationError: The brokers do not know all of them, at the moment.
         """
         info = self._describe(growth.topic)
         is_same = info is not None and (
@@ -303,6 +304,11 @@ class Growing(ABC):
             TopicPartition(growth.topic, each) for each in range(growth.old_count)
         ]
         ends = self._data.ends(places, self._timeout_ms)
+        if ends.keys() != {*places}:
+            raise CoordinationError(
+                f"the brokers know {len(ends)} of the {len(places)} partitions of "
+                f"topic {growth.topic!r}; see: marshal doctor, and try again"
+            )
         return tuple(ends[place] for place in places)
 
 

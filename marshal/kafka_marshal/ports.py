@@ -755,11 +755,15 @@ class DataLog(Protocol):
         ...
 
     def ends(
-        self, partitions: Sequence[TopicPartition], timeout_ms: int
+        self,
+        partitions: Sequence[TopicPartition],
+        timeout_ms: int,
+        *,
+        isolation_level: str = READ_UNCOMMITTED,
     ) -> Mapping[TopicPartition, int]:
-        """Return the next offset to be written of each partition.
+        """Return the log-end offset of each partition, as ``ranges`` does.
 
-        It takes half of the requests, and of the time, of ``ranges``.
+        It takes half of the requests, and of the time.
         """
         ...
 

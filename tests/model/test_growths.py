@@ -38,7 +38,7 @@ BROKEN = variants.listed("broken growths of topics")
 
 
 def test_the_table_lists_every_variant():
-    assert list(BROKEN) == [plant.__name__ for plant in PLANTED]
+    assert set(BROKEN) == {plant.__name__ for plant in PLANTED}
 
 
 @pytest.mark.parametrize("plant", PLANTED)
@@ -47,4 +47,4 @@ def test_a_broken_growth_is_found(monkeypatch, plant):
     found = search(GrowthModel())
     print(found)  # noqa: T201 - the way there, shown with -s
     assert found.broken is not None
-    assert found.broken.startswith(BROKEN[plant.__name__][1])
+    assert found.broken.startswith(BROKEN[plant.__name__][0])

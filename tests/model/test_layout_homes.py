@@ -32,7 +32,7 @@ BROKEN = variants.listed("broken homes of a changing count")
 
 
 def test_the_table_lists_every_variant():
-    assert list(BROKEN) == [*(each.__name__ for each in PLANTED), COUNT_ANY_PAUSE]
+    assert set(BROKEN) == {*(each.__name__ for each in PLANTED), COUNT_ANY_PAUSE}
 
 
 @pytest.mark.parametrize("plant", PLANTED)
@@ -50,5 +50,5 @@ def _assert_found(name, model):
     found = search(model, goal=model.is_over)
     print(found)  # noqa: T201 - the way there, shown with -s
     assert found.broken is not None
-    assert found.broken.partition(":")[0] == BROKEN[name][1]
+    assert found.broken.partition(":")[0] == BROKEN[name][0]
     assert found.trace

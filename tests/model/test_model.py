@@ -122,7 +122,7 @@ def test_the_table_lists_what_is_planted_in_small_worlds():
         if plant is not None:
             found[plant.__name__] = rule  # type: ignore[attr-defined]
     rows = variants.listed("broken variants").items()
-    assert {name: row[1] for name, row in rows if row[1]} == found
+    assert {name: row[0] for name, row in rows if row[0]} == found
 
 
 @pytest.mark.parametrize(("plant", "options", "invariant"), BROKEN_LEASES)

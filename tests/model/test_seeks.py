@@ -27,7 +27,7 @@ def test_a_takeover_skips_nothing_after_a_confirmed_seek(record_property):
 
 
 def test_the_table_lists_every_variant():
-    assert {name: row[1] for name, row in BROKEN.items()} == dict.fromkeys(
+    assert {name: row[0] for name, row in BROKEN.items()} == dict.fromkeys(
         MISTAKES, "6.6"
     )
 
@@ -37,5 +37,5 @@ def test_a_broken_owner_is_found(mistake):
     found = search(SeekModel(records=3, mistake=mistake))
     print(found)  # noqa: T201 - the way there, shown with -s
     assert found.broken is not None
-    assert found.broken.partition(":")[0] == BROKEN[mistake][1]
+    assert found.broken.partition(":")[0] == BROKEN[mistake][0]
     assert found.trace

@@ -62,7 +62,7 @@ PLANTED = [
 
 
 def test_the_table_lists_every_variant():
-    assert list(BROKEN) == [plant.__name__ for plant, *_ in PLANTED]
+    assert set(BROKEN) == {plant.__name__ for plant, *_ in PLANTED}
 
 
 @pytest.mark.parametrize(("plant", "seed", "faults"), PLANTED)
@@ -73,4 +73,4 @@ def test_a_broken_handoff_is_caught(monkeypatch, plant, seed, faults):
     plant(monkeypatch)
     with pytest.raises(SimulationFailed) as caught:
         simulate(seed, faults=faults, duration_ms=3 * MINUTE_MS)
-    assert [caught.value.judge, caught.value.invariant] == BROKEN[plant.__name__][1:]
+    assert [caught.value.judge, caught.value.invariant] == BROKEN[plant.__name__]

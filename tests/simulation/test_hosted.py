@@ -198,5 +198,5 @@ def test_a_broken_variant_is_caught(monkeypatch, plant, faults, first):
     plant(monkeypatch)
     failure = caught(faults, first=first)
     assert failure is not None
-    assert [failure.judge, failure.invariant] == BROKEN[plant.__name__][1:]
+    assert [failure.judge, failure.invariant] == BROKEN[plant.__name__]
     assert f"simulate_hosted({failure.seed})" in str(failure)

@@ -58,7 +58,7 @@ VARIANTS = [
 
 
 def test_the_table_lists_every_variant():
-    assert list(BROKEN) == [each.values[0].__name__ for each in VARIANTS]
+    assert set(BROKEN) == {each.values[0].__name__ for each in VARIANTS}
 
 
 @pytest.mark.parametrize(("plant", "seed", "faults", "minutes"), VARIANTS)
@@ -67,4 +67,4 @@ def test_a_broken_variant_is_caught(monkeypatch, plant, seed, faults, minutes):
     plant(monkeypatch)
     with pytest.raises(SimulationFailed) as caught:
         simulate(seed, faults=faults, duration_ms=minutes * MINUTE_MS)
-    assert [caught.value.judge, caught.value.invariant] == BROKEN[plant.__name__][1:]
+    assert [caught.value.judge, caught.value.invariant] == BROKEN[plant.__name__]

@@ -77,6 +77,8 @@ REGRESSIONS = [
     (502, {"faults": (RECREATE, TRUNCATE)}),
     # A Config that counts nowhere had the era of one that was not written there yet.
     (70, {}),
+    # More than 64 Configs came, and the tokens of claims before them changed.
+    (47, {}),
 ]
 
 
@@ -325,9 +327,9 @@ BROKEN = variants.listed("broken variants")
 
 def test_the_table_lists_every_variant():
     planted = {each.values[0].__name__ for each in VARIANTS}
-    assert {name for name, row in BROKEN.items() if row[2]} == planted
+    assert {name for name, row in BROKEN.items() if row[1]} == planted
     reported = {each.values[0].__name__ for each in FOUND_BY_HISTORY}
-    assert {name for name, row in BROKEN.items() if row[4]} == reported
+    assert {name for name, row in BROKEN.items() if row[3]} == reported
 
 
 @pytest.mark.parametrize(("plant", "seed", "options"), VARIANTS)
@@ -335,7 +337,7 @@ def test_a_broken_variant_is_caught(monkeypatch, plant, seed, options):
     simulate(seed, duration_ms=SHORT_MS, **options)
     plant(monkeypatch)
     failure = failure_of(seed, options)
-    assert [failure.judge, failure.invariant] == BROKEN[plant.__name__][2:4]
+    assert [failure.judge, failure.invariant] == BROKEN[plant.__name__][1:3]
     assert f"python -m simulator --seed {seed} " in str(failure)
     assert failure_of(seed, options).transcript == failure.transcript
 
@@ -423,7 +425,7 @@ def test_the_history_alone_finds_the_fault(monkeypatch, plant, seed, options):
     with pytest.raises(SimulationFailed) as caught:
         simulate(seed, duration_ms=SHORT_MS, by_history=True, **options)
     assert caught.value.judge == OPERATIONS
-    assert caught.value.invariant == BROKEN[plant.__name__][4]
+    assert caught.value.invariant == BROKEN[plant.__name__][3]
     assert "by the history" in str(caught.value)
 
 

@@ -15,7 +15,7 @@ from kafka_marshal.protocol import growths
 from kafka_marshal.protocol.state import KeyState
 from kafka_marshal.protocol.types import Key
 
-ORDER = "FR19: the order of a key"
+ORDER = "9.10: the order of a key"
 RECORDS = 3
 SOURCE, NEW = Key("g", "t", 0), Key("g", "t", 1)
 AWAY, CLAIMED, LOOKED, BEGUN = range(4)

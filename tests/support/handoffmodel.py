@@ -40,8 +40,10 @@ CLAIM, BEAT, OFFER, READY, RELEASE = "claim", "beat", "offer", "ready", "release
 FOREVER_MS = 2**60
 
 # What the clients of the model do wrong.
-WORK_ON_READY = "work_on_ready"
+WORK_ON_READY = "work_on_ready"  # A successor works on its Ready.
+# An owner continues after its release.
 GO_ON_AFTER_THE_RELEASE = "go_on_after_the_release"
+# A Ready of a process that is gone counts: a cold successor.
 DRAIN_FOR_AN_EARLIER_PROCESS = "drain_for_an_earlier_process"
 
 

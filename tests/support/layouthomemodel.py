@@ -46,6 +46,7 @@ UNTIL_MS, OVER_MS = START_MS + 10, START_MS + 20
 SOURCE, SET = 1, ident("set")
 
 # What the admin of the model does wrong.
+# The admin counts the pause of a partition that is behind.
 COUNT_ANY_PAUSE = "count_any_pause"
 STAYS, MOVES, ELSEWHERE = "stays", "moves", "elsewhere"
 

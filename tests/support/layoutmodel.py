@@ -44,16 +44,24 @@ from layoutfold import (
 from search import Broken
 
 # What the tools and readers of the model do wrong.
+# A key is imported that its owner may still use.
 IMPORT_BEFORE_FINAL = "import_before_final"
+# A key is imported before a Reset has waited for leases.
 IMPORT_THOUGH_QUIET = "import_though_quiet"
+# A key is imported before a set position is resolved.
 IMPORT_THOUGH_LOCKED = "import_though_locked"
-DONE_UNCHECKED = "done_unchecked"
+DONE_UNCHECKED = "done_unchecked"  # A Done has too few keys.
+# A Done is sent although keys are missing; planted with count_no_imports.
 DONE_EARLY = "done_early"
+# A Final is sent although a source is not done; with end_with_an_open_source.
 END_EARLY = "end_early"
-END_BEFORE_DONE = "end_before_done"
+END_BEFORE_DONE = "end_before_done"  # A Final is sent before all sources are done.
+# A fence has the era of the Config before it; with the fold of that name.
 KEEP_THE_ERA = "keep_the_era"
-KEEP_THE_LEASE = "keep_the_lease"
+KEEP_THE_LEASE = "keep_the_lease"  # An owner continues although its log went back.
+# An owner in a source without its fence continues although the target has the key.
 USE_WHAT_IS_IMPORTED = "use_what_is_imported"
+# Nobody ends a change in partition 0 that lost its Final, after the next fence.
 FORGET_THE_END = "forget_the_end"
 
 NO_LEASE = (NOBODY, 0)

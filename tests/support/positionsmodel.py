@@ -72,13 +72,18 @@ OVER_BY_TIME = None
 ROUNDS_MAX = 6
 
 # What the tool of the model does wrong.
-COMMIT_PER_PARTITION = "commit_per_partition"
+COMMIT_PER_PARTITION = "commit_per_partition"  # It commits without the home.
+# It aborts because the pause is over in this partition.
 RESOLVE_WITHOUT_HOME = "resolve_without_home"
+# It resolves the home before the other partitions.
 RESOLVE_HOME_FIRST = "resolve_home_first"
+# It aborts by a copy of the home from before the pause.
 RESOLVE_BY_AN_OLD_HOME = "resolve_by_an_old_home"
+# It pauses another partition before the home.
 PAUSE_THE_OTHER_FIRST = "pause_the_other_first"
+# It compares with grants only before the pause.
 ASK_BEFORE_THE_PAUSE = "ask_before_the_pause"
-DECIDE_EARLY = "decide_early"
+DECIDE_EARLY = "decide_early"  # It decides before all keys are staged.
 
 
 class KeyFold(NamedTuple):

@@ -27,7 +27,9 @@ OWNER, OTHER = "c1", "c2"
 BEAT, REWIND, RELEASE = "beat", "rewind", "release"
 
 # What the owner of the model does wrong.
+# A seek counts as done while an earlier record may land.
 CONFIRM_WITH_RECORDS_ON_THEIR_WAY = "confirm_with_records_on_their_way"
+# A seek counts as done whatever position the log has.
 CONFIRM_WITHOUT_THE_LOG = "confirm_without_the_log"
 
 

@@ -89,7 +89,8 @@ class Served:
         return httpx.Client(transport=transport, base_url="http://sidecar", timeout=30)
 
     def close(self):
-        self.server.should_exit = True
+        loop = self.server.servers[0].get_loop()
+        loop.call_soon_threadsafe(self.server.end)
         self._thread.join(30)
         assert not self._thread.is_alive()
         self._place.close()

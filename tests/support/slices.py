@@ -5,10 +5,11 @@ Only this module reads the environment:
 - ``PROOF=1``: full size.
 - ``SIMULATION_SEEDS=1000:1200``: other seeds of the simulation.
 
-Limits of time are here and in pyproject.toml, and only against what hangs: on a busy
-machine a test that computes gets a fraction of a processor. The limit of a test is
-``timeout`` there (`make proof` sets more); no test has one of its own. A process that a
-test waits for has `HANG_S`, which is shorter, so that its output is shown.
+Limits of time are here, in pyproject.toml and in limits.py, and only against what
+hangs: on a busy machine a test that computes gets a fraction of a processor. The limit
+of a test is ``timeout`` in pyproject.toml, in seconds of a quiet machine; no test has
+one of its own. A process that a test waits for has `HANG_S`, in seconds that pass: on a
+machine that is not busy the limit of the test ends the wait before.
 """
 
 import os

@@ -4,6 +4,7 @@ Each replaces functions of the product by ones that obey a tempting, wrong rule.
 A search or a simulation that does not catch one of them proves nothing.
 """
 
+import re
 from pathlib import Path
 
 import attrs
@@ -55,12 +56,14 @@ TESTING = Path(__file__).resolve().parents[2] / "docs" / "TESTING.md"
 
 
 def listed(table):
-    """Return a table of docs/TESTING.md: the cells of each variant, by its name."""
+    """Return a table of docs/TESTING.md: by each variant, the cells beside its name."""
     _, found, rest = TESTING.read_text().partition(f"<!-- table: {table} -->\n")
     assert found, f"no table of {table}"
-    lines = rest.partition("\n\n")[0].splitlines()[2:]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return {row[0].strip("`"): row[1:] for row in rows}
+    rows = [
+        line.strip("|").split("|") for line in rest.partition("\n\n")[0].split("\n")
+    ]
+    cells = {row[0]: [cell.strip() for cell in row[1:]] for row in rows[2:]}
+    return {name: cells[row] for row in cells for name in re.findall(r"`(\w+)`", row)}
 
 
 def any_beat_owns(patch):

@@ -360,6 +360,16 @@ def test_a_topic_that_is_created_again_meanwhile_gets_no_ends(is_created):
     assert growths(cluster) == ()
 
 
+def test_partitions_that_the_brokers_do_not_know_have_no_end(monkeypatch):
+    """The metadata of a broker that has just started may lack them."""
+    cluster = keyed()
+    tool = Tool(cluster)
+    monkeypatch.setattr(tool._data, "ends", lambda *_: {})
+    with pytest.raises(CoordinationError, match="know 0 of the 4 partitions"):
+        tool.grow()
+    assert growths(cluster)[0].ends is None
+
+
 def test_a_growth_of_an_earlier_topic_is_in_nobodys_way():
     cluster = keyed()
     Tool(cluster).grow()

@@ -68,8 +68,7 @@ def run(
 ) -> None:
     """Run an embedded Apache Kafka in the foreground, until SIGINT or SIGTERM.
 
-    When it is ready, the first line on stdout is its address. Without --data-dir the
-    data is deleted at the end. Needs the extra `broker`.
+    When it is ready, the first line on stdout is its address. Needs the extra `broker`.
     """
     del call
     wanted = Format(

@@ -81,9 +81,9 @@ def who(
 ) -> None:
     """Show the owner of one partition, now or in the past.
 
-    --at also takes a plain offset: that of the key's coordinating partition, with its
-    record. If retention has deleted the start of the log, the past is known from the
-    first checkpoint on; for earlier moments the command ends with 1.
+    --at also takes an offset of the key's coordinating partition. If retention has
+    deleted the start of the log, the past is known from the first checkpoint on; for
+    earlier moments the command ends with 1.
     """
     key = Key(group, topic, partition)
     world = call.world() if at is None else call.world(at, key=key)
@@ -160,7 +160,7 @@ def forget(
     ] = None,
     execute: Annotated[
         bool,
-        typer.Option("--execute/--dry-run", help="Make the change, or only show it."),
+        typer.Option("--execute/--dry-run", help="Make the change; else only show it."),
     ] = False,
     force: Annotated[
         bool,
@@ -173,8 +173,8 @@ def forget(
     """Drop claims of a group without an owner, with positions and granted offsets.
 
     For topics that were deleted: granted offsets (at most once) stay for ever
-    otherwise. Claims with an owner stay. Without --execute nothing is written. Asks for
-    the group where it has live owners, and with --force where topics exist.
+    otherwise. Claims with an owner stay. Asks for the group where it has live owners,
+    and with --force where topics exist.
     """
     with call.admin() as admin:
         if execute:

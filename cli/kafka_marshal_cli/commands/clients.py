@@ -38,11 +38,10 @@ def list_clients(
 ) -> None:
     """List every client: active, leaving, left, silent, fenced or unregistered.
 
-    The log drops clients that have left or are silent when others of their group
-    announce themselves. A fenced one is listed while it still owns partitions.
-    DIRECTIVE is there while a client is drained or cordoned. With --at, clients that
-    had been silent for more than two heartbeat intervals may be missing: checkpoints
-    have no clients.
+    Clients that have left or are silent are dropped when others of their group announce
+    themselves, a fenced one once it owns nothing. DIRECTIVE is there while a client is
+    drained or cordoned. With --at, clients that were silent for more than two heartbeat
+    intervals may be missing.
     """
     world = call.formatted_world(at, has_members=True)
     rows = presenters.member_rows(world, group_id=group)
@@ -86,9 +85,8 @@ def fence(
     """End the claims of a client's process for good, whatever that process does.
 
     A process that works stops at once, releases its partitions, and ends with
-    ClientFenced. One that hangs renews nothing any more: its partitions are free two
-    heartbeat intervals after its last renewal. Other members take over. A new process
-    of the client claims as usual. Again for the same process, it changes nothing.
+    ClientFenced. The partitions of one that hangs are free two heartbeat intervals
+    after its last renewal. A new process of the client claims as usual.
 
     The clients of a sidecar are not in the log; fencing the sidecar ends the claims of
     all of them in this group. Asks for the client_id where the client is alive.
@@ -194,7 +192,7 @@ Host = Annotated[
 ]
 InGroup = Annotated[
     str | None,
-    typer.Option(metavar="GROUP", help="Only in this group; by default in all."),
+    typer.Option(metavar="GROUP", help="Only this group."),
 ]
 For = Annotated[
     str, typer.Option("--for", metavar="DURATION", help="How long, at most.")
@@ -226,11 +224,10 @@ def drain(
 ) -> None:
     """Let a client, or all on a host, hand off its partitions to others.
 
-    The process goes on: it finishes the records that it has, and releases each
-    partition to another member, which warms up first if it does so. It takes nothing
-    new until the end of the operation, or until `marshal clients uncordon`. What nobody
-    else may take stays where it is. A member on HOST is one that `marshal clients list`
-    shows with that host.
+    It finishes the records that it has, and releases each partition to another member,
+    which warms up first if it does so. It takes nothing new until the end of the
+    operation, or until `marshal clients uncordon`. What nobody else may take stays.
+    `marshal clients list` shows the HOST of each member.
     """
     _require_reason(reason)
     with call.admin() as admin:
@@ -361,10 +358,9 @@ def forget(
     """Remove the identity directory of a client that will not come back.
 
     The directory has the secrets with which a restarted client resumes its claims.
-    Nothing is written to the log: claims of a client that is gone become stale by
-    themselves, and its entry in `clients list` disappears once others of its group
-    announce themselves. Refused while the client runs on this host; asks for the
-    client_id where it runs on another one. To end its claims: marshal clients fence.
+    Nothing is written to the log. Refused while the client runs on this host; asks for
+    the client_id where it runs on another one. To end its claims: marshal clients
+    fence.
     """
     _require_names(group, client)
     world = call.formatted_world()

@@ -37,8 +37,7 @@ def show(
 
     For this session: `source <(marshal completion show bash)`, likewise for zsh, or
     `marshal completion show fish | source`. `marshal --install-completion` installs it
-    permanently. Names of groups, topics and clients come from a cache that other
-    commands fill.
+    permanently. Names come from a cache that other commands fill.
     """
     del call
     script = get_completion_script(

@@ -31,8 +31,8 @@ TOPICS_MAX = 50
 def doctor(call: Call) -> None:
     """Check this machine, the brokers, the coordination topic and its log.
 
-    Checks every assumption of the guarantees. Writes nothing to the cluster. Ends with
-    1 if a check failed; a note is not a failure.
+    Writes nothing to the cluster. Ends with 1 if a check failed; a note is not a
+    failure.
     """
     cluster = ClusterChecks(call)
     results = list(cluster.run())

@@ -39,11 +39,11 @@ def losses(
 
     LOST are offsets of claims that ended, or whose owner has been silent for more than
     two heartbeat intervals. AT RISK are the offsets that a crash of the owners would
-    lose now. MARK is the progress that the owner recorded with its last request,
-    heartbeat or release; without it (`-`) every granted offset is listed. So after a
-    crash the list may also have offsets that were processed since. Both ends of a range
-    are inclusive; offsets without a record are counted. If retention has deleted the
-    start of the log, the list begins at the first remaining checkpoint.
+    lose now. MARK is the progress that the owner recorded last; without it (`-`) every
+    granted offset is listed. So the list may have offsets that were processed since.
+    Both ends of a range are inclusive; offsets without a record are counted. If
+    retention has deleted the start of the log, the list begins at the first remaining
+    checkpoint.
 
     This reads the whole log, because grants are in no checkpoint. With --since it
     begins at a checkpoint before that time and before the claims that were open then.

@@ -53,7 +53,7 @@ app = typer.Typer(
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
 Reason = Annotated[
     str | None,
-    typer.Option(metavar="TEXT", help="Reason, stored in the log for people."),
+    typer.Option(metavar="TEXT", help="Stored in the log, for people."),
 ]
 
 For = Annotated[
@@ -110,21 +110,17 @@ def list_groups(call: Call, *, at: Moment | None) -> None:
 def describe(call: Call, group: Group, *, at: Moment | None) -> None:
     """Show a group's settings, pauses, directives, resets, members and claims.
 
-    AGE is by log time, which advances with appends only; AGE NOW adds the time since.
-    A member is active, leaving, left, fenced (silent for more than two heartbeat
-    intervals) or unregistered (it owns claims, and has not announced itself).
-    DIRECTIVES drain or cordon a client, or all on a host; see `marshal clients drain`.
-    HANDOFFS are partitions offered to a successor that loads its state, until it is
-    ready or UNTIL is over, by log time. STANDBYS take a partition over first if its
-    owner dies, in this order.
-    UNCOVERED are claimable partitions that no live member can claim: there are `no
-    members`, none subscribes to the topic (`topics`), or those that do are full by the
-    load that they announced last (`limits`).
-    WAITING, shown where there are any, are new partitions of topics that have grown:
-    not claimed before the PARTITION that had their keys is processed to its END.
-    LOG-END-OFFSET and LAG come from the cluster, `-` where they are unknown. With --at
-    these and AGE NOW are left out, and clients that had been silent for more than two
-    heartbeat intervals may be missing.
+    AGE is by log time, which advances with appends only; AGE NOW adds the time since. A
+    member is active, leaving, left, silent (for more than two heartbeat intervals),
+    fenced (by an admin) or unregistered (it owns claims, and has not announced itself).
+    DIRECTIVES drain or cordon a client, or all on a host. HANDOFFS are partitions
+    offered to a successor that warms up, until UNTIL by log time. STANDBYS take a
+    partition over if its owner dies, in this order. UNCOVERED are claimable partitions
+    that no live member can claim: there are `no members`, none subscribes to the topic
+    (`topics`), or those that do are full (`limits`). WAITING are new partitions of
+    topics that have grown (`marshal groups grow`). LOG-END-OFFSET and LAG come from the
+    cluster, `-` where they are unknown. With --at these and AGE NOW are left out, and
+    clients that were silent for more than two heartbeat intervals may be missing.
     """
     from kafka_marshal.plan_view import standby_rows
 
@@ -299,7 +295,7 @@ def resume(
 
 
 def _tunable(name: str, what: str) -> Any:  # noqa: ANN401 - what typer returns
-    text = f"{what}; {TUNABLES[name].default} by default. `default` goes back to that."
+    text = f"{what}; {TUNABLES[name].default} by default."
     return typer.Option("--" + name.replace("_", "-"), metavar="N", help=text)
 
 
@@ -376,13 +372,13 @@ def set_(
     reason: Reason = None,
     execute: Annotated[
         bool,
-        typer.Option("--execute/--dry-run", help="Make the change, or only show it."),
+        typer.Option("--execute/--dry-run", help="Make the change; else only show it."),
     ] = False,
 ) -> None:
     """Change how a group's members share and hand off partitions.
 
-    Members apply the change as they read it, without a restart. Settings that are not
-    given stay. Without --execute nothing is written.
+    Members apply the change as they read it. Settings that are not given stay.
+    The value `default` goes back to the default.
     """
     changes = _changes(
         policy,
@@ -446,9 +442,8 @@ def adopt(
 ) -> None:
     """Start a group where a consumer group of Kafka left off.
 
-    Without --execute nothing is written. The consumers of the old group must be
-    stopped; a position that the coordination log already has is kept. `marshal claims
-    explain` shows who adopted it.
+    The consumers of the old group must be stopped; a position that the coordination log
+    already has is kept. `marshal claims explain` shows who adopted it.
     """
     from kafka_marshal_cli import adoption
 

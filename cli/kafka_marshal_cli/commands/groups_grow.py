@@ -73,20 +73,19 @@ def grow(
     withdraw: Withdraw = False,
     execute: Annotated[
         bool,
-        typer.Option("--execute/--dry-run", help="Make the change, or only show it."),
+        typer.Option("--execute/--dry-run", help="Make the change; else only show it."),
     ] = False,
 ) -> None:
     """Add partitions to a keyed data topic; groups keep the order of each key.
 
     A new partition is not claimed, in any group, before the old one that had its keys
-    has been processed to the end that it had when every producer knew the new number.
-    If interrupted, run it again with the same number, from anywhere: it waits --settle
-    again. --timeout is for each step besides. Without --execute nothing is written.
+    is processed to the end that it had when every producer knew the new number. If
+    interrupted, run it again with the same number: it waits --settle again. --timeout
+    is for each step besides.
 
     Each row is an old partition in a group: its POSITION, the END that it has to reach
-    (as long as that is not known, its log end now), and which new partitions are
-    WAITING for it. Producers must choose the partition by the hash of the key modulo
-    the number of partitions, as Kafka's own do.
+    (its log end, until that is known), and the new partitions WAITING for it. Producers
+    must choose partitions by the key's hash modulo their number, as Kafka's own do.
     """
     if partitions is None and not withdraw:
         if execute:

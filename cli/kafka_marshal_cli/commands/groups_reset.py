@@ -64,7 +64,7 @@ AllowReprocess = Annotated[
 ]
 Reason = Annotated[
     str | None,
-    typer.Option(metavar="TEXT", help="Reason, stored in the log for people."),
+    typer.Option(metavar="TEXT", help="Stored in the log, for people."),
 ]
 Topics = Annotated[
     list[str] | None,
@@ -241,10 +241,10 @@ def reset(
     """Set a running group to new positions, all partitions or none.
 
     Without --execute the plan is shown and nothing is written to the log. With it, the
-    group is paused, releases its partitions, and continues by itself from the new
-    positions; nobody is restarted. `marshal groups undo` sets it back. If this command
-    dies, --continue resumes its plan, and `marshal groups finish` ends it; otherwise a
-    member ends it. A position outside of its log is refused; Kafka's tool clamps it.
+    group is paused, releases its partitions, and continues from the new positions.
+    `marshal groups undo` sets it back. If this command dies, --continue resumes its
+    plan, and `marshal groups finish` or a member ends it. A position outside of its log
+    is refused; Kafka's tool clamps it.
     """
     if isinstance(spec, Moment):
         then = call.formatted_world(spec)

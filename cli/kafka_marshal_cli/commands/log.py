@@ -74,10 +74,9 @@ def dump(
 ) -> None:
     """Write the log as text, one JSON object for each entry, up to its present end.
 
-    With --at it ends at that moment. Entries outside of --partition, --from and --to
-    are not read. `marshal log replay` folds the text to the same digests, if it has the
-    log from its start. Without record metadata there are only payloads, and values that
-    cannot be decoded are left out.
+    `marshal log replay` folds the text to the same digests, if it has the log from its
+    start. Without record metadata there are only payloads, and values that cannot be
+    decoded are left out.
 
     Of a snapshot FILE this writes the world, as `marshal log replay` does of the same
     log; it needs no broker.
@@ -161,7 +160,7 @@ def reset(
     ] = None,
     execute: Annotated[
         bool,
-        typer.Option("--execute/--dry-run", help="Make the change, or only show it."),
+        typer.Option("--execute/--dry-run", help="Make the change; else only show it."),
     ] = False,
     force: Annotated[
         bool,
@@ -177,9 +176,8 @@ def reset(
 ) -> None:
     """Replace the state of a coordinating partition by that of a checkpoint.
 
-    For replicas that disagree, or a log that was manipulated. Afterwards no key of
-    the partition has an owner, and none can be claimed for two heartbeat intervals.
-    Without --execute nothing is written.
+    For replicas that disagree, or a log that was manipulated. Afterwards no key of the
+    partition has an owner, and none can be claimed for two heartbeat intervals.
     """
     with call.admin() as admin:
         plan = admin.reset_state(
@@ -244,12 +242,11 @@ def verify(
 ) -> None:
     """Fold the log twice and check the invariants of the protocol.
 
-    Also compares checkpoints in the log with the folded state. So this reads the whole
-    log, up to the moment of --at: a fold that begins at a checkpoint does not verify
-    it. With --since it begins at the newest checkpoint before that moment, and if
-    retention has deleted the start of a partition, at the first remaining one. Ends
-    with 70 if an invariant is broken, with 1 if only a snapshot file differs or a
-    partition cannot be verified.
+    Also compares checkpoints in the log with the folded state, so it reads the whole
+    log, up to the moment of --at. With --since it begins at the newest checkpoint
+    before that moment, and if retention has deleted the start of a partition, at the
+    first remaining one. Ends with 70 if an invariant is broken, with 1 if only a
+    snapshot file differs or a partition cannot be verified.
     """
     beginning = _beginning(since)
     sections = [] if snapshot is None else log_states.snapshots_of(snapshot)
@@ -336,14 +333,17 @@ def _verified(
             begun=restored.world, split=split, chunk_max=chunk, kept=kept.get(number)
         )
     imports = ImportCheck()
-    for number, entry in scan:
-        if number in verifiers:
+    for number, run in scan.runs():
+        verifier = verifiers.get(number)
+        if verifier is None:
+            continue
+        for entry in run:
             if entry.value is not None and entry.value.startswith(_LAYOUT_ENDS):
-                imports.keep(verifiers[number].state)
-            transitions = verifiers[number].fold(entry)
-            imports.take(verifiers[number].state, transitions)
+                imports.keep(verifier.state)
+            imports.take(verifier.state, verifier.fold(entry))
             if imports.is_waiting:
                 _compare(imports, verifiers)
+        verifier.repeat(run)
     rows = unknown | {number: each.finish() for number, each in verifiers.items()}
     return [rows[number] for number in sorted(rows)]
 

@@ -338,7 +338,8 @@ OfTypes = Annotated[
     typer.Option(
         "--type",
         metavar="TYPE,...",
-        help=f"Only these types: {', '.join(TYPES)}.",
+        help="Only these record types, like Heartbeat, or undecodable; an unknown one "
+        "has all listed.",
     ),
 ]
 Follow = Annotated[
@@ -404,9 +405,8 @@ def tail(
 
     A line has the coordinating partition and offset, the time of the append, the
     record, and after an arrow what it did, or why it had no effect. `-o jsonl` writes
-    the text form that `marshal log replay` reads. The log is read from its start, or
-    from a state that this host has kept. With --at, the last entries before that moment
-    are shown. Ctrl-C ends it with 130, SIGTERM with 0.
+    the text form that `marshal log replay` reads. With --at, the last entries before
+    that moment are shown. Ctrl-C ends it with 130, SIGTERM with 0.
     """
     idle_ms = None if timeout is None else parsing.duration_ms("--timeout", timeout)
     open_ms = parsing.duration_ms("--open-timeout", open_timeout)

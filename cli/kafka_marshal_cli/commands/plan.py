@@ -91,10 +91,9 @@ def simulate_plan(
 
     Options can be repeated and combined; all changes happen at once. Without any, the
     moves that are still to come are shown. In a group with policy `planner` its plan
-    decides; other members are taken to follow the policy `fair`, each by itself, in
-    waves. GAP is the longest time without an owner: two
-    heartbeat intervals after a kill, otherwise unknown. Uncovered partitions have a
-    reason: `no members`, `topics` (no member subscribes to it), or `limits`.
+    decides; other members are taken to follow the policy `fair`. GAP is the longest
+    time without an owner: two heartbeat intervals after a kill, otherwise unknown.
+    Uncovered partitions have a reason, as in `marshal groups describe`.
     """
     changes = Changes(
         kill=tuple(kill or ()),
@@ -138,18 +137,17 @@ def show_plan(
 ) -> None:
     """Show the plan of a group: a member for each partition that moves.
 
-    Groups with policy `planner` follow it (`marshal groups set`). STATE is `open`;
-    `done`: the named member has claimed the partition; or `void`: another one has. +
-    and - are partitions that a member is to get and to give. HANDOFFS are partitions
-    offered to members that warm up. UNCOVERED names what no member can have, and why.
-    LAG is that of the partitions that a member holds, by their positions in the log and
-    the ends of their logs; `+ N unknown` counts those of which either is unknown. With
-    --at it is left out. STANDBYS stand by for a partition, in this order; STANDBY is
-    for how many a member does.
+    Groups with policy `planner` follow it. STATE is `open`; `done`: the named member
+    has claimed the partition; or `void`: another one has. + and - are partitions that a
+    member is to get and to give. HANDOFFS are partitions offered to members that warm
+    up. UNCOVERED names what no member can have, and why. LAG is that of the partitions
+    that a member holds; `+ N unknown` counts those without. With --at it is left out.
+    STANDBYS stand by for a partition, in this order; STANDBY is for how many a member
+    does.
 
-    With --diff, FROM was to have a partition by that plan, named by it or the owner,
-    and TO is to have it now. STATE is what became of an entry of that plan: `done`,
-    `open`, or `overtaken` by another claim or a later plan.
+    With --diff, FROM was to have a partition by that plan, and TO is to have it now.
+    STATE is what became of an entry of that plan: `done`, `open`, or `overtaken` by
+    another claim or a later plan.
     """
     if why is not None and diff is not None:
         raise ConfigurationError("give either --why or --diff", setting="--diff")
@@ -319,11 +317,10 @@ def rebalance(
 ) -> None:
     """Move partitions so that racks and hosts have equal parts of each topic.
 
-    Planners choose among equals by this, and move nothing for it. Counts of members
-    stay equal, and as few partitions move as that takes. The group must have policy
-    `planner`: the moves are written as its next plan, which its members follow, warm
-    where they warm up, and its planners leave as it is. Members name their rack with
-    `--labels rack=r1`.
+    Planners themselves move nothing for this. Counts of members stay equal, and as few
+    partitions move as that takes. The group must have policy `planner`: the moves are
+    written as its next plan, which its planners leave as it is. Members name their rack
+    with `--labels rack=r1`.
     """
     if not spread:
         raise ConfigurationError(

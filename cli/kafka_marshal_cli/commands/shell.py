@@ -64,8 +64,8 @@ def shell(
     /groups/GROUP has the keys by topic and partition, the members, the pause and the
     verdict of a set position; /partitions/T the state of a coordinating partition.
 
-    With --at it is the state of that moment. A script sees one state, until it runs
-    `refresh`. It ends with 1 if a command failed or `diff` found differences.
+    A script sees one state, until it runs `refresh`. It ends with 1 if a command failed
+    or `diff` found differences.
     """
     refresh_ms = parsing.duration_ms("--refresh", refresh)
     if file is not None and at is not None:

@@ -231,9 +231,8 @@ def run(
 ) -> None:
     """Run the sidecar in the foreground, until SIGTERM or SIGINT.
 
-    The signal begins a controlled shutdown: partitions are handed off to other hosts,
-    and clients asked to release the rest. The same signal again ends it at once. SIGHUP
-    is ignored. The log goes to stderr. Needs the extra `sidecar`; see docs/SIDECAR.md.
+    The signal begins a controlled shutdown; the same signal again ends it at once. The
+    log goes to stderr. Needs the extra `sidecar`; see docs/SIDECAR.md.
     """
     from kafka_marshal.sidecar.config import ConnectionConfig, Settings
 

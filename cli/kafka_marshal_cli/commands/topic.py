@@ -119,7 +119,7 @@ def upgrade(
     *,
     execute: Annotated[
         bool,
-        typer.Option("--execute/--dry-run", help="Make the change, or only show it."),
+        typer.Option("--execute/--dry-run", help="Make the change; else only show it."),
     ] = False,
     ignore_members: Annotated[
         bool,
@@ -131,8 +131,7 @@ def upgrade(
 ) -> None:
     """Raise the feature level of the coordination topic to that of this release.
 
-    Writes the next generation of its Config and changes nothing else. Members of an
-    older release stop at that record. Without --execute nothing is written.
+    Members of an older release stop at the new Config.
     """
     with call.admin() as admin:
         plan = admin.upgrade_topic(execute=execute, ignore_members=ignore_members)
@@ -173,15 +172,14 @@ def alter(
     ] = None,
     execute: Annotated[
         bool,
-        typer.Option("--execute/--dry-run", help="Make the change, or only show it."),
+        typer.Option("--execute/--dry-run", help="Make the change; else only show it."),
     ] = False,
 ) -> None:
     """Change the heartbeat interval or limits while members run.
 
-    Writes the next generation of the topic's Config. Members follow it at once, without
-    a restart. Takeovers keep the pace of a longer interval for two of these. A limit
-    undoes nothing: what exceeds it stays, and only more is refused. If interrupted, run
-    it again. Without --execute nothing is written.
+    Members follow at once, without a restart. Takeovers keep the pace of a longer
+    interval for two of these. What exceeds a new limit stays, and only more is refused.
+    If interrupted, run it again.
     """
     interval_ms = None
     if heartbeat is not None:
@@ -244,7 +242,7 @@ def resize(
     ],
     execute: Annotated[
         bool,
-        typer.Option("--execute/--dry-run", help="Make the change, or only show it."),
+        typer.Option("--execute/--dry-run", help="Make the change; else only show it."),
     ] = False,
     ignore_members: Annotated[
         bool,
@@ -257,9 +255,8 @@ def resize(
     """Change the number of coordinating partitions while members run.
 
     Keys that move are released by their owners and claimed again in their new
-    partition; all others notice nothing. If interrupted, run it again with the same
-    number, from anywhere. By default --timeout is long enough for the keys of owners
-    that have died. Without --execute nothing is written.
+    partition. If interrupted, run it again with the same number, from anywhere. By
+    default --timeout is long enough for the keys of owners that have died.
     """
     with call.admin() as admin:
         plan = admin.resize_topic(

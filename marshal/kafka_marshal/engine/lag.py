@@ -7,7 +7,7 @@ last figure stays until it is too old to count.
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from kafka_marshal.ports import LogRange, Pending
+from kafka_marshal.ports import Pending
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.granting import AtMostOnce
 from kafka_marshal.protocol.types import Key, TopicPartition
@@ -16,7 +16,7 @@ from .heartbeats import INTERVALS_PER_H
 from .holding import Holding
 from .interfaces import ClaimContext
 
-RANGES_MS_MAX = 2_000
+ENDS_MS_MAX = 2_000
 PARTITIONS_MAX = 1_000
 
 
@@ -56,7 +56,7 @@ class LagWatch:
 
     def __init__(self, context: ClaimContext) -> None:
         self._context = context
-        self._call: Pending[Mapping[TopicPartition, LogRange]] | None = None
+        self._call: Pending[Mapping[TopicPartition, int]] | None = None
         self._asked: list[Key] = []
         self._asked_ms = 0
         self._todo: list[Key] = []
@@ -106,15 +106,15 @@ class LagWatch:
             by_level.setdefault(level, []).append(key.topic_partition)
         data = self._context.ports.data
 
-        def request() -> Mapping[TopicPartition, LogRange]:
-            found: dict[TopicPartition, LogRange] = {}
+        def request() -> Mapping[TopicPartition, int]:
+            found: dict[TopicPartition, int] = {}
             for level, partitions in by_level.items():
-                found |= data.ranges(partitions, RANGES_MS_MAX, isolation_level=level)
+                found |= data.ends(partitions, ENDS_MS_MAX, isolation_level=level)
             return found
 
         self._call = self._context.ports.background.submit(request)
 
-    def _on_response(self, call: Pending[Mapping[TopicPartition, LogRange]]) -> None:
+    def _on_response(self, call: Pending[Mapping[TopicPartition, int]]) -> None:
         error = call.exception(0)
         if error is not None:
             if not self._is_failing:
@@ -126,11 +126,11 @@ class LagWatch:
         self._is_failing = False
         found = call.result(0)
         for key in self._asked:
-            log_range = found.get(key.topic_partition)
-            if log_range is None:
+            end = found.get(key.topic_partition)
+            if end is None:
                 self._missing.add(key.topic)
             else:
-                self._ends[key] = LogEnd(log_range.end, self._asked_ms)
+                self._ends[key] = LogEnd(end, self._asked_ms)
         self._has_news = True
         if not self._todo:
             self._count_answers()

@@ -8,8 +8,6 @@ format 2, the only one that brokers still write.
 the native function leaves headers and all that is malformed to this module.
 """
 
-import gzip
-import struct
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,11 +25,6 @@ if TYPE_CHECKING:
 
 Headers = Sequence[tuple[str, bytes | None]]
 
-_GZIP, _SNAPPY, _LZ4, _ZSTD = 1, 2, 3, 4
-_STREAMS = {_LZ4: "lz4", _ZSTD: "zstd"}
-# Frame of the Java library around Snappy blocks; others send one block without it.
-_XERIAL = b"\x82SNAPPY\x00"
-_XERIAL_HEADER_BYTES = 16
 _VARINT_BITS_MAX = 63
 # Bytes of a varint above this are followed by another.
 _LAST = 127
@@ -76,57 +69,6 @@ class Batch:
     first_ms: int
     append_ms: int | None
     data: Any
-
-
-def decompress(codec: int, data: Any) -> Any:
-    """Return the decompressed records of a batch.
-
-    Arrow brings the codecs, so no further package is needed.
-
-    Raises:
-        CorruptRecordError: The data is invalid.
-    """
-    import pyarrow as pa
-
-    try:
-        if codec == _GZIP:
-            return gzip.decompress(data)
-        if codec == _SNAPPY:
-            return _decompress_snappy(bytes(data))
-        if codec in _STREAMS:
-            source = pa.BufferReader(pa.py_buffer(data))
-            with pa.CompressedInputStream(source, _STREAMS[codec]) as stream:
-                return stream.read()
-    except (OSError, EOFError, ValueError, IndexError, struct.error) as error:
-        raise CorruptRecordError(
-            f"a record batch cannot be decompressed: {error}"
-        ) from error
-    raise CorruptRecordError(f"a record batch has the unknown compression {codec}")
-
-
-def _decompress_snappy(data: bytes) -> bytes:
-    if not data.startswith(_XERIAL):
-        return _decompress_snappy_block(data)
-    parts = []
-    at = _XERIAL_HEADER_BYTES
-    while at < len(data):
-        (size,) = struct.unpack_from(">i", data, at)
-        parts.append(_decompress_snappy_block(data[at + 4 : at + 4 + size]))
-        at += 4 + size
-    return b"".join(parts)
-
-
-def _decompress_snappy_block(data: bytes) -> bytes:
-    import pyarrow as pa
-
-    # A block starts with its length as a varint.
-    size = shift = at = 0
-    while data[at] > _LAST:
-        size |= (data[at] & 127) << shift
-        shift, at = shift + 7, at + 1
-    size |= data[at] << shift
-    found: bytes = pa.Codec("snappy").decompress(data, size, asbytes=True)
-    return found
 
 
 def to_columns(
@@ -190,15 +132,23 @@ def _schema() -> "pa.Schema":
     )
 
 
-def to_record_batch(batches: Sequence[Batch]) -> "pa.RecordBatch | None":
-    """Return offset, timestamp, key and value of all records.
+def to_record_batch(
+    pieces: Sequence[tuple[Any, bytes, int, int, int]],
+) -> "pa.RecordBatch | None":
+    """Return offset, timestamp, key and value of records that were found in batches.
 
-    None if the native function leaves them to Python.
+    Args:
+        pieces: Batches, the places of records in them, which of these to return, from
+            and to, and their fields; see ``packed_records.PackedRun``.
+
+    Returns:
+        None if they have more bytes than a column can have.
     """
     import pyarrow as pa
 
-    found = compiled and compiled.to_columns(batches, 0, OFFSET_MAX)
-    if not found or not found[0]:
+    assert compiled is not None
+    found = compiled.fill_columns(*pieces)
+    if found is None:
         return None
     count, offsets, times_ms, _, keys, values = found
     schema = _schema()

@@ -1,7 +1,7 @@
 """Offsets of data partitions, consumer groups, and ``ports.DataLog`` over them."""
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
 import attrs
 from kafka import TopicPartition as KafkaTopicPartition
@@ -31,6 +31,8 @@ LEVELS = {
     READ_UNCOMMITTED: IsolationLevel.READ_UNCOMMITTED,
     READ_COMMITTED: IsolationLevel.READ_COMMITTED,
 }
+T = TypeVar("T")
+
 TIMEOUT_MS = 30_000
 CLOSE_MS = 2_000
 # States of a group without members (the same in KIP-848).
@@ -296,22 +298,8 @@ class KafkaDataLog(DataLog):
         isolation_level: str = READ_UNCOMMITTED,
     ) -> Mapping[TopicPartition, LogRange]:
         """Return log-start and log-end offsets; see ``ports.DataLog``."""
-        if not partitions:
-            return {}
-        wanted = [KafkaTopicPartition(*each) for each in partitions]
 
-        def request(admin: Any) -> dict[TopicPartition, LogRange]:
-            try:
-                return list_offsets(admin, wanted)
-            except kafka_errors.UnknownTopicOrPartitionError:
-                places = _existing(admin, wanted)
-                if len(places) == len(wanted):
-                    raise
-                return list_offsets(admin, places) if places else {}
-
-        def list_offsets(
-            admin: Any, places: list[Any]
-        ) -> dict[TopicPartition, LogRange]:
+        def request(admin: Any, places: list[Any]) -> dict[TopicPartition, LogRange]:
             # Ends first; retention may then move a start above the end, hence max().
             ends = admin.list_partition_offsets(
                 dict.fromkeys(places, OffsetSpec.LATEST),
@@ -328,31 +316,56 @@ class KafkaDataLog(DataLog):
                 for place in places
             }
 
-        return self._admin.call(
-            request,
-            doing="Querying the ranges of data partitions",
-            access=Access.READ,
-            needs=required_right(Access.READ, *{place.topic for place in partitions}),
-            timeout_ms=timeout_ms,
+        return self._of_existing(
+            partitions, request, doing="Querying the ranges", timeout_ms=timeout_ms
         )
 
     def ends(
-        self, partitions: Sequence[TopicPartition], timeout_ms: int
+        self,
+        partitions: Sequence[TopicPartition],
+        timeout_ms: int,
+        *,
+        isolation_level: str = READ_UNCOMMITTED,
     ) -> Mapping[TopicPartition, int]:
-        """Return the log end offset of each partition."""
-        if not partitions:
-            return {}
-        places = [KafkaTopicPartition(*each) for each in partitions]
+        """Return the log-end offset of each partition; see ``ports.DataLog``."""
 
-        def request(admin: Any) -> dict[TopicPartition, int]:
+        def request(admin: Any, places: list[Any]) -> dict[TopicPartition, int]:
             found = admin.list_partition_offsets(
-                dict.fromkeys(places, OffsetSpec.LATEST), timeout_ms=timeout_ms
+                dict.fromkeys(places, OffsetSpec.LATEST),
+                isolation_level=LEVELS[isolation_level],
+                timeout_ms=timeout_ms,
             )
             return {TopicPartition(*place): found[place].offset for place in places}
 
+        return self._of_existing(
+            partitions, request, doing="Querying the ends", timeout_ms=timeout_ms
+        )
+
+    def _of_existing(
+        self,
+        partitions: Sequence[TopicPartition],
+        request: Callable[[Any, list[Any]], dict[TopicPartition, T]],
+        *,
+        doing: str,
+        timeout_ms: int,
+    ) -> dict[TopicPartition, T]:
+        """Make a request about partitions; again without those that do not exist."""
+        if not partitions:
+            return {}
+        wanted = [KafkaTopicPartition(*each) for each in partitions]
+
+        def call(admin: Any) -> dict[TopicPartition, T]:
+            try:
+                return request(admin, wanted)
+            except kafka_errors.UnknownTopicOrPartitionError:
+                places = _existing(admin, wanted)
+                if len(places) == len(wanted):
+                    raise
+                return request(admin, places) if places else {}
+
         return self._admin.call(
-            request,
-            doing="Querying the ends of data partitions",
+            call,
+            doing=f"{doing} of data partitions",
             access=Access.READ,
             needs=required_right(Access.READ, *{place.topic for place in partitions}),
             timeout_ms=timeout_ms,

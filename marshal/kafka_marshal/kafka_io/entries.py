@@ -1,9 +1,8 @@
 """Entries of the coordination log from kafka-python's fetches, in runs.
 
-kafka-python makes a record of each. Where ``native/entries.c`` was compiled, entries
-stay packed in the fetched bytes instead, and kafka-python parses what that leaves:
-batches that are compressed, of an old format or not sound. Elsewhere aiokafka's parser
-makes records, if it is there.
+Where ``native/`` was compiled, entries stay packed in the fetched bytes. What
+it leaves is parsed as records of consumers are: batches that are compressed, of an old
+format or not sound.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,18 +11,17 @@ from typing import Any
 
 from kafka import KafkaConsumer
 from kafka import TopicPartition as KafkaTopicPartition
-from kafka.consumer.fetcher import Fetcher
 
 from kafka_marshal.kafka_io.clients import new_client
-from kafka_marshal.kafka_io.fetched_records import Taken, parse_records
-from kafka_marshal.kafka_io.packed_records import Origin
-from kafka_marshal.kafka_io.patches import (
-    LenientBatches,
-    fetcher_of,
-    is_supported,
-    raw_bytes,
-    read_in_place,
+from kafka_marshal.kafka_io.fetched_batches import FetchData, read_fetches
+from kafka_marshal.kafka_io.fetched_records import (
+    FetchedRecords,
+    Taken,
+    parse_records,
 )
+from kafka_marshal.kafka_io.packed_records import Origin
+from kafka_marshal.kafka_io.patches import fetcher_of, is_supported, read_in_place
+from kafka_marshal.kafka_io.record_batches import batch_end
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topiclog import READER_REQUEST_TIMEOUT_MS
 from kafka_marshal.native import compiled
@@ -51,75 +49,52 @@ def to_entry(record: Any) -> LogEntry:
     )
 
 
-class EntryRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # untyped
+class EntryRecords(FetchedRecords):
     """A fetched partition whose sound batches become packed entries, without records.
 
-    Only for readers of uncommitted records, without metrics.
-
-    Attributes:
-        next_fetch_offset: As in the base class, like all other attributes.
-        leader_epoch: That of the batch of the last entry.
+    Only for readers of uncommitted records.
     """
 
-    next_fetch_offset: int
-    leader_epoch: int
-    bytes_read: int
+    def __init__(self, fetch: FetchData) -> None:
+        super().__init__(fetch, make=_entries)
+        # Whether all batches so far have become packed entries.
+        self._is_packed = True
 
     def take(self, n: int | None = None) -> Taken:
-        """Return the next packed run, or up to ``n`` records.
+        """Return the next packed run, or up to ``n`` entries that a parser has made.
 
         Raises:
-            KafkaError: The next record cannot be read.
+            KafkaError: The next record cannot be read; so does each later call.
         """
-        self._maybe_raise_next_inline_exception()
-        taken = Taken()
-        try:
-            for item in self.record_iterator:
-                if isinstance(item, PackedEntries):
-                    taken.add_made(len(item), [item])
-                    break
-                taken.add_made(1, [item])
-                if n is not None and len(taken) >= n:
-                    break
-        except Exception as error:
-            if not taken:
-                raise
-            self._next_inline_exception = error
-        return taken
+        while self._is_packed and self:
+            run = self._next_run()
+            if run:
+                found = Taken()
+                found.add_made(len(run), [run])
+                return found
+        return super().take(n)
 
-    def _maybe_skip_record(self, record: Any) -> bool:
-        # Packed runs begin where the fetch does.
-        if isinstance(record, PackedEntries):
-            return False
-        skipped: bool = super()._maybe_skip_record(record)
-        return skipped
-
-    def _unpack_records(self, place: Any, records: Any, *rest: Any) -> Iterator[Any]:
-        """Yield packed runs, then what kafka-python makes of what was left."""
+    def _next_run(self) -> PackedEntries:
         assert compiled is not None
-        data, at, first = raw_bytes(records), 0, self.next_fetch_offset
-        self.bytes_read = len(data)
-        while True:
-            places, behind, next_offset, epoch = compiled.index_entries(
-                data, at, first, RUN_MAX
-            )
-            if behind == at:
-                break
-            at = behind
-            self.next_fetch_offset, self.leader_epoch = next_offset, epoch
-            if places:
-                first = 0
-                if not LenientBatches(memoryview(data)[at:]).has_next():
-                    self.drain()  # so that the next fetch can begin
-                yield PackedEntries(data, places)
-        left = LenientBatches(memoryview(data)[at:])
-        yield from super()._unpack_records(place, left, *rest)
+        first = 0 if self._is_begun else self._fetch.offset
+        places, behind, next_offset, epoch = compiled.index_entries(
+            self._fetch.data, self._at, first, RUN_MAX
+        )
+        if behind == self._at:
+            self._is_packed = False
+        else:
+            self._skip_to(behind, epoch)
+            self._move_to(next_offset)
+            self._is_begun = self._is_begun or bool(places)
+            if batch_end(self._fetch.data, behind) is None:
+                self.drain()  # so that the next fetch can begin
+        return PackedEntries(self._fetch.data, places)
 
 
 def fetch_entries(consumer: Any) -> None:
     """Make a consumer of the coordination log return entries where it can."""
     if compiled is not None and is_supported():
-        fetcher_of(consumer).PartitionRecords = EntryRecords
+        read_fetches(consumer, EntryRecords)
     else:
         parse_records(consumer, _entries)
 

@@ -5,37 +5,35 @@ aiokafka's compiled parser makes those of large fetches, and kafka-python the re
 """
 
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, dropwhile, islice
 from typing import Any
 
-from kafka.errors import CorruptRecordError
-
-from kafka_marshal.kafka_io.packed_records import Origin, PackedBatch, PackedPiece, pack
-from kafka_marshal.kafka_io.patches import (
-    accept_any_header,
-    fetcher_of,
-    is_supported,
-    raw_bytes,
+from kafka_marshal.kafka_io.fetched_batches import (
+    FetchData,
+    FetchedBatches,
+    read_fetches,
 )
+from kafka_marshal.kafka_io.packed_records import (
+    Origin,
+    PackedPiece,
+    PackedRun,
+    index_batches,
+    pack,
+)
+from kafka_marshal.kafka_io.patches import accept_any_header, is_supported
 from kafka_marshal.kafka_io.record_batches import (
     Header,
     Parser,
     compiled_parser,
-    has_checksum,
-    header_of,
-    is_abort,
     old_records,
     python_records,
-    whole_batches,
 )
 
 # Makes what a poll returns of parsed records. These have kafka-python's names: offset,
 # timestamp, timestamp_type, key, value and headers.
 Make = Callable[[Origin, Sequence[Any]], Iterable[Any]]
-_NO_EPOCH = -1
-_NO_PRODUCER = -1
 # Parsed records held at once, with at least two objects of each that the garbage
 # collector counts. It starts at 700 more new objects than released ones, and now and
 # then visits all objects of the process, which would take twice as long as everything
@@ -44,8 +42,6 @@ AT_ONCE = 100
 # Loading aiokafka takes as long as parsing this much in Python. Topics with little
 # traffic never need it, and a short log is read sooner without.
 COMPILED_FROM_BYTES = 65_536
-# Those of kafka-python that count; readers set no deserializer and turn metrics off.
-_OPTIONS = ("check_crcs", "aborted_transactions", "on_drain")
 
 
 def parse_records(consumer: Any, make: Make, *, can_pack: bool = False) -> bool:
@@ -64,13 +60,7 @@ def parse_records(consumer: Any, make: Make, *, can_pack: bool = False) -> bool:
         accept_any_header(consumer)
         return False
 
-    def fetched(*args: Any, **options: Any) -> FetchedRecords:
-        wanted = {name: options[name] for name in _OPTIONS if name in options}
-        return FetchedRecords(
-            *args, parser=None, make=make, can_pack=can_pack, **wanted
-        )
-
-    fetcher_of(consumer).PartitionRecords = fetched
+    read_fetches(consumer, partial(FetchedRecords, make=make, can_pack=can_pack))
     return True
 
 
@@ -113,82 +103,42 @@ class Taken:
         self._count += piece.size
 
 
-class FetchedRecords:
-    """The records of one fetch of a partition.
-
-    Takes the place of kafka-python's ``Fetcher.PartitionRecords``, with its public
-    attributes and methods, so it has the state that its fetcher reads between polls:
-    the position moves as records are taken.
-
-    Attributes:
-        topic_partition: The place, by kafka-python's type.
-        next_fetch_offset: Offset behind the records that were taken.
-        leader_epoch: Leader epoch of the batch that was taken last; -1 if unknown.
-        bytes_read: Size of the fetch once a record was read.
-    """
+class FetchedRecords(FetchedBatches):
+    """The records of one fetch of a partition; the position moves as they are taken."""
 
     def __init__(
         self,
-        fetch_offset: int,
-        place: Any,
-        records: Any,
+        fetch: FetchData,
         *,
-        parser: Parser | None,
         make: Make,
+        parser: Parser | None = None,
         can_pack: bool = False,
-        check_crcs: bool = True,
-        aborted_transactions: Sequence[Any] | None = None,
-        on_drain: Callable[["FetchedRecords"], None] = lambda _: None,
     ) -> None:
         """Parse nothing yet.
 
         Args:
-            fetch_offset: Offset that was requested; a batch may begin before it.
-            place: The partition.
-            records: kafka-python's ``MemoryRecords``.
-            parser: Makes records of a batch; None to choose by the fetch's size.
+            fetch: What was fetched.
             make: Makes what ``take`` returns.
+            parser: Makes records of a batch; None to choose by the fetch's size.
             can_pack: Whether ``take`` may return a ``PackedPiece`` instead.
-            check_crcs: Whether to compare checksums.
-            aborted_transactions: What the broker reports, with ``read_committed``.
-            on_drain: Called once, after the last record.
         """
-        self.topic_partition = place
-        self.next_fetch_offset = fetch_offset
-        self._fetch_offset = fetch_offset
-        self._is_begun = False
-        self.leader_epoch = _NO_EPOCH
-        self.bytes_read = 0
-        self._data = memoryview(raw_bytes(records))
-        self._origin = Origin(place.topic, place.partition, _NO_EPOCH)
-        self._parser = parser
+        super().__init__(fetch)
         self._make = make
+        self._parser = parser
         self._can_pack = can_pack
-        self._is_checked = check_crcs
-        self._on_drain = on_drain
-        self._is_drained = False
-        self._error: Exception | None = None
-        self._batches = whole_batches(self._data)
-        self._aborted = deque(
-            sorted(aborted_transactions or (), key=lambda each: each.first_offset)
+        self._is_begun = False
+        self._origin = Origin(
+            fetch.place.topic, fetch.place.partition, self.leader_epoch
         )
-        self._aborting: set[int] = set()
         # The batch under way: bytes, header, records, and how many of them are left.
-        self._batch = self._data[:0]
+        self._batch = fetch.data[:0]
         self._header: Header | None = None
         self._rows: Iterator[Any] = iter(())
-        self._packed: PackedBatch | None = None
         self._left = 0
+        # Or batches that are not parsed, and the offset behind them.
+        self._packed: PackedRun | None = None
+        self._packed_end = 0
         self._is_compiled = False
-
-    def __bool__(self) -> bool:
-        return not self._is_drained
-
-    def drain(self) -> None:
-        """End it. Idempotent."""
-        if not self._is_drained:
-            self._is_drained = True
-            self._on_drain(self)
 
     def take(self, n: int | None = None) -> Taken:
         """Return up to ``n`` of the next records; drain it if there are none.
@@ -214,83 +164,59 @@ class FetchedRecords:
 
     def _open(self) -> bool:
         """Begin the next batch with visible records; drain if there is none."""
-        if self._error is not None:
-            raise self._error
-        for batch in self._batches:
-            header = header_of(batch)
-            self.bytes_read = len(self._data)
-            self._packed = None
-            if header is None:
-                self._batch, self._header, self._left = batch, None, sys.maxsize
-                self._rows = old_records(batch, is_checked=self._is_checked)
-                self._is_compiled = False
+        if self._can_pack and self._open_run():
+            return True
+        found = self.next_batch()
+        if found is None:
+            self.drain()
+            return False
+        batch, header = self._batch, self._header = found
+        self._packed = None
+        if self.leader_epoch != self._origin.leader_epoch:
+            self._origin = self._origin._replace(leader_epoch=self.leader_epoch)
+        if header is None:
+            self._left = sys.maxsize
+            self._rows = old_records(batch, is_checked=self._fetch.is_checked)
+            self._is_compiled = False
+        elif not (self._can_pack and self._pack(batch, header)):
+            self._left = header.records_count
+            self._rows = self._parsed(batch, header)
+        return True
+
+    def _open_run(self) -> bool:
+        """Begin with batches that need not be parsed, if the next one is such."""
+        fetch = self._fetch
+        if self._aborted or self._aborting or self._error or not fetch.is_checked:
+            return False
+        data, first = fetch.data, fetch.offset
+        while (found := index_batches(data, at=self._at, first=first)) is not None:
+            self._skip_to(found.behind, found.leader_epoch)
+            if found.places:
+                self._begin_run(found.run(data, fetch.place), found.next_offset)
                 return True
-            if self._is_checked and not has_checksum(batch, header):
-                raise CorruptRecordError(
-                    f"the batch at offset {header.base_offset} of "
-                    f"{self.topic_partition} does not have its checksum"
-                )
-            if header.leader_epoch != self.leader_epoch:
-                self.leader_epoch = header.leader_epoch
-                place = self.topic_partition
-                self._origin = Origin(place.topic, place.partition, header.leader_epoch)
-            if self._is_visible(batch, header):
-                if self._can_pack and self._pack(batch, header):
-                    return True
-                self._batch, self._header, self._left = (
-                    batch,
-                    header,
-                    header.records_count,
-                )
-                self._rows = self._parsed(batch, header)
-                if header.records_count > 0:
-                    return True
-                # Compaction removed its records. Check its end.
-                self._left = 0
-                next(python_records(batch), None)
-            self._move_to(header.next_offset)
-        self.drain()
+            self._move_to(found.next_offset)
         return False
 
     def _pack(self, batch: memoryview, header: Header) -> bool:
         """Take a batch without parsing it, if that can be."""
-        found = pack(batch, header, origin=self._origin)
-        if found is None:
-            return False
-        before = max(0, self._fetch_offset - header.base_offset)
-        if before >= found.count:
-            return False
-        self._packed, self._header, self._left = found, header, found.count - before
-        return True
+        fetch = self._fetch
+        found = pack(batch, header, first=fetch.offset, place=fetch.place)
+        if found is not None:
+            self._begin_run(found, header.next_offset)
+        return found is not None
 
-    def _cut(self, packed: PackedBatch, most: int) -> PackedPiece:
-        assert self._header is not None
+    def _begin_run(self, run: PackedRun, end: int) -> None:
+        self._packed, self._packed_end, self._left = run, end, run.count
+
+    def _cut(self, packed: PackedRun, most: int) -> PackedPiece:
         start = packed.count - self._left
         self._left -= most
         piece = PackedPiece(packed, start, start + most)
-        self._move_to(piece.last_offset + 1 if self._left else self._header.next_offset)
+        self._move_to(piece.last_offset + 1 if self._left else self._packed_end)
         return piece
 
-    def _is_visible(self, batch: memoryview, header: Header) -> bool:
-        """Return whether a batch has records for the application.
-
-        Without ``read_committed`` no transaction is reported as aborted.
-        """
-        producer_id = header.producer_id
-        if producer_id > _NO_PRODUCER:
-            last = header.next_offset - 1
-            while self._aborted and self._aborted[0].first_offset <= last:
-                self._aborting.add(self._aborted.popleft().producer_id)
-            if producer_id in self._aborting:
-                if header.is_control:
-                    if is_abort(batch):
-                        self._aborting.discard(producer_id)
-                elif header.is_transactional:
-                    return False
-        return not header.is_control
-
     def _parsed(self, batch: memoryview, header: Header) -> Iterator[Any]:
-        parser = self._parser or _parser_of(len(self._data), header)
+        parser = self._parser or _parser_of(len(self._fetch.data), header)
         self._is_compiled = parser is not python_records
         try:
             # aiokafka's batch may be iterated only once; islice() does so each time.
@@ -330,7 +256,7 @@ class FetchedRecords:
         return rows
 
     def _is_before(self, row: Any) -> bool:
-        return bool(row.offset < self._fetch_offset)
+        return bool(row.offset < self._fetch.offset)
 
     def _read_by_python(self, count: int) -> list[Any]:
         """Read again by kafka-python what the compiled parser does not accept."""
@@ -339,6 +265,3 @@ class FetchedRecords:
         taken = self._header.records_count - self._left
         self._rows = islice(python_records(self._batch), taken, None)
         return self._read(count)
-
-    def _move_to(self, offset: int) -> None:
-        self.next_fetch_offset = max(self.next_fetch_offset, offset)

@@ -1,34 +1,33 @@
 """Record batches that stay as they were fetched until their records are handed out.
 
-``native/records.c`` checks a batch once and notes where each record begins. After that
+``native/batches.c`` checks batches once and notes where each record begins. After that
 the offset of any record is known without reading it, and records are cut out of the
 bytes when the application gets them. Without the compiled functions, and for a batch
 that they leave, records are parsed when they are fetched.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
 from itertools import repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 import msgspec
+from kafka.errors import CorruptRecordError
 
-from kafka_marshal.kafka_io.record_batches import APPEND_TIME, HEADER_BYTES, Header
+from kafka_marshal.kafka_io.record_batches import Header, uncompressed
 from kafka_marshal.native import compiled
 from kafka_marshal.ports import Piece, Record, Records
-from kafka_marshal.protocol.types import OFFSET_MAX, Token
+from kafka_marshal.protocol.types import Token
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_GZIP, _SNAPPY, _LZ4, _ZSTD = 1, 2, 3, 4
-# Fields of ``native/records.c``, to be combined; offsets need none.
+# Fields of ``native/records.h``, to be combined; offsets need none.
 KEYS, VALUES, TIMES, HEADERS = 1, 2, 4, 8
 _FIELDS = {"key": KEYS, "value": VALUES, "timestamp_ms": TIMES}
 # Of each record in an index.
-_INDEX_BYTES = 4
+_PLACE_BYTES = 8
 _offset = attrgetter("offset")
 _value = attrgetter("value")
 _key = attrgetter("key")
@@ -94,46 +93,36 @@ def parsed_records(
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class PackedBatch:
-    """A sound record batch without gaps, and where its records begin.
+class PackedRun:
+    """Records of sound batches of one leader epoch, without a gap between offsets.
 
     Attributes:
-        origin: Where it comes from.
-        base: Offset of the first record.
-        first_ms: What the times of the records count from.
-        append_ms: Log append time, if the topic uses it.
-        data: Its records, decompressed.
-        index: Where each record begins, as ``native/records.c`` writes it.
+        origin: Where they come from.
+        base: Offset of the first one.
+        data: The batches, uncompressed.
+        places: Where each record is, as ``native/batches.c`` writes it.
         fields: The fields that some record has.
     """
 
     origin: Origin
     base: int
-    first_ms: int
-    append_ms: int | None
     data: Any
-    index: bytes
+    places: bytes
     fields: int
 
     @property
     def count(self) -> int:
-        """Number of its records."""
-        return len(self.index) // _INDEX_BYTES
-
-    def bytes_of(self, start: int, stop: int) -> memoryview:
-        """Return the bytes of records, counted from the first one of the batch."""
-        starts = memoryview(self.index).cast("i")
-        end = starts[stop] if stop < len(starts) else len(self.data)
-        return memoryview(self.data)[starts[start] : end]
+        """Number of records."""
+        return len(self.places) // _PLACE_BYTES
 
 
 class PackedPiece(NamedTuple):
-    """Records of a batch, counted from its first one: ``start <= at < stop``.
+    """Records of a run, counted from its first one: ``start <= at < stop``.
 
     See ``ports.Piece``.
     """
 
-    batch: PackedBatch
+    run: PackedRun
     start: int
     stop: int
 
@@ -145,114 +134,123 @@ class PackedPiece(NamedTuple):
     @property
     def last_offset(self) -> int:
         """Offset of the last record."""
-        return self.batch.base + self.stop - 1
+        return self.run.base + self.stop - 1
 
     def offset_at(self, index: int) -> int:
         """Return the offset of a record."""
-        return self.batch.base + self.start + index
+        return self.run.base + self.start + index
 
     def index_of(self, offset: int) -> int:
         """Return the index of the first record from an offset on."""
-        return max(0, offset - self.batch.base - self.start)
+        return max(0, offset - self.run.base - self.start)
 
     def cut(self, start: int, stop: int) -> "PackedPiece":
         """Return a part of it."""
-        return PackedPiece(self.batch, self.start + start, self.start + stop)
+        return PackedPiece(self.run, self.start + start, self.start + stop)
 
     def column(self, name: str) -> list[Any]:
         """Return one field of its records; see ``ports.Piece``."""
         if name == "offset":
             return list(range(self.offset_at(0), self.last_offset + 1))
-        batch, field = self.batch, _FIELDS[name]
-        if field == TIMES and batch.append_ms is not None:
-            return [batch.append_ms] * self.size
-        return self._columns(field)[field.bit_length() - 1] or []
-
-    def _columns(self, fields: int) -> tuple[list[Any] | None, ...]:
-        """Return keys, values, times and headers, each if it is among the fields."""
         assert compiled is not None
-        batch = self.batch
-        found: tuple[list[Any] | None, ...] = compiled.read_columns(
-            *(batch.data, batch.index, self.start, self.stop, fields, batch.first_ms)
+        field, run = _FIELDS[name], self.run
+        found = compiled.read_columns(
+            run.data, run.places, self.start, self.stop, field
         )
-        return found
+        made: list[Any] = found[field.bit_length() - 1]
+        return made
 
     def records(self, token: Token | None) -> Iterator[Record]:
         """Make its records."""
         assert compiled is not None
-        batch = self.batch
-        # The time of an append is that of all records.
-        fields = batch.fields if batch.append_ms is None else batch.fields & ~TIMES
+        run = self.run
         made: list[Record] = compiled.make_records(
-            *(ParsedRecord, batch.data, batch.index, self.start, self.stop, fields),
-            *(batch.base, batch.first_ms, token, batch.append_ms, batch.origin),
+            *(ParsedRecord, run.data, run.places, self.start, self.stop, run.fields),
+            *(token, run.origin),
         )
         return iter(made)
 
     def join(self, other: Piece) -> "PackedPiece | None":
-        """Return both as one if they are parts of one batch."""
-        if not isinstance(other, PackedPiece) or other.batch is not self.batch:
+        """Return both as one if they are parts of one run."""
+        if not isinstance(other, PackedPiece) or other.run is not self.run:
             return None
         if other.start != self.stop:
             return None
-        return PackedPiece(self.batch, self.start, other.stop)
+        return PackedPiece(self.run, self.start, other.stop)
 
 
-def pack(raw: memoryview, header: Header, *, origin: Origin) -> PackedBatch | None:
-    """Return a batch of format 2 with an index; None for one that is to be parsed.
+class Index(NamedTuple):
+    """Batches that ``native/batches.c`` has read, and where their records are.
+
+    Attributes:
+        places: Of each record.
+        fields: The fields that some record has.
+        behind: Where the batches end.
+        base: Offset of the first record.
+        next_offset: Offset behind the batches, with or without a record.
+        leader_epoch: Leader epoch of the batches.
+    """
+
+    places: bytes
+    fields: int
+    behind: int
+    base: int
+    next_offset: int
+    leader_epoch: int
+
+    def run(self, data: Any, place: Any) -> PackedRun:
+        """Return the records, of this data of a partition."""
+        return PackedRun(
+            origin=Origin(place.topic, place.partition, self.leader_epoch),
+            base=self.base,
+            data=data,
+            places=self.places,
+            fields=self.fields | VALUES | TIMES,
+        )
+
+
+def index_batches(
+    data: Any, *, at: int = 0, first: int = 0, is_checked: bool = True
+) -> Index | None:
+    """Look where records are, in as many batches as follow each other without a gap.
+
+    Control batches are skipped.
 
     Args:
-        raw: The batch, whose checksum was compared.
-        header: Its header.
-        origin: Where it comes from.
+        data: Batches.
+        at: Where to begin.
+        first: Records below this offset are left out.
+        is_checked: Whether to compare checksums.
+
+    Returns:
+        None if the next batch is to be read in another way: it is compressed, of an old
+        format, not sound, or has a gap.
     """
-    end = header.base_offset + header.records_count
-    if compiled is None or not 0 <= header.base_offset < end <= OFFSET_MAX:
+    if compiled is None:
         return None
-    data: Any = raw[HEADER_BYTES:]
-    if header.codec:
-        data = _decompressed(header.codec, data)
-        if data is None:
-            return None
-    found = compiled.index_records(data, header.records_count, header.first_ms)
-    if found is None:
-        return None
-    index, fields = found
-    is_appended = bool(header.attributes & APPEND_TIME)
-    return PackedBatch(
-        origin=origin,
-        base=header.base_offset,
-        first_ms=header.first_ms,
-        append_ms=header.last_ms if is_appended else None,
-        data=data,
-        index=index,
-        fields=fields,
-    )
+    found = Index(*compiled.index_records(data, at, first, is_checked))
+    return found if found.behind > at else None
 
 
-@cache
-def _codecs() -> dict[int, Callable[[Any], bytes]]:
-    try:
-        from aiokafka import codec
-    except ImportError:
-        return {}
-    return {
-        _GZIP: codec.gzip_decode,
-        _SNAPPY: codec.snappy_decode,
-        _LZ4: codec.lz4_decode,
-        _ZSTD: codec.zstd_decode,
-    }
+def pack(
+    batch: memoryview, header: Header, *, first: int, place: Any
+) -> PackedRun | None:
+    """Return the records of one batch of format 2; None if a parser has to read it.
 
-
-def _decompressed(codec: int, data: memoryview) -> bytes | None:
-    """Return the records of a compressed batch; None if a parser has to try."""
-    decode = _codecs().get(codec)
-    if decode is None:
+    Args:
+        batch: The batch, whose checksum was compared.
+        header: Its header.
+        first: Records below this offset are left out.
+        place: Its partition.
+    """
+    if compiled is None:
         return None
     try:
-        return decode(data)
-    except Exception:  # noqa: BLE001 - the parser raises the error
+        data = uncompressed(batch, header)
+    except (CorruptRecordError, ImportError):
         return None
+    found = index_batches(data, first=first, is_checked=False)
+    return found.run(data, place) if found is not None and found.places else None
 
 
 def to_arrow(records: Records) -> "pa.RecordBatch | None":
@@ -262,19 +260,10 @@ def to_arrow(records: Records) -> "pa.RecordBatch | None":
         ImportError: pyarrow is not installed.
     """
     pieces = [each for each in records.pieces if isinstance(each, PackedPiece)]
-    if len(pieces) < len(records.pieces):
+    if len(pieces) < len(records.pieces) or not pieces:
         return None
-    from kafka_marshal.kafka_io.columns import Batch, to_record_batch
+    from kafka_marshal.kafka_io.columns import to_record_batch
 
     return to_record_batch(
-        [
-            Batch(
-                base=each.batch.base,
-                size=each.size,
-                first_ms=each.batch.first_ms,
-                append_ms=each.batch.append_ms,
-                data=each.batch.bytes_of(each.start, each.stop),
-            )
-            for each in pieces
-        ]
+        [(run.data, run.places, start, stop, run.fields) for run, start, stop in pieces]
     )

@@ -16,6 +16,7 @@ import crc32c
 from kafka.errors import CorruptRecordError
 from kafka.record.legacy_records import LegacyRecordBatch
 
+from kafka_marshal.kafka_io.compression import decompress
 from kafka_marshal.kafka_io.patches import LenientBatch
 
 # Makes an iterator of records from the bytes of a batch.
@@ -61,6 +62,11 @@ class Header(NamedTuple):
         return self.attributes & _COMPRESSION
 
     @property
+    def append_ms(self) -> int | None:
+        """Log append time of its records, if the topic uses it."""
+        return self.last_ms if self.attributes & APPEND_TIME else None
+
+    @property
     def is_transactional(self) -> bool:
         """Whether it belongs to a transaction."""
         return bool(self.attributes & _TRANSACTIONAL)
@@ -85,6 +91,18 @@ def compiled_parser() -> Parser | None:
     return parser
 
 
+def batch_end(data: memoryview, at: int) -> int | None:
+    """Return where the batch ends that begins here; None if it is cut off or missing.
+
+    The end of a damaged one may be anywhere.
+    """
+    if at + _PREFIX.size > len(data):
+        return None
+    _, length = _PREFIX.unpack_from(data, at)
+    end: int = at + _PREFIX.size + length
+    return end if end <= len(data) else None
+
+
 def whole_batches(data: memoryview) -> Iterator[memoryview]:
     """Yield the batches of a fetch; the last one may be cut off and is left out.
 
@@ -92,15 +110,12 @@ def whole_batches(data: memoryview) -> Iterator[memoryview]:
         CorruptRecordError: A batch is shorter than its header.
     """
     at = 0
-    while at + _PREFIX.size <= len(data):
-        offset, length = _PREFIX.unpack_from(data, at)
-        end = at + _PREFIX.size + length
-        if end > len(data):
-            return
+    while (end := batch_end(data, at)) is not None:
         least = _OLD_BYTES_MIN
         if end - at >= least and data[at + _MAGIC_AT] >= _MAGIC:
             least = _HEADER.size
         if end - at < least:
+            offset, _ = _PREFIX.unpack_from(data, at)
             raise CorruptRecordError(
                 f"the batch at offset {offset} has {end - at} bytes, at least {least} "
                 "are needed"
@@ -119,6 +134,35 @@ def header_of(batch: memoryview) -> Header | None:
 def has_checksum(batch: memoryview, header: Header) -> bool:
     """Return whether a batch of format 2 has the checksum in its header."""
     return crc32c.crc32c(batch[_CHECKED_FROM:]) == header.crc
+
+
+def content_of(batch: memoryview, header: Header) -> Any:
+    """Return the records of a batch of format 2 as bytes, decompressed.
+
+    Raises:
+        CorruptRecordError: They cannot be decompressed.
+        ImportError: No package is installed that can.
+    """
+    data = batch[HEADER_BYTES:]
+    return decompress(header.codec, data) if header.codec else data
+
+
+def uncompressed(batch: memoryview, header: Header) -> Any:
+    """Return a batch of format 2 without its compression; the checksum stays as it was.
+
+    Raises:
+        CorruptRecordError: It cannot be decompressed.
+        ImportError: No package is installed that can.
+    """
+    if not header.codec:
+        return batch
+    content = content_of(batch, header)
+    head = bytearray(batch[:HEADER_BYTES])
+    _PREFIX.pack_into(
+        head, 0, header.base_offset, HEADER_BYTES - _PREFIX.size + len(content)
+    )
+    head[_CHECKED_FROM + 1] &= ~_COMPRESSION
+    return bytes(head) + content
 
 
 def python_records(batch: memoryview) -> Iterator[Any]:

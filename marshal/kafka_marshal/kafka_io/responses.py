@@ -24,8 +24,9 @@ _UUID_BYTES = 16
 _VARINT_BYTES_MAX = 5
 # Smaller responses get a new buffer each; the buffers of larger ones are multiples.
 _LARGE_BYTES = 1_048_576
-# As many as are in use while a consumer hands out several partitions in turn.
-KEPT_MAX = 8
+# As many as are in use while a consumer hands out several partitions in turn, of which
+# some wait for grants.
+KEPT_MAX = 16
 # Bytes of an aborted transaction, without its tags.
 _ABORTED_BYTES = 16
 

@@ -1,31 +1,30 @@
 """Exact ranges of one partition after another, as columns.
 
 For tasks that read a range and end: a process keeps its reader for many of them.
-kafka-python handles connections, leaders, replicas, aborted transactions and checksums.
-Its records are never built: each fetch is decoded from record batches into columns.
+kafka-python handles connections, leaders and replicas. No record is built: the batches
+of a fetch are decoded into columns.
 """
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 from kafka import TopicPartition as KafkaTopicPartition
-from kafka.consumer.fetcher import Fetcher
-from kafka.errors import CorruptRecordError
 
 from kafka_marshal.errors import DeadlineExceeded, PositionError, UnknownTopicId
 from kafka_marshal.gc_pause import uncollected
-from kafka_marshal.kafka_io.columns import Batch, Slice, decompress, to_columns
-from kafka_marshal.kafka_io.patches import (
-    fetcher_of,
-    is_supported,
-    network_of,
-    raw_bytes,
+from kafka_marshal.kafka_io.columns import Batch, Slice, to_columns
+from kafka_marshal.kafka_io.fetched_batches import (
+    FetchData,
+    FetchedBatches,
+    read_fetches,
 )
+from kafka_marshal.kafka_io.patches import fetcher_of, is_supported, network_of
 from kafka_marshal.kafka_io.reader import KafkaDataReader
+from kafka_marshal.kafka_io.record_batches import content_of, old_records
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.ports import Records, SourcePiece
 from kafka_marshal.protocol.types import OffsetRange, TopicPartition
@@ -41,19 +40,13 @@ FETCH_BYTES_FIRST = 1_048_576
 _FETCH_BYTES_MIN = 65_536
 _MARGIN = 1.1
 _LIMIT = "max_partition_fetch_bytes"
-_HEADER_BYTES = 61
 POLL_MS = 50
 # Time without records after which the end of the log is checked.
 CHECK_MS = 1_000
 _CLOSE_MS = 5_000
-
-
-class Group(Protocol):
-    """A part of a fetch that can be turned into columns."""
-
-    def __call__(self, span: OffsetRange, *, with_headers: bool) -> Slice | None:
-        """Return the columns of a range, or None if it has no record here."""
-        ...
+# A part of a fetch: returns the columns of a range of it, or None if it has none.
+# Called with the range and ``with_headers``.
+Group = Callable[..., Slice | None]
 
 
 @attrs.define(eq=False)
@@ -103,131 +96,111 @@ class Fetch:
     groups: Sequence[Group]
 
 
-def fetch_of_records(records: Sequence[Any]) -> Fetch:
-    """Wrap records, for releases of kafka-python that are not supported."""
-    return Fetch(records[-1].offset, [partial(_records_to_columns, records)])
-
-
 def fetch_batches(consumer: Any, aim: FetchTarget) -> None:
     """Make a consumer return one ``Fetch`` for each fetch instead of records."""
     fetcher = fetcher_of(consumer)
     fetcher.config[_LIMIT] = aim.config.get(_LIMIT, FETCH_BYTES_FIRST)
     aim.config = fetcher.config
-
-    def unopened(*args: object, **settings: object) -> UndecodedRecords:
-        found = UndecodedRecords(*args, **settings)
-        found.aim = aim
-        return found
-
-    fetcher.PartitionRecords = unopened
+    read_fetches(consumer, partial(FetchedSlices, aim=aim))
 
 
-class UndecodedRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # untyped
-    """A fetched partition whose batches are not decoded into records.
+@attrs.define(kw_only=True)
+class _Part:
+    """Batches, or the records of some in a format before 2."""
 
-    Attributes:
-        aim: The range; set before the first use.
-        next_fetch_offset: As in the base class, like all other attributes.
-    """
+    make: Group
+    items: list[Any]
+    size_bytes: int
+    records_count: int
 
-    aim: FetchTarget
-    next_fetch_offset: int
+    def add(self, other: "_Part") -> bool:
+        """Add one that follows, and return True, unless this gets too large."""
+        size = self.size_bytes + other.size_bytes
+        count = self.records_count + other.records_count
+        is_large = size > CHUNK_BYTES or count > CHUNK_RECORDS
+        if is_large or other.make is not self.make:
+            return False
+        self.items += other.items
+        self.size_bytes, self.records_count = size, count
+        return True
 
-    def _maybe_skip_record(self, _: object) -> bool:
-        # Columns are cut to the range later.
-        return False
 
-    def _unpack_records(self, _: object, records: Any, *__: object) -> Iterator[Fetch]:
-        """Yield the whole fetch at once."""
-        first = self.next_fetch_offset
-        groups = list(_grouped(self._batches(records)))
-        is_whole = self.next_fetch_offset < self.aim.end
-        if is_whole:
-            self.bytes_read = records.size_in_bytes()
-            self.aim.update_record_size(self.bytes_read, self.next_fetch_offset - first)
-        self.aim.limit_next(self.next_fetch_offset)
-        if is_whole or not groups:
+class FetchedSlices(FetchedBatches):
+    """A fetch whose batches are not decoded into records."""
+
+    def __init__(self, fetch: FetchData, *, aim: FetchTarget) -> None:
+        super().__init__(fetch)
+        self._aim = aim
+        self._is_taken = False
+
+    def take(self, _: int | None = None) -> list[Fetch]:
+        """Return the whole fetch at once, up to the end of the range.
+
+        Raises:
+            CorruptRecordError: A batch is damaged; so does each later call.
+        """
+        found: list[Fetch] = []
+        if not self._is_taken:
+            found = self._read()
+            self._is_taken = True
+        if not found or self.next_fetch_offset < self._aim.end:
             # Lets kafka-python fetch ahead. At the end of the range it must not, so the
             # fetch counts as unread until it was used.
             self.drain()
-        if groups:
-            yield Fetch(self.next_fetch_offset - 1, groups)
-        self.drain()
+        return found
 
-    def _batches(self, records: Any) -> Iterator[Any]:
-        """Yield the batches with visible records, up to the end of the range."""
-        while self.next_fetch_offset < self.aim.end:
-            batch = records.next_batch()
-            if batch is None:
+    def _read(self) -> list[Fetch]:
+        try:
+            groups = _grouped(self._parts())
+        except Exception as error:
+            self._error = error
+            raise
+        at = self.next_fetch_offset
+        if at < self._aim.end:
+            self._aim.update_record_size(len(self._fetch.data), at - self._fetch.offset)
+        self._aim.limit_next(at)
+        return [Fetch(at - 1, groups)] if groups else []
+
+    def _parts(self) -> Iterator[_Part]:
+        while self.next_fetch_offset < self._aim.end:
+            found = self.next_batch()
+            if found is None:
                 return
-            if self.check_crcs and not batch.validate_crc():
-                raise CorruptRecordError(
-                    f"the batch at offset {batch.base_offset} of "
-                    f"{self.topic_partition} does not have its checksum"
-                )
-            if batch.magic < 2:  # noqa: PLR2004 - message format
-                old = list(batch)
+            raw, header = found
+            if header is None:
+                old = list(old_records(raw, is_checked=self._fetch.is_checked))
                 if old:
-                    self.next_fetch_offset = old[-1].offset + 1
-                    yield old
+                    self._move_to(old[-1].offset + 1)
+                    yield _Part(
+                        make=_records_to_columns,
+                        items=old,
+                        size_bytes=sum(map(_size, old)),
+                        records_count=len(old),
+                    )
                 continue
-            self.leader_epoch = batch.leader_epoch
-            is_wanted = self._is_wanted(batch)
-            self.next_fetch_offset = batch.next_offset
-            if is_wanted and batch.records_count:
-                yield batch
-
-    def _is_wanted(self, batch: Any) -> bool:
-        """Return whether a batch has visible records, as kafka-python's loop does."""
-        if batch.has_producer_id():
-            # Empty with read_uncommitted.
-            self._consume_aborted_transactions_up_to(batch.last_offset)
-            if self._contains_abort_marker(batch):
-                self.aborted_producer_ids.discard(batch.producer_id)
-            elif self._is_batch_aborted(batch):
-                return False
-        return not batch.is_control_batch
+            batch = Batch(
+                base=header.base_offset,
+                size=header.records_count,
+                first_ms=header.first_ms,
+                append_ms=header.append_ms,
+                data=content_of(raw, header),
+            )
+            self._move_to(header.next_offset)
+            yield _Part(
+                make=to_columns,
+                items=[batch],
+                size_bytes=len(batch.data),
+                records_count=batch.size,
+            )
 
 
-def _grouped(batches: Iterator[Any]) -> Iterator[Group]:
-    """Yield batches in groups of at most the size of a slice."""
-    group: list[Batch] = []
-    old: list[Any] = []
-    size = count = 0
-    for each in batches:
-        batch = None if isinstance(each, list) else _to_batch(each)
-        more = sum(map(_size, each)) if batch is None else len(batch.data)
-        records = len(each) if batch is None else batch.size
-        is_full = size + more > CHUNK_BYTES or count + records > CHUNK_RECORDS
-        if is_full or (group if batch is None else old):
-            yield from _to_groups(group, old)
-            group, old, size, count = [], [], 0, 0
-        if batch is None:
-            old += each
-        else:
-            group.append(batch)
-        size, count = size + more, count + records
-    yield from _to_groups(group, old)
-
-
-def _to_groups(group: Sequence[Batch], old: Sequence[Any]) -> Iterator[Group]:
-    if group:
-        yield partial(to_columns, group)
-    if old:
-        yield partial(_records_to_columns, old)
-
-
-def _to_batch(batch: Any) -> Batch:
-    data = memoryview(raw_bytes(batch))[_HEADER_BYTES:]
-    if batch.compression_type:
-        data = decompress(batch.compression_type, data)
-    return Batch(
-        base=batch.base_offset,
-        size=batch.records_count,
-        first_ms=batch.first_timestamp,
-        append_ms=batch.max_timestamp if batch.timestamp_type else None,
-        data=data,
-    )
+def _grouped(parts: Iterable[_Part]) -> list[Group]:
+    """Return parts of a fetch in groups of at most the size of a slice."""
+    found: list[_Part] = []
+    for part in parts:
+        if not (found and found[-1].add(part)):
+            found.append(part)
+    return [partial(each.make, each.items) for each in found]
 
 
 def _size(record: Any) -> int:
@@ -400,8 +373,10 @@ class _RangeReader(KafkaDataReader):
             assert isinstance(records, Records)
             (piece,) = records.pieces
             assert isinstance(piece, SourcePiece)
-            sources = piece.sources
-            return sources if self._has_batches else [fetch_of_records(sources)]
+            if self._has_batches:
+                return piece.sources
+            group = partial(_records_to_columns, piece.sources)
+            return [Fetch(records.offset_at(-1), [group])]
         return ()
 
     def position_of(self, partition: TopicPartition) -> int:

@@ -22,7 +22,6 @@ from kafka_marshal.protocol.records import (
 from kafka_marshal.protocol.settings import Settings
 from kafka_marshal.protocol.state import (
     ERAS,
-    ERAS_MAX,
     GroupState,
     MemberState,
     Step,
@@ -275,8 +274,7 @@ def _config(step: Step, record: Config) -> Transitions:
         return (step.halted(),)
     if now is not None:
         # PROTOCOL 4.10: existing claims keep the era in which they were won.
-        eras = (*state.eras, (step.entry.offset, now.era))
-        state.eras = eras[-ERAS_MAX:]
+        state.end_era(step.entry.offset)
         state.dirty[ERAS] = None
     state.config = record
     return (step.accepted("configured"),)

@@ -52,7 +52,6 @@ from kafka_marshal.protocol.records import (
 )
 from kafka_marshal.protocol.settings import Settings
 from kafka_marshal.protocol.state import (
-    ERAS_MAX,
     LAYOUT,
     GroupState,
     KeyState,
@@ -88,7 +87,7 @@ def _fence(step: Step, record: LayoutFence) -> Transitions:
         _end_pauses(state, step.entry.offset)
         if now is not None:
             # PROTOCOL 4.10: existing claims keep the era in which they were won.
-            state.eras = (*state.eras, (step.entry.offset, now.era))[-ERAS_MAX:]
+            state.end_era(step.entry.offset)
     state.config = config
     places = sources_of(
         state.partition,

@@ -1,7 +1,7 @@
 """Entries that stay in the bytes of their fetch until one of them is looked at.
 
 Most entries of a long log are heartbeats that are folded in runs, as they were fetched
-(``fold_beats``): nobody needs objects of them. ``native/entries.c`` finds where each
+(``fold_beats``): nobody needs objects of them. ``native/batches.c`` finds where each
 entry is; without the compiled functions there are no packed entries.
 """
 
@@ -23,7 +23,7 @@ class PackedEntries(Sequence[LogEntry]):
 
     Attributes:
         data: Record batches, which nobody changes.
-        places: Where each entry is in them, as ``native/entries.c`` writes it.
+        places: Where each entry is in them, as ``native/batches.c`` writes it.
     """
 
     __slots__ = ("_made", "_made_from", "data", "places")

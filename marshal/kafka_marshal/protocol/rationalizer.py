@@ -15,7 +15,7 @@ The laws of this module:
    lines and counters.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from kafka_marshal.errors import LogTruncated, LogUnreadable
 from kafka_marshal.protocol import (
@@ -31,13 +31,13 @@ from kafka_marshal.protocol import (
     fold_resets,
 )
 from kafka_marshal.protocol.codec import Undecodable, decode
+from kafka_marshal.protocol.fold_beats import fold_beats
 from kafka_marshal.protocol.items import UndecodableEntry
 from kafka_marshal.protocol.log_clock import move_clock
 from kafka_marshal.protocol.records import KINDS, LayoutFence
 from kafka_marshal.protocol.state import (
     RING_VALUE_BYTES,
     Step,
-    Transition,
     Transitions,
     WorldState,
 )
@@ -85,9 +85,17 @@ def apply(state: WorldState, entry: LogEntry) -> Transitions:
     return transitions
 
 
-def replay(state: WorldState, entries: Iterable[LogEntry]) -> list[Transition]:
-    """Fold many entries in order and return all their transitions."""
-    return [transition for entry in entries for transition in apply(state, entry)]
+def replay(state: WorldState, entries: Sequence[LogEntry]) -> None:
+    """Fold many entries in order, ordinary heartbeats in runs, without transitions.
+
+    Raises: as ``apply``.
+    """
+    at = 0
+    while at < len(entries):
+        at = fold_beats(state, entries, start=at)
+        if at < len(entries):
+            apply(state, entries[at])
+            at += 1
 
 
 def _check_order(state: WorldState, entry: LogEntry) -> None:

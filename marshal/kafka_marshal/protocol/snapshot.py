@@ -29,6 +29,7 @@ from kafka_marshal.protocol.codec import (
     is_scope,
     is_topic,
 )
+from kafka_marshal.protocol.eras import ERAS_MAX
 from kafka_marshal.protocol.growths import ENDS_KEPT_MAX, are_of_a_log
 from kafka_marshal.protocol.items import (
     Fence,
@@ -63,7 +64,6 @@ from kafka_marshal.protocol.records import (
 from kafka_marshal.protocol.settings import Settings
 from kafka_marshal.protocol.state import (
     DIRECTIVES_MAX,
-    ERAS_MAX,
     FENCES_MAX,
     OPERATIONS,
     RETIRED_TOPIC_IDS_MAX,

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import UnsetType
 
 from kafka_marshal.protocol.codec import BY, PERSON_BYTES_MAX, decode_tags, person_text
+from kafka_marshal.protocol.eras import Eras, end_era, era_at
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
 from kafka_marshal.protocol.items import (
     Fence,
@@ -53,7 +54,6 @@ SCHEDULED_MAX = 4
 """Most pauses of a group that are scheduled at a time."""
 SCOPED_MAX = 8
 """Most pauses of some partitions that a group has, lasting or scheduled."""
-ERAS_MAX = 64
 FENCES_MAX = 64
 """Most fenced processes that a group remembers."""
 DIRECTIVES_MAX = 64
@@ -375,7 +375,7 @@ class WorldState:
     log_time_ms: int | None = None
     append_time_ms: int = 0
     config: Config | None = None
-    eras: tuple[tuple[int, int], ...] = ()
+    eras: Eras = ()
     keys: dict[Key, KeyState] = attrs.field(factory=dict)
     groups: dict[str, GroupState] = attrs.field(factory=dict)
     staging: Staging | None = None
@@ -505,19 +505,19 @@ class WorldState:
     def era_at(self, offset: int) -> int | None:
         """Return the era in force at an offset, None without a Config.
 
-        For offsets before all remembered eras, it is the oldest of them. An imported
-        key has the epoch 0 until it is claimed, and the newest era (PROTOCOL 4.10).
+        An imported key has the epoch 0 until it is claimed, and the newest era
+        (PROTOCOL 4.10).
         """
         if self.config is None:
             return None
-        era = self.config.era
-        if not offset:
-            return era
-        for end_offset, earlier in reversed(self.eras):
-            if offset >= end_offset:
-                break
-            era = earlier
-        return era
+        earlier = era_at(self.eras, offset) if offset else None
+        return self.config.era if earlier is None else earlier
+
+    def end_era(self, offset: int) -> None:
+        """Keep the era of the Config in force, which another one at ``offset`` ends."""
+        assert self.config is not None
+        epochs = (key.epoch for key in self.keys.values() if key.owner is not None)
+        self.eras = end_era(self.eras, (offset, self.config.era), epochs=epochs)
 
     def live_members(self, group_id: str) -> list[MemberState]:
         """Return the group's live members, sorted by client and incarnation.

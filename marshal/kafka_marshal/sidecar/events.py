@@ -154,6 +154,8 @@ class EventCursor:
 
 CHUNK_BYTES = 16_384
 RETRY_MS = 200
+# The moments in the longest silence at which streams send a sign of life.
+KEEP_ALIVE_SLOTS = 16
 KEEP_ALIVE = b": keep-alive\n\n"
 HELLO = b"retry: %d\n\n" % RETRY_MS
 
@@ -230,7 +232,7 @@ class EventStream:
             while not (self._is_ended or self._cursor.is_closed):
                 try:
                     # Makes no task, as wait_for does.
-                    async with asyncio.timeout(self._keep_alive_s):
+                    async with asyncio.timeout(self._silence_s()):
                         await self._news.wait()
                 except TimeoutError:
                     yield KEEP_ALIVE
@@ -244,6 +246,15 @@ class EventStream:
                     yield chunk
         finally:
             self.close()
+
+    def _silence_s(self) -> float:
+        """Return how long to be silent now.
+
+        The end is one of a few moments that all streams share: to wake the process for
+        each of them takes several times as long.
+        """
+        pace_s = self._keep_alive_s / KEEP_ALIVE_SLOTS
+        return self._keep_alive_s - self._loop.time() % pace_s
 
     async def _next(self) -> AsyncIterator[bytes]:
         frames = await self._take(self._cursor.take)

@@ -157,13 +157,19 @@ class Grants:
 
         Raises:
             ConfigurationError: It reaches beyond the end.
-            CoordinationError: The cluster did not answer.
+            CoordinationError: The cluster did not answer, or does not know the
+                partition, at the moment.
         """
         place, last = request.key.topic_partition, request.last
         with self._lock:
             if last < self._ends.get(place, 0):
                 return
-        end = self._data.ends([place], timeout_ms).get(place, 0)
+        end = self._data.ends([place], timeout_ms).get(place)
+        if end is None:
+            raise CoordinationError(
+                f"the brokers do not know partition {place}, so its end is unknown; "
+                "check the topic with: marshal doctor, and try again"
+            )
         with self._lock:
             self._ends[place] = end
             self._ends.move_to_end(place)

@@ -253,6 +253,7 @@ class App:
         self._repeated = RepeatedAnswers(
             service=lambda: serving.service,
             counts=serving.counts,
+            quick=self._quick,
             waiting=self._waiting,
             call=_call,
             to_response=failure_of,

@@ -1,7 +1,8 @@
 """Answers to the requests that clients repeat most, without routing them again.
 
-Heartbeats are answered on the event loop. A look at a claim waits for the log on a
-thread; a grant is begun on the event loop, and its verdict makes the response.
+Heartbeats are answered on the event loop, or on a thread where that takes longer. A
+look at a claim waits for the log on a thread; a grant is begun on the event loop, and
+its verdict makes the response.
 """
 
 import asyncio
@@ -23,7 +24,6 @@ from kafka_marshal.remote.grants import encode_verdict
 from kafka_marshal.sidecar.executors import BoundedExecutor
 from kafka_marshal.sidecar.http_errors import HttpError, unavailable
 from kafka_marshal.sidecar.metrics import Counts
-from kafka_marshal.sidecar.process_monitor import Caller
 from kafka_marshal.sidecar.repeated_requests import Answer, Found, Later, response
 from kafka_marshal.sidecar.requests import ApiRequest
 from kafka_marshal.sidecar.routes import Route
@@ -33,6 +33,7 @@ from kafka_marshal.sidecar.service import SidecarService
 THREAD_S = 0.05
 _BEATS = msgspec.json.Decoder(api.HeartbeatRequest)
 _GRANTS = msgspec.json.Decoder(api.GrantRequest)
+_NO_NEWS = api.HeartbeatRequest()
 
 
 class ToResponse(Protocol):
@@ -49,6 +50,7 @@ class RepeatedAnswers:
     Args:
         service: Returns the service, None while there is none.
         counts: Counts the requests.
+        quick: Threads for what does not wait.
         waiting: Threads for what waits.
         call: Answers a request on a thread.
         to_response: Makes the response to a failed request.
@@ -59,12 +61,14 @@ class RepeatedAnswers:
         *,
         service: Callable[[], SidecarService | None],
         counts: Counts,
+        quick: BoundedExecutor,
         waiting: BoundedExecutor,
         call: Callable[[ApiRequest], bytes | None],
         to_response: ToResponse,
     ) -> None:
         self._service = service
         self._counts = counts
+        self._quick = quick
         self._waiting = waiting
         self._call = call
         self._to_response = to_response
@@ -73,24 +77,25 @@ class RepeatedAnswers:
         """Return what answers repetitions of a request; None where it is parsed."""
         match call.route.name:
             case "beat":
-                return partial(self._beat, call.caller)
+                return partial(self._beat, call)
             case "grant":
                 return partial(self._grant, call.route, call.parts["group"])
             case "fence":
                 return partial(self._look, call)
         return None
 
-    def _beat(self, caller: Caller, body: bytes) -> Found:
-        """Answer a heartbeat at once, None if it must be parsed."""
+    def _beat(self, call: ApiRequest, body: bytes) -> Found:
+        """Answer a heartbeat at once, or on a thread; None if it must be parsed."""
         service = self._service()
         if service is None:
             return None
         try:
-            found = service.beat_at_once(caller, _BEATS.decode(body or b"{}"))
+            beat = _BEATS.decode(body) if body else _NO_NEWS
+            found = service.beat_at_once(call.caller, beat)
         except (MarshalError, msgspec.MsgspecError, RecursionError):
             return None  # refused with a reason, as the first one would be
         if found is None:
-            return None
+            return self._on_thread(attrs.evolve(call, service=service, body=beat))
         self._counts.request("beat", 200)
         return response(msgspec.json.encode(found))
 
@@ -98,9 +103,14 @@ class RepeatedAnswers:
         """Answer a query of the log, on a thread."""
         if self._service() is not call.service or body:
             return None
+        return self._on_thread(call)
+
+    def _on_thread(self, call: ApiRequest) -> Later | None:
+        """Answer a request on a thread; None if too many are at work."""
+        executor = self._waiting if call.waits else self._quick
         try:
-            self._waiting.reserve()
-            future = self._waiting.submit(partial(self._call, call))
+            executor.reserve()
+            future = executor.submit(partial(self._call, call))
         except HttpError:
             return None
         pending = _Pending(call.route, call.service, Later())

@@ -328,6 +328,8 @@ GUESTS_MAX = 2 * BACKLOG
 LOCAL_PART = 8
 # Longer than clients keep an idle connection, so that none is closed while used.
 IDLE_S = 75
+# How often the server looks whether it is to end, besides when it is ended.
+TICK_S = 60.0
 # How long the end waits for streams that nobody reads.
 GRACE_S = 2
 _PHRASES = {400: b"Bad Request", 408: b"Request Timeout"}
@@ -625,7 +627,22 @@ class GuardedProtocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Uvicorn without its signal handlers: the daemon decides when to end."""
+    """Uvicorn without its signal handlers and its ticks: the daemon ends it."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._is_over = asyncio.Event()
+
+    def end(self) -> None:
+        """End soon, after the responses in progress. On the event loop."""
+        self.should_exit = True
+        self._is_over.set()
+
+    async def main_loop(self) -> None:
+        """Wait for ``end``: uvicorn would look for it ten times a second."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._is_over.wait(), TICK_S)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

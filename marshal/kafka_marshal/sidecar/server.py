@@ -245,7 +245,7 @@ class Daemon:
         finally:
             self._serving.service = None
             self._app.end_streams()
-            server.should_exit = True
+            server.end()
             await asyncio.wait({serving}, timeout=END_S_MAX)
             looking.cancel()
             self._app.close()

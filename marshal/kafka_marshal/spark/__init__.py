@@ -5,9 +5,12 @@ on first use.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+# Type checkers treat it as typing's own, whose import doubles the start of a launcher.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from pyspark.sql import SparkSession
 
     from kafka_marshal.spark.source import MarshalDataSource
@@ -44,7 +47,7 @@ def _worker_python(spark: "SparkSession") -> str | None:
     return None if is_remote() else str(spark.sparkContext.pythonExec)
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401
+def __getattr__(name: str) -> "Any":  # noqa: ANN401
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -480,6 +480,8 @@ def unknown_partitions_have_no_range(rig: Rig) -> None:
     found = data.ranges([missing[0], place, missing[1]], TIMEOUT_MS)
     assert found == {place: LogRange(0, 3)}
     assert data.ranges(missing[:1], TIMEOUT_MS) == {}
+    assert data.ends([missing[0], place, missing[1]], TIMEOUT_MS) == {place: 3}
+    assert data.ends(missing[:1], TIMEOUT_MS) == {}
     data.close(TIMEOUT_MS)
 
 

@@ -164,6 +164,7 @@ def aborted_records_are_hidden_from_who_reads_committed(rig: Rig) -> None:
     for level, log_end in levels.items():
         found = data.ranges([place], TIMEOUT_MS, isolation_level=level)
         assert found == {place: LogRange(0, log_end)}
+        assert data.ends([place], TIMEOUT_MS, isolation_level=level) == {place: log_end}
     readers = {level: data.reader(isolation_level=level) for level in levels}
     for reader in readers.values():
         reader.assign([place])

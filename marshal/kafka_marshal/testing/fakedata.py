@@ -89,13 +89,15 @@ class FakeDataLog(DataLog):
             }
 
     def ends(
-        self, partitions: Sequence[TopicPartition], timeout_ms: int
+        self,
+        partitions: Sequence[TopicPartition],
+        timeout_ms: int,
+        *,
+        isolation_level: str = READ_UNCOMMITTED,
     ) -> Mapping[TopicPartition, int]:
-        """Return the next offset to be written of each partition."""
-        return {
-            place: found.end
-            for place, found in self.ranges(partitions, timeout_ms).items()
-        }
+        """Return the log-end offset of each partition; see ``ports.DataLog``."""
+        found = self.ranges(partitions, timeout_ms, isolation_level=isolation_level)
+        return {place: each.end for place, each in found.items()}
 
     def committed(
         self, group_id: str, partitions: Sequence[TopicPartition], *, timeout_ms: int

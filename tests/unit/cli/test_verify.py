@@ -21,20 +21,24 @@ from kafka_marshal_cli import verify
 from kafka_marshal_cli.verify import FINDINGS_MAX, Verifier
 
 
-def verified(log, split=4, chunk_max=3):
+def verified(log, split=4, chunk_max=3, run_max=5):
     verifier = Verifier(
         begun=WorldState(log.state.partition), split=split, chunk_max=chunk_max
     )
-    for entry in log.entries:
-        verifier.fold(entry)
+    for start in range(0, len(log.entries), run_max):
+        run = log.entries[start : start + run_max]
+        for entry in run:
+            verifier.fold(entry)
+        verifier.repeat(run)
     return verifier.finish()
 
 
 @pytest.mark.parametrize("split", range(16))
 @pytest.mark.parametrize("chunk_max", [1, 2, 100])
-def test_a_sound_log_is_ok(split, chunk_max):
+@pytest.mark.parametrize("run_max", [1, 5, 100])
+def test_a_sound_log_is_ok(split, chunk_max, run_max):
     log = sound_log()
-    result = verified(log, split, chunk_max)
+    result = verified(log, split, chunk_max, run_max)
     assert result["findings"] == []
     assert (result["result"], result["undecodable_count"]) == ("ok", 1)
     assert result["next_offset"] == result["entries_count"] == len(log.entries)

@@ -57,13 +57,13 @@ def test_one_request_is_outstanding_and_many_partitions_are_split(cluster, monke
     cluster = world(records=[3] * 5)
     asked = []
     node = cluster.node("a", spec=spec())
-    plain = node.data.ranges
+    plain = node.data.ends
 
-    def ranges(partitions, timeout_ms, **rest):
+    def ends(partitions, timeout_ms, **rest):
         asked.append(len(partitions))
         return plain(partitions, timeout_ms, **rest)
 
-    node.data.ranges = ranges
+    node.data.ends = ends
     cluster.run_until(held_by(node, 5), H)
     asked.clear()
     cluster.run_until(
@@ -87,15 +87,15 @@ def test_a_look_at_all_log_ends_counts_once(monkeypatch):
     counted = lags.answer_count
     cluster.run(2 * H)
     assert 5 <= lags.answer_count - counted <= 7, "three times an interval"
-    plain, calls = node.data.ranges, []
+    plain, calls = node.data.ends, []
 
-    def ranges(*given, **rest):
+    def ends(*given, **rest):
         calls.append(given)
         if len(calls) % 2 == 0:
             raise CoordinationError("no answer")
         return plain(*given, **rest)
 
-    monkeypatch.setattr(node.data, "ranges", ranges)
+    monkeypatch.setattr(node.data, "ends", ends)
     counted = lags.answer_count
     cluster.run(2 * H)
     assert 5 <= lags.answer_count - counted <= 7, "some ends were looked up"

@@ -353,7 +353,7 @@ PLANTED = {
 
 def test_the_table_lists_every_variant():
     listed = variants.listed("broken set positions of fleets")
-    here = {name for name, row in listed.items() if row[1] == "unit"}
+    here = {name for name, row in listed.items() if row[0] == "unit"}
     assert here == {plant.__name__ for plant in PLANTED}
 
 

@@ -1,7 +1,5 @@
 """Record batches as columns, beside kafka-python's own records of them."""
 
-import struct
-
 import attrs
 import pyarrow as pa
 import pytest
@@ -10,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.errors import CorruptRecordError
 
-from kafka_marshal.kafka_io.columns import decompress, to_columns
+from kafka_marshal.kafka_io.columns import to_columns
 from kafka_marshal.protocol.types import OffsetRange
 
 FAR = 2**62
-DATA = b"some bytes, some bytes and some more bytes; " * 20
 parts = st.none() | st.binary(max_size=200)
 rows = st.tuples(
     st.integers(min_value=0, max_value=2**40),
@@ -114,51 +111,6 @@ def test_malformed_records_are_refused(change):
             OffsetRange(0, FAR),
             with_headers=False,
         )
-
-
-def snappy(data):
-    size, length = len(data), bytearray()
-    block = pa.Codec("snappy").compress(data, asbytes=True)
-    while size > 127:
-        length.append(size & 127 | 128)
-        size >>= 7
-    # Arrow writes the length, too.
-    assert block.startswith(bytes(length) + bytes([size]))
-    return block
-
-
-def xerial(data):
-    blocks = [snappy(data[:300]), snappy(data[300:])]
-    framed = b"".join(struct.pack(">i", len(each)) + each for each in blocks)
-    return b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1) + framed
-
-
-def streamed(data, codec):
-    sink = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(sink, codec) as stream:
-        stream.write(data)
-    return sink.getvalue().to_pybytes()
-
-
-@pytest.mark.parametrize(
-    ("codec", "pressed"),
-    [
-        (1, streamed(DATA, "gzip")),
-        (2, snappy(DATA)),
-        (2, xerial(DATA)),
-        (3, streamed(DATA, "lz4")),
-        (4, streamed(DATA, "zstd")),
-    ],
-)
-def test_every_codec_of_kafka_is_decompressed_and_garbage_raises(codec, pressed):
-    assert bytes(decompress(codec, memoryview(pressed))) == DATA
-    with pytest.raises(CorruptRecordError, match="decompress"):
-        decompress(codec, memoryview(pressed[: len(pressed) // 2]))
-
-
-def test_an_unknown_codec_is_refused():
-    with pytest.raises(CorruptRecordError, match="unknown compression 7"):
-        decompress(7, b"")
 
 
 def test_invalid_bytes_of_a_header_name_are_replaced():

@@ -16,14 +16,14 @@ from kafka_marshal.protocol.types import LogEntry
 
 
 def records_of(*, values):
-    """Return the class that a consumer gets, and the runs that it returns."""
+    """Return the class of what reads a fetch, and the runs that it returns."""
     consumer = SimpleNamespace(_fetcher=SimpleNamespace(PartitionRecords=None))
     fetch_entries(consumer)
-    kind = consumer._fetcher.PartitionRecords
     batch = built([(at, (7, None, value, [])) for at, value in enumerate(values)])
     raw = bytearray(batch._buffer)
-    part = kind(0, KafkaTopicPartition("__marshal", 0), MemoryRecords(bytes(raw)))
-    return kind, list(to_runs(part.take()))
+    place = KafkaTopicPartition("__marshal", 0)
+    part = consumer._fetcher.PartitionRecords(0, place, MemoryRecords(bytes(raw)))
+    return type(part), list(to_runs(part.take()))
 
 
 def entry(offset, value):

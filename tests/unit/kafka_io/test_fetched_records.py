@@ -9,13 +9,12 @@ from types import SimpleNamespace
 import pytest
 from batchkit import BadText, new_batch
 from kafka import TopicPartition as KafkaTopicPartition
-from kafka.consumer.fetcher import Fetcher
 from kafka.errors import CorruptRecordError
-from kafka.protocol.consumer import IsolationLevel
 from kafka.record import MemoryRecords, MemoryRecordsBuilder
 from kafka.record.util import calc_crc32c
 
 from kafka_marshal.kafka_io import fetched_records as module
+from kafka_marshal.kafka_io.fetched_batches import FetchData
 from kafka_marshal.kafka_io.fetched_records import (
     COMPILED_FROM_BYTES,
     FetchedRecords,
@@ -76,14 +75,15 @@ def rows_of(origin, sources):
     return [(epoch, *(getattr(each, name) for name in FIELDS)) for each in sources]
 
 
+def fetch(data, **options):
+    return FetchData(place=PLACE, data=memoryview(data), **options)
+
+
 def fetched(*batches, start=0, parser=None, **options):
     return FetchedRecords(
-        start,
-        PLACE,
-        MemoryRecords(b"".join(batches)),
+        fetch(b"".join(batches), offset=start, **options),
         parser=parser or compiled_parser(),
         make=rows_of,
-        **options,
     )
 
 
@@ -162,29 +162,10 @@ LOG = (
 
 def test_aborted_records_and_markers_are_skipped():
     aborted = [SimpleNamespace(first_offset=0, producer_id=5)]
-    part = fetched(*LOG, aborted_transactions=aborted)
+    part = fetched(*LOG, aborted=aborted)
     assert values(part.take(9)) == [b"kept", b"plain", b"again"]
     assert part.next_fetch_offset == 7
     assert values(fetched(*LOG).take(9)) == [b"lost", b"kept", b"plain", b"again"]
-
-
-@pytest.mark.parametrize("at", [0, 1, 2, 3])
-def test_transactions_are_read_as_by_kafka_python(at):
-    aborted = [
-        SimpleNamespace(first_offset=4, producer_id=5),
-        SimpleNamespace(first_offset=at, producer_id=6),
-        SimpleNamespace(first_offset=0, producer_id=5),
-    ]
-    theirs = Fetcher.PartitionRecords(
-        0,
-        PLACE,
-        MemoryRecords(b"".join(LOG)),
-        isolation_level=IsolationLevel.READ_COMMITTED,
-        aborted_transactions=aborted,
-    )
-    ours = fetched(*LOG, aborted_transactions=aborted)
-    assert values(ours.take(9)) == [each.value for each in theirs.take(9)]
-    assert ours.next_fetch_offset == theirs.next_fetch_offset
 
 
 def test_a_wrong_checksum_raises_after_the_records_before_it():
@@ -196,14 +177,13 @@ def test_a_wrong_checksum_raises_after_the_records_before_it():
         with pytest.raises(CorruptRecordError, match=r"offset 1 of .*checksum"):
             part.take(9)
     assert (part.next_fetch_offset, bool(part)) == (1, True)
-    assert values(fetched(bytes(wrong), check_crcs=False).take(9))
+    assert values(fetched(bytes(wrong), is_checked=False).take(9))
 
 
 @pytest.mark.parametrize("compression", [0, 1, 2, 3, 4])
 def test_every_compression_is_read(compression):
     values_in = [b"v%d" % number * 50 for number in range(20)]
-    records = MemoryRecords(packed(compression, values_in))
-    part = FetchedRecords(0, PLACE, records, parser=None, make=rows_of)
+    part = FetchedRecords(fetch(packed(compression, values_in)), make=rows_of)
     assert values(part.take(99)) == values_in
 
 
@@ -376,9 +356,7 @@ def test_long_batches_do_not_start_the_garbage_collector():
         return [each.value for each in sources]
 
     data = batch(0, *[b"v"] * 5_000)
-    part = FetchedRecords(
-        0, PLACE, MemoryRecords(data), parser=compiled_parser(), make=make
-    )
+    part = FetchedRecords(fetch(data), parser=compiled_parser(), make=make)
     runs = []
 
     def note(phase, _):

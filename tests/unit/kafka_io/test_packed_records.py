@@ -10,11 +10,16 @@ import pytest
 from batchkit import BadText, new_batch
 from kafka import TopicPartition as KafkaTopicPartition
 from kafka.errors import CorruptRecordError
-from kafka.record import MemoryRecords
 from kafka.record.util import calc_crc32c
 
 from kafka_marshal.batches import Batch
-from kafka_marshal.kafka_io import columns, fetched_records, packed_records
+from kafka_marshal.kafka_io import (
+    columns,
+    fetched_records,
+    packed_records,
+    record_batches,
+)
+from kafka_marshal.kafka_io.fetched_batches import FetchData
 from kafka_marshal.kafka_io.fetched_records import FetchedRecords
 from kafka_marshal.kafka_io.packed_records import (
     HEADERS,
@@ -68,7 +73,7 @@ def numbered(offset, count, **settings):
 
 def packed(raw):
     data = memoryview(raw)
-    return pack(data, header_of(data), origin=Origin("t", 2, 4))
+    return pack(data, header_of(data), first=0, place=PLACE)
 
 
 def piece(raw, start=0, stop=None):
@@ -187,7 +192,7 @@ def test_columns_of_arrow_need_no_numpy(monkeypatch):
 
 
 def test_what_the_compiled_columns_leave_is_made_of_lists(monkeypatch):
-    left = SimpleNamespace(to_columns=lambda *_: None)
+    left = SimpleNamespace(fill_columns=lambda *_: None)
     monkeypatch.setattr(columns, "compiled", left)
     found = records(piece(numbered(0, 3)))
     assert to_arrow(found) is None
@@ -221,7 +226,6 @@ def with_count(count):
         with_count(3),
         with_count(2**31 - 1),
         numbered(0, 2)[:-1],
-        numbered(0, 2) + b"x",
         sealed(numbered(0, 2), offset=-3),
         sealed(numbered(0, 2), offset=OFFSET_MAX - 1),
         sealed(numbered(0, 2), offset=0, flags=1),
@@ -240,12 +244,12 @@ def test_a_compressed_batch_is_for_the_parser_without_codecs(monkeypatch):
         builder.append(at, timestamp=7, key=None, value=b"same" * 50, headers=[])
     raw = bytes(builder.build())
     assert records(piece(raw)).column("value") == [b"same" * 50] * 20
-    monkeypatch.setitem(sys.modules, "aiokafka", None)
-    packed_records._codecs.cache_clear()
-    try:
-        assert packed(raw) is None
-    finally:
-        packed_records._codecs.cache_clear()
+
+    def missing(*_):
+        raise ImportError
+
+    monkeypatch.setattr(record_batches, "decompress", missing)
+    assert packed(raw) is None
 
 
 def test_nothing_is_packed_where_nothing_was_compiled(monkeypatch):
@@ -255,25 +259,27 @@ def test_nothing_is_packed_where_nothing_was_compiled(monkeypatch):
 
 def test_an_index_of_other_records_is_refused():
     found = packed(numbered(0, 3))
+    other = (b"\x00" * len(found.data), found.places)
     with pytest.raises(ValueError, match="not those of the index"):
-        compiled.read_columns(b"\x00" * len(found.data), found.index, 0, 3, 2, 0)
+        compiled.read_columns(*other, 0, 3, VALUES)
+    with pytest.raises(ValueError, match="not those of the index"):
+        compiled.make_records(ParsedRecord, *other, 0, 3, VALUES, None, found.origin)
+    with pytest.raises(ValueError, match="not those of the index"):
+        compiled.fill_columns((*other, 0, 3, VALUES))
+    whole = (found.data, found.places)
     for start, stop in ((0, 4), (-1, 2), (2, 1)):
         with pytest.raises(IndexError):
-            compiled.read_columns(found.data, found.index, start, stop, 2, 0)
-    with pytest.raises(TypeError):
-        compiled.read_columns(found.data, None, 0, 1, 2, 0)
-    made = (ParsedRecord, found.data, found.index)
-    rest = (0, None, None, found.origin)
-    with pytest.raises(ValueError, match="not those of the index"):
-        compiled.make_records(
-            ParsedRecord, b"\x00" * len(found.data), found.index, 0, 3, 2, 0, *rest
-        )
-    for start, stop, base in (
-        *((0, 4, 0), (-1, 2, 0), (2, 1, 0)),
-        *((0, 3, OFFSET_MAX), (0, 3, -1)),
-    ):
+            compiled.read_columns(*whole, start, stop, VALUES)
+        at = (ParsedRecord, *whole, start, stop, VALUES, None, found.origin)
         with pytest.raises(IndexError):
-            compiled.make_records(*made, start, stop, 2, base, *rest)
+            compiled.make_records(*at)
+        with pytest.raises(IndexError):
+            compiled.fill_columns((*whole, 0, 1, KEYS), (*whole, start, stop, KEYS))
+    for data, places in ((found.data, None), (None, found.places)):
+        with pytest.raises(TypeError):
+            compiled.read_columns(data, places, 0, 1, VALUES)
+        with pytest.raises(TypeError):
+            compiled.fill_columns((data, places, 0, 1, VALUES))
 
 
 def test_what_makes_no_record_raises():
@@ -282,7 +288,7 @@ def test_what_makes_no_record_raises():
     def refuse(*_):
         raise LookupError("no record")
 
-    at = (found.data, found.index, 0, 3, 15, 0, 0, None, None, found.origin)
+    at = (found.data, found.places, 0, 3, found.fields, None, found.origin)
     with pytest.raises(LookupError):
         compiled.make_records(refuse, *at)
 
@@ -296,10 +302,10 @@ def test_fields_that_no_record_has_are_not_read():
     ]
     whole = packed(batch(0, (1, None, b"v", []), (2, b"k", None, [("h", b"")])))
     assert whole.fields == KEYS | VALUES | TIMES | HEADERS
-    found = compiled.read_columns(whole.data, whole.index, 0, 2, 15, whole.first_ms)
+    found = compiled.read_columns(whole.data, whole.places, 0, 2, 15)
     expected = ([None, b"k"], [b"v", None], [1, 2], [(), (("h", b""),)])
     assert found == expected
-    nothing = compiled.read_columns(whole.data, whole.index, 0, 2, 0, whole.first_ms)
+    nothing = compiled.read_columns(whole.data, whole.places, 0, 2, 0)
     assert nothing == (None,) * 4
 
 
@@ -307,14 +313,12 @@ def test_fields_that_no_record_has_are_not_read():
 
 
 def fetch(*batches, start=0, **options):
+    data = memoryview(b"".join(batches))
     return FetchedRecords(
-        start,
-        PLACE,
-        MemoryRecords(b"".join(batches)),
+        FetchData(place=PLACE, offset=start, data=data, **options),
         parser=python_records,
         make=lambda origin, rows: parsed_records(rows, TOKEN, origin=origin),
         can_pack=True,
-        **options,
     )
 
 
@@ -373,5 +377,5 @@ def test_kafka_python_counts_records_and_not_pieces():
     assert len(taken) == 7
     drained = []
     drained.extend(taken)
-    assert [each.size for each in drained] == [5, 2]
+    assert [each.size for each in drained] == [7]
     assert not fetched_records.Taken()

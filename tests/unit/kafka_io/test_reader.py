@@ -12,8 +12,8 @@ from kafka.consumer.fetcher import ConsumerRecord
 from kafka_marshal.kafka_io import reader as module
 from kafka_marshal.kafka_io.packed_records import (
     Origin,
-    PackedBatch,
     PackedPiece,
+    PackedRun,
     ParsedRecord,
     parsed_records,
 )
@@ -248,16 +248,10 @@ def test_what_was_parsed_and_what_was_not_is_one_sequence():
     reader._is_parsed = True
     reader.assign([PLACE])
     reader.seek(PLACE, 0, token=TOKEN)
-    batch = PackedBatch(
-        origin=Origin("t", 2, 3),
-        base=5,
-        first_ms=0,
-        append_ms=None,
-        data=b"",
-        index=bytes(8),
-        fields=0,
+    run = PackedRun(
+        origin=Origin("t", 2, 3), base=5, data=b"", places=bytes(16), fields=0
     )
-    piece = PackedPiece(batch, 0, 2)
+    piece = PackedPiece(run, 0, 2)
     made = list(parsed_records([parsed(3), parsed(8)], TOKEN, origin=Origin("t", 2, 3)))
     found = reader._to_records(PLACE, [made[0], piece, made[1]])
     assert found.column("offset") == [3, 5, 6, 8]

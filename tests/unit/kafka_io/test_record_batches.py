@@ -1,5 +1,6 @@
 """Splitting fetches into batches, and the choice of a parser."""
 
+import gzip
 import struct
 import sys
 from types import FunctionType, SimpleNamespace
@@ -11,7 +12,11 @@ from kafka.errors import CorruptRecordError
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
 from kafka_marshal.kafka_io.record_batches import (
+    APPEND_TIME,
+    HEADER_BYTES,
+    batch_end,
     compiled_parser,
+    content_of,
     has_checksum,
     header_of,
     old_records,
@@ -57,11 +62,33 @@ def test_a_batch_shorter_than_its_header_is_refused(length):
         list(whole_batches(memoryview(data)))
 
 
+def test_the_end_of_a_batch_is_known_before_it_is_whole():
+    raw = batch(b"a")
+    assert batch_end(raw, 0) == len(raw)
+    assert batch_end(raw, 1) is None
+    assert batch_end(raw[:-1], 0) is None
+    assert batch_end(raw[:11], 0) is None
+
+
+def test_the_content_is_what_follows_the_header():
+    raw = batch(b"a")
+    header = header_of(raw)
+    assert header is not None
+    assert content_of(raw, header) == raw[HEADER_BYTES:]
+    content = gzip.compress(raw[HEADER_BYTES:])
+    pressed = memoryview(bytes(raw[:HEADER_BYTES]) + content)
+    assert content_of(pressed, header._replace(attributes=1)) == raw[HEADER_BYTES:]
+    with pytest.raises(CorruptRecordError):
+        content_of(raw, header._replace(attributes=1))
+
+
 def test_a_header_has_every_field():
     header = header_of(batch(b"a", b"b"))
     assert header is not None
     assert (header.base_offset, header.next_offset, header.records_count) == (0, 2, 2)
     assert (header.first_ms, header.magic, header.producer_id) == (5, 2, -1)
+    assert header.append_ms is None
+    assert header._replace(attributes=APPEND_TIME, last_ms=9).append_ms == 9
     assert not header.is_control
     assert not header.is_transactional
     assert header_of(old_batch()) is None

@@ -14,15 +14,16 @@ from kafka.record.util import calc_crc32c
 from kafka_marshal.errors import DeadlineExceeded, PositionError, UnknownTopicId
 from kafka_marshal.kafka_io import slices as module
 from kafka_marshal.kafka_io.columns import Slice
+from kafka_marshal.kafka_io.fetched_batches import FetchData
 from kafka_marshal.kafka_io.reader import CONSUMER_RECORDS
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.slices import (
     Fetch,
+    FetchedSlices,
     FetchTarget,
     SliceReader,
     SliceReaders,
     TopicReplaced,
-    UndecodedRecords,
     fetch_batches,
 )
 from kafka_marshal.ports import Records
@@ -64,10 +65,9 @@ def fetched(*batches, start=0, end=END, aborted=(), aim=None):
     """Return the records of a fetch, as kafka-python would keep them."""
     aim = aim or FetchTarget()
     aim.take(OffsetRange(start, end))
-    records = MemoryRecords(b"".join(batches))
-    found = UndecodedRecords(start, PLACE, records, aborted_transactions=aborted)
-    found.aim = aim
-    return found
+    data = memoryview(b"".join(batches))
+    fetch = FetchData(place=PLACE, offset=start, data=data, aborted=aborted)
+    return FetchedSlices(fetch, aim=aim)
 
 
 def values(part, span=(0, END)):
@@ -212,8 +212,8 @@ def test_a_patched_consumer_returns_fetches():
     assert FetchTarget().config == {}
     assert aim.config is fetcher.config
     part = fetcher.PartitionRecords(0, PLACE, MemoryRecords(batch(0, b"a")))
-    assert isinstance(part, UndecodedRecords)
-    assert part.aim is aim
+    assert isinstance(part, FetchedSlices)
+    assert part._aim is aim
 
 
 def group(*offsets):

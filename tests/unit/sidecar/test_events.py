@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -176,6 +177,22 @@ def test_a_silent_stream_sends_keep_alives():
         found = [await anext(body) for _ in range(4)]
         assert found[2:] == [KEEP_ALIVE, KEEP_ALIVE]
         await body.aclose()
+
+    asyncio.run(main())
+
+
+def test_streams_that_began_apart_are_kept_alive_together():
+    """Each that is kept alive by itself wakes the whole process."""
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        streams = [open_stream(FakeEventReader(None), keep_alive_s=16) for _ in "ab"]
+        found = []
+        for stream, began in zip(streams, (1000.25, 1000.75), strict=True):
+            stream._loop = SimpleNamespace(time=lambda began=began: began)
+            found.append(began + stream._silence_s())
+            stream._loop = loop
+        assert found == [1016, 1016]
 
     asyncio.run(main())
 

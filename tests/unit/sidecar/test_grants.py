@@ -224,6 +224,15 @@ def test_without_an_answer_of_the_cluster_nothing_is_appended(single):
     assert not requests(single)
 
 
+def test_of_a_partition_that_the_brokers_do_not_know_nothing_is_granted(single):
+    """The metadata of a broker that has just started may lack it."""
+    a = having(single, count=1, delivery="amo")
+    ask = decode_request("g", make_request(single, a, topic="unknown"))
+    with pytest.raises(CoordinationError, match="do not know partition") as caught:
+        single.service._grants.require_end(ask, timeout_ms=100)
+    assert caught.value.retriable
+
+
 def test_the_cache_of_ends_is_bounded(single, monkeypatch):
     monkeypatch.setattr(grants_module, "ENDS_MAX", 2)
     a = having(single, count=1, delivery="amo")

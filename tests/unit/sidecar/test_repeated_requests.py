@@ -246,11 +246,17 @@ def test_a_slow_body_of_a_heartbeat_has_the_limits_of_every_body(beating, monkey
     assert names_of(beating.served.service) == []
 
 
-def test_a_heartbeat_that_takes_longer_goes_to_a_thread(beating):
+@pytest.mark.parametrize("body", [b"", b'{"flush": true, "timeout_ms": 5000}'])
+def test_a_heartbeat_that_takes_longer_goes_to_a_thread(beating, body, monkeypatch):
+    monkeypatch.setattr(beating.served.app, "_asgi", None)  # nothing is routed
     beating.served.service.is_slow = True
-    beating.connection.sendall(beat_bytes())
+    beating.connection.sendall(beat_bytes(body))
     assert receive(beating.connection) == beating.first
     assert names_of(beating.served.service) == ["beat"]
+    (call,) = beating.served.service.calls
+    assert call[2].flush == bool(body)
+    app = beating.served.app
+    eventually(lambda: app._quick.count == app._waiting.count == 0)
 
 
 def test_without_a_service_a_repeated_heartbeat_is_refused(beating):

@@ -15,8 +15,10 @@ DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "AUDIT.md"
 def listed(mark):
     _, found, rest = DOCUMENT.read_text().partition(f"<!-- {mark} -->\n")
     assert found, f"no <!-- {mark} -->"
-    lines = rest.partition("\n\n")[0].splitlines()[2:]
-    return [tuple(c.strip() for c in line.strip("|").split("|")) for line in lines]
+    lines = rest.partition("\n\n")[0].splitlines()
+    if lines[0].startswith("- "):
+        return [tuple(line.removeprefix("- ").split(": ", 1)) for line in lines]
+    return [tuple(c.strip() for c in line.strip("|").split("|")) for line in lines[2:]]
 
 
 SHARED = {"all": (schema.T,), "key": schema.KEY, "record": schema.AT}

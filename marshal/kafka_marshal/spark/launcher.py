@@ -1,0 +1,161 @@
+"""The command ``marshal-spark-python``: a Python whose planners start at once.
+
+Spark starts a Python process for each streaming query on its driver, the *planner*,
+which imports PySpark, NumPy, PyArrow and this package for a second before it works.
+Named by ``PYSPARK_PYTHON``, this command runs in its place: it asks a server, which has
+imported all that, to fork a planner. The first query of a driver starts the server; it
+ends with the driver, or when idle. All other programs, the daemon of Spark's tasks
+among them, run in this environment's Python as if it were called itself.
+
+If the server cannot be used, the planner runs in this Python, too. Like the probe of a
+sidecar, this module imports only a little of the standard library.
+"""
+
+import array
+import fcntl
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from hashlib import sha256
+
+PLANNER = "pyspark.sql.streaming.python_streaming_source_runner"
+SERVER = "from kafka_marshal.spark.forkserver import main; main()"
+# Spark waits for 10 s.
+START_S = 30.0
+PID_BYTES = 4
+LENGTH_BYTES = 4
+BACKLOG = 16
+# Differ for each planner; a planner takes its own over from its launcher.
+_OWN = "PYTHON_WORKER_FACTORY_"
+# The kind of a file and what others may do; both, of a folder that they cannot use.
+_CHECKED, _PRIVATE_FOLDER = 0o170077, 0o040000
+
+
+def main() -> None:
+    """Run Python with the arguments of this process."""
+    arguments = sys.argv[1:]
+    if arguments == ["-m", PLANNER] and hasattr(os, "fork"):
+        with suppress(OSError):
+            run_forked(PLANNER)
+            return
+    os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606 - no shell
+
+
+def run_forked(module: str) -> None:
+    """Run a module as ``__main__`` in a fork of the server, until it ends.
+
+    The fork takes the environment and the standard streams of this process over, and
+    gets its SIGTERM.
+
+    Raises:
+        OSError: It was not started.
+    """
+    with connected(address(), os.getppid()) as connection:
+        connection.settimeout(START_S)
+        # A signal that comes meanwhile waits until there is a fork to pass it on to.
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+        try:
+            send_request(connection, module)
+            told = connection.recv(PID_BYTES, socket.MSG_WAITALL)
+            if len(told) < PID_BYTES:
+                raise ConnectionResetError("the fork ended before it ran")
+            pid = int.from_bytes(told)
+
+            def end(number: int, _: object) -> None:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+            signal.signal(signal.SIGTERM, end)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
+        connection.settimeout(None)
+        # Closed when the fork has ended.
+        while connection.recv(1):
+            pass
+
+
+def send_request(connection: socket.socket, module: str) -> None:
+    """Send a module's name, the environment and the standard streams."""
+    lines = [module, *(f"{name}={value}" for name, value in os.environ.items())]
+    body = b"\0".join(map(os.fsencode, lines))
+    streams = array.array("i", (0, 1, 2))
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)]
+    connection.sendmsg([len(body).to_bytes(LENGTH_BYTES)], ancillary)
+    connection.sendall(body)
+
+
+def address() -> str:
+    """Return the path of the server's socket.
+
+    A server is of one driver and one environment, as Python reads variables of its own
+    when it starts. It is in a folder that only this user can enter.
+
+    Raises:
+        OSError: There is no such folder.
+    """
+    base = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - the folder is private
+    folder = f"{base}/marshal-spark-{os.getuid()}"
+    with suppress(FileExistsError):
+        os.mkdir(folder, 0o700)  # noqa: PTH102 - no pathlib
+    found = os.lstat(folder)
+    if found.st_uid != os.getuid() or found.st_mode & _CHECKED != _PRIVATE_FOLDER:
+        raise PermissionError(f"{folder} belongs to another user, or others can use it")
+    lasting = sorted(
+        pair for pair in os.environ.items() if not pair[0].startswith(_OWN)
+    )
+    who = repr((sys.executable, os.getcwd(), os.getppid(), lasting))  # noqa: PTH109
+    return f"{folder}/{sha256(os.fsencode(who)).hexdigest()[:16]}"
+
+
+def connected(path: str, driver: int) -> socket.socket:
+    """Return a connection to the server of a driver, which is started if it must be.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    with suppress(FileNotFoundError, ConnectionRefusedError):
+        return _connected(path)
+    with locked(path):
+        with suppress(FileNotFoundError, ConnectionRefusedError):
+            return _connected(path)
+        with suppress(FileNotFoundError):
+            os.unlink(path)  # noqa: PTH108 - of a server that was killed
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            # Now, so that what is asked before the server is ready waits for it.
+            listener.listen(BACKLOG)
+            _start_server(listener, driver)
+        return _connected(path)
+
+
+def _connected(path: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def _start_server(listener: socket.socket, driver: int) -> None:
+    from subprocess import DEVNULL, Popen
+
+    handle = listener.fileno()
+    command = [sys.executable, "-c", SERVER, str(handle), str(driver)]
+    Popen(command, stdin=DEVNULL, pass_fds=[handle], start_new_session=True)
+
+
+class locked:  # noqa: N801 - used like a function
+    """The lock of all who create or remove sockets of servers."""
+
+    def __init__(self, path: str) -> None:
+        self._folder = os.open(os.path.dirname(path), os.O_RDONLY)  # noqa: PTH120
+
+    def __enter__(self) -> None:
+        fcntl.flock(self._folder, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._folder)

@@ -1,0 +1,232 @@
+/* The batches of a fetch: checksums, and an index of where each record begins.
+ *
+ * It takes sound, uncompressed batches of message format 2 and stops before any other,
+ * which is left to Python: that raises the errors.
+ */
+
+#include "records.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define HEADER_BYTES 61
+#define LENGTH_BYTES 12 /* the base offset and the length itself */
+#define CHECKED_FROM 21 /* where the attributes begin */
+#define MAGIC 2
+#define COMPRESSION 0x07
+#define CONTROL 0x20
+
+/* --- batches --------------------------------------------------------------------------- */
+
+static uint64_t big_endian(const unsigned char *at, int size) {
+    uint64_t found = 0;
+    for (int i = 0; i < size; i++) found = found << 8 | at[i];
+    return found;
+}
+
+/* Read the fields of a header; LEFT if its offsets are none. */
+static int read_fields(const unsigned char *at, Batch *batch) {
+    int32_t last_delta = (int32_t)big_endian(at + 23, 4);
+    batch->base = (int64_t)big_endian(at, 8);
+    if (batch->base < 0 || last_delta < 0 || batch->base > INT64_MAX - last_delta - 1)
+        return LEFT;
+    batch->next = batch->base + last_delta + 1;
+    batch->epoch = (int32_t)big_endian(at + 12, 4);
+    batch->attributes = (int)big_endian(at + 21, 2);
+    batch->first_ms = (int64_t)big_endian(at + 27, 8);
+    batch->max_ms = (int64_t)big_endian(at + 35, 8);
+    batch->count = (int32_t)big_endian(at + 57, 4);
+    batch->records = at + HEADER_BYTES;
+    return READ;
+}
+
+/* Read the header of a batch; LEFT if it is not a sound one of the current format. */
+static int read_header(const unsigned char *at, const unsigned char *end, int is_checked,
+                       Batch *batch) {
+    if (end - at < HEADER_BYTES) return LEFT;
+    int32_t length = (int32_t)big_endian(at + 8, 4);
+    if (length < HEADER_BYTES - LENGTH_BYTES || length > end - at - LENGTH_BYTES)
+        return LEFT;
+    if (!read_fields(at, batch) || at[16] != MAGIC || batch->attributes & COMPRESSION ||
+        batch->count < 0)
+        return LEFT;
+    batch->end = at + LENGTH_BYTES + length;
+    if (!is_checked) return READ;
+    return crc32c(at + CHECKED_FROM, batch->end) == (uint32_t)big_endian(at + 17, 4);
+}
+
+int read_place(const Fetch *fetch, Py_ssize_t number, Batch *batch, Record *record) {
+    Place place;
+    memcpy(&place, fetch->places + number * (Py_ssize_t)sizeof place, sizeof place);
+    Py_ssize_t size = fetch->end - fetch->begin;
+    if (place.batch < 0 || place.batch > size - HEADER_BYTES || place.record < 0 ||
+        place.record > size)
+        return LEFT;
+    const unsigned char *at = fetch->begin + place.batch;
+    if (batch->records != at + HEADER_BYTES && !read_fields(at, batch)) return LEFT;
+    Reader in = {fetch->begin + place.record, fetch->end};
+    return read_record(&in, batch, record);
+}
+
+/* --- an index -------------------------------------------------------------------------- */
+
+typedef struct {
+    Place *places;
+    Py_ssize_t count, room;
+    int64_t base, last; /* offsets of the first record and of the last one; -1 before */
+    int is_dense;       /* whether no offset may be missing in between */
+    int fields;         /* KEYS and HEADERS, if some record has them */
+} Index;
+
+/* Make room for more places; FAILED without memory, and without an exception. */
+static int make_room(Index *index, Py_ssize_t more) {
+    if (index->room - index->count >= more) return READ;
+    size_t room = 2 * (size_t)index->count + (size_t)more;
+    Place *places = realloc(index->places, room * sizeof(Place));
+    if (places == NULL) return FAILED;
+    index->places = places;
+    index->room = (Py_ssize_t)room;
+    return READ;
+}
+
+/* Add the records of a batch, but for those below an offset; all of them or none. */
+static int add_batch(const unsigned char *begin, const Batch *batch, int64_t first,
+                     Index *index) {
+    Reader in = {batch->records, batch->end};
+    Py_ssize_t before = index->count;
+    int64_t last = index->last;
+    Record record;
+    /* A record has at least seven bytes. */
+    if (batch->count > (batch->end - batch->records) / 7) return LEFT;
+    if (make_room(index, batch->count) != READ) return FAILED;
+    for (int32_t i = 0; i < batch->count; i++) {
+        Place place = {(int32_t)(batch->records - HEADER_BYTES - begin),
+                       (int32_t)(in.at - begin)};
+        if (!read_record(&in, batch, &record) || record.offset <= last ||
+            (index->is_dense && last >= 0 && record.offset != last + 1)) {
+            index->count = before;
+            return LEFT;
+        }
+        last = record.offset;
+        if (last < first) continue;
+        if (index->count == 0) index->base = last;
+        index->places[index->count++] = place;
+        if (record.key.size >= 0) index->fields |= KEYS;
+        if (record.header_count > 0) index->fields |= HEADERS;
+    }
+    if (in.at != in.end) {
+        index->count = before;
+        return LEFT;
+    }
+    index->last = last;
+    return READ;
+}
+
+/* What of a fetch is wanted, and what was taken. */
+typedef struct {
+    int64_t first;        /* records below this offset are not wanted */
+    Py_ssize_t count_max; /* no more batches once there are as many records */
+    int32_t epoch_min;    /* of the epochs of leaders */
+    int is_checked;       /* whether to compare checksums */
+    const unsigned char *at; /* behind the batches that were taken */
+    int64_t next;            /* offset behind them; -1 without one */
+    int32_t epoch;           /* of all of them */
+} Walk;
+
+/* Add batches of one leader epoch until there are enough records. */
+static int index_batches(const unsigned char *begin, const unsigned char *end, Walk *walk,
+                         Index *index) {
+    int result = READ;
+    while (result == READ && index->count < walk->count_max) {
+        Batch batch;
+        result = read_header(walk->at, end, walk->is_checked, &batch);
+        if (result == READ && walk->next >= 0) {
+            if (batch.epoch != walk->epoch) break;
+            if (batch.base < walk->next) result = LEFT;
+        }
+        if (result == READ && batch.epoch < walk->epoch_min) result = LEFT;
+        /* Control records are of Kafka alone. */
+        if (result == READ && !(batch.attributes & CONTROL))
+            result = add_batch(begin, &batch, walk->first, index);
+        if (result != READ) break;
+        walk->at = batch.end;
+        walk->next = batch.next;
+        walk->epoch = batch.epoch;
+    }
+    return result;
+}
+
+/* Index batches from a byte on, which becomes the one behind them; FAILED on an error. */
+static int index_from(const Py_buffer *data, Py_ssize_t *start, Walk *walk,
+                      Index *index) {
+    const unsigned char *begin = data->buf, *end = begin + data->len;
+    int result;
+    index->base = index->last = walk->next = walk->epoch = -1;
+    if (*start < 0 || *start > data->len || data->len > INT32_MAX) return LEFT;
+    walk->at = begin + *start;
+    /* The bytes are nobody else's, so threads that fetch can run meanwhile. */
+    Py_BEGIN_ALLOW_THREADS
+    result = index_batches(begin, end, walk, index);
+    Py_END_ALLOW_THREADS
+    *start = walk->at - begin;
+    if (result == FAILED) PyErr_NoMemory();
+    return result;
+}
+
+/* Return the places of an index as bytes. */
+static PyObject *new_places(const Index *index) {
+    return PyBytes_FromStringAndSize((const char *)index->places,
+                                     index->count * (Py_ssize_t)sizeof(Place));
+}
+
+PyObject *index_entries(PyObject *module, PyObject *args) {
+    Py_buffer data;
+    Py_ssize_t start;
+    Walk walk = {.is_checked = 1};
+    Index index = {0};
+    PyObject *made = NULL;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*nLn:index_entries", &data, &start, &walk.first,
+                          &walk.count_max))
+        return NULL;
+    if (index_from(&data, &start, &walk, &index) != FAILED)
+        made = Py_BuildValue("NnLl", new_places(&index), start, (long long)walk.next,
+                             (long)walk.epoch);
+    free(index.places);
+    PyBuffer_Release(&data);
+    return made;
+}
+
+PyObject *index_records(PyObject *module, PyObject *args) {
+    Py_buffer data;
+    Py_ssize_t start;
+    Walk walk = {.count_max = PY_SSIZE_T_MAX, .epoch_min = INT32_MIN};
+    Index index = {.is_dense = 1};
+    PyObject *made = NULL;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*nLp:index_records", &data, &start, &walk.first,
+                          &walk.is_checked))
+        return NULL;
+    if (index_from(&data, &start, &walk, &index) != FAILED)
+        made = Py_BuildValue("NinLLl", new_places(&index), index.fields, start,
+                             (long long)index.base, (long long)walk.next,
+                             (long)walk.epoch);
+    free(index.places);
+    PyBuffer_Release(&data);
+    return made;
+}
+
+/* --- a fetch with its index ------------------------------------------------------------ */
+
+int get_fetch(PyObject *data, PyObject *places, Fetch *fetch) {
+    char *bytes;
+    Py_ssize_t size;
+    if (PyBytes_AsStringAndSize(places, &bytes, &size) < 0 ||
+        PyObject_GetBuffer(data, &fetch->data, PyBUF_SIMPLE) < 0)
+        return -1;
+    fetch->begin = fetch->data.buf;
+    fetch->end = fetch->begin + fetch->data.len;
+    fetch->places = bytes;
+    fetch->count = size / (Py_ssize_t)sizeof(Place);
+    return 0;
+}

@@ -1,0 +1,92 @@
+/* CRC-32C: by the processor's instruction if it has one, else by tables. */
+
+#include "native.h"
+
+#include <string.h>
+
+#define POLYNOMIAL 0x82F63B78u
+/* The instruction takes three cycles, and another one can begin in each of them: so three
+ * blocks of this size are read at a time. */
+#define BLOCK_BYTES 512
+
+static uint32_t tables[8][256];
+
+static uint32_t crc32c_by_table(uint32_t crc, const unsigned char *at,
+                                const unsigned char *end) {
+    for (; end - at >= 8; at += 8) {
+        crc ^= (uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 |
+               (uint32_t)at[3] << 24;
+        crc = tables[7][crc & 255] ^ tables[6][crc >> 8 & 255] ^
+              tables[5][crc >> 16 & 255] ^ tables[4][crc >> 24] ^ tables[3][at[4]] ^
+              tables[2][at[5]] ^ tables[1][at[6]] ^ tables[0][at[7]];
+    }
+    for (; at < end; at++) crc = crc >> 8 ^ tables[0][(crc ^ *at) & 255];
+    return crc;
+}
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define HAS_INSTRUCTION __builtin_cpu_supports("sse4.2")
+
+/* What a block of zeros behind it makes of a remainder, by each of its bytes. */
+static uint32_t behind_block[4][256];
+
+static void init_blocks(void) {
+    static const unsigned char zeros[BLOCK_BYTES];
+    for (int byte = 0; byte < 4; byte++)
+        for (uint32_t i = 0; i < 256; i++)
+            behind_block[byte][i] =
+                crc32c_by_table(i << 8 * byte, zeros, zeros + BLOCK_BYTES);
+}
+
+static uint32_t skip_block(uint64_t crc) {
+    return behind_block[0][crc & 255] ^ behind_block[1][crc >> 8 & 255] ^
+           behind_block[2][crc >> 16 & 255] ^ behind_block[3][crc >> 24 & 255];
+}
+
+static uint64_t eight_bytes(const unsigned char *at) {
+    uint64_t found;
+    memcpy(&found, at, sizeof found);
+    return found;
+}
+
+__attribute__((target("sse4.2"))) static uint32_t
+crc32c_by_instruction(uint32_t crc, const unsigned char *at, const unsigned char *end) {
+    uint64_t first = crc;
+    for (; end - at >= 3 * BLOCK_BYTES; at += 2 * BLOCK_BYTES) {
+        uint64_t second = 0, third = 0;
+        for (const unsigned char *stop = at + BLOCK_BYTES; at < stop; at += 8) {
+            first = __builtin_ia32_crc32di(first, eight_bytes(at));
+            second = __builtin_ia32_crc32di(second, eight_bytes(at + BLOCK_BYTES));
+            third = __builtin_ia32_crc32di(third, eight_bytes(at + 2 * BLOCK_BYTES));
+        }
+        first = skip_block(skip_block(first) ^ second) ^ third;
+    }
+    for (; end - at >= 8; at += 8) first = __builtin_ia32_crc32di(first, eight_bytes(at));
+    crc = (uint32_t)first;
+    for (; at < end; at++) crc = __builtin_ia32_crc32qi(crc, *at);
+    return crc;
+}
+#else
+#define HAS_INSTRUCTION 0
+#define crc32c_by_instruction crc32c_by_table
+static void init_blocks(void) {}
+#endif
+
+void init_crc32c(void) {
+    for (uint32_t i = 0; i < 256; i++) {
+        uint32_t crc = i;
+        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? POLYNOMIAL : 0);
+        tables[0][i] = crc;
+    }
+    for (int t = 1; t < 8; t++)
+        for (int i = 0; i < 256; i++)
+            tables[t][i] = tables[t - 1][i] >> 8 ^ tables[0][tables[t - 1][i] & 255];
+    init_blocks();
+}
+
+uint32_t crc32c(const unsigned char *at, const unsigned char *end) {
+    uint32_t crc = 0xFFFFFFFFu;
+    crc = HAS_INSTRUCTION ? crc32c_by_instruction(crc, at, end)
+                          : crc32c_by_table(crc, at, end);
+    return crc ^ 0xFFFFFFFFu;
+}
