@@ -133,10 +133,13 @@ def wait_changed(it, before, after):
     """Wait until the change is over everywhere, and each key is owned in its place."""
     (fleet,) = it.fleets.values()
     group = fleet.settings["group_id"]
+    missing = []
 
     def look():
+        it.require_running({*TEAM})
         worlds = it.domain.history().worlds
-        if any(worlds[t].layout for t in range(max(before, after))):
+        missing[:] = [(t, worlds[t].layout) for t in range(max(before, after))]
+        if any(layout for _, layout in missing):
             return False
         assert worlds[0].config.partition_count == after
         owned = [
@@ -146,9 +149,14 @@ def wait_changed(it, before, after):
             if key.group_id == group and known.owner is not None
         ]
         assert all(t == place_of(key, partition_count=after) for key, t in owned)
+        missing[:] = owned
         return len(owned) == DATA_PARTITIONS
 
-    eventually(look, f"{after} coordinating partitions are in use")
+    try:
+        eventually(look, f"{after} coordinating partitions are in use")
+    except AssertionError as error:
+        error.add_note(f"what there is: {missing}")
+        raise
 
 
 def require_lost_by(killed, it):

@@ -232,6 +232,7 @@ static int same(const char *a, Py_ssize_t a_size, const char *b, Py_ssize_t b_si
 
 typedef struct {
     PyObject *keys, *epochs, *fences, *dirty; /* attributes of the state */
+    PyObject *beats;                          /* what was folded; NULL: not wanted */
     int64_t interval_ms, excluded_epoch, leader_epoch, latest_ms;
     Py_ssize_t fences_count;
 } Rules;
@@ -326,6 +327,22 @@ typedef struct {
     Py_ssize_t size;
 } Entry;
 
+/* Add a folded heartbeat, if that is wanted; -1 on an error. */
+static int note_beat(const Rules *rules, const Entry *entry, const Clock *clock,
+                     const Slot *slot) {
+    if (rules->beats == NULL) return 0;
+    PyObject *position = slot->position < 0 ? Py_NewRef(Py_None)
+                                            : PyLong_FromLongLong(slot->position);
+    PyObject *beat =
+        position == NULL
+            ? NULL
+            : Py_BuildValue("LLLLN", (long long)entry->offset, (long long)entry->at_ms,
+                            (long long)slot->epoch, (long long)clock->now_ms, position);
+    int result = beat == NULL ? -1 : PyList_Append(rules->beats, beat);
+    Py_XDECREF(beat);
+    return result;
+}
+
 /* Fold one entry: 1 if it was, 0 if it is left to the full fold, -1 on an error. */
 static int fold_one(const Entry *entry, Clock *clock, Table *table,
                     const Rules *rules) {
@@ -336,6 +353,8 @@ static int fold_one(const Entry *entry, Clock *clock, Table *table,
         return 0;
     Reader in = {entry->value + HEADER_BYTES, entry->value + entry->size};
     if (!read_beat(&in, &beat)) return 0;
+    /* Not before the first one: most runs of other entries have none. */
+    if (table->slots == NULL && init_table(table, SLOTS_FIRST) < 0) return -1;
     Slot *slot = find_slot(table, beat.epoch);
     if (slot->epoch == -1) {
         int filled = fill_slot(slot, rules, beat.epoch);
@@ -360,7 +379,7 @@ static int fold_one(const Entry *entry, Clock *clock, Table *table,
     clock->next_offset = entry->offset + 1;
     if (beat.position > slot->position) slot->position = beat.position;
     slot->now_ms = clock->now_ms;
-    return 1;
+    return note_beat(rules, entry, clock, slot) < 0 ? -1 : 1;
 }
 
 /* Fold a LogEntry, with the results of ``fold_one``. */
@@ -439,8 +458,7 @@ typedef int (*Loop)(PyObject *entries, Py_ssize_t *at, Clock *clock, Table *tabl
 
 static int fold_all(Loop loop, PyObject *entries, Py_ssize_t *at, Clock *clock,
                     const Rules *rules) {
-    Table table;
-    if (init_table(&table, SLOTS_FIRST) < 0) return -1;
+    Table table = {0};
     int result = loop(entries, at, clock, &table, rules);
     /* An error leaves the keys as they were. */
     return end_table(&table, result < 0 ? -1 : 0);
@@ -460,21 +478,24 @@ static int read_state(PyObject *state, PyObject *moved[3], PyObject *latest_ms,
 }
 
 static PyObject *fold(Loop loop, PyObject *args, PyObject *named) {
-    static char *names[] = {"",    "",            "clock",     "start",
-                            "but", "interval_ms", "latest_ms", NULL};
-    PyObject *state, *entries, *moved[3], *latest_ms;
+    static char *names[] = {"",    "",      "clock",       "start",
+                            "but", "beats", "interval_ms", "latest_ms",
+                            NULL};
+    PyObject *state, *entries, *moved[3], *beats, *latest_ms;
     long long excluded_epoch, interval_ms;
     Py_ssize_t at;
     Clock clock;
     Rules rules = {0};
     if (!PyArg_ParseTupleAndKeywords(
-            args, named, "OO$(OOO)nLLO:fold", names, &state, &entries, &moved[0],
-            &moved[1], &moved[2], &at, &excluded_epoch, &interval_ms, &latest_ms))
+            args, named, "OO$(OOO)nLOLO:fold", names, &state, &entries, &moved[0],
+            &moved[1], &moved[2], &at, &excluded_epoch, &beats, &interval_ms,
+            &latest_ms))
         return NULL;
     if (!read_state(state, moved, latest_ms, &clock, &rules))
         return Py_BuildValue("n(OOO)", at, moved[0], moved[1], moved[2]);
     rules.excluded_epoch = excluded_epoch;
     rules.interval_ms = interval_ms;
+    rules.beats = beats == Py_None ? NULL : beats;
     rules.keys = PyObject_GetAttr(state, s_keys);
     rules.epochs = PyObject_GetAttr(state, s_epochs);
     rules.dirty = PyObject_GetAttr(state, s_dirty);

@@ -4,7 +4,7 @@
 #include "native.h"
 
 /* Equal to that of ``kafka_marshal/native.py``: other builds are not used. */
-#define REVISION 8
+#define REVISION 9
 
 static PyMethodDef METHODS[] = {
     {"fold_beats", (PyCFunction)(void (*)(void))fold_beats,

@@ -48,7 +48,7 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
                 envvar="MARSHAL_RESTARTS",
                 help="After its orderly end it, or a member that replaces it, starts "
                 "again soon: with policy `planner` its partitions wait for that one, "
-                "for the `grace_ms` of the group at most.",
+                "for `grace_ms` of the group.",
                 rich_help_panel=PANEL,
             ),
         ],

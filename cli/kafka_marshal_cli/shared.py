@@ -45,6 +45,11 @@ class Output(StrEnum):
     JSONL = "jsonl"
 
 
+Reason = Annotated[
+    str | None,
+    typer.Option(metavar="TEXT", help="Stored in the log, for people."),
+]
+"""Of commands that admins write records with."""
 BootstrapServer = Annotated[
     str,
     typer.Option(

@@ -195,14 +195,19 @@ class Ordeal:
         for fleet in self.fleets.values():
 
             def look(fleet=fleet):
-                for worker in fleet.workers:
-                    is_well = worker.is_running or worker.client_id not in names
-                    assert is_well or worker.pid in self._replaced, worker.last_words()
+                self.require_running(names)
                 seen = {each["client_id"] for each in fleet.handled_since(since)}
                 return seen >= names
 
             what = f"{sorted(names)} work; {fleet.settings['group_id']}"
             eventually(look, what, timeout_ms)
+
+    def require_running(self, names: set[str]) -> None:
+        """Fail with the last words of a process that has ended by itself."""
+        for fleet in self.fleets.values():
+            for worker in fleet.workers:
+                is_well = worker.is_running or worker.client_id not in names
+                assert is_well or worker.pid in self._replaced, worker.last_words()
 
     def wait_flowing(
         self, timeout_ms: int = WORK_MS, *, is_replacing: bool = False

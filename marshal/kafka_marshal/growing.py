@@ -115,6 +115,7 @@ class Growing(ABC):
         partition_count: int | None = None,
         *,
         settle_ms: int = SETTLE_MS,
+        reason: str | None = None,
         execute: bool = False,
         withdraw: bool = False,
         on_progress: OnGrowth = ignore_growth,
@@ -132,6 +133,7 @@ class Growing(ABC):
             settle_ms: How long producers take at most to learn the new number, and to
                 send what they had for the old one: at least their largest
                 ``metadata.max.age.ms`` plus ``delivery.timeout.ms``.
+            reason: Stored in the log, for people.
             execute: Whether to execute the plan.
             withdraw: Whether to withdraw the growth instead: no partition waits for it
                 any more, whether or not the order of its keys is kept then.
@@ -158,16 +160,18 @@ class Growing(ABC):
         if WITHDRAW in plan.steps:
             on_progress(GrowthProgress(step=WITHDRAW))
             old_count = plan.growth.old_count
-            self._write(plan.growth._replace(new_count=old_count, ends=None))
+            end = plan.growth._replace(new_count=old_count, ends=None)
+            self._write(end, reason)
         if ANNOUNCE in plan.steps:
             on_progress(GrowthProgress(step=ANNOUNCE))
-            self._write(plan.growth)
+            self._write(plan.growth, reason)
         if ADD in plan.steps:
             on_progress(GrowthProgress(step=ADD))
             self._add(plan.growth)
         if SETTLE in plan.steps and self._settle(plan, on_progress):
             on_progress(GrowthProgress(step=END))
-            self._write(plan.growth._replace(ends=self._ends(plan.growth)))
+            grown = plan.growth._replace(ends=self._ends(plan.growth))
+            self._write(grown, reason)
         return plan
 
     def _plan(
@@ -209,7 +213,7 @@ class Growing(ABC):
     def _describe(self, topic: str) -> TopicInfo | None:
         return self._data.describe([topic], self._timeout_ms).get(topic)
 
-    def _write(self, growth: Growth) -> None:
+    def _write(self, growth: Growth, reason: str | None) -> None:
         """Append a record that says what a growth is to be, and read it back."""
         follower = self._follow()
         record = DataGrowth(
@@ -219,17 +223,18 @@ class Growing(ABC):
             old_count=growth.old_count,
             new_count=growth.new_count,
             ends=growth.ends,
+            reason=reason,
         )
         sent = follower.append(0, record)
         follower.await_all([sent], self._timeout_ms)
-        reason = None if sent.transition is None else sent.transition.reason
-        if sent.is_accepted or reason == "known":
+        why = None if sent.transition is None else sent.transition.reason
+        if sent.is_accepted or why == "known":
             return
-        if reason in _WHY:
+        if why in _WHY:
             raise ClaimRejected(
-                f"the growth of topic {growth.topic!r} was refused ({reason}): "
-                f"{_WHY[reason]}; see: marshal groups grow --topic {growth.topic}",
-                reason=reason,
+                f"the growth of topic {growth.topic!r} was refused ({why}): "
+                f"{_WHY[why]}; see: marshal groups grow --topic {growth.topic}",
+                reason=why,
             )
         raise sent.unwritable("the growth")
 

@@ -76,6 +76,7 @@ class Runtime:
         read_ms: int | None = None,
         state_home: Path | None = None,
         checkpoint_interval_ms: int = CHECKPOINT_INTERVAL_MS,
+        lingers: bool = True,
         on_connected: Callable[[Engine], None] | None = None,
     ) -> "Runtime":
         """Connect, start the engine's thread and read the log to its end.
@@ -89,13 +90,14 @@ class Runtime:
                 none, and reads the log from its start.
             checkpoint_interval_ms: How often to write checkpoints unless another
                 process does; 0 = never.
+            lingers: Whether an append waits a moment, to go in one request with others.
             on_connected: Called between connecting and reading.
 
         Raises:
             MarshalError: Opening failed; nothing is left open.
         """
         transport = choose(settings).name
-        log, data = _open_logs(settings, timeout_ms=timeout_ms)
+        log, data = _open_logs(settings, lingers=lingers, timeout_ms=timeout_ms)
         observers = FanOut()
         observers.add(observer)
         ports = Ports(
@@ -187,14 +189,18 @@ class Runtime:
 
 
 def _open_logs(
-    settings: ConnectionConfig, *, timeout_ms: int
+    settings: ConnectionConfig, *, lingers: bool, timeout_ms: int
 ) -> tuple["TopicLog", DataLog]:
     """Open both logs, with one connection for look-ups."""
     admin = AdminClient(settings)
     try:
         # The heartbeat interval is in the log: read that before making the writer.
         log = open_coordination_log(
-            settings, heartbeat_interval_ms=None, timeout_ms=timeout_ms, admin=admin
+            settings,
+            heartbeat_interval_ms=None,
+            timeout_ms=timeout_ms,
+            lingers=lingers,
+            admin=admin,
         )
         return log, open_data_log(settings, admin=admin)
     except BaseException:

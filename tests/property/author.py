@@ -687,7 +687,8 @@ class Author:
         is_withdrawn = fields["new_count"] == fields["old_count"]
         if not is_withdrawn and self.pick((True, False)):
             fields["ends"] = [self.position() or 0 for _ in range(fields["old_count"])]
-        names = ("topic", "topic_id", "old_count", "new_count", "ends")
+        fields["reason"] = None if is_withdrawn else "why"
+        names = ("topic", "topic_id", "old_count", "new_count", "ends", "reason")
         return self.payload("DataGrowth", fields, *names)
 
     def layout_final(self):

@@ -1,9 +1,11 @@
 """What holds of the history of every log, whatever was written."""
 
 import itertools
+import random
 
 import pytest
 from author import write_log
+from logkit import KEY, START_MS, H, Log, batch, beat, claim, config, pause, release
 
 from kafka_marshal.history.historian import Historian
 from kafka_marshal.history.rows import (
@@ -14,8 +16,11 @@ from kafka_marshal.history.rows import (
     Interval,
     PauseRow,
 )
+from kafka_marshal.protocol import fold_beats
 from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.types import Key
 from kafka_marshal.spark.audit.folding import from_checkpoint, to_checkpoint
 
 LOGS = 150
@@ -40,6 +45,65 @@ def folded_rows(entries, *, saved_at=()):
 @pytest.fixture(scope="module")
 def stories():
     return [folded_rows(write_log(seed)) for seed in range(LOGS)]
+
+
+def fleet_log(chance):
+    """Return a log that consists mostly of heartbeats, as those of fleets do."""
+    log, epochs = Log(), {}
+    keys = [Key("g", "t", number) for number in range(4)]
+    while len(log.entries) < 200:
+        key, after = chance.choice(keys), chance.choice([0, 1, H // 9, H // 9, H])
+        client = f"c{key.partition}"
+        epoch, position = epochs.get(key), chance.choice([None, *range(5)])
+        kind = chance.choice(["beat"] * 30 + ["batch", "rewind", "release", "claim"])
+        if epoch is None:
+            (won,) = log.append(claim(client, key=key), after=after)
+            epochs[key] = won.offset if won.effect == "claimed" else None
+        elif kind == "release":
+            log.append(release(epoch, position, client=client, key=key), after=after)
+            epochs[key] = None
+        elif kind == "claim":
+            log.append(claim("other", key=key), after=chance.choice([after, 3 * H]))
+            epochs = dict.fromkeys(keys)
+        elif kind == "batch":
+            log.append(batch((epoch, position), client=client), after=after)
+        else:
+            record = beat(
+                *(epoch, position),
+                client=client,
+                key=key,
+                rewind=kind == "rewind" and position is not None,
+            )
+            log.append(record, after=after)
+    return log.entries
+
+
+@pytest.mark.parametrize("loop", ["python", "compiled"])
+@pytest.mark.parametrize("author", [write_log, lambda n: fleet_log(random.Random(n))])
+def test_runs_have_the_rows_of_their_entries(monkeypatch, author, loop):
+    if loop == "python":
+        monkeypatch.setattr(fold_beats, "compiled", None)
+    beats_count = 0
+
+    class Watched(Historian):
+        def _run_of_beats(self, world, beats):
+            nonlocal beats_count
+            beats_count += len(beats)
+            return super()._run_of_beats(world, beats)
+
+    for seed in range(40):
+        entries, chance = author(seed), random.Random(seed)
+        world, whole, rows = folded_rows(entries)
+        state, historian = WorldState(0), Watched(sample_ms=SAMPLE_MS)
+        found, at = [], 0
+        while at < len(entries):
+            run = entries[at : at + chance.randint(1, 20)]
+            found += historian.take_run(state, run)
+            at += len(run)
+        assert found == rows, seed
+        assert historian.to_bytes() == whole.to_bytes(), seed
+        assert digest(state) == digest(world), seed
+    assert beats_count > (1_000 if author is not write_log else 0)
 
 
 def claims_of(historian, rows):
@@ -126,3 +190,62 @@ def test_a_chain_of_runs_reports_the_rows_of_one_run(stories):
             _, chain, parted = folded_rows(entries, saved_at=places)
             assert parted == rows, seed
             assert chain.to_bytes() == whole.to_bytes(), seed
+
+
+# --- runs
+
+
+def history_of(log, change, *, in_runs):
+    """Return the history and rows of a log whose owners' account is wrong."""
+    state, historian = WorldState(0), Historian(sample_ms=10 * H)
+    rows = list(historian.take_run(state, log.entries[:2]))
+    interval = historian.tracks[KEY].interval
+    if change == "epoch":
+        historian.tracks[KEY].epoch += 1
+    elif change == "incarnation":
+        interval.incarnation = bytes(16)
+    elif change == "ended":
+        interval.end = interval.start
+    rest = log.entries[2:]
+    if in_runs:
+        rows += historian.take_run(state, rest)
+    else:
+        for entry in rest:
+            transitions = apply(state, entry)
+            rows += historian.take(state, entry, transitions=transitions)
+    return historian.to_bytes(), rows, interval.stray_count
+
+
+@pytest.mark.parametrize("change", [None, "epoch", "incarnation", "ended"])
+def test_a_run_is_compared_with_the_own_account(change):
+    log = Log()
+    epoch = log.claimed()
+    for position in (5, 6, 6, 9):
+        log.append(beat(epoch, position), after=7 * H // 4)
+    log.append(b"?")
+    found = history_of(log, change, in_runs=True)
+    assert found == history_of(log, change, in_runs=False)
+    assert found[-1] == (0 if change is None else 4)
+
+
+def test_a_run_ends_where_the_fold_halts():
+    log = Log()
+    log.append(beat(log.claimed()))
+    halting = log.append(config(2, era=2, level=9))[0].offset
+    log.append(beat(1))
+    state, historian = WorldState(0), Historian()
+    list(historian.take_run(state, log.entries))
+    assert historian.entries_count == halting + 1
+    assert list(historian.take_run(state, log.entries)) == []
+
+
+def test_a_run_sees_pauses_begin_and_end():
+    log = Log(level=2)
+    epoch = log.claimed()
+    log.append(pause(START_MS + H))
+    for _ in range(3):
+        log.append(beat(epoch), after=H // 2)
+    state, historian = WorldState(0), Historian()
+    rows = list(historian.take_run(state, log.entries))
+    (row,) = [each for each in rows if isinstance(each, PauseRow)]
+    assert (row.ending, row.end.offset) == ("ran_out", 4)

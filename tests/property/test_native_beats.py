@@ -18,7 +18,7 @@ from logkit import CREATE_TIME, KEY, LOG_APPEND_TIME, START_MS, Log, beat, fence
 from kafka_marshal.native import compiled
 from kafka_marshal.protocol import fold_beats as module
 from kafka_marshal.protocol.codec import encode
-from kafka_marshal.protocol.fold_beats import NO_EPOCH, fold_beats
+from kafka_marshal.protocol.fold_beats import NO_EPOCH, Beat, fold_beats
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP, CHECKPOINT_TOPIC
 from kafka_marshal.protocol.snapshot import to_bytes
 from kafka_marshal.protocol.types import OFFSET_MAX, Key, LogEntry
@@ -188,10 +188,16 @@ def compare_lists(state, entries, *, but, start):
         patch.setattr(module, "compiled", None)
         most = fold_beats(deepcopy(state), entries, start=start, but=but)
         patch.setattr(module, "compiled", compiled)
-        stop = fold_beats(in_c, entries, start=start, but=but)
+        folded: list[Beat] = []
+        stop = fold_beats(in_c, entries, start=start, but=but, beats=folded)
+        assert fold_beats(deepcopy(state), entries, start=start, but=but) == stop
         assert start <= stop <= most
         patch.setattr(module, "compiled", None)
-        assert fold_beats(in_python, entries[:stop], start=start, but=but) == stop
+        expected: list[Beat] = []
+        assert stop == fold_beats(
+            in_python, entries[:stop], start=start, but=but, beats=expected
+        )
+    assert folded == expected
     assert in_c == in_python
     assert to_bytes(in_c) == to_bytes(in_python)
     assert list(in_c.dirty) == list(in_python.dirty)

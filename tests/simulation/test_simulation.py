@@ -6,7 +6,11 @@ Look for trouble with other seeds by: SIMULATION_SEEDS=1000:1200 pytest tests/si
 """
 
 import gc
+import os
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import slices
@@ -128,6 +132,32 @@ def test_a_seed_repeats_byte_for_byte(seed):
     assert len(first.transcript) > 100
 
 
+ROOT = Path(__file__).resolve().parents[2]
+REPEATED = """
+from simulator.simulate import simulate
+
+for seed in (47, 70):
+    print(simulate(seed, duration_ms=120_000).transcript)
+"""
+
+
+@pytest.mark.slow
+def test_hash_seeds_change_no_run():
+    found = set()
+    for seed in ("0", "1", "4711"):
+        done = subprocess.run(
+            [sys.executable, "-c", REPEATED],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            timeout=slices.HANG_S,
+            check=True,
+        )
+        found.add(done.stdout)
+    assert len(found) == 1
+    assert len(found.pop()) > 10_000
+
+
 @pytest.mark.parametrize("is_enabled", [True, False])
 def test_a_run_neither_collects_nor_leaves_garbage(is_enabled):
     was_enabled = gc.isenabled()
@@ -174,6 +204,12 @@ VARIANTS = [
         14,
         {"faults": ("level", "stop", "late")},
         id="renewal-shortens",
+    ),
+    pytest.param(
+        variants.keep_the_last_era_alone,
+        0,
+        {"faults": ("level",)},
+        id="keep-the-last-era-alone",
     ),
     pytest.param(
         variants.renew_on_ack,

@@ -423,7 +423,7 @@ def _operation(op, seq=0):
     }
 
 
-def growth(new=8, old=4, *, topic="t", topic_id=None, ends=None, seq=0):
+def growth(new=8, old=4, *, topic="t", topic_id=None, ends=None, seq=0, reason=None):
     """Return a record that announces a growth, or ends its old partitions."""
     fields = _operation(OP, seq)
     del fields["op_id"]
@@ -434,6 +434,7 @@ def growth(new=8, old=4, *, topic="t", topic_id=None, ends=None, seq=0):
         old_count=old,
         new_count=new,
         ends=ends,
+        reason=reason,
     )
 
 

@@ -59,9 +59,8 @@ def listed(table):
     """Return a table of docs/TESTING.md: by each variant, the cells beside its name."""
     _, found, rest = TESTING.read_text().partition(f"<!-- table: {table} -->\n")
     assert found, f"no table of {table}"
-    rows = [
-        line.strip("|").split("|") for line in rest.partition("\n\n")[0].split("\n")
-    ]
+    lines = rest.partition("\n\n")[0].split("\n")
+    rows = [line.strip("|").split("|") for line in lines]
     cells = {row[0]: [cell.strip() for cell in row[1:]] for row in rows[2:]}
     return {name: cells[row] for row in cells for name in re.findall(r"`(\w+)`", row)}
 
@@ -103,6 +102,11 @@ def renew_to_an_earlier_end(patch):
         self.heartbeat_interval_ms = heartbeat_interval_ms
 
     patch.setattr(fold_keys.KeyState, "renew", renew)
+
+
+def keep_the_last_era_alone(patch):
+    """A Config drops the eras that claims from before the last one have."""
+    patch.setattr(state_of_the_log, "end_era", lambda _, ended, *, epochs: (ended,))
 
 
 def renew_in_the_fold(patch):
@@ -149,11 +153,9 @@ UNSENT: dict[bytes, list] = {}
 
 
 def _epochs(record):
-    if isinstance(record, Heartbeat):
-        return {record.epoch}
     if isinstance(record, BatchHeartbeat):
         return {epoch for epoch, _ in record.beats}
-    return set()
+    return {record.epoch} if isinstance(record, Heartbeat) else set()
 
 
 def renew_locally(claim: Claim, sent_ms: int):
@@ -414,13 +416,10 @@ def halt_early(patch):
         flat = [(partition, entry) for partition, run in runs for entry in run]
         for at, (partition, entry) in enumerate(flat):
             record = decode(entry.value)
-            is_above = isinstance(record, Config) and (
-                record.feature_level > SUPPORTED_LEVEL
-            )
-            if at and is_above:
+            level = record.feature_level if isinstance(record, Config) else 0
+            if at and level > SUPPORTED_LEVEL:
                 plain(self, [(t, [each]) for t, each in flat[: at - 1]])
                 known = self.context.replicas[partition]
-                level = record.feature_level
                 known.world.halted = Halt(known.world.next_offset, level)
                 engine.check_halt(known)
         plain(self, runs)

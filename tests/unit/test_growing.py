@@ -46,6 +46,14 @@ def test_a_topic_grows():
     assert shown[3][1] <= SHORT_MS - 10_000
 
 
+def test_each_record_has_the_reason():
+    cluster = keyed()
+    Tool(cluster).grow(reason="more consumers")
+    Tool(cluster).grow(withdraw=True, reason="a mistake")
+    found = [each.reason for each in records(cluster)]
+    assert found == ["more consumers", "more consumers", "a mistake"]
+
+
 def test_nothing_is_written_without_execute():
     cluster = keyed()
     tool = Tool(cluster)

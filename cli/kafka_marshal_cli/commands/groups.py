@@ -13,7 +13,7 @@ from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.lazy import LazyCommand, lazy_group
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import Answer, Section
-from kafka_marshal_cli.shared import AT, Call, command, notify, wall_ms
+from kafka_marshal_cli.shared import AT, Call, Reason, command, notify, wall_ms
 
 if TYPE_CHECKING:
     from kafka_marshal import World
@@ -51,10 +51,6 @@ app = typer.Typer(
 )
 
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
-Reason = Annotated[
-    str | None,
-    typer.Option(metavar="TEXT", help="Stored in the log, for people."),
-]
 
 For = Annotated[
     str | None,
@@ -77,7 +73,7 @@ Begin = Annotated[
     typer.Option(
         metavar="TIME",
         help="Begin of the pause, like --until, up to 30 days ahead; by default at "
-        "once. It begins by itself, also if this command has ended.",
+        "once. It needs no admin to begin.",
     ),
 ]
 

@@ -17,7 +17,7 @@ from kafka_marshal.growth_plan import (
 )
 from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.render import Answer, Section, duration
-from kafka_marshal_cli.shared import Call, command, notify
+from kafka_marshal_cli.shared import Call, Reason, command, notify
 
 app = typer.Typer()
 STEPS = {
@@ -45,16 +45,15 @@ Settle = Annotated[
     str,
     typer.Option(
         metavar="DURATION",
-        help="How long producers get to learn the new number and to send what they "
-        "had: at least their metadata.max.age.ms plus delivery.timeout.ms.",
+        help="How long producers get to learn the new number: at least their "
+        "metadata.max.age.ms plus delivery.timeout.ms.",
     ),
 ]
 Withdraw = Annotated[
     bool,
     typer.Option(
         "--withdraw",
-        help="Withdraw the growth: no partition waits for it any more, whether or not "
-        "the order of its keys is kept then.",
+        help="Withdraw the growth: no partition waits for it any more.",
     ),
 ]
 
@@ -71,6 +70,7 @@ def grow(
     partitions: Partitions = None,
     settle: Settle = duration(SETTLE_MS),
     withdraw: Withdraw = False,
+    reason: Reason = None,
     execute: Annotated[
         bool,
         typer.Option("--execute/--dry-run", help="Make the change; else only show it."),
@@ -102,6 +102,7 @@ def grow(
             topic,
             partitions,
             settle_ms=parsing.duration_ms("--settle", settle),
+            reason=reason,
             execute=execute,
             withdraw=withdraw,
             on_progress=show_progress,

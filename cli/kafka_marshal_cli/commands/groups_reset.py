@@ -30,6 +30,7 @@ from kafka_marshal_cli.shared import (
     Call,
     OptionGroup,
     Output,
+    Reason,
     command,
     emit,
     notify,
@@ -62,10 +63,6 @@ AllowReprocess = Annotated[
         help="Allow partitions at most once to go back: records are handed out again.",
     ),
 ]
-Reason = Annotated[
-    str | None,
-    typer.Option(metavar="TEXT", help="Stored in the log, for people."),
-]
 Topics = Annotated[
     list[str] | None,
     typer.Option(
@@ -86,8 +83,8 @@ PlanFile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Store the plan in this new file, so that --continue can resume it. By "
-        "default it is in the state directory until the operation ends.",
+        help="Store the plan in this new file, for --continue; by default it is in the "
+        "state directory until the operation ends.",
     ),
 ]
 
@@ -286,8 +283,7 @@ def undo(
         bool,
         typer.Option(
             "--partial",
-            help="Undo what is left, where later operations, recreated topics or "
-            "forgetting have taken some of its partitions.",
+            help="Undo what is left, where some of its partitions cannot be set back.",
         ),
     ] = False,
     allow_reprocess: AllowReprocess = False,

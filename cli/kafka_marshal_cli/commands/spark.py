@@ -65,8 +65,7 @@ From = Annotated[
     typer.Option(
         "--from",
         metavar="OFFSET|TIME",
-        help="Report what was completed from this offset or time on; the fold begins "
-        "at the start of the log in any case.",
+        help="Report what was completed from this offset or time on.",
     ),
 ]
 To = Annotated[

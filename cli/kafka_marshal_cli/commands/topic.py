@@ -54,9 +54,8 @@ def format_topic(
         str | None,
         typer.Option(
             metavar="MS",
-            help="Heartbeat interval, in ms or like 2s: the same for every client. "
-            "Work of a dead client is taken over after two; marshal topic alter "
-            "changes it. By default "
+            help="Heartbeat interval, in ms or like 2s; marshal topic alter changes "
+            "it. By default "
             f"{duration(HEARTBEAT_MS_DEFAULT)}.",
         ),
     ] = None,

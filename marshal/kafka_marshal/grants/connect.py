@@ -76,7 +76,12 @@ def _create(
 ) -> GrantClient:
     def open_log(only: Callable[[int], Collection[int]], timeout_ms: int) -> PartialLog:
         return open_coordination_log(
-            settings, heartbeat_interval_ms=None, timeout_ms=timeout_ms, only=only
+            settings,
+            heartbeat_interval_ms=None,
+            timeout_ms=timeout_ms,
+            only=only,
+            # One request at a time, and a task waits for it.
+            lingers=False,
         )
 
     client = LogGrantClient(open_log)

@@ -102,7 +102,7 @@ RESUMED, EXPIRED, TAKEN_BACK = "resumed", "expired", "reset"
 # How a directive did, before its time.
 ENDED = "ended"
 # How a growth did, whether or not it has grown.
-WITHDRAWN = "withdrawn"
+WITHDRAWN, RECREATED = "withdrawn", "recreated"
 
 
 class ActionRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -157,7 +157,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     Attributes:
         how: ``resumed``, ``expired``, or ``reset`` if the state of a Reset does not
-            have it; of a directive ``ended``, of a growth ``withdrawn``.
+            have it; of a directive ``ended``, of a growth ``withdrawn``, or
+            ``recreated`` once another topic of its name grows.
         partition: The partition.
         offset: Offset of the entry that ended it; None if it is only known that its
             time is over.
@@ -207,7 +208,7 @@ class Action(msgspec.Struct, kw_only=True, gc=False):
         outcome: ``accepted``, ``refused``, ``partial`` (accepted in some partitions),
             of a set position ``committed``, ``aborted`` or ``open``; of a change of
             the partition count ``open`` until it has ended in every partition; of a
-            growth until the ends are known, and ``aborted`` if it is withdrawn before.
+            growth until the ends are known, and ``aborted`` if it has ended before.
         refusals: Number of its records that were refused or ignored, by reason.
         reason: The first reason in its records, for people.
         begin_ms: Begin of a scheduled pause, None if it began with its first record.
@@ -217,7 +218,7 @@ class Action(msgspec.Struct, kw_only=True, gc=False):
         renewed_by: Person, else client, of the last of them; None if that is who
             began it.
         ended: How the pause ended in the partition where it did last; None while it
-            lasts anywhere. Of a growth, its withdrawal.
+            lasts anywhere. Of a growth, why nothing waits for it any more.
         lasting: Coordinating partitions where the pause lasts.
         scheduled: Coordinating partitions where it has not begun.
         undoes: The operation that an undo sets back, by the tags of its records.
@@ -302,7 +303,7 @@ class ActionLog:
         self._pauses: dict[tuple[int, str, bytes], int] = {}
         # Operations whose pauses have not begun, by coordinating partition and group.
         self._scheduled: dict[tuple[int, str], tuple[bytes, ...]] = {}
-        # Offsets of the announcements of growths, by topic and old count.
+        # Offsets of the announcements of growths that stand, by topic and old count.
         self._growths: dict[tuple[str, int], int] = {}
 
     def begin(self, world: WorldState) -> None:
@@ -311,7 +312,8 @@ class ActionLog:
         Its pauses began before; only their ends can be part of an action. So did its
         growths.
         """
-        self._growths |= {each[:2]: each.offset for each in world.growths}
+        if world.partition == 0:
+            self._growths = _announced(world)
         if world.config is not None:
             self._configs[world.partition] = world.config
         self._note_pauses(world, world.groups)
@@ -379,6 +381,26 @@ class ActionLog:
             _note_layout(operation, world, entry, transitions=transitions)
         elif isinstance(record, DataGrowth):
             _note_growth(operation, entry, transitions[0])
+        if world.partition == 0 and isinstance(record, DataGrowth | Reset):
+            self._note_dropped(world, operation)
+
+    def _note_dropped(self, world: WorldState, operation: _Operation) -> None:
+        """Note the growths that an operation on another one, or a Reset, has ended."""
+        before, self._growths = self._growths, _announced(world)
+        for place, offset in before.items() - self._growths.items():
+            dropped = self._operations.get((GROW, None, f"{place}/{offset}"))
+            if dropped is None or dropped is operation:
+                continue
+            by = operation.records[-1]
+            end = Ended(
+                how=TAKEN_BACK if by.record == Reset.__name__ else RECREATED,
+                partition=0,
+                offset=by.offset,
+                at_ms=by.at_ms,
+                client_id=by.client_id,
+                person=by.person,
+            )
+            dropped.ended.append(end)
 
     def _name(self, world: WorldState, transition: Transition) -> Name:
         """Return what the records of one operation have in common.
@@ -390,10 +412,8 @@ class ActionLog:
         if not isinstance(record, DataGrowth) or transition.outcome == REFUSED:
             return _name_of(record)
         place = record.topic, record.old_count
-        known = [each.offset for each in world.growths if each[:2] == place]
-        if known:
-            self._growths[place] = known[0]
-        return GROW, None, f"{place}/{self._growths.get(place)}"
+        offset = _announced(world).get(place, self._growths.get(place))
+        return GROW, None, f"{place}/{offset}"
 
     def _note_config(
         self, operation: _Operation, world: WorldState, transition: Transition
@@ -544,6 +564,11 @@ def _note_growth(
     if effect in STEPS:
         count = new - old if record.ends is None else old
         _note_step(operation, STEPS[effect], entry.timestamp_ms, count=count)
+
+
+def _announced(world: WorldState) -> dict[tuple[str, int], int]:
+    """Return the offset of each growth's announcement, by topic and old count."""
+    return {each[:2]: each.offset for each in world.growths}
 
 
 def _note_step(operation: _Operation, name: str, at_ms: int, *, count: int = 1) -> None:
@@ -699,7 +724,8 @@ def _actions(
         action = _action(kind, operation, group_id, op_id=op_id)
         yield _with_end(action)
     elif kind == GROW:
-        yield _growth_action(_action(kind, operation, group_id, op_id=op_id))
+        action = _action(kind, operation, group_id, op_id=op_id)
+        yield _growth_action(action, operation)
     elif kind != PAUSE:
         yield _action(operation.kind or kind, operation, group_id, op_id=op_id)
     elif any(record.record in _POSITION_NAMES for record in operation.records):
@@ -812,9 +838,11 @@ def _last_of(action: Action, effect: str, *, how: str) -> Ended | None:
     )
 
 
-def _growth_action(action: Action) -> Action:
+def _growth_action(action: Action, operation: _Operation) -> Action:
     """Add what became of a growth."""
     action.ended = _last_of(action, "growth_withdrawn", how=WITHDRAWN)
+    if operation.ended:
+        action.ended = operation.ended[-1]
     steps = {each.name for each in action.steps}
     if STEPS["grown"] in steps:
         action.outcome = ACCEPTED

@@ -6,7 +6,7 @@ account of each claim (the epoch that a record named, the position before), whic
 detects a fold that breaks a rule.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -39,6 +39,8 @@ from kafka_marshal.history.rows import (
     Row,
 )
 from kafka_marshal.protocol.codec import person_of
+from kafka_marshal.protocol.fold_beats import Beat, fold_beats
+from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
     ClaimingMessages,
@@ -408,9 +410,7 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
             transitions: Its transitions.
         """
         rows: list[Row] = []
-        self.entries_count += 1
-        if self.first_offset is None:
-            self.first_offset = entry.offset
+        self._count(entry.offset)
         if self.pauses:
             rows += ran_out(self.pauses, world, entry=entry)
         if self.schedule:
@@ -422,11 +422,41 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
             at = Moment(entry.offset, world.now_ms, entry.timestamp_ms)
             for transition in transitions:
                 rows += self._other(world, transition, at=at)
+        self._drop_gone(world)
+        return rows
+
+    def take_run(self, world: WorldState, run: Sequence[LogEntry]) -> Iterator[Row]:
+        """Fold entries into a world, up to a halt; yield the rows that they complete.
+
+        They are those of ``apply`` and ``take``. Of ordinary heartbeats no transitions
+        are made.
+        """
+        at, is_beat = 0, True
+        while at < len(run) and world.halted is None:
+            # Heartbeats follow each other. A pause may begin and end with any entry.
+            if is_beat and not (self.pauses or self.schedule):
+                beats: list[Beat] = []
+                at = fold_beats(world, run, start=at, beats=beats)
+                if beats:
+                    yield from self._run_of_beats(world, beats)
+                if at == len(run):
+                    return
+            entry = run[at]
+            transitions = apply(world, entry)
+            yield from self.take(world, entry, transitions=transitions)
+            is_beat = bool(transitions) and isinstance(transitions[0].record, Heartbeat)
+            at += 1
+
+    def _count(self, offset: int, entries_count: int = 1) -> None:
+        self.entries_count += entries_count
+        if self.first_offset is None:
+            self.first_offset = offset
+
+    def _drop_gone(self, world: WorldState) -> None:
         if len(self.tracks) > GONE_KEYS_MIN + len(world.keys) * 9 // 8:
             # Occasionally, because the fold drops keys without a transition.
             kept = self.tracks.items()
             self.tracks = {key: each for key, each in kept if key in world.keys}
-        return rows
 
     def open_rows(self) -> Iterator[Row]:
         """Yield open claims, sorted by key, then active pauses, sorted by group."""
@@ -474,23 +504,19 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
     def _beats(
         self, world: WorldState, entry: LogEntry, *, transitions: Transitions
     ) -> list[Row]:
-        # The busiest loop of an audit: the common case makes no calls.
         record = transitions[0].record
         assert isinstance(record, _BEATS)
-        offset, now_ms = entry.offset, world.now_ms
+        at = Moment(entry.offset, world.now_ms, entry.timestamp_ms)
         sender, named, rewinds = record.incarnation, None, False
         if isinstance(record, Heartbeat):
             named, rewinds = record.epoch, record.rewind
-        ages = self.ages.get(record.group_id)
         rows: list[Row] = []
-        tracks, keys = self.tracks, world.keys
         for transition in transitions:
             key, epoch = transition.key, transition.epoch
             if transition.effect is None or key is None:
-                at = Moment(offset, now_ms, entry.timestamp_ms)
                 rows.append(_rejected(world, transition, at=at))
                 continue
-            track, known = tracks[key], keys[key]
+            track, known = self.tracks[key], world.keys[key]
             interval = track.interval
             if (
                 epoch != track.epoch
@@ -502,24 +528,59 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
             if known.position != interval.position:
                 move(track, known.position, rewinds=rewinds)
             if transition.effect == "renewed":
-                age_ms = now_ms - interval.renewed_ms
-                if ages is None:
-                    ages = self.ages[key.group_id] = [0] * (AGES_MAX + 1)
-                age = age_ms * AGES_PER_H // interval.heartbeat_interval_ms
-                ages[min(AGES_MAX, age)] += 1
-                interval.beats_count += 1
-                if age_ms > interval.gap_ms_max:  # noqa: PLR1730 - a call less
-                    interval.gap_ms_max = age_ms
+                self._renew(track, at.log_ms)
                 # PROTOCOL 4.5: a heartbeat never shortens the lease.
-                if known.renewed_ms == now_ms:
-                    interval.renewed_offset, interval.renewed_ms = offset, now_ms
+                if known.renewed_ms == at.log_ms:
+                    interval.renewed_offset, interval.renewed_ms = at.offset, at.log_ms
                     interval.heartbeat_interval_ms = known.heartbeat_interval_ms
-                if track.waiting:
-                    track.waiting = []
-            if now_ms >= track.sample_due_ms and known.position is not None:
-                at = Moment(offset, now_ms, entry.timestamp_ms)
+            if at.log_ms >= track.sample_due_ms and known.position is not None:
                 rows.append(self._sample(world, track, at=at))
         return rows
+
+    def _run_of_beats(self, world: WorldState, beats: list[Beat]) -> list[Row]:
+        """Observe ordinary heartbeats; the owners, intervals and epochs are as before.
+
+        The busiest loop of an audit.
+        """
+        self._count(beats[0][0], len(beats))
+        rows: list[Row] = []
+        tracks, keys, epochs = self.tracks, world.keys, world.epochs
+        for offset, append_ms, epoch, now_ms, position in beats:
+            key = epochs[epoch]
+            track, known = tracks[key], keys[key]
+            interval, owner = track.interval, known.owner
+            if (
+                epoch != track.epoch
+                or owner is None
+                or owner.incarnation != interval.incarnation
+                or interval.end is not None
+            ):
+                interval.stray_count += 1
+            if position != interval.position:
+                move(track, position, rewinds=False)
+            self._renew(track, now_ms)
+            interval.renewed_offset, interval.renewed_ms = offset, now_ms
+            interval.heartbeat_interval_ms = known.heartbeat_interval_ms
+            if now_ms >= track.sample_due_ms and position is not None:
+                at = Moment(offset, now_ms, append_ms)
+                rows.append(self._sample(world, track, at=at))
+        self._drop_gone(world)
+        return rows
+
+    def _renew(self, track: Track, now_ms: int) -> None:
+        """Record the age of a claim at its renewal."""
+        interval = track.interval
+        age_ms = now_ms - interval.renewed_ms
+        ages = self.ages.get(interval.key.group_id)
+        if ages is None:
+            ages = self.ages[interval.key.group_id] = [0] * (AGES_MAX + 1)
+        age = age_ms * AGES_PER_H // interval.heartbeat_interval_ms
+        ages[min(AGES_MAX, age)] += 1
+        interval.beats_count += 1
+        if age_ms > interval.gap_ms_max:  # noqa: PLR1730 - a call less
+            interval.gap_ms_max = age_ms
+        if track.waiting:
+            track.waiting = []
 
     def _other(
         self, world: WorldState, transition: Transition, *, at: Moment
@@ -719,7 +780,7 @@ class Historian(msgspec.Struct, gc=False, kw_only=True):
             epoch=known.epoch,
             topic_id=known.topic_id,
             at=at,
-            position=known.position,
+            position=interval.position,
             granted=known.granted,
             rewinds_count=track.rewinds_count,
         )

@@ -16,6 +16,7 @@ from kafka_marshal.history.actions import (
     GROW,
     PARTIAL,
     PAUSE,
+    RECREATED,
     RESUMED,
     TAKEN_BACK,
     WITHDRAWN,
@@ -375,6 +376,7 @@ _HOW = {
     ENDED: "ended",
     TAKEN_BACK: "ended by a Reset",
     WITHDRAWN: "withdrawn",
+    RECREATED: "dropped for a later topic of that name",
 }
 
 

@@ -51,6 +51,7 @@ class KafkaOutlet(Outlet):
         settings: ConnectionConfig,
         timeouts: Mapping[str, int],
         *,
+        lingers: bool,
         timeout_ms: int,
     ) -> None:
         """Connect, and fetch the topic's metadata.
@@ -58,6 +59,7 @@ class KafkaOutlet(Outlet):
         Args:
             settings: Connection and name of the topic.
             timeouts: Request and delivery timeout, as kafka-python names them.
+            lingers: Whether a record waits a moment for others.
             timeout_ms: Limit for the whole call.
 
         Raises:
@@ -72,7 +74,7 @@ class KafkaOutlet(Outlet):
                 **timeouts,
                 "acks": "all",
                 "enable_idempotence": True,
-                "linger_ms": LINGER_MS,
+                "linger_ms": LINGER_MS if lingers else 0,
                 "max_block_ms": _SEND_BLOCK_MS,
                 "allow_auto_create_topics": False,
                 "metrics_enabled": False,
@@ -136,11 +138,11 @@ def _in_background(act: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def kafka_outlets(settings: ConnectionConfig) -> Connect:
-    """Return the factory of outlets to one cluster."""
+def kafka_outlets(settings: ConnectionConfig, *, lingers: bool) -> Connect:
+    """Return the factory of outlets to one cluster; see ``TopicLog``."""
 
     def connect(timeouts: Mapping[str, int], timeout_ms: int) -> Outlet:
-        return KafkaOutlet(settings, timeouts, timeout_ms=timeout_ms)
+        return KafkaOutlet(settings, timeouts, lingers=lingers, timeout_ms=timeout_ms)
 
     return connect
 
@@ -152,7 +154,7 @@ class KafkaCoordinationLog(TopicLog):
     _querier: KafkaOffsets | None = None
 
     def _outlet_factory(self) -> Connect:
-        return kafka_outlets(self._settings)
+        return kafka_outlets(self._settings, lingers=self._lingers)
 
     def _describe(
         self, client: AdminClient | None, timeout_ms: int

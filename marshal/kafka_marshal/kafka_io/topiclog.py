@@ -66,6 +66,7 @@ class TopicLog(CoordinationLog):
         timeout_ms: int = OPEN_TIMEOUT_MS,
         only: Callable[[int], Collection[int]] | None = None,
         follows: bool = True,
+        lingers: bool = True,
         admin: "AdminClient | None" = None,
     ) -> None:
         """Connect, and start at each partition's log start.
@@ -79,6 +80,7 @@ class TopicLog(CoordinationLog):
             only: Returns the partitions to read, from the number of partitions;
                 without it all are read. ``read_also`` adds to them.
             follows: Whether to wait for new entries; False to read what is there.
+            lingers: Whether an append waits a moment, to go in one request with others.
             admin: A client of kafka-python to describe the topic by, which stays open;
                 None for one of the transport's own.
 
@@ -89,6 +91,7 @@ class TopicLog(CoordinationLog):
         """
         deadline = time.monotonic() + timeout_ms / 1000
         self._settings = settings
+        self._lingers = lingers
         self._fetch_wait_ms = FETCH_WAIT_MS if follows else FETCH_WAIT_ONCE_MS
         self.topic = self._topic = settings.coordination_topic
         self.topic_id: bytes | None = None
@@ -111,10 +114,9 @@ class TopicLog(CoordinationLog):
             raise
         every = range(self._partition_count)
         self._read = sorted(every if only is None else only(len(every)))
-        # Next offset and last leader epoch of each partition.
+        # Next offset, last leader epoch and last known end of each partition.
         self._next = [0] * self._partition_count
         self._epochs = [EPOCH_NONE] * self._partition_count
-        # Last known end of each partition.
         self._ends = [0] * self._partition_count
         try:
             if heartbeat_interval_ms is not None:

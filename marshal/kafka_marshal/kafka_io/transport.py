@@ -99,6 +99,7 @@ def open_coordination_log(
     timeout_ms: int = OPEN_TIMEOUT_MS,
     only: Callable[[int], Collection[int]] | None = None,
     follows: bool = True,
+    lingers: bool = True,
     admin: "AdminClient | None" = None,
 ) -> "TopicLog":
     """Open the coordination log over the chosen transport.
@@ -109,6 +110,7 @@ def open_coordination_log(
         timeout_ms: Limit for the whole call.
         only: Returns the partitions to read, from the number of partitions.
         follows: Whether to wait for new entries; False to read what is there.
+        lingers: Whether an append waits a moment for others; see ``TopicLog``.
         admin: A client of kafka-python to describe the topic by; see ``TopicLog``.
 
     Raises:
@@ -134,6 +136,7 @@ def open_coordination_log(
         timeout_ms=timeout_ms,
         only=only,
         follows=follows,
+        lingers=lingers,
         admin=admin,
     )
 

@@ -36,9 +36,18 @@ _LOG_APPEND_TIME = int(TimestampType.LOG_APPEND_TIME)
 Clock = tuple[int, int, int]
 """Next offset, log time and largest append time of the leader epoch."""
 
+Beat = tuple[int, int, int, int, int | None]
+"""A folded heartbeat: its offset, append time and epoch; then the log time and the
+position of its key after it."""
+
 
 def fold_beats(
-    state: WorldState, entries: Sequence[LogEntry], *, start: int, but: int = NO_EPOCH
+    state: WorldState,
+    entries: Sequence[LogEntry],
+    *,
+    start: int,
+    but: int = NO_EPOCH,
+    beats: list[Beat] | None = None,
 ) -> int:
     """Fold the ordinary heartbeats at the start of the entries, in place.
 
@@ -47,6 +56,7 @@ def fold_beats(
         entries: Entries of its partition.
         start: Index of the next one.
         but: Epoch whose heartbeats are not folded, for a caller that observes its key.
+        beats: Extended by what was folded, for a caller that observes all of it.
 
     Returns: Index of the first entry that was not folded; ``apply`` folds it.
     """
@@ -68,9 +78,12 @@ def fold_beats(
         clock=(state.next_offset, now_ms, before_ms),
         start=start,
         but=but,
+        beats=beats,
         interval_ms=config.heartbeat_interval_ms,
         latest_ms=latest_ms,
     )
+    if stop == start:
+        return start
     state.next_offset, now_ms, before_ms = clock
     _move_clock(state, now_ms, epoch_time_ms=before_ms)
     count(state, "renewed", times=stop - start)
@@ -84,6 +97,7 @@ def fold_in_python(
     clock: Clock,
     start: int,
     but: int,
+    beats: list[Beat] | None,
     interval_ms: int,
     latest_ms: int,
 ) -> tuple[int, Clock]:
@@ -141,6 +155,8 @@ def fold_in_python(
             known.position = position
         known.active_ms = known.renewed_ms = now_ms
         dirty[key] = None
+        if beats is not None:
+            beats.append((offset, at_ms, record.epoch, now_ms, known.position))
     else:
         stop = len(entries)
     return stop, (next_offset, now_ms, before_ms)

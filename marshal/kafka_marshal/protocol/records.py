@@ -495,6 +495,7 @@ class DataGrowth(Fields, frozen=True, kw_only=True):
         new_count: Partitions then, a multiple; ``old_count`` withdraws the growth.
         ends: End of each old partition once every producer knows the new count; None
             in an announcement.
+        reason: For people.
     """
 
     client_id: Name
@@ -506,6 +507,7 @@ class DataGrowth(Fields, frozen=True, kw_only=True):
     old_count: Annotated[int, Meta(ge=1, le=ENDS_MAX)]
     new_count: Counting
     ends: Annotated[tuple[Offset, ...], Meta(min_length=1, max_length=ENDS_MAX)] | None
+    reason: Text | None
     tags: Tags | UnsetType = UNSET
 
 

@@ -1,7 +1,8 @@
 """Requests to the sidecar over kept connections: one write, and mostly one read.
 
 A client library for any server takes several times as long for each request, which
-counts where a task waits for every grant. The bytes are made and parsed by h11.
+counts where a task waits for every grant. The bytes are made and parsed by h11, heads
+that repeat only once.
 """
 
 import contextlib
@@ -9,11 +10,13 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import attrs
 import h11
+
+from kafka_marshal.remote.repeated_heads import RepeatedHead
 
 CONNECTIONS_MAX = 16
 # Shorter than a server keeps an idle connection, so that none is used as it ends.
@@ -22,6 +25,10 @@ CONNECT_S = 2.0
 HEAD_BYTES_MAX = 65_536
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
 READ_BYTES = 65_536
+# Of requests with other paths, more of a process are rare.
+HEADS_MAX = 64
+_OK = 200
+_OK_LINE = b"HTTP/1.1 200 "
 
 
 class ExchangeError(Exception):
@@ -117,6 +124,8 @@ class Exchanges(Requests):
     ) -> None:
         self._connect = connect
         self._headers = [("Host", host), *headers.items()]
+        # Of requests that were sent, by method, target and whether there is a body.
+        self._heads: dict[tuple[str, str, bool], RepeatedHead] = {}
         self._changed = threading.Condition()
         self._busy: set[_Kept] = set()
         self._opening = 0
@@ -129,20 +138,11 @@ class Exchanges(Requests):
     ) -> Answer:
         """Make a request; see ``Requests``."""
         deadline = time.monotonic() + timeout_s
-        headers = self._headers
-        if body is not None:
-            headers = [
-                *headers,
-                ("Content-Type", "application/json"),
-                ("Content-Length", str(len(body))),
-            ]
-        elif method != "GET":
-            headers = [*headers, ("Content-Length", "0")]
+        request = _Request(method, target, body, self._headers)
         kept = self._taken(deadline)
         is_kept = False
         try:
-            request = h11.Request(method=method, target=target, headers=headers)
-            answer = kept.exchange(request, body, deadline=deadline)
+            answer = kept.exchange(request, self._heads, deadline=deadline)
             is_kept = kept.can_repeat
         except (OSError, h11.ProtocolError) as error:
             why = str(error) or type(error).__name__
@@ -211,39 +211,110 @@ class Exchanges(Requests):
             self._changed.notify()
 
 
+@attrs.frozen
+class _Request:
+    """One request, with the headers that all have."""
+
+    method: str
+    target: str
+    body: bytes | None
+    common: Sequence[tuple[str, str]]
+
+    @property
+    def name(self) -> tuple[str, str, bool]:
+        """What its head depends on, besides the length of the body."""
+        return self.method, self.target, self.body is not None
+
+    def send(self, http: h11.Connection) -> bytes:
+        """Return its bytes, and have h11 expect the response."""
+        headers = [*self.common]
+        if self.body is not None:
+            headers.append(("Content-Type", "application/json"))
+        if self.body is not None or self.method != "GET":
+            headers.append(("Content-Length", str(len(self.body or b""))))
+        head = h11.Request(method=self.method, target=self.target, headers=headers)
+        data = http.send(head) or b""
+        if self.body:
+            data += http.send(h11.Data(data=self.body)) or b""
+        return data + (http.send(h11.EndOfMessage()) or b"")
+
+
 class _Kept:
     """One connection. One thread at a time, but ``wake``.
 
     Attributes:
         idle_since: When its last response ended, by ``time.monotonic``.
+        can_repeat: Whether another request may follow the last one.
     """
 
     def __init__(self, opened: socket.socket) -> None:
         self.idle_since = time.monotonic()
+        self.can_repeat = False
         self._socket = opened
+        # Of the last response, if it has a length.
+        self._head: RepeatedHead | None = None
         self._http = h11.Connection(
             h11.CLIENT, max_incomplete_event_size=HEAD_BYTES_MAX
         )
 
     def exchange(
-        self, request: h11.Request, body: bytes | None, *, deadline: float
+        self,
+        request: _Request,
+        heads: dict[tuple[str, str, bool], RepeatedHead],
+        *,
+        deadline: float,
     ) -> Answer:
-        """Send a request and return its response."""
-        http = self._http
-        data = http.send(request) or b""
-        if body:
-            data += http.send(h11.Data(data=body)) or b""
-        data += http.send(h11.EndOfMessage()) or b""
+        """Send a request and return its response.
+
+        Args:
+            request: The request.
+            heads: Heads of earlier requests of any connection; a new one is added.
+            deadline: When to give up, by ``time.monotonic``.
+        """
+        self.can_repeat = False
+        head = heads.get(request.name)
+        if head is None:
+            data = request.send(self._http)
+            self._send(data, deadline)
+            found = RepeatedHead.of(data)
+            if found is not None:
+                if len(heads) >= HEADS_MAX:
+                    heads.clear()
+                heads[request.name] = found
+            return self._parsed(deadline)
+        self._send(head.message(request.body or b""), deadline)
+        if self._head is None:
+            request.send(self._http)
+            return self._parsed(deadline)
+        received = self._receive(deadline)
+        place = self._head.body_of(received)
+        if place is not None and len(received) == place[1]:
+            self.can_repeat = True
+            return Answer(_OK, received[place[0] :])
+        request.send(self._http)
+        self._http.receive_data(received)
+        return self._parsed(deadline)
+
+    def _send(self, data: bytes, deadline: float) -> None:
         self._limit(deadline)
         # A server that refuses a request may answer and close before it has read it.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(data)
+
+    def _receive(self, deadline: float) -> bytes:
+        self._limit(deadline)
+        return self._socket.recv(READ_BYTES)
+
+    def _parsed(self, deadline: float) -> Answer:
+        """Return the response to a request that h11 knows, parsed by it."""
+        http, first = self._http, None
         status, content = 0, bytearray()
         while True:
             event = http.next_event()
             if event is h11.NEED_DATA:
-                self._limit(deadline)
-                http.receive_data(self._socket.recv(READ_BYTES))
+                received = self._receive(deadline)
+                first = received if first is None else b""
+                http.receive_data(received)
             elif isinstance(event, h11.Response):
                 status = event.status_code
             elif isinstance(event, h11.Data):
@@ -251,24 +322,32 @@ class _Kept:
                 if len(content) > ANSWER_BYTES_MAX:
                     raise OSError(f"an answer above {ANSWER_BYTES_MAX} bytes")
             elif isinstance(event, h11.EndOfMessage):
+                self._end_cycle()
+                self._learn(first or b"", content)
                 return Answer(status, bytes(content))
+
+    def _end_cycle(self) -> None:
+        """Prepare h11 for another request, if one may follow."""
+        http = self._http
+        is_done = http.our_state is h11.DONE and http.their_state is h11.DONE
+        self.can_repeat = is_done and not http.trailing_data[0]
+        if self.can_repeat:
+            http.start_next_cycle()
+
+    def _learn(self, received: bytes, content: bytes | bytearray) -> None:
+        """Note the head of a response that was received in one piece."""
+        if self.can_repeat and received.startswith(_OK_LINE):
+            head = RepeatedHead.of(received)
+            if head is not None and head.after is not None:
+                place = head.body_of(received)
+                if place is not None and received[place[0] :] == content:
+                    self._head = head
 
     def _limit(self, deadline: float) -> None:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             raise TimeoutError("timed out")
         self._socket.settimeout(left_s)
-
-    @property
-    def can_repeat(self) -> bool:
-        """Whether another request may follow; prepares for it."""
-        http = self._http
-        if http.our_state is not h11.DONE or http.their_state is not h11.DONE:
-            return False
-        if http.trailing_data[0]:
-            return False
-        http.start_next_cycle()
-        return True
 
     @property
     def is_expired(self) -> bool:

@@ -539,24 +539,35 @@ class LocalGroup:
                 return True
         return any(lease.must_journal for lease in client.leases.values())
 
-    def deadlines(self, client: Client) -> tuple[api.Lease, ...]:
-        """Return until when a client may use what it has."""
-        now_ms = self._context.now_ms
-        leases = [
-            lease for lease in client.leases.values() if lease.holding.claim.is_owned
+    def journal_deadlines(self, client: Client) -> None:
+        """Journal the deadlines of a client's claims, which are sent next."""
+        late = [
+            lease
+            for lease in client.leases.values()
+            if lease.holding.claim.is_owned and lease.must_journal
         ]
-        late = [lease for lease in leases if lease.must_journal]
         if late:
             self._journal(late)
-        found = [lease.deadline() for lease in leases]
-        return tuple(each for each in found if now_ms < each.hard_until_ms)
 
-    def takers(self, client: Client) -> tuple[str, ...]:
+    def answer(self, client: Client, now_ms: int) -> api.HeartbeatResponse:
+        """Return until when a client may use what it has, as far as is journaled."""
+        found = [
+            lease.deadline()
+            for lease in client.leases.values()
+            if lease.holding.claim.is_owned
+        ]
+        return api.HeartbeatResponse(
+            deadlines=tuple(each for each in found if now_ms < each.hard_until_ms),
+            now_ms=now_ms,
+            takers=self._takers_beside(client, now_ms),
+        )
+
+    def _takers_beside(self, client: Client, now_ms: int) -> tuple[str, ...]:
         """Return the topics of a client that another client or host could take.
 
         Silence, and what other hosts hold, are noticed within ``CHECK_MS``.
         """
-        now_ms, version = self._context.now_ms, self.table.version
+        version = self.table.version
         age_ms = now_ms - self._takers_at_ms
         if version != self._takers_version or age_ms >= CHECK_MS:
             self._takers, self._takers_version = self._find_takers(now_ms), version
@@ -599,7 +610,7 @@ class LocalGroup:
 
     def snapshot(self, client: Client) -> tuple[api.Snapshot, LogPosition]:
         """Return everything that a client has."""
-        self.deadlines(client)
+        self.journal_deadlines(client)
         return self._publisher.snapshot(client, self._warm_ups)
 
     def record_grant(self, key: Key, epoch: int, *, granted: OffsetRange) -> None:

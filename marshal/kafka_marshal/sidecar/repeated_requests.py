@@ -6,10 +6,9 @@ byte but for the length of the body, one that was parsed, checked and answered o
 connection needs no second check.
 """
 
-import re
 from collections.abc import Callable
 
-import attrs
+from kafka_marshal.remote.repeated_heads import RepeatedHead
 
 
 class Later:
@@ -44,75 +43,9 @@ Answer = Callable[[bytes], Found]
 """Returns the response to a body, at once or later; None where the request must be
 parsed, or refused."""
 
-BODY_BYTES_MAX = 16_384
 # A client's library sends other headers with a body than without, and a task looks at
 # the claims of some partitions in turn.
 HEADS_MAX = 16
-HEAD_BYTES_MAX = 2_048
-_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,7})\r\n", re.IGNORECASE)
-# Heads that ask for more than one response with a body of known length.
-_SPECIAL = re.compile(
-    rb"\r\n(transfer-encoding|expect|upgrade|connection:(?![ \t]*keep-alive\r\n))",
-    re.IGNORECASE,
-)
-_END = b"\r\n\r\n"
-
-
-@attrs.frozen
-class RepeatedHead:
-    """The head of an answered request, around the number of its content-length.
-
-    Attributes:
-        before: Its bytes before the number.
-        after: Its bytes after the number, with the empty line; None for a head without
-            a content-length, all of which is ``before``.
-    """
-
-    before: bytes
-    after: bytes | None
-
-    @classmethod
-    def of(cls, data: bytes) -> "RepeatedHead | None":
-        """Return the head that bytes begin with.
-
-        Returns:
-            None if the head is incomplete, long, or means more than its body's length.
-        """
-        head, end, _ = data.partition(_END)
-        head += end
-        # A parser may end lines at a bare line feed, too.
-        is_plain = bool(end) and head.count(b"\n") == head.count(b"\r\n")
-        if not is_plain or len(head) > HEAD_BYTES_MAX or _SPECIAL.search(head):
-            return None
-        lengths = head.lower().count(b"content-length")
-        if not lengths:
-            return cls(head, None)
-        found = _LENGTH.search(head)
-        if found is None or lengths > 1:
-            return None
-        return cls(head[: found.start(1)], head[found.end(1) :])
-
-    def body_of(self, data: bytes) -> tuple[int, int] | None:
-        """Find the body of a request that begins with this head.
-
-        Returns:
-            Where the body begins, and where it ends; None if the bytes begin with
-            another head, or one whose body is long.
-        """
-        if not data.startswith(self.before):
-            return None
-        start = len(self.before)
-        if self.after is None:
-            return start, start
-        end = data.find(b"\r", start, start + 8)
-        digits = data[start:end] if end > start else b""
-        if not digits.isdigit() or not data.startswith(self.after, end):
-            return None
-        length = int(digits)
-        if length > BODY_BYTES_MAX:
-            return None
-        begin = end + len(self.after)
-        return begin, begin + length
 
 
 class RepeatedRequests:

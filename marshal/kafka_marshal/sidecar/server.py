@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -58,6 +59,9 @@ CLOSE_MS = 5_000
 # A long log takes its time; the service manager gets extensions meanwhile.
 READ_MS = 600_000
 END_S_MAX = 10
+# How long a thread computes while another waits to. A response waits for the engine, or
+# for a thread that reads the log, and by default that is up to 5 ms.
+SWITCH_S = 0.0001
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _log = logging.getLogger(LOGGER_NAME)
 
@@ -101,9 +105,21 @@ def run(settings: Settings, observer: Observer) -> None:
     with _opened(settings) as (place, sockets, token):
         daemon = Daemon(settings, observer, token=token)
         _log.info("sidecar %s listens on %s", settings.client_id, place.path)
-        asyncio.run(daemon.main(sockets))
+        with _switching_often():
+            asyncio.run(daemon.main(sockets))
     if daemon.failure is not None:
         raise daemon.failure
+
+
+@contextlib.contextmanager
+def _switching_often() -> Iterator[None]:
+    """Let threads that compute give way to the event loop soon."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 @contextlib.contextmanager
@@ -314,6 +330,8 @@ class Daemon:
             read_ms=READ_MS,
             state_home=settings.state_path,
             checkpoint_interval_ms=settings.checkpoint_interval_ms,
+            # Tasks request grants one by one, and wait for each.
+            lingers=False,
             on_connected=self._on_connected,
         )
         runtime.observers.add(self._observer)

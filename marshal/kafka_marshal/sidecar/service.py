@@ -412,7 +412,8 @@ class SidecarService:
                 if stale is not None:
                     raise self._stale(_key(who, stale))
                 self._flush(group, who, beat)
-            return self._deadlines(group, client)
+            group.journal_deadlines(client)
+            return group.answer(client, self._context.now_ms)
 
     def beat_at_once(
         self, who: Caller, beat: api.HeartbeatRequest
@@ -436,15 +437,10 @@ class SidecarService:
             if group.is_slow_beat(client, beat):
                 return None
             group.record_beat(client, beat)
-            return self._deadlines(group, client)
+            # Of this moment: nothing has waited since the contact was recorded.
+            return group.answer(client, client.seen_ms)
         finally:
             changed.release()
-
-    def _deadlines(self, group: LocalGroup, client: Client) -> api.HeartbeatResponse:
-        deadlines, takers = group.deadlines(client), group.takers(client)
-        return api.HeartbeatResponse(
-            deadlines=deadlines, now_ms=self._context.now_ms, takers=takers
-        )
 
     def _flush(
         self, group: LocalGroup, who: Caller, beat: api.HeartbeatRequest

@@ -27,6 +27,12 @@ START_S = 30.0
 PID_BYTES = 4
 LENGTH_BYTES = 4
 BACKLOG = 16
+# With these, NumPy and PyArrow start no threads when they load: a process with threads
+# must not fork. A planner needs none of them.
+THREADLESS = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
 # Differ for each planner; a planner takes its own over from its launcher.
 _OWN = "PYTHON_WORKER_FACTORY_"
 # The kind of a file and what others may do; both, of a folder that they cannot use.
@@ -145,7 +151,13 @@ def _start_server(listener: socket.socket, driver: int) -> None:
 
     handle = listener.fileno()
     command = [sys.executable, "-c", SERVER, str(handle), str(driver)]
-    Popen(command, stdin=DEVNULL, pass_fds=[handle], start_new_session=True)
+    Popen(
+        command,
+        stdin=DEVNULL,
+        env=os.environ | THREADLESS,
+        pass_fds=[handle],
+        start_new_session=True,
+    )
 
 
 class locked:  # noqa: N801 - used like a function

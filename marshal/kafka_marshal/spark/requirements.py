@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,7 @@ def require_spark() -> None:
     """
     for name in ("pyspark", "pyarrow", "pandas"):
         try:
-            import_module(name)
+            _require(name)
         except ImportError as error:
             raise ConfigurationError(
                 f"{name} cannot be imported ({error}); install the extra: {INSTALL}",
@@ -55,6 +56,21 @@ def require_spark() -> None:
             f"came with {wanted}; upgrade: {INSTALL}",
             setting="spark",
         )
+
+
+def _require(name: str) -> None:
+    """Load a package; of pandas, only look whether there is one.
+
+    Processes of Spark that make the data source come here, and need no pandas, which
+    takes half a second of processor time to load.
+
+    Raises:
+        ImportError: It is missing, or cannot be loaded.
+    """
+    if name != "pandas":
+        import_module(name)
+    elif find_spec(name) is None:
+        raise ImportError(f"No module named {name!r}")
 
 
 def require_worker_python(python: str) -> None:

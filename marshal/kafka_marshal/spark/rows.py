@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from kafka_marshal.kafka_io.columns import Headers, Slice
 
 
+_BITS = 8
+
+
 def columns(*, has_headers: bool, has_token: bool) -> "StructType":
     """Return the columns of Spark's own Kafka source, in its order, and a token."""
     from pyspark.sql import types as of
@@ -59,12 +62,12 @@ def batch_maker(
 
     # Most slices have the same length, so constant columns can be reused.
     @lru_cache(maxsize=len(types))
-    def same(name: str, value: object, count: int) -> Any:  # noqa: ANN401
-        return pa.repeat(pa.scalar(value, types[name]), count)
+    def same(name: str, value: str | int | None, count: int) -> Any:  # noqa: ANN401
+        return _repeated(value, types[name], count)
 
     def make(rows: "Slice") -> "pa.RecordBatch":
         count = len(rows.offsets)
-        times = pa.array(rows.times_ms, pa.timestamp("ms", "UTC"))
+        times = _column(rows.times_ms, pa.timestamp("ms", "UTC"))
         columns: dict[str, Any] = {
             "key": _column(rows.keys, types["key"]),
             "value": _column(rows.values, types["value"]),
@@ -85,11 +88,48 @@ def batch_maker(
     return make
 
 
+# ``pa.array`` and ``pa.scalar`` load pandas, to see whether values are of its types.
+# That takes each worker half a second, so columns are made of buffers where possible.
+
+
 def _column(values: Any, kind: Any) -> Any:  # noqa: ANN401 - Arrow's
     """Return values as an Arrow array."""
+    import numpy as np
     import pyarrow as pa
 
-    return values if isinstance(values, pa.Array) else pa.array(values, kind)
+    if isinstance(values, pa.Array):
+        return values
+    if (
+        isinstance(values, np.ndarray)
+        and values.dtype.kind == "i"
+        and values.dtype.itemsize * _BITS == kind.bit_width
+    ):
+        return _of_numbers(values, kind)
+    return pa.array(values, kind)
+
+
+def _repeated(value: str | int | None, kind: Any, count: int) -> Any:  # noqa: ANN401
+    """Return an Arrow array of equal values, of a type of strings or 32-bit numbers."""
+    import numpy as np
+    import pyarrow as pa
+
+    if value is None:
+        return pa.nulls(count, kind)
+    if isinstance(value, int):
+        return _of_numbers(np.full(count, value, np.int32), kind)
+    data = value.encode()
+    edges = pa.py_buffer(np.array([0, len(data)], np.int32))
+    one = pa.Array.from_buffers(kind, 1, [None, edges, pa.py_buffer(data)])
+    return pa.repeat(one[0], count)
+
+
+def _of_numbers(values: Any, kind: Any) -> Any:  # noqa: ANN401 - NumPy's, Arrow's
+    """Return numbers of NumPy as an Arrow array of a type of their width."""
+    import numpy as np
+    import pyarrow as pa
+
+    buffer = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(kind, len(values), [None, buffer])
 
 
 def _headers(headers: Sequence["Headers"], kind: Any) -> Any:  # noqa: ANN401

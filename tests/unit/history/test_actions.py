@@ -761,6 +761,49 @@ def test_a_growth_that_is_withdrawn_before_it_has_grown_is_aborted():
     assert second.text == "topic t from 4 to 12 partitions"
 
 
+def test_a_growth_shows_its_reason():
+    bench = Bench(level=2)
+    bench.append(growth(8, 4, reason="more consumers"))
+    bench.append(growth(8, 4, ends=(1, 2, 3, 4)))
+    assert bench.one().reason == "more consumers"
+    assert bench.one().first.reason == "more consumers"
+
+
+@pytest.mark.parametrize("count", [4, 6])
+@pytest.mark.parametrize("ends", [None, (1, 2, 3, 4)])
+def test_a_growth_of_an_earlier_topic_ends_with_one_of_a_later_topic(count, ends):
+    bench = Bench(level=2)
+    other = growth(8, 4, topic="u", topic_id=ident("1"))
+    bench.append(growth(8, 4, topic_id=ident("1")))
+    bench.append(other)
+    if ends:
+        bench.append(growth(8, 4, topic_id=ident("1"), ends=ends))
+    later = growth(2 * count, count, topic_id=ident("2"))
+    bench.append(replaced(later, client_id="eve", tags=person_to_tags("bob")), after=5)
+    first, beside, second = bench.all()
+    assert first.outcome == ("accepted" if ends else "aborted")
+    assert first.ended.how == "recreated"
+    assert outcome_of(first).endswith(
+        "; dropped for a later topic of that name by eve (bob) at "
+        "1970-01-01T00:16:40.005Z"
+    )
+    assert (beside.outcome, beside.ended) == ("open", None)
+    assert (second.outcome, second.ended) == ("open", None)
+    assert second.text == f"topic t from {count} to {2 * count} partitions"
+
+
+def test_a_growth_ends_with_a_reset_to_a_state_without_it():
+    bench = Bench(level=2)
+    state = bench.logs[0].state
+    parts = resets(to_bytes(state), digest(state))
+    bench.append(growth(8, 4))
+    for part in parts:
+        bench.append(part, after=5)
+    first, second = bench.all()
+    assert (first.outcome, first.ended.how) == ("aborted", "reset")
+    assert (first.ended.client_id, second.kind) == ("admin", "reset")
+
+
 def test_a_growth_that_was_refused_is_an_action_of_its_own():
     bench = Bench(2, level=2)
     bench.append(growth(8, 4))

@@ -65,8 +65,9 @@ def producers(monkeypatch):
     return Producer.made
 
 
-def outlet(timeout_ms=1_000):
-    return kafka_outlets(SETTINGS)(writer_timeouts(2_000), timeout_ms)
+def outlet(timeout_ms=1_000, lingers=True):
+    connect = kafka_outlets(SETTINGS, lingers=lingers)
+    return connect(writer_timeouts(2_000), timeout_ms)
 
 
 def test_producer_is_idempotent_and_in_order(producers):
@@ -78,6 +79,7 @@ def test_producer_is_idempotent_and_in_order(producers):
     assert config["allow_auto_create_topics"] is False
     assert (config["request_timeout_ms"], config["delivery_timeout_ms"]) == (500, 1_000)
     assert not {"retries", "max_in_flight_requests_per_connection"} & set(config)
+    assert outlet(lingers=False).config == config | {"linger_ms": 0}
 
 
 def test_outcomes_are_reported(producers):

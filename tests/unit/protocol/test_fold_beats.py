@@ -29,7 +29,7 @@ from logkit import (
 from kafka_marshal.native import compiled
 from kafka_marshal.protocol import fold_beats as module
 from kafka_marshal.protocol.codec import header_of
-from kafka_marshal.protocol.fold_beats import fold_beats
+from kafka_marshal.protocol.fold_beats import Beat, fold_beats
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP, CHECKPOINT_TOPIC
 from kafka_marshal.protocol.items import Halt
 from kafka_marshal.protocol.rationalizer import apply
@@ -70,10 +70,14 @@ def both(log, *, begun=BEGUN) -> tuple[WorldState, int]:
         apply(plain, entry)
     state = deepcopy(plain)
     rest = log.entries[begun:]
-    stop = fold_beats(state, rest, start=0)
-    for entry in rest[:stop]:
+    beats: list[Beat] = []
+    stop = fold_beats(state, rest, start=0, beats=beats)
+    for entry, folded in zip(rest[:stop], beats, strict=True):
         (transition,) = apply(plain, entry)
         assert transition.effect == "renewed"
+        known = plain.keys[transition.key]
+        at = (entry.offset, entry.timestamp_ms, known.epoch)
+        assert folded == (*at, plain.now_ms, known.position)
     # All of it: also what is soft, and what is derived.
     assert state == plain
     assert to_bytes(state) == to_bytes(plain)

@@ -42,7 +42,7 @@ FIELDS = {
     "key_count digest tags",
     "LayoutFinal": "client_id group_id incarnation seq op_id tags",
     "DataGrowth": "client_id group_id incarnation seq topic topic_id old_count "
-    "new_count ends tags",
+    "new_count ends reason tags",
     "LayoutGroups": "client_id group_id incarnation seq op_id source source_offset "
     "settings directives tags",
     "ForgettingPartition": "client_id group_id incarnation seq topic partition epoch "

@@ -315,3 +315,107 @@ def test_whatever_a_server_sends_there_is_a_response_or_an_error(served, noise):
         assert isinstance(ask(found, timeout_s=0.05), Answer)
     server.answers = []
     assert ask(found) == Answer(200, b"hi")
+
+
+def outcome(found, **how):
+    try:
+        answer = ask(found, **how)
+    except ExchangeError as error:
+        return type(error), error.was_sent
+    return answer
+
+
+def without_parsing(monkeypatch):
+    def refuse(_):
+        raise AssertionError("it was parsed")
+
+    monkeypatch.setattr(exchanges.h11.Connection, "next_event", refuse)
+
+
+def test_a_repeated_exchange_is_neither_made_nor_parsed_again(served, monkeypatch):
+    server, found = served
+    for body in (None, b"{}"):
+        ask(found, body=body)
+    longer = OK.replace(b": 2", b": 11").replace(b"hi", b"hello world")
+    server.answers = [OK, longer, OK]
+    without_parsing(monkeypatch)
+    assert ask(found) == Answer(200, b"hi")
+    assert ask(found, body=b'{"a": 1}') == Answer(200, b"hello world")
+    assert ask(found, body=b"{}") == Answer(200, b"hi")
+    (requests,) = server.requests
+    assert requests[2] == requests[0]
+    assert requests[4] == requests[1]
+    assert requests[3] == requests[1].replace(b": 2", b": 8").replace(
+        b"{}", b'{"a": 1}'
+    )
+
+
+DIFFERENT = [
+    b"HTTP/1.1 503 Busy\r\ncontent-length: 2\r\n\r\nno",
+    b"HTTP/1.1 204 None\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nhi",
+    b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nhi",
+    b"HTTP/1.1 200 OK\r\ncontent-length: +2\r\n\r\nhi",
+    b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx: y\r\n\r\nhi",
+    b"HTTP/1.1 200 OK\r\ncontent-length: 20000\r\n\r\n" + b"x" * 20_000,
+    LAST,
+    OK[:20],
+    b"nonsense\r\n\r\n",
+    None,
+]
+
+
+@pytest.mark.parametrize("different", DIFFERENT)
+@pytest.mark.parametrize("body", [None, b"{}"])
+def test_what_differs_from_earlier_responses_is_parsed(served, different, body):
+    server, found = served
+    server.answers = [different]
+    expected = outcome(found, body=body, timeout_s=0.3)
+    for _ in range(2):
+        assert ask(found, body=body) == Answer(200, b"hi")
+    server.answers = [different]
+    assert outcome(found, body=body, timeout_s=0.3) == expected
+    # Whatever it was, the next one is answered.
+    assert ask(found, body=body) == Answer(200, b"hi")
+
+
+def test_a_response_in_pieces_is_awaited(served):
+    server, found = served
+    ask(found)
+    server.answers = [OK[:-1]]
+    with pytest.raises(ExchangeError, match="timed out"):
+        ask(found, timeout_s=0.2)
+    sent = []
+
+    def later(opened, _):
+        with contextlib.suppress(OSError):
+            while data := opened.recv(65_536):
+                sent.append(data)
+                opened.sendall(OK[: 10 * len(sent)])
+                threading.Event().wait(0.02)
+                opened.sendall(OK[10 * len(sent) :])
+
+    server._serve = later
+    for _ in range(4):
+        assert ask(found) == Answer(200, b"hi")
+
+
+def test_a_response_that_is_no_success_is_parsed_each_time(served):
+    server, found = served
+    refusal = b"HTTP/1.1 409 No\r\ncontent-length: 2\r\n\r\nno"
+    server.answers = [refusal] * 3
+    assert [ask(found) for _ in range(3)] == [Answer(409, b"no")] * 3
+    assert ask(found) == Answer(200, b"hi")
+
+
+def test_few_heads_of_requests_are_kept(served, monkeypatch):
+    monkeypatch.setattr(exchanges, "HEADS_MAX", 2)
+    _, found = served
+    for number in range(5):
+        found.request("GET", f"/{number}", body=None, timeout_s=WAIT_S)
+    assert [target for _, target, _ in found._heads] == ["/4"]
+    with pytest.raises(ExchangeError):
+        found.request("GET", "/\n", body=None, timeout_s=WAIT_S)
+    assert len(found._heads) == 1

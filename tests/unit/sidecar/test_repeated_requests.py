@@ -14,10 +14,7 @@ from servedkit import REQUEST, TOKEN, eventually, failure_of, read
 from kafka_marshal.remote import api
 from kafka_marshal.sidecar import repeated_requests, requests
 from kafka_marshal.sidecar.repeated_requests import (
-    BODY_BYTES_MAX,
-    HEAD_BYTES_MAX,
     HEADS_MAX,
-    RepeatedHead,
     RepeatedRequests,
 )
 
@@ -26,69 +23,6 @@ HEAD = b"POST /beat HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nA: b\r\n\r\n"
 
 def request(body=b"", head=HEAD):
     return head % len(body) + body
-
-
-def test_a_head_is_split_around_its_length():
-    head = RepeatedHead.of(request(b"{}"))
-    assert head is not None
-    assert head.before + b"2" + head.after == HEAD % 2
-    assert head.body_of(request(b"abc")) == (len(HEAD % 3), len(HEAD % 3) + 3)
-    assert head.body_of(request()) == (len(HEAD % 0), len(HEAD % 0))
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"POST /beat HTTP/1.1\r\nContent-Length: 2\r\n",
-        b"POST /beat HTTP/1.1\r\nHost: " + b"x" * HEAD_BYTES_MAX + b"\r\n\r\n",
-        b"P / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
-        b"P / HTTP/1.1\r\nX: content-length\r\n\r\n",
-        b"P / HTTP/1.1\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\n",
-        b"P / HTTP/1.1\r\nContent-Length: 2\r\nX: content-length: 3\r\n\r\n",
-        b"P / HTTP/1.1\r\nContent-Length: 12345678\r\n\r\n",
-        b"P / HTTP/1.1\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n",
-        b"P / HTTP/1.1\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n",
-        b"P / HTTP/1.1\r\nContent-Length: 2\r\nConnection: close\r\n\r\n",
-        b"P / HTTP/1.1\r\nContent-Length: 2\r\nUpgrade: h2c\r\n\r\n",
-        b"P / HTTP/1.1\r\nContent-Length: 2\r\nA: b\n\r\n\r\n",
-    ],
-)
-def test_heads_that_mean_more_are_not_repeated(data):
-    assert RepeatedHead.of(data) is None
-
-
-def test_a_head_without_a_length_has_no_body():
-    data = b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n"
-    head = RepeatedHead.of(data)
-    assert head == RepeatedHead(data, None)
-    assert head.body_of(data) == (len(data), len(data))
-    assert head.body_of(data.replace(b"/x", b"/y")) is None
-
-
-def test_a_connection_that_is_kept_alive_may_state_that():
-    data = b"P / HTTP/1.1\r\nConnection: keep-alive\r\ncontent-length: 2\r\n\r\n"
-    assert RepeatedHead.of(data) is not None
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        HEAD[:30],
-        b"GET " + request()[5:],
-        request().replace(b"A: b", b"A: c"),
-        request().replace(b": 0", b": +1"),
-        request().replace(b": 0", b": "),
-        request().replace(b": 0", b": 1_0"),
-        request().replace(b": 0", b": 12345678"),
-        HEAD % (BODY_BYTES_MAX + 1),
-    ],
-)
-def test_other_bytes_do_not_begin_with_the_head(data):
-    head = RepeatedHead.of(request())
-    assert head is not None
-    assert head.body_of(data) is None
 
 
 def taught(answer=lambda body: repeated_requests.response(b"<" + body + b">")):

@@ -133,6 +133,12 @@ def test_a_signal_while_it_connects_ends_it_at_once(world, caplog):
     world.hold.set()
 
 
+def test_threads_that_compute_give_way_soon_while_it_runs(world):
+    before, meanwhile = sys.getswitchinterval(), []
+    world.run(lambda: world.wait_ready() or meanwhile.append(sys.getswitchinterval()))
+    assert meanwhile[0] < before == sys.getswitchinterval()
+
+
 def test_an_error_at_the_start_is_raised(world):
     world.fault = CoordinationError("no broker answers on localhost:9092")
     with pytest.raises(CoordinationError, match="no broker answers"):

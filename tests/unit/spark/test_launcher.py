@@ -37,7 +37,9 @@ known = getattr(sys, "known", 0)
 sys.known = known + 1
 if __name__ == "__main__":
     port = os.environ.get("PYTHON_WORKER_FACTORY_PORT")
+    blas = os.environ.get("OPENBLAS_NUM_THREADS")
     told = {"pid": os.getpid(), "server": os.getppid(), "port": port, "known": known}
+    told["blas"] = blas
     print(json.dumps(told | {"argv": sys.argv, "asked": sys.stdin.readline()}))
     print("told", file=sys.stderr)
     sys.stdout.flush()
@@ -51,6 +53,7 @@ def home(monkeypatch, tmp_path):
     """The folder of servers' sockets; their paths must be short."""
     (tmp_path / "planner.py").write_text(PLANNER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     base = Path("/tmp", f"km-{os.urandom(4).hex()}")
     base.mkdir(mode=0o700)
     monkeypatch.setenv("TMPDIR", str(base))
@@ -93,6 +96,21 @@ print(json.dumps([launched(), launched(), launched(OTHER="1")]))
     assert servers[0] == servers[1] != servers[2]
     # Nothing of one fork is in the next.
     assert [each["known"] for each in found] == [0, 0, 0]
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="no /proc here")
+def test_a_server_has_one_thread_and_leaves_no_trace_of_how(home):
+    found = driver(
+        """
+from pathlib import Path
+
+told = launched()
+threads = [each.name for each in Path(f"/proc/{told['server']}/task").iterdir()]
+print(json.dumps(told | {"threads": len(threads)}))
+"""
+    )
+    assert found["threads"] == 1
+    assert found["blas"] is None
 
 
 def test_a_server_ends_with_its_driver(home):

@@ -19,11 +19,15 @@ def test_this_machine_meets_the_requirements():
 
 @pytest.mark.parametrize("missing", ["pyspark", "pyarrow", "pandas"])
 def test_a_missing_extra_names_what_installs_it(monkeypatch, missing):
-    def find(name):
+    def load(name):
         if name == missing:
             raise ImportError(f"no module named {name}")
 
-    monkeypatch.setattr(requirements, "import_module", find)
+    def find(name):
+        return None if name == missing else object()
+
+    monkeypatch.setattr(requirements, "import_module", load)
+    monkeypatch.setattr(requirements, "find_spec", find)
     with pytest.raises(ConfigurationError, match=missing) as caught:
         requirements.require_spark()
     assert "pip install 'kafka-marshal[spark]'" in str(caught.value)

@@ -1,5 +1,7 @@
 """Arrow batches of what was fetched."""
 
+import subprocess
+import sys
 from datetime import UTC, datetime
 
 import numpy as np
@@ -110,3 +112,55 @@ def test_a_column_of_nothing_keeps_its_type():
     schema = arrow_schema(columns(has_headers=False, has_token=False))
     batch = batch_maker(schema, T3, token=None)(rows)
     assert batch.column("key").type == pa.binary()
+
+
+WITHOUT_PANDAS = """
+import sys
+
+import numpy as np
+import pyarrow as pa
+
+from kafka_marshal.kafka_io.columns import Slice
+from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.spark.rows import arrow_schema, batch_maker, columns
+
+schema = arrow_schema(columns(has_headers=False, has_token=True))
+make = batch_maker(schema, TopicPartition("t", 3), token="1.0.5")
+numbers = np.arange(3)
+rows = Slice(
+    offsets=numbers,
+    times_ms=numbers,
+    kinds=numbers.astype(np.int32),
+    keys=pa.nulls(3, pa.binary()),
+    values=pa.nulls(3, pa.binary()),
+    headers=None,
+)
+make(rows).validate(full=True)
+print("pandas" in sys.modules)
+"""
+
+
+def test_columns_of_arrays_are_made_without_loading_pandas():
+    command = [sys.executable, "-c", WITHOUT_PANDAS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_constant_columns_are_valid_of_any_length():
+    schema = arrow_schema(columns(has_headers=False, has_token=True))
+    make = batch_maker(schema, T3, token=None)
+    for count in (0, 1, 3):
+        none = [None] * count
+        rows = Slice(
+            offsets=range(count),
+            times_ms=[0] * count,
+            kinds=[0] * count,
+            keys=none,
+            values=none,
+            headers=None,
+        )
+        batch = make(rows)
+        batch.validate(full=True)
+        assert batch["topic"].to_pylist() == ["t"] * count
+        assert batch["partition"].to_pylist() == [3] * count
+        assert batch["token"].to_pylist() == none

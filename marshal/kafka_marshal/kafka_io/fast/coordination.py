@@ -84,24 +84,25 @@ _QUERY_S = 2.0
 _RETRY_S = 0.05
 # Longer than queries take to end after close().
 _QUERIES_S_MAX = 3 * _QUERY_S
-# What is appended in one round is ready within it, and goes in one request. Each
-# millisecond more delays every claim and every grant.
+# What is appended in one round is ready within it, and goes in one request. librdkafka
+# waits for whole milliseconds, and each more delays every claim and every grant.
 FAST_LINGER_MS = 0.5
 
 
 _Entries = list[tuple[int, LogEntry]]
 
 
-def writer_config(timeouts: Mapping[str, int]) -> dict[str, Any]:
+def writer_config(timeouts: Mapping[str, int], *, lingers: bool) -> dict[str, Any]:
     """Return the configuration of the producer (PROTOCOL 2.1).
 
     Args:
         timeouts: Request and delivery timeout, as kafka-python names them.
+        lingers: Whether a record waits a moment for others.
     """
     return {
         "acks": "all",
         "enable.idempotence": True,
-        "linger.ms": FAST_LINGER_MS,
+        "linger.ms": FAST_LINGER_MS if lingers else 0,
         "compression.type": "none",
         # The first is sent to the broker; the second ends the wait for its response. By
         # default a stalled leader would block until the delivery timeout.
@@ -123,6 +124,7 @@ class FastOutlet(Outlet):
         settings: ConnectionConfig,
         timeouts: Mapping[str, int],
         *,
+        lingers: bool,
         timeout_ms: int,
     ) -> None:
         """Connect, fetch the topic's metadata, and wait for a producer id.
@@ -134,6 +136,7 @@ class FastOutlet(Outlet):
         Args:
             settings: Connection and name of the topic.
             timeouts: Request and delivery timeout, as kafka-python names them.
+            lingers: Whether a record waits a moment for others.
             timeout_ms: Limit for the whole call.
 
         Raises:
@@ -143,7 +146,7 @@ class FastOutlet(Outlet):
         self._topic = settings.coordination_topic
         delivery_ms = timeouts["delivery_timeout_ms"]
         self._limit_s = (delivery_ms + OVERDUE_GRACE_MS) / 1000
-        self.config = writer_config(timeouts)
+        self.config = writer_config(timeouts, lingers=lingers)
         self._client = new_producer(settings, self.config)
         self._is_over = threading.Event()
         # The fatal error of the producer; set before the event.
@@ -235,11 +238,11 @@ class FastOutlet(Outlet):
         self._is_over.set()
 
 
-def fast_outlets(settings: ConnectionConfig) -> Connect:
-    """Return the factory of outlets to one cluster."""
+def fast_outlets(settings: ConnectionConfig, *, lingers: bool) -> Connect:
+    """Return the factory of outlets to one cluster; see ``TopicLog``."""
 
     def connect(timeouts: Mapping[str, int], timeout_ms: int) -> Outlet:
-        return FastOutlet(settings, timeouts, timeout_ms=timeout_ms)
+        return FastOutlet(settings, timeouts, lingers=lingers, timeout_ms=timeout_ms)
 
     return connect
 
@@ -252,7 +255,7 @@ class FastCoordinationLog(TopicLog):
     _bulk: "EntryReader | None" = None
 
     def _outlet_factory(self) -> Connect:
-        return fast_outlets(self._settings)
+        return fast_outlets(self._settings, lingers=self._lingers)
 
     def _prepare(self) -> None:
         # Number of queries under way: destroying their handle would crash the process.

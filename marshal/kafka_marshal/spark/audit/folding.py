@@ -8,7 +8,8 @@ Members are soft state and not in the snapshot, but later verdicts depend on the
 without them an incremental run would write other rows than one over the whole log.
 """
 
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 import msgspec
@@ -26,9 +27,9 @@ from kafka_marshal.errors import (
 from kafka_marshal.history.historian import Historian
 from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
 from kafka_marshal.kafka_io.topiclog import TopicLog
+from kafka_marshal.past import up_to
 from kafka_marshal.ports import CoordinationLog
 from kafka_marshal.protocol.codec import decode, encode
-from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import Member
 from kafka_marshal.protocol.snapshot import from_bytes, to_bytes
 from kafka_marshal.protocol.state import MemberState, WorldState
@@ -85,6 +86,21 @@ class Bounds:
             return False
         return self.from_ms is None or entry.timestamp_ms >= self.from_ms
 
+    def first_reached(self, run: Sequence[LogEntry]) -> int:
+        """Return the number of the first entry that rows are reported from, or of all.
+
+        For an empty run that is 0.
+        """
+        reached = (at for at, each in enumerate(run) if self.is_reached(each))
+        return next(reached, len(run))
+
+    def cut(self, run: Sequence[LogEntry]) -> Sequence[LogEntry]:
+        """Return the entries of a run before the first one that ends the fold."""
+        if self.to_offset is None and self.to_ms is None:
+            return run
+        past = (at for at, each in enumerate(run) if self.is_past(each))
+        return run[: next(past, len(run))]
+
     def is_past(self, entry: LogEntry) -> bool:
         """Return whether the fold ends before this entry."""
         if self.to_offset is not None and entry.offset > self.to_offset:
@@ -132,19 +148,18 @@ def fold(
     else:
         world, historian = from_checkpoint(work.saved, partition=number)
         start = world.next_offset
-    is_told = False
-    for entry in read(source, work, start=start):
-        if bounds.is_past(entry):
-            break
+    is_reached = False
+    for run in read(source, work, start=start):
+        mine = bounds.cut(run)
         # Once reached, always reached: a leader's clock may go back, and rows must not
         # refer to omitted ones.
-        is_told = is_told or bounds.is_reached(entry)
-        transitions = apply(world, entry)
-        rows = historian.take(world, entry, transitions=transitions)
-        if is_told:
-            for row in rows:
-                yield staged(number, row)
-        if world.halted is not None:
+        first = 0 if is_reached else bounds.first_reached(mine)
+        is_reached = is_reached or first < len(mine)
+        if first:
+            deque(historian.take_run(world, mine[:first]), maxlen=0)
+        for row in historian.take_run(world, mine[first:]):
+            yield staged(number, row)
+        if len(mine) < len(run) or world.halted is not None:
             break
     for row in historian.open_rows():
         yield staged(number, row, is_open=True)
@@ -191,8 +206,10 @@ def _opened(source: Source, partition: int) -> TopicLog:
     )
 
 
-def read(source: Source, work: Work, *, start: int | None) -> Iterator[LogEntry]:
-    """Yield the entries of one coordinating partition, and close its log.
+def read(
+    source: Source, work: Work, *, start: int | None
+) -> Iterator[Sequence[LogEntry]]:
+    """Yield the entries of one coordinating partition in runs, and close its log.
 
     Args:
         source: Connection to the log.
@@ -208,14 +225,14 @@ def read(source: Source, work: Work, *, start: int | None) -> Iterator[LogEntry]
     try:
         if start is not None:
             log.start_at({number: start}, timeout_ms=source.timeout_ms)
-        yield from entries_of(log, work, timeout_ms=source.timeout_ms)
+        yield from runs_of(log, work, timeout_ms=source.timeout_ms)
     finally:
         log.close(0)
 
 
-def entries_of(
+def runs_of(
     log: CoordinationLog, work: Work, *, timeout_ms: int
-) -> Iterator[LogEntry]:
+) -> Iterator[Sequence[LogEntry]]:
     """Yield the entries of a partition from an open log, up to the planned end."""
     number, clock = work.partition, SystemClock()
     since_ms = clock.now_ms()
@@ -226,15 +243,13 @@ def entries_of(
         )
     while log.positions()[number] < work.end:
         try:
-            found = log.poll(POLL_MS)
+            found = log.poll_runs(POLL_MS)
         except CoordinationError as error:
             if not error.retriable:
                 raise
             found = ()
-        for _, entry in found:
-            if entry.offset >= work.end:
-                return
-            yield entry
+        for _, run in found:
+            yield up_to(run, work.end - 1)
         if found:
             since_ms = clock.now_ms()
         elif clock.now_ms() - since_ms > timeout_ms:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from enginekit import fold
-from growkit import Died, Tool, at, growths, keyed, partitions
+from growkit import Died, Tool, at, growths, keyed, partitions, records
 from typer.testing import CliRunner
 
 from kafka_marshal import World
@@ -57,6 +57,11 @@ def test_without_execute_it_is_only_shown(cluster):
     ]
     assert done.stderr == "nothing was written; --execute writes it\n"
     assert (growths(cluster), partitions(cluster)) == ((), 4)
+
+
+def test_the_reason_is_in_the_log(cluster):
+    grow("--reason", "more consumers", "--settle", "15s", "--execute")
+    assert {each.reason for each in records(cluster)} == {"more consumers"}
 
 
 def test_with_execute_it_is_done_with_its_steps_on_stderr(cluster):

@@ -97,7 +97,7 @@ def client(monkeypatch):
 
 @pytest.fixture
 def outlet(client):
-    made = fast_outlets(NOBODY)(writer_timeouts(2_000), 1_000)
+    made = fast_outlets(NOBODY, lingers=True)(writer_timeouts(2_000), 1_000)
     yield made
     made.end().join(timeout=30)
     made.collector.join(timeout=30)  # type: ignore[attr-defined]
@@ -105,7 +105,7 @@ def outlet(client):
 
 
 def test_producer_is_idempotent_and_in_order():
-    assert writer_config(writer_timeouts(2_000)) == {
+    assert writer_config(writer_timeouts(2_000), lingers=True) == {
         "acks": "all",
         "enable.idempotence": True,
         "linger.ms": 0.5,
@@ -116,11 +116,17 @@ def test_producer_is_idempotent_and_in_order():
     }
 
 
+def test_without_linger_each_record_is_sent_at_once():
+    timeouts = writer_timeouts(2_000)
+    config = writer_config(timeouts, lingers=False)
+    assert config == writer_config(timeouts, lingers=True) | {"linger.ms": 0}
+
+
 @pytest.mark.parametrize("heartbeat_interval_ms", [1, 20, 2_000, 60_000, 600_000])
 def test_librdkafka_accepts_the_configuration(heartbeat_interval_ms):
     before = set(clients._live)
     with pytest.raises(KafkaException) as caught:
-        fast_outlets(NOBODY)(writer_timeouts(heartbeat_interval_ms), 1)
+        fast_outlets(NOBODY, lingers=True)(writer_timeouts(heartbeat_interval_ms), 1)
     assert caught.value.args[0].name() in {"_TRANSPORT", "_TIMED_OUT"}
     for thread in threading.enumerate():
         if thread.name == "marshal-deliveries":

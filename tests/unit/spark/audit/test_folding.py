@@ -24,10 +24,10 @@ from kafka_marshal.spark.audit.folding import (
     LogEnds,
     Source,
     Work,
-    entries_of,
     fold,
     from_checkpoint,
     log_ends,
+    runs_of,
     to_checkpoint,
 )
 from kafka_marshal.testing.clock import VirtualClock
@@ -47,13 +47,16 @@ def story():
     return log
 
 
-@pytest.fixture
-def log(monkeypatch):
-    made = story()
+@pytest.fixture(params=[1, 2, 100])
+def log(monkeypatch, request):
+    made, run_max = story(), request.param
 
     def read(source, work, *, start):
         del source
-        return iter([e for e in made.entries if (start or 0) <= e.offset < work.end])
+        found = [e for e in made.entries if (start or 0) <= e.offset < work.end]
+        for at in range(0, len(found), run_max):
+            yield found[at : at + run_max]
+            yield []
 
     monkeypatch.setattr(folding, "read", read)
     monkeypatch.setattr(folding, "begin", lambda *_, **__: WorldState(0))
@@ -85,7 +88,7 @@ def test_rows_are_yielded_before_the_log_is_read_to_its_end(monkeypatch, log):
         del source, work, start
         for entry in log.entries:
             taken.append(entry.offset)
-            yield entry
+            yield [entry]
 
     monkeypatch.setattr(folding, "read", read)
     rows = fold(
@@ -203,7 +206,7 @@ class FakeLog:
     def positions(self):
         return {2: self.at}
 
-    def poll(self, timeout_ms):
+    def poll_runs(self, timeout_ms):
         found = self.polls.pop(0) if self.polls else []
         if isinstance(found, Exception):
             raise found
@@ -211,7 +214,7 @@ class FakeLog:
         clock.advance(timeout_ms if not found else 0)  # type: ignore[attr-defined]
         if found:
             self.at = found[-1].offset + 1
-        return [(2, entry) for entry in found]
+        return [(2, found)] if found else []
 
 
 @pytest.fixture
@@ -224,7 +227,8 @@ def clock(monkeypatch):
 def read(log, end):
     return [
         each.offset
-        for each in entries_of(log, Work(partition=2, end=end), timeout_ms=5_000)
+        for run in runs_of(log, Work(partition=2, end=end), timeout_ms=5_000)
+        for each in run
     ]
 
 
