@@ -42,7 +42,7 @@ BROKEN = variants.listed("broken beginnings of a partition")
 
 def test_the_table_lists_every_variant():
     found = {plant.__name__: world for plant, world in PLANTED} | {PROBE_LATE: "new"}
-    assert {name: row[1] for name, row in BROKEN.items()} == found
+    assert {name: row[0] for name, row in BROKEN.items()} == found
 
 
 @pytest.mark.parametrize(
@@ -61,5 +61,5 @@ def _assert_found(name, model):
     found = search(model)
     print(found)  # noqa: T201 - the way there, shown with -s
     assert found.broken is not None
-    assert found.broken.partition(":")[0] == BROKEN[name][2]
+    assert found.broken.partition(":")[0] == BROKEN[name][1]
     assert found.trace
