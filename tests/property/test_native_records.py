@@ -133,6 +133,23 @@ def test_hostile_fetches_are_read_as_in_python(raw, start, portion):
     assert found == expected
 
 
+def test_offsets_that_go_back_are_those_of_python():
+    """The first batch has a record behind its own end, where a fetch may begin."""
+    raw = b""
+    for base, delta in ((0, 3), (2, 0), (3, 0)):
+        builder = new_batch()
+        builder.append(delta, timestamp=1, key=None, value=b"v", headers=[])
+        made = bytearray(builder.build())
+        struct.pack_into(">q", made, 0, base)
+        struct.pack_into(">i", made, LAST_DELTA_AT, int(base == 0))
+        struct.pack_into(">I", made, CHECKSUM_AT, crc32c.crc32c(bytes(made[21:])))
+        raw += made
+    for start in range(5):
+        *found, _ = read(raw, start=start, portion=1, can_pack=True)
+        *expected, _ = read(raw, start=start, portion=1, can_pack=False)
+        assert found == expected
+
+
 @given(st.lists(rows, min_size=1, max_size=4))
 def test_sound_batches_without_a_gap_are_one_piece(contents):
     raw, base = b"", 0

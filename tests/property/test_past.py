@@ -10,6 +10,7 @@ from pastlogs import RandomLog, cluster_of
 from kafka_marshal import World, views
 from kafka_marshal.defaults import COORDINATION_TOPIC
 from kafka_marshal.engine import checkpoint_reader
+from kafka_marshal.protocol.layout import used_count
 from kafka_marshal.protocol.snapshot import to_bytes
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.testing.fakesession import FakeCoordinationLog
@@ -63,7 +64,13 @@ class Scene:
                 for t in sorted(expected.keys() - set(unknown))
                 if self.is_beyond_the_bound(t, time_ms) and self.starts[t]
             ]
-        assert list(world.log_start_missing) == sorted(unknown)
+        lost = {*world.log_start_missing, *world.unused}
+        assert sorted(lost) == sorted(unknown)
+        if world.unused:
+            count = used_count(expected[0])
+            assert count is not None
+            assert all(t >= count for t in world.unused)
+            assert all(t < count for t in world.log_start_missing)
         found = {state.partition: state for state in world.partitions}
         assert found.keys() == expected.keys()
         for t in expected.keys() - set(unknown):
@@ -112,7 +119,7 @@ def test_a_wrong_time_index_of_a_broker_makes_no_view_wrong(seed):
             for state in view.partitions:
                 t = state.partition
                 expected = scene.logs[t].at_time(entry.timestamp_ms)
-                if t not in view.log_start_missing:
+                if t not in (*view.log_start_missing, *view.unused):
                     assert to_bytes_or_none(state) == to_bytes_or_none(expected)
 
 

@@ -188,8 +188,10 @@ class FetchedRecords(FetchedBatches):
         fetch = self._fetch
         if self._aborted or self._aborting or self._error or not fetch.is_checked:
             return False
-        data, first = fetch.data, fetch.offset
-        while (found := index_batches(data, at=self._at, first=first)) is not None:
+        data = fetch.data
+        while (
+            found := index_batches(data, at=self._at, first=self._first)
+        ) is not None:
             self._skip_to(found.behind, found.leader_epoch)
             if found.places:
                 self._begin_run(found.run(data, fetch.place), found.next_offset)
@@ -200,13 +202,19 @@ class FetchedRecords(FetchedBatches):
     def _pack(self, batch: memoryview, header: Header) -> bool:
         """Take a batch without parsing it, if that can be."""
         fetch = self._fetch
-        found = pack(batch, header, first=fetch.offset, place=fetch.place)
+        found = pack(batch, header, first=self._first, place=fetch.place)
         if found is not None:
             self._begin_run(found, header.next_offset)
         return found is not None
 
+    @property
+    def _first(self) -> int:
+        """Offset below which records are dropped: until one that is not is found."""
+        return 0 if self._is_begun else self._fetch.offset
+
     def _begin_run(self, run: PackedRun, end: int) -> None:
         self._packed, self._packed_end, self._left = run, end, run.count
+        self._is_begun = True
 
     def _cut(self, packed: PackedRun, most: int) -> PackedPiece:
         start = packed.count - self._left
