@@ -339,12 +339,20 @@ class Dispatcher:
         elif is_requested or self._subscription.expects_claim:
             # Wait for the verdict, or the claim, and fetch meanwhile: neither would end
             # a wait for records.
-            if self._read(0):
+            wait_ms = min(left_ms, FETCH_SLICE_MS) if self._lacks_records() else 0
+            if self._read(wait_ms):
                 self._request_fetched()
-            else:
+            elif not wait_ms:
                 self._wait(slice_ms if is_requested else min(left_ms, CLAIM_SLICE_MS))
         elif self._read(min(left_ms, FETCH_SLICE_MS)):
             self._request_fetched()
+
+    def _lacks_records(self) -> bool:
+        """Return whether records are granted and to be fetched, and none are there."""
+        if self._subscription.expects_claim or not self._is_at_most_once:
+            return False
+        is_any_fetched = any(place.buffered_count for place in self.places.values())
+        return not is_any_fetched and bool(self._unfetched())
 
     def _request_fetched(self) -> None:
         """Request grants, at most once, for what was just fetched."""

@@ -20,7 +20,7 @@ from kafka_marshal.protocol.types import Key, OffsetRange, Owner
 REQUESTS_IN_FLIGHT_MAX = 64
 # As many as hide a round trip and save requests are used: the time of a few round trips
 # and of WORK_PER_ROUND_US. This bounds what fast handlers may lose in a crash.
-DEPTH_MAX_DEFAULT = 32
+DEPTH_MAX_DEFAULT = 64
 # A batch ahead must save at least 1/20 of the time to be worth its risk.
 GAIN_MIN = 20
 SAMPLES_PER_AVERAGE = 4

@@ -1,5 +1,7 @@
 """At most once (PROTOCOL 6.2), over a whole log."""
 
+from types import SimpleNamespace
+
 import pytest
 import variants
 from enginekit import (
@@ -19,12 +21,13 @@ from enginekit import (
     write,
 )
 
+from kafka_marshal.engine.dispatcher import FETCH_SLICE_MS, WAIT_SLICE_MS
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.records import (
     ClaimingMessages,
     ReleasingPartition,
 )
-from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.protocol.types import OffsetRange, TopicPartition
 from kafka_marshal.testing.fakestore import AppendFate
 
 T1 = TopicPartition("t", 1)
@@ -216,6 +219,33 @@ def test_small_polls_look_for_grants_once_in_a_millisecond(monkeypatch):
     cluster.run(20)
     assert node.consumer.poll(0, 1)
     assert len(looks) == 2
+
+
+def test_records_that_are_granted_are_waited_for_though_verdicts_are_pending(
+    monkeypatch,
+):
+    cluster = world(records=(40,))
+    node = owning(cluster, delivery=AMO, most=10)
+    hands = node.consumer._hands
+    hands.follow()
+    (place,) = hands.places.values()
+    progress = place.holding.progress
+    progress._grants.append(OffsetRange(0, 5))
+    progress.request(1, 9)
+    reads, waits = [], []
+    monkeypatch.setattr(hands, "_read", reads.append)
+    monkeypatch.setattr(hands, "_wait", waits.append)
+    hands.fetch(1_000)
+    assert (reads, waits) == ([FETCH_SLICE_MS], [])
+    hands.fetch(0)
+    assert (reads[1:], waits) == ([0], [0])
+    place.fetched = [SimpleNamespace(offset=9)]
+    hands.fetch(1_000)
+    assert (reads[2:], waits[1:]) == ([0], [WAIT_SLICE_MS])
+    place.fetched = []
+    hands.pause([place.partition])
+    hands.fetch(1_000)
+    assert FETCH_SLICE_MS not in reads[3:]
 
 
 @pytest.mark.parametrize("delivery", [ALO, AMO])
