@@ -102,8 +102,8 @@ LOADS = (
     Load(stored=2_000_000, python=800_000, bare=200_000, value_bytes=1_000),
     Load(stored=4_000_000, python=2_000_000, bare=300_000, value_bytes=100),
     Load(
-        stored=1_000_000,
-        python=500_000,
+        stored=3_000_000,
+        python=1_500_000,
         bare=200_000,
         value_bytes=100,
         batch_max=SMALL_BATCH,
