@@ -259,21 +259,9 @@ typedef struct {
 static int get_piece(PyObject *argument, Piece *piece) {
     PyObject *data, *places;
     if (!PyArg_ParseTuple(argument, "OOnni:fill_columns", &data, &places, &piece->start,
-                          &piece->stop, &piece->fields) ||
-        get_fetch(data, places, &piece->fetch) < 0)
+                          &piece->stop, &piece->fields))
         return -1;
-    if (0 <= piece->start && piece->start <= piece->stop &&
-        piece->stop <= piece->fetch.count)
-        return 0;
-    PyErr_SetString(PyExc_IndexError, "there are no such records");
-    PyBuffer_Release(&piece->fetch.data);
-    return -1;
-}
-
-static int read_at(const Piece *piece, Py_ssize_t number, Batch *batch, Record *record) {
-    if (read_place(&piece->fetch, number, batch, record)) return READ;
-    PyErr_SetString(PyExc_ValueError, "the records are not those of the index");
-    return FAILED;
+    return get_records(data, places, piece->start, piece->stop, &piece->fetch);
 }
 
 /* Add to the columns what a piece takes at most: its keys and values lie in between. */
@@ -281,8 +269,8 @@ static int add_room(const Piece *piece, Columns *columns) {
     Batch batch = {0};
     Record first, last;
     if (piece->start == piece->stop) return READ;
-    if (read_at(piece, piece->start, &batch, &first) != READ ||
-        read_at(piece, piece->stop - 1, &batch, &last) != READ)
+    if (find_record(&piece->fetch, piece->start, &batch, &first) < 0 ||
+        find_record(&piece->fetch, piece->stop - 1, &batch, &last) < 0)
         return FAILED;
     Py_ssize_t most = last.headers - first.key.at;
     if (most < 0 || columns->values.size > DATA_BYTES_MAX - most) return LEFT;
@@ -298,7 +286,7 @@ static int copy_piece(const Piece *piece, Columns *columns) {
     Record record;
     for (Py_ssize_t i = piece->start; i < piece->stop; i++) {
         Py_ssize_t at = columns->count++;
-        if (read_at(piece, i, &batch, &record) != READ) return FAILED;
+        if (find_record(&piece->fetch, i, &batch, &record) < 0) return FAILED;
         if (!add_part(&columns->keys, at, &record.key) ||
             !add_part(&columns->values, at, &record.value))
             return LEFT;

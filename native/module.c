@@ -4,7 +4,7 @@
 #include "native.h"
 
 /* Equal to that of ``kafka_marshal/native.py``: other builds are not used. */
-#define REVISION 9
+#define REVISION 10
 
 static PyMethodDef METHODS[] = {
     {"fold_beats", (PyCFunction)(void (*)(void))fold_beats,
@@ -17,7 +17,7 @@ static PyMethodDef METHODS[] = {
     {"index_entries", index_entries, METH_VARARGS, NULL},
     {"index_records", index_records, METH_VARARGS, NULL},
     {"make_records", make_records, METH_VARARGS, NULL},
-    {"read_columns", read_columns, METH_VARARGS, NULL},
+    {"read_column", read_column, METH_VARARGS, NULL},
     {"read_entries", read_entries, METH_VARARGS, NULL},
     {"to_columns", to_columns, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

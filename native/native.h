@@ -43,7 +43,7 @@ PyObject *find_later(PyObject *module, PyObject *args);
 PyObject *index_entries(PyObject *module, PyObject *args);
 PyObject *index_records(PyObject *module, PyObject *args);
 PyObject *make_records(PyObject *module, PyObject *args);
-PyObject *read_columns(PyObject *module, PyObject *args);
+PyObject *read_column(PyObject *module, PyObject *args);
 PyObject *read_entries(PyObject *module, PyObject *args);
 PyObject *to_columns(PyObject *module, PyObject *args);
 int init_beats(void); /* before the first call; -1 on an error */

@@ -66,46 +66,14 @@ static PyObject *new_headers(const Record *record, const unsigned char *end) {
     return found;
 }
 
-/* Set an element of a column, which takes the reference. */
-static int set_field(PyObject *column, Py_ssize_t at, PyObject *made) {
-    return made == NULL ? -1 : PyList_SetItem(column, at, made);
-}
-
-typedef struct {
-    PyObject *keys, *values, *times, *headers; /* NULL: not wanted */
-} Columns;
-
-static int add_record(const Columns *columns, Py_ssize_t at, const Record *record,
-                      const unsigned char *end) {
-    if (columns->keys && set_field(columns->keys, at, new_part(&record->key)) < 0)
-        return -1;
-    if (columns->values && set_field(columns->values, at, new_part(&record->value)) < 0)
-        return -1;
-    if (columns->times &&
-        set_field(columns->times, at, PyLong_FromLongLong(record->time_ms)) < 0)
-        return -1;
-    if (columns->headers &&
-        set_field(columns->headers, at, new_headers(record, end)) < 0)
-        return -1;
-    return 0;
-}
-
-/* Make an empty column; NULL without an error if it is not wanted. */
-static PyObject *new_column(int is_wanted, Py_ssize_t size) {
-    return is_wanted && !PyErr_Occurred() ? PyList_New(size) : NULL;
-}
-
-/* Read a record of a fetch by its number; -1 on an error. */
-static int find_record(const Fetch *fetch, Py_ssize_t number, Batch *batch,
-                       Record *record) {
+int find_record(const Fetch *fetch, Py_ssize_t number, Batch *batch, Record *record) {
     if (read_place(fetch, number, batch, record)) return 0;
     PyErr_SetString(PyExc_ValueError, "the records are not those of the index");
     return -1;
 }
 
-/* Look at records ``start`` to ``stop`` of a fetch; -1 on an error. */
-static int get_records(PyObject *data, PyObject *places, Py_ssize_t start,
-                       Py_ssize_t stop, Fetch *fetch) {
+int get_records(PyObject *data, PyObject *places, Py_ssize_t start, Py_ssize_t stop,
+                Fetch *fetch) {
     if (get_fetch(data, places, fetch) < 0) return -1;
     if (0 <= start && start <= stop && stop <= fetch->count) return 0;
     PyErr_SetString(PyExc_IndexError, "there are no such records");
@@ -113,49 +81,33 @@ static int get_records(PyObject *data, PyObject *places, Py_ssize_t start,
     return -1;
 }
 
-/* Fill the columns with records ``start`` to ``stop``; -1 on an error. */
-static int add_records(const Columns *columns, const Fetch *fetch, Py_ssize_t start,
-                        Py_ssize_t stop) {
-    Batch batch = {0};
-    for (Py_ssize_t i = start; i < stop; i++) {
-        Record record;
-        if (find_record(fetch, i, &batch, &record) < 0) return -1;
-        if (add_record(columns, i - start, &record, fetch->end) < 0) return -1;
-    }
-    return 0;
+/* Make the field of a record; NULL on an error. */
+static PyObject *new_field(const Record *record, int field) {
+    if (field == TIMES) return PyLong_FromLongLong(record->time_ms);
+    return new_part(field == KEYS ? &record->key : &record->value);
 }
 
-static PyObject *column_or_none(PyObject *column) {
-    return column == NULL ? Py_NewRef(Py_None) : column;
-}
-
-PyObject *read_columns(PyObject *module, PyObject *args) {
+PyObject *read_column(PyObject *module, PyObject *args) {
     PyObject *data, *places;
     Py_ssize_t start, stop;
     Fetch fetch;
-    int fields, result = -1;
+    Batch batch = {0};
+    int field;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOnni:read_columns", &data, &places, &start, &stop,
-                          &fields) ||
+    if (!PyArg_ParseTuple(args, "OOnni:read_column", &data, &places, &start, &stop,
+                          &field) ||
         get_records(data, places, start, stop, &fetch) < 0)
         return NULL;
-    Columns columns = {0};
-    columns.keys = new_column(fields & KEYS, stop - start);
-    columns.values = new_column(fields & VALUES, stop - start);
-    columns.times = new_column(fields & TIMES, stop - start);
-    columns.headers = new_column(fields & HEADERS, stop - start);
-    if (!PyErr_Occurred()) result = add_records(&columns, &fetch, start, stop);
+    PyObject *made = PyList_New(stop - start);
+    for (Py_ssize_t i = start; made != NULL && i < stop; i++) {
+        Record record;
+        PyObject *each = NULL;
+        if (find_record(&fetch, i, &batch, &record) == 0)
+            each = new_field(&record, field);
+        if (each == NULL || PyList_SetItem(made, i - start, each) < 0) Py_CLEAR(made);
+    }
     PyBuffer_Release(&fetch.data);
-    if (result == 0)
-        return Py_BuildValue("NNNN", column_or_none(columns.keys),
-                             column_or_none(columns.values),
-                             column_or_none(columns.times),
-                             column_or_none(columns.headers));
-    Py_XDECREF(columns.keys);
-    Py_XDECREF(columns.values);
-    Py_XDECREF(columns.times);
-    Py_XDECREF(columns.headers);
-    return NULL;
+    return made;
 }
 
 /* --- records --------------------------------------------------------------------------- */

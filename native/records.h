@@ -52,6 +52,13 @@ int get_fetch(PyObject *data, PyObject *places, Fetch *fetch);
  * before; LEFT if there is none. */
 int read_place(const Fetch *fetch, Py_ssize_t number, Batch *batch, Record *record);
 
+/* Look at records ``start`` to ``stop`` of a fetch; -1 on an error. */
+int get_records(PyObject *data, PyObject *places, Py_ssize_t start, Py_ssize_t stop,
+                Fetch *fetch);
+
+/* Read a record of a fetch by its number; -1 on an error. */
+int find_record(const Fetch *fetch, Py_ssize_t number, Batch *batch, Record *record);
+
 /* Return the bytes, or None. */
 PyObject *new_part(const Part *part);
 

@@ -7,7 +7,7 @@ run where nothing was compiled. ``hatch_build.py`` compiles ``native/``.
 from importlib import import_module
 from types import ModuleType
 
-REVISION = 9
+REVISION = 10
 """Changes with what the compiled functions take or return."""
 
 

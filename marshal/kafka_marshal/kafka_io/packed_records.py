@@ -153,11 +153,10 @@ class PackedPiece(NamedTuple):
         if name == "offset":
             return list(range(self.offset_at(0), self.last_offset + 1))
         assert compiled is not None
-        field, run = _FIELDS[name], self.run
-        found = compiled.read_columns(
-            run.data, run.places, self.start, self.stop, field
+        run = self.run
+        made: list[Any] = compiled.read_column(
+            run.data, run.places, self.start, self.stop, _FIELDS[name]
         )
-        made: list[Any] = found[field.bit_length() - 1]
         return made
 
     def records(self, token: Token | None) -> Iterator[Record]:

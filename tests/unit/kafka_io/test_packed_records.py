@@ -261,7 +261,7 @@ def test_an_index_of_other_records_is_refused():
     found = packed(numbered(0, 3))
     other = (b"\x00" * len(found.data), found.places)
     with pytest.raises(ValueError, match="not those of the index"):
-        compiled.read_columns(*other, 0, 3, VALUES)
+        compiled.read_column(*other, 0, 3, VALUES)
     with pytest.raises(ValueError, match="not those of the index"):
         compiled.make_records(ParsedRecord, *other, 0, 3, VALUES, None, found.origin)
     with pytest.raises(ValueError, match="not those of the index"):
@@ -269,7 +269,7 @@ def test_an_index_of_other_records_is_refused():
     whole = (found.data, found.places)
     for start, stop in ((0, 4), (-1, 2), (2, 1)):
         with pytest.raises(IndexError):
-            compiled.read_columns(*whole, start, stop, VALUES)
+            compiled.read_column(*whole, start, stop, VALUES)
         at = (ParsedRecord, *whole, start, stop, VALUES, None, found.origin)
         with pytest.raises(IndexError):
             compiled.make_records(*at)
@@ -277,7 +277,7 @@ def test_an_index_of_other_records_is_refused():
             compiled.fill_columns((*whole, 0, 1, KEYS), (*whole, start, stop, KEYS))
     for data, places in ((found.data, None), (None, found.places)):
         with pytest.raises(TypeError):
-            compiled.read_columns(data, places, 0, 1, VALUES)
+            compiled.read_column(data, places, 0, 1, VALUES)
         with pytest.raises(TypeError):
             compiled.fill_columns((data, places, 0, 1, VALUES))
 
@@ -302,11 +302,12 @@ def test_fields_that_no_record_has_are_not_read():
     ]
     whole = packed(batch(0, (1, None, b"v", []), (2, b"k", None, [("h", b"")])))
     assert whole.fields == KEYS | VALUES | TIMES | HEADERS
-    found = compiled.read_columns(whole.data, whole.places, 0, 2, 15)
-    expected = ([None, b"k"], [b"v", None], [1, 2], [(), (("h", b""),)])
-    assert found == expected
-    nothing = compiled.read_columns(whole.data, whole.places, 0, 2, 0)
-    assert nothing == (None,) * 4
+    expected = {KEYS: [None, b"k"], VALUES: [b"v", None], TIMES: [1, 2]}
+    for field, column in expected.items():
+        assert compiled.read_column(whole.data, whole.places, 0, 2, field) == column
+    made = Records([PackedPiece(whole, 0, 2)], token=None)
+    assert [each.headers for each in made] == [(), (("h", b""),)]
+    assert compiled.read_column(whole.data, whole.places, 1, 1, VALUES) == []
 
 
 # --- fetches
