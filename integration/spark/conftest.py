@@ -8,6 +8,7 @@ from pathlib import Path
 
 import postgres
 import pytest
+from sparkkit import Kit
 
 from kafka_marshal.spark import register
 from kafka_marshal.spark.requirements import require_java, require_spark
@@ -29,6 +30,18 @@ SETTINGS = {
     "spark.task.maxFailures": "4",
     "spark.stage.maxConsecutiveAttempts": "4",
 }
+
+
+@pytest.fixture
+def kit(spark, domain, tmp_path):
+    """Queries of one test; its module has the domain."""
+    return Kit(spark, domain, tmp_path)
+
+
+@pytest.fixture
+def group(unique):
+    """A group of one test."""
+    return unique("group")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 from domain import opened
-from sparkkit import Kit, cells, every, keeping
+from sparkkit import cells, every, keeping
 from waiting import eventually
 
 from kafka_marshal import TopicPartition
@@ -30,11 +30,6 @@ def own_broker(files):
 def domain(own_broker, unique):
     with opened(own_broker, unique, h_ms=H_MS) as domain:
         yield domain
-
-
-@pytest.fixture
-def kit(spark, domain, tmp_path):
-    return Kit(spark, domain, tmp_path)
 
 
 def recreate(domain, topic, count):

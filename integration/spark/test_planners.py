@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from domain import opened
-from sparkkit import Kit, keeping
+from sparkkit import keeping
 from waiting import eventually
 
 from kafka_marshal.spark.launcher import PLANNER
@@ -25,16 +25,6 @@ def python():
 def domain(broker, unique):
     with opened(broker, unique, h_ms=H_MS) as domain:
         yield domain
-
-
-@pytest.fixture
-def kit(spark, domain, tmp_path):
-    return Kit(spark, domain, tmp_path)
-
-
-@pytest.fixture
-def group(unique):
-    return unique("group")
 
 
 def processes():

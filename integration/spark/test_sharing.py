@@ -5,7 +5,7 @@ import threading
 
 import pytest
 from domain import opened
-from sparkkit import RUN_S, Far, Kit
+from sparkkit import RUN_S, Far
 from waiting import eventually as soon
 
 from kafka_marshal import ClaimLost
@@ -22,11 +22,6 @@ EACH = 100
 def domain(broker, unique):
     with opened(broker, unique, h_ms=H_MS) as domain:
         yield domain
-
-
-@pytest.fixture
-def kit(spark, domain, tmp_path):
-    return Kit(spark, domain, tmp_path)
 
 
 def eventually(condition, what):

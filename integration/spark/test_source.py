@@ -32,16 +32,6 @@ def topic(domain):
     return domain.data_topic(3, records_each=20)
 
 
-@pytest.fixture
-def kit(spark, domain, tmp_path):
-    return Kit(spark, domain, tmp_path)
-
-
-@pytest.fixture
-def group(unique):
-    return unique("group")
-
-
 def places(frame):
     return sorted((row.partition, row.offset) for row in frame.collect())
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from domain import opened
 from sidecars import start_sidecar
-from sparkkit import RUN_S, Far, Kit, cells, every, failing
+from sparkkit import RUN_S, Far, cells, every, failing
 from waiting import WAIT_MS
 from waiting import eventually as soon
 
@@ -38,11 +38,6 @@ def domain(broker, unique):
 def sidecar(domain):
     with start_sidecar(domain, client_id="host-a") as found:
         yield found
-
-
-@pytest.fixture
-def kit(spark, domain, tmp_path):
-    return Kit(spark, domain, tmp_path)
 
 
 # Two queries of two groups in a process of its own. Each prints what it is given;
