@@ -235,11 +235,16 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Release every partition at its confirmed position."""
-        query, self._query = self._query, None
-        if query is not None:
+        query = self._query
+        if query is None:
+            return
+        try:
             from kafka_marshal.spark.query import ignore_termination
 
             ignore_termination()
+        finally:
+            # Also where SIGTERM came right before: it interrupts only once.
+            self._query = None
             query.close()
 
     # --- opening

@@ -342,6 +342,30 @@ def test_sigterm_does_not_interrupt_stop(reader, monkeypatch):
     assert ended == [None]
 
 
+def test_sigterm_right_before_it_is_ignored_does_not_keep_claims(reader, monkeypatch):
+    """Spark closes the connection, and a signal may come while that ends the query."""
+    ours = signal.getsignal(signal.SIGTERM)
+    module._handle_termination()
+    plain = module.ignore_termination
+
+    def ignore():
+        signal.raise_signal(signal.SIGTERM)
+        plain()
+
+    monkeypatch.setattr(module, "ignore_termination", ignore)
+    try:
+        one = reader()
+        one.latestOffset({}, ReadAllAvailable())
+        query, _ = one.made[0]
+        with pytest.raises(SystemExit):
+            one.stop()
+    finally:
+        signal.signal(signal.SIGTERM, ours)
+    assert query.closed == 1
+    one.stop()
+    assert query.closed == 1
+
+
 def test_a_worker_gets_options_without_connections(reader):
     one = reader()
     one.latestOffset({}, ReadAllAvailable())
