@@ -24,6 +24,9 @@ PLANNER = "pyspark.sql.streaming.python_streaming_source_runner"
 SERVER = "from kafka_marshal.spark.forkserver import main; main()"
 # Spark waits for 10 s.
 START_S = 30.0
+# With a SIGTERM Spark closes its connection, which ends a planner in order. Passed on
+# at once, the signal would come while that happens.
+TERMINATE_AFTER_S = 1.0
 PID_BYTES = 4
 LENGTH_BYTES = 4
 BACKLOG = 16
@@ -53,7 +56,7 @@ def run_forked(module: str) -> None:
     """Run a module as ``__main__`` in a fork of the server, until it ends.
 
     The fork takes the environment and the standard streams of this process over, and
-    gets its SIGTERM.
+    gets its SIGTERM, if it has not ended ``TERMINATE_AFTER_S`` later.
 
     Raises:
         OSError: It was not started.
@@ -69,11 +72,16 @@ def run_forked(module: str) -> None:
                 raise ConnectionResetError("the fork ended before it ran")
             pid = int.from_bytes(told)
 
-            def end(number: int, _: object) -> None:
+            def end(*_: object) -> None:
                 with suppress(ProcessLookupError):
-                    os.kill(pid, number)
+                    os.kill(pid, signal.SIGTERM)
 
-            signal.signal(signal.SIGTERM, end)
+            def end_later(*_: object) -> None:
+                if signal.getitimer(signal.ITIMER_REAL)[0] == 0:
+                    signal.setitimer(signal.ITIMER_REAL, TERMINATE_AFTER_S)
+
+            signal.signal(signal.SIGALRM, end)
+            signal.signal(signal.SIGTERM, end_later)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
         connection.settimeout(None)

@@ -22,9 +22,9 @@ DRIVER = """
 import json, os, signal, subprocess, sys
 CODE = "from kafka_marshal.spark import launcher; launcher.run_forked('planner')"
 
-def launcher(**more):
+def launcher(code=CODE, **more):
     return subprocess.Popen(
-        [sys.executable, "-c", CODE], env=os.environ | more, text=True,
+        [sys.executable, "-c", code], env=os.environ | more, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 def launched(**more):
@@ -45,6 +45,9 @@ if __name__ == "__main__":
     sys.stdout.flush()
     while "PYTHON_WORKER_FACTORY_WAITS" in os.environ:
         time.sleep(600)
+    if "PYTHON_WORKER_FACTORY_READS" in os.environ:
+        sys.stdin.read()
+        print("ended in order")
 """
 
 
@@ -161,6 +164,23 @@ print(json.dumps(told | {"code": process.returncode}))
     )
     assert found["code"] == 0
     until(lambda: not is_alive(found["pid"]), "end of the fork")
+
+
+def test_a_fork_that_ends_in_order_gets_no_signal(home):
+    """Spark closes its connection, too."""
+    found = driver(
+        """
+code = CODE.replace(";", "; launcher.TERMINATE_AFTER_S = 600;")
+process = launcher(code, PYTHON_WORKER_FACTORY_READS="1")
+process.stdin.write("asked\\n")
+process.stdin.flush()
+told = json.loads(process.stdout.readline())
+process.terminate()
+rest, _ = process.communicate()
+print(json.dumps(told | {"code": process.returncode, "rest": rest}))
+"""
+    )
+    assert (found["code"], found["rest"]) == (0, "ended in order\n")
 
 
 def test_other_programs_run_in_this_python(home):
