@@ -15,7 +15,7 @@ from contextlib import suppress
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
@@ -27,6 +27,7 @@ from kafka_marshal_cli import completion_cache, parsing, presenters, profiles, r
 from kafka_marshal_cli.exits import ExitCode, exit_code, message
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.profiles import Config, ProfileName, SelectedProfile
+from kafka_marshal_cli.terminal import terminal
 
 if TYPE_CHECKING:
     from kafka_marshal import Admin, World, WorldWatch
@@ -316,19 +317,6 @@ def notify(text: str) -> None:
     with suppress(BrokenPipeError):
         sys.stderr.write(render.escape_lines(text) + "\n")
         sys.stderr.flush()
-
-
-def terminal(stream: TextIO) -> tuple[int | None, bool]:
-    """Return the width of a terminal and whether it shows colour."""
-    if not stream.isatty():
-        return None, False
-    columns = os.environ.get("COLUMNS", "")
-    width = int(columns) if columns.isdecimal() else 0
-    if not width:
-        with suppress(OSError):
-            width = os.get_terminal_size(stream.fileno()).columns
-    is_dumb = os.environ.get("TERM", "") in {"", "dumb"}
-    return width or 80, not (os.environ.get("NO_COLOR") or is_dumb)
 
 
 _CONNECTION = {

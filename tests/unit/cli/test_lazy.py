@@ -48,12 +48,9 @@ def modules_of(done):
     ("arguments", "unwanted"),
     [
         (["--version"], [*KAFKA, "typer", "rich", "attrs", "msgspec", COMMANDS]),
-        (["--help"], [*KAFKA, "msgspec", "kafka_marshal.config", COMMANDS]),
-        (
-            ["claims", "list", "--help"],
-            [*KAFKA, f"{COMMANDS}.claims_watch", "rich.live"],
-        ),
-        (["groups", "list", "--help"], [*KAFKA, f"{COMMANDS}.groups_reset"]),
+        (["--help"], [*KAFKA, "rich", "msgspec", "kafka_marshal.config", COMMANDS]),
+        (["claims", "list", "--help"], [*KAFKA, "rich", f"{COMMANDS}.claims_watch"]),
+        (["groups", "list", "--help"], [*KAFKA, "rich", f"{COMMANDS}.groups_reset"]),
         (
             ["log", "replay", os.devnull],
             [*KAFKA, "rich", "pydantic", "kafka_marshal.client"],
