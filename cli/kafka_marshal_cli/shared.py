@@ -26,7 +26,7 @@ from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal_cli import completion_cache, parsing, presenters, profiles, render
 from kafka_marshal_cli.exits import ExitCode, exit_code, message
 from kafka_marshal_cli.parsing import Moment
-from kafka_marshal_cli.profiles import Config, ProfileName, SelectedProfile
+from kafka_marshal_cli.profile_options import Config, ProfileName, SelectedProfile
 from kafka_marshal_cli.terminal import terminal
 
 if TYPE_CHECKING:
