@@ -4,7 +4,6 @@ All else is imported inside ``main``: a Ctrl-C during it must not end in a trace
 and ``marshal --version`` needs none of it.
 """
 
-import logging
 import sys
 from collections.abc import Callable
 
@@ -33,6 +32,8 @@ def run(app: Callable[..., object], *, program: str) -> None:
         app: A typer application.
         program: The name that help and errors show.
     """
+    import logging
+
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

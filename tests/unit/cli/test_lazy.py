@@ -19,6 +19,7 @@ from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.lazy import LazyCommand, convert_quickly
 
 KAFKA = ("kafka", "confluent_kafka")
+HEAVY = (*KAFKA, "rich", "pydantic", "msgspec", "asyncio", "ssl", "kafka_marshal.ports")
 COMMANDS = "kafka_marshal_cli.commands"
 
 
@@ -47,8 +48,8 @@ def modules_of(done):
 @pytest.mark.parametrize(
     ("arguments", "unwanted"),
     [
-        (["--version"], [*KAFKA, "typer", "rich", "attrs", "msgspec", COMMANDS]),
-        (["--help"], [*KAFKA, "rich", "msgspec", "kafka_marshal.config", COMMANDS]),
+        (["--version"], [*HEAVY, "typer", "attrs", "logging", COMMANDS]),
+        (["--help"], [*HEAVY, "attrs", "tomllib", "json", COMMANDS]),
         (["claims", "list", "--help"], [*KAFKA, "rich", f"{COMMANDS}.claims_watch"]),
         (["groups", "list", "--help"], [*KAFKA, "rich", f"{COMMANDS}.groups_reset"]),
         (
