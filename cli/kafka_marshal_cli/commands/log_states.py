@@ -348,7 +348,9 @@ def replay_lines(
         for number, line in enumerate(lines, 1):  # noqa: B007 - errors name it
             if line.strip():
                 partition, entry = object_to_entry(_read_json(line))
-                world = worlds.setdefault(partition, WorldState(partition))
+                world = worlds.get(partition)
+                if world is None:
+                    world = worlds[partition] = WorldState(partition)
                 yield partition, apply(world, entry)
     except UnicodeDecodeError as error:  # while the next line was read
         reason = error.reason
