@@ -5,11 +5,9 @@ argument, so each option has one name, one help text and one meaning.
 """
 
 import inspect
-import logging
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from enum import StrEnum
@@ -21,18 +19,19 @@ import attrs
 import typer
 
 import kafka_marshal
-from kafka_marshal import ConfigurationError, Key, TopicPartition
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
-from kafka_marshal_cli import completion_cache, parsing, presenters, profiles, render
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal_cli import completion_cache, parsing, profiles, render
 from kafka_marshal_cli.exits import ExitCode, exit_code, message
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.profile_options import Config, ProfileName, SelectedProfile
 from kafka_marshal_cli.terminal import terminal
 
 if TYPE_CHECKING:
-    from kafka_marshal import Admin, World, WorldWatch
+    from kafka_marshal import Admin, Key, TopicPartition, World, WorldWatch
     from kafka_marshal.ports import LogRange
     from kafka_marshal.views import LogScan
+    from kafka_marshal_cli.presenters import Row
 
 TIMEOUT_MS_DEFAULT = 30_000
 CONNECTION_PANEL = "Connection"
@@ -172,7 +171,7 @@ class Call:
         self,
         at: Moment | None = None,
         *,
-        key: Key | None = None,
+        key: "Key | None" = None,
         has_members: bool = False,
     ) -> "World":
         """Read the log and return the world, also of a topic with errors.
@@ -266,16 +265,18 @@ class Call:
         return kafka_marshal.Admin(**self._connection(), person=self.person)
 
     def log_ends(
-        self, partitions: Collection[TopicPartition]
-    ) -> dict[TopicPartition, int]:
+        self, partitions: "Collection[TopicPartition]"
+    ) -> "dict[TopicPartition, int]":
         """Return the log ends of data partitions, as far as they are known."""
         from kafka_marshal.log_ends import LogEnds
 
         with LogEnds(**self._connection()) as ends:
             return ends.of(partitions)
 
-    def with_lag(self, claims: Iterable[presenters.Row]) -> list[presenters.Row]:
+    def with_lag(self, claims: "Iterable[Row]") -> "list[Row]":
         """Return claims with their lag, by the log ends of the cluster."""
+        from kafka_marshal_cli import presenters
+
         rows = list(claims)
         wanted = presenters.data_partitions(rows)
         ends = {}
@@ -535,6 +536,8 @@ def run_guarded(body: Callable[[], None], *, is_debug: bool = False) -> None:
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     except Exception as error:  # noqa: BLE001 - reported by its exit code
         if is_debug:
+            import traceback
+
             traceback.print_exc(file=sys.stderr)
         with suppress(BrokenPipeError):
             sys.stdout.flush()
@@ -552,6 +555,8 @@ def discard_stdout() -> None:
 
 def _show_logs() -> None:
     """Show the logs of libraries, which ``main`` hides."""
+    import logging
+
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
     for name in ("kafka", "kafka_marshal"):
         logging.getLogger(name).propagate = True

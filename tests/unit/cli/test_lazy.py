@@ -19,7 +19,7 @@ from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.lazy import LazyCommand, convert_quickly
 
 KAFKA = ("kafka", "confluent_kafka")
-HEAVY = (*KAFKA, "rich", "pydantic", "msgspec", "asyncio", "ssl", "kafka_marshal.ports")
+HEAVY = (*KAFKA, "rich", "pydantic", "asyncio", "ssl", "tomllib", "kafka_marshal.ports")
 COMMANDS = "kafka_marshal_cli.commands"
 
 
@@ -48,13 +48,13 @@ def modules_of(done):
 @pytest.mark.parametrize(
     ("arguments", "unwanted"),
     [
-        (["--version"], [*HEAVY, "typer", "attrs", "logging", COMMANDS]),
-        (["--help"], [*HEAVY, "attrs", "tomllib", "json", COMMANDS]),
+        (["--version"], [*HEAVY, "typer", "attrs", "msgspec", "logging", COMMANDS]),
+        (["--help"], [*HEAVY, "attrs", "msgspec", "json", COMMANDS]),
         (["claims", "list", "--help"], [*KAFKA, "rich", f"{COMMANDS}.claims_watch"]),
         (["groups", "list", "--help"], [*KAFKA, "rich", f"{COMMANDS}.groups_reset"]),
         (
             ["log", "replay", os.devnull],
-            [*KAFKA, "rich", "pydantic", "kafka_marshal.client"],
+            [*HEAVY, "kafka_marshal.views", "kafka_marshal.engine"],
         ),
     ],
     ids=lambda value: " ".join(value) if value[0] not in KAFKA else "",
