@@ -4,6 +4,7 @@ All else is imported inside ``main``: a Ctrl-C during it must not end in a trace
 and ``marshal --version`` needs none of it.
 """
 
+import gc
 import sys
 from collections.abc import Callable
 
@@ -23,6 +24,9 @@ def main() -> None:
         run(app, program="marshal")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    finally:
+        # Else the interpreter's end looks for garbage in all that was imported.
+        gc.freeze()
 
 
 def run(app: Callable[..., object], *, program: str) -> None:
