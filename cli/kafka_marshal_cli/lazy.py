@@ -10,10 +10,12 @@ from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
+import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 from typer.main import get_group
 
 PACKAGE = "kafka_marshal_cli.commands"
+NO_COMMAND = 2  # the exit code of wrong usage
 
 
 class Conversion:
@@ -171,6 +173,10 @@ def lazy_group(*commands: LazyCommand) -> type[TyperGroup]:
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
             """Parse the options of the group."""
             _prepare(self)
+            if not args and self.no_args_is_help and not ctx.resilient_parsing:
+                # As typer does, which would import rich to report nothing more.
+                _show_help(self, ctx, None)
+                raise typer.Exit(NO_COMMAND)
             return super().parse_args(ctx, args)
 
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401

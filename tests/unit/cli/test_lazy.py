@@ -29,15 +29,17 @@ REPORT = (
 MAIN = f"{REPORT}; from kafka_marshal_cli.main import main; main()"
 
 
-def run(*arguments, env=None):
-    return subprocess.run(
+def run(*arguments, env=None, code=0):
+    done = subprocess.run(
         [sys.executable, "-c", MAIN, *arguments],
         capture_output=True,
         text=True,
         timeout=HANG_S,
-        check=True,
+        check=False,
         env=env,
     )
+    assert done.returncode == code, done.stderr
+    return done
 
 
 def modules_of(done):
@@ -61,6 +63,13 @@ def modules_of(done):
 )
 def test_a_command_imports_only_what_it_uses(arguments, unwanted):
     assert modules_of(run(*arguments)).isdisjoint(unwanted)
+
+
+@pytest.mark.parametrize("group", [[], ["claims"]])
+def test_a_group_without_a_command_shows_its_help_and_imports_no_rich(group):
+    done = run(*group, code=2)
+    assert done.stdout == run(*group, "--help").stdout.removesuffix("\n")
+    assert "rich" not in modules_of(done)
 
 
 def test_completion_of_a_group_imports_no_command():
