@@ -56,7 +56,8 @@ def _parameters(command: Node, ctx: Node) -> dict[str, list[Row]]:
         row = each.get_help_record(ctx)  # None if it is hidden
         if row is not None:
             kind = "Arguments" if each.param_type_name == "argument" else "Options"
-            found.setdefault(each.rich_help_panel or kind, []).append(row)
+            title = getattr(each, "rich_help_panel", None) or kind
+            found.setdefault(title, []).append(row)
     return found
 
 
