@@ -95,7 +95,7 @@ def processes_of(
     """
     found: defaultdict[bytes, _Traces] = defaultdict(_Traces)
     for replica in replicas:
-        world, log_ms = replica.world, replica.world.now_ms + replica.elapsed_ms(now_ms)
+        world, log_ms = replica.world, replica.log_ms(now_ms)
         for key, known in world.keys.items():
             by = known.owner
             if by is not None and (key.group_id, by.client_id) == owner:

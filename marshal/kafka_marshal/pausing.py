@@ -21,7 +21,6 @@ from kafka_marshal.ports import Clock
 from kafka_marshal.protocol.codec import OP_ID_BYTES, is_scope, person_to_tags
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.judging import PAUSE_AHEAD_MS_MAX
-from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.pauses import is_in_scope
 from kafka_marshal.protocol.records import (
     PAUSE_LEVEL,
@@ -466,15 +465,12 @@ def held_keys(
         now_ms: Local time.
         scope: Only these partitions; None for all.
     """
-    found = []
-    for replica in follower.replicas.values():
-        log_ms = replica.world.now_ms + replica.elapsed_ms(now_ms)
-        for key, known in replica.world.keys.items():
-            is_alive = known.freshness(log_ms) is not Freshness.STALE
-            is_meant = scope is None or is_in_scope(scope, key)
-            is_held = key.group_id == group_id and known.owner is not None
-            if is_held and is_alive and is_meant:
-                found.append(key)
+    found = (
+        key
+        for replica in follower.replicas.values()
+        for key, _ in replica.held(now_ms)
+        if key.group_id == group_id and (scope is None or is_in_scope(scope, key))
+    )
     return tuple(sorted(found))
 
 

@@ -151,7 +151,7 @@ def plan_resize(
         ConfigurationError: The number is not allowed.
         TopicMisconfigured: The topic is not formatted.
     """
-    worlds = {world.partition: world for world in follower.worlds}
+    worlds = follower.by_partition
     before = worlds[0].config
     if before is None:
         raise unformatted(worlds.values())
@@ -193,7 +193,7 @@ def _open_change(follower: Follower, to_count: int) -> Change | None:
     One that partition 0 has ended is open for the same number only: the fence of the
     next one does what it has left (PROTOCOL 10.2).
     """
-    worlds = {world.partition: world for world in follower.worlds}
+    worlds = follower.by_partition
     reading = read(worlds, unread=follower.log_start_missing)
     if reading is None:
         return None
@@ -256,7 +256,7 @@ def _topic_obstacles(
             "doctor"
         )
         found.append(Obstacle(reason="unread", text=text))
-    worlds = {world.partition: world for world in follower.worlds}
+    worlds = follower.by_partition
     return [*found, *_config_obstacles(worlds, before)]
 
 

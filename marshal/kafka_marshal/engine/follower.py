@@ -7,6 +7,7 @@ import attrs
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded, LogUnwritable
 from kafka_marshal.ports import Append, Clock, CoordinationLog, Run
 from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.placement import by_partition
 from kafka_marshal.protocol.records import Record
 from kafka_marshal.protocol.state import ACCEPTED, Transition, WorldState
 from kafka_marshal.protocol.types import LogEntry
@@ -92,6 +93,11 @@ class Follower:
     def worlds(self) -> list[WorldState]:
         """The state of every coordinating partition, in order."""
         return [replica.world for replica in self.replicas.values()]
+
+    @property
+    def by_partition(self) -> dict[int, WorldState]:
+        """The state of every coordinating partition, by its number."""
+        return by_partition(self.worlds)
 
     @property
     def wall_s(self) -> int:

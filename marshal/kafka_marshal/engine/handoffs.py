@@ -190,7 +190,7 @@ class Offers:
         if living is None:
             self._withdraw(key, "successor_gone")
             return
-        log_ms = replica.world.now_ms + replica.elapsed_ms(now_ms)
+        log_ms = replica.log_ms(now_ms)
         is_shown = known.offer is not None
         if known.offer is not None and log_ms >= known.offer.until_ms:
             self._bar(key, offered, now_ms)
@@ -327,7 +327,7 @@ class Warmer:
             self._is_full = True
             return
         replica = self._context.replica_of(key)
-        log_ms = replica.world.now_ms + replica.elapsed_ms(now_ms)
+        log_ms = replica.log_ms(now_ms)
         offered = OfferedKey(
             key=key,
             epoch=known.epoch,
@@ -430,7 +430,7 @@ class Warmer:
             return False
         successor, until_ms = known.handoff
         replica = self._context.replica_of(key)
-        log_ms = replica.world.now_ms + replica.elapsed_ms(now_ms)
+        log_ms = replica.log_ms(now_ms)
         return successor == self._outbox.claimant.owner.client_id and log_ms < until_ms
 
     def _finish(
@@ -472,4 +472,4 @@ class Warmer:
         if offer is None or offer.successor != self._outbox.claimant.owner.client_id:
             return False
         replica = self._context.replica_of(key)
-        return replica.world.now_ms + replica.elapsed_ms(now_ms) < offer.until_ms
+        return replica.log_ms(now_ms) < offer.until_ms

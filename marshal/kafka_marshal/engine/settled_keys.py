@@ -65,7 +65,7 @@ class SettledKeys:
         have_changed = False
         self.are_settled = True
         for number, replica in replicas.items():
-            log_ms = replica.world.now_ms + replica.elapsed_ms(now_ms)
+            log_ms = replica.log_ms(now_ms)
             end, span = replica.changes.end, self._spans.get(number, _NEVER)
             is_new = span is _NEVER or self._read.get(number) != end
             if is_new or not span.has(log_ms):

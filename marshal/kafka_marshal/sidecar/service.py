@@ -759,7 +759,7 @@ class SidecarService:
             found = []
             for replica in context.replicas.values():
                 world, keys = replica.world, replica.world.keys
-                log_ms = world.now_ms + replica.elapsed_ms(context.now_ms)
+                log_ms = replica.log_ms(context.now_ms)
                 for key in [k for k in keys if k.group_id == group_id]:
                     known, lease = keys[key], leases.get(key)
                     row = handoff_row(

@@ -185,7 +185,7 @@ class WarmUps:
     def _is_offered_elsewhere(self, key: Key) -> bool:
         """Return whether the log shows that this sidecar offers a key to another."""
         known, replica = self._known(key), self._context.replica_of(key)
-        log_ms = replica.world.now_ms + replica.elapsed_ms(self._context.now_ms)
+        log_ms = replica.log_ms(self._context.now_ms)
         return known is not None and phase_of(known, log_ms) is not None
 
     def _is_full(self, giver: Client, to: Client) -> bool:
