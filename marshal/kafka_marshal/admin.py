@@ -27,9 +27,7 @@ from kafka_marshal.clock import SystemClock
 from kafka_marshal.closing import Closing
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.draining import Draining
-from kafka_marshal.engine.checkpoint_reader import has_checkpoints, kept_in
-from kafka_marshal.engine.config_check import agreed_config
-from kafka_marshal.engine.follower import Follower
+from kafka_marshal.engine.checkpoint_reader import has_checkpoints
 from kafka_marshal.errors import (
     ClaimRejected,
     ConfigurationError,
@@ -96,11 +94,10 @@ from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.records import Config, Scope
 from kafka_marshal.protocol.text import scope_texts
-from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.protocol.types import Key
 from kafka_marshal.rebalancing import Rebalancing
 from kafka_marshal.resizing import Resizing
 from kafka_marshal.set_position import PositionPlan
-from kafka_marshal.snapshots import open_store
 from kafka_marshal.views import World
 
 TIMEOUT_MS = 30_000
@@ -164,8 +161,6 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
             timeout_ms=timeout_ms,
         )
         self._data = KafkaDataLog(self._settings)
-        self._follower: Follower | None = None
-        self._cluster_id: str | None = None
 
     @property
     def transport(self) -> Choice:
@@ -231,22 +226,6 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
             return f"partition {found.leaderless[0]} has no leader"
         unclean = found.configs.get(UNCLEAN, "false")
         return None if unclean == "false" else UNCLEAN
-
-    def partition_count(self, topic: str) -> int | None:
-        """Return the number of partitions of a data topic; None if it does not exist.
-
-        Raises:
-            LogUnreadable: This principal may not describe the topic.
-            CoordinationError: The cluster did not answer.
-        """
-        found = self._topics.describe_bare(topic, timeout_ms=self._timeout_ms)
-        return found.partition_count if found.exists else None
-
-    def log_ends(
-        self, partitions: Collection[TopicPartition]
-    ) -> dict[TopicPartition, int]:
-        """Return the log ends that are known; see ``LogEnds.of``."""
-        return self._log_ends.of(partitions)
 
     def format_topic(
         self, wanted: Format | None = None, *, ignore_formatted: bool = False
@@ -805,45 +784,9 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
         finally:
             log.close(self._timeout_ms)
 
-    def _follow(self) -> Follower:
-        if self._follower is None:
-            log = open_coordination_log(self._settings, timeout_ms=self._timeout_ms)
-            self._cluster_id = log.cluster_id
-            store = open_store(self._state_home, log.cluster_id, topic_id=log.topic_id)
-            self._follower = Follower(log, self._clock, sources=kept_in(store))
-        return self._follower
-
-    def _read(self) -> Follower:
-        follower = self._follow()
-        follower.catch_up(self._timeout_ms)
-        config = follower.worlds[0].config
-        if config is not None and config.partition_count > len(follower.worlds):
-            # The number of partitions has grown since the log was opened.
-            follower = self._follow_again()
-            follower.catch_up(self._timeout_ms)
-        return follower
-
-    def _follow_again(self) -> Follower:
-        if self._follower is not None:
-            self._follower.close()
-            self._follower = None
-        return self._follow()
-
-    def _add_partitions(self, count: int) -> None:
-        topic = self._settings.coordination_topic
-        self._topics.add_partitions(topic, count=count, timeout_ms=self._timeout_ms)
-
-    def _settled(self) -> Config:
-        """Read to the log's end; return the agreed Config."""
-        follower = self._read()
-        worlds = {world.partition: world for world in follower.worlds}
-        return agreed_config(worlds, cluster_id=self._cluster_id)
-
     def close(self) -> None:
         """Close every connection. Idempotent."""
-        if self._follower is not None:
-            self._follower.close()
-            self._follower = None
+        self._close_follower()
         self._topics.close()
         self._offsets.close(CLOSE_MS_MAX)
         self._log_ends.close(timeout_ms=CLOSE_MS_MAX)

@@ -1,11 +1,11 @@
 """Drains and cordons clients and hosts (PROTOCOL 9.7)."""
 
 import secrets
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
 
 import attrs
 
+from kafka_marshal.admin_connection import AdminConnection
 from kafka_marshal.engine.follower import Awaited, Follower
 from kafka_marshal.engine.replica import Replica
 from kafka_marshal.errors import ClaimRejected, ConfigurationError, DeadlineExceeded
@@ -18,7 +18,6 @@ from kafka_marshal.protocol.hashing import (
     home_partition,
 )
 from kafka_marshal.protocol.items import StandingDirective
-from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.records import (
     CORDON,
     DIRECTIVE_LEVEL,
@@ -138,7 +137,7 @@ def members_of(
         world = replica.world
         if world.config is None:
             continue
-        log_ms = world.now_ms + replica.elapsed_ms(now_ms)
+        log_ms = replica.log_ms(now_ms)
         limit_ms = 2 * world.config.heartbeat_interval_ms
         for member in world.soft.members.values():
             record = member.record
@@ -162,14 +161,10 @@ def held_by(
     """Return the keys that members own and are not stale for, by estimate."""
     found = []
     for replica in replicas:
-        log_ms = replica.world.now_ms + replica.elapsed_ms(now_ms)
-        for key, known in replica.world.keys.items():
-            if (
-                known.owner is not None
-                and key.topic not in RESERVED_TOPICS  # a planner may stay one
-                and (key.group_id, known.owner.client_id) in members
-                and known.freshness(log_ms) is not Freshness.STALE
-            ):
+        for key, known in replica.held(now_ms):
+            owner = known.owner
+            is_named = owner and (key.group_id, owner.client_id) in members
+            if is_named and key.topic not in RESERVED_TOPICS:  # a planner may stay one
                 found.append(key)
     return tuple(sorted(found))
 
@@ -311,20 +306,8 @@ def standing_in(world: WorldState) -> list[tuple[str, StandingDirective]]:
     ]
 
 
-class Draining(ABC):
+class Draining(AdminConnection):
     """Drains and cordons, as a part of ``Admin``; for one thread."""
-
-    _clock: Clock
-    _sender: Sender
-    _timeout_ms: int
-
-    @abstractmethod
-    def _settled(self) -> Config:
-        """Read to the log's end; return the agreed Config."""
-
-    @abstractmethod
-    def _follow(self) -> Follower:
-        """Return the follower of the log."""
 
     def drain(
         self,
