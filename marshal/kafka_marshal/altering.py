@@ -19,11 +19,11 @@ from kafka_marshal.admin_reset import (
     write_config,
     write_upgrade,
 )
-from kafka_marshal.engine.config_check import require_no_change
+from kafka_marshal.engine.config_check import require_level, require_no_change
 from kafka_marshal.errors import ConfigurationError, MalformedRecord
 from kafka_marshal.formatting import check_interval, check_limits
 from kafka_marshal.protocol.codec import encode
-from kafka_marshal.protocol.records import INTERVAL_LEVEL, LIMIT_DEFAULTS, Config
+from kafka_marshal.protocol.records import LIMIT_DEFAULTS, Config
 from kafka_marshal.protocol.state import WorldState, is_forgettable
 
 COUNTED = ("keys", "groups")
@@ -104,13 +104,8 @@ def plan_alter(
     if heartbeat_interval_ms is not None:
         check_interval(heartbeat_interval_ms)
     check_limits(limits)
-    is_lower = interval_ms < first.heartbeat_interval_ms
-    if is_lower and first.feature_level < INTERVAL_LEVEL:
-        raise ConfigurationError(
-            f"a lower heartbeat interval needs feature level {INTERVAL_LEVEL}, and the "
-            f"topic has {first.feature_level}; run: marshal topic upgrade --execute",
-            setting="heartbeat_interval_ms",
-        )
+    if interval_ms < first.heartbeat_interval_ms:
+        require_level(first, "a lower heartbeat interval")
     wanted = msgspec.structs.replace(
         first,
         heartbeat_interval_ms=interval_ms,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 import attrs
 
 from kafka_marshal.admin_connection import AdminConnection
+from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.follower import Awaited, Follower
 from kafka_marshal.engine.replica import Replica
 from kafka_marshal.errors import ClaimRejected, ConfigurationError, DeadlineExceeded
@@ -20,7 +21,6 @@ from kafka_marshal.protocol.hashing import (
 from kafka_marshal.protocol.items import StandingDirective
 from kafka_marshal.protocol.records import (
     CORDON,
-    DIRECTIVE_LEVEL,
     DRAIN,
     Action,
     Config,
@@ -114,12 +114,7 @@ def check_subject(subject: Subject, config: Config) -> None:
             "those of all groups",
             setting="group_id",
         )
-    if config.feature_level < DIRECTIVE_LEVEL:
-        raise ConfigurationError(
-            f"the topic has feature level {config.feature_level}, directives need "
-            f"{DIRECTIVE_LEVEL}; run: marshal topic upgrade --execute",
-            setting="coordination_topic",
-        )
+    require_level(config, "a drain or cordon")
 
 
 def members_of(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import attrs
 
 from kafka_marshal.admin_connection import AdminConnection
+from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.errors import (
     ClaimRejected,
     ConfigurationError,
@@ -37,7 +38,7 @@ from kafka_marshal.ports import DataLog, TopicInfo
 from kafka_marshal.protocol.growths import growths_of
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
 from kafka_marshal.protocol.items import Growth
-from kafka_marshal.protocol.records import GROWTH_LEVEL, DataGrowth
+from kafka_marshal.protocol.records import DataGrowth
 from kafka_marshal.protocol.types import TopicPartition
 
 SETTLE_MS = 600_000
@@ -166,13 +167,7 @@ class Growing(AdminConnection):
                 f"producers get 0 to {SETTLE_MS_MAX} ms, not {settle_ms}",
                 setting="settle_ms",
             )
-        level = self._settled().feature_level
-        if level < GROWTH_LEVEL:
-            raise ConfigurationError(
-                f"the topic has feature level {level}, growths need {GROWTH_LEVEL}; "
-                "run: marshal topic upgrade --execute",
-                setting="coordination_topic",
-            )
+        require_level(self._settled(), "the growth of a topic")
         worlds = self._follow().by_partition
         info = self._describe(topic)
         places = [] if info is None else range(info.partition_count)

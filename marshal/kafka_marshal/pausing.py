@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.follower import Awaited, Follower
 from kafka_marshal.errors import (
     ClaimRejected,
@@ -23,7 +24,6 @@ from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.judging import PAUSE_AHEAD_MS_MAX
 from kafka_marshal.protocol.pauses import is_in_scope
 from kafka_marshal.protocol.records import (
-    PAUSE_LEVEL,
     SCOPE_PARTITIONS_MAX,
     SCOPE_TOPICS_MAX,
     Config,
@@ -168,19 +168,9 @@ def period_of(
             "begins at once",
             setting="begin_ms",
         )
-    _require_level(config, "be scheduled")
+    require_level(config, "a scheduled pause")
     end_ms = begin_ms + length_ms
     return Period(for_ms=length_ms, until_ms=end_ms, begin_ms=begin_ms)
-
-
-def _require_level(config: Config, what: str) -> None:
-    if config.feature_level < PAUSE_LEVEL:
-        raise ConfigurationError(
-            f"the coordination topic has feature level {config.feature_level}, and "
-            f"pauses can {what} from level {PAUSE_LEVEL} on; run: marshal topic "
-            "upgrade",
-            setting="coordination_topic",
-        )
 
 
 def scope_of_topics(
@@ -195,7 +185,7 @@ def scope_of_topics(
     Raises:
         ConfigurationError: The scope is invalid, or needs feature level 2.
     """
-    _require_level(config, "be limited to topics")
+    require_level(config, "a pause of some topics")
     scope = tuple(
         ScopedTopic(topic, tuple(sorted(set(numbers or ()))))
         for topic, numbers in sorted(wanted.items())

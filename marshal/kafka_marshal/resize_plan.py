@@ -26,7 +26,7 @@ from kafka_marshal.protocol.layout_steps import (
     read,
 )
 from kafka_marshal.protocol.lease import Freshness
-from kafka_marshal.protocol.records import LAYOUT_LEVEL, Config
+from kafka_marshal.protocol.records import SECOND_LEVEL, Config
 from kafka_marshal.protocol.state import WorldState
 
 NAMED_MAX = 3
@@ -241,9 +241,9 @@ def _topic_obstacles(
 ) -> list[Obstacle]:
     """Return what the topic lacks for any change."""
     found = []
-    if before.feature_level < LAYOUT_LEVEL:
+    if before.feature_level < SECOND_LEVEL:
         text = (
-            f"a change needs feature level {LAYOUT_LEVEL}, and the topic has "
+            f"a change needs feature level {SECOND_LEVEL}, and the topic has "
             f"{before.feature_level}; run: marshal topic upgrade --execute"
         )
         found.append(Obstacle(reason="level", text=text))
@@ -290,7 +290,7 @@ def _config_obstacles(
         elif config.generation == before.generation:
             if config.partition_count != before.partition_count:
                 ahead.append(t)
-        elif config.feature_level < LAYOUT_LEVEL:
+        elif config.feature_level < SECOND_LEVEL:
             below.append(t)
     if torn:
         text = (

@@ -10,8 +10,8 @@ from kafka_marshal.protocol.items import StandingDirective
 from kafka_marshal.protocol.planner import MemberView
 from kafka_marshal.protocol.records import (
     CORDON,
-    DIRECTIVE_LEVEL,
     DRAIN,
+    SECOND_LEVEL,
     Directive,
 )
 from kafka_marshal.protocol.state import WorldState
@@ -80,7 +80,7 @@ class SelfDrain:
             for_ms: When it ends by itself, from now on.
         """
         home = self._home
-        if home.feature_level < DIRECTIVE_LEVEL or home.config is None:
+        if home.feature_level < SECOND_LEVEL or home.config is None:
             return False
         if self._op_id is None:
             self._op_id = self._context.ports.entropy.random_bytes(OP_ID_BYTES)

@@ -20,7 +20,7 @@ from kafka_marshal.protocol.handoffs import OFFERED, READY, is_ready_for
 from kafka_marshal.protocol.labels import WARMS_LABEL
 from kafka_marshal.protocol.planner import Release
 from kafka_marshal.protocol.records import (
-    HANDOFF_LEVEL,
+    SECOND_LEVEL,
     HandoffOffer,
     HandoffReady,
     Member,
@@ -111,7 +111,7 @@ class Offers:
             return True
         epoch = holding.claim.epoch
         world = self._context.replica_of(key).world
-        if successor is None or epoch is None or world.feature_level < HANDOFF_LEVEL:
+        if successor is None or epoch is None or world.feature_level < SECOND_LEVEL:
             return False
         member = self._member(successor)
         if member is None or WARMS_LABEL not in member.labels:

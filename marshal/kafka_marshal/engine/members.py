@@ -20,7 +20,7 @@ from kafka_marshal.protocol.labels import (
     failing_labels,
 )
 from kafka_marshal.protocol.records import (
-    LAYOUT_LEVEL,
+    SECOND_LEVEL,
     SUPPORTED_LEVEL,
     ClaimingPartition,
     FencingClient,
@@ -279,7 +279,7 @@ class Announcer:
         owner = claimant.owner
         terms = _terms(subs, holdings, now_ms=self._context.now_ms)
         marks = dict(labels)
-        if self._context.settled.feature_level >= LAYOUT_LEVEL:
+        if self._context.settled.feature_level >= SECOND_LEVEL:
             # Admins see that it follows changes of the partition count, and how far.
             generation = self.acted_on(self._context.settled.generation)
             marks[LAYOUT_LABEL] = str(generation)

@@ -19,7 +19,7 @@ from kafka_marshal.protocol.plans import (
     turn_of,
     version_of,
 )
-from kafka_marshal.protocol.records import PLAN_LEVEL, Plan
+from kafka_marshal.protocol.records import SECOND_LEVEL, Plan
 from kafka_marshal.protocol.settings import PLANNER
 from kafka_marshal.protocol.state import MemberState
 
@@ -81,7 +81,7 @@ class GroupPlanner:
         self.due_ms = None
         context = self._context
         level = context.settled.feature_level
-        if not self.can_plan or level < PLAN_LEVEL or not self.is_in_force():
+        if not self.can_plan or level < SECOND_LEVEL or not self.is_in_force():
             return
         if context.is_behind or context.is_paused(self._group_id):
             return

@@ -606,34 +606,8 @@ KINDS = (
 )
 """Every kind this release reads, with the feature level that introduced it."""
 
-POSITION_LEVEL = 2
-"""The feature level that brought StagePosition, DecidePosition and ResolvePosition."""
-
-FENCE_LEVEL = 2
-"""The feature level that brought FencingClient."""
-
-PAUSE_LEVEL = 2
-"""The feature level that brought PauseGroup."""
-
-HANDOFF_LEVEL = 2
-"""The feature level that brought HandoffOffer and HandoffReady."""
-
-DIRECTIVE_LEVEL = 2
-"""The feature level that brought Directive."""
-SETTINGS_LEVEL = 2
-"""The feature level that brought GroupSettings."""
-
-LAYOUT_LEVEL = 2
-"""The feature level that brought the records of PROTOCOL 10."""
-
-GROWTH_LEVEL = 2
-"""The feature level that brought DataGrowth."""
-
-INTERVAL_LEVEL = 2
-"""The feature level from which on a Config may lower the heartbeat interval."""
-
-PLAN_LEVEL = 2
-"""The feature level that brought Plan."""
+SECOND_LEVEL = 2
+"""It brought these kinds, and Configs that lower the heartbeat interval."""
 
 SUPPORTED_LEVEL = 2
 """The highest feature level that this release can follow (PROTOCOL 3.3)."""

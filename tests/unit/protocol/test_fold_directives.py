@@ -17,7 +17,7 @@ from logkit import (
 
 from kafka_marshal.protocol.fold_directives import FOLDS
 from kafka_marshal.protocol.items import StandingDirective
-from kafka_marshal.protocol.records import DIRECTIVE_LEVEL, KINDS
+from kafka_marshal.protocol.records import KINDS, SECOND_LEVEL
 from kafka_marshal.protocol.snapshot import bytes_max, digest, to_bytes
 from kafka_marshal.protocol.state import DIRECTIVES_MAX
 
@@ -26,7 +26,7 @@ ALL = "marshal"
 
 
 def a_log(**settings):
-    return Log(level=DIRECTIVE_LEVEL, **settings)
+    return Log(level=SECOND_LEVEL, **settings)
 
 
 def in_force(log, group="g"):
@@ -36,7 +36,7 @@ def in_force(log, group="g"):
 
 def test_all_kinds_of_the_module_have_its_level():
     levels = {kind.record: kind.level for kind in KINDS}
-    assert {levels[record] for record in FOLDS} == {DIRECTIVE_LEVEL}
+    assert {levels[record] for record in FOLDS} == {SECOND_LEVEL}
 
 
 def test_a_directive_names_a_client_until_its_end():
@@ -128,7 +128,7 @@ def test_what_an_operation_cannot_do(record, reason):
 
 
 def test_only_the_home_takes_those_of_a_group():
-    log = Log(partition=1, level=DIRECTIVE_LEVEL, k=2)
+    log = Log(partition=1, level=SECOND_LEVEL, k=2)
     reasons = {log.outcome_of(direct(group=group)) for group in "abcdefgh"}
     assert reasons == {"directed", "wrong_partition"}
     assert log.outcome_of(direct(group=ALL)) == "directed"

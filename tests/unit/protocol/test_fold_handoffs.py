@@ -25,7 +25,7 @@ from logkit import (
 
 from kafka_marshal.protocol.fold_handoffs import FOLDS, WITHIN_MS_MAX
 from kafka_marshal.protocol.items import Offer
-from kafka_marshal.protocol.records import HANDOFF_LEVEL, KINDS
+from kafka_marshal.protocol.records import KINDS, SECOND_LEVEL
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
 from kafka_marshal.protocol.types import Key
 
@@ -34,7 +34,7 @@ C2 = ident("c2")
 
 def held(**settings):
     """Return a log in which c1 holds a key, and that key's epoch."""
-    log = Log(level=HANDOFF_LEVEL, **settings)
+    log = Log(level=SECOND_LEVEL, **settings)
     return log, log.claimed(resume_hash=hashed(SECRET))
 
 
@@ -46,7 +46,7 @@ def offered(**options):
 
 def test_all_kinds_of_the_module_have_its_level():
     levels = {kind.record: kind.level for kind in KINDS}
-    assert {levels[record] for record in FOLDS} == {HANDOFF_LEVEL}
+    assert {levels[record] for record in FOLDS} == {SECOND_LEVEL}
 
 
 def test_an_offer_changes_nothing_else():
