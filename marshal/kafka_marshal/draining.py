@@ -10,7 +10,7 @@ from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.follower import Awaited, Follower
 from kafka_marshal.engine.replica import Replica
 from kafka_marshal.errors import ClaimRejected, ConfigurationError, DeadlineExceeded
-from kafka_marshal.pausing import ENDED, Sender, op_id_of
+from kafka_marshal.pausing import ENDED, HOST_CHARS_MAX, Sender, op_id_of
 from kafka_marshal.ports import Clock
 from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.protocol.hashing import (
@@ -28,8 +28,6 @@ from kafka_marshal.protocol.records import (
 )
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key
-
-HOST_CHARS_MAX = 255
 
 
 @attrs.frozen(kw_only=True)

@@ -13,6 +13,7 @@ import attrs
 
 from kafka_marshal.admin_connection import AdminConnection
 from kafka_marshal.engine.config_check import require_level
+from kafka_marshal.engine.kept_states import POLL_MS
 from kafka_marshal.errors import (
     ClaimRejected,
     ConfigurationError,
@@ -48,7 +49,6 @@ SETTLE_MS = 600_000
 SETTLE_MS_MAX = 7 * 86_400_000
 SHOW_MS = 10_000
 """How often the remaining time is shown."""
-POLL_MS = 100
 
 
 @attrs.frozen(kw_only=True)

@@ -11,6 +11,7 @@ import attrs
 
 from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.follower import Awaited, Follower
+from kafka_marshal.engine.kept_states import POLL_MS
 from kafka_marshal.errors import (
     ClaimRejected,
     ConfigurationError,
@@ -38,7 +39,6 @@ from kafka_marshal.protocol.state import (
 )
 from kafka_marshal.protocol.types import Key
 
-POLL_MS = 100
 RENEWALS_PER_PAUSE = 3
 HOST_CHARS_MAX = 255
 ENDED = 0

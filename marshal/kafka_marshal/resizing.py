@@ -12,6 +12,7 @@ import msgspec
 
 from kafka_marshal.admin_connection import AdminConnection
 from kafka_marshal.engine.follower import Awaited, Follower
+from kafka_marshal.engine.kept_states import POLL_MS
 from kafka_marshal.errors import (
     ClaimRejected,
     DeadlineExceeded,
@@ -39,7 +40,6 @@ from kafka_marshal.protocol.layout_steps import (
 from kafka_marshal.protocol.records import SUPPORTED_LEVEL, Member, Record
 from kafka_marshal.resize_plan import ResizePlan, plan_resize, wait_text
 
-POLL_MS = 100
 IN_FLIGHT_MAX = 64
 """Most records that are appended before their verdicts are waited for."""
 SHOW_MS = 1_000

@@ -6,6 +6,7 @@ import msgspec
 
 from kafka_marshal.engine.context import Context
 from kafka_marshal.engine.outbox import Outbox
+from kafka_marshal.protocol.codec import OP_ID_BYTES
 from kafka_marshal.protocol.items import StandingDirective
 from kafka_marshal.protocol.planner import MemberView
 from kafka_marshal.protocol.records import (
@@ -43,7 +44,6 @@ def directed(
     return found
 
 
-OP_ID_BYTES = 16
 ENDED_MS = 0
 WHY = "it shuts down"
 

@@ -12,10 +12,8 @@ from kafka_marshal.protocol.records import Record
 from kafka_marshal.protocol.state import ACCEPTED, Transition, WorldState
 from kafka_marshal.protocol.types import LogEntry
 
-from .kept_states import ASK_MS_MAX, KeptStates, restore
+from .kept_states import ASK_MS_MAX, POLL_MS, KeptStates, restore
 from .replica import Replica, check_halt
-
-POLL_MS = 100
 
 
 @attrs.define

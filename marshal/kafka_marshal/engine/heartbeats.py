@@ -2,6 +2,7 @@
 
 from collections.abc import Container, Iterable
 
+from kafka_marshal.ports import FAR_MS
 from kafka_marshal.protocol.losses import (
     MARKS_PER_BATCH_MAX,
     mark_to_tags,
@@ -18,7 +19,6 @@ from .outbox import Outbox, Sent
 BEATS_PER_RECORD_MAX = 1_000
 INTERVALS_PER_H = 3
 STEP_MS_MIN = 50  # the margin of a lease covers at least this
-FAR_MS = 2**63
 
 
 class _ClockLead:

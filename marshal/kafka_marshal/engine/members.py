@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from kafka_marshal.config import TOPICS_MAX
 from kafka_marshal.errors import ClientFenced, IdentityConflict
 from kafka_marshal.protocol.claiming import Claimant
 from kafka_marshal.protocol.codec import person_of
@@ -35,7 +36,6 @@ from .holding import Holding
 from .outbox import Outbox
 from .subscription import Subscription
 
-TOPICS_MAX = 1_000
 ANNOUNCED_MAX = 10_000  # members whose last announcement is remembered
 TOPICS_BYTES_MAX = 32 * 1024  # a record is 48 KiB at most
 # Reasons of ended claims that another process with our client_id may have taken over.

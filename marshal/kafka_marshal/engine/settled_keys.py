@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from kafka_marshal.engine.replica import Replica
+from kafka_marshal.ports import FAR_MS
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
 from kafka_marshal.protocol.plans import is_reserved
 from kafka_marshal.protocol.settings import Settings
 from kafka_marshal.protocol.state import KeyNote, KeyState, WorldState
-
-FAR_MS = 2**63
 
 
 class _Span(NamedTuple):

@@ -21,6 +21,7 @@ from kafka_marshal.identity import state_home
 from kafka_marshal.kafka_io import (
     ConnectionConfig as ConnectionConfig,  # noqa: PLC0414 - for the command, too
 )
+from kafka_marshal.kafka_io.settings import PORT_MAX
 from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.remote.transport import TOKEN_BYTES_MAX
 from kafka_marshal.sidecar.probe import default_socket
@@ -30,7 +31,6 @@ DRAIN_MS = 20_000
 HANDOFF_MS = 10_000
 OPEN_MS = 30_000
 CONNECTIONS_MIN, CONNECTIONS_MAX = 64, 8_192
-PORT_MAX = 65_535
 TOKEN_BYTES_MIN = 16
 # The kernel's limit of an address is 108 bytes including the final NUL.
 SOCKET_BYTES_MAX = 107

@@ -40,9 +40,6 @@ from kafka_marshal.views import World
 
 LOOKUP_MS_MAX = 10_000
 CLAIM_MS_MAX = 1_000
-WAIT_SLICE_MS = 50
-BEATS_PER_H = 6
-BEAT_MS_MAX = 1_000
 WANTS_MAX = 100
 CLAIMS_MAX = 1_000
 NAME_CHARS_MAX = 200
@@ -135,9 +132,8 @@ class SidecarService:
 
     @property
     def _beat_ms_max(self) -> int:
-        return max(
-            1, min(self._context.heartbeat_interval_ms // BEATS_PER_H, BEAT_MS_MAX)
-        )
+        sixth_ms = self._context.heartbeat_interval_ms // api.BEATS_PER_H
+        return max(1, min(sixth_ms, api.BEAT_MS_MAX))
 
     def _require_open(self) -> None:
         if self._engine.failure is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from kafka_marshal.engine import Context, OfferedKey, Session
-from kafka_marshal.ports import Pending
+from kafka_marshal.ports import FAR_MS, Pending
 from kafka_marshal.protocol.handoffs import OFFERED, READY, phase_of
 from kafka_marshal.protocol.state import KeyState
 from kafka_marshal.protocol.types import Key
@@ -33,7 +33,6 @@ NOT_SUCCESSOR = "not_successor"
 LATE = "late"
 # How long a move waits that a barred pair, or too many offers, has delayed.
 RETRY_MS = 1_000
-FAR_MS = 2**63
 
 
 @attrs.define(eq=False, kw_only=True)
