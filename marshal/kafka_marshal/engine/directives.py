@@ -118,17 +118,14 @@ class SelfDrain:
         return seqs
 
     def _send(self, op_id: bytes, until_ms: int) -> int:
-        owner, group_id = self._outbox.claimant.owner, self._outbox.claimant.group_id
+        claimant = self._outbox.claimant
         self._sent_ms = self._context.now_ms
         seq, _ = self._outbox.send(
-            self._context.home_of(group_id),
+            self._context.home_of(claimant.group_id),
             lambda seq: Directive(
-                client_id=owner.client_id,
-                group_id=group_id,
-                incarnation=owner.incarnation,
-                seq=seq,
+                **claimant.sender(seq),
                 op_id=op_id,
-                client=owner.client_id,
+                client=claimant.owner.client_id,
                 host=None,
                 action=DRAIN,
                 msg_expire_time=until_ms,

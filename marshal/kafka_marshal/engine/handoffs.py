@@ -214,14 +214,10 @@ class Offers:
         self._send(key, offered, is_withdrawn=True)
 
     def _send(self, key: Key, offered: _Offered, *, is_withdrawn: bool = False) -> None:
-        owner = self._outbox.claimant.owner
         self._outbox.send(
             self._context.partition_of(key),
             lambda seq: HandoffOffer(
-                client_id=owner.client_id,
-                group_id=key.group_id,
-                incarnation=owner.incarnation,
-                seq=seq,
+                **self._outbox.claimant.sender(seq),
                 topic=key.topic,
                 partition=key.partition,
                 epoch=offered.epoch,
@@ -456,10 +452,7 @@ class Warmer:
         self._outbox.send(
             self._context.partition_of(key),
             lambda seq: HandoffReady(
-                client_id=owner.client_id,
-                group_id=key.group_id,
-                incarnation=owner.incarnation,
-                seq=seq,
+                **self._outbox.claimant.sender(seq),
                 topic=key.topic,
                 partition=key.partition,
                 epoch=task.epoch,

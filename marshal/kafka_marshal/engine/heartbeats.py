@@ -253,16 +253,12 @@ class Heartbeater:
 
     def _send_batch(self, partition: int, held: list[Holding]) -> int:
         claimant = self._outbox.claimant
-        owner = claimant.owner
         beats = tuple((h.claim.epoch or 0, h.position) for h in held)
         tags = marks_to_tags(_marks(held))
         seq, _ = self._outbox.send(
             partition,
             lambda seq: BatchHeartbeat(
-                client_id=owner.client_id,
-                group_id=claimant.group_id,
-                incarnation=owner.incarnation,
-                seq=seq,
+                **claimant.sender(seq),
                 beats=beats,
                 tags=tags,
             ),
@@ -278,15 +274,11 @@ class Heartbeater:
         rewind: bool = False,
     ) -> int:
         claimant = self._outbox.claimant
-        owner = claimant.owner
         key = holding.key
         seq, _ = self._outbox.send(
             partition,
             lambda seq: Heartbeat(
-                client_id=owner.client_id,
-                group_id=key.group_id,
-                incarnation=owner.incarnation,
-                seq=seq,
+                **claimant.sender(seq),
                 topic=key.topic,
                 partition=key.partition,
                 epoch=holding.claim.epoch or 0,

@@ -276,7 +276,6 @@ class Announcer:
         labels: Mapping[str, str] = _NO_LABELS,
     ) -> list[int]:
         claimant = self._outbox.claimant
-        owner = claimant.owner
         terms = _terms(subs, holdings, now_ms=self._context.now_ms)
         marks = dict(labels)
         if self._context.settled.feature_level >= SECOND_LEVEL:
@@ -286,10 +285,7 @@ class Announcer:
 
         def record(seq: int) -> Member:
             return Member(
-                client_id=owner.client_id,
-                group_id=claimant.group_id,
-                incarnation=owner.incarnation,
-                seq=seq,
+                **claimant.sender(seq),
                 topics=terms.topics,
                 host=self._host,
                 capacity=terms.capacity,

@@ -176,17 +176,14 @@ class GroupPlanner:
     def _send(
         self, reading: Reading, situation: Situation, slices: list[Slice]
     ) -> None:
-        owner, home = self._outbox.claimant.owner, reading.home
+        home = reading.home
         follows = reading.worlds[home].plan_generation(self._group_id)
         digest, vector = digest_of(situation.given), reading.vector
         for number, each in enumerate(slices):
 
             def record(seq: int, *, number: int = number, each: Slice = each) -> Plan:
                 return Plan(
-                    client_id=owner.client_id,
-                    group_id=self._group_id,
-                    incarnation=owner.incarnation,
-                    seq=seq,
+                    **self._outbox.claimant.sender(seq),
                     follows=follows + number,
                     number=number,
                     slice_count=len(slices),

@@ -8,7 +8,7 @@ The codec validates names inside a record, not these classes: a record in memory
 hold any name, but only a valid one can be encoded.
 """
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, TypedDict
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -57,6 +57,15 @@ class SenderFields(Fields, frozen=True, kw_only=True):
     group_id: Name
     incarnation: Id
     seq: Sequence
+
+
+class SenderArgs(TypedDict):
+    """The fields of ``SenderFields``, as keyword arguments of a record."""
+
+    client_id: str
+    group_id: str
+    incarnation: bytes
+    seq: int
 
 
 class Resume(Fields, frozen=True):
