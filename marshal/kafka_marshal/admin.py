@@ -25,6 +25,7 @@ from kafka_marshal.admin_reset import (
 from kafka_marshal.altering import Altering
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.closing import Closing
+from kafka_marshal.config import require_name
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.draining import Draining
 from kafka_marshal.engine.checkpoint_reader import has_checkpoints
@@ -90,7 +91,6 @@ from kafka_marshal.pausing import (
     refusal,
     scope_of_topics,
 )
-from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.records import Config, Scope
 from kafka_marshal.protocol.text import scope_texts
@@ -143,10 +143,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
             transport=transport,
         )
         name = client_id or _default_client_id()
-        if not is_identifier(name):
-            raise ConfigurationError(
-                f"client_id {name!r} is no valid name", setting="client_id"
-            )
+        require_name("client_id", name)
         self._sender = Sender(name, current_person() if person is None else person)
         self._state_home = home_of(state_dir)
         self._timeout_ms = timeout_ms
@@ -338,7 +335,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
             ConfigurationError: The topic has a feature level below 2.
             ClaimRejected: The log has no such keys.
         """
-        _require_group(group_id)
+        require_name("group_id", group_id)
         self._settled()
         topics = topics_of(self._follow().worlds, group_id, topic=topic)
         if not topics:
@@ -403,7 +400,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
                 be scheduled.
             ConfigurationError: The period is invalid, or needs feature level 2.
         """
-        _require_group(group_id)
+        require_name("group_id", group_id)
         config = self._settled()
         if begin_ms is not None and wait_ms:
             raise ConfigurationError(
@@ -462,7 +459,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
         Raises:
             ClaimRejected: The group is not paused, or several pauses are scheduled.
         """
-        _require_group(group_id)
+        require_name("group_id", group_id)
         config = self._settled()
         follower, wall_ms = self._follow(), self._clock.wall_ms()
         op_id = None if operation is None else op_id_of(operation)
@@ -510,7 +507,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
             ConfigurationError: A value is invalid, or the feature level below 2.
             ClaimRejected: Somebody else changed the settings meanwhile.
         """
-        _require_group(group_id)
+        require_name("group_id", group_id)
         config, follower = self._settled(), self._follow()
         home = home_partition(group_id, partition_count=config.partition_count)
         world = follower.replicas[home].world
@@ -532,8 +529,8 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
         self, group_id: str, client_id: str
     ) -> tuple[ClientProcess, ...]:
         """Return the processes of a client that the log knows, fenced ones included."""
-        _require_name(client_id)
-        _require_group(group_id)
+        require_name("client_id", client_id)
+        require_name("group_id", group_id)
         return self._processes(group_id, client_id, self._settled())
 
     def fence_client(
@@ -564,8 +561,8 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
             ConfigurationError: The topic has a feature level below 2.
             LogUnwritable: A coordinating partition refused the fence.
         """
-        _require_name(client_id)
-        _require_group(group_id)
+        require_name("client_id", client_id)
+        require_name("group_id", group_id)
         config = self._settled()
         require_fencing(group_id, config)
         owner = (group_id, client_id)
@@ -762,7 +759,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
     def _resets(self, group_id: str | None = None) -> GroupResets:
         """Return resets over the log as it is now."""
         if group_id is not None:
-            _require_group(group_id)
+            require_name("group_id", group_id)
         config = self._settled()
         return GroupResets(
             self._follow(),
@@ -799,24 +796,6 @@ def remedy(problem: Problem, topic: str, *, servers: str) -> str:
         return "kafka-topics --describe, then bring back or add brokers"
     change = {"setting": problem.setting, "value": problem.value}
     return set_command(topic, servers, **change)
-
-
-def _require_name(client_id: str) -> None:
-    if not is_identifier(client_id):
-        raise ConfigurationError(
-            f"{client_id!r} is no valid client_id: "
-            "1 to 200 of A-Z a-z 0-9 . _ : -, not . or ..",
-            setting="client_id",
-        )
-
-
-def _require_group(group_id: str) -> None:
-    if not is_identifier(group_id):
-        raise ConfigurationError(
-            f"{group_id!r} is no valid group: "
-            "1 to 200 of A-Z a-z 0-9 . _ : -, not . or ..",
-            setting="group_id",
-        )
 
 
 def _default_client_id() -> str:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Collection, Iterable
 import attrs
 
 from kafka_marshal.admin_connection import AdminConnection
+from kafka_marshal.config import require_name
 from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.follower import Awaited, Follower
 from kafka_marshal.engine.replica import Replica
 from kafka_marshal.errors import ClaimRejected, ConfigurationError, DeadlineExceeded
 from kafka_marshal.pausing import ENDED, HOST_CHARS_MAX, Sender, op_id_of
 from kafka_marshal.ports import Clock
-from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.protocol.hashing import (
     CHECKPOINT_GROUP,
     RESERVED_TOPICS,
@@ -100,8 +100,8 @@ def check_subject(subject: Subject, config: Config) -> None:
         )
     for setting in ("client_id", "group_id"):
         name = getattr(subject, setting)
-        if name is not None and not is_identifier(name):
-            raise ConfigurationError(f"{name!r} is not a valid name", setting=setting)
+        if name is not None:
+            require_name(setting, name)
     if subject.host is not None and not 0 < len(subject.host) <= HOST_CHARS_MAX:
         raise ConfigurationError(
             f"a host has 1 to {HOST_CHARS_MAX} characters", setting="host"

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kafka_marshal.config import Membership
+from kafka_marshal.config import Membership, require_name
 from kafka_marshal.engine.proxy_grants import PendingGrant
 from kafka_marshal.engine.waits import await_news
 from kafka_marshal.errors import (
@@ -16,7 +16,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.plan_simulation import group_topics
 from kafka_marshal.plan_view import plan_object, view_plan
-from kafka_marshal.protocol.codec import is_identifier, is_topic
+from kafka_marshal.protocol.codec import is_topic
 from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict
 from kafka_marshal.protocol.handoffs import offered_since_ms, phase_of
 from kafka_marshal.protocol.text import claim_to_object, world_to_object
@@ -78,7 +78,7 @@ class SidecarService:
         member: Membership | None = None,
         handoff_ms: int = HANDOFF_MS,
     ) -> None:
-        _require_name("client_id", client_id)
+        require_name("client_id", client_id)
         self._runtime = runtime
         self._engine = runtime.engine
         self._context = runtime.engine.context
@@ -175,8 +175,8 @@ class SidecarService:
             IdentityConflict: Another process of that name is alive.
             CoordinationError: The sidecar is shutting down, or not ready yet.
         """
-        _require_name("group_id", group_id)
-        _require_name("client_id", client_id)
+        require_name("group_id", group_id)
+        require_name("client_id", client_id)
         with self._engine.changed:
             self._require_open()
             most_ms = self._beat_ms_max
@@ -846,7 +846,7 @@ def _grant_request(group_id: str, message: api.GrantRequest) -> NumberedRequest:
     Raises:
         ConfigurationError: It requests nothing, or names no group.
     """
-    _require_name("group_id", group_id)
+    require_name("group_id", group_id)
     if message.last < message.first:
         raise ConfigurationError(
             f"offsets {message.first} to {message.last} are none", setting="last"
@@ -860,12 +860,3 @@ def _grant_request(group_id: str, message: api.GrantRequest) -> NumberedRequest:
 
 def _key(who: Caller, standing: api.Progress) -> Key:
     return Key(who.group_id, standing.topic, standing.partition)
-
-
-def _require_name(setting: str, name: str) -> None:
-    if not is_identifier(name):
-        raise ConfigurationError(
-            f"{setting} {name!r} is no valid name: "
-            "1 to 200 of A-Z a-z 0-9 . _ : -, not . or ..",
-            setting=setting,
-        )
