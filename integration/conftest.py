@@ -6,17 +6,14 @@ import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
+from containers import ContainerBroker
 from limits import (  # noqa: F401 - hooks
     pytest_runtest_teardown,
     pytest_timeout_set_timer,
 )
 
 from kafka_marshal.errors import MarshalError
-from kafka_marshal.testing.broker import (
-    ContainerBroker,
-    EmbeddedBroker,
-    start_container_broker,
-)
+from kafka_marshal.testing.broker import EmbeddedBroker
 
 Broker = EmbeddedBroker | ContainerBroker
 TRANSPORTS_OF_TESTS = ("fast", "kafka-python")
@@ -102,7 +99,7 @@ def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
         started = (
             EmbeddedBroker(properties=SHARED_BROKER).start()
             if kind == "embedded"
-            else start_container_broker()
+            else ContainerBroker().start()
         )
     except MarshalError as error:
         # A skip would look like a pass: the run fails and says what is missing.

@@ -498,8 +498,8 @@ def words_of_the_fold() -> set[str]:
     """Return the words that the modules of the fold answer with."""
     found = set()
     folds = (
-        *("keys", "groups", "fences", "handoffs", "positions", "resets"),
-        *("directives", "plans", "layouts", "growths"),
+        *("keys", "groups", "fences", "positions", "resets"),
+        *("advice", "layouts", "growths"),
     )
     others = ("judging", "growths", "log_clock", "rationalizer")
     for name in (*others, *(f"fold_{each}" for each in folds)):

@@ -20,6 +20,7 @@ from kafka_marshal.config import (
     OnTopics,
     OnWarm,
     checked_labels,
+    require_name,
 )
 from kafka_marshal.defaults import CHECKPOINT_INTERVAL_MS
 from kafka_marshal.errors import (
@@ -29,7 +30,7 @@ from kafka_marshal.errors import (
 from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.observability import FanOut, LoggingObserver
 from kafka_marshal.ports import READ_UNCOMMITTED, Observer
-from kafka_marshal.protocol.codec import is_identifier, is_topic
+from kafka_marshal.protocol.codec import is_topic
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
 from kafka_marshal.protocol.types import Key, TopicPartition
 
@@ -137,7 +138,8 @@ class Marshal(Closing):
         from kafka_marshal.backend import LocalBackend, Terms
         from kafka_marshal.remote.connect import ConnectOptions, open_backend
 
-        _require_names(group_id=group_id, client_id=client_id)
+        require_name("group_id", group_id)
+        require_name("client_id", client_id)
         self._is_closed = False
         self._pid = os.getpid()
         self._client_id, self._group_id = client_id, group_id
@@ -587,13 +589,3 @@ def _require_defaults(
             "mirrors for all its clients; omit it",
             setting="mirror_offsets",
         )
-
-
-def _require_names(*, group_id: str, client_id: str) -> None:
-    for setting, value in (("group_id", group_id), ("client_id", client_id)):
-        if not is_identifier(value):
-            raise ConfigurationError(
-                f"{setting} {value!r} is no valid name: "
-                "1 to 200 of A-Z a-z 0-9 . _ : -, not . or ..",
-                setting=setting,
-            )

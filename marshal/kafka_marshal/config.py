@@ -15,7 +15,7 @@ import re2
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.ports import ISOLATION_LEVELS, READ_UNCOMMITTED
 from kafka_marshal.protocol.claiming import Ending
-from kafka_marshal.protocol.codec import is_topic
+from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
 from kafka_marshal.protocol.labels import OWN_LABELS_MAX, problem_of
 from kafka_marshal.protocol.planner import Policy
@@ -50,6 +50,20 @@ OnStandby = Callable[[TopicPartition, int | None, str | None], None]
 """As ``OnWarm``; without an owner the consumer stands by for it no longer."""
 OnLost = Callable[[TopicPartition, Ending], None]
 OnTopics = Callable[[frozenset[str]], None]
+
+
+def require_name(setting: str, name: str) -> None:
+    """Refuse a setting that is no name of a client or group (PROTOCOL 3.5).
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    if not is_identifier(name):
+        raise ConfigurationError(
+            f"{setting} {name!r} is no valid name: "
+            "1 to 200 of A-Z a-z 0-9 . _ : -, not . or ..",
+            setting=setting,
+        )
 
 
 class Delivery(Enum):

@@ -34,7 +34,7 @@ from kafka_marshal.protocol import state as state_of_the_log
 from kafka_marshal.protocol.hashing import PLANNER_TOPIC
 from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.rationalizer import apply
-from kafka_marshal.protocol.records import POSITION_LEVEL, ResolvePosition
+from kafka_marshal.protocol.records import SECOND_LEVEL, ResolvePosition
 from kafka_marshal.protocol.state import KeyState, Owner, WorldState
 
 LOGS_MAX = 150
@@ -168,7 +168,7 @@ def obey_any_resolve_at_home(monkeypatch):
             elsewhere.setattr(fold_positions, "_is_home", lambda *_, **__: False)
             return plain(step, record)
 
-    handler = (resolve, POSITION_LEVEL)
+    handler = (resolve, SECOND_LEVEL)
     monkeypatch.setitem(rationalizer._HANDLERS, ResolvePosition, handler)
 
 

@@ -30,7 +30,7 @@ from kafka_marshal.protocol.items import Fence
 from kafka_marshal.protocol.pauses import Pause
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import (
-    FENCE_LEVEL,
+    SECOND_LEVEL,
     ClaimingPartition,
     ReleaseGroup,
     Resume,
@@ -560,7 +560,7 @@ class LeaseModel:
         if what is None:
             record = self._pause(fold)
         elif isinstance(what, int):
-            record = config(2, era=2, h=what, level=FENCE_LEVEL)
+            record = config(2, era=2, h=what, level=SECOND_LEVEL)
         elif what[0] == "fence":
             name, inc = self.owner(what[1])
             record = fence(name, inc=inc)
@@ -603,7 +603,7 @@ class LeaseModel:
             epoch_time_ms=None if fold.gap is None else now_ms - since_ms,
             log_time_ms=NOW_MS,
             append_time_ms=NOW_MS,
-            config=config(h=fold.h, level=FENCE_LEVEL),
+            config=config(h=fold.h, level=SECOND_LEVEL),
         )
         group = GroupState(key_count=int(fold.is_known))
         if fold.is_paused:

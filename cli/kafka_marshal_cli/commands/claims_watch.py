@@ -27,7 +27,7 @@ from kafka_marshal_cli.render import (
     lines,
     to_json,
 )
-from kafka_marshal_cli.shared import Call, Output, command, emit, terminal
+from kafka_marshal_cli.shared import Call, OfGroup, Output, command, emit, terminal
 
 app = typer.Typer()
 
@@ -326,9 +326,7 @@ def follow(
 def watch(
     call: Call,
     *,
-    group: Annotated[
-        str | None, typer.Option(metavar="GROUP", help="Only this group.")
-    ] = None,
+    group: OfGroup = None,
     topic: Annotated[
         str | None, typer.Option(metavar="TOPIC", help="Only this topic.")
     ] = None,

@@ -13,7 +13,16 @@ from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.lazy import LazyCommand, lazy_group
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import Answer, Section
-from kafka_marshal_cli.shared import AT, Call, Reason, command, notify, wall_ms
+from kafka_marshal_cli.shared import (
+    AT,
+    Call,
+    Execute,
+    Group,
+    Reason,
+    command,
+    notify,
+    wall_ms,
+)
 
 if TYPE_CHECKING:
     from kafka_marshal import World
@@ -50,7 +59,6 @@ app = typer.Typer(
     ),
 )
 
-Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
 
 For = Annotated[
     str | None,
@@ -78,14 +86,6 @@ Begin = Annotated[
 ]
 
 DEFAULT = "default"
-
-Execute = Annotated[
-    bool,
-    typer.Option(
-        "--execute/--dry-run",
-        help="Set the positions, or only show what would be set.",
-    ),
-]
 
 
 @app.command("list", epilog="Example: marshal groups list -o json")
@@ -366,10 +366,7 @@ def set_(
     handoffs_max: HandoffsMax = None,
     grace_ms: GraceMs = None,
     reason: Reason = None,
-    execute: Annotated[
-        bool,
-        typer.Option("--execute/--dry-run", help="Make the change; else only show it."),
-    ] = False,
+    execute: Execute = False,
 ) -> None:
     """Change how a group's members share and hand off partitions.
 
@@ -444,28 +441,20 @@ def adopt(
     from kafka_marshal_cli import adoption
 
     plan = adoption.plan_adoption(
-        call.bootstrap_servers,
         group_id=group,
         from_group=from_group,
         from_topic=from_topic,
         topics=topics or (),
-        coordination_topic=call.coordination_topic,
-        options=call.options,
-        transport=call.transport,
-        timeout_ms=call.timeout_ms,
+        **call.connection(),
     )
     shown = plan
     refusal: ClaimRejected | None = None
     if execute:
         try:
             shown = adoption.adopt(
-                call.bootstrap_servers,
                 plan=plan,
-                coordination_topic=call.coordination_topic,
-                options=call.options,
-                transport=call.transport,
                 person=call.person,
-                timeout_ms=call.timeout_ms,
+                **call.connection(),
             )
         except ClaimRejected as error:
             refusal = error

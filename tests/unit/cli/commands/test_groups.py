@@ -29,7 +29,7 @@ from kafka_marshal.engine.pause_notes import PauseNote
 from kafka_marshal.group_settings import plan_settings
 from kafka_marshal.growth_plan import waiting
 from kafka_marshal.protocol.placement import by_partition
-from kafka_marshal.protocol.records import DIRECTIVE_LEVEL
+from kafka_marshal.protocol.records import SECOND_LEVEL
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.shared import Call
 
@@ -167,7 +167,7 @@ def test_describe_shows_standbys(monkeypatch):
 
 
 def test_describe_shows_who_is_drained_until_when_by_whom_and_why(monkeypatch):
-    log = Log(level=DIRECTIVE_LEVEL, cluster_id="cluster")
+    log = Log(level=SECOND_LEVEL, cluster_id="cluster")
     log.append(member("c1"))
     log.append(direct(host="host", until=UNTIL, group="marshal"))
     log.append(direct("c9", until=UNTIL, action="cordon", op=ident("own")))

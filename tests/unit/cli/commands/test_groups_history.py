@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from kafka_marshal.clock import instant
 from kafka_marshal.history import reading
 from kafka_marshal.protocol.codec import person_to_tags
-from kafka_marshal.protocol.records import POSITION_LEVEL
+from kafka_marshal.protocol.records import SECOND_LEVEL
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands import groups_history
 
@@ -46,7 +46,7 @@ def replaced(record, **fields):
 @pytest.fixture
 def log(monkeypatch):
     """alice pauses and resumes g, a position of it is set, a key is forgotten."""
-    log = Log(cluster_id="cluster", level=POSITION_LEVEL)
+    log = Log(cluster_id="cluster", level=SECOND_LEVEL)
     epoch = log.claimed()
     log.append(release(epoch, 9))
     tags = person_to_tags("alice")
