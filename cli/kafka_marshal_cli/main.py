@@ -4,7 +4,7 @@ All else is imported inside ``main``: a Ctrl-C during it must not end in a trace
 and ``marshal --version`` needs none of it.
 """
 
-import logging
+import gc
 import sys
 from collections.abc import Callable
 
@@ -24,6 +24,9 @@ def main() -> None:
         run(app, program="marshal")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    finally:
+        # Else the interpreter's end looks for garbage in all that was imported.
+        gc.freeze()
 
 
 def run(app: Callable[..., object], *, program: str) -> None:
@@ -33,6 +36,8 @@ def run(app: Callable[..., object], *, program: str) -> None:
         app: A typer application.
         program: The name that help and errors show.
     """
+    import logging
+
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

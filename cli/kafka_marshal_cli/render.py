@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import StringIO
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -19,6 +20,8 @@ SCHEMA = 1
 NOTHING = "-"
 # Wider than any terminal: a table that goes to a file is never folded.
 WIDTH_UNLIMITED = 100_000
+GAP = "  "
+BOLD, RESET = "\x1b[1m", "\x1b[0m"
 _JSON_STRING_UNSAFE = re.compile(r"[^\x20-\x7e]")
 
 Row = Mapping[str, Any]
@@ -182,12 +185,37 @@ def table(section: Section, *, width: int | None = None, is_color: bool = False)
         width: Columns of the terminal; None for no limit.
         is_color: Whether headers may be bold.
     """
+    limit = width or WIDTH_UNLIMITED
+    headers = [each.header for each in section.columns]
+    rows = [headers]
+    rows += [[escape(e.cell(row)) for e in section.columns] for row in section.rows]
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    is_ascii = all(map(str.isascii, chain.from_iterable(rows)))
+    if not is_ascii or sum(widths) + len(GAP) * (len(widths) - 1) > limit:
+        return _folded(section, width=limit, is_color=is_color)
+    sides = list(zip(widths, (e.is_number for e in section.columns), strict=True))
+    head, *lines_ = (
+        GAP.join(
+            cell.rstrip().rjust(wide) if is_number else cell.ljust(wide)
+            for cell, (wide, is_number) in zip(row, sides, strict=True)
+        ).rstrip()
+        for row in rows
+    )
+    return "\n".join([f"{BOLD}{head}{RESET}" if is_color else head, *lines_])
+
+
+def _folded(section: Section, *, width: int, is_color: bool) -> str:
+    """Return a section as rich draws it: cells fold, and characters may be wide.
+
+    rich is imported only for this, and a table of some hundred rows takes it longer
+    than all else that a command does.
+    """
     from rich.console import Console
 
     buffer = StringIO()
     console = Console(
         file=buffer,
-        width=width or WIDTH_UNLIMITED,
+        width=width,
         force_terminal=is_color,
         no_color=not is_color,
         color_system="standard" if is_color else None,

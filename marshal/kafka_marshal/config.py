@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from enum import Enum, StrEnum
 
 import attrs
-import re2
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.ports import ISOLATION_LEVELS, READ_UNCOMMITTED
@@ -140,6 +139,8 @@ def topic_pattern(text: str) -> Matches:
     Raises:
         ConfigurationError: RE2 does not support the pattern, or it is too large.
     """
+    import re2
+
     options = re2.Options()
     options.max_mem = PATTERN_BYTES_MAX
     options.never_capture = True

@@ -1,11 +1,10 @@
 """``marshal claims``: the owners of partitions."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kafka_marshal import ConfigurationError, Key
-from kafka_marshal.admin_reset import ForgetPlan
 from kafka_marshal.clock import instant
 from kafka_marshal_cli import confirmation, presenters
 from kafka_marshal_cli.lazy import LazyCommand, lazy_group
@@ -21,6 +20,9 @@ from kafka_marshal_cli.shared import (
     notify,
     wall_ms,
 )
+
+if TYPE_CHECKING:
+    from kafka_marshal.admin_reset import ForgetPlan
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -135,7 +137,7 @@ def who(
 
 
 def _confirm_forgetting(
-    plan: ForgetPlan, group: str, *, force: bool, yes: bool
+    plan: "ForgetPlan", group: str, *, force: bool, yes: bool
 ) -> None:
     """Ask before claims are dropped beside those of live owners, or of live topics."""
     existing = plan.existing if force else ()

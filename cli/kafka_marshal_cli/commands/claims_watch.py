@@ -27,7 +27,8 @@ from kafka_marshal_cli.render import (
     lines,
     to_json,
 )
-from kafka_marshal_cli.shared import Call, OfGroup, Output, command, emit, terminal
+from kafka_marshal_cli.shared import Call, OfGroup, Output, command, emit
+from kafka_marshal_cli.terminal import terminal
 
 app = typer.Typer()
 

@@ -1,11 +1,14 @@
 """Answers as people and programs read them, whatever the log holds."""
 
 import json
+import re
 import string
+from io import StringIO
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from kafka_marshal_cli.render import (
     Answer,
@@ -17,6 +20,7 @@ from kafka_marshal_cli.render import (
     duration,
     escape,
     escape_lines,
+    grid,
     lines,
     people,
     plain,
@@ -26,6 +30,7 @@ from kafka_marshal_cli.render import (
 
 ESC = "\x1b[31m"
 RTL = "\u202e"
+SGR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @pytest.mark.parametrize(
@@ -100,6 +105,27 @@ def test_table():
 def test_a_table_has_colour_only_where_it_may():
     assert "\x1b" not in table(SECTION, width=80)
     assert "\x1b[1m" in table(SECTION, width=80, is_color=True)
+
+
+CELLS = st.text(st.characters(max_codepoint=0x7F), max_size=6) | st.text(max_size=4)
+FIELDS = (Column("A", lambda row: row[0]), Column("NUMBER", lambda row: row[1], True))
+
+
+@given(
+    st.lists(st.tuples(CELLS, CELLS, CELLS), min_size=1, max_size=4),
+    st.none() | st.integers(1, 50),
+    st.booleans(),
+)
+def test_a_table_is_the_one_of_rich(rows, width, is_color):
+    section = Section("x", rows, (*FIELDS, Column("LAST", lambda row: row[2])))
+    shown = table(section, width=width, is_color=is_color)
+    drawn = StringIO()
+    Console(file=drawn, width=width or 100_000).print(grid(section))
+    assert uncolored(shown) == uncolored(drawn.getvalue().removesuffix("\n"))
+
+
+def uncolored(text):
+    return [line.rstrip() for line in SGR.sub("", text).split("\n")]
 
 
 def test_a_narrow_terminal_folds_and_drops_nothing():

@@ -1,7 +1,6 @@
 """What all commands share: options, answers, and how they fail."""
 
 import json
-import sys
 from typing import Annotated
 
 import pytest
@@ -194,25 +193,6 @@ def test_answers_in_every_form():
     (line,) = run(body, "-o", "jsonl").stdout.splitlines()
     assert json.loads(line)["kind"] == "rows"
     assert "\x1b" not in line
-
-
-@pytest.mark.parametrize(
-    ("env", "is_color"),
-    [
-        ({"TERM": "xterm"}, True),
-        ({"TERM": "xterm", "NO_COLOR": "1"}, False),
-        ({"TERM": "dumb"}, False),
-    ],
-)
-def test_colour_of_a_terminal(monkeypatch, env, is_color):
-    for name in ("TERM", "NO_COLOR"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {**env, "COLUMNS": "33"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert shared.terminal(sys.stdout) == (33, is_color)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
-    assert shared.terminal(sys.stdout) == (None, False)
 
 
 def test_messages_for_people_are_escaped(capsys):
