@@ -20,6 +20,7 @@ from kafka_marshal.config import (
     OnTopics,
     OnWarm,
     checked_labels,
+    require_number,
 )
 from kafka_marshal.defaults import CHECKPOINT_INTERVAL_MS
 from kafka_marshal.errors import (
@@ -138,6 +139,10 @@ class Marshal(Closing):
         from kafka_marshal.remote.connect import ConnectOptions, open_backend
 
         _require_names(group_id=group_id, client_id=client_id)
+        require_number("timeout_ms", timeout_ms)
+        require_number("checkpoint_interval_ms", checkpoint_interval_ms)
+        if heartbeat_interval_ms is not None:
+            require_number("heartbeat_interval_ms", heartbeat_interval_ms)
         self._is_closed = False
         self._pid = os.getpid()
         self._client_id, self._group_id = client_id, group_id
@@ -589,9 +594,10 @@ def _require_defaults(
         )
 
 
-def _require_names(*, group_id: str, client_id: str) -> None:
+def _require_names(*, group_id: object, client_id: object) -> None:
     for setting, value in (("group_id", group_id), ("client_id", client_id)):
-        if not is_identifier(value):
+        # None is what a missing environment variable gives.
+        if not isinstance(value, str) or not is_identifier(value):
             raise ConfigurationError(
                 f"{setting} {value!r} is no valid name: "
                 "1 to 200 of A-Z a-z 0-9 . _ : -, not . or ..",
