@@ -5,25 +5,38 @@ and ``marshal --version`` needs none of it.
 """
 
 import logging
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
-INTERRUPTED = 130
+FAILED, INTERRUPTED = 1, 130
 
 
 def main() -> None:
     """Run the command ``marshal``."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller, as with >&-
+            null = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - kept
+            setattr(sys, name, null)
     try:
         if sys.argv[1:] == ["--version"]:
             from kafka_marshal import __version__
 
             sys.stdout.write(f"marshal {__version__}\n")
+            sys.stdout.flush()
             return
         from kafka_marshal_cli.assembly import app
 
         run(app, program="marshal")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        sys.exit()
+    except OSError as error:
+        # Commands report their own errors; this is the output of help or version.
+        sys.stderr.write(f"marshal: the output cannot be written: {error}\n")
+        sys.exit(FAILED)
 
 
 def run(app: Callable[..., object], *, program: str) -> None:
