@@ -541,8 +541,10 @@ def run_guarded(body: Callable[[], None], *, is_debug: bool = False) -> None:
             import traceback
 
             traceback.print_exc(file=sys.stderr)
-        with suppress(BrokenPipeError):
+        try:
             sys.stdout.flush()
+        except OSError:
+            discard_stdout()
         notify(f"marshal: {message(error)}")
         raise typer.Exit(exit_code(error)) from None
 

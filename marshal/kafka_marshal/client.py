@@ -21,6 +21,7 @@ from kafka_marshal.config import (
     OnWarm,
     checked_labels,
     require_name,
+    require_number,
 )
 from kafka_marshal.defaults import CHECKPOINT_INTERVAL_MS
 from kafka_marshal.errors import (
@@ -140,6 +141,10 @@ class Marshal(Closing):
 
         require_name("group_id", group_id)
         require_name("client_id", client_id)
+        require_number("timeout_ms", timeout_ms)
+        require_number("checkpoint_interval_ms", checkpoint_interval_ms)
+        if heartbeat_interval_ms is not None:
+            require_number("heartbeat_interval_ms", heartbeat_interval_ms)
         self._is_closed = False
         self._pid = os.getpid()
         self._client_id, self._group_id = client_id, group_id

@@ -36,6 +36,7 @@ LEAST = {
     "metadata_refresh_ms": 1,
     "standbys": 0,
 }
+_NUMBERS = (*LEAST, "consumer_timeout_ms")
 # Bounds the size of a compiled pattern, and so the time to match one name: the
 # largest that compiles takes about 10 ms for a name of 249 characters.
 PATTERN_BYTES_MAX = 256 * 1024
@@ -51,13 +52,14 @@ OnLost = Callable[[TopicPartition, Ending], None]
 OnTopics = Callable[[frozenset[str]], None]
 
 
-def require_name(setting: str, name: str) -> None:
+def require_name(setting: str, name: object) -> None:
     """Refuse a setting that is no name of a client or group (PROTOCOL 3.5).
 
     Raises:
         ConfigurationError: It is none.
     """
-    if not is_identifier(name):
+    # None is what a missing environment variable gives.
+    if not isinstance(name, str) or not is_identifier(name):
         raise ConfigurationError(
             f"{setting} {name!r} is no valid name: "
             "1 to 200 of A-Z a-z 0-9 . _ : -, not . or ..",
@@ -100,6 +102,18 @@ def to_delivery(given: Delivery | str) -> Delivery:
             "once)",
             setting="delivery",
         ) from None
+
+
+def require_number(setting: str, value: object) -> None:
+    """Raise unless a setting is a number.
+
+    Raises:
+        ConfigurationError: It is something else, such as the text of a duration.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigurationError(
+            f"{setting} must be a number, not {value!r}", setting=setting
+        )
 
 
 def pattern_text(pattern: str | re.Pattern[str] | None) -> str | None:
@@ -222,9 +236,12 @@ class ConsumerConfig:
 
     def __attrs_post_init__(self) -> None:
         self._check_topics()
-        for name, least in LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
+        for name in _NUMBERS:
+            value, least = getattr(self, name), LEAST.get(name)
+            if value is None:
+                continue
+            require_number(name, value)
+            if least is not None and value < least:
                 raise ConfigurationError(
                     f"{name} must be at least {least}", setting=name
                 )
@@ -243,6 +260,12 @@ class ConsumerConfig:
                 setting="topics",
             )
         for topic in self.topics:
+            if not isinstance(topic, str):
+                raise ConfigurationError(
+                    f"{topic!r} is no name of a topic; give names one by one, like "
+                    "consumer('orders', 'invoices')",
+                    setting="topics",
+                )
             if not is_topic(topic):
                 raise ConfigurationError(
                     f"{topic!r} is no valid topic name: 1 to 249 of A-Z a-z 0-9 . _ -",

@@ -95,7 +95,7 @@ def check_subject(subject: Subject, config: Config) -> None:
     """
     if (subject.client_id is None) == (subject.host is None):
         raise ConfigurationError(
-            "name either a client or, with host, all members on a host",
+            "name either a client, or a host for all members on it",
             setting="client_id",
         )
     for setting in ("client_id", "group_id"):
@@ -436,7 +436,7 @@ class Draining(AdminConnection):
         members = members_of(replicas, subject, now_ms=self._clock.now_ms())
         if not members and op_id is None:
             raise ClaimRejected(
-                f"no live member is {subject}; see: marshal clients list",
+                f"no live member matches {subject}; see: marshal clients list",
                 reason="unknown_client",
             )
         op_id, until_ms = write_directive(

@@ -198,7 +198,7 @@ def plan_undo(
         raise ClaimRejected(
             f"the log has no earlier positions of operation {op_id} of group "
             f"{group_id!r}: it was not committed, or later operations have set its "
-            f"partitions; see: marshal groups describe {group_id}",
+            f"partitions; see: marshal groups history {group_id}",
             reason="unknown_operation",
         )
     count = _key_count(worlds, group_id, operation)

@@ -245,6 +245,7 @@ def pause(
     if result.begin_ms is not None:
         shown["begin_ms"] = instant(result.begin_ms)
     call.answer(Answer(presenters.as_of(world), found, (), shown))
+    _note_unknown(world, group)
     if wait and held:
         raise DeadlineExceeded(
             f"group {group!r} is paused, but {', '.join(held)} was not released within "
@@ -252,6 +253,15 @@ def pause(
         )
     if held and result.begin_ms is None:
         notify(f"{len(held)} claims are not released yet; --wait waits for that")
+
+
+def _note_unknown(world: "World", group: str) -> None:
+    """Note a group that nobody uses: the name may be misspelt."""
+    if not world.members(group) and not world.claims(group):
+        notify(
+            f"the log knows no members and no claims of group {group!r}; see: marshal "
+            "groups list"
+        )
 
 
 def _length(
@@ -286,8 +296,10 @@ def resume(
     """
     with call.admin() as admin:
         count = admin.resume_group(group, operation=operation, reason=reason)
+    world = call.world()
     found = {"group_id": group, "partitions_count": count, "reason": reason}
-    call.answer(Answer(presenters.as_of(call.world()), found))
+    call.answer(Answer(presenters.as_of(world), found))
+    _note_unknown(world, group)
 
 
 def _tunable(name: str, what: str) -> Any:  # noqa: ANN401 - what typer returns

@@ -270,7 +270,11 @@ def reset(
 def undo(
     call: Call,
     operation: Annotated[
-        str, typer.Argument(metavar="ID", help="The operation, as `reset` printed it.")
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="The operation, as `reset` printed it and `history` lists it.",
+        ),
     ],
     *,
     execute: Execute = False,

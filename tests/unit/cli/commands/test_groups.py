@@ -340,6 +340,18 @@ def test_resume(world, monkeypatch):
     assert "partitions count: 4" in outcome.stdout
 
 
+@pytest.mark.parametrize("action", [["pause", "--for", "10m"], ["resume"]])
+def test_a_group_that_nobody_is_a_member_of_is_noted(world, monkeypatch, action):
+    monkeypatch.setattr(Call, "admin", lambda self: FakeAdmin(()))
+    note = "the log knows no members and no claims of group"
+    verb, *options = action
+    outcome = invoke("groups", verb, "misspelt", *options)
+    assert outcome.exit_code == 0
+    assert f"{note} 'misspelt'" in outcome.stderr
+    assert "marshal groups list" in outcome.stderr
+    assert note not in invoke("groups", verb, "g", *options).stderr
+
+
 def test_an_open_reset_is_listed_with_the_command_that_ends_it(world):
     state = world.partitions[0]
     key = next(each for each in state.keys if each.group_id == "g")
