@@ -20,6 +20,7 @@ from kafka_marshal.protocol.layout import COUNT_MAX, is_step, place_of
 from kafka_marshal.protocol.layout_steps import (
     Change,
     Wait,
+    fences_of,
     is_over,
     is_torn,
     members_of,
@@ -191,7 +192,7 @@ def _open_change(follower: Follower, to_count: int) -> Change | None:
     """Return the change that is open, None without one.
 
     One that partition 0 has ended is open for the same number only: the fence of the
-    next one does what it has left (PROTOCOL 10.2).
+    next one does what it has left (PROTOCOL 10.2), but for a partition that lacks it.
     """
     worlds = follower.by_partition
     reading = read(worlds, unread=follower.log_start_missing)
@@ -199,7 +200,7 @@ def _open_change(follower: Follower, to_count: int) -> Change | None:
         return None
     change = reading.change
     is_left = change.to_count != to_count and is_over(reading.known, change)
-    return None if is_left else change
+    return None if is_left and not fences_of(reading) else change
 
 
 def _require_count(from_count: int, to_count: int) -> None:

@@ -11,6 +11,7 @@ from kafka_marshal.errors import (
     TopicMisconfigured,
     WrongCluster,
 )
+from kafka_marshal.protocol.lost_changes import count_before
 from kafka_marshal.protocol.records import SECOND_LEVEL, Config
 from kafka_marshal.protocol.state import WorldState
 
@@ -103,12 +104,18 @@ def _is_changing(worlds: Mapping[int, WorldState], t: int) -> bool:
     """Return whether a change of the partition count may still reach a partition.
 
     Or has reached it before partition 0, which lost the end of its log (PROTOCOL 10).
+    A partition that has lost one gets it again, while anybody lives (10.9).
     """
     first, world = worlds[0], worlds[t]
     assert first.config is not None
     layout, config = first.layout, world.config
     if config is None:
-        return layout is not None and t >= layout.from_count
+        layouts = [layout] if layout else [each.layout for each in worlds.values()]
+        return any(each and t >= each.from_count for each in layouts)
+    if count_before(t, config, newest=first.config):
+        return True
+    if count_before(0, first.config, newest=config):
+        return True
     is_of_this_log = config.format_id == first.config.format_id
     is_behind = config.generation < first.config.generation
     return is_of_this_log and (layout if is_behind else world.layout) is not None

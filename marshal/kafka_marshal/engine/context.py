@@ -134,8 +134,11 @@ class Context:
 
     @property
     def has_layout(self) -> bool:
-        """Whether a change of the partition count is open, as far as was read."""
-        return self.places.from_count is not None
+        """Whether a change of the partition count is open, as far as was read.
+
+        Or has ended, and a partition has lost it since.
+        """
+        return self.places.from_count is not None or bool(self.places.lost)
 
     def home_of(self, group_id: str) -> int:
         """Return the coordinating partition with a group's Member records."""
