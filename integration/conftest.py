@@ -5,6 +5,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator
 
+import classdata
 import pytest
 from containers import ContainerBroker
 from limits import (  # noqa: F401 - hooks
@@ -51,7 +52,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    os.environ.setdefault("JDK_JAVA_OPTIONS", JAVA_OPTIONS)
+    if "JDK_JAVA_OPTIONS" not in os.environ:  # processes of pytest-xdist have them
+        os.environ["JDK_JAVA_OPTIONS"] = JAVA_OPTIONS
+        if config.getoption("--broker") == "embedded" and not config.option.collectonly:
+            os.environ["JDK_JAVA_OPTIONS"] = classdata.options(JAVA_OPTIONS)
     config.addinivalue_line(
         "markers", "direct: not over a sidecar, though its module runs both ways"
     )
