@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 # names the class, to check its arguments say, does not wait for them.
 OPEN_MS_MAX = 30_000
 CLOSE_MS_MAX = 10_000
+_NUMBERS = ("timeout_ms", "checkpoint_interval_ms", "heartbeat_interval_ms")
 
 
 class Marshal(Closing):
@@ -139,14 +140,10 @@ class Marshal(Closing):
         from kafka_marshal.backend import LocalBackend, Terms
         from kafka_marshal.remote.connect import ConnectOptions, open_backend
 
-        require_name("group_id", group_id)
-        require_name("client_id", client_id)
-        require_number("timeout_ms", timeout_ms)
-        require_number("checkpoint_interval_ms", checkpoint_interval_ms)
-        if heartbeat_interval_ms is not None:
-            require_number("heartbeat_interval_ms", heartbeat_interval_ms)
-        self._is_closed = False
-        self._pid = os.getpid()
+        names = {"group_id": group_id, "client_id": client_id}
+        numbers = timeout_ms, checkpoint_interval_ms, heartbeat_interval_ms or 0
+        _require_types(names, dict(zip(_NUMBERS, numbers, strict=True)))
+        self._is_closed, self._pid = False, os.getpid()
         self._client_id, self._group_id = client_id, group_id
         self._consumers, self._handlers, self._closers = [], {}, []
         settings = ConnectionConfig(
@@ -160,8 +157,7 @@ class Marshal(Closing):
             _require_none("sidecar_token_file", sidecar_token_file)
             _require_none("sidecar_instance", sidecar_instance)
             terms = Terms(
-                group_id=group_id,
-                client_id=client_id,
+                **names,
                 heartbeat_interval_ms=heartbeat_interval_ms,
                 state_dir=state_dir,
                 check_topic=check_topic,
@@ -184,7 +180,6 @@ class Marshal(Closing):
                 settings=settings,
                 instance=sidecar_instance,
             )
-            names = {"group_id": group_id, "client_id": client_id}
             self._backend = open_backend(
                 remote, **names, observer=observer, timeout_ms=timeout_ms
             )
@@ -594,3 +589,10 @@ def _require_defaults(
             "mirrors for all its clients; omit it",
             setting="mirror_offsets",
         )
+
+
+def _require_types(names: Mapping[str, str], numbers: Mapping[str, float]) -> None:
+    for setting, name in names.items():
+        require_name(setting, name)
+    for setting, number in numbers.items():
+        require_number(setting, number)

@@ -210,7 +210,9 @@ class Fold(RuleBasedStateMachine):
         is_renewed=st.booleans(),
         after=waits,
     )
-    def schedule(self, op, begin, lasts, scope, seq, is_renewed, after):  # noqa: PLR0917
+    def schedule(  # noqa: PLR0917 - as rules are called
+        self, op, begin, lasts, scope, seq, is_renewed, after
+    ):
         begin += self.log.state.append_time_ms
         record = schedule(begin, begin + lasts, op=op, scope=scope, seq=seq)
         self.append_to_both(record, after=after)
