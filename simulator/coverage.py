@@ -88,6 +88,7 @@ SELDOM: Mapping[str, str] = {
     "ready_refused": "a Ready came for what was not offered any more",
     "topic_missing": "a process started while its topic was deleted, and refused",
     "schedule_ended_by_resize": "a scheduled pause ended as the count changed",
+    "change_restored": "a partition had lost a change that had ended, and got it again",
     "seek_overtaken": "a key that its owner had sought in was set by an admin",
 }
 """Counted, but not asked of a suite: a few hundred seeds may do without."""

@@ -122,7 +122,10 @@ class Cuts:
 
     def known_to(self, node: Node, partition: int) -> int:
         """Return of how many cuts a process knows."""
-        epoch = node.engine.context.replicas[partition].world.leader_epoch
+        replica = node.engine.context.replicas.get(partition)
+        if replica is None:
+            return self.count(partition)  # it reads none of it yet
+        epoch = replica.world.leader_epoch
         read = sum(each <= (epoch or 0) for each in self._epochs[partition])
         return max(read, self._noticed.get((node.owner.incarnation, partition), 0))
 

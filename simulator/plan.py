@@ -87,6 +87,8 @@ RESIZE_STEPS = (
 )
 """What an admin does at that: a call that adds Kafka partitions, then records of these
 kinds; the first fence and the first Final are those of partition 0."""
+RESIZE_COUNTS = {4: (8, 16), 8: (16, 4), 16: (8, 4)}
+"""To which number of coordinating partitions each number changes."""
 OF_ADMINS = (POSITIONS, FENCES, SCHEDULES)
 ASKED_APART = (*OF_ADMINS, SEEKS, PLANS, RESIZE)
 """What is drawn apart, each kind for itself."""

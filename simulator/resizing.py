@@ -18,7 +18,8 @@ from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import LogUnreadable, MarshalError
 from kafka_marshal.protocol.codec import decode, encode
 from kafka_marshal.protocol.hashing import home_partition
-from kafka_marshal.protocol.layout import MOVING, is_final
+from kafka_marshal.protocol.layout import MOVING, config_of, is_final, used_count
+from kafka_marshal.protocol.lost_changes import restored_op
 from kafka_marshal.protocol.placement import place_under
 from kafka_marshal.protocol.records import (
     ClaimingMessages,
@@ -39,13 +40,11 @@ from simulator.base import TOPIC, BaseWorld
 from simulator.checkers import Folded, LogWatcher, Violation
 from simulator.loop import Loop
 from simulator.pauses import ADMIN
-from simulator.plan import RESIZE_STEPS, Fault, chance
+from simulator.plan import RESIZE_COUNTS, RESIZE_STEPS, Fault, chance
 from simulator.positions import Admin, Processes, Tools, begin
 from simulator.turns import Killed, refusal_of
 from simulator.world import World
 
-COUNTS = {4: (8, 16), 8: (16, 4), 16: (8, 4)}
-"""To which number each number changes."""
 CONTINUES = 0.5
 LOSES_PROBES = 0.5
 LATER = (1, 1, 1, 2, 3, 5)
@@ -201,17 +200,15 @@ class Tool(Resizing):
         self._tools, self._mortal, self._add = tools, mortal, add
         self._follower = tools.follower
 
-    def _follow(self) -> Follower:
-        return self._follower
-
     def _read(self) -> Follower:
-        self._follower.catch_up(self._timeout_ms)
-        return self._follower
+        follower = self._follow()
+        follower.catch_up(self._timeout_ms)
+        return follower
 
     def _follow_again(self) -> Follower:
-        self._follower.close()
+        self._close_follower()
         self._follower = self._tools.follow_again()
-        return self._follower
+        return self._follow()
 
     def _add_partitions(self, count: int) -> None:
         self._mortal.before(ADD)
@@ -280,6 +277,7 @@ class ChangeJudge:
     """Judges what becomes of each change: completed, or given up with nothing left.
 
     Attributes:
+        may_lose: Whether logs may lose records that were read (PROTOCOL 10.9).
         begun: Operations whose first fence was written.
         committed: Those that partition 0 has accepted.
         ended: Those that it has ended.
@@ -288,6 +286,7 @@ class ChangeJudge:
     def __init__(self, watcher: LogWatcher) -> None:
         """Start without any."""
         self._watcher = watcher
+        self.may_lose = False
         self.begun: set[bytes] = set()
         self.committed: set[bytes] = set()
         self.ended: set[bytes] = set()
@@ -303,7 +302,7 @@ class ChangeJudge:
         if effect == "layout_fenced" and isinstance(record, LayoutFence):
             if is_first:
                 self.committed.add(record.op_id)
-            elif record.op_id not in self.committed:
+            elif record.op_id not in self.committed and not self.may_lose:
                 text = f"{record.op_id!r} is in {folded.partition}, and not in 0"
                 raise Violation("10.2", text)
         elif effect == "layout_final" and isinstance(record, LayoutFinal) and is_first:
@@ -311,8 +310,15 @@ class ChangeJudge:
 
     def are_over(self) -> bool:
         """Return whether each change has ended everywhere, or was given up."""
-        is_open = any(each.layout is not None for each in self._watcher.worlds)
-        return not is_open and self.committed == self.ended
+        worlds = self._watcher.worlds
+        if any(each.layout is not None for each in worlds):
+            return False
+        if not self.may_lose:
+            return self.committed == self.ended
+        # What is lost before others follow it was never begun.
+        used = worlds[: used_count(worlds[0])]
+        generations = {each.config and each.config.generation for each in used}
+        return len(generations) == 1 and None not in generations
 
 
 class ResizeAdmins(Processes):
@@ -356,9 +362,9 @@ class ResizeAdmins(Processes):
         """Begin a change, or continue one that is open; maybe die at a step."""
         world = self._base
         config = world.watcher.worlds[0].config
-        if config is None or config.partition_count not in COUNTS:
+        if config is None or config.partition_count not in RESIZE_COUNTS:
             return
-        count = rng.choice(COUNTS[config.partition_count])
+        count = rng.choice(RESIZE_COUNTS[config.partition_count])
         is_open = any(each.layout is not None for each in world.watcher.worlds)
         if is_open and rng.random() < CONTINUES:
             count = config.partition_count
@@ -403,6 +409,8 @@ class ResizeAdmins(Processes):
 
     def _lose_probes(self, gone: Admin) -> None:
         """Delete what was read of partitions that no change has brought into use."""
+        if self.changes.may_lose:
+            return  # what a log loses at both ends, nobody knows
         others = (each.program for each in self._admins if each is not gone)
         if not all(each is None or each.is_done for each in others):
             return  # it would be the probe of a change that goes on
@@ -432,6 +440,7 @@ class Resizes(ResizeAdmins):
         note = world.coverage.note
         super().__init__(world, loop=world.loop, h_ms=world.plan.h_ms, note=note)
         self._world = world
+        self.changes.may_lose = world.is_truncating
         if world.is_resizing:
             fill(world.cluster, count=world.plan.coordinators)
 
@@ -443,10 +452,12 @@ class Resizes(ResizeAdmins):
         """
         transition, note = folded.transition, self._note
         record = transition.record
-        if isinstance(record, LayoutFence) and folded.partition == 0:
-            self._on_fence(folded, record)
-        if not self._world.is_truncating:
-            self.changes.take(folded)
+        if isinstance(record, LayoutFence) and transition.effect == "layout_fenced":
+            if folded.partition == 0:
+                self._on_fence(record)
+            if record.op_id == restored_op(config_of(record)):
+                note("change_restored")
+        self.changes.take(folded)
         if transition.effect == "imported":
             note("moved_stale" if self._was_owned(transition.key) else "moved")
         elif isinstance(record, ReleasingPartition) and transition.effect:
@@ -455,11 +466,9 @@ class Resizes(ResizeAdmins):
         elif isinstance(record, ClaimingMessages) and transition.reason == MOVING:
             note("grant_refused_moving")
 
-    def _on_fence(self, folded: Folded, record: LayoutFence) -> None:
-        config = self._world.watcher.worlds[0].config
-        if folded.transition.effect == "layout_fenced" and config is not None:
-            is_more = config.partition_count > record.from_count
-            self._note("grown" if is_more else "shrunk")
+    def _on_fence(self, record: LayoutFence) -> None:
+        is_more = config_of(record).partition_count > record.from_count
+        self._note("grown" if is_more else "shrunk")
 
     def _was_owned(self, key: Key | None) -> bool:
         states = self._world.watcher.worlds

@@ -8,6 +8,8 @@ from kafka_marshal.protocol.codec import Undecodable, decode, encode
 from kafka_marshal.protocol.records import (
     ClaimingMessages,
     ClaimingPartition,
+    Config,
+    LayoutFence,
 )
 from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.testing.fakestore import Stored
@@ -121,6 +123,7 @@ class Strikes:
                 self._fleet.wake(app)
             self._mend(app, app.cut_until_ms)
         self.end_pauses()
+        self._format()
         self._configs.heal()
         self._recreations.heal()
         self.admins.heal()
@@ -337,7 +340,7 @@ class Strikes:
         world, number = self._world, self._number(fault)
         place = world.cluster.place(number)
         log = world.cluster.kafka.log(place)
-        end = max(1, log.end - 1 - fault.size % 10)
+        end = max(self._kept_of(number), log.end - 1 - fault.size % 10)
         if end >= log.end:
             return
         world.coverage.note("truncated")
@@ -350,6 +353,30 @@ class Strikes:
         world.watcher.refold(number)
         for app in self._fleet.apps:
             app.checked.pop(number, None)
+
+    def _format(self) -> None:
+        """Write the Config to partitions that have lost all, as a person would."""
+        world = self._world
+        config = world.watcher.worlds[0].config
+        assert config is not None
+        for number in world.unformatted:
+            world.cluster.kafka.produce(world.cluster.place(number), encode(config))
+            world.trace(f"{number} is formatted again")
+
+    def _kept_of(self, number: int) -> int:
+        """Return how many records of a partition are not lost: up to a Config.
+
+        Of the changes of the partition count that it follows, it may lose the last one;
+        the Configs of those before are nowhere else (PROTOCOL 10.9).
+        """
+        begun: dict[bytes, int] = {}
+        for stored in self._world.log_of(number).records:
+            record = decode(stored.value)
+            if isinstance(record, Config):
+                begun.setdefault(record.format_id, stored.offset)
+            elif isinstance(record, LayoutFence):
+                begun.setdefault(record.op_id, stored.offset)
+        return 1 + (0, *begun.values())[-2:][0]
 
     def _note_lost(self, lost: Sequence[Stored]) -> None:
         kinds = {type(decode(each.value)) for each in lost}

@@ -6,7 +6,12 @@ from contextlib import contextmanager
 from kafka_marshal.config import Delivery
 from kafka_marshal.ports import Event, Record
 from kafka_marshal.protocol.hashing import coordinating_partition, home_partition
-from kafka_marshal.protocol.placement import by_partition, counts_of, partition_of
+from kafka_marshal.protocol.placement import (
+    by_partition,
+    counts_of,
+    partition_of,
+    place_under,
+)
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import Key, Token
 from kafka_marshal.testing.fakestore import Partition
@@ -23,7 +28,7 @@ from simulator.exposure import Cuts, Exposures
 from simulator.fates import Fates
 from simulator.levels import Levels
 from simulator.loop import Loop
-from simulator.plan import LEVELS, RESIZE, Plan, chance
+from simulator.plan import LEVELS, RESIZE, RESIZE_COUNTS, Plan, chance
 from simulator.position_judge import PositionJudge
 
 FAR_MS = 2**63
@@ -169,6 +174,9 @@ class World(BaseWorld):
         if not self.is_resizing:
             return self._numbers[key] in excused
         worlds = self.watcher.worlds
+        if self.is_truncating:
+            # A log may have lost that it knows the key.
+            return any(place_under(key, count) in excused for count in RESIZE_COUNTS)
         return any(key in worlds[number].keys for number in excused)
 
     def _number_by_key(self) -> dict[Key, int]:
@@ -233,7 +241,15 @@ class World(BaseWorld):
         """Return whether a start met a Config that some partition lacks (2.2)."""
         with self._judging():
             self.watcher.check_reader(node.engine, {}, may_lag=self.is_truncating)
-        return self.levels.is_torn(node.engine)
+        return self.levels.is_torn(node.engine) or bool(self.unformatted)
+
+    @property
+    def unformatted(self) -> list[int]:
+        """Partitions in use without a Config, while no change is open."""
+        worlds = self.watcher.worlds
+        if not self.is_truncating or any(each.layout for each in worlds):
+            return []
+        return [t for t in range(self.counts[0]) if worlds[t].config is None]
 
     def _unnoticed(self, nodes: Sequence[Node]) -> set[int]:
         """Return the partitions that were cut back, and not everybody knows."""
@@ -241,7 +257,7 @@ class World(BaseWorld):
             return set()
         return {
             number
-            for number in range(self.plan.coordinators)
+            for number in range(len(self.watcher.worlds))
             if not all(self.cuts.is_known(node, number) for node in nodes)
         }
 
@@ -328,8 +344,8 @@ class World(BaseWorld):
 
     def _expose(self, node: Node, key: Key, records: Sequence[Record]) -> None:
         """Take what is handed out in a world whose log may lose it."""
-        if self.plan.delivery is not Delivery.AT_MOST_ONCE:
-            return
+        if self.plan.delivery is not Delivery.AT_MOST_ONCE or self.is_resizing:
+            return  # PROTOCOL 10.9 lets more be granted twice than anybody can report
         name = self.name_of(node.owner.incarnation)
         cuts = self.cuts.known_to(node, self.place_of(key))
         for record in records:
@@ -338,7 +354,7 @@ class World(BaseWorld):
 
     def on_started(self, node: Node) -> None:
         """Record that a process starts: it reads the logs as they are."""
-        for number in range(self.plan.coordinators):
+        for number in range(len(self.watcher.worlds)):
             self.cuts.on_noticed(node, number)
 
     def on_ended(self, node: Node) -> None:
@@ -347,7 +363,7 @@ class World(BaseWorld):
         self.chronicle.on_gone(name)
         if not self.is_truncating:
             return
-        for number in range(self.plan.coordinators):
+        for number in range(len(self.watcher.worlds)):
             world, rebuilding = (
                 self.watcher.worlds[number],
                 node.engine.context.rebuilding,

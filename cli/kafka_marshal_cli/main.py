@@ -5,25 +5,39 @@ and ``marshal --version`` needs none of it.
 """
 
 import gc
+import os
 import sys
 from collections.abc import Callable
 
-INTERRUPTED = 130
+FAILED, INTERRUPTED = 1, 130
 
 
 def main() -> None:
     """Run the command ``marshal``."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller, as with >&-
+            from pathlib import Path
+
+            null = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - kept
+            setattr(sys, name, null)
     try:
         if sys.argv[1:] == ["--version"]:
             from kafka_marshal import __version__
 
             sys.stdout.write(f"marshal {__version__}\n")
+            sys.stdout.flush()
             return
         from kafka_marshal_cli.assembly import app
 
         run(app, program="marshal")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        sys.exit()
+    except OSError as error:
+        # Commands report their own errors; this is the output of help or version.
+        sys.stderr.write(f"marshal: the output cannot be written: {error}\n")
+        sys.exit(FAILED)
     finally:
         # Else the interpreter's end looks for garbage in all that was imported.
         gc.freeze()

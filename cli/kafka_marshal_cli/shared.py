@@ -45,6 +45,12 @@ class Output(StrEnum):
     JSONL = "jsonl"
 
 
+Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
+OfGroup = Annotated[str | None, typer.Option(metavar="GROUP", help="Only this group.")]
+Execute = Annotated[
+    bool,
+    typer.Option("--execute/--dry-run", help="Make the change; else only show it."),
+]
 Reason = Annotated[
     str | None,
     typer.Option(metavar="TEXT", help="Stored in the log, for people."),
@@ -182,7 +188,7 @@ class Call:
             has_members: Whether a view of the past has members, see ``World.at``.
         """
         if at is None:
-            world = kafka_marshal.World.open(**self._connection())
+            world = kafka_marshal.World.open(**self.connection())
             completion_cache.save(
                 world, self.bootstrap_servers, topic=self.coordination_topic
             )
@@ -194,7 +200,7 @@ class Call:
             time_ms=at.time_ms,
             key=key,
             has_members=has_members,
-            **self._connection(),
+            **self.connection(),
         )
 
     def formatted_world(
@@ -212,7 +218,8 @@ class Call:
             world.require_known()
         return world
 
-    def _connection(self) -> dict[str, Any]:
+    def connection(self) -> dict[str, Any]:
+        """Return where to connect, as arguments of what reads the log."""
         return {
             "bootstrap_servers": self.bootstrap_servers,
             "coordination_topic": self.coordination_topic,
@@ -235,7 +242,7 @@ class Call:
         if at is not None:
             at.require_partition()
         only = None if partition is None else (lambda _: [partition])
-        scan = LogScan(**self._connection(), only=only)
+        scan = LogScan(**self.connection(), only=only)
         if at is not None:
             offsets = at.offsets
             if offsets is not None and partition is not None:
@@ -252,17 +259,12 @@ class Call:
     ) -> "WorldWatch":
         """Open the log for following it."""
         return kafka_marshal.WorldWatch.open(
-            self.bootstrap_servers,
-            coordination_topic=self.coordination_topic,
-            options=self.options,
-            transport=self.transport,
-            first=first,
-            timeout_ms=timeout_ms,
+            **{**self.connection(), "timeout_ms": timeout_ms}, first=first
         )
 
     def admin(self) -> "Admin":
         """Return an admin of the cluster."""
-        return kafka_marshal.Admin(**self._connection(), person=self.person)
+        return kafka_marshal.Admin(**self.connection(), person=self.person)
 
     def log_ends(
         self, partitions: "Collection[TopicPartition]"
@@ -270,7 +272,7 @@ class Call:
         """Return the log ends of data partitions, as far as they are known."""
         from kafka_marshal.log_ends import LogEnds
 
-        with LogEnds(**self._connection()) as ends:
+        with LogEnds(**self.connection()) as ends:
             return ends.of(partitions)
 
     def with_lag(self, claims: "Iterable[Row]") -> "list[Row]":
@@ -539,8 +541,10 @@ def run_guarded(body: Callable[[], None], *, is_debug: bool = False) -> None:
             import traceback
 
             traceback.print_exc(file=sys.stderr)
-        with suppress(BrokenPipeError):
+        try:
             sys.stdout.flush()
+        except OSError:
+            discard_stdout()
         notify(f"marshal: {message(error)}")
         raise typer.Exit(exit_code(error)) from None
 

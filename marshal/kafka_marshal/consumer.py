@@ -281,6 +281,7 @@ class Consumer(Closing):
             ClaimLost: A record was handed out under a claim that has ended; another
                 process may process it again.
             InvalidTransition: A record was never handed out by this consumer.
+            TypeError: Something else was given, such as offsets.
         """
         if records is None:
             self._require_usable()
@@ -293,6 +294,14 @@ class Consumer(Closing):
                 last=records.offset,
             )
         else:
+            if isinstance(records, str | bytes | Mapping) or not isinstance(
+                records, Iterable
+            ):
+                raise TypeError(
+                    "commit takes records that were handed out, one or several, not "
+                    f"{type(records).__name__}; without an argument it commits all; "
+                    "to move a position call seek"
+                )
             for partition, token, first, last in runs_of(records):
                 self._commit_range(partition, token, first=first, last=last)
 

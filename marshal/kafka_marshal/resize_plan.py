@@ -20,13 +20,14 @@ from kafka_marshal.protocol.layout import COUNT_MAX, is_step, place_of
 from kafka_marshal.protocol.layout_steps import (
     Change,
     Wait,
+    fences_of,
     is_over,
     is_torn,
     members_of,
     read,
 )
 from kafka_marshal.protocol.lease import Freshness
-from kafka_marshal.protocol.records import LAYOUT_LEVEL, Config
+from kafka_marshal.protocol.records import SECOND_LEVEL, Config
 from kafka_marshal.protocol.state import WorldState
 
 NAMED_MAX = 3
@@ -151,7 +152,7 @@ def plan_resize(
         ConfigurationError: The number is not allowed.
         TopicMisconfigured: The topic is not formatted.
     """
-    worlds = {world.partition: world for world in follower.worlds}
+    worlds = follower.by_partition
     before = worlds[0].config
     if before is None:
         raise unformatted(worlds.values())
@@ -191,15 +192,15 @@ def _open_change(follower: Follower, to_count: int) -> Change | None:
     """Return the change that is open, None without one.
 
     One that partition 0 has ended is open for the same number only: the fence of the
-    next one does what it has left (PROTOCOL 10.2).
+    next one does what it has left (PROTOCOL 10.2), but for a partition that lacks it.
     """
-    worlds = {world.partition: world for world in follower.worlds}
+    worlds = follower.by_partition
     reading = read(worlds, unread=follower.log_start_missing)
     if reading is None:
         return None
     change = reading.change
     is_left = change.to_count != to_count and is_over(reading.known, change)
-    return None if is_left else change
+    return None if is_left and not fences_of(reading) else change
 
 
 def _require_count(from_count: int, to_count: int) -> None:
@@ -241,9 +242,9 @@ def _topic_obstacles(
 ) -> list[Obstacle]:
     """Return what the topic lacks for any change."""
     found = []
-    if before.feature_level < LAYOUT_LEVEL:
+    if before.feature_level < SECOND_LEVEL:
         text = (
-            f"a change needs feature level {LAYOUT_LEVEL}, and the topic has "
+            f"a change needs feature level {SECOND_LEVEL}, and the topic has "
             f"{before.feature_level}; run: marshal topic upgrade --execute"
         )
         found.append(Obstacle(reason="level", text=text))
@@ -256,7 +257,7 @@ def _topic_obstacles(
             "doctor"
         )
         found.append(Obstacle(reason="unread", text=text))
-    worlds = {world.partition: world for world in follower.worlds}
+    worlds = follower.by_partition
     return [*found, *_config_obstacles(worlds, before)]
 
 
@@ -290,7 +291,7 @@ def _config_obstacles(
         elif config.generation == before.generation:
             if config.partition_count != before.partition_count:
                 ahead.append(t)
-        elif config.feature_level < LAYOUT_LEVEL:
+        elif config.feature_level < SECOND_LEVEL:
             below.append(t)
     if torn:
         text = (

@@ -135,7 +135,7 @@ class Layouts:
         if less == more or more % less or self.t >= more or more > 10_000:
             raise Refused("config")
         is_timed = entry["timestamp_type"] == "LogAppendTime"
-        m = entry["timestamp_ms"] if is_timed else 0
+        m = max(0, entry["timestamp_ms"]) if is_timed else 0
         if self.t < before:
             m = self.m
         if new["era"] > m // 1000 + 24 * 60 * 60:
@@ -151,7 +151,7 @@ class Layouts:
         if self.t >= before:
             self.drop_all()
             self.c, self.m = entry["timestamp_ms"], m
-            self.w = m if is_timed else None
+            self.w = entry["timestamp_ms"] if is_timed else None
         self.config = new
         self.end_all_pauses(entry["offset"])
         self.layout = {

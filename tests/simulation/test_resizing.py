@@ -32,6 +32,7 @@ from simulator.plan import (
     SCHEDULES,
     SEEKS,
     STANDBYS,
+    TRUNCATE,
     draw,
 )
 from simulator.resizing import DEATHS, Death
@@ -116,6 +117,39 @@ FOUND = [
 def test_known_failures_stay_fixed(seed, beside, minutes):
     also = (RESIZE, *beside)
     assert simulate(seed, also=also, duration_ms=minutes * MINUTE_MS).claims > 0
+
+
+LOSING = (RESIZE, TRUNCATE, "crash", "cut", "churn")
+"""Logs that lose what was read, a change of the count included (PROTOCOL 10.9)."""
+# Each was found by a seed, and mended since.
+LOST = [
+    pytest.param(148151611624530, (), 1, id="nobody-restored-a-change-that-had-ended"),
+    pytest.param(
+        157406089303427, (), 1, id="nobody-repeated-a-done-of-a-source-that-had-ended"
+    ),
+    pytest.param(
+        45025537079712, (), 2, id="nobody-fenced-a-source-that-others-wait-for"
+    ),
+    pytest.param(
+        64613914508879, ("crash", "cut"), 2, id="a-member-refused-to-start-meanwhile"
+    ),
+]
+
+
+@pytest.mark.slow
+def test_a_change_that_a_log_loses_is_restored(record_property):
+    seeds = slices.seeds_of(quick=[9, 14, 30], full=300)
+    summary = run_seeds(seeds, CampaignOptions(faults=LOSING, minutes=2), jobs=1)
+    record_property("seeds", len(seeds))
+    assert summary.broken == []
+    assert all(summary.seen[name] for name in ("truncated", "moved", "change_restored"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "beside", "minutes"), LOST)
+def test_known_losses_stay_restored(seed, beside, minutes):
+    faults = tuple(sorted({RESIZE, TRUNCATE, *beside}))
+    assert simulate(seed, faults=faults, duration_ms=minutes * MINUTE_MS).claims > 0
 
 
 KILLS = slices.slice_of(quick=1, full=-(-1_000 // len(DEATHS)))
@@ -209,10 +243,24 @@ def keep_what_moves(patch):
     patch.setattr(Claim, "on_beat_verdict", trusting)
 
 
+def forget_a_change_that_has_ended(patch):
+    """Nobody restores a change that has ended and that a partition has lost since."""
+    patch.setattr(layout_steps, "lost_change", lambda _: None)
+
+
+def end_without_a_lost_done(patch):
+    """A source that has ended the change is not done: it has no keys to compare."""
+    patch.setattr(layout_steps.Reading, "lost_dones", lambda _: ())
+
+
 VARIANTS = [
     pytest.param(import_what_is_owned, 1, (RESIZE,), 4, id="import-of-owned"),
     pytest.param(import_without_the_position, 0, (RESIZE,), 4, id="no-position"),
     pytest.param(keep_what_moves, 0, (RESIZE,), 4, id="kept"),
+    pytest.param(forget_a_change_that_has_ended, 30, LOSING, 2, id="not-restored"),
+    pytest.param(
+        end_without_a_lost_done, 157406089303427, (RESIZE, TRUNCATE), 1, id="no-done"
+    ),
 ]
 
 

@@ -624,6 +624,22 @@ def test_10_9_what_is_lost_is_accepted_again():
     assert log.outcome_of(beat(log.key().epoch, 3)) == "position_only"
 
 
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
+def test_10_9_a_change_that_has_ended_is_restored_where_it_is_lost(before, after):
+    """Of its fence others have kept the Config; its sources have nothing left."""
+    restored = layout_fence(after, before, op=OTHER)
+    log = Log(1, k=before, level=2)
+    assert log.outcome_of(restored) == "layout_fenced"
+    assert log.outcome_of(restored) == "config"
+    assert log.outcome_of(layout_fence(after, before)) == "config"
+    for source in log.state.layout.sources:
+        assert log.outcome_of(layout_final(op=OTHER)) == "incomplete"
+        done = layout_done(0, source=source.partition, op=OTHER)
+        assert log.outcome_of(done) == "layout_done"
+    assert log.outcome_of(layout_final(op=OTHER)) == "layout_final"
+    assert log.state.config.partition_count == after
+
+
 def test_10_9_partition_0_ends_an_open_change_before_the_next_fence():
     log, *_ = source_log()
     assert log.outcome_of(layout_fence(4, 2, generation=3, era=3)) == "busy"

@@ -153,6 +153,18 @@ def test_a_partition_that_is_ahead_of_partition_0():
     assert (one.reason, "[2] have a later Config" in one.text) == ("torn", True)
 
 
+def test_a_partition_that_has_lost_a_change_is_restored_first():
+    """PROTOCOL 10.9: it would refuse the next fence, and that change never end."""
+    cluster = filled(4, keys=0)
+    Tool(cluster).resize(8)
+    cluster.kafka.truncate(cluster.place(2), end=1, leader=7)
+    one = refused(cluster, 16)
+    assert (one.reason, "from 4 to 8" in one.text) == ("busy", True)
+    plan = Tool(cluster).resize(8)
+    assert plan.change is not None
+    assert plan_of(cluster, 16).obstacles == ()
+
+
 def test_a_partition_with_another_count_of_the_same_generation():
     cluster = filled(4, keys=0)
     found = following(cluster, "planner")

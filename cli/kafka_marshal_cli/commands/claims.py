@@ -10,7 +10,16 @@ from kafka_marshal_cli import confirmation, presenters
 from kafka_marshal_cli.lazy import LazyCommand, lazy_group
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import Answer, Section, duration
-from kafka_marshal_cli.shared import AT, Call, command, notify, wall_ms
+from kafka_marshal_cli.shared import (
+    AT,
+    Call,
+    Execute,
+    Group,
+    OfGroup,
+    command,
+    notify,
+    wall_ms,
+)
 
 if TYPE_CHECKING:
     from kafka_marshal.admin_reset import ForgetPlan
@@ -46,9 +55,7 @@ def list_claims(
     call: Call,
     *,
     at: Moment | None,
-    group: Annotated[
-        str | None, typer.Option(metavar="GROUP", help="Only this group.")
-    ] = None,
+    group: OfGroup = None,
     topic: Annotated[
         str | None, typer.Option(metavar="TOPIC", help="Only this topic.")
     ] = None,
@@ -75,7 +82,7 @@ def who(
     call: Call,
     *,
     at: Moment | None,
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="The group.")],
+    group: Group,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The data topic.")],
     partition: Annotated[
         int, typer.Argument(metavar="PARTITION", min=0, help="The data partition.")
@@ -156,14 +163,11 @@ def _confirm_forgetting(
 def forget(
     call: Call,
     *,
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="The group.")],
+    group: Group,
     topic: Annotated[
         str | None, typer.Option(metavar="TOPIC", help="Only this data topic.")
     ] = None,
-    execute: Annotated[
-        bool,
-        typer.Option("--execute/--dry-run", help="Make the change; else only show it."),
-    ] = False,
+    execute: Execute = False,
     force: Annotated[
         bool,
         typer.Option(

@@ -8,7 +8,7 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal_cli.lazy import LazyCommand, lazy_group
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import Answer, Section, to_json
-from kafka_marshal_cli.shared import AT, Call, command, emit, notify, wall_ms
+from kafka_marshal_cli.shared import AT, Call, Execute, command, emit, notify, wall_ms
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -133,10 +133,7 @@ def reset(
             metavar="ID", help="Checkpoint to restore; by default the newest."
         ),
     ] = None,
-    execute: Annotated[
-        bool,
-        typer.Option("--execute/--dry-run", help="Make the change; else only show it."),
-    ] = False,
+    execute: Execute = False,
     force: Annotated[
         bool,
         typer.Option("--force", help="Also if keys of the partition have owners."),

@@ -336,7 +336,8 @@ def entries_in(
     Args:
         log: The log.
         windows: Offsets to read, per partition.
-        timeout_ms: Longest time without an entry; at most 10 s count.
+        timeout_ms: Longest time in which none of these partitions sends anything, as
+            one that was cut back meanwhile; at most 10 s count.
         head: Entries whose value does not begin with this may be left out.
 
     Raises:
@@ -345,20 +346,21 @@ def entries_in(
     left = dict(windows)
     silent_max = polls_in(timeout_ms)
     log.read_from({t: window.start for t, window in left.items()})
-    silent = 0
+    silent, before = 0, {t: window.start for t, window in left.items()}
     while left:
         entries = log.poll(POLL_MS) if head is None else log.skim(POLL_MS, head=head)
-        silent = 0 if entries else silent + 1
-        if silent > silent_max:
-            raise CoordinationError(
-                f"the coordinating partitions {sorted(left)} sent nothing before "
-                "their ends; check the brokers with: marshal doctor"
-            )
         for t, entry in entries:
             window = left.get(t)
             if window is not None and window.start <= entry.offset < window.end:
                 yield t, entry
         places = log.positions()
-        for t, window in list(left.items()):
-            if places.get(t, 0) >= window.end:
-                del left[t]
+        # Others may send entries all the time.
+        at = {t: places.get(t, 0) for t in left}
+        silent = silent + 1 if at == before else 0
+        if silent > silent_max:
+            raise CoordinationError(
+                f"the coordinating partitions {sorted(left)} sent nothing before "
+                "their ends; check the brokers with: marshal doctor"
+            )
+        left = {t: window for t, window in left.items() if at[t] < window.end}
+        before = {t: at[t] for t in left}

@@ -5,8 +5,14 @@ A module of its own, because administrative commands check it without an engine.
 
 from collections.abc import Iterable, Mapping
 
-from kafka_marshal.errors import ClaimRejected, TopicMisconfigured, WrongCluster
-from kafka_marshal.protocol.records import Config
+from kafka_marshal.errors import (
+    ClaimRejected,
+    ConfigurationError,
+    TopicMisconfigured,
+    WrongCluster,
+)
+from kafka_marshal.protocol.lost_changes import count_before
+from kafka_marshal.protocol.records import SECOND_LEVEL, Config
 from kafka_marshal.protocol.state import WorldState
 
 
@@ -56,6 +62,25 @@ def agreed_config(
     return config
 
 
+def require_level(config: Config | None, what: str) -> None:
+    """Refuse what feature level 2 brought, while level 1 is in force (PROTOCOL 3.3).
+
+    Args:
+        config: The Config in force.
+        what: What needs the level, for the message.
+
+    Raises:
+        ConfigurationError: Level 1 is in force.
+    """
+    level = 1 if config is None else config.feature_level
+    if level < SECOND_LEVEL:
+        raise ConfigurationError(
+            f"the coordination topic has feature level {level}, and {what} needs level "
+            f"{SECOND_LEVEL}; run: marshal topic upgrade --execute",
+            setting="coordination_topic",
+        )
+
+
 def behind(worlds: Mapping[int, WorldState]) -> tuple[int, ...]:
     """Return the partitions that are behind partition 0 in interval and limits only.
 
@@ -79,12 +104,18 @@ def _is_changing(worlds: Mapping[int, WorldState], t: int) -> bool:
     """Return whether a change of the partition count may still reach a partition.
 
     Or has reached it before partition 0, which lost the end of its log (PROTOCOL 10).
+    A partition that has lost one gets it again, while anybody lives (10.9).
     """
     first, world = worlds[0], worlds[t]
     assert first.config is not None
     layout, config = first.layout, world.config
     if config is None:
-        return layout is not None and t >= layout.from_count
+        layouts = [layout] if layout else [each.layout for each in worlds.values()]
+        return any(each and t >= each.from_count for each in layouts)
+    if count_before(t, config, newest=first.config):
+        return True
+    if count_before(0, first.config, newest=config):
+        return True
     is_of_this_log = config.format_id == first.config.format_id
     is_behind = config.generation < first.config.generation
     return is_of_this_log and (layout if is_behind else world.layout) is not None

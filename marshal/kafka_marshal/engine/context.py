@@ -134,8 +134,11 @@ class Context:
 
     @property
     def has_layout(self) -> bool:
-        """Whether a change of the partition count is open, as far as was read."""
-        return self.places.from_count is not None
+        """Whether a change of the partition count is open, as far as was read.
+
+        Or has ended, and a partition has lost it since.
+        """
+        return self.places.from_count is not None or bool(self.places.lost)
 
     def home_of(self, group_id: str) -> int:
         """Return the coordinating partition with a group's Member records."""
@@ -170,7 +173,7 @@ class Context:
         found: dict[tuple[str, bytes], MemberState] = {}
         for home in self.places.homes_of(group_id):
             replica = self.replicas[home]
-            log_ms = replica.world.now_ms + replica.elapsed_ms(now_ms)
+            log_ms = replica.log_ms(now_ms)
             for member in replica.world.live_members(group_id):
                 if log_ms - member.seen_ms <= limit_ms:
                     record = member.record

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS, home_partition
 from kafka_marshal.protocol.layout import place_of
+from kafka_marshal.protocol.lost_changes import lost_by
 from kafka_marshal.protocol.records import Config
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key
@@ -22,7 +23,9 @@ class Placement:
         from_count: The count before, while a change is open in any partition; None
             otherwise. Then a key costs one look-up.
         is_torn: Whether partitions show two changes of one generation: nobody claims.
-        has_layouts: Whether any partition has a layout, maybe one of an earlier change.
+        has_layouts: Whether any partition has a layout, maybe one of an earlier change,
+            or lacks one that it has lost.
+        lost: Partitions in use that lack a change which has ended (PROTOCOL 10.9).
     """
 
     __slots__ = (
@@ -34,12 +37,14 @@ class Placement:
         "from_count",
         "has_layouts",
         "is_torn",
+        "lost",
     )
 
     def __init__(self, replicas: Mapping[int, Replica]) -> None:
         self._replicas = replicas
         self._count = 0
         self._generation = 0
+        self.lost: frozenset[int] = frozenset()
         self.from_count: int | None = None
         self.is_torn = False
         self.has_layouts = False
@@ -53,7 +58,8 @@ class Placement:
         """
         worlds = [each.world for each in self._replicas.values()]
         laid = [world for world in worlds if world.layout is not None]
-        self.has_layouts = bool(laid)
+        self.lost = frozenset(lost_by({world.partition: world for world in worlds}))
+        self.has_layouts = bool(laid or self.lost)
         before = self.counts
         self._generation = config.generation
         self.from_count = None
@@ -92,13 +98,20 @@ class Placement:
     def is_between(self, key: Key) -> bool:
         """Return whether nobody can claim a key until it is imported (PROTOCOL 10.3).
 
-        Or until its target knows that there is nothing to import.
+        Or until its target knows that there is nothing to import; and while its
+        partition lacks a change that has ended (10.9): a claim would get a token below
+        those that it gave under the change.
         """
-        if self.from_count is None or key.topic in RESERVED_TOPICS:
+        is_settled = self.from_count is None and not self.lost
+        if is_settled or key.topic in RESERVED_TOPICS:
             return False
         place = self._now.get(key)
         if place is None:
             place = self._now[key] = place_of(key, partition_count=self._count)
+        if place in self.lost:
+            return True
+        if self.from_count is None:
+            return False
         source = self._source_of(key, place)
         return source is not None and not self._has_moved(key, source, place)
 

@@ -40,6 +40,11 @@ from kafka_marshal.protocol.layout import (
     place_of,
     sources_of,
 )
+from kafka_marshal.protocol.lost_changes import (
+    keeps_state,
+    lost_change,
+    restored_op,
+)
 from kafka_marshal.protocol.records import (
     IMPORTED_MAX,
     Config,
@@ -215,7 +220,8 @@ class Wait(NamedTuple):
 def change_of(worlds: Worlds) -> Change | None:
     """Return the change that is open in any partition, None without one.
 
-    That of partition 0 if it has one, as partition 0 decides; else the newest.
+    That of partition 0 if it has one, as partition 0 decides; else the newest; else one
+    that a partition has lost.
     """
     found = [
         Change(
@@ -228,6 +234,9 @@ def change_of(worlds: Worlds) -> Change | None:
     ]
     if 0 in worlds and worlds[0].layout is not None:
         return found[0]
+    lost = lost_change(worlds)
+    if lost is not None:
+        found.append(Change(**lost._asdict()))
     return max(found, key=lambda each: each.generation, default=None)
 
 
@@ -252,11 +261,10 @@ def is_torn(worlds: Worlds, change: Change) -> bool:
         and state.config is not None
         and state.config.generation == change.generation
     ]
-    return any(
-        state.config != change.config
-        or (state.layout is not None and state.layout.op_id != change.op_id)
-        for state in others
-    )
+    ops = {each.layout.op_id for each in others if each.layout} | {change.op_id}
+    if len(ops) > 1:
+        ops.discard(restored_op(change.config))  # it is of no other change
+    return len(ops) > 1 or any(each.config != change.config for each in others)
 
 
 # --- what moves
@@ -418,6 +426,12 @@ class Reading:
         pairs = (pair for pair in self.change.pairs if partition in pair)
         return any(self.is_done(*pair) is False for pair in pairs)
 
+    def lost_dones(self) -> Iterator[tuple[int, WorldState]]:
+        """Yield targets that are not done with a source which has ended the change."""
+        for source, target in self.change.pairs:
+            if self.has_ended(source) and self.is_done(source, target) is False:
+                yield target, self.known[source]
+
     def undone(self) -> Iterator[tuple[WorldState, WorldState, list[Key]]]:
         """Yield source, target and moving keys of each pair that is not done.
 
@@ -539,7 +553,7 @@ def fences_of(reading: Reading) -> tuple[int, ...]:
     change, known = reading.change, reading.known
     if 0 not in known:
         return ()
-    if reading.open(0) is None:
+    if reading.open(0) is None and not is_over(known, change):
         config = known[0].config
         is_next = config is not None and (
             config.generation + 1 == change.generation
@@ -548,11 +562,13 @@ def fences_of(reading: Reading) -> tuple[int, ...]:
         return (0,) if is_next else ()
     added = {t: one for t, one in reading.unknown.items() if t >= change.from_count}
     states = {**known, **added}
+    over = is_over(known, change)
     return tuple(
         t
         for t in change.partitions
         if (state := states.get(t)) is not None
         and (state.config is None or state.config.generation < change.generation)
+        and not (over and keeps_state(t, state.config, from_count=change.from_count))
     )
 
 
@@ -613,7 +629,9 @@ def _lacking_groups(
 def dones_of(reading: Reading) -> Iterator[Done]:
     """Yield the sources that are read as final and imported, for each target.
 
-    While a source is quiet, a Reset may have made keys unknown that are owned.
+    While a source is quiet, a Reset may have made keys unknown that are owned. One that
+    has ended the change has no keys any more: its target has lost the LayoutDone, and
+    maybe imports (PROTOCOL 10.9).
     """
     for source, target, keys in reading.undone():
         is_imported = source.quiet_until_ms is None and all(
@@ -627,6 +645,14 @@ def dones_of(reading: Reading) -> Iterator[Done]:
                 key_count=len(keys),
                 digest=digest_of(item_of(key, source.keys[key]) for key in keys),
             )
+    for t, ended in reading.lost_dones():
+        yield Done(
+            target=t,
+            source=ended.partition,
+            source_offset=ended.next_offset,
+            key_count=0,
+            digest=digest_of(()),
+        )
 
 
 def finals_of(reading: Reading) -> Iterator[Final]:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import string
 from io import StringIO
 
 import pytest
@@ -20,6 +19,7 @@ from kafka_marshal_cli.render import (
     duration,
     escape,
     escape_lines,
+    fitting,
     grid,
     lines,
     people,
@@ -120,7 +120,7 @@ def test_a_table_is_the_one_of_rich(rows, width, is_color):
     section = Section("x", rows, (*FIELDS, Column("LAST", lambda row: row[2])))
     shown = table(section, width=width, is_color=is_color)
     drawn = StringIO()
-    Console(file=drawn, width=width or 100_000).print(grid(section))
+    Console(file=drawn, width=100_000).print(grid(section, width=width))
     assert uncolored(shown) == uncolored(drawn.getvalue().removesuffix("\n"))
 
 
@@ -128,10 +128,65 @@ def uncolored(text):
     return [line.rstrip() for line in SGR.sub("", text).split("\n")]
 
 
-def test_a_narrow_terminal_folds_and_drops_nothing():
-    section = Section("x", [{"name": string.ascii_letters}], (column("NAME", "name"),))
-    rows = table(section, width=20).splitlines()
-    assert "".join(rows[1:]).replace(" ", "") == string.ascii_letters
+WIDE = Section(
+    "claims",
+    [
+        {"owner": "worker-2", "offset": 1234567, "why": "fair: 0 held, share 3 of 6"},
+        {"owner": "worker-1", "offset": 7, "why": "handed over by worker-2; free"},
+    ],
+    (
+        column("OWNER", "owner"),
+        column("LOG-END-OFFSET", "offset"),
+        column("WHY", "why"),
+    ),
+)
+
+
+def test_a_narrow_terminal_folds_text_and_titles():
+    assert table(WIDE, width=40).splitlines() == [
+        "             LOG-",
+        "             END-",
+        "OWNER      OFFSET  WHY",
+        "worker-2  1234567  fair: 0 held, share 3",
+        "                   of 6",
+        "worker-1        7  handed over by",
+        "                   worker-2; free",
+    ]
+
+
+@pytest.mark.parametrize("width", range(1, 60))
+def test_no_width_folds_a_name_or_a_number(width):
+    shown = table(WIDE, width=width)
+    assert {"worker-2", "worker-1", "1234567", "7"} <= set(shown.split())
+    is_narrow = max(map(len, shown.splitlines())) <= width
+    assert is_narrow or shown == table(WIDE)
+
+
+def test_texts_of_a_narrow_terminal_share_the_room():
+    section = Section(
+        "checks",
+        [{"name": "log", "found": "a " * 60, "next": "b " * 60, "short": "c d"}],
+        tuple(column(key.upper(), key) for key in ("name", "found", "next", "short")),
+    )
+    assert max(map(len, table(section, width=60).splitlines())) <= 60
+    first = table(section, width=60).splitlines()[1]
+    assert abs(first.count("a") - first.count("b")) <= 1
+    assert first.endswith("c d")
+
+
+def test_names_as_wide_as_two_columns_each():
+    section = Section("x", [{"name": "日本" * 9}], (column("NAME", "name"),))
+    assert table(section, width=36).splitlines() == ["NAME", "日本" * 9]
+    assert fitting(section, 10)[1] == []
+
+
+def test_a_table_in_place_leaves_out_what_does_not_fit_at_the_right():
+    section, left_out = fitting(WIDE, 20)
+    assert left_out == ["WHY"]
+    assert max(map(len, table(section, width=20).splitlines())) <= 20
+    assert fitting(WIDE, 200)[1] == []
+    assert fitting(WIDE, 1)[1] == ["WHY", "LOG-END-OFFSET"]
+    assert fitting(WIDE, 30, less=("LOG-END-OFFSET", "NONE"))[1] == ["LOG-END-OFFSET"]
 
 
 def test_people():

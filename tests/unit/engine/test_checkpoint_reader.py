@@ -160,3 +160,25 @@ def test_a_silent_log_raises_an_error_after_the_timeout(timeout_ms, polls):
     with pytest.raises(CoordinationError, match="sent nothing"):
         LogCheckpoints().find({0: LogRange(0, 1)}, log=silent, timeout_ms=timeout_ms)
     assert len(polled) == polls + 1
+
+
+def test_a_partition_that_was_cut_back_ends_the_search_beside_a_busy_one():
+    """The other partition sends entries all the time, which are no progress."""
+    cluster = world(2)
+    for _ in range(5):
+        write(cluster, b"?", 1)
+    log = cluster.kafka.coordination_log()
+    starts, ends = log.start_offsets(1), log.end_offsets(1)
+    cluster.kafka.truncate(cluster.place(1), end=ends[1] - 2, leader=7)
+    log.read_from(ends | {1: 0})
+    polled, poll = [], log.poll
+
+    def beside_a_busy_one(timeout_ms, **_):
+        polled.append(write(cluster, b"?", 0))
+        assert len(polled) < 99
+        return poll(timeout_ms)
+
+    log.poll = log.skim = beside_a_busy_one
+    wanted = {1: LogRange(starts[1], ends[1])}
+    with pytest.raises(CoordinationError, match=r"\[1\] sent nothing"):
+        LogCheckpoints().find(wanted, log=log, timeout_ms=5 * POLL_MS)

@@ -28,6 +28,7 @@ from logkit import OP, direct, imported, layout_import, member, settings
 from kafka_marshal.engine import session
 from kafka_marshal.engine.placement import Placement
 from kafka_marshal.errors import ConfigurationError, CoordinationError
+from kafka_marshal.protocol.codec import decode
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.layout import place_of
 from kafka_marshal.protocol.records import (
@@ -570,6 +571,40 @@ def test_a_claim_in_a_source_without_its_fence_ends_where_the_key_is_known(comes
     run_until_over(cluster, [reading])
     cluster.run_until(lambda: goes_on([reading]) and key in reading.node.held, 4 * H)
     assert reading.node.held[key].coordinator == 3
+
+
+def lose_the_change(cluster, t):
+    """Cut a log back to before the fence of the last change."""
+    log = cluster.kafka.log(cluster.place(t))
+    fences = [
+        each.offset
+        for each in log.records
+        if isinstance(decode(each.value), LayoutFence)
+    ]
+    cluster.kafka.truncate(cluster.place(t), end=fences[0], leader=7)
+    worlds(cluster).pop(t)
+
+
+@pytest.mark.parametrize("delivery", [ALO, AMO])
+@pytest.mark.parametrize(("before", "after", "lost"), [(2, 4, 0), (2, 4, 1), (4, 2, 1)])
+def test_a_partition_that_has_lost_an_ended_change_gets_it_again(
+    before, after, lost, delivery
+):
+    """PROTOCOL 10.9: also from a member that starts later."""
+    cluster, readings = fleet(before=before, delivery=delivery, records=4)
+    goes_on(readings)
+    resize(cluster, after)
+    run_until_over(cluster, readings)
+    cluster.run_until(lambda: goes_on(readings) and len(owners(cluster)) == 8, H)
+    lose_the_change(cluster, lost)
+    later = Reading(cluster, "z", delivery=delivery)
+    readings.append(later)
+    run_until_over(cluster, readings, within_ms=8 * H)
+    cluster.run_until(
+        lambda: goes_on(readings) and None not in owners(cluster).values(), 4 * H
+    )
+    assert later.node.engine.failure is None
+    assert {each.config.generation for each in worlds(cluster).values()} == {2}
 
 
 def claim_in_between(patch):

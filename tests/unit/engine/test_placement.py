@@ -35,7 +35,7 @@ class Scene:
             Log(t, k=BEFORE, level=2) if t < BEFORE else Log(t, configured=False)
             for t in range(AFTER)
         ]
-        replicas = {}
+        replicas = self.replicas = {}
         for t, log in enumerate(self.logs):
             replicas[t] = Replica(t, now_ms=0)
             replicas[t].world = log.state
@@ -129,6 +129,31 @@ def test_a_target_that_has_ended_the_change_knows_all(scene):
     scene.append(2, layout_final(), "layout_final")
     assert scene.places.partition_of(MOVED) == 2
     assert not scene.places.is_between(MOVED)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_nothing_is_claimed_where_a_change_that_has_ended_is_lost(scene, lost):
+    """PROTOCOL 10.9: the token would be below those that were given under it."""
+    key = next(
+        key
+        for key in KEYS
+        if place_of(key, partition_count=AFTER) == lost
+        and place_of(key, partition_count=BEFORE) == lost
+    )
+    scene.fence(0, 1, 2, 3)
+    for t in (2, 3):
+        scene.append(t, layout_done(0, source=t - 2), "layout_done")
+    for t in range(AFTER):
+        scene.append(t, layout_final(), "layout_final")
+    assert not scene.places.has_layouts
+    assert not scene.places.is_between(key)
+    log = scene.logs[lost] = Log(lost, k=BEFORE, level=2)
+    scene.replicas[lost].world = log.state
+    scene.follow()
+    assert (scene.places.lost, scene.places.has_layouts) == ({lost}, True)
+    assert scene.places.is_between(key)
+    assert not scene.places.is_between(MOVED)
+    assert not scene.places.is_between(checkpoint_key(lost))
 
 
 def test_a_group_has_both_homes_until_the_change_has_ended(scene):

@@ -45,6 +45,7 @@ from kafka_marshal.protocol.layout_steps import (
     progress_of,
     read,
 )
+from kafka_marshal.protocol.lost_changes import restored_op
 from kafka_marshal.protocol.snapshot import digest, to_bytes
 from kafka_marshal.protocol.state import GroupState, KeyState, WorldState
 from kafka_marshal.protocol.types import Key
@@ -400,13 +401,19 @@ def test_a_quiet_source_is_not_done():
     assert len(change.steps().dones) == 2
 
 
-def test_a_source_that_has_ended_the_change_is_not_done():
+def test_a_source_that_has_ended_the_change_has_nothing_left():
+    """PROTOCOL 10.9: the target has lost the Done, and maybe imports."""
     change = Change()
     epoch = held(change, key_of(0, 2))
     change.logs[0].append(release(epoch, key=key_of(0, 2)))
     change.fence()
     change.logs[0].append(layout_final())
-    assert [each.source for each in change.steps().dones] == [1]
+    dones = {each.source: each for each in change.steps().dones}
+    assert dones.keys() == {0, 1}
+    assert (dones[0].target, dones[0].key_count) == (2, 0)
+    assert dones[0].digest == digest_of(())
+    assert change.write().count("layout_done") == 2
+    assert change.steps().dones == ()
 
 
 # --- Final
@@ -612,6 +619,70 @@ def test_a_target_that_has_lost_its_imports_gets_them_before_it_ends():
     steps = change.steps()
     assert steps.is_over
     assert steps.finals == ()
+    # The source has ended the change, too: the key is new in its target.
+    assert [(each.source, each.key_count) for each in steps.dones] == [(0, 0)]
+    change.write()
+    assert change.write() == ["layout_final"]
+    assert change.read() is None
+
+
+def over(before=2, after=4):
+    """Fence, and end the change in all partitions."""
+    change = finished(Change(before, after))
+    change.move_time(0, FINAL_AFTER_MS)
+    change.write()
+    change.write()
+    assert change.read() is None
+    return change
+
+
+@pytest.mark.parametrize(("before", "after", "lost"), [(2, 4, 0), (2, 4, 1), (4, 2, 1)])
+def test_a_partition_that_has_lost_a_change_that_is_over_gets_it_again(
+    before, after, lost
+):
+    change = over(before, after)
+    config = change.worlds[lost].config
+    change.logs[lost] = Log(lost, **change.settings(before))
+    steps = change.steps()
+    assert steps.fences == (lost,)
+    assert steps.change.op_id == restored_op(config)
+    found = []
+    while change.read() is not None:
+        found += change.write()
+    assert found[0] == "layout_fenced"
+    assert found[-1] == "layout_final"
+    assert found.count("layout_done") == (after < before)
+    assert {each.config for each in change.worlds.values()} == {config}
+
+
+@pytest.mark.parametrize(("k", "fences"), [(1, (1, 3)), (8, (1,))])
+def test_a_partition_that_lacks_what_others_have_not_ended(k, fences):
+    """The keys of one in use with another count would be dropped."""
+    change = finished(Change())
+    change.move_time(0, FINAL_AFTER_MS)
+    change.write()
+    change.logs[1] = Log(1, **change.settings(2))
+    change.logs[3] = Log(3, k=k, level=2)
+    steps = change.steps()
+    assert (steps.is_over, steps.change.op_id) == (True, OP)
+    assert steps.fences == fences
+
+
+def test_what_restores_a_change_is_no_other_change():
+    """One partition has lost its Final, and another the fence before that."""
+    change = over()
+    config = change.worlds[2].config
+    for t, op in ((1, OP), (2, restored_op(config))):
+        change.logs[t] = Log(t, configured=t < 2, **change.settings(2))
+        assert change.logs[t].outcome_of(change.record(op=op)) == "layout_fenced"
+    assert not change.steps().is_torn
+    while change.read() is not None:
+        change.write()
+    change.logs[3] = Log(3, configured=False)
+    change.logs[3].append(change.record(op=OTHER))
+    change.logs[1] = Log(1, **change.settings(2))
+    change.logs[1].append(change.record())
+    assert change.steps().is_torn
 
 
 # --- waits and progress

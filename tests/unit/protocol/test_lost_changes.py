@@ -1,0 +1,100 @@
+"""Changes of the partition count that a partition has lost (PROTOCOL 10.9)."""
+
+from hashlib import blake2b
+
+import msgspec
+import pytest
+from logkit import Log, layout_done, layout_fence, layout_final
+
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.lost_changes import (
+    count_before,
+    keeps_state,
+    lost_change,
+    restored_op,
+)
+
+
+def ended(before=2, after=4):
+    """Return the logs of a change that has ended in all of them."""
+    logs = {t: Log(t, configured=t < before, k=before, level=2) for t in range(4)}
+    for t, log in logs.items():
+        assert log.outcome_of(layout_fence(after, before)) == "layout_fenced"
+        for source in log.state.layout.sources:
+            log.append(layout_done(0, source=source.partition))
+        assert log.outcome_of(layout_final()) == "layout_final"
+        assert log.state.partition == t
+    return logs
+
+
+def lost_of(logs):
+    return lost_change({t: log.state for t, log in logs.items()})
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
+@pytest.mark.parametrize("t", [0, 1])
+def test_a_partition_that_lacks_the_last_change(before, after, t):
+    logs = ended(before, after)
+    assert lost_of(logs) is None
+    newest = logs[t].state.config
+    logs[t] = Log(t, k=before, level=2)
+    lost = lost_of(logs)
+    assert (lost.from_count, lost.config) == (before, newest)
+    frame = encode(newest)
+    assert lost.op_id == blake2b(frame, digest_size=16).digest() == restored_op(newest)
+
+
+def test_partition_0_is_needed():
+    logs = ended()
+    del logs[0]
+    assert lost_of(logs) is None
+    logs[0] = Log(0, configured=False)
+    assert lost_of(logs) is None
+
+
+def test_others_may_not_have_what_is_open_in_partition_0():
+    logs = {t: Log(t, configured=t < 2, k=2, level=2) for t in range(4)}
+    logs[0].append(layout_fence(4, 2))
+    assert lost_of(logs) is None
+
+
+def test_what_is_not_in_use_has_lost_nothing():
+    logs = ended(4, 2)
+    logs[3] = Log(3, k=4, level=2)
+    assert lost_of(logs) is None
+
+
+def test_several_partitions_one_after_the_other():
+    """Those with the larger count first: no fence of another count reaches these."""
+    logs = ended(2, 4)
+    logs[1] = Log(1, k=2, level=2)
+    logs[3] = Log(3, k=8, level=2)
+    assert lost_of(logs).from_count == 8
+    del logs[3]
+    assert lost_of(logs).from_count == 2
+
+
+def test_what_leads_to_the_newest_config():
+    newest = ended()[0].state.config
+    before = Log(0, k=2, level=2).state.config
+    assert count_before(1, before, newest=newest) == 2
+    assert count_before(4, before, newest=newest) is None
+    assert count_before(1, None, newest=newest) is None
+    for changes in (
+        {"generation": newest.generation},
+        {"format_id": b"x" * 16},
+        {"partition_count": 4},
+        {"partition_count": 3},
+    ):
+        other = msgspec.structs.replace(before, **changes)
+        assert count_before(1, other, newest=newest) is None
+
+
+def test_a_fence_of_another_count_drops_no_keys():
+    """PROTOCOL 10.2: a partition at or above the count begins with the fence."""
+    config = Log(0, k=4, level=2).state.config
+    assert keeps_state(3, config, from_count=2)
+    assert not keeps_state(3, config, from_count=4)
+    assert not keeps_state(5, config, from_count=2)
+    assert not keeps_state(3, None, from_count=2)
+    assert keeps_state(5, config, from_count=8)
