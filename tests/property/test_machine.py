@@ -207,16 +207,14 @@ class Fold(RuleBasedStateMachine):
         lasts=st.sampled_from([5 * H, 5 * H, H, 1, 0]),
         scope=st.sampled_from([None, {"t": (0,)}, {"t": (), "u": (1,)}]),
         seq=st.integers(0, 2),
-        is_renewed=st.booleans(),
+        renewed=st.booleans(),
         after=waits,
     )
-    def schedule(  # noqa: PLR0917 - as rules are called
-        self, op, begin, lasts, scope, seq, is_renewed, after
-    ):
+    def schedule(self, op, begin, lasts, scope, seq, renewed, after):  # noqa: PLR0917
         begin += self.log.state.append_time_ms
         record = schedule(begin, begin + lasts, op=op, scope=scope, seq=seq)
         self.append_to_both(record, after=after)
-        if is_renewed:
+        if renewed:
             self.renew_all(after=max(0, begin - self.log.state.append_time_ms))
 
     @rule(
