@@ -4,7 +4,17 @@ import json
 
 import pytest
 from cluster_history import LATE_MS, ClusterHistory, Sender, as_figures, judge
-from logkit import KEY, LOG_APPEND_TIME, START_MS, H, beat, claim, config, messages
+from logkit import (
+    KEY,
+    LOG_APPEND_TIME,
+    START_MS,
+    H,
+    beat,
+    claim,
+    config,
+    layout_import,
+    messages,
+)
 
 from kafka_marshal.config import Delivery
 from kafka_marshal.protocol.codec import encode
@@ -105,6 +115,25 @@ def test_a_takeover_is_reported_with_its_duplicates(recorded):
     assert (verdict.handed, verdict.processed, verdict.takeovers) == (12, 10, 1)
     figures = as_figures(verdict)
     assert (figures["duplicates"], figures["violations"], figures["told"]) == (2, 0, [])
+
+
+def test_what_an_import_has_read_was_appended_before_it(recorded):
+    """Though nobody reads the end of a partition that is no longer used."""
+    recorded.send("a", claim("a", seq=1))
+    recorded.send("a", beat(1, 5, client="a", seq=2), reads=False)
+    source, recorded.entries, recorded.at_ms = recorded.entries, [], 20
+    recorded.append(layout_import())
+    record = claim("b", seq=1)
+    recorded.note("b", "sent", number=9, t=1, value=encode(record).hex())
+    recorded.append(record)
+    recorded.note("b", "read", ends={"1": 1}, ms=30)
+    recorded.note("b", "read", ends={}, ms=500)
+    names = ("a", "b")
+    senders = [Sender.of(recorded.home / f"{n}.notes", KEY.group_id) for n in names]
+    history = ClusterHistory({0: source, 1: recorded.entries}, senders)
+    times = history.append_times()
+    assert times[1] == [30 * NS_PER_MS] * 2
+    assert times[0] == [2 * NS_PER_MS] * 2 + [30 * NS_PER_MS - 1]
 
 
 def test_two_that_hand_out_at_once_are_found(recorded):

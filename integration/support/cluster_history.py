@@ -6,8 +6,8 @@ the chronicle of the simulator, so that the same history is judged by the same r
 
 All notes are by one boot clock. Of a record of the log only the order is used, and no
 clock of a broker: it was appended after it was sent, and before its sender, or the
-sender of a later one, had read it back. It ends at the last moment that all of these
-leave.
+sender of a later one, had read it back. What one that imports keys has read of their
+source was appended before. It ends at the last moment that all of these leave.
 """
 
 import json
@@ -23,7 +23,11 @@ from kafka_marshal.config import Delivery
 from kafka_marshal.errors import CoordinationError
 from kafka_marshal.protocol.codec import decode
 from kafka_marshal.protocol.rationalizer import apply
-from kafka_marshal.protocol.records import ClaimingPartition
+from kafka_marshal.protocol.records import (
+    ClaimingPartition,
+    LayoutDone,
+    LayoutImport,
+)
 from kafka_marshal.protocol.state import ACCEPTED, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry, Token, TopicPartition
 from simulator.checkers import Folded
@@ -148,8 +152,12 @@ class ClusterHistory:
     def operations(self) -> list[Operation]:
         """Return the history of all of them."""
         events: list[Event] = []
+        times = self.append_times()
         for t, entries in self._entries.items():
-            events += self._log_events(t, entries)
+            events += [
+                (ns, lambda t=t, entry=entry: self._fold(t, entry))
+                for ns, entry in zip(times[t], entries, strict=True)
+            ]
         for sender in self._senders:
             events += self._own_events(sender)
         # Events of the same time keep their order: a read is known before its reader
@@ -158,18 +166,43 @@ class ClusterHistory:
             handle()
         return self._chronicle.operations
 
-    def _log_events(self, t: int, entries: Sequence[LogEntry]) -> list[Event]:
-        """Place each entry as late as its reader, and those of later ones, allow."""
+    def append_times(self) -> dict[int, list[int]]:
+        """Return when each entry was appended, as late as readers of it allow.
+
+        Nobody reads the last entries of a partition that is no longer used.
+        """
+        times = {t: self._read_times(t, each) for t, each in self._entries.items()}
+        imports = [
+            (t, index, record)
+            for t, entries in self._entries.items()
+            for index, entry in enumerate(entries)
+            if isinstance(record := decode(entry.value), LayoutImport | LayoutDone)
+        ]
+        is_settled = False
+        while not is_settled:
+            is_settled = True
+            for t, index, record in imports:
+                before, latest = times[record.source], times[t][index] - 1
+                at = bisect_left(
+                    self._entries[record.source],
+                    record.source_offset,
+                    key=lambda entry: entry.offset,
+                )
+                while at and before[at - 1] > latest:
+                    at -= 1
+                    before[at], is_settled = latest, False
+        return times
+
+    def _read_times(self, t: int, entries: Sequence[LogEntry]) -> list[int]:
         latest = max((s.notes[-1]["ns"] for s in self._senders if s.notes), default=0)
-        found: list[Event] = []
+        found: list[int] = []
         for entry in reversed(entries):
             record = decode(entry.value)
             own = self._by_incarnation.get(getattr(record, "incarnation", None))
             read = own.read_ns(t, entry.offset) if own else None
             latest = latest if read is None else min(latest, read)
-            found.append((latest, lambda entry=entry: self._fold(t, entry)))
-        found.reverse()
-        return found
+            found.append(latest)
+        return found[::-1]
 
     def _own_events(self, sender: Sender) -> list[Event]:
         tellers = {
