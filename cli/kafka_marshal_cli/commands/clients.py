@@ -313,7 +313,7 @@ def uncordon(
         "client_id": client,
         "host": host,
         "group_id": group,
-        "operation": operation,
+        "op_id": operation,
         "partitions_count": count,
     }
     call.answer(Answer({"time_ms": wall_ms(), "offsets": {}}, facts))
@@ -321,9 +321,9 @@ def uncordon(
 
 def _answer_directive(call: Call, result: DirectiveResult) -> None:
     facts = {
-        "operation": result.operation,
+        "op_id": result.operation,
         "action": result.action,
-        "client": result.subject.client_id,
+        "client_id": result.subject.client_id,
         "host": result.subject.host,
         "group_id": result.subject.group_id,
         "until_ms": result.until_ms,

@@ -449,7 +449,7 @@ def change_facts(world: World) -> presenters.Row | None:
         return None
     change, progress, steps = reading.change, progress_of(reading), next_steps(reading)
     return {
-        "operation": change.op_id.hex(),
+        "op_id": change.op_id.hex(),
         "from_count": change.from_count,
         "to_count": change.to_count,
         "is_over": steps.is_over,
@@ -465,7 +465,7 @@ def layout_rows(world: World) -> list[presenters.Row]:
     return [
         {
             "partition": state.partition,
-            "operation": state.layout.op_id.hex(),
+            "op_id": state.layout.op_id.hex(),
             "from_count": state.layout.from_count,
             "to_count": state.config.partition_count,
             "moving_count": len(moving := moving_keys(state)),
