@@ -323,7 +323,8 @@ def info(call: Call, *, at: Moment | None) -> None:
         raise TopicMisconfigured(
             f"topic {call.coordination_topic} does not exist on cluster "
             f"{report.cluster.cluster_id}; check --coordination-topic, or for a new "
-            "topic run: marshal topic format",
+            f"topic run: marshal topic format --coordination-topic "
+            f"{call.coordination_topic}",
             problems=report.problems,
         )
     world = call.world()
