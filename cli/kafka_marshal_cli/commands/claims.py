@@ -11,7 +11,14 @@ from kafka_marshal_cli import confirmation, presenters
 from kafka_marshal_cli.lazy import LazyCommand, lazy_group
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import Answer, Section, duration
-from kafka_marshal_cli.shared import AT, Call, command, notify, wall_ms
+from kafka_marshal_cli.shared import (
+    AT,
+    Call,
+    command,
+    note_unknown_group,
+    notify,
+    wall_ms,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -62,6 +69,8 @@ def list_claims(
     columns = presenters.claim_columns(rows=rows, is_past=world.is_past, has_why=True)
     section = Section("claims", rows, columns)
     call.answer(Answer(presenters.as_of(world, at), {}, (section,)))
+    if at is None and group is not None:
+        note_unknown_group(world, group)
 
 
 @app.command(
@@ -125,6 +134,8 @@ def who(
         found["owner"] = None
         shown["owner"] = "nobody, the partition was not claimed then"
     call.answer(Answer(presenters.as_of(world, at), found, (), shown))
+    if at is None:
+        note_unknown_group(world, group)
 
 
 def _confirm_forgetting(

@@ -18,7 +18,14 @@ from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal_cli import confirmation, parsing, presenters
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import Answer, Section, duration
-from kafka_marshal_cli.shared import AT, Call, command, notify, wall_ms
+from kafka_marshal_cli.shared import (
+    AT,
+    Call,
+    command,
+    note_unknown_group,
+    notify,
+    wall_ms,
+)
 
 REASON_CHARS_MAX = 1_024
 LIVE_STATES = frozenset({"active", "unregistered"})
@@ -48,6 +55,8 @@ def list_clients(
     columns = presenters.client_columns(rows, has_group=True)
     section = Section("clients", rows, columns)
     call.answer(Answer(presenters.as_of(world, at), {}, (section,)))
+    if at is None and group is not None:
+        note_unknown_group(world, group)
 
 
 def _require_names(group: str, client: str) -> None:
