@@ -139,12 +139,8 @@ class Marshal(Closing):
         from kafka_marshal.remote.connect import ConnectOptions, open_backend
 
         _require_names(group_id=group_id, client_id=client_id)
-        require_number("timeout_ms", timeout_ms)
-        require_number("checkpoint_interval_ms", checkpoint_interval_ms)
-        if heartbeat_interval_ms is not None:
-            require_number("heartbeat_interval_ms", heartbeat_interval_ms)
-        self._is_closed = False
-        self._pid = os.getpid()
+        _require_times(timeout_ms, checkpoint_interval_ms, heartbeat_interval_ms)
+        self._is_closed, self._pid = False, os.getpid()
         self._client_id, self._group_id = client_id, group_id
         self._consumers, self._handlers, self._closers = [], {}, []
         settings = ConnectionConfig(
@@ -592,6 +588,15 @@ def _require_defaults(
             "mirrors for all its clients; omit it",
             setting="mirror_offsets",
         )
+
+
+def _require_times(
+    timeout_ms: object, checkpoint_interval_ms: object, heartbeat_interval_ms: object
+) -> None:
+    require_number("timeout_ms", timeout_ms)
+    require_number("checkpoint_interval_ms", checkpoint_interval_ms)
+    if heartbeat_interval_ms is not None:
+        require_number("heartbeat_interval_ms", heartbeat_interval_ms)
 
 
 def _require_names(*, group_id: object, client_id: object) -> None:
