@@ -112,10 +112,10 @@ def test_a_topic_that_is_not_formatted_names_the_command(bare):
         ("groups", "list"),
         ("clients", "list"),
         ("groups", "resume", "g"),
+        ("log", "verify"),
         consuming("t", "g"),
     ):
         assert "marshal topic format" in bare.run(*arguments, code=3).stderr
-    assert bare.json("log", "verify")["result"] == "ok"
     checks = {c["check"]: c["result"] for c in bare.json("doctor", code=1)["checks"]}
     assert (checks["format"], checks["clock"]) == ("failed", "skipped")
 

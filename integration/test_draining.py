@@ -40,13 +40,13 @@ def test_a_client_is_drained_by_the_command_and_taken_back(domain, unique, tmp_p
         shown = cli.json("groups", "describe", group)
         (row,) = shown["directives"]
         assert (row["client"], row["person"], row["reason"]) == ("w1", "ada", "reboot")
-        assert (row["op_id"], row["group_id"]) == (found["operation"], None)
+        assert (row["op_id"], row["group_id"]) == (found["op_id"], None)
         listed = cli.json("clients", "list", "--group", group)["clients"]
         assert {c["client_id"]: c["directive"] for c in listed} == {
             "w1": "drain",
             "w2": None,
         }
-        ending = ("clients", "uncordon", "--operation", found["operation"])
+        ending = ("clients", "uncordon", "--operation", found["op_id"])
         ended = cli.json(*ending, "--as", "bob")
         assert ended["partitions_count"] == row["partitions_count"]
         eventually(lambda: counts() == (2, 2), "the shares are even again")

@@ -164,7 +164,7 @@ def test_a_drained_host_hands_off_all_that_its_sidecar_holds(
         assert {"group_id": group.name, "client_id": "one"} in found["members"]
         group.await_counts(far=KEYS)
         assert sidecar.assigned(group.name) == {}
-        ending = ("clients", "uncordon", "--operation", found["operation"])
+        ending = ("clients", "uncordon", "--operation", found["op_id"])
         cli.json(*ending)
         group.await_shared("one", "far")
         traffic.stop()

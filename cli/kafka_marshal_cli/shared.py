@@ -322,6 +322,15 @@ def notify(text: str) -> None:
         sys.stderr.flush()
 
 
+def note_unknown_group(world: "World", group: str) -> None:
+    """Note a group that nobody uses: the name may be misspelt."""
+    if not world.members(group) and not world.claims(group):
+        notify(
+            f"the log knows no members and no claims of group {group!r}; see: marshal "
+            "groups list"
+        )
+
+
 _CONNECTION = {
     "config": (Config, None),
     "profile": (ProfileName, None),

@@ -498,6 +498,16 @@ def _used_count(
     return None
 
 
+def require_formatted(worlds: Sequence[WorldState]) -> None:
+    """Raise where no partition has a Config: the topic is none of the protocol.
+
+    Raises:
+        TopicMisconfigured: That is so.
+    """
+    if all(world.config is None for world in worlds):
+        raise unformatted(worlds)
+
+
 def unknown_text(
     partitions: Sequence[int], known_from: Mapping[int, FirstKnown] | None = None
 ) -> str:

@@ -17,6 +17,7 @@ from kafka_marshal_cli.shared import (
     Group,
     OfGroup,
     command,
+    note_unknown_group,
     notify,
     wall_ms,
 )
@@ -71,6 +72,8 @@ def list_claims(
     columns = presenters.claim_columns(rows=rows, is_past=world.is_past, has_why=True)
     section = Section("claims", rows, columns)
     call.answer(Answer(presenters.as_of(world, at), {}, (section,)))
+    if at is None and group is not None:
+        note_unknown_group(world, group)
 
 
 @app.command(
@@ -134,6 +137,8 @@ def who(
         found["owner"] = None
         shown["owner"] = "nobody, the partition was not claimed then"
     call.answer(Answer(presenters.as_of(world, at), found, (), shown))
+    if at is None:
+        note_unknown_group(world, group)
 
 
 def _confirm_forgetting(

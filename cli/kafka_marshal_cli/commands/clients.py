@@ -25,6 +25,7 @@ from kafka_marshal_cli.shared import (
     OfGroup,
     Reason,
     command,
+    note_unknown_group,
     notify,
     wall_ms,
 )
@@ -55,6 +56,8 @@ def list_clients(
     columns = presenters.client_columns(rows, has_group=True)
     section = Section("clients", rows, columns)
     call.answer(Answer(presenters.as_of(world, at), {}, (section,)))
+    if at is None and group is not None:
+        note_unknown_group(world, group)
 
 
 def _require_names(group: str, client: str) -> None:
@@ -311,7 +314,7 @@ def uncordon(
         "client_id": client,
         "host": host,
         "group_id": group,
-        "operation": operation,
+        "op_id": operation,
         "partitions_count": count,
     }
     call.answer(Answer({"time_ms": wall_ms(), "offsets": {}}, facts))
@@ -319,9 +322,9 @@ def uncordon(
 
 def _answer_directive(call: Call, result: DirectiveResult) -> None:
     facts = {
-        "operation": result.operation,
+        "op_id": result.operation,
         "action": result.action,
-        "client": result.subject.client_id,
+        "client_id": result.subject.client_id,
         "host": result.subject.host,
         "group_id": result.subject.group_id,
         "until_ms": result.until_ms,

@@ -20,6 +20,7 @@ from kafka_marshal_cli.shared import (
     Group,
     Reason,
     command,
+    note_unknown_group,
     notify,
     wall_ms,
 )
@@ -245,7 +246,7 @@ def pause(
     if result.begin_ms is not None:
         shown["begin_ms"] = instant(result.begin_ms)
     call.answer(Answer(presenters.as_of(world), found, (), shown))
-    _note_unknown(world, group)
+    note_unknown_group(world, group)
     if wait and held:
         raise DeadlineExceeded(
             f"group {group!r} is paused, but {', '.join(held)} was not released within "
@@ -253,15 +254,6 @@ def pause(
         )
     if held and result.begin_ms is None:
         notify(f"{len(held)} claims are not released yet; --wait waits for that")
-
-
-def _note_unknown(world: "World", group: str) -> None:
-    """Note a group that nobody uses: the name may be misspelt."""
-    if not world.members(group) and not world.claims(group):
-        notify(
-            f"the log knows no members and no claims of group {group!r}; see: marshal "
-            "groups list"
-        )
 
 
 def _length(
@@ -299,7 +291,7 @@ def resume(
     world = call.world()
     found = {"group_id": group, "partitions_count": count, "reason": reason}
     call.answer(Answer(presenters.as_of(world), found))
-    _note_unknown(world, group)
+    note_unknown_group(world, group)
 
 
 def _tunable(name: str, what: str) -> Any:  # noqa: ANN401 - what typer returns

@@ -10,7 +10,7 @@ from kafka_marshal.past import Since
 from kafka_marshal.protocol.codec import header_of
 from kafka_marshal.protocol.import_check import ImportCheck
 from kafka_marshal.protocol.records import LayoutFence, LayoutFinal
-from kafka_marshal.views import LogScan, unknown_text
+from kafka_marshal.views import LogScan, require_formatted, unknown_text
 from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.commands import log_states
 from kafka_marshal_cli.exits import ExitCode
@@ -112,7 +112,12 @@ def _beginning(text: str | None) -> Since | None:
 def _verified(
     scan: LogScan, kept: Mapping[int, KeptLike], since: Since | None
 ) -> list[dict[str, Any]]:
-    """Verify every coordinating partition; return one row for each."""
+    """Verify every coordinating partition; return one row for each.
+
+    Raises:
+        TopicMisconfigured: There is no Config, and no snapshot to compare: nothing
+            would be verified.
+    """
     verifiers, unknown = {}, {}
     for number, restored in scan.restore(since=since).items():
         start, end = scan.starts[number], scan.ends[number]
@@ -150,6 +155,8 @@ def _verified(
                 _compare(imports, verifiers)
         verifier.repeat(run)
     rows = unknown | {number: each.finish() for number, each in verifiers.items()}
+    if not kept and all(row["result"] == "ok" for row in rows.values()):
+        require_formatted([each.state for each in verifiers.values()])
     return [rows[number] for number in sorted(rows)]
 
 

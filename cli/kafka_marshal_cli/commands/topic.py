@@ -314,7 +314,8 @@ def info(call: Call, *, at: Moment | None) -> None:
         raise TopicMisconfigured(
             f"topic {call.coordination_topic} does not exist on cluster "
             f"{report.cluster.cluster_id}; check --coordination-topic, or for a new "
-            "topic run: marshal topic format",
+            f"topic run: marshal topic format --coordination-topic "
+            f"{call.coordination_topic}",
             problems=report.problems,
         )
     world = call.world()
@@ -440,7 +441,7 @@ def change_facts(world: World) -> presenters.Row | None:
         return None
     change, progress, steps = reading.change, progress_of(reading), next_steps(reading)
     return {
-        "operation": change.op_id.hex(),
+        "op_id": change.op_id.hex(),
         "from_count": change.from_count,
         "to_count": change.to_count,
         "is_over": steps.is_over,
@@ -456,7 +457,7 @@ def layout_rows(world: World) -> list[presenters.Row]:
     return [
         {
             "partition": state.partition,
-            "operation": state.layout.op_id.hex(),
+            "op_id": state.layout.op_id.hex(),
             "from_count": state.layout.from_count,
             "to_count": state.config.partition_count,
             "moving_count": len(moving := moving_keys(state)),

@@ -124,6 +124,8 @@ class Subscription:
     is_planned: bool = False
     uncovered: dict[Key, str] = attrs.field(factory=dict)
     _waiting: frozenset[Key] = frozenset()
+    # What was reported last of the uncovered keys, and when, in local time.
+    _reported: tuple[dict[Key, str], int] = attrs.field(factory=lambda: ({}, 0))
     _policy_runner: PolicyRunner = attrs.field(init=False)
     _watch: TopicWatch = attrs.field(init=False)
     _keys: list[Key] | None = None
@@ -448,6 +450,10 @@ class Subscription:
     def _note_uncovered(self, keys: Iterable[KeyView], context: Context) -> None:
         """Find the keys that no member can claim; report when they change.
 
+        While members are cut off from the brokers, each claim that one tries takes a
+        key away for a moment: a change of what is uncovered already is reported at most
+        once in a heartbeat interval.
+
         Parts of whole topics are claimed by the topic's owner, whatever its limit.
         """
         orphans = [each.key for each in keys if each.is_orphan and not each.is_mine]
@@ -459,19 +465,23 @@ class Subscription:
         for topic in reasons:
             reasons[topic] = why_uncovered(topic, self.members) or ""
         found = {key: why for key in orphans if (why := reasons.get(key.topic))}
-        if found != self.uncovered:
-            self.uncovered = found
-            first = [f"{key.topic}-{key.partition}" for key in found]
-            fields = {
-                "group": self.group_id,
-                "count": len(found),
-                "reasons": sorted(set(found.values())),
-                "partitions": first[:UNCOVERED_NAMED_MAX],
-            }
-            if found:
-                context.observe("partitions_uncovered", fields)
-            else:
-                context.observe("partitions_covered", {"group": self.group_id})
+        self.uncovered = found
+        (known, known_ms), now_ms = self._reported, context.now_ms
+        is_late = now_ms - known_ms >= context.heartbeat_interval_ms
+        if found == known or (found and known and not is_late):
+            return
+        self._reported = found, now_ms
+        if not found:
+            context.observe("partitions_covered", {"group": self.group_id})
+            return
+        first = [f"{key.topic}-{key.partition}" for key in found]
+        fields = {
+            "group": self.group_id,
+            "count": len(found),
+            "reasons": sorted(set(found.values())),
+            "partitions": first[:UNCOVERED_NAMED_MAX],
+        }
+        context.observe("partitions_uncovered", fields)
 
     def _note_waiting(self, waiting: Mapping[Key, Source], context: Context) -> None:
         """Report which new partitions of grown topics wait, when that changes."""

@@ -1,5 +1,7 @@
 """How members share keys, over a whole log."""
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 from enginekit import (
@@ -28,6 +30,8 @@ from kafka_marshal.protocol.records import (
     ReleasingPartition,
 )
 from kafka_marshal.protocol.types import Key
+
+KEYS = [Key("g", "t", number) for number in range(4)]
 
 # --- Sharing ---
 
@@ -554,3 +558,39 @@ def test_a_consumer_survives_a_failing_policy():
     cluster.node("b", spec=spec())
     cluster.run(2 * H)
     assert len(node.observer.named("policy_failed")) == 1
+
+
+# --- Keys that nobody can claim ---
+
+
+def test_uncovered_keys_that_change_are_reported_once_an_interval():
+    cluster = world(records=[1] * 4)
+    node = cluster.node("a", spec=spec(claims_max=1))
+    cluster.run_until(held_by(node, 1), H)
+    cluster.run_until(lambda: node.observer.named("partitions_uncovered"), 3 * H)
+    (subscription,) = node.session.subscriptions
+    context = node.engine.context
+    members, subscription.members = subscription.members, ()
+    rows = [SimpleNamespace(key=key, is_orphan=True, is_mine=False) for key in KEYS]
+    seen = len(node.observer.named("partitions_uncovered"))
+
+    def reported(*numbers):
+        subscription._note_uncovered([rows[number] for number in numbers], context)
+        return len(node.observer.named("partitions_uncovered")) - seen
+
+    cluster.clock.advance(H)
+    assert reported(0) == 1
+    # As in an outage: each claim that a member tries takes a key away for a moment.
+    for _ in range(5):
+        assert reported(0, 1) == 1
+        assert reported(0) == 1
+    assert reported(0, 1) == 1
+    assert len(subscription.uncovered) == 2
+    cluster.clock.advance(H)
+    assert reported(0, 1) == 2
+    assert reported(0, 1) == 2
+    assert reported() == 2
+    assert node.observer.named("partitions_covered")
+    assert subscription.uncovered == {}
+    assert reported(0) == 3, "it begins again"
+    subscription.members = members

@@ -91,6 +91,24 @@ def test_who(asked):
     assert "owner:                  c1\n" in output
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("claims", "who", "GROUP", "t", "0"),
+        ("claims", "list", "--group", "GROUP"),
+        ("clients", "list", "--group", "GROUP"),
+    ],
+)
+def test_a_group_that_the_log_does_not_know_is_noted(asked, words):
+    def stderr_for(group):
+        outcome = invoke(*(group if word == "GROUP" else word for word in words))
+        assert outcome.exit_code == 0
+        return outcome.stderr
+
+    assert "no claims of group 'misspelt'" in stderr_for("misspelt")
+    assert stderr_for("g") == ""
+
+
 def test_who_of_a_key_without_claims(asked):
     outcome = invoke("claims", "who", "g", "u", "0")
     assert outcome.exit_code == 0

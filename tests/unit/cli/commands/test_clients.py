@@ -187,8 +187,8 @@ def test_a_drain_that_does_not_finish_names_its_operation(clients):
     assert (done.exit_code, admin.asked["operation"]) == (0, OP.hex())
     assert admin.asked["wait_ms"] == 0
     found = json.loads(done.stdout)
-    assert (found["action"], found["client"], found["host"]) == ("drain", "c1", None)
-    assert (found["operation"], found["held_count"]) == (OP.hex(), 1)
+    assert (found["action"], found["client_id"], found["host"]) == ("drain", "c1", None)
+    assert (found["op_id"], found["held_count"]) == (OP.hex(), 1)
     assert found["held"] == [{"group_id": "g", "topic": "t", "partition": 3}]
     assert found["members"][1] == {"group_id": "h", "client_id": "c2"}
 
@@ -199,7 +199,8 @@ def test_a_client_is_cordoned_and_that_is_ended(clients):
     assert json.loads(done.stdout)["action"] == "cordon"
     assert admin.asked["for_ms"] == 86_400_000
     ended = clients(admin, "uncordon", "--operation", OP.hex(), "-o", "json")
-    assert json.loads(ended.stdout)["partitions_count"] == 3
+    found = json.loads(ended.stdout)
+    assert (found["op_id"], found["partitions_count"]) == (OP.hex(), 3)
     nothing = {"host": None, "group_id": None, "operation": None, "reason": None}
     assert admin.asked == (None, {**nothing, "operation": OP.hex()})
     assert clients(admin, "uncordon", "--host", "web-1").exit_code == 0

@@ -88,6 +88,20 @@ def test_verify(logs):
     assert outcome.stdout.startswith("result: ok\n")
 
 
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [([], "is not formatted"), ([b"1", b"2"], "is not a coordination topic")],
+)
+def test_verify_of_another_topic_is_3(monkeypatch, values, why):
+    empty = Log(configured=False), Log(1, configured=False)
+    for value in values:
+        empty[1].append(value)
+    monkeypatch.setattr(Call, "scan", lambda self: FakeScan(*empty))
+    outcome = invoke("log", "verify")
+    assert (outcome.exit_code, outcome.stdout) == (3, "")
+    assert why in outcome.stderr
+
+
 def test_verify_of_a_halted_log_is_3(logs):
     logs[0].append(config(2, k=2, era=2, level=9))
     outcome = invoke("log", "verify")

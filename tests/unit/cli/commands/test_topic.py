@@ -321,14 +321,14 @@ def test_an_open_change_of_the_count_is_shown():
         problems=(),
     )
     change = answer.facts["change"]
-    assert (change["operation"], change["to_count"]) == (OP.hex(), 2)
+    assert (change["op_id"], change["to_count"]) == (OP.hex(), 2)
     assert (change["fenced_count"], change["imported_count"]) == (2, 1)
     assert (change["waits"], change["lagging"]) == ([], [])
     assert change_facts(world(Log())) is None
     partitions, layout = answer.sections
     assert len(partitions.rows) == 2
     shown = {
-        "operation": OP.hex(),
+        "op_id": OP.hex(),
         "from_count": 1,
         "to_count": 2,
     }
