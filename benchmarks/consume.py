@@ -59,6 +59,9 @@ H_MS = 5_000
 GIVE_UP_S = 120.0
 # Part of the records after which the watch starts.
 WARM_PART = 10
+# Rounds that are not counted: the broker compiles its code for fetches meanwhile, which
+# takes several times their own processor time.
+WARM_UPS = 2
 # Of the tuned peer; the default is 1000.
 TUNED_BACKOFF_MS = 10
 NAMES = {"fast": "confluent-kafka", "kafka-python": "kafka-python"}
@@ -357,6 +360,7 @@ def compare(
     *,
     pairs: Sequence[Beside],
     rounds: int,
+    warm_ups: int = 0,
     broker: int | None = None,
 ) -> list[dict[str, Any]]:
     """Run sides in turns and return the figures of each, and of the pairs.
@@ -366,6 +370,7 @@ def compare(
         sides: By name.
         pairs: What is set beside what.
         rounds: How many.
+        warm_ups: How many go before that.
         broker: The broker's process, whose processor time is counted as well.
     """
     cpu: dict[str, list[float]] = {name: [] for name in sides}
@@ -378,7 +383,9 @@ def compare(
         brokers[name].append(watch.broker_us)
         return watch.rate
 
-    found = alternate({name: partial(run, name) for name in sides}, rounds)
+    found = alternate({name: partial(run, name) for name in sides}, warm_ups + rounds)
+    for samples in (*found.values(), *cpu.values(), *brokers.values()):
+        del samples[:warm_ups]
     figures = []
     for pair in pairs:
         name, peer = pair.name, pair.peer
@@ -539,6 +546,7 @@ def measure(
                 sides_of(servers, topic, transport, load),
                 pairs=pairs_of(transport, load),
                 rounds=rounds,
+                warm_ups=0 if is_quick else WARM_UPS,
                 broker=broker,
             )
     return figures

@@ -79,8 +79,10 @@ JARS = (
     "org.apache.commons:commons-pool2:2.12.0",
     "org.apache.kafka:kafka-clients:4.3.0",
 )
-# Records of a round, by their size in bytes.
-LOAD = {1_000: 400_000, 100: 1_500_000}
+# Records of a round, by their size in bytes: for seconds, of which compilers in the JVM
+# take a small part. With a fifth of them they take more than all readers.
+LOAD = {1_000: 2_000_000, 100: 8_000_000}
+WARM_UPS = 2
 QUICK = {1_000: 2_000}
 READY = "ready"
 TUNED = "native, tuned"
@@ -329,8 +331,9 @@ def compare(
             name: partial(bench.rate, name, topic, most=count, size=size)
             for name in names
         }
-        for side in sides.values():
-            side()  # the compiler of the JVM, and caches
+        for _ in range(WARM_UPS):
+            for side in sides.values():
+                side()  # the compiler of the JVM, and caches
         bench.used.clear()
         bench.beyond.clear()
         rates = alternate(sides, rounds)

@@ -5,18 +5,16 @@ import os
 import uuid
 from collections.abc import Callable, Iterator
 
+import classdata
 import pytest
+from containers import ContainerBroker
 from limits import (  # noqa: F401 - hooks
     pytest_runtest_teardown,
     pytest_timeout_set_timer,
 )
 
 from kafka_marshal.errors import MarshalError
-from kafka_marshal.testing.broker import (
-    ContainerBroker,
-    EmbeddedBroker,
-    start_container_broker,
-)
+from kafka_marshal.testing.broker import EmbeddedBroker
 
 Broker = EmbeddedBroker | ContainerBroker
 TRANSPORTS_OF_TESTS = ("fast", "kafka-python")
@@ -54,7 +52,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    os.environ.setdefault("JDK_JAVA_OPTIONS", JAVA_OPTIONS)
+    if "JDK_JAVA_OPTIONS" not in os.environ:  # processes of pytest-xdist have them
+        os.environ["JDK_JAVA_OPTIONS"] = JAVA_OPTIONS
+        if config.getoption("--broker") == "embedded" and not config.option.collectonly:
+            os.environ["JDK_JAVA_OPTIONS"] = classdata.options(JAVA_OPTIONS)
     config.addinivalue_line(
         "markers", "direct: not over a sidecar, though its module runs both ways"
     )
@@ -102,7 +103,7 @@ def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
         started = (
             EmbeddedBroker(properties=SHARED_BROKER).start()
             if kind == "embedded"
-            else start_container_broker()
+            else ContainerBroker().start()
         )
     except MarshalError as error:
         # A skip would look like a pass: the run fails and says what is missing.

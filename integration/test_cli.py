@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 
 import pytest
 from clikit import MARSHAL, RUN_S, Cli
@@ -414,6 +415,36 @@ def test_dump_then_replay_gives_the_digests_of_the_live_log(cli, tmp_path):
             == checked["next_offset"]
         )
         assert checked["result"] == "ok"
+
+
+REPORTING = """
+import atexit, sys
+atexit.register(lambda: print(*sys.modules, file=sys.stderr))
+from kafka_marshal_cli.main import main
+main()
+"""
+# What a list of a log does without, over librdkafka; each takes 10 ms or more to load.
+UNUSED = {
+    *("kafka", "aiokafka", "rich", "pydantic", "httpx", "tomllib", "re2"),
+    *("kafka_marshal.admin", "kafka_marshal.consumer", "kafka_marshal.config"),
+    *("kafka_marshal.engine.session", "kafka_marshal.protocol.planner"),
+}
+
+
+@pytest.mark.parametrize("command", [("claims", "list"), ("groups", "list")])
+def test_a_list_loads_only_what_it_uses(cli, unique, command):
+    topic, group = cli.domain.data_topic(1, records_each=1), unique("group")
+    cli.run(*consuming(topic, group), "--max-records", "1")
+    done = subprocess.run(
+        [sys.executable, "-c", REPORTING, *command],
+        env=os.environ | cli.env | {"MARSHAL_TRANSPORT": "fast"},
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        check=True,
+    )
+    assert group in done.stdout
+    assert UNUSED.isdisjoint(done.stderr.split())
 
 
 def test_a_reader_that_has_enough_ends_the_dump(cli):

@@ -200,17 +200,15 @@ class Tool(Resizing):
         self._tools, self._mortal, self._add = tools, mortal, add
         self._follower = tools.follower
 
-    def _follow(self) -> Follower:
-        return self._follower
-
     def _read(self) -> Follower:
-        self._follower.catch_up(self._timeout_ms)
-        return self._follower
+        follower = self._follow()
+        follower.catch_up(self._timeout_ms)
+        return follower
 
     def _follow_again(self) -> Follower:
-        self._follower.close()
+        self._close_follower()
         self._follower = self._tools.follow_again()
-        return self._follower
+        return self._follow()
 
     def _add_partitions(self, count: int) -> None:
         self._mortal.before(ADD)

@@ -51,9 +51,9 @@ def test_repeated_options_are_listed_once_and_named_where_they_are():
     describe = section("groups describe GROUP")
     assert "\nAlso: `--at`.\n" in describe
     assert "- `GROUP`" not in describe
-    assert "- `--execute`, `--dry-run`: Set the positions" in section(
-        "groups reset GROUP"
-    ), "a text of its own stays"
+    assert "- `--since` `TIME`: Only actions" in section("groups history [GROUP]"), (
+        "a text of its own stays"
+    )
 
 
 def test_options_of_another_command_are_referred_to():

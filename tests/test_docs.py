@@ -15,6 +15,7 @@ import shlex
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import attrs
@@ -498,8 +499,8 @@ def words_of_the_fold() -> set[str]:
     """Return the words that the modules of the fold answer with."""
     found = set()
     folds = (
-        *("keys", "groups", "fences", "handoffs", "positions", "resets"),
-        *("directives", "plans", "layouts", "growths"),
+        *("keys", "groups", "fences", "positions", "resets"),
+        *("advice", "layouts", "growths"),
     )
     others = ("judging", "growths", "log_clock", "rationalizer")
     for name in (*others, *(f"fold_{each}" for each in folds)):
@@ -648,16 +649,21 @@ def test_every_error_is_in_the_tree_and_public():
             assert name in kafka_marshal.__all__
 
 
+@cache
+def calls_of_the_product() -> list[ast.Call]:
+    trees = (ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py"))
+    nodes = (node for tree in trees for node in ast.walk(tree))
+    return [node for node in nodes if isinstance(node, ast.Call)]
+
+
 def strings_given(function: str, *, to: int = 0) -> set[str]:
     """Return the literals that the product gives a function as an argument."""
     found = set()
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.Call) or len(node.args) <= to:
-                continue
-            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+    for node in calls_of_the_product():
+        called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if called == function and len(node.args) > to:
             argument = node.args[to]
-            if called == function and isinstance(argument, ast.Constant):
+            if isinstance(argument, ast.Constant):
                 found.add(argument.value)
     return found
 

@@ -2,9 +2,9 @@
 
     python tools/test_lanes.py [ARGUMENTS OF PYTEST]
 
-Two lanes have deadlines in real time, and the processors first: what takes a cluster
-or Spark to itself, and all else that talks to a broker, in two processes with a broker
-each, and then the tests that need nothing. Two only compute, on virtual clocks, and
+Two lanes have deadlines in real time, and the processors first: what starts Spark, and
+after it the tests that need nothing; and all else that talks to a broker, in three
+processes with a broker each. They mostly wait. Two only compute, on virtual clocks, and
 take what those leave: the checks, with the tests of the core, and what simulates and
 searches. Each is an ordinary command, whose output goes to ``build/tests``; their
 output is printed when they have ended, with how long they took, and the worst of their
@@ -27,7 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "tests"
-HEAVY = ("integration/spark", "integration/chaos")
+SPARK = "integration/spark"
 COMPUTING = tuple(
     f"tests/{each}"
     # The longest test comes first.
@@ -37,13 +37,15 @@ COMPUTING = tuple(
 CORE = "tests/unit/protocol"
 CHECKS = ("make", "check", "cover")
 # Files one by one, to whichever process is free; of tests that compute, test by test.
-BY_FILE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+BY_FILE = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
 BY_TEST = ("-n", "2", "--dist", "loadgroup")
 LANES = {
-    "heavy": [*HEAVY],
+    "spark": [SPARK],
+    # The longest file comes first.
     "brokers": [
+        "integration/test_benchmarks.py",
         "integration",
-        *(f"--ignore={each}" for each in HEAVY),
+        f"--ignore={SPARK}",
         *BY_FILE,
     ],
     "computing": [*COMPUTING, *BY_TEST],
@@ -51,9 +53,9 @@ LANES = {
     "unit": ["tests", *(f"--ignore={each}" for each in (*COMPUTING, CORE))],
 }
 NICE = {"computing": 15, "checks": 12}
-AFTER = {"unit": "brokers"}
+AFTER = {"unit": "spark"}
 # With deadlines in real time; more failures than this are not a matter of chance.
-RETRIED = ("heavy", "brokers", "unit")
+RETRIED = ("spark", "brokers", "unit")
 RETRIED_MAX = 3
 FAILED = 1
 SLOWEST = ("--durations=12", "--durations-min=10")

@@ -8,7 +8,7 @@ from typer.main import get_group
 
 from kafka_marshal_cli.exits import MEANINGS
 from kafka_marshal_cli.lazy import LazyCommand, lazy_group, load_all
-from kafka_marshal_cli.profiles import RootConfig, RootProfile
+from kafka_marshal_cli.profile_options import RootConfig, RootProfile
 
 ENVIRONMENT = (
     "Data goes to stdout, messages for people to stderr. Options override the "

@@ -6,9 +6,7 @@ damaged or missing one does no harm. Only names that the protocol allows
 that file.
 """
 
-import json
 import os
-import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -59,6 +57,8 @@ def save(world: "World", servers: str, *, topic: str) -> None:
     ]
     domains = [domain, *others][:DOMAINS_MAX]
     if domains != before:
+        import json
+
         with suppress(OSError):
             _write(json.dumps({"version": VERSION, "domains": domains}))
 
@@ -69,6 +69,8 @@ def _sorted(names: Iterable[str]) -> list[str]:
 
 
 def _write(text: str) -> None:
+    import tempfile
+
     path = cache_path()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     number, name = tempfile.mkstemp(dir=path.parent, prefix=".names-")
@@ -82,6 +84,8 @@ def _write(text: str) -> None:
 
 
 def _domains() -> list[dict[str, Any]]:
+    import json
+
     try:
         with cache_path().open("rb") as file:
             found = json.loads(file.read(FILE_BYTES_MAX))

@@ -93,7 +93,7 @@ def exit_code(error: BaseException) -> ExitCode:
     for kind, code, _ in _TABLE:
         if isinstance(error, kind):
             return code
-    return ExitCode.BROKEN
+    return ExitCode.FAILED if isinstance(error, OSError) else ExitCode.BROKEN
 
 
 def next_command(error: BaseException) -> str | None:
@@ -103,7 +103,7 @@ def next_command(error: BaseException) -> str | None:
     for kind, _, command in _TABLE:
         if isinstance(error, kind):
             return command
-    return "marshal log verify"
+    return "marshal doctor" if isinstance(error, OSError) else "marshal log verify"
 
 
 def message(error: BaseException) -> str:
@@ -114,6 +114,9 @@ def message(error: BaseException) -> str:
     text = str(error).strip()
     if isinstance(error, MarshalError):
         text = _ARGUMENT_IN_TEXT.sub(_flag, text)
+    elif isinstance(error, OSError):
+        # Such as a full disk: not of the log, and no bug.
+        text = f"the operating system refused: {text}; --debug shows where"
     else:
         text = f"unexpected {type(error).__name__}: {text}; --debug shows where"
     command = next_command(error)

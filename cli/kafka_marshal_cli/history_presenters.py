@@ -149,6 +149,8 @@ ACTION_COLUMNS = (
     Column("BY", lambda row: plain(row["person"] or row["client_id"])),
     column("REASON", "reason"),
     column("OUTCOME", "text"),
+    # What `groups undo` and `groups resume --operation` take.
+    column("OPERATION", "op_id"),
 )
 CLAIM_COLUMNS = (
     Column("OWNER", lambda row: str(row["owner"]["client_id"])),

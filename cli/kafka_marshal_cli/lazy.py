@@ -4,17 +4,18 @@ A group lists its commands, in its help and in completions, without importing th
 of the time of a short command would go into modules that it does not use.
 """
 
-import inspect
 from collections.abc import Callable
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
+import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 from typer.main import get_group
 
 PACKAGE = "kafka_marshal_cli.commands"
+NO_COMMAND = 2  # the exit code of wrong usage
 
 
 class Conversion:
@@ -131,8 +132,7 @@ class LazyCommand(TyperCommand):
         """Import the module and return the command itself."""
         app = import_module(f"{PACKAGE}.{self._module}").app
         group = get_group(app)
-        _unwrap(group)
-        convert_quickly(group)
+        _prepare(group)
         if self._is_group:
             group.name, group.help = self.name, self.help
             return group
@@ -141,12 +141,22 @@ class LazyCommand(TyperCommand):
         return found
 
 
-def _unwrap(command: Any) -> None:  # noqa: ANN401 - click's
-    """Make one line of each paragraph of help: the terminal decides where it breaks."""
-    paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
-    command.help = "\n\n".join(each.replace("\n", " ") for each in paragraphs)
+def _prepare(command: Any) -> None:  # noqa: ANN401 - click's
+    """Make a command, and those below it, use what is quicker than typer's own."""
+    convert_quickly(command)
+    _help_plainly(command)
+
+
+def _help_plainly(command: Any) -> None:  # noqa: ANN401 - click's
+    command.format_help = partial(_show_help, command)
     for each in getattr(command, "commands", {}).values():
-        _unwrap(each)
+        _help_plainly(each)
+
+
+def _show_help(command: Any, ctx: Any, _: object) -> None:  # noqa: ANN401 - click's
+    from kafka_marshal_cli.help_pages import show
+
+    show(command, ctx)
 
 
 def lazy_group(*commands: LazyCommand) -> type[TyperGroup]:
@@ -162,7 +172,11 @@ def lazy_group(*commands: LazyCommand) -> type[TyperGroup]:
 
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
             """Parse the options of the group."""
-            convert_quickly(self)
+            _prepare(self)
+            if not args and self.no_args_is_help and not ctx.resilient_parsing:
+                # As typer does, which would import rich to report nothing more.
+                _show_help(self, ctx, None)
+                raise typer.Exit(NO_COMMAND)
             return super().parse_args(ctx, args)
 
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import attrs
 
-from kafka_marshal import ConfigurationError
-from kafka_marshal.clock import instant
+from kafka_marshal.errors import ConfigurationError
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _PART = re.compile(r"(\d{1,12})(ms|s|m|h|d)", re.ASCII)
@@ -261,6 +260,8 @@ def past_moment(option: str, text: str, *, now_ms: int) -> Moment:
         raise ConfigurationError(
             f"{option} is {text!r}, which is in the future", setting=option
         )
+    from kafka_marshal.clock import instant
+
     return Moment(text=instant(time_ms), time_ms=time_ms)
 
 

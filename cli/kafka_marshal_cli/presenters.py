@@ -4,7 +4,6 @@ import base64
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kafka_marshal import Key, Record, TopicPartition
 from kafka_marshal.clock import instant
 from kafka_marshal.protocol.handoffs import offered_since_ms, phase_of
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
@@ -18,11 +17,12 @@ from kafka_marshal.protocol.state import (
     WorldState,
 )
 from kafka_marshal.protocol.text import claim_to_object, offer_to_object
+from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import NOTHING, Column, column, duration, plain
 
 if TYPE_CHECKING:
-    from kafka_marshal import World
+    from kafka_marshal import Record, World
     from kafka_marshal.growth_plan import SourceReport
     from kafka_marshal.protocol.group_plan import Uncovered
     from kafka_marshal.protocol.items import Growth
@@ -813,7 +813,7 @@ LOSS_COLUMNS = (
 # --- records of data topics
 
 
-def record_object(record: Record, handed_out_ms: int) -> dict[str, Any]:
+def record_object(record: "Record", handed_out_ms: int) -> dict[str, Any]:
     """Return the JSON object of a record."""
     return {
         "topic": record.topic,

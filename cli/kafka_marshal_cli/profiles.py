@@ -1,27 +1,16 @@
-"""Profiles: named settings in a TOML file, as defaults of the command's options.
+"""Profiles: named settings in a TOML file."""
 
-Precedence: an option on the command line, the environment, the profile, the file's
-``[default]``, the built-in default. A setting belongs to the options with the same
-environment variable, so an option with another meaning and the same name is not
-affected. The file is read once, when the first default is looked up.
-"""
-
-import difflib
 import os
 import re
 import stat
-import tomllib
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import attrs
-import typer
 
 from kafka_marshal import ConfigurationError
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
-from kafka_marshal_cli.render import escape
 
 FILE_BYTES_MAX = 1_000_000
 SAFE_NAME = re.compile(r"[A-Za-z0-9._:-]{1,249}", re.ASCII)
@@ -76,6 +65,7 @@ SETTINGS = (
     Setting("allow-admin", "MARSHAL_SIDECAR_ALLOW_ADMIN", "false"),
 )
 KEYS = tuple(setting.key for setting in SETTINGS)
+KEY_BY_ENVVAR = {setting.envvar: setting.key for setting in SETTINGS}
 
 
 @attrs.frozen
@@ -224,6 +214,8 @@ def load(file: str | None, name: str | None) -> Profile:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], int]:
+    import tomllib
+
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -255,6 +247,8 @@ def _check(found: Mapping[str, Any], known: Iterable[str], place: str) -> None:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
+    import difflib
+
     names = sorted(known)
     near = difflib.get_close_matches(name, names, 1)
     there_are = f"there are {', '.join(names)}" if names else "there are none"
@@ -323,142 +317,3 @@ def _reference(
 def _beside(path: Path, file: str) -> str:
     """Resolve a path relative to the file that contains it."""
     return str(path.parent / Path(file).expanduser())
-
-
-# --- how a profile reaches the options of a command
-
-PROFILE_PANEL = "Profile"
-_BY_ENVVAR = {setting.envvar: setting.key for setting in SETTINGS}
-
-
-class SelectedProfile:
-    """The profile of one call, read when it is first needed.
-
-    Args:
-        context: Context of the command.
-    """
-
-    def __init__(self, context: typer.Context) -> None:
-        self.context = context
-
-    @cached_property
-    def profile(self) -> Profile:
-        """The profile.
-
-        Raises:
-            ConfigurationError: See ``load``.
-        """
-        given = self.context.meta
-        return load(given.get(_name("config")), given.get(_name("profile")))
-
-    def origin(self, name: str) -> str:
-        """Return where the value of an option was set, as text for people."""
-        source = self.context.get_parameter_source(name)
-        kind = "" if source is None else source.name
-        param = next(p for p in self.context.command.params if p.name == name)
-        match kind:
-            case "COMMANDLINE":
-                return f"option {param.opts[-1]}"
-            case "ENVIRONMENT":
-                return f"environment {param.envvar}"
-            case "DEFAULT_MAP":
-                return self.profile.settings[_BY_ENVVAR[str(param.envvar)]].origin
-            case _:
-                return "default"
-
-    def is_given(self, name: str) -> bool:
-        """Return whether an option was given on the command line."""
-        return self.origin(name).startswith("option ")
-
-
-class ProfileDefaults(dict[str, Any]):
-    """Defaults of a command's options from its profile, looked up when needed."""
-
-    def __init__(self, selected: SelectedProfile) -> None:
-        super().__init__()
-        self._selected = selected
-        self._keys = {
-            param.name: _BY_ENVVAR[param.envvar]
-            for param in selected.context.command.params
-            if isinstance(param.envvar, str) and param.envvar in _BY_ENVVAR
-        }
-
-    def get(self, name: str, default: Any = None) -> Any:  # noqa: ANN401
-        """Return the profile's value of an option.
-
-        Raises:
-            BadParameter: The profile cannot be read.
-        """
-        key = self._keys.get(name)
-        if key is None:
-            return default
-        try:
-            found: Value | None = self._selected.profile.settings.get(key)
-        except ConfigurationError as error:
-            hint = "--profile" if error.setting == "--profile" else "--config"
-            raise typer.BadParameter(escape(str(error)), param_hint=hint) from error
-        return default if found is None else found.text
-
-
-def _name(option: str) -> str:
-    return f"{__name__}.{option}"
-
-
-def _remember(
-    context: typer.Context, param: typer.CallbackParam, value: str | None
-) -> str | None:
-    """Store the value; one after the command name replaces one before it."""
-    if value is not None and param.name is not None:
-        context.meta[_name(param.name)] = value
-    return value
-
-
-def _select_profile(
-    context: typer.Context, param: typer.CallbackParam, value: str | None
-) -> SelectedProfile:
-    """Use the profile for the defaults of all options that are parsed later."""
-    _remember(context, param, value)
-    selected = SelectedProfile(context)
-    context.default_map = ProfileDefaults(selected)
-    return selected
-
-
-def complete_profile(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the profiles of the file whose names begin with what was typed."""
-    given = context.params.get("config")
-    try:
-        names = load(given if isinstance(given, str) else None, None).names
-    except ConfigurationError:
-        return []
-    return [n for n in names if n.startswith(incomplete) and SAFE_NAME.fullmatch(n)]
-
-
-def _config(callback: Any) -> Any:  # noqa: ANN401 - typer's own types
-    return typer.Option(
-        "--config",
-        metavar="FILE",
-        is_eager=True,
-        callback=callback,
-        help="TOML file with profiles. Environment: MARSHAL_CONFIG; by default "
-        "kafka-marshal/config.toml in $XDG_CONFIG_HOME or ~/.config.",
-        rich_help_panel=PROFILE_PANEL,
-    )
-
-
-def _profile(callback: Any) -> Any:  # noqa: ANN401 - typer's own types
-    return typer.Option(
-        "--profile",
-        metavar="NAME",
-        is_eager=True,
-        callback=callback,
-        autocompletion=complete_profile,
-        help="Profile to use from that file. Environment: MARSHAL_PROFILE.",
-        rich_help_panel=PROFILE_PANEL,
-    )
-
-
-# Before the name of the command, and after it.
-RootConfig = Annotated[str | None, _config(_remember)]
-RootProfile = Annotated[str | None, _profile(_remember)]
-Config = Annotated[str | None, _config(_remember)]
-ProfileName = Annotated[str | None, _profile(_select_profile)]

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import StringIO
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -19,6 +20,10 @@ SCHEMA = 1
 NOTHING = "-"
 # Wider than any terminal: a table that goes to a file is never folded.
 WIDTH_UNLIMITED = 100_000
+# A narrower column of text would have a word or two in each line.
+TEXT_WIDTH_MIN = 16
+GAP = "  "
+BOLD, RESET = "\x1b[1m", "\x1b[0m"
 _JSON_STRING_UNSAFE = re.compile(r"[^\x20-\x7e]")
 
 Row = Mapping[str, Any]
@@ -159,19 +164,92 @@ def lines(answer: Answer) -> list[dict[str, Any]]:
     return found
 
 
-def grid(section: Section) -> "Table":
-    """Return a section as a table of rich."""
+def grid(section: Section, *, width: int | None = None) -> "Table":
+    """Return a section as a table of rich, that fits into a width if it can.
+
+    Titles and text fold at spaces; names, times and numbers stay whole, so that they
+    can be read and copied. A table that does not fit even so has its full width.
+    """
     from rich.table import Table
     from rich.text import Text
 
+    cells = [
+        [escape(each.cell(row)) for each in section.columns] for row in section.rows
+    ]
+    titles = [each.header for each in section.columns]
+    widths: Sequence[int | None] = [None] * len(titles)
+    if width is not None and (found := _layout(titles, cells, width)) is not None:
+        titles, widths = found
     drawn = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    for each in section.columns:
+    for title, cell_width, each in zip(titles, widths, section.columns, strict=True):
         side: Literal["left", "right"] = "right" if each.is_number else "left"
-        drawn.add_column(each.header, justify=side, overflow="fold")
-    for row in section.rows:
+        drawn.add_column(title, justify=side, overflow="fold", width=cell_width)
+    for row in cells:
         # Text, never markup: a name like [red] is only a name.
-        drawn.add_row(*(Text(escape(each.cell(row))) for each in section.columns))
+        drawn.add_row(*map(Text, row))
     return drawn
+
+
+def _layout(
+    titles: Sequence[str], cells: Sequence[Sequence[str]], width: int
+) -> tuple[list[str], list[int]] | None:
+    """Return the titles and widths of columns; None if they do not fit."""
+    from rich.cells import cell_len
+
+    columns = list(zip(*cells, strict=True)) or [()] * len(titles)
+    content = [max(map(cell_len, column_), default=0) for column_ in columns]
+    room = width - len(GAP) * (len(titles) - 1)
+    widths = [max(len(t), n) for t, n in zip(titles, content, strict=True)]
+    if sum(widths) <= room:
+        return list(titles), widths
+    folded = [title.replace(" ", "\n").replace("-", "-\n") for title in titles]
+    heads = [max(map(len, title.split("\n"))) for title in folded]
+    is_text = [any(" " in cell for cell in column_) for column_ in columns]
+    widths = [max(h, n) for h, n in zip(heads, content, strict=True)]
+    least = [
+        max(h, min(n, TEXT_WIDTH_MIN)) if is_text_ else max(h, n)
+        for h, n, is_text_ in zip(heads, content, is_text, strict=True)
+    ]
+    if sum(least) > room:
+        return None
+    # The widest texts get the same width, the others keep theirs.
+    widest = room
+    while sum(fit := _capped(widths, least, widest)) > room:
+        widest -= 1
+    return folded, fit
+
+
+def _capped(widths: list[int], least: list[int], widest: int) -> list[int]:
+    return [min(w, max(low, widest)) for w, low in zip(widths, least, strict=True)]
+
+
+def fitting(
+    section: Section, width: int, *, less: Sequence[str] = ()
+) -> tuple[Section, list[str]]:
+    """Return a section without the columns that do not fit, and their titles.
+
+    For a table that is drawn again and again in place: it must not be wider than the
+    terminal.
+
+    Args:
+        section: The section.
+        width: Columns of the terminal.
+        less: Titles of the columns to leave out first; then those at the right.
+    """
+    cells = [
+        [escape(each.cell(row)) for each in section.columns] for row in section.rows
+    ]
+    titles = [each.header for each in section.columns]
+    shown, left_out = list(range(len(titles))), []
+    first = [titles.index(title) for title in less if title in titles]
+    for index in [*first, *(i for i in reversed(shown) if i not in first)]:
+        chosen = [[row[i] for i in shown] for row in cells]
+        if len(shown) == 1 or _layout([titles[i] for i in shown], chosen, width):
+            break
+        shown.remove(index)
+        left_out.append(titles[index])
+    columns = [section.columns[i] for i in shown]
+    return attrs.evolve(section, columns=columns), left_out
 
 
 def table(section: Section, *, width: int | None = None, is_color: bool = False) -> str:
@@ -182,18 +260,44 @@ def table(section: Section, *, width: int | None = None, is_color: bool = False)
         width: Columns of the terminal; None for no limit.
         is_color: Whether headers may be bold.
     """
+    limit = width or WIDTH_UNLIMITED
+    headers = [each.header for each in section.columns]
+    rows = [headers]
+    rows += [[escape(e.cell(row)) for e in section.columns] for row in section.rows]
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    is_ascii = all(map(str.isascii, chain.from_iterable(rows)))
+    if not is_ascii or sum(widths) + len(GAP) * (len(widths) - 1) > limit:
+        return _folded(section, width=limit, is_color=is_color)
+    sides = list(zip(widths, (e.is_number for e in section.columns), strict=True))
+    head, *lines_ = (
+        GAP.join(
+            cell.rstrip().rjust(wide) if is_number else cell.ljust(wide)
+            for cell, (wide, is_number) in zip(row, sides, strict=True)
+        ).rstrip()
+        for row in rows
+    )
+    return "\n".join([f"{BOLD}{head}{RESET}" if is_color else head, *lines_])
+
+
+def _folded(section: Section, *, width: int, is_color: bool) -> str:
+    """Return a section as rich draws it: cells fold, and characters may be wide.
+
+    rich is imported only for this, and a table of some hundred rows takes it longer
+    than all else that a command does.
+    """
     from rich.console import Console
 
     buffer = StringIO()
     console = Console(
         file=buffer,
-        width=width or WIDTH_UNLIMITED,
+        # Not the width of the terminal: what does not fit continues on its next line.
+        width=WIDTH_UNLIMITED,
         force_terminal=is_color,
         no_color=not is_color,
         color_system="standard" if is_color else None,
         legacy_windows=False,
     )
-    console.print(grid(section))
+    console.print(grid(section, width=width))
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
 
 

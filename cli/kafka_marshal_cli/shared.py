@@ -5,33 +5,33 @@ argument, so each option has one name, one help text and one meaning.
 """
 
 import inspect
-import logging
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
 
 import kafka_marshal
-from kafka_marshal import ConfigurationError, Key, TopicPartition
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
-from kafka_marshal_cli import completion_cache, parsing, presenters, profiles, render
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal_cli import completion_cache, parsing, profiles, render
 from kafka_marshal_cli.exits import ExitCode, exit_code, message
 from kafka_marshal_cli.parsing import Moment
-from kafka_marshal_cli.profiles import Config, ProfileName, SelectedProfile
+from kafka_marshal_cli.profile_options import Config, ProfileName, SelectedProfile
+from kafka_marshal_cli.terminal import terminal
 
 if TYPE_CHECKING:
-    from kafka_marshal import Admin, World, WorldWatch
+    from kafka_marshal import Admin, Key, TopicPartition, World, WorldWatch
     from kafka_marshal.ports import LogRange
     from kafka_marshal.views import LogScan
+    from kafka_marshal_cli.presenters import Row
 
 TIMEOUT_MS_DEFAULT = 30_000
 CONNECTION_PANEL = "Connection"
@@ -45,6 +45,12 @@ class Output(StrEnum):
     JSONL = "jsonl"
 
 
+Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
+OfGroup = Annotated[str | None, typer.Option(metavar="GROUP", help="Only this group.")]
+Execute = Annotated[
+    bool,
+    typer.Option("--execute/--dry-run", help="Make the change; else only show it."),
+]
 Reason = Annotated[
     str | None,
     typer.Option(metavar="TEXT", help="Stored in the log, for people."),
@@ -171,7 +177,7 @@ class Call:
         self,
         at: Moment | None = None,
         *,
-        key: Key | None = None,
+        key: "Key | None" = None,
         has_members: bool = False,
     ) -> "World":
         """Read the log and return the world, also of a topic with errors.
@@ -182,7 +188,7 @@ class Call:
             has_members: Whether a view of the past has members, see ``World.at``.
         """
         if at is None:
-            world = kafka_marshal.World.open(**self._connection())
+            world = kafka_marshal.World.open(**self.connection())
             completion_cache.save(
                 world, self.bootstrap_servers, topic=self.coordination_topic
             )
@@ -194,7 +200,7 @@ class Call:
             time_ms=at.time_ms,
             key=key,
             has_members=has_members,
-            **self._connection(),
+            **self.connection(),
         )
 
     def formatted_world(
@@ -212,7 +218,8 @@ class Call:
             world.require_known()
         return world
 
-    def _connection(self) -> dict[str, Any]:
+    def connection(self) -> dict[str, Any]:
+        """Return where to connect, as arguments of what reads the log."""
         return {
             "bootstrap_servers": self.bootstrap_servers,
             "coordination_topic": self.coordination_topic,
@@ -235,7 +242,7 @@ class Call:
         if at is not None:
             at.require_partition()
         only = None if partition is None else (lambda _: [partition])
-        scan = LogScan(**self._connection(), only=only)
+        scan = LogScan(**self.connection(), only=only)
         if at is not None:
             offsets = at.offsets
             if offsets is not None and partition is not None:
@@ -252,29 +259,26 @@ class Call:
     ) -> "WorldWatch":
         """Open the log for following it."""
         return kafka_marshal.WorldWatch.open(
-            self.bootstrap_servers,
-            coordination_topic=self.coordination_topic,
-            options=self.options,
-            transport=self.transport,
-            first=first,
-            timeout_ms=timeout_ms,
+            **{**self.connection(), "timeout_ms": timeout_ms}, first=first
         )
 
     def admin(self) -> "Admin":
         """Return an admin of the cluster."""
-        return kafka_marshal.Admin(**self._connection(), person=self.person)
+        return kafka_marshal.Admin(**self.connection(), person=self.person)
 
     def log_ends(
-        self, partitions: Collection[TopicPartition]
-    ) -> dict[TopicPartition, int]:
+        self, partitions: "Collection[TopicPartition]"
+    ) -> "dict[TopicPartition, int]":
         """Return the log ends of data partitions, as far as they are known."""
         from kafka_marshal.log_ends import LogEnds
 
-        with LogEnds(**self._connection()) as ends:
+        with LogEnds(**self.connection()) as ends:
             return ends.of(partitions)
 
-    def with_lag(self, claims: Iterable[presenters.Row]) -> list[presenters.Row]:
+    def with_lag(self, claims: "Iterable[Row]") -> "list[Row]":
         """Return claims with their lag, by the log ends of the cluster."""
+        from kafka_marshal_cli import presenters
+
         rows = list(claims)
         wanted = presenters.data_partitions(rows)
         ends = {}
@@ -316,19 +320,6 @@ def notify(text: str) -> None:
     with suppress(BrokenPipeError):
         sys.stderr.write(render.escape_lines(text) + "\n")
         sys.stderr.flush()
-
-
-def terminal(stream: TextIO) -> tuple[int | None, bool]:
-    """Return the width of a terminal and whether it shows colour."""
-    if not stream.isatty():
-        return None, False
-    columns = os.environ.get("COLUMNS", "")
-    width = int(columns) if columns.isdecimal() else 0
-    if not width:
-        with suppress(OSError):
-            width = os.get_terminal_size(stream.fileno()).columns
-    is_dumb = os.environ.get("TERM", "") in {"", "dumb"}
-    return width or 80, not (os.environ.get("NO_COLOR") or is_dumb)
 
 
 _CONNECTION = {
@@ -547,9 +538,13 @@ def run_guarded(body: Callable[[], None], *, is_debug: bool = False) -> None:
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     except Exception as error:  # noqa: BLE001 - reported by its exit code
         if is_debug:
+            import traceback
+
             traceback.print_exc(file=sys.stderr)
-        with suppress(BrokenPipeError):
+        try:
             sys.stdout.flush()
+        except OSError:
+            discard_stdout()
         notify(f"marshal: {message(error)}")
         raise typer.Exit(exit_code(error)) from None
 
@@ -564,6 +559,8 @@ def discard_stdout() -> None:
 
 def _show_logs() -> None:
     """Show the logs of libraries, which ``main`` hides."""
+    import logging
+
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
     for name in ("kafka", "kafka_marshal"):
         logging.getLogger(name).propagate = True

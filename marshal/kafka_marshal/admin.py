@@ -25,11 +25,10 @@ from kafka_marshal.admin_reset import (
 from kafka_marshal.altering import Altering
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.closing import Closing
+from kafka_marshal.config import require_name
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.draining import Draining
-from kafka_marshal.engine.checkpoint_reader import has_checkpoints, kept_in
-from kafka_marshal.engine.config_check import agreed_config
-from kafka_marshal.engine.follower import Follower
+from kafka_marshal.engine.checkpoint_reader import has_checkpoints
 from kafka_marshal.errors import (
     ClaimRejected,
     ConfigurationError,
@@ -92,15 +91,13 @@ from kafka_marshal.pausing import (
     refusal,
     scope_of_topics,
 )
-from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.records import Config, Scope
 from kafka_marshal.protocol.text import scope_texts
-from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.protocol.types import Key
 from kafka_marshal.rebalancing import Rebalancing
 from kafka_marshal.resizing import Resizing
 from kafka_marshal.set_position import PositionPlan
-from kafka_marshal.snapshots import open_store
 from kafka_marshal.views import World
 
 TIMEOUT_MS = 30_000
@@ -146,10 +143,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
             transport=transport,
         )
         name = client_id or _default_client_id()
-        if not is_identifier(name):
-            raise ConfigurationError(
-                f"client_id {name!r} is no valid name", setting="client_id"
-            )
+        require_name("client_id", name)
         self._sender = Sender(name, current_person() if person is None else person)
         self._state_home = home_of(state_dir)
         self._timeout_ms = timeout_ms
@@ -164,8 +158,6 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
             timeout_ms=timeout_ms,
         )
         self._data = KafkaDataLog(self._settings)
-        self._follower: Follower | None = None
-        self._cluster_id: str | None = None
 
     @property
     def transport(self) -> Choice:
@@ -231,22 +223,6 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
             return f"partition {found.leaderless[0]} has no leader"
         unclean = found.configs.get(UNCLEAN, "false")
         return None if unclean == "false" else UNCLEAN
-
-    def partition_count(self, topic: str) -> int | None:
-        """Return the number of partitions of a data topic; None if it does not exist.
-
-        Raises:
-            LogUnreadable: This principal may not describe the topic.
-            CoordinationError: The cluster did not answer.
-        """
-        found = self._topics.describe_bare(topic, timeout_ms=self._timeout_ms)
-        return found.partition_count if found.exists else None
-
-    def log_ends(
-        self, partitions: Collection[TopicPartition]
-    ) -> dict[TopicPartition, int]:
-        """Return the log ends that are known; see ``LogEnds.of``."""
-        return self._log_ends.of(partitions)
 
     def format_topic(
         self, wanted: Format | None = None, *, ignore_formatted: bool = False
@@ -359,7 +335,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
             ConfigurationError: The topic has a feature level below 2.
             ClaimRejected: The log has no such keys.
         """
-        _require_group(group_id)
+        require_name("group_id", group_id)
         self._settled()
         topics = topics_of(self._follow().worlds, group_id, topic=topic)
         if not topics:
@@ -424,7 +400,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
                 be scheduled.
             ConfigurationError: The period is invalid, or needs feature level 2.
         """
-        _require_group(group_id)
+        require_name("group_id", group_id)
         config = self._settled()
         if begin_ms is not None and wait_ms:
             raise ConfigurationError(
@@ -483,7 +459,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
         Raises:
             ClaimRejected: The group is not paused, or several pauses are scheduled.
         """
-        _require_group(group_id)
+        require_name("group_id", group_id)
         config = self._settled()
         follower, wall_ms = self._follow(), self._clock.wall_ms()
         op_id = None if operation is None else op_id_of(operation)
@@ -531,7 +507,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
             ConfigurationError: A value is invalid, or the feature level below 2.
             ClaimRejected: Somebody else changed the settings meanwhile.
         """
-        _require_group(group_id)
+        require_name("group_id", group_id)
         config, follower = self._settled(), self._follow()
         home = home_partition(group_id, partition_count=config.partition_count)
         world = follower.replicas[home].world
@@ -553,8 +529,8 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
         self, group_id: str, client_id: str
     ) -> tuple[ClientProcess, ...]:
         """Return the processes of a client that the log knows, fenced ones included."""
-        _require_name(client_id)
-        _require_group(group_id)
+        require_name("client_id", client_id)
+        require_name("group_id", group_id)
         return self._processes(group_id, client_id, self._settled())
 
     def fence_client(
@@ -585,8 +561,8 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
             ConfigurationError: The topic has a feature level below 2.
             LogUnwritable: A coordinating partition refused the fence.
         """
-        _require_name(client_id)
-        _require_group(group_id)
+        require_name("client_id", client_id)
+        require_name("group_id", group_id)
         config = self._settled()
         require_fencing(group_id, config)
         owner = (group_id, client_id)
@@ -783,7 +759,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
     def _resets(self, group_id: str | None = None) -> GroupResets:
         """Return resets over the log as it is now."""
         if group_id is not None:
-            _require_group(group_id)
+            require_name("group_id", group_id)
         config = self._settled()
         return GroupResets(
             self._follow(),
@@ -805,45 +781,9 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
         finally:
             log.close(self._timeout_ms)
 
-    def _follow(self) -> Follower:
-        if self._follower is None:
-            log = open_coordination_log(self._settings, timeout_ms=self._timeout_ms)
-            self._cluster_id = log.cluster_id
-            store = open_store(self._state_home, log.cluster_id, topic_id=log.topic_id)
-            self._follower = Follower(log, self._clock, sources=kept_in(store))
-        return self._follower
-
-    def _read(self) -> Follower:
-        follower = self._follow()
-        follower.catch_up(self._timeout_ms)
-        config = follower.worlds[0].config
-        if config is not None and config.partition_count > len(follower.worlds):
-            # The number of partitions has grown since the log was opened.
-            follower = self._follow_again()
-            follower.catch_up(self._timeout_ms)
-        return follower
-
-    def _follow_again(self) -> Follower:
-        if self._follower is not None:
-            self._follower.close()
-            self._follower = None
-        return self._follow()
-
-    def _add_partitions(self, count: int) -> None:
-        topic = self._settings.coordination_topic
-        self._topics.add_partitions(topic, count=count, timeout_ms=self._timeout_ms)
-
-    def _settled(self) -> Config:
-        """Read to the log's end; return the agreed Config."""
-        follower = self._read()
-        worlds = {world.partition: world for world in follower.worlds}
-        return agreed_config(worlds, cluster_id=self._cluster_id)
-
     def close(self) -> None:
         """Close every connection. Idempotent."""
-        if self._follower is not None:
-            self._follower.close()
-            self._follower = None
+        self._close_follower()
         self._topics.close()
         self._offsets.close(CLOSE_MS_MAX)
         self._log_ends.close(timeout_ms=CLOSE_MS_MAX)
@@ -856,24 +796,6 @@ def remedy(problem: Problem, topic: str, *, servers: str) -> str:
         return "kafka-topics --describe, then bring back or add brokers"
     change = {"setting": problem.setting, "value": problem.value}
     return set_command(topic, servers, **change)
-
-
-def _require_name(client_id: str) -> None:
-    if not is_identifier(client_id):
-        raise ConfigurationError(
-            f"{client_id!r} is no valid client_id: "
-            "1 to 200 of A-Z a-z 0-9 . _ : -, not . or ..",
-            setting="client_id",
-        )
-
-
-def _require_group(group_id: str) -> None:
-    if not is_identifier(group_id):
-        raise ConfigurationError(
-            f"{group_id!r} is no valid group: "
-            "1 to 200 of A-Z a-z 0-9 . _ : -, not . or ..",
-            setting="group_id",
-        )
 
 
 def _default_client_id() -> str:

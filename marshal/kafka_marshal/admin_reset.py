@@ -21,7 +21,6 @@ from kafka_marshal.pausing import Sender
 from kafka_marshal.ports import CoordinationLog, LogRange
 from kafka_marshal.protocol.checkpoints import checkpoint_key, split
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS, coordinating_partition
-from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.placement import keys_of
 from kafka_marshal.protocol.records import (
     SUPPORTED_LEVEL,
@@ -149,12 +148,6 @@ def plan_state_reset(
         now_ms: Local time, to estimate which owners are stale.
     """
     world, then = replica.world, from_bytes(kept.state)
-    log_ms = world.now_ms + replica.elapsed_ms(now_ms)
-    held = [
-        key
-        for key, known in sorted(world.keys.items())
-        if known.owner and known.freshness(log_ms) is not Freshness.STALE
-    ]
     own = checkpoint_key(world.partition)
     keys = sorted((world.keys.keys() | then.keys.keys()) - {own})
     changes = [
@@ -167,7 +160,7 @@ def plan_state_reset(
         checkpoint_id=kept.source.rpartition(" ")[2],
         offset=kept.offset,
         next_offset=world.next_offset,
-        held=tuple(key for key in held if key != own),
+        held=tuple(sorted(key for key, _ in replica.held(now_ms) if key != own)),
         changes=tuple(changes),
     )
 
@@ -302,12 +295,11 @@ def plan_forgetting(
     keys: list[tuple[Key, int]] = []
     held: list[Key] = []
     for replica in replicas:
-        log_ms = replica.world.now_ms + replica.elapsed_ms(now_ms)
+        owned = {key for key, _ in replica.held(now_ms)}
         for key, known in replica.world.keys.items():
             if key.group_id != group_id or key.topic not in topics:
                 continue
-            is_stale = known.freshness(log_ms) is Freshness.STALE
-            if known.owner is not None and not is_stale:
+            if key in owned:
                 held.append(key)
             elif key.topic not in existing:
                 keys.append((key, known.epoch))
@@ -324,7 +316,7 @@ def write_forgetting(
     Raises:
         DeadlineExceeded: No verdict in time; records may still be appended.
     """
-    worlds = {world.partition: world for world in follower.worlds}
+    worlds = follower.by_partition
     config = settled_config(worlds, 0)
     dropped: list[Key] = []
     for first in range(0, len(plan.keys), FORGETTING_IN_FLIGHT_MAX):
@@ -450,7 +442,7 @@ def write_upgrade(
     Raises:
         LogUnwritable: A partition accepted another Config.
     """
-    worlds = {world.partition: world for world in follower.worlds}
+    worlds = follower.by_partition
     config = settled_config(worlds, 0)
     if 0 in plan.partitions:
         config = msgspec.structs.replace(
@@ -478,7 +470,7 @@ def write_config(
     Raises:
         LogUnwritable: A partition accepted another Config.
     """
-    worlds = {world.partition: world for world in follower.worlds}
+    worlds = follower.by_partition
     for t in partitions:
         follower.await_all([follower.append(t, config)], timeout_ms)
         if worlds[t].config != config:

@@ -5,12 +5,12 @@ is judged by the Config of its own partition, so that an interrupted change is s
 repeating it completes it.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 import attrs
 import msgspec
 
+from kafka_marshal.admin_connection import AdminConnection
 from kafka_marshal.admin_reset import (
     UpgradePlan,
     plan_upgrade,
@@ -19,13 +19,11 @@ from kafka_marshal.admin_reset import (
     write_config,
     write_upgrade,
 )
-from kafka_marshal.engine.config_check import require_no_change
-from kafka_marshal.engine.follower import Follower
+from kafka_marshal.engine.config_check import require_level, require_no_change
 from kafka_marshal.errors import ConfigurationError, MalformedRecord
 from kafka_marshal.formatting import check_interval, check_limits
-from kafka_marshal.pausing import Sender
 from kafka_marshal.protocol.codec import encode
-from kafka_marshal.protocol.records import INTERVAL_LEVEL, LIMIT_DEFAULTS, Config
+from kafka_marshal.protocol.records import LIMIT_DEFAULTS, Config
 from kafka_marshal.protocol.state import WorldState, is_forgettable
 
 COUNTED = ("keys", "groups")
@@ -106,13 +104,8 @@ def plan_alter(
     if heartbeat_interval_ms is not None:
         check_interval(heartbeat_interval_ms)
     check_limits(limits)
-    is_lower = interval_ms < first.heartbeat_interval_ms
-    if is_lower and first.feature_level < INTERVAL_LEVEL:
-        raise ConfigurationError(
-            f"a lower heartbeat interval needs feature level {INTERVAL_LEVEL}, and the "
-            f"topic has {first.feature_level}; run: marshal topic upgrade --execute",
-            setting="heartbeat_interval_ms",
-        )
+    if interval_ms < first.heartbeat_interval_ms:
+        require_level(first, "a lower heartbeat interval")
     wanted = msgspec.structs.replace(
         first,
         heartbeat_interval_ms=interval_ms,
@@ -167,15 +160,8 @@ def _exceeded(world: WorldState, config: Config) -> list[Exceeded]:
     ]
 
 
-class Altering(ABC):
+class Altering(AdminConnection):
     """Changes the Config of the topic, as a part of ``Admin``; for one thread."""
-
-    _sender: Sender
-    _timeout_ms: int
-
-    @abstractmethod
-    def _read(self) -> Follower:
-        """Return the follower of the log, which has read it to its end."""
 
     def alter_topic(
         self,
@@ -202,7 +188,7 @@ class Altering(ABC):
             DeadlineExceeded: No verdict in time; repeating it completes it.
         """
         follower = self._read()
-        require_no_change({world.partition: world for world in follower.worlds})
+        require_no_change(follower.by_partition)
         plan = plan_alter(
             follower.worlds,
             heartbeat_interval_ms=heartbeat_interval_ms,
@@ -233,8 +219,8 @@ class Altering(ABC):
                 partitions is open.
         """
         follower = self._read()
-        require_no_change({world.partition: world for world in follower.worlds})
-        plan = plan_upgrade({world.partition: world for world in follower.worlds})
+        require_no_change(follower.by_partition)
+        plan = plan_upgrade(follower.by_partition)
         if execute:
             if not ignore_members:
                 require_members(plan)

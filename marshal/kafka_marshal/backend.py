@@ -14,6 +14,7 @@ from kafka_marshal.engine import Engine, Holding, Session, Subscription
 from kafka_marshal.engine.checkpointing import checked_interval_ms
 from kafka_marshal.engine.interfaces import ClaimEngine, ClaimSession
 from kafka_marshal.engine.replica import Glance, LastClaim
+from kafka_marshal.engine.waits import WAIT_SLICE_MS
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.identity import Identity, home_of
 from kafka_marshal.kafka_io import ConnectionConfig
@@ -25,7 +26,6 @@ from kafka_marshal.protocol.text import world_to_object
 from kafka_marshal.protocol.types import Key, Owner, Token, TopicPartition
 
 MIRROR_CLOSE_MS_MAX = 1_000
-WAIT_SLICE_MS = 50
 
 
 class ClaimBackend(Protocol):

@@ -8,6 +8,7 @@ from typing import Self
 from kafka_marshal.engine import Holding
 from kafka_marshal.engine.interfaces import ClaimEngine, ClaimSession
 from kafka_marshal.engine.replica import Glance
+from kafka_marshal.engine.waits import WAIT_SLICE_MS
 from kafka_marshal.errors import (
     ClaimLost,
     ClaimRejected,
@@ -19,7 +20,6 @@ from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.types import OFFSET_MAX, Key, Token, TopicPartition
 
-WAIT_SLICE_MS = 50
 RELEASE_MS_MAX = 10_000
 SEEK_MS_MAX = 10_000
 

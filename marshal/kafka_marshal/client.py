@@ -20,6 +20,8 @@ from kafka_marshal.config import (
     OnTopics,
     OnWarm,
     checked_labels,
+    require_name,
+    require_number,
 )
 from kafka_marshal.defaults import CHECKPOINT_INTERVAL_MS
 from kafka_marshal.errors import (
@@ -29,7 +31,7 @@ from kafka_marshal.errors import (
 from kafka_marshal.kafka_io import ConnectionConfig
 from kafka_marshal.observability import FanOut, LoggingObserver
 from kafka_marshal.ports import READ_UNCOMMITTED, Observer
-from kafka_marshal.protocol.codec import is_identifier, is_topic
+from kafka_marshal.protocol.codec import is_topic
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
 from kafka_marshal.protocol.types import Key, TopicPartition
 
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 # names the class, to check its arguments say, does not wait for them.
 OPEN_MS_MAX = 30_000
 CLOSE_MS_MAX = 10_000
+_NUMBERS = ("timeout_ms", "checkpoint_interval_ms", "heartbeat_interval_ms")
 
 
 class Marshal(Closing):
@@ -137,9 +140,10 @@ class Marshal(Closing):
         from kafka_marshal.backend import LocalBackend, Terms
         from kafka_marshal.remote.connect import ConnectOptions, open_backend
 
-        _require_names(group_id=group_id, client_id=client_id)
-        self._is_closed = False
-        self._pid = os.getpid()
+        names = {"group_id": group_id, "client_id": client_id}
+        numbers = timeout_ms, checkpoint_interval_ms, heartbeat_interval_ms or 0
+        _require_types(names, dict(zip(_NUMBERS, numbers, strict=True)))
+        self._is_closed, self._pid = False, os.getpid()
         self._client_id, self._group_id = client_id, group_id
         self._consumers, self._handlers, self._closers = [], {}, []
         settings = ConnectionConfig(
@@ -153,8 +157,7 @@ class Marshal(Closing):
             _require_none("sidecar_token_file", sidecar_token_file)
             _require_none("sidecar_instance", sidecar_instance)
             terms = Terms(
-                group_id=group_id,
-                client_id=client_id,
+                **names,
                 heartbeat_interval_ms=heartbeat_interval_ms,
                 state_dir=state_dir,
                 check_topic=check_topic,
@@ -177,7 +180,6 @@ class Marshal(Closing):
                 settings=settings,
                 instance=sidecar_instance,
             )
-            names = {"group_id": group_id, "client_id": client_id}
             self._backend = open_backend(
                 remote, **names, observer=observer, timeout_ms=timeout_ms
             )
@@ -589,11 +591,8 @@ def _require_defaults(
         )
 
 
-def _require_names(*, group_id: str, client_id: str) -> None:
-    for setting, value in (("group_id", group_id), ("client_id", client_id)):
-        if not is_identifier(value):
-            raise ConfigurationError(
-                f"{setting} {value!r} is no valid name: "
-                "1 to 200 of A-Z a-z 0-9 . _ : -, not . or ..",
-                setting=setting,
-            )
+def _require_types(names: Mapping[str, str], numbers: Mapping[str, float]) -> None:
+    for setting, name in names.items():
+        require_name(setting, name)
+    for setting, number in numbers.items():
+        require_number(setting, number)

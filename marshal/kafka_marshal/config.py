@@ -10,12 +10,11 @@ from collections.abc import Callable, Mapping
 from enum import Enum, StrEnum
 
 import attrs
-import re2
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.ports import ISOLATION_LEVELS, READ_UNCOMMITTED
 from kafka_marshal.protocol.claiming import Ending
-from kafka_marshal.protocol.codec import is_topic
+from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
 from kafka_marshal.protocol.labels import OWN_LABELS_MAX, problem_of
 from kafka_marshal.protocol.planner import Policy
@@ -37,6 +36,7 @@ LEAST = {
     "metadata_refresh_ms": 1,
     "standbys": 0,
 }
+_NUMBERS = (*LEAST, "consumer_timeout_ms")
 # Bounds the size of a compiled pattern, and so the time to match one name: the
 # largest that compiles takes about 10 ms for a name of 249 characters.
 PATTERN_BYTES_MAX = 256 * 1024
@@ -50,6 +50,21 @@ OnStandby = Callable[[TopicPartition, int | None, str | None], None]
 """As ``OnWarm``; without an owner the consumer stands by for it no longer."""
 OnLost = Callable[[TopicPartition, Ending], None]
 OnTopics = Callable[[frozenset[str]], None]
+
+
+def require_name(setting: str, name: object) -> None:
+    """Refuse a setting that is no name of a client or group (PROTOCOL 3.5).
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    # None is what a missing environment variable gives.
+    if not isinstance(name, str) or not is_identifier(name):
+        raise ConfigurationError(
+            f"{setting} {name!r} is no valid name: "
+            "1 to 200 of A-Z a-z 0-9 . _ : -, not . or ..",
+            setting=setting,
+        )
 
 
 class Delivery(Enum):
@@ -89,6 +104,18 @@ def to_delivery(given: Delivery | str) -> Delivery:
         ) from None
 
 
+def require_number(setting: str, value: object) -> None:
+    """Raise unless a setting is a number.
+
+    Raises:
+        ConfigurationError: It is something else, such as the text of a duration.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigurationError(
+            f"{setting} must be a number, not {value!r}", setting=setting
+        )
+
+
 def pattern_text(pattern: str | re.Pattern[str] | None) -> str | None:
     """Return a pattern as text; flags of a compiled one become inline flags.
 
@@ -126,6 +153,8 @@ def topic_pattern(text: str) -> Matches:
     Raises:
         ConfigurationError: RE2 does not support the pattern, or it is too large.
     """
+    import re2
+
     options = re2.Options()
     options.max_mem = PATTERN_BYTES_MAX
     options.never_capture = True
@@ -207,9 +236,12 @@ class ConsumerConfig:
 
     def __attrs_post_init__(self) -> None:
         self._check_topics()
-        for name, least in LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
+        for name in _NUMBERS:
+            value, least = getattr(self, name), LEAST.get(name)
+            if value is None:
+                continue
+            require_number(name, value)
+            if least is not None and value < least:
                 raise ConfigurationError(
                     f"{name} must be at least {least}", setting=name
                 )
@@ -228,6 +260,12 @@ class ConsumerConfig:
                 setting="topics",
             )
         for topic in self.topics:
+            if not isinstance(topic, str):
+                raise ConfigurationError(
+                    f"{topic!r} is no name of a topic; give names one by one, like "
+                    "consumer('orders', 'invoices')",
+                    setting="topics",
+                )
             if not is_topic(topic):
                 raise ConfigurationError(
                     f"{topic!r} is no valid topic name: 1 to 249 of A-Z a-z 0-9 . _ -",

@@ -8,20 +8,11 @@ fetched under a claim that has ended are dropped.
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from kafka_marshal.batches import Batch, Committable, CommitToken, runs_of
 from kafka_marshal.closing import Closing
 from kafka_marshal.config import Callbacks, ConsumerConfig
-from kafka_marshal.engine import Subscription
-from kafka_marshal.engine.dispatcher import (
-    FETCH_SLICE_MS,
-    Dispatcher,
-    lost_claim,
-)
-from kafka_marshal.engine.fetch_state import FetchState
-from kafka_marshal.engine.interfaces import ClaimEngine, ClaimSession
-from kafka_marshal.engine.waits import await_left, await_news
 from kafka_marshal.errors import (
     ClaimLost,
     InvalidTransition,
@@ -31,6 +22,12 @@ from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.types import Token, TopicPartition, seek_count_of
 from kafka_marshal.seeking import offsets_within
+
+if TYPE_CHECKING:
+    # As in ``client``: a program that only names the class does not wait for these.
+    from kafka_marshal.engine import Subscription
+    from kafka_marshal.engine.fetch_state import FetchState
+    from kafka_marshal.engine.interfaces import ClaimEngine, ClaimSession
 
 CLOSE_MS_MAX = 10_000
 ASK_MS_MAX = 10_000
@@ -65,13 +62,15 @@ class Consumer(Closing):
 
     def __init__(
         self,
-        engine: ClaimEngine,
-        session: ClaimSession,
+        engine: "ClaimEngine",
+        session: "ClaimSession",
         *,
-        subscription: Subscription,
+        subscription: "Subscription",
         reader: DataReader,
         callbacks: Callbacks,
     ) -> None:
+        from kafka_marshal.engine.dispatcher import Dispatcher
+
         self._engine = engine
         self._session = session
         self._subscription = subscription
@@ -248,6 +247,8 @@ class Consumer(Closing):
         )
 
     def _forever(self, most: int) -> Iterator[tuple[TopicPartition, Sequence[Record]]]:
+        from kafka_marshal.engine.dispatcher import FETCH_SLICE_MS
+
         timeout_ms = self._config.consumer_timeout_ms
         since_ms = self._clock.now_ms()
         while not self.is_finished:
@@ -280,6 +281,7 @@ class Consumer(Closing):
             ClaimLost: A record was handed out under a claim that has ended; another
                 process may process it again.
             InvalidTransition: A record was never handed out by this consumer.
+            TypeError: Something else was given, such as offsets.
         """
         if records is None:
             self._require_usable()
@@ -292,6 +294,14 @@ class Consumer(Closing):
                 last=records.offset,
             )
         else:
+            if isinstance(records, str | bytes | Mapping) or not isinstance(
+                records, Iterable
+            ):
+                raise TypeError(
+                    "commit takes records that were handed out, one or several, not "
+                    f"{type(records).__name__}; without an argument it commits all; "
+                    "to move a position call seek"
+                )
             for partition, token, first, last in runs_of(records):
                 self._commit_range(partition, token, first=first, last=last)
 
@@ -336,9 +346,11 @@ class Consumer(Closing):
             if self._hands.lost:
                 raise self._hands.lost.pop(0)
 
-    def _require_valid(self, place: FetchState, now_ms: int) -> None:
+    def _require_valid(self, place: "FetchState", now_ms: int) -> None:
         claim = place.holding.claim
         if not claim.is_valid(now_ms):
+            from kafka_marshal.engine.dispatcher import lost_claim
+
             # A claim reported as lost stays lost: a beat that is read back later would
             # revive it, and the dropped records would never be committed.
             with self._engine.changed:
@@ -434,6 +446,8 @@ class Consumer(Closing):
         )
         for place in places:
             if place.holding.rewind is not None:
+                from kafka_marshal.engine.dispatcher import lost_claim
+
                 ending = place.holding.claim.ending or Ending("lease_expired")
                 raise lost_claim(place.partition, ending)
 
@@ -451,7 +465,7 @@ class Consumer(Closing):
         ranges = data.ranges(wanted, timeout_ms, isolation_level=level)
         return offsets_within(wanted, ranges, choose=choose)
 
-    def _held_place(self, partition: TopicPartition) -> FetchState:
+    def _held_place(self, partition: TopicPartition) -> "FetchState":
         place = self._places.get(partition)
         if place is None:
             raise InvalidTransition(
@@ -585,6 +599,8 @@ class Consumer(Closing):
             # On an error, the uncommitted records are not finished.
             self._hands.let_go(is_done=sys.exc_info()[0] is None)
             seqs = session.unsubscribe(self._subscription, release=release)
+        from kafka_marshal.engine.waits import await_left
+
         self.is_close_confirmed = await_left(
             self._engine, session, seqs=seqs, wait=self._await, timeout_ms=timeout_ms
         )
@@ -615,6 +631,8 @@ class Consumer(Closing):
             raise self._hands.lost.pop(0)
 
     def _await(self, is_done: Callable[[], bool], timeout_ms: int) -> None:
+        from kafka_marshal.engine.waits import await_news
+
         await_news(self._engine, is_done, timeout_ms=timeout_ms)
 
 

@@ -1,27 +1,26 @@
 """Drains and cordons clients and hosts (PROTOCOL 9.7)."""
 
 import secrets
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
 
 import attrs
 
+from kafka_marshal.admin_connection import AdminConnection
+from kafka_marshal.config import require_name
+from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.follower import Awaited, Follower
 from kafka_marshal.engine.replica import Replica
 from kafka_marshal.errors import ClaimRejected, ConfigurationError, DeadlineExceeded
-from kafka_marshal.pausing import ENDED, Sender, op_id_of
+from kafka_marshal.pausing import ENDED, HOST_CHARS_MAX, Sender, op_id_of
 from kafka_marshal.ports import Clock
-from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.protocol.hashing import (
     CHECKPOINT_GROUP,
     RESERVED_TOPICS,
     home_partition,
 )
 from kafka_marshal.protocol.items import StandingDirective
-from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.records import (
     CORDON,
-    DIRECTIVE_LEVEL,
     DRAIN,
     Action,
     Config,
@@ -29,8 +28,6 @@ from kafka_marshal.protocol.records import (
 )
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key
-
-HOST_CHARS_MAX = 255
 
 
 @attrs.frozen(kw_only=True)
@@ -98,13 +95,13 @@ def check_subject(subject: Subject, config: Config) -> None:
     """
     if (subject.client_id is None) == (subject.host is None):
         raise ConfigurationError(
-            "name either a client or, with host, all members on a host",
+            "name either a client, or a host for all members on it",
             setting="client_id",
         )
     for setting in ("client_id", "group_id"):
         name = getattr(subject, setting)
-        if name is not None and not is_identifier(name):
-            raise ConfigurationError(f"{name!r} is not a valid name", setting=setting)
+        if name is not None:
+            require_name(setting, name)
     if subject.host is not None and not 0 < len(subject.host) <= HOST_CHARS_MAX:
         raise ConfigurationError(
             f"a host has 1 to {HOST_CHARS_MAX} characters", setting="host"
@@ -115,12 +112,7 @@ def check_subject(subject: Subject, config: Config) -> None:
             "those of all groups",
             setting="group_id",
         )
-    if config.feature_level < DIRECTIVE_LEVEL:
-        raise ConfigurationError(
-            f"the topic has feature level {config.feature_level}, directives need "
-            f"{DIRECTIVE_LEVEL}; run: marshal topic upgrade --execute",
-            setting="coordination_topic",
-        )
+    require_level(config, "a drain or cordon")
 
 
 def members_of(
@@ -138,7 +130,7 @@ def members_of(
         world = replica.world
         if world.config is None:
             continue
-        log_ms = world.now_ms + replica.elapsed_ms(now_ms)
+        log_ms = replica.log_ms(now_ms)
         limit_ms = 2 * world.config.heartbeat_interval_ms
         for member in world.soft.members.values():
             record = member.record
@@ -162,14 +154,10 @@ def held_by(
     """Return the keys that members own and are not stale for, by estimate."""
     found = []
     for replica in replicas:
-        log_ms = replica.world.now_ms + replica.elapsed_ms(now_ms)
-        for key, known in replica.world.keys.items():
-            if (
-                known.owner is not None
-                and key.topic not in RESERVED_TOPICS  # a planner may stay one
-                and (key.group_id, known.owner.client_id) in members
-                and known.freshness(log_ms) is not Freshness.STALE
-            ):
+        for key, known in replica.held(now_ms):
+            owner = known.owner
+            is_named = owner and (key.group_id, owner.client_id) in members
+            if is_named and key.topic not in RESERVED_TOPICS:  # a planner may stay one
                 found.append(key)
     return tuple(sorted(found))
 
@@ -311,20 +299,8 @@ def standing_in(world: WorldState) -> list[tuple[str, StandingDirective]]:
     ]
 
 
-class Draining(ABC):
+class Draining(AdminConnection):
     """Drains and cordons, as a part of ``Admin``; for one thread."""
-
-    _clock: Clock
-    _sender: Sender
-    _timeout_ms: int
-
-    @abstractmethod
-    def _settled(self) -> Config:
-        """Read to the log's end; return the agreed Config."""
-
-    @abstractmethod
-    def _follow(self) -> Follower:
-        """Return the follower of the log."""
 
     def drain(
         self,
@@ -460,7 +436,7 @@ class Draining(ABC):
         members = members_of(replicas, subject, now_ms=self._clock.now_ms())
         if not members and op_id is None:
             raise ClaimRejected(
-                f"no live member is {subject}; see: marshal clients list",
+                f"no live member matches {subject}; see: marshal clients list",
                 reason="unknown_client",
             )
         op_id, until_ms = write_directive(

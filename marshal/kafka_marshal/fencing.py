@@ -6,12 +6,13 @@ from operator import attrgetter
 
 import attrs
 
+from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.engine.replica import Replica
 from kafka_marshal.errors import ClaimRejected, ConfigurationError
 from kafka_marshal.pausing import Sender
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP, home_partition
-from kafka_marshal.protocol.records import FENCE_LEVEL, Config, FencingClient
+from kafka_marshal.protocol.records import Config, FencingClient
 from kafka_marshal.protocol.state import MemberState, WorldState
 from kafka_marshal.protocol.types import Key
 
@@ -95,7 +96,7 @@ def processes_of(
     """
     found: defaultdict[bytes, _Traces] = defaultdict(_Traces)
     for replica in replicas:
-        world, log_ms = replica.world, replica.world.now_ms + replica.elapsed_ms(now_ms)
+        world, log_ms = replica.world, replica.log_ms(now_ms)
         for key, known in world.keys.items():
             by = known.owner
             if by is not None and (key.group_id, by.client_id) == owner:
@@ -149,12 +150,7 @@ def require_fencing(group_id: str, config: Config) -> None:
             "end by themselves",
             setting="group_id",
         )
-    if config.feature_level < FENCE_LEVEL:
-        raise ConfigurationError(
-            f"the topic has feature level {config.feature_level}, fences need "
-            f"{FENCE_LEVEL}; run: marshal topic upgrade --execute",
-            setting="coordination_topic",
-        )
+    require_level(config, "a fence")
 
 
 def select(

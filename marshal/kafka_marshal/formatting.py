@@ -125,7 +125,7 @@ def format_log(
             "more than a day ahead of the brokers? See: marshal log dump --partition 0"
         )
     require_cluster(config, cluster_id)
-    require_no_change({world.partition: world for world in worlds})
+    require_no_change(follower.by_partition)
     lacking = [t for t in range(config.partition_count) if not _agrees(worlds, t)]
     if was_formatted and not lacking and not ignore_formatted:
         raise TopicMisconfigured(

@@ -554,7 +554,8 @@ def group_of_operation(worlds: Iterable[WorldState], op_id: str) -> str:
                 return key.group_id
     raise ClaimRejected(
         f"no partition shows what it was before operation {op_id}: it was not "
-        "committed, or later ones have set its partitions; see: marshal groups list",
+        "committed, or later ones have set its partitions; see: marshal groups "
+        "history",
         reason="unknown_operation",
     )
 

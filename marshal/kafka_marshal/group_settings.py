@@ -5,10 +5,11 @@ from typing import Any
 
 import attrs
 
+from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import ClaimRejected, ConfigurationError
 from kafka_marshal.pausing import Sender
-from kafka_marshal.protocol.records import SETTINGS_LEVEL, Config, GroupSettings
+from kafka_marshal.protocol.records import GroupSettings
 from kafka_marshal.protocol.settings import POLICIES, TUNABLES, Settings
 from kafka_marshal.protocol.state import WorldState
 
@@ -50,7 +51,7 @@ def plan_settings(
     """
     for name, value in changes.items():
         _check(name, value)
-    _require_settings(home.config)
+    require_level(home.config, "a setting of a group")
     before = home.settings_of(group_id)
     named: dict[str, Any] = {**changes, "generation": before.generation + 1}
     after = before._replace(**named)
@@ -77,16 +78,6 @@ def _check(name: str, value: int | str | None) -> None:
             f"{name} is {value}; it must be {tunable.least} to {tunable.most}, and is "
             f"{tunable.default} by default",
             setting=name,
-        )
-
-
-def _require_settings(config: Config | None) -> None:
-    level = 1 if config is None else config.feature_level
-    if level < SETTINGS_LEVEL:
-        raise ConfigurationError(
-            f"the topic has feature level {level}, settings of groups need "
-            f"{SETTINGS_LEVEL}; run: marshal topic upgrade --execute",
-            setting="coordination_topic",
         )
 
 

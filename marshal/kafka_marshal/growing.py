@@ -7,12 +7,13 @@ new count. An admin that continues waits for that whole time again: nothing show
 the partitions were added.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import attrs
 
-from kafka_marshal.engine.follower import Follower
+from kafka_marshal.admin_connection import AdminConnection
+from kafka_marshal.engine.config_check import require_level
+from kafka_marshal.engine.kept_states import POLL_MS
 from kafka_marshal.errors import (
     ClaimRejected,
     ConfigurationError,
@@ -26,7 +27,6 @@ from kafka_marshal.growth_plan import (
     END,
     SETTLE,
     WITHDRAW,
-    Ends,
     GrowthPlan,
     GrowthReport,
     command,
@@ -35,14 +35,11 @@ from kafka_marshal.growth_plan import (
     plan_withdrawal,
     reports,
 )
-from kafka_marshal.kafka_io import ConnectionConfig, KafkaTopicAdmin
-from kafka_marshal.pausing import Sender
-from kafka_marshal.ports import Clock, DataLog, TopicInfo
+from kafka_marshal.ports import DataLog, TopicInfo
 from kafka_marshal.protocol.growths import growths_of
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
 from kafka_marshal.protocol.items import Growth
-from kafka_marshal.protocol.placement import by_partition
-from kafka_marshal.protocol.records import GROWTH_LEVEL, Config, DataGrowth
+from kafka_marshal.protocol.records import DataGrowth
 from kafka_marshal.protocol.types import TopicPartition
 
 SETTLE_MS = 600_000
@@ -52,7 +49,6 @@ SETTLE_MS = 600_000
 SETTLE_MS_MAX = 7 * 86_400_000
 SHOW_MS = 10_000
 """How often the remaining time is shown."""
-POLL_MS = 100
 
 
 @attrs.frozen(kw_only=True)
@@ -75,27 +71,10 @@ def ignore_growth(_progress: GrowthProgress) -> None:
     """Show no progress."""
 
 
-class Growing(ABC):
+class Growing(AdminConnection):
     """Grows keyed data topics, as a part of ``Admin``; for one thread."""
 
-    _settings: ConnectionConfig
-    _topics: KafkaTopicAdmin
     _data: DataLog
-    _sender: Sender
-    _clock: Clock
-    _timeout_ms: int
-
-    @abstractmethod
-    def _settled(self) -> Config:
-        """Read to the log's end; return the agreed Config."""
-
-    @abstractmethod
-    def _follow(self) -> Follower:
-        """Return the follower of the log."""
-
-    @abstractmethod
-    def log_ends(self, partitions: Collection[TopicPartition]) -> Ends:
-        """Return the log ends that are known."""
 
     def growths(self, topic: str | None = None) -> tuple[GrowthReport, ...]:
         """Return the growths that the log knows, and which partitions wait.
@@ -104,7 +83,7 @@ class Growing(ABC):
             topic: Only those of this topic.
         """
         self._settled()
-        worlds = by_partition(self._follow().worlds)
+        worlds = self._follow().by_partition
         growths = [each for each in worlds[0].growths if topic in {None, each.topic}]
         ends = self.log_ends(old_partitions(growths))
         return reports(worlds, growths, ends=ends)
@@ -188,14 +167,8 @@ class Growing(ABC):
                 f"producers get 0 to {SETTLE_MS_MAX} ms, not {settle_ms}",
                 setting="settle_ms",
             )
-        level = self._settled().feature_level
-        if level < GROWTH_LEVEL:
-            raise ConfigurationError(
-                f"the topic has feature level {level}, growths need {GROWTH_LEVEL}; "
-                "run: marshal topic upgrade --execute",
-                setting="coordination_topic",
-            )
-        worlds = by_partition(self._follow().worlds)
+        require_level(self._settled(), "the growth of a topic")
+        worlds = self._follow().by_partition
         info = self._describe(topic)
         places = [] if info is None else range(info.partition_count)
         ends = self.log_ends([TopicPartition(topic, each) for each in places])

@@ -26,7 +26,7 @@ from kafka_marshal.engine.checkpoint_reader import (
     first_known,
 )
 from kafka_marshal.engine.config_check import unformatted
-from kafka_marshal.engine.kept_states import restore
+from kafka_marshal.engine.kept_states import POLL_MS, restore
 from kafka_marshal.engine.pause_notes import (
     PauseName,
     PauseNote,
@@ -49,7 +49,6 @@ from kafka_marshal.protocol.records import Config, Directive, PauseGroup, Releas
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key, LogEntry, TimestampType
 
-POLL_MS = 100
 # Entries before a checkpoint in which the reasons of its pauses are searched.
 SEARCHED_MAX = 2_000_000
 RETRY_S = 0.05

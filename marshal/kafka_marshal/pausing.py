@@ -9,7 +9,9 @@ from typing import Any
 
 import attrs
 
+from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.follower import Awaited, Follower
+from kafka_marshal.engine.kept_states import POLL_MS
 from kafka_marshal.errors import (
     ClaimRejected,
     ConfigurationError,
@@ -21,10 +23,8 @@ from kafka_marshal.ports import Clock
 from kafka_marshal.protocol.codec import OP_ID_BYTES, is_scope, person_to_tags
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.judging import PAUSE_AHEAD_MS_MAX
-from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.pauses import is_in_scope
 from kafka_marshal.protocol.records import (
-    PAUSE_LEVEL,
     SCOPE_PARTITIONS_MAX,
     SCOPE_TOPICS_MAX,
     Config,
@@ -39,7 +39,6 @@ from kafka_marshal.protocol.state import (
 )
 from kafka_marshal.protocol.types import Key
 
-POLL_MS = 100
 RENEWALS_PER_PAUSE = 3
 HOST_CHARS_MAX = 255
 ENDED = 0
@@ -169,19 +168,9 @@ def period_of(
             "begins at once",
             setting="begin_ms",
         )
-    _require_level(config, "be scheduled")
+    require_level(config, "a scheduled pause")
     end_ms = begin_ms + length_ms
     return Period(for_ms=length_ms, until_ms=end_ms, begin_ms=begin_ms)
-
-
-def _require_level(config: Config, what: str) -> None:
-    if config.feature_level < PAUSE_LEVEL:
-        raise ConfigurationError(
-            f"the coordination topic has feature level {config.feature_level}, and "
-            f"pauses can {what} from level {PAUSE_LEVEL} on; run: marshal topic "
-            "upgrade",
-            setting="coordination_topic",
-        )
 
 
 def scope_of_topics(
@@ -196,7 +185,7 @@ def scope_of_topics(
     Raises:
         ConfigurationError: The scope is invalid, or needs feature level 2.
     """
-    _require_level(config, "be limited to topics")
+    require_level(config, "a pause of some topics")
     scope = tuple(
         ScopedTopic(topic, tuple(sorted(set(numbers or ()))))
         for topic, numbers in sorted(wanted.items())
@@ -466,15 +455,12 @@ def held_keys(
         now_ms: Local time.
         scope: Only these partitions; None for all.
     """
-    found = []
-    for replica in follower.replicas.values():
-        log_ms = replica.world.now_ms + replica.elapsed_ms(now_ms)
-        for key, known in replica.world.keys.items():
-            is_alive = known.freshness(log_ms) is not Freshness.STALE
-            is_meant = scope is None or is_in_scope(scope, key)
-            is_held = key.group_id == group_id and known.owner is not None
-            if is_held and is_alive and is_meant:
-                found.append(key)
+    found = (
+        key
+        for replica in follower.replicas.values()
+        for key, _ in replica.held(now_ms)
+        if key.group_id == group_id and (scope is None or is_in_scope(scope, key))
+    )
     return tuple(sorted(found))
 
 

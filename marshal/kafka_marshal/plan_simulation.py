@@ -31,6 +31,7 @@ from kafka_marshal.protocol.labels import (
     weight_of,
 )
 from kafka_marshal.protocol.lease import Freshness
+from kafka_marshal.protocol.placement import by_partition
 from kafka_marshal.protocol.planner import (
     KeyView,
     MemberView,
@@ -187,7 +188,7 @@ def uncovered_now(
         group_id: The group.
         partition_counts: Partitions of its ``closed_topics``; others are left out.
     """
-    states = {state.partition: state for state in world.partitions}
+    states = by_partition(world.partitions)
     found = []
     for topic, why in closed_topics(world, group_id).items():
         for number in range(partition_counts.get(topic, 0)):

@@ -26,6 +26,8 @@ ISOLATION_LEVELS = (READ_UNCOMMITTED, READ_COMMITTED)
 # Records made at once where they are accessed one after the other.
 MADE_AT_ONCE = 100
 
+FAR_MS = 2**63
+"""A time after any other."""
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 

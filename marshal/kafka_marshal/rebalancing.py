@@ -4,11 +4,11 @@ Planners never move a partition for that alone. A person may ask for it: the com
 writes a Plan as any planner does, and the log decides whether it is the next one.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
+from kafka_marshal.admin_connection import AdminConnection
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.engine.follower import Awaited, Follower
 from kafka_marshal.errors import ClaimRejected
@@ -180,18 +180,8 @@ def _require_planned(policy: str | None, group_id: str) -> None:
         )
 
 
-class Rebalancing(ABC):
-    """The part of an admin that spreads groups."""
-
-    _sender: Sender
-    _timeout_ms: int
-
-    @abstractmethod
-    def _follow(self) -> Follower: ...
-
-    @abstractmethod
-    def partition_count(self, topic: str) -> int | None:
-        """Return the number of partitions of a topic; None if it does not exist."""
+class Rebalancing(AdminConnection):
+    """Spreads groups, as a part of ``Admin``; for one thread."""
 
     def spread_group(self, group_id: str, *, execute: bool = False) -> Rebalance:
         """Move partitions of a group so that racks and hosts have equal parts of each.

@@ -27,7 +27,7 @@ from kafka_marshal.protocol.layout_steps import (
     read,
 )
 from kafka_marshal.protocol.lease import Freshness
-from kafka_marshal.protocol.records import LAYOUT_LEVEL, Config
+from kafka_marshal.protocol.records import SECOND_LEVEL, Config
 from kafka_marshal.protocol.state import WorldState
 
 NAMED_MAX = 3
@@ -152,7 +152,7 @@ def plan_resize(
         ConfigurationError: The number is not allowed.
         TopicMisconfigured: The topic is not formatted.
     """
-    worlds = {world.partition: world for world in follower.worlds}
+    worlds = follower.by_partition
     before = worlds[0].config
     if before is None:
         raise unformatted(worlds.values())
@@ -194,7 +194,7 @@ def _open_change(follower: Follower, to_count: int) -> Change | None:
     One that partition 0 has ended is open for the same number only: the fence of the
     next one does what it has left (PROTOCOL 10.2), but for a partition that lacks it.
     """
-    worlds = {world.partition: world for world in follower.worlds}
+    worlds = follower.by_partition
     reading = read(worlds, unread=follower.log_start_missing)
     if reading is None:
         return None
@@ -242,9 +242,9 @@ def _topic_obstacles(
 ) -> list[Obstacle]:
     """Return what the topic lacks for any change."""
     found = []
-    if before.feature_level < LAYOUT_LEVEL:
+    if before.feature_level < SECOND_LEVEL:
         text = (
-            f"a change needs feature level {LAYOUT_LEVEL}, and the topic has "
+            f"a change needs feature level {SECOND_LEVEL}, and the topic has "
             f"{before.feature_level}; run: marshal topic upgrade --execute"
         )
         found.append(Obstacle(reason="level", text=text))
@@ -257,7 +257,7 @@ def _topic_obstacles(
             "doctor"
         )
         found.append(Obstacle(reason="unread", text=text))
-    worlds = {world.partition: world for world in follower.worlds}
+    worlds = follower.by_partition
     return [*found, *_config_obstacles(worlds, before)]
 
 
@@ -291,7 +291,7 @@ def _config_obstacles(
         elif config.generation == before.generation:
             if config.partition_count != before.partition_count:
                 ahead.append(t)
-        elif config.feature_level < LAYOUT_LEVEL:
+        elif config.feature_level < SECOND_LEVEL:
             below.append(t)
     if torn:
         text = (

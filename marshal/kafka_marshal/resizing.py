@@ -5,13 +5,14 @@ that a later change would find; after it the change only goes forward, and any p
 can continue it: an admin that runs the same command, or members.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
+from kafka_marshal.admin_connection import AdminConnection
 from kafka_marshal.engine.follower import Awaited, Follower
+from kafka_marshal.engine.kept_states import POLL_MS
 from kafka_marshal.errors import (
     ClaimRejected,
     DeadlineExceeded,
@@ -39,7 +40,6 @@ from kafka_marshal.protocol.layout_steps import (
 from kafka_marshal.protocol.records import SUPPORTED_LEVEL, Member, Record
 from kafka_marshal.resize_plan import ResizePlan, plan_resize, wait_text
 
-POLL_MS = 100
 IN_FLIGHT_MAX = 64
 """Most records that are appended before their verdicts are waited for."""
 SHOW_MS = 1_000
@@ -161,7 +161,7 @@ class Resize:
         now_ms = self._clock.now_ms()
         replicas = self._follower.replicas
         return read(
-            {t: replica.world for t, replica in replicas.items()},
+            self._follower.by_partition,
             unread=self._follower.log_start_missing,
             elapsed_ms={t: one.elapsed_ms(now_ms) for t, one in replicas.items()},
             moving=self._moving,
@@ -239,28 +239,8 @@ def _late(steps: Steps) -> str:
     )
 
 
-class Resizing(ABC):
+class Resizing(AdminConnection):
     """Changes the number of coordinating partitions, as a part of ``Admin``."""
-
-    _sender: Sender
-    _clock: Clock
-    _timeout_ms: int
-
-    @abstractmethod
-    def _follow(self) -> Follower:
-        """Return the follower of the log."""
-
-    @abstractmethod
-    def _read(self) -> Follower:
-        """Return the follower of the log, which has read it to its end."""
-
-    @abstractmethod
-    def _follow_again(self) -> Follower:
-        """Close the follower; return one of all Kafka partitions that there are now."""
-
-    @abstractmethod
-    def _add_partitions(self, count: int) -> None:
-        """Make the Kafka partitions of the topic as many as this."""
 
     def resize_topic(
         self,
@@ -336,6 +316,10 @@ class Resizing(ABC):
             timeout_ms=self._timeout_ms,
         )
         return follower
+
+    def _add_partitions(self, count: int) -> None:
+        topic = self._settings.coordination_topic
+        self._topics.add_partitions(topic, count=count, timeout_ms=self._timeout_ms)
 
     def _follow_all(self, count: int) -> Follower:
         """Return a follower of so many partitions, which has read them to their ends.

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import msgspec
 
+from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.follower import Awaited, Follower
 from kafka_marshal.errors import (
     ClaimRejected,
@@ -34,7 +35,6 @@ from kafka_marshal.ports import Clock
 from kafka_marshal.protocol.hashing import coordinating_partition, home_partition
 from kafka_marshal.protocol.placement import keys_of
 from kafka_marshal.protocol.records import (
-    POSITION_LEVEL,
     ClaimingPartition,
     Config,
     DecidePosition,
@@ -198,7 +198,7 @@ def plan_undo(
         raise ClaimRejected(
             f"the log has no earlier positions of operation {op_id} of group "
             f"{group_id!r}: it was not committed, or later operations have set its "
-            f"partitions; see: marshal groups describe {group_id}",
+            f"partitions; see: marshal groups history {group_id}",
             reason="unknown_operation",
         )
     count = _key_count(worlds, group_id, operation)
@@ -303,13 +303,7 @@ class SetPosition:
         Raises:
             ConfigurationError: The topic has a feature level below 2.
         """
-        if config.feature_level < POSITION_LEVEL:
-            raise ConfigurationError(
-                f"the coordination topic has feature level {config.feature_level}, and "
-                f"positions can be set from level {POSITION_LEVEL} on; run: marshal "
-                "topic upgrade",
-                setting="coordination_topic",
-            )
+        require_level(config, "setting positions")
         self._follower = follower
         self._clock = clock
         self._sender = sender

@@ -174,17 +174,21 @@ DISK = Disk()
 
 
 def write_file(path: Path, value: bytes, *, disk: Disk = DISK) -> None:
-    """Replace a file atomically.
+    """Replace a file atomically; a device or a pipe is written to.
 
     Raises:
         OSError: It could not be written; the old file is still there.
     """
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        # Renaming a file over /dev/null would take it away from the whole machine.
+        with path.open("wb", buffering=0) as file:
+            _write_all(file.fileno(), value, disk)
+        return
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=TEMP_PREFIX)
     try:
         try:
-            left = memoryview(value)
-            while left:
-                left = left[disk.write(handle, left) :]
+            _write_all(handle, value, disk)
             disk.fsync(handle)
         finally:
             os.close(handle)
@@ -199,6 +203,12 @@ def write_file(path: Path, value: bytes, *, disk: Disk = DISK) -> None:
         disk.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _write_all(handle: int, value: bytes, disk: Disk) -> None:
+    left = memoryview(value)
+    while left:
+        left = left[disk.write(handle, left) :]
 
 
 class SnapshotFolder(StateStore):

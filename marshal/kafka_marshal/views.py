@@ -23,7 +23,7 @@ from kafka_marshal.engine.config_check import (
     unformatted,
 )
 from kafka_marshal.engine.follower import Follower
-from kafka_marshal.engine.kept_states import KeptStates, Restored, restore
+from kafka_marshal.engine.kept_states import POLL_MS, KeptStates, Restored, restore
 from kafka_marshal.engine.pause_notes import (
     PauseName,
     PauseNote,
@@ -79,7 +79,6 @@ if TYPE_CHECKING:
     from kafka_marshal.kafka_io.topiclog import TopicLog
 
 TIMEOUT_MS = 30_000
-POLL_MS = 100
 CLOSE_MS = 5_000
 # A reader of this many entries stores the state, to shorten the next start.
 KEEP_ENTRIES_MIN = 20_000

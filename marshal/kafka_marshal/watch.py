@@ -13,7 +13,7 @@ from kafka_marshal.closing import Closing
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.engine.checkpoint_reader import RetainedCheckpoints, kept_in
 from kafka_marshal.engine.follower import Follower
-from kafka_marshal.engine.kept_states import Discards, KeptState, KeptStates
+from kafka_marshal.engine.kept_states import POLL_MS, Discards, KeptState, KeptStates
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded
 from kafka_marshal.identity import home_of
 from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
@@ -42,7 +42,7 @@ from kafka_marshal.protocol.state import (
 from kafka_marshal.protocol.text import scope_texts
 from kafka_marshal.protocol.types import Key, LogEntry, Owner, Token
 from kafka_marshal.snapshots import open_store
-from kafka_marshal.views import POLL_MS, TIMEOUT_MS, World, elapsed_ms_of
+from kafka_marshal.views import TIMEOUT_MS, World, elapsed_ms_of
 
 # After this time without an entry, check that the brokers still answer.
 PROBE_EVERY_MS = 5_000

@@ -207,12 +207,15 @@ class Fold(RuleBasedStateMachine):
         lasts=st.sampled_from([5 * H, 5 * H, H, 1, 0]),
         scope=st.sampled_from([None, {"t": (0,)}, {"t": (), "u": (1,)}]),
         seq=st.integers(0, 2),
+        renewed=st.booleans(),
         after=waits,
     )
-    def schedule(self, op, begin, lasts, scope, seq, after):  # noqa: PLR0917
+    def schedule(self, op, begin, lasts, scope, seq, renewed, after):  # noqa: PLR0917
         begin += self.log.state.append_time_ms
         record = schedule(begin, begin + lasts, op=op, scope=scope, seq=seq)
         self.append_to_both(record, after=after)
+        if renewed:
+            self.renew_all(after=max(0, begin - self.log.state.append_time_ms))
 
     @rule(
         key=st.sampled_from(KEYS[:2]),
@@ -278,10 +281,17 @@ class Fold(RuleBasedStateMachine):
         self.era += 1
         again = config(self.era, era=self.era, h=h, level=settled.feature_level)
         self.append_to_both(replace(again, limits=settled.limits), after=after)
+        if is_renewed:
+            self.renew_all()
+
+    def renew_all(self, after=0):
+        """Do what members do: a scope or an interval matters to owners that beat."""
         for key, known in list(self.log.state.keys.items()):
-            if is_renewed and known.owner is not None:
+            if known.owner is not None:
                 client, inc = known.owner
-                self.append_to_both(beat(known.epoch, client=client, key=key, inc=inc))
+                record = beat(known.epoch, client=client, key=key, inc=inc)
+                self.append_to_both(record, after=after)
+                after = 0
 
     @rule(skew=st.sampled_from([0, -3 * H, 5 * H]))
     def elect(self, skew):

@@ -34,7 +34,7 @@ from kafka_marshal.protocol import state as state_of_the_log
 from kafka_marshal.protocol.hashing import PLANNER_TOPIC
 from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.rationalizer import apply
-from kafka_marshal.protocol.records import POSITION_LEVEL, ResolvePosition
+from kafka_marshal.protocol.records import SECOND_LEVEL, ResolvePosition
 from kafka_marshal.protocol.state import KeyState, Owner, WorldState
 
 LOGS_MAX = 150
@@ -47,13 +47,7 @@ FIND = settings(
 
 def no_epoch_check(monkeypatch):
     """Heartbeats are accepted under any epoch."""
-    judge = judging.mismatch
-
-    def mismatch(state, record, *, key):
-        reason = judge(state, record, key=key)
-        return None if reason == "old_epoch" else reason
-
-    monkeypatch.setattr(judging, "mismatch", mismatch)
+    variants.drop_refusal(monkeypatch, judging, "mismatch", reason="old_epoch")
 
 
 def renew_while_paused(monkeypatch):
@@ -150,13 +144,9 @@ def unlock_when_the_pause_ends(monkeypatch):
 
 def stage_another_plan(monkeypatch):
     """A Stage is repeated with another digest or position."""
-    judge = fold_positions._refusal
-
-    def refusal(state, key, *, lock):
-        reason = judge(state, key, lock=lock)
-        return None if reason == "plan_mismatch" else reason
-
-    monkeypatch.setattr(fold_positions, "_refusal", refusal)
+    variants.drop_refusal(
+        monkeypatch, fold_positions, "_refusal", reason="plan_mismatch"
+    )
 
 
 def obey_any_resolve_at_home(monkeypatch):
@@ -168,7 +158,7 @@ def obey_any_resolve_at_home(monkeypatch):
             elsewhere.setattr(fold_positions, "_is_home", lambda *_, **__: False)
             return plain(step, record)
 
-    handler = (resolve, POSITION_LEVEL)
+    handler = (resolve, SECOND_LEVEL)
     monkeypatch.setitem(rationalizer._HANDLERS, ResolvePosition, handler)
 
 

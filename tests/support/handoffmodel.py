@@ -24,7 +24,7 @@ from kafka_marshal.protocol.handoffs import is_ready_for
 from kafka_marshal.protocol.items import Offer
 from kafka_marshal.protocol.pauses import Pause
 from kafka_marshal.protocol.rationalizer import apply
-from kafka_marshal.protocol.records import HANDOFF_LEVEL, ReleasingPartition
+from kafka_marshal.protocol.records import SECOND_LEVEL, ReleasingPartition
 from kafka_marshal.protocol.state import GroupState, KeyState, WorldState
 from kafka_marshal.protocol.types import LogEntry, Owner
 
@@ -33,7 +33,7 @@ NOW_MS = 10**9
 NEXT_OFFSET = 1_000
 EPOCH, OLD_EPOCH, OFFER_AT = 500, 400, 600
 LEASE, STALE = 2, 3
-CONFIG = config(h=H_MS, level=HANDOFF_LEVEL)
+CONFIG = config(h=H_MS, level=SECOND_LEVEL)
 NOBODY, UNSEEN = -1, -1
 IDLE, WORKS, DRAINS = 0, 1, 2
 CLAIM, BEAT, OFFER, READY, RELEASE = "claim", "beat", "offer", "ready", "release"

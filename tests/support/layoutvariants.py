@@ -3,9 +3,9 @@
 import msgspec
 
 from kafka_marshal.protocol import (
+    fold_advice,
     fold_groups,
     fold_layouts,
-    fold_plans,
     fold_positions,
     judging,
     layout,
@@ -212,7 +212,7 @@ def obey_second_settings(patch):
 
 def configure_before_done(patch):
     """A new home takes settings, Plans and directives that an import may overtake."""
-    for module in (fold_groups, fold_plans, layout):
+    for module in (fold_advice, fold_groups, layout):
         patch.setattr(module, "is_importing_group", lambda state, group_id: False)
 
 

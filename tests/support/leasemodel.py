@@ -30,7 +30,7 @@ from kafka_marshal.protocol.items import Fence
 from kafka_marshal.protocol.pauses import Pause
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import (
-    FENCE_LEVEL,
+    SECOND_LEVEL,
     ClaimingPartition,
     ReleaseGroup,
     Resume,
@@ -249,7 +249,9 @@ class LeaseModel:
 
     def steps(self, world):
         for label, after in self._steps(world):
-            yield label, self.renamed(after)
+            is_swapped = _shape(after, 1) < _shape(after, 0)
+            swap = "; P0 and P1 swap names" if is_swapped else ""
+            yield label + swap, self.renamed(after, is_swapped=is_swapped)
 
     def _steps(self, world):
         yield "a tick", self._tick(world)
@@ -560,7 +562,7 @@ class LeaseModel:
         if what is None:
             record = self._pause(fold)
         elif isinstance(what, int):
-            record = config(2, era=2, h=what, level=FENCE_LEVEL)
+            record = config(2, era=2, h=what, level=SECOND_LEVEL)
         elif what[0] == "fence":
             name, inc = self.owner(what[1])
             record = fence(name, inc=inc)
@@ -603,7 +605,7 @@ class LeaseModel:
             epoch_time_ms=None if fold.gap is None else now_ms - since_ms,
             log_time_ms=NOW_MS,
             append_time_ms=NOW_MS,
-            config=config(h=fold.h, level=FENCE_LEVEL),
+            config=config(h=fold.h, level=SECOND_LEVEL),
         )
         group = GroupState(key_count=int(fold.is_known))
         if fold.is_paused:
@@ -668,8 +670,11 @@ class LeaseModel:
 
     # --- names
 
-    def renamed(self, world):
-        """Number epochs and lives as they appear, so that equal worlds are equal."""
+    def renamed(self, world, *, is_swapped):
+        """Number epochs and lives as they appear, so that equal worlds are equal.
+
+        Neither client has a privilege: one that is swapped for the other is equal, too.
+        """
         epochs, lives = {NOBODY: NOBODY}, {NOBODY: NOBODY}
 
         def epoch(number):
@@ -677,7 +682,7 @@ class LeaseModel:
 
         def life(number):
             if number not in lives:
-                lives[number] = number % 2 + 2 * sum(
+                lives[number] = (number + is_swapped) % 2 + 2 * sum(
                     other >= 0 and other % 2 == number % 2 for other in lives
                 )
             return lives[number]
@@ -700,7 +705,7 @@ class LeaseModel:
                 ),
                 (life(c.before[0]), epoch(c.before[1])),
             )
-            for c in world.clients
+            for c in (world.clients[::-1] if is_swapped else world.clients)
         )
         fold = world.fold
         owner, number = life(fold.owner), epoch(fold.epoch)
@@ -730,6 +735,17 @@ class LeaseModel:
         if received.kind == FOREIGN:
             return is_held
         return received.effect is not None or client.phase is Phase.CLAIMING
+
+
+def _shape(world, index):
+    """Return what a client has without its names, to put clients in an order by."""
+    client = world.clients[index]
+    return (
+        world.fold.owner == client.life,
+        *(client.phase.value, client.age, client.h),
+        [(each.kind, each.age, each.is_known) for each in client.sent],
+        [(each.kind, each.age, each.is_known) for each in client.inbox],
+    )
 
 
 def _of(transition, owner):

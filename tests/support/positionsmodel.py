@@ -39,7 +39,7 @@ from kafka_marshal.protocol.items import Lock, Verdict
 from kafka_marshal.protocol.pauses import Pause
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import (
-    POSITION_LEVEL,
+    SECOND_LEVEL,
     StagedTopic,
     StagePosition,
 )
@@ -61,7 +61,7 @@ PAUSED_MS = NOW_MS + 10
 """When each pause ends: after every record, before the entry that ends it."""
 NEXT_OFFSET = 10_000
 EPOCHS = 100  # the epochs of a key begin at a multiple of it
-CONFIG = config(h=H_MS, k=len(PARTITIONS), level=POSITION_LEVEL)
+CONFIG = config(h=H_MS, k=len(PARTITIONS), level=SECOND_LEVEL)
 NO_OP = 0
 NOBODY, LIVE, STALE = "nobody", "live", "stale"
 NO_BEAT = -1

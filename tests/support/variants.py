@@ -65,6 +65,17 @@ def listed(table):
     return {name: cells[row] for row in cells for name in re.findall(r"`(\w+)`", row)}
 
 
+def drop_refusal(patch, module, name, *, reason):
+    """Have a judge of the product accept what it refuses for one reason."""
+    plain = getattr(module, name)
+
+    def judge(*given, **named):
+        refused = plain(*given, **named)
+        return None if refused == reason else refused
+
+    patch.setattr(module, name, judge)
+
+
 def any_beat_owns(patch):
     """No epoch check on heartbeats: any sender counts as the owner."""
     plain = judging.mismatch
@@ -188,13 +199,7 @@ def lease_from_read_back(patch):
 
 def sender_judges(patch):
     """The fold trusts that the claimant has seen the owner stale."""
-    plain = judging._judge_known
-
-    def judge(state, known, record):
-        reason = plain(state, known, record)
-        return None if reason == "held" else reason
-
-    patch.setattr(judging, "_judge_known", judge)
+    drop_refusal(patch, judging, "_judge_known", reason="held")
 
 
 def beat_restarts(patch):
@@ -521,13 +526,7 @@ def forget_operations_at_home(patch):
 
 def stage_a_held_key(patch):
     """A Stage takes the key from an owner that is not stale."""
-    plain = fold_positions._refusal
-
-    def refusal(state, key, *, lock):
-        reason = plain(state, key, lock=lock)
-        return None if reason == "held" else reason
-
-    patch.setattr(fold_positions, "_refusal", refusal)
+    drop_refusal(patch, fold_positions, "_refusal", reason="held")
 
 
 def stage_for_another_topic(patch):
@@ -684,13 +683,7 @@ def claim_a_locked_key(patch):
 
 def forget_a_locked_key(patch):
     """A ForgettingPartition drops a key that is locked."""
-    plain = judging.judge_forgetting
-
-    def judge(state, record, *, key):
-        reason = plain(state, record, key=key)
-        return None if reason == "locked" else reason
-
-    patch.setattr(judging, "judge_forgetting", judge)
+    drop_refusal(patch, judging, "judge_forgetting", reason="locked")
 
 
 def forget_a_silent_key_that_is_locked(patch):

@@ -58,3 +58,23 @@ def test_a_client_library_is_imported_when_a_log_is_opened(module):
         check=True,
     )
     assert done.stdout.strip() == "set()"
+
+
+def test_a_program_that_names_the_classes_does_not_load_what_opens_them():
+    program = (
+        "import sys\n"
+        "from kafka_marshal import Consumer, Marshal\n"
+        "heavy = {'re2', 'asyncio', 'ssl', 'json', 'concurrent.futures', 'tempfile',\n"
+        "    'kafka_marshal.engine', 'kafka_marshal.clock', 'kafka_marshal.remote',\n"
+        "    'kafka_marshal.protocol.snapshot',\n"
+        "    'kafka_marshal.protocol.rationalizer'}\n"
+        "print(heavy & set(sys.modules))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=True,
+    )
+    assert done.stdout.strip() == "set()"

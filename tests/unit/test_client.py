@@ -63,6 +63,26 @@ def consuming(marshal, cluster, **options):
     return consumer
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("group_id", None),
+        ("group_id", 7),
+        ("client_id", None),
+        ("timeout_ms", "5s"),
+        ("timeout_ms", None),
+        ("heartbeat_interval_ms", "2s"),
+        ("checkpoint_interval_ms", "5m"),
+    ],
+)
+def test_a_setting_of_another_type_is_named(cluster, tmp_path, setting, value):
+    with pytest.raises(ConfigurationError) as caught:
+        opened(tmp_path, **{setting: value})
+    assert caught.value.setting == setting
+    assert repr(value) in str(caught.value)
+    assert cluster.opened == []
+
+
 def test_a_whole_life(cluster, tmp_path):
     with opened(tmp_path) as marshal:
         assert (marshal.client_id, marshal.group_id) == ("a", "g")

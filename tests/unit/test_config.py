@@ -29,6 +29,8 @@ def refused(**settings):
         pytest.param({}, "topics", id="neither"),
         pytest.param({"topics": ("t",), "pattern": "t"}, "topics", id="both"),
         pytest.param({"topics": ("a b",)}, "topics", id="bad-name"),
+        pytest.param({"topics": (["a", "b"],)}, "topics", id="a-list"),
+        pytest.param({"topics": (b"a",)}, "topics", id="bytes-name"),
         pytest.param(
             {"topics": tuple(f"t{n}" for n in range(TOPICS_MAX + 1))},
             "topics",
@@ -67,6 +69,14 @@ def test_numbers_have_a_least_value(setting, least):
     error = refused(topics=("t",), **{setting: least - 1})
     assert error.setting == setting
     assert str(error).startswith(f"{setting} must be ")
+
+
+@pytest.mark.parametrize("setting", [*LEAST, "consumer_timeout_ms"])
+@pytest.mark.parametrize("value", ["5", [5], True])
+def test_numbers_are_numbers(setting, value):
+    error = refused(topics=("t",), **{setting: value})
+    assert error.setting == setting
+    assert repr(value) in str(error)
 
 
 @pytest.mark.parametrize("pattern", [r"(a)\1", "a(?=b)", "(?<!a)b", "(?P<n>a)(?P=n)"])

@@ -73,6 +73,15 @@ def test_committing_everything(cluster):
     assert node.consumer.committed(T0) == 4
 
 
+@pytest.mark.parametrize("given", [5, "t", {T0: 5}, b"t"])
+def test_only_records_can_be_committed(cluster, given):
+    node = owning(cluster, most=4)
+    polled(node)
+    with pytest.raises(TypeError, match="records that were handed out"):
+        node.consumer.commit(given)
+    assert node.consumer.committed(T0) == 0
+
+
 def test_a_record_that_was_never_handed_out_is_an_error(cluster):
     node = owning(cluster, most=4)
     (record, *_) = polled(node)

@@ -169,6 +169,29 @@ def test_a_file_may_hold_several(tmp_path, states):
     assert [same(s.state, k) for s, k in zip(read_file(path), states, strict=True)]
 
 
+def test_only_a_regular_file_is_replaced(tmp_path):
+    link, target = tmp_path / "link", tmp_path / "target"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    write_file(link, b"new")
+    assert link.is_symlink()
+    assert target.read_bytes() == b"new"
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_file(pipe, b"a snapshot")
+        assert os.read(reader, 100) == b"a snapshot"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "link",
+        "pipe",
+        "target",
+    ]
+
+
 # --- Crashes ---
 
 

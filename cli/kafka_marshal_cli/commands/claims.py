@@ -1,17 +1,28 @@
 """``marshal claims``: the owners of partitions."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kafka_marshal import ConfigurationError, Key
-from kafka_marshal.admin_reset import ForgetPlan
 from kafka_marshal.clock import instant
 from kafka_marshal_cli import confirmation, presenters
 from kafka_marshal_cli.lazy import LazyCommand, lazy_group
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import Answer, Section, duration
-from kafka_marshal_cli.shared import AT, Call, command, notify, wall_ms
+from kafka_marshal_cli.shared import (
+    AT,
+    Call,
+    Execute,
+    Group,
+    OfGroup,
+    command,
+    notify,
+    wall_ms,
+)
+
+if TYPE_CHECKING:
+    from kafka_marshal.admin_reset import ForgetPlan
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -44,9 +55,7 @@ def list_claims(
     call: Call,
     *,
     at: Moment | None,
-    group: Annotated[
-        str | None, typer.Option(metavar="GROUP", help="Only this group.")
-    ] = None,
+    group: OfGroup = None,
     topic: Annotated[
         str | None, typer.Option(metavar="TOPIC", help="Only this topic.")
     ] = None,
@@ -73,7 +82,7 @@ def who(
     call: Call,
     *,
     at: Moment | None,
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="The group.")],
+    group: Group,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The data topic.")],
     partition: Annotated[
         int, typer.Argument(metavar="PARTITION", min=0, help="The data partition.")
@@ -128,7 +137,7 @@ def who(
 
 
 def _confirm_forgetting(
-    plan: ForgetPlan, group: str, *, force: bool, yes: bool
+    plan: "ForgetPlan", group: str, *, force: bool, yes: bool
 ) -> None:
     """Ask before claims are dropped beside those of live owners, or of live topics."""
     existing = plan.existing if force else ()
@@ -154,14 +163,11 @@ def _confirm_forgetting(
 def forget(
     call: Call,
     *,
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="The group.")],
+    group: Group,
     topic: Annotated[
         str | None, typer.Option(metavar="TOPIC", help="Only this data topic.")
     ] = None,
-    execute: Annotated[
-        bool,
-        typer.Option("--execute/--dry-run", help="Make the change; else only show it."),
-    ] = False,
+    execute: Execute = False,
     force: Annotated[
         bool,
         typer.Option(

@@ -12,13 +12,12 @@ from kafka_marshal_cli import history_presenters, parsing
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.presenters import Row
 from kafka_marshal_cli.render import Answer, Section
-from kafka_marshal_cli.shared import AT, Call, command, notify, wall_ms
+from kafka_marshal_cli.shared import AT, Call, Group, command, notify, wall_ms
 
 app = typer.Typer()
 
 LIMIT_DEFAULT = 100
 
-Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
 Topic = Annotated[
     str,
     typer.Argument(metavar="TOPIC[:PARTITION]", help="The data topic."),
@@ -93,16 +92,12 @@ def _read(call: Call, key: Key, *, at: Moment | None, since: str | None) -> KeyH
         offset = at.offsets
     first, first_ms = _since(since)
     found = KeyHistory.open(
-        call.bootstrap_servers,
         key=key,
         offset=offset,
         time_ms=None if at is None else at.time_ms,
         since_offset=first,
         since_ms=first_ms,
-        coordination_topic=call.coordination_topic,
-        options=call.options,
-        transport=call.transport,
-        timeout_ms=call.timeout_ms,
+        **call.connection(),
     )
     state = found.world
     if isinstance(offset, Mapping) and state.config and key not in state.keys:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Annotated, Any, Protocol
 
+import attrs
 import typer
 from rich.console import Console, Group
 from rich.live import Live
@@ -23,11 +24,13 @@ from kafka_marshal_cli.render import (
     Row,
     Section,
     escape,
+    fitting,
     grid,
     lines,
     to_json,
 )
-from kafka_marshal_cli.shared import Call, Output, command, emit, terminal
+from kafka_marshal_cli.shared import Call, OfGroup, Output, command, emit
+from kafka_marshal_cli.terminal import terminal
 
 app = typer.Typer()
 
@@ -36,6 +39,9 @@ DRAWN_EVERY_S_MIN = 0.25
 DRAWN_EVERY_S_MAX = 1.0
 CHANGES_SHOWN = 5
 LOG_ENDS_EVERY_S = 5.0
+_TITLE_LINES_MAX = 3
+# What a narrow terminal leaves out first.
+_LESS = ("GRANTED", "AGE", "LOG-END-OFFSET", "TOKEN")
 
 
 AskLogEnds = Callable[[set[TopicPartition]], Mapping[TopicPartition, int]]
@@ -203,14 +209,25 @@ class TableView:
         if outage is not None:
             head += f"; THE BROKERS DO NOT ANSWER: {escape(str(outage))}"
         changes = [Text(escape(line), style="dim") for line in self._last]
-        is_one = self._selection.group_id is not None
+        if not rows:
+            return Group(Text(head), Text("no claims"), *changes)
         cells = presenters.claim_columns(
             rows=rows,
-            has_group=not is_one,
+            has_group=self._selection.group_id is None,
             has_handoff=any(row["offer"] for row in rows),
         )
-        table = grid(Section("claims", rows, cells)) if rows else Text("no claims")
-        return Group(Text(head), table, *changes)
+        width, height = self._live.console.size
+        shown = Section("claims", rows[:height], cells)
+        section, left_out = fitting(shown, width, less=_LESS)
+        if left_out:
+            head += f"; no room for {', '.join(left_out)}"
+        under = [Text(head), *changes]
+        used = sum(len(text.wrap(self._live.console, width)) for text in under)
+        # Titles may fold into three lines, and one states how many rows are left out.
+        count = max(1, height - used - _TITLE_LINES_MAX - 1)
+        more = [Text(f"... and {len(rows) - count} more")] if rows[count:] else []
+        table = grid(attrs.evolve(section, rows=section.rows[:count]), width=width)
+        return Group(Text(head), table, *more, *changes)
 
 
 def view_of(
@@ -326,9 +343,7 @@ def follow(
 def watch(
     call: Call,
     *,
-    group: Annotated[
-        str | None, typer.Option(metavar="GROUP", help="Only this group.")
-    ] = None,
+    group: OfGroup = None,
     topic: Annotated[
         str | None, typer.Option(metavar="TOPIC", help="Only this topic.")
     ] = None,

@@ -18,7 +18,16 @@ from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal_cli import confirmation, parsing, presenters
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import Answer, Section, duration
-from kafka_marshal_cli.shared import AT, Call, command, notify, wall_ms
+from kafka_marshal_cli.shared import (
+    AT,
+    Call,
+    Group,
+    OfGroup,
+    Reason,
+    command,
+    notify,
+    wall_ms,
+)
 
 REASON_CHARS_MAX = 1_024
 LIVE_STATES = frozenset({"active", "unregistered"})
@@ -32,9 +41,7 @@ def list_clients(
     call: Call,
     *,
     at: Moment | None,
-    group: Annotated[
-        str | None, typer.Option(metavar="GROUP", help="Only this group.")
-    ] = None,
+    group: OfGroup = None,
 ) -> None:
     """List every client: active, leaving, left, silent, fenced or unregistered.
 
@@ -61,7 +68,7 @@ def _require_names(group: str, client: str) -> None:
 def fence(
     call: Call,
     *,
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="The group.")],
+    group: Group,
     client: Annotated[str, typer.Argument(metavar="CLIENT", help="The client_id.")],
     incarnation: Annotated[
         list[str] | None,
@@ -71,9 +78,7 @@ def fence(
             "partitions or announce themselves.",
         ),
     ] = None,
-    reason: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Stored in the log, for people.")
-    ] = None,
+    reason: Reason = None,
     wait: Annotated[
         bool,
         typer.Option(
@@ -190,19 +195,12 @@ Host = Annotated[
     str | None,
     typer.Option(metavar="HOST", help="All members on this host, instead of CLIENT."),
 ]
-InGroup = Annotated[
-    str | None,
-    typer.Option(metavar="GROUP", help="Only this group."),
-]
 For = Annotated[
     str, typer.Option("--for", metavar="DURATION", help="How long, at most.")
 ]
 Repeated = Annotated[
     str | None,
     typer.Option(metavar="ID", help="Complete or extend this operation, as it was."),
-]
-Why = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="Stored in the log, for people.")
 ]
 
 
@@ -213,10 +211,10 @@ def drain(
     client: Name = None,
     *,
     host: Host = None,
-    group: InGroup = None,
+    group: OfGroup = None,
     for_: For = "1h",
     operation: Repeated = None,
-    reason: Why = None,
+    reason: Reason = None,
     wait: Annotated[
         bool,
         typer.Option("--wait", help="Wait until nothing is held, --timeout at most."),
@@ -257,10 +255,10 @@ def cordon(
     client: Name = None,
     *,
     host: Host = None,
-    group: InGroup = None,
+    group: OfGroup = None,
     for_: For = "1h",
     operation: Repeated = None,
-    reason: Why = None,
+    reason: Reason = None,
 ) -> None:
     """Let a client, or all on a host, take no more partitions than it has.
 
@@ -287,12 +285,12 @@ def uncordon(
     client: Name = None,
     *,
     host: Host = None,
-    group: InGroup = None,
+    group: OfGroup = None,
     operation: Annotated[
         str | None,
         typer.Option(metavar="ID", help="End only this drain or cordon."),
     ] = None,
-    reason: Why = None,
+    reason: Reason = None,
 ) -> None:
     """End drains and cordons; the members take their shares again.
 
@@ -345,7 +343,7 @@ def _answer_directive(call: Call, result: DirectiveResult) -> None:
 def forget(
     call: Call,
     *,
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="The group.")],
+    group: Group,
     client: Annotated[str, typer.Argument(metavar="CLIENT", help="The client_id.")],
     state_dir: Annotated[
         Path | None,

@@ -9,7 +9,8 @@ import typer
 
 from kafka_marshal_cli import member_options, profiles, sidecar_option
 from kafka_marshal_cli.commands import sidecar
-from kafka_marshal_cli.profiles import SETTINGS, Config, SelectedProfile
+from kafka_marshal_cli.profile_options import Config, SelectedProfile
+from kafka_marshal_cli.profiles import SETTINGS
 from kafka_marshal_cli.render import Answer, Row, Section, column
 from kafka_marshal_cli.shared import (
     Call,

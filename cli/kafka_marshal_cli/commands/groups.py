@@ -13,7 +13,16 @@ from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.lazy import LazyCommand, lazy_group
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import Answer, Section
-from kafka_marshal_cli.shared import AT, Call, Reason, command, notify, wall_ms
+from kafka_marshal_cli.shared import (
+    AT,
+    Call,
+    Execute,
+    Group,
+    Reason,
+    command,
+    notify,
+    wall_ms,
+)
 
 if TYPE_CHECKING:
     from kafka_marshal import World
@@ -50,7 +59,6 @@ app = typer.Typer(
     ),
 )
 
-Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
 
 For = Annotated[
     str | None,
@@ -78,14 +86,6 @@ Begin = Annotated[
 ]
 
 DEFAULT = "default"
-
-Execute = Annotated[
-    bool,
-    typer.Option(
-        "--execute/--dry-run",
-        help="Set the positions, or only show what would be set.",
-    ),
-]
 
 
 @app.command("list", epilog="Example: marshal groups list -o json")
@@ -245,6 +245,7 @@ def pause(
     if result.begin_ms is not None:
         shown["begin_ms"] = instant(result.begin_ms)
     call.answer(Answer(presenters.as_of(world), found, (), shown))
+    _note_unknown(world, group)
     if wait and held:
         raise DeadlineExceeded(
             f"group {group!r} is paused, but {', '.join(held)} was not released within "
@@ -252,6 +253,15 @@ def pause(
         )
     if held and result.begin_ms is None:
         notify(f"{len(held)} claims are not released yet; --wait waits for that")
+
+
+def _note_unknown(world: "World", group: str) -> None:
+    """Note a group that nobody uses: the name may be misspelt."""
+    if not world.members(group) and not world.claims(group):
+        notify(
+            f"the log knows no members and no claims of group {group!r}; see: marshal "
+            "groups list"
+        )
 
 
 def _length(
@@ -286,8 +296,10 @@ def resume(
     """
     with call.admin() as admin:
         count = admin.resume_group(group, operation=operation, reason=reason)
+    world = call.world()
     found = {"group_id": group, "partitions_count": count, "reason": reason}
-    call.answer(Answer(presenters.as_of(call.world()), found))
+    call.answer(Answer(presenters.as_of(world), found))
+    _note_unknown(world, group)
 
 
 def _tunable(name: str, what: str) -> Any:  # noqa: ANN401 - what typer returns
@@ -366,10 +378,7 @@ def set_(
     handoffs_max: HandoffsMax = None,
     grace_ms: GraceMs = None,
     reason: Reason = None,
-    execute: Annotated[
-        bool,
-        typer.Option("--execute/--dry-run", help="Make the change; else only show it."),
-    ] = False,
+    execute: Execute = False,
 ) -> None:
     """Change how a group's members share and hand off partitions.
 
@@ -444,28 +453,20 @@ def adopt(
     from kafka_marshal_cli import adoption
 
     plan = adoption.plan_adoption(
-        call.bootstrap_servers,
         group_id=group,
         from_group=from_group,
         from_topic=from_topic,
         topics=topics or (),
-        coordination_topic=call.coordination_topic,
-        options=call.options,
-        transport=call.transport,
-        timeout_ms=call.timeout_ms,
+        **call.connection(),
     )
     shown = plan
     refusal: ClaimRejected | None = None
     if execute:
         try:
             shown = adoption.adopt(
-                call.bootstrap_servers,
                 plan=plan,
-                coordination_topic=call.coordination_topic,
-                options=call.options,
-                transport=call.transport,
                 person=call.person,
-                timeout_ms=call.timeout_ms,
+                **call.connection(),
             )
         except ClaimRejected as error:
             refusal = error

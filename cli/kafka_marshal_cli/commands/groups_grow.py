@@ -17,7 +17,7 @@ from kafka_marshal.growth_plan import (
 )
 from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.render import Answer, Section, duration
-from kafka_marshal_cli.shared import Call, Reason, command, notify
+from kafka_marshal_cli.shared import Call, Execute, Reason, command, notify
 
 app = typer.Typer()
 STEPS = {
@@ -71,10 +71,7 @@ def grow(
     settle: Settle = duration(SETTLE_MS),
     withdraw: Withdraw = False,
     reason: Reason = None,
-    execute: Annotated[
-        bool,
-        typer.Option("--execute/--dry-run", help="Make the change; else only show it."),
-    ] = False,
+    execute: Execute = False,
 ) -> None:
     """Add partitions to a keyed data topic; groups keep the order of each key.
 

@@ -67,14 +67,10 @@ def history(
         )
     first_ms = None if since is None else parsing.since_ms(since, now_ms=wall_ms())
     found = GroupHistory.open(
-        call.bootstrap_servers,
         group_id=group,
         time_ms=None if at is None else at.time_ms,
         since_ms=first_ms,
-        coordination_topic=call.coordination_topic,
-        options=call.options,
-        transport=call.transport,
-        timeout_ms=call.timeout_ms,
+        **call.connection(),
     )
     is_known = any(group in state.groups for state in found.world.partitions)
     is_named = any(action.group_id == group for action in found.actions)

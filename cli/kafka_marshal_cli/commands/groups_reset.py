@@ -28,6 +28,8 @@ from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import Answer, Section
 from kafka_marshal_cli.shared import (
     Call,
+    Execute,
+    Group,
     OptionGroup,
     Output,
     Reason,
@@ -49,13 +51,6 @@ STEPS = {
     "resolve": "setting the positions in {} coordinating partitions",
 }
 
-Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
-Execute = Annotated[
-    bool,
-    typer.Option(
-        "--execute/--dry-run", help="Set the positions, or only show the plan."
-    ),
-]
 AllowReprocess = Annotated[
     bool,
     typer.Option(
@@ -275,7 +270,11 @@ def reset(
 def undo(
     call: Call,
     operation: Annotated[
-        str, typer.Argument(metavar="ID", help="The operation, as `reset` printed it.")
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="The operation, as `reset` printed it and `history` lists it.",
+        ),
     ],
     *,
     execute: Execute = False,

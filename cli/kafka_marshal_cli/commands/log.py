@@ -1,33 +1,14 @@
 """``marshal log``: the log as text, replayed, verified and reset."""
 
-import secrets
-import sys
-from collections.abc import Mapping
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from kafka_marshal import ConfigurationError
-from kafka_marshal.past import Since
-from kafka_marshal.protocol.codec import header_of
-from kafka_marshal.protocol.import_check import ImportCheck
-from kafka_marshal.protocol.records import LayoutFence, LayoutFinal
-from kafka_marshal.protocol.text import entry_to_object, world_to_object
-from kafka_marshal.views import LogScan, unknown_text
-from kafka_marshal_cli import parsing, presenters
-from kafka_marshal_cli.commands import log_states
-from kafka_marshal_cli.commands.log_states import run_replay
-from kafka_marshal_cli.exits import ExitCode
+from kafka_marshal.errors import ConfigurationError
 from kafka_marshal_cli.lazy import LazyCommand, lazy_group
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import Answer, Section, to_json
-from kafka_marshal_cli.shared import AT, Call, command, emit, notify, wall_ms
-from kafka_marshal_cli.verify import KeptLike, Verifier
-
-# Records that may drop keys which moved away.
-_LAYOUT_ENDS = (header_of(LayoutFence), header_of(LayoutFinal))
+from kafka_marshal_cli.shared import AT, Call, Execute, command, emit, notify, wall_ms
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -36,6 +17,28 @@ app = typer.Typer(
             "tail",
             "log_tail",
             help="Show the last entries of the log and what each did.",
+        ),
+        LazyCommand(
+            "replay",
+            "log_replay",
+            help="Fold a dumped log and print the world as one JSON document. Needs no "
+            "broker.",
+        ),
+        LazyCommand(
+            "snapshot",
+            "log_states",
+            help="Write the state of every coordinating partition to a file.",
+        ),
+        LazyCommand(
+            "diff",
+            "log_states",
+            help="Show the differences of two states of the log, key by key and field "
+            "by field.",
+        ),
+        LazyCommand(
+            "verify",
+            "log_verify",
+            help="Fold the log twice and check the invariants of the protocol.",
         ),
     ),
 )
@@ -81,7 +84,11 @@ def dump(
     Of a snapshot FILE this writes the world, as `marshal log replay` does of the same
     log; it needs no broker.
     """
+    from kafka_marshal.protocol.text import entry_to_object, world_to_object
+
     if file is not None:
+        from kafka_marshal_cli.commands.log_states import states_of
+
         is_range = from_ is not None or to is not None or at is not None
         if is_range or skip_record_metadata:
             raise ConfigurationError(
@@ -89,7 +96,7 @@ def dump(
                 "snapshot has none; leave them out, or leave FILE out to dump the log",
                 setting="FILE",
             )
-        emit(to_json(world_to_object(log_states.states_of(file, partition))))
+        emit(to_json(world_to_object(states_of(file, partition))))
         return
     moment = None if at is None else at.of_partition(partition)
     with call.scan() if moment is None else call.scan(moment) as scan:
@@ -110,38 +117,6 @@ def dump(
                 emit(to_json(line["payload"]))
 
 
-@app.command("replay", epilog="Example: marshal log replay dump.jsonl --transitions")
-@command(connects=False, waits=False, answers=False)
-def replay(
-    call: Call,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Output of `log dump`.")],
-    *,
-    transitions: Annotated[
-        bool,
-        typer.Option(
-            "--transitions", help="First print what each entry did, one line each."
-        ),
-    ] = False,
-) -> None:
-    """Fold a dumped log and print the world as one JSON document. Needs no broker."""
-    del call
-    with ExitStack() as stack:
-        source = sys.stdin
-        if file != "-":
-            try:
-                source = stack.enter_context(Path(file).open(encoding="utf-8"))
-            except OSError as error:
-                raise ConfigurationError(
-                    f"{file!r} cannot be read: {error}; name an output of "
-                    "marshal log dump",
-                    setting="FILE",
-                ) from error
-        code = run_replay(source, sys.stdout, err=sys.stderr, transitions=transitions)
-    if code:
-        sys.stdout.flush()
-        raise typer.Exit(code)
-
-
 @app.command(
     "reset", epilog="Example: marshal log reset --partition 3 --checkpoint ID --execute"
 )
@@ -158,10 +133,7 @@ def reset(
             metavar="ID", help="Checkpoint to restore; by default the newest."
         ),
     ] = None,
-    execute: Annotated[
-        bool,
-        typer.Option("--execute/--dry-run", help="Make the change; else only show it."),
-    ] = False,
+    execute: Execute = False,
     force: Annotated[
         bool,
         typer.Option("--force", help="Also if keys of the partition have owners."),
@@ -179,6 +151,8 @@ def reset(
     For replicas that disagree, or a log that was manipulated. Afterwards no key of the
     partition has an owner, and none can be claimed for two heartbeat intervals.
     """
+    from kafka_marshal_cli import presenters
+
     with call.admin() as admin:
         plan = admin.reset_state(
             partition,
@@ -208,169 +182,3 @@ def reset(
     )
     if not execute:
         notify("nothing was written; --execute replaces the state")
-
-
-app.command("snapshot", epilog="Example: marshal log snapshot before.snapshot")(
-    log_states.snapshot
-)
-app.command(
-    "diff",
-    cls=log_states.DiffCommand,
-    epilog="Example: marshal log diff -5m live",
-)(log_states.diff)
-
-
-@app.command("verify", epilog="Example: marshal log verify --snapshot before.snapshot")
-@command(option_groups=AT)
-def verify(
-    call: Call,
-    *,
-    at: Moment | None,
-    snapshot: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="Output of `log snapshot` to compare with the log."
-        ),
-    ] = None,
-    since: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME|T:OFFSET",
-            help="Only what was appended after this moment, or like -1d.",
-        ),
-    ] = None,
-) -> None:
-    """Fold the log twice and check the invariants of the protocol.
-
-    Also compares checkpoints in the log with the folded state, so it reads the whole
-    log, up to the moment of --at. With --since it begins at the newest checkpoint
-    before that moment, and if retention has deleted the start of a partition, at the
-    first remaining one. Ends with 70 if an invariant is broken, with 1 if only a
-    snapshot file differs or a partition cannot be verified.
-    """
-    beginning = _beginning(since)
-    sections = [] if snapshot is None else log_states.snapshots_of(snapshot)
-    kept = {section.state.partition: section.state for section in sections}
-    with call.scan() if at is None else call.scan(at) as scan:
-        rows = _verified(scan, kept, beginning)
-    worst = max((row["result"] for row in rows), key=_RESULTS.index, default="ok")
-    for row in rows:
-        for finding in row["findings"]:
-            notify(f"marshal: partition {row['partition']}: {finding}")
-    as_of: presenters.Row = {
-        "time_ms": wall_ms(),
-        "offsets": {str(row["partition"]): row["next_offset"] for row in rows},
-    }
-    if at is not None:
-        as_of["at"] = at.text
-    section = Section("partitions", rows, presenters.VERIFY_COLUMNS)
-    beyond = sorted(kept.keys() - {row["partition"] for row in rows})
-    unknown = [row["partition"] for row in rows if row["kept"] == "unknown"]
-    for number in unknown:
-        notify(
-            f"marshal: partition {number}: {snapshot} cannot be compared: the log has "
-            "lost the entries before it"
-        )
-    differ = [row["partition"] for row in rows if row["kept"] == "differs"] + beyond
-    for number in differ:
-        notify(
-            f"marshal: partition {number}: {snapshot} differs from the state of the log"
-        )
-    call.answer(Answer(as_of, {"result": worst}, (section,)))
-    if worst == "broken":
-        notify("next: marshal log dump, and report the bug")
-        raise typer.Exit(ExitCode.BROKEN)
-    if worst == "halted":
-        notify("marshal: the log has records of a newer release; upgrade")
-        raise typer.Exit(ExitCode.REFUSED)
-    if worst == "unknown":
-        notify("next: marshal doctor")
-        raise typer.Exit(ExitCode.FAILED)
-    if differ or unknown:
-        notify(f"next: marshal log diff {snapshot} live")
-        raise typer.Exit(ExitCode.FAILED)
-
-
-# From good to bad.
-_RESULTS = ("ok", "unknown", "halted", "broken")
-
-
-def _beginning(text: str | None) -> Since | None:
-    """Return where the fold begins, of ``--since``."""
-    if text is None:
-        return None
-    moment = parsing.past_moment("--since", text, now_ms=wall_ms())
-    moment.require_partition("--since")
-    return Since(offsets=moment.offsets, time_ms=moment.time_ms)
-
-
-def _verified(
-    scan: LogScan, kept: Mapping[int, KeptLike], since: Since | None
-) -> list[dict[str, Any]]:
-    """Verify every coordinating partition; return one row for each."""
-    verifiers, unknown = {}, {}
-    for number, restored in scan.restore(since=since).items():
-        start, end = scan.starts[number], scan.ends[number]
-        if restored.is_log_start_missing:
-            unknown[number] = _unknown_row(number, start, end)
-            notify(f"marshal: {unknown_text([number])}")
-            continue
-        if restored.source is None and since is not None:
-            notify(
-                f"marshal: partition {number} has no checkpoint before --since: "
-                "verified from its start on"
-            )
-        if restored.source is not None:
-            start = restored.world.next_offset
-            notify(
-                f"marshal: partition {number} begins at offset "
-                f"{restored.log_start}; verified from offset {start} on, from the "
-                f"state of {restored.source}"
-            )
-        split = start + secrets.randbelow(max(1, end - start))
-        chunk = 1 + secrets.randbelow(1_000)
-        verifiers[number] = Verifier(
-            begun=restored.world, split=split, chunk_max=chunk, kept=kept.get(number)
-        )
-    imports = ImportCheck()
-    for number, run in scan.runs():
-        verifier = verifiers.get(number)
-        if verifier is None:
-            continue
-        for entry in run:
-            if entry.value is not None and entry.value.startswith(_LAYOUT_ENDS):
-                imports.keep(verifier.state)
-            imports.take(verifier.state, verifier.fold(entry))
-            if imports.is_waiting:
-                _compare(imports, verifiers)
-        verifier.repeat(run)
-    rows = unknown | {number: each.finish() for number, each in verifiers.items()}
-    return [rows[number] for number in sorted(rows)]
-
-
-def _compare(imports: ImportCheck, verifiers: Mapping[int, Verifier]) -> None:
-    """Report imports that differ from their sources (PROTOCOL 10.4)."""
-    worlds = {number: each.state for number, each in verifiers.items()}
-    for found in imports.compare(worlds):
-        key = "" if found.key is None else f" {found.key}"
-        verifiers[found.partition].report(
-            f"import_diverged: offset {found.offset}:{key} from coordinating partition "
-            f"{found.source}: {found.why}"
-        )
-
-
-def _unknown_row(partition: int, start: int, end: int) -> dict[str, Any]:
-    """Return the row of a partition that cannot be verified."""
-    return {
-        "partition": partition,
-        "result": "unknown",
-        "begin_offset": start,
-        "entries_count": 0,
-        "next_offset": end,
-        "snapshot_offset": None,
-        "undecodable_count": None,
-        "checkpoints_count": 0,
-        "kept": None,
-        "digest": None,
-        "findings": [],
-    }

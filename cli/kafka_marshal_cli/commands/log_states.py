@@ -1,8 +1,4 @@
-"""``marshal log snapshot``, ``diff`` and ``replay``: states from logs and files.
-
-A dump is read line by line and only the states are held in memory, so a dump of any
-length can be piped through. A bad line ends with a message that names it.
-"""
+"""``marshal log snapshot`` and ``diff``: states from logs and files."""
 
 import re
 import sys
@@ -12,14 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import attrs
-import msgspec
 import typer
 from typer.core import TyperCommand
 
 from kafka_marshal import ConfigurationError
 from kafka_marshal.errors import (
-    CoordinationError,
-    LogTruncated,
     LogUnreadable,
     MalformedRecord,
 )
@@ -29,15 +22,9 @@ from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.state import (
     GroupState,
     KeyState,
-    Transitions,
     WorldState,
 )
-from kafka_marshal.protocol.text import (
-    object_to_entry,
-    record_to_object,
-    transition_to_object,
-    world_to_object,
-)
+from kafka_marshal.protocol.text import record_to_object
 from kafka_marshal.snapshots import (
     MAGIC,
     Snapshot,
@@ -48,15 +35,20 @@ from kafka_marshal.snapshots import (
 )
 from kafka_marshal.views import unknown_text
 from kafka_marshal_cli import parsing, presenters
+from kafka_marshal_cli.commands.log_replay import read_lines, replay_lines
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.parsing import Moment
-from kafka_marshal_cli.render import Answer, Section, escape, to_json
+from kafka_marshal_cli.render import Answer, Section
 from kafka_marshal_cli.shared import AT, Call, command, notify, wall_ms
 
 LIVE = "live"
 _AGO = re.compile(r"-(P|PT)?[0-9]\w*", re.ASCII)
 
 
+app = typer.Typer()
+
+
+@app.command("snapshot", epilog="Example: marshal log snapshot before.snapshot")
 @command(option_groups=AT)
 def snapshot(
     call: Call,
@@ -132,6 +124,7 @@ class DiffCommand(TyperCommand):
         return super().parse_args(ctx, list(ago))
 
 
+@app.command("diff", cls=DiffCommand, epilog="Example: marshal log diff -5m live")
 @command()
 def diff(
     call: Call,
@@ -312,94 +305,6 @@ def _unreadable(
         f"{file!r} cannot be used: {error}; name an output of {wanted}",
         setting="FILE",
     )
-
-
-# --- states from the text form
-
-LINE_CHARACTERS_MAX = 16 * 1024 * 1024
-"""A longer line cannot be an entry: records of Kafka are smaller."""
-
-Worlds = dict[int, WorldState]
-"""Coordinating partition to its world."""
-
-
-def replay_lines(
-    lines: Iterable[str], worlds: Worlds
-) -> Iterator[tuple[int, Transitions]]:
-    """Fold lines of text into worlds, in place, one step for each entry.
-
-    Args:
-        lines: Entries of any number of coordinating partitions, those of each
-            in the order of their offsets; blank lines are skipped.
-        worlds: Receives partitions as they appear. After an error it has the
-            state before the bad line.
-
-    Yields:
-        The coordinating partition of an entry and its transitions; entries after a
-        halt have none (PROTOCOL 3.3).
-
-    Raises:
-        MalformedRecord: A line is not an entry.
-        LogTruncated: An offset or leader epoch of a partition goes back.
-        LogUnreadable: An entry has no leader epoch.
-    """
-    number = 0
-    try:
-        for number, line in enumerate(lines, 1):  # noqa: B007 - errors name it
-            if line.strip():
-                partition, entry = object_to_entry(_read_json(line))
-                world = worlds.setdefault(partition, WorldState(partition))
-                yield partition, apply(world, entry)
-    except UnicodeDecodeError as error:  # while the next line was read
-        reason = error.reason
-        raise MalformedRecord(f"line {number + 1} is not UTF-8: {reason}") from error
-    except (MalformedRecord, LogTruncated, LogUnreadable) as error:
-        raise type(error)(f"line {number}: {error}") from error
-
-
-def _read_json(line: str) -> object:
-    if len(line) > LINE_CHARACTERS_MAX:
-        raise MalformedRecord(f"longer than {LINE_CHARACTERS_MAX} characters")
-    try:
-        value: object = msgspec.json.decode(line)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise MalformedRecord(f"not a JSON object: {error}"[:200]) from error
-    return value
-
-
-def read_lines(source: TextIO) -> Iterator[str]:
-    """Yield the lines of a text, each cut at the longest allowed length."""
-    while line := source.readline(LINE_CHARACTERS_MAX + 1):
-        yield line
-
-
-def run_replay(source: TextIO, out: TextIO, *, err: TextIO, transitions: bool) -> int:
-    """Fold a text log and print the world (PROTOCOL 3.8).
-
-    Args:
-        source: The log, one JSON object for each line.
-        out: Receives the world as one JSON document, at the end.
-        err: Receives one line if the log is bad.
-        transitions: Print what each entry did, one object for each line, before the
-            world.
-
-    Returns:
-        The exit code: 0, or 3 if a partition halted (its world is printed), or 1
-        for a log that goes back or cannot be read (no world).
-    """
-    worlds: Worlds = {}
-    try:
-        for partition, steps in replay_lines(read_lines(source), worlds):
-            if transitions:
-                for transition in steps:
-                    line = to_json(transition_to_object(partition, transition))
-                    out.write(line + "\n")
-    except (MalformedRecord, CoordinationError) as error:
-        err.write(f"marshal: {escape(str(error))}\n")
-        return ExitCode.FAILED
-    out.write(to_json(world_to_object(worlds.values())) + "\n")
-    has_halted = any(world.halted is not None for world in worlds.values())
-    return ExitCode.REFUSED if has_halted else ExitCode.OK
 
 
 # --- differences

@@ -24,7 +24,7 @@ from kafka_marshal_cli import parsing
 from kafka_marshal_cli.follow_loop import Idle, Outages, check_reader, ending_in_order
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import escape, plain, to_json
-from kafka_marshal_cli.shared import AT, Call, command, emit
+from kafka_marshal_cli.shared import AT, Call, OfGroup, command, emit
 
 app = typer.Typer()
 
@@ -332,7 +332,6 @@ Last = Annotated[
         f"{LAST_DEFAULT}, or all after --from.",
     ),
 ]
-OfGroup = Annotated[str | None, typer.Option(metavar="GROUP", help="Only this group.")]
 OfTypes = Annotated[
     str | None,
     typer.Option(

@@ -35,7 +35,7 @@ from kafka_marshal_cli.render import (
     column,
     duration,
 )
-from kafka_marshal_cli.shared import AT, Call, command, notify
+from kafka_marshal_cli.shared import AT, Call, Execute, Group, command, notify
 
 if TYPE_CHECKING:
     from kafka_marshal import World
@@ -56,7 +56,7 @@ def simulate_plan(
     call: Call,
     *,
     at: Moment | None,
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="The group.")],
+    group: Group,
     kill: Clients = None,
     add: Annotated[
         list[str] | None,
@@ -108,9 +108,6 @@ def simulate_plan(
     counts = call.partition_counts(group_topics(world, group))
     found = simulate(world, group, changes=changes, partition_counts=counts)
     call.answer(_answer(found, group, presenters.as_of(world, at)))
-
-
-Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
 
 
 @app.command("show", epilog="Example: marshal plan show billing --why orders:3")
@@ -310,10 +307,7 @@ def rebalance(
             help="Spread the partitions of each topic over racks, then hosts.",
         ),
     ] = False,
-    execute: Annotated[
-        bool,
-        typer.Option("--execute/--dry-run", help="Write the plan, or only show it."),
-    ] = False,
+    execute: Execute = False,
 ) -> None:
     """Move partitions so that racks and hosts have equal parts of each topic.
 

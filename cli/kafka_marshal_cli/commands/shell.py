@@ -12,10 +12,10 @@ from kafka_marshal.clock import instant
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.views import unknown_text
 from kafka_marshal_cli import parsing
+from kafka_marshal_cli.commands.log_replay import read_lines
 from kafka_marshal_cli.commands.log_states import (
     compared,
     difference,
-    read_lines,
     states_named,
     worlds_of,
 )

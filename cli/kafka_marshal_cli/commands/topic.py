@@ -29,7 +29,7 @@ from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import Answer, Section, duration, plain
-from kafka_marshal_cli.shared import AT, Call, command, emit, notify
+from kafka_marshal_cli.shared import AT, Call, Execute, command, emit, notify
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -116,10 +116,7 @@ def config_facts(call: Call, config: Config) -> dict[str, Any]:
 def upgrade(
     call: Call,
     *,
-    execute: Annotated[
-        bool,
-        typer.Option("--execute/--dry-run", help="Make the change; else only show it."),
-    ] = False,
+    execute: Execute = False,
     ignore_members: Annotated[
         bool,
         typer.Option(
@@ -169,10 +166,7 @@ def alter(
             help=f"A new value of a limit: {', '.join(LIMIT_DEFAULTS)}.",
         ),
     ] = None,
-    execute: Annotated[
-        bool,
-        typer.Option("--execute/--dry-run", help="Make the change; else only show it."),
-    ] = False,
+    execute: Execute = False,
 ) -> None:
     """Change the heartbeat interval or limits while members run.
 
@@ -239,10 +233,7 @@ def resize(
             "one, or the other way round.",
         ),
     ],
-    execute: Annotated[
-        bool,
-        typer.Option("--execute/--dry-run", help="Make the change; else only show it."),
-    ] = False,
+    execute: Execute = False,
     ignore_members: Annotated[
         bool,
         typer.Option(

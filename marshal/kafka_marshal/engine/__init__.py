@@ -10,11 +10,14 @@ from importlib import import_module
 # the rest of this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .context import Context, Ports
-    from .engine import Engine
-    from .holding import Holding, OfferedKey, StartRule
-    from .session import Session
-    from .subscription import Subscription
+    from .context import Context as Context
+    from .context import Ports as Ports
+    from .engine import Engine as Engine
+    from .holding import Holding as Holding
+    from .holding import OfferedKey as OfferedKey
+    from .holding import StartRule as StartRule
+    from .session import Session as Session
+    from .subscription import Subscription as Subscription
 
 # Names are imported on first use: processes that only follow the log, such as Spark
 # tasks, never load the rest of the engine.
@@ -28,16 +31,6 @@ _HOMES = {
     "StartRule": "holding",
     "Subscription": "subscription",
 }
-__all__ = [
-    "Context",
-    "Engine",
-    "Holding",
-    "OfferedKey",
-    "Ports",
-    "Session",
-    "StartRule",
-    "Subscription",
-]
 
 
 def __getattr__(name: str) -> object:

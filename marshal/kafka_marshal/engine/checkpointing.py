@@ -5,8 +5,7 @@ released after it, with the same claim steps as any other key. All members see a
 checkpoints, so a fleet writes as few of them as a single process.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import attrs
 
@@ -245,14 +244,11 @@ class Checkpointer:
     def _beat(self, schedule: _Schedule, work: _Work, now_ms: int) -> None:
         third_ms = self._context.heartbeat_interval_ms // INTERVALS_PER_H
         work.beat_at_ms = now_ms + third_ms
-        key, owner, epoch = work.claim.key, self.claimant.owner, self._epoch(work)
+        key, epoch = work.claim.key, self._epoch(work)
         self._outbox.send(
             schedule.partition,
             lambda seq: Heartbeat(
-                client_id=owner.client_id,
-                group_id=key.group_id,
-                incarnation=owner.incarnation,
-                seq=seq,
+                **self.claimant.sender(seq),
                 topic=key.topic,
                 partition=key.partition,
                 epoch=epoch,
@@ -266,19 +262,18 @@ class Checkpointer:
         """Send the next record of a checkpoint; return whether another may follow."""
         if len(work.pending) >= UNDER_WAY_MAX or work.is_ending:
             return False
-        owner = self.claimant.owner
-        head: dict[str, Any] = {
-            "client_id": owner.client_id,
-            "group_id": self.claimant.group_id,
-            "incarnation": owner.incarnation,
-            "epoch": self._epoch(work),
-            "checkpoint_id": work.checkpoint_id,
-        }
+        sender = self.claimant.sender
+        epoch, checkpoint_id = self._epoch(work), work.checkpoint_id
         if work.parts is None:
             if work.pending:
                 return False
             self._send(
-                schedule, work, now_ms, lambda seq: CheckpointBegin(**head, seq=seq)
+                schedule,
+                work,
+                now_ms,
+                lambda seq: CheckpointBegin(
+                    **sender(seq), epoch=epoch, checkpoint_id=checkpoint_id
+                ),
             )
             return False
         number, data = work.sent_count, next(work.parts, None)
@@ -289,7 +284,13 @@ class Checkpointer:
                 schedule,
                 work,
                 now_ms,
-                lambda seq: CheckpointChunk(**head, seq=seq, number=number, data=data),
+                lambda seq: CheckpointChunk(
+                    **sender(seq),
+                    epoch=epoch,
+                    checkpoint_id=checkpoint_id,
+                    number=number,
+                    data=data,
+                ),
             )
             return True
         if work.pending or work.begin is None:
@@ -301,8 +302,9 @@ class Checkpointer:
             work,
             now_ms,
             lambda seq: CheckpointEnd(
-                **head,
-                seq=seq,
+                **sender(seq),
+                epoch=epoch,
+                checkpoint_id=checkpoint_id,
                 begin_offset=begin[0],
                 begin_leader_epoch=begin[1],
                 part_count=count,
@@ -318,9 +320,12 @@ class Checkpointer:
         return work.claim.epoch
 
     def _send(
-        self, schedule: _Schedule, work: _Work, now_ms: int, make: object
+        self,
+        schedule: _Schedule,
+        work: _Work,
+        now_ms: int,
+        make: Callable[[int], Record],
     ) -> None:
-        assert callable(make)
         seq, _ = self._outbox.send(schedule.partition, make, key=work.claim.key)
         work.pending[seq] = now_ms
 
@@ -331,14 +336,11 @@ class Checkpointer:
             self._release(schedule.partition, work.claim.epoch)
 
     def _release(self, partition: int, epoch: int) -> None:
-        key, owner = checkpoint_key(partition), self.claimant.owner
+        key = checkpoint_key(partition)
         self._outbox.send(
             partition,
             lambda seq: ReleasingPartition(
-                client_id=owner.client_id,
-                group_id=key.group_id,
-                incarnation=owner.incarnation,
-                seq=seq,
+                **self.claimant.sender(seq),
                 topic=key.topic,
                 partition=key.partition,
                 epoch=epoch,

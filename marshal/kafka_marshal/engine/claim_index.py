@@ -7,6 +7,7 @@ visited each of them would cost more than everything else it does.
 from typing import TYPE_CHECKING
 
 from kafka_marshal.config import Delivery
+from kafka_marshal.ports import FAR_MS
 
 from .changes import Changes
 from .holding import Holding
@@ -14,7 +15,6 @@ from .holding import Holding
 if TYPE_CHECKING:
     from kafka_marshal.protocol.types import Key
 
-FAR_MS = 2**63
 LOOKUP_POLL_MS = 5
 
 

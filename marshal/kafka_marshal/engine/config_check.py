@@ -5,9 +5,14 @@ A module of its own, because administrative commands check it without an engine.
 
 from collections.abc import Iterable, Mapping
 
-from kafka_marshal.errors import ClaimRejected, TopicMisconfigured, WrongCluster
+from kafka_marshal.errors import (
+    ClaimRejected,
+    ConfigurationError,
+    TopicMisconfigured,
+    WrongCluster,
+)
 from kafka_marshal.protocol.lost_changes import count_before
-from kafka_marshal.protocol.records import Config
+from kafka_marshal.protocol.records import SECOND_LEVEL, Config
 from kafka_marshal.protocol.state import WorldState
 
 
@@ -55,6 +60,25 @@ def agreed_config(
             ),
         )
     return config
+
+
+def require_level(config: Config | None, what: str) -> None:
+    """Refuse what feature level 2 brought, while level 1 is in force (PROTOCOL 3.3).
+
+    Args:
+        config: The Config in force.
+        what: What needs the level, for the message.
+
+    Raises:
+        ConfigurationError: Level 1 is in force.
+    """
+    level = 1 if config is None else config.feature_level
+    if level < SECOND_LEVEL:
+        raise ConfigurationError(
+            f"the coordination topic has feature level {level}, and {what} needs level "
+            f"{SECOND_LEVEL}; run: marshal topic upgrade --execute",
+            setting="coordination_topic",
+        )
 
 
 def behind(worlds: Mapping[int, WorldState]) -> tuple[int, ...]:

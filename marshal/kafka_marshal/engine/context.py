@@ -173,7 +173,7 @@ class Context:
         found: dict[tuple[str, bytes], MemberState] = {}
         for home in self.places.homes_of(group_id):
             replica = self.replicas[home]
-            log_ms = replica.world.now_ms + replica.elapsed_ms(now_ms)
+            log_ms = replica.log_ms(now_ms)
             for member in replica.world.live_members(group_id):
                 if log_ms - member.seen_ms <= limit_ms:
                     record = member.record

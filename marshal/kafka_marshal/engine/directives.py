@@ -6,12 +6,13 @@ import msgspec
 
 from kafka_marshal.engine.context import Context
 from kafka_marshal.engine.outbox import Outbox
+from kafka_marshal.protocol.codec import OP_ID_BYTES
 from kafka_marshal.protocol.items import StandingDirective
 from kafka_marshal.protocol.planner import MemberView
 from kafka_marshal.protocol.records import (
     CORDON,
-    DIRECTIVE_LEVEL,
     DRAIN,
+    SECOND_LEVEL,
     Directive,
 )
 from kafka_marshal.protocol.state import WorldState
@@ -43,7 +44,6 @@ def directed(
     return found
 
 
-OP_ID_BYTES = 16
 ENDED_MS = 0
 WHY = "it shuts down"
 
@@ -80,7 +80,7 @@ class SelfDrain:
             for_ms: When it ends by itself, from now on.
         """
         home = self._home
-        if home.feature_level < DIRECTIVE_LEVEL or home.config is None:
+        if home.feature_level < SECOND_LEVEL or home.config is None:
             return False
         if self._op_id is None:
             self._op_id = self._context.ports.entropy.random_bytes(OP_ID_BYTES)
@@ -118,17 +118,14 @@ class SelfDrain:
         return seqs
 
     def _send(self, op_id: bytes, until_ms: int) -> int:
-        owner, group_id = self._outbox.claimant.owner, self._outbox.claimant.group_id
+        claimant = self._outbox.claimant
         self._sent_ms = self._context.now_ms
         seq, _ = self._outbox.send(
-            self._context.home_of(group_id),
+            self._context.home_of(claimant.group_id),
             lambda seq: Directive(
-                client_id=owner.client_id,
-                group_id=group_id,
-                incarnation=owner.incarnation,
-                seq=seq,
+                **claimant.sender(seq),
                 op_id=op_id,
-                client=owner.client_id,
+                client=claimant.owner.client_id,
                 host=None,
                 action=DRAIN,
                 msg_expire_time=until_ms,

@@ -35,10 +35,10 @@ from .holding import Holding
 from .interfaces import ClaimEngine, ClaimSession
 from .subscription import Subscription
 from .topics import TopicCallback
+from .waits import WAIT_SLICE_MS
 
 BACKLOG_WARNING = 1_000
 FETCH_SLICE_MS = 100
-WAIT_SLICE_MS = 50
 # Records of other partitions wait as long while a claim is expected.
 CLAIM_SLICE_MS = 5
 RECHECK_MS = 1_000

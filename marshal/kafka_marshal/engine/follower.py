@@ -7,14 +7,13 @@ import attrs
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded, LogUnwritable
 from kafka_marshal.ports import Append, Clock, CoordinationLog, Run
 from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.placement import by_partition
 from kafka_marshal.protocol.records import Record
 from kafka_marshal.protocol.state import ACCEPTED, Transition, WorldState
 from kafka_marshal.protocol.types import LogEntry
 
-from .kept_states import ASK_MS_MAX, KeptStates, restore
+from .kept_states import ASK_MS_MAX, POLL_MS, KeptStates, restore
 from .replica import Replica, check_halt
-
-POLL_MS = 100
 
 
 @attrs.define
@@ -92,6 +91,11 @@ class Follower:
     def worlds(self) -> list[WorldState]:
         """The state of every coordinating partition, in order."""
         return [replica.world for replica in self.replicas.values()]
+
+    @property
+    def by_partition(self) -> dict[int, WorldState]:
+        """The state of every coordinating partition, by its number."""
+        return by_partition(self.worlds)
 
     @property
     def wall_s(self) -> int:

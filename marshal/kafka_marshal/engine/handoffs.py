@@ -20,7 +20,7 @@ from kafka_marshal.protocol.handoffs import OFFERED, READY, is_ready_for
 from kafka_marshal.protocol.labels import WARMS_LABEL
 from kafka_marshal.protocol.planner import Release
 from kafka_marshal.protocol.records import (
-    HANDOFF_LEVEL,
+    SECOND_LEVEL,
     HandoffOffer,
     HandoffReady,
     Member,
@@ -111,7 +111,7 @@ class Offers:
             return True
         epoch = holding.claim.epoch
         world = self._context.replica_of(key).world
-        if successor is None or epoch is None or world.feature_level < HANDOFF_LEVEL:
+        if successor is None or epoch is None or world.feature_level < SECOND_LEVEL:
             return False
         member = self._member(successor)
         if member is None or WARMS_LABEL not in member.labels:
@@ -190,7 +190,7 @@ class Offers:
         if living is None:
             self._withdraw(key, "successor_gone")
             return
-        log_ms = replica.world.now_ms + replica.elapsed_ms(now_ms)
+        log_ms = replica.log_ms(now_ms)
         is_shown = known.offer is not None
         if known.offer is not None and log_ms >= known.offer.until_ms:
             self._bar(key, offered, now_ms)
@@ -214,14 +214,10 @@ class Offers:
         self._send(key, offered, is_withdrawn=True)
 
     def _send(self, key: Key, offered: _Offered, *, is_withdrawn: bool = False) -> None:
-        owner = self._outbox.claimant.owner
         self._outbox.send(
             self._context.partition_of(key),
             lambda seq: HandoffOffer(
-                client_id=owner.client_id,
-                group_id=key.group_id,
-                incarnation=owner.incarnation,
-                seq=seq,
+                **self._outbox.claimant.sender(seq),
                 topic=key.topic,
                 partition=key.partition,
                 epoch=offered.epoch,
@@ -327,7 +323,7 @@ class Warmer:
             self._is_full = True
             return
         replica = self._context.replica_of(key)
-        log_ms = replica.world.now_ms + replica.elapsed_ms(now_ms)
+        log_ms = replica.log_ms(now_ms)
         offered = OfferedKey(
             key=key,
             epoch=known.epoch,
@@ -430,7 +426,7 @@ class Warmer:
             return False
         successor, until_ms = known.handoff
         replica = self._context.replica_of(key)
-        log_ms = replica.world.now_ms + replica.elapsed_ms(now_ms)
+        log_ms = replica.log_ms(now_ms)
         return successor == self._outbox.claimant.owner.client_id and log_ms < until_ms
 
     def _finish(
@@ -456,10 +452,7 @@ class Warmer:
         self._outbox.send(
             self._context.partition_of(key),
             lambda seq: HandoffReady(
-                client_id=owner.client_id,
-                group_id=key.group_id,
-                incarnation=owner.incarnation,
-                seq=seq,
+                **self._outbox.claimant.sender(seq),
                 topic=key.topic,
                 partition=key.partition,
                 epoch=task.epoch,
@@ -472,4 +465,4 @@ class Warmer:
         if offer is None or offer.successor != self._outbox.claimant.owner.client_id:
             return False
         replica = self._context.replica_of(key)
-        return replica.world.now_ms + replica.elapsed_ms(now_ms) < offer.until_ms
+        return replica.log_ms(now_ms) < offer.until_ms

@@ -2,6 +2,7 @@
 
 from collections.abc import Container, Iterable
 
+from kafka_marshal.ports import FAR_MS
 from kafka_marshal.protocol.losses import (
     MARKS_PER_BATCH_MAX,
     mark_to_tags,
@@ -18,7 +19,6 @@ from .outbox import Outbox, Sent
 BEATS_PER_RECORD_MAX = 1_000
 INTERVALS_PER_H = 3
 STEP_MS_MIN = 50  # the margin of a lease covers at least this
-FAR_MS = 2**63
 
 
 class _ClockLead:
@@ -253,16 +253,12 @@ class Heartbeater:
 
     def _send_batch(self, partition: int, held: list[Holding]) -> int:
         claimant = self._outbox.claimant
-        owner = claimant.owner
         beats = tuple((h.claim.epoch or 0, h.position) for h in held)
         tags = marks_to_tags(_marks(held))
         seq, _ = self._outbox.send(
             partition,
             lambda seq: BatchHeartbeat(
-                client_id=owner.client_id,
-                group_id=claimant.group_id,
-                incarnation=owner.incarnation,
-                seq=seq,
+                **claimant.sender(seq),
                 beats=beats,
                 tags=tags,
             ),
@@ -278,15 +274,11 @@ class Heartbeater:
         rewind: bool = False,
     ) -> int:
         claimant = self._outbox.claimant
-        owner = claimant.owner
         key = holding.key
         seq, _ = self._outbox.send(
             partition,
             lambda seq: Heartbeat(
-                client_id=owner.client_id,
-                group_id=key.group_id,
-                incarnation=owner.incarnation,
-                seq=seq,
+                **claimant.sender(seq),
                 topic=key.topic,
                 partition=key.partition,
                 epoch=holding.claim.epoch or 0,

@@ -19,7 +19,7 @@ from kafka_marshal.engine.holding import Holding
 from kafka_marshal.engine.plan_following import ORPHAN_MS_MAX, PlanFollower
 from kafka_marshal.engine.releases import ReleaseCooldowns
 from kafka_marshal.engine.replica import Replica
-from kafka_marshal.ports import TopicInfo
+from kafka_marshal.ports import FAR_MS, TopicInfo
 from kafka_marshal.protocol.claiming import Estimate, PreviousLife, estimate, resumable
 from kafka_marshal.protocol.planner import KeyView
 from kafka_marshal.protocol.plans import is_reserved
@@ -29,7 +29,6 @@ from kafka_marshal.protocol.types import Key, Owner
 if TYPE_CHECKING:
     from kafka_marshal.protocol.growths import Source
 
-FAR_MS = 2**63
 NOT_READ = -1
 
 

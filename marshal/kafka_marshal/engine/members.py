@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from kafka_marshal.config import TOPICS_MAX
 from kafka_marshal.errors import ClientFenced, IdentityConflict
 from kafka_marshal.protocol.claiming import Claimant
 from kafka_marshal.protocol.codec import person_of
@@ -20,7 +21,7 @@ from kafka_marshal.protocol.labels import (
     failing_labels,
 )
 from kafka_marshal.protocol.records import (
-    LAYOUT_LEVEL,
+    SECOND_LEVEL,
     SUPPORTED_LEVEL,
     ClaimingPartition,
     FencingClient,
@@ -35,7 +36,6 @@ from .holding import Holding
 from .outbox import Outbox
 from .subscription import Subscription
 
-TOPICS_MAX = 1_000
 ANNOUNCED_MAX = 10_000  # members whose last announcement is remembered
 TOPICS_BYTES_MAX = 32 * 1024  # a record is 48 KiB at most
 # Reasons of ended claims that another process with our client_id may have taken over.
@@ -276,20 +276,16 @@ class Announcer:
         labels: Mapping[str, str] = _NO_LABELS,
     ) -> list[int]:
         claimant = self._outbox.claimant
-        owner = claimant.owner
         terms = _terms(subs, holdings, now_ms=self._context.now_ms)
         marks = dict(labels)
-        if self._context.settled.feature_level >= LAYOUT_LEVEL:
+        if self._context.settled.feature_level >= SECOND_LEVEL:
             # Admins see that it follows changes of the partition count, and how far.
             generation = self.acted_on(self._context.settled.generation)
             marks[LAYOUT_LABEL] = str(generation)
 
         def record(seq: int) -> Member:
             return Member(
-                client_id=owner.client_id,
-                group_id=claimant.group_id,
-                incarnation=owner.incarnation,
-                seq=seq,
+                **claimant.sender(seq),
                 topics=terms.topics,
                 host=self._host,
                 capacity=terms.capacity,

@@ -19,7 +19,7 @@ from kafka_marshal.protocol.plans import (
     turn_of,
     version_of,
 )
-from kafka_marshal.protocol.records import PLAN_LEVEL, Plan
+from kafka_marshal.protocol.records import SECOND_LEVEL, Plan
 from kafka_marshal.protocol.settings import PLANNER
 from kafka_marshal.protocol.state import MemberState
 
@@ -81,7 +81,7 @@ class GroupPlanner:
         self.due_ms = None
         context = self._context
         level = context.settled.feature_level
-        if not self.can_plan or level < PLAN_LEVEL or not self.is_in_force():
+        if not self.can_plan or level < SECOND_LEVEL or not self.is_in_force():
             return
         if context.is_behind or context.is_paused(self._group_id):
             return
@@ -176,17 +176,14 @@ class GroupPlanner:
     def _send(
         self, reading: Reading, situation: Situation, slices: list[Slice]
     ) -> None:
-        owner, home = self._outbox.claimant.owner, reading.home
+        home = reading.home
         follows = reading.worlds[home].plan_generation(self._group_id)
         digest, vector = digest_of(situation.given), reading.vector
         for number, each in enumerate(slices):
 
             def record(seq: int, *, number: int = number, each: Slice = each) -> Plan:
                 return Plan(
-                    client_id=owner.client_id,
-                    group_id=self._group_id,
-                    incarnation=owner.incarnation,
-                    seq=seq,
+                    **self._outbox.claimant.sender(seq),
                     follows=follows + number,
                     number=number,
                     slice_count=len(slices),

@@ -501,7 +501,7 @@ class Rebuilder:
         known = replica.world.keys.get(foreign.key)
         if known is not None and known.owner == foreign.owner:
             foreign.reached = max(foreign.reached, known.next_unclaimed() or 0)
-            log_ms = replica.world.now_ms + replica.elapsed_ms(now_ms)
+            log_ms = replica.log_ms(now_ms)
             is_there = known.freshness(log_ms) is not Freshness.STALE
             if is_there and foreign.reached < foreign.granted:
                 return False

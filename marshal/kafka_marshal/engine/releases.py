@@ -136,14 +136,10 @@ class ReleaseRetrier:
             del self._pending[key]
 
     def _send(self, key: Key, pending: _PendingRelease) -> None:
-        owner = self._outbox.claimant.owner
         self._outbox.send(
             pending.partition,
             lambda seq: ReleasingPartition(
-                client_id=owner.client_id,
-                group_id=key.group_id,
-                incarnation=owner.incarnation,
-                seq=seq,
+                **self._outbox.claimant.sender(seq),
                 topic=key.topic,
                 partition=key.partition,
                 epoch=pending.epoch,

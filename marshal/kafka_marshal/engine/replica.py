@@ -7,6 +7,7 @@ from kafka_marshal.errors import LogUnreadable
 from kafka_marshal.protocol.checkpoints import Comparison, Watch
 from kafka_marshal.protocol.fold_beats import fold_beats
 from kafka_marshal.protocol.layout import Probes
+from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
@@ -14,7 +15,7 @@ from kafka_marshal.protocol.records import (
     Heartbeat,
     Member,
 )
-from kafka_marshal.protocol.state import ACCEPTED, Transition, WorldState
+from kafka_marshal.protocol.state import ACCEPTED, KeyState, Transition, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry, Token
 
 from .changes import Changes
@@ -205,7 +206,7 @@ class Replica:
         known = self.world.keys.get(key)
         if known is None:
             return None
-        log_ms = self.world.now_ms + self.elapsed_ms(now_ms)
+        log_ms = self.log_ms(now_ms)
         age_ms, position = known.age_ms(log_ms), known.next_unclaimed()
         note = self.world.soft.notes.get(key)
         owner = known.owner
@@ -221,6 +222,19 @@ class Replica:
     def elapsed_ms(self, now_ms: int) -> int:
         """Return the local time since the last entry (PROTOCOL 4.11)."""
         return max(0, now_ms - self.folded_at_ms)
+
+    def log_ms(self, now_ms: int) -> int:
+        """Return an estimate of log time at a local time (PROTOCOL 4.11)."""
+        return self.world.now_ms + self.elapsed_ms(now_ms)
+
+    def held(self, now_ms: int) -> Iterator[tuple[Key, KeyState]]:
+        """Yield the keys with an owner that is not stale, by estimate."""
+        log_ms = self.log_ms(now_ms)
+        for key, known in self.world.keys.items():
+            if known.owner is None:
+                continue
+            if known.freshness(log_ms) is not Freshness.STALE:
+                yield key, known
 
 
 def check_halt(replica: Replica) -> None:

@@ -44,7 +44,8 @@ from .grants import LogGrantRequester
 from .handoffs import Offers, Warmer
 from .heartbeats import Heartbeater
 from .holding import Drain, Holding, StartRule
-from .holdings import LEASE_EXPIRED, Holder, Holdings
+from .holdings import LEASE_EXPIRED, Holdings
+from .interfaces import ClaimSession
 from .members import Announcer, client_fenced, identity_conflict
 from .mirror import Mirror
 from .outbox import Outbox, Sent, grantee_of
@@ -63,19 +64,17 @@ NAME_CHARS_MAX = 60
 SEEK_UNCONFIRMED = "seek_unconfirmed"
 
 
-class Session(Holder):
+class Session(ClaimSession):
     """A client_id in a group, for the life of this process.
 
-    Every method is called under the engine's lock. With a ``Subleaser``, a key that
-    another process may use is not released until that process confirms, or cannot use
-    it any more.
+    With a ``Subleaser``, a key that another process may use is not released until that
+    process confirms, or cannot use it any more.
 
     Attributes:
-        claimant: Identity and secret of this process.
-        holdings: Keys that it contends for or holds.
-        grants: Requests ranges of offsets at most once.
         self_drain: Drains this client before it ends.
     """
+
+    grants: LogGrantRequester
 
     def __init__(
         self,

@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from kafka_marshal.engine.replica import Replica
+from kafka_marshal.ports import FAR_MS
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
 from kafka_marshal.protocol.plans import is_reserved
 from kafka_marshal.protocol.settings import Settings
 from kafka_marshal.protocol.state import KeyNote, KeyState, WorldState
-
-FAR_MS = 2**63
 
 
 class _Span(NamedTuple):
@@ -65,7 +64,7 @@ class SettledKeys:
         have_changed = False
         self.are_settled = True
         for number, replica in replicas.items():
-            log_ms = replica.world.now_ms + replica.elapsed_ms(now_ms)
+            log_ms = replica.log_ms(now_ms)
             end, span = replica.changes.end, self._spans.get(number, _NEVER)
             is_new = span is _NEVER or self._read.get(number) != end
             if is_new or not span.has(log_ms):

@@ -19,7 +19,7 @@ from kafka_marshal.engine.releases import ReleaseCooldowns
 from kafka_marshal.engine.topics import Look, TopicWatch
 from kafka_marshal.engine.warm_fetches import WarmFetcher
 from kafka_marshal.errors import InvalidTransition
-from kafka_marshal.ports import Background, Pending, TopicInfo
+from kafka_marshal.ports import FAR_MS, Background, Pending, TopicInfo
 from kafka_marshal.protocol.claiming import PreviousLife
 from kafka_marshal.protocol.growths import Source
 from kafka_marshal.protocol.health import Backoff
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 POLICY_MS_MAX = 500
 POLICY_MS_MIN = 20
-FAR_MS = 2**63
 UNCOVERED_NAMED_MAX = 10  # partitions that an event names
 
 

@@ -9,6 +9,7 @@ from kafka_marshal.clock import SystemClock, SystemEntropy
 from kafka_marshal.engine.checkpoint_reader import SHORT_MAX, LogCheckpoints
 from kafka_marshal.engine.config_check import require_cluster, unformatted
 from kafka_marshal.engine.follower import Follower
+from kafka_marshal.engine.kept_states import POLL_MS
 from kafka_marshal.engine.proxy_grants import draw_grantee, draw_seq
 from kafka_marshal.engine.replica import Replica, check_halt
 from kafka_marshal.errors import (
@@ -32,7 +33,6 @@ from kafka_marshal.protocol.types import Key, OffsetRange, Token
 
 from .client import ClaimRef, ClaimState, GrantClient
 
-POLL_MS = 100
 RESEND_MS = 100
 CLOSE_MS = 1_000
 

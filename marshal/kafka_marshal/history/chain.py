@@ -13,18 +13,13 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from kafka_marshal.history.historian import Historian
-from kafka_marshal.history.rows import (
-    RAN_OUT,
-    RESET,
-    Interval,
-    Moment,
-    PauseRow,
-)
+from kafka_marshal.history.rows import RAN_OUT, RESTORED, Interval, Moment, PauseRow
 from kafka_marshal.protocol.codec import person_of
 from kafka_marshal.protocol.fold_beats import NO_EPOCH
 from kafka_marshal.protocol.items import Layout
 from kafka_marshal.protocol.judging import scope_of
 from kafka_marshal.protocol.layout import config_of
+from kafka_marshal.protocol.losses import RESET, STALE
 from kafka_marshal.protocol.pauses import is_in_scope
 from kafka_marshal.protocol.placement import place_under
 from kafka_marshal.protocol.records import (
@@ -70,12 +65,10 @@ _OPERATIONS = (StagePosition, ResolvePosition)
 # What happened to a key (``KeyEvent.what``), besides the effects and outcomes of
 # PROTOCOL 3.8, which keep their names.
 TAKEN = "taken_over"
-STALE = "stale"
 RENEWED_LATE = "renewed_late"
 PAUSE_EXPIRED = "pause_expired"
 UNSCHEDULED = "unscheduled"
 DROPPED = "dropped"
-RESTORED = "restored"
 # Effects that drop the key as a part of what they do.
 _DROPS = frozenset({"forgotten", "reset", "layout_fenced", "layout_final"})
 _MOVES = (LayoutFence, LayoutDone, LayoutFinal)

@@ -13,17 +13,10 @@ import msgspec
 from kafka_marshal.engine.pause_notes import By
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.history.rows import (
-    FORGOTTEN,
     GRANTED,
-    MOVED,
     OPEN,
-    POSITION_SET,
     RAN_OUT,
-    RELEASED,
-    RESET,
     RESTORED,
-    RESUMED,
-    TAKEN_OVER,
     UNPAUSED,
     WON,
     Attempt,
@@ -40,6 +33,15 @@ from kafka_marshal.history.rows import (
 )
 from kafka_marshal.protocol.codec import person_of
 from kafka_marshal.protocol.fold_beats import Beat, fold_beats
+from kafka_marshal.protocol.losses import (
+    FORGOTTEN,
+    MOVED,
+    POSITION_SET,
+    RELEASED,
+    RESET,
+    RESUMED,
+    TAKEN_OVER,
+)
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,

@@ -12,18 +12,11 @@ from kafka_marshal.protocol.records import Scope
 from kafka_marshal.protocol.types import Key, Token
 
 OPEN = "open"
-RELEASED = "released"
 RESTORED = "restored"
-RESUMED = "resumed"
-TAKEN_OVER = "taken_over"
 UNPAUSED = "unpaused"
 RAN_OUT = "ran_out"
-RESET = "reset"
 WON = "won"
 GRANTED = "granted"
-FORGOTTEN = "forgotten"
-MOVED = "moved"
-POSITION_SET = "position_set"
 
 
 class Moment(NamedTuple):

@@ -29,17 +29,16 @@ from kafka_marshal.history.chain import (
     DROPPED,
     PAUSE_EXPIRED,
     RENEWED_LATE,
-    RESTORED,
-    STALE,
     TAKEN,
     UNSCHEDULED,
     KeyEvent,
     KeyPast,
 )
-from kafka_marshal.history.rows import PauseRow
+from kafka_marshal.history.rows import RESTORED, PauseRow
 from kafka_marshal.protocol.judging import is_fenced, is_paused
 from kafka_marshal.protocol.layout import is_final, is_importing
 from kafka_marshal.protocol.lease import Freshness, freshness
+from kafka_marshal.protocol.losses import STALE
 from kafka_marshal.protocol.placement import place_under, target_of
 from kafka_marshal.protocol.state import ACCEPTED, KeyState, WorldState
 from kafka_marshal.protocol.types import Key

@@ -2,7 +2,9 @@
 
 import gzip
 import struct
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache, partial
 from typing import Any
 
@@ -14,10 +16,29 @@ _XERIAL = b"\x82SNAPPY\x00"
 _XERIAL_HEADER_BYTES = 16
 # Bytes of a varint above this are followed by another.
 _LAST = 127
+# Of the buffer that a thread keeps.
+_SCRATCH_BYTES_MAX = 4_194_304
 
 
-def decompress(codec: int, data: memoryview) -> bytes:
+class _Scratch(threading.local):
+    """The buffer that a thread decompresses into, of the size of its largest batch.
+
+    The kernel clears each page of a new one, and cramjam enlarges it several times.
+    """
+
+    buffer = bytearray()
+
+
+_scratch = _Scratch()
+
+
+def decompress(codec: int, data: memoryview, *, room: int = 0) -> bytearray:
     """Return the decompressed records of a batch.
+
+    Args:
+        codec: As in the attributes of a batch.
+        data: The compressed records.
+        room: Bytes to leave for the caller before the records.
 
     Raises:
         CorruptRecordError: The data is invalid, or the codec unknown.
@@ -28,7 +49,8 @@ def decompress(codec: int, data: memoryview) -> bytes:
         raise CorruptRecordError(f"a record batch has the unknown compression {codec}")
     is_framed = codec == _SNAPPY and data[: len(_XERIAL)] == _XERIAL
     try:
-        return b"".join(map(decode, _blocks(data) if is_framed else (data,)))
+        blocks = map(decode, _blocks(data) if is_framed else (data,))
+        return bytearray().join((bytes(room), *blocks))
     except MemoryError:
         raise
     except Exception as error:
@@ -48,7 +70,7 @@ def _blocks(data: memoryview) -> Iterator[memoryview]:
 @cache
 def _decoders() -> Mapping[int, Callable[[memoryview], Any]]:
     try:
-        from cramjam import lz4, snappy, zstd
+        from cramjam import DecompressionError, lz4, snappy, zstd
     except ImportError:
         import pyarrow as pa
 
@@ -61,9 +83,22 @@ def _decoders() -> Mapping[int, Callable[[memoryview], Any]]:
     return {
         _GZIP: gzip.decompress,
         _SNAPPY: snappy.decompress_raw,
-        _LZ4: lz4.decompress,
-        _ZSTD: zstd.decompress,
+        _LZ4: partial(_by_frame, lz4, DecompressionError),
+        _ZSTD: partial(_by_frame, zstd, DecompressionError),
     }
+
+
+def _by_frame(codec: Any, error: type[Exception], data: memoryview) -> Any:
+    """Return a view that is valid until this thread decompresses the next frame."""
+    scratch = _scratch.buffer
+    # It may be too small.
+    with suppress(error):
+        return memoryview(scratch)[: codec.decompress_into(data, scratch)]
+    made = codec.decompress(data)
+    size = len(made)
+    if len(scratch) < size <= _SCRATCH_BYTES_MAX:
+        _scratch.buffer = bytearray(size)
+    return made
 
 
 def _by_block(arrow: Any, block: memoryview) -> Any:

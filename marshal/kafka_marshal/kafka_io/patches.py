@@ -282,12 +282,15 @@ def receive(
         connection.parser = parser
     has_received = False
     try:
-        while missing := parser.missing():
-            count = sock.recv_into(missing)
-            if not count:
-                break
-            has_received = True
-            parser.advance(count)
+        try:
+            while missing := parser.missing():
+                count = sock.recv_into(missing)
+                if not count:
+                    break
+                has_received = True
+                parser.advance(count)
+        finally:
+            parser.limit_wakeups(sock)
     except _NOT_YET:
         return b"", None
     except OSError:

@@ -137,7 +137,7 @@ def has_checksum(batch: memoryview, header: Header) -> bool:
 
 
 def content_of(batch: memoryview, header: Header) -> Any:
-    """Return the records of a batch of format 2 as bytes, decompressed.
+    """Return the records of a batch of format 2 in a buffer, decompressed.
 
     Raises:
         CorruptRecordError: They cannot be decompressed.
@@ -156,13 +156,11 @@ def uncompressed(batch: memoryview, header: Header) -> Any:
     """
     if not header.codec:
         return batch
-    content = content_of(batch, header)
-    head = bytearray(batch[:HEADER_BYTES])
-    _PREFIX.pack_into(
-        head, 0, header.base_offset, HEADER_BYTES - _PREFIX.size + len(content)
-    )
-    head[_CHECKED_FROM + 1] &= ~_COMPRESSION
-    return bytes(head) + content
+    made = decompress(header.codec, batch[HEADER_BYTES:], room=HEADER_BYTES)
+    made[:HEADER_BYTES] = batch[:HEADER_BYTES]
+    _PREFIX.pack_into(made, 0, header.base_offset, len(made) - _PREFIX.size)
+    made[_CHECKED_FROM + 1] &= ~_COMPRESSION
+    return made
 
 
 def python_records(batch: memoryview) -> Iterator[Any]:

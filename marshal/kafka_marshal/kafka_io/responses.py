@@ -6,7 +6,10 @@ where they were received, as views. kafka-python decodes everything else, from a
 without them.
 """
 
+import socket
+import ssl
 import struct
+import sys
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
@@ -27,6 +30,12 @@ _LARGE_BYTES = 1_048_576
 # As many as are in use while a consumer hands out several partitions in turn, of which
 # some wait for grants.
 KEPT_MAX = 16
+# A wake-up costs 50 us of kafka-python's time. By default there is one for every 100 KB
+# that arrive; of a large response so many bytes are worth one.
+_WAKEUP_BYTES = 1_048_576
+_WAKEUP_BYTES_MIN = 65_536
+# Elsewhere such a mark may be larger than the socket's buffer.
+_HAS_WAKEUP_MARK = sys.platform == "linux"
 # Bytes of an aborted transaction, without its tags.
 _ABORTED_BYTES = 16
 
@@ -185,6 +194,7 @@ class ResponseReader(KafkaProtocol):  # type: ignore[misc] # untyped library
         self._buffers = Buffers()
         self._frames: deque[memoryview] = deque()
         self._error: Exception | None = None
+        self._wakeup_bytes = 1
 
     @classmethod
     def replace(cls, other: Any, config: Mapping[str, Any]) -> Self:
@@ -217,6 +227,23 @@ class ResponseReader(KafkaProtocol):  # type: ignore[misc] # untyped library
                 self._error = InvalidReceiveError(f"Invalid frame length: {size}")
                 return
             self._target = self._buffers.take(size)
+
+    def limit_wakeups(self, sock: socket.socket) -> None:
+        """Make a socket readable only once much of what is missing has arrived.
+
+        Not with TLS, which may have read some of these bytes from the socket.
+
+        Raises:
+            OSError: The socket is closed.
+        """
+        if not _HAS_WAKEUP_MARK or isinstance(sock, ssl.SSLSocket):
+            return
+        count = min(len(self.missing()), _WAKEUP_BYTES)
+        if count < _WAKEUP_BYTES_MIN:
+            count = 1
+        if count != self._wakeup_bytes:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+            self._wakeup_bytes = count
 
     def receive_bytes(self, data: bytes) -> list[tuple[int, Any]]:
         """Return the responses that are complete, after some more bytes.

@@ -134,8 +134,18 @@ def _address(text: str) -> str:
 
 
 def _addresses(value: str | Iterable[str] | None) -> tuple[str, ...]:
-    value = SERVERS if value is None else value
-    parts = value.split(",") if isinstance(value, str) else list(value)
+    # Any: bytes, or a number, say from a file of settings, are refused below.
+    given: Any = SERVERS if value is None else value
+    if isinstance(given, str):
+        given = given.split(",")
+    is_list = isinstance(given, Iterable) and not isinstance(given, bytes)
+    parts = list(given) if is_list else [given]
+    if not all(isinstance(part, str) for part in parts):
+        raise ConfigurationError(
+            f"bootstrap_servers is {value!r}; give text like broker-1:9092,"
+            "broker-2:9092, or a list of such texts.",
+            setting="bootstrap_servers",
+        )
     found = tuple(_address(part) for part in parts if part.strip())
     if not found:
         raise ConfigurationError(
@@ -213,6 +223,12 @@ def _options(given: Mapping[str, Any] | None) -> dict[str, Any]:
     """Check options and translate their names to those of kafka-python."""
     taken: dict[str, str] = {}
     options: dict[str, Any] = {}
+    if not isinstance(given, Mapping | None):
+        raise ConfigurationError(
+            f"options has the type {type(given).__name__}; give a dict, like "
+            "{'security_protocol': 'SSL'}.",
+            setting="options",
+        )
     for name, value in (given or {}).items():
         ours = DOTTED_OPTIONS.get(name, name)
         if ours not in OPTIONS:
@@ -270,7 +286,8 @@ def _or_default(topic: str | None) -> str:
 
 
 def _topic(_: object, __: object, value: str) -> None:
-    if not _TOPIC_NAME.fullmatch(value) or value in {".", ".."}:
+    is_text = isinstance(value, str)
+    if not is_text or not _TOPIC_NAME.fullmatch(value) or value in {".", ".."}:
         raise ConfigurationError(
             f"coordination_topic is {value!r}; a topic's name has 1 to 249 of the "
             "characters a-z, A-Z, 0-9, '.', '_' and '-'.",

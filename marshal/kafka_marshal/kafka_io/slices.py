@@ -35,7 +35,7 @@ CHUNK_BYTES = 1_048_576
 CHUNK_RECORDS = 10_000
 # Larger fetches have less overhead, but bytes behind the end of a range are wasted. The
 # first fetch does not know the size of records yet.
-FETCH_BYTES_MAX = 4_194_304
+FETCH_BYTES_MAX = 8_388_608
 FETCH_BYTES_FIRST = 1_048_576
 _FETCH_BYTES_MIN = 65_536
 _MARGIN = 1.1

@@ -21,7 +21,7 @@ import msgspec
 
 from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.protocol.lease import NO_LEASE, Freshness, Lease
-from kafka_marshal.protocol.records import ClaimingPartition, Resume
+from kafka_marshal.protocol.records import ClaimingPartition, Resume, SenderArgs
 from kafka_marshal.protocol.state import ACCEPTED, KeyState, Transition, WorldState
 from kafka_marshal.protocol.types import Key, Owner, Token
 
@@ -61,6 +61,15 @@ class Claimant:
         """Return the next sequence number of this incarnation."""
         self._seq += 1
         return self._seq
+
+    def sender(self, seq: int) -> SenderArgs:
+        """Return the fields that each of its records begins with (PROTOCOL 3.6)."""
+        return {
+            "client_id": self.owner.client_id,
+            "group_id": self.group_id,
+            "incarnation": self.owner.incarnation,
+            "seq": seq,
+        }
 
 
 def key_secret(master: bytes, key: Key) -> bytes:
@@ -320,12 +329,8 @@ class Claim:
         resume: Resume | None = None,
     ) -> ClaimingPartition:
         """Return the claiming record to append."""
-        owner = self.claimant.owner
         return ClaimingPartition(
-            client_id=owner.client_id,
-            group_id=self.key.group_id,
-            incarnation=owner.incarnation,
-            seq=seq,
+            **self.claimant.sender(seq),
             generation=generation,
             topic=self.key.topic,
             partition=self.key.partition,

@@ -38,7 +38,7 @@ from kafka_marshal.protocol.layout import (
 )
 from kafka_marshal.protocol.log_clock import begun_by
 from kafka_marshal.protocol.records import (
-    LAYOUT_LEVEL,
+    SECOND_LEVEL,
     SUPPORTED_LEVEL,
     Config,
     ImportedDirective,
@@ -69,7 +69,7 @@ def _fence(step: Step, record: LayoutFence) -> Transitions:
     is_added = state.partition >= record.from_count
     now = state.config
     if now is not None and not is_added:
-        if now.feature_level < LAYOUT_LEVEL:
+        if now.feature_level < SECOND_LEVEL:
             return (step.ignored("level"),)
         if _is_busy(state):
             return (step.refused("busy"),)
@@ -143,7 +143,7 @@ def _may_follow(
     if config.era > append_ms // MS_PER_S + ERA_AHEAD_S_MAX:
         return False
     is_first = now is None or state.partition >= from_count
-    if is_first and config.feature_level < LAYOUT_LEVEL:
+    if is_first and config.feature_level < SECOND_LEVEL:
         return False
     if now is None:
         return state.partition != 0

@@ -12,7 +12,7 @@ import attrs
 import msgspec
 
 from kafka_marshal.protocol.codec import FRAME_BYTES_MAX
-from kafka_marshal.protocol.fold_plans import PLAN_SLICES_MAX
+from kafka_marshal.protocol.fold_advice import PLAN_SLICES_MAX
 from kafka_marshal.protocol.group_plan import (
     PLANNER_VERSION,
     GroupPlan,

@@ -19,14 +19,12 @@ from collections.abc import Sequence
 
 from kafka_marshal.errors import LogTruncated, LogUnreadable
 from kafka_marshal.protocol import (
-    fold_directives,
+    fold_advice,
     fold_fences,
     fold_groups,
     fold_growths,
-    fold_handoffs,
     fold_keys,
     fold_layouts,
-    fold_plans,
     fold_positions,
     fold_resets,
 )
@@ -138,9 +136,7 @@ _FOLDS = {
     **fold_keys.FOLDS,
     **fold_groups.FOLDS,
     **fold_fences.FOLDS,
-    **fold_handoffs.FOLDS,
-    **fold_directives.FOLDS,
-    **fold_plans.FOLDS,
+    **fold_advice.FOLDS,
     **fold_positions.FOLDS,
     **fold_resets.FOLDS,
     **fold_layouts.FOLDS,

@@ -1,14 +1,14 @@
 """The record kinds of the coordination log (PROTOCOL 3.6), as typed values.
 
-Each class lists its fields in wire order; ``codec`` turns them into bytes and
-back. ``position`` is always the *next* offset to process; only
+Each class lists its fields in wire order, those of its base first; ``codec`` turns
+them into bytes and back. ``position`` is always the *next* offset to process; only
 ``proposed_last_offset`` is inclusive (PROTOCOL 3.6).
 
 The codec validates names inside a record, not these classes: a record in memory may
 hold any name, but only a valid one can be encoded.
 """
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, TypedDict
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -50,6 +50,24 @@ class Fields(
     """Base of all records: a MessagePack array of exactly these fields."""
 
 
+class SenderFields(Fields, frozen=True, kw_only=True):
+    """Base of records that begin with their sender: all but a Config (PROTOCOL 3.6)."""
+
+    client_id: Name
+    group_id: Name
+    incarnation: Id
+    seq: Sequence
+
+
+class SenderArgs(TypedDict):
+    """The fields of ``SenderFields``, as keyword arguments of a record."""
+
+    client_id: str
+    group_id: str
+    incarnation: bytes
+    seq: int
+
+
 class Resume(Fields, frozen=True):
     """The claim that a restarted process resumes (PROTOCOL 4.4)."""
 
@@ -86,13 +104,9 @@ LIMIT_DEFAULTS = {
 }
 
 
-class Heartbeat(Fields, frozen=True, kw_only=True):
+class Heartbeat(SenderFields, frozen=True, kw_only=True):
     """Renews a lease and carries the position (PROTOCOL 4.5)."""
 
-    client_id: Name
-    group_id: Name
-    incarnation: Id
-    seq: Sequence
     topic: Name
     partition: Partition
     epoch: Offset
@@ -101,13 +115,9 @@ class Heartbeat(Fields, frozen=True, kw_only=True):
     tags: Tags | UnsetType = UNSET
 
 
-class ClaimingPartition(Fields, frozen=True, kw_only=True):
+class ClaimingPartition(SenderFields, frozen=True, kw_only=True):
     """Claims a key; the first that the fold accepts wins (PROTOCOL 4.3)."""
 
-    client_id: Name
-    group_id: Name
-    incarnation: Id
-    seq: Sequence
     generation: Counting
     topic: Name
     partition: Partition
@@ -118,13 +128,9 @@ class ClaimingPartition(Fields, frozen=True, kw_only=True):
     tags: Tags | UnsetType = UNSET
 
 
-class ReleasingPartition(Fields, frozen=True, kw_only=True):
+class ReleasingPartition(SenderFields, frozen=True, kw_only=True):
     """Releases a key at a position, optionally to a successor (PROTOCOL 4.6)."""
 
-    client_id: Name
-    group_id: Name
-    incarnation: Id
-    seq: Sequence
     topic: Name
     partition: Partition
     epoch: Offset
@@ -134,13 +140,9 @@ class ReleasingPartition(Fields, frozen=True, kw_only=True):
     tags: Tags | UnsetType = UNSET
 
 
-class ClaimingMessages(Fields, frozen=True, kw_only=True):
+class ClaimingMessages(SenderFields, frozen=True, kw_only=True):
     """Requests a range of messages to process at most once (PROTOCOL 4.7)."""
 
-    client_id: Name
-    group_id: Name
-    incarnation: Id
-    seq: Sequence
     topic: Name
     partition: Partition
     epoch: Offset
@@ -150,26 +152,18 @@ class ClaimingMessages(Fields, frozen=True, kw_only=True):
     tags: Tags | UnsetType = UNSET
 
 
-class ForgettingPartition(Fields, frozen=True, kw_only=True):
+class ForgettingPartition(SenderFields, frozen=True, kw_only=True):
     """Drops a key without an owner, with its granted offsets (PROTOCOL 4.9)."""
 
-    client_id: Name
-    group_id: Name
-    incarnation: Id
-    seq: Sequence
     topic: Name
     partition: Partition
     epoch: Offset
     tags: Tags | UnsetType = UNSET
 
 
-class ReleaseGroup(Fields, frozen=True, kw_only=True):
+class ReleaseGroup(SenderFields, frozen=True, kw_only=True):
     """Pauses a group until a log time, or ends the pause (PROTOCOL 4.8)."""
 
-    client_id: Name
-    group_id: Name
-    incarnation: Id
-    seq: Sequence
     op_id: Id
     msg_expire_time: Offset
     reason: Text | None
@@ -192,13 +186,9 @@ Scope = Annotated[
 """Partitions that a pause is limited to (PROTOCOL 4.15); topics ascend."""
 
 
-class PauseGroup(Fields, frozen=True, kw_only=True):
+class PauseGroup(SenderFields, frozen=True, kw_only=True):
     """Pauses a group or some of its partitions, also later (PROTOCOL 4.14, 4.15)."""
 
-    client_id: Name
-    group_id: Name
-    incarnation: Id
-    seq: Sequence
     op_id: Id
     begin_time: Offset
     msg_expire_time: Offset
@@ -215,39 +205,27 @@ class StagedTopic(Fields, frozen=True):
     positions: Annotated[tuple[tuple[Partition, Offset], ...], Meta(min_length=1)]
 
 
-class StagePosition(Fields, frozen=True, kw_only=True):
+class StagePosition(SenderFields, frozen=True, kw_only=True):
     """Locks keys of a paused group, with the positions to set (PROTOCOL 8.3)."""
 
-    client_id: Name
-    group_id: Name
-    incarnation: Id
-    seq: Sequence
     op_id: Id
     plan_digest: Id
     topics: Annotated[tuple[StagedTopic, ...], Meta(min_length=1)]
     tags: Tags | UnsetType = UNSET
 
 
-class DecidePosition(Fields, frozen=True, kw_only=True):
+class DecidePosition(SenderFields, frozen=True, kw_only=True):
     """Commits a set position, on the group's home partition (PROTOCOL 8.4)."""
 
-    client_id: Name
-    group_id: Name
-    incarnation: Id
-    seq: Sequence
     op_id: Id
     plan_digest: Id
     key_count: Counting
     tags: Tags | UnsetType = UNSET
 
 
-class ResolvePosition(Fields, frozen=True, kw_only=True):
+class ResolvePosition(SenderFields, frozen=True, kw_only=True):
     """Unlocks the keys of a set position, committed or aborted (PROTOCOL 8.5)."""
 
-    client_id: Name
-    group_id: Name
-    incarnation: Id
-    seq: Sequence
     op_id: Id
     commit: bool
     decided: Offset | None
@@ -255,29 +233,21 @@ class ResolvePosition(Fields, frozen=True, kw_only=True):
     tags: Tags | UnsetType = UNSET
 
 
-class FencingClient(Fields, frozen=True, kw_only=True):
+class FencingClient(SenderFields, frozen=True, kw_only=True):
     """Fences one process of a client in its group (PROTOCOL 4.13)."""
 
-    client_id: Name
-    group_id: Name
-    incarnation: Id
-    seq: Sequence
     fenced: Name
     fenced_incarnation: Id
     reason: Text | None
     tags: Tags | UnsetType = UNSET
 
 
-class GroupSettings(Fields, frozen=True, kw_only=True):
+class GroupSettings(SenderFields, frozen=True, kw_only=True):
     """How the members of a group share and hand off partitions (PROTOCOL 9.1).
 
     None stands for the default of a setting.
     """
 
-    client_id: Name
-    group_id: Name
-    incarnation: Id
-    seq: Sequence
     generation: Counting
     policy: Name | None
     planner_version_max: Counting | None
@@ -289,16 +259,12 @@ class GroupSettings(Fields, frozen=True, kw_only=True):
     tags: Tags | UnsetType = UNSET
 
 
-class HandoffOffer(Fields, frozen=True, kw_only=True):
+class HandoffOffer(SenderFields, frozen=True, kw_only=True):
     """Offers an owned key to a successor, which then warms up (PROTOCOL 9.4).
 
     Without a successor it withdraws the offer.
     """
 
-    client_id: Name
-    group_id: Name
-    incarnation: Id
-    seq: Sequence
     topic: Name
     partition: Partition
     epoch: Offset
@@ -307,13 +273,9 @@ class HandoffOffer(Fields, frozen=True, kw_only=True):
     tags: Tags | UnsetType = UNSET
 
 
-class HandoffReady(Fields, frozen=True, kw_only=True):
+class HandoffReady(SenderFields, frozen=True, kw_only=True):
     """Reports that the successor of an offer has warmed up (PROTOCOL 9.4)."""
 
-    client_id: Name
-    group_id: Name
-    incarnation: Id
-    seq: Sequence
     topic: Name
     partition: Partition
     epoch: Offset
@@ -326,16 +288,12 @@ Action = Literal["drain", "cordon"]
 """What a directive asks for (PROTOCOL 9.7)."""
 
 
-class Directive(Fields, frozen=True, kw_only=True):
+class Directive(SenderFields, frozen=True, kw_only=True):
     """Drains or cordons a client or a host until a log time (PROTOCOL 9.7).
 
     It names either a client or a host.
     """
 
-    client_id: Name
-    group_id: Name
-    incarnation: Id
-    seq: Sequence
     op_id: Id
     client: Name | None
     host: Host | None
@@ -359,17 +317,13 @@ class PlannedMember(Fields, frozen=True):
     keys: tuple[tuple[Sequence, tuple[Partition, ...]], ...]
 
 
-class Plan(Fields, frozen=True, kw_only=True):
+class Plan(SenderFields, frozen=True, kw_only=True):
     """Names members for the keys that should change hands (PROTOCOL 9.2).
 
     ``vector`` has for each coordinating partition the next offset that the planner had
     folded, and the milliseconds of its estimate since the last entry.
     """
 
-    client_id: Name
-    group_id: Name
-    incarnation: Id
-    seq: Sequence
     follows: Offset
     number: Sequence
     slice_count: Counting
@@ -381,13 +335,9 @@ class Plan(Fields, frozen=True, kw_only=True):
     tags: Tags | UnsetType = UNSET
 
 
-class LayoutFence(Fields, frozen=True, kw_only=True):
+class LayoutFence(SenderFields, frozen=True, kw_only=True):
     """Opens a change of the partition count in its partition (PROTOCOL 10.2)."""
 
-    client_id: Name
-    group_id: Name
-    incarnation: Id
-    seq: Sequence
     op_id: Id
     from_count: Counting
     config: ConfigFrame
@@ -416,13 +366,9 @@ class ImportedKey(Fields, frozen=True, kw_only=True):
     successor: Name | None
 
 
-class LayoutImport(Fields, frozen=True, kw_only=True):
+class LayoutImport(SenderFields, frozen=True, kw_only=True):
     """Brings final keys of a source to their new partition (PROTOCOL 10.4)."""
 
-    client_id: Name
-    group_id: Name
-    incarnation: Id
-    seq: Sequence
     op_id: Id
     source: Partition
     source_offset: Offset
@@ -432,13 +378,9 @@ class LayoutImport(Fields, frozen=True, kw_only=True):
     tags: Tags | UnsetType = UNSET
 
 
-class LayoutDone(Fields, frozen=True, kw_only=True):
+class LayoutDone(SenderFields, frozen=True, kw_only=True):
     """Declares that all keys of a source are imported here (PROTOCOL 10.5)."""
 
-    client_id: Name
-    group_id: Name
-    incarnation: Id
-    seq: Sequence
     op_id: Id
     source: Partition
     source_offset: Offset
@@ -447,13 +389,9 @@ class LayoutDone(Fields, frozen=True, kw_only=True):
     tags: Tags | UnsetType = UNSET
 
 
-class LayoutFinal(Fields, frozen=True, kw_only=True):
+class LayoutFinal(SenderFields, frozen=True, kw_only=True):
     """Ends a change of the partition count in its partition (PROTOCOL 10.6)."""
 
-    client_id: Name
-    group_id: Name
-    incarnation: Id
-    seq: Sequence
     op_id: Id
     tags: Tags | UnsetType = UNSET
 
@@ -485,7 +423,7 @@ class ImportedDirective(Fields, frozen=True, kw_only=True):
     action: Action
 
 
-class DataGrowth(Fields, frozen=True, kw_only=True):
+class DataGrowth(SenderFields, frozen=True, kw_only=True):
     """Announces that a data topic grows, then ends its old partitions (PROTOCOL 9.10).
 
     Attributes:
@@ -498,10 +436,6 @@ class DataGrowth(Fields, frozen=True, kw_only=True):
         reason: For people.
     """
 
-    client_id: Name
-    group_id: Name
-    incarnation: Id
-    seq: Sequence
     topic: Name
     topic_id: Id | None
     old_count: Annotated[int, Meta(ge=1, le=ENDS_MAX)]
@@ -511,13 +445,9 @@ class DataGrowth(Fields, frozen=True, kw_only=True):
     tags: Tags | UnsetType = UNSET
 
 
-class LayoutGroups(Fields, frozen=True, kw_only=True):
+class LayoutGroups(SenderFields, frozen=True, kw_only=True):
     """Brings settings and directives of groups to their new home (PROTOCOL 10.4)."""
 
-    client_id: Name
-    group_id: Name
-    incarnation: Id
-    seq: Sequence
     op_id: Id
     source: Partition
     source_offset: Offset
@@ -526,13 +456,9 @@ class LayoutGroups(Fields, frozen=True, kw_only=True):
     tags: Tags | UnsetType = UNSET
 
 
-class BatchHeartbeat(Fields, frozen=True, kw_only=True):
+class BatchHeartbeat(SenderFields, frozen=True, kw_only=True):
     """Many heartbeats of one claimant in one record (PROTOCOL 3.6)."""
 
-    client_id: Name
-    group_id: Name
-    incarnation: Id
-    seq: Sequence
     beats: Beats
     tags: Tags | UnsetType = UNSET
 
@@ -556,13 +482,9 @@ class Config(Fields, frozen=True, kw_only=True):
         return LIMIT_DEFAULTS[name] if value is None else value
 
 
-class Member(Fields, frozen=True, kw_only=True):
+class Member(SenderFields, frozen=True, kw_only=True):
     """Announces a live consumer on its group's home partition; soft state."""
 
-    client_id: Name
-    group_id: Name
-    incarnation: Id
-    seq: Sequence
     topics: TopicNames
     host: ShortText
     capacity: Sequence
@@ -574,13 +496,9 @@ class Member(Fields, frozen=True, kw_only=True):
     tags: Tags | UnsetType = UNSET
 
 
-class Reset(Fields, frozen=True, kw_only=True):
+class Reset(SenderFields, frozen=True, kw_only=True):
     """One part of a state that replaces its partition's state (PROTOCOL 7.6)."""
 
-    client_id: Name
-    group_id: Name
-    incarnation: Id
-    seq: Sequence
     op_id: Id
     number: Sequence
     part_count: Counting
@@ -590,25 +508,17 @@ class Reset(Fields, frozen=True, kw_only=True):
     tags: Tags | UnsetType = UNSET
 
 
-class CheckpointBegin(Fields, frozen=True, kw_only=True):
+class CheckpointBegin(SenderFields, frozen=True, kw_only=True):
     """Starts a checkpoint of the state after this record (PROTOCOL 7.2)."""
 
-    client_id: Name
-    group_id: Name
-    incarnation: Id
-    seq: Sequence
     epoch: Offset
     checkpoint_id: Id
     tags: Tags | UnsetType = UNSET
 
 
-class CheckpointChunk(Fields, frozen=True, kw_only=True):
+class CheckpointChunk(SenderFields, frozen=True, kw_only=True):
     """A part of a checkpoint's canonical bytes (PROTOCOL 7.2)."""
 
-    client_id: Name
-    group_id: Name
-    incarnation: Id
-    seq: Sequence
     epoch: Offset
     checkpoint_id: Id
     number: Sequence
@@ -616,13 +526,9 @@ class CheckpointChunk(Fields, frozen=True, kw_only=True):
     tags: Tags | UnsetType = UNSET
 
 
-class CheckpointEnd(Fields, frozen=True, kw_only=True):
+class CheckpointEnd(SenderFields, frozen=True, kw_only=True):
     """Completes a checkpoint; has its size and digest (PROTOCOL 7.2)."""
 
-    client_id: Name
-    group_id: Name
-    incarnation: Id
-    seq: Sequence
     epoch: Offset
     checkpoint_id: Id
     begin_offset: Offset
@@ -709,34 +615,8 @@ KINDS = (
 )
 """Every kind this release reads, with the feature level that introduced it."""
 
-POSITION_LEVEL = 2
-"""The feature level that brought StagePosition, DecidePosition and ResolvePosition."""
-
-FENCE_LEVEL = 2
-"""The feature level that brought FencingClient."""
-
-PAUSE_LEVEL = 2
-"""The feature level that brought PauseGroup."""
-
-HANDOFF_LEVEL = 2
-"""The feature level that brought HandoffOffer and HandoffReady."""
-
-DIRECTIVE_LEVEL = 2
-"""The feature level that brought Directive."""
-SETTINGS_LEVEL = 2
-"""The feature level that brought GroupSettings."""
-
-LAYOUT_LEVEL = 2
-"""The feature level that brought the records of PROTOCOL 10."""
-
-GROWTH_LEVEL = 2
-"""The feature level that brought DataGrowth."""
-
-INTERVAL_LEVEL = 2
-"""The feature level from which on a Config may lower the heartbeat interval."""
-
-PLAN_LEVEL = 2
-"""The feature level that brought Plan."""
+SECOND_LEVEL = 2
+"""It brought these kinds, and Configs that lower the heartbeat interval."""
 
 SUPPORTED_LEVEL = 2
 """The highest feature level that this release can follow (PROTOCOL 3.3)."""

@@ -7,6 +7,7 @@ them. Bytes are hex; an absent optional field is null or left out.
 import base64
 import binascii
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -231,10 +232,10 @@ def _kind(payload: Any) -> Kind | None:  # noqa: ANN401 - any JSON
 def _object_to_fields(fields: type[Fields], data: Any) -> list[Any]:  # noqa: ANN401
     if not isinstance(data, dict):
         raise MalformedRecord("data must be an object")
-    names = {_RENAMED.get(name, name): name for name in fields.__struct_fields__}
-    unknown = sorted(set(data) - set(names))
-    if unknown:
-        raise MalformedRecord(f"unknown field {unknown[0]!r}")
+    names = _names(fields)
+    if not data.keys() <= names.keys():
+        unknown = min(data.keys() - names.keys())
+        raise MalformedRecord(f"unknown field {unknown!r}")
     values: list[Any] = []
     lists = _NESTED_LISTS.get(fields, {})
     for text_name, name in names.items():
@@ -252,6 +253,12 @@ def _object_to_fields(fields: type[Fields], data: Any) -> list[Any]:  # noqa: AN
         else:
             values.append(value)
     return values
+
+
+@cache
+def _names(fields: type[Fields]) -> dict[str, str]:
+    """Return the names of fields by those in the text form."""
+    return {_RENAMED.get(name, name): name for name in fields.__struct_fields__}
 
 
 def _from_hex(value: Any) -> bytes:  # noqa: ANN401 - any JSON

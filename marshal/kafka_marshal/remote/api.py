@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from kafka_marshal.config import ConsumerConfig
+from kafka_marshal.config import TOPICS_MAX, ConsumerConfig
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.types import TopicPartition
 
@@ -25,6 +25,9 @@ EVENT_ID_HEADER = "Last-Event-ID"
 # Longest wait of one request; a client that waits longer repeats it.
 WAIT_MS_MAX = 60_000
 PROGRESS_MAX = 20_000
+BEAT_MS_MAX = 1_000
+BEATS_PER_H = 6
+"""How often clients send heartbeats, per heartbeat interval of the log."""
 _NUMBER_MAX = 2**63 - 1
 
 # Requests are validated when they are decoded. In Python ``$`` also matches before a
@@ -726,7 +729,6 @@ def frame_id(incarnation: str, number: int, *, t: int, offset: int) -> str:
 
 # --- admins
 
-TOPICS_MAX = 1_000
 RESET_PARTITIONS_MAX = 20_000
 
 # Bounds of a topic with ten-digit partition numbers are checked where it is parsed.

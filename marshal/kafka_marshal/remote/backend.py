@@ -35,13 +35,10 @@ from kafka_marshal.remote.command_queue import CALLS_MAX, CommandQueue, may_pass
 from kafka_marshal.remote.context import RemoteContext, RemoteEngine, RemotePorts
 from kafka_marshal.remote.errors import NotRegistered
 from kafka_marshal.remote.grants import SidecarGrantRequester
-from kafka_marshal.remote.queries import SidecarQueries
+from kafka_marshal.remote.queries import ASK_MS_MAX, SidecarQueries
 from kafka_marshal.remote.session import RemoteSession
 from kafka_marshal.remote.transport import Address, Connection, Stream
 
-ASK_MS_MAX = 5_000
-BEAT_MS_MAX = 1_000
-BEATS_PER_H = 6
 TICK_S = 0.02
 CALM_S = 0.1
 REST_MS_MIN = 50
@@ -490,8 +487,8 @@ class SidecarBackend:
 
 def beat_ms_of(info: api.Info) -> int:
     """Return the heartbeat interval of a client."""
-    sixth_ms = info.heartbeat_interval_ms // BEATS_PER_H
-    return max(1, min(sixth_ms, BEAT_MS_MAX, info.client_beat_ms_max))
+    sixth_ms = info.heartbeat_interval_ms // api.BEATS_PER_H
+    return max(1, min(sixth_ms, api.BEAT_MS_MAX, info.client_beat_ms_max))
 
 
 def register(

@@ -12,7 +12,8 @@ from typing import Protocol
 from kafka_marshal.config import Delivery
 from kafka_marshal.engine import Holding, StartRule, Subscription
 from kafka_marshal.engine.holding import Drain, Rewind
-from kafka_marshal.engine.holdings import Holder, Holdings
+from kafka_marshal.engine.holdings import Holdings
+from kafka_marshal.engine.interfaces import ClaimSession
 from kafka_marshal.engine.poll_watchdog import was_stopped
 from kafka_marshal.engine.session import TOPIC_GONE
 from kafka_marshal.engine.subscription import SubscriptionSet
@@ -70,18 +71,17 @@ class Commands(Protocol):
         ...
 
 
-class RemoteSession(Holder):
+class RemoteSession(ClaimSession):
     """A client of a group behind a sidecar. Called under the engine's lock.
 
     Attributes:
         claimant: Claimant in the log: the sidecar.
         client_id: The client's own name.
-        holdings: Keys that it contends for or holds.
-        grants: Requests ranges of offsets at most once.
         commands: Sends the commands.
     """
 
     commands: Commands
+    holdings: dict[Key, Holding]
     grants: SidecarGrantRequester
 
     def __init__(

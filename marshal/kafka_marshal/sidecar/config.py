@@ -13,7 +13,7 @@ from typing import Literal
 
 import attrs
 
-from kafka_marshal.config import Membership, checked_labels
+from kafka_marshal.config import Membership, checked_labels, require_name
 from kafka_marshal.defaults import CHECKPOINT_INTERVAL_MS
 from kafka_marshal.engine.checkpointing import checked_interval_ms
 from kafka_marshal.errors import ConfigurationError
@@ -21,7 +21,7 @@ from kafka_marshal.identity import state_home
 from kafka_marshal.kafka_io import (
     ConnectionConfig as ConnectionConfig,  # noqa: PLC0414 - for the command, too
 )
-from kafka_marshal.protocol.codec import is_identifier
+from kafka_marshal.kafka_io.settings import PORT_MAX
 from kafka_marshal.remote.transport import TOKEN_BYTES_MAX
 from kafka_marshal.sidecar.probe import default_socket
 
@@ -30,7 +30,6 @@ DRAIN_MS = 20_000
 HANDOFF_MS = 10_000
 OPEN_MS = 30_000
 CONNECTIONS_MIN, CONNECTIONS_MAX = 64, 8_192
-PORT_MAX = 65_535
 TOKEN_BYTES_MIN = 16
 # The kernel's limit of an address is 108 bytes including the final NUL.
 SOCKET_BYTES_MAX = 107
@@ -104,12 +103,7 @@ class Settings:
         """
         checked_interval_ms(self.checkpoint_interval_ms, setting="checkpoint-interval")
         checked_labels(self.member.labels)
-        if not is_identifier(self.client_id):
-            raise ConfigurationError(
-                f"client-id {self.client_id!r} is not a valid name: 1 to 200 of "
-                "A-Z a-z 0-9 . _ : -, not . or ..",
-                setting="client-id",
-            )
+        require_name("client-id", self.client_id)
         if not self.socket.is_absolute():
             raise ConfigurationError(
                 f"socket {str(self.socket)!r} must be an absolute path",

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kafka_marshal.config import Membership
+from kafka_marshal.config import Membership, require_name
 from kafka_marshal.engine.proxy_grants import PendingGrant
 from kafka_marshal.engine.waits import await_news
 from kafka_marshal.errors import (
@@ -16,7 +16,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.plan_simulation import group_topics
 from kafka_marshal.plan_view import plan_object, view_plan
-from kafka_marshal.protocol.codec import is_identifier, is_topic
+from kafka_marshal.protocol.codec import is_topic
 from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict
 from kafka_marshal.protocol.handoffs import offered_since_ms, phase_of
 from kafka_marshal.protocol.text import claim_to_object, world_to_object
@@ -40,9 +40,6 @@ from kafka_marshal.views import World
 
 LOOKUP_MS_MAX = 10_000
 CLAIM_MS_MAX = 1_000
-WAIT_SLICE_MS = 50
-BEATS_PER_H = 6
-BEAT_MS_MAX = 1_000
 WANTS_MAX = 100
 CLAIMS_MAX = 1_000
 NAME_CHARS_MAX = 200
@@ -81,7 +78,7 @@ class SidecarService:
         member: Membership | None = None,
         handoff_ms: int = HANDOFF_MS,
     ) -> None:
-        _require_name("client_id", client_id)
+        require_name("client_id", client_id)
         self._runtime = runtime
         self._engine = runtime.engine
         self._context = runtime.engine.context
@@ -135,9 +132,8 @@ class SidecarService:
 
     @property
     def _beat_ms_max(self) -> int:
-        return max(
-            1, min(self._context.heartbeat_interval_ms // BEATS_PER_H, BEAT_MS_MAX)
-        )
+        sixth_ms = self._context.heartbeat_interval_ms // api.BEATS_PER_H
+        return max(1, min(sixth_ms, api.BEAT_MS_MAX))
 
     def _require_open(self) -> None:
         if self._engine.failure is not None:
@@ -179,8 +175,8 @@ class SidecarService:
             IdentityConflict: Another process of that name is alive.
             CoordinationError: The sidecar is shutting down, or not ready yet.
         """
-        _require_name("group_id", group_id)
-        _require_name("client_id", client_id)
+        require_name("group_id", group_id)
+        require_name("client_id", client_id)
         with self._engine.changed:
             self._require_open()
             most_ms = self._beat_ms_max
@@ -759,7 +755,7 @@ class SidecarService:
             found = []
             for replica in context.replicas.values():
                 world, keys = replica.world, replica.world.keys
-                log_ms = world.now_ms + replica.elapsed_ms(context.now_ms)
+                log_ms = replica.log_ms(context.now_ms)
                 for key in [k for k in keys if k.group_id == group_id]:
                     known, lease = keys[key], leases.get(key)
                     row = handoff_row(
@@ -850,7 +846,7 @@ def _grant_request(group_id: str, message: api.GrantRequest) -> NumberedRequest:
     Raises:
         ConfigurationError: It requests nothing, or names no group.
     """
-    _require_name("group_id", group_id)
+    require_name("group_id", group_id)
     if message.last < message.first:
         raise ConfigurationError(
             f"offsets {message.first} to {message.last} are none", setting="last"
@@ -864,12 +860,3 @@ def _grant_request(group_id: str, message: api.GrantRequest) -> NumberedRequest:
 
 def _key(who: Caller, standing: api.Progress) -> Key:
     return Key(who.group_id, standing.topic, standing.partition)
-
-
-def _require_name(setting: str, name: str) -> None:
-    if not is_identifier(name):
-        raise ConfigurationError(
-            f"{setting} {name!r} is no valid name: "
-            "1 to 200 of A-Z a-z 0-9 . _ : -, not . or ..",
-            setting=setting,
-        )

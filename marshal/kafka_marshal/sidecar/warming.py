@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from kafka_marshal.engine import Context, OfferedKey, Session
-from kafka_marshal.ports import Pending
+from kafka_marshal.ports import FAR_MS, Pending
 from kafka_marshal.protocol.handoffs import OFFERED, READY, phase_of
 from kafka_marshal.protocol.state import KeyState
 from kafka_marshal.protocol.types import Key
@@ -33,7 +33,6 @@ NOT_SUCCESSOR = "not_successor"
 LATE = "late"
 # How long a move waits that a barred pair, or too many offers, has delayed.
 RETRY_MS = 1_000
-FAR_MS = 2**63
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -185,7 +184,7 @@ class WarmUps:
     def _is_offered_elsewhere(self, key: Key) -> bool:
         """Return whether the log shows that this sidecar offers a key to another."""
         known, replica = self._known(key), self._context.replica_of(key)
-        log_ms = replica.world.now_ms + replica.elapsed_ms(self._context.now_ms)
+        log_ms = replica.log_ms(self._context.now_ms)
         return known is not None and phase_of(known, log_ms) is not None
 
     def _is_full(self, giver: Client, to: Client) -> bool:

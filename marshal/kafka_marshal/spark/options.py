@@ -17,7 +17,7 @@ from kafka_marshal.defaults import COORDINATION_TOPIC
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io.settings import AUTO, ConnectionConfig
 from kafka_marshal.protocol.codec import is_identifier, is_topic
-from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.protocol.types import OFFSET_MAX, TopicPartition
 from kafka_marshal.remote.transport import UNIX, Address
 from kafka_marshal.spark.java import settings_of
 from kafka_marshal.spark.kafka_options import IGNORED, REFUSED, meaning_of
@@ -26,7 +26,6 @@ LOGGER = logging.getLogger("kafka_marshal")
 
 
 EARLIEST, LATEST = -2, -1
-OFFSET_MAX = 2**63 - 1
 KAFKA_PREFIX = "kafka."
 TOPICS = ("subscribe", "subscribePattern", "assign")
 ENDINGS = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")

@@ -14,6 +14,7 @@ import attrs
 
 from kafka_marshal.closing import Closing
 from kafka_marshal.defaults import COORDINATION_TOPIC
+from kafka_marshal.engine.kept_states import POLL_MS
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded, MarshalError
 from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
 from kafka_marshal.protocol.log_judge import LogJudge
@@ -21,7 +22,6 @@ from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.state import ACCEPTED, KeyState, Transition, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry, OffsetRange
 
-POLL_MS = 100
 OPEN_MS_MAX = 15_000
 CLOSE_MS_MAX = 5_000
 DELAYS_KEPT_MAX = 20_000

@@ -99,7 +99,7 @@ def test_every_command_has_help_with_an_example(path):
 def test_the_exit_codes_are_in_the_help():
     outcome = invoke("--help")
     for code in ExitCode:
-        assert f"\n {code.value}: " in outcome.output
+        assert f"\n{code.value}: " in outcome.output
 
 
 def test_version():

@@ -1,5 +1,6 @@
 """Every error has an exit code of its own choosing, and a next command."""
 
+import errno
 import inspect
 
 import pytest
@@ -94,6 +95,15 @@ def test_a_bug_is_reported_with_its_type():
         "unexpected ZeroDivisionError: division by zero; --debug shows where\n"
         "next: marshal log verify"
     )
+
+
+def test_an_error_of_the_operating_system_is_no_bug():
+    error = OSError(errno.ENOSPC, "No space left on device", "/var/x")
+    assert exit_code(error) == ExitCode.FAILED
+    text = message(error)
+    assert "No space left on device: '/var/x'" in text
+    assert text.endswith("next: marshal doctor")
+    assert exit_code(BrokenPipeError()) == ExitCode.FAILED
 
 
 def test_arguments_of_the_library_are_shown_as_flags():

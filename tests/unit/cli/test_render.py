@@ -1,11 +1,13 @@
 """Answers as people and programs read them, whatever the log holds."""
 
 import json
-import string
+import re
+from io import StringIO
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from kafka_marshal_cli.render import (
     Answer,
@@ -17,6 +19,8 @@ from kafka_marshal_cli.render import (
     duration,
     escape,
     escape_lines,
+    fitting,
+    grid,
     lines,
     people,
     plain,
@@ -26,6 +30,7 @@ from kafka_marshal_cli.render import (
 
 ESC = "\x1b[31m"
 RTL = "\u202e"
+SGR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @pytest.mark.parametrize(
@@ -102,10 +107,86 @@ def test_a_table_has_colour_only_where_it_may():
     assert "\x1b[1m" in table(SECTION, width=80, is_color=True)
 
 
-def test_a_narrow_terminal_folds_and_drops_nothing():
-    section = Section("x", [{"name": string.ascii_letters}], (column("NAME", "name"),))
-    rows = table(section, width=20).splitlines()
-    assert "".join(rows[1:]).replace(" ", "") == string.ascii_letters
+CELLS = st.text(st.characters(max_codepoint=0x7F), max_size=6) | st.text(max_size=4)
+FIELDS = (Column("A", lambda row: row[0]), Column("NUMBER", lambda row: row[1], True))
+
+
+@given(
+    st.lists(st.tuples(CELLS, CELLS, CELLS), min_size=1, max_size=4),
+    st.none() | st.integers(1, 50),
+    st.booleans(),
+)
+def test_a_table_is_the_one_of_rich(rows, width, is_color):
+    section = Section("x", rows, (*FIELDS, Column("LAST", lambda row: row[2])))
+    shown = table(section, width=width, is_color=is_color)
+    drawn = StringIO()
+    Console(file=drawn, width=100_000).print(grid(section, width=width))
+    assert uncolored(shown) == uncolored(drawn.getvalue().removesuffix("\n"))
+
+
+def uncolored(text):
+    return [line.rstrip() for line in SGR.sub("", text).split("\n")]
+
+
+WIDE = Section(
+    "claims",
+    [
+        {"owner": "worker-2", "offset": 1234567, "why": "fair: 0 held, share 3 of 6"},
+        {"owner": "worker-1", "offset": 7, "why": "handed over by worker-2; free"},
+    ],
+    (
+        column("OWNER", "owner"),
+        column("LOG-END-OFFSET", "offset"),
+        column("WHY", "why"),
+    ),
+)
+
+
+def test_a_narrow_terminal_folds_text_and_titles():
+    assert table(WIDE, width=40).splitlines() == [
+        "             LOG-",
+        "             END-",
+        "OWNER      OFFSET  WHY",
+        "worker-2  1234567  fair: 0 held, share 3",
+        "                   of 6",
+        "worker-1        7  handed over by",
+        "                   worker-2; free",
+    ]
+
+
+@pytest.mark.parametrize("width", range(1, 60))
+def test_no_width_folds_a_name_or_a_number(width):
+    shown = table(WIDE, width=width)
+    assert {"worker-2", "worker-1", "1234567", "7"} <= set(shown.split())
+    is_narrow = max(map(len, shown.splitlines())) <= width
+    assert is_narrow or shown == table(WIDE)
+
+
+def test_texts_of_a_narrow_terminal_share_the_room():
+    section = Section(
+        "checks",
+        [{"name": "log", "found": "a " * 60, "next": "b " * 60, "short": "c d"}],
+        tuple(column(key.upper(), key) for key in ("name", "found", "next", "short")),
+    )
+    assert max(map(len, table(section, width=60).splitlines())) <= 60
+    first = table(section, width=60).splitlines()[1]
+    assert abs(first.count("a") - first.count("b")) <= 1
+    assert first.endswith("c d")
+
+
+def test_names_as_wide_as_two_columns_each():
+    section = Section("x", [{"name": "日本" * 9}], (column("NAME", "name"),))
+    assert table(section, width=36).splitlines() == ["NAME", "日本" * 9]
+    assert fitting(section, 10)[1] == []
+
+
+def test_a_table_in_place_leaves_out_what_does_not_fit_at_the_right():
+    section, left_out = fitting(WIDE, 20)
+    assert left_out == ["WHY"]
+    assert max(map(len, table(section, width=20).splitlines())) <= 20
+    assert fitting(WIDE, 200)[1] == []
+    assert fitting(WIDE, 1)[1] == ["WHY", "LOG-END-OFFSET"]
+    assert fitting(WIDE, 30, less=("LOG-END-OFFSET", "NONE"))[1] == ["LOG-END-OFFSET"]
 
 
 def test_people():

@@ -1,7 +1,9 @@
 """What all commands share: options, answers, and how they fail."""
 
 import json
+import subprocess
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import pytest
@@ -184,6 +186,35 @@ def test_written_data_precedes_the_error():
     assert run(body).stdout == "line\n"
 
 
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["topic", "random-id"]]
+)
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has /dev/full")
+def test_an_output_that_cannot_be_written_is_an_error(arguments):
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "kafka_marshal_cli", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("marshal: ")
+    assert "No space left on device" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("arguments", ["--version", "topic random-id"])
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_outputs_are_no_bug(arguments, closed):
+    line = f'"{sys.executable}" -m kafka_marshal_cli {arguments} {closed}'
+    ended = subprocess.run(
+        ["/bin/sh", "-c", line], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_answers_in_every_form():
     def body(call, *_):
         call.answer(ANSWER)
@@ -194,25 +225,6 @@ def test_answers_in_every_form():
     (line,) = run(body, "-o", "jsonl").stdout.splitlines()
     assert json.loads(line)["kind"] == "rows"
     assert "\x1b" not in line
-
-
-@pytest.mark.parametrize(
-    ("env", "is_color"),
-    [
-        ({"TERM": "xterm"}, True),
-        ({"TERM": "xterm", "NO_COLOR": "1"}, False),
-        ({"TERM": "dumb"}, False),
-    ],
-)
-def test_colour_of_a_terminal(monkeypatch, env, is_color):
-    for name in ("TERM", "NO_COLOR"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {**env, "COLUMNS": "33"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert shared.terminal(sys.stdout) == (33, is_color)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
-    assert shared.terminal(sys.stdout) == (None, False)
 
 
 def test_messages_for_people_are_escaped(capsys):

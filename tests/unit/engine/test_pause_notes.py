@@ -13,7 +13,7 @@ from kafka_marshal.engine.pause_notes import (
 )
 from kafka_marshal.engine.replica import Replica
 from kafka_marshal.protocol.codec import person_to_tags
-from kafka_marshal.protocol.records import POSITION_LEVEL
+from kafka_marshal.protocol.records import SECOND_LEVEL
 from kafka_marshal.protocol.state import WorldState
 
 UNTIL = START_MS + 50_000
@@ -25,7 +25,7 @@ def replicas(*records):
     """Return what two coordinating partitions fold to."""
     found = {}
     for t in (0, 1):
-        log = Log(t, k=2, level=POSITION_LEVEL)
+        log = Log(t, k=2, level=SECOND_LEVEL)
         for number, record in enumerate(records):
             log.append(replace(record, seq=number + 1), after=1)
         found[t] = Replica(t, now_ms=0)

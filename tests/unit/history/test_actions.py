@@ -38,7 +38,7 @@ from kafka_marshal.history.actions import GROW, RESIZE, ActionLog, AdminRecord
 from kafka_marshal.history.wording import action_to_object, outcome_of
 from kafka_marshal.protocol.codec import decode, person_to_tags
 from kafka_marshal.protocol.rationalizer import apply
-from kafka_marshal.protocol.records import POSITION_LEVEL, SUPPORTED_LEVEL
+from kafka_marshal.protocol.records import SECOND_LEVEL, SUPPORTED_LEVEL
 from kafka_marshal.protocol.snapshot import digest, to_bytes
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key
@@ -215,7 +215,7 @@ BEGIN = START_MS + 10_000
 
 
 def test_a_scheduled_pause_begins_and_ends_without_a_record():
-    bench = Bench(2, level=POSITION_LEVEL)
+    bench = Bench(2, level=SECOND_LEVEL)
     for t in range(2):
         bench.append(replaced(schedule(BEGIN, UNTIL), reason="sunday"), t=t)
     action = bench.one()
@@ -239,7 +239,7 @@ def test_a_scheduled_pause_begins_and_ends_without_a_record():
 
 
 def test_a_scheduled_pause_that_is_cancelled():
-    bench = Bench(level=POSITION_LEVEL)
+    bench = Bench(level=SECOND_LEVEL)
     bench.append(schedule(BEGIN, UNTIL))
     bench.append(pause(0, seq=1, client="eve"), after=1)
     paused, resumed = bench.all()
@@ -248,7 +248,7 @@ def test_a_scheduled_pause_that_is_cancelled():
 
 
 def test_a_scheduled_pause_whose_time_is_over_before_it_could_begin():
-    bench = Bench(level=POSITION_LEVEL)
+    bench = Bench(level=SECOND_LEVEL)
     bench.append(pause(UNTIL + 9, op=OTHER_OP))
     bench.append(schedule(BEGIN, UNTIL), after=1)
     bench.append(schedule(UNTIL, UNTIL + 99, op=ident("next")), after=1)
@@ -259,14 +259,14 @@ def test_a_scheduled_pause_whose_time_is_over_before_it_could_begin():
 
 
 def test_a_scheduled_pause_is_over_by_the_clock_of_the_reader():
-    bench = Bench(level=POSITION_LEVEL)
+    bench = Bench(level=SECOND_LEVEL)
     bench.append(schedule(BEGIN, UNTIL))
     assert bench.one(elapsed={0: UNTIL}).ended.how == "expired"
     assert bench.one(elapsed={0: UNTIL - 1}).scheduled == (0,)
 
 
 def test_a_pause_that_was_scheduled_before_a_checkpoint():
-    log = Log(level=POSITION_LEVEL)
+    log = Log(level=SECOND_LEVEL)
     log.append(schedule(BEGIN, UNTIL))
     found = ActionLog()
     found.begin(log.state)
@@ -289,7 +289,7 @@ def staged(bench):
 
 
 def test_a_committed_set_position_is_one_action():
-    bench = Bench(level=POSITION_LEVEL)
+    bench = Bench(level=SECOND_LEVEL)
     staged(bench)
     assert bench.one().outcome == "open"
     bench.append(decide())
@@ -305,7 +305,7 @@ def test_a_committed_set_position_is_one_action():
 
 
 def test_an_aborted_set_position():
-    bench = Bench(level=POSITION_LEVEL)
+    bench = Bench(level=SECOND_LEVEL)
     staged(bench)
     bench.append(resolve(commit=False))
     action = bench.one()
@@ -313,7 +313,7 @@ def test_an_aborted_set_position():
 
 
 def test_a_pause_that_ends_before_the_commit_aborts():
-    bench = Bench(level=POSITION_LEVEL)
+    bench = Bench(level=SECOND_LEVEL)
     staged(bench)
     bench.append(decide(), at=UNTIL)
     action = bench.one()
@@ -323,7 +323,7 @@ def test_a_pause_that_ends_before_the_commit_aborts():
 
 
 def test_a_refused_stage_names_its_keys():
-    bench = Bench(level=POSITION_LEVEL)
+    bench = Bench(level=SECOND_LEVEL)
     bench.append(pause(UNTIL))
     bench.append(stage((0, 4), (1, 5)))
     keys = bench.one().keys
@@ -334,7 +334,7 @@ def test_a_refused_stage_names_its_keys():
 
 
 def test_a_set_position_whose_tags_name_an_operation_is_its_undo():
-    bench = Bench(level=POSITION_LEVEL)
+    bench = Bench(level=SECOND_LEVEL)
     staged(bench)
     bench.append(decide())
     bench.append(resolve(commit=True))
@@ -351,7 +351,7 @@ def test_a_set_position_whose_tags_name_an_operation_is_its_undo():
 
 
 def test_a_reset_that_happens_to_set_back_positions_is_no_undo():
-    bench = Bench(level=POSITION_LEVEL)
+    bench = Bench(level=SECOND_LEVEL)
     staged(bench)
     bench.append(decide())
     bench.append(resolve(commit=True))
@@ -385,7 +385,7 @@ def test_a_forget_of_nothing_is_refused():
 
 
 def test_the_fence_of_a_process_in_all_partitions_is_one_action():
-    bench = Bench(2, level=POSITION_LEVEL)
+    bench = Bench(2, level=SECOND_LEVEL)
     for t in range(2):
         bench.append(fence(reason="hangs"), t=t)
     bench.append(fence("c2"), after=1)
@@ -400,7 +400,7 @@ def test_the_fence_of_a_process_in_all_partitions_is_one_action():
 
 
 def test_each_change_of_settings_is_an_action():
-    bench = Bench(level=POSITION_LEVEL)
+    bench = Bench(level=SECOND_LEVEL)
     bench.append(settings(handoff_ms=5, policy="fair", reason="slow"))
     bench.append(settings(2), after=1)
     bench.append(settings(2, admin="admin-2"), after=1)
@@ -413,7 +413,7 @@ def test_each_change_of_settings_is_an_action():
 
 
 def test_a_drain_of_all_groups_is_one_action_with_its_end():
-    bench = Bench(2, group_id="h", level=POSITION_LEVEL)
+    bench = Bench(2, group_id="h", level=SECOND_LEVEL)
     for t in range(2):
         one = direct(host="m1", until=UNTIL, group="marshal")
         bench.append(msgspec.structs.replace(one, reason="reboot"), t=t)
@@ -435,7 +435,7 @@ def test_a_drain_of_all_groups_is_one_action_with_its_end():
 
 
 def test_a_cordon_that_is_refused():
-    bench = Bench(level=POSITION_LEVEL)
+    bench = Bench(level=SECOND_LEVEL)
     bench.append(direct("c1", until=1, action="cordon"))
     action = bench.one()
     assert (action.kind, action.until_ms) == ("cordon", None)

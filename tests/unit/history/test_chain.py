@@ -40,7 +40,7 @@ from kafka_marshal.history.rows import RESTORED
 from kafka_marshal.history.wording import text_of
 from kafka_marshal.protocol.codec import person_to_tags
 from kafka_marshal.protocol.rationalizer import apply
-from kafka_marshal.protocol.records import POSITION_LEVEL
+from kafka_marshal.protocol.records import SECOND_LEVEL
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
 from kafka_marshal.protocol.state import WorldState, why_to_tags
 from kafka_marshal.protocol.types import Key
@@ -311,7 +311,7 @@ def test_a_refused_pause_is_not_of_the_chain():
 
 
 def test_a_committed_set_position():
-    bench = Bench(level=POSITION_LEVEL)
+    bench = Bench(level=SECOND_LEVEL)
     epoch = bench.append(claim())
     bench.append(release(epoch, 9))
     bench.append(pause(START_MS + 5_000))
@@ -329,7 +329,7 @@ def test_a_committed_set_position():
 
 
 def test_an_aborted_set_position_and_the_owner_that_a_stage_ended():
-    bench = Bench(level=POSITION_LEVEL)
+    bench = Bench(level=SECOND_LEVEL)
     bench.append(claim())
     bench.append(pause(START_MS + 50_000))
     bench.append(stage((0, 4)), after=2 * H + 1)
@@ -340,7 +340,7 @@ def test_an_aborted_set_position_and_the_owner_that_a_stage_ended():
 
 
 def test_a_stage_is_refused_as_a_whole():
-    bench = Bench(level=POSITION_LEVEL)
+    bench = Bench(level=SECOND_LEVEL)
     bench.append(release(bench.append(claim()), 9))
     bench.append(pause(START_MS + 5_000))
     bench.append(stage((0, 4), (1, 4)))
@@ -351,7 +351,7 @@ def test_a_stage_is_refused_as_a_whole():
 
 
 def test_a_resolve_of_other_keys_ends_the_pause():
-    bench = Bench(level=POSITION_LEVEL)
+    bench = Bench(level=SECOND_LEVEL)
     other = Key("g", "t", 1)
     bench.append(release(bench.append(claim(key=other)), 3, key=other))
     bench.append(pause(START_MS + 5_000))
@@ -385,7 +385,7 @@ def test_a_refused_forget_is_an_event():
 
 
 def test_a_fence_of_the_owner_is_an_event_and_so_is_what_it_tries_then():
-    bench = Bench(level=POSITION_LEVEL)
+    bench = Bench(level=SECOND_LEVEL)
     epoch = bench.append(claim())
     bench.append(fence("c2"))
     bench.append(fence(reason="hangs"))
@@ -464,7 +464,7 @@ def test_events_and_claims_are_bounded_and_counted(monkeypatch):
 
 
 def test_it_begins_at_a_checkpoint_with_what_that_has():
-    log = Log(level=POSITION_LEVEL)
+    log = Log(level=SECOND_LEVEL)
     epoch = log.claimed()
     log.append(beat(epoch, 7))
     log.claimed("c2", key=OTHER)
@@ -477,7 +477,7 @@ def test_it_begins_at_a_checkpoint_with_what_that_has():
 
 
 def test_a_lock_at_the_checkpoint_is_known():
-    log = Log(level=POSITION_LEVEL)
+    log = Log(level=SECOND_LEVEL)
     log.append(release(log.claimed(), 9))
     log.append(pause(START_MS + 5_000))
     log.append(stage((0, 4)))

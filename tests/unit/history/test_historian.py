@@ -58,7 +58,7 @@ from kafka_marshal.history.rows import (
     Rejected,
 )
 from kafka_marshal.protocol.codec import person_to_tags
-from kafka_marshal.protocol.records import POSITION_LEVEL
+from kafka_marshal.protocol.records import SECOND_LEVEL
 from kafka_marshal.protocol.snapshot import digest, to_bytes
 from kafka_marshal.protocol.state import ACCEPTED, Transition, why_to_tags
 from kafka_marshal.protocol.types import Key, Token
@@ -600,7 +600,7 @@ def test_a_forgotten_key_ends_its_claim_and_starts_again():
 
 @pytest.mark.parametrize("commit", [True, False])
 def test_a_set_position_ends_the_claim_of_a_stale_owner(commit):
-    bench = Bench(level=POSITION_LEVEL)
+    bench = Bench(level=SECOND_LEVEL)
     epoch = bench.append(claim())
     bench.append(messages(epoch, 0, 9))
     bench.append(pause(START_MS + 100 * H))

@@ -24,7 +24,7 @@ from kafka_marshal.errors import TopicMisconfigured
 from kafka_marshal.history import reading
 from kafka_marshal.history.wording import text_of
 from kafka_marshal.protocol.hashing import home_partition, key_partition
-from kafka_marshal.protocol.records import POSITION_LEVEL
+from kafka_marshal.protocol.records import SECOND_LEVEL
 
 __all__ = ["past"]
 LATER_MS = 4_102_444_800_000
@@ -116,7 +116,7 @@ def staged_logs():
     home = home_partition(key.group_id, partition_count=2)
     partitions = (p for p in range(100) if place(2, key._replace(partition=p)) != home)
     key = key._replace(partition=next(partitions))
-    logs = [Log(number, k=2, level=POSITION_LEVEL) for number in range(2)]
+    logs = [Log(number, k=2, level=SECOND_LEVEL) for number in range(2)]
     mine = logs[1 - home]
     mine.append(release(mine.claimed(key=key), 9, key=key))
     for log in logs:

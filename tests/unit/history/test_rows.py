@@ -4,14 +4,16 @@ import msgspec
 import pytest
 from logkit import KEY, ident
 
-from kafka_marshal.history import rows
 from kafka_marshal.history.rows import (
     OPEN,
+    RAN_OUT,
+    UNPAUSED,
     Interval,
     Moment,
     PauseRow,
     Row,
 )
+from kafka_marshal.protocol.losses import RELEASED, RESUMED, TAKEN_OVER
 from kafka_marshal.protocol.types import Token
 
 AT = Moment(3, 1_000, 2_000)
@@ -53,5 +55,5 @@ def test_open_rows_stay_open_after_a_round_trip():
 
 
 def test_endings_have_names_of_their_own():
-    names = ("OPEN", "RELEASED", "RESUMED", "TAKEN_OVER", "UNPAUSED", "RAN_OUT")
-    assert len({getattr(rows, name) for name in names}) == len(names)
+    names = (OPEN, UNPAUSED, RAN_OUT, RELEASED, RESUMED, TAKEN_OVER)
+    assert len({*names}) == len(names)

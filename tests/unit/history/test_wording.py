@@ -30,7 +30,7 @@ from kafka_marshal.history.wording import (
     why,
 )
 from kafka_marshal.protocol.codec import person_to_tags
-from kafka_marshal.protocol.records import POSITION_LEVEL, SUPPORTED_LEVEL
+from kafka_marshal.protocol.records import SECOND_LEVEL, SUPPORTED_LEVEL
 from kafka_marshal.protocol.snapshot import digest, to_bytes
 from kafka_marshal.protocol.state import why_to_tags
 
@@ -103,7 +103,7 @@ def test_a_key_that_was_taken_over():
 
 
 def test_an_owner_whose_process_is_fenced():
-    bench = Bench(level=POSITION_LEVEL)
+    bench = Bench(level=SECOND_LEVEL)
     bench.append(claim())
     bench.append(fence())
     assert bench.why().endswith(
@@ -136,7 +136,7 @@ def test_a_paused_group_is_named_with_the_person_and_the_reason():
 
 
 def test_a_locked_key_names_its_operation():
-    bench = Bench(level=POSITION_LEVEL)
+    bench = Bench(level=SECOND_LEVEL)
     bench.append(release(bench.append(claim()), 9))
     bench.append(pause(UNTIL))
     bench.append(stage((0, 4)))
@@ -148,7 +148,7 @@ def test_a_locked_key_names_its_operation():
 
 
 def test_a_free_key_whose_position_was_set_names_both():
-    bench = Bench(level=POSITION_LEVEL)
+    bench = Bench(level=SECOND_LEVEL)
     bench.append(release(bench.append(claim()), 9))
     bench.append(pause(UNTIL))
     bench.append(stage((0, 4)))
@@ -157,7 +157,7 @@ def test_a_free_key_whose_position_was_set_names_both():
 
 
 def test_a_commit_is_named_after_the_release(monkeypatch):
-    log = Bench(level=POSITION_LEVEL, k=2)
+    log = Bench(level=SECOND_LEVEL, k=2)
     log.log.state.partition = 1  # not the home, which would require a Decide
     monkeypatch.setattr(
         "kafka_marshal.protocol.judging.is_misplaced", lambda *_, **__: False

@@ -68,6 +68,21 @@ def test_every_codec_of_kafka_is_decompressed_and_garbage_raises(
         decompress(codec, memoryview(wrong))
 
 
+@pytest.mark.parametrize(("codec", "name"), [(3, "lz4"), (4, "zstd")])
+def test_batches_of_one_thread_are_each_its_own(package, codec, name, monkeypatch):
+    """Though one buffer is used for them, as far as it is large enough."""
+    monkeypatch.setattr(compression, "_scratch", compression._Scratch())
+    monkeypatch.setattr(compression, "_SCRATCH_BYTES_MAX", 10_000)
+    whole = [
+        bytes([number]) * size for number, size in enumerate((9, 9_999, 5, 99_999))
+    ]
+    found = [decompress(codec, memoryview(streamed(each, name))) for each in whole]
+    assert found == whole
+    if package == "cramjam":
+        assert len(compression._scratch.buffer) == 9_999
+    assert decompress(codec, memoryview(streamed(b"x", name)), room=2) == b"\0\0x"
+
+
 @pytest.mark.parametrize("size", [-(2**31), -5, -4, 0, 2**31 - 1])
 def test_a_block_of_another_size_ends_the_frame(package, size):
     _, pressed = PRESSED[2]

@@ -1,10 +1,14 @@
 """Patches of kafka-python: header names, last data, large responses, topic ids."""
 
 import asyncio
+import fcntl
+import select
 import socket
+import ssl
 import struct
 import subprocess
 import sys
+import termios
 import threading
 import uuid
 from pathlib import Path
@@ -230,6 +234,69 @@ def test_what_is_there_is_received_into_its_buffer(line):
     assert receive(transport, not_ordinary) == (b"", None)
     assert connection.parser is parser
     assert len(parser.missing()) == 0, "nothing was requested"
+
+
+@pytest.fixture
+def tcp():
+    """Both ends of a connection; the second one does not block."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        far = socket.create_connection(server.getsockname(), timeout=10)
+        near, _ = server.accept()
+    near.setblocking(False)
+    with far, near:
+        yield far, near
+
+
+def is_readable(sock):
+    return bool(select.select([sock], [], [], 0)[0])
+
+
+def wakeup_bytes(sock):
+    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such marks")
+def test_a_large_response_wakes_its_reader_for_much_of_it(tcp):
+    far, near = tcp
+    size = 200_000
+    connection = SimpleNamespace(parser=KafkaProtocol(), config=CONFIG)
+    transport = KafkaTCPTransport(None, near)
+    transport.set_protocol(connection)
+    data = framed(bytes(size))
+    far.sendall(data[:1_004])
+    until(lambda: is_readable(near), "the beginning")
+    receive(transport, not_ordinary)
+    parser = connection.parser
+    assert (len(parser.missing()), wakeup_bytes(near)) == (199_000, 199_000)
+    far.sendall(data[1_004:-1])
+    waiting = struct.pack("i", 0)
+    until(
+        lambda: (
+            struct.unpack("i", fcntl.ioctl(near, termios.FIONREAD, waiting))[0]
+            == len(parser.missing()) - 1
+        ),
+        "all but one byte",
+    )
+    assert not is_readable(near)
+    far.sendall(data[-1:])
+    until(lambda: is_readable(near), "the last byte")
+    receive(transport, not_ordinary)
+    assert wakeup_bytes(near) == 1, "the next response may be small"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such marks")
+def test_a_response_over_tls_wakes_its_reader_for_each_piece(tcp):
+    """TLS may have read bytes that are still missing here."""
+    _, near = tcp
+    reader = ResponseReader(client_id="one", bytes_max=1_000_000)
+    reader.missing()[:] = struct.pack(">i", 500_000)
+    reader.advance(4)
+    wrapped = ssl.create_default_context().wrap_socket(
+        near, server_hostname="localhost", do_handshake_on_connect=False
+    )
+    with wrapped:
+        reader.limit_wakeups(wrapped)
+        assert wakeup_bytes(wrapped) == 1
 
 
 def test_a_response_without_memory_ends_the_connection(line, monkeypatch):

@@ -38,7 +38,21 @@ def test_addresses(given, expected):
 
 @pytest.mark.parametrize(
     "given",
-    ["", " , ", [], "a:b", "a:0", "a:65536", "a:²", ":9", "http://a:1", "a b:1"],
+    [
+        "",
+        " , ",
+        [],
+        "a:b",
+        "a:0",
+        "a:65536",
+        "a:²",
+        ":9",
+        "http://a:1",
+        "a b:1",
+        b"a:1",
+        [b"a:1"],
+        9092,
+    ],
 )
 def test_bad_addresses_are_refused(given):
     with pytest.raises(ConfigurationError) as caught:
@@ -46,7 +60,13 @@ def test_bad_addresses_are_refused(given):
     assert caught.value.setting == "bootstrap_servers"
 
 
-@pytest.mark.parametrize("topic", ["", ".", "..", "a b", "a/b", "x" * 250, "ü"])
+def test_options_are_a_mapping():
+    with pytest.raises(ConfigurationError, match="dict") as caught:
+        ConnectionConfig("a", options="security.protocol=SSL")
+    assert caught.value.setting == "options"
+
+
+@pytest.mark.parametrize("topic", [7, "", ".", "..", "a b", "a/b", "x" * 250, "ü"])
 def test_bad_topics_are_refused(topic):
     with pytest.raises(ConfigurationError) as caught:
         ConnectionConfig("a", coordination_topic=topic)

@@ -25,7 +25,7 @@ from logkit import (
 
 from kafka_marshal.protocol.fold_fences import FOLDS
 from kafka_marshal.protocol.items import Fence
-from kafka_marshal.protocol.records import FENCE_LEVEL, KINDS
+from kafka_marshal.protocol.records import KINDS, SECOND_LEVEL
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
 from kafka_marshal.protocol.state import FENCES_MAX
 from kafka_marshal.protocol.types import Key
@@ -35,7 +35,7 @@ SECOND = Key("g", "t", 1)
 
 def held(**settings):
     """Return a log in which c1 holds a key, and that key's epoch."""
-    log = Log(level=FENCE_LEVEL, **settings)
+    log = Log(level=SECOND_LEVEL, **settings)
     return log, log.claimed(resume_hash=hashed(SECRET))
 
 
@@ -47,7 +47,7 @@ def fenced(**settings):
 
 def test_all_kinds_of_the_module_have_its_level():
     levels = {kind.record: kind.level for kind in KINDS}
-    assert {levels[record] for record in FOLDS} == {FENCE_LEVEL}
+    assert {levels[record] for record in FOLDS} == {SECOND_LEVEL}
 
 
 def test_a_fence_is_remembered_and_changes_no_key():
@@ -176,7 +176,7 @@ def test_a_second_fence_changes_nothing():
 
 
 def test_a_fence_keeps_its_group_without_keys():
-    log = Log(level=FENCE_LEVEL, groups=1)
+    log = Log(level=SECOND_LEVEL, groups=1)
     assert log.outcome_of(fence()) == "fenced"
     assert log.state.groups["g"].key_count == 0
     assert log.outcome_of(fence(group="h")) == "limits"
@@ -184,7 +184,7 @@ def test_a_fence_keeps_its_group_without_keys():
 
 
 def test_a_group_remembers_its_last_fences():
-    log = Log(level=FENCE_LEVEL)
+    log = Log(level=SECOND_LEVEL)
     for number in range(FENCES_MAX + 1):
         log.append(fence(f"c{number}"))
     fences = log.state.groups["g"].fences
@@ -197,7 +197,7 @@ def test_a_group_remembers_its_last_fences():
 
 
 def test_a_partition_remembers_its_last_fences_over_all_groups():
-    log = Log(level=FENCE_LEVEL, operations=2)
+    log = Log(level=SECOND_LEVEL, operations=2)
     for group in "abc":
         log.append(fence(group=group))
     # The group had nothing else, so it is gone with its fence.
@@ -228,7 +228,7 @@ def test_a_reset_takes_fences_back():
 
 
 def test_a_reset_to_more_fences_than_the_limit_is_refused():
-    log = Log(level=FENCE_LEVEL, operations=1)
+    log = Log(level=SECOND_LEVEL, operations=1)
     log.append(fence())
     value = to_bytes(log.state)
     other = from_bytes(value)

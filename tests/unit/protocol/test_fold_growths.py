@@ -7,7 +7,7 @@ from logkit import Log, growth, ident, layout_fence, resets
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.protocol.fold_growths import FOLDS
 from kafka_marshal.protocol.growths import ENDS_KEPT_MAX
-from kafka_marshal.protocol.records import GROWTH_LEVEL, KINDS, DataGrowth
+from kafka_marshal.protocol.records import KINDS, SECOND_LEVEL, DataGrowth
 from kafka_marshal.protocol.snapshot import (
     bytes_max,
     digest,
@@ -21,7 +21,7 @@ from kafka_marshal.protocol.snapshot import (
 def test_its_kind_and_level():
     assert set(FOLDS) == {DataGrowth}
     (kind,) = (kind for kind in KINDS if kind.record is DataGrowth)
-    assert (kind.number, kind.level) == (21, GROWTH_LEVEL)
+    assert (kind.number, kind.level) == (21, SECOND_LEVEL)
     assert Log(level=1).outcome_of(growth()) == "level"
 
 

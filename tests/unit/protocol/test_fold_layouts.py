@@ -42,7 +42,7 @@ from kafka_marshal.protocol.eras import ERAS_MAX
 from kafka_marshal.protocol.fold_layouts import FOLDS
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.rationalizer import apply
-from kafka_marshal.protocol.records import KINDS, LAYOUT_LEVEL, ImportedPrevious
+from kafka_marshal.protocol.records import KINDS, SECOND_LEVEL, ImportedPrevious
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
 from kafka_marshal.protocol.state import Previous, WorldState
 from kafka_marshal.protocol.types import Key
@@ -60,7 +60,7 @@ def is_sound(log):
 def test_every_kind_of_its_level_is_folded():
     named = {kind.record for kind in KINDS if kind.name.startswith("Layout")}
     assert set(FOLDS) == named
-    assert {kind.level for kind in KINDS if kind.record in named} == {LAYOUT_LEVEL}
+    assert {kind.level for kind in KINDS if kind.record in named} == {SECOND_LEVEL}
 
 
 # --- fences

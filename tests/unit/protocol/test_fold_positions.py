@@ -27,7 +27,7 @@ from logkit import (
 
 from kafka_marshal.protocol.fold_positions import FOLDS
 from kafka_marshal.protocol.items import Verdict
-from kafka_marshal.protocol.records import KINDS, POSITION_LEVEL, Resume
+from kafka_marshal.protocol.records import KINDS, SECOND_LEVEL, Resume
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
 from kafka_marshal.protocol.state import Previous
 from kafka_marshal.protocol.types import Key
@@ -38,7 +38,7 @@ SECOND = Key("g", "t", 1)
 
 def free(*, granted=False, **settings):
     """Return a log with a key that was released at position 5, and an admin's pause."""
-    log = Log(level=POSITION_LEVEL, **settings)
+    log = Log(level=SECOND_LEVEL, **settings)
     epoch = log.claimed(topic_id=ident("topic"))
     if granted:
         log.append(messages(epoch, 0, 4))
@@ -66,7 +66,7 @@ def effects(transitions):
 def test_each_record_of_section_8_is_folded_here():
     numbers = {kind.number for kind in KINDS if kind.record in FOLDS}
     assert numbers == {7, 8, 9}
-    assert {kind.level for kind in KINDS if kind.record in FOLDS} == {POSITION_LEVEL}
+    assert {kind.level for kind in KINDS if kind.record in FOLDS} == {SECOND_LEVEL}
 
 
 @pytest.mark.parametrize("record", [stage((0, 2)), decide(), resolve(commit=True)])
@@ -97,7 +97,7 @@ def test_a_staged_key_is_locked_and_owned_by_nobody():
 
 
 def test_each_key_of_a_stage_has_its_transition():
-    log = Log(level=POSITION_LEVEL)
+    log = Log(level=SECOND_LEVEL)
     log.append(release(log.claimed()))
     log.append(release(log.claimed(key=SECOND), key=SECOND))
     log.append(pause(START_MS + 100 * H))
@@ -106,7 +106,7 @@ def test_each_key_of_a_stage_has_its_transition():
 
 
 def test_an_owner_that_is_stale_loses_the_key():
-    log = Log(level=POSITION_LEVEL)
+    log = Log(level=SECOND_LEVEL)
     epoch = log.claimed()
     log.append(pause(START_MS + 100 * H))
     refused = log.one(stage((0, 2)), after=2 * H)
@@ -181,7 +181,7 @@ def test_a_lock_of_another_operation_is_respected_after_its_pause():
 
 
 def test_the_first_refusal_of_the_clause_is_given_whichever_key_it_is_of():
-    log = Log(level=POSITION_LEVEL)
+    log = Log(level=SECOND_LEVEL)
     log.claimed(topic_id=ident("topic"))
     log.append(pause(START_MS + 100 * H))
     assert log.one(stage((0, 2), topic_id=ident("newer"))).reason == "cas"
@@ -191,13 +191,13 @@ def test_the_first_refusal_of_the_clause_is_given_whichever_key_it_is_of():
 
 
 def test_a_stage_of_another_partition_is_refused():
-    log = Log(level=POSITION_LEVEL, k=50)
+    log = Log(level=SECOND_LEVEL, k=50)
     refused = log.one(stage((0, 2)))
     assert refused.reason == "wrong_partition"
 
 
 def test_locks_are_limited():
-    log = Log(level=POSITION_LEVEL, locks=1)
+    log = Log(level=SECOND_LEVEL, locks=1)
     for key in (KEY, SECOND):
         log.append(release(log.claimed(key=key), key=key))
     log.append(pause(START_MS + 100 * H))
@@ -263,9 +263,9 @@ def test_a_decide_is_refused(before, record, reason):
 
 
 def test_a_decide_elsewhere_than_at_home_is_refused():
-    log = Log(1, level=POSITION_LEVEL, k=2)
+    log = Log(1, level=SECOND_LEVEL, k=2)
     assert log.outcome_of(decide(group="a")) == "wrong_partition"
-    home = Log(0, level=POSITION_LEVEL, k=2)
+    home = Log(0, level=SECOND_LEVEL, k=2)
     assert home.outcome_of(decide(group="a")) == "not_paused"
 
 
@@ -320,7 +320,7 @@ def test_a_commit_moves_grants_too():
 
 
 def test_a_commit_names_the_topic_of_a_key_without_one():
-    log = Log(level=POSITION_LEVEL)
+    log = Log(level=SECOND_LEVEL)
     log.append(release(log.claimed()))
     log.append(pause(START_MS + 100 * H))
     log.append(stage((0, 2), topic_id=ident("topic")))
@@ -355,7 +355,7 @@ def test_at_home_only_what_was_decided_is_obeyed(begin, commit, reason):
 
 @pytest.mark.parametrize("commit", [True, False])
 def test_elsewhere_the_first_resolve_is_obeyed(commit):
-    log = Log(1, level=POSITION_LEVEL, k=2)
+    log = Log(1, level=SECOND_LEVEL, k=2)
     assert log.outcome_of(resolve(commit=commit, group="a")) == "resolved"
     assert log.outcome_of(resolve(commit=not commit, group="a")) == "op_over"
     assert log.outcome_of(pause(START_MS + H, group="a")) == "op_over"

@@ -38,7 +38,7 @@ from logkit import (
 
 from kafka_marshal.protocol.log_judge import LogJudge
 from kafka_marshal.protocol.rationalizer import apply
-from kafka_marshal.protocol.records import POSITION_LEVEL
+from kafka_marshal.protocol.records import SECOND_LEVEL
 from kafka_marshal.protocol.snapshot import digest, to_bytes
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key, Owner
@@ -299,7 +299,7 @@ def test_a_reset_may_bring_grants_back_and_not_those_of_its_state():
 
 def set_log(*, commit=True):
     """Return a log in which the position of a key at most once is set back to 2."""
-    log = Log(level=POSITION_LEVEL)
+    log = Log(level=SECOND_LEVEL)
     epoch = log.claimed(topic_id=ident("topic"))
     log.append(messages(epoch, 0, 9))
     log.append(pause(START_MS + 100 * H))
@@ -438,7 +438,7 @@ def test_a_reset_takes_fences_back():
 
 
 def test_a_handoff_is_sound():
-    log = Log(level=POSITION_LEVEL)
+    log = Log(level=SECOND_LEVEL)
     epoch = log.claimed()
     for record in (offer(epoch), ready(epoch), release(epoch, 5, successor="c2")):
         log.append(record)
@@ -447,7 +447,7 @@ def test_a_handoff_is_sound():
 
 
 def test_a_ready_that_changes_the_owner_is_found():
-    log = Log(level=POSITION_LEVEL)
+    log = Log(level=SECOND_LEVEL)
     epoch = log.claimed()
     log.append(offer(epoch))
     log.append(ready(epoch))

@@ -32,7 +32,7 @@ from kafka_marshal.protocol.losses import (
     marks_of,
     marks_to_tags,
 )
-from kafka_marshal.protocol.records import POSITION_LEVEL
+from kafka_marshal.protocol.records import SECOND_LEVEL
 from kafka_marshal.protocol.snapshot import digest, to_bytes
 from kafka_marshal.protocol.types import OFFSET_MAX, Key, OffsetRange, Owner
 
@@ -365,7 +365,7 @@ def test_grants_of_a_stale_owner_are_lost_with_its_key():
 
 
 def test_grants_of_a_stale_owner_are_lost_when_its_position_is_set():
-    bench = Bench(level=POSITION_LEVEL)
+    bench = Bench(level=SECOND_LEVEL)
     bench.claim()
     bench.grant(0, 9)
     bench.send(pause(START_MS + 100 * H))

@@ -32,7 +32,7 @@ from logkit import (
 from kafka_marshal.protocol.codec import decode, encode, person_of
 from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.pauses import Pause
-from kafka_marshal.protocol.records import POSITION_LEVEL
+from kafka_marshal.protocol.records import SECOND_LEVEL
 from kafka_marshal.protocol.settings import NO_SETTINGS
 from kafka_marshal.protocol.snapshot import digest, to_bytes
 from kafka_marshal.protocol.state import (
@@ -414,7 +414,7 @@ def derived(state):
 
 
 def test_derived_parts_are_recomputed_alike():
-    log = Log(level=POSITION_LEVEL)
+    log = Log(level=SECOND_LEVEL)
     for partition in range(3):
         log.claimed(key=Key("g", "t", partition))
     log.claimed(key=Key("h", "t", 0))

@@ -50,7 +50,7 @@ def test_the_client_id_defaults_to_the_host_name(monkeypatch, host, name):
 @pytest.mark.parametrize(
     ("given", "setting", "words"),
     [
-        ({"client_id": "a b"}, "client-id", "not a valid name"),
+        ({"client_id": "a b"}, "client-id", "no valid name"),
         ({"socket": Path("here.sock")}, "socket", "absolute"),
         ({"socket": Path("/" + "x" * 107)}, "socket", "longer than the 107 bytes"),
         ({"log_format": "xml"}, "log-format", "text or json"),

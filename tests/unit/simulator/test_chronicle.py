@@ -18,7 +18,7 @@ from logkit import (
 
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.placement import place_under
-from kafka_marshal.protocol.records import POSITION_LEVEL
+from kafka_marshal.protocol.records import SECOND_LEVEL
 from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.testing.fakestore import Stored
 from simulator.checkers import Folded
@@ -144,7 +144,7 @@ def test_a_grant_is_recorded_for_its_grantee():
 
 
 def test_a_committed_set_position_is_the_admins():
-    recording = Recording(level=POSITION_LEVEL)
+    recording = Recording(level=SECOND_LEVEL)
     epoch = recording.land(claim("c1")).offset
     recording.land(release(epoch, 5))
     recording.land(pause(START_MS + 100 * H))
@@ -168,7 +168,7 @@ def test_a_pause_is_of_the_keys_that_its_partition_has(k):
 
 
 def test_an_abort_sets_nothing():
-    recording = Recording(level=POSITION_LEVEL)
+    recording = Recording(level=SECOND_LEVEL)
     epoch = recording.land(claim("c1")).offset
     recording.land(release(epoch, 5))
     recording.land(pause(START_MS + 100 * H))

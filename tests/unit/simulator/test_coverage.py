@@ -22,7 +22,7 @@ from kafka_marshal.engine.resolver import REASON
 from kafka_marshal.ports import Event
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.codec import encode
-from kafka_marshal.protocol.records import POSITION_LEVEL
+from kafka_marshal.protocol.records import SECOND_LEVEL
 from kafka_marshal.protocol.types import Owner
 from kafka_marshal.testing.fakestore import Stored
 from simulator.checkers import Folded
@@ -204,7 +204,7 @@ class Setting:
     """A log with a key that was released at 5, and a pause."""
 
     def __init__(self):
-        self.log, self.coverage = Log(level=POSITION_LEVEL), Coverage(H_MS)
+        self.log, self.coverage = Log(level=SECOND_LEVEL), Coverage(H_MS)
         self.epoch = self.log.claimed()
         self.log.append(release(self.epoch, 5))
         self.log.append(pause(START_MS + 100 * H))
@@ -254,7 +254,7 @@ def test_refusals_of_set_positions():
     found = setting.land(stage((0, 2)), decide())
     assert found == {"pause_busy": 1, "stage_too_late": 1, "decide_refused": 1}
     setting = Setting()
-    setting.log = Log(level=POSITION_LEVEL)
+    setting.log = Log(level=SECOND_LEVEL)
     setting.log.claimed()
     setting.log.append(pause(START_MS + 100 * H))
     assert setting.land(stage((0, 2))) == {"stage_held": 1}

@@ -7,7 +7,7 @@ from logkit import START_MS, H, Log, beat, layout_fence, pause, scope_of
 
 from kafka_marshal.protocol import fold_groups, fold_layouts
 from kafka_marshal.protocol.codec import encode
-from kafka_marshal.protocol.records import PAUSE_LEVEL, PauseGroup
+from kafka_marshal.protocol.records import SECOND_LEVEL, PauseGroup
 from kafka_marshal.testing.fakestore import Stored
 from simulator.checkers import Folded, Violation
 from simulator.plan import SCHEDULES, Fault, draw
@@ -21,7 +21,7 @@ class Scene:
     """A log of one coordinating partition, and its judge."""
 
     def __init__(self, log=None):
-        self.log, self.seen = log or Log(level=PAUSE_LEVEL), Counter()
+        self.log, self.seen = log or Log(level=SECOND_LEVEL), Counter()
         self.judge = ScheduleJudge(lambda name: self.seen.update([name]))
 
     def land(self, record, *, after=1):
@@ -76,10 +76,10 @@ def test_a_pause_that_does_not_begin_is_found(monkeypatch):
 
 
 def test_a_change_of_the_count_ends_all_pauses():
-    scene = Scene(Log(1, level=PAUSE_LEVEL, k=2))
+    scene = Scene(Log(1, level=SECOND_LEVEL, k=2))
     scene.schedule(H, 9 * H)
     scene.schedule(H, 9 * H, op=b"some".ljust(16, b"."), scope={"t": (0,)})
-    scene.land(layout_fence(4, 2, level=PAUSE_LEVEL))
+    scene.land(layout_fence(4, 2, level=SECOND_LEVEL))
     scene.land(beat(0), after=2 * H)
     assert scene.seen["schedule_ended_by_resize"] == 1
     assert not scene.seen["schedule_begun"]
@@ -87,10 +87,10 @@ def test_a_change_of_the_count_ends_all_pauses():
 
 def test_a_pause_that_outlives_a_change_of_the_count_is_found(monkeypatch):
     monkeypatch.setattr(fold_layouts, "_end_pauses", lambda *_: None)
-    scene = Scene(Log(1, level=PAUSE_LEVEL, k=2))
+    scene = Scene(Log(1, level=SECOND_LEVEL, k=2))
     scene.schedule(H, 9 * H)
     with pytest.raises(Violation, match=r"10\.2"):
-        scene.land(layout_fence(4, 2, level=PAUSE_LEVEL))
+        scene.land(layout_fence(4, 2, level=SECOND_LEVEL))
 
 
 def test_pauses_of_some_partitions_are_judged_each_for_itself():

@@ -9,13 +9,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kafka_marshal.spark.audit.folding import Bounds, Source
-    from kafka_marshal.spark.audit.following import await_end, follow
-    from kafka_marshal.spark.audit.invariants import INVARIANTS, Finding, check
-    from kafka_marshal.spark.audit.job import Audit, audit
-    from kafka_marshal.spark.audit.plots import require_report
-    from kafka_marshal.spark.audit.report import data_ends, write_report
-    from kafka_marshal.spark.requirements import spark_session
+    from kafka_marshal.spark.audit.folding import Bounds as Bounds
+    from kafka_marshal.spark.audit.folding import Source as Source
+    from kafka_marshal.spark.audit.following import await_end as await_end
+    from kafka_marshal.spark.audit.following import follow as follow
+    from kafka_marshal.spark.audit.invariants import INVARIANTS as INVARIANTS
+    from kafka_marshal.spark.audit.invariants import Finding as Finding
+    from kafka_marshal.spark.audit.invariants import check as check
+    from kafka_marshal.spark.audit.job import Audit as Audit
+    from kafka_marshal.spark.audit.job import audit as audit
+    from kafka_marshal.spark.audit.plots import require_report as require_report
+    from kafka_marshal.spark.audit.report import data_ends as data_ends
+    from kafka_marshal.spark.audit.report import write_report as write_report
+    from kafka_marshal.spark.requirements import spark_session as spark_session
 
 _HOMES = {
     "Audit": "job",
@@ -32,22 +38,6 @@ _HOMES = {
     "spark_session": ".requirements",
     "write_report": "report",
 }
-
-__all__ = [
-    "INVARIANTS",
-    "Audit",
-    "Bounds",
-    "Finding",
-    "Source",
-    "audit",
-    "await_end",
-    "check",
-    "data_ends",
-    "follow",
-    "require_report",
-    "spark_session",
-    "write_report",
-]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the name stands for

@@ -243,6 +243,30 @@ def test_the_table_is_drawn_at_changes_and_now_and_then(story, board):
         assert r"DO NOT ANSWER: gone\x1b[31m" in drawn(DRAWN_EVERY_S_MIN)
 
 
+def test_the_table_fits_into_a_small_terminal(story):
+    for partition in range(20):
+        story.write(claim("worker-with-name", key=Key("g", "t", partition)))
+    watch = story.watch()
+    screen = StringIO()
+    console = Console(file=screen, force_terminal=True, width=60, height=12)
+    live = Live(console=console, auto_refresh=False, redirect_stdout=False)
+    board = TableView(live, Selection(None, None))
+    board.start(watch.world())
+    for _ in range(3):
+        board.on_change(
+            Change(what="unpaused", group_id="g", partition=1, offset=5, time_ms=9),
+            watch.world(),
+        )
+    drawn = console.render_lines(board._drawn(watch.world(), None), pad=False)
+    shown = ["".join(part.text for part in line).rstrip() for line in drawn]
+    assert len(shown) <= 12
+    assert max(map(len, shown)) <= 60
+    assert "no room for" in shown[0]
+    assert any(line.startswith("... and ") for line in shown)
+    assert "unpaused" in " ".join(shown[-3:])
+    assert any("worker-with-name" in line for line in shown)
+
+
 def test_a_change_without_a_claim_as_json():
     row = change_row(
         Change(what="unpaused", group_id="g", partition=1, offset=5, time_ms=9), 77

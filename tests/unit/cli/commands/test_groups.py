@@ -29,7 +29,7 @@ from kafka_marshal.engine.pause_notes import PauseNote
 from kafka_marshal.group_settings import plan_settings
 from kafka_marshal.growth_plan import waiting
 from kafka_marshal.protocol.placement import by_partition
-from kafka_marshal.protocol.records import DIRECTIVE_LEVEL
+from kafka_marshal.protocol.records import SECOND_LEVEL
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.shared import Call
 
@@ -167,7 +167,7 @@ def test_describe_shows_standbys(monkeypatch):
 
 
 def test_describe_shows_who_is_drained_until_when_by_whom_and_why(monkeypatch):
-    log = Log(level=DIRECTIVE_LEVEL, cluster_id="cluster")
+    log = Log(level=SECOND_LEVEL, cluster_id="cluster")
     log.append(member("c1"))
     log.append(direct(host="host", until=UNTIL, group="marshal"))
     log.append(direct("c9", until=UNTIL, action="cordon", op=ident("own")))
@@ -338,6 +338,18 @@ def test_resume(world, monkeypatch):
     outcome = invoke("groups", "resume", "g", "--reason", "done", "--operation", "ab")
     assert admin.asked == [("g", "ab", "done")]
     assert "partitions count: 4" in outcome.stdout
+
+
+@pytest.mark.parametrize("action", [["pause", "--for", "10m"], ["resume"]])
+def test_a_group_that_nobody_is_a_member_of_is_noted(world, monkeypatch, action):
+    monkeypatch.setattr(Call, "admin", lambda self: FakeAdmin(()))
+    note = "the log knows no members and no claims of group"
+    verb, *options = action
+    outcome = invoke("groups", verb, "misspelt", *options)
+    assert outcome.exit_code == 0
+    assert f"{note} 'misspelt'" in outcome.stderr
+    assert "marshal groups list" in outcome.stderr
+    assert note not in invoke("groups", verb, "g", *options).stderr
 
 
 def test_an_open_reset_is_listed_with_the_command_that_ends_it(world):

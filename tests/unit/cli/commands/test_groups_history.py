@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from enginekit import H, checkpointed, pause_for, write
 from logkit import (
+    OP,
     START_MS,
     Log,
     decide,
@@ -23,7 +24,7 @@ from typer.testing import CliRunner
 from kafka_marshal.clock import instant
 from kafka_marshal.history import reading
 from kafka_marshal.protocol.codec import person_to_tags
-from kafka_marshal.protocol.records import POSITION_LEVEL
+from kafka_marshal.protocol.records import SECOND_LEVEL
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands import groups_history
 
@@ -46,7 +47,7 @@ def replaced(record, **fields):
 @pytest.fixture
 def log(monkeypatch):
     """alice pauses and resumes g, a position of it is set, a key is forgotten."""
-    log = Log(cluster_id="cluster", level=POSITION_LEVEL)
+    log = Log(cluster_id="cluster", level=SECOND_LEVEL)
     epoch = log.claimed()
     log.append(release(epoch, 9))
     tags = person_to_tags("alice")
@@ -67,21 +68,25 @@ def test_history_for_people(log):
     assert output[:3] == ["group id:      -", "actions count: 5", "records count: 9"]
     table = [" ".join(line.split()) for line in output[4:]]
     assert table == [
-        "AT LOG ACTION GROUP BY REASON OUTCOME",
+        "AT LOG ACTION GROUP BY REASON OUTCOME OPERATION",
         (
             "1970-01-01T00:16:40.000Z 0/0 format - - - accepted: generation 1, "
-            "heartbeat interval 1000 ms, feature level 2"
+            "heartbeat interval 1000 ms, feature level 2 -"
         ),
         (
             "1970-01-01T00:16:40.001Z 0/3 set_position g alice deploy committed: 1 "
-            "position_set"
+            f"position_set {OP.hex()}"
         ),
         (
             "1970-01-01T00:16:40.006Z 0/8 pause h admin - accepted until "
-            "1970-01-01T00:17:30.000Z; ended by expiry at 1970-01-01T00:17:30.000Z"
+            "1970-01-01T00:17:30.000Z; ended by expiry at 1970-01-01T00:17:30.000Z "
+            f"{(b'h' * 16).hex()}"
         ),
-        ("1970-01-01T00:16:40.007Z 0/9 pause h admin - refused (refused: busy 1x)"),
-        "1970-01-01T00:16:40.008Z 0/10 forget g admin - accepted: 1 forgotten",
+        (
+            "1970-01-01T00:16:40.007Z 0/9 pause h admin - refused (refused: busy 1x) "
+            f"{(b'i' * 16).hex()}"
+        ),
+        "1970-01-01T00:16:40.008Z 0/10 forget g admin - accepted: 1 forgotten -",
     ]
 
 

@@ -1,38 +1,28 @@
 """`marshal log snapshot`, `diff`, and `verify --snapshot`."""
 
 import copy
-import io
 import json
 
 import attrs
 import pytest
 from logkit import (
-    KEY,
     OP,
-    START_MS,
     H,
     Log,
-    batch,
     beat,
     claim,
     config,
     decide,
     growth,
-    messages,
     pause,
-    release,
 )
 from scankit import FakeScan
 from typer.testing import CliRunner
 
-from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
-from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.protocol.text import entry_to_object, to_line, world_to_object
 from kafka_marshal.snapshots import read_file
 from kafka_marshal_cli.assembly import app
-from kafka_marshal_cli.commands import log_states
-from kafka_marshal_cli.commands.log_states import difference, replay_lines, run_replay
+from kafka_marshal_cli.commands.log_states import difference
 from kafka_marshal_cli.shared import Call
 
 
@@ -255,264 +245,6 @@ def test_verify_reports_a_snapshot_beyond_the_log(file, logs, monkeypatch):
     assert outcome.exit_code == 1
     assert "partition 0: " in outcome.stderr
     assert "partition 1: " in outcome.stderr
-
-
-# --- replay
-
-
-def lines(log):
-    return [
-        to_line(entry_to_object(log.state.partition, entry)) for entry in log.entries
-    ]
-
-
-def run(source, *, transitions=False):
-    if not isinstance(source, io.TextIOBase):
-        source = io.StringIO("".join(f"{line}\n" for line in source))
-    out, err = io.StringIO(), io.StringIO()
-    code = run_replay(source, out, err=err, transitions=transitions)
-    return code, out.getvalue(), err.getvalue()
-
-
-def story():
-    log = Log()
-    epoch = log.claimed()
-    log.append(beat(epoch, 5), after=H)
-    log.append(batch((epoch, 6), (99, 1)))
-    log.append(messages(epoch, 0, 9))
-    log.append(claim("c2"))
-    log.append(b"\xff")
-    log.append(pause(START_MS + 5 * H))
-    log.append(release(epoch, 12), after=1)
-    return log
-
-
-def test_the_world_is_printed_as_one_document():
-    log = story()
-    code, out, err = run(lines(log))
-    assert (code, err) == (0, "")
-    assert out.count("\n") == 1
-    assert json.loads(out) == world_to_object([log.state])
-
-
-GOLDEN = """\
-accepted configured - - -
-accepted claimed - t-0 1
-accepted renewed - t-0 1
-accepted renewed - t-0 1
-ignored - not_owner - -
-accepted granted - t-0 1 {"first": 6, "last": 9}
-refused - held t-0 1 {"remaining_ms": 2001}
-undecodable - undecodable - -
-accepted paused - - -
-accepted released - t-0 1
-"""
-
-
-def test_transitions_go_before_it():
-    log = story()
-    code, out, err = run(lines(log), transitions=True)
-    assert (code, err) == (0, "")
-    *told, world = map(json.loads, out.splitlines())
-    assert world == world_to_object([log.state])
-    assert list(told[0]) == [
-        *("partition", "offset", "transition", "effect", "reason", "key", "epoch"),
-        "detail",
-    ]
-    assert [one["offset"] for one in told] == [0, 1, 2, 3, 3, 4, 5, 6, 7, 8]
-    brief = ""
-    for one in told:
-        key = one["key"] and f"{one['key']['topic']}-{one['key']['partition']}"
-        words = [one["transition"], one["effect"], one["reason"], key, one["epoch"]]
-        detail = f" {json.dumps(one['detail'])}" if one["detail"] else ""
-        brief += " ".join("-" if w is None else str(w) for w in words) + detail + "\n"
-    assert brief == GOLDEN
-
-
-def test_golden_output():
-    given = (
-        '{"partition":3,"offset":4,"leader_epoch":2,"timestamp_ms":50,'
-        '"timestamp_type":"LogAppendTime","undecodable":{"reason":"x","value":null}}'
-    )
-    code, out, _ = run([given], transitions=True)
-    assert code == 0
-    assert out == (
-        '{"partition": 3, "offset": 4, "transition": "undecodable", "effect": null, '
-        '"reason": "undecodable", "key": null, "epoch": null, "detail": null}\n'
-        '{"schema": 1, "partitions": {"3": {"next_offset": 5, "leader_epoch": 2, '
-        '"log_time_ms": 50, "digest": "4e32409fc3245a6111a7bf5dc4d99cbd", '
-        '"config": null, "claims": [], "pauses": [], "scheduled": [], "fences": [], '
-        '"directives": [], '
-        '"settings": [], "plans": [], "counters": {"undecodable": 1}}}}\n'
-    )
-
-
-def test_partitions_may_be_mixed():
-    logs = [Log(number, k=4) for number in (3, 0)]
-    for log in logs:
-        log.append(b"", after=5)
-    mixed = [line for pair in zip(*map(lines, logs), strict=True) for line in pair]
-    code, out, _ = run(mixed)
-    assert code == 0
-    assert json.loads(out) == world_to_object([log.state for log in logs])
-    assert list(json.loads(out)["partitions"]) == ["0", "3"]
-
-
-@pytest.mark.parametrize("given", [[], ["", "  ", "\t"]])
-def test_an_empty_log_is_an_empty_world(given):
-    assert run(given) == (0, '{"schema": 1, "partitions": {}}\n', "")
-
-
-def test_blank_lines_are_passed_over():
-    log = story()
-    spread = [part for line in lines(log) for part in ("", line)]
-    assert run(spread) == run(lines(log))
-
-
-def test_a_halt_ends_with_three_and_prints_the_world():
-    log = Log()
-    log.append(config(2, era=2, level=3))
-    given = lines(log)
-    # Behind the halt nothing is folded, so nothing there can go back.
-    code, out, err = run([*given, given[0], *lines(Log(1, k=2))], transitions=True)
-    assert (code, err) == (3, "")
-    *told, world = map(json.loads, out.splitlines())
-    assert [one["transition"] for one in told] == ["accepted", "halted", "accepted"]
-    halted = world["partitions"]["0"]
-    assert halted["halted"] == {"offset": 1, "feature_level": 3}
-    assert set(world["partitions"]) == {"0", "1"}
-
-
-# --- What cannot be read ---
-
-
-def entry(**changes):
-    head = {"partition": 0, "offset": 1, "leader_epoch": 0, "timestamp_ms": 5}
-    return to_line(head | {"undecodable": {}} | changes)
-
-
-FIRST = entry(leader_epoch=2)
-BAD = [
-    pytest.param(entry(offset=2), "leader epoch went back", id="leader epoch back"),
-    pytest.param(entry(offset=1, leader_epoch=2), "offset went back", id="offset back"),
-    pytest.param(entry(offset=2, leader_epoch=-1), "no leader epoch", id="epoch -1"),
-    pytest.param(entry(offset=2, leader_epoch=None), "no leader epoch", id="no epoch"),
-    pytest.param("{", "not a JSON object", id="half an object"),
-    pytest.param("[]", "JSON object", id="a list"),
-    pytest.param("null", "JSON object", id="null"),
-    pytest.param('{"partition":NaN}', "not a JSON object", id="NaN"),
-    pytest.param('{"partition":-Infinity}', "not a JSON object", id="infinity"),
-    pytest.param('{"partition":1e999}', "not a JSON object", id="a huge float"),
-    pytest.param('{"partition":' + "9" * 99 + "}", "partition must", id="a huge int"),
-    pytest.param('{"partition":' + "9" * 9999 + "}", "not a JSON object", id="huger"),
-    pytest.param("[" * 100_000, "not a JSON object", id="deep nesting"),
-    pytest.param('{"offset":' + "[" * 900 + "]" * 900 + "}", "partition", id="deep"),
-    pytest.param('{"a":"\ud800"}', "not a JSON object", id="a lone surrogate"),
-    pytest.param('{"a":"\\ud800"}', "not a JSON object", id="one that is escaped"),
-    pytest.param('{"a":"\udcff"}', "not a JSON object", id="bytes that are no UTF-8"),
-    pytest.param("\x00", "not a JSON object", id="NUL"),
-    pytest.param('{"payload":{}}', "partition must", id="no metadata"),
-    pytest.param(
-        to_line({"type": "Heartbeat", "version": 0, "data": {}}),
-        "partition must",
-        id="a payload alone",
-    ),
-]
-
-
-@pytest.mark.parametrize(("bad", "message"), BAD)
-@pytest.mark.parametrize("transitions", [False, True])
-def test_a_bad_line_is_named_and_there_is_no_world(bad, message, transitions):
-    code, out, err = run([FIRST, "", bad, FIRST], transitions=transitions)
-    assert code == 1
-    assert len(out.splitlines()) == transitions
-    assert "schema" not in out
-    assert err.startswith("marshal: line 3: ")
-    assert message in err
-    assert err.count("\n") == 1
-    assert err.rstrip("\n").isascii()
-    assert err.rstrip("\n").isprintable()
-
-
-def test_bytes_that_are_no_text():
-    raw = f"{FIRST}\n".encode() + b'{"a":"\xff"}\n'
-    code, out, err = run(io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8"))
-    assert (code, out) == (1, "")
-    # A reader decodes ahead: all that is known is that it ends somewhere here.
-    assert "is not UTF-8" in err
-
-
-def test_bytes_that_are_no_text_as_standard_input_brings_them():
-    raw = f"{FIRST}\n".encode() + b'{"a":"\xff"}\n'
-    source = io.TextIOWrapper(
-        io.BytesIO(raw), encoding="utf-8", errors="surrogateescape"
-    )
-    code, out, err = run(source)
-    assert (code, out) == (1, "")
-    assert err.startswith("marshal: line 2: not a JSON object")
-
-
-def test_a_line_has_a_limit(monkeypatch):
-    monkeypatch.setattr(log_states, "LINE_CHARACTERS_MAX", 500)
-    assert run([FIRST, " " * 499])[0] == 0
-    code, out, err = run([FIRST, " " * 400, "x" * 501])
-    assert (code, out) == (1, "")
-    assert err == "marshal: line 3: longer than 500 characters\n"
-
-
-def test_an_invalid_payload_is_an_undecodable_entry():
-    given = entry(payload={"type": "Heartbeat", "data": {"client_id": 5}})
-    given = given.replace('"undecodable":{},', "")
-    code, out, _ = run([given], transitions=True)
-    assert code == 0
-    assert json.loads(out.splitlines()[0])["transition"] == "undecodable"
-
-
-def test_control_characters_are_not_printed():
-    log = Log(cluster_id="\x9b31m\u202e\x7f")
-    _, out, _ = run(lines(log))
-    assert out.rstrip("\n").isprintable()
-    output = json.loads(out)["partitions"]["0"]["config"]["cluster_id"]
-    assert output == "\x9b31m\u202e\x7f"
-
-
-def test_it_streams():
-    out = io.StringIO()
-    seen = []
-
-    class Source:
-        """Gives lines for as long as what they did has been printed."""
-
-        def __init__(self):
-            self.given = iter(lines(story()))
-
-        def readline(self, _size):
-            seen.append(out.getvalue().count("\n"))
-            return next(self.given, "")
-
-    assert run_replay(Source(), out, err=io.StringIO(), transitions=True) == 0
-    assert seen == [0, 1, 2, 3, 5, 6, 7, 8, 9, 10]
-
-
-def test_worlds_end_where_the_dump_breaks():
-    worlds = {}
-    log = story()
-    reported = []
-    with pytest.raises(Exception, match="line 10"):
-        reported.extend(replay_lines([*lines(log), "?"], worlds))
-    assert worlds == {0: log.state}
-    assert len(reported) == 9
-
-
-def test_the_digest_is_that_of_the_live_log():
-    log = story()
-    live = WorldState(0)
-    for one in log.entries:
-        apply(live, one)
-    _, out, _ = run(lines(log))
-    output = json.loads(out)["partitions"]["0"]
-    assert output["digest"] == world_to_object([live])["partitions"]["0"]["digest"]
-    assert output["claims"][0]["topic"] == KEY.topic
 
 
 # --- differences

@@ -178,7 +178,7 @@ def test_config_show_lists_the_settings(tmp_path):
         ('sockte = "/x"', "'sockte' is unknown; did you mean 'socket'?"),
         ('tcp = "0.0.0.0:7070"', "which other hosts can reach"),
         ('socket = "/' + "x" * 200 + '"', "longer than the 107 bytes"),
-        ('client-id = "a b"', "not a valid name"),
+        ('client-id = "a b"', "no valid name"),
         ("socket = {}", "must be a string"),
         ('labels = "weight=2"', "label 'weight' is announced by the engine itself"),
         ('drain-timeout = "soon"', "is 'soon', which is not a duration"),

@@ -1,0 +1,169 @@
+"""How records that advise members are folded: PROTOCOL 9.2, 9.4 and 9.7.
+
+Part of the rationalizer: only ``rationalizer.apply`` calls these. A Plan, an offer of a
+key or a directive changes who should have a key, never who may claim one: it can cost
+balance and time, never safety. What a Plan says is soft, and within bounds whatever is
+written; the state remembers only that there was one.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from kafka_marshal.protocol import judging
+from kafka_marshal.protocol.fold_groups import end_operation, install_directive
+from kafka_marshal.protocol.hashing import home_partition
+from kafka_marshal.protocol.items import Offer, Planned, PlanNote, StandingDirective
+from kafka_marshal.protocol.layout import is_importing_group
+from kafka_marshal.protocol.records import Directive, HandoffOffer, HandoffReady, Plan
+from kafka_marshal.protocol.state import (
+    GroupState,
+    Step,
+    Transitions,
+    WorldState,
+)
+from kafka_marshal.protocol.types import OFFSET_MAX, Key
+
+WITHIN_MS_MAX = 3_600_000
+"""Most log time that an offer lasts."""
+PLAN_SLICES_MAX = 8
+"""Most slices of a plan that members follow."""
+PLAN_RECORDS_MAX = 1_024
+"""Most slices of all groups that are remembered; those written first are dropped."""
+
+
+# --- Plans
+
+
+def _plan(step: Step, record: Plan) -> Transitions:
+    state = step.state
+    config = state.config
+    assert config is not None  # the record needs level 2
+    group_id = record.group_id
+    if home_partition(group_id, partition_count=config.partition_count) != (
+        state.partition
+    ):
+        return (step.refused(judging.elsewhere(state)),)
+    if is_importing_group(state, group_id):
+        return (step.refused("importing"),)
+    if record.follows != state.plan_generation(group_id):
+        return (step.refused("plan_overtaken"),)
+    if judging.lacks_room_for_group(state, group_id, config=config):
+        return (step.refused("limits"),)
+    group = state.groups.setdefault(group_id, GroupState())
+    group.planned = Planned(record.follows + 1, state.now_ms)
+    state.note_plan(state.now_ms)
+    state.dirty[group_id] = None
+    _note(state, record, offset=step.entry.offset)
+    return (step.accepted("planned"),)
+
+
+def _note(state: WorldState, record: Plan, *, offset: int) -> None:
+    """Remember a slice after those before it; nothing if one is missing."""
+    plans = state.soft.plans
+    before = plans.pop(record.group_id, None)
+    records: tuple[Plan, ...] = ()
+    if record.number > 0:
+        if before is None or not _follows(before, record):
+            return
+        records = before.records
+    if record.slice_count > PLAN_SLICES_MAX or record.number >= record.slice_count:
+        return
+    plans[record.group_id] = PlanNote(
+        records=(*records, record),
+        generation=record.follows + 1,
+        offset=offset,
+        log_time_ms=state.now_ms,
+    )
+    count = sum(len(note.records) for note in plans.values())
+    while count > PLAN_RECORDS_MAX:
+        count -= len(plans.pop(next(iter(plans))).records)
+
+
+def _follows(before: PlanNote, record: Plan) -> bool:
+    """Return whether a record is the next slice of the same plan."""
+    last = before.records[-1]
+    return (
+        record.number == len(before.records)
+        and record.incarnation == last.incarnation
+        and record.slice_count == last.slice_count
+        and record.planner_version == last.planner_version
+        and record.input_digest == last.input_digest
+        and record.vector == last.vector
+    )
+
+
+# --- handoffs
+
+
+def _offer(step: Step, record: HandoffOffer) -> Transitions:
+    state = step.state
+    key = Key(record.group_id, record.topic, record.partition)
+    stray = judging.mismatch(state, record, key=key)
+    if stray is not None:
+        return (step.ignored(stray, key),)
+    reason = judging.judge_offer(state, record, key=key)
+    if reason is not None:
+        return (step.refused(reason, key),)
+    known = state.keys[key]
+    known.active_ms = state.now_ms
+    state.dirty[key] = None
+    if record.successor is None:
+        known.offer = None
+        state.soft.offered_ms.pop(key, None)
+        return (step.accepted("offer_withdrawn", key),)
+    until_ms = min(state.now_ms + min(record.within_ms, WITHIN_MS_MAX), OFFSET_MAX)
+    known.offer = Offer(record.successor, until_ms, step.entry.offset, None)
+    state.soft.offered_ms[key] = (step.entry.offset, state.now_ms)
+    return (step.accepted("offered", key),)
+
+
+def _ready(step: Step, record: HandoffReady) -> Transitions:
+    state = step.state
+    key = Key(record.group_id, record.topic, record.partition)
+    reason = judging.judge_ready(state, record, key=key)
+    if reason is not None:
+        return (step.refused(reason, key),)
+    known = state.keys[key]
+    assert known.offer is not None  # else it was refused
+    known.offer = known.offer._replace(ready=record.incarnation)
+    known.active_ms = state.now_ms
+    state.dirty[key] = None
+    return (step.accepted("ready", key),)
+
+
+# --- directives
+
+
+def _directive(step: Step, record: Directive) -> Transitions:
+    state = step.state
+    config = state.config
+    assert config is not None  # the record needs level 2
+    reason = judging.judge_directive(state, record, config=config)
+    if reason is not None:
+        return (step.refused(reason),)
+    group_id, op_id = record.group_id, record.op_id
+    if record.msg_expire_time <= state.append_time_ms:
+        end_operation(state, group_id, op_id=op_id, offset=step.entry.offset)
+        return (step.accepted("directive_ended"),)
+    longest_ms = state.append_time_ms + config.limit("max_pause_ms")
+    standing = StandingDirective(
+        op_id=op_id,
+        client_id=record.client_id,
+        incarnation=record.incarnation,
+        seq=record.seq,
+        until_ms=min(record.msg_expire_time, longest_ms),
+        client=record.client,
+        host=record.host,
+        action=record.action,
+    )
+    install_directive(state, group_id, standing=standing)
+    return (step.accepted("directed"),)
+
+
+FOLDS: dict[type, Callable[[Step, Any], Transitions]] = {
+    Plan: _plan,
+    HandoffOffer: _offer,
+    HandoffReady: _ready,
+    Directive: _directive,
+}
+"""How each record is folded."""
