@@ -18,7 +18,7 @@ from kafka_marshal.protocol.log_judge import CLAIMS, LogJudge, Place
 from kafka_marshal.protocol.losses import Loss, LossBook
 from kafka_marshal.protocol.placement import place_under
 from kafka_marshal.protocol.rationalizer import apply
-from kafka_marshal.protocol.records import Heartbeat
+from kafka_marshal.protocol.records import Heartbeat, LayoutFinal
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.state import (
     KeyState,
@@ -64,6 +64,8 @@ class Violation(AssertionError):
         self.judge = judge
 
 
+Head = tuple[int | None, int | None, bytes | None]
+"""Position, first offset not granted and topic id of a key."""
 EntryCheck = Callable[[int, Stored, Transitions], None]
 """Called with every record: coordinating partition, record, what it did."""
 
@@ -327,6 +329,8 @@ class HandOuts:
         self._watcher = watcher
         self._judge = OperationJudge(is_at_most_once=is_at_most_once)
         self._claimed: dict[int, set[Key]] = defaultdict(set)
+        # Imports whose source has not been read so far.
+        self._imports: list[tuple[Key, Head, bytes]] = []
 
     def on_fold(self, folded: Folded, *, other: str | None = None) -> None:
         """Take what a record did.
@@ -338,6 +342,7 @@ class HandOuts:
         """
         transition, world = folded.transition, self._watcher.worlds[folded.partition]
         key, effect = transition.key, transition.effect
+        self._check_imports(folded)
         if effect == "reset":
             self._on_reset(world)
         token = None if key is None else world.token(key)
@@ -383,16 +388,39 @@ class HandOuts:
         """PROTOCOL 10.4: a key has in its target what it had in its source."""
         layout = self._watcher.worlds[partition].layout
         assert layout is not None
+        head = known.position, known.granted, known.topic_id
+        heads = self._final_heads(key, layout.op_id)
+        if not heads:
+            # Of what has landed at once, the source is read later.
+            self._imports.append((key, head, layout.op_id))
+        elif heads != {head}:
+            raise Violation("10.4", f"{key} is imported as {known}, and was {heads}")
+
+    def _check_imports(self, folded: Folded) -> None:
+        """Judge imports whose source had not been read, at the latest at the end."""
+        if not self._imports:
+            return
+        record = folded.transition.record
+        is_end = folded.transition.effect == "layout_final" and folded.partition == 0
+        ended = record.op_id if is_end and isinstance(record, LayoutFinal) else None
+        for each in list(self._imports):
+            key, head, op_id = each
+            heads = self._final_heads(key, op_id)
+            if heads or op_id == ended:
+                self._imports.remove(each)
+                if heads != {head}:
+                    raise Violation("10.4", f"{key} came as {head}, and was {heads}")
+
+    def _final_heads(self, key: Key, op_id: bytes) -> set[Head]:
+        """Return what a key is in the source that it moves from by a change."""
         others = [
             other.keys[key]
             for other in self._watcher.worlds
             if other.layout is not None
-            and other.layout.op_id == layout.op_id
+            and other.layout.op_id == op_id
             and is_final(other, key)
         ]
-        heads = {(other.position, other.granted, other.topic_id) for other in others}
-        if heads != {(known.position, known.granted, known.topic_id)}:
-            raise Violation("10.4", f"{key} is imported as {known}, and was {others}")
+        return {(each.position, each.granted, each.topic_id) for each in others}
 
     def _on_claim(self, key: Key, token: Token, known: KeyState) -> None:
         is_sought = self._judge.keys[key].topic().sought is not None

@@ -8,6 +8,7 @@ from author import picker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive import murmur3
+from nonsense import Nonsense
 from twins import compare, compare_resized
 
 from kafka_marshal.protocol.hashing import coordinating_partition
@@ -72,6 +73,24 @@ def test_twins_agree_on_growths_of_data_topics():
         names += compare(rng.choice, partition=partition, k=2, grows=True)
     rare = {name: names[name] for name in GROWN if names[name] < 20}
     assert not rare, "the author no longer goes there"
+
+
+NONSENSE = [
+    *("staged", "resolved", "layout_fenced", "imported", "group_imported"),
+    *("scheduled", "offered", "directed", "planned", "fenced", "resolve_contradicts"),
+]
+
+
+def test_twins_agree_on_nonsense():
+    """What a hostile process writes that knows the log: valid, of every type."""
+    names = Counter()
+    for seed in range(400):
+        rng = random.Random(seed)
+        partition, k = rng.choice(((0, 1), (0, 2), (1, 2), (1, 1), (3, 2)))
+        kinds = {"resizes": rng.random() < 0.7, "grows": rng.random() < 0.3}
+        names += compare(rng.choice, partition=partition, k=k, writes=Nonsense, **kinds)
+    rare = {name: names[name] for name in NONSENSE if names[name] < 5}
+    assert not rare, "nonsense no longer goes there"
 
 
 def test_twins_agree_on_halting():

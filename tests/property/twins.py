@@ -19,11 +19,20 @@ from kafka_marshal.protocol.text import (
 ENTRIES = 60
 
 
-def compare(pick, *, partition=0, k=1, entries=ENTRIES, may_halt=False, **kinds):
+def compare(
+    pick,
+    *,
+    partition=0,
+    k=1,
+    entries=ENTRIES,
+    may_halt=False,
+    writes=Author,
+    **kinds,
+):
     """Write a log and fold it twice; return the transitions' names."""
     naive = Naive(partition)
     state = WorldState(partition)
-    author = Author(pick, naive, k=k, may_halt=may_halt, **kinds)
+    author = writes(pick, naive, k=k, may_halt=may_halt, **kinds)
     names, soft = Counter(), Counter()
     for _ in range(entries):
         line = author.write()

@@ -200,6 +200,12 @@ def test_a_change_beside_sidecars_is_completed_or_given_up(beside, record_proper
         assert seen[name], name
 
 
+def test_an_import_is_judged_once_its_source_was_read():
+    """They landed at once, and the simulator read the target first."""
+    faults = ("answers", "churn", "copies", "garbage-policy", "handoffs", RESIZE)
+    assert simulate_hosted(88369695804328, faults=(*faults, "unwatched")).claims > 0
+
+
 def test_a_seed_of_sidecars_repeats_byte_for_byte():
     first, second = (
         simulate_hosted(1, faults=HOSTED_FAULTS, rounds=60) for _ in range(2)
