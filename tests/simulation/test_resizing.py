@@ -133,6 +133,12 @@ LOST = [
     pytest.param(
         64613914508879, ("crash", "cut"), 2, id="a-member-refused-to-start-meanwhile"
     ),
+    pytest.param(
+        72927555458164,
+        ("churn", "failover", "pause", "slow", "stop"),
+        1,
+        id="a-source-that-was-added-before-was-not-read",
+    ),
 ]
 
 

@@ -311,6 +311,8 @@ class AddedPartitions:
                 self._context.observe("log_poll_failed", {"error": error})
                 self._due_ms = now_ms + RETRY_MS
         count = self._context.settled.partition_count
+        # Also sources, where two changes came before this process read the first.
+        count = max(count, self._context.places.from_count or 0)
         if log.partition_count >= count or now_ms < self._due_ms:
             return
         # The next poll begins to read them.

@@ -93,7 +93,9 @@ class Placement:
         source = self._source_of(key, place)
         if source is None or self._has_moved(key, source, place):
             return place
-        return source if key in self._replicas[source].world.keys else place
+        replica = self._replicas.get(source)
+        is_there = replica is not None and key in replica.world.keys
+        return source if is_there else place
 
     def is_between(self, key: Key) -> bool:
         """Return whether nobody can claim a key until it is imported (PROTOCOL 10.3).
@@ -152,9 +154,10 @@ class Placement:
         return None if source == place else source
 
     def _has_moved(self, key: Key, source: int, place: int) -> bool:
-        world = self._replicas[place].world
-        if not self._is_fenced(world):
+        replica = self._replicas.get(place)
+        if replica is None or not self._is_fenced(replica.world):
             return False  # what it may know is of an earlier life
+        world = replica.world
         return key in world.keys or _has_all(world, source)
 
     def _is_fenced(self, world: WorldState) -> bool:

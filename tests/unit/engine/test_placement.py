@@ -83,6 +83,16 @@ def test_a_moving_key_is_that_of_its_source_until_it_is_imported(scene):
     assert not scene.places.is_between(MOVED)
 
 
+def test_a_source_that_is_not_read_yet_is_waited_for(scene):
+    """Two changes came while the process was stopped: it lacks the source."""
+    scene.fence(0, 1, 2, 3)
+    del scene.replicas[0]
+    assert scene.places.partition_of(MOVED) == 2
+    assert scene.places.is_between(MOVED)
+    del scene.replicas[2]
+    assert scene.places.is_between(MOVED)
+
+
 def test_a_claim_is_over_where_the_target_knows_the_key(scene):
     """PROTOCOL 10.9: whatever its source shows, which may have lost the fence."""
     scene.logs[0].claimed(key=MOVED)
