@@ -245,7 +245,7 @@ def test_a_compressed_batch_is_for_the_parser_without_codecs(monkeypatch):
     raw = bytes(builder.build())
     assert records(piece(raw)).column("value") == [b"same" * 50] * 20
 
-    def missing(*_):
+    def missing(*_, **__):
         raise ImportError
 
     monkeypatch.setattr(record_batches, "decompress", missing)
