@@ -32,6 +32,8 @@ SMALL_BYTES, SIZED = 2_048, 16
 FEW_RECORDS, FEW_POLLS = 2_000, 8
 # Between two looks at the backlog; longer for many partitions, and after a return.
 LOOK_S, LOOK_EACH_S, REST_S = 0.1, 0.001, 30.0
+# The part of this time between two looks while the other reader connects.
+CONNECTING_PART = 0.05
 
 
 def can_switch(settings: ConnectionConfig) -> bool:
@@ -152,16 +154,18 @@ class SwitchingReader(DataReader):
                 self._polls = self._records = 0
             return
         now_s = time.monotonic()
-        if now_s < self._look_s:
+        if not self._are_small or now_s < self._look_s:
             return
+        self._are_small = False
         wait_s = max(LOOK_S, LOOK_EACH_S * len(self._positions.next))
         self._look_s = now_s + wait_s
-        are_small, self._are_small = self._are_small, False
-        if are_small and self._backlog() >= BACKLOG and self._is_connected():
-            assert self._bulk is not None
-            if self._use(self._bulk):
-                self._steady.assign([])
-                self._steady.disconnect()
+        if self._backlog() < BACKLOG:
+            return
+        if not self._is_connected():
+            self._look_s = now_s + CONNECTING_PART * wait_s
+        elif self._bulk is not None and self._use(self._bulk):
+            self._steady.assign([])
+            self._steady.disconnect()
 
     def _return(self) -> None:
         """Return to librdkafka, for a while at least."""

@@ -10,6 +10,7 @@ from kafka_marshal.kafka_io.fast.data import FastDataLog
 from kafka_marshal.kafka_io.fast.reader import FastDataReader
 from kafka_marshal.kafka_io.fast.switching import (
     BACKLOG,
+    CONNECTING_PART,
     FEW_POLLS,
     FEW_RECORDS,
     LOOK_S,
@@ -134,6 +135,19 @@ def switched(reader, world):
     bulk.fetched_max = 99
     world[0] += LOOK_S
     return steady, bulk
+
+
+def test_it_looks_at_the_first_records_and_often_while_it_connects(reader, world):
+    reader.poll(0, 5)
+    assert len(FakeReader.made) == 1, "there was no record before"
+    reader.poll(0, 5)
+    steady, bulk = FakeReader.made
+    bulk.is_connected = True
+    reader.poll(0, 5)
+    assert not bulk.state.next, "no time has passed"
+    world[0] += LOOK_S * CONNECTING_PART
+    reader.poll(0, 5)
+    assert (steady.state.next, bulk.state.next[T0]) == ({}, 25)
 
 
 def test_a_backlog_is_read_by_the_other_once_it_is_connected(reader, world):
