@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 # names the class, to check its arguments say, does not wait for them.
 OPEN_MS_MAX = 30_000
 CLOSE_MS_MAX = 10_000
-_NUMBERS = ("timeout_ms", "checkpoint_interval_ms", "heartbeat_interval_ms")
 
 
 class Marshal(Closing):
@@ -141,8 +140,9 @@ class Marshal(Closing):
         from kafka_marshal.remote.connect import ConnectOptions, open_backend
 
         names = {"group_id": group_id, "client_id": client_id}
-        numbers = timeout_ms, checkpoint_interval_ms, heartbeat_interval_ms or 0
-        _require_types(names, dict(zip(_NUMBERS, numbers, strict=True)))
+        for setting, name in names.items():
+            require_name(setting, name)
+        _require_times(timeout_ms, checkpoint_interval_ms, heartbeat_interval_ms)
         self._is_closed, self._pid = False, os.getpid()
         self._client_id, self._group_id = client_id, group_id
         self._consumers, self._handlers, self._closers = [], {}, []
@@ -591,8 +591,10 @@ def _require_defaults(
         )
 
 
-def _require_types(names: Mapping[str, str], numbers: Mapping[str, float]) -> None:
-    for setting, name in names.items():
-        require_name(setting, name)
-    for setting, number in numbers.items():
-        require_number(setting, number)
+def _require_times(
+    timeout_ms: object, checkpoint_interval_ms: object, heartbeat_interval_ms: object
+) -> None:
+    require_number("timeout_ms", timeout_ms)
+    require_number("checkpoint_interval_ms", checkpoint_interval_ms)
+    if heartbeat_interval_ms is not None:
+        require_number("heartbeat_interval_ms", heartbeat_interval_ms)

@@ -72,6 +72,7 @@ def consuming(marshal, cluster, **options):
         ("timeout_ms", "5s"),
         ("timeout_ms", None),
         ("heartbeat_interval_ms", "2s"),
+        ("heartbeat_interval_ms", ""),
         ("checkpoint_interval_ms", "5m"),
     ],
 )
