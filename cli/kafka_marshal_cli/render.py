@@ -164,6 +164,12 @@ def lines(answer: Answer) -> list[dict[str, Any]]:
     return found
 
 
+def _cells(section: Section) -> list[list[str]]:
+    return [
+        [escape(each.cell(row)) for each in section.columns] for row in section.rows
+    ]
+
+
 def grid(section: Section, *, width: int | None = None) -> "Table":
     """Return a section as a table of rich, that fits into a width if it can.
 
@@ -173,9 +179,7 @@ def grid(section: Section, *, width: int | None = None) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
-    cells = [
-        [escape(each.cell(row)) for each in section.columns] for row in section.rows
-    ]
+    cells = _cells(section)
     titles = [each.header for each in section.columns]
     widths: Sequence[int | None] = [None] * len(titles)
     if width is not None and (found := _layout(titles, cells, width)) is not None:
@@ -236,9 +240,7 @@ def fitting(
         width: Columns of the terminal.
         less: Titles of the columns to leave out first; then those at the right.
     """
-    cells = [
-        [escape(each.cell(row)) for each in section.columns] for row in section.rows
-    ]
+    cells = _cells(section)
     titles = [each.header for each in section.columns]
     shown, left_out = list(range(len(titles))), []
     first = [titles.index(title) for title in less if title in titles]
@@ -262,8 +264,7 @@ def table(section: Section, *, width: int | None = None, is_color: bool = False)
     """
     limit = width or WIDTH_UNLIMITED
     headers = [each.header for each in section.columns]
-    rows = [headers]
-    rows += [[escape(e.cell(row)) for e in section.columns] for row in section.rows]
+    rows = [headers, *_cells(section)]
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     is_ascii = all(map(str.isascii, chain.from_iterable(rows)))
     if not is_ascii or sum(widths) + len(GAP) * (len(widths) - 1) > limit:

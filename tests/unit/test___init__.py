@@ -21,6 +21,18 @@ def test_an_unknown_name_is_an_attribute_error():
         _ = kafka_marshal.nonsense
 
 
+def printed(program):
+    """Run a program in a process of its own, and return its output."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
 def test_the_core_needs_no_kafka_client():
     program = (
         "import sys\n"
@@ -32,14 +44,7 @@ def test_the_core_needs_no_kafka_client():
         "extra = tops - allowed - set(sys.stdlib_module_names)\n"
         "print(sorted(n for n in extra if sys.modules.get(n) and n[0] != '_'))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=True,
-    )
-    assert done.stdout.strip() == "[]"
+    assert printed(program) == "[]"
 
 
 @pytest.mark.parametrize(
@@ -50,14 +55,7 @@ def test_a_client_library_is_imported_when_a_log_is_opened(module):
         f"import sys, {module}\n"
         "print({'kafka', 'confluent_kafka', 'httpx', 'rich'} & set(sys.modules))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=True,
-    )
-    assert done.stdout.strip() == "set()"
+    assert printed(program) == "set()"
 
 
 def test_a_program_that_names_the_classes_does_not_load_what_opens_them():
@@ -70,11 +68,4 @@ def test_a_program_that_names_the_classes_does_not_load_what_opens_them():
         "    'kafka_marshal.protocol.rationalizer'}\n"
         "print(heavy & set(sys.modules))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=True,
-    )
-    assert done.stdout.strip() == "set()"
+    assert printed(program) == "set()"

@@ -336,8 +336,8 @@ def entries_in(
     Args:
         log: The log.
         windows: Offsets to read, per partition.
-        timeout_ms: Longest time in which none of these partitions sends anything, as
-            one that was cut back meanwhile; at most 10 s count.
+        timeout_ms: Longest time in which these partitions send nothing, for instance
+            since one was cut back; at most 10 s count.
         head: Entries whose value does not begin with this may be left out.
 
     Raises:
