@@ -148,9 +148,9 @@ def test_ranges_are_read_as_columns(guarded, unique, listener, monkeypatch):
     producer.close(timeout=60)
     kinds = set()
 
-    def receiving(transport, ordinary):
+    def receiving(transport, ordinary, **others):
         kinds.add(type(transport._sock))
-        found = receive(transport, ordinary)
+        found = receive(transport, ordinary, **others)
         parsers.add(type(transport.get_protocol().parser))
         assert found == (b"", None)
         return found
