@@ -36,7 +36,12 @@ from kafka_marshal.sidecar.process_monitor import (
     peer_of,
     represented_process,
 )
-from kafka_marshal.sidecar.repeated_requests import Answer, Later, RepeatedRequests
+from kafka_marshal.sidecar.repeated_requests import (
+    Answer,
+    Later,
+    RepeatedRequests,
+    SocketWriter,
+)
 from kafka_marshal.sidecar.routes import Route
 from kafka_marshal.sidecar.service import SidecarService
 from kafka_marshal.sidecar.sockets import BACKLOG
@@ -423,6 +428,7 @@ class GuardedProtocol(H11Protocol):
 
     _connection: Connection
     _repeated: RepeatedRequests
+    _writer: SocketWriter
     _body_timer: asyncio.TimerHandle | None = None
     _head_timer: asyncio.TimerHandle | None = None
     _guest_timer: asyncio.TimerHandle | None = None
@@ -445,6 +451,7 @@ class GuardedProtocol(H11Protocol):
             peer_of(found), is_local, try_admit=partial(self._admit, is_local=is_local)
         )
         self._connection, self._repeated = connection, RepeatedRequests()
+        self._writer = SocketWriter(found.fileno())
         self.app_state = {**self.app_state, CONNECTION: connection}
         self._guest_timer = self.loop.call_later(GUEST_S_MAX, self.abort)
         # Pause writing as soon as anything is pending, not only above 64 KiB.
@@ -461,8 +468,8 @@ class GuardedProtocol(H11Protocol):
         self._forget_body()
         self._forget_guest()
         self._forget_write()
-        if self._later is not None:
-            self._later.cancel()
+        # asyncio closes the socket after this call.
+        self._writer.close()
         self.limits.leave(self)
         super().connection_lost(exc)
 
@@ -523,13 +530,24 @@ class GuardedProtocol(H11Protocol):
         """Send a response once it is made; what arrives meanwhile is read after it."""
         self._later = later
         self.flow.pause_reading()
-        later.send_by(self._on_answer)
+        later.send_by(self._send_made)
 
-    def _on_answer(self, answered: bytes) -> None:
-        self._later = None
+    def _send_made(self, answered: bytes) -> None:
+        """Send a response on the thread that has made it."""
+        rest = self._writer.write(answered)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(self._on_sent, rest)
+
+    def _on_sent(self, rest: bytes) -> None:
+        """Send what did not fit into the socket, and read the next request."""
+        later, self._later = self._later, None
+        if later is not None and later.on_sent is not None:
+            later.on_sent()
         if self.transport.is_closing():
             return
-        self._send_repeated(answered)
+        self.server_state.total_requests += 1
+        if rest:
+            self.transport.write(rest)
         if self._is_ending:
             self.shutdown()
         else:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kafka_marshal.config import Membership, require_name
-from kafka_marshal.engine.proxy_grants import PendingGrant
+from kafka_marshal.engine.proxy_grants import OnVerdict, PendingGrant
 from kafka_marshal.engine.waits import await_news
 from kafka_marshal.errors import (
     ClaimLost,
@@ -568,7 +568,7 @@ class SidecarService:
         group_id: str,
         message: api.GrantRequest,
         *,
-        on_verdict: Callable[[], None],
+        on_verdict: OnVerdict,
     ) -> PendingGrant | None:
         """Begin a grant without waiting, so that the event loop may call it.
 

@@ -33,15 +33,15 @@ def grant_bytes(**rest):
 
 def receive(connection):
     """Return status and body of the next response of known length."""
-    found = b""
-    while b"\r\n\r\n" not in found:
-        piece = connection.recv(65_536)
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        piece = connection.recv(1)
         assert piece, "it was closed"
-        found += piece
-    head, _, body = found.partition(b"\r\n\r\n")
+        head += piece
     length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0])
+    body = b""
     while len(body) < length:
-        body += connection.recv(65_536)
+        body += connection.recv(length - len(body))
     return int(head.split()[1]), body
 
 
@@ -129,13 +129,13 @@ def test_the_verdict_answers_a_repeated_grant(known):
     found = begun(known)
     assert found.ask.first == 7
     found.verdict = GRANTED
-    found.on_verdict()
+    found.on_verdict(GRANTED)
     status, body = receive(known.connection)
     assert (status, msgspec.json.decode(body)["first"]) == (200, 7)
     assert names_of(known.service) == ["grant_at_once"]
     eventually(lambda: known.served.app._waiting.count == 0)
     # A second notice changes nothing.
-    found.on_verdict()
+    found.on_verdict(GRANTED)
     known.service.verdict = GRANTED
     known.connection.sendall(grant_bytes())
     status, body = receive(known.connection)
@@ -152,7 +152,7 @@ def test_a_slow_verdict_is_awaited_by_a_thread(known):
     assert 0 < left_ms <= 60_000
     # The verdict is there now: nobody waits for it any more.
     found.verdict = GRANTED
-    found.on_verdict()
+    found.on_verdict(GRANTED)
     known.connection.sendall(LOOK)
     assert receive(known.connection)[0] == 200
     eventually(lambda: known.served.app._waiting.count == 0)
@@ -225,9 +225,17 @@ def test_what_arrives_before_the_response_is_answered_after_it(known):
     found = begun(known)
     known.connection.sendall(LOOK)
     found.verdict = GRANTED
-    found.on_verdict()
+    found.on_verdict(GRANTED)
     assert msgspec.json.decode(receive(known.connection)[1])["first"] == 7
     assert receive(known.connection)[0] == 200
+
+
+def test_a_long_response_is_sent_to_its_end(known, monkeypatch):
+    body = b" " * 4_000_000 + b"{}"
+    monkeypatch.setattr(known.served.app._repeated, "_call", lambda _: body)
+    for _ in range(2):
+        known.connection.sendall(LOOK)
+        assert receive(known.connection) == (200, body)
 
 
 def test_a_client_that_disconnects_before_the_response_harms_nobody(known):
@@ -252,7 +260,7 @@ def test_a_closing_server_sends_the_response_first(known, monkeypatch):
     one.loop.call_soon_threadsafe(one.shutdown)
     eventually(lambda: one._is_ending)
     found.verdict = GRANTED
-    found.on_verdict()
+    found.on_verdict(GRANTED)
     rest = read(known.connection)
     assert msgspec.json.decode(rest.partition(b"\r\n\r\n")[2])["first"] == 7
 

@@ -253,9 +253,7 @@ def at_once(machine, client, first, last, **rest):
     """Begin a grant at once; return it, and the verdicts it was notified of."""
     ask = grant_request(machine, client, KEY, first, last, **rest)
     seen = []
-    pending = machine.service.grant_at_once(
-        client.group, ask, on_verdict=lambda: seen.append(pending.verdict)
-    )
+    pending = machine.service.grant_at_once(client.group, ask, on_verdict=seen.append)
     return pending, seen
 
 
