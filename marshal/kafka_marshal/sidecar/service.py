@@ -19,6 +19,7 @@ from kafka_marshal.plan_view import plan_object, view_plan
 from kafka_marshal.protocol.codec import is_topic
 from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict
 from kafka_marshal.protocol.handoffs import offered_since_ms, phase_of
+from kafka_marshal.protocol.placement import standing_of
 from kafka_marshal.protocol.text import claim_to_object, world_to_object
 from kafka_marshal.protocol.types import Key, OffsetRange
 from kafka_marshal.remote import api
@@ -676,23 +677,32 @@ class SidecarService:
         A world has thousands of claims of others; making their text takes many times
         as long as all else, under the engine's lock.
 
+        The claim of a partition is that of the coordinating partition which has it now.
+
         Raises:
             DeadlineExceeded: The log was not read to its end in time.
         """
-        self._engine.catch_up(timeout_ms)
+        key = None if partition is None else Key(group_id, topic, partition)
+        if key is None:
+            self._engine.catch_up(timeout_ms)
+        else:
+            self._engine.catch_up_key(key, timeout_ms)
         with self._engine.changed:
+            replicas = self._context.replicas
+            worlds = {number: each.world for number, each in sorted(replicas.items())}
+            standing = None if key is None else standing_of(worlds, key)
             partitions: dict[str, Any] = {}
-            for number, replica in sorted(self._context.replicas.items()):
-                world = replica.world
-                keys: Iterable[Key] = (Key(group_id, topic, partition or 0),)
-                if partition is None:
+            for number, world in worlds.items():
+                keys: Iterable[Key] = ()
+                if key is None:
                     keys = sorted(k for k in world.keys if k[:2] == (group_id, topic))
+                elif world is standing:
+                    keys = (key,)
                 partitions[str(number)] = {
                     "next_offset": world.next_offset,
                     "claims": [
-                        claim_to_object(world, key, known=world.keys[key])
-                        for key in keys
-                        if key in world.keys
+                        claim_to_object(world, each, known=world.keys[each])
+                        for each in keys
                     ],
                 }
             return {"partitions": partitions}

@@ -465,7 +465,7 @@ def test_the_world_is_that_of_the_log(cluster, machine):
 
 def test_claims_of_a_topic_are_those_of_the_world(cluster, machine):
     having(machine)
-    machine.node.engine.catch_up = lambda timeout_ms: None
+    machine.node.engine.catch_up = lambda timeout_ms, partitions=None: None
     world = machine.service.world(timeout_ms=1_000)
     found = machine.service.claims("g", "t", timeout_ms=1_000)
     assert found["partitions"] == {
