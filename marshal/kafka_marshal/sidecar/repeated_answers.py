@@ -81,7 +81,7 @@ class RepeatedAnswers:
             case "beat":
                 return partial(self._beat, call)
             case "grant":
-                return partial(self._grant, call.route, call.parts["group"])
+                return partial(self._grant, call)
             case "fence":
                 return partial(self._look, call)
         return None
@@ -119,8 +119,8 @@ class RepeatedAnswers:
         self._respond(pending, future)
         return pending.later
 
-    def _grant(self, route: Route, group_id: str, body: bytes) -> Found:
-        """Begin a grant; the verdict answers it."""
+    def _grant(self, call: ApiRequest, body: bytes) -> Found:
+        """Begin a grant, which the verdict answers; on a thread if that must wait."""
         service = self._service()
         if service is None:
             return None
@@ -130,15 +130,16 @@ class RepeatedAnswers:
         except (msgspec.MsgspecError, RecursionError, HttpError):
             return None
         until_ms = service.now_ms() + message.timeout_ms
-        grant = _Grant(self, _Pending(route, service, Later()))
+        grant = _Grant(self, _Pending(call.route, service, Later()))
         pending = None
         with contextlib.suppress(MarshalError):  # nothing was appended
             pending = service.grant_at_once(
-                group_id, message, on_verdict=grant.on_verdict
+                call.parts["group"], message, on_verdict=grant.on_verdict
             )
         if pending is None:
             self._waiting.leave()
-            return None
+            # The thread waits for what was busy, or has the reason of a refusal.
+            return self._on_thread(attrs.evolve(call, service=service, body=message))
         grant.begin(pending, until_ms=until_ms)
         return grant.request.later
 

@@ -435,6 +435,9 @@ class GuardedProtocol(H11Protocol):
     _write_timer: asyncio.TimerHandle | None = None
     # The response to a repeated request that is made elsewhere.
     _later: Later | None = None
+    # What has arrived before that response was sent, and whether it was the end.
+    _early = b""
+    _has_ended = False
     _is_ending = False
     # When a repeated request arrived last, by the loop's clock.
     _used_at = 0.0
@@ -506,6 +509,11 @@ class GuardedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes; a request must be complete in time."""
+        if self._later is not None:
+            # The kernel keeps the rest.
+            self._early += data
+            self.flow.pause_reading()
+            return
         if self._is_between_requests:
             answered, data = self._repeated.feed(data)
             self._forget_body()
@@ -527,10 +535,14 @@ class GuardedProtocol(H11Protocol):
         return is_idle and not self.flow.write_paused
 
     def _await(self, later: Later) -> None:
-        """Send a response once it is made; what arrives meanwhile is read after it."""
+        """Send a response once it is made; parse what arrives meanwhile after it."""
         self._later = later
-        self.flow.pause_reading()
         later.send_by(self._send_made)
+
+    def eof_received(self) -> bool:
+        """Close the connection, after the response in progress."""
+        self._has_ended = True
+        return self._later is not None
 
     def _send_made(self, answered: bytes) -> None:
         """Send a response on the thread that has made it."""
@@ -550,8 +562,12 @@ class GuardedProtocol(H11Protocol):
             self.transport.write(rest)
         if self._is_ending:
             self.shutdown()
-        else:
+        elif self._has_ended:
+            self.transport.close()
+        elif self._early:
+            data, self._early = self._early, b""
             self.flow.resume_reading()
+            self.data_received(data)
 
     def shutdown(self) -> None:
         """End the connection, after the response in progress."""

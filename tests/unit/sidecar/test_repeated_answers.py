@@ -172,7 +172,7 @@ def test_a_verdict_that_is_late_is_an_error(known, monkeypatch):
 
 
 @pytest.mark.parametrize("reason", ["slow", "refused"])
-def test_a_grant_that_cannot_begin_at_once_is_parsed(known, reason):
+def test_a_grant_that_cannot_begin_at_once_waits_on_a_thread(known, reason):
     if reason == "slow":
         known.service.is_slow = True
     else:
@@ -249,6 +249,28 @@ def test_a_client_that_disconnects_before_the_response_harms_nobody(known):
     with known.served.connect() as other:
         other.sendall(LOOK)
         assert receive(other)[0] == 200
+
+
+def test_a_client_that_ends_after_its_request_gets_the_response(known):
+    known.connection.sendall(grant_bytes(first=1))
+    found = begun(known)
+    known.connection.shutdown(socket.SHUT_WR)
+    (one,) = (each for each in known.served.server.server_state.connections)
+    eventually(lambda: one._has_ended)
+    found.on_verdict(GRANTED)
+    rest = read(known.connection)
+    assert msgspec.json.decode(rest.partition(b"\r\n\r\n")[2])["first"] == 7
+
+
+def test_pieces_that_arrive_before_the_response_are_put_together(known):
+    known.connection.sendall(grant_bytes(first=1))
+    found = begun(known)
+    (one,) = (each for each in known.served.server.server_state.connections)
+    known.connection.sendall(LOOK[:9])
+    eventually(lambda: one._early == LOOK[:9])
+    known.connection.sendall(LOOK[9:])
+    found.on_verdict(GRANTED)
+    assert [receive(known.connection)[0] for _ in range(2)] == [200, 200]
 
 
 def test_a_closing_server_sends_the_response_first(known, monkeypatch):
