@@ -450,27 +450,27 @@ class Engine:
             fault=UNREAD,
         )
 
-    def catch_up_key(self, key: Key, timeout_ms: int) -> None:
-        """Wait until what the log has about a key is folded; raises as ``catch_up``.
+    def catch_up_keys(self, keys: Collection[Key], timeout_ms: int) -> None:
+        """Wait until what the log has about keys is folded; raises as ``catch_up``.
 
-        Its coordinating partition has all of it, unless that shows that the number of
-        partitions changes, or has changed (PROTOCOL 10).
+        Their coordinating partitions have all of it, unless these show that the number
+        of partitions changes, or has changed (PROTOCOL 10).
         """
         deadline_ms = self.context.now_ms + timeout_ms
         with self.changed:
-            place = self._place_of(key)
-        if place is not None:
-            self.catch_up(timeout_ms, partitions=(place,))
+            places = self._places_of(keys)
+        if places is not None:
+            self.catch_up(timeout_ms, partitions=places)
             with self.changed:
-                if self._place_of(key) == place:
+                if self._places_of(keys) == places:
                     return
         self.catch_up(max(0, deadline_ms - self.context.now_ms))
 
-    def _place_of(self, key: Key) -> int | None:
-        """Return the only partition that may know a key, None if there are more."""
+    def _places_of(self, keys: Collection[Key]) -> frozenset[int] | None:
+        """Return the only partitions that may know keys, None if there are more."""
         if not self.is_ready or self.context.places.has_layouts:
             return None
-        return self.context.partition_of(key)
+        return frozenset(map(self.context.partition_of, keys))
 
     def _fetch_ends(
         self,

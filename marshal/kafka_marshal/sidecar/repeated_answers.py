@@ -1,14 +1,15 @@
 """Answers to the requests that clients repeat most, without routing them again.
 
 Heartbeats are answered on the event loop, or on a thread where that takes longer. A
-look at a claim waits for the log on a thread; a grant is begun on the event loop, and
-its verdict makes the response. The thread that makes a response sends it.
+look at a claim waits for the log on a thread, with others; a grant is begun on the
+event loop, and its verdict makes the response. The thread that makes a response sends
+it.
 """
 
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
 from http import HTTPStatus
@@ -25,6 +26,7 @@ from kafka_marshal.remote import api
 from kafka_marshal.remote.grants import encode_verdict
 from kafka_marshal.sidecar.executors import BoundedExecutor
 from kafka_marshal.sidecar.http_errors import HttpError, unavailable
+from kafka_marshal.sidecar.looks import Look, Looks
 from kafka_marshal.sidecar.metrics import Counts
 from kafka_marshal.sidecar.repeated_requests import Answer, Found, Later, response
 from kafka_marshal.sidecar.requests import ApiRequest
@@ -55,6 +57,7 @@ class RepeatedAnswers:
         quick: Threads for what does not wait.
         waiting: Threads for what waits.
         call: Answers a request on a thread.
+        look: Answers looks of one timeout on a thread, in order.
         to_response: Makes the response to a failed request.
     """
 
@@ -66,6 +69,7 @@ class RepeatedAnswers:
         quick: BoundedExecutor,
         waiting: BoundedExecutor,
         call: Callable[[ApiRequest], bytes | None],
+        look: Callable[[Sequence[ApiRequest]], Iterable[bytes]],
         to_response: ToResponse,
     ) -> None:
         self._service = service
@@ -74,6 +78,7 @@ class RepeatedAnswers:
         self._waiting = waiting
         self._call = call
         self._to_response = to_response
+        self._looks = Looks(executor=waiting, call=look, respond=self._respond_look)
 
     def answer_to(self, call: ApiRequest) -> Answer | None:
         """Return what answers repetitions of a request; None where it is parsed."""
@@ -105,7 +110,14 @@ class RepeatedAnswers:
         """Answer a query of the log, on a thread."""
         if self._service() is not call.service or body:
             return None
-        return self._on_thread(call)
+        return self._looks.add(call)
+
+    def _respond_look(self, look: Look, found: bytes | Exception) -> None:
+        request = _Pending(look.call.route, look.call.service, look.later)
+        if isinstance(found, bytes):
+            self.succeed(request, found)
+        else:
+            self.fail(request, found)
 
     def _on_thread(self, call: ApiRequest) -> Later | None:
         """Answer a request on a thread; None if too many are at work."""

@@ -1,6 +1,6 @@
 """The operations of a sidecar: each request calls one method of the service."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -677,16 +677,31 @@ class SidecarService:
         A world has thousands of claims of others; making their text takes many times
         as long as all else, under the engine's lock.
 
-        The claim of a partition is that of the coordinating partition which has it now.
+        Raises:
+            DeadlineExceeded: The log was not read to its end in time.
+        """
+        if partition is None:
+            self._engine.catch_up(timeout_ms)
+        else:
+            self.catch_up([Key(group_id, topic, partition)], timeout_ms=timeout_ms)
+        return self.claims_now(group_id, topic, partition)
+
+    def catch_up(self, keys: Collection[Key], *, timeout_ms: int) -> None:
+        """Wait until ``claims_now`` of these is not older than this call.
 
         Raises:
             DeadlineExceeded: The log was not read to its end in time.
         """
+        self._engine.catch_up_keys(keys, timeout_ms)
+
+    def claims_now(
+        self, group_id: str, topic: str, partition: int | None
+    ) -> dict[str, Any]:
+        """Return claims, as ``claims`` does, by what is read of the log.
+
+        The claim of a partition is that of the coordinating partition which has it now.
+        """
         key = None if partition is None else Key(group_id, topic, partition)
-        if key is None:
-            self._engine.catch_up(timeout_ms)
-        else:
-            self._engine.catch_up_key(key, timeout_ms)
         with self._engine.changed:
             replicas = self._context.replicas
             worlds = {number: each.world for number, each in sorted(replicas.items())}

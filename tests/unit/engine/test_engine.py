@@ -223,8 +223,8 @@ def test_catching_up_with_a_key_asks_for_its_partition_alone(monkeypatch):
     for key in (Key("g", "t", number) for number in range(8)):
         place = place_of(key, partition_count=2)
         offset = write(cluster, b"noise", place)
-        node.engine.catch_up_key(key, 1_000)
-        assert asked.pop() == (place,)
+        node.engine.catch_up_keys([key], 1_000)
+        assert asked.pop() == {place}
         assert asked == []
         assert node.engine.context.replicas[place].world.next_offset > offset
 
@@ -242,9 +242,9 @@ def test_while_the_count_changes_a_key_may_have_another_partition(
         write(cluster, fence, t)
     if is_known:
         cluster.run(200)
-    node.engine.catch_up_key(key, 1_000)
+    node.engine.catch_up_keys([key], 1_000)
     # The start of the added partitions asks for all ends, too.
-    wanted = [None] if is_known else [(place,), None]
+    wanted = [None] if is_known else [{place}, None]
     assert [of for of, _ in groupby(asked)] == wanted
 
 

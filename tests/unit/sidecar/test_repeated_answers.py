@@ -89,8 +89,8 @@ def test_a_repeated_look_is_answered_alike(known):
         status, body = receive(known.connection)
         assert status == 200
         assert without_time(body) == without_time(known.first[0][1])
-    assert names_of(known.service) == ["claims"] * 2
-    assert known.service.calls[-1] == ("claims", "billing", "orders", 1, 50)
+    assert names_of(known.service) == ["catch_up"] * 2
+    assert known.service.calls[-1] == ("catch_up", [("billing", "orders", 1)], 50)
     eventually(lambda: known.served.app._waiting.count == 0)
 
 
@@ -232,7 +232,7 @@ def test_what_arrives_before_the_response_is_answered_after_it(known):
 
 def test_a_long_response_is_sent_to_its_end(known, monkeypatch):
     body = b" " * 4_000_000 + b"{}"
-    monkeypatch.setattr(known.served.app._repeated, "_call", lambda _: body)
+    monkeypatch.setattr(known.served.app._repeated._looks, "_call", lambda _: [body])
     for _ in range(2):
         known.connection.sendall(LOOK)
         assert receive(known.connection) == (200, body)
@@ -241,7 +241,7 @@ def test_a_long_response_is_sent_to_its_end(known, monkeypatch):
 def test_a_client_that_disconnects_before_the_response_harms_nobody(known):
     known.service.hold = threading.Event()
     known.connection.sendall(LOOK)
-    eventually(lambda: names_of(known.service) == ["claims"])
+    eventually(lambda: names_of(known.service) == ["catch_up"])
     known.connection.shutdown(socket.SHUT_RDWR)
     known.connection.close()
     known.service.hold.set()
