@@ -9,9 +9,8 @@ need few threads and few queries, and a task alone waits for nobody.
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
@@ -19,6 +18,9 @@ from kafka_marshal.sidecar.executors import BoundedExecutor
 from kafka_marshal.sidecar.http_errors import HttpError, unavailable
 from kafka_marshal.sidecar.repeated_requests import Later
 from kafka_marshal.sidecar.requests import ApiRequest
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 GROUPS_MAX = 2
 # Looks that have waited so long for the end of a group get a thread of their own.
