@@ -14,7 +14,7 @@ from kafka_marshal.testing.rig import WAIT_S, until
 
 
 class Harness:
-    """Looks that a test lets go on, one group for each release."""
+    """Looks whose groups a test answers one by one."""
 
     def __init__(self, *, calls_max=20):
         self.executor = BoundedExecutor("look", threads=8, calls_max=calls_max)
