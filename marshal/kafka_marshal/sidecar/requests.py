@@ -539,7 +539,7 @@ class GuardedProtocol(H11Protocol):
         self._later = later
         later.send_by(self._send_made)
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]
         """Close the connection, after the response in progress."""
         self._has_ended = True
         return self._later is not None
