@@ -247,7 +247,7 @@ class FakeService:
     def catch_up(self, keys, *, timeout_ms) -> None:
         self._record("catch_up", keys, timeout_ms)
 
-    def claims_now(self, group_id, topic, partition) -> dict:
+    def claims_now(self, group_id, topic, *, partition) -> dict:
         return WORLD
 
     def groups_world(self, *, timeout_ms) -> tuple[dict, list[dict]]:

@@ -553,7 +553,8 @@ def _looks(calls: Sequence[ApiRequest]) -> Iterator[bytes]:
     service, keys = calls[0].service, [_key_of(call) for call in calls]
     service.catch_up(keys, timeout_ms=calls[0].timeout_ms)
     for key in keys:
-        yield msgspec.json.encode(_fence(service.claims_now(*key), key))
+        world = service.claims_now(*key[:2], partition=key.partition)
+        yield msgspec.json.encode(_fence(world, key))
 
 
 def _key_of(call: ApiRequest) -> Key:

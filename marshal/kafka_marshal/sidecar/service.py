@@ -684,7 +684,7 @@ class SidecarService:
             self._engine.catch_up(timeout_ms)
         else:
             self.catch_up([Key(group_id, topic, partition)], timeout_ms=timeout_ms)
-        return self.claims_now(group_id, topic, partition)
+        return self.claims_now(group_id, topic, partition=partition)
 
     def catch_up(self, keys: Collection[Key], *, timeout_ms: int) -> None:
         """Wait until ``claims_now`` of these is not older than this call.
@@ -695,7 +695,7 @@ class SidecarService:
         self._engine.catch_up_keys(keys, timeout_ms)
 
     def claims_now(
-        self, group_id: str, topic: str, partition: int | None
+        self, group_id: str, topic: str, *, partition: int | None
     ) -> dict[str, Any]:
         """Return claims, as ``claims`` does, by what is read of the log.
 
