@@ -8,7 +8,14 @@ scheduling delay.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from itertools import accumulate, chain, groupby
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, Protocol, Self, TypeVar, overload
@@ -186,11 +193,14 @@ class CoordinationLog(Protocol):
         """
         ...
 
-    def end_offsets(self, timeout_ms: int) -> Mapping[int, int]:
+    def end_offsets(
+        self, timeout_ms: int, partitions: Collection[int] | None = None
+    ) -> Mapping[int, int]:
         """Return the next offset to be written, per partition (a barrier).
 
-        May be called from any thread, also while another one polls or closes: a wait
-        for the end of the log must not wait for a poll.
+        At least of these partitions, by default of all that are read. May be called
+        from any thread, also while another one polls or closes: a wait for the end of
+        the log must not wait for a poll.
         """
         ...
 

@@ -244,6 +244,12 @@ class FakeService:
         self._record("claims", group_id, topic, partition, timeout_ms)
         return WORLD
 
+    def catch_up(self, keys, *, timeout_ms) -> None:
+        self._record("catch_up", keys, timeout_ms)
+
+    def claims_now(self, group_id, topic, *, partition) -> dict:
+        return WORLD
+
     def groups_world(self, *, timeout_ms) -> tuple[dict, list[dict]]:
         return self.world(timeout_ms=timeout_ms), PAUSES
 

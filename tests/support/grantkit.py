@@ -36,8 +36,8 @@ class Log:
         at = dict(self._log.positions())
         return at | {t: 0 for t, _ in self._unread}
 
-    def end_offsets(self, timeout_ms):
-        ends = self._log.end_offsets(timeout_ms)
+    def end_offsets(self, timeout_ms, partitions=None):
+        ends = self._log.end_offsets(timeout_ms, partitions)
         return {t: end for t, end in ends.items() if t in self.read}
 
     def start_offsets(self, timeout_ms):

@@ -1,7 +1,7 @@
 """Reads and folds the log, routes verdicts to sessions, and drives them."""
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from kafka_marshal.errors import (
     CoordinationError,
@@ -422,10 +422,16 @@ class Engine:
 
     # --- reading to the end
 
-    def catch_up(self, timeout_ms: int) -> None:
+    def catch_up(
+        self, timeout_ms: int, *, partitions: Collection[int] | None = None
+    ) -> None:
         """Wait until the log is folded to its current end; not on the stepping thread.
 
         Afterwards the worlds hold every record that was acknowledged before the call.
+
+        Args:
+            timeout_ms: Limit for the whole call.
+            partitions: Only these worlds do; by default all.
 
         Raises:
             DeadlineExceeded: The end was not reached in time.
@@ -434,7 +440,7 @@ class Engine:
         deadline_ms = self.context.now_ms + timeout_ms
         # The calling thread asks: the stepping thread may be in a poll for a tenth of
         # a second, and if the log has nothing new there is no need to wait for it.
-        ends = self._fetch_ends(deadline_ms, timeout_ms)
+        ends = self._fetch_ends(deadline_ms, timeout_ms, partitions=partitions)
         await_news(
             self,
             lambda: all(
@@ -444,14 +450,44 @@ class Engine:
             fault=UNREAD,
         )
 
-    def _fetch_ends(self, deadline_ms: int, timeout_ms: int) -> Mapping[int, int]:
+    def catch_up_keys(self, keys: Collection[Key], timeout_ms: int) -> None:
+        """Wait until what the log has about keys is folded; raises as ``catch_up``.
+
+        Their coordinating partitions have all of it, unless these show that the number
+        of partitions changes, or has changed (PROTOCOL 10).
+        """
+        deadline_ms = self.context.now_ms + timeout_ms
+        with self.changed:
+            places = self._places_of(keys)
+        if places is not None:
+            self.catch_up(timeout_ms, partitions=places)
+            with self.changed:
+                if self._places_of(keys) == places:
+                    return
+        self.catch_up(max(0, deadline_ms - self.context.now_ms))
+
+    def _places_of(self, keys: Collection[Key]) -> frozenset[int] | None:
+        """Return the only partitions that may know keys, None if there are more."""
+        if not self.is_ready or self.context.places.has_layouts:
+            return None
+        return frozenset(map(self.context.partition_of, keys))
+
+    def _fetch_ends(
+        self,
+        deadline_ms: int,
+        timeout_ms: int,
+        *,
+        partitions: Collection[int] | None,
+    ) -> Mapping[int, int]:
         """Return the log's end offsets, retried until the log answers."""
         while True:
             with self.changed:
                 folded = self.context.folded
             left_ms = max(1, deadline_ms - self.context.now_ms)
             try:
-                ends = self.context.ports.log.end_offsets(min(left_ms, CATCH_UP_MS_MAX))
+                ends = self.context.ports.log.end_offsets(
+                    min(left_ms, CATCH_UP_MS_MAX), partitions
+                )
             except CoordinationError as error:
                 if not error.retriable:
                     raise

@@ -324,9 +324,11 @@ class LogView(CoordinationLog):
         """Return the first offsets with this timestamp or a later one, as the log."""
         return self._log.offsets_for_times(time_ms, timeout_ms)
 
-    def end_offsets(self, timeout_ms: int) -> Mapping[int, int]:
+    def end_offsets(
+        self, timeout_ms: int, partitions: Collection[int] | None = None
+    ) -> Mapping[int, int]:
         """Return the next offsets to be written, as the log."""
-        return self._log.end_offsets(timeout_ms)
+        return self._log.end_offsets(timeout_ms, partitions)
 
     def close(self, timeout_ms: int) -> None:
         """Close the log."""

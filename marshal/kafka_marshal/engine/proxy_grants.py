@@ -21,6 +21,7 @@ from kafka_marshal.protocol.types import Key, OffsetRange
 from .context import Context
 
 OnGranted = Callable[[OffsetRange], None]
+OnVerdict = Callable[[GrantVerdict], None]
 
 PENDING_MAX = 10_000
 GRANTEE_BYTES = 16
@@ -61,7 +62,7 @@ class PendingGrant:
     on_granted: OnGranted | None = None
     verdict: GrantVerdict | None = None
     waiting_count: int = 0
-    on_verdict: list[Callable[[], None]] = attrs.field(factory=list)
+    on_verdict: list[OnVerdict] = attrs.field(factory=list)
 
     def raise_refusal(self) -> None:
         """Raise the error of the append if the cluster refuses records of this process.
@@ -142,7 +143,7 @@ class ProxyGrants:
             pending.on_granted(verdict.granted)
         calls, pending.on_verdict = pending.on_verdict, []
         for call in calls:
-            call()
+            call(verdict)
 
     def _head(self, key: Key) -> int | None:
         """Return the next offset of a key that is not granted, None if unknown."""

@@ -1,13 +1,14 @@
 """Single flight: one request at a time, whose answer all waiting callers share.
 
 A caller gets the answer of a request that began after its call, so no answer is older
-than its question. Callers that arrive during a request share the next one. Apart from
-``topiclog``, its only user, because it knows nothing of Kafka.
+than its question. Callers that arrive during a request share the next one, which is
+about everything that they want to know. Apart from ``topiclog``, its only user, because
+it knows nothing of Kafka.
 """
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Generic, TypeVar
 
 from kafka_marshal.errors import CoordinationError
@@ -21,21 +22,47 @@ class SingleFlight(Generic[T]):
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._started = 0
+        # What each caller wants that is not answered yet.
+        self._wanted: list[frozenset[int]] = []
         self._answer: tuple[int, T] | None = None
         self._is_running = False
 
-    def call(self, request: Callable[[int], T], timeout_ms: int) -> T:
+    def call(
+        self,
+        request: Callable[[frozenset[int], int], T],
+        timeout_ms: int,
+        *,
+        wanted: Collection[int],
+    ) -> T:
         """Return the answer of a request that starts after this call.
 
         Args:
-            request: Gets the remaining milliseconds; runs on the thread of one of the
-                callers. Its error is raised to that caller; the others retry.
+            request: Gets what to ask about and the remaining milliseconds; runs on the
+                thread of one of the callers. Its error is raised to that caller; the
+                others retry.
             timeout_ms: Limit for this caller, the wait for an earlier request included.
+            wanted: What to ask about; the answer may be about more.
 
         Raises:
             CoordinationError: An earlier request did not end in time.
         """
         deadline = time.monotonic() + timeout_ms / 1000
+        own = frozenset(wanted)
+        with self._changed:
+            self._wanted.append(own)
+        try:
+            return self._shared(request, timeout_ms, deadline=deadline)
+        finally:
+            with self._changed:
+                self._wanted.remove(own)
+
+    def _shared(
+        self,
+        request: Callable[[frozenset[int], int], T],
+        timeout_ms: int,
+        *,
+        deadline: float,
+    ) -> T:
         with self._changed:
             mine = self._started + 1
             if not self._changed.wait_for(
@@ -51,8 +78,11 @@ class SingleFlight(Generic[T]):
                 return found[1]
             self._started = number = self._started + 1
             self._is_running = True
+            # Of all callers that will share the answer.
+            asked = frozenset().union(*self._wanted)
         try:
-            answer = request(max(1, round((deadline - time.monotonic()) * 1000)))
+            left_ms = max(1, round((deadline - time.monotonic()) * 1000))
+            answer = request(asked, left_ms)
             with self._changed:
                 self._answer = number, answer
             return answer

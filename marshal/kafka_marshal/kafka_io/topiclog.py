@@ -226,12 +226,18 @@ class TopicLog(CoordinationLog):
             doing = f"Querying the offsets of a time of {self._topic}"
             raise self._translate(error, doing, Access.READ) from error
 
-    def end_offsets(self, timeout_ms: int) -> Mapping[int, int]:
+    def end_offsets(
+        self, timeout_ms: int, partitions: Collection[int] | None = None
+    ) -> Mapping[int, int]:
         """Return the log end offset by partition (a barrier). Any thread."""
         self._require_process("Reading")
         self._require_open()
         offsets = self._end_flight.call(
-            lambda left_ms: self._offsets(left_ms, is_end=True), max(1, timeout_ms)
+            lambda asked, left_ms: self._offsets(
+                left_ms, is_end=True, partitions=sorted(asked)
+            ),
+            max(1, timeout_ms),
+            wanted=self._read if partitions is None else partitions,
         )
         for number, offset in offsets.items():
             # Answers of concurrent callers may arrive out of order.
@@ -546,11 +552,15 @@ class TopicLog(CoordinationLog):
         self._seek(starts)
         return True
 
-    def _offsets(self, timeout_ms: int, *, is_end: bool) -> Mapping[int, int]:
+    def _offsets(
+        self, timeout_ms: int, *, is_end: bool, partitions: Iterable[int] | None = None
+    ) -> Mapping[int, int]:
         self._require_process("Reading")
         self._require_open()
         try:
-            return self._query_offsets(max(1, timeout_ms), is_end=is_end)
+            return self._query_offsets(
+                max(1, timeout_ms), is_end=is_end, partitions=partitions
+            )
         except Exception as error:
             which = "end" if is_end else "start"
             doing = f"Querying the {which} of {self._topic}"

@@ -11,7 +11,14 @@ import hmac
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from functools import partial
 from typing import Any
 
@@ -26,6 +33,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kafka_marshal.errors import DeadlineExceeded, MarshalError
 from kafka_marshal.observability.logs import LOGGER_NAME
+from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api
 from kafka_marshal.remote.answers import (
     AsOf,
@@ -256,6 +264,7 @@ class App:
             quick=self._quick,
             waiting=self._waiting,
             call=_call,
+            look=_looks,
             to_response=failure_of,
         )
         self._streams: dict[Caller, EventStream] = {}
@@ -539,6 +548,25 @@ def _call(call: ApiRequest) -> bytes | None:
     return None if found is None else msgspec.json.encode(found)
 
 
+def _looks(calls: Sequence[ApiRequest]) -> Iterator[bytes]:
+    """Yield the answers of some looks, all of one timeout, after one query."""
+    service, keys = calls[0].service, [_key_of(call) for call in calls]
+    service.catch_up(keys, timeout_ms=calls[0].timeout_ms)
+    for key in keys:
+        world = service.claims_now(*key[:2], partition=key.partition)
+        yield msgspec.json.encode(_fence(world, key))
+
+
+def _key_of(call: ApiRequest) -> Key:
+    parts = call.parts
+    return Key(parts["group"], parts["topic"], int(parts["partition"]))
+
+
+def _fence(world: World, key: Key) -> FenceNow:
+    group, topic, partition = key
+    return fence_now(world, group, topic=topic, partition=partition, wall_ms=_wall_ms())
+
+
 def _action(call: ApiRequest) -> msgspec.Struct:
     """Return the answer of an action on a group."""
     assert call.actions is not None
@@ -625,13 +653,7 @@ _HANDLERS: dict[str, Callable[[ApiRequest], msgspec.Struct | None]] = {
         topic=call.parts["topic"],
         wall_ms=_wall_ms(),
     ),
-    "fence": lambda call: fence_now(
-        _claims_of(call),
-        call.parts["group"],
-        topic=call.parts["topic"],
-        partition=int(call.parts["partition"]),
-        wall_ms=_wall_ms(),
-    ),
+    "fence": lambda call: _fence(_claims_of(call), _key_of(call)),
     "world": lambda call: world_now(_world(call), _wall_ms()),
     "groups": lambda call: groups_now(*_groups(call), wall_ms=_wall_ms()),
     "group": lambda call: group_now(

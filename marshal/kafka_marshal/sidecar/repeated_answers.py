@@ -1,13 +1,15 @@
 """Answers to the requests that clients repeat most, without routing them again.
 
 Heartbeats are answered on the event loop, or on a thread where that takes longer. A
-look at a claim waits for the log on a thread; a grant is begun on the event loop, and
-its verdict makes the response.
+look at a claim waits for the log on a thread, with others; a grant is begun on the
+event loop, and its verdict makes the response. The thread that makes a response sends
+it.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
 from http import HTTPStatus
@@ -19,10 +21,12 @@ from starlette.responses import Response
 
 from kafka_marshal.engine.proxy_grants import PendingGrant
 from kafka_marshal.errors import MarshalError
+from kafka_marshal.protocol.granting import GrantVerdict
 from kafka_marshal.remote import api
 from kafka_marshal.remote.grants import encode_verdict
 from kafka_marshal.sidecar.executors import BoundedExecutor
 from kafka_marshal.sidecar.http_errors import HttpError, unavailable
+from kafka_marshal.sidecar.looks import Look, Looks
 from kafka_marshal.sidecar.metrics import Counts
 from kafka_marshal.sidecar.repeated_requests import Answer, Found, Later, response
 from kafka_marshal.sidecar.requests import ApiRequest
@@ -45,7 +49,7 @@ class ToResponse(Protocol):
 
 
 class RepeatedAnswers:
-    """Makes the answers. On the event loop.
+    """Makes the answers. ``answer_to`` and what it returns run on the event loop.
 
     Args:
         service: Returns the service, None while there is none.
@@ -53,6 +57,7 @@ class RepeatedAnswers:
         quick: Threads for what does not wait.
         waiting: Threads for what waits.
         call: Answers a request on a thread.
+        look: Answers looks of one timeout on a thread, in order.
         to_response: Makes the response to a failed request.
     """
 
@@ -64,6 +69,7 @@ class RepeatedAnswers:
         quick: BoundedExecutor,
         waiting: BoundedExecutor,
         call: Callable[[ApiRequest], bytes | None],
+        look: Callable[[Sequence[ApiRequest]], Iterable[bytes]],
         to_response: ToResponse,
     ) -> None:
         self._service = service
@@ -72,6 +78,7 @@ class RepeatedAnswers:
         self._waiting = waiting
         self._call = call
         self._to_response = to_response
+        self._looks = Looks(executor=waiting, call=look, respond=self._respond_look)
 
     def answer_to(self, call: ApiRequest) -> Answer | None:
         """Return what answers repetitions of a request; None where it is parsed."""
@@ -79,7 +86,7 @@ class RepeatedAnswers:
             case "beat":
                 return partial(self._beat, call)
             case "grant":
-                return partial(self._grant, call.route, call.parts["group"])
+                return partial(self._grant, call)
             case "fence":
                 return partial(self._look, call)
         return None
@@ -103,7 +110,14 @@ class RepeatedAnswers:
         """Answer a query of the log, on a thread."""
         if self._service() is not call.service or body:
             return None
-        return self._on_thread(call)
+        return self._looks.add(call)
+
+    def _respond_look(self, look: Look, found: bytes | Exception) -> None:
+        request = _Pending(look.call.route, look.call.service, look.later)
+        if isinstance(found, bytes):
+            self.succeed(request, found)
+        else:
+            self.fail(request, found)
 
     def _on_thread(self, call: ApiRequest) -> Later | None:
         """Answer a request on a thread; None if too many are at work."""
@@ -117,37 +131,36 @@ class RepeatedAnswers:
         self._respond(pending, future)
         return pending.later
 
-    def _grant(self, route: Route, group_id: str, body: bytes) -> Found:
-        """Begin a grant; the verdict answers it."""
+    def _grant(self, call: ApiRequest, body: bytes) -> Found:
+        """Begin a grant, which the verdict answers; on a thread if that must wait."""
         service = self._service()
         if service is None:
             return None
-        loop = asyncio.get_running_loop()
         try:
             message = _GRANTS.decode(body)
             self._waiting.reserve()
         except (msgspec.MsgspecError, RecursionError, HttpError):
             return None
         until_ms = service.now_ms() + message.timeout_ms
-        grant = _Grant(self, _Pending(route, service, Later()))
+        grant = _Grant(self, _Pending(call.route, service, Later()))
         pending = None
         with contextlib.suppress(MarshalError):  # nothing was appended
             pending = service.grant_at_once(
-                group_id, message, on_verdict=partial(call_soon, loop, grant.finish)
+                call.parts["group"], message, on_verdict=grant.on_verdict
             )
         if pending is None:
             self._waiting.leave()
-            return None
+            # The thread waits for what was busy, or has the reason of a refusal.
+            return self._on_thread(attrs.evolve(call, service=service, body=message))
         grant.begin(pending, until_ms=until_ms)
         return grant.request.later
 
     def _respond(self, request: "_Pending", future: "Future[bytes | None]") -> None:
-        """Make the response of a call on a thread, once that has ended."""
-        loop = asyncio.get_running_loop()
+        """Have the thread of a call make its response."""
 
-        def settle() -> None:
+        def settle(ended: "Future[bytes | None]") -> None:
             try:
-                content = future.result(0)
+                content = ended.result(0)
             except CancelledError:
                 self.fail(request, unavailable("the sidecar is shutting down"))
             except Exception as error:  # noqa: BLE001 - answered, whatever it is
@@ -155,21 +168,21 @@ class RepeatedAnswers:
             else:
                 self.succeed(request, content or b"")
 
-        future.add_done_callback(lambda _: call_soon(loop, settle))
+        future.add_done_callback(settle)
 
     def succeed(self, request: "_Pending", content: bytes) -> None:
-        """Respond with a JSON document."""
+        """Respond with a JSON document; any thread."""
         self._counts.request(request.route.name, 200)
         request.later.put(response(content))
 
     def fail(self, request: "_Pending", error: Exception) -> None:
-        """Respond with an error."""
+        """Respond with an error; any thread."""
         found = self._to_response(request.route, error)
         self._counts.request(request.route.name, found.status_code)
         request.later.put(response_bytes(found))
 
     def leave(self) -> None:
-        """Give the reserved thread back."""
+        """Give the reserved thread back; any thread."""
         self._waiting.leave()
 
     def await_verdict(
@@ -200,47 +213,42 @@ class _Pending:
 
 
 class _Grant:
-    """One grant in flight. On the event loop."""
+    """One grant in flight: the verdict answers it, or a thread that waits for that."""
 
     def __init__(self, answers: RepeatedAnswers, request: _Pending) -> None:
         self.request = request
         self._answers = answers
-        self._pending: PendingGrant | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._lock = threading.Lock()
+        self._is_taken = False
 
     def begin(self, pending: PendingGrant, *, until_ms: int) -> None:
-        """Wait for the verdict: for a moment here, then on a thread."""
-        self._pending = pending
+        """Wait for the verdict: for a moment, then on a thread. On the event loop."""
         if pending.verdict is not None:
-            self.finish()
+            self.on_verdict(pending.verdict)
             return
-        loop = asyncio.get_running_loop()
         left_s = max(0, until_ms - self.request.service.now_ms()) / 1_000
-        rest_s = min(THREAD_S, left_s)
-        self._timer = loop.call_later(rest_s, partial(self._hand_over, until_ms))
+        # The verdict may be there by now: then the timer does nothing.
+        timer = asyncio.get_running_loop().call_later(
+            min(THREAD_S, left_s), partial(self._hand_over, pending, until_ms)
+        )
+        self.request.later.on_sent = timer.cancel
 
-    def finish(self) -> None:
-        """Respond with the verdict, unless a thread does."""
-        pending, self._pending = self._pending, None
-        if pending is None:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._answers.leave()
-        assert pending.verdict is not None
-        found = msgspec.json.encode(encode_verdict(pending.verdict))
-        self._answers.succeed(self.request, found)
+    def on_verdict(self, verdict: GrantVerdict) -> None:
+        """Respond with the verdict, unless a thread does; any thread, never blocks."""
+        if self._take():
+            self._answers.leave()
+            found = msgspec.json.encode(encode_verdict(verdict))
+            self._answers.succeed(self.request, found)
 
-    def _hand_over(self, until_ms: int) -> None:
-        pending, self._pending = self._pending, None
-        if pending is not None:
+    def _hand_over(self, pending: PendingGrant, until_ms: int) -> None:
+        if self._take():
             self._answers.await_verdict(self, pending, until_ms=until_ms)
 
-
-def call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    """Make a call on the event loop, from any thread."""
-    with contextlib.suppress(RuntimeError):  # the loop is closed
-        loop.call_soon_threadsafe(call)
+    def _take(self) -> bool:
+        """Return whether the caller is the first, which responds."""
+        with self._lock:
+            is_taken, self._is_taken = self._is_taken, True
+        return not is_taken
 
 
 def response_bytes(found: Response) -> bytes:

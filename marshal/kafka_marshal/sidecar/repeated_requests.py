@@ -6,36 +6,81 @@ byte but for the length of the body, one that was parsed, checked and answered o
 connection needs no second check.
 """
 
+import os
+import threading
 from collections.abc import Callable
 
 from kafka_marshal.remote.repeated_heads import RepeatedHead
 
 
 class Later:
-    """A response that is made after its request. On the event loop."""
+    """A response that is made after its request, on any thread.
 
-    __slots__ = ("_response", "_send", "is_cancelled")
+    Attributes:
+        on_sent: Called on the event loop once it was sent, if the connection still
+            exists.
+    """
+
+    __slots__ = ("_lock", "_response", "_send", "on_sent")
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._response: bytes | None = None
         self._send: Callable[[bytes], None] | None = None
-        self.is_cancelled = False
+        self.on_sent: Callable[[], object] | None = None
 
     def put(self, found: bytes) -> None:
-        """Set the response, once; nothing happens if the connection is gone."""
-        self._response = found
-        if self._send is not None and not self.is_cancelled:
-            self._send(found)
+        """Set the response, once, and send it; any thread."""
+        with self._lock:
+            self._response, send = found, self._send
+        if send is not None:
+            send(found)
 
     def send_by(self, send: Callable[[bytes], None]) -> None:
-        """Send the response once it is there."""
-        self._send = send
-        if self._response is not None:
-            send(self._response)
+        """Send the response once it is there.
 
-    def cancel(self) -> None:
-        """Send nothing: the connection is gone."""
-        self.is_cancelled = True
+        Args:
+            send: Called on the thread that sets it, or on this one.
+        """
+        with self._lock:
+            self._send, found = send, self._response
+        if found is not None:
+            send(found)
+
+
+class SocketWriter:
+    """Writes to the socket of a connection, from any thread, without waiting.
+
+    A response that went by the event loop would wait until that runs, and first for the
+    interpreter lock, which the thread that has made it often keeps for a while. Used
+    while nothing else writes to the connection.
+
+    Args:
+        number: File descriptor of the socket, which is open until ``close``.
+    """
+
+    __slots__ = ("_lock", "_number")
+
+    def __init__(self, number: int) -> None:
+        self._lock = threading.Lock()
+        self._number: int | None = number
+
+    def write(self, data: bytes) -> bytes:
+        """Write data; return what did not fit. Nothing happens on a lost connection."""
+        with self._lock:
+            if self._number is None:
+                return b""
+            try:
+                return data[os.write(self._number, data) :]
+            except BlockingIOError:
+                return data
+            except OSError:
+                return b""  # the event loop notices the loss
+
+    def close(self) -> None:
+        """Write no more: the socket is about to be closed. Idempotent."""
+        with self._lock:
+            self._number = None
 
 
 Found = bytes | Later | None

@@ -36,7 +36,12 @@ from kafka_marshal.sidecar.process_monitor import (
     peer_of,
     represented_process,
 )
-from kafka_marshal.sidecar.repeated_requests import Answer, Later, RepeatedRequests
+from kafka_marshal.sidecar.repeated_requests import (
+    Answer,
+    Later,
+    RepeatedRequests,
+    SocketWriter,
+)
 from kafka_marshal.sidecar.routes import Route
 from kafka_marshal.sidecar.service import SidecarService
 from kafka_marshal.sidecar.sockets import BACKLOG
@@ -423,12 +428,16 @@ class GuardedProtocol(H11Protocol):
 
     _connection: Connection
     _repeated: RepeatedRequests
+    _writer: SocketWriter
     _body_timer: asyncio.TimerHandle | None = None
     _head_timer: asyncio.TimerHandle | None = None
     _guest_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
     # The response to a repeated request that is made elsewhere.
     _later: Later | None = None
+    # What has arrived before that response was sent, and whether it was the end.
+    _early = b""
+    _has_ended = False
     _is_ending = False
     # When a repeated request arrived last, by the loop's clock.
     _used_at = 0.0
@@ -445,6 +454,7 @@ class GuardedProtocol(H11Protocol):
             peer_of(found), is_local, try_admit=partial(self._admit, is_local=is_local)
         )
         self._connection, self._repeated = connection, RepeatedRequests()
+        self._writer = SocketWriter(found.fileno())
         self.app_state = {**self.app_state, CONNECTION: connection}
         self._guest_timer = self.loop.call_later(GUEST_S_MAX, self.abort)
         # Pause writing as soon as anything is pending, not only above 64 KiB.
@@ -461,8 +471,8 @@ class GuardedProtocol(H11Protocol):
         self._forget_body()
         self._forget_guest()
         self._forget_write()
-        if self._later is not None:
-            self._later.cancel()
+        # asyncio closes the socket after this call.
+        self._writer.close()
         self.limits.leave(self)
         super().connection_lost(exc)
 
@@ -499,6 +509,11 @@ class GuardedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes; a request must be complete in time."""
+        if self._later is not None:
+            # The kernel keeps the rest.
+            self._early += data
+            self.flow.pause_reading()
+            return
         if self._is_between_requests:
             answered, data = self._repeated.feed(data)
             self._forget_body()
@@ -520,20 +535,39 @@ class GuardedProtocol(H11Protocol):
         return is_idle and not self.flow.write_paused
 
     def _await(self, later: Later) -> None:
-        """Send a response once it is made; what arrives meanwhile is read after it."""
+        """Send a response once it is made; parse what arrives meanwhile after it."""
         self._later = later
-        self.flow.pause_reading()
-        later.send_by(self._on_answer)
+        later.send_by(self._send_made)
 
-    def _on_answer(self, answered: bytes) -> None:
-        self._later = None
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Close the connection, after the response in progress."""
+        self._has_ended = True
+        return self._later is not None
+
+    def _send_made(self, answered: bytes) -> None:
+        """Send a response on the thread that has made it."""
+        rest = self._writer.write(answered)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(self._on_sent, rest)
+
+    def _on_sent(self, rest: bytes) -> None:
+        """Send what did not fit into the socket, and read the next request."""
+        later, self._later = self._later, None
+        if later is not None and later.on_sent is not None:
+            later.on_sent()
         if self.transport.is_closing():
             return
-        self._send_repeated(answered)
+        self.server_state.total_requests += 1
+        if rest:
+            self.transport.write(rest)
         if self._is_ending:
             self.shutdown()
-        else:
+        elif self._has_ended:
+            self.transport.close()
+        elif self._early:
+            data, self._early = self._early, b""
             self.flow.resume_reading()
+            self.data_received(data)
 
     def shutdown(self) -> None:
         """End the connection, after the response in progress."""

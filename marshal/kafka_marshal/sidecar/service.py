@@ -1,12 +1,12 @@
 """The operations of a sidecar: each request calls one method of the service."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from kafka_marshal.config import Membership, require_name
-from kafka_marshal.engine.proxy_grants import PendingGrant
+from kafka_marshal.engine.proxy_grants import OnVerdict, PendingGrant
 from kafka_marshal.engine.waits import await_news
 from kafka_marshal.errors import (
     ClaimLost,
@@ -19,6 +19,7 @@ from kafka_marshal.plan_view import plan_object, view_plan
 from kafka_marshal.protocol.codec import is_topic
 from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict
 from kafka_marshal.protocol.handoffs import offered_since_ms, phase_of
+from kafka_marshal.protocol.placement import standing_of
 from kafka_marshal.protocol.text import claim_to_object, world_to_object
 from kafka_marshal.protocol.types import Key, OffsetRange
 from kafka_marshal.remote import api
@@ -568,7 +569,7 @@ class SidecarService:
         group_id: str,
         message: api.GrantRequest,
         *,
-        on_verdict: Callable[[], None],
+        on_verdict: OnVerdict,
     ) -> PendingGrant | None:
         """Begin a grant without waiting, so that the event loop may call it.
 
@@ -679,20 +680,44 @@ class SidecarService:
         Raises:
             DeadlineExceeded: The log was not read to its end in time.
         """
-        self._engine.catch_up(timeout_ms)
+        if partition is None:
+            self._engine.catch_up(timeout_ms)
+        else:
+            self.catch_up([Key(group_id, topic, partition)], timeout_ms=timeout_ms)
+        return self.claims_now(group_id, topic, partition=partition)
+
+    def catch_up(self, keys: Collection[Key], *, timeout_ms: int) -> None:
+        """Wait until ``claims_now`` of these is not older than this call.
+
+        Raises:
+            DeadlineExceeded: The log was not read to its end in time.
+        """
+        self._engine.catch_up_keys(keys, timeout_ms)
+
+    def claims_now(
+        self, group_id: str, topic: str, *, partition: int | None
+    ) -> dict[str, Any]:
+        """Return claims, as ``claims`` does, by what is read of the log.
+
+        The claim of a partition is that of the coordinating partition which has it now.
+        """
+        key = None if partition is None else Key(group_id, topic, partition)
         with self._engine.changed:
+            replicas = self._context.replicas
+            worlds = {number: each.world for number, each in sorted(replicas.items())}
+            standing = None if key is None else standing_of(worlds, key)
             partitions: dict[str, Any] = {}
-            for number, replica in sorted(self._context.replicas.items()):
-                world = replica.world
-                keys: Iterable[Key] = (Key(group_id, topic, partition or 0),)
-                if partition is None:
+            for number, world in worlds.items():
+                keys: Iterable[Key] = ()
+                if key is None:
                     keys = sorted(k for k in world.keys if k[:2] == (group_id, topic))
+                elif world is standing:
+                    keys = (key,)
                 partitions[str(number)] = {
                     "next_offset": world.next_offset,
                     "claims": [
-                        claim_to_object(world, key, known=world.keys[key])
-                        for key in keys
-                        if key in world.keys
+                        claim_to_object(world, each, known=world.keys[each])
+                        for each in keys
                     ],
                 }
             return {"partitions": partitions}

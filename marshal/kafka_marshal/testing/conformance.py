@@ -114,6 +114,7 @@ def end_offsets_are_a_barrier(rig: Rig) -> None:
     offset = append.offset()
     assert offset is not None
     assert ends[2] == offset + 1
+    assert reader.end_offsets(TIMEOUT_MS, [2])[2] == offset + 1
     entries: Entries = []
 
     def is_there() -> bool:

@@ -1,7 +1,7 @@
 """A client's session with a coordination topic of a ``FakeKafka``."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from kafka_marshal.errors import (
     CoordinationError,
@@ -180,11 +180,17 @@ class FakeCoordinationLog(CoordinationLog):
                 found[number] = offset
         return found
 
-    def end_offsets(self, timeout_ms: int) -> Mapping[int, int]:
+    def end_offsets(
+        self, timeout_ms: int, partitions: Collection[int] | None = None
+    ) -> Mapping[int, int]:
         """Return the next offset to be written, per partition (a barrier)."""
         now_ms = self._cluster.clock.now_ms()
         logs = self._ask(timeout_ms)
-        return {number: log.high_watermark(now_ms) for number, log in logs}
+        return {
+            number: log.high_watermark(now_ms)
+            for number, log in logs
+            if partitions is None or number in partitions
+        }
 
     def close(self, timeout_ms: int) -> None:
         """Close the session. Idempotent; appends in flight still land."""

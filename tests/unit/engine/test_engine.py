@@ -1,7 +1,10 @@
 """How an engine starts, reads, and stops."""
 
+from itertools import groupby
+
 import msgspec
 import pytest
+from countkit import fence_to, level_two
 from enginekit import KEY, H, Stepping, held_by, of, owning, spec, world, write
 from logkit import claim
 
@@ -14,8 +17,9 @@ from kafka_marshal.errors import (
     TopicMisconfigured,
 )
 from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.layout import place_of
 from kafka_marshal.protocol.records import Config
-from kafka_marshal.protocol.types import Owner
+from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.testing.node import Cluster, Node
 
 
@@ -197,6 +201,53 @@ def test_catching_up_with_nothing_new_waits_for_no_round(cluster):
     assert cluster.clock.now_ms() == before
 
 
+def counted(partitions, monkeypatch):
+    """Return a cluster, a node at the end of the log, and the ends it asks for."""
+    cluster, asked = level_two(partitions, records=[1] * 8), []
+    node = cluster.node("a")
+    cluster.run(H)
+    node.engine.changed = Stepping(cluster)
+    log = node.engine.context.ports.log
+    ask = log.end_offsets
+
+    def note(timeout_ms, of=None):
+        asked.append(of)
+        return ask(timeout_ms, of)
+
+    monkeypatch.setattr(log, "end_offsets", note)
+    return cluster, node, asked
+
+
+def test_catching_up_with_a_key_asks_for_its_partition_alone(monkeypatch):
+    cluster, node, asked = counted(2, monkeypatch)
+    for key in (Key("g", "t", number) for number in range(8)):
+        place = place_of(key, partition_count=2)
+        offset = write(cluster, b"noise", place)
+        node.engine.catch_up_keys([key], 1_000)
+        assert asked.pop() == {place}
+        assert asked == []
+        assert node.engine.context.replicas[place].world.next_offset > offset
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_while_the_count_changes_a_key_may_have_another_partition(
+    monkeypatch, is_known
+):
+    """The partition of a key shows that it moves: then the others are read, too."""
+    cluster, node, asked = counted(2, monkeypatch)
+    key = Key("g", "t", 0)
+    place = place_of(key, partition_count=2)
+    fence = fence_to(cluster, 4)
+    for t in (0, 1):
+        write(cluster, fence, t)
+    if is_known:
+        cluster.run(200)
+    node.engine.catch_up_keys([key], 1_000)
+    # The start of the added partitions asks for all ends, too.
+    wanted = [None] if is_known else [{place}, None]
+    assert [of for of, _ in groupby(asked)] == wanted
+
+
 def test_an_end_below_the_folded_offset_is_not_trusted(cluster, monkeypatch):
     """A new leader may lag; a truncated log is folded again."""
     node = cluster.node("a")
@@ -205,9 +256,11 @@ def test_an_end_below_the_folded_offset_is_not_trusted(cluster, monkeypatch):
     node.engine.changed = Stepping(cluster)
     log = node.engine.context.ports.log
     answers, ask = [{0: offset - 1}], log.end_offsets
-    monkeypatch.setattr(
-        log, "end_offsets", lambda ms: answers.pop(0) if answers else ask(ms)
-    )
+
+    def ask_again(timeout_ms, partitions=None):
+        return answers.pop(0) if answers else ask(timeout_ms, partitions)
+
+    monkeypatch.setattr(log, "end_offsets", ask_again)
     node.engine.catch_up(1_000)
     assert answers == []
 
@@ -216,7 +269,7 @@ def test_an_unreadable_log_raises_for_the_caller(cluster, monkeypatch):
     node = cluster.node("a")
     node.step()
 
-    def ask(timeout_ms):
+    def ask(timeout_ms, partitions=None):
         raise LogUnreadable("no right")
 
     monkeypatch.setattr(node.engine.context.ports.log, "end_offsets", ask)

@@ -85,7 +85,7 @@ def test_a_verdict_is_notified_once_after_it_is_there(cluster, owner, requests):
     pending = requests.send(wanted(owner, 0, 4))
     seen = []
     for _ in range(2):
-        pending.on_verdict.append(lambda: seen.append(pending.verdict))
+        pending.on_verdict.append(seen.append)
     cluster.run(40)
     assert seen == [pending.verdict] * 2
     assert pending.verdict is not None

@@ -16,11 +16,13 @@ class Broker:
 
     def __init__(self):
         self.requests = 0
+        self.asked = []
         self.may_answer = threading.Semaphore(0)
         self.fails = set()
 
-    def __call__(self, timeout_ms):
+    def __call__(self, asked, timeout_ms):
         assert timeout_ms > 0
+        self.asked.append(set(asked))
         self.requests += 1
         number = self.requests
         assert self.may_answer.acquire(timeout=WAIT_S)
@@ -39,13 +41,14 @@ class Callers:
         self.threads = []
 
     def start_one(self):
-        thread = threading.Thread(target=self._call)
+        thread = threading.Thread(target=self._call, args=(len(self.threads),))
         self.threads.append(thread)
         thread.start()
 
-    def _call(self):
+    def _call(self, number):
         try:
-            self.answers.append(self.flight.call(self.broker, LONG_MS))
+            found = self.flight.call(self.broker, LONG_MS, wanted=[number])
+            self.answers.append(found)
         except CoordinationError as error:
             self.answers.append(str(error))
 
@@ -77,7 +80,9 @@ def callers():
 def test_consecutive_calls_make_a_request_each():
     flight, broker = SingleFlight(), Broker()
     broker.may_answer.release(2)
-    assert [flight.call(broker, LONG_MS) for _ in range(2)] == [1, 2]
+    wanted = [{1}, {2, 3}]
+    assert [flight.call(broker, LONG_MS, wanted=each) for each in wanted] == [1, 2]
+    assert broker.asked == wanted
 
 
 def test_callers_during_a_request_share_the_next_one(callers):
@@ -85,7 +90,7 @@ def test_callers_during_a_request_share_the_next_one(callers):
     callers.broker.may_answer.release(9)
     callers.join()
     assert sorted(callers.answers) == [1, 2, 2, 2, 2]
-    assert callers.broker.requests == 2
+    assert callers.broker.asked == [{0}, {1, 2, 3, 4}]
 
 
 def test_a_failed_request_is_repeated_for_the_other_callers(callers):
@@ -93,9 +98,17 @@ def test_a_failed_request_is_repeated_for_the_other_callers(callers):
     callers.broker.may_answer.release(9)
     callers.join()
     assert sorted(map(str, callers.answers)) == ["1", "3", "3", "3", "request 2"]
+    first, failed, repeated = callers.broker.asked
+    assert (first, failed) == ({0}, {1, 2, 3, 4})
+    # Less that of the caller which got the error, if it is back already.
+    assert repeated <= failed
+    assert len(repeated) >= 3
 
 
 def test_a_caller_without_time_left_gets_an_error(callers):
     with pytest.raises(CoordinationError, match="within 10 ms: an earlier request"):
-        callers.flight.call(callers.broker, 10)
+        callers.flight.call(callers.broker, 10, wanted=[9])
     assert callers.answers == []
+    callers.broker.may_answer.release(9)
+    callers.join()
+    assert callers.broker.asked[-1] == {1, 2, 3, 4}, "it is not asked for any more"

@@ -33,15 +33,15 @@ def grant_bytes(**rest):
 
 def receive(connection):
     """Return status and body of the next response of known length."""
-    found = b""
-    while b"\r\n\r\n" not in found:
-        piece = connection.recv(65_536)
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        piece = connection.recv(1)
         assert piece, "it was closed"
-        found += piece
-    head, _, body = found.partition(b"\r\n\r\n")
+        head += piece
     length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0])
+    body = b""
     while len(body) < length:
-        body += connection.recv(65_536)
+        body += connection.recv(length - len(body))
     return int(head.split()[1]), body
 
 
@@ -89,8 +89,8 @@ def test_a_repeated_look_is_answered_alike(known):
         status, body = receive(known.connection)
         assert status == 200
         assert without_time(body) == without_time(known.first[0][1])
-    assert names_of(known.service) == ["claims"] * 2
-    assert known.service.calls[-1] == ("claims", "billing", "orders", 1, 50)
+    assert names_of(known.service) == ["catch_up"] * 2
+    assert known.service.calls[-1] == ("catch_up", [("billing", "orders", 1)], 50)
     eventually(lambda: known.served.app._waiting.count == 0)
 
 
@@ -129,13 +129,13 @@ def test_the_verdict_answers_a_repeated_grant(known):
     found = begun(known)
     assert found.ask.first == 7
     found.verdict = GRANTED
-    found.on_verdict()
+    found.on_verdict(GRANTED)
     status, body = receive(known.connection)
     assert (status, msgspec.json.decode(body)["first"]) == (200, 7)
     assert names_of(known.service) == ["grant_at_once"]
     eventually(lambda: known.served.app._waiting.count == 0)
     # A second notice changes nothing.
-    found.on_verdict()
+    found.on_verdict(GRANTED)
     known.service.verdict = GRANTED
     known.connection.sendall(grant_bytes())
     status, body = receive(known.connection)
@@ -152,7 +152,7 @@ def test_a_slow_verdict_is_awaited_by_a_thread(known):
     assert 0 < left_ms <= 60_000
     # The verdict is there now: nobody waits for it any more.
     found.verdict = GRANTED
-    found.on_verdict()
+    found.on_verdict(GRANTED)
     known.connection.sendall(LOOK)
     assert receive(known.connection)[0] == 200
     eventually(lambda: known.served.app._waiting.count == 0)
@@ -172,7 +172,7 @@ def test_a_verdict_that_is_late_is_an_error(known, monkeypatch):
 
 
 @pytest.mark.parametrize("reason", ["slow", "refused"])
-def test_a_grant_that_cannot_begin_at_once_is_parsed(known, reason):
+def test_a_grant_that_cannot_begin_at_once_waits_on_a_thread(known, reason):
     if reason == "slow":
         known.service.is_slow = True
     else:
@@ -225,15 +225,23 @@ def test_what_arrives_before_the_response_is_answered_after_it(known):
     found = begun(known)
     known.connection.sendall(LOOK)
     found.verdict = GRANTED
-    found.on_verdict()
+    found.on_verdict(GRANTED)
     assert msgspec.json.decode(receive(known.connection)[1])["first"] == 7
     assert receive(known.connection)[0] == 200
+
+
+def test_a_long_response_is_sent_to_its_end(known, monkeypatch):
+    body = b" " * 4_000_000 + b"{}"
+    monkeypatch.setattr(known.served.app._repeated._looks, "_call", lambda _: [body])
+    for _ in range(2):
+        known.connection.sendall(LOOK)
+        assert receive(known.connection) == (200, body)
 
 
 def test_a_client_that_disconnects_before_the_response_harms_nobody(known):
     known.service.hold = threading.Event()
     known.connection.sendall(LOOK)
-    eventually(lambda: names_of(known.service) == ["claims"])
+    eventually(lambda: names_of(known.service) == ["catch_up"])
     known.connection.shutdown(socket.SHUT_RDWR)
     known.connection.close()
     known.service.hold.set()
@@ -241,6 +249,28 @@ def test_a_client_that_disconnects_before_the_response_harms_nobody(known):
     with known.served.connect() as other:
         other.sendall(LOOK)
         assert receive(other)[0] == 200
+
+
+def test_a_client_that_ends_after_its_request_gets_the_response(known):
+    known.connection.sendall(grant_bytes(first=1))
+    found = begun(known)
+    known.connection.shutdown(socket.SHUT_WR)
+    (one,) = (each for each in known.served.server.server_state.connections)
+    eventually(lambda: one._has_ended)
+    found.on_verdict(GRANTED)
+    rest = read(known.connection)
+    assert msgspec.json.decode(rest.partition(b"\r\n\r\n")[2])["first"] == 7
+
+
+def test_pieces_that_arrive_before_the_response_are_put_together(known):
+    known.connection.sendall(grant_bytes(first=1))
+    found = begun(known)
+    (one,) = (each for each in known.served.server.server_state.connections)
+    known.connection.sendall(LOOK[:9])
+    eventually(lambda: one._early == LOOK[:9])
+    known.connection.sendall(LOOK[9:])
+    found.on_verdict(GRANTED)
+    assert [receive(known.connection)[0] for _ in range(2)] == [200, 200]
 
 
 def test_a_closing_server_sends_the_response_first(known, monkeypatch):
@@ -252,7 +282,7 @@ def test_a_closing_server_sends_the_response_first(known, monkeypatch):
     one.loop.call_soon_threadsafe(one.shutdown)
     eventually(lambda: one._is_ending)
     found.verdict = GRANTED
-    found.on_verdict()
+    found.on_verdict(GRANTED)
     rest = read(known.connection)
     assert msgspec.json.decode(rest.partition(b"\r\n\r\n")[2])["first"] == 7
 

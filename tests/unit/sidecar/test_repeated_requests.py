@@ -15,8 +15,11 @@ from kafka_marshal.remote import api
 from kafka_marshal.sidecar import repeated_requests, requests
 from kafka_marshal.sidecar.repeated_requests import (
     HEADS_MAX,
+    Later,
     RepeatedRequests,
+    SocketWriter,
 )
+from kafka_marshal.testing.rig import WAIT_S
 
 HEAD = b"POST /beat HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nA: b\r\n\r\n"
 
@@ -88,6 +91,59 @@ def test_few_heads_are_kept_the_latest_first():
         found.on_response(lambda _: b"{}")
     answered = [bool(found.feed(request(head=head))[0]) for head in heads]
     assert answered == [False] + [True] * HEADS_MAX
+
+
+def test_a_response_is_sent_once_it_is_there_by_the_thread_that_makes_it():
+    early, late, sent = Later(), Later(), []
+    early.put(b"a")
+    assert sent == []
+    early.send_by(lambda found: sent.append((found, threading.current_thread())))
+    late.send_by(lambda found: sent.append((found, threading.current_thread())))
+    maker = threading.Thread(target=late.put, args=(b"b",))
+    maker.start()
+    maker.join(WAIT_S)
+    assert sent == [(b"a", threading.current_thread()), (b"b", maker)]
+
+
+@pytest.fixture
+def pair():
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.settimeout(WAIT_S)
+    with ours, theirs:
+        yield ours, theirs
+
+
+def test_a_writer_returns_what_does_not_fit(pair):
+    ours, theirs = pair
+    writer, data = SocketWriter(ours.fileno()), bytes(range(256)) * 16_384
+    rest = writer.write(data)
+    assert 0 < len(rest) < len(data)
+    assert writer.write(rest) == rest, "there is no room"
+    sent, received = len(data) - len(rest), b""
+    while len(received) < sent:
+        received += theirs.recv(65_536)
+    assert received == data[:sent]
+    assert writer.write(b"x") == b""
+    assert theirs.recv(1) == b"x"
+
+
+def test_a_writer_of_a_lost_connection_writes_nothing(pair):
+    ours, theirs = pair
+    writer = SocketWriter(ours.fileno())
+    theirs.close()
+    assert writer.write(b"x") == b""
+
+
+def test_a_closed_writer_does_not_write_to_the_next_socket_of_its_number(pair):
+    ours, theirs = pair
+    writer = SocketWriter(ours.fileno())
+    for _ in range(2):
+        writer.close()
+    assert writer.write(b"x") == b""
+    theirs.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        theirs.recv(1)
 
 
 def test_the_response_has_its_length():

@@ -253,9 +253,7 @@ def at_once(machine, client, first, last, **rest):
     """Begin a grant at once; return it, and the verdicts it was notified of."""
     ask = grant_request(machine, client, KEY, first, last, **rest)
     seen = []
-    pending = machine.service.grant_at_once(
-        client.group, ask, on_verdict=lambda: seen.append(pending.verdict)
-    )
+    pending = machine.service.grant_at_once(client.group, ask, on_verdict=seen.append)
     return pending, seen
 
 
@@ -467,7 +465,7 @@ def test_the_world_is_that_of_the_log(cluster, machine):
 
 def test_claims_of_a_topic_are_those_of_the_world(cluster, machine):
     having(machine)
-    machine.node.engine.catch_up = lambda timeout_ms: None
+    machine.node.engine.catch_up = lambda timeout_ms, partitions=None: None
     world = machine.service.world(timeout_ms=1_000)
     found = machine.service.claims("g", "t", timeout_ms=1_000)
     assert found["partitions"] == {

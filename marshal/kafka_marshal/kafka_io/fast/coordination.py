@@ -529,7 +529,7 @@ class FastCoordinationLog(TopicLog):
             numbers = self._read if partitions is None else partitions
             found = self._query_with_retries(numbers, timeout_ms, which=which)
         if is_end:
-            self._seen_ends = found
+            self._seen_ends = {**self._seen_ends, **found}
         return found
 
     def _find_added(
