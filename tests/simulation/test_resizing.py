@@ -139,6 +139,9 @@ LOST = [
         1,
         id="a-source-that-was-added-before-was-not-read",
     ),
+    pytest.param(
+        186358674492321, ("cut", "slow"), 2, id="nor-one-that-lost-its-end-then"
+    ),
 ]
 
 
