@@ -142,6 +142,15 @@ LOST = [
     pytest.param(
         186358674492321, ("cut", "slow"), 2, id="nor-one-that-lost-its-end-then"
     ),
+    pytest.param(
+        100298636779317, (), 10, id="claimed-where-the-fence-of-an-open-change-is-lost"
+    ),
+    pytest.param(
+        79247518359236,
+        ("crash", "cut", "pause", "slow", "stop"),
+        4,
+        id="resumed-where-the-fence-of-an-open-change-is-lost",
+    ),
 ]
 
 

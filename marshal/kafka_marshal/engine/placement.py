@@ -101,8 +101,8 @@ class Placement:
         """Return whether nobody can claim a key until it is imported (PROTOCOL 10.3).
 
         Or until its target knows that there is nothing to import; and while its
-        partition lacks a change that has ended (10.9): a claim would get a token below
-        those that it gave under the change.
+        partition lacks the newest change, which it may have lost (10.9): a claim would
+        get a token below those that it gave under the change.
         """
         is_settled = self.from_count is None and not self.lost
         if is_settled or key.topic in RESERVED_TOPICS:
@@ -114,6 +114,9 @@ class Placement:
             return True
         if self.from_count is None:
             return False
+        replica = self._replicas.get(place)
+        if replica is None or not self._is_fenced(replica.world):
+            return True
         source = self._source_of(key, place)
         return source is not None and not self._has_moved(key, source, place)
 
