@@ -210,7 +210,7 @@ def claim_where_the_fence_is_lost(patch):
 
 def claim_where_a_change_that_has_ended_is_lost(patch):
     """Nobody notices that a partition lacks a change that has ended."""
-    patch.setattr("kafka_marshal.engine.placement.lost_by", lambda _: {})
+    patch.setattr("kafka_marshal.engine.placement.unclaimed", lambda _: frozenset())
 
 
 def leave_what_is_lost(patch):

@@ -173,6 +173,8 @@ class LayoutChange:
         found: dict[_Place, tuple[_Need, list[_Make]]] = {}
         for t in steps.fences:
             found["fence", t, -1] = _Need.LATER, [partial(fence_of, change)]
+        for t, lost in steps.earlier:
+            found["earlier", t, -1] = _Need.LATER, [partial(fence_of, lost)]
         for t in steps.nudges:
             found["nudge", t, -1] = _Need.LATER, [partial(fence_of, change)]
         for group in steps.groups:
