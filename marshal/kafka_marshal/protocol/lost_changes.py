@@ -61,7 +61,8 @@ def unclaimed(worlds: Mapping[int, WorldState]) -> frozenset[int]:
     """Return the partitions in use that have lost changes, or several.
 
     Their count differs from the newest one, or nothing but the generation and the era:
-    where a change of other settings has not arrived, those do.
+    where a change of other settings has not arrived, those do. And another partition
+    shows that the count has changed.
     """
     first = worlds.get(0)
     if first is None or first.config is None or first.layout is not None:
@@ -76,9 +77,26 @@ def unclaimed(worlds: Mapping[int, WorldState]) -> frozenset[int]:
         and config.generation < newest.generation
         and (
             config.partition_count != newest.partition_count
-            or _settings(config) == _settings(newest)
+            or (
+                _settings(config) == _settings(newest)
+                and any(
+                    _shows_change(other, newest=newest, since=config.era)
+                    for other in worlds.values()
+                )
+            )
         )
     )
+
+
+def _shows_change(state: WorldState, *, newest: Config, since: int) -> bool:
+    """Return whether a partition is in use no more, or only came into use since."""
+    config = state.config
+    if config is None or config.format_id != newest.format_id:
+        return False
+    if state.partition >= newest.partition_count:
+        return True
+    is_new = all(era > since for _, era in state.eras)
+    return is_new and config.generation == newest.generation
 
 
 def _settings(config: Config) -> tuple[int, int, Limits]:

@@ -4,7 +4,7 @@ from hashlib import blake2b
 
 import msgspec
 import pytest
-from logkit import Log, layout_done, layout_fence, layout_final
+from logkit import H, Log, config, layout_done, layout_fence, layout_final
 
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.lost_changes import (
@@ -17,6 +17,7 @@ from kafka_marshal.protocol.lost_changes import (
     restored_op,
     unclaimed,
 )
+from kafka_marshal.protocol.state import WorldState
 
 
 def ended(before=2, after=4):
@@ -135,6 +136,22 @@ def test_nothing_is_claimed_where_changes_are_lost(settings, expected):
     states[0] = Log(0, configured=False).state
     assert unclaimed(states) == set()
     assert unclaimed({}) == set()
+
+
+def test_where_the_count_has_not_changed_claims_go_on():
+    """Partition 1 lacks two changes of other settings, which come to the same."""
+    logs = {t: Log(t, k=4, level=2) for t in range(3)}
+    for t, generation in ((0, 2), (0, 3), (2, 3)):
+        h = 7_000 if generation == 2 else H
+        record = config(generation, era=generation, k=4, level=2, h=h)
+        assert logs[t].outcome_of(record) == "configured"
+    states = {t: log.state for t, log in logs.items()}
+    assert unclaimed(states) == set()
+    retired = Log(4, k=4, level=2)
+    assert unclaimed({**states, 4: retired.state}) == {1}
+    other = Log(4, k=4, level=2, format_id=b"x" * 16)
+    assert unclaimed({**states, 4: other.state}) == set()
+    assert unclaimed({**states, 4: WorldState(4)}) == set()
 
 
 def test_the_change_before_the_one_that_is_open():
