@@ -6,7 +6,12 @@ from kafka.admin import KafkaAdminClient
 from recreating import recreate_topic
 from switchkit import switch_always
 
-from kafka_marshal.kafka_io import entries, fetched_records, packed_records
+from kafka_marshal.kafka_io import (
+    entries,
+    fetched_records,
+    packed_records,
+    responses,
+)
 from kafka_marshal.kafka_io.fast import coordination as fast_coordination
 from kafka_marshal.kafka_io.reader import KafkaDataReader
 from kafka_marshal.kafka_io.settings import ConnectionConfig
@@ -131,6 +136,7 @@ def test_it_conforms_without_the_compiled_parser(cluster, unique, monkeypatch, c
 def test_it_conforms_without_the_compiled_part(cluster, unique, monkeypatch, check):
     monkeypatch.setattr(packed_records, "compiled", None)
     monkeypatch.setattr(entries, "compiled", None)
+    monkeypatch.setattr(responses, "compiled", None)
     monkeypatch.setattr(KafkaDataReader, "fetched_max", 0)
     check(KafkaRig(cluster, unique, "kafka-python"))
 

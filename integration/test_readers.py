@@ -1,5 +1,6 @@
 """Both readers on a real broker: fetching ahead, pauses, seeks amid full queues."""
 
+import logging
 import random
 import select
 
@@ -205,6 +206,30 @@ def test_kafka_python_fetches_while_the_application_handles(reader, places):
 
     until(is_there)
     assert account.poll(1)
+
+
+@pytest.mark.parametrize("reader", ["kafka-python"], indirect=True)
+def test_a_reader_by_topic_id_keeps_its_fetch_session(
+    bootstrap_servers, reader, places, caplog
+):
+    """A request that names no partition, or forgets some, is of the session too."""
+    caplog.set_level(logging.INFO, logger="kafka.consumer.fetcher")
+    log = open_data_log(ConnectionConfig(bootstrap_servers, transport="kafka-python"))
+    try:
+        ids = log.describe([places[0].topic], timeout_ms=TIMEOUT_MS)
+    finally:
+        log.close(TIMEOUT_MS)
+    ours = [each for each in places if each.topic == places[0].topic]
+    reader.assign(ours)
+    for each in ours:
+        reader.seek(each, RECORDS, topic_id=ids[each.topic].topic_id)
+    for paused in ([], ours[:1], [], ours[1:]):
+        reader.resume(ours)
+        reader.pause(paused)
+        for _ in range(4):
+            assert reader.poll(150, 10) == {}
+    refused = [each for each in caplog.messages if "unable to process" in each]
+    assert not refused
 
 
 def test_a_position_out_of_range_is_an_error_while_others_flow(reader, places):

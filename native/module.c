@@ -4,7 +4,7 @@
 #include "native.h"
 
 /* Equal to that of ``kafka_marshal/native.py``: other builds are not used. */
-#define REVISION 10
+#define REVISION 11
 
 static PyMethodDef METHODS[] = {
     {"fold_beats", (PyCFunction)(void (*)(void))fold_beats,
@@ -34,7 +34,8 @@ PyMODINIT_FUNC PyInit__native(void) {
     if (init_beats() < 0) return NULL;
     init_crc32c();
     PyObject *module = PyModule_Create(&MODULE);
-    if (module != NULL && PyModule_AddIntConstant(module, "REVISION", REVISION) < 0)
+    if (module != NULL && (add_receiver(module) < 0 ||
+                           PyModule_AddIntConstant(module, "REVISION", REVISION) < 0))
         Py_CLEAR(module);
     return module;
 }

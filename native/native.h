@@ -46,6 +46,7 @@ PyObject *make_records(PyObject *module, PyObject *args);
 PyObject *read_column(PyObject *module, PyObject *args);
 PyObject *read_entries(PyObject *module, PyObject *args);
 PyObject *to_columns(PyObject *module, PyObject *args);
+int add_receiver(PyObject *module); /* -1 on an error */
 int init_beats(void); /* before the first call; -1 on an error */
 void init_crc32c(void);
 uint32_t crc32c(const unsigned char *at, const unsigned char *end);

@@ -1,8 +1,8 @@
-"""docs/cli.md is generated and has the help text of every command."""
+"""docs/cli.md is generated from the help text of every command."""
 
 from pathlib import Path
 
-from cli_reference import reference
+from cli_reference import LISTS, reference
 from rich.text import Text
 from typer.testing import CliRunner
 
@@ -54,6 +54,14 @@ def test_repeated_options_are_listed_once_and_named_where_they_are():
     assert "- `--since` `TIME`: Only actions" in section("groups history [GROUP]"), (
         "a text of its own stays"
     )
+
+
+def test_what_the_columns_of_a_list_mean_is_in_its_help_alone():
+    text = reference()
+    assert [path for path in LISTS if f"### `{path}" not in text] == []
+    assert "LOG-END-OFFSET" not in text
+    described = CliRunner().invoke(app, ["groups", "describe", "--help"]).stdout
+    assert "LOG-END-OFFSET" in described
 
 
 def test_options_of_another_command_are_referred_to():

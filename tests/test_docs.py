@@ -525,8 +525,12 @@ def words_of_the_fold() -> set[str]:
 
 
 def test_effects_and_reasons_are_listed():
-    effects = {names(row[0])[0] for row in rows(PROTOCOL, "table: effects")}
-    reasons = {names(row[0])[0] for row in rows(PROTOCOL, "table: reasons")}
+    effects = {
+        name for row in rows(PROTOCOL, "table: effects") for name in names(row[1])
+    }
+    reasons = {
+        name for row in rows(PROTOCOL, "table: reasons") for name in names(row[0])
+    }
     outcome_words = {outcomes.UNDECODABLE, outcomes.HALTED}
     counted_only = {"timestamp_type", "skipped"}
     assert all(f"`{name}`" in PROTOCOL for name in counted_only)

@@ -20,9 +20,9 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
                 "--labels",
                 metavar="NAME=TEXT,...",
                 envvar="MARSHAL_LABELS",
-                help="What planners know of this member: `rack`, `target`, `replaces` "
-                "(the client whose place it takes after a restart; `*` for any that is "
-                "drained or restarts), or any others.",
+                help="What planners know of this member: `rack`, `target`, "
+                "`replaces` (the client whose place it takes; `*` for any "
+                "that is drained or restarts), or any others.",
                 rich_help_panel=PANEL,
             ),
         ],
@@ -46,9 +46,9 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
             typer.Option(
                 "--restarts",
                 envvar="MARSHAL_RESTARTS",
-                help="After its orderly end it, or a member that replaces it, starts "
-                "again soon: with policy `planner` its partitions wait for that one, "
-                "for `grace_ms` of the group.",
+                help="It, or a member that replaces it, starts again soon after "
+                "its orderly end: with policy `planner` its partitions wait "
+                "for that one, for `grace_ms` of the group.",
                 rich_help_panel=PANEL,
             ),
         ],

@@ -374,9 +374,9 @@ AT: Mapping[str, OptionGroup] = {
                     str | None,
                     typer.Option(
                         metavar="TIME|T:OFFSET",
-                        help="Show a moment of the past: an ISO time, a time ago like "
-                        "-5m, or the last offset of a coordinating partition, like "
-                        "3:100. Nothing is estimated.",
+                        help="A moment of the past: an ISO time, a time ago like -5m, "
+                        "or the last offset of a coordinating partition, like 3:100. "
+                        "Nothing is estimated.",
                     ),
                 ],
                 None,

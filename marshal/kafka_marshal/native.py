@@ -6,8 +6,9 @@ run where nothing was compiled. ``hatch_build.py`` compiles ``native/``.
 
 from importlib import import_module
 from types import ModuleType
+from typing import Protocol
 
-REVISION = 10
+REVISION = 11
 """Changes with what the compiled functions take or return."""
 
 
@@ -24,3 +25,43 @@ def load(name: str = "kafka_marshal._native") -> ModuleType | None:
 
 
 compiled = load()
+
+
+class Receiver(Protocol):
+    """Receives from a socket on a thread of its own, which takes no interpreter lock.
+
+    ``native/receiver.c`` has the only one. It is used by one thread at a time, and only
+    by the process that made it. The constructor takes the number of a socket that does
+    not block, and uses a duplicate of it.
+    """
+
+    def start(self, head: memoryview, body: memoryview) -> None:
+        """Begin to receive a response.
+
+        Args:
+            head: For its size, of four bytes; empty to fill all of ``body``.
+            body: For its content. If the size is not between the half and all of its
+                length, only the head is received.
+
+        Raises:
+            ValueError: Another one is being received, or the receiver is closed.
+        """
+        ...
+
+    def fileno(self) -> int:
+        """Return what is readable once ``finish`` returns a number."""
+        ...
+
+    def finish(self) -> int | None:
+        """Return how many bytes were received; None if more are to come.
+
+        Too few if the connection has ended.
+
+        Raises:
+            ValueError: Nothing is being received, or the receiver is closed.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the thread, and the connection if something is being received."""
+        ...

@@ -52,12 +52,12 @@ from kafka_marshal.protocol.state import Halt
 from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.sidecar import group
 
-TESTING = Path(__file__).resolve().parents[2] / "docs" / "TESTING.md"
+TABLES = Path(__file__).with_name("variants.md")
 
 
 def listed(table):
-    """Return a table of docs/TESTING.md: by each variant, the cells beside its name."""
-    _, found, rest = TESTING.read_text().partition(f"<!-- table: {table} -->\n")
+    """Return a table of variants.md: by each variant, the cells beside its name."""
+    _, found, rest = TABLES.read_text().partition(f"<!-- table: {table} -->\n")
     assert found, f"no table of {table}"
     lines = rest.partition("\n\n")[0].split("\n")
     rows = [line.strip("|").split("|") for line in lines]

@@ -1,7 +1,15 @@
 """The compiled part is used if it is there and of these sources."""
 
+import ctypes
+import os
+import select
+import socket
+import struct
 import sys
 from types import ModuleType
+
+import pytest
+from slowness import until
 
 from kafka_marshal import native
 
@@ -19,3 +27,191 @@ def test_another_revision_is_not_used(monkeypatch):
     assert native.load(made.__name__) is made
     monkeypatch.setattr(made, "REVISION", native.REVISION + 1)
     assert native.load(made.__name__) is None
+
+
+@pytest.fixture
+def ends():
+    """Both ends of a connection; the first one does not block."""
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    far.settimeout(10)
+    with near, far:
+        yield near, far
+
+
+@pytest.fixture
+def receiver(ends):
+    if native.compiled is None:
+        pytest.skip("nothing was compiled here")
+    made = native.compiled.Receiver(ends[0].fileno())
+    yield made
+    made.close()
+
+
+def wait(receiver):
+    assert select.select([receiver], [], [], 30)[0]
+
+
+def buffers(body, head=4):
+    return memoryview(bytearray(head)), memoryview(bytearray(body))
+
+
+def test_a_receiver_fills_a_buffer(ends, receiver):
+    _, far = ends
+    head, body = buffers(10, head=0)
+    receiver.start(head, body)
+    far.sendall(b"abcde")
+    assert receiver.finish() is None
+    assert not select.select([receiver], [], [], 0)[0]
+    far.sendall(b"fghijklm")
+    wait(receiver)
+    assert receiver.finish() == 10
+    assert body.tobytes() == b"abcdefghij"
+    assert not select.select([receiver], [], [], 0)[0]
+    # What follows is left for the next one.
+    receiver.start(*buffers(3, head=0))
+    wait(receiver)
+    assert receiver.finish() == 3
+
+
+@pytest.mark.parametrize("size", [50, 77, 100])
+def test_a_receiver_takes_a_response_of_about_the_expected_size(ends, receiver, size):
+    _, far = ends
+    head, body = buffers(100)
+    receiver.start(head, body)
+    far.sendall(struct.pack(">i", size) + bytes(range(size)) + b"next")
+    wait(receiver)
+    assert receiver.finish() == 4 + size
+    assert struct.unpack(">i", head) == (size,)
+    assert body[:size] == bytes(range(size))
+
+
+@pytest.mark.parametrize("size", [-1, -(2**31), 0, 49, 101, 2**31 - 1])
+def test_a_receiver_takes_the_head_of_any_other_response_alone(ends, receiver, size):
+    near, far = ends
+    head, body = buffers(100)
+    receiver.start(head, body)
+    far.sendall(struct.pack(">i", size) + b"x" * 200)
+    wait(receiver)
+    assert receiver.finish() == 4
+    assert struct.unpack(">i", head) == (size,)
+    assert body.tobytes() == bytes(100)
+    assert near.recv(500) == b"x" * 200
+
+
+@pytest.mark.parametrize("sent", [b"", b"\0\0", b"\0\0\0\x50", b"\0\0\0\x50abc"])
+def test_a_receiver_returns_what_came_before_the_end(ends, receiver, sent):
+    _, far = ends
+    receiver.start(*buffers(100))
+    far.sendall(sent)
+    far.close()
+    wait(receiver)
+    assert receiver.finish() == len(sent)
+
+
+def test_a_receiver_needs_no_interpreter_lock(ends, receiver):
+    near, far = ends
+    receiver.start(*buffers(1_000_000, head=0))
+    done = (ctypes.c_byte * 8).from_buffer(
+        bytearray(struct.pack("ihh", receiver.fileno(), select.POLLIN, 0))
+    )
+    # Functions of PyDLL are called with the lock.
+    library = ctypes.PyDLL(None)
+    block = bytes(10_000)
+    for _ in range(100):
+        sent = 0
+        while sent < len(block):
+            sent += far.send(block[sent:])
+    assert library.poll(done, 1, 30_000) == 1
+    assert receiver.finish() == 1_000_000
+    assert near.fileno() >= 0
+
+
+def test_a_receiver_refuses_calls_out_of_turn(receiver):
+    with pytest.raises(ValueError, match="nothing is being received"):
+        receiver.finish()
+    with pytest.raises(ValueError, match="four bytes, or none"):
+        receiver.start(*buffers(100, head=3))
+    with pytest.raises(BufferError):
+        receiver.start(bytes(4), bytearray(9))
+    with pytest.raises(BufferError):
+        receiver.start(bytearray(4), bytes(9))
+    head, body = bytearray(4), bytearray(9)
+    receiver.start(head, body)
+    with pytest.raises(ValueError, match="is being received"):
+        receiver.start(head, body)
+    with pytest.raises(BufferError):
+        body.clear()
+    receiver.close()
+    body.clear()
+    head.clear()
+    receiver.close()
+    with pytest.raises(ValueError, match="closed"):
+        receiver.start(*buffers(9))
+    with pytest.raises(ValueError, match="closed"):
+        receiver.finish()
+
+
+@pytest.mark.parametrize("how", ["closed", "freed"])
+def test_a_receiver_that_ends_early_ends_the_connection(ends, how):
+    if native.compiled is None:
+        pytest.skip("nothing was compiled here")
+    near, far = ends
+    made = native.compiled.Receiver(near.fileno())
+    made.start(*buffers(100))
+    if how == "closed":
+        made.close()
+    del made
+    assert far.recv(1) == b""
+
+
+def test_a_receiver_keeps_its_socket_when_the_number_is_used_again(ends, receiver):
+    near, far = ends
+    number = near.fileno()
+    receiver.start(*buffers(3, head=0))
+    near.close()
+    other, end = socket.socketpair()
+    with other, end:
+        assert number in (other.fileno(), end.fileno())
+        end.sendall(b"xyz")
+        far.sendall(b"abc")
+        wait(receiver)
+        assert receiver.finish() == 3
+
+
+def test_a_receiver_refuses_what_is_no_socket():
+    if native.compiled is None:
+        pytest.skip("nothing was compiled here")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        native.compiled.Receiver(-1)
+    with pytest.raises(ValueError, match="named"):
+        native.compiled.Receiver(sock=1)
+    with pytest.raises(TypeError):
+        native.compiled.Receiver()
+
+
+def test_a_fork_has_no_thread_and_drops_the_receiver(ends, receiver):
+    _, far = ends
+    head, body = buffers(4, head=0)
+    receiver.start(head, body)
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            receiver.finish()
+        except ValueError:
+            receiver.close()
+            code = 0
+        finally:
+            os._exit(code)
+    ended = []
+
+    def has_ended():
+        ended[:] = os.waitpid(child, os.WNOHANG)
+        return ended[0]
+
+    until(has_ended)
+    assert ended == [child, 0]
+    far.sendall(b"abcd")
+    wait(receiver)
+    assert receiver.finish() == 4

@@ -93,9 +93,9 @@ def who(
 ) -> None:
     """Show the owner of one partition, now or in the past.
 
-    --at also takes an offset of the key's coordinating partition. If retention has
-    deleted the start of the log, the past is known from the first checkpoint on; for
-    earlier moments the command ends with 1.
+    --at also takes an offset of the key's coordinating partition. A moment before the
+    first remaining checkpoint, if retention has deleted the start of the log, ends it
+    with 1.
     """
     key = Key(group, topic, partition)
     world = call.world() if at is None else call.world(at, key=key)
@@ -183,9 +183,9 @@ def forget(
 ) -> None:
     """Drop claims of a group without an owner, with positions and granted offsets.
 
-    For topics that were deleted: granted offsets (at most once) stay for ever
-    otherwise. Claims with an owner stay. Asks for the group where it has live owners,
-    and with --force where topics exist.
+    For topics that were deleted: granted offsets (at most once) stay otherwise. Claims
+    with an owner stay. Asks for the group where it has live owners, and with --force
+    where topics exist.
     """
     with call.admin() as admin:
         if execute:

@@ -176,13 +176,13 @@ def explain(
     """Explain why a partition is owned or free, with the records that made it so.
 
     The first line is the answer; the events follow, oldest first: claims, releases,
-    refusals with their reason, and changes by admins. LOG is the coordinating partition
-    and offset of a record. Refused records of one client are one row until the next
-    change. If retention has deleted the start of the log, the events begin at the first
-    remaining checkpoint. --at also takes an offset of the key's coordinating partition.
+    refusals, and changes by admins. LOG is the coordinating partition and offset of a
+    record. Refused records of one client are one row until the next change. If
+    retention has deleted the start of the log, the events begin at the first remaining
+    checkpoint; with --since at the newest one before that moment, which the answer
+    shows. --at also takes an offset of the key's coordinating partition.
 
-    With --since the events begin at the newest checkpoint before that moment, which the
-    answer shows. A note names what a new partition of a topic that has grown waits for.
+    A note names what a new partition of a topic that has grown waits for.
     """
     found = _read(call, key_of(group, topic, partition=partition), at=at, since=since)
     rows = [history_presenters.event_row(event) for event in found.events]
@@ -228,10 +228,8 @@ def history(
     """List every owner of a partition, from when until when, and why each claim ended.
 
     AT and POSITION after FROM are those of the claim, after UNTIL those of its end;
-    REASON is that of the release, or of the next owner's claim. If retention has
-    deleted the start of the log, the list begins at the first remaining checkpoint, and
-    with --since at the newest one before that moment. --at also takes an offset of the
-    key's coordinating partition.
+    REASON is that of the release, or of the next owner's claim. The list begins, and
+    --at is given, as in `marshal claims explain`.
     """
     found = _read(call, key_of(group, topic, partition=partition), at=at, since=since)
     rows = [history_presenters.claim_row(interval) for interval in found.claims]

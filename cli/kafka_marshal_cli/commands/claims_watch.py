@@ -369,10 +369,9 @@ def watch(
 
     The table looks up log ends every 5 s. Lines begin with the held claims (`-o jsonl`:
     kind `claims`), then follow the changes (kind `change`), with offset and time of the
-    entry: claimed, resumed, released, lost (taken over), offered to a successor, ready,
-    withdrawn, paused, renewed (a pause), unpaused, moved (to another coordinating
-    partition). The command waits for brokers that do not answer. Ctrl-C ends it with
-    130, SIGTERM with 0.
+    entry: claimed, resumed, released, lost (taken over), offered, ready, withdrawn,
+    paused, renewed (a pause), unpaused, moved (to another coordinating partition). It
+    waits for brokers that do not answer. Ctrl-C ends it with 130, SIGTERM with 0.
     """
     idle_ms = None if timeout is None else parsing.duration_ms("--timeout", timeout)
     open_ms = parsing.duration_ms("--open-timeout", open_timeout)

@@ -93,11 +93,11 @@ def fence(
     """End the claims of a client's process for good, whatever that process does.
 
     A process that works stops at once, releases its partitions, and ends with
-    ClientFenced. The partitions of one that hangs are free two heartbeat intervals
-    after its last renewal. A new process of the client claims as usual.
+    ClientFenced; those of one that hangs are free two heartbeat intervals after its
+    last renewal. A new process of the client claims as usual.
 
-    The clients of a sidecar are not in the log; fencing the sidecar ends the claims of
-    all of them in this group. Asks for the client_id where the client is alive.
+    Fencing a sidecar ends the claims of all its clients in this group. Asks for the
+    client_id where the client is alive.
     """
     _require_names(group, client)
     _require_reason(reason)
@@ -225,10 +225,10 @@ def drain(
 ) -> None:
     """Let a client, or all on a host, hand off its partitions to others.
 
-    It finishes the records that it has, and releases each partition to another member,
-    which warms up first if it does so. It takes nothing new until the end of the
-    operation, or until `marshal clients uncordon`. What nobody else may take stays.
-    `marshal clients list` shows the HOST of each member.
+    It finishes its records, releases each partition to another member, which warms up
+    first if it does so, and takes nothing new. What nobody else may take stays. Ends
+    with the operation, or by `marshal clients uncordon`. `marshal clients list` shows
+    the HOST of each member.
     """
     _require_reason(reason)
     with call.admin() as admin:
@@ -265,8 +265,8 @@ def cordon(
 ) -> None:
     """Let a client, or all on a host, take no more partitions than it has.
 
-    It keeps what is within its share, until the end of the operation or until
-    `marshal clients uncordon`.
+    It keeps what is within its share. Ends with the operation, or by `marshal clients
+    uncordon`.
     """
     _require_reason(reason)
     with call.admin() as admin:
@@ -291,14 +291,17 @@ def uncordon(
     group: OfGroup = None,
     operation: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="End only this drain or cordon."),
+        typer.Option(
+            metavar="ID",
+            help="End only this drain or cordon; by default all of the client,"
+            " or host.",
+        ),
     ] = None,
     reason: Reason = None,
 ) -> None:
     """End drains and cordons; the members take their shares again.
 
-    Without --operation all of the client, or of the host. `marshal groups describe`
-    shows their ids.
+    `marshal groups describe` shows their ids.
     """
     _require_reason(reason)
     if client is None and host is None and operation is None:
@@ -358,10 +361,9 @@ def forget(
 ) -> None:
     """Remove the identity directory of a client that will not come back.
 
-    The directory has the secrets with which a restarted client resumes its claims.
-    Nothing is written to the log. Refused while the client runs on this host; asks for
-    the client_id where it runs on another one. To end its claims: marshal clients
-    fence.
+    It has the secrets with which a restarted client resumes its claims; `marshal
+    clients fence` ends these. Nothing is written to the log. Refused while the client
+    runs on this host; asks for the client_id where it runs on another one.
     """
     _require_names(group, client)
     world = call.formatted_world()

@@ -35,9 +35,9 @@ def show(
 ) -> None:
     """Print the completion script of a shell.
 
-    For this session: `source <(marshal completion show bash)`, likewise for zsh, or
-    `marshal completion show fish | source`. `marshal --install-completion` installs it
-    permanently. Names come from a cache that other commands fill.
+    For this session: `source <(marshal completion show bash)`, or zsh; `marshal
+    completion show fish | source`. Permanently: `marshal --install-completion`. Names
+    come from a cache that other commands fill.
     """
     del call
     script = get_completion_script(

@@ -73,17 +73,15 @@ HELP = """\
 Consume topics in a group and print one JSON object for each record.
 
 Fields: topic, partition, offset, token, timestamp (of the record, epoch ms),
-handed_out_ms, key and value as text, or key_base64 and value_base64 if they
-are not UTF-8. A record is committed after its line was flushed. SIGTERM and
-SIGINT stop it in order: it finishes uncommitted records, writes positions and
-releases claims.
+handed_out_ms, key and value as text, or key_base64 and value_base64 if they are not
+UTF-8. A record is committed after its line was flushed. On SIGTERM or SIGINT it
+finishes uncommitted records, writes positions and releases claims.
 
-With --exec it runs a process for each record and prints nothing. The process
-has MARSHAL_TOPIC, MARSHAL_PARTITION, MARSHAL_OFFSET (also LAST_OFFSET and
-COUNT), MARSHAL_KEY, MARSHAL_TOKEN, MARSHAL_TIMESTAMP_MS, MARSHAL_ATTEMPT and
-MARSHAL_GROUP in its environment. It is terminated with all that it started
-(TERM, then KILL) when the claim is lost, the timeout is over, or the command
-is stopped; records that were not processed stay uncommitted.
+With --exec it runs a process for each record and prints nothing. Its environment has
+MARSHAL_TOPIC, MARSHAL_PARTITION, MARSHAL_OFFSET (also LAST_OFFSET and COUNT),
+MARSHAL_KEY, MARSHAL_TOKEN, MARSHAL_TIMESTAMP_MS, MARSHAL_ATTEMPT and MARSHAL_GROUP.
+When the claim is lost, the timeout is over, or the command is stopped, it is terminated
+with all that it started (TERM, then KILL), and its records stay uncommitted.
 """
 # The callbacks of the consumer report claims won and lost.
 _REPORTED_ELSEWHERE = frozenset({"claimed", "claim_ended", "ready", "session_failed"})

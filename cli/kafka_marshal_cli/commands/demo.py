@@ -59,10 +59,10 @@ def demo(
 ) -> None:
     """Start a real Kafka, kill a consumer, pause a group, and check the outcome.
 
-    Needs no broker. Three consumer processes share a topic; one is killed, the others
-    take over; the group is paused and resumed; then the same at most once. The verdict
-    is computed from the consumers' journals and the log. Exit code 0 only if every
-    guarantee held, else 1. Takes about a minute.
+    Needs no broker, and a minute. Consumer processes share a topic; one is killed, the
+    others take over; the group is paused and resumed; then the same at most once. The
+    verdict is computed from the consumers' journals and the log: 0 if every guarantee
+    held, else 1.
     """
     is_data = call.output is not Output.TABLE
     options = DemoOptions(

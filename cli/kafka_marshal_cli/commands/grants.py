@@ -38,15 +38,14 @@ def losses(
     """List the offsets that were granted at most once and never processed.
 
     LOST are offsets of claims that ended, or whose owner has been silent for more than
-    two heartbeat intervals. AT RISK are the offsets that a crash of the owners would
-    lose now. MARK is the progress that the owner recorded last; without it (`-`) every
-    granted offset is listed. So the list may have offsets that were processed since.
-    Both ends of a range are inclusive; offsets without a record are counted. If
-    retention has deleted the start of the log, the list begins at the first remaining
-    checkpoint.
+    two heartbeat intervals; AT RISK those that a crash of the owners would lose now.
+    MARK is the progress that the owner recorded last; without it (`-`) every granted
+    offset is listed. So the list may have offsets that were processed since. Ranges are
+    inclusive, and count offsets without a record.
 
-    This reads the whole log, because grants are in no checkpoint. With --since it
-    begins at a checkpoint before that time and before the claims that were open then.
+    Grants are in no checkpoint, so this reads the whole log, or what follows its first
+    remaining checkpoint; with --since from a checkpoint before that time and before the
+    claims that were open then.
     """
     if at is not None and at.time_ms is None:
         raise ConfigurationError(

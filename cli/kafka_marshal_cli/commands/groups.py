@@ -73,16 +73,16 @@ Until = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="End of the pause, instead of --for: a time like 2026-01-31T12:00:00Z, or "
-        "how long from now, like 2h.",
+        help="End of the pause, instead of --for: a time like "
+        "2026-01-31T12:00:00Z, or 2h from now.",
     ),
 ]
 Begin = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="Begin of the pause, like --until, up to 30 days ahead; by default at "
-        "once. It needs no admin to begin.",
+        help="Begin of the pause, like --until, up to 30 days ahead; by "
+        "default at once.",
     ),
 ]
 
@@ -94,7 +94,7 @@ DEFAULT = "default"
 def list_groups(call: Call, *, at: Moment | None) -> None:
     """List every group that the log knows, with its pause if it has one.
 
-    LOCKED are partitions that a reset has locked; it is there while one is open.
+    LOCKED are partitions that an open reset has locked.
     """
     world = call.formatted_world(at, has_members=True)
     rows = presenters.group_rows(world)
@@ -115,9 +115,9 @@ def describe(call: Call, group: Group, *, at: Moment | None) -> None:
     partition over if its owner dies, in this order. UNCOVERED are claimable partitions
     that no live member can claim: there are `no members`, none subscribes to the topic
     (`topics`), or those that do are full (`limits`). WAITING are new partitions of
-    topics that have grown (`marshal groups grow`). LOG-END-OFFSET and LAG come from the
-    cluster, `-` where they are unknown. With --at these and AGE NOW are left out, and
-    clients that were silent for more than two heartbeat intervals may be missing.
+    topics that have grown. LOG-END-OFFSET and LAG come from the cluster, `-` where
+    unknown. With --at these and AGE NOW are left out, and silent clients may be
+    missing.
     """
     from kafka_marshal.plan_view import standby_rows
 
@@ -197,8 +197,7 @@ def pause(
         typer.Option(
             "--topic",
             metavar="TOPIC[:P,P...]",
-            help="Pause only this topic, or some partitions of it; the rest of the "
-            "group goes on. Repeatable.",
+            help="Pause only this topic, or some partitions of it. Repeatable.",
         ),
     ] = None,
     reason: Reason = None,
@@ -374,8 +373,7 @@ def set_(
 ) -> None:
     """Change how a group's members share and hand off partitions.
 
-    Members apply the change as they read it. Settings that are not given stay.
-    The value `default` goes back to the default.
+    Settings that are not given stay; the value `default` goes back to the default.
     """
     changes = _changes(
         policy,
@@ -425,8 +423,8 @@ def adopt(
         str | None,
         typer.Option(
             metavar="TOPIC",
-            help="Coordination topic of the Go original, whose last heartbeats count "
-            "besides the committed offsets.",
+            help="Coordination topic of the Go original, whose last heartbeats"
+            " count, too.",
         ),
     ] = None,
     topics: Annotated[
@@ -439,8 +437,8 @@ def adopt(
 ) -> None:
     """Start a group where a consumer group of Kafka left off.
 
-    The consumers of the old group must be stopped; a position that the coordination log
-    already has is kept. `marshal claims explain` shows who adopted it.
+    Stop the old consumers first. A position that the coordination log already has is
+    kept; `marshal claims explain` shows who adopted it.
     """
     from kafka_marshal_cli import adoption
 

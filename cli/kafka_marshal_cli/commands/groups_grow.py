@@ -37,7 +37,7 @@ Partitions = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        help="The new number of partitions, a multiple of the present one. Without it "
+        help="The new number, a multiple of the present one. Without it "
         "the growths that the log knows are shown.",
     ),
 ]
@@ -75,10 +75,10 @@ def grow(
 ) -> None:
     """Add partitions to a keyed data topic; groups keep the order of each key.
 
-    A new partition is not claimed, in any group, before the old one that had its keys
-    is processed to the end that it had when every producer knew the new number. If
-    interrupted, run it again with the same number: it waits --settle again. --timeout
-    is for each step besides.
+    No group claims a new partition before the old one that had its keys is processed to
+    the end that it had when every producer knew the new number. If interrupted, run it
+    again with the same number: it waits --settle again. --timeout is for each step
+    besides.
 
     Each row is an old partition in a group: its POSITION, the END that it has to reach
     (its log end, until that is known), and the new partitions WAITING for it. Producers

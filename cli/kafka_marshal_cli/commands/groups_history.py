@@ -53,11 +53,11 @@ def history(
 ) -> None:
     """List what admins did: who, when, why, and what became of it.
 
-    Every record of an admin is part of one row. Changes of the coordination topic,
-    resets of its state and growths of data topics concern every group. BY is the person
-    if the record names one, else the client. LOG is the coordinating partition and
-    offset of the first record; -o json has all of them. If retention has deleted the
-    start of the log, the list begins at the first remaining checkpoint.
+    Each operation is one row. Changes of the coordination topic, resets of its state
+    and growths of data topics concern every group. BY is the person if the record names
+    one, else the client. LOG is the coordinating partition and offset of the first
+    record; -o json has all. If retention has deleted the start of the log, the list
+    begins at the first remaining checkpoint.
     """
     if at is not None and at.time_ms is None:
         raise ConfigurationError(

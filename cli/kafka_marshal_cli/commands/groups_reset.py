@@ -71,15 +71,15 @@ Continued = Annotated[
     typer.Option(
         "--continue",
         metavar="FILE",
-        help="Execute a stored plan, from wherever it is: nothing is done twice.",
+        help="Execute a stored plan; nothing is done twice.",
     ),
 ]
 PlanFile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Store the plan in this new file, for --continue; by default it is in the "
-        "state directory until the operation ends.",
+        help="New file for the plan, for --continue; by default it is in "
+        "the state directory until the operation ends.",
     ),
 ]
 
@@ -143,9 +143,8 @@ _RULES: Mapping[str, tuple[Any, Any]] = {
             str | None,
             _rule(
                 "--to-fence",
-                "Where the group was at a moment of the log: an ISO time, a time ago "
-                "like -5m, or the last offset of each coordinating partition, like "
-                "3:100,5:80.",
+                "Where the group was at a moment of the log, as for --at, or "
+                "like 3:100,5:80.",
                 metavar="TIME|T:OFFSET,...",
             ),
         ],
@@ -215,8 +214,8 @@ def reset(
         bool,
         typer.Option(
             "--clamp",
-            help="Replace a position outside of its log by the nearest one inside; "
-            "otherwise it is refused.",
+            help="Replace a position outside of its log by the nearest one, as"
+            " Kafka's tool does; otherwise it is refused.",
         ),
     ] = False,
     allow_reprocess: AllowReprocess = False,
@@ -235,8 +234,7 @@ def reset(
     Without --execute the plan is shown and nothing is written to the log. With it, the
     group is paused, releases its partitions, and continues from the new positions.
     `marshal groups undo` sets it back. If this command dies, --continue resumes its
-    plan, and `marshal groups finish` or a member ends it. A position outside of its log
-    is refused; Kafka's tool clamps it.
+    plan, and `marshal groups finish` or a member ends it.
     """
     if isinstance(spec, Moment):
         then = call.formatted_world(spec)
@@ -291,8 +289,8 @@ def undo(
 ) -> None:
     """Set a group back to where it was before a reset.
 
-    The undo is a reset of its own and can be undone. Partitions that had no position
-    before stay as they are, and are listed.
+    It can be undone, too. Partitions that had no position before stay as they are, and
+    are listed.
     """
     with call.admin() as admin:
         plan = admin.plan_undo(
@@ -314,9 +312,8 @@ def undo(
 def finish(call: Call, group: Group, *, reason: Reason = None) -> None:
     """End a reset whose command died, as the log decided it.
 
-    A committed one is applied everywhere, any other is aborted, also if its command is
-    still running: nothing is set then. Members do this by themselves once the pause of
-    the operation is over.
+    A committed one is applied everywhere; any other is aborted, even if its command
+    still runs: nothing is set. Members do this by themselves once its pause is over.
     """
     with call.admin() as admin:
         results = admin.finish(group, reason=reason, on_progress=Printer())

@@ -78,11 +78,10 @@ def dump(
     """Write the log as text, one JSON object for each entry, up to its present end.
 
     `marshal log replay` folds the text to the same digests, if it has the log from its
-    start. Without record metadata there are only payloads, and values that cannot be
-    decoded are left out.
+    start. Without record metadata, values that cannot be decoded are left out.
 
-    Of a snapshot FILE this writes the world, as `marshal log replay` does of the same
-    log; it needs no broker.
+    Of a snapshot FILE it writes the world, as `marshal log replay` does of the same
+    log, without a broker.
     """
     from kafka_marshal.protocol.text import entry_to_object, world_to_object
 
@@ -148,7 +147,7 @@ def reset(
 ) -> None:
     """Replace the state of a coordinating partition by that of a checkpoint.
 
-    For replicas that disagree, or a log that was manipulated. Afterwards no key of the
+    For replicas that disagree, or a log that was manipulated. Then no key of the
     partition has an owner, and none can be claimed for two heartbeat intervals.
     """
     from kafka_marshal_cli import presenters

@@ -66,8 +66,8 @@ def snapshot(
     """Write the state of every coordinating partition to a file.
 
     The log, or the dump, is folded from its start, or from its first checkpoint if the
-    start is gone. `marshal log verify --snapshot` compares the file with the log later,
-    `marshal log diff` with another state. With --at it is the state of that moment.
+    start is gone. `marshal log verify --snapshot` compares the file with the log,
+    `marshal log diff` with another state.
     """
     cluster_id, topic_id = "", b""
     if dump is None:
@@ -138,9 +138,8 @@ def diff(
 ) -> None:
     """Show the differences of two states of the log, key by key and field by field.
 
-    Each is an output of `log snapshot` or `log dump`, the log itself (`live`), or the
-    log at a moment, written as for --at. A moment like 3:100 is compared in partition 3
-    alone. Ends with 1 if they differ.
+    Each is an output of `log snapshot` or `log dump`, the log (`live`), or a moment of
+    it, as for --at; 3:100 is compared in partition 3 alone. Ends with 1 if they differ.
     """
     first, second = compared(
         states_named(call, one, setting="ONE"),

@@ -337,8 +337,8 @@ OfTypes = Annotated[
     typer.Option(
         "--type",
         metavar="TYPE,...",
-        help="Only these record types, like Heartbeat, or undecodable; an unknown one "
-        "has all listed.",
+        help="Only these record types, like Heartbeat, or undecodable; the"
+        " message on an unknown one lists all.",
     ),
 ]
 Follow = Annotated[
@@ -404,8 +404,8 @@ def tail(
 
     A line has the coordinating partition and offset, the time of the append, the
     record, and after an arrow what it did, or why it had no effect. `-o jsonl` writes
-    the text form that `marshal log replay` reads. With --at, the last entries before
-    that moment are shown. Ctrl-C ends it with 130, SIGTERM with 0.
+    the text form that `marshal log replay` reads. With --at the entries end at that
+    moment. Ctrl-C ends it with 130, SIGTERM with 0.
     """
     idle_ms = None if timeout is None else parsing.duration_ms("--timeout", timeout)
     open_ms = parsing.duration_ms("--open-timeout", open_timeout)

@@ -47,11 +47,11 @@ def verify(
 ) -> None:
     """Fold the log twice and check the invariants of the protocol.
 
-    Also compares checkpoints in the log with the folded state, so it reads the whole
-    log, up to the moment of --at. With --since it begins at the newest checkpoint
-    before that moment, and if retention has deleted the start of a partition, at the
-    first remaining one. Ends with 70 if an invariant is broken, with 1 if only a
-    snapshot file differs or a partition cannot be verified.
+    Also compares checkpoints in the log with the folded state. Reads the whole log, up
+    to --at; if retention has deleted the start of a partition, from its first remaining
+    checkpoint, with --since from the newest one before that moment. Ends with 70 if an
+    invariant is broken, with 1 if only a snapshot file differs or a partition cannot be
+    verified.
     """
     beginning = _beginning(since)
     sections = [] if snapshot is None else log_states.snapshots_of(snapshot)

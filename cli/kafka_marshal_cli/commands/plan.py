@@ -90,10 +90,10 @@ def simulate_plan(
     """Predict who would hold which partition after some changes; write nothing.
 
     Options can be repeated and combined; all changes happen at once. Without any, the
-    moves that are still to come are shown. In a group with policy `planner` its plan
-    decides; other members are taken to follow the policy `fair`. GAP is the longest
-    time without an owner: two heartbeat intervals after a kill, otherwise unknown.
-    Uncovered partitions have a reason, as in `marshal groups describe`.
+    moves that are still to come are shown. With policy `planner` the plan decides;
+    other groups are taken to follow `fair`. GAP is the longest time without an owner:
+    two heartbeat intervals after a kill, otherwise unknown. Uncovered partitions have
+    the reasons of `marshal groups describe`.
     """
     changes = Changes(
         kill=tuple(kill or ()),
@@ -136,15 +136,13 @@ def show_plan(
 
     Groups with policy `planner` follow it. STATE is `open`; `done`: the named member
     has claimed the partition; or `void`: another one has. + and - are partitions that a
-    member is to get and to give. HANDOFFS are partitions offered to members that warm
-    up. UNCOVERED names what no member can have, and why. LAG is that of the partitions
-    that a member holds; `+ N unknown` counts those without. With --at it is left out.
-    STANDBYS stand by for a partition, in this order; STANDBY is for how many a member
-    does.
+    member is to get and to give. HANDOFFS are offered to members that warm up.
+    UNCOVERED names what no member can have, and why. LAG is that of the partitions that
+    a member holds, not with --at; `+ N unknown` counts those without. STANDBYS stand by
+    for a partition, in this order; STANDBY is for how many a member does.
 
-    With --diff, FROM was to have a partition by that plan, and TO is to have it now.
-    STATE is what became of an entry of that plan: `done`, `open`, or `overtaken` by
-    another claim or a later plan.
+    With --diff, FROM was to have a partition by that plan, TO is to have it now, and
+    STATE is `done`, `open`, or `overtaken` by another claim or a later plan.
     """
     if why is not None and diff is not None:
         raise ConfigurationError("give either --why or --diff", setting="--diff")
@@ -268,7 +266,7 @@ def verify_plan_(call: Call, *, group: Group) -> None:
     """Compute the last plan of a group again, from the log, and compare.
 
     The outcome is `same`, `plan_diverged` (exit status 3), or `unknown` where the log
-    does not show what the planner knew, such as an earlier plan.
+    does not show what the planner knew.
     """
     world = call.formatted_world()
     _require_known(world, group)
@@ -311,10 +309,10 @@ def rebalance(
 ) -> None:
     """Move partitions so that racks and hosts have equal parts of each topic.
 
-    Planners themselves move nothing for this. Counts of members stay equal, and as few
-    partitions move as that takes. The group must have policy `planner`: the moves are
-    written as its next plan, which its planners leave as it is. Members name their rack
-    with `--labels rack=r1`.
+    Planners move nothing for this. Counts of members stay equal, and as few partitions
+    move as that takes. The group must have policy `planner`: the moves are its next
+    plan, which planners leave as it is. Members name their rack with `--labels
+    rack=r1`.
     """
     if not spread:
         raise ConfigurationError(

@@ -51,15 +51,14 @@ def shell(
         str,
         typer.Option(
             metavar="DURATION",
-            help="At a prompt, read the log again before a command if the last reading "
-            "is older than this.",
+            help="At a prompt, read the log again after this long.",
         ),
     ] = REFRESH,
 ) -> None:
     """Browse the state of the log, or of a snapshot, as a tree of files.
 
     At a prompt, or with commands from -c or standard input: ls, cat, cd, find, tree,
-    diff and more; `help` lists them. Nothing is ever written.
+    diff and more; `help` lists them. Writes nothing.
 
     /groups/GROUP has the keys by topic and partition, the members, the pause and the
     verdict of a set position; /partitions/T the state of a coordinating partition.

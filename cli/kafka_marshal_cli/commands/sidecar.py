@@ -154,8 +154,8 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
             typer.Option(
                 "--allow-admin",
                 envvar="MARSHAL_SIDECAR_ALLOW_ADMIN",
-                help="Allow clients to pause, resume and reset groups, and to read "
-                "their history, with the rights of the sidecar in Kafka.",
+                help="Allow clients to pause, resume and reset groups, and to read"
+                " their history, with the sidecar's rights in Kafka.",
                 rich_help_panel=PANEL,
             ),
         ],
@@ -231,8 +231,8 @@ def run(
 ) -> None:
     """Run the sidecar in the foreground, until SIGTERM or SIGINT.
 
-    The signal begins a controlled shutdown; the same signal again ends it at once. The
-    log goes to stderr. Needs the extra `sidecar`; see docs/SIDECAR.md.
+    The signal begins a controlled shutdown; the same again ends it at once. The log
+    goes to stderr. Needs the extra `sidecar`; see docs/SIDECAR.md.
     """
     from kafka_marshal.sidecar.config import ConnectionConfig, Settings
 

@@ -152,8 +152,8 @@ def audit(
 ) -> None:
     """Fold the coordination log on Spark, and write what happened as Parquet tables.
 
-    docs/AUDIT.md lists the tables. With --follow, Ctrl-C ends it with 130; SIGTERM
-    ends it in order, with the answer of all runs.
+    See docs/AUDIT.md. With --follow, Ctrl-C ends it with 130, SIGTERM in order, with
+    the answer of all runs.
     """
     from kafka_marshal.spark import audit as jobs
 

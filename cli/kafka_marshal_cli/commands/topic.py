@@ -170,9 +170,9 @@ def alter(
 ) -> None:
     """Change the heartbeat interval or limits while members run.
 
-    Members follow at once, without a restart. Takeovers keep the pace of a longer
-    interval for two of these. What exceeds a new limit stays, and only more is refused.
-    If interrupted, run it again.
+    Members follow at once. Takeovers keep the pace of a longer interval for two of
+    these. What exceeds a new limit stays; more is refused. If interrupted, run it
+    again.
     """
     interval_ms = None
     if heartbeat is not None:
@@ -229,8 +229,8 @@ def resize(
         int,
         typer.Option(
             metavar="N",
-            help="The new number of coordinating partitions: a multiple of the present "
-            "one, or the other way round.",
+            help="The new number: a multiple of the present one, or the other "
+            "way round.",
         ),
     ],
     execute: Execute = False,
@@ -244,9 +244,9 @@ def resize(
 ) -> None:
     """Change the number of coordinating partitions while members run.
 
-    Keys that move are released by their owners and claimed again in their new
-    partition. If interrupted, run it again with the same number, from anywhere. By
-    default --timeout is long enough for the keys of owners that have died.
+    Owners release keys that move and claim them in their new partition. If interrupted,
+    run it again with the same number, from anywhere. By default --timeout is long
+    enough for the keys of owners that have died.
     """
     with call.admin() as admin:
         plan = admin.resize_topic(

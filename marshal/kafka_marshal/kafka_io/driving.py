@@ -9,9 +9,13 @@ between two polls waits in the buffers of the kernel, and the next poll reads it
 import time
 from collections.abc import Mapping
 from selectors import DefaultSelector, SelectorKey
+from socket import socket
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from kafka.net.selector import NetworkSelector, TaskState
+
+from kafka_marshal.native import Receiver
 
 # Time without a caller that counts for timers.
 _GAP_S = 0.1
@@ -46,6 +50,8 @@ class CallerSelector(NetworkSelector):  # type: ignore[misc] # untyped library
         self._driven_s = time.monotonic()
         # Whether a task waits to send, or did.
         self._has_output = False
+        # What receives for a socket at present, on a thread of its own.
+        self._receivers: WeakKeyDictionary[socket, Receiver] = WeakKeyDictionary()
 
     def start(self) -> None:
         """Start no thread."""
@@ -61,6 +67,17 @@ class CallerSelector(NetworkSelector):  # type: ignore[misc] # untyped library
             self._timers_max = max(_TIMERS_MIN, 2 * len(self._timers))
         self._timers.append(found)
         return found
+
+    def set_receiver(self, sock: socket, receiver: Receiver | None) -> None:
+        """Set what is waited for in order to read a socket; None for the socket."""
+        if receiver is None:
+            self._receivers.pop(sock, None)
+        else:
+            self._receivers[sock] = receiver
+
+    def wait_read(self, fileobj: Any, timeout_at: float | None = None) -> Any:
+        """Wait until there is something to read; see ``NetworkSelector``."""
+        return super().wait_read(self._receivers.get(fileobj, fileobj), timeout_at)
 
     def wait_write(self, fileobj: Any, timeout_at: float | None = None) -> Any:
         """Wait until a socket can send; see ``NetworkSelector``."""

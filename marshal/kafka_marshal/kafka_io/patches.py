@@ -16,7 +16,6 @@ stay as they are, because the application may use them as well.
   that has no topic of that id refuses it.
 """
 
-import ssl
 import threading
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,6 +24,7 @@ from typing import Any, SupportsIndex, overload
 
 import attrs
 import kafka
+from kafka import TopicPartition as KafkaTopicPartition
 from kafka.consumer.fetcher import Fetcher
 from kafka.errors import InconsistentTopicIdError, UnknownTopicIdError
 from kafka.net.compat import KafkaNetClient
@@ -34,6 +34,7 @@ from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.memory_records import MemoryRecords
 
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.kafka_io.driving import CallerSelector
 from kafka_marshal.kafka_io.positions import unknown_topic_error
 from kafka_marshal.kafka_io.responses import ResponseReader
 from kafka_marshal.protocol.types import TopicPartition
@@ -42,12 +43,6 @@ from kafka_marshal.protocol.types import TopicPartition
 SUPPORTED = "3.0."
 # Current message format; older ones have no headers.
 _MAGIC = 2
-_NOT_YET = (
-    BlockingIOError,
-    InterruptedError,
-    ssl.SSLWantReadError,
-    ssl.SSLWantWriteError,
-)
 FETCH_VERSION = 13
 _NONE = uuid.UUID(int=0)
 _UNKNOWN = frozenset({UnknownTopicIdError.errno, InconsistentTopicIdError.errno})
@@ -143,6 +138,48 @@ def has_fetched(consumer: Any) -> bool:
     """Return whether a consumer holds fetched records that no poll has returned."""
     fetcher = fetcher_of(consumer)
     return bool(fetcher._completed_fetches) or _in_progress(fetcher)  # noqa: SLF001
+
+
+def fetch_ahead(consumer: Any) -> None:
+    """Make a consumer fetch on as soon as it has received what it waited for.
+
+    kafka-python does so once all that was received is taken: until then the broker
+    would have nothing to do. At most one response is under way beside those that hold
+    what no poll has returned. It is of partitions of which there is more: a request
+    for others would wait for new records, and the next one for it.
+    """
+    fetcher = fetcher_of(consumer)
+    handle = fetcher._handle_fetch_response  # noqa: SLF001
+    take = fetcher.fetched_records
+    # Partitions of a response that arrived when no other was held.
+    arrived: set[Any] = set()
+
+    def handle_and_note(node: Any, offsets: Any, sent: Any, response: Any) -> None:
+        had_fetched = has_fetched(consumer)
+        handle(node, offsets, sent, response)
+        if not had_fetched and has_fetched(consumer):
+            arrived.update(
+                KafkaTopicPartition(topic.topic, each.partition_index)
+                for topic in response.responses
+                for each in topic.partitions
+            )
+
+    def is_behind(place: Any) -> bool:
+        position, end = position_of(consumer, place), consumer.highwater(place)
+        return position is not None and end is not None and position < end
+
+    def send_and_take(*args: object, **options: object) -> Any:
+        if arrived:
+            others = consumer.assignment() - consumer.paused() - arrived
+            arrived.clear()
+            if any(map(is_behind, others)):
+                fetcher.send_fetches()
+                # Before it takes long to index what was received.
+                network_of(consumer).selector.flush()
+        return take(*args, **options)
+
+    fetcher._handle_fetch_response = handle_and_note  # noqa: SLF001
+    fetcher.fetched_records = send_and_take
 
 
 def _in_progress(fetcher: Any) -> bool:
@@ -254,20 +291,32 @@ def _received(
 
 def read_in_place(consumer: Any) -> None:
     """Make new connections of a consumer read responses into their buffers."""
-    network_of(consumer).manager.changes.append(_read_transport_in_place)
+    network = network_of(consumer)
+    network.manager.changes.append(
+        partial(_read_transport_in_place, selector=network.selector)
+    )
 
 
-def _read_transport_in_place(transport: Any) -> None:
-    _receive_by(transport, partial(receive, transport))
+def _read_transport_in_place(transport: Any, *, selector: NetworkSelector) -> None:
+    waiting = selector if isinstance(selector, CallerSelector) else None
+    _receive_by(transport, partial(receive, transport, selector=waiting))
 
 
 def receive(
     transport: Any,
     ordinary: Callable[[], tuple[bytes, Exception | None]],
+    *,
+    selector: CallerSelector | None = None,
 ) -> tuple[bytes, Exception | None]:
     """Read from a socket what is there, into the buffers of responses.
 
     Errors take the ordinary way, after what was received before them.
+
+    Args:
+        transport: kafka-python's, of the socket.
+        ordinary: kafka-python's way to receive.
+        selector: What waits for the socket; with it large responses are received in
+            the background.
 
     Returns:
         Data for kafka-python to parse, mostly none, and an error.
@@ -280,22 +329,8 @@ def receive(
     if not isinstance(parser, ResponseReader):
         parser = ResponseReader.replace(parser, connection.config)
         connection.parser = parser
-    has_received = False
     try:
-        try:
-            while missing := parser.missing():
-                count = sock.recv_into(missing)
-                if not count:
-                    break
-                has_received = True
-                parser.advance(count)
-        finally:
-            parser.limit_wakeups(sock)
-    except _NOT_YET:
-        return b"", None
-    except OSError:
-        # The ordinary read meets it again.
-        pass
+        has_received = parser.receive_from(sock, selector)
     except MemoryError as error:
         # It would end the task that reads, but not the connection.
         return b"", error
@@ -359,7 +394,10 @@ class TopicIds:
         return list(found.values())
 
     def apply_to_request(self, request: Any, known: Any) -> dict[uuid.UUID, str]:
-        """Make a fetch request use topic ids if any of its topics has one.
+        """Make a fetch request use topic ids, if there are any.
+
+        Each one does, even if it names no partition: a broker refuses requests of one
+        fetch session in both ways.
 
         Args:
             request: kafka-python's request.
@@ -368,8 +406,7 @@ class TopicIds:
         Returns:
             Topic names by id; empty if the request uses names.
         """
-        names = {each.topic for each in self.wanted}
-        if not any(topic.topic in names for topic in request.topics):
+        if not self.wanted:
             return {}
         request.topics = self._split(request.topics, known)
         if request.forgotten_topics_data:

@@ -26,6 +26,7 @@ from kafka_marshal.kafka_io.packed_records import (
 )
 from kafka_marshal.kafka_io.patches import (
     TopicIds,
+    fetch_ahead,
     fetch_by_id,
     fetcher_of,
     has_fetched,
@@ -418,6 +419,8 @@ class KafkaDataReader(DataReader):
         consumer = new_client(KafkaConsumer, settings, selector=CallerSelector)
         read_in_place(consumer)
         self._is_parsed = parse_records(consumer, self._records, can_pack=True)
+        if self._is_parsed:
+            fetch_ahead(consumer)
         return consumer
 
     def _to_records(self, partition: TopicPartition, fetched: list[Any]) -> Records:

@@ -18,6 +18,9 @@ from kafka.errors import InvalidReceiveError, KafkaProtocolError
 from kafka.protocol.consumer import FetchResponse
 from kafka.protocol.parser import KafkaProtocol
 
+from kafka_marshal.kafka_io.driving import CallerSelector
+from kafka_marshal.native import Receiver, compiled
+
 _SIZE = struct.Struct(">i")
 _INT16 = struct.Struct(">h")
 # Versions of Fetch in which fields appear, and those whose responses are understood.
@@ -31,13 +34,23 @@ _LARGE_BYTES = 1_048_576
 # some wait for grants.
 KEPT_MAX = 16
 # A wake-up costs 50 us of kafka-python's time. By default there is one for every 100 KB
-# that arrive; of a large response so many bytes are worth one.
+# that arrive; of a response that is received in the foreground so many bytes are worth
+# one.
 _WAKEUP_BYTES = 1_048_576
 _WAKEUP_BYTES_MIN = 65_536
 # Elsewhere such a mark may be larger than the socket's buffer.
 _HAS_WAKEUP_MARK = sys.platform == "linux"
 # Bytes of an aborted transaction, without its tags.
 _ABORTED_BYTES = 16
+# So much of a response is received by a thread of its own. To hand it over takes as
+# long as receiving a tenth of it.
+BACKGROUND_BYTES = 1_048_576
+_NOT_YET = (
+    BlockingIOError,
+    InterruptedError,
+    ssl.SSLWantReadError,
+    ssl.SSLWantWriteError,
+)
 
 
 class Cut(NamedTuple):
@@ -155,12 +168,16 @@ class Buffers:
         for buffer in self._kept:
             if len(buffer) >= size and _is_free(buffer):
                 return memoryview(buffer)[:size]
-        # Responses differ a little.
-        made = bytearray(-(-size // _LARGE_BYTES) * _LARGE_BYTES)
+        made = bytearray(_rounded(size))
         large = [each for each in self._kept if len(each) >= size]
         if len(large) < KEPT_MAX:
             self._kept = [*large, made]
         return memoryview(made)[:size]
+
+
+def _rounded(size: int) -> int:
+    """Return the size of the buffer for a large response: others differ a little."""
+    return -(-size // _LARGE_BYTES) * _LARGE_BYTES
 
 
 def _is_free(buffer: bytearray) -> bool:
@@ -195,6 +212,13 @@ class ResponseReader(KafkaProtocol):  # type: ignore[misc] # untyped library
         self._frames: deque[memoryview] = deque()
         self._error: Exception | None = None
         self._wakeup_bytes = 1
+        # Receives large responses; made for the first one.
+        self._receiver: Receiver | None = None
+        self._is_filling = False
+        # Where the next response is received before its size is known.
+        self._ahead: memoryview | None = None
+        # Size of the last response if it was large, else 0.
+        self._large_bytes = 0
 
     @classmethod
     def replace(cls, other: Any, config: Mapping[str, Any]) -> Self:
@@ -226,7 +250,98 @@ class ResponseReader(KafkaProtocol):  # type: ignore[misc] # untyped library
             if not 0 <= size <= self._bytes_max:
                 self._error = InvalidReceiveError(f"Invalid frame length: {size}")
                 return
-            self._target = self._buffers.take(size)
+            self._large_bytes = size if size >= BACKGROUND_BYTES else 0
+            ahead, self._ahead = self._ahead, None
+            self._target = self._buffers.take(size) if ahead is None else ahead[:size]
+
+    def receive_from(
+        self, sock: socket.socket, selector: CallerSelector | None = None
+    ) -> bool:
+        """Receive what is there.
+
+        Args:
+            sock: A socket that does not block.
+            selector: What waits for it, if a large response may be received in the
+                background.
+
+        Returns:
+            Whether there was something, or nothing yet; False at the end of the
+            connection, and for an error, which the next read meets again.
+
+        Raises:
+            MemoryError: There is no memory for the response.
+        """
+        can_fill = (
+            compiled is not None
+            and selector is not None
+            and not isinstance(sock, ssl.SSLSocket)
+        )
+        has_received = False
+        if self._is_filling:
+            assert self._receiver is not None
+            assert selector is not None
+            count = self._receiver.finish()
+            if count is None:
+                return True
+            selector.set_receiver(sock, None)
+            self._fill_ended(count)
+            # Without any the connection has ended.
+            has_received = can_fill = count > 0
+        try:
+            try:
+                while missing := self.missing():
+                    if can_fill and self._fill(sock):
+                        assert selector is not None
+                        selector.set_receiver(sock, self._receiver)
+                        return True
+                    count = sock.recv_into(missing)
+                    if not count:
+                        break
+                    has_received = True
+                    self.advance(count)
+            finally:
+                if not self._is_filling:
+                    self.limit_wakeups(sock)
+        except _NOT_YET:
+            return True
+        except OSError:
+            pass
+        return has_received
+
+    def _fill(self, sock: socket.socket) -> bool:
+        """Receive a large response in the background; return whether that has begun.
+
+        One that follows another large one is taken to be large as well.
+        """
+        none = self._head[:0]
+        if self._target is not self._head:
+            missing = self.missing()
+            if len(missing) < BACKGROUND_BYTES:
+                return False
+            parts = (none, missing)
+        elif self._at or not self._large_bytes:
+            return False
+        else:
+            self._ahead = self._buffers.take(_rounded(self._large_bytes))
+            parts = (self._head, self._ahead)
+        if self._receiver is None:
+            assert compiled is not None
+            self._receiver = compiled.Receiver(sock.fileno())
+        self._set_wakeups(sock, 1)
+        self._receiver.start(*parts)
+        self._is_filling = True
+        return True
+
+    def _fill_ended(self, count: int) -> None:
+        """Note how many bytes were received in the background."""
+        self._is_filling = False
+        if self._ahead is not None:
+            head = min(count, _SIZE.size)
+            count -= head
+            if not count:
+                self._ahead = None
+            self.advance(head)
+        self.advance(count)
 
     def limit_wakeups(self, sock: socket.socket) -> None:
         """Make a socket readable only once much of what is missing has arrived.
@@ -239,8 +354,9 @@ class ResponseReader(KafkaProtocol):  # type: ignore[misc] # untyped library
         if not _HAS_WAKEUP_MARK or isinstance(sock, ssl.SSLSocket):
             return
         count = min(len(self.missing()), _WAKEUP_BYTES)
-        if count < _WAKEUP_BYTES_MIN:
-            count = 1
+        self._set_wakeups(sock, count if count >= _WAKEUP_BYTES_MIN else 1)
+
+    def _set_wakeups(self, sock: socket.socket, count: int) -> None:
         if count != self._wakeup_bytes:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
             self._wakeup_bytes = count

@@ -120,3 +120,27 @@ def test_sockets_are_found_also_once_they_are_closed():
         sockets.unregister(near)
         with pytest.raises(ValueError, match="Invalid file descriptor"):
             sockets.get_key(near)
+
+
+def test_a_task_that_reads_waits_for_the_receiver_of_its_socket(selector):
+    near, far = socket.socketpair()
+    done, signal = socket.socketpair()
+    read = []
+
+    async def read_twice():
+        for _ in range(2):
+            await selector.wait_read(near)
+            read.append(near.recv(1))
+            selector.set_receiver(near, done)
+
+    with near, far, done, signal:
+        selector.set_receiver(near, None)
+        selector.call_soon(read_twice)
+        far.send(b"ab")
+        for _ in range(6):
+            selector.drive()
+        assert read == [b"a"], "the rest is for the receiver"
+        signal.send(b"x")
+        for _ in range(3):
+            selector.drive()
+    assert read == [b"a", b"b"]

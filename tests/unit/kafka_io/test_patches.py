@@ -31,6 +31,7 @@ from slowness import until
 
 from kafka_marshal.errors import ConfigurationError, UnknownTopicId
 from kafka_marshal.kafka_io import patches as module
+from kafka_marshal.kafka_io.driving import CallerSelector
 from kafka_marshal.kafka_io.patches import (
     FETCH_VERSION,
     LenientBatch,
@@ -38,6 +39,7 @@ from kafka_marshal.kafka_io.patches import (
     Network,
     TopicIds,
     accept_any_header,
+    fetch_ahead,
     fetch_by_id,
     is_supported,
     keep_last_data,
@@ -342,6 +344,19 @@ def test_later_connections_read_in_place(network, transport):
     read_in_place(SimpleNamespace(_client=network))
     connect(network)
     assert transport._sock_recv.func is receive
+    assert transport._sock_recv.keywords == {"selector": None}
+
+
+def test_large_responses_are_received_in_the_background_by_callers(transport):
+    """A selector with a thread of its own reads them on that."""
+    selector = CallerSelector({})
+    made = Network({"bootstrap_servers": "localhost:9"}, selector)
+    try:
+        read_in_place(SimpleNamespace(_client=made))
+        connect(made)
+    finally:
+        made.close()
+    assert transport._sock_recv.keywords == {"selector": selector}
 
 
 class Requester:
@@ -385,6 +400,101 @@ class Known:
 
 
 KNOWN = SimpleNamespace(cluster=Known())
+
+
+class Ahead:
+    """A consumer of kafka-python that fetches ahead; its own fetcher and selector.
+
+    Partition 0 is in each response.
+
+    Attributes:
+        others: Positions and known log ends of the other partitions.
+        calls: What was done since it was looked at, in order.
+    """
+
+    def __init__(self, *others, is_paused=False):
+        self.places = {KafkaTopicPartition("t", 0): BEHIND} | {
+            KafkaTopicPartition("t", number): each
+            for number, each in enumerate(others, start=1)
+        }
+        self.calls = []
+        self._is_paused = is_paused
+        self._client = SimpleNamespace(selector=self)
+        self._subscription = SimpleNamespace(
+            assignment={
+                each: SimpleNamespace(
+                    position=None if at is None else SimpleNamespace(offset=at)
+                )
+                for each, (at, _) in self.places.items()
+            }
+        )
+        self._fetcher = self
+        self._completed_fetches = []
+        self._next_partition_records = None
+        fetch_ahead(self)
+
+    def highwater(self, place):
+        return self.places[place][1]
+
+    def assignment(self):
+        return set(self.places)
+
+    def paused(self):
+        return set(self.places) if self._is_paused else set()
+
+    def _handle_fetch_response(self, node, offsets, sent, response):
+        self._completed_fetches += response.responses
+
+    def send_fetches(self):
+        self.calls.append("send")
+
+    def flush(self):
+        self.calls.append("flush")
+
+    def fetched_records(self, count, *, update_offsets):
+        self.calls.append(count)
+        return update_offsets
+
+    def respond(self, *topics):
+        """Handle a response, take records, and return what was done."""
+        self.calls.clear()
+        self._handle_fetch_response("node", {}, 0, answer(FETCH_VERSION, *topics))
+        assert self.fetched_records(5, update_offsets="that") == "that"
+        return self.calls
+
+
+BEHIND, AT_END, NEW_HERE = (3, 9), (9, 9), (None, None)
+ARRIVED = ("t", 0, 0)
+SENT = ["send", "flush", 5]
+
+
+@pytest.mark.parametrize("others", [[BEHIND], [AT_END, BEHIND], [NEW_HERE, BEHIND]])
+def test_the_next_fetch_is_sent_before_records_are_taken(others):
+    consumer = Ahead(*others)
+    assert consumer.respond(ARRIVED) == SENT
+    assert consumer.respond(ARRIVED) == [5], "two are held now"
+    consumer._completed_fetches.clear()
+    assert consumer.respond(ARRIVED) == SENT
+
+
+@pytest.mark.parametrize("others", [[], [AT_END, AT_END], [NEW_HERE], [(3, None)]])
+def test_a_fetch_that_would_wait_is_not_sent_ahead(others):
+    """It would hold up the next one, of partitions that are being handed out."""
+    assert Ahead(*others).respond(ARRIVED) == [5]
+
+
+def test_a_fetch_of_paused_partitions_is_not_sent_ahead():
+    assert Ahead(BEHIND, is_paused=True).respond(ARRIVED) == [5]
+
+
+def test_a_fetch_is_not_sent_ahead_while_a_rest_is_held():
+    consumer = Ahead(BEHIND)
+    consumer._next_partition_records = ["rest"]
+    assert consumer.respond(ARRIVED) == [5]
+
+
+def test_a_response_without_partitions_sends_nothing():
+    assert Ahead(BEHIND).respond() == [5]
 
 
 @pytest.fixture
@@ -444,6 +554,17 @@ def test_partitions_are_fetched_by_the_id_of_their_claim(ids, fetcher):
         ("u", OTHER, [0]),
     ]
     assert named(request.forgotten_topics_data) == [("u", OTHER, [4])]
+
+
+@pytest.mark.parametrize("forgotten", [[], [A]], ids=["nothing", "some forgotten"])
+def test_each_request_of_a_session_is_by_id(ids, fetcher, forgotten):
+    """A broker refuses a session that continues by name."""
+    ids.set_id(A, OLD.bytes)
+    asked(fetcher)
+    fetcher.wanted, fetcher.forgotten = [], forgotten
+    request = asked(fetcher)
+    assert request._max_version == FETCH_VERSION
+    assert named(request.forgotten_topics_data) == [("t", OLD, [0])] * len(forgotten)
 
 
 def test_responses_get_the_requested_names(ids, fetcher):

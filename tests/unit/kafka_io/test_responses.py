@@ -1,7 +1,10 @@
 """Responses that are received into one buffer each: whole, in pieces, and damaged."""
 
 import random
+import select
+import socket
 import struct
+import threading
 import uuid
 
 import pytest
@@ -10,12 +13,14 @@ from kafka.protocol.consumer import FetchRequest, FetchResponse
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
 from kafka.protocol.parser import KafkaProtocol
 
+from kafka_marshal.kafka_io import responses as module
 from kafka_marshal.kafka_io.responses import (
     KEPT_MAX,
     Buffers,
     ResponseReader,
     find_records,
 )
+from kafka_marshal.native import compiled
 
 TOPIC = FetchResponse.FetchableTopicResponse
 PART = TOPIC.PartitionData
@@ -241,3 +246,165 @@ def test_few_buffers_are_kept_and_none_without_a_backlog():
     assert len(buffers._kept) == 1, "the others are too small from now on"
     assert len(buffers.take(10)) == 10
     assert buffers._kept == []
+
+
+class Waiting:
+    """What waits for a socket: at any time for it or for its receiver."""
+
+    def __init__(self):
+        self.receiver = None
+        self.changes = 0
+
+    def set_receiver(self, sock, receiver):
+        assert sock.fileno() >= 0
+        assert (receiver is None) != (self.receiver is None)
+        self.receiver = receiver
+        self.changes += 1
+
+    def wait(self, sock):
+        target = sock if self.receiver is None else self.receiver
+        assert select.select([target], [], [], 30)[0]
+
+
+@pytest.fixture
+def background(monkeypatch):
+    """Make responses of 2,000 bytes large."""
+    if compiled is None:
+        pytest.skip("nothing was compiled here")
+    monkeypatch.setattr(module, "BACKGROUND_BYTES", 2_000)
+    monkeypatch.setattr(module, "_LARGE_BYTES", 2_000)
+    return Waiting()
+
+
+@pytest.fixture
+def ends():
+    """Both ends of a connection; the first one does not block."""
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    with near, far:
+        yield near, far
+
+
+def receive_all(reader, sock, waiting, count):
+    """Return so many responses."""
+    found = []
+    while len(found) < count:
+        waiting.wait(sock)
+        assert reader.receive_from(sock, waiting)
+        found += reader.receive_bytes(b"")
+    return found
+
+
+def sized(number, size):
+    """Return a fetch response with so many bytes of records."""
+    part = PART(
+        partition_index=number,
+        error_code=0,
+        high_watermark=1,
+        last_stable_offset=1,
+        log_start_offset=0,
+        aborted_transactions=None,
+        preferred_read_replica=-1,
+        records=bytes([number % 256]) * size,
+    )
+    made = FetchResponse[12](
+        throttle_time_ms=0,
+        error_code=0,
+        session_id=4,
+        responses=[TOPIC(topic="t", partitions=[part])],
+    )
+    body = bytes(made.encode(header=False, framed=False))
+    return framed(number, body, is_flexible=True)
+
+
+def records_of(response):
+    ((only,),) = [topic.partitions for topic in response.responses]
+    return only.records
+
+
+def is_as_sent(found, sizes):
+    return [(number, bytes(records_of(each) or b"")) for number, each in found] == [
+        (number, bytes([number % 256]) * size)
+        for number, size in enumerate(sizes, start=1)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_responses_of_any_size_are_received_in_the_background(background, ends, seed):
+    draw = random.Random(seed)
+    near, far = ends
+    large = [3_000, 3_100, 5_000, 9_000, 60_000, 300_000]
+    sizes = [draw.choice((0, 10, 900, *large, *large)) for _ in range(60)]
+    reader = requests(new_reader(), 12, len(sizes))
+    raw = b"".join(sized(number, size) for number, size in enumerate(sizes, start=1))
+
+    def send():
+        at = 0
+        while at < len(raw):
+            end = at + draw.choice((1, 5, 700, 4_000, 500_000))
+            far.sendall(raw[at:end])
+            at = end
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    found = receive_all(reader, near, background, len(sizes))
+    sender.join(timeout=60)
+    assert is_as_sent(found, sizes)
+    assert background.changes > 10
+    assert not reader.in_flight_requests
+
+
+def test_what_follows_a_large_response_needs_no_poll(background, ends):
+    """The application may be busy; nobody reads the head of the next response."""
+    near, far = ends
+    reader = requests(new_reader(), 12, 3)
+    sizes = [50_000, 51_000, 40]
+    far.sendall(sized(1, sizes[0]))
+    found = receive_all(reader, near, background, 1)
+    far.sendall(sized(2, sizes[1]))
+    background.wait(near)
+    assert reader.receive_from(near, background)
+    found += reader.receive_bytes(b"")
+    assert len(found) == 2, "all of it was there"
+    far.sendall(sized(3, sizes[2]))
+    found += receive_all(reader, near, background, 1)
+    assert is_as_sent(found, sizes)
+    assert background.receiver is None, "what follows may be small as well"
+
+
+@pytest.mark.parametrize("sent", [0, 2, 4, 9, 30_000])
+@pytest.mark.parametrize("is_begun", [False, True], ids=["first", "next"])
+def test_a_connection_that_ends_in_the_background_is_noticed(
+    background, ends, sent, is_begun
+):
+    near, far = ends
+    reader = requests(new_reader(), 12, 2)
+    if is_begun:
+        far.sendall(sized(1, 50_000))
+        receive_all(reader, near, background, 1)
+    far.sendall(sized(2, 60_000)[:sent])
+    far.close()
+    for _ in range(5):
+        background.wait(near)
+        if not reader.receive_from(near, background):
+            break
+    else:
+        pytest.fail("the end was not noticed")
+    assert reader.receive_bytes(b"") == []
+
+
+def test_without_somebody_who_waits_nothing_is_received_in_the_background(
+    background, ends
+):
+    near, far = ends
+    reader = requests(new_reader(), 12)
+    sender = threading.Thread(target=far.sendall, args=(sized(1, 50_000),))
+    sender.start()
+    found = []
+    while not found:
+        assert select.select([near], [], [], 30)[0]
+        assert reader.receive_from(near)
+        found += reader.receive_bytes(b"")
+    sender.join(timeout=60)
+    assert is_as_sent(found, [50_000])
+    assert background.changes == 0
