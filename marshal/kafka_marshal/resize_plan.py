@@ -191,16 +191,20 @@ def plan_resize(
 def _open_change(follower: Follower, to_count: int) -> Change | None:
     """Return the change that is open, None without one.
 
-    One that partition 0 has ended is open for the same number only: the fence of the
-    next one does what it has left (PROTOCOL 10.2), but for a partition that lacks it.
+    One that partition 0 has ended is open for the same number only, and not if another
+    one has followed: the fence of the next one does what it has left (PROTOCOL 10.2),
+    but for a partition that lacks it.
     """
     worlds = follower.by_partition
     reading = read(worlds, unread=follower.log_start_missing)
     if reading is None:
         return None
-    change = reading.change
-    is_left = change.to_count != to_count and is_over(reading.known, change)
-    return None if is_left and not fences_of(reading) else change
+    change, first = reading.change, worlds[0].config
+    if first is None or not is_over(reading.known, change):
+        return change
+    if first.generation > change.generation:
+        return None
+    return None if change.to_count != to_count and not fences_of(reading) else change
 
 
 def _require_count(from_count: int, to_count: int) -> None:

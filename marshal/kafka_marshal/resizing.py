@@ -208,6 +208,8 @@ class Resize:
         change = steps.change
         for t in sorted({*steps.fences, *steps.nudges}):
             yield t, fence_of(change, sender=self._fields())
+        for t, lost in steps.earlier:
+            yield t, fence_of(lost, sender=self._fields())
         for each in steps.imports:
             yield each.target, import_of(change, each, sender=self._fields())
         for group in steps.groups:

@@ -139,6 +139,37 @@ LOST = [
         1,
         id="a-source-that-was-added-before-was-not-read",
     ),
+    pytest.param(
+        186358674492321, ("cut", "slow"), 2, id="nor-one-that-lost-its-end-then"
+    ),
+    pytest.param(
+        100298636779317, (), 10, id="claimed-where-the-fence-of-an-open-change-is-lost"
+    ),
+    pytest.param(
+        79247518359236,
+        ("crash", "cut", "pause", "slow", "stop"),
+        4,
+        id="resumed-where-the-fence-of-an-open-change-is-lost",
+    ),
+    pytest.param(
+        118801200653828,
+        ("churn", "cut", "failover"),
+        4,
+        id="a-log-went-back-while-a-member-started",
+    ),
+    pytest.param(
+        268399931970465,
+        ("slow",),
+        2,
+        id="nobody-restored-a-change-that-was-lost-as-the-next-began",
+    ),
+    pytest.param(
+        274318049979249, (), 4, id="nobody-restored-what-came-into-use-by-the-change"
+    ),
+    pytest.param(
+        234964724295907, (), 4, id="a-target-waited-for-a-source-in-use-no-more"
+    ),
+    pytest.param(211056665963429, (), 2, id="claimed-where-several-changes-are-lost"),
 ]
 
 
@@ -265,13 +296,21 @@ def end_without_a_lost_done(patch):
     patch.setattr(layout_steps.Reading, "lost_dones", lambda _: ())
 
 
+def forget_the_change_before(patch):
+    """Nobody restores a change that was lost as the next one began."""
+    patch.setattr(layout_steps, "lost_before", lambda _: {})
+
+
 VARIANTS = [
     pytest.param(import_what_is_owned, 1, (RESIZE,), 4, id="import-of-owned"),
     pytest.param(import_without_the_position, 0, (RESIZE,), 4, id="no-position"),
     pytest.param(keep_what_moves, 0, (RESIZE,), 4, id="kept"),
-    pytest.param(forget_a_change_that_has_ended, 30, LOSING, 2, id="not-restored"),
+    pytest.param(forget_a_change_that_has_ended, 9, LOSING, 2, id="not-restored"),
     pytest.param(
         end_without_a_lost_done, 157406089303427, (RESIZE, TRUNCATE), 1, id="no-done"
+    ),
+    pytest.param(
+        forget_the_change_before, 156954959976338, (RESIZE, TRUNCATE), 4, id="before"
     ),
 ]
 

@@ -640,6 +640,22 @@ def test_10_9_a_change_that_has_ended_is_restored_where_it_is_lost(before, after
     assert log.state.config.partition_count == after
 
 
+@pytest.mark.parametrize(
+    ("counts", "t"), [((2, 4, 8), 1), ((2, 4, 2), 1), ((4, 2, 4), 1)]
+)
+def test_10_9_a_change_that_is_lost_as_the_next_begins_comes_first(counts, t):
+    """Its Config is the one before in partition 0; the next fence does the rest."""
+    first, second, third = counts
+    before = layout_fence(second, first, op=OTHER)
+    later = layout_fence(third, second, generation=3, era=3)
+    log = Log(t, k=first, level=2)
+    assert log.outcome_of(later) == "config"
+    assert log.outcome_of(before) == "layout_fenced"
+    assert log.outcome_of(later) == "layout_fenced"
+    assert (log.state.layout.op_id, log.state.config.partition_count) == (OP, third)
+    assert log.outcome_of(before) == "config"
+
+
 def test_10_9_partition_0_ends_an_open_change_before_the_next_fence():
     log, *_ = source_log()
     assert log.outcome_of(layout_fence(4, 2, generation=3, era=3)) == "busy"

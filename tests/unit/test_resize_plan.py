@@ -165,6 +165,19 @@ def test_a_partition_that_has_lost_a_change_is_restored_first():
     assert plan_of(cluster, 16).obstacles == ()
 
 
+def test_what_is_left_of_a_change_that_another_has_followed_is_not_continued():
+    """A partition in no use has lost its Final: the next fence does what is left."""
+    cluster = filled(4, keys=0)
+    Tool(cluster).resize(8)
+    end = cluster.kafka.log(cluster.place(7)).end
+    Tool(cluster).resize(4)
+    cluster.kafka.truncate(cluster.place(7), end=end - 1, leader=9)
+    plan = plan_of(cluster, 8)
+    assert (plan.change, plan.obstacles) == (None, ())
+    Tool(cluster).resize(8)
+    assert plan_of(cluster, 8).change is None
+
+
 def test_a_partition_with_another_count_of_the_same_generation():
     cluster = filled(4, keys=0)
     found = following(cluster, "planner")

@@ -540,11 +540,14 @@ class Engine:
     def _follow_count(self) -> None:
         """Place keys by the Config and the layouts in force (PROTOCOL 10).
 
-        Partitions that the log does not read yet count as being folded.
+        Partitions that the log does not read yet count as being folded. They may be
+        sources, where two changes came before this process read the first.
         """
         context = self.context
         has_changed = context.places.follow(context.settled)
-        for t in range(len(context.replicas), context.settled.partition_count):
+        count = context.settled.partition_count
+        count = max(count, context.places.from_count or 0)
+        for t in range(len(context.replicas), count):
             context.replicas[t] = Replica(t, now_ms=context.now_ms)
             self.rebuilder.add(t)
         if has_changed or context.places.has_layouts:
@@ -566,6 +569,9 @@ class Engine:
             # A new generation reaches the coordinating partitions one by one;
             # meanwhile each is judged by its own Config. Reported if it lasts.
             self._torn = torn
+            later = newest(context.settled, worlds.values())
+            if later.partition_count != context.settled.partition_count:
+                context.config = later  # PROTOCOL 10.8: where claims go
             if self._torn_at_ms is None:
                 self._torn_at_ms = context.now_ms + context.heartbeat_interval_ms
         else:

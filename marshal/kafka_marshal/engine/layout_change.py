@@ -173,6 +173,8 @@ class LayoutChange:
         found: dict[_Place, tuple[_Need, list[_Make]]] = {}
         for t in steps.fences:
             found["fence", t, -1] = _Need.LATER, [partial(fence_of, change)]
+        for t, lost in steps.earlier:
+            found["earlier", t, -1] = _Need.LATER, [partial(fence_of, lost)]
         for t in steps.nudges:
             found["nudge", t, -1] = _Need.LATER, [partial(fence_of, change)]
         for group in steps.groups:
@@ -289,7 +291,7 @@ class LayoutChange:
 
 
 class AddedPartitions:
-    """Has the log read partitions that the Config names and the log lacks.
+    """Has the log read the partitions that have replicas and that the log lacks.
 
     Looked up in the background; called under the engine's lock.
     """
@@ -310,9 +312,7 @@ class AddedPartitions:
             if error is not None:
                 self._context.observe("log_poll_failed", {"error": error})
                 self._due_ms = now_ms + RETRY_MS
-        count = self._context.settled.partition_count
-        # Also sources, where two changes came before this process read the first.
-        count = max(count, self._context.places.from_count or 0)
+        count = len(self._context.replicas)
         if log.partition_count >= count or now_ms < self._due_ms:
             return
         # The next poll begins to read them.

@@ -165,6 +165,8 @@ class Announcer:
 
     def forget(self, partition: int) -> None:
         """Forget records of a coordinating partition that is folded again."""
+        if self._context.config is None:
+            return  # nothing is sent before all partitions are read
         home = self._context.home_of(self._outbox.claimant.group_id)
         self._ended = {
             key: ended for key, ended in self._ended.items() if ended[0] != partition

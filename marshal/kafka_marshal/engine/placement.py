@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS, home_partition
 from kafka_marshal.protocol.layout import place_of
-from kafka_marshal.protocol.lost_changes import lost_by
+from kafka_marshal.protocol.lost_changes import lost_by, unclaimed
 from kafka_marshal.protocol.records import Config
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key
@@ -25,7 +25,7 @@ class Placement:
         is_torn: Whether partitions show two changes of one generation: nobody claims.
         has_layouts: Whether any partition has a layout, maybe one of an earlier change,
             or lacks one that it has lost.
-        lost: Partitions in use that lack a change which has ended (PROTOCOL 10.9).
+        lost: Partitions in use that lack changes which have ended (PROTOCOL 10.9).
     """
 
     __slots__ = (
@@ -58,8 +58,9 @@ class Placement:
         """
         worlds = [each.world for each in self._replicas.values()]
         laid = [world for world in worlds if world.layout is not None]
-        self.lost = frozenset(lost_by({world.partition: world for world in worlds}))
-        self.has_layouts = bool(laid or self.lost)
+        known = {world.partition: world for world in worlds}
+        self.lost = unclaimed(known)
+        self.has_layouts = bool(laid or (self.lost and lost_by(known)))
         before = self.counts
         self._generation = config.generation
         self.from_count = None
@@ -101,8 +102,8 @@ class Placement:
         """Return whether nobody can claim a key until it is imported (PROTOCOL 10.3).
 
         Or until its target knows that there is nothing to import; and while its
-        partition lacks a change that has ended (10.9): a claim would get a token below
-        those that it gave under the change.
+        partition lacks the newest change, which it may have lost (10.9): a claim would
+        get a token below those that it gave under the change.
         """
         is_settled = self.from_count is None and not self.lost
         if is_settled or key.topic in RESERVED_TOPICS:
@@ -114,6 +115,9 @@ class Placement:
             return True
         if self.from_count is None:
             return False
+        replica = self._replicas.get(place)
+        if replica is None or not self._is_fenced(replica.world):
+            return True
         source = self._source_of(key, place)
         return source is not None and not self._has_moved(key, source, place)
 

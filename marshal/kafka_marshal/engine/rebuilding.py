@@ -54,6 +54,7 @@ class _LostGrant:
     Attributes:
         session: The session that owns the key.
         key: The key.
+        partition: The coordinating partition of the claim.
         epoch: Epoch of the claim.
         granted: Next offset that was granted to nobody.
         reached: Highest position in the log while this session owned the key.
@@ -63,6 +64,7 @@ class _LostGrant:
 
     session: Session
     key: Key
+    partition: int
     epoch: int
     granted: int
     reached: int = 0
@@ -364,7 +366,7 @@ class Rebuilder:
             if known.granted is not None:
                 truncated.remember((key, known.topic_id), known.owner, known.granted)
         for lost in list(self._lost_grants):
-            if self._context.partition_of(lost.key) == partition:
+            if lost.partition == partition:
                 # Grants not restored in the log yet are still lost.
                 place, owner = (lost.key, lost.topic_id), lost.session.claimant.owner
                 truncated.remember(place, owner, lost.granted)
@@ -412,10 +414,14 @@ class Rebuilder:
             place = key, known.topic_id
             granted = truncated.keys[place].granted if place in truncated.keys else 0
             reached = known.next_unclaimed() or 0
-            if granted > reached:
+            if self._context.partition_of(key) != partition:
+                # PROTOCOL 10.9: it has moved; an epoch says nothing in another log.
+                session.release_ghost(key, known.epoch, partition=partition)
+            elif granted > reached:
                 lost = _LostGrant(
                     session=session,
                     key=key,
+                    partition=partition,
                     epoch=known.epoch,
                     granted=granted,
                     reached=reached,
@@ -469,7 +475,9 @@ class Rebuilder:
         half_ms = self._context.heartbeat_interval_ms // 2
         for lost in list(self._lost_grants):
             pending = lost.pending
-            if pending is not None and pending.verdict is not None:
+            if self._context.partition_of(lost.key) != lost.partition:
+                self._lost_grants.remove(lost)  # it has moved, with what was granted
+            elif pending is not None and pending.verdict is not None:
                 self._close(lost, pending)
             elif pending is None or now_ms - pending.sent_ms > half_ms:
                 self._request(lost)
@@ -544,9 +552,7 @@ class Rebuilder:
             # A new owner started at this position, however far it is by now.
             self._expose(lost.key, lost.reached, lost.granted)
         self._lost_grants.remove(lost)
-        lost.session.release_ghost(
-            lost.key, lost.epoch, partition=self._context.partition_of(lost.key)
-        )
+        lost.session.release_ghost(lost.key, lost.epoch, partition=lost.partition)
 
     def _expose(self, key: Key, head: int | None, granted: int) -> None:
         if granted > (head or 0):

@@ -501,8 +501,8 @@ class Session(ClaimSession):
         Neither the pace of policies nor a cooldown delays it: until the handoff ends,
         no other member can claim the key.
         """
-        if self._context.places.is_between(key):
-            return  # its import is what it waits for
+        if self._context.config is None or self._context.places.is_between(key):
+            return  # its place is not known yet, or its import is what it waits for
         replica = self._context.replica_of(key)
         elapsed_ms = replica.elapsed_ms(now_ms)
         owner = self.claimant.owner

@@ -41,7 +41,10 @@ from kafka_marshal.protocol.layout import (
     sources_of,
 )
 from kafka_marshal.protocol.lost_changes import (
+    LostChange,
     keeps_state,
+    lost_before,
+    lost_by,
     lost_change,
     restored_op,
 )
@@ -132,7 +135,7 @@ class Import(NamedTuple):
     Attributes:
         target: The partition that the record goes to.
         source: Where the keys are final.
-        source_offset: Offset up to which the source was read.
+        source_offset: Offset up to which it was read.
         keys: The keys.
         items: What travels of them, in the same order.
     """
@@ -427,9 +430,15 @@ class Reading:
         return any(self.is_done(*pair) is False for pair in pairs)
 
     def lost_dones(self) -> Iterator[tuple[int, WorldState]]:
-        """Yield targets that are not done with a source which has ended the change."""
+        """Yield targets that are not done with a source which has ended the change.
+
+        Or has lost it, and does not get it back, once partition 0 has ended it.
+        """
+        over, due = is_over(self.known, self.change), fences_of(self)
         for source, target in self.change.pairs:
-            if self.has_ended(source) and self.is_done(source, target) is False:
+            is_gone = over and source in self.known and self.open(source) is None
+            is_gone = (is_gone and source not in due) or self.has_ended(source)
+            if is_gone and self.is_done(source, target) is False:
                 yield target, self.known[source]
 
     def undone(self) -> Iterator[tuple[WorldState, WorldState, list[Key]]]:
@@ -485,6 +494,7 @@ class Steps:
         is_torn: Whether partitions have Configs of two changes of one generation. Then
             there are no steps, nobody may claim, and a person decides.
         fences: Partitions that lack the fence; only partition 0, if that lacks it.
+        earlier: Partitions that lack the change before, and get its fence first.
         imports: Imports of final keys.
         groups: Imports of settings and directives, which are final from the fence on.
         dones: Sources with nothing left for a target.
@@ -498,6 +508,7 @@ class Steps:
     is_over: bool = False
     is_torn: bool = False
     fences: tuple[int, ...] = ()
+    earlier: tuple[tuple[int, LostChange], ...] = ()
     imports: tuple[Import, ...] = ()
     groups: tuple[GroupImport, ...] = ()
     dones: tuple[Done, ...] = ()
@@ -508,8 +519,8 @@ class Steps:
     @property
     def is_empty(self) -> bool:
         """Whether there is no record to write now."""
-        some = (self.fences, self.imports, self.groups, self.dones, self.finals)
-        return not any((*some, self.nudges))
+        some = (self.fences, self.earlier, self.imports, self.groups, self.dones)
+        return not any((*some, self.finals, self.nudges))
 
 
 def next_steps(reading: Reading, *, wanted: Collection[Key] = ()) -> Steps:
@@ -534,6 +545,7 @@ def next_steps(reading: Reading, *, wanted: Collection[Key] = ()) -> Steps:
         change=change,
         is_over=over,
         fences=fences,
+        earlier=tuple(sorted(lost_before(known).items())),
         imports=tuple(imports_of(reading, wanted=wanted)),
         groups=tuple(groups_of(reading)),
         dones=tuple(dones_of(reading)),
@@ -562,13 +574,19 @@ def fences_of(reading: Reading) -> tuple[int, ...]:
         return (0,) if is_next else ()
     added = {t: one for t, one in reading.unknown.items() if t >= change.from_count}
     states = {**known, **added}
+    lost, earlier, count = lost_by(known), lost_before(known), change.from_count
     over = is_over(known, change)
     return tuple(
         t
         for t in change.partitions
         if (state := states.get(t)) is not None
         and (state.config is None or state.config.generation < change.generation)
-        and not (over and keeps_state(t, state.config, from_count=change.from_count))
+        and t not in earlier
+        and (
+            not over
+            or lost.get(t) == count
+            or not keeps_state(t, state.config, from_count=count)
+        )
     )
 
 
@@ -612,15 +630,12 @@ def _lacking_groups(
         is_known = group.directive(item.op_id) or group.is_over(item.op_id)
         return not (is_known or has_all_directives(target, group, config=config))
 
-    def has_room(group_id: str) -> bool:
-        return not lacks_room_for_group(target, group_id, config=config)
-
     return (
         [
             each
             for each in settings
             if target.groups.get(each.group_id, none).settings is None
-            and has_room(each.group_id)
+            and not lacks_room_for_group(target, each.group_id, config=config)
         ],
         [each for each in directives if is_lacking(each)],
     )
@@ -791,13 +806,7 @@ def progress_of(reading: Reading) -> Progress:
     change = reading.change
     states = [reading.known[t] for t in change.partitions if t in reading.known]
     opened = [state for state in states if change.is_open_in(state)]
-    ended = [
-        state
-        for state in states
-        if not change.is_open_in(state)
-        and state.config is not None
-        and state.config.generation >= change.generation
-    ]
+    ended = [state for state in states if reading.has_ended(state.partition)]
     moving = [
         (source, key)
         for source in opened
@@ -811,6 +820,7 @@ def progress_of(reading: Reading) -> Progress:
         for source in layout.sources
     ]
     acting = reading.generations()
+    lagging = {name[:2] for name, at in acting.items() if at < change.generation}
     pairs = [reading.is_done(*pair) for pair in change.pairs]
     has_ended = {state.partition for state in ended}
     return Progress(
@@ -826,22 +836,14 @@ def progress_of(reading: Reading) -> Progress:
             for (_, target), done in zip(change.pairs, pairs, strict=True)
         ),
         floor=min(acting.values(), default=None),
-        lagging=tuple(
-            sorted(
-                {
-                    (group_id, client_id)
-                    for (group_id, client_id, _), generation in acting.items()
-                    if generation < change.generation
-                }
-            )
-        ),
+        lagging=tuple(sorted(lagging)),
     )
 
 
 # --- the records
 
 
-def fence_of(change: Change, *, sender: Fields) -> LayoutFence:
+def fence_of(change: Change | LostChange, *, sender: Fields) -> LayoutFence:
     """Return the fence of a change; the same one for all partitions."""
     return LayoutFence(
         **sender,

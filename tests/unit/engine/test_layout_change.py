@@ -390,6 +390,77 @@ def test_added_partitions_are_looked_up_until_the_cluster_shows_them():
     assert kinds == [ConfigurationError, CoordinationError]
 
 
+def test_sources_that_came_while_a_process_was_cut_off_are_read():
+    """The count grew meanwhile, and shrinks again: the Config names fewer.
+
+    Logs went back before, so they are read to their ends before anything is followed.
+    """
+    cluster, (reading,) = fleet("a")
+    late = cluster.node("b")
+    cluster.run(H)
+    late.log.cut = True
+    for t in range(2):
+        end = cluster.kafka.log(cluster.place(t)).end
+        cluster.kafka.truncate(cluster.place(t), end=end - 1, leader=1)
+    resize(cluster, 4)
+    run_until_over(cluster, [reading], within_ms=40 * H)
+    reading.node.log.cut = True
+    fence = fence_to(cluster, 2, generation=3)
+    for t in range(4):
+        write(cluster, fence, t)
+    late.log.cut = False
+    cluster.run_until(lambda: len(late.engine.context.replicas) == 4, H)
+    cluster.run_until(lambda: late.log.partition_count == 4, H)
+    end = cluster.kafka.log(cluster.place(3)).end
+    cluster.run(H)
+    cluster.kafka.truncate(cluster.place(3), end=end - 1, leader=5)
+    worlds(cluster).clear()
+    reading.node.log.cut = False
+    run_until_over(cluster, [reading], generation=3, within_ms=40 * H)
+    assert late.engine.failure is None
+
+
+def test_an_import_is_no_reason_to_claim_before_everything_is_read():
+    cluster, (reading,) = fleet("a")
+    fence = fence_to(cluster, 4)
+    for t in range(4):
+        write(cluster, fence, t)
+    late = cluster.node("b", spec=spec())
+    late.log.lags_ms[0] = 2 * H
+    cluster.run_until(
+        lambda: goes_on([reading]) and of_kind(cluster, LayoutImport, "imported"), H
+    )
+    late.step()
+    assert not late.engine.is_ready
+    assert late.engine.failure is None
+    late.log.lags_ms.clear()
+    run_until_over(cluster, [reading], within_ms=20 * H)
+    assert late.engine.is_ready
+
+
+def test_a_member_follows_the_newest_count_though_a_partition_has_no_config():
+    """It was cut off during the change, and a partition lost all of it since."""
+    cluster, (reading,) = fleet("a")
+    late = cluster.node("b", spec=spec())
+    cluster.run(H)
+    late.log.cut = True
+    for t in range(2):
+        end = cluster.kafka.log(cluster.place(t)).end
+        cluster.kafka.truncate(cluster.place(t), end=end - 1, leader=1)
+    resize(cluster, 4)
+    run_until_over(cluster, [reading], within_ms=40 * H)
+    cluster.kafka.truncate(cluster.place(3), end=0, leader=5)
+    late.log.cut = False
+    cluster.run(H)
+    assert late.engine.context.settled.partition_count == 4
+    cluster.run(2 * H)
+    assert late.observer.named("config_torn")
+    reasons = {
+        line.transition.reason for _, line in of_kind(cluster, ClaimingPartition)
+    }
+    assert "wrong_partition" not in reasons
+
+
 def test_a_member_without_the_start_of_a_log_imports_nothing():
     cluster, (reading,) = fleet("a")
     goes_on([reading])

@@ -115,12 +115,25 @@ def test_what_a_partition_knows_of_an_earlier_count_ends_no_claim(scene):
     assert not scene.places.is_known_elsewhere(MOVED, 0)
 
 
-def test_a_staying_key_is_claimed_all_the_time(scene):
-    place = scene.places.partition_of(STAYING)
-    scene.fence(0)
-    assert scene.places.partition_of(STAYING) == place
-    assert not scene.places.is_between(STAYING)
-    assert not scene.places.is_between(checkpoint_key(0))
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_staying_key_is_claimed_once_its_partition_has_the_change(scene, place):
+    """PROTOCOL 10.9: it may have lost the fence, and the token would be below."""
+    key = next(
+        key
+        for key in KEYS
+        if place_of(key, partition_count=AFTER) == place
+        and place_of(key, partition_count=BEFORE) == place
+    )
+    assert not scene.places.is_between(key)
+    scene.fence(2 if place == 0 else 0)
+    assert scene.places.partition_of(key) == place
+    assert scene.places.is_between(key)
+    assert not scene.places.is_between(checkpoint_key(place))
+    scene.fence(place)
+    assert scene.places.partition_of(key) == place
+    assert not scene.places.is_between(key)
+    del scene.replicas[place]
+    assert scene.places.is_between(key)
 
 
 def test_a_new_key_can_be_claimed_once_nothing_is_left_to_import(scene):

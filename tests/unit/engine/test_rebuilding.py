@@ -109,6 +109,21 @@ def test_a_truncation_during_another_restore_is_folded_again():
     assert node.observer.named("log_poll_failed") == []
 
 
+def test_a_truncation_before_everything_is_read_is_folded_again():
+    cluster = world(partitions=2, records=(10,) * 8)
+    first = cluster.node("a", spec=spec())
+    cluster.run_until(held_by(first, 8), 3 * H)
+    node = cluster.node("b", spec=spec())
+    node.log.lags_ms[1] = H
+    node.step()
+    assert not node.engine.is_ready
+    truncate(cluster, end=1, partition=0)
+    node.step()
+    node.log.lags_ms.clear()
+    cluster.run_until(held_by(node, 4), 5 * H)
+    assert len(node.observer.named("log_truncated")) == 1
+
+
 def test_a_refold_starts_from_a_fitting_state():
     cluster = world(records=(10,))
     node = owning(cluster)

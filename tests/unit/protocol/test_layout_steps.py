@@ -108,6 +108,7 @@ class Change:
         records = [
             (t, fence_of(change, sender=SENDER)) for t in steps.fences + steps.nudges
         ]
+        records += [(t, fence_of(lost, sender=SENDER)) for t, lost in steps.earlier]
         records += [
             (i.target, import_of(change, i, sender=SENDER)) for i in steps.imports
         ]
@@ -655,9 +656,9 @@ def test_a_partition_that_has_lost_a_change_that_is_over_gets_it_again(
     assert {each.config for each in change.worlds.values()} == {config}
 
 
-@pytest.mark.parametrize(("k", "fences"), [(1, (1, 3)), (8, (1,))])
-def test_a_partition_that_lacks_what_others_have_not_ended(k, fences):
-    """The keys of one in use with another count would be dropped."""
+@pytest.mark.parametrize("k", [1, 8])
+def test_a_partition_that_lacks_what_others_have_not_ended(k):
+    """One that came into use by the change begins again, whatever its earlier life."""
     change = finished(Change())
     change.move_time(0, FINAL_AFTER_MS)
     change.write()
@@ -665,7 +666,59 @@ def test_a_partition_that_lacks_what_others_have_not_ended(k, fences):
     change.logs[3] = Log(3, k=k, level=2)
     steps = change.steps()
     assert (steps.is_over, steps.change.op_id) == (True, OP)
-    assert steps.fences == fences
+    assert steps.fences == (1, 3)
+
+
+@pytest.mark.parametrize(("k", "dones"), [(1, [(3, 1, 0)]), (2, [])])
+def test_a_source_that_does_not_get_back_what_it_lost_has_nothing_left(k, dones):
+    """PROTOCOL 10.9: its target waits for it alone. One that gets its fence is read."""
+    change = finished(Change())
+    change.move_time(0, FINAL_AFTER_MS)
+    change.write()
+    change.logs[1] = Log(1, k=k, level=2)
+    change.logs[3] = Log(3, configured=False)
+    assert change.logs[3].outcome_of(change.record()) == "layout_fenced"
+    steps = change.steps()
+    assert (1 in steps.fences) == (not dones)
+    assert [(d.target, d.source, d.key_count) for d in steps.dones] == dones
+
+
+def test_the_keys_of_a_partition_in_use_with_another_count_are_kept():
+    """No other shows that it came into use by the change."""
+    change = finished(Change())
+    change.move_time(0, FINAL_AFTER_MS)
+    change.write()
+    change.logs[3] = Log(3, k=8, level=2)
+    del change.logs[2]
+    assert change.steps().fences == ()
+
+
+@pytest.mark.parametrize(("first", "then"), [((2, 4), 8), ((2, 4), 2), ((4, 2), 4)])
+def test_a_change_that_is_lost_as_the_next_begins_is_restored_first(first, then):
+    """PROTOCOL 10.9: the fence of the next one is refused until then."""
+    change = over(*first)
+    before = change.worlds[1].config
+    change.logs[1] = Log(1, **change.settings(first[0]))
+    for t in range(len(change.logs), then):
+        change.logs[t] = Log(t, configured=False)
+    later = layout_fence(then, first[1], generation=3, era=3, op=OTHER)
+    assert change.logs[0].outcome_of(later) == "layout_fenced"
+    steps = change.steps()
+    assert (1 in steps.fences, steps.change.op_id) == (False, OTHER)
+    assert change.logs[1].outcome_of(later) == "config"
+    ((t, lost),) = steps.earlier
+    assert (t, lost.from_count, lost.config) == (1, first[0], before)
+    assert lost.op_id == restored_op(before)
+    found = change.write(steps)
+    assert set(found[: len(steps.fences) + 1]) == {"layout_fenced"}
+    assert change.steps().earlier == ()
+    assert 1 in change.steps().fences
+    for _ in range(9):
+        change.move_time(0, FINAL_AFTER_MS)
+        if change.read() is not None:
+            change.write()
+    assert change.read() is None
+    assert len({each.config for each in change.worlds.values()}) == 1
 
 
 def test_what_restores_a_change_is_no_other_change():
