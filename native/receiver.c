@@ -16,6 +16,8 @@
 
 /* A wait for bytes ends after this time, to see whether the receiver was closed. */
 #define WAIT_MS 1000
+/* A wake-up is worth so many bytes of those that are missing. */
+#define WAKEUP_BYTES (1 << 20)
 #define HEAD_BYTES 4 /* the size of what follows, as brokers send it */
 
 typedef struct {
@@ -41,6 +43,18 @@ static int is_closing(Receiver *self) {
     return found;
 }
 
+/* Be woken only once much of what is missing is there. Where the system does not know
+ * such a mark, or it may be larger than the socket's buffer, by any bytes. */
+static void limit_wakeups(int sock, Py_ssize_t left) {
+#ifdef __linux__
+    int count = (int)(left < WAKEUP_BYTES ? left : WAKEUP_BYTES);
+    (void)setsockopt(sock, SOL_SOCKET, SO_RCVLOWAT, &count, sizeof count);
+#else
+    (void)sock;
+    (void)left;
+#endif
+}
+
 /* Receive until the buffer is full, the connection ends, or the receiver is closed; return
  * the number of bytes. Errors are left on the socket, or come again. */
 static Py_ssize_t receive_all(Receiver *self, unsigned char *at, Py_ssize_t size) {
@@ -55,9 +69,11 @@ static Py_ssize_t receive_all(Receiver *self, unsigned char *at, Py_ssize_t size
             break;
         } else {
             struct pollfd each = {.fd = self->sock, .events = POLLIN};
+            limit_wakeups(self->sock, left);
             if (poll(&each, 1, WAIT_MS) == 0 && is_closing(self)) break;
         }
     }
+    limit_wakeups(self->sock, 1);
     return size - left;
 }
 

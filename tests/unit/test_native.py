@@ -215,3 +215,25 @@ def test_a_fork_has_no_thread_and_drops_the_receiver(ends, receiver):
     far.sendall(b"abcd")
     wait(receiver)
     assert receiver.finish() == 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such marks")
+def test_a_receiver_leaves_a_socket_that_any_byte_makes_readable():
+    if native.compiled is None:
+        pytest.skip("nothing was compiled here")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        far = socket.create_connection(server.getsockname(), timeout=10)
+        near, _ = server.accept()
+    with far, near:
+        near.setblocking(False)
+        made = native.compiled.Receiver(near.fileno())
+        made.start(*buffers(500_000, head=0))
+        far.sendall(bytes(300_000))
+        assert made.finish() is None
+        far.sendall(bytes(200_000))
+        wait(made)
+        assert made.finish() == 500_000
+        assert near.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
+        far.sendall(b"x")
+        assert select.select([near], [], [], 30)[0]
+        made.close()

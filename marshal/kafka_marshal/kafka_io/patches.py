@@ -289,17 +289,22 @@ def _received(
     return data, None if data else error
 
 
-def read_in_place(consumer: Any) -> None:
-    """Make new connections of a consumer read responses into their buffers."""
-    network = network_of(consumer)
-    network.manager.changes.append(
-        partial(_read_transport_in_place, selector=network.selector)
+def read_in_place(consumer: Any, *, selector: CallerSelector | None = None) -> None:
+    """Make new connections of a consumer read responses into their buffers.
+
+    Args:
+        consumer: A consumer of kafka-python.
+        selector: Its own; with it large responses are received in the background.
+    """
+    network_of(consumer).manager.changes.append(
+        partial(_read_transport_in_place, selector=selector)
     )
 
 
-def _read_transport_in_place(transport: Any, *, selector: NetworkSelector) -> None:
-    waiting = selector if isinstance(selector, CallerSelector) else None
-    _receive_by(transport, partial(receive, transport, selector=waiting))
+def _read_transport_in_place(
+    transport: Any, *, selector: CallerSelector | None
+) -> None:
+    _receive_by(transport, partial(receive, transport, selector=selector))
 
 
 def receive(

@@ -219,6 +219,8 @@ class KafkaDataReader(DataReader):
     """
 
     fetched_max = RECORDS_MAX if compiled is not None else 0
+    # Whether large responses are received in the background.
+    has_receiver = True
 
     def __init__(
         self,
@@ -417,7 +419,8 @@ class KafkaDataReader(DataReader):
             "bootstrap_timeout_ms": REQUEST_TIMEOUT_MS,
         }
         consumer = new_client(KafkaConsumer, settings, selector=CallerSelector)
-        read_in_place(consumer)
+        selector = network_of(consumer).selector
+        read_in_place(consumer, selector=selector if self.has_receiver else None)
         self._is_parsed = parse_records(consumer, self._records, can_pack=True)
         if self._is_parsed:
             fetch_ahead(consumer)

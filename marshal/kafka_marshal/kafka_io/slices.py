@@ -340,6 +340,9 @@ class SliceReader:
 class _RangeReader(KafkaDataReader):
     """A data reader that returns whole fetches, up to the end of a range."""
 
+    # Tasks keep all cores busy: one more thread for each would only take time.
+    has_receiver = False
+
     def __init__(
         self, settings: ConnectionConfig, *, isolation_level: str, client_rack: str
     ) -> None:

@@ -347,15 +347,13 @@ def test_later_connections_read_in_place(network, transport):
     assert transport._sock_recv.keywords == {"selector": None}
 
 
-def test_large_responses_are_received_in_the_background_by_callers(transport):
-    """A selector with a thread of its own reads them on that."""
+def test_large_responses_are_received_in_the_background_for_a_caller(
+    network, transport
+):
     selector = CallerSelector({})
-    made = Network({"bootstrap_servers": "localhost:9"}, selector)
-    try:
-        read_in_place(SimpleNamespace(_client=made))
-        connect(made)
-    finally:
-        made.close()
+    read_in_place(SimpleNamespace(_client=network), selector=selector)
+    connect(network)
+    selector.close()
     assert transport._sock_recv.keywords == {"selector": selector}
 
 
