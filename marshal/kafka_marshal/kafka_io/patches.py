@@ -44,6 +44,8 @@ SUPPORTED = "3.0."
 # Current message format; older ones have no headers.
 _MAGIC = 2
 FETCH_VERSION = 13
+# kafka-python's fetcher reads it for each request.
+_WAIT = "fetch_max_wait_ms"
 _NONE = uuid.UUID(int=0)
 _UNKNOWN = frozenset({UnknownTopicIdError.errno, InconsistentTopicIdError.errno})
 
@@ -144,9 +146,9 @@ def fetch_ahead(consumer: Any) -> None:
     """Make a consumer fetch on as soon as it has received what it waited for.
 
     kafka-python does so once all that was received is taken: until then the broker
-    would have nothing to do. At most one response is under way beside those that hold
-    what no poll has returned. It is of partitions of which there is more: a request
-    for others would wait for new records, and the next one for it.
+    would have nothing to do. At most one response of a broker is under way beside those
+    that hold what no poll has returned. Such a request does not wait for new records:
+    until its response the broker gets none for the partitions that are held.
     """
     fetcher = fetcher_of(consumer)
     handle = fetcher._handle_fetch_response  # noqa: SLF001
@@ -173,7 +175,11 @@ def fetch_ahead(consumer: Any) -> None:
             others = consumer.assignment() - consumer.paused() - arrived
             arrived.clear()
             if any(map(is_behind, others)):
-                fetcher.send_fetches()
+                wait_ms, fetcher.config[_WAIT] = fetcher.config[_WAIT], 0
+                try:
+                    fetcher.send_fetches()
+                finally:
+                    fetcher.config[_WAIT] = wait_ms
                 # Before it takes long to index what was received.
                 network_of(consumer).selector.flush()
         return take(*args, **options)

@@ -408,6 +408,8 @@ class Ahead:
     Attributes:
         others: Positions and known log ends of the other partitions.
         calls: What was done since it was looked at, in order.
+        waits_ms: Longest waits of the requests that were sent.
+        error: What sending raises.
     """
 
     def __init__(self, *others, is_paused=False):
@@ -416,6 +418,9 @@ class Ahead:
             for number, each in enumerate(others, start=1)
         }
         self.calls = []
+        self.config = {"fetch_max_wait_ms": 100}
+        self.waits_ms = []
+        self.error = None
         self._is_paused = is_paused
         self._client = SimpleNamespace(selector=self)
         self._subscription = SimpleNamespace(
@@ -445,6 +450,9 @@ class Ahead:
 
     def send_fetches(self):
         self.calls.append("send")
+        self.waits_ms.append(self.config["fetch_max_wait_ms"])
+        if self.error is not None:
+            raise self.error
 
     def flush(self):
         self.calls.append("flush")
@@ -476,9 +484,20 @@ def test_the_next_fetch_is_sent_before_records_are_taken(others):
 
 
 @pytest.mark.parametrize("others", [[], [AT_END, AT_END], [NEW_HERE], [(3, None)]])
-def test_a_fetch_that_would_wait_is_not_sent_ahead(others):
-    """It would hold up the next one, of partitions that are being handed out."""
+def test_a_fetch_that_would_bring_nothing_is_not_sent_ahead(others):
     assert Ahead(*others).respond(ARRIVED) == [5]
+
+
+def test_a_fetch_that_is_sent_ahead_does_not_wait():
+    """Only partitions of another broker may have more: this one has no data to send."""
+    consumer = Ahead(BEHIND)
+    consumer.respond(ARRIVED)
+    assert (consumer.waits_ms, consumer.config) == ([0], {"fetch_max_wait_ms": 100})
+    consumer._completed_fetches.clear()
+    consumer.error = RuntimeError("closed")
+    with pytest.raises(RuntimeError, match="closed"):
+        consumer.respond(ARRIVED)
+    assert consumer.config == {"fetch_max_wait_ms": 100}
 
 
 def test_a_fetch_of_paused_partitions_is_not_sent_ahead():
