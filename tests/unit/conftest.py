@@ -1,4 +1,6 @@
-"""What tests of the engine and of those above it begin with."""
+"""What tests of several packages begin with."""
+
+import socket
 
 import enginekit
 import pytest
@@ -8,3 +10,13 @@ import pytest
 def cluster():
     """A cluster in memory with a topic of records, and no client yet."""
     return enginekit.world()
+
+
+@pytest.fixture
+def ends():
+    """Both ends of a connection; the first one does not block."""
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    far.settimeout(60)
+    with near, far:
+        yield near, far

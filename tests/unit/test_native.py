@@ -30,16 +30,6 @@ def test_another_revision_is_not_used(monkeypatch):
 
 
 @pytest.fixture
-def ends():
-    """Both ends of a connection; the first one does not block."""
-    near, far = socket.socketpair()
-    near.setblocking(False)
-    far.settimeout(10)
-    with near, far:
-        yield near, far
-
-
-@pytest.fixture
 def receiver(ends):
     if native.compiled is None:
         pytest.skip("nothing was compiled here")

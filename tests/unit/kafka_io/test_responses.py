@@ -2,7 +2,6 @@
 
 import random
 import select
-import socket
 import struct
 import threading
 import uuid
@@ -274,15 +273,6 @@ def background(monkeypatch):
     monkeypatch.setattr(module, "BACKGROUND_BYTES", 2_000)
     monkeypatch.setattr(module, "_LARGE_BYTES", 2_000)
     return Waiting()
-
-
-@pytest.fixture
-def ends():
-    """Both ends of a connection; the first one does not block."""
-    near, far = socket.socketpair()
-    near.setblocking(False)
-    with near, far:
-        yield near, far
 
 
 def receive_all(reader, sock, waiting, count):
