@@ -38,12 +38,13 @@ from kafka_marshal.protocol.items import (
     LayoutSource,
     Lock,
     Offer,
+    Pause,
     Planned,
+    Scheduled,
     StandingDirective,
     Verdict,
 )
 from kafka_marshal.protocol.layout import is_step, sources_of
-from kafka_marshal.protocol.pauses import Pause, Scheduled
 from kafka_marshal.protocol.records import (
     ENDS_MAX,
     U32,

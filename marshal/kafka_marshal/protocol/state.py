@@ -26,14 +26,16 @@ from kafka_marshal.protocol.items import (
     Layout,
     Lock,
     Offer,
+    Pause,
     Planned,
     PlanNote,
+    Scheduled,
     StandingDirective,
     UndecodableEntry,
     Verdict,
+    is_in_scope,
 )
 from kafka_marshal.protocol.lease import Freshness, freshness, remaining_ms
-from kafka_marshal.protocol.pauses import Pause, Scheduled, is_in_scope
 from kafka_marshal.protocol.records import (
     CORDON,
     DRAIN,
