@@ -137,7 +137,7 @@ class Marshal(Closing):
         timeout_ms: int = OPEN_MS_MAX,
     ) -> None:
         from kafka_marshal.backend import LocalBackend, Terms
-        from kafka_marshal.remote.connect import ConnectOptions, open_backend
+        from kafka_marshal.remote.backend import ConnectOptions, open_backend
 
         names = {"group_id": group_id, "client_id": client_id}
         for setting, name in names.items():

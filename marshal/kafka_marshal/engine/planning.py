@@ -1,34 +1,137 @@
-"""Writes the Plan of a group when it is this member's turn (PROTOCOL 9.2)."""
+"""Follows the Plan of a group, and writes it in this member's turn (PROTOCOL 9.2)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
+
+import attrs
 
 from kafka_marshal.engine.context import Context
 from kafka_marshal.engine.outbox import Outbox
 from kafka_marshal.engine.replica import Replica
-from kafka_marshal.engine.subscription import DEBOUNCES_MAX
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.ports import FAR_MS
 from kafka_marshal.protocol.group_plan import PlanInput, plan
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
+from kafka_marshal.protocol.planner import MemberView
 from kafka_marshal.protocol.plans import (
+    NO_PLAN,
     TURN_MS,
     Reading,
     Situation,
     Slice,
+    Standing,
     digest_of,
     is_reserved,
+    is_valid_for,
     situation_of,
     slices_of,
+    standing_of,
     turn_of,
     version_of,
 )
 from kafka_marshal.protocol.records import SECOND_LEVEL, Plan
 from kafka_marshal.protocol.settings import PLANNER, Settings
 from kafka_marshal.protocol.state import KeyNote, KeyState, MemberState, WorldState
+from kafka_marshal.protocol.types import Key
 
 # A key that is free alone waits for this part of the debounce.
 KEY_DEBOUNCES = 10
+DEBOUNCES_MAX = 5  # most delays after the first change, if there are ever more changes
+ORPHAN_MS_MAX = 5_000
+"""How long a free key waits at most for the member that a Plan names."""
+
+
+class PlanFollower:
+    """The Plan that a member follows.
+
+    Attributes:
+        is_in_force: Whether the settings of the group ask for Plans.
+        standing: What the Plan says, valid or not.
+    """
+
+    __slots__ = ("_coordinators", "_note", "is_in_force", "standing")
+
+    def __init__(self) -> None:
+        self.is_in_force = False
+        self._note: object = None
+        self._coordinators = 0
+        self.standing: Standing = NO_PLAN
+
+    def read(
+        self,
+        home: WorldState,
+        group_id: str,
+        *,
+        settings: Settings,
+        coordinators: int,
+    ) -> None:
+        """Read the Plan of a group, if it changed.
+
+        Args:
+            home: The group's home.
+            group_id: The group.
+            settings: Its settings, which another home may have (PROTOCOL 10.4).
+            coordinators: Number of coordinating partitions; a Plan of another number
+                of them is void.
+        """
+        self.is_in_force = settings.policy == PLANNER
+        note = home.soft.plans.get(group_id) if self.is_in_force else None
+        if note is not self._note or coordinators != self._coordinators:
+            self._note, self._coordinators = note, coordinators
+            found = standing_of(note)
+            self.standing = found if len(found.vector) == coordinators else NO_PLAN
+
+    def named(self, key: Key, world: WorldState) -> str | None:
+        """Return the member that a valid entry of the Plan names for a key, or None.
+
+        Args:
+            key: The key.
+            world: Its coordinating partition.
+        """
+        if not self.standing.entries:
+            return None  # the common case
+        name = self.standing.entries.get(key.topic_partition)
+        next_offset = self.standing.vector[world.partition][0]
+        is_valid = is_valid_for(world.keys.get(key), next_offset)
+        return name if is_valid else None
+
+
+@attrs.define
+class Debounce:
+    """Delays the release of surplus until the members of a group stay the same.
+
+    A burst of joins then moves each key once. Free keys are claimed meanwhile.
+    """
+
+    _members: frozenset[object] | None = None
+    _first_ms: int = 0
+    _until_ms: int = 0
+
+    def update(
+        self, members: Iterable[MemberView], now_ms: int, *, debounce_ms: int
+    ) -> int | None:
+        """Compare the members with the last ones; return the end of the delay.
+
+        Args:
+            members: The members now.
+            now_ms: Local time.
+            debounce_ms: Length of the delay; changes may renew it a few times.
+        """
+        seen = frozenset(
+            (each.client_id, each.topics, each.is_draining, each.weight)
+            for each in members
+        )
+        if self._members is not None and self._members != seen:
+            if not self.is_on(now_ms):
+                self._first_ms = now_ms
+            latest_ms = self._first_ms + DEBOUNCES_MAX * debounce_ms
+            self._until_ms = min(now_ms + debounce_ms, latest_ms)
+        self._members = seen
+        return self._until_ms if self.is_on(now_ms) else None
+
+    def is_on(self, now_ms: int) -> bool:
+        """Return whether surplus is kept at this local time."""
+        return now_ms < self._until_ms
 
 
 class _Span(NamedTuple):

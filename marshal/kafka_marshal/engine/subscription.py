@@ -11,7 +11,7 @@ from kafka_marshal.engine.coverage import CoverageRule
 from kafka_marshal.engine.directives import directed
 from kafka_marshal.engine.holding import Holding, OfferedKey, StartRule
 from kafka_marshal.engine.key_rows import KeyRows, RowInputs
-from kafka_marshal.engine.plan_following import PlanFollower
+from kafka_marshal.engine.planning import Debounce, PlanFollower
 from kafka_marshal.engine.policy_runner import PolicyRunner
 from kafka_marshal.engine.releases import ReleaseCooldowns
 from kafka_marshal.engine.replica import Changes
@@ -51,45 +51,6 @@ if TYPE_CHECKING:
 POLICY_MS_MAX = 500
 POLICY_MS_MIN = 20
 UNCOVERED_NAMED_MAX = 10  # partitions that an event names
-DEBOUNCES_MAX = 5  # most delays after the first change, if there are ever more changes
-
-
-@attrs.define
-class Debounce:
-    """Delays the release of surplus until the members of a group stay the same.
-
-    A burst of joins then moves each key once. Free keys are claimed meanwhile.
-    """
-
-    _members: frozenset[object] | None = None
-    _first_ms: int = 0
-    _until_ms: int = 0
-
-    def update(
-        self, members: Iterable[MemberView], now_ms: int, *, debounce_ms: int
-    ) -> int | None:
-        """Compare the members with the last ones; return the end of the delay.
-
-        Args:
-            members: The members now.
-            now_ms: Local time.
-            debounce_ms: Length of the delay; changes may renew it a few times.
-        """
-        seen = frozenset(
-            (each.client_id, each.topics, each.is_draining, each.weight)
-            for each in members
-        )
-        if self._members is not None and self._members != seen:
-            if not self.is_on(now_ms):
-                self._first_ms = now_ms
-            latest_ms = self._first_ms + DEBOUNCES_MAX * debounce_ms
-            self._until_ms = min(now_ms + debounce_ms, latest_ms)
-        self._members = seen
-        return self._until_ms if self.is_on(now_ms) else None
-
-    def is_on(self, now_ms: int) -> bool:
-        """Return whether surplus is kept at this local time."""
-        return now_ms < self._until_ms
 
 
 def _without_surplus(releases: Iterable[Release]) -> tuple[Release, ...]:

@@ -29,9 +29,9 @@ from kafka_marshal.protocol.codec import (
     is_scope,
     is_topic,
 )
-from kafka_marshal.protocol.eras import ERAS_MAX
 from kafka_marshal.protocol.growths import ENDS_KEPT_MAX, are_of_a_log
 from kafka_marshal.protocol.items import (
+    ERAS_MAX,
     Fence,
     Growth,
     Layout,

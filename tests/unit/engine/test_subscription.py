@@ -19,11 +19,9 @@ from enginekit import (
 )
 from logkit import settings
 
-from kafka_marshal.engine.subscription import Debounce
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.policies import Plan, greedy
 from kafka_marshal.protocol.labels import weight_of
-from kafka_marshal.protocol.planner import MemberView
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
     ClaimingPartition,
@@ -596,15 +594,3 @@ def test_uncovered_keys_that_change_are_reported_once_an_interval():
     assert subscription.uncovered == {}
     assert reported(0) == 3, "it begins again"
     subscription.members = members
-
-
-def test_joins_without_an_end_do_not_keep_surplus_for_ever():
-    debounce = Debounce()
-    one, two = ([MemberView(client_id=name, topics=frozenset())] for name in "ab")
-    assert debounce.update(two, 100, debounce_ms=1_000) is None
-    for now_ms in range(1_000, 6_000, 500):
-        members = two if now_ms // 500 % 2 else one
-        changed = debounce.update(members, now_ms, debounce_ms=1_000)
-    assert changed == 6_000
-    assert debounce.is_on(5_999)
-    assert not debounce.is_on(6_000)
