@@ -17,9 +17,6 @@ PARTITION_MAX = 2**31 - 1
 
 _TOKEN = re.compile(r"([0-9]{1,10})\.([0-9]{1,10})\.([0-9]{1,20})")
 
-Offset = int
-"""An offset of a log, 0 to 2**63 - 1."""
-
 
 class TimestampType(IntEnum):
     """Who set a Kafka record's timestamp (wire values of Kafka)."""
