@@ -161,7 +161,7 @@ class Query:
                 sidecar_token_file=options.sidecar_token_file,
             )
             opened.append(marshal)
-            ranges = marshal.open_ranges(attrs.evolve(options.config, starts=starts))
+            ranges = marshal.ranges(attrs.evolve(options.config, starts=starts))
         except BaseException:
             for each in reversed(opened):
                 each.close()
