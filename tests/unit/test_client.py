@@ -23,6 +23,7 @@ from kafka_marshal.kafka_io import TopicDescription
 from kafka_marshal.metrics import MarshalCollector
 from kafka_marshal.observability.logs import FanOut
 from kafka_marshal.ports import Event
+from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.testing.node import Recorder
 
 SAFE = TopicDescription(name="__marshal", exists=True)
@@ -145,6 +146,31 @@ def test_a_claim_and_the_world(cluster, tmp_path):
         with pytest.raises(InvalidTransition, match="already claimed"):
             marshal.claim("t", 0)
     assert fold(cluster).keys[KEY].owner is None
+
+
+@pytest.mark.parametrize(
+    ("topic", "partition", "count"), [("t", 0, None), ("t", 99, 1), ("tt", 0, 0)]
+)
+def test_a_claim_of_an_unknown_partition_is_reported(
+    cluster, tmp_path, topic, partition, count
+):
+    with opened(tmp_path) as marshal:
+        marshal.claim(topic, partition).check()
+        cluster.run(200)
+    events = cluster.opened[0].observer.events
+    seen = [e.fields for e in events if e.name == "partition_unknown"]
+    at = TopicPartition(topic, partition)
+    wanted = [] if count is None else [{"partition": at, "partition_count": count}]
+    assert seen == wanted
+
+
+@pytest.mark.parametrize("partition", [-1, "3", None, 2**31])
+def test_a_claim_of_no_partition_is_refused(cluster, tmp_path, partition):
+    with (
+        opened(tmp_path) as marshal,
+        pytest.raises(ConfigurationError, match="no data partition"),
+    ):
+        marshal.claim("t", partition)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a" * 201, "a\n", "ä"])

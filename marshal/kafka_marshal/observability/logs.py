@@ -28,6 +28,7 @@ _WARNINGS = frozenset(
         "log_poll_failed",
         "mirror_drift",
         "mirror_failed",
+        "partition_unknown",
         "partitions_uncovered",
         "plan_unwritten",
         "policy_failed",
