@@ -11,6 +11,7 @@ from pathlib import Path
 import attrs
 
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.protocol.types import Key
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _PART = re.compile(r"(\d{1,12})(ms|s|m|h|d)", re.ASCII)
@@ -291,3 +292,20 @@ def iso_duration_ms(option: str, text: str) -> int:
             setting=option,
         )
     return round(sum(value * _UNITS_MS[unit] for unit, value in parts.items()))
+
+
+def key_of(group: str, topic: str, *, partition: int | None) -> Key:
+    """Return the key that GROUP TOPIC PARTITION or GROUP TOPIC:PARTITION names.
+
+    Raises:
+        ConfigurationError: They name no partition, or two.
+    """
+    name, colon, number = topic.rpartition(":")
+    if not colon and partition is not None:
+        return Key(group, topic, partition)
+    if not colon or partition is not None or not number.isdecimal():
+        raise ConfigurationError(
+            f"{topic!r} names no partition; write it like payments 3, or payments:3",
+            setting="PARTITION",
+        )
+    return Key(group, name, int(number))

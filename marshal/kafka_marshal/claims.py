@@ -4,7 +4,7 @@ import operator
 import os
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Self, SupportsIndex
 
 from kafka_marshal.engine import Holding
 from kafka_marshal.engine.interfaces import (
@@ -219,10 +219,10 @@ class HeldClaim:
         self.release()
 
 
-def _offset(position: object) -> int:
+def _offset(position: SupportsIndex) -> int:
     """Return a position as an integer; other libraries have integers of their own."""
     try:
-        offset = operator.index(position)  # type: ignore[arg-type] - or it raises
+        offset = operator.index(position)
     except TypeError:
         offset = -1
     if not 0 <= offset <= OFFSET_MAX:

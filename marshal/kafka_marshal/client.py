@@ -445,7 +445,8 @@ class Marshal(Closing):
         from kafka_marshal.claims import HeldClaim, note_unknown_partition
 
         self._require_open()
-        is_number = isinstance(partition, int) and 0 <= partition <= PARTITION_MAX
+        given: object = partition
+        is_number = isinstance(given, int) and 0 <= given <= PARTITION_MAX
         if not is_topic(topic) or not is_number:
             raise ConfigurationError(
                 f"{topic!r} partition {partition!r} is no data partition",
