@@ -22,8 +22,7 @@ _ISO_DURATION = re.compile(
 )
 _WHOLE = re.compile(r"\d{1,15}", re.ASCII)
 _OFFSETS = re.compile(r"\d{1,10}:\d{1,19}(,\d{1,10}:\d{1,19})*", re.ASCII)
-_JAAS = re.compile(r'(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
-_PLAIN_MODULES = ("PlainLoginModule", "ScramLoginModule")
+_SPARK_PREFIX = re.compile(r"(?<![\w.])kafka\.(?=[a-z])")
 
 
 def duration_ms(option: str, text: str, *, is_bare_ms: bool = True) -> int:
@@ -91,8 +90,7 @@ def limits(given: Iterable[str]) -> dict[str, int]:
 def properties(path: Path) -> dict[str, str]:
     """Read a properties file of a Kafka client, librdkafka's or Java's.
 
-    Of Java's own forms, ``sasl.jaas.config`` of PLAIN and SCRAM and PEM trust
-    stores are supported.
+    Those of Kafka's own tools are supported: logins, keystores; the rest is ignored.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -117,23 +115,23 @@ def properties(path: Path) -> dict[str, str]:
     return _from_java(found)
 
 
-def _from_java(found: dict[str, str]) -> dict[str, str]:
-    """Replace options that only Java's clients have by those of the others."""
-    jaas = found.pop("sasl.jaas.config", None)
-    if jaas is not None:
-        if not any(module in jaas for module in _PLAIN_MODULES):
-            raise ConfigurationError(
-                "sasl.jaas.config is supported for PLAIN and SCRAM only; write "
-                "sasl.mechanism and its options instead",
-                setting="sasl.jaas.config",
-            )
-        for name, value in _JAAS.findall(jaas):
-            found.setdefault(f"sasl.{name}", re.sub(r"\\(.)", r"\1", value))
-    kind = found.pop("ssl.truststore.type", "")
-    store = found.get("ssl.truststore.location", "")
-    if store and (kind.upper() == "PEM" or store.endswith(".pem")):
-        found.setdefault("ssl.ca.location", found.pop("ssl.truststore.location"))
-    return found
+def _from_java(found: Mapping[str, str]) -> dict[str, str]:
+    """Replace options that only Java's clients have by those of the others.
+
+    As for Spark: logins, and keystores of PEM and PKCS12; what concerns timeouts,
+    fetches and metrics of Java's clients is left out.
+    """
+    from kafka_marshal.spark.java import python_options
+    from kafka_marshal.spark.kafka_options import IGNORED, meaning_of
+
+    meanings = {name: meaning_of(f"kafka.{name}") for name in found}
+    ignored = {name for name, each in meanings.items() if each and each.kind == IGNORED}
+    kept = {name: value for name, value in found.items() if name not in ignored}
+    try:
+        return python_options(kept)
+    except ConfigurationError as error:
+        text = _SPARK_PREFIX.sub("", str(error))
+        raise ConfigurationError(text, setting="--command-config") from error
 
 
 @attrs.frozen(kw_only=True)
