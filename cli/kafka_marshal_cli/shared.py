@@ -432,25 +432,23 @@ def command(
         # typer passes it, to one argument; some commands have their own.
         named = [p.name for p in own if p.annotation is typer.Context]
         context_name = named[0] if named else "context"
+        shared = dict(always)
         for parameter in own:
             completion_cache.complete(parameter.name, parameter.annotation)
-        can_execute = any(p.annotation is Execute for p in own)
-        shared = always | (_DRY_RUN if can_execute else {})
+            shared |= _DRY_RUN if parameter.annotation is Execute else {}
 
         @wraps(function)
         def run(**values: Any) -> None:  # noqa: ANN401 - whatever the options hold
             given = {name: values.pop(name) for name in shared}
-            context: typer.Context = values[context_name]
-            if not named:
-                del values[context_name]
+            context: typer.Context = values.pop(context_name)
+            values |= dict.fromkeys(named, context)
             grouped = {
                 name: {option: values.pop(option) for option in group.options}
                 for name, group in groups.items()
             }
 
             def body() -> None:
-                if given.get("dry_run") and values["execute"]:
-                    raise ConfigurationError("give either --execute or --dry-run")
+                _require_one(given, values)
                 built = {n: groups[n].build(given) for n, given in grouped.items()}
                 function(call_of(given), **values, **built)
 
@@ -461,33 +459,35 @@ def command(
                 command=context.command_path,
             )
 
-        added = dict(shared)
-        if not named:
-            added[context_name] = (typer.Context, inspect.Parameter.empty)
+        context_option = (typer.Context, inspect.Parameter.empty)
+        added = shared | ({} if named else {context_name: context_option})
         for group in groups.values():
             added |= group.options
-        parameters = [
-            *(
-                p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-                for p in own
-                if p.name not in groups
-            ),
-            *(
-                inspect.Parameter(
-                    name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    annotation=annotation,
-                    default=default,
-                )
-                for name, (annotation, default) in added.items()
-            ),
-        ]
-        # typer reads both to find the options of the command.
+        kept = map(_by_keyword, (each for each in own if each.name not in groups))
+        parameters = [*kept, *_parameters(added)]  # typer reads them in both forms
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         return run
 
     return decorate
+
+
+def _require_one(given: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    if given.get("dry_run") and values["execute"]:
+        raise ConfigurationError("give either --execute or --dry-run")
+
+
+def _by_keyword(parameter: inspect.Parameter) -> inspect.Parameter:
+    return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+
+
+def _parameters(options: Mapping[str, tuple[Any, Any]]) -> list[inspect.Parameter]:
+    """Return parameters for options: name to annotation and default."""
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return [
+        inspect.Parameter(name, kind, annotation=annotation, default=default)
+        for name, (annotation, default) in options.items()
+    ]
 
 
 def call_of(given: Mapping[str, Any]) -> Call:
