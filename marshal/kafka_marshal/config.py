@@ -364,6 +364,14 @@ def checked_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
     Raises:
         ConfigurationError: A name is reserved, or a text does not fit.
     """
+    given: object = labels
+    if not isinstance(given, Mapping) or not all(
+        isinstance(each, str) for pair in given.items() for each in pair
+    ):
+        raise ConfigurationError(
+            f"labels are {given!r}; give a dict of texts, like {{'rack': 'r1'}}",
+            setting="labels",
+        )
     for name, text in labels.items():
         problem = problem_of(name, text)
         if problem is not None:

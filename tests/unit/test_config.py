@@ -11,6 +11,7 @@ from kafka_marshal.config import (
     Callbacks,
     ConsumerConfig,
     Delivery,
+    checked_labels,
     topic_pattern,
 )
 from kafka_marshal.errors import ConfigurationError
@@ -133,3 +134,10 @@ def test_standbys_and_their_callback_need_each_other():
         with pytest.raises(ConfigurationError) as caught:
             each.require_fit(counts_topics=counts_topics, standbys=count)
         assert caught.value.setting == "standbys"
+
+
+@pytest.mark.parametrize("labels", [{"rack": 5}, {5: "r"}, ["rack"], "rack=r1"])
+def test_labels_are_texts_by_name(labels):
+    with pytest.raises(ConfigurationError, match="dict of texts") as caught:
+        checked_labels(labels)
+    assert caught.value.setting == "labels"
