@@ -45,7 +45,8 @@ A command has all of these, unless it states otherwise.
 ## Repeated arguments and options
 
 `GROUP` is a group, `CLIENT` a client_id, `TOPIC` a data topic, `PARTITION` one of its
-partitions. Options that a command lists after *Also* are:
+partitions. Instead of the argument `GROUP` a command also takes `--group GROUP` or `-g
+GROUP`. Options that a command lists after *Also* are:
 
 {repeated}
 """
@@ -59,7 +60,16 @@ SHARED = (
 # Options that several commands have with the same text, described once.
 REPEATED = (
     *("group", "host", "for_", "since", "at", "limit"),
-    *("execute", "reason", "as_", "yes", "operation", "plan_file", "allow_reprocess"),
+    *(
+        "execute",
+        "dry_run",
+        "reason",
+        "as_",
+        "yes",
+        "operation",
+        "plan_file",
+        "allow_reprocess",
+    ),
     *("open_timeout", "sidecar", "socket", "labels", "no_plan", "restarts"),
 )
 # Arguments whose name states what they are.

@@ -3,6 +3,7 @@
 import re
 from enum import IntEnum
 
+from kafka_marshal.defaults import COORDINATION_TOPIC, format_command
 from kafka_marshal.errors import (
     ClaimError,
     ClaimLost,
@@ -60,7 +61,7 @@ MEANINGS = {
 
 # From special to general: the first match counts.
 _TABLE: tuple[tuple[type[MarshalError], ExitCode, str], ...] = (
-    (ConfigurationError, ExitCode.USAGE, "marshal --help"),
+    (ConfigurationError, ExitCode.USAGE, "{failed} --help"),
     (MalformedRecord, ExitCode.FAILED, "marshal log verify"),
     (InvalidTransition, ExitCode.BROKEN, "marshal log verify"),
     (ProtocolError, ExitCode.BROKEN, "marshal log verify"),
@@ -82,6 +83,7 @@ _TABLE: tuple[tuple[type[MarshalError], ExitCode, str], ...] = (
     (MarshalError, ExitCode.FAILED, "marshal doctor"),
 )
 _COMMAND_IN_TEXT = re.compile(r"\bmarshal [a-z]")
+_FORMAT_IN_TEXT = re.compile(r"\bmarshal topic format\b(?! --coordination-topic)")
 _ARGUMENT_IN_TEXT = re.compile(r"\b([a-z_]+)=True\b")
 """The library and the sidecar's API name an argument, the command its flag."""
 
@@ -96,31 +98,45 @@ def exit_code(error: BaseException) -> ExitCode:
     return ExitCode.FAILED if isinstance(error, OSError) else ExitCode.BROKEN
 
 
-def next_command(error: BaseException) -> str | None:
-    """Return the command to run next, None if the message names one."""
+def next_command(error: BaseException, failed: str = "marshal") -> str | None:
+    """Return the command to run next, None if the message names one.
+
+    Args:
+        error: The error.
+        failed: The command that failed, for which there is help.
+    """
     if _COMMAND_IN_TEXT.search(str(error)):
         return None
     for kind, _, command in _TABLE:
         if isinstance(error, kind):
-            return command
+            return command.format(failed=failed)
     return "marshal doctor" if isinstance(error, OSError) else "marshal log verify"
 
 
-def message(error: BaseException) -> str:
+def message(
+    error: BaseException, *, topic: str = COORDINATION_TOPIC, command: str = "marshal"
+) -> str:
     """Return the message of an error: what happened, why, and what to run next.
 
     Not escaped: parts of it may come from the log.
+
+    Args:
+        error: The error.
+        topic: The coordination topic. Commands in the message that would format
+            another one name it.
+        command: The command that failed.
     """
     text = str(error).strip()
     if isinstance(error, MarshalError):
         text = _ARGUMENT_IN_TEXT.sub(_flag, text)
+        text = _FORMAT_IN_TEXT.sub(lambda _: format_command(topic), text)
     elif isinstance(error, OSError):
         # Such as a full disk: not of the log, and no bug.
         text = f"the operating system refused: {text}; --debug shows where"
     else:
         text = f"unexpected {type(error).__name__}: {text}; --debug shows where"
-    command = next_command(error)
-    return text if command is None else f"{text}\nnext: {command}"
+    run = next_command(error, command)
+    return text if run is None else f"{text}\nnext: {run}"
 
 
 def _flag(argument: re.Match[str]) -> str:

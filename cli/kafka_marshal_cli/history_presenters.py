@@ -10,7 +10,7 @@ from kafka_marshal.history.rows import Moment as LogMoment
 from kafka_marshal.history.wording import text_of
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.presenters import Row
-from kafka_marshal_cli.render import NOTHING, Column, column, plain
+from kafka_marshal_cli.render import Column, column, log_place, plain
 
 
 def key_as_of(found: KeyHistory, at: Moment | None) -> Row:
@@ -125,8 +125,7 @@ def _moment(name: str, moment: LogMoment | None) -> Row:
 
 
 def _place(row: Any) -> str:  # noqa: ANN401 - a JSON object
-    number, offset = row["coordinating_partition"], row["offset"]
-    return f"{number}/{NOTHING if offset is None else offset}"
+    return log_place(row["coordinating_partition"], row["offset"])
 
 
 def _ending(row: Any) -> str:  # noqa: ANN401 - a JSON object

@@ -105,6 +105,47 @@ def _help_option(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda ctx: _quick(find(ctx))
 
 
+def _take_group_option(command: Any) -> None:  # noqa: ANN401 - click's
+    """Let commands take their argument GROUP as ``--group``, as Kafka's tools do."""
+    names = [each.name for each in command.params if each.param_type_name == "argument"]
+    if names[:1] == ["group"]:
+        parse = command.parse_args
+        command.parse_args = lambda ctx, args: parse(ctx, group_first(args))
+    for each in getattr(command, "commands", {}).values():
+        _take_group_option(each)
+
+
+def _list_commands(command: Any) -> None:  # noqa: ANN401 - click's
+    """Let groups of commands answer an unknown one with those that they have."""
+    commands = getattr(command, "commands", None)
+    if commands is None:
+        return
+    resolve = command.resolve_command
+
+    def resolve_or_list(ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - click's
+        first = args[0]
+        if not (first in commands or first.startswith("-") or ctx.resilient_parsing):
+            shown = [name for name, each in commands.items() if not each.hidden]
+            ctx.fail(f"No such command {first!r}; there are {', '.join(shown)}")
+        return resolve(ctx, args)
+
+    command.resolve_command = resolve_or_list
+    for each in commands.values():
+        _list_commands(each)
+
+
+def group_first(args: list[str]) -> list[str]:
+    """Return arguments with the value of ``--group`` or ``-g`` before all others."""
+    for at, each in enumerate(args):
+        if each == "--":
+            break
+        if each.startswith("--group="):
+            return [each.removeprefix("--group="), *args[:at], *args[at + 1 :]]
+        if each in {"--group", "-g"} and at + 1 < len(args):
+            return [args[at + 1], *args[:at], *args[at + 2 :]]
+    return args
+
+
 class LazyCommand(TyperCommand):
     """Stands for a command, or for a group of commands, until it is invoked.
 
@@ -145,6 +186,8 @@ def _prepare(command: Any) -> None:  # noqa: ANN401 - click's
     """Make a command, and those below it, use what is quicker than typer's own."""
     convert_quickly(command)
     _help_plainly(command)
+    _take_group_option(command)
+    _list_commands(command)
 
 
 def _help_plainly(command: Any) -> None:  # noqa: ANN401 - click's

@@ -11,6 +11,7 @@ from pathlib import Path
 import attrs
 
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.protocol.types import Key
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _PART = re.compile(r"(\d{1,12})(ms|s|m|h|d)", re.ASCII)
@@ -21,8 +22,7 @@ _ISO_DURATION = re.compile(
 )
 _WHOLE = re.compile(r"\d{1,15}", re.ASCII)
 _OFFSETS = re.compile(r"\d{1,10}:\d{1,19}(,\d{1,10}:\d{1,19})*", re.ASCII)
-_JAAS = re.compile(r'(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
-_PLAIN_MODULES = ("PlainLoginModule", "ScramLoginModule")
+_SPARK_PREFIX = re.compile(r"(?<![\w.])kafka\.(?=[a-z])")
 
 
 def duration_ms(option: str, text: str, *, is_bare_ms: bool = True) -> int:
@@ -90,8 +90,7 @@ def limits(given: Iterable[str]) -> dict[str, int]:
 def properties(path: Path) -> dict[str, str]:
     """Read a properties file of a Kafka client, librdkafka's or Java's.
 
-    Of Java's own forms, ``sasl.jaas.config`` of PLAIN and SCRAM and PEM trust
-    stores are supported.
+    Those of Kafka's own tools are supported: logins, keystores; the rest is ignored.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -116,23 +115,23 @@ def properties(path: Path) -> dict[str, str]:
     return _from_java(found)
 
 
-def _from_java(found: dict[str, str]) -> dict[str, str]:
-    """Replace options that only Java's clients have by those of the others."""
-    jaas = found.pop("sasl.jaas.config", None)
-    if jaas is not None:
-        if not any(module in jaas for module in _PLAIN_MODULES):
-            raise ConfigurationError(
-                "sasl.jaas.config is supported for PLAIN and SCRAM only; write "
-                "sasl.mechanism and its options instead",
-                setting="sasl.jaas.config",
-            )
-        for name, value in _JAAS.findall(jaas):
-            found.setdefault(f"sasl.{name}", re.sub(r"\\(.)", r"\1", value))
-    kind = found.pop("ssl.truststore.type", "")
-    store = found.get("ssl.truststore.location", "")
-    if store and (kind.upper() == "PEM" or store.endswith(".pem")):
-        found.setdefault("ssl.ca.location", found.pop("ssl.truststore.location"))
-    return found
+def _from_java(found: Mapping[str, str]) -> dict[str, str]:
+    """Replace options that only Java's clients have by those of the others.
+
+    As for Spark: logins, and keystores of PEM and PKCS12; what concerns timeouts,
+    fetches and metrics of Java's clients is left out.
+    """
+    from kafka_marshal.spark.java import python_options
+    from kafka_marshal.spark.kafka_options import IGNORED, meaning_of
+
+    meanings = {name: meaning_of(f"kafka.{name}") for name in found}
+    ignored = {name for name, each in meanings.items() if each and each.kind == IGNORED}
+    kept = {name: value for name, value in found.items() if name not in ignored}
+    try:
+        return python_options(kept)
+    except ConfigurationError as error:
+        text = _SPARK_PREFIX.sub("", str(error))
+        raise ConfigurationError(text, setting="--command-config") from error
 
 
 @attrs.frozen(kw_only=True)
@@ -291,3 +290,20 @@ def iso_duration_ms(option: str, text: str) -> int:
             setting=option,
         )
     return round(sum(value * _UNITS_MS[unit] for unit, value in parts.items()))
+
+
+def key_of(group: str, topic: str, *, partition: int | None) -> Key:
+    """Return the key that GROUP TOPIC PARTITION or GROUP TOPIC:PARTITION names.
+
+    Raises:
+        ConfigurationError: They name no partition, or two.
+    """
+    name, colon, number = topic.rpartition(":")
+    if not colon and partition is not None:
+        return Key(group, topic, partition)
+    if not colon or partition is not None or not number.isdecimal():
+        raise ConfigurationError(
+            f"{topic!r} names no partition; write it like payments 3, or payments:3",
+            setting="PARTITION",
+        )
+    return Key(group, name, int(number))

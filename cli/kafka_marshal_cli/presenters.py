@@ -14,7 +14,14 @@ from kafka_marshal.protocol.state import KeyNote, KeyState, MemberState, WorldSt
 from kafka_marshal.protocol.text import claim_to_object, offer_to_object
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal_cli.parsing import Moment
-from kafka_marshal_cli.render import NOTHING, Column, column, duration, plain
+from kafka_marshal_cli.render import (
+    NOTHING,
+    Column,
+    column,
+    duration,
+    log_place,
+    plain,
+)
 
 if TYPE_CHECKING:
     from kafka_marshal import Record, World
@@ -788,7 +795,7 @@ def _ending(row: Any) -> str:  # noqa: ANN401 - a JSON object
 
 
 def _place(row: Any) -> str:  # noqa: ANN401 - a JSON object
-    return f"{row['coordinating_partition']}/{row['at_offset']}"
+    return log_place(row["coordinating_partition"], row["at_offset"])
 
 
 LOSS_COLUMNS = (

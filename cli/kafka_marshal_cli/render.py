@@ -321,13 +321,22 @@ def people(answer: Answer, *, width: int | None = None, is_color: bool = False) 
     has_titles = len(answer.sections) > 1
     for section in answer.sections:
         if not section.rows:
-            body = f"no {section.name}"
+            body = f"no {_title(section)}"
         else:
             body = table(section, width=width, is_color=is_color)
             if has_titles:
-                body = f"{section.name.upper()}\n{body}"
+                body = f"{_title(section).upper()}\n{body}"
         parts.append(body)
     return "\n\n".join(parts)
+
+
+def _title(section: Section) -> str:
+    return section.name.replace("_", " ")
+
+
+def log_place(partition: int, offset: int | None) -> str:
+    """Return a place in the log for people, as ``--at`` takes it: ``3:100``."""
+    return f"{partition}:{NOTHING if offset is None else offset}"
 
 
 NAMES_SHOWN = 5

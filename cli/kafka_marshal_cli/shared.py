@@ -28,8 +28,9 @@ from kafka_marshal_cli.profile_options import Config, ProfileName, SelectedProfi
 from kafka_marshal_cli.terminal import terminal
 
 if TYPE_CHECKING:
-    from kafka_marshal import Admin, Key, TopicPartition, World, WorldWatch
+    from kafka_marshal import Admin, Key, World, WorldWatch
     from kafka_marshal.ports import LogRange
+    from kafka_marshal.protocol import types
     from kafka_marshal.views import LogScan
     from kafka_marshal_cli.presenters import Row
 
@@ -46,10 +47,21 @@ class Output(StrEnum):
 
 
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
+TopicPartition = Annotated[
+    str, typer.Argument(metavar="TOPIC[:PARTITION]", help="The data topic.")
+]
+Partition = Annotated[
+    int | None,
+    typer.Argument(metavar="[PARTITION]", min=0, help="The data partition."),
+]
+"""A partition is written as TOPIC PARTITION or TOPIC:PARTITION; ``parsing.key_of``."""
 OfGroup = Annotated[str | None, typer.Option(metavar="GROUP", help="Only this group.")]
 Execute = Annotated[
-    bool,
-    typer.Option("--execute/--dry-run", help="Make the change; else only show it."),
+    bool, typer.Option("--execute", help="Make the change; else only show it.")
+]
+"""A command that has it also gets ``--dry-run``, which excludes it."""
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Only show the change, as by default.")
 ]
 Reason = Annotated[
     str | None,
@@ -267,8 +279,8 @@ class Call:
         return kafka_marshal.Admin(**self.connection(), person=self.person)
 
     def log_ends(
-        self, partitions: "Collection[TopicPartition]"
-    ) -> "dict[TopicPartition, int]":
+        self, partitions: "Collection[types.TopicPartition]"
+    ) -> "dict[types.TopicPartition, int]":
         """Return the log ends of data partitions, as far as they are known."""
         from kafka_marshal.log_ends import LogEnds
 
@@ -343,6 +355,7 @@ _CONNECTION = {
 _TIMEOUT = {"timeout": (Timeout, None)}
 _OUTPUT = {"output": (OutputOption, Output.TABLE)}
 _AS = {"as_": (As, None)}
+_DRY_RUN = {"dry_run": (DryRun, False)}
 _DEBUG = {"debug": (Debug, False)}
 
 Body = Callable[..., None]
@@ -406,7 +419,7 @@ def command(
         option_groups: Arguments of the function that stand for several options each.
     """
     groups = option_groups or {}
-    shared: dict[str, tuple[Any, Any]] = {
+    always: dict[str, tuple[Any, Any]] = {
         **(_CONNECTION if connects else {}),
         **(_TIMEOUT if waits else {}),
         **(_OUTPUT if answers else {}),
@@ -416,48 +429,65 @@ def command(
 
     def decorate(function: Body) -> Body:
         own = list(inspect.signature(function).parameters.values())[1:]
+        # typer passes it, to one argument; some commands have their own.
+        named = [p.name for p in own if p.annotation is typer.Context]
+        context_name = named[0] if named else "context"
+        shared = dict(always)
         for parameter in own:
             completion_cache.complete(parameter.name, parameter.annotation)
+            shared |= _DRY_RUN if parameter.annotation is Execute else {}
 
         @wraps(function)
         def run(**values: Any) -> None:  # noqa: ANN401 - whatever the options hold
             given = {name: values.pop(name) for name in shared}
+            context: typer.Context = values.pop(context_name)
+            values |= dict.fromkeys(named, context)
             grouped = {
                 name: {option: values.pop(option) for option in group.options}
                 for name, group in groups.items()
             }
 
             def body() -> None:
+                _require_one(given, values)
                 built = {n: groups[n].build(given) for n, given in grouped.items()}
                 function(call_of(given), **values, **built)
 
-            run_guarded(body, is_debug=bool(given["debug"]))
+            run_guarded(
+                body,
+                is_debug=bool(given["debug"]),
+                topic=given.get("coordination_topic", COORDINATION_TOPIC),
+                command=context.command_path,
+            )
 
-        added = dict(shared)
+        context_option = (typer.Context, inspect.Parameter.empty)
+        added = shared | ({} if named else {context_name: context_option})
         for group in groups.values():
             added |= group.options
-        parameters = [
-            *(
-                p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-                for p in own
-                if p.name not in groups
-            ),
-            *(
-                inspect.Parameter(
-                    name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    annotation=annotation,
-                    default=default,
-                )
-                for name, (annotation, default) in added.items()
-            ),
-        ]
-        # typer reads both to find the options of the command.
+        kept = map(_by_keyword, (each for each in own if each.name not in groups))
+        parameters = [*kept, *_parameters(added)]  # typer reads them in both forms
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         return run
 
     return decorate
+
+
+def _require_one(given: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    if given.get("dry_run") and values["execute"]:
+        raise ConfigurationError("give either --execute or --dry-run")
+
+
+def _by_keyword(parameter: inspect.Parameter) -> inspect.Parameter:
+    return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+
+
+def _parameters(options: Mapping[str, tuple[Any, Any]]) -> list[inspect.Parameter]:
+    """Return parameters for options: name to annotation and default."""
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return [
+        inspect.Parameter(name, kind, annotation=annotation, default=default)
+        for name, (annotation, default) in options.items()
+    ]
 
 
 def call_of(given: Mapping[str, Any]) -> Call:
@@ -526,8 +556,20 @@ def options_of(given: Mapping[str, Any]) -> dict[str, profiles.Value]:
     }
 
 
-def run_guarded(body: Callable[[], None], *, is_debug: bool = False) -> None:
+def run_guarded(
+    body: Callable[[], None],
+    *,
+    is_debug: bool = False,
+    topic: str = COORDINATION_TOPIC,
+    command: str = "marshal",
+) -> None:
     """Run a command; turn an error into a message and an exit code.
+
+    Args:
+        body: The command.
+        is_debug: Whether to show tracebacks and the logs of libraries.
+        topic: The coordination topic, for the message.
+        command: Name of the command, likewise.
 
     Raises:
         Exit: With the code, if it is not 0.
@@ -554,7 +596,7 @@ def run_guarded(body: Callable[[], None], *, is_debug: bool = False) -> None:
             sys.stdout.flush()
         except OSError:
             discard_stdout()
-        notify(f"marshal: {message(error)}")
+        notify(f"marshal: {message(error, topic=topic, command=command)}")
         raise typer.Exit(exit_code(error)) from None
 
 

@@ -26,7 +26,7 @@ from kafka_marshal.altering import Altering
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.closing import Closing
 from kafka_marshal.config import require_name
-from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
+from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS, format_command
 from kafka_marshal.draining import Draining
 from kafka_marshal.engine.checkpoint_reader import has_checkpoints
 from kafka_marshal.errors import (
@@ -245,7 +245,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
             raise TopicMisconfigured(
                 f"topic {topic} exists with settings that the protocol forbids "
                 f"({'; '.join(texts)}); correct them (marshal doctor shows how), or "
-                "delete the topic, then run: marshal topic format",
+                f"delete the topic, then run: {format_command(topic)}",
                 problems=texts,
             )
         if not found.exists:

@@ -79,7 +79,11 @@ class AdminConnection:
     def _settled(self) -> Config:
         """Read to the log's end; return the agreed Config."""
         follower = self._read()
-        return agreed_config(follower.by_partition, cluster_id=self._cluster_id)
+        return agreed_config(
+            follower.by_partition,
+            cluster_id=self._cluster_id,
+            topic=self._settings.coordination_topic,
+        )
 
     def _close_follower(self) -> None:
         if self._follower is not None:

@@ -168,7 +168,7 @@ class LocalBackend:
             Owner(terms.client_id, entropy.random_bytes(16)),
             entropy.random_bytes(32),
         )
-        lives = self._take_identity()
+        lives = self._take_identity(owner.incarnation, master)
         session = Session(
             engine.context,
             Claimant(owner, terms.group_id, master=master, person=terms.person),
@@ -180,11 +180,12 @@ class LocalBackend:
         )
         with engine.changed:
             engine.add_session(session)
-        if self._identity is not None:
-            self._identity.remember(owner.incarnation, master=master)
         return session
 
-    def _take_identity(self) -> tuple[PreviousLife, ...]:
+    def _take_identity(
+        self, incarnation: bytes, master: bytes
+    ) -> tuple[PreviousLife, ...]:
+        """Take the identity and store this life in it; return earlier ones."""
         state_dir = self._terms.state_dir
         home = home_of(state_dir)
         if home is None:
@@ -197,7 +198,12 @@ class LocalBackend:
                 group_id=self._terms.group_id,
                 client_id=self._terms.client_id,
             )
+            lives = self._identity.lives
+            self._identity.remember(incarnation, master=master)
         except OSError as error:
+            if self._identity is not None:  # such as on a full disk
+                self._identity.close()
+                self._identity = None
             if state_dir is not None:
                 raise ConfigurationError(
                     f"state_dir {str(home)!r} cannot be used: {error}; name a "
@@ -206,7 +212,7 @@ class LocalBackend:
                 ) from error
             context.observe("identity_unavailable", {"error": error})
             return ()
-        return self._identity.lives
+        return lives
 
     def _require_interval(self) -> None:
         expected_ms = self._terms.heartbeat_interval_ms

@@ -1,12 +1,17 @@
 """Claims without consumption, for applications that fetch by other means."""
 
+import operator
 import os
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Self, SupportsIndex
 
 from kafka_marshal.engine import Holding
-from kafka_marshal.engine.interfaces import ClaimEngine, ClaimSession
+from kafka_marshal.engine.interfaces import (
+    ClaimContext,
+    ClaimEngine,
+    ClaimSession,
+)
 from kafka_marshal.engine.replica import Glance
 from kafka_marshal.engine.waits import WAIT_SLICE_MS
 from kafka_marshal.errors import (
@@ -22,6 +27,7 @@ from kafka_marshal.protocol.types import OFFSET_MAX, Key, Token, TopicPartition
 
 RELEASE_MS_MAX = 10_000
 SEEK_MS_MAX = 10_000
+LOOKUP_MS_MAX = 10_000
 
 
 class HeldClaim:
@@ -104,7 +110,12 @@ class HeldClaim:
         """Set the next offset to process.
 
         The next heartbeat carries it; it never goes back. To go back, use ``seek``.
+
+        Raises:
+            ConfigurationError: It is no offset.
+            ClaimLost: As ``check``.
         """
+        position = _offset(position)
         self.check()
         with self._engine.changed:
             progress = self._holding.progress
@@ -122,11 +133,7 @@ class HeldClaim:
                 reason ``seek_unconfirmed``, claim it again and seek.
             DeadlineExceeded: The log did not confirm it in time, but still may.
         """
-        if not 0 <= position <= OFFSET_MAX:
-            raise ConfigurationError(
-                f"position is {position}, which is no offset; give one from 0 on",
-                setting="position",
-            )
+        position = _offset(position)
         self.check()
         deadline_ms = self._clock.now_ms() + timeout_ms
         with self._engine.changed:
@@ -210,3 +217,37 @@ class HeldClaim:
     ) -> None:
         """Release the claim."""
         self.release()
+
+
+def _offset(position: SupportsIndex) -> int:
+    """Return a position as an integer; other libraries have integers of their own."""
+    try:
+        offset = operator.index(position)
+    except TypeError:
+        offset = -1
+    if not 0 <= offset <= OFFSET_MAX:
+        raise ConfigurationError(
+            f"position is {position!r}, which is no offset; give one from 0 on",
+            setting="position",
+        )
+    return offset
+
+
+def note_unknown_partition(context: ClaimContext, partition: TopicPartition) -> None:
+    """Look a partition up in the background; report one that does not exist.
+
+    It may be claimed all the same, before it is created. Where the cluster does not
+    answer, or refuses, nothing is reported.
+    """
+
+    def look() -> None:
+        found = context.ports.data.describe([partition.topic], LOOKUP_MS_MAX)
+        info = found.get(partition.topic)
+        count = 0 if info is None else info.partition_count
+        if partition.partition >= count:
+            context.observe(
+                "partition_unknown",
+                {"partition": partition, "partition_count": count},
+            )
+
+    context.ports.background.submit(look)

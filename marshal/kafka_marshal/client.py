@@ -33,7 +33,7 @@ from kafka_marshal.observability import FanOut, LoggingObserver
 from kafka_marshal.ports import READ_UNCOMMITTED, Observer
 from kafka_marshal.protocol.codec import is_topic
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
-from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.protocol.types import PARTITION_MAX, Key, TopicPartition
 
 if TYPE_CHECKING:
     from kafka_marshal.backend import ClaimBackend
@@ -390,19 +390,28 @@ class Marshal(Closing):
     ) -> "HeldClaim":
         """Claim one partition without consuming it, and wait until it is won.
 
+        A partition that does not exist can be claimed; the event ``partition_unknown``
+        reports it.
+
         Raises:
+            ConfigurationError: It is no name of a partition.
             ClaimRejected: Another process held it for the whole time.
             InvalidTransition: This client claims or consumes it already.
         """
-        from kafka_marshal.claims import HeldClaim
+        from kafka_marshal.claims import HeldClaim, note_unknown_partition
 
         self._require_open()
-        if not is_topic(topic) or partition < 0:
+        given: object = partition
+        is_number = isinstance(given, int) and 0 <= given <= PARTITION_MAX
+        if not is_topic(topic) or not is_number:
             raise ConfigurationError(
-                f"{topic!r} partition {partition} is no data partition", setting="topic"
+                f"{topic!r} partition {partition!r} is no data partition",
+                setting="topic",
             )
-        holding = self._backend.want(Key(self.group_id, topic, partition))
         backend = self._backend
+        key = Key(self.group_id, topic, partition)
+        holding = backend.want(key)
+        note_unknown_partition(backend.engine.context, key.topic_partition)
         claim = HeldClaim(
             backend.engine, backend.session, holding=holding, ask=backend.ask
         )

@@ -27,6 +27,7 @@ INTERNAL_PREFIX = "__"
 # The smallest value of each number.
 LEAST = {
     "claims_max": 0,
+    "consumer_timeout_ms": 0,
     "max_handling_ms": 0,
     "max_poll_records": 1,
     "max_granted_batches": 1,
@@ -36,7 +37,6 @@ LEAST = {
     "metadata_refresh_ms": 1,
     "standbys": 0,
 }
-_NUMBERS = (*LEAST, "consumer_timeout_ms")
 # Bounds the size of a compiled pattern, and so the time to match one name: the
 # largest that compiles takes about 10 ms for a name of 249 characters.
 PATTERN_BYTES_MAX = 256 * 1024
@@ -236,12 +236,12 @@ class ConsumerConfig:
 
     def __attrs_post_init__(self) -> None:
         self._check_topics()
-        for name in _NUMBERS:
-            value, least = getattr(self, name), LEAST.get(name)
+        for name, least in LEAST.items():
+            value = getattr(self, name)
             if value is None:
                 continue
             require_number(name, value)
-            if least is not None and value < least:
+            if value < least:
                 raise ConfigurationError(
                     f"{name} must be at least {least}", setting=name
                 )
@@ -364,6 +364,14 @@ def checked_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
     Raises:
         ConfigurationError: A name is reserved, or a text does not fit.
     """
+    given: object = labels
+    if not isinstance(given, Mapping) or not all(
+        isinstance(each, str) for pair in given.items() for each in pair
+    ):
+        raise ConfigurationError(
+            f"labels are {given!r}; give a dict of texts, like {{'rack': 'r1'}}",
+            setting="labels",
+        )
     for name, text in labels.items():
         problem = problem_of(name, text)
         if problem is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from kafka_marshal.clock import instant
 from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.follower import Awaited, Follower
 from kafka_marshal.engine.kept_states import POLL_MS
@@ -155,6 +156,11 @@ def period_of(
     since_ms = wall_ms if begin_ms is None else begin_ms
     length_ms = for_ms if until_ms is None else until_ms - since_ms
     longest_ms = config.limit("max_pause_ms")
+    if until_ms is not None and until_ms <= since_ms:
+        raise ConfigurationError(
+            f"a pause from {instant(since_ms)} on cannot end at {instant(until_ms)}",
+            setting="until_ms",
+        )
     if length_ms is None or not 0 < length_ms <= longest_ms:
         raise ConfigurationError(
             f"a pause must last 1 to {longest_ms} ms, not {length_ms}",

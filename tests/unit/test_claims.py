@@ -84,12 +84,24 @@ def test_a_seek_that_the_log_does_not_confirm_has_a_deadline(cluster):
         claim.seek(3, timeout_ms=10 * H)
 
 
-@pytest.mark.parametrize("position", [-1, 2**63])
-def test_a_seek_to_no_offset_is_refused(cluster, position):
-    _, claim = winning(cluster)
-    with pytest.raises(ConfigurationError, match="no offset"):
-        claim.seek(position)
+@pytest.mark.parametrize("position", [-3, 2**63, 10**30, "7", 1.5, None])
+def test_a_position_that_is_no_offset_is_refused(cluster, position):
+    node, claim = winning(cluster)
+    for move in (claim.seek, claim.set_position):
+        with pytest.raises(ConfigurationError, match="no offset"):
+            move(position)
+    cluster.run(H)
     assert claim.position is None
+    assert claim.is_valid()
+    assert node.engine.failure is None
+
+
+def test_the_largest_offset_is_a_position(cluster):
+    node, claim = winning(cluster)
+    claim.set_position(2**63 - 1)
+    cluster.run(H)
+    assert fold(cluster).keys[KEY].position == 2**63 - 1
+    assert node.engine.failure is None
 
 
 def test_a_context_manager_releases(cluster):

@@ -1,5 +1,6 @@
 """``Marshal`` over a cluster in memory: its contract."""
 
+import errno
 import inspect
 import os
 
@@ -8,6 +9,7 @@ import pytest
 from enginekit import KEY, T0, H, Stepping, fold, lines, world
 from prometheus_client import CollectorRegistry
 
+from kafka_marshal import backend
 from kafka_marshal import runtime as runtimes
 from kafka_marshal.client import Marshal
 from kafka_marshal.config import ConsumerConfig
@@ -19,10 +21,12 @@ from kafka_marshal.errors import (
     LogUnreadable,
     TopicMisconfigured,
 )
+from kafka_marshal.identity import Identity
 from kafka_marshal.kafka_io import TopicDescription
 from kafka_marshal.metrics import MarshalCollector
 from kafka_marshal.observability.logs import FanOut
 from kafka_marshal.ports import Event
+from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.testing.node import Recorder
 
 SAFE = TopicDescription(name="__marshal", exists=True)
@@ -145,6 +149,60 @@ def test_a_claim_and_the_world(cluster, tmp_path):
         with pytest.raises(InvalidTransition, match="already claimed"):
             marshal.claim("t", 0)
     assert fold(cluster).keys[KEY].owner is None
+
+
+@pytest.mark.parametrize(
+    ("topic", "partition", "count"), [("t", 0, None), ("t", 99, 1), ("tt", 0, 0)]
+)
+def test_a_claim_of_an_unknown_partition_is_reported(
+    cluster, tmp_path, topic, partition, count
+):
+    with opened(tmp_path) as marshal:
+        marshal.claim(topic, partition).check()
+        cluster.run(200)
+    events = cluster.opened[0].observer.events
+    seen = [e.fields for e in events if e.name == "partition_unknown"]
+    at = TopicPartition(topic, partition)
+    wanted = [] if count is None else [{"partition": at, "partition_count": count}]
+    assert seen == wanted
+
+
+@pytest.mark.parametrize("partition", [-1, "3", None, 2**31])
+def test_a_claim_of_no_partition_is_refused(cluster, tmp_path, partition):
+    with (
+        opened(tmp_path) as marshal,
+        pytest.raises(ConfigurationError, match="no data partition"),
+    ):
+        marshal.claim("t", partition)
+
+
+def full_disk(*_args, **_rest):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_for_a_named_state_directory_is_an_error(
+    cluster, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Identity, "remember", full_disk)
+    with pytest.raises(ConfigurationError, match="No space left") as caught:
+        opened(tmp_path)
+    assert caught.value.setting == "state_dir"
+    (node,) = cluster.opened
+    assert node.engine.sessions == ()
+    monkeypatch.undo()
+    # Its lock was released.
+    domain = cluster.config.format_id.hex()
+    Identity.take(tmp_path, domain=domain, group_id="g", client_id="a").close()
+
+
+def test_a_full_disk_elsewhere_costs_resuming_only(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(Identity, "remember", full_disk)
+    monkeypatch.setenv("MARSHAL_STATE_DIR", "")
+    monkeypatch.setattr(backend, "home_of", lambda state_dir: tmp_path)
+    with opened(None) as marshal:
+        assert marshal.claim("t", 0).is_valid()
+    names = [event.name for event in cluster.opened[0].observer.events]
+    assert "identity_unavailable" in names
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a" * 201, "a\n", "ä"])

@@ -11,6 +11,7 @@ from kafka_marshal.config import (
     Callbacks,
     ConsumerConfig,
     Delivery,
+    checked_labels,
     topic_pattern,
 )
 from kafka_marshal.errors import ConfigurationError
@@ -71,7 +72,7 @@ def test_numbers_have_a_least_value(setting, least):
     assert str(error).startswith(f"{setting} must be ")
 
 
-@pytest.mark.parametrize("setting", [*LEAST, "consumer_timeout_ms"])
+@pytest.mark.parametrize("setting", LEAST)
 @pytest.mark.parametrize("value", ["5", [5], True])
 def test_numbers_are_numbers(setting, value):
     error = refused(topics=("t",), **{setting: value})
@@ -133,3 +134,10 @@ def test_standbys_and_their_callback_need_each_other():
         with pytest.raises(ConfigurationError) as caught:
             each.require_fit(counts_topics=counts_topics, standbys=count)
         assert caught.value.setting == "standbys"
+
+
+@pytest.mark.parametrize("labels", [{"rack": 5}, {5: "r"}, ["rack"], "rack=r1"])
+def test_labels_are_texts_by_name(labels):
+    with pytest.raises(ConfigurationError, match="dict of texts") as caught:
+        checked_labels(labels)
+    assert caught.value.setting == "labels"

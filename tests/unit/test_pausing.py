@@ -22,6 +22,7 @@ from kafka_marshal.pausing import (
     current_person,
     ending,
     in_order,
+    period_of,
     scope_of_topics,
 )
 from kafka_marshal.protocol.codec import person_of
@@ -456,3 +457,14 @@ def test_a_scope_within_the_limits():
 def test_a_scope_beyond_the_limits(level, wanted, expected):
     with pytest.raises(ConfigurationError, match=expected):
         scope_of_topics(config(level=level), wanted)
+
+
+@pytest.mark.parametrize(
+    ("begin_ms", "text"),
+    [(None, "from 1970-01-01T00:00:09.000Z on"), (9_500, "00:00:09.500Z on")],
+)
+def test_a_pause_cannot_end_before_it_begins(begin_ms, text):
+    with pytest.raises(ConfigurationError, match="cannot end at") as caught:
+        period_of(config(), None, until_ms=8_000, begin_ms=begin_ms, wall_ms=9_000)
+    assert caught.value.setting == "until_ms"
+    assert text in str(caught.value)

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kafka_marshal import ConfigurationError, Key
+from kafka_marshal import ConfigurationError
 from kafka_marshal.clock import instant
-from kafka_marshal_cli import confirmation, presenters
+from kafka_marshal_cli import confirmation, parsing, presenters
 from kafka_marshal_cli.lazy import LazyCommand, lazy_group
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import Answer, Section, duration
@@ -16,6 +16,8 @@ from kafka_marshal_cli.shared import (
     Execute,
     Group,
     OfGroup,
+    Partition,
+    TopicPartition,
     command,
     note_unknown_group,
     notify,
@@ -86,10 +88,8 @@ def who(
     *,
     at: Moment | None,
     group: Group,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The data topic.")],
-    partition: Annotated[
-        int, typer.Argument(metavar="PARTITION", min=0, help="The data partition.")
-    ],
+    topic: TopicPartition,
+    partition: Partition = None,
 ) -> None:
     """Show the owner of one partition, now or in the past.
 
@@ -97,7 +97,7 @@ def who(
     first remaining checkpoint, if retention has deleted the start of the log, ends it
     with 1.
     """
-    key = Key(group, topic, partition)
+    key = parsing.key_of(group, topic, partition=partition)
     world = call.world() if at is None else call.world(at, key=key)
     place = world.partition_of(key)
     world.require_known([place])

@@ -12,20 +12,21 @@ from kafka_marshal_cli import history_presenters, parsing
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.presenters import Row
 from kafka_marshal_cli.render import Answer, Section
-from kafka_marshal_cli.shared import AT, Call, Group, command, notify, wall_ms
+from kafka_marshal_cli.shared import (
+    AT,
+    Call,
+    Group,
+    Partition,
+    TopicPartition,
+    command,
+    notify,
+    wall_ms,
+)
 
 app = typer.Typer()
 
 LIMIT_DEFAULT = 100
 
-Topic = Annotated[
-    str,
-    typer.Argument(metavar="TOPIC[:PARTITION]", help="The data topic."),
-]
-Partition = Annotated[
-    int | None,
-    typer.Argument(metavar="[PARTITION]", min=0, help="The data partition."),
-]
 Limit = Annotated[
     int,
     typer.Option(metavar="N", min=0, help="At most the last N rows; 0 for all."),
@@ -38,23 +39,6 @@ Since = Annotated[
         "The log is read from the newest checkpoint before.",
     ),
 ]
-
-
-def key_of(group: str, topic: str, *, partition: int | None) -> Key:
-    """Return the key that GROUP TOPIC PARTITION or GROUP TOPIC:PARTITION names.
-
-    Raises:
-        ConfigurationError: They name no partition, or two.
-    """
-    name, colon, number = topic.rpartition(":")
-    if not colon and partition is not None:
-        return Key(group, topic, partition)
-    if not colon or partition is not None or not number.isdecimal():
-        raise ConfigurationError(
-            f"{topic!r} names no partition; write it like payments 3, or payments:3",
-            setting="PARTITION",
-        )
-    return Key(group, name, int(number))
 
 
 def require_exists(call: Call, key: Key) -> None:
@@ -168,7 +152,7 @@ def explain(
     *,
     at: Moment | None,
     group: Group,
-    topic: Topic,
+    topic: TopicPartition,
     partition: Partition = None,
     since: Since = None,
     limit: Limit = LIMIT_DEFAULT,
@@ -184,7 +168,8 @@ def explain(
 
     A note names what a new partition of a topic that has grown waits for.
     """
-    found = _read(call, key_of(group, topic, partition=partition), at=at, since=since)
+    key = parsing.key_of(group, topic, partition=partition)
+    found = _read(call, key, at=at, since=since)
     rows = [history_presenters.event_row(event) for event in found.events]
     shown = _selected(
         rows, since=since, limit=limit, ends=("last_offset", "last_at_ms")
@@ -220,7 +205,7 @@ def history(
     *,
     at: Moment | None,
     group: Group,
-    topic: Topic,
+    topic: TopicPartition,
     partition: Partition = None,
     since: Since = None,
     limit: Limit = LIMIT_DEFAULT,
@@ -231,7 +216,8 @@ def history(
     REASON is that of the release, or of the next owner's claim. The list begins, and
     --at is given, as in `marshal claims explain`.
     """
-    found = _read(call, key_of(group, topic, partition=partition), at=at, since=since)
+    key = parsing.key_of(group, topic, partition=partition)
+    found = _read(call, key, at=at, since=since)
     rows = [history_presenters.claim_row(interval) for interval in found.claims]
     ends = "until_offset", "until_ms"
     shown = _selected(rows, since=since, limit=limit, ends=ends)

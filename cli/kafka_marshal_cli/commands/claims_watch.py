@@ -27,6 +27,7 @@ from kafka_marshal_cli.render import (
     fitting,
     grid,
     lines,
+    log_place,
     to_json,
 )
 from kafka_marshal_cli.shared import Call, OfGroup, Output, command, emit
@@ -274,7 +275,7 @@ def change_text(change: Change) -> str:
     also = [f"{name} {value}" for name, value in details.items() if value is not None]
     if change.what == "lost":
         parts[-1] = parts[-1].replace("by ", "of ", 1)
-    also.append(f"at log partition {change.partition} offset {change.offset}")
+    also.append(f"at {log_place(change.partition, change.offset)}")
     return ", ".join([" ".join(parts), *also])
 
 

@@ -11,6 +11,7 @@ import typer
 
 from kafka_marshal import MarshalError, World, __version__, native
 from kafka_marshal.admin import UNCLEAN, remedy, set_command
+from kafka_marshal.defaults import format_command
 from kafka_marshal.identity import state_home
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal_cli import checks, presenters
@@ -171,7 +172,13 @@ class ClusterChecks:
                         is_passing = is_passing and check.result is not Result.FAILED
             except MarshalError as error:
                 is_passing = False
-                yield Check(name, Result.FAILED, str(error), _REMEDIES[name])
+                yield Check(name, Result.FAILED, str(error), self._remedy(name))
+
+    def _remedy(self, name: str) -> str:
+        if name == "format":
+            run = format_command(self._call.coordination_topic)
+            return f"check --coordination-topic; for a new topic: {run}"
+        return _REMEDIES[name]
 
     def _broker(self) -> Iterator[Check]:
         with self._call.admin() as admin:
@@ -186,7 +193,7 @@ class ClusterChecks:
         topic = self._call.coordination_topic
         if not report.topic.exists:
             found = f"{topic} does not exist"
-            yield Check("topic", Result.FAILED, found, _REMEDIES["format"])
+            yield Check("topic", Result.FAILED, found, self._remedy("format"))
             return
         count = report.topic.partition_count
         found = f"{topic}, {count} partitions, {report.topic.replication} replicas"
@@ -303,7 +310,6 @@ class ClusterChecks:
 _REMEDIES = {
     "broker": "check the address, the network, and that the brokers run",
     "log": "check the brokers and their log",
-    "format": "check --coordination-topic; for a new topic: marshal topic format",
     "clock": "check this machine's clock",
     "data topics": "grant DESCRIBE on the topics that groups consume",
 }

@@ -1,11 +1,16 @@
 """``marshal groups``: describe, pause, resume, reset and adopt groups."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kafka_marshal import ClaimRejected, ConfigurationError, DeadlineExceeded
+from kafka_marshal import (
+    ClaimRejected,
+    ConfigurationError,
+    CoordinationError,
+    DeadlineExceeded,
+)
 from kafka_marshal.clock import instant
 from kafka_marshal.protocol.placement import by_partition
 from kafka_marshal.protocol.settings import TUNABLES
@@ -26,7 +31,7 @@ from kafka_marshal_cli.shared import (
 )
 
 if TYPE_CHECKING:
-    from kafka_marshal import World
+    from kafka_marshal import Admin, World
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -230,6 +235,7 @@ def pause(
             reason=reason,
             wait_ms=wait_ms,
         )
+        _note_unknown_topics(admin, result.topics)
     world = call.world()
     held = presenters.key_texts(result.held)
     found = {
@@ -253,6 +259,23 @@ def pause(
         )
     if held and result.begin_ms is None:
         notify(f"{len(held)} claims are not released yet; --wait waits for that")
+
+
+def _note_unknown_topics(admin: "Admin", scope: Sequence[str]) -> None:
+    """Note paused topics or partitions that do not exist: they may be misspelt."""
+    for text in scope:
+        topic, _, numbers = text.partition(":")
+        try:
+            count = admin.partition_count(topic) or 0
+        except CoordinationError:
+            continue  # unknown, or not to be seen: DESCRIBE is missing
+        if not count:
+            notify(f"topic {topic!r} does not exist; its pause has no effect now")
+        elif numbers and max(map(int, numbers.split(","))) >= count:
+            notify(
+                f"topic {topic!r} has the partitions 0 to {count - 1}; the pause of "
+                f"{text} has no effect on others"
+            )
 
 
 def _length(

@@ -43,12 +43,13 @@ app = typer.Typer()
 
 PANEL = "New positions (one of them)"
 PROGRESS_S = 1.0
+STDIN = Path("/dev/stdin")
 STEPS = {
     "pause": "pausing the group in {} coordinating partitions",
     "drain": "waiting until {} partitions are released",
     "lock": "locking the partitions, {} records",
     "commit": "committing",
-    "resolve": "setting the positions in {} coordinating partitions",
+    "resolve": "recording the outcome in {} coordinating partitions",
 }
 
 AllowReprocess = Annotated[
@@ -155,7 +156,8 @@ _RULES: Mapping[str, tuple[Any, Any]] = {
             Path | None,
             _rule(
                 "--from-file",
-                "Lines of topic,partition,offset, as --export writes them, or a plan.",
+                "Lines of topic,partition,offset, as --export writes them, or a plan; "
+                "- for stdin.",
                 metavar="FILE",
             ),
         ],
@@ -180,7 +182,8 @@ def spec_of(given: Mapping[str, Any]) -> PositionSpec | Moment | None:
         raise ConfigurationError(f"{flags}: give one of them", setting="positions")
     for name, value in chosen.items():
         if name == "from_file":
-            return PositionSpec.from_offsets(read_positions(value))
+            path = STDIN if str(value) == "-" else value
+            return PositionSpec.from_offsets(read_positions(path))
         if name == "to_fence":
             return parsing.past_moment("--to-fence", value, now_ms=wall_ms())
         if name == "to_datetime":
@@ -437,7 +440,11 @@ def answer(call: Call, plan: ResetPlan, *, result: ResetResult | None) -> Answer
     rows = [_row(each) for each in plan.executed(result)]
     section = Section("partitions", rows, presenters.POSITION_COLUMNS)
     world = call.world()
-    return Answer(presenters.as_of(world), facts, (section,))
+    shown = {}
+    if plan.positions.left_out:
+        named = (f"{topic}-{number}" for topic, number in plan.positions.left_out)
+        shown["left_out"] = ", ".join(named)
+    return Answer(presenters.as_of(world), facts, (section,), shown)
 
 
 def _row(row: PartitionReset) -> dict[str, Any]:

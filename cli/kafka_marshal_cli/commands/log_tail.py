@@ -23,7 +23,7 @@ from kafka_marshal.watch import Folded
 from kafka_marshal_cli import parsing
 from kafka_marshal_cli.follow_loop import Idle, Outages, check_reader, ending_in_order
 from kafka_marshal_cli.parsing import Moment
-from kafka_marshal_cli.render import escape, plain, to_json
+from kafka_marshal_cli.render import escape, log_place, plain, to_json
 from kafka_marshal_cli.shared import AT, Call, OfGroup, command, emit
 
 app = typer.Typer()
@@ -122,7 +122,7 @@ def verdict(transitions: Transitions) -> str:
 def text_line(folded: Folded) -> str:
     """Return the line of an entry for people, not escaped."""
     line = entry_to_object(folded.partition, folded.entry)
-    place = f"T{folded.partition}@{folded.entry.offset}"
+    place = log_place(folded.partition, folded.entry.offset)
     head = f"{place:<8} {instant(folded.entry.timestamp_ms)}"
     if "undecodable" in line:
         value = folded.entry.value or b""

@@ -13,6 +13,7 @@ from kafka_marshal.admin import (
     Format,
     TopicReport,
 )
+from kafka_marshal.defaults import format_command
 from kafka_marshal.protocol.layout import is_final, moving_keys
 from kafka_marshal.protocol.layout_steps import Progress, next_steps, progress_of, read
 from kafka_marshal.protocol.placement import by_partition, leading
@@ -309,8 +310,7 @@ def info(call: Call, *, at: Moment | None) -> None:
         raise TopicMisconfigured(
             f"topic {call.coordination_topic} does not exist on cluster "
             f"{report.cluster.cluster_id}; check --coordination-topic, or for a new "
-            f"topic run: marshal topic format --coordination-topic "
-            f"{call.coordination_topic}",
+            f"topic run: {format_command(call.coordination_topic)}",
             problems=report.problems,
         )
     world = call.world()
@@ -324,7 +324,8 @@ def info(call: Call, *, at: Moment | None) -> None:
     for problem in problems:
         notify(f"marshal: {call.coordination_topic}: {problem}")
     if problems:
-        notify("next: marshal doctor" if code != ExitCode.REFUSED else _remedy(world))
+        is_refused = code == ExitCode.REFUSED
+        notify(_remedy(call, world) if is_refused else "next: marshal doctor")
         raise typer.Exit(code)
 
 
@@ -345,10 +346,11 @@ def _past_answer(call: Call, at: Moment) -> Answer:
     return Answer(as_of, found, _sections(world), _shown_config(found, config))
 
 
-def _remedy(world: World) -> str:
+def _remedy(call: Call, world: World) -> str:
+    run = format_command(call.coordination_topic)
     if world.partitions[0].config is None:
-        return "next: check --coordination-topic; for a new one: marshal topic format"
-    return "next: marshal doctor for settings, marshal topic format for torn_format"
+        return f"next: check --coordination-topic; for a new one: {run}"
+    return f"next: marshal doctor for settings, {run} for torn_format"
 
 
 def judge(report: TopicReport, world: World) -> tuple[ExitCode, tuple[str, ...]]:

@@ -5,6 +5,7 @@ A module of its own, because administrative commands check it without an engine.
 
 from collections.abc import Iterable, Mapping
 
+from kafka_marshal.defaults import COORDINATION_TOPIC, format_command
 from kafka_marshal.errors import (
     ClaimRejected,
     ConfigurationError,
@@ -17,7 +18,10 @@ from kafka_marshal.protocol.state import WorldState
 
 
 def agreed_config(
-    worlds: Mapping[int, WorldState], *, cluster_id: str | None
+    worlds: Mapping[int, WorldState],
+    *,
+    cluster_id: str | None,
+    topic: str = COORDINATION_TOPIC,
 ) -> Config:
     """Return the Config of all coordinating partitions (PROTOCOL 2.2).
 
@@ -27,6 +31,7 @@ def agreed_config(
     Args:
         worlds: The world of each partition, folded to its end.
         cluster_id: Id of the cluster that the log was read from; None skips the check.
+        topic: The coordination topic, for messages.
 
     Raises:
         WrongCluster: The topic was formatted for another cluster.
@@ -34,7 +39,7 @@ def agreed_config(
     """
     config = worlds[0].config
     if config is None:
-        raise unformatted(worlds.values())
+        raise unformatted(worlds.values(), topic)
     require_cluster(config, cluster_id)
     if config.partition_count > len(worlds) and worlds[0].layout is None:
         problem = (
@@ -53,7 +58,7 @@ def agreed_config(
     if torn:
         raise TopicMisconfigured(
             f"torn_format: coordinating partitions {torn} do not agree with "
-            "partition 0 about the Config; run: marshal topic format",
+            f"partition 0 about the Config; run: {format_command(topic)}",
             problems=tuple(
                 f"torn_format: partition {t} does not carry partition 0's Config"
                 for t in torn
@@ -143,11 +148,11 @@ def require_no_change(worlds: Mapping[int, WorldState]) -> None:
             )
 
 
-def lagging(partitions: tuple[int, ...]) -> TopicMisconfigured:
+def lagging(partitions: tuple[int, ...], topic: str) -> TopicMisconfigured:
     """Return the description of partitions that are behind partition 0."""
     problem = (
         f"coordinating partitions {list(partitions)} are behind partition 0's Config; "
-        "to complete its change, run: marshal topic format"
+        f"to complete its change, run: {format_command(topic)}"
     )
     return TopicMisconfigured(problem, problems=(problem,))
 
@@ -169,7 +174,9 @@ def _is_of(config: Config | None, first: Config) -> bool:
     )
 
 
-def unformatted(worlds: Iterable[WorldState]) -> TopicMisconfigured:
+def unformatted(
+    worlds: Iterable[WorldState], topic: str = COORDINATION_TOPIC
+) -> TopicMisconfigured:
     """Return the error for a topic without a Config.
 
     Records that do not belong to the protocol show that the topic has another use, so
@@ -185,7 +192,7 @@ def unformatted(worlds: Iterable[WorldState]) -> TopicMisconfigured:
         )
     return TopicMisconfigured(
         "the coordination topic is not formatted; check its name, then run: "
-        "marshal topic format",
+        + format_command(topic),
         problems=(problem,),
     )
 

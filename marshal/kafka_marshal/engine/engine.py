@@ -596,7 +596,8 @@ class Engine:
 
     def _agreed_config(self) -> Config:
         worlds = {t: r.world for t, r in self.context.replicas.items()}
-        agreed = agreed_config(worlds, cluster_id=self._cluster_id)
+        topic = self.context.ports.log.topic
+        agreed = agreed_config(worlds, cluster_id=self._cluster_id, topic=topic)
         return newest(agreed, worlds.values())
 
     def _follow_count(self) -> None:
@@ -626,7 +627,7 @@ class Engine:
             context.config = self._agreed_config()
             late = behind(worlds)
             if late and not context.places.has_layouts:
-                raise lagging(late)
+                raise lagging(late, context.ports.log.topic)
         except TopicMisconfigured as torn:
             # A new generation reaches the coordinating partitions one by one;
             # meanwhile each is judged by its own Config. Reported if it lasts.

@@ -179,7 +179,7 @@ def pause_rows(
     elapsed_ms: Callable[[int], int],
     group_id: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Return every pause, with person, client, reason, begin and end.
+    """Return every pause that is not over, with person, client, reason, begin and end.
 
     ``renewed_by`` is who renewed it last, if that is not who began it.
     Its state is ``paused``, by an estimate where no entry has begun it yet, or
@@ -203,11 +203,13 @@ def pause_rows(
             pauses = [(each, None) for each in group.pauses]
             pauses += [(each, each.begin_ms) for each in group.scheduled]
             for pause, begin_ms in pauses:
+                if pause.until_ms <= append_ms:
+                    continue  # Over for the next entry, though none came since.
                 place = (name, pause.op_id)
                 note = notes.get(place, PauseNote())
                 last = None if note.last is None else note.last.client_id
                 is_last = last == pause.client_id
-                is_begun = begin_ms is None or begin_ms <= append_ms < pause.until_ms
+                is_begun = begin_ms is None or begin_ms <= append_ms
                 row = found.setdefault(
                     place,
                     {

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import attrs
 
+from kafka_marshal.defaults import format_command
 from kafka_marshal.errors import (
     CoordinationError,
     LogUnreadable,
@@ -668,6 +669,6 @@ class TopicWatch:
             problem = (
                 f"the coordination topic {log.topic} was deleted and created again; "
                 "the record of all owners is lost: stop every member, then run: "
-                "marshal topic format"
+                + format_command(log.topic)
             )
             raise TopicMisconfigured(problem, problems=(problem,))

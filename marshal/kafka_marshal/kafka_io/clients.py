@@ -178,12 +178,14 @@ def _final(error: object) -> Exception | None:
 class AdminClient:
     """kafka-python's admin client with a deadline on each call. Thread-safe.
 
-    The first call connects.
+    The first call connects, and holds ``_connecting`` up to its deadline. ``_lock``
+    guards the fields and is never held in a wait, so ``close`` waits for no broker.
     """
 
     def __init__(self, settings: ConnectionConfig) -> None:
         self._settings = settings
         self._pid = os.getpid()
+        self._connecting = threading.Lock()
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(_CALLS_MAX)
         self._client: Any = None
@@ -241,7 +243,10 @@ class AdminClient:
         return answer
 
     def close(self, *, timeout_ms: int) -> None:
-        """Close the client. Idempotent; calls under way fail."""
+        """Close the client. Idempotent; calls under way fail.
+
+        One that is connecting fails once it has connected.
+        """
         with self._lock:
             client, self._client, self._is_closed = self._client, None, True
         if client is not None and os.getpid() == self._pid:
@@ -277,18 +282,31 @@ class AdminClient:
 
     def _connect(self, deadline: float, watch: ConnectionWatch) -> Any:
         """Return the client; connect it if there is none."""
+        with self._connecting:
+            client = self._connected()
+            if client is not None:
+                return client
+            left_ms = max(1, int((deadline - time.monotonic()) * 1000))
+            timeouts = {
+                "request_timeout_ms": _REQUEST_TIMEOUT_MS,
+                "bootstrap_timeout_ms": left_ms,
+            }
+            config = self._settings.client_config() | timeouts
+            client = new_client(KafkaAdminClient, config, watch=watch)
+            watch.refused = None
+            with self._lock:
+                is_closed = self._is_closed
+                if not is_closed:
+                    self._client = client
+        if is_closed:  # meanwhile
+            client.close()
+            raise _closed()
+        return client
+
+    def _connected(self) -> Any:
         with self._lock:
             if self._is_closed:
-                raise InvalidTransition("The connection is closed; open a new one.")
-            if self._client is None:
-                left_ms = max(1, int((deadline - time.monotonic()) * 1000))
-                timeouts = {
-                    "request_timeout_ms": _REQUEST_TIMEOUT_MS,
-                    "bootstrap_timeout_ms": left_ms,
-                }
-                config = self._settings.client_config() | timeouts
-                self._client = new_client(KafkaAdminClient, config, watch=watch)
-                watch.refused = None
+                raise _closed()
             return self._client
 
     def _drop_if_outdated(self, error: Exception) -> None:
@@ -311,6 +329,10 @@ class AdminClient:
             f"{self._settings.addresses}.{why} Check the addresses, the network and "
             "that the brokers run."
         )
+
+
+def _closed() -> InvalidTransition:
+    return InvalidTransition("The connection is closed; open a new one.")
 
 
 def _await(thread: threading.Thread, deadline: float, watch: ConnectionWatch) -> None:

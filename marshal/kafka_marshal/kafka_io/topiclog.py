@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from kafka_marshal.defaults import format_command
 from kafka_marshal.errors import (
     InvalidTransition,
     LogTruncated,
@@ -458,7 +459,7 @@ class TopicLog(CoordinationLog):
             raise TopicMisconfigured(
                 f"There is no coordination topic {self._topic} on "
                 f"{self._settings.addresses}. Check its name; for a new one, run: "
-                f"marshal topic format --coordination-topic {self._topic}",
+                + format_command(self._topic),
                 problems=(f"topic {self._topic} does not exist",),
             )
         self._partition_count = found.partition_count

@@ -28,6 +28,7 @@ _WARNINGS = frozenset(
         "log_poll_failed",
         "mirror_drift",
         "mirror_failed",
+        "partition_unknown",
         "partitions_uncovered",
         "plan_unwritten",
         "policy_failed",
@@ -102,6 +103,11 @@ def to_line(name: str, fields: Mapping[str, Any]) -> str:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, Key):
+        value = f"{value.group_id}/{value.topic_partition}"
+    elif isinstance(value, Ending):
+        winner = value.winner
+        value = value.reason if winner is None else f"{value.reason} by {winner}"
     text = str(value)[:VALUE_CHARS_MAX]
     safe = text.isprintable() and " " not in text and text
     return text if safe else ascii(text)

@@ -11,9 +11,7 @@ from typing import Any
 
 from kafka_marshal.protocol import judging
 from kafka_marshal.protocol.fold_groups import end_operation, install_directive
-from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.items import Offer, Planned, PlanNote, StandingDirective
-from kafka_marshal.protocol.layout import is_importing_group
 from kafka_marshal.protocol.records import Directive, HandoffOffer, HandoffReady, Plan
 from kafka_marshal.protocol.state import (
     GroupState,
@@ -36,19 +34,13 @@ PLAN_RECORDS_MAX = 1_024
 
 def _plan(step: Step, record: Plan) -> Transitions:
     state = step.state
-    config = state.config
-    assert config is not None  # the record needs level 2
     group_id = record.group_id
-    if home_partition(group_id, partition_count=config.partition_count) != (
-        state.partition
-    ):
-        return (step.refused(judging.elsewhere(state)),)
-    if is_importing_group(state, group_id):
-        return (step.refused("importing"),)
-    if record.follows != state.plan_generation(group_id):
-        return (step.refused("plan_overtaken"),)
-    if judging.lacks_room_for_group(state, group_id, config=config):
-        return (step.refused("limits"),)
+    is_next = record.follows == state.plan_generation(group_id)
+    reason = judging.judge_next(
+        state, group_id, is_next=is_next, overtaken="plan_overtaken"
+    )
+    if reason is not None:
+        return (step.refused(reason),)
     group = state.groups.setdefault(group_id, GroupState())
     group.planned = Planned(record.follows + 1, state.now_ms)
     state.note_plan(state.now_ms)

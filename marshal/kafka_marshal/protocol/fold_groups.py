@@ -7,9 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kafka_marshal.protocol import judging
-from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.items import Halt, Pause, Scheduled, StandingDirective
-from kafka_marshal.protocol.layout import is_importing_group
 from kafka_marshal.protocol.records import (
     SUPPORTED_LEVEL,
     Config,
@@ -287,19 +285,13 @@ def _is_next(state: WorldState, generation: int, *, after: int) -> bool:
 
 def _settings(step: Step, record: GroupSettings) -> Transitions:
     state = step.state
-    config = state.config
-    assert config is not None  # the record needs level 2
     group_id = record.group_id
-    if home_partition(group_id, partition_count=config.partition_count) != (
-        state.partition
-    ):
-        return (step.refused(judging.elsewhere(state)),)
-    if is_importing_group(state, group_id):
-        return (step.refused("importing"),)
-    if record.generation != state.settings_of(group_id).generation + 1:
-        return (step.refused("settings_overtaken"),)
-    if judging.lacks_room_for_group(state, group_id, config=config):
-        return (step.refused("limits"),)
+    is_next = record.generation == state.settings_of(group_id).generation + 1
+    reason = judging.judge_next(
+        state, group_id, is_next=is_next, overtaken="settings_overtaken"
+    )
+    if reason is not None:
+        return (step.refused(reason),)
     group = state.groups.setdefault(group_id, GroupState())
     group.settings = Settings(*(getattr(record, name) for name in Settings._fields))
     state.dirty[group_id] = None

@@ -357,6 +357,30 @@ def _lacks_room_for_scope(state: WorldState, record: ReleaseGroup | PauseGroup) 
     return mine >= SCOPED_MAX
 
 
+def judge_next(
+    state: WorldState, group_id: str, *, is_next: bool, overtaken: str
+) -> str | None:
+    """Return why a group's next settings or plan are refused (PROTOCOL 9.1, 9.2).
+
+    Args:
+        state: The state of the partition.
+        group_id: The group.
+        is_next: Whether the record follows the last one of its kind.
+        overtaken: The reason if it does not.
+    """
+    config = state.config
+    assert config is not None  # the records need level 2
+    home = home_partition(group_id, partition_count=config.partition_count)
+    if home != state.partition:
+        return elsewhere(state)
+    if layout.is_importing_group(state, group_id):
+        return "importing"
+    if not is_next:
+        return overtaken
+    is_full = lacks_room_for_group(state, group_id, config=config)
+    return "limits" if is_full else None
+
+
 def judge_directive(
     state: WorldState, record: Directive, *, config: Config
 ) -> str | None:

@@ -106,7 +106,7 @@ def run(settings: Settings, observer: Observer) -> None:
         daemon = Daemon(settings, observer, token=token)
         _log.info("sidecar %s listens on %s", settings.client_id, place.path)
         with _switching_often():
-            asyncio.run(daemon.main(sockets))
+            asyncio.run(daemon.main(sockets, place))
     if daemon.failure is not None:
         raise daemon.failure
 
@@ -239,8 +239,13 @@ class Daemon:
         self.states.on_change(_log_change)
         self.states.on_change(self._notifier.on_change)
 
-    async def main(self, sockets: "Sequence[socket.socket]") -> None:
-        """Serve until a signal, then end in order, whatever happens."""
+    async def main(self, sockets: "Sequence[socket.socket]", place: UnixPlace) -> None:
+        """Serve until a signal, then end in order, whatever happens.
+
+        Args:
+            sockets: The sockets to serve.
+            place: The Unix socket among them.
+        """
         from kafka_marshal.sidecar.requests import make_server
 
         self._listen_to_signals()
@@ -256,7 +261,7 @@ class Daemon:
         serving = asyncio.create_task(server.serve(sockets=list(sockets)))
         looking = asyncio.create_task(self._monitor())
         try:
-            await self._work(serving)
+            await self._work(serving, place)
             await self._give_up_claims()
         finally:
             self._serving.service = None
@@ -267,12 +272,13 @@ class Daemon:
             self._app.close()
             await asyncio.to_thread(self._close)
 
-    async def _work(self, serving: "asyncio.Task[None]") -> None:
+    async def _work(self, serving: "asyncio.Task[None]", place: UnixPlace) -> None:
         """Start, serve and drain, as far as possible."""
         try:
             if await self._start():
                 while not await self._is_stopped_within(CHECK_S):
                     _require_served(serving)
+                    _require_there(place)
                 await self._drain()
         except MarshalError as error:
             self.failure = error
@@ -481,6 +487,16 @@ def _require_served(serving: "asyncio.Task[None]") -> None:
             f"the HTTP server ended unexpectedly ({why or 'no reason given'}); "
             "restart the sidecar"
         ) from why
+
+
+def _require_there(place: UnixPlace) -> None:
+    """Check that clients can still connect: a supervisor cannot find out otherwise."""
+    if not place.is_there():
+        raise CoordinationError(
+            f"the socket {str(place.path)!r} was removed or replaced, so no client can "
+            "connect any more; keep the folder from being cleaned up, and restart the "
+            "sidecar: what its clients hold is resumed within a heartbeat interval"
+        )
 
 
 def _log_change(change: StateChange) -> None:

@@ -31,18 +31,32 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 @attrs.define
 class UnixPlace:
-    """A Unix socket that this process owns until it is closed."""
+    """A Unix socket that this process owns until it is closed.
+
+    Attributes:
+        path: Its path.
+        listening: The socket.
+    """
 
     path: Path
     listening: socket.socket
     _lock: int
+    _file: tuple[int, int]
+
+    def is_there(self) -> bool:
+        """Return whether its path still leads to it: else nobody can connect."""
+        return _file_at(self.path) == self._file
 
     def close(self) -> None:
-        """Close and remove it. Idempotent."""
+        """Close and remove it. Idempotent.
+
+        A socket of that path that another process made meanwhile stays.
+        """
         if self._lock < 0:
             return
         self.listening.close()
-        self.path.unlink(missing_ok=True)
+        if self.is_there():
+            self.path.unlink(missing_ok=True)
         os.close(self._lock)
         self._lock = -1
 
@@ -84,7 +98,16 @@ def open_unix(path: Path, *, gid: int | None = None) -> UnixPlace:
             raise _unusable(path, error) from error
         raise
     listening.settimeout(0)
-    return UnixPlace(path, listening, lock)
+    return UnixPlace(path, listening, lock, _file_at(path))
+
+
+def _file_at(path: Path) -> tuple[int, int]:
+    """Return device and number of a file, zeros for none."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return 0, 0
+    return found.st_dev, found.st_ino
 
 
 def open_tcp(host: str, port: int) -> socket.socket:

@@ -1,5 +1,6 @@
-"""Java's security settings, as in Spark's own Kafka source, for Python's clients.
+"""Java's security settings for Python's clients.
 
+They are those of Spark's own Kafka source, and of properties files of Kafka's tools.
 Python's clients support neither JAAS nor keystores. A JAAS login becomes equivalent
 options. PKCS12 keystores, and PEM in options, become PEM files that only this user can
 read, on each host that connects, until its process ends. Spark kills its workers, so
@@ -235,7 +236,7 @@ def _read(name: str, path: str) -> bytes:
         raise _wrong(
             name,
             f"{path} cannot be read on this host ({error.strerror}); it must be there "
-            "on the driver and on each executor",
+            "on every host that connects",
         ) from error
     return data
 

@@ -5,6 +5,7 @@
 
 import attrs
 
+ONLY_READS = "format marshal only reads; write with format kafka, or with its sinks"
 SAME, MAPPED, IGNORED, REFUSED = "same", "mapped", "ignored", "refused"
 
 
@@ -65,6 +66,7 @@ KAFKA_OPTIONS = {
         "groupIdPrefix",
         "kafka.group.id",
     ),
+    **_all(REFUSED, ONLY_READS, "topic"),
     **_all(REFUSED, "use startingOffsets", "kafka.auto.offset.reset"),
     **_all(
         REFUSED,

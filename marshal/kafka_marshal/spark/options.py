@@ -20,7 +20,12 @@ from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.protocol.types import OFFSET_MAX, TopicPartition
 from kafka_marshal.remote.transport import UNIX, Address
 from kafka_marshal.spark.java import settings_of
-from kafka_marshal.spark.kafka_options import IGNORED, REFUSED, meaning_of
+from kafka_marshal.spark.kafka_options import (
+    IGNORED,
+    ONLY_READS,
+    REFUSED,
+    meaning_of,
+)
 
 LOGGER = logging.getLogger("kafka_marshal")
 
@@ -327,13 +332,18 @@ class _Reader:
 
     def _at_most_one(self, names: tuple[str, ...], *, must: bool = False) -> None:
         found = [name for name in names if name in self._given]
-        if len(found) > 1 or (must and not found):
+        if must and not found:
+            raise ConfigurationError(
+                f"name the topics to read with one of {', '.join(names)}; {ONLY_READS}",
+                setting=names[0],
+            )
+        if len(found) > 1:
             what = "exactly one" if must else "at most one"
             raise ConfigurationError(
                 f"{what} of {', '.join(names)} may be given, and "
-                f"{' and '.join(found) or 'none'} is; a job that gave several would "
+                f"{' and '.join(found)} are; a job that gave several would "
                 "read other topics, or from elsewhere, than it says",
-                setting=(found or names)[-1],
+                setting=found[-1],
             )
 
     def _bound(self, which: str, *, everywhere: int) -> Bound:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kafka_marshal.defaults import COORDINATION_TOPIC
+from kafka_marshal.defaults import COORDINATION_TOPIC, format_command
 from kafka_marshal.errors import (
     CoordinationError,
     TopicMisconfigured,
@@ -321,7 +321,7 @@ class FakeKafka:
             if not self.has_topic(topic):
                 raise TopicMisconfigured(
                     f"There is no coordination topic {topic}. Check its name; for a "
-                    f"new one, run: marshal topic format --coordination-topic {topic}",
+                    f"new one, run: {format_command(topic)}",
                     problems=(f"topic {topic} does not exist",),
                 )
             from kafka_marshal.testing.fakesession import FakeCoordinationLog

@@ -111,3 +111,15 @@ def test_arguments_of_the_library_are_shown_as_flags():
         "it goes back; allow_reprocess=True allows that", reason="x"
     )
     assert message(error).startswith("it goes back; --allow-reprocess allows that\n")
+
+
+def test_a_command_that_formats_names_another_coordination_topic():
+    error = TopicMisconfigured("not formatted; run: marshal topic format")
+    wanted = "not formatted; run: marshal topic format --coordination-topic other"
+    assert message(error, topic="other") == wanted
+    assert message(TopicMisconfigured(wanted), topic="other") == wanted
+
+
+def test_wrong_usage_leads_to_the_help_of_the_command():
+    text = message(ConfigurationError("no"), command="marshal claims who")
+    assert text == "no\nnext: marshal claims who --help"

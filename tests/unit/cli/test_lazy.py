@@ -16,7 +16,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from kafka_marshal_cli.assembly import app
-from kafka_marshal_cli.lazy import LazyCommand, convert_quickly
+from kafka_marshal_cli.lazy import LazyCommand, convert_quickly, group_first
 
 KAFKA = ("kafka", "confluent_kafka")
 HEAVY = (*KAFKA, "rich", "pydantic", "asyncio", "ssl", "tomllib", "kafka_marshal.ports")
@@ -158,3 +158,33 @@ def outcome(command, arguments):
     with redirect_stdout(shown), redirect_stderr(shown), pytest.raises(SystemExit) as e:
         command.main(arguments.split(), prog_name="show")
     return e.value.code, shown.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (["-o", "json", "--group", "g"], ["g", "-o", "json"]),
+        (["t:3", "-g", "g", "x"], ["g", "t:3", "x"]),
+        (["--group=g", "--at=-5m"], ["g", "--at=-5m"]),
+        (["g", "t"], ["g", "t"]),
+        (["g", "--", "--group", "h"], ["g", "--", "--group", "h"]),
+        (["--group"], ["--group"]),
+    ],
+)
+def test_an_option_of_the_group_becomes_the_first_argument(given, wanted):
+    assert group_first(given) == wanted
+
+
+@pytest.mark.parametrize("flags", [("--group", "a"), ("-g", "a"), ("--group=a",)])
+@pytest.mark.parametrize("command", ["groups pause", "groups reset --to-earliest"])
+def test_a_command_takes_its_group_as_an_option(command, flags):
+    done = CliRunner().invoke(app, [*command.split(), *flags])
+    assert "marshal: give " in done.output  # it then misses other options
+
+
+def test_an_unknown_command_lists_those_that_there_are():
+    done = CliRunner().invoke(app, ["topic", "describe"])
+    assert done.exit_code == 2
+    assert "No such command 'describe'" in done.output
+    assert "format" in done.output
+    assert "release" not in CliRunner().invoke(app, ["groups", "x"]).output  # hidden

@@ -112,25 +112,35 @@ def test_properties_of_librdkafka(tmp_path):
 
 
 def test_properties_of_java(tmp_path):
-    path = tmp_path / "client.properties"
+    path, ca = tmp_path / "client.properties", tmp_path / "ca"
+    ca.write_text("-----BEGIN CERTIFICATE-----")
     path.write_text(
         "sasl.mechanism=SCRAM-SHA-512\n"
+        "request.timeout.ms=3000\ndefault.api.timeout.ms=9\nclient.id=tool\n"
         "sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule "
         'required username="u" password="p\\"w";\n'
-        "ssl.truststore.type=PEM\nssl.truststore.location=/ca\n"
+        f"ssl.truststore.type=PEM\nssl.truststore.location={ca}\n"
     )
     assert properties(path) == {
         "sasl.mechanism": "SCRAM-SHA-512",
         "sasl.username": "u",
         "sasl.password": 'p"w',
-        "ssl.ca.location": "/ca",
+        "ssl.ca.location": str(ca),
+        "client.id": "tool",
     }
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("sasl.jaas.config=OAuthBearerLoginModule required;", "PLAIN and SCRAM"),
+        (
+            "sasl.jaas.config=org.apache.kafka.OAuthBearerLoginModule required;",
+            "^option sasl.jaas.config: OAuthBearerLoginModule has no counterpart",
+        ),
+        (
+            "ssl.truststore.location=/none\nssl.truststore.type=JKS",
+            "^option ssl.truststore.location: /none cannot be read",
+        ),
         ("secret\n", "line 1 is not name=value"),
     ],
 )

@@ -165,8 +165,7 @@ def test_a_scheduled_pause_is_listed_and_begins_by_an_estimate():
     log.append(b"", after=5)
     (row,) = presenters.group_rows(world_of(log, elapsed_ms=5))
     assert (row["paused_from_ms"], row["next_pause"]) == (START_MS + 10, None)
-    (over,) = world_of(log, elapsed_ms=25).pauses()
-    assert over["state"] == "scheduled"
+    assert world_of(log, elapsed_ms=25).pauses() == []
 
 
 def test_a_pause_is_listed_once_for_all_partitions():

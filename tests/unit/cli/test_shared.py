@@ -15,6 +15,7 @@ from kafka_marshal_cli import shared
 from kafka_marshal_cli.render import Answer, Section, column
 from kafka_marshal_cli.shared import (
     Call,
+    Execute,
     Output,
     call_of,
     command,
@@ -230,3 +231,36 @@ def test_answers_in_every_form():
 def test_messages_for_people_are_escaped(capsys):
     notify("a\x07b")
     assert capsys.readouterr().err == "a\\x07b\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "executed"),
+    [((), False), (("--dry-run",), False), (("--execute",), True)],
+)
+def test_a_change_is_made_only_with_execute(flags, executed):
+    outcome, seen = executing(*flags)
+    assert outcome.exit_code == 0, outcome.output
+    assert seen == [executed]
+
+
+@pytest.mark.parametrize(
+    "flags", [("--execute", "--dry-run"), ("--dry-run", "--execute")]
+)
+def test_execute_and_dry_run_exclude_each_other(flags):
+    outcome, seen = executing(*flags)
+    assert (outcome.exit_code, seen) == (2, [])
+    assert "either --execute or --dry-run" in outcome.output
+    assert "next: act --help" in outcome.output
+
+
+def executing(*flags):
+    """Run a command that can execute; return the outcome and what it was given."""
+    app, seen = typer.Typer(), []
+
+    @app.command()
+    @command()
+    def act(call: Call, *, execute: Execute = False) -> None:
+        """Do what the test wants."""
+        seen.append(execute)
+
+    return CliRunner().invoke(app, list(flags), prog_name="act"), seen

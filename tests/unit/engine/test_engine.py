@@ -84,7 +84,16 @@ def test_an_unformatted_topic_names_the_command():
     node = cluster.node("a")
     node.step()
     assert isinstance(node.engine.failure, TopicMisconfigured)
-    assert "marshal topic format" in str(node.engine.failure)
+    assert str(node.engine.failure).endswith("marshal topic format")
+
+
+def test_the_command_names_another_coordination_topic():
+    cluster = blank()
+    node = cluster.node("a")
+    node.log.topic = "claims"
+    node.step()
+    option = "marshal topic format --coordination-topic claims"
+    assert str(node.engine.failure).endswith(option)
 
 
 @pytest.mark.parametrize(

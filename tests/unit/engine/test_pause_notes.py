@@ -34,11 +34,11 @@ def replicas(*records):
     return found
 
 
-def rows(found):
+def rows(found, elapsed_ms=0):
     return pause_rows(
         [each.world for each in found.values()],
         joined({t: each.notes for t, each in found.items()}),
-        elapsed_ms=lambda _: 0,
+        elapsed_ms=lambda _: elapsed_ms,
     )
 
 
@@ -60,6 +60,12 @@ def test_the_live_fold_notes_who_paused_and_why():
         "topics": [],
         "partitions_count": 2,
     }
+
+
+def test_a_pause_that_is_over_is_not_listed_though_no_entry_came_since():
+    found = replicas(pause(START_MS + 50))
+    assert len(rows(found, 48)) == 1
+    assert rows(found, 49) == []
 
 
 def test_a_scheduled_pause_has_its_person_before_it_begins():

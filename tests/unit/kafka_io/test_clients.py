@@ -1,6 +1,7 @@
-"""Why kafka-python could not connect, from its log."""
+"""Why kafka-python could not connect, from its log; the admin client's threads."""
 
 import logging
+import socket
 import ssl
 import threading
 from types import SimpleNamespace
@@ -8,7 +9,10 @@ from types import SimpleNamespace
 import pytest
 from kafka import errors
 
-from kafka_marshal.kafka_io.clients import ConnectionWatch
+from kafka_marshal.errors import MarshalError
+from kafka_marshal.kafka_io.clients import AdminClient, ConnectionWatch
+from kafka_marshal.kafka_io.faults import Access
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 
 LOGGER = logging.getLogger("kafka.net.manager")
 WRONG_PASSWORD = errors.SaslAuthenticationFailedError("who?")
@@ -95,3 +99,40 @@ def test_nothing_is_recorded_afterwards(network, watch):
     watch.__exit__(None, None, None)
     network.warn(WRONG_PASSWORD)
     assert watch.refused is None
+
+
+@pytest.fixture
+def silent_broker():
+    """Return a listening socket that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60)
+        yield server
+
+
+def test_close_does_not_wait_for_a_call_that_connects(silent_broker):
+    port = silent_broker.getsockname()[1]
+    admin = AdminClient(ConnectionConfig(f"127.0.0.1:{port}"))
+    ended = []
+
+    def look():
+        try:
+            admin.call(
+                lambda client: client.describe_cluster(),
+                doing="Describing the cluster",
+                access=Access.READ,
+                timeout_ms=600_000,
+            )
+        except MarshalError as error:
+            ended.append(error)
+
+    # As after a Ctrl-C: the thread that connects has minutes left.
+    threading.Thread(target=look, daemon=True).start()
+    connection, _ = silent_broker.accept()
+    with connection:
+        closing = threading.Thread(
+            target=admin.close, kwargs={"timeout_ms": 10}, daemon=True
+        )
+        closing.start()
+        closing.join(60)
+        assert not closing.is_alive()
+        assert not ended

@@ -23,6 +23,7 @@ from kafka_marshal.observability.logs import (
     escaped,
     flat,
     level_of,
+    to_line,
 )
 from kafka_marshal.ports import Event
 from kafka_marshal.protocol.claiming import Ending
@@ -160,6 +161,23 @@ def logged(lines, name, **fields):
 
 
 # --- Names ---
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"key": Key("g", "t", 3), "lag": 5}, "stuck key=g/t-3 lag=5"),
+        ({"ending": Ending("released")}, "stuck ending=released"),
+        (
+            {"ending": Ending("taken_over", "b", 40)},
+            "stuck ending='taken_over by b'",
+        ),
+        ({"partition": TopicPartition("t", 1)}, "stuck partition=t-1"),
+        ({"text": "a\nb"}, r"stuck text='a\nb'"),
+    ],
+)
+def test_a_line_has_keys_and_endings_as_people_write_them(fields, line):
+    assert to_line("stuck", fields) == line
 
 
 def test_a_claim(lines):

@@ -49,6 +49,7 @@ from kafka_marshal.protocol.judging import (
     judge_claim,
     judge_directive,
     judge_forgetting,
+    judge_next,
     judge_offer,
     judge_pause_group,
     judge_ready,
@@ -715,6 +716,29 @@ def test_room_for_a_pause_with_a_scope(mine, others, is_full):
     assert judge_release_group(state, now, config=state.config) == expected
     reason = judge_pause_group(state, later, until_ms=M + 9, config=state.config)
     assert reason == expected
+
+
+# --- settings and plans
+
+
+def next_of(log, group_id="g", *, is_next=True):
+    return judge_next(log.state, group_id, is_next=is_next, overtaken="late")
+
+
+def test_what_follows_for_a_group_is_refused_where_it_may_be_elsewhere():
+    assert next_of(target_log(), MOVES, is_next=False) == "importing"
+    away = {next_of(Log(level=2, k=2), name) for name in "abcdefgh"}
+    assert away == {None, "wrong_partition"}
+
+
+def test_what_follows_for_a_group_comes_next_and_needs_room():
+    log = Log(level=2, groups=1)
+    assert next_of(log, is_next=False) == "late"
+    assert next_of(log) is None
+    log.append(direct())
+    assert next_of(log) is None
+    assert next_of(log, "h", is_next=False) == "late"
+    assert next_of(log, "h") == "limits"
 
 
 # --- directives

@@ -190,6 +190,19 @@ def test_an_unexpected_end_of_the_server_is_raised(world, monkeypatch):
     assert world.done[-1] == "stop"
 
 
+def test_a_socket_that_is_removed_ends_the_daemon(world):
+    def remove():
+        world.wait_ready()
+        world.settings.socket.unlink()
+
+    thread = threading.Thread(target=remove, daemon=True)
+    thread.start()
+    with pytest.raises(CoordinationError, match="was removed or replaced"):
+        server.run(world.settings, NullObserver())
+    thread.join(30)
+    assert world.done[-1] == "stop"
+
+
 def test_a_failed_check_is_logged_and_repeated(world, monkeypatch, caplog):
     looked = threading.Semaphore(0)
 

@@ -122,6 +122,26 @@ def test_a_socket_that_a_dead_one_left_is_replaced(path):
     place.close()
 
 
+def test_a_socket_that_was_removed_is_not_there_any_more(path):
+    place = open_unix(path)
+    assert place.is_there()
+    path.unlink()
+    assert not place.is_there()
+    place.close()
+
+
+def test_the_socket_of_another_process_at_its_path_is_kept(path):
+    place = open_unix(path)
+    for each in path.parent.iterdir():  # by a clean-up, with its lock
+        each.unlink()
+    other = open_unix(path)
+    assert (place.is_there(), other.is_there()) == (False, True)
+    place.close()
+    assert other.is_there()
+    other.close()
+    assert not path.exists()
+
+
 def test_a_file_that_is_not_a_socket_is_kept(path):
     path.parent.mkdir(mode=0o700)
     path.write_text("mine")

@@ -296,7 +296,7 @@ def test_each_host_reads_its_own_files(own, tmp_path, keystore):
     assert found.settings.options["ssl_keyfile"].encode() not in sent
     assert pickle.loads(sent) == found
     Path(keystore).unlink()
-    with pytest.raises(ConfigurationError, match="on the driver and on each executor"):
+    with pytest.raises(ConfigurationError, match="on every host that connects"):
         pickle.loads(sent)
     assert settings_of(parse(BARE).connection).options == {}
 

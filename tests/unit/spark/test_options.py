@@ -228,7 +228,8 @@ def test_impossible_options_of_claims_raise(name, value, expected):
     ("given", "expected"),
     [
         ({"subscribe": "t"}, "name at least one broker"),
-        (BASE, "exactly one of subscribe, subscribePattern, assign"),
+        (BASE, "name the topics .* only reads; write with format kafka"),
+        (BASE | {"topic": "out"}, "only reads; write with format kafka"),
         (BASE | {"subscribe": "t,"}, "no valid topic name"),
         (BASE | {"subscribePattern": "("}, "syntax of RE2"),
         (BASE | {"assign": "t"}, "cannot be read"),

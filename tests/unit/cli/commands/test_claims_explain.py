@@ -62,7 +62,7 @@ def test_explain_for_people(log):
         *("refused", "unpaused", "claimed"),
     ]
     assert table[3] == (
-        "0/3 1970-01-01T00:16:40.010Z paused admin (alice) paused the group until "
+        "0:3 1970-01-01T00:16:40.010Z paused admin (alice) paused the group until "
         "1970-01-01T00:17:30.000Z: deploy"
     )
     assert table[5].endswith(

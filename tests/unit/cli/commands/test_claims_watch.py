@@ -75,11 +75,10 @@ def test_lines_show_present_claims_and_then_changes(story, watching):
     outcome = watching("--count", "2", then=[let_go])
     assert outcome.exit_code == 0, outcome.stderr
     era = story.watch().world().config().era
-    log = "log partition 0"
     assert words(outcome) == [
         f"held     g t-0 by c1, token {era}.0.1, position 7, lag 2",
-        f"released g t-0 by c1, position 9, at {log} offset 3",
-        f"claimed  g t-0 by c2, token {era}.0.4, position 9, at {log} offset 4",
+        "released g t-0 by c1, position 9, at 0:3",
+        f"claimed  g t-0 by c2, token {era}.0.4, position 9, at 0:4",
     ]
 
 
@@ -91,9 +90,7 @@ def test_a_takeover_names_both(story, watching):
         "1",
         then=[lambda: story.write(claim("c2"), after=2 * H + 1)],
     )
-    assert words(outcome) == [
-        "lost     g t-0 of c1, to c2, at log partition 0 offset 2"
-    ]
+    assert words(outcome) == ["lost     g t-0 of c1, to c2, at 0:2"]
 
 
 def test_json_lines(story, watching):
@@ -275,4 +272,4 @@ def test_a_change_without_a_claim_as_json():
     assert row["as_of"] == {"time_ms": 77, "offsets": {"1": 6}}
     assert change_text(
         Change(what="unpaused", group_id="g", partition=1, offset=5, time_ms=0)
-    ).endswith("unpaused g, at log partition 1 offset 5")
+    ).endswith("unpaused g, at 1:5")

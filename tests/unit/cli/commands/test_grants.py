@@ -58,12 +58,12 @@ def test_losses_for_people(log):
     assert [" ".join(line.split()) for line in output[4:]] == [
         "LOST",
         "TOPIC PARTITION OFFSETS COUNT OWNER EPOCH MARK ENDING LOG AT",
-        "u 0 0..1 2 c1 5 0 released (closed) 0/7 1970-01-01T00:16:40.000Z",
-        "t 0 4..19 16 c1 1 4 taken_over (by c2) 0/8 2100-01-01T00:00:00.000Z",
+        "u 0 0..1 2 c1 5 0 released (closed) 0:7 1970-01-01T00:16:40.000Z",
+        "t 0 4..19 16 c1 1 4 taken_over (by c2) 0:8 2100-01-01T00:00:00.000Z",
         "",
-        "AT_RISK",
+        "AT RISK",
         "TOPIC PARTITION OFFSETS COUNT OWNER EPOCH MARK ENDING LOG AT",
-        "t 0 20..24 5 c2 8 20 live 0/9 2100-01-01T00:00:00.000Z",
+        "t 0 20..24 5 c2 8 20 live 0:9 2100-01-01T00:00:00.000Z",
     ]
 
 
@@ -114,4 +114,4 @@ def test_a_group_that_lost_nothing(log):
     outcome = invoke("--group", "h")
     assert outcome.exit_code == 0
     assert "no lost" in outcome.stdout
-    assert "no at_risk" in outcome.stdout
+    assert "no at risk" in outcome.stdout

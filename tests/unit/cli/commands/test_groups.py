@@ -23,7 +23,7 @@ from logkit import (
 )
 from typer.testing import CliRunner
 
-from kafka_marshal import Key, TopicPartition, World
+from kafka_marshal import CoordinationError, Key, TopicPartition, World
 from kafka_marshal.admin import PauseResult
 from kafka_marshal.engine.pause_notes import PauseNote
 from kafka_marshal.group_settings import plan_settings
@@ -263,6 +263,11 @@ class FakeAdmin:
         topics = tuple(wanted["topics"] or ())
         return PauseResult("ab", UNTIL, self._held, self.begin_ms, topics)
 
+    def partition_count(self, topic):
+        if topic == "hidden":
+            raise CoordinationError("not authorized")
+        return {"orders": 6, "invoices": 4}.get(topic)
+
     def resume_group(self, group, *, operation, reason):
         self.asked.append((group, operation, reason))
         return 4
@@ -304,6 +309,23 @@ def test_pause_of_some_topics(world, monkeypatch):
     ((_, wanted),) = admin.asked
     assert wanted["topics"] == topics
     assert json.loads(outcome.stdout)["topics"] == topics
+    assert "topic" not in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("scope", "note"),
+    [
+        ("order", "topic 'order' does not exist"),
+        ("orders:0,6", "topic 'orders' has the partitions 0 to 5"),
+        ("hidden", ""),
+    ],
+)
+def test_a_pause_of_what_does_not_exist_is_noted(world, monkeypatch, scope, note):
+    monkeypatch.setattr(Call, "admin", lambda self: FakeAdmin(()))
+    outcome = invoke("groups", "pause", "g", "--for", "10m", "--topic", scope)
+    assert outcome.exit_code == 0
+    assert note in outcome.stderr
+    assert bool(note) == ("has no effect" in outcome.stderr)
 
 
 def test_pause_until_a_time_and_from_a_time_on(world, monkeypatch):

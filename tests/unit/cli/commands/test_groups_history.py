@@ -70,23 +70,23 @@ def test_history_for_people(log):
     assert table == [
         "AT LOG ACTION GROUP BY REASON OUTCOME OPERATION",
         (
-            "1970-01-01T00:16:40.000Z 0/0 format - - - accepted: generation 1, "
+            "1970-01-01T00:16:40.000Z 0:0 format - - - accepted: generation 1, "
             "heartbeat interval 1000 ms, feature level 2 -"
         ),
         (
-            "1970-01-01T00:16:40.001Z 0/3 set_position g alice deploy committed: 1 "
+            "1970-01-01T00:16:40.001Z 0:3 set_position g alice deploy committed: 1 "
             f"position_set {OP.hex()}"
         ),
         (
-            "1970-01-01T00:16:40.006Z 0/8 pause h admin - accepted until "
+            "1970-01-01T00:16:40.006Z 0:8 pause h admin - accepted until "
             "1970-01-01T00:17:30.000Z; ended by expiry at 1970-01-01T00:17:30.000Z "
             f"{(b'h' * 16).hex()}"
         ),
         (
-            "1970-01-01T00:16:40.007Z 0/9 pause h admin - refused (refused: busy 1x) "
+            "1970-01-01T00:16:40.007Z 0:9 pause h admin - refused (refused: busy 1x) "
             f"{(b'i' * 16).hex()}"
         ),
-        "1970-01-01T00:16:40.008Z 0/10 forget g admin - accepted: 1 forgotten -",
+        "1970-01-01T00:16:40.008Z 0:10 forget g admin - accepted: 1 forgotten -",
     ]
 
 

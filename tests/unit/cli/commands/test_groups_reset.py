@@ -1,6 +1,7 @@
 """`marshal groups reset`, `undo` and `finish`: options, tables and advice."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -237,6 +238,21 @@ def test_a_dry_run_may_store_the_plan(admin, tmp_path):
     assert file.exists()
     other = invoke("reset", "h", "--continue", str(file), "--execute")
     assert (other.exit_code, "is of 'g'" in other.stderr) == (2, True)
+
+
+def test_what_stays_is_named_like_partitions(admin):
+    admin.plan = plan(left_out=(("t", 3), ("u", 0)))
+    outcome = invoke("reset", "g", *WHERE)
+    assert "left out:     t-3, u-0\n" in outcome.stdout
+    found = json.loads(invoke("reset", "g", *WHERE, "-o", "json").stdout)
+    assert found["left_out"] == [["t", 3], ["u", 0]]
+
+
+def test_a_file_may_be_the_standard_input(monkeypatch, tmp_path):
+    path = tmp_path / "stdin"
+    path.write_text("t,0,4\n")
+    monkeypatch.setattr(groups_reset, "STDIN", path)
+    assert spec_of({"from_file": Path("-")}) == PositionSpec.from_offsets({PLACE: 4})
 
 
 def test_export_writes_lines_for_another_group(admin):

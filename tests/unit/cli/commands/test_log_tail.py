@@ -102,10 +102,10 @@ def test_the_last_few_by_time_of_all_partitions(monkeypatch, tail, story):
     for number in range(15):
         story.write(member(seq=number), after=1)
     assert len(places(tail())) == 10
-    assert places(tail("-n", "3")) == ["T0@13", "T0@14", "T0@15"]
+    assert places(tail("-n", "3")) == ["0:13", "0:14", "0:15"]
     assert places(tail("-n", "0")) == []
-    assert places(tail("--from", "13")) == ["T0@13", "T0@14", "T0@15"]
-    assert places(tail("--from", "13", "-n", "1")) == ["T0@15"]
+    assert places(tail("--from", "13")) == ["0:13", "0:14", "0:15"]
+    assert places(tail("--from", "13", "-n", "1")) == ["0:15"]
     assert len(places(tail("--from", "start"))) == 16
     assert places(tail("--from", "end")) == []
 
@@ -117,7 +117,7 @@ def test_two_partitions_are_merged_by_time(monkeypatch):
     watch = WorldWatch(story.kafka.coordination_log(), story.clock)
     monkeypatch.setattr(Call, "watch", lambda call, timeout_ms, first: watch)
     outcome = CliRunner().invoke(app, ["log", "tail", "-n", "3"])
-    assert places(outcome) == ["T1@2", "T0@3", "T1@3"]
+    assert places(outcome) == ["1:2", "0:3", "1:3"]
 
 
 @pytest.mark.parametrize(
@@ -193,12 +193,12 @@ def test_following_ends_when_nothing_arrives(story, tail):
     later = [lambda: story.write(claim("c1")), lambda: story.write(b"x", after=1)]
     outcome = tail("-f", "--from", "end", "--timeout", "300ms", then=later)
     assert outcome.exit_code == 0
-    assert places(outcome) == ["T0@1", "T0@2"]
+    assert places(outcome) == ["0:1", "0:2"]
 
 
 def test_without_following_it_ends_where_the_log_ended(story, tail):
     outcome = tail(then=[lambda: story.write(claim("c1"))])
-    assert places(outcome) == ["T0@0"]
+    assert places(outcome) == ["0:0"]
 
 
 def test_an_outage_is_reported_and_survived(story, tail):
@@ -211,7 +211,7 @@ def test_an_outage_is_reported_and_survived(story, tail):
         story.write(claim("c1"))
 
     outcome = tail("-f", "--from", "end", "--timeout", "300ms", then=[cut, mend])
-    assert (outcome.exit_code, places(outcome)) == (0, ["T0@1"])
+    assert (outcome.exit_code, places(outcome)) == (0, ["0:1"])
     away, back = outcome.stderr.splitlines()
     assert "do not answer" in away
     assert "answer again" in back
