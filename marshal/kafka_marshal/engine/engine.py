@@ -563,7 +563,7 @@ class Engine:
         try:
             context.config = self._agreed_config()
             late = behind(worlds)
-            if late and not context.places.has_layouts:
+            if late:
                 raise lagging(late)
         except TopicMisconfigured as torn:
             # A new generation reaches the coordinating partitions one by one;

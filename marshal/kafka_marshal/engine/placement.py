@@ -8,7 +8,11 @@ from collections.abc import Iterable, Mapping
 
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS, home_partition
 from kafka_marshal.protocol.layout import place_of
-from kafka_marshal.protocol.lost_changes import lost_by, unclaimed
+from kafka_marshal.protocol.lost_changes import (
+    lost_by,
+    lost_configs,
+    unclaimed,
+)
 from kafka_marshal.protocol.records import Config
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key
@@ -24,8 +28,8 @@ class Placement:
             otherwise. Then a key costs one look-up.
         is_torn: Whether partitions show two changes of one generation: nobody claims.
         has_layouts: Whether any partition has a layout, maybe one of an earlier change,
-            or lacks one that it has lost.
-        lost: Partitions in use that lack changes which have ended (PROTOCOL 10.9).
+            or lacks one or a Config that it has lost.
+        lost: Partitions in use that lack the newest Config (PROTOCOL 10.9).
     """
 
     __slots__ = (
@@ -60,7 +64,8 @@ class Placement:
         laid = [world for world in worlds if world.layout is not None]
         known = {world.partition: world for world in worlds}
         self.lost = unclaimed(known)
-        self.has_layouts = bool(laid or (self.lost and lost_by(known)))
+        is_due = self.lost and (lost_by(known) or lost_configs(known))
+        self.has_layouts = bool(laid or is_due)
         before = self.counts
         self._generation = config.generation
         self.from_count = None
