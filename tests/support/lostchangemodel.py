@@ -24,11 +24,12 @@ from logkit import (
 )
 from search import Broken
 
-from kafka_marshal.engine.placement import Placement, newest
+from kafka_marshal.engine.placement import Placement
 from kafka_marshal.engine.replica import Replica
 from kafka_marshal.protocol import layout_steps
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.layout import place_of
+from kafka_marshal.protocol.placement import newest
 from kafka_marshal.protocol.types import Key, Token
 
 BEFORE, AFTER = 2, 4

@@ -12,7 +12,7 @@ from kafka_marshal.errors import (
     WrongCluster,
 )
 from kafka_marshal.protocol.lost_changes import count_before
-from kafka_marshal.protocol.placement import leading
+from kafka_marshal.protocol.placement import newest
 from kafka_marshal.protocol.records import SECOND_LEVEL, Config
 from kafka_marshal.protocol.state import WorldState
 
@@ -156,14 +156,14 @@ def require_newest(worlds: Mapping[int, WorldState]) -> None:
     Raises:
         ClaimRejected: Another partition has a newer Config than partition 0.
     """
-    first, found = worlds[0].config, leading(worlds)
-    if first is None or found is None or found.config is None:
+    first = worlds[0].config
+    if first is None:
         return
-    if found.config.generation > first.generation:
+    found = newest(first, worlds.values())
+    if found.generation > first.generation:
         raise ClaimRejected(
-            "partition 0 has lost the newest Config (generation "
-            f"{found.config.generation}), which partition {found.partition} has; to "
-            "write it again, run: marshal topic format",
+            f"partition 0 has lost the newest Config (generation {found.generation}), "
+            "which another partition has; to write it again, run: marshal topic format",
             reason="busy",
         )
 

@@ -4,7 +4,7 @@ A key that moves is that of its source until its target knows it, or has nothing
 import from there. In between, nobody can claim it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS, home_partition
 from kafka_marshal.protocol.layout import place_of
@@ -180,15 +180,3 @@ def _has_all(target: WorldState, source: int) -> bool:
         return True
     found = target.layout.source(source)
     return found is not None and found.done_ms is not None
-
-
-def newest(config: Config, worlds: Iterable[WorldState]) -> Config:
-    """Return the Config with the highest generation, of the same log.
-
-    That of partition 0, unless its log has lost the end: others may have more.
-    """
-    for world in worlds:
-        other = world.config
-        if other is not None and other.format_id == config.format_id:
-            config = max(config, other, key=lambda each: each.generation)
-    return config

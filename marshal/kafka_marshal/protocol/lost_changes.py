@@ -15,7 +15,7 @@ import msgspec
 
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.layout import is_step
-from kafka_marshal.protocol.placement import leading
+from kafka_marshal.protocol.placement import newest as newest_of
 from kafka_marshal.protocol.records import SECOND_LEVEL, Config
 from kafka_marshal.protocol.state import WorldState
 
@@ -252,10 +252,9 @@ def _begun_from(worlds: Mapping[int, WorldState], config: Config) -> int | None:
 
 
 def _newest(worlds: Mapping[int, WorldState]) -> Config:
-    found = leading(worlds)
-    assert found is not None
-    assert found.config is not None
-    return found.config
+    config = worlds[0].config
+    assert config is not None
+    return newest_of(config, worlds.values())
 
 
 def restored_op(config: Config) -> bytes:

@@ -241,6 +241,20 @@ def test_partition_0_gets_other_settings_though_a_fence_came_with_them():
     assert lost_configs({**states, 0: logs[0].state}) == {}, "it has lost two changes"
 
 
+def test_partition_0_may_have_lost_that_others_are_in_use():
+    """It was alone before; so they are those of which a Config counts."""
+    logs = {t: Log(t, configured=t < 1, k=1, level=2) for t in range(2)}
+    for log in logs.values():
+        assert log.outcome_of(layout_fence(2, 1)) == "layout_fenced"
+        for source in log.state.layout.sources:
+            log.append(layout_done(0, source=source.partition))
+        assert log.outcome_of(layout_final()) == "layout_final"
+    states = {0: Log(0, k=1, level=2).state, 1: logs[1].state}
+    assert lost_by(states) == {0: 1}
+    assert unclaimed(states) == {0}
+    assert lost_configs(states) == {}
+
+
 def test_no_config_is_written_while_a_change_is_open():
     logs = ended(2, 4)
     logs[0].append(config(3, era=5, k=4, level=2, h=7_000))
