@@ -189,6 +189,9 @@ LOST = [
     pytest.param(
         185698852967433, (ABOVE, LEVEL), 1, id="ignored-a-fence-below-its-level"
     ),
+    pytest.param(
+        101015580171615, (ABOVE, LEVEL), 2, id="torn-by-a-config-behind-a-lost-end"
+    ),
 ]
 
 
