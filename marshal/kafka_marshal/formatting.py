@@ -114,7 +114,9 @@ def format_log(
             "topic again"
         )
     if worlds[0].config is None:
-        first = _new_config(wanted, cluster_id, era=follower.wall_s, tags=tags)
+        first = lost_configs(follower.by_partition).get(0)
+        if first is None:
+            first = _new_config(wanted, cluster_id, era=follower.wall_s, tags=tags)
         follower.await_all([follower.append(0, first)], timeout_ms)
         was_formatted = worlds[0].config != first
     else:

@@ -86,6 +86,14 @@ def test_what_partition_0_has_lost_is_written_again(gap):
     assert {each.config for each in follower.worlds} == {restored} == {newest}
 
 
+def test_a_partition_0_that_has_lost_all_gets_the_format_of_the_others():
+    cluster = blank()
+    config, _ = formatted(cluster)
+    cluster.kafka.truncate(cluster.place(0), end=0, leader=1)
+    restored, follower = formatted(cluster)
+    assert {each.config for each in follower.worlds} == {restored} == {config}
+
+
 def test_what_partition_0_refuses_is_not_written_for_ever():
     cluster = blank()
     config, _ = formatted(cluster)

@@ -44,6 +44,7 @@ def lost_change(worlds: Mapping[int, WorldState]) -> LostChange | None:
     if not lost:
         return None
     config = _newest(worlds)
+    assert config is not None
     return LostChange(restored_op(config), max(lost.values()), config)
 
 
@@ -52,10 +53,11 @@ def lost_by(worlds: Mapping[int, WorldState]) -> dict[int, int]:
 
     While a change is open in partition 0, others may not have it yet.
     """
-    first = worlds.get(0)
+    first, newest = worlds.get(0), _newest(worlds)
     if first is None or first.config is None or first.layout is not None:
         return {}
-    return _lacking(worlds, _newest(worlds))
+    assert newest is not None
+    return _lacking(worlds, newest)
 
 
 def unclaimed(worlds: Mapping[int, WorldState]) -> frozenset[int]:
@@ -64,10 +66,9 @@ def unclaimed(worlds: Mapping[int, WorldState]) -> frozenset[int]:
     They may have lost the newest one, and claims under it: a claim would get a token
     below those.
     """
-    first = worlds.get(0)
-    if first is None or first.config is None or first.layout is not None:
+    first, newest = worlds.get(0), _newest(worlds)
+    if first is None or first.layout is not None or newest is None:
         return frozenset()
-    newest = _newest(worlds)
     return frozenset(
         t
         for t, state in worlds.items()
@@ -89,10 +90,11 @@ def lost_configs(worlds: Mapping[int, WorldState]) -> dict[int, Config]:
     get one with their own count before a fence that they would refuse or ignore. No key
     moves by any of these.
     """
-    first = worlds.get(0)
-    if first is None or first.config is None:
+    first, newest = worlds.get(0), _newest(worlds)
+    if first is None or newest is None:
         return {}
-    newest = _newest(worlds)
+    if first.config is None:
+        return {0: _first_of(worlds, newest=newest)}
     if first.config.generation < newest.generation:
         config = _next_of_first(worlds, first, newest=newest)
         return {} if config is None else {0: config}
@@ -111,6 +113,22 @@ def lost_configs(worlds: Mapping[int, WorldState]) -> dict[int, Config]:
             and (state.config is None or _follows(newest, state.config))
         }
     return found
+
+
+def _first_of(worlds: Mapping[int, WorldState], *, newest: Config) -> Config:
+    """Return the Config that partition 0 gets, which has lost all of its log.
+
+    Where a change is open elsewhere, that before it: its fence is next.
+    """
+    for state in worlds.values():
+        if state.layout is not None and state.config == newest:
+            return msgspec.structs.replace(
+                newest,
+                generation=newest.generation - 1,
+                era=newest.era - 1,
+                partition_count=state.layout.from_count,
+            )
+    return newest
 
 
 def _next_of_first(
@@ -251,10 +269,11 @@ def _begun_from(worlds: Mapping[int, WorldState], config: Config) -> int | None:
     return next((n for n in counts if n and is_step(n, config.partition_count)), None)
 
 
-def _newest(worlds: Mapping[int, WorldState]) -> Config:
-    config = worlds[0].config
-    assert config is not None
-    return newest_of(config, worlds.values())
+def _newest(worlds: Mapping[int, WorldState]) -> Config | None:
+    """Return the newest Config of the log of partition 0, of any if that has none."""
+    configs = (state.config for _, state in sorted(worlds.items()))
+    config = next((each for each in configs if each is not None), None)
+    return None if config is None else newest_of(config, worlds.values())
 
 
 def restored_op(config: Config) -> bytes:

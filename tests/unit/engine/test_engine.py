@@ -439,16 +439,17 @@ def is_claim(record):
     return isinstance(record, ClaimingPartition) and record.topic == "t"
 
 
-def test_a_partition_without_a_config_gets_it():
+@pytest.mark.parametrize("t", [0, 1])
+def test_a_partition_without_a_config_gets_it(t):
     """Its log has lost all: claims would be refused for ever."""
     cluster = world(partitions=2, records=[1] * 4)
     node = cluster.node("a", spec=spec())
     cluster.run_until(held_by(node, 4), H)
-    cluster.kafka.truncate(cluster.place(1), end=0, leader=5)
+    cluster.kafka.truncate(cluster.place(t), end=0, leader=5)
     cluster.run_until(held_by(node, 4), 4 * H)
-    reasons = {each.transition.reason for each in lines(cluster, 1)}
+    reasons = {each.transition.reason for each in lines(cluster, t)}
     assert "no_config" not in reasons - {None}
-    assert node.engine.context.replicas[1].world.config == cluster.config
+    assert node.engine.context.replicas[t].world.config == cluster.config
 
 
 def test_a_truncated_log_fences_all(cluster):

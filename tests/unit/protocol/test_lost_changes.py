@@ -140,9 +140,8 @@ def test_nothing_is_claimed_where_the_newest_config_is_not(settings, expected):
     assert unclaimed(states) == expected
     logs[0].append(layout_fence(8, 4, generation=3, era=3))
     assert unclaimed(states) == set()
-    states[0] = Log(0, configured=False).state
-    assert unclaimed(states) == set()
-    assert unclaimed({}) == set()
+    del states[0]
+    assert unclaimed(states) == unclaimed({}) == set()
 
 
 def altered(*, to=(0,), h=7_000, count=3, level=2):
@@ -164,7 +163,8 @@ def test_a_config_is_written_where_it_is_not():
     states[7] = Log(7, k=3, level=2).state
     assert lost_configs(states) == {}, "it is not in use"
     assert lost_configs({}) == {}
-    assert lost_configs({**states, 0: WorldState(0)}) == {}
+    del states[0]
+    assert lost_configs(states) == {}
 
 
 def test_a_config_of_an_equal_era_is_not_followed():
@@ -239,6 +239,33 @@ def test_partition_0_gets_other_settings_though_a_fence_came_with_them():
     assert lost_configs(states) == {0: newest}
     logs[0] = Log(0, k=4, level=2)
     assert lost_configs({**states, 0: logs[0].state}) == {}, "it has lost two changes"
+
+
+def test_partition_0_that_has_lost_all_gets_a_config():
+    states, newest = altered(to=(1, 2))
+    states[0] = WorldState(0)
+    assert lost_configs(states) == {0: newest}
+    assert unclaimed(states) == {0}
+    assert lost_by(states) == lost_before(states) == {}
+    log = Log(0, configured=False)
+    assert log.outcome_of(newest) == "configured"
+    none = {t: WorldState(t) for t in range(2)}
+    assert lost_configs(none) == {}
+    assert unclaimed(none) == set()
+
+
+def test_partition_0_that_has_lost_all_gets_what_the_open_change_follows():
+    logs = {t: Log(t, configured=t < 2, k=2, level=2) for t in range(4)}
+    fence = layout_fence(4, 2, generation=2, era=5)
+    for t in (1, 2, 3):
+        assert logs[t].outcome_of(fence) == "layout_fenced"
+    logs[0] = Log(0, configured=False)
+    states = {t: log.state for t, log in logs.items()}
+    before = lost_configs(states)[0]
+    assert (before.generation, before.partition_count, before.era) == (1, 2, 4)
+    assert logs[0].outcome_of(before) == "configured"
+    assert lost_configs(states) == {}
+    assert logs[0].outcome_of(fence) == "layout_fenced"
 
 
 def test_partition_0_may_have_lost_that_others_are_in_use():
