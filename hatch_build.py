@@ -79,7 +79,7 @@ def compile_native(root: Path, target: Path) -> None:
     tools = Tools.find()
     is_mac = sys.platform == "darwin"
     linking = ("-bundle", "-undefined", "dynamic_lookup") if is_mac else ("-shared",)
-    flags = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-I", tools.include)
+    flags = ("-std=c11", "-O3", "-fPIC", "-fvisibility=hidden", "-I", tools.include)
     more = shlex.split(os.environ.get("CFLAGS", ""))
     sources = sorted((root / "native").glob("*.c"))
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".native-") as folder:

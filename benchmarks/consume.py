@@ -13,7 +13,7 @@ send large batches in a busy topic, and batches of some records (*in 10s*) in ot
 *columns* and *arrow* are batches handed out without an object for each record; *amo*
 are batches at most once. Beside each ratio of rates stands one of the processor times
 of all threads, which says more on a busy machine, and one of the processor time that
-the broker takes, where it runs on this machine.
+the broker takes, where it runs on this machine, without that of its compilers.
 """
 
 import time
@@ -38,11 +38,11 @@ from support import (
     broker_argument,
     broker_pid,
     cluster,
-    cpu_s,
     document,
     figure,
     ratios,
     show_figures,
+    steady_cpu_s,
     write_document,
 )
 
@@ -164,7 +164,7 @@ class Stopwatch:
 
     @staticmethod
     def _used_by_broker_s(broker: int | None) -> float:
-        return 0.0 if broker is None else cpu_s(broker)
+        return 0.0 if broker is None else steady_cpu_s(broker)
 
 
 # --- the bare clients

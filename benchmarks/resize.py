@@ -44,6 +44,7 @@ from support import (
 
 from kafka_marshal import Admin, Marshal
 from kafka_marshal.admin import Format
+from kafka_marshal.config import ConsumerConfig
 from kafka_marshal.protocol.layout import place_of
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.testing.producing import create_topic
@@ -119,7 +120,15 @@ def hold(options: Mapping[str, Any], pen: Pen, is_over: threading.Event) -> None
                     state_dir="",
                 )
             )
-            held.append(marshal.ranges(options["topic"]))
+            held.append(
+                marshal.ranges(
+                    ConsumerConfig(
+                        topics=(options["topic"],),
+                        max_handling_ms=0,
+                        release_behind=False,
+                    )
+                )
+            )
             # One after the other: all at once would queue too many look-ups.
             while len(held[-1].held()) < options["held"] and not is_over.wait(NOTE_S):
                 pass

@@ -30,6 +30,7 @@ from support import (
 
 from kafka_marshal import Admin, Delivery, Marshal
 from kafka_marshal.admin import Format
+from kafka_marshal.config import ConsumerConfig
 from kafka_marshal.grants import (
     ClaimRef,
     GrantClient,
@@ -114,7 +115,11 @@ def side(
         sidecar=sidecar,
     ) as marshal:
         kind = Delivery.AT_MOST_ONCE if is_granted else Delivery.AT_LEAST_ONCE
-        ranges = marshal.ranges(topic, delivery=kind)
+        ranges = marshal.ranges(
+            ConsumerConfig(
+                topics=(topic,), delivery=kind, max_handling_ms=0, release_behind=False
+            )
+        )
         deadline = time.monotonic() + WAIT_S
         while len(ranges.held()) < PARTITIONS:
             if time.monotonic() > deadline:

@@ -285,6 +285,19 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def steady_cpu_s(pid: int) -> float:
+    """Return the time that a JVM's threads have used, but for its compilers'.
+
+    Those work less and less in the first minutes of a process.
+    """
+    used_ns = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # it may end meanwhile
+            if "CompilerThre" not in (thread / "comm").read_text():
+                used_ns += int((thread / "schedstat").read_text().split()[0])
+    return used_ns / 1e9
+
+
 def broker_pid(servers: str) -> int | None:
     """Return the process of a broker on this machine; None where it is elsewhere."""
     host, _, port = servers.partition(",")[0].rpartition(":")

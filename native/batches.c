@@ -70,14 +70,6 @@ int read_place(const Fetch *fetch, Py_ssize_t number, Batch *batch, Record *reco
 
 /* --- an index -------------------------------------------------------------------------- */
 
-typedef struct {
-    Place *places;
-    Py_ssize_t count, room;
-    int64_t base, last; /* offsets of the first record and of the last one; -1 before */
-    int is_dense;       /* whether no offset may be missing in between */
-    int fields;         /* KEYS and HEADERS, if some record has them */
-} Index;
-
 /* Make room for more places; FAILED without memory, and without an exception. */
 static int make_room(Index *index, Py_ssize_t more) {
     if (index->room - index->count >= more) return READ;
@@ -122,37 +114,41 @@ static int add_batch(const unsigned char *begin, const Batch *batch, int64_t fir
     return READ;
 }
 
-/* What of a fetch is wanted, and what was taken. */
-typedef struct {
-    int64_t first;        /* records below this offset are not wanted */
-    Py_ssize_t count_max; /* no more batches once there are as many records */
-    int32_t epoch_min;    /* of the epochs of leaders */
-    int is_checked;       /* whether to compare checksums */
-    const unsigned char *at; /* behind the batches that were taken */
-    int64_t next;            /* offset behind them; -1 without one */
-    int32_t epoch;           /* of all of them */
-} Walk;
+void begin_index(const unsigned char *at, Walk *walk, Index *index) {
+    index->base = index->last = walk->next = walk->epoch = -1;
+    walk->at = at;
+}
 
-/* Add batches of one leader epoch until there are enough records. */
+int index_next(const unsigned char *begin, const unsigned char *end, Walk *walk,
+               Index *index) {
+    Batch batch;
+    int result = read_header(walk->at, end, walk->is_checked, &batch);
+    if (result != READ || batch.epoch < walk->epoch_min) return LEFT;
+    if (walk->next >= 0 && (batch.epoch != walk->epoch || batch.base < walk->next))
+        return LEFT;
+    /* Control records are of Kafka alone. */
+    if (!(batch.attributes & CONTROL))
+        result = add_batch(begin, &batch, walk->first, index);
+    if (result != READ) return result;
+    walk->at = batch.end;
+    walk->next = batch.next;
+    walk->epoch = batch.epoch;
+    return READ;
+}
+
+const unsigned char *find_batch_end(const unsigned char *at, const unsigned char *end) {
+    if (end - at < LENGTH_BYTES) return NULL;
+    int32_t length = (int32_t)big_endian(at + 8, 4);
+    return length < 0 || length > end - at - LENGTH_BYTES ? NULL
+                                                          : at + LENGTH_BYTES + length;
+}
+
+/* Add batches until there are enough records; FAILED without memory. */
 static int index_batches(const unsigned char *begin, const unsigned char *end, Walk *walk,
                          Index *index) {
     int result = READ;
-    while (result == READ && index->count < walk->count_max) {
-        Batch batch;
-        result = read_header(walk->at, end, walk->is_checked, &batch);
-        if (result == READ && walk->next >= 0) {
-            if (batch.epoch != walk->epoch) break;
-            if (batch.base < walk->next) result = LEFT;
-        }
-        if (result == READ && batch.epoch < walk->epoch_min) result = LEFT;
-        /* Control records are of Kafka alone. */
-        if (result == READ && !(batch.attributes & CONTROL))
-            result = add_batch(begin, &batch, walk->first, index);
-        if (result != READ) break;
-        walk->at = batch.end;
-        walk->next = batch.next;
-        walk->epoch = batch.epoch;
-    }
+    while (result == READ && index->count < walk->count_max)
+        result = index_next(begin, end, walk, index);
     return result;
 }
 
@@ -161,9 +157,9 @@ static int index_from(const Py_buffer *data, Py_ssize_t *start, Walk *walk,
                       Index *index) {
     const unsigned char *begin = data->buf, *end = begin + data->len;
     int result;
-    index->base = index->last = walk->next = walk->epoch = -1;
+    begin_index(begin, walk, index);
     if (*start < 0 || *start > data->len || data->len > INT32_MAX) return LEFT;
-    walk->at = begin + *start;
+    walk->at += *start;
     /* The bytes are nobody else's, so threads that fetch can run meanwhile. */
     Py_BEGIN_ALLOW_THREADS
     result = index_batches(begin, end, walk, index);
@@ -177,6 +173,12 @@ static int index_from(const Py_buffer *data, Py_ssize_t *start, Walk *walk,
 static PyObject *new_places(const Index *index) {
     return PyBytes_FromStringAndSize((const char *)index->places,
                                      index->count * (Py_ssize_t)sizeof(Place));
+}
+
+PyObject *new_index(Py_ssize_t behind, const Walk *walk, const Index *index) {
+    return Py_BuildValue("NinLLl", new_places(index), index->fields, behind,
+                         (long long)index->base, (long long)walk->next,
+                         (long)walk->epoch);
 }
 
 PyObject *index_entries(PyObject *module, PyObject *args) {
@@ -208,9 +210,7 @@ PyObject *index_records(PyObject *module, PyObject *args) {
                           &walk.is_checked))
         return NULL;
     if (index_from(&data, &start, &walk, &index) != FAILED)
-        made = Py_BuildValue("NinLLl", new_places(&index), index.fields, start,
-                             (long long)index.base, (long long)walk.next,
-                             (long)walk.epoch);
+        made = new_index(start, &walk, &index);
     free(index.places);
     PyBuffer_Release(&data);
     return made;

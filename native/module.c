@@ -4,9 +4,10 @@
 #include "native.h"
 
 /* Equal to that of ``kafka_marshal/native.py``: other builds are not used. */
-#define REVISION 11
+#define REVISION 12
 
 static PyMethodDef METHODS[] = {
+    {"address_of", address_of, METH_O, NULL},
     {"fold_beats", (PyCFunction)(void (*)(void))fold_beats,
      METH_VARARGS | METH_KEYWORDS, NULL},
     {"fold_packed", (PyCFunction)(void (*)(void))fold_packed,

@@ -22,6 +22,11 @@ typedef struct {
 /* Read a signed varint of at most 64 bits; 0 if there is none. */
 static inline int read_varint(Reader *in, int64_t *found) {
     uint64_t number = 0;
+    if (in->at < in->end && *in->at < 128) { /* as most are */
+        number = *in->at++;
+        *found = (int64_t)(number >> 1 ^ (0 - (number & 1)));
+        return 1;
+    }
     for (int shift = 0; shift < 64; shift += 7) {
         if (in->at >= in->end) return 0;
         unsigned char byte = *in->at++;
@@ -35,6 +40,7 @@ static inline int read_varint(Reader *in, int64_t *found) {
     return 0;
 }
 
+PyObject *address_of(PyObject *module, PyObject *data);
 PyObject *fold_beats(PyObject *module, PyObject *args, PyObject *named);
 PyObject *fold_packed(PyObject *module, PyObject *args, PyObject *named);
 PyObject *fill_columns(PyObject *module, PyObject *args);

@@ -1,10 +1,10 @@
 /* A thread that receives large responses, without the interpreter lock.
  *
- * They are copied from the socket while the application computes, whether it holds the
- * lock or not.
+ * They are copied from the socket, and their batches checked, while the application
+ * computes, whether it holds the lock or not.
  */
 
-#include "native.h"
+#include "responses.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -18,6 +18,8 @@
 #define WAIT_MS 1000
 /* A wake-up is worth so many bytes of those that are missing. */
 #define WAKEUP_BYTES (1 << 20)
+/* So much is received before its batches are checked: it is still in the cache then. */
+#define PIECE_BYTES (1 << 18)
 #define HEAD_BYTES 4 /* the size of what follows, as brokers send it */
 
 typedef struct {
@@ -28,6 +30,9 @@ typedef struct {
     int is_open;
     pthread_t thread;
     Py_buffer head, body; /* of the application's thread; without an object if idle */
+    Py_ssize_t start;     /* where the thread begins in the body */
+    int version;          /* of a Fetch response, if that is received */
+    Response response;    /* of the thread while it uses the buffer */
     pthread_mutex_t lock; /* of what follows */
     pthread_cond_t changed;
     int is_closing, is_running; /* whether the thread uses the buffer */
@@ -60,10 +65,12 @@ static void limit_wakeups(int sock, Py_ssize_t left) {
 static Py_ssize_t receive_all(Receiver *self, unsigned char *at, Py_ssize_t size) {
     Py_ssize_t left = size;
     while (left > 0) {
-        ssize_t count = recv(self->sock, at, (size_t)left, MSG_DONTWAIT);
+        Py_ssize_t most = left < PIECE_BYTES ? left : PIECE_BYTES;
+        ssize_t count = recv(self->sock, at, (size_t)most, MSG_DONTWAIT);
         if (count > 0) {
             at += count;
             left -= count;
+            read_response(&self->response, at);
         } else if (count == 0 || (errno != EAGAIN && errno != EWOULDBLOCK &&
                                   errno != EINTR)) {
             break;
@@ -78,17 +85,20 @@ static Py_ssize_t receive_all(Receiver *self, unsigned char *at, Py_ssize_t size
 }
 
 /* Receive a head, and what it announces if the body is of about that size; without a head
- * all of the body. */
+ * the rest of the body. */
 static Py_ssize_t receive_response(Receiver *self) {
     const unsigned char *head = self->head.buf;
+    unsigned char *body = self->body.buf;
     Py_ssize_t size = self->body.len;
+    begin_response(&self->response, body, body, -1);
     if (self->head.len > 0) {
         Py_ssize_t count = receive_all(self, self->head.buf, self->head.len);
         if (count < self->head.len) return count;
         size = (int32_t)((uint32_t)head[0] << 24 | head[1] << 16 | head[2] << 8 | head[3]);
         if (size < self->body.len / 2 || size > self->body.len) return count;
     }
-    return self->head.len + receive_all(self, self->body.buf, size);
+    begin_response(&self->response, body, body + size, self->version);
+    return self->head.len + receive_all(self, body + self->start, size - self->start);
 }
 
 static void *run(void *given) {
@@ -174,6 +184,7 @@ static PyObject *new_receiver(PyTypeObject *type, PyObject *args, PyObject *name
 }
 
 static void release_buffers(Receiver *self) {
+    free_response(&self->response);
     if (self->head.obj != NULL) PyBuffer_Release(&self->head);
     if (self->body.obj != NULL) PyBuffer_Release(&self->body);
 }
@@ -230,16 +241,23 @@ static int require_open(const Receiver *self, int is_busy) {
 static PyObject *receiver_start(PyObject *given, PyObject *args) {
     Receiver *self = (Receiver *)given;
     PyObject *head, *body;
-    if (!PyArg_ParseTuple(args, "OO:start", &head, &body) || !require_open(self, 0))
+    const char *why = NULL;
+    if (!PyArg_ParseTuple(args, "OOni:start", &head, &body, &self->start,
+                          &self->version) ||
+        !require_open(self, 0))
         return NULL;
     if (PyObject_GetBuffer(head, &self->head, PyBUF_WRITABLE) < 0 ||
         PyObject_GetBuffer(body, &self->body, PyBUF_WRITABLE) < 0) {
         release_buffers(self);
         return NULL;
     }
-    if (self->head.len != 0 && self->head.len != HEAD_BYTES) {
+    if (self->head.len != 0 && self->head.len != HEAD_BYTES)
+        why = "a head has four bytes, or none";
+    else if (self->start < 0 || self->start > (self->head.len ? 0 : self->body.len))
+        why = "a response begins within its body, with a head at its begin";
+    if (why != NULL) {
         release_buffers(self);
-        return raise_unusable("a head has four bytes, or none");
+        return raise_unusable(why);
     }
     pthread_mutex_lock(&self->lock);
     self->is_running = 1;
@@ -259,8 +277,9 @@ static PyObject *receiver_finish(PyObject *given, PyObject *unused) {
     pthread_mutex_unlock(&self->lock);
     if (is_running) Py_RETURN_NONE;
     while (read(self->done[0], &byte, 1) < 0 && errno == EINTR) continue;
+    PyObject *indexes = new_indexes(&self->response);
     release_buffers(self);
-    return PyLong_FromSsize_t(taken);
+    return indexes == NULL ? NULL : Py_BuildValue("nN", taken, indexes);
 }
 
 static PyMethodDef METHODS[] = {

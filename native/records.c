@@ -7,7 +7,7 @@
 #include <string.h>
 
 /* Skip bytes with a length; LEFT if they are missing, or too short. */
-static int read_part(Reader *in, int64_t size_min, Part *part) {
+static inline int read_part(Reader *in, int64_t size_min, Part *part) {
     if (!read_varint(in, &part->size) || part->size < size_min ||
         part->size > in->end - in->at)
         return LEFT;

@@ -62,4 +62,37 @@ int find_record(const Fetch *fetch, Py_ssize_t number, Batch *batch, Record *rec
 /* Return the bytes, or None. */
 PyObject *new_part(const Part *part);
 
+/* Which batches are wanted, and which were taken. */
+typedef struct {
+    int64_t first;        /* records below this offset are not wanted */
+    Py_ssize_t count_max; /* no more batches once there are as many records */
+    int32_t epoch_min;    /* of the epochs of leaders */
+    int is_checked;       /* whether to compare checksums */
+    const unsigned char *at; /* behind the batches that were taken */
+    int64_t next;            /* offset behind them; -1 without one */
+    int32_t epoch;           /* of all of them; -1 without one */
+} Walk;
+
+typedef struct {
+    Place *places; /* to be freed */
+    Py_ssize_t count, room;
+    int64_t base, last; /* offsets of the first record and of the last one; -1 before */
+    int is_dense;       /* whether no offset may be missing in between */
+    int fields;         /* KEYS and HEADERS, if some record has them */
+} Index;
+
+/* Begin at a byte, without any batch. */
+void begin_index(const unsigned char *at, Walk *walk, Index *index);
+
+/* Add the next batch, if it is sound and of the leader epoch of the others; LEFT if not,
+ * FAILED without memory, and without an exception. Takes no interpreter lock. */
+int index_next(const unsigned char *begin, const unsigned char *end, Walk *walk,
+               Index *index);
+
+/* Return where the batch ends that begins here; NULL if its end is behind ``end``. */
+const unsigned char *find_batch_end(const unsigned char *at, const unsigned char *end);
+
+/* Return what ``index_records`` does; ``behind`` is the byte behind the batches. */
+PyObject *new_index(Py_ssize_t behind, const Walk *walk, const Index *index);
+
 #endif

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from kafka_marshal.config import Delivery
 from kafka_marshal.defaults import COORDINATION_TOPIC
-from kafka_marshal.engine.plan_following import ORPHAN_MS_MAX
+from kafka_marshal.engine.planning import ORPHAN_MS_MAX
 from kafka_marshal.protocol.layout_steps import FINAL_AFTER_MS
 from kafka_marshal.protocol.placement import counts_of, place_under, standing_keys
 from kafka_marshal.protocol.state import WorldState

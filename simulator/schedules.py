@@ -7,8 +7,8 @@ import attrs
 from msgspec.structs import replace
 
 from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.items import Pause
 from kafka_marshal.protocol.judging import scope_of
-from kafka_marshal.protocol.pauses import Pause
 from kafka_marshal.protocol.records import (
     PauseGroup,
     ReleaseGroup,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cli_reference import LISTS, reference
+from cli_reference import reference
 from rich.text import Text
 from typer.testing import CliRunner
 
@@ -56,9 +56,9 @@ def test_repeated_options_are_listed_once_and_named_where_they_are():
     )
 
 
-def test_what_the_columns_of_a_list_mean_is_in_its_help_alone():
+def test_what_a_command_prints_is_explained_in_its_help_alone():
     text = reference()
-    assert [path for path in LISTS if f"### `{path}" not in text] == []
+    assert "List every claim with its owner" in text
     assert "LOG-END-OFFSET" not in text
     described = CliRunner().invoke(app, ["groups", "describe", "--help"]).stdout
     assert "LOG-END-OFFSET" in described

@@ -500,7 +500,7 @@ def words_of_the_fold() -> set[str]:
     found = set()
     folds = (
         *("keys", "groups", "fences", "positions", "resets"),
-        *("advice", "layouts", "growths"),
+        *("advice", "layouts"),
     )
     others = ("judging", "growths", "log_clock", "rationalizer")
     for name in (*others, *(f"fold_{each}" for each in folds)):

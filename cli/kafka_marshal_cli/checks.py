@@ -17,7 +17,7 @@ import attrs
 
 from kafka_marshal import World
 from kafka_marshal.admin import TopicReport, set_command
-from kafka_marshal.growth_plan import command
+from kafka_marshal.growing import command
 from kafka_marshal_cli.render import abbreviated, duration
 
 

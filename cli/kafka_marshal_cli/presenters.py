@@ -10,12 +10,7 @@ from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.losses import Loss
 from kafka_marshal.protocol.settings import FAIR, TUNABLES, Settings
-from kafka_marshal.protocol.state import (
-    KeyNote,
-    KeyState,
-    MemberState,
-    WorldState,
-)
+from kafka_marshal.protocol.state import KeyNote, KeyState, MemberState, WorldState
 from kafka_marshal.protocol.text import claim_to_object, offer_to_object
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal_cli.parsing import Moment
@@ -23,7 +18,7 @@ from kafka_marshal_cli.render import NOTHING, Column, column, duration, plain
 
 if TYPE_CHECKING:
     from kafka_marshal import Record, World
-    from kafka_marshal.growth_plan import SourceReport
+    from kafka_marshal.growing import SourceReport
     from kafka_marshal.protocol.group_plan import Uncovered
     from kafka_marshal.protocol.items import Growth
     from kafka_marshal_cli.adoption import AdoptionPlan

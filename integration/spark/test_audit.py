@@ -294,6 +294,12 @@ def test_the_block_of_the_document_counts_claims(runs):
 # --- what must hold
 
 
+def test_a_table_describes_its_columns(runs):
+    for table in tables_of.TABLES:
+        described = runs["whole"].spark.sql(f"DESCRIBE {table.name}").collect()
+        assert [tables_of.Column(*row) for row in described] == list(table.columns)
+
+
 def test_a_clean_run_breaks_nothing(runs):
     assert runs["whole"].check() == []
     assert runs["parted"].check() == []

@@ -32,13 +32,16 @@ RECORDS = 5 * CHUNK_RECORDS // 2
 PROGRAM = """
 import json, sys
 from kafka_marshal import ClaimLost, Delivery, Marshal, TopicPartition
+from kafka_marshal.config import ConsumerConfig
 
 servers, coordination, group, topic, delivery, end = sys.argv[1:]
 place = TopicPartition(topic, 0)
 with Marshal(
     servers, group_id=group, client_id="driver", coordination_topic=coordination,
     state_dir="",
-) as marshal, marshal.ranges(topic, delivery=Delivery(delivery)) as ranges:
+) as marshal, marshal.ranges(
+    ConsumerConfig(topics=(topic,), delivery=Delivery(delivery), max_handling_ms=0)
+) as ranges:
     while place not in ranges.held():
         ranges.wait_for_change(100)
     held = ranges.held()[place]

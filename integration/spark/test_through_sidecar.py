@@ -19,6 +19,7 @@ from waiting import WAIT_MS
 from waiting import eventually as soon
 
 from kafka_marshal import ClaimLost, Delivery, Marshal
+from kafka_marshal.config import ConsumerConfig
 from kafka_marshal.spark.claims import Claims, Limit, Rules
 
 H_MS = 60_000
@@ -266,7 +267,10 @@ def test_claims_without_an_event_yet_are_waited_for(domain, sidecar):
                     for topic, found in data.describe(list(topics), WAIT_MS).items()
                 },
             )
-            claims = Claims(ranges=marshal.ranges(topic), logs=logs, rules=rules)
+            config = ConsumerConfig(
+                topics=(topic,), max_handling_ms=0, release_behind=False
+            )
+            claims = Claims(ranges=marshal.ranges(config), logs=logs, rules=rules)
             claims.fix_target()
             marks = marks or claims.latest({}, Limit())
             parts = claims.parts({}, marks)

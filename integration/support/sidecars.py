@@ -299,11 +299,6 @@ class PlainClient:
                 self.has.pop(place(body), None)
         self.frames.append((frame_id, body))
 
-    @property
-    def is_listening(self) -> bool:
-        """Whether its stream stands."""
-        return self._is_reading
-
     def events(self, kind: str) -> list[dict]:
         """Return the events of one kind that came."""
         return [body for _, body in self.frames if body["type"] == kind]

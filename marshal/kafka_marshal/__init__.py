@@ -5,44 +5,49 @@ from importlib import import_module
 # Type checkers treat it as typing's own, whose import doubles the start of a probe.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from kafka_marshal.admin import Admin
-    from kafka_marshal.aio import AsyncConsumer, AsyncMarshal
-    from kafka_marshal.batches import Batch, CommitToken
-    from kafka_marshal.claims import HeldClaim
-    from kafka_marshal.client import Marshal
-    from kafka_marshal.config import Delivery
-    from kafka_marshal.consumer import Consumer
-    from kafka_marshal.errors import (
-        ClaimError,
-        ClaimLost,
-        ClaimRejected,
-        ClientFenced,
-        ConfigurationError,
-        CoordinationError,
-        DeadlineExceeded,
-        GroupPaused,
-        IdentityConflict,
-        InvalidTransition,
-        LogTruncated,
-        LogUnreadable,
-        LogUnwritable,
-        MalformedRecord,
-        MarshalError,
-        PositionError,
-        ProtocolError,
-        TopicMisconfigured,
-        UnknownTopicId,
-        WrongCluster,
-    )
-    from kafka_marshal.group_reset import PositionSpec
-    from kafka_marshal.history.reading import GroupHistory, KeyHistory
-    from kafka_marshal.loss_report import Losses
-    from kafka_marshal.ports import Event, Observer, Record
-    from kafka_marshal.protocol.claiming import Ending
-    from kafka_marshal.protocol.losses import Loss
-    from kafka_marshal.protocol.types import Key, Token, TopicPartition
-    from kafka_marshal.views import World
-    from kafka_marshal.watch import WorldWatch
+    from kafka_marshal.admin import Admin as Admin
+    from kafka_marshal.aio import AsyncConsumer as AsyncConsumer
+    from kafka_marshal.aio import AsyncMarshal as AsyncMarshal
+    from kafka_marshal.batches import Batch as Batch
+    from kafka_marshal.batches import CommitToken as CommitToken
+    from kafka_marshal.claims import HeldClaim as HeldClaim
+    from kafka_marshal.client import Marshal as Marshal
+    from kafka_marshal.config import Delivery as Delivery
+    from kafka_marshal.consumer import Consumer as Consumer
+    from kafka_marshal.errors import ClaimError as ClaimError
+    from kafka_marshal.errors import ClaimLost as ClaimLost
+    from kafka_marshal.errors import ClaimRejected as ClaimRejected
+    from kafka_marshal.errors import ClientFenced as ClientFenced
+    from kafka_marshal.errors import ConfigurationError as ConfigurationError
+    from kafka_marshal.errors import CoordinationError as CoordinationError
+    from kafka_marshal.errors import DeadlineExceeded as DeadlineExceeded
+    from kafka_marshal.errors import GroupPaused as GroupPaused
+    from kafka_marshal.errors import IdentityConflict as IdentityConflict
+    from kafka_marshal.errors import InvalidTransition as InvalidTransition
+    from kafka_marshal.errors import LogTruncated as LogTruncated
+    from kafka_marshal.errors import LogUnreadable as LogUnreadable
+    from kafka_marshal.errors import LogUnwritable as LogUnwritable
+    from kafka_marshal.errors import MalformedRecord as MalformedRecord
+    from kafka_marshal.errors import MarshalError as MarshalError
+    from kafka_marshal.errors import PositionError as PositionError
+    from kafka_marshal.errors import ProtocolError as ProtocolError
+    from kafka_marshal.errors import TopicMisconfigured as TopicMisconfigured
+    from kafka_marshal.errors import UnknownTopicId as UnknownTopicId
+    from kafka_marshal.errors import WrongCluster as WrongCluster
+    from kafka_marshal.group_reset import PositionSpec as PositionSpec
+    from kafka_marshal.history.reading import GroupHistory as GroupHistory
+    from kafka_marshal.history.reading import KeyHistory as KeyHistory
+    from kafka_marshal.loss_report import Losses as Losses
+    from kafka_marshal.ports import Event as Event
+    from kafka_marshal.ports import Observer as Observer
+    from kafka_marshal.ports import Record as Record
+    from kafka_marshal.protocol.claiming import Ending as Ending
+    from kafka_marshal.protocol.losses import Loss as Loss
+    from kafka_marshal.protocol.types import Key as Key
+    from kafka_marshal.protocol.types import Token as Token
+    from kafka_marshal.protocol.types import TopicPartition as TopicPartition
+    from kafka_marshal.views import World as World
+    from kafka_marshal.watch import WorldWatch as WorldWatch
 
     __version__: str
 
@@ -94,6 +99,8 @@ _HOMES = {
     "WorldWatch": "kafka_marshal.watch",
 }
 
+__all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - they are strings
+
 
 def __getattr__(name: str) -> object:
     """Import a public name from its module."""
@@ -120,51 +127,3 @@ def _version() -> str:
 def __dir__() -> list[str]:
     """List the public names."""
     return list(__all__)
-
-
-__all__ = [
-    "Admin",
-    "AsyncConsumer",
-    "AsyncMarshal",
-    "Batch",
-    "ClaimError",
-    "ClaimLost",
-    "ClaimRejected",
-    "ClientFenced",
-    "CommitToken",
-    "ConfigurationError",
-    "Consumer",
-    "CoordinationError",
-    "DeadlineExceeded",
-    "Delivery",
-    "Ending",
-    "Event",
-    "GroupHistory",
-    "GroupPaused",
-    "HeldClaim",
-    "IdentityConflict",
-    "InvalidTransition",
-    "Key",
-    "KeyHistory",
-    "LogTruncated",
-    "LogUnreadable",
-    "LogUnwritable",
-    "Loss",
-    "Losses",
-    "MalformedRecord",
-    "Marshal",
-    "MarshalError",
-    "Observer",
-    "PositionError",
-    "PositionSpec",
-    "ProtocolError",
-    "Record",
-    "Token",
-    "TopicMisconfigured",
-    "TopicPartition",
-    "UnknownTopicId",
-    "World",
-    "WorldWatch",
-    "WrongCluster",
-    "__version__",
-]

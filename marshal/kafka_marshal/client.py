@@ -137,7 +137,7 @@ class Marshal(Closing):
         timeout_ms: int = OPEN_MS_MAX,
     ) -> None:
         from kafka_marshal.backend import LocalBackend, Terms
-        from kafka_marshal.remote.connect import ConnectOptions, open_backend
+        from kafka_marshal.remote.backend import ConnectOptions, open_backend
 
         names = {"group_id": group_id, "client_id": client_id}
         for setting, name in names.items():
@@ -340,63 +340,19 @@ class Marshal(Closing):
         return consumer
 
     def ranges(
-        self,
-        *topics: str,
-        pattern: str | re.Pattern[str] | None = None,
-        delivery: Delivery | str = Delivery.AT_LEAST_ONCE,
-        policy: "str | Policy" = "fair",
-        claims_max: int = 0,
-        auto_offset_reset: str = "earliest",
-        starts: Mapping[TopicPartition, int] | None = None,
-        isolation_level: str = READ_UNCOMMITTED,
-        metadata_refresh_ms: int = 30_000,
-        max_handling_ms: int | None = 0,
-        timeout_ms: int = OPEN_MS_MAX,
+        self, config: ConsumerConfig, *, timeout_ms: int = OPEN_MS_MAX
     ) -> "RangeConsumer":
         """Hold partitions as a consumer does, for records that are read elsewhere.
 
-        The settings are those of ``consumer``. Partitions are not released because
-        processing is slow or lags, except by ``max_handling_ms``.
-
         Args:
-            topics: Data topics by name.
-            pattern: Or a regular expression in RE2's syntax that whole names match.
-            delivery: The guarantee; also as ``"alo"`` or ``"amo"``.
-            policy: Which partitions to hold.
-            claims_max: Most partitions to hold; 0 = no limit.
-            auto_offset_reset: Where to start partitions without a position.
-            starts: Where to start instead, by partition.
-            isolation_level: Isolation level of the readers; the lag is counted to the
-                end at this level.
-            metadata_refresh_ms: Time between two refreshes of metadata.
-            max_handling_ms: Longest time without a call of ``held`` or a commit; 0 =
-                no limit, None = the heartbeat interval.
+            config: The settings. ``max_handling_ms`` is the longest time without a call
+                of ``held`` or a commit.
             timeout_ms: Longest time to look the topics up.
 
         Raises:
-            ConfigurationError: A setting is invalid.
             LogUnreadable: A topic does not exist.
             InvalidTransition: This client consumes one of the topics already.
         """
-        config = ConsumerConfig(
-            topics=topics,
-            pattern=pattern,
-            delivery=delivery,
-            policy=policy,
-            claims_max=claims_max,
-            auto_offset_reset=auto_offset_reset,
-            starts=dict(starts or {}),
-            isolation_level=isolation_level,
-            max_handling_ms=max_handling_ms,
-            release_behind=False,
-            metadata_refresh_ms=metadata_refresh_ms,
-        )
-        return self.open_ranges(config, timeout_ms=timeout_ms)
-
-    def open_ranges(
-        self, config: ConsumerConfig, *, timeout_ms: int = OPEN_MS_MAX
-    ) -> "RangeConsumer":
-        """Hold partitions with these settings; see ``ranges``."""
         from kafka_marshal.ranges import RangeConsumer
 
         subscription = self._new_subscription(config, timeout_ms)

@@ -8,7 +8,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Protocol
 
-REVISION = 11
+REVISION = 12
 """Changes with what the compiled functions take or return."""
 
 
@@ -27,6 +27,11 @@ def load(name: str = "kafka_marshal._native") -> ModuleType | None:
 compiled = load()
 
 
+KnownIndex = tuple[int, int, tuple[bytes, int, int, int, int, int]]
+"""Address and size of the records of a partition, and what ``index_records`` returns of
+them, without a first offset."""
+
+
 class Receiver(Protocol):
     """Receives from a socket on a thread of its own, which takes no interpreter lock.
 
@@ -35,13 +40,17 @@ class Receiver(Protocol):
     not block, and uses a duplicate of it.
     """
 
-    def start(self, head: memoryview, body: memoryview) -> None:
+    def start(
+        self, head: memoryview, body: memoryview, at: int, fetch_version: int, /
+    ) -> None:
         """Begin to receive a response.
 
         Args:
             head: For its size, of four bytes; empty to fill all of ``body``.
             body: For its content. If the size is not between the half and all of its
                 length, only the head is received.
+            at: How much of the content was received before.
+            fetch_version: Of Fetch, to check and index its batches; -1 for others.
 
         Raises:
             ValueError: Another one is being received, or the receiver is closed.
@@ -52,10 +61,11 @@ class Receiver(Protocol):
         """Return what is readable once ``finish`` returns a number."""
         ...
 
-    def finish(self) -> int | None:
-        """Return how many bytes were received; None if more are to come.
+    def finish(self) -> tuple[int, list[KnownIndex]] | None:
+        """Return how many bytes were received, and indexes; None if more are to come.
 
-        Too few if the connection has ended.
+        Too few if the connection has ended. There is an index for each partition that
+        has records.
 
         Raises:
             ValueError: Nothing is being received, or the receiver is closed.

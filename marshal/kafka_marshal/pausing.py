@@ -22,8 +22,8 @@ from kafka_marshal.errors import (
 from kafka_marshal.ports import Clock
 from kafka_marshal.protocol.codec import OP_ID_BYTES, is_scope, person_to_tags
 from kafka_marshal.protocol.hashing import home_partition
+from kafka_marshal.protocol.items import is_in_scope
 from kafka_marshal.protocol.judging import PAUSE_AHEAD_MS_MAX
-from kafka_marshal.protocol.pauses import is_in_scope
 from kafka_marshal.protocol.records import (
     SCOPE_PARTITIONS_MAX,
     SCOPE_TOPICS_MAX,

@@ -41,7 +41,6 @@ class HeldRange:
             not granted. None while the group has none.
         uncommitted_count: Number of offsets begun, neither committed nor given
             back.
-        start_until_ms: Local time until which work may start.
         follows: Epoch of the claim before this one, None if it is not known. A client
             may rely on its own state of that claim: no other process held the
             partition in between.
@@ -55,7 +54,6 @@ class HeldRange:
     owner: Owner
     position: int | None
     uncommitted_count: int
-    start_until_ms: int
     follows: int | None
     secret: str = attrs.field(repr=False)
     topic_id: str = ""
@@ -63,10 +61,6 @@ class HeldRange:
     def is_of_another(self, topic_id: str) -> bool:
         """Return whether the claim is of a topic with another id (in hex)."""
         return bool(self.topic_id and topic_id) and self.topic_id != topic_id
-
-    def may_start(self, now_ms: int) -> bool:
-        """Return whether work may start at this local time (PROTOCOL 5.2)."""
-        return now_ms < self.start_until_ms
 
 
 class RangeConsumer(Closing):
@@ -356,7 +350,6 @@ class RangeConsumer(Closing):
             owner=claim.claimant.owner,
             position=position,
             uncommitted_count=holding.uncommitted_count,
-            start_until_ms=claim.lease.soft_until_ms,
             follows=self._follows(holding.key, claim.epoch),
             secret=claim.secret.hex(),
             topic_id="" if holding.topic_id is None else holding.topic_id.hex(),

@@ -20,8 +20,8 @@ from kafka_marshal.kafka_io import ConnectionConfig, open_coordination_log
 from kafka_marshal.past import Prefix
 from kafka_marshal.ports import Clock, CoordinationLog, LogRange
 from kafka_marshal.protocol.codec import person_of
+from kafka_marshal.protocol.items import Pause
 from kafka_marshal.protocol.judging import scope_of
-from kafka_marshal.protocol.pauses import Pause
 from kafka_marshal.protocol.placement import by_partition, standing_keys
 from kafka_marshal.protocol.records import (
     ClaimingPartition,

@@ -31,9 +31,9 @@ from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.remote import api, paths
 from kafka_marshal.remote.command_queue import CommandQueue
 from kafka_marshal.remote.context import RemoteContext, RemoteEngine, RemotePorts
-from kafka_marshal.remote.errors import NotRegistered, error_of
 from kafka_marshal.remote.grants import SidecarGrantRequester, encode_verdict
 from kafka_marshal.remote.session import RemoteSession
+from kafka_marshal.remote.transport import NotRegistered, error_of
 from kafka_marshal.sidecar.http_errors import GONE, UNKNOWN, to_http_error
 from kafka_marshal.sidecar.process_monitor import Caller, Peer
 from kafka_marshal.sidecar.service import SidecarService

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kafka_marshal.config import Delivery
-from kafka_marshal.engine.plan_following import ORPHAN_MS_MAX
+from kafka_marshal.engine.planning import ORPHAN_MS_MAX
 from kafka_marshal.protocol.layout_steps import FINAL_AFTER_MS
 from kafka_marshal.protocol.types import TopicPartition
 from simulator.base import GROUP, Liveness

@@ -14,8 +14,8 @@ from logkit import LOG_APPEND_TIME, Log, config, fold
 from naive import Naive
 from slices import HANG_S
 
-from kafka_marshal.protocol.eras import ERAS_MAX
 from kafka_marshal.protocol.fold_beats import fold_beats
+from kafka_marshal.protocol.items import ERAS_MAX
 from kafka_marshal.protocol.rationalizer import apply, replay
 from kafka_marshal.protocol.records import Member
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes

@@ -12,7 +12,7 @@ from logkit import H, beat, claim, ident, messages, release
 
 from kafka_marshal import World
 from kafka_marshal.history.chain import KeyChain
-from kafka_marshal.history.path import joined, places_of
+from kafka_marshal.history.reading import joined, places_of
 from kafka_marshal.history.wording import text_of, why
 from kafka_marshal.protocol.import_check import ImportCheck
 from kafka_marshal.protocol.layout import is_final, moving_keys

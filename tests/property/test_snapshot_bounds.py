@@ -12,8 +12,14 @@ from logkit import (
 )
 
 from kafka_marshal.protocol import snapshot
-from kafka_marshal.protocol.items import Fence, Offer, Planned, Verdict
-from kafka_marshal.protocol.pauses import Pause, Scheduled
+from kafka_marshal.protocol.items import (
+    Fence,
+    Offer,
+    Pause,
+    Planned,
+    Scheduled,
+    Verdict,
+)
 from kafka_marshal.protocol.records import SCOPE_TOPICS_MAX, ScopedTopic
 from kafka_marshal.protocol.settings import Settings
 from kafka_marshal.protocol.snapshot import (

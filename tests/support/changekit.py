@@ -32,17 +32,6 @@ from kafka_marshal.protocol.types import Key
 LEVEL = 2
 
 
-def keys_at(partition, count, *, to_partition=None, to_count=None, group="g"):
-    """Yield keys of a coordinating partition; of a target as well, if given."""
-    for number in range(10_000):
-        key = Key(group, "t", number)
-        if place_of(key, partition_count=count) != partition:
-            continue
-        if to_count and place_of(key, partition_count=to_count) != to_partition:
-            continue
-        yield key
-
-
 def group_at(home, count, *, to_home=None, to_count=None):
     """Return a group with these homes under both counts."""
     for number in range(10_000):

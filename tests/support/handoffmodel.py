@@ -21,8 +21,7 @@ from search import Broken
 from kafka_marshal.protocol import fold_keys, judging
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.handoffs import is_ready_for
-from kafka_marshal.protocol.items import Offer
-from kafka_marshal.protocol.pauses import Pause
+from kafka_marshal.protocol.items import Offer, Pause
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import SECOND_LEVEL, ReleasingPartition
 from kafka_marshal.protocol.state import GroupState, KeyState, WorldState

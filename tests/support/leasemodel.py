@@ -26,8 +26,7 @@ from kafka_marshal.protocol.claiming import (
     key_secret,
 )
 from kafka_marshal.protocol.codec import encode
-from kafka_marshal.protocol.items import Fence
-from kafka_marshal.protocol.pauses import Pause
+from kafka_marshal.protocol.items import Fence, Pause
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import (
     SECOND_LEVEL,

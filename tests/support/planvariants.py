@@ -1,12 +1,12 @@
 """Broken variants of what members do with Plans and offers (PROTOCOL 9.2, 9.5)."""
 
-from kafka_marshal.engine import handoffs, plan_following
+from kafka_marshal.engine import handoffs, planning
 from kafka_marshal.protocol import plans
 
 
 def follow_entries_after_a_claim(patch):
     """Entries of a Plan stay valid after a claim of their key."""
-    for module in (plans, plan_following):
+    for module in (plans, planning):
         patch.setattr(module, "is_valid_for", lambda known, next_offset: True)
 
 

@@ -35,8 +35,7 @@ from search import Broken
 
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.hashing import coordinating_partition, home_partition
-from kafka_marshal.protocol.items import Lock, Verdict
-from kafka_marshal.protocol.pauses import Pause
+from kafka_marshal.protocol.items import Lock, Pause, Verdict
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import (
     SECOND_LEVEL,

@@ -184,13 +184,14 @@ def test_a_guarantee_that_is_named_by_its_word_is_kept(cluster, tmp_path, delive
     assert (granted is not None) == (delivery == "amo")
 
 
-@pytest.mark.parametrize("make", [Marshal.consumer, Marshal.ranges])
-def test_impossible_subscriptions_are_refused(cluster, tmp_path, make):
+def test_impossible_subscriptions_are_refused(cluster, tmp_path):
     with opened(tmp_path) as marshal:
         with pytest.raises(ConfigurationError, match="neither 'alo'"):
-            make(marshal, "t", delivery="exactly once")
+            marshal.consumer("t", delivery="exactly once")
         with pytest.raises(ConfigurationError, match="is the coordination topic"):
-            make(marshal, "__marshal")
+            marshal.consumer("__marshal")
+        with pytest.raises(ConfigurationError, match="is the coordination topic"):
+            marshal.ranges(ConsumerConfig(topics=("__marshal",)))
 
 
 def test_topics_must_be_named_and_exist(cluster, tmp_path):
@@ -271,7 +272,7 @@ def test_metrics_end_with_the_client(cluster, tmp_path):
 
 def test_ranges_are_held_as_a_consumer_holds_partitions(cluster, tmp_path):
     with opened(tmp_path) as marshal:
-        ranges = marshal.ranges("t", starts={T0: 4})
+        ranges = marshal.ranges(ConsumerConfig(topics=("t",), starts={T0: 4}))
         cluster.run_until(lambda: T0 in ranges.held(), 4 * H)
         held = ranges.held()[T0]
         assert held.position == 4
@@ -286,11 +287,12 @@ def test_ranges_are_held_as_a_consumer_holds_partitions(cluster, tmp_path):
 def test_lag_of_ranges_counts_to_the_end_that_their_work_sees(cluster, tmp_path):
     cluster.kafka.begin_transaction(T0, [b"open"])
     with opened(tmp_path) as marshal:
-        ranges = marshal.ranges("t", isolation_level="read_committed")
+        config = ConsumerConfig(topics=("t",), isolation_level="read_committed")
+        ranges = marshal.ranges(config)
         cluster.run_until(lambda: T0 in ranges.held(), 4 * H)
         cluster.run_until(lambda: marshal.session.lag_of(KEY) == 10, 2 * H)
         with pytest.raises(ConfigurationError, match="isolation_level"):
-            marshal.ranges("u", isolation_level="dirty")
+            attrs.evolve(config, isolation_level="dirty")
 
 
 def test_a_repr_has_group_client_and_state(cluster, tmp_path):
@@ -320,18 +322,12 @@ def test_a_repr_of_a_claim_has_its_state(cluster, tmp_path):
         marshal.engine.failure = None
 
 
-OF_RANGES = {"max_handling_ms": 0}
-
-
-@pytest.mark.parametrize(
-    ("method", "changed"), [(Marshal.consumer, {}), (Marshal.ranges, OF_RANGES)]
-)
-def test_the_arguments_have_the_defaults_of_the_configuration(method, changed):
+def test_the_arguments_have_the_defaults_of_the_configuration():
     given = {
         name: each.default
-        for name, each in inspect.signature(method).parameters.items()
+        for name, each in inspect.signature(Marshal.consumer).parameters.items()
     }
-    plain = attrs.asdict(ConsumerConfig(topics=("t",))) | {"starts": None} | changed
+    plain = attrs.asdict(ConsumerConfig(topics=("t",)))
     settings = given.keys() & plain.keys() - {"topics"}
     assert len(settings) > 8
     assert {name: given[name] for name in settings} == {

@@ -43,35 +43,45 @@ def wait(receiver):
 
 
 def buffers(body, head=4):
-    return memoryview(bytearray(head)), memoryview(bytearray(body))
+    return memoryview(bytearray(head)), memoryview(bytearray(body)), 0, -1
 
 
 def test_a_receiver_fills_a_buffer(ends, receiver):
     _, far = ends
-    head, body = buffers(10, head=0)
-    receiver.start(head, body)
+    head, body, *rest = buffers(10, head=0)
+    receiver.start(head, body, *rest)
     far.sendall(b"abcde")
     assert receiver.finish() is None
     assert not select.select([receiver], [], [], 0)[0]
     far.sendall(b"fghijklm")
     wait(receiver)
-    assert receiver.finish() == 10
+    assert receiver.finish() == (10, [])
     assert body.tobytes() == b"abcdefghij"
     assert not select.select([receiver], [], [], 0)[0]
     # What follows is left for the next one.
     receiver.start(*buffers(3, head=0))
     wait(receiver)
-    assert receiver.finish() == 3
+    assert receiver.finish() == (3, [])
+
+
+def test_a_receiver_continues_within_a_buffer(ends, receiver):
+    _, far = ends
+    head, body, *_ = buffers(10, head=0)
+    receiver.start(head, body, 7, -1)
+    far.sendall(b"abcde")
+    wait(receiver)
+    assert receiver.finish() == (3, [])
+    assert body.tobytes() == bytes(7) + b"abc"
 
 
 @pytest.mark.parametrize("size", [50, 77, 100])
 def test_a_receiver_takes_a_response_of_about_the_expected_size(ends, receiver, size):
     _, far = ends
-    head, body = buffers(100)
-    receiver.start(head, body)
+    head, body, *rest = buffers(100)
+    receiver.start(head, body, *rest)
     far.sendall(struct.pack(">i", size) + bytes(range(size)) + b"next")
     wait(receiver)
-    assert receiver.finish() == 4 + size
+    assert receiver.finish() == (4 + size, [])
     assert struct.unpack(">i", head) == (size,)
     assert body[:size] == bytes(range(size))
 
@@ -79,11 +89,11 @@ def test_a_receiver_takes_a_response_of_about_the_expected_size(ends, receiver, 
 @pytest.mark.parametrize("size", [-1, -(2**31), 0, 49, 101, 2**31 - 1])
 def test_a_receiver_takes_the_head_of_any_other_response_alone(ends, receiver, size):
     near, far = ends
-    head, body = buffers(100)
-    receiver.start(head, body)
+    head, body, *rest = buffers(100)
+    receiver.start(head, body, *rest)
     far.sendall(struct.pack(">i", size) + b"x" * 200)
     wait(receiver)
-    assert receiver.finish() == 4
+    assert receiver.finish() == (4, [])
     assert struct.unpack(">i", head) == (size,)
     assert body.tobytes() == bytes(100)
     assert near.recv(500) == b"x" * 200
@@ -96,7 +106,7 @@ def test_a_receiver_returns_what_came_before_the_end(ends, receiver, sent):
     far.sendall(sent)
     far.close()
     wait(receiver)
-    assert receiver.finish() == len(sent)
+    assert receiver.finish() == (len(sent), [])
 
 
 def test_a_receiver_needs_no_interpreter_lock(ends, receiver):
@@ -113,7 +123,7 @@ def test_a_receiver_needs_no_interpreter_lock(ends, receiver):
         while sent < len(block):
             sent += far.send(block[sent:])
     assert library.poll(done, 1, 30_000) == 1
-    assert receiver.finish() == 1_000_000
+    assert receiver.finish() == (1_000_000, [])
     assert near.fileno() >= 0
 
 
@@ -123,13 +133,16 @@ def test_a_receiver_refuses_calls_out_of_turn(receiver):
     with pytest.raises(ValueError, match="four bytes, or none"):
         receiver.start(*buffers(100, head=3))
     with pytest.raises(BufferError):
-        receiver.start(bytes(4), bytearray(9))
+        receiver.start(bytes(4), bytearray(9), 0, -1)
     with pytest.raises(BufferError):
-        receiver.start(bytearray(4), bytes(9))
+        receiver.start(bytearray(4), bytes(9), 0, -1)
+    for size, at in [(4, 1), (0, -1), (0, 10)]:
+        with pytest.raises(ValueError, match="begins within its body"):
+            receiver.start(bytearray(size), bytearray(9), at, -1)
     head, body = bytearray(4), bytearray(9)
-    receiver.start(head, body)
+    receiver.start(head, body, 0, -1)
     with pytest.raises(ValueError, match="is being received"):
-        receiver.start(head, body)
+        receiver.start(head, body, 0, -1)
     with pytest.raises(BufferError):
         body.clear()
     receiver.close()
@@ -166,7 +179,7 @@ def test_a_receiver_keeps_its_socket_when_the_number_is_used_again(ends, receive
         end.sendall(b"xyz")
         far.sendall(b"abc")
         wait(receiver)
-        assert receiver.finish() == 3
+        assert receiver.finish() == (3, [])
 
 
 def test_a_receiver_refuses_what_is_no_socket():
@@ -182,8 +195,8 @@ def test_a_receiver_refuses_what_is_no_socket():
 
 def test_a_fork_has_no_thread_and_drops_the_receiver(ends, receiver):
     _, far = ends
-    head, body = buffers(4, head=0)
-    receiver.start(head, body)
+    head, body, *rest = buffers(4, head=0)
+    receiver.start(head, body, *rest)
     child = os.fork()
     if not child:
         code = 1
@@ -204,7 +217,7 @@ def test_a_fork_has_no_thread_and_drops_the_receiver(ends, receiver):
     assert ended == [child, 0]
     far.sendall(b"abcd")
     wait(receiver)
-    assert receiver.finish() == 4
+    assert receiver.finish() == (4, [])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such marks")
@@ -222,7 +235,7 @@ def test_a_receiver_leaves_a_socket_that_any_byte_makes_readable():
         assert made.finish() is None
         far.sendall(bytes(200_000))
         wait(made)
-        assert made.finish() == 500_000
+        assert made.finish() == (500_000, [])
         assert near.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
         far.sendall(b"x")
         assert select.select([near], [], [], 30)[0]

@@ -77,8 +77,6 @@ def test_a_held_partition_may_be_begun_and_confirmed(cluster):
     secret = grant_secret(known.resume_hash, KEY, epoch=known.epoch).hex()
     assert (held.secret, ranges.secrets()) == (secret, {T0: secret})
     assert secret not in repr(held)
-    assert held.may_start(node.clock.now_ms())
-    assert not held.may_start(held.start_until_ms)
     assert ranges.ends() == {T0: LogRange(0, 10)}
     ranges.begin(T0, token, first=0, end=4)
     assert ranges.held()[T0].uncommitted_count == 4

@@ -14,7 +14,7 @@ import pytest
 from enginekit import fold, owning, world, write
 from keptkit import kept
 
-from kafka_marshal.engine.kept_states import soft_to_bytes
+from kafka_marshal.engine.kept_states import freeze_soft
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.snapshot import digest
@@ -40,7 +40,7 @@ def states():
     cluster = world()
     owning(cluster)
     first = fold(cluster)
-    early = kept(first, soft=soft_to_bytes(first.soft))
+    early = kept(first, soft=freeze_soft(first.soft)())
     for number in range(20):
         write(cluster, b"noise %d" % number)
     return early, kept(fold(cluster))
@@ -329,7 +329,7 @@ def test_a_state_from_a_file_goes_on_as_if_all_had_been_read(folder):
     cluster = world()
     owning(cluster)
     middle = fold(cluster)
-    folder.save(kept(middle, soft=soft_to_bytes(middle.soft)))
+    folder.save(kept(middle, soft=freeze_soft(middle.soft)()))
     cluster.run(5_000)
     node = cluster.node("b")
     node.engine.rebuilder.sources = (folder,)

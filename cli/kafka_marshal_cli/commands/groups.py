@@ -156,7 +156,7 @@ def describe(call: Call, group: Group, *, at: Moment | None) -> None:
 
 def _waiting(world: "World", group: str) -> list[Section]:
     """Return the new partitions of topics that grew, which wait; nothing for none."""
-    from kafka_marshal.growth_plan import waiting
+    from kafka_marshal.growing import waiting
 
     rows = presenters.growth_source_rows(waiting(by_partition(world.partitions), group))
     _, *columns = presenters.GROWTH_SOURCE_COLUMNS

@@ -5,14 +5,15 @@ from typing import Annotated
 import typer
 
 from kafka_marshal import ConfigurationError
-from kafka_marshal.growing import SETTLE_MS, GrowthProgress
-from kafka_marshal.growth_plan import (
+from kafka_marshal.growing import (
     ADD,
     ANNOUNCE,
     END,
     SETTLE,
+    SETTLE_MS,
     WITHDRAW,
     GrowthPlan,
+    GrowthProgress,
     GrowthReport,
 )
 from kafka_marshal_cli import parsing, presenters

@@ -16,7 +16,7 @@ from kafka_marshal.errors import (
     LogUnreadable,
     MalformedRecord,
 )
-from kafka_marshal.protocol.pauses import Pause
+from kafka_marshal.protocol.items import Pause
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.state import (

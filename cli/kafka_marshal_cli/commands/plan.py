@@ -188,7 +188,7 @@ def _show_changes(
     at: Moment | None,
 ) -> None:
     """Show what changed since the plan of a generation."""
-    from kafka_marshal.plan_changes import find_plan, plan_changes
+    from kafka_marshal.plan_view import find_plan, plan_changes
 
     view = view_plan(world, group, partition_counts=counts)
     home = home_partition(group, partition_count=world.config().partition_count)

@@ -14,17 +14,12 @@ from kafka_marshal.admin import (
     TopicReport,
 )
 from kafka_marshal.protocol.layout import is_final, moving_keys
-from kafka_marshal.protocol.layout_steps import (
-    Progress,
-    next_steps,
-    progress_of,
-    read,
-)
+from kafka_marshal.protocol.layout_steps import Progress, next_steps, progress_of, read
 from kafka_marshal.protocol.placement import by_partition, leading
 from kafka_marshal.protocol.records import LIMIT_DEFAULTS, Config
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.text import record_to_object
-from kafka_marshal.resize_plan import ResizePlan, wait_text
+from kafka_marshal.resizing import ResizePlan, wait_text
 from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.parsing import Moment

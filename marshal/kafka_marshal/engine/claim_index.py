@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from kafka_marshal.config import Delivery
 from kafka_marshal.ports import FAR_MS
 
-from .changes import Changes
 from .holding import Holding
+from .replica import Changes
 
 if TYPE_CHECKING:
     from kafka_marshal.protocol.types import Key

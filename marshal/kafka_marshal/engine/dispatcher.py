@@ -4,6 +4,7 @@ The lease is checked before every hand-out (PROTOCOL 5.2), under the lock that t
 engine ends claims under. Records fetched under a claim that has ended are dropped.
 """
 
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -475,42 +476,31 @@ class Dispatcher:
     def _read_for_grants(self, timeout_ms: int) -> bool:
         """Read as much as may be fetched ahead of its grants, at most once.
 
-        Partitions are not paused one by one: a client library would fetch again the
-        records that it had already fetched of a paused partition.
+        Of all partitions together, unless the reader holds what it fetched of a paused
+        one.
         """
         least = self._config.max_poll_records
-        fetched = sum(place.buffered_count for place in self.unpaused())
-        room = self._pipeline.fetched_max - fetched
         now_ms = self._clock.now_ms()
         is_due, self._ahead.due_ms = now_ms >= self._ahead.due_ms, now_ms + FAIR_READ_MS
-        at_once = self._reader.fetched_max
-        if room < least or not self._pipeline.needs_records(self.unpaused()):
-            if is_due and at_once:
-                return self._store(self._read_others())
+        is_needed = self._pipeline.needs_records(self.unpaused())
+        if at_once := self._reader.fetched_max:
+            if is_needed or is_due:
+                return self._store(self._reader.poll(timeout_ms, at_once))
+            self._wait(min(timeout_ms, WAIT_SLICE_MS))
+            return False
+        fetched = sum(place.buffered_count for place in self.unpaused())
+        room = self._pipeline.fetched_max - fetched
+        if room < least or not is_needed:
             if room < least and self._unfetched():
                 return self._read_rest(timeout_ms)
             self._wait(min(timeout_ms, WAIT_SLICE_MS))
             return False
         # More than one poll hands out, to get ahead. All available records at once
         # only from a reader that has already fetched them.
-        if not at_once:
-            at_once = min(2 * least, room)
-            if self._reader.fetches_ahead:
-                at_once = self._pipeline.most_at_once(room)
+        at_once = min(2 * least, room)
+        if self._reader.fetches_ahead:
+            at_once = self._pipeline.most_at_once(room)
         return self._store(self._reader.poll(timeout_ms, at_once))
-
-    def _read_others(self) -> Mapping[TopicPartition, Sequence[Record]]:
-        """Read partitions without fetched records, however many others have."""
-        others = [
-            partition
-            for partition, place in self.places.items()
-            if place.buffered_count and partition not in self._reader_paused
-        ]
-        self._reader.pause(others)
-        try:
-            return self._reader.poll(0, self._reader.fetched_max)
-        finally:
-            self._reader.resume(others)
 
     def _read_plain(self, timeout_ms: int) -> bool:
         """Read what the reader has; wait only if it has nothing."""
@@ -563,6 +553,7 @@ class Dispatcher:
             return
         self._is_stale = False
         self._leased_until_ms = now_ms + RECHECK_MS
+        enough = self._enough_fetched()
         wanted = set()
         for partition, place in self.places.items():
             holding = place.holding
@@ -573,7 +564,7 @@ class Dispatcher:
             ):
                 self._is_stale = True  # until a commit, on any thread
                 wanted.add(partition)
-            elif place.buffered_count and not self._is_at_most_once:
+            elif place.buffered_count >= enough:
                 self._is_stale = True  # until a hand-out
                 wanted.add(partition)
             elif partition in self.paused:
@@ -586,6 +577,17 @@ class Dispatcher:
                 elif not holding.may_hand_out(now_ms):
                     wanted.add(partition)
         self._pause_at_reader(wanted)
+
+    def _enough_fetched(self) -> int:
+        """Return from how many fetched records on a partition is not read.
+
+        Unlimited at most once where a reader would fetch those of a paused one again.
+        """
+        if not self._is_at_most_once:
+            return 1
+        if not self._reader.fetched_max:
+            return sys.maxsize
+        return self._pipeline.enough_fetched(self.unpaused())
 
     def _pause_at_reader(self, wanted: set[TopicPartition]) -> None:
         """Make this the exact set of partitions that are paused at the reader."""

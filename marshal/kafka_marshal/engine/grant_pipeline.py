@@ -124,8 +124,13 @@ class GrantPipeline:
         To request more, or to hand out what is granted. A reader that fetches ahead by
         itself need not be asked for records that the end of the log shows.
         """
+        if self._reader.fetched_max:
+            if _served_count(places) < self._most:
+                return True
+            enough = self.enough_fetched(places)
+            return enough > 1 and any(each.buffered_count < enough for each in places)
         wanted, fetched = self._pace.depth * self._most, 0
-        is_ahead = self._reader.fetches_ahead or self._reader.fetched_max > 0
+        is_ahead = self._reader.fetches_ahead
         is_short = False
         for place in places:
             count = place.buffered_count
@@ -137,10 +142,18 @@ class GrantPipeline:
             return self.fetched_max - fetched >= self._most
         if fetched < self._most:
             return True
-        served = sum(
-            min(place.buffered_count, place.holding.granted_count) for place in places
-        )
-        return served < self._most and any(map(has_unfetched, places))
+        return _served_count(places) < self._most and any(map(has_unfetched, places))
+
+    def enough_fetched(self, places: Sequence[FetchState]) -> int:
+        """Return how many fetched records of a partition are enough.
+
+        Those that the end of the log shows can be requested before they are fetched:
+        any are enough then. Others must be fetched first.
+        """
+        fetched = sum(place.buffered_count for place in places)
+        if self._is_end_readable or self.fetched_max - fetched < self._most:
+            return 1
+        return self._pace.depth * self._most
 
     def most_at_once(self, room: int) -> int:
         """Return how many records to fetch at once, from a reader that has them.
@@ -384,6 +397,13 @@ def _is_served(place: FetchState) -> bool:
     if not isinstance(progress, AtMostOnce):
         return False
     return place.buffered_count > 0 and progress.granted is not None
+
+
+def _served_count(places: Iterable[FetchState]) -> int:
+    """Return how many records are both fetched and granted."""
+    return sum(
+        min(place.buffered_count, place.holding.granted_count) for place in places
+    )
 
 
 def _is_unserved(places: Iterable[FetchState]) -> bool:

@@ -1,4 +1,4 @@
-"""What consumers and claims need of an engine.
+"""What consumers and claims need of an engine, and a session of what subleases.
 
 ``Engine``, ``Session`` and ``Context`` have it, and so do their replacements in
 a process whose claims a sidecar holds (``remote``). Dispatchers check leases the same
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kafka_marshal.errors import MarshalError
+from kafka_marshal.errors import MarshalError, PositionError
 from kafka_marshal.ports import Background, Clock, DataLog, WrongSetting
 from kafka_marshal.protocol.claiming import Claimant
 from kafka_marshal.protocol.types import Key
@@ -24,6 +24,46 @@ from .subscription import Subscription
 if TYPE_CHECKING:
     from .grants import GrantRequester
     from .holdings import Holdings
+
+
+class Subleaser(Protocol):
+    """Grants subleases of a session's claims to other processes: a sidecar's group.
+
+    Called under the engine's lock.
+    """
+
+    def drive(self, now_ms: int) -> None:
+        """Act after each round of the session, and after it was fenced."""
+        ...
+
+    def is_reserved(self, key: Key) -> bool:
+        """Return whether a process may still use a key under an earlier claim."""
+        ...
+
+    def foresee(self, sub: Subscription, keys: Iterable[Key]) -> Mapping[Key, str]:
+        """Return the process that each key will probably be subleased to."""
+        ...
+
+    def on_no_position(self, key: Key, error: PositionError) -> None:
+        """Note that a key was released because it has no start position."""
+        ...
+
+    def has_warmed(self, key: Key) -> bool:
+        """Return whether the process that a key moves to has warmed up for it."""
+        ...
+
+    def acted_on(self, generation: int) -> int:
+        """Return the least Config generation that these processes act on.
+
+        Args:
+            generation: That of this process, which is the most.
+        """
+        ...
+
+    @property
+    def handoff_counts(self) -> Mapping[str, int]:
+        """Open handoffs between these processes, by phase."""
+        ...
 
 
 class ClaimPorts(Protocol):

@@ -425,17 +425,14 @@ class _Soft(msgspec.Struct, array_like=True, forbid_unknown_fields=True, kw_only
 _decode = msgspec.msgpack.Decoder(_Soft).decode
 
 
-def soft_to_bytes(
-    soft: SoftState, pauses: Mapping[PauseName, PauseNote] | None = None
-) -> bytes:
-    """Return the soft state as bytes, with what was noted about pauses."""
-    return freeze_soft(soft, pauses)()
-
-
 def freeze_soft(
     soft: SoftState, pauses: Mapping[PauseName, PauseNote] | None = None
 ) -> Callable[[], bytes]:
-    """Copy the soft state; return a function that encodes it, on any thread."""
+    """Copy the soft state, with what was noted about pauses.
+
+    Returns:
+        A function that encodes the copy, on any thread.
+    """
     members: list[Any] = [
         (encode(each.record), each.since_offset, each.offset, each.seen_ms)
         for each in soft.members.values()
@@ -468,14 +465,14 @@ def _read(value: bytes) -> _Soft | None:
 
 
 def notes_from_bytes(value: bytes) -> dict[PauseName, PauseNote]:
-    """Return the notes of ``soft_to_bytes``; none if the bytes are invalid."""
+    """Return the notes of ``freeze_soft``; none if the bytes are invalid."""
     read = _read(value)
     pauses = () if read is None else read.pauses
     return {(group_id, op_id): note for group_id, op_id, note in pauses}
 
 
 def soft_from_bytes(value: bytes) -> SoftState:
-    """Return the soft state of ``soft_to_bytes``; empty if the bytes are invalid."""
+    """Return the soft state of ``freeze_soft``; empty if the bytes are invalid."""
     soft, read = SoftState(), _read(value)
     if read is None:
         return soft

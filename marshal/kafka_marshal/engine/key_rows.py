@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kafka_marshal.engine.changes import Changes
 from kafka_marshal.engine.context import Context
 from kafka_marshal.engine.growths import awaited
 from kafka_marshal.engine.holding import Holding
-from kafka_marshal.engine.plan_following import ORPHAN_MS_MAX, PlanFollower
+from kafka_marshal.engine.planning import ORPHAN_MS_MAX, PlanFollower
 from kafka_marshal.engine.releases import ReleaseCooldowns
-from kafka_marshal.engine.replica import Replica
+from kafka_marshal.engine.replica import Changes, Replica
 from kafka_marshal.ports import FAR_MS, TopicInfo
 from kafka_marshal.protocol.claiming import Estimate, PreviousLife, estimate, resumable
 from kafka_marshal.protocol.planner import KeyView

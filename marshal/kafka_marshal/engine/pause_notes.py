@@ -19,7 +19,7 @@ from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.text import scope_texts
 
 if TYPE_CHECKING:
-    from kafka_marshal.protocol.pauses import Pause, Scheduled
+    from kafka_marshal.protocol.items import Pause, Scheduled
 
 NOTES_MAX = 1_000
 """Pauses with notes, of one coordinating partition."""

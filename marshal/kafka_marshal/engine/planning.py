@@ -1,30 +1,232 @@
-"""Writes the Plan of a group when it is this member's turn (PROTOCOL 9.2)."""
+"""Follows the Plan of a group, and writes it in this member's turn (PROTOCOL 9.2)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import attrs
 
 from kafka_marshal.engine.context import Context
-from kafka_marshal.engine.debounce import DEBOUNCES_MAX
 from kafka_marshal.engine.outbox import Outbox
-from kafka_marshal.engine.settled_keys import SettledKeys
+from kafka_marshal.engine.replica import Replica
 from kafka_marshal.errors import MalformedRecord
+from kafka_marshal.ports import FAR_MS
 from kafka_marshal.protocol.group_plan import PlanInput, plan
+from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
+from kafka_marshal.protocol.planner import MemberView
 from kafka_marshal.protocol.plans import (
+    NO_PLAN,
     TURN_MS,
     Reading,
     Situation,
     Slice,
+    Standing,
     digest_of,
+    is_reserved,
+    is_valid_for,
     situation_of,
     slices_of,
+    standing_of,
     turn_of,
     version_of,
 )
 from kafka_marshal.protocol.records import SECOND_LEVEL, Plan
-from kafka_marshal.protocol.settings import PLANNER
-from kafka_marshal.protocol.state import MemberState
+from kafka_marshal.protocol.settings import PLANNER, Settings
+from kafka_marshal.protocol.state import KeyNote, KeyState, MemberState, WorldState
+from kafka_marshal.protocol.types import Key
 
 # A key that is free alone waits for this part of the debounce.
 KEY_DEBOUNCES = 10
+DEBOUNCES_MAX = 5  # most delays after the first change, if there are ever more changes
+ORPHAN_MS_MAX = 5_000
+"""How long a free key waits at most for the member that a Plan names."""
+
+
+class PlanFollower:
+    """The Plan that a member follows.
+
+    Attributes:
+        is_in_force: Whether the settings of the group ask for Plans.
+        standing: What the Plan says, valid or not.
+    """
+
+    __slots__ = ("_coordinators", "_note", "is_in_force", "standing")
+
+    def __init__(self) -> None:
+        self.is_in_force = False
+        self._note: object = None
+        self._coordinators = 0
+        self.standing: Standing = NO_PLAN
+
+    def read(
+        self,
+        home: WorldState,
+        group_id: str,
+        *,
+        settings: Settings,
+        coordinators: int,
+    ) -> None:
+        """Read the Plan of a group, if it changed.
+
+        Args:
+            home: The group's home.
+            group_id: The group.
+            settings: Its settings, which another home may have (PROTOCOL 10.4).
+            coordinators: Number of coordinating partitions; a Plan of another number
+                of them is void.
+        """
+        self.is_in_force = settings.policy == PLANNER
+        note = home.soft.plans.get(group_id) if self.is_in_force else None
+        if note is not self._note or coordinators != self._coordinators:
+            self._note, self._coordinators = note, coordinators
+            found = standing_of(note)
+            self.standing = found if len(found.vector) == coordinators else NO_PLAN
+
+    def named(self, key: Key, world: WorldState) -> str | None:
+        """Return the member that a valid entry of the Plan names for a key, or None.
+
+        Args:
+            key: The key.
+            world: Its coordinating partition.
+        """
+        if not self.standing.entries:
+            return None  # the common case
+        name = self.standing.entries.get(key.topic_partition)
+        next_offset = self.standing.vector[world.partition][0]
+        is_valid = is_valid_for(world.keys.get(key), next_offset)
+        return name if is_valid else None
+
+
+@attrs.define
+class Debounce:
+    """Delays the release of surplus until the members of a group stay the same.
+
+    A burst of joins then moves each key once. Free keys are claimed meanwhile.
+    """
+
+    _members: frozenset[object] | None = None
+    _first_ms: int = 0
+    _until_ms: int = 0
+
+    def update(
+        self, members: Iterable[MemberView], now_ms: int, *, debounce_ms: int
+    ) -> int | None:
+        """Compare the members with the last ones; return the end of the delay.
+
+        Args:
+            members: The members now.
+            now_ms: Local time.
+            debounce_ms: Length of the delay; changes may renew it a few times.
+        """
+        seen = frozenset(
+            (each.client_id, each.topics, each.is_draining, each.weight)
+            for each in members
+        )
+        if self._members is not None and self._members != seen:
+            if not self.is_on(now_ms):
+                self._first_ms = now_ms
+            latest_ms = self._first_ms + DEBOUNCES_MAX * debounce_ms
+            self._until_ms = min(now_ms + debounce_ms, latest_ms)
+        self._members = seen
+        return self._until_ms if self.is_on(now_ms) else None
+
+    def is_on(self, now_ms: int) -> bool:
+        """Return whether surplus is kept at this local time."""
+        return now_ms < self._until_ms
+
+
+class _Span(NamedTuple):
+    """Log time in which no key changes without a record."""
+
+    since_ms: int
+    until_ms: int
+
+    def has(self, log_ms: int) -> bool:
+        """Return whether a log time is in it."""
+        return self.since_ms <= log_ms < self.until_ms
+
+
+_NEVER = _Span(FAR_MS, 0)
+
+
+class SettledKeys:
+    """Follows whether a planner would read the same of a group's keys as before.
+
+    The keys of a coordinating partition are settled while each owner is live, nothing
+    is offered, no free key waits for somebody, and no pause or directive of the group
+    lasts or is scheduled. Then only records that name keys change what a planner reads.
+
+    Attributes:
+        are_settled: Whether all keys are, as of the last round.
+    """
+
+    __slots__ = ("_group_id", "_read", "_spans", "_terms", "are_settled")
+
+    def __init__(self, group_id: str) -> None:
+        self._group_id = group_id
+        # By coordinating partition: how far its changes were read.
+        self._read: dict[int, int] = {}
+        self._spans: dict[int, _Span] = {}
+        # For how long keys wait, by the settings of the group.
+        self._terms = (0, 0)
+        self.are_settled = False
+
+    def have_changed(
+        self, replicas: Mapping[int, Replica], settings: Settings, *, now_ms: int
+    ) -> bool:
+        """Return whether a planner may read anything else than in the round before.
+
+        Args:
+            replicas: Every coordinating partition.
+            settings: Those of the group.
+            now_ms: Local time.
+        """
+        terms = settings.value("grace_ms"), settings.value("handoff_ms")
+        if terms != self._terms:
+            self._terms = terms
+            self._spans.clear()
+        have_changed = False
+        self.are_settled = True
+        for number, replica in replicas.items():
+            log_ms = replica.log_ms(now_ms)
+            end, span = replica.changes.end, self._spans.get(number, _NEVER)
+            is_new = span is _NEVER or self._read.get(number) != end
+            if is_new or not span.has(log_ms):
+                span = self._span_of(replica.world, log_ms)
+            self._read[number], self._spans[number] = end, span
+            is_settled = span is not _NEVER
+            have_changed |= is_new or not is_settled
+            self.are_settled &= is_settled
+        return have_changed
+
+    def _span_of(self, world: WorldState, log_ms: int) -> _Span:
+        for group_id in (self._group_id, CHECKPOINT_GROUP):
+            group = world.groups.get(group_id)
+            if group is not None and group.lapses_ms is not None:
+                return _NEVER
+        since_ms, until_ms, notes = 0, FAR_MS, world.soft.notes
+        for key, known in world.keys.items():
+            if key.group_id != self._group_id:
+                continue
+            if known.owner is not None:
+                stale_ms = known.renewed_ms + 2 * known.heartbeat_interval_ms + 1
+                until_ms = min(until_ms, stale_ms)
+            if known.owner is None or known.offer is not None:
+                waits_ms = self._waits_until_ms(known, notes.get(key))
+                since_ms = max(since_ms, waits_ms)
+        span = _Span(since_ms, until_ms)
+        return span if span.has(log_ms) else _NEVER
+
+    def _waits_until_ms(self, known: KeyState, note: KeyNote | None) -> int:
+        """Return the log time until which a key waits for somebody; 0: it does not."""
+        grace_ms, handoff_ms = self._terms
+        if known.offer is not None:
+            # Its successor is not asked again for a while.
+            return known.offer.until_ms + handoff_ms
+        until_ms = 0 if known.handoff is None else known.handoff[1]
+        active_ms = known.active_ms
+        if is_reserved(known, note, now_ms=active_ms, grace_ms=grace_ms):
+            until_ms = max(until_ms, active_ms + grace_ms)
+        return until_ms
 
 
 class GroupPlanner:

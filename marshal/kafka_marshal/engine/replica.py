@@ -18,12 +18,48 @@ from kafka_marshal.protocol.records import (
 from kafka_marshal.protocol.state import ACCEPTED, KeyState, Transition, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry, Token
 
-from .changes import Changes
 from .pause_notes import PauseName, PauseNote, PauseNotes
 
 _PAUSING = frozenset({"paused", "scheduled", "directed"})
 # Frequent records that change no owner, and neither locks nor reserves a key.
 _ROUTINE = (Heartbeat, BatchHeartbeat, ClaimingMessages, Member)
+CHANGES_KEPT_MAX = 1_000
+
+
+class Changes:
+    """The keys that changed, in order. Each reader remembers how far it has read.
+
+    Used under the engine's lock. A reader that falls too far behind, and each reader
+    after ``note_all``, has to assume that every key has changed.
+
+    Attributes:
+        end: Number of changes so far: where a reader that has read all goes on.
+    """
+
+    __slots__ = ("_keys", "end")
+
+    def __init__(self) -> None:
+        self._keys: list[Key] = []
+        self.end = 0
+
+    def note(self, key: Key) -> None:
+        """Note that a key has changed."""
+        self._keys.append(key)
+        self.end += 1
+        if len(self._keys) > 2 * CHANGES_KEPT_MAX:
+            del self._keys[:CHANGES_KEPT_MAX]
+
+    def note_all(self) -> None:
+        """Note that every key may have changed."""
+        self._keys.clear()
+        self.end += 1
+
+    def since(self, end: int) -> Sequence[Key] | None:
+        """Return the keys that changed after an earlier ``end``; None = every key."""
+        count = self.end - end
+        if not count:
+            return ()
+        return self._keys[-count:] if count <= len(self._keys) else None
 
 
 class Glance(NamedTuple):

@@ -45,7 +45,7 @@ from .handoffs import Offers, Warmer
 from .heartbeats import Heartbeater
 from .holding import Drain, Holding, StartRule
 from .holdings import LEASE_EXPIRED, Holdings
-from .interfaces import ClaimSession
+from .interfaces import ClaimSession, Subleaser
 from .members import Announcer, client_fenced, identity_conflict
 from .mirror import Mirror
 from .outbox import Outbox, Sent, grantee_of
@@ -54,7 +54,6 @@ from .releases import EXPECTED, ReleaseCooldowns, ReleaseRetrier
 from .slow_consumers import SlowConsumerPolicy
 from .standbys import Standbys
 from .start_positions import StartPositions
-from .subleasing import Subleaser
 from .subscription import Subscription, SubscriptionSet
 
 TOPIC_GONE = "topic_gone"

@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING
 import attrs
 
 from kafka_marshal.config import ConsumerConfig, Matches, OnWarm
-from kafka_marshal.engine.changes import Changes
 from kafka_marshal.engine.context import Context
 from kafka_marshal.engine.coverage import CoverageRule
-from kafka_marshal.engine.debounce import Debounce
 from kafka_marshal.engine.directives import directed
 from kafka_marshal.engine.holding import Holding, OfferedKey, StartRule
 from kafka_marshal.engine.key_rows import KeyRows, RowInputs
-from kafka_marshal.engine.plan_following import PlanFollower
+from kafka_marshal.engine.planning import Debounce, PlanFollower
 from kafka_marshal.engine.policy_runner import PolicyRunner
 from kafka_marshal.engine.releases import ReleaseCooldowns
+from kafka_marshal.engine.replica import Changes
 from kafka_marshal.engine.topics import Look, TopicWatch
 from kafka_marshal.engine.warm_fetches import WarmFetcher
 from kafka_marshal.errors import InvalidTransition

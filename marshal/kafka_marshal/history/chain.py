@@ -16,11 +16,10 @@ from kafka_marshal.history.historian import Historian
 from kafka_marshal.history.rows import RAN_OUT, RESTORED, Interval, Moment, PauseRow
 from kafka_marshal.protocol.codec import person_of
 from kafka_marshal.protocol.fold_beats import NO_EPOCH
-from kafka_marshal.protocol.items import Layout
+from kafka_marshal.protocol.items import Layout, is_in_scope
 from kafka_marshal.protocol.judging import scope_of
 from kafka_marshal.protocol.layout import config_of
 from kafka_marshal.protocol.losses import RESET, STALE
-from kafka_marshal.protocol.pauses import is_in_scope
 from kafka_marshal.protocol.placement import place_under
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,

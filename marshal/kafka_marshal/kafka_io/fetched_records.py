@@ -16,6 +16,7 @@ from kafka_marshal.kafka_io.fetched_batches import (
     read_fetches,
 )
 from kafka_marshal.kafka_io.packed_records import (
+    Index,
     Origin,
     PackedPiece,
     PackedRun,
@@ -30,6 +31,7 @@ from kafka_marshal.kafka_io.record_batches import (
     old_records,
     python_records,
 )
+from kafka_marshal.kafka_io.responses import take_index
 
 # Makes what a poll returns of parsed records. These have kafka-python's names: offset,
 # timestamp, timestamp_type, key, value and headers.
@@ -189,15 +191,22 @@ class FetchedRecords(FetchedBatches):
         if self._aborted or self._aborting or self._error or not fetch.is_checked:
             return False
         data = fetch.data
-        while (
-            found := index_batches(data, at=self._at, first=self._first)
-        ) is not None:
+        while (found := self._index()) is not None:
             self._skip_to(found.behind, found.leader_epoch)
             if found.places:
                 self._begin_run(found.run(data, fetch.place), found.next_offset)
                 return True
             self._move_to(found.next_offset)
         return False
+
+    def _index(self) -> Index | None:
+        """Return where the next records are; None if the next batch is to be parsed."""
+        data = self._fetch.data
+        known = take_index(data) if self._at == 0 else None
+        found = None if known is None else Index(*known)
+        if found is not None and found.behind > 0:
+            return found.since(self._first)
+        return index_batches(data, at=self._at, first=self._first)
 
     def _pack(self, batch: memoryview, header: Header) -> bool:
         """Take a batch without parsing it, if that can be."""

@@ -197,6 +197,13 @@ class Index(NamedTuple):
     next_offset: int
     leader_epoch: int
 
+    def since(self, offset: int) -> "Index":
+        """Return it without the records below an offset."""
+        left_out = offset - self.base
+        if left_out <= 0 or not self.places:
+            return self
+        return self._replace(places=self.places[left_out * _PLACE_BYTES :], base=offset)
+
     def run(self, data: Any, place: Any) -> PackedRun:
         """Return the records, of this data of a partition."""
         return PackedRun(

@@ -6,12 +6,14 @@ where they were received, as views. kafka-python decodes everything else, from a
 without them.
 """
 
+import mmap
 import socket
 import ssl
 import struct
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, Self
 
 from kafka.errors import InvalidReceiveError, KafkaProtocolError
@@ -19,7 +21,7 @@ from kafka.protocol.consumer import FetchResponse
 from kafka.protocol.parser import KafkaProtocol
 
 from kafka_marshal.kafka_io.driving import CallerSelector
-from kafka_marshal.native import Receiver, compiled
+from kafka_marshal.native import KnownIndex, Receiver, compiled
 
 _SIZE = struct.Struct(">i")
 _INT16 = struct.Struct(">h")
@@ -38,6 +40,7 @@ KEPT_MAX = 16
 # one.
 _WAKEUP_BYTES = 1_048_576
 _WAKEUP_BYTES_MIN = 65_536
+_HAS_HUGE_PAGES = hasattr(mmap, "MADV_HUGEPAGE")
 # Elsewhere such a mark may be larger than the socket's buffer.
 _HAS_WAKEUP_MARK = sys.platform == "linux"
 # Bytes of an aborted transaction, without its tags.
@@ -150,15 +153,74 @@ def find_records(frame: memoryview, version: int) -> list[Cut]:
     return found
 
 
+class ResponseBuffer(mmap.mmap):
+    """A response, and the records in it whose batches were checked and indexed.
+
+    Of anonymous memory, in huge pages where the system has them: to clear and map
+    ordinary ones takes longer than receiving.
+    """
+
+    def __new__(cls, size: int) -> Self:
+        """Return one of a size in bytes.
+
+        Raises:
+            MemoryError: There is no memory for it.
+        """
+        try:
+            made = super().__new__(
+                cls, -1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            )
+        except OSError as error:
+            raise MemoryError(f"{size} bytes for a response") from error
+        if _HAS_HUGE_PAGES:
+            with suppress(OSError):
+                made.madvise(mmap.MADV_HUGEPAGE)
+        return made
+
+    def __init__(self, size: int) -> None:  # noqa: ARG002 - for __new__
+        """Know of no records."""
+        self._indexes: dict[int, KnownIndex] = {}
+
+    def is_free(self) -> bool:
+        """Return whether no view of it is left: only then it can be resized."""
+        try:
+            self.resize(len(self))
+        except BufferError:
+            return False
+        except SystemError:
+            pass  # not on this system, but it is checked first
+        return True
+
+    def set_indexes(self, indexes: Iterable[KnownIndex]) -> None:
+        """Replace what is known of its records."""
+        self._indexes = {each[0]: each for each in indexes}
+
+    def take_index(self, address: int, size: int) -> Any:
+        """Return the index of the records at an address, once; None if unknown."""
+        _, known, index = self._indexes.pop(address, (0, 0, None))
+        return index if known == size else None
+
+
+def take_index(records: memoryview) -> Any:
+    """Return what ``index_records`` would of the records of a response, if it is known.
+
+    Only the first call does.
+    """
+    buffer = records.obj
+    if not isinstance(buffer, ResponseBuffer) or compiled is None:
+        return None
+    return buffer.take_index(compiled.address_of(records), len(records))
+
+
 class Buffers:
     """Buffers of large responses, which are used again once nothing refers to them.
 
-    A new one takes as long as receiving: the kernel clears each of its pages. A small
-    response frees them all: there is no backlog to be read.
+    The kernel clears each page of a new one. A small response frees them all: there is
+    no backlog to be read.
     """
 
     def __init__(self) -> None:
-        self._kept: list[bytearray] = []
+        self._kept: list[ResponseBuffer] = []
 
     def take(self, size: int) -> memoryview:
         """Return a buffer of this size, with any content."""
@@ -166,9 +228,10 @@ class Buffers:
             self._kept.clear()
             return memoryview(bytearray(size))
         for buffer in self._kept:
-            if len(buffer) >= size and _is_free(buffer):
+            if len(buffer) >= size and buffer.is_free():
+                buffer.set_indexes(())
                 return memoryview(buffer)[:size]
-        made = bytearray(_rounded(size))
+        made = ResponseBuffer(_rounded(size))
         large = [each for each in self._kept if len(each) >= size]
         if len(large) < KEPT_MAX:
             self._kept = [*large, made]
@@ -178,16 +241,6 @@ class Buffers:
 def _rounded(size: int) -> int:
     """Return the size of the buffer for a large response: others differ a little."""
     return -(-size // _LARGE_BYTES) * _LARGE_BYTES
-
-
-def _is_free(buffer: bytearray) -> bool:
-    """Return whether no view of a buffer is left: only then it can be resized."""
-    try:
-        del buffer[-1:]
-    except BufferError:
-        return False
-    buffer.append(0)
-    return True
 
 
 class ResponseReader(KafkaProtocol):  # type: ignore[misc] # untyped library
@@ -219,6 +272,8 @@ class ResponseReader(KafkaProtocol):  # type: ignore[misc] # untyped library
         self._ahead: memoryview | None = None
         # Size of the last response if it was large, else 0.
         self._large_bytes = 0
+        # That of the last response, if it was a fetch.
+        self._last_version: int | None = None
 
     @classmethod
     def replace(cls, other: Any, config: Mapping[str, Any]) -> Self:
@@ -280,11 +335,12 @@ class ResponseReader(KafkaProtocol):  # type: ignore[misc] # untyped library
         if self._is_filling:
             assert self._receiver is not None
             assert selector is not None
-            count = self._receiver.finish()
-            if count is None:
+            found = self._receiver.finish()
+            if found is None:
                 return True
             selector.set_receiver(sock, None)
-            self._fill_ended(count)
+            count, indexes = found
+            self._fill_ended(count, indexes)
             # Without any the connection has ended.
             has_received = can_fill = count > 0
         try:
@@ -315,10 +371,9 @@ class ResponseReader(KafkaProtocol):  # type: ignore[misc] # untyped library
         """
         none = self._head[:0]
         if self._target is not self._head:
-            missing = self.missing()
-            if len(missing) < BACKGROUND_BYTES:
+            if len(self.missing()) < BACKGROUND_BYTES:
                 return False
-            parts = (none, missing)
+            parts = (none, self._target)
         elif self._at or not self._large_bytes:
             return False
         else:
@@ -328,13 +383,16 @@ class ResponseReader(KafkaProtocol):  # type: ignore[misc] # untyped library
             assert compiled is not None
             self._receiver = compiled.Receiver(sock.fileno())
         self._set_wakeups(sock, 1)
-        self._receiver.start(*parts)
+        self._receiver.start(*parts, self._at, self._version_to_come())
         self._is_filling = True
         return True
 
-    def _fill_ended(self, count: int) -> None:
-        """Note how many bytes were received in the background."""
+    def _fill_ended(self, count: int, indexes: Iterable[KnownIndex]) -> None:
+        """Note how many bytes were received in the background, and what is in them."""
         self._is_filling = False
+        body = self._target if self._ahead is None else self._ahead
+        assert isinstance(body.obj, ResponseBuffer)
+        body.obj.set_indexes(indexes)
         if self._ahead is not None:
             head = min(count, _SIZE.size)
             count -= head
@@ -385,6 +443,7 @@ class ResponseReader(KafkaProtocol):  # type: ignore[misc] # untyped library
 
     def _decoded(self, frame: memoryview) -> list[tuple[int, Any]]:
         version = self._fetch_version()
+        self._last_version = version
         try:
             cuts = [] if version is None else find_records(frame, version)
         except (ValueError, IndexError, struct.error):
@@ -412,11 +471,21 @@ class ResponseReader(KafkaProtocol):  # type: ignore[misc] # untyped library
                 places[cut.place].records = frame[cut.start : cut.end]
         return found
 
-    def _fetch_version(self) -> int | None:
-        """Return the version of the next response, if it is of a fetch to be cut."""
-        if not self.in_flight_requests:
+    def _version_to_come(self) -> int:
+        """Return the version of Fetch of what is being received; -1 if it is none.
+
+        If the request has not been sent yet, it is taken to be like the last one.
+        """
+        place = len(self._frames)
+        is_sent = place < len(self.in_flight_requests)
+        version = self._fetch_version(place) if is_sent else self._last_version
+        return -1 if version is None else version
+
+    def _fetch_version(self, place: int = 0) -> int | None:
+        """Return the version of a response to come, if it is of a fetch to be cut."""
+        if len(self.in_flight_requests) <= place:
             return None
-        header = self.in_flight_requests[0]
+        header = self.in_flight_requests[place]
         version = int(header.request_api_version)
         is_fetch = header.request_api_key == FetchResponse.API_KEY
         return version if is_fetch and _VERSION_MIN <= version <= _VERSION_MAX else None

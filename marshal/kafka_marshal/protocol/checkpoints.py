@@ -94,16 +94,14 @@ class Watch:
 
     Attributes:
         last_offset: Offset of the Begin of the last complete one, or None.
-        last_id: Its id.
         last_ms: Latest append time at that Begin, epoch ms.
         news_count: Entries since then that are not of a checkpoint's writer.
     """
 
-    __slots__ = ("_open", "last_id", "last_ms", "last_offset", "news_count")
+    __slots__ = ("_open", "last_ms", "last_offset", "news_count")
 
     def __init__(self) -> None:
         self.last_offset: int | None = None
-        self.last_id: bytes | None = None
         self.last_ms: int | None = None
         self.news_count = 0
         self._open: dict[bytes, _Seen] = {}
@@ -146,7 +144,7 @@ class Watch:
             return None
         if offset != end.begin_offset:
             return None
-        self.last_offset, self.last_id = offset, end.checkpoint_id
+        self.last_offset = offset
         self.last_ms = append_ms
         self.news_count -= news_count
         theirs = end.digest.hex()

@@ -8,9 +8,8 @@ from typing import Any
 
 from kafka_marshal.protocol import judging
 from kafka_marshal.protocol.hashing import home_partition
-from kafka_marshal.protocol.items import Halt, StandingDirective
+from kafka_marshal.protocol.items import Halt, Pause, Scheduled, StandingDirective
 from kafka_marshal.protocol.layout import is_importing_group
-from kafka_marshal.protocol.pauses import Pause, Scheduled
 from kafka_marshal.protocol.records import (
     SUPPORTED_LEVEL,
     Config,

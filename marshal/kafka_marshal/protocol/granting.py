@@ -487,6 +487,10 @@ def averaged(average: int, sample: int) -> int:
     return max(1, average + (sample - average) // SAMPLES_PER_AVERAGE)
 
 
+FASTER_AT_ONCE = 2
+"""The average work of a batch is at most so many times that of the last sample."""
+
+
 class Pace:
     """How many batches of a partition to have at risk: 1 at first (PROTOCOL 6.3).
 
@@ -520,7 +524,9 @@ class Pace:
             return
         # After a long silence the average must soon follow new work.
         longest_us = 2 * GAIN_MIN * round_trip_us
-        self.work_us = averaged(self.work_us, max(1, min(work_us, longest_us)))
+        found_us = max(1, min(work_us, longest_us))
+        # And one wait, for a fetch for example, must not slow down what follows.
+        self.work_us = min(averaged(self.work_us, found_us), FASTER_AT_ONCE * found_us)
         batch_us = self.work_us * partitions
         lead = lead_for(round_trip_us, batch_us)
         self._move(min(self.most, lead + step_for(batch_us) if lead else 1))

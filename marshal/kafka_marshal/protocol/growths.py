@@ -6,13 +6,14 @@ before the position of its source has passed the end that the source had when ev
 producer knew the count. Only then are all earlier records of its keys processed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from kafka_marshal.protocol import judging
 from kafka_marshal.protocol.items import Growth
 from kafka_marshal.protocol.records import DataGrowth
-from kafka_marshal.protocol.state import KeyState
+from kafka_marshal.protocol.state import GROWTHS, KeyState, Step, Transitions
 from kafka_marshal.protocol.types import Key
 
 ENDS_KEPT_MAX = 65_536
@@ -174,3 +175,34 @@ def _may_follow(one: Growth, other: Growth) -> bool:
         return one.topic < other.topic
     is_one_topic = _is_same(one.topic_id, other.topic_id)
     return is_one_topic and one.ends is not None and one.new_count <= other.old_count
+
+
+def _grow(step: Step, record: DataGrowth) -> Transitions:
+    """Fold a growth: it changes no key; claimants decide what it means for claims."""
+    state = step.state
+    config = state.config
+    assert config is not None  # the record needs level 2
+    if state.partition != 0:
+        return (step.refused(judging.elsewhere(state)),)
+    reason = judge(state.growths, record)
+    if reason == "known":
+        return (step.ignored(reason),)
+    if reason is not None:
+        return (step.refused(reason),)
+    growths = with_growth(state.growths, record, offset=step.entry.offset)
+    is_withdrawn = record.new_count == record.old_count
+    has_room = (
+        len(growths) <= config.limit("operations")
+        and ends_count(growths) <= ENDS_KEPT_MAX
+    )
+    if record.ends is None and not is_withdrawn and not has_room:
+        return (step.refused("limits"),)
+    state.growths = growths
+    state.dirty[GROWTHS] = None
+    if is_withdrawn:
+        return (step.accepted("growth_withdrawn"),)
+    return (step.accepted("grown" if record.ends is not None else "growing"),)
+
+
+FOLDS: dict[type, Callable[[Step, Any], Transitions]] = {DataGrowth: _grow}
+"""How a growth is folded, by ``rationalizer.apply`` alone."""

@@ -3,9 +3,114 @@
 PROTOCOL 4 lists their elements in its table of items.
 """
 
+from bisect import bisect_right
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from kafka_marshal.protocol.records import Action, Plan
+import attrs
+
+from kafka_marshal.protocol.hashing import PLANNER_TOPIC
+from kafka_marshal.protocol.records import Action, Plan, Scope
+from kafka_marshal.protocol.types import Key
+
+Eras = tuple[tuple[int, int], ...]
+"""Eras of earlier Configs, which tokens of standing claims have (PROTOCOL 4.10).
+
+Each is an offset and an era: that of the Config that ended it, and its own; the oldest
+comes first.
+"""
+
+ERAS_MAX = 64
+"""Most eras that a coordinating partition keeps."""
+
+
+def era_at(eras: Eras, offset: int) -> int | None:
+    """Return the era in force at an offset, None if it is that of the present Config.
+
+    For offsets whose era is no longer kept, it is the next one that is.
+    """
+    at = _index(eras, offset)
+    return eras[at][1] if at < len(eras) else None
+
+
+def end_era(eras: Eras, ended: tuple[int, int], *, epochs: Iterable[int]) -> Eras:
+    """Return the eras to keep when a Config has ended one.
+
+    Beyond `ERAS_MAX` the oldest is dropped that has none of the epochs; the oldest of
+    all where each has one.
+
+    Args:
+        eras: Those kept so far.
+        ended: The offset of the new Config, and the era that it ends.
+        epochs: Epochs of standing claims; read only where one has to be dropped.
+    """
+    found = (*eras, ended)
+    if len(found) <= ERAS_MAX:
+        return found
+    used = {_index(found, epoch) for epoch in epochs}
+    at = next((at for at in range(len(found)) if at not in used), 0)
+    return found[:at] + found[at + 1 :]
+
+
+def _index(eras: Eras, offset: int) -> int:
+    """Return the place of an offset's era, the number of eras for the present one."""
+    return bisect_right(eras, offset, key=lambda each: each[0])
+
+
+@attrs.define(kw_only=True)
+class Pause:
+    """An admin operation that pauses a group until a log time (PROTOCOL 4.8).
+
+    Attributes:
+        op_id: The operation.
+        client_id: Client that sent the last record.
+        incarnation: Process of that client.
+        seq: Sequence number of that record.
+        incarnations: Processes that have sent one, in order of appearance.
+        until_ms: End of the pause.
+        scope: The partitions that it is limited to (PROTOCOL 4.15); None for all.
+    """
+
+    op_id: bytes
+    client_id: str
+    incarnation: bytes
+    seq: int
+    incarnations: tuple[bytes, ...]
+    until_ms: int
+    scope: Scope | None = None
+
+
+class Scheduled(NamedTuple):
+    """A pause that begins at a log time, whatever becomes of its sender.
+
+    Attributes:
+        begin_ms: It begins with the first entry whose append time reaches this.
+        op_id: The operation.
+        client_id: Client that scheduled it.
+        incarnation: Process of that client.
+        seq: Sequence number of its record.
+        until_ms: End of the pause.
+        scope: The partitions that it is limited to, None for the whole group.
+    """
+
+    begin_ms: int
+    op_id: bytes
+    client_id: str
+    incarnation: bytes
+    seq: int
+    until_ms: int
+    scope: Scope | None = None
+
+
+def is_in_scope(scope: Scope | None, key: Key) -> bool:
+    """Return whether a pause with this scope, of the key's group, pauses the key."""
+    if scope is None:
+        # PROTOCOL 2.3: a group's pause does not touch its planner key.
+        return key.topic != PLANNER_TOPIC
+    for each in scope:
+        if each.topic == key.topic:
+            return not each.partitions or key.partition in each.partitions
+    return False
 
 
 class Lock(NamedTuple):

@@ -22,11 +22,11 @@ from kafka_marshal.protocol import (
     fold_advice,
     fold_fences,
     fold_groups,
-    fold_growths,
     fold_keys,
     fold_layouts,
     fold_positions,
     fold_resets,
+    growths,
 )
 from kafka_marshal.protocol.codec import Undecodable, decode
 from kafka_marshal.protocol.fold_beats import fold_beats
@@ -140,7 +140,7 @@ _FOLDS = {
     **fold_positions.FOLDS,
     **fold_resets.FOLDS,
     **fold_layouts.FOLDS,
-    **fold_growths.FOLDS,
+    **growths.FOLDS,
 }
 _HANDLERS = {kind.record: (_FOLDS[kind.record], kind.level) for kind in KINDS}
 # PROTOCOL 10.2: a fence is the first Config of a new partition, and checks the level.

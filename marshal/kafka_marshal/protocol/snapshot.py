@@ -29,21 +29,22 @@ from kafka_marshal.protocol.codec import (
     is_scope,
     is_topic,
 )
-from kafka_marshal.protocol.eras import ERAS_MAX
 from kafka_marshal.protocol.growths import ENDS_KEPT_MAX, are_of_a_log
 from kafka_marshal.protocol.items import (
+    ERAS_MAX,
     Fence,
     Growth,
     Layout,
     LayoutSource,
     Lock,
     Offer,
+    Pause,
     Planned,
+    Scheduled,
     StandingDirective,
     Verdict,
 )
 from kafka_marshal.protocol.layout import is_step, sources_of
-from kafka_marshal.protocol.pauses import Pause, Scheduled
 from kafka_marshal.protocol.records import (
     ENDS_MAX,
     U32,

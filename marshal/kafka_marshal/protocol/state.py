@@ -17,23 +17,27 @@ import msgspec
 from msgspec import UnsetType
 
 from kafka_marshal.protocol.codec import BY, PERSON_BYTES_MAX, decode_tags, person_text
-from kafka_marshal.protocol.eras import Eras, end_era, era_at
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
 from kafka_marshal.protocol.items import (
+    Eras,
     Fence,
     Growth,
     Halt,
     Layout,
     Lock,
     Offer,
+    Pause,
     Planned,
     PlanNote,
+    Scheduled,
     StandingDirective,
     UndecodableEntry,
     Verdict,
+    end_era,
+    era_at,
+    is_in_scope,
 )
 from kafka_marshal.protocol.lease import Freshness, freshness, remaining_ms
-from kafka_marshal.protocol.pauses import Pause, Scheduled, is_in_scope
 from kafka_marshal.protocol.records import (
     CORDON,
     DRAIN,

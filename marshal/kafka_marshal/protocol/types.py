@@ -17,12 +17,6 @@ PARTITION_MAX = 2**31 - 1
 
 _TOKEN = re.compile(r"([0-9]{1,10})\.([0-9]{1,10})\.([0-9]{1,20})")
 
-Millis = int
-"""A duration or a point in time in milliseconds."""
-
-Offset = int
-"""An offset of a log, 0 to 2**63 - 1."""
-
 
 class TimestampType(IntEnum):
     """Who set a Kafka record's timestamp (wire values of Kafka)."""

@@ -1,4 +1,4 @@
-"""The claims of one client, held by the sidecar of its host.
+"""The claims of one client, held by the sidecar of its host: opened, driven, queried.
 
 Three threads: one reads the events, and registers again after a restart of the sidecar;
 one sends heartbeats; one checks deadlines. The last must not wait for the other two,
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import msgspec
@@ -27,17 +27,17 @@ from kafka_marshal.errors import (
     IdentityConflict,
     MarshalError,
 )
+from kafka_marshal.kafka_io import ConnectionConfig, choose, open_data_log
 from kafka_marshal.ports import Clock, DataLog, Entropy, Observer
 from kafka_marshal.protocol.claiming import Claimant
-from kafka_marshal.protocol.types import Key, Owner, TopicPartition
+from kafka_marshal.protocol.types import Key, Owner, Token, TopicPartition
 from kafka_marshal.remote import api, paths
+from kafka_marshal.remote.answers import ClientsNow, GroupNow, OwnersNow, WorldNow
 from kafka_marshal.remote.command_queue import CALLS_MAX, CommandQueue, may_pass
 from kafka_marshal.remote.context import RemoteContext, RemoteEngine, RemotePorts
-from kafka_marshal.remote.errors import NotRegistered
 from kafka_marshal.remote.grants import SidecarGrantRequester
-from kafka_marshal.remote.queries import ASK_MS_MAX, SidecarQueries
 from kafka_marshal.remote.session import RemoteSession
-from kafka_marshal.remote.transport import Address, Connection, Stream
+from kafka_marshal.remote.transport import Address, Connection, NotRegistered, Stream
 
 TICK_S = 0.02
 CALM_S = 0.1
@@ -47,6 +47,120 @@ CLOCK_MS_MAX = 2
 JOIN_MS = 2_000
 CARRIERS = 2
 GRANTERS = 4
+ASK_MS_MAX = 5_000
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class SidecarQueries:
+    """Sends the queries of one client.
+
+    Args:
+        connection: To the sidecar.
+        info: Returns the latest ``GET /v1/info`` of the sidecar.
+    """
+
+    def __init__(self, connection: Connection, info: Callable[[], api.Info]) -> None:
+        self._connection = connection
+        self._info = info
+
+    def glance(self, key: Key) -> Glance | None:
+        """Return the state of a key by the log, None if it is not known."""
+        try:
+            found = self._group(ASK_MS_MAX)
+        except MarshalError:
+            return None
+        for claim in found.claims:
+            if (claim["topic"], claim["partition"]) == (key.topic, key.partition):
+                owner = claim["owner"] or {}
+                holder = owner.get("client_id")
+                if holder == self._info().client_id:
+                    holder = self._neighbour(key) or holder
+                return Glance(
+                    holder=holder,
+                    freshness=claim["freshness"],
+                    age_ms=claim["age_ms"],
+                    position=claim["position"],
+                )
+        return None
+
+    def last_claims(self, timeout_ms: int) -> dict[TopicPartition, LastClaim]:
+        """Return the newest claim of each key of the group, as of this call or later.
+
+        The log names the sidecar as the owner of the claims of all its clients. A
+        claim that is subleased to no other client may belong to this one, even before
+        its ``assigned`` event arrives.
+        """
+        rows = [
+            (
+                TopicPartition(claim["topic"], claim["partition"]),
+                claim["owner"] and claim["owner"]["client_id"],
+                claim["epoch"],
+                claim.get("token"),
+            )
+            for claim in self._group(timeout_ms).claims
+        ]
+        sidecar = self._info().client_id
+        is_owner = any(owner == sidecar for _, owner, *_ in rows)
+        subleased = self._subleased_to_others() if is_owner else set()
+        return {
+            place: LastClaim(
+                owner,
+                epoch,
+                may_be_ours=owner == sidecar and str(place) not in subleased,
+                token=None if token is None else Token.parse(token),
+            )
+            for place, owner, epoch, token in rows
+        }
+
+    def world(self, timeout_ms: int) -> dict[str, Any]:
+        """Return the world as plain data, as of this call or later."""
+        found = self._query(paths.WORLD, WorldNow, timeout_ms=timeout_ms)
+        return {"schema": found.schema, "partitions": found.partitions}
+
+    def owners(self, topic: str, timeout_ms: int) -> dict[TopicPartition, str | None]:
+        """Return the owner of each partition of a topic that was ever claimed."""
+        path = self._connection.path(paths.OWNERS, {"topic": topic})
+        found = self._query(path, OwnersNow, timeout_ms=timeout_ms)
+        return {TopicPartition(topic, n): who for n, who in found.owners.items()}
+
+    def _group(self, timeout_ms: int) -> GroupNow:
+        path = self._connection.path(paths.GROUP)
+        return self._query(path, GroupNow, timeout_ms=timeout_ms)
+
+    def _query(self, path: str, answer: type[T], *, timeout_ms: int) -> T:
+        """Send a query that the sidecar answers from a fold not older than the call."""
+        wait_ms = min(timeout_ms, api.WAIT_MS_MAX)
+        return self._connection.ask(
+            "GET",
+            path,
+            answer=answer,
+            timeout_ms=wait_ms,
+            query={"timeout_ms": str(wait_ms)},
+        )
+
+    def _neighbour(self, key: Key) -> str | None:
+        """Return the client of the same sidecar that holds a key, None if not known."""
+        try:
+            found = self._connection.ask("GET", paths.CLIENTS, answer=ClientsNow)
+        except MarshalError:
+            return None
+        place = str(key.topic_partition)
+        for each in found.clients:
+            if each.group == key.group_id and place in each.assigned:
+                return each.client
+        return None
+
+    def _subleased_to_others(self) -> set[str]:
+        """Return the partitions of other clients of the group at the same sidecar."""
+        found = self._connection.ask("GET", paths.CLIENTS, answer=ClientsNow)
+        own = self._connection
+        return {
+            place
+            for each in found.clients
+            if each.group == own.group_id and each.client != own.client_id
+            for place in each.assigned
+        }
 
 
 @attrs.frozen
@@ -596,3 +710,108 @@ def _plain(boot_id: str) -> str:
 def _claimant(info: api.Info, identity: ClientIdentity) -> Claimant:
     owner = Owner(info.client_id, bytes.fromhex(info.incarnation))
     return Claimant(owner, identity.group_id, master=b"")
+
+
+INSTANCE_BYTES = 16
+
+
+@attrs.frozen(kw_only=True)
+class ConnectOptions:
+    """Options of a connection to a sidecar, and what the client expects of it.
+
+    Attributes:
+        sidecar: Address of the sidecar.
+        token_file: File with its token, for TCP.
+        has_servers: Whether the client names brokers; else it uses the sidecar's.
+        coordination_topic: Expected name; None accepts any.
+        heartbeat_interval_ms: Expected heartbeat interval; None accepts any.
+        settings: Connection to the data.
+        instance: Id of the process that this one replaces, which is dead; None draws
+            a new one.
+    """
+
+    sidecar: str
+    token_file: str | Path | None
+    has_servers: bool
+    coordination_topic: str | None
+    heartbeat_interval_ms: int | None
+    settings: ConnectionConfig
+    instance: bytes | None = None
+
+
+def open_backend(
+    options: ConnectOptions,
+    *,
+    group_id: str,
+    client_id: str,
+    observer: Observer,
+    timeout_ms: int,
+) -> SidecarBackend:
+    """Register with a sidecar, and start to follow its events.
+
+    Raises:
+        ConfigurationError: An address or a token is invalid, or the sidecar is not as
+            expected.
+        IdentityConflict: Another process of this name is alive.
+        CoordinationError: The sidecar cannot be reached, or was not ready in time.
+    """
+    address = Address.parse(options.sidecar)
+    clock, entropy = SystemClock(), SystemEntropy()
+    instance = options.instance or entropy.random_bytes(INSTANCE_BYTES)
+    identity = ClientIdentity(group_id, client_id, instance)
+    connection = Connection.open(
+        address,
+        token=address.token(options.token_file),
+        group_id=group_id,
+        client_id=client_id,
+        instance=identity.instance.hex(),
+    )
+    try:
+        info = greet(
+            connection,
+            identity,
+            clock=clock,
+            check=partial(_require_expected, options),
+            timeout_ms=timeout_ms,
+        )
+        settings = attrs.evolve(
+            options.settings,
+            coordination_topic=info.coordination_topic,
+            bootstrap_servers=options.settings.bootstrap_servers
+            if options.has_servers
+            else info.bootstrap_servers,
+        )
+        backend = SidecarBackend(
+            connection,
+            info=info,
+            identity=identity,
+            data=open_data_log(settings),
+            observer=observer,
+            transport=choose(settings).name,
+            clock=clock,
+            entropy=entropy,
+        )
+    except BaseException:
+        connection.close()
+        raise
+    backend.start()
+    return backend
+
+
+def _require_expected(options: ConnectOptions, info: api.Info) -> None:
+    expected = options.coordination_topic
+    if expected is not None and expected != info.coordination_topic:
+        raise ConfigurationError(
+            f"the sidecar at {options.sidecar} uses coordination topic "
+            f"{info.coordination_topic!r}, not {expected!r}; omit coordination_topic, "
+            "or use another sidecar",
+            setting="coordination_topic",
+        )
+    h_ms = options.heartbeat_interval_ms
+    if h_ms is not None and h_ms != info.heartbeat_interval_ms:
+        raise ConfigurationError(
+            f"heartbeat_interval_ms is {h_ms} here and {info.heartbeat_interval_ms} in "
+            "the log, where it applies to all clients; omit it, or change that "
+            "of the log with: marshal topic alter",
+            setting="heartbeat_interval_ms",
+        )

@@ -10,8 +10,7 @@ from kafka_marshal.clock import WorkerPool
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api, paths
-from kafka_marshal.remote.errors import NotRegistered
-from kafka_marshal.remote.transport import Connection
+from kafka_marshal.remote.transport import Connection, NotRegistered
 
 CALLS_MAX = 1_024
 CONFIRM_MS = 5_000

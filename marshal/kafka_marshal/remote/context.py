@@ -19,7 +19,7 @@ from kafka_marshal.ports import (
     Observer,
     WrongSetting,
 )
-from kafka_marshal.protocol.pauses import is_in_scope
+from kafka_marshal.protocol.items import is_in_scope
 from kafka_marshal.protocol.records import Scope
 from kafka_marshal.protocol.types import Key
 

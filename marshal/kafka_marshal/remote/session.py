@@ -27,10 +27,9 @@ from kafka_marshal.protocol.state import STUCK
 from kafka_marshal.protocol.types import Key, Owner, Token
 from kafka_marshal.remote import api
 from kafka_marshal.remote.context import RemoteContext
-from kafka_marshal.remote.errors import error_of
 from kafka_marshal.remote.grants import SidecarGrantRequester
-from kafka_marshal.remote.standbys import RemoteStandbys
-from kafka_marshal.remote.warming import RemoteWarmer
+from kafka_marshal.remote.transport import error_of
+from kafka_marshal.remote.warming import RemoteStandbys, RemoteWarmer
 
 RESTARTED = "sidecar_restarted"
 REASSIGNED = "reassigned"

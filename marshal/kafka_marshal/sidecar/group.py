@@ -44,8 +44,7 @@ from kafka_marshal.sidecar.events import LogPosition
 from kafka_marshal.sidecar.http_errors import GONE, UNKNOWN
 from kafka_marshal.sidecar.lease_journal import LeaseJournal
 from kafka_marshal.sidecar.publisher import EventPublisher
-from kafka_marshal.sidecar.standbys import ClientStandbys
-from kafka_marshal.sidecar.warming import OLD_EPOCH, WarmUp, WarmUps
+from kafka_marshal.sidecar.warming import OLD_EPOCH, ClientStandbys, WarmUp, WarmUps
 
 CHECK_MS = 100
 BACKOFF_MS_MAX = 5_000

@@ -10,7 +10,7 @@ from kafka_marshal.errors import (
     MarshalError,
 )
 from kafka_marshal.protocol.claiming import Ending
-from kafka_marshal.protocol.pauses import Pause
+from kafka_marshal.protocol.items import Pause
 from kafka_marshal.protocol.state import stuck_count
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api

@@ -30,7 +30,7 @@ from kafka_marshal.config import Delivery, to_delivery
 from kafka_marshal.errors import ClaimLost, ConfigurationError, IdentityConflict
 from kafka_marshal.remote import paths
 from kafka_marshal.remote.api import Children
-from kafka_marshal.remote.connect import INSTANCE_BYTES
+from kafka_marshal.remote.backend import INSTANCE_BYTES
 from kafka_marshal.remote.transport import Address, Connection
 
 if TYPE_CHECKING:

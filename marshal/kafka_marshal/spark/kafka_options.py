@@ -1,6 +1,6 @@
 """Every option of Spark's own Kafka source, and its meaning here.
 
-``docs/SPARK.md`` has the same table; a test compares them.
+``docs/SPARK.md`` has those that are refused or mapped; a test compares them.
 """
 
 import attrs

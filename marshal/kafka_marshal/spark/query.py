@@ -1,4 +1,4 @@
-"""Connections of the driver's process of one query.
+"""Connections of the driver's process of one query, and offsets that they resolve.
 
 Apart from ``source``, because it loads the whole client: Spark also makes readers in
 processes that only plan or read.
@@ -10,19 +10,122 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Collection, Mapping, Sequence
 
 import attrs
 
 from kafka_marshal.client import Marshal
+from kafka_marshal.errors import ConfigurationError, LogUnreadable
+from kafka_marshal.kafka_io import KafkaDataLog
+from kafka_marshal.kafka_io.data import KafkaOffsets
+from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark.claims import Claims, Rules
-from kafka_marshal.spark.offset_resolution import Cluster
 from kafka_marshal.spark.options import EARLIEST, LATEST, Bound, Options
 
 LOGGER = logging.getLogger("kafka_marshal")
 CLOSE_MS_MAX = 5_000
 PATIENCE_MS = 10_000
 RANDOM_BYTES = 4
+ASK_MS_MAX = 15_000
+LOOKUP_CLOSE_MS_MAX = 1_000
+
+
+class Cluster:
+    """Queries of the cluster that planning needs. Blocking; for one thread."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._data = KafkaDataLog(options.settings)
+        self._offsets = KafkaOffsets(
+            options.settings, isolation_level=options.config.isolation_level
+        )
+
+    def partitions(self) -> list[TopicPartition]:
+        """Return the current partitions of the topics in the options.
+
+        Raises:
+            LogUnreadable: A topic does not exist.
+        """
+        options = self._options
+        names: Sequence[str] = options.config.topics
+        matches = options.config.matches(options.settings.coordination_topic)
+        if matches is not None:
+            names = list(filter(matches, self._data.topics(ASK_MS_MAX)))
+        found = self._data.describe(names, ASK_MS_MAX)
+        for name in names:
+            if name not in found:
+                raise LogUnreadable(
+                    f"topic {name!r} does not exist on this cluster; check its name, "
+                    "or create it first"
+                )
+        every = [
+            TopicPartition(name, number)
+            for name in sorted(found)
+            for number in range(found[name].partition_count)
+        ]
+        if missing := set(options.assigned) - set(every):
+            raise LogUnreadable(f"{min(missing)} does not exist on this cluster")
+        return list(options.assigned) or every
+
+    def resolve(
+        self, bound: Bound, partitions: Sequence[TopicPartition], *, name: str
+    ) -> dict[TopicPartition, int]:
+        """Return the offset of a bound by partition.
+
+        Raises:
+            ConfigurationError: It names a partition that is not read, or a time after
+                the last record.
+        """
+        if extra := (set(bound.offsets) | set(bound.times_ms)) - set(partitions):
+            raise ConfigurationError(
+                f"option {name} names {min(extra)}, which is not read; correct it, or "
+                "subscribe to that topic",
+                setting=name,
+            )
+        wanted = {p: bound.offsets.get(p, bound.everywhere) for p in partitions}
+        times_ms = dict(bound.times_ms)
+        if bound.time_ms is not None:
+            times_ms = dict.fromkeys(partitions, bound.time_ms)
+        for place, offset in self._offsets.at_times(times_ms, ASK_MS_MAX).items():
+            if offset is None and bound.is_strict and name.startswith("starting"):
+                raise ConfigurationError(
+                    f"option {name}: {place} has no record as young as "
+                    f"{times_ms[place]}; choose an earlier time, or set "
+                    "startingOffsetsByTimestampStrategy to latest",
+                    setting=name,
+                )
+            wanted[place] = LATEST if offset is None else offset
+        starts = [place for place, offset in wanted.items() if offset == EARLIEST]
+        ends = [place for place, offset in wanted.items() if offset == LATEST]
+        wanted |= self._offsets.starts(starts, ASK_MS_MAX)
+        wanted |= self._offsets.ends(ends, ASK_MS_MAX)
+        return wanted
+
+    def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
+        """Return Kafka's ids of topics in hex; topics without one are absent."""
+        found = self._data.describe(sorted(topics), ASK_MS_MAX)
+        ids = {name: info.topic_id for name, info in found.items()}
+        return {name: each.hex() for name, each in ids.items() if each is not None}
+
+    def ranges(
+        self, partitions: Sequence[TopicPartition]
+    ) -> Mapping[TopicPartition, LogRange]:
+        """Return the offset range of each partition, with uncommitted records."""
+        return self._data.ranges(partitions, ASK_MS_MAX)
+
+    def ends(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the readable end of each partition."""
+        return self._offsets.ends(partitions, ASK_MS_MAX)
+
+    def starts(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the log start offset of each partition."""
+        return self._offsets.starts(partitions, ASK_MS_MAX)
+
+    def close(self) -> None:
+        """Close all connections. Idempotent."""
+        self._offsets.close(LOOKUP_CLOSE_MS_MAX)
+        self._data.close(LOOKUP_CLOSE_MS_MAX)
 
 
 @attrs.define(eq=False)
@@ -58,7 +161,7 @@ class Query:
                 sidecar_token_file=options.sidecar_token_file,
             )
             opened.append(marshal)
-            ranges = marshal.open_ranges(attrs.evolve(options.config, starts=starts))
+            ranges = marshal.ranges(attrs.evolve(options.config, starts=starts))
         except BaseException:
             for each in reversed(opened):
                 each.close()

@@ -53,7 +53,7 @@ class MarshalBatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[TaskPartition]:
         """Return the tasks; the only queries to the cluster happen here."""
-        from kafka_marshal.spark.offset_resolution import Cluster
+        from kafka_marshal.spark.query import Cluster
 
         options = self._options
         cluster = Cluster(options)

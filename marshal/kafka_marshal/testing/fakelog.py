@@ -25,11 +25,12 @@ from kafka_marshal.errors import (
 from kafka_marshal.ports import READ_UNCOMMITTED, Clock, LogRange
 from kafka_marshal.protocol.types import TimestampType, TopicPartition
 from kafka_marshal.testing.clock import BrokerClocks, VirtualClock
-from kafka_marshal.testing.fakeappend import FakeAppend, Pending
 from kafka_marshal.testing.fakestore import (
     AppendFate,
+    FakeAppend,
     FatePolicy,
     Partition,
+    Pending,
     Prompt,
     Stored,
     Topic,

@@ -10,9 +10,8 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.ports import Append, CoordinationLog
 from kafka_marshal.protocol.types import LogEntry, TopicPartition
-from kafka_marshal.testing.fakeappend import FakeAppend
 from kafka_marshal.testing.fakelog import FakeKafka
-from kafka_marshal.testing.fakestore import AppendFate, Partition
+from kafka_marshal.testing.fakestore import AppendFate, FakeAppend, Partition
 
 DELIVERY_TIMEOUT_MS = 30_000
 

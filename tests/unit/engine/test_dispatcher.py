@@ -1,5 +1,6 @@
 """At most once (PROTOCOL 6.2), over a whole log."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -197,6 +198,34 @@ def test_what_costs_nothing_to_hold_is_read_at_once(monkeypatch, delivery):
         cluster.run(20)
     assert got == 40
     assert min(sizes) >= 30
+
+
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
+def test_a_partition_with_fetched_records_waits_for_the_others(monkeypatch, isolation):
+    """At most once, a partition without a grant must not keep others from a fetch."""
+    cluster = world(records=(60, 60))
+    rest = {"max_fetched": 10, "isolation_level": isolation}
+    node = cluster.node("a", spec=spec(delivery=AMO, most=10, **rest))
+    cluster.run_until(lambda: len(node.held) == 2, 4 * H)
+    reader, hands = node.consumer._reader, node.consumer._hands
+    reader.fetched_max = 30
+    pauses = []
+    plain = reader.poll
+
+    def poll(timeout_ms, max_records):
+        found = plain(timeout_ms, max_records)
+        pauses.append((set(hands._reader_paused), set(found)))
+        return found
+
+    monkeypatch.setattr(reader, "poll", poll)
+    got = Counter()
+    for _ in range(60):
+        got.update({at: len(each) for at, each in node.consumer.poll(0).items()})
+        cluster.run(20)
+    assert got == {T0: 60, T1: 60}
+    assert not any(paused & found for paused, found in pauses)
+    paused = [each for each, _ in pauses]
+    assert {T0} in paused or {T1} in paused
 
 
 def test_small_polls_look_for_grants_once_in_a_millisecond(monkeypatch):

@@ -523,6 +523,36 @@ def test_records_are_fetched_to_be_requested_or_handed_out(
     assert pipeline.needs_records([place]) == needs
 
 
+@pytest.mark.parametrize(
+    ("counts", "is_end_readable", "room", "enough", "needs"),
+    [
+        pytest.param([(5, 0), (0, 9)], True, 99, 1, True, id="nothing is both"),
+        pytest.param([(5, 2), (0, 9)], True, 99, 1, True, id="less than a batch"),
+        pytest.param([(5, 3), (0, 0)], True, 99, 1, False, id="a batch can be used"),
+        pytest.param([(2, 2), (2, 1)], True, 99, 1, False, id="of several partitions"),
+        pytest.param([(5, 5), (9, 9)], False, 99, 9, True, id="more can be requested"),
+        pytest.param([(9, 5), (9, 9)], False, 99, 9, False, id="enough of each"),
+        pytest.param([(5, 5), (9, 9)], False, 16, 1, False, id="no room for more"),
+        pytest.param([(5, 0), (9, 0)], False, 16, 1, True, id="but for others"),
+    ],
+)
+def test_what_costs_nothing_to_hold_is_fetched_when_it_is_needed(
+    counts, is_end_readable, room, enough, needs
+):
+    pipeline = made(most=3, batches_max=3, is_end_readable=is_end_readable)
+    pipeline._reader = SimpleNamespace(fetches_ahead=True, fetched_max=1_000)
+    pipeline._pace.depth, pipeline.fetched_max = 3, room
+    places = []
+    for partition, (fetched, granted) in zip((T0, T1), counts, strict=True):
+        progress = AtMostOnce(0, grantee=b"me")
+        holding = SimpleNamespace(progress=progress, granted_count=granted)
+        place = FetchState(partition, holding, 0)
+        place.fetched = [SimpleNamespace(offset=offset) for offset in range(fetched)]
+        places.append(place)
+    assert pipeline.enough_fetched(places) == enough
+    assert pipeline.needs_records(places) == needs
+
+
 def test_what_is_granted_is_fetched_behind_what_is_not():
     pipeline = made(most=3, batches_max=3, is_end_readable=True)
     pipeline._reader = SimpleNamespace(fetches_ahead=True, fetched_max=0)

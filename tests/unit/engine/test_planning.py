@@ -3,16 +3,34 @@
 from collections import Counter
 
 import pytest
+import rowkit
 from enginekit import H, lines, spec, world, write
-from logkit import direct, planned, settings
+from logkit import (
+    KEY,
+    Log,
+    beat,
+    claim,
+    direct,
+    offer,
+    pause,
+    planned,
+    release,
+    schedule,
+    settings,
+)
+from logkit import H as INTERVAL_MS
+from logkit import settings as group_settings
 
+from kafka_marshal.engine.planning import Debounce, PlanFollower, SettledKeys
+from kafka_marshal.engine.replica import Replica
+from kafka_marshal.protocol.planner import MemberView
 from kafka_marshal.protocol.records import (
     ClaimingPartition,
     Member,
     Plan,
     ReleasingPartition,
 )
-from kafka_marshal.protocol.settings import TUNABLES
+from kafka_marshal.protocol.settings import NO_SETTINGS, TUNABLES, Settings
 
 ALL = 12
 
@@ -439,3 +457,231 @@ def test_a_short_interval_does_not_stop_it():
     cluster.run_until(balanced(cluster, 4, 4, 4), 9_000)
     cluster.run(5_000)
     assert counts(cluster) == [4, 4, 4]
+
+
+STALE_MS = 2 * INTERVAL_MS + 1
+
+
+class Reader:
+    """One partition, and how far a planner has read it."""
+
+    def __init__(self):
+        self.log = Log(level=2)
+        self.replica = Replica(0, now_ms=0)
+        self.replica.begin(self.log.state, 0)
+        self.keys = SettledKeys("g")
+        self.settings = NO_SETTINGS
+
+    def append(self, record, *, after=0):
+        """Append a record that is folded at once."""
+        (first, *_) = self.log.append(record, after=after)
+        assert first.outcome == "accepted", first
+        self.replica._note_changes((first,))
+        return first.epoch
+
+    def have_changed(self, elapsed_ms=0):
+        return self.keys.have_changed(
+            {0: self.replica}, self.settings, now_ms=elapsed_ms
+        )
+
+
+@pytest.fixture
+def reader():
+    return Reader()
+
+
+def test_the_first_round_reads_and_the_next_ones_do_not(reader):
+    reader.append(claim())
+    assert reader.have_changed()
+    assert reader.keys.are_settled
+    assert not reader.have_changed()
+    assert not reader.have_changed(STALE_MS - 1)
+
+
+def test_an_owner_that_becomes_stale_is_a_change_in_each_round(reader):
+    reader.append(claim())
+    reader.have_changed()
+    for _ in range(2):
+        assert reader.have_changed(STALE_MS)
+        assert not reader.keys.are_settled
+    assert reader.have_changed(), "log time went back"
+    assert not reader.have_changed()
+
+
+def test_renewals_are_no_changes(reader):
+    epoch = reader.append(claim())
+    reader.have_changed()
+    reader.append(beat(epoch), after=INTERVAL_MS)
+    assert not reader.have_changed(STALE_MS - 1)
+
+
+def test_a_record_that_names_a_key_is_a_change(reader):
+    epoch = reader.append(claim())
+    reader.have_changed()
+    reader.append(release(epoch))
+    assert reader.have_changed()
+    assert not reader.have_changed(10 * STALE_MS), "it is free for good"
+
+
+def test_keys_of_other_groups_do_not_matter(reader):
+    reader.append(claim(key=KEY._replace(group_id="other")))
+    reader.have_changed()
+    assert not reader.have_changed(STALE_MS)
+
+
+def test_a_key_that_is_handed_over_waits_for_its_successor(reader):
+    reader.append(release(reader.append(claim()), successor="c2"))
+    for _ in range(2):
+        assert reader.have_changed(INTERVAL_MS // 2 - 1)
+    assert reader.have_changed(INTERVAL_MS // 2), "the wait has ended"
+    assert not reader.have_changed(INTERVAL_MS // 2)
+    assert reader.have_changed(INTERVAL_MS // 2 - 1), "log time went back"
+
+
+def test_a_key_waits_for_a_restart(reader):
+    reader.settings = Settings(generation=1, grace_ms=INTERVAL_MS)
+    reader.append(release(reader.append(claim()), reason="restart"))
+    for _ in range(2):
+        assert reader.have_changed(INTERVAL_MS - 1)
+    assert reader.have_changed(INTERVAL_MS)
+    assert not reader.have_changed(INTERVAL_MS)
+    reader.settings = Settings(generation=2, grace_ms=2 * INTERVAL_MS)
+    for _ in range(2):
+        assert reader.have_changed(INTERVAL_MS)
+
+
+def test_an_offer_is_remembered_after_its_end(reader):
+    reader.settings = Settings(generation=1, handoff_ms=INTERVAL_MS)
+    epoch = reader.append(claim())
+    reader.append(offer(epoch, within_ms=400))
+    end_ms = 400 + INTERVAL_MS
+    for elapsed_ms in (0, 0, 400, end_ms - 1):
+        assert reader.have_changed(elapsed_ms)
+    assert reader.have_changed(end_ms)
+    assert not reader.have_changed(end_ms)
+
+
+@pytest.mark.parametrize("is_later", [False, True])
+def test_keys_are_not_settled_while_a_pause_lasts_or_is_scheduled(reader, is_later):
+    reader.append(claim())
+    now_ms = reader.log.now_ms
+    record = schedule(now_ms + 50, now_ms + 99) if is_later else pause(now_ms + 50)
+    reader.append(record)
+    for _ in range(2):
+        assert reader.have_changed()
+        assert not reader.keys.are_settled
+
+
+def test_another_partition_is_a_change(reader):
+    reader.append(claim())
+    reader.have_changed()
+    both = {0: reader.replica, 1: Replica(1, now_ms=0)}
+    assert reader.keys.have_changed(both, NO_SETTINGS, now_ms=0)
+    assert not reader.keys.have_changed(both, NO_SETTINGS, now_ms=0)
+
+
+def test_planners_read_keys_only_after_changes(monkeypatch):
+    seen = rowkit.check_planners(monkeypatch)
+    cluster = world(2, records=(1,) * 8)
+    for t in range(2):
+        write(cluster, group_settings(policy="planner"), t)
+    nodes = [cluster.node(name, spec=spec()) for name in "abc"]
+    cluster.run_until(lambda: sum(len(node.held) for node in nodes) == 8, 4 * H)
+    cluster.run(2 * H)
+    before, turns = seen.computed, seen.wanted
+    cluster.run(8 * H)
+    assert seen.wanted - turns > 100
+    assert seen.computed == before, "nothing has changed"
+    cluster.crash(nodes[0])
+    cluster.run_until(lambda: sum(len(node.held) for node in nodes[1:]) == 8, 5 * H)
+    assert seen.computed > before
+    assert not seen.wrong
+
+
+FAR = 2**62
+
+
+def read(follower, log, *, coordinators=1, settings=None):
+    settings = settings or log.state.settings_of("g")
+    follower.read(log.state, "g", settings=settings, coordinators=coordinators)
+
+
+def followed(log, *, coordinators=1):
+    follower = PlanFollower()
+    read(follower, log, coordinators=coordinators)
+    return follower
+
+
+def planned_log(**rest):
+    log = Log(level=2)
+    log.append(settings(policy="planner"))
+    log.append(planned(0, ("c2", 0, (0,)), vector=((FAR, 0),), **rest))
+    return log
+
+
+def test_a_plan_counts_where_the_settings_ask_for_it():
+    log = planned_log()
+    follower = followed(log)
+    assert (follower.is_in_force, follower.named(KEY, log.state)) == (True, "c2")
+    log.append(settings(2, policy="fair"))
+    read(follower, log, coordinators=1)
+    assert (follower.is_in_force, follower.named(KEY, log.state)) == (False, None)
+
+
+def test_a_later_plan_takes_the_place_of_the_last_one():
+    log = planned_log()
+    follower = followed(log)
+    log.append(planned(1, ("c3", 0, (0,)), vector=((FAR, 0),)))
+    read(follower, log, coordinators=1)
+    assert follower.named(KEY, log.state) == "c3"
+
+
+def test_a_plan_without_all_slices_is_none():
+    log = planned_log(count=2)
+    assert followed(log).named(KEY, log.state) is None
+
+
+def test_a_claim_makes_an_entry_void():
+    log = Log(level=2)
+    log.append(settings(policy="planner"))
+    log.append(planned(0, ("c2", 0, (0,)), vector=((log.state.next_offset, 0),)))
+    follower = followed(log)
+    assert follower.named(KEY, log.state) == "c2"
+    log.append(claim("c1"))
+    assert follower.named(KEY, log.state) is None
+
+
+def test_a_vector_of_other_coordinating_partitions_is_void():
+    log = planned_log()
+    assert followed(log, coordinators=2).named(KEY, log.state) is None
+
+
+def test_a_plan_is_void_once_the_number_of_coordinating_partitions_has_changed():
+    log = planned_log()
+    follower = followed(log)
+    assert follower.named(KEY, log.state) == "c2"
+    read(follower, log, coordinators=2)
+    assert follower.named(KEY, log.state) is None
+    read(follower, log, coordinators=1)
+    assert follower.named(KEY, log.state) == "c2"
+
+
+def test_settings_of_another_home_count():
+    log = Log(level=2)
+    log.append(planned(0, ("c2", 0, (0,)), vector=((FAR, 0),)))
+    follower = followed(log)
+    assert not follower.is_in_force
+    read(follower, log, settings=Settings(1, policy="planner"))
+    assert follower.named(KEY, log.state) == "c2"
+
+
+def test_joins_without_an_end_do_not_keep_surplus_for_ever():
+    debounce = Debounce()
+    one, two = ([MemberView(client_id=name, topics=frozenset())] for name in "ab")
+    assert debounce.update(two, 100, debounce_ms=1_000) is None
+    for now_ms in range(1_000, 6_000, 500):
+        members = two if now_ms // 500 % 2 else one
+        changed = debounce.update(members, now_ms, debounce_ms=1_000)
+    assert changed == 6_000
+    assert debounce.is_on(5_999)
+    assert not debounce.is_on(6_000)

@@ -6,7 +6,7 @@ from keptkit import Shelf
 from logkit import H
 from msgspec.structs import replace
 
-from kafka_marshal.engine.kept_states import soft_to_bytes
+from kafka_marshal.engine.kept_states import freeze_soft
 from kafka_marshal.engine.snapshotter import (
     ENTRIES_MAX,
     ENTRIES_MIN,
@@ -67,7 +67,7 @@ def test_a_captured_state_is_complete():
     assert from_bytes(made.state) == state
     assert (made.partition, made.offset) == (0, state.next_offset)
     assert (made.leader_epoch, made.digest) == (0, digest(state))
-    assert made.soft == soft_to_bytes(state.soft)
+    assert made.soft == freeze_soft(state.soft)()
     assert not made.is_in_log
 
 

@@ -34,6 +34,7 @@ from kafka_marshal.kafka_io.packed_records import (
     to_arrow,
 )
 from kafka_marshal.kafka_io.record_batches import header_of, python_records
+from kafka_marshal.kafka_io.responses import ResponseBuffer
 from kafka_marshal.native import compiled
 from kafka_marshal.ports import Records
 from kafka_marshal.protocol.types import OFFSET_MAX, Token, TopicPartition
@@ -314,7 +315,8 @@ def test_fields_that_no_record_has_are_not_read():
 
 
 def fetch(*batches, start=0, **options):
-    data = memoryview(b"".join(batches))
+    is_view = isinstance(batches[0], memoryview)
+    data = batches[0] if is_view else memoryview(b"".join(batches))
     return FetchedRecords(
         FetchData(place=PLACE, offset=start, data=data, **options),
         parser=python_records,
@@ -346,6 +348,39 @@ def test_a_fetch_is_taken_in_pieces_and_the_position_follows():
     assert (part.next_fetch_offset, part.leader_epoch, bool(part)) == (9, 5, True)
     assert flat(part.take()) == [9, 10]
     assert (part.next_fetch_offset, bool(part)) == (11, False)
+
+
+@pytest.mark.parametrize("start", [0, 3, 10, 14, 15, 17])
+def test_records_that_were_indexed_as_they_arrived_are_the_same(start):
+    last = bytearray(numbered(13, 2))
+    struct.pack_into(">i", last, ATTRIBUTES + 2, 3)  # its last two offsets are empty
+    raw = numbered(0, 10) + numbered(10, 3) + sealed(last, offset=13) + gap_at(20)
+    buffer = ResponseBuffer(len(raw))
+    buffer[:] = raw
+    view = memoryview(buffer)
+    taken = compiled.index_records(view, 0, 0, True)
+    buffer.set_indexes([(compiled.address_of(view), len(view), taken)])
+    part, known = fetch(raw, start=start), fetch(view, start=start)
+    while part:
+        found = part.take(4)
+        again = known.take(4)
+        assert flat(found) == flat(again)
+        assert [type(each) for each in found] == [type(each) for each in again]
+        assert part.next_fetch_offset == known.next_fetch_offset
+    assert not known
+
+
+def test_an_index_of_nothing_is_made_again():
+    """Memory may have been short as the batches arrived."""
+    raw = numbered(0, 5)
+    buffer = ResponseBuffer(len(raw))
+    buffer[:] = raw
+    view = memoryview(buffer)
+    nothing = (b"", 0, 0, -1, -1, -1)
+    buffer.set_indexes([(compiled.address_of(view), len(view), nothing)])
+    taken = fetch(view).take(9)
+    assert [type(each) for each in taken] == [PackedPiece]
+    assert flat(taken) == [0, 1, 2, 3, 4]
 
 
 def gap_at(offset):

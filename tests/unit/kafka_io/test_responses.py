@@ -7,6 +7,7 @@ import threading
 import uuid
 
 import pytest
+from batchkit import new_batch
 from kafka.errors import KafkaProtocolError
 from kafka.protocol.consumer import FetchRequest, FetchResponse
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
@@ -16,8 +17,10 @@ from kafka_marshal.kafka_io import responses as module
 from kafka_marshal.kafka_io.responses import (
     KEPT_MAX,
     Buffers,
+    ResponseBuffer,
     ResponseReader,
     find_records,
+    take_index,
 )
 from kafka_marshal.native import compiled
 
@@ -85,6 +88,21 @@ def response(draw, version):
 def framed(number, body, is_flexible):
     frame = struct.pack(">i", number) + (b"\0" if is_flexible else b"") + body
     return struct.pack(">i", len(frame)) + frame
+
+
+def send_in_pieces(draw, far, raw):
+    """Send bytes on a thread of its own, and return it."""
+
+    def send():
+        at = 0
+        while at < len(raw):
+            end = at + draw.choice((1, 5, 700, 4_000, 500_000))
+            far.sendall(raw[at:end])
+            at = end
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    return sender
 
 
 def in_pieces(draw, reader, raw):
@@ -234,6 +252,34 @@ def test_a_buffer_is_used_again_once_nothing_refers_to_it():
     assert buffers.take(MEGABYTE).obj not in (whole, second.obj)
 
 
+def test_a_buffer_without_memory_is_an_error():
+    with pytest.raises(MemoryError, match="bytes for a response"):
+        ResponseBuffer(2**62)
+
+
+@pytest.mark.parametrize("error", [SystemError, None])
+def test_a_buffer_is_used_again_on_any_system(error, monkeypatch):
+    """Some cannot resize memory: they say so, but only of what nothing refers to."""
+    monkeypatch.setattr(module, "_HAS_HUGE_PAGES", False)
+
+    class Fixed(ResponseBuffer):
+        def resize(self, size):
+            super().resize(size)
+            if error is not None:
+                raise error("resizing not available")
+
+    monkeypatch.setattr(module, "ResponseBuffer", Fixed)
+    buffers = Buffers()
+    view = buffers.take(MEGABYTE)
+    whole = view.obj
+    view[:3] = b"abc"
+    assert buffers.take(MEGABYTE).obj is not whole
+    view.release()
+    again = buffers.take(MEGABYTE)
+    assert again.obj is whole
+    assert bytes(again[:4]) == b"abc\0", "nothing was moved"
+
+
 def test_few_buffers_are_kept_and_none_without_a_backlog():
     buffers = Buffers()
     views = [buffers.take(MEGABYTE) for _ in range(KEPT_MAX + 1)]
@@ -287,6 +333,10 @@ def receive_all(reader, sock, waiting, count):
 
 def sized(number, size):
     """Return a fetch response with so many bytes of records."""
+    return of_records(number, bytes([number % 256]) * size)
+
+
+def of_records(number, records):
     part = PART(
         partition_index=number,
         error_code=0,
@@ -295,7 +345,7 @@ def sized(number, size):
         log_start_offset=0,
         aborted_transactions=None,
         preferred_read_replica=-1,
-        records=bytes([number % 256]) * size,
+        records=records,
     )
     made = FetchResponse[12](
         throttle_time_ms=0,
@@ -328,15 +378,7 @@ def test_responses_of_any_size_are_received_in_the_background(background, ends, 
     reader = requests(new_reader(), 12, len(sizes))
     raw = b"".join(sized(number, size) for number, size in enumerate(sizes, start=1))
 
-    def send():
-        at = 0
-        while at < len(raw):
-            end = at + draw.choice((1, 5, 700, 4_000, 500_000))
-            far.sendall(raw[at:end])
-            at = end
-
-    sender = threading.Thread(target=send)
-    sender.start()
+    sender = send_in_pieces(draw, far, raw)
     found = receive_all(reader, near, background, len(sizes))
     sender.join(timeout=60)
     assert is_as_sent(found, sizes)
@@ -398,3 +440,131 @@ def test_without_somebody_who_waits_nothing_is_received_in_the_background(
     sender.join(timeout=60)
     assert is_as_sent(found, [50_000])
     assert background.changes == 0
+
+
+# --- records that are indexed as they arrive
+
+
+def batches(draw):
+    """Return some batches in a row, of which one may be damaged or cut off."""
+    found = bytearray()
+    for _ in range(draw.choice((1, 3, 20))):
+        builder = new_batch()
+        for at in range(draw.choice((1, 30))):
+            value = draw.randbytes(draw.choice((0, 9, 2_000)))
+            builder.append(at, timestamp=at, key=None, value=value, headers=[])
+        made = bytearray(builder.build())
+        struct.pack_into(">q", made, 0, 100 + len(found))
+        struct.pack_into(">i", made, 12, draw.choice((4, 4, 4, 5)))
+        found += made
+    if draw.random() < 0.3:
+        found[draw.randrange(len(found))] ^= 1
+    if draw.random() < 0.3:
+        del found[draw.randrange(len(found)) :]
+    return bytes(found)
+
+
+def with_batches(draw, version):
+    """Return a response with batches in place of bytes without a meaning."""
+    made = FetchResponse[version](
+        throttle_time_ms=5,
+        error_code=0,
+        session_id=4,
+        responses=[
+            TOPIC(
+                topic="topic",
+                topic_id=uuid.UUID(int=draw.getrandbits(128)),
+                partitions=[partition(draw, version) for _ in range(count)],
+            )
+            for count in draw.choice(((1,), (3,), (0, 2), (2, 0, 3)))
+        ],
+    )
+    for topic in made.responses:
+        for each in topic.partitions:
+            each.records = draw.choice((None, b"", batches(draw), batches(draw)))
+    body = bytes(made.encode(header=False, framed=False))
+    return framed(1, body, is_flexible=version >= 12)
+
+
+def indexed(view):
+    return compiled.index_records(view, 0, 0, True)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_index_of_what_was_received_is_as_of_the_records(background, ends, version):
+    draw = random.Random(version)
+    near, far = ends
+    known = 0
+    reader = new_reader()
+    for _ in range(40):
+        raw = with_batches(draw, version)
+        requests(reader, version)
+        raw = (
+            raw[:4]
+            + struct.pack(">i", reader.in_flight_requests[0].correlation_id)
+            + raw[8:]
+        )
+        sender = send_in_pieces(draw, far, raw)
+        ((_, found),) = receive_all(reader, near, background, 1)
+        sender.join(timeout=60)
+        for topic in found.responses:
+            for each in topic.partitions:
+                index = take_index(each.records) if each.records else None
+                if index is not None:
+                    known += 1
+                    assert index == indexed(each.records)
+                    assert take_index(each.records) is None, "only once"
+    assert known > 20
+
+
+@pytest.mark.parametrize("version", [3, *VERSIONS, 14, -1])
+def test_a_damaged_response_is_indexed_as_far_as_it_goes(ends, version):
+    if compiled is None:
+        pytest.skip("nothing was compiled here")
+    draw = random.Random(version)
+    near, far = ends
+    receiver = compiled.Receiver(near.fileno())
+    known = 0
+    for _ in range(150):
+        raw = bytearray(with_batches(draw, min(13, max(4, version)))[4:])
+        for _ in range(draw.choice((0, 1, 1, 4))):
+            raw[draw.randrange(min(len(raw), 200))] = draw.choice(
+                (0, 1, 127, 128, 255, draw.randrange(256))
+            )
+        body = memoryview(bytearray(len(raw)))
+        receiver.start(memoryview(bytearray()), body, 0, version)
+        sender = send_in_pieces(draw, far, bytes(raw))
+        assert select.select([receiver], [], [], 30)[0]
+        count, indexes = receiver.finish()
+        sender.join(timeout=60)
+        assert (count, body) == (len(raw), raw)
+        begin = compiled.address_of(body)
+        for address, size, index in indexes:
+            known += 1
+            at = address - begin
+            assert 0 <= at < at + size <= len(body)
+            assert index == indexed(body[at : at + size])
+    receiver.close()
+    assert (known > 50) == (version in VERSIONS)
+
+
+def test_an_index_is_of_one_response_alone():
+    """Buffers are used again, and other views may begin at the same byte."""
+    if compiled is None:
+        pytest.skip("nothing was compiled here")
+    buffers = Buffers()
+    view = buffers.take(2 * MEGABYTE)
+    whole, size = view.obj, len(view)
+    assert isinstance(whole, ResponseBuffer)
+    known = (compiled.address_of(view), size, (b"places", 1, 2, 3, 4, 5))
+    whole.set_indexes([known])
+    assert take_index(view[1:]) is None
+    assert take_index(view) == known[2]
+    whole.set_indexes([known])
+    assert take_index(view[:-1]) is None
+    whole.set_indexes([known])
+    view.release()
+    again = buffers.take(size)
+    assert again.obj is whole
+    assert take_index(again) is None
+    assert take_index(memoryview(bytearray(5))) is None

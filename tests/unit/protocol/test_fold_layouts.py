@@ -38,9 +38,9 @@ from logkit import (
     target_log,
 )
 
-from kafka_marshal.protocol.eras import ERAS_MAX
 from kafka_marshal.protocol.fold_layouts import FOLDS
 from kafka_marshal.protocol.hashing import home_partition
+from kafka_marshal.protocol.items import ERAS_MAX
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import KINDS, SECOND_LEVEL, ImportedPrevious
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes

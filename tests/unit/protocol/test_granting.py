@@ -7,6 +7,7 @@ from logkit import beat as beat_record
 from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.protocol.granting import (
     ENDING,
+    FASTER_AT_ONCE,
     FEWER_IN_A_ROW,
     GAIN_MIN,
     REQUESTS_IN_FLIGHT_MAX,
@@ -633,6 +634,18 @@ def test_a_long_silence_is_soon_forgotten():
     pace = Pace(4)
     assert paced(pace, 1, 3_600_000 * MS, 10 * MS) == [1]
     assert paced(pace, 8, 10 * MS, 10 * MS)[-1] > 1
+
+
+def test_one_wait_does_not_slow_down_what_follows():
+    """A consumer waits for its first large fetch, which is no work."""
+    pace = Pace(64)
+    paced(pace, 8, 1 * MS, 4 * MS, partitions=8)
+    before = pace.depth
+    paced(pace, 1, 200 * MS, 4 * MS, partitions=8)
+    assert pace.work_us > 10 * MS
+    paced(pace, 1, 1 * MS, 4 * MS, partitions=8)
+    assert pace.work_us == FASTER_AT_ONCE * MS
+    assert pace.depth == before
 
 
 def test_a_slow_handler_has_nothing_ahead():

@@ -1,13 +1,18 @@
 """What a state remembers of keys and groups."""
 
 import pytest
-from logkit import OP, ident, planned
+from logkit import KEY, OP, ident, planned, scope_of
 
 from kafka_marshal.protocol.items import (
+    ERAS_MAX,
     Layout,
     LayoutSource,
     PlanNote,
+    Scheduled,
     StandingDirective,
+    end_era,
+    era_at,
+    is_in_scope,
 )
 
 
@@ -41,3 +46,87 @@ def test_a_layout_finds_its_sources():
     layout = Layout(OP, 2, 9, (one, LayoutSource(3, 1, 5)))
     assert layout.source(1) == one
     assert layout.source(2) is None
+
+
+SCOPE = scope_of({"s": (), "t": (0, 3)})
+
+
+@pytest.mark.parametrize(
+    ("topic", "partition", "expected"),
+    [
+        pytest.param("t", 0, True, id="first partition"),
+        pytest.param("t", 3, True, id="last partition"),
+        pytest.param("t", 1, False, id="partition between them"),
+        pytest.param("s", 99, True, id="any partition of a whole topic"),
+        pytest.param("u", 0, False, id="another topic"),
+        pytest.param("/planner", 0, False, id="planner"),
+    ],
+)
+def test_a_scope_has_its_partitions_and_whole_topics(topic, partition, expected):
+    key = KEY._replace(topic=topic, partition=partition)
+    assert is_in_scope(SCOPE, key) is expected
+
+
+@pytest.mark.parametrize(
+    ("topic", "expected"),
+    [
+        pytest.param("t", True, id="data"),
+        pytest.param("/checkpoint", True, id="checkpoint"),
+        pytest.param("/planner", False, id="planner"),
+    ],
+)
+def test_without_a_scope_it_has_all_keys_but_the_planner(topic, expected):
+    assert is_in_scope(None, KEY._replace(topic=topic)) is expected
+
+
+def test_scheduled_pauses_are_ordered_by_begin_and_operation():
+    def scheduled(begin_ms, op_id, scope=None):
+        return Scheduled(begin_ms, op_id, "admin", ident("admin"), 0, 9, scope)
+
+    first, second, third = (
+        scheduled(1, ident("z"), SCOPE),
+        scheduled(2, OP),
+        scheduled(2, ident("z"), SCOPE),
+    )
+    assert sorted([third, second, first]) == [first, second, third]
+
+
+FULL = tuple((10 * n, n) for n in range(1, ERAS_MAX + 1))
+NEXT = (10 * (ERAS_MAX + 1), ERAS_MAX + 1)
+
+
+def test_an_offset_has_the_era_that_ends_behind_it():
+    eras = ((10, 1), (20, 2))
+    found = [era_at(eras, offset) for offset in (1, 9, 10, 19, 20, 30)]
+    assert found == [1, 1, 2, 2, None, None]
+    assert era_at((), 1) is None
+
+
+def test_all_are_kept_while_there_is_room():
+    assert end_era((), (10, 1), epochs=iter(())) == ((10, 1),)
+    epochs = iter(range(1_000))
+    assert end_era(FULL[:-1], FULL[-1], epochs=epochs) == FULL
+    assert next(epochs) == 0
+
+
+@pytest.mark.parametrize(
+    ("epochs", "dropped"),
+    [
+        pytest.param((), 0, id="no-claim"),
+        pytest.param((9_999,), 0, id="claims-of-the-present-era"),
+        pytest.param((9, 10, 25), 3, id="claims-of-the-oldest"),
+        pytest.param((19, 5), 2, id="in-any-order"),
+        pytest.param(range(10 * ERAS_MAX), ERAS_MAX, id="all-but-the-last"),
+        pytest.param(range(10 * ERAS_MAX + 10), 0, id="claims-of-all"),
+    ],
+)
+def test_the_oldest_without_a_claim_is_dropped(epochs, dropped):
+    eras = [*FULL, NEXT]
+    del eras[dropped]
+    assert end_era(FULL, NEXT, epochs=epochs) == tuple(eras)
+
+
+def test_what_is_dropped_has_the_next_era():
+    eras = end_era(FULL, NEXT, epochs=[5])
+    assert era_at(eras, 5) == 1
+    assert era_at(eras, 15) == 3

@@ -38,7 +38,7 @@ from logkit import (
 )
 
 from kafka_marshal.protocol.hashing import coordinating_partition
-from kafka_marshal.protocol.items import Offer
+from kafka_marshal.protocol.items import Offer, Pause, Scheduled
 from kafka_marshal.protocol.judging import (
     OP_INCARNATIONS_MAX,
     PAUSE_AHEAD_MS_MAX,
@@ -58,7 +58,6 @@ from kafka_marshal.protocol.judging import (
     new_place,
     time_left,
 )
-from kafka_marshal.protocol.pauses import Pause, Scheduled
 from kafka_marshal.protocol.state import (
     DIRECTIVES_MAX,
     SCHEDULED_MAX,

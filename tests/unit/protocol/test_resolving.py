@@ -2,8 +2,7 @@
 
 import pytest
 
-from kafka_marshal.protocol.items import Verdict
-from kafka_marshal.protocol.pauses import Pause
+from kafka_marshal.protocol.items import Pause, Verdict
 from kafka_marshal.protocol.resolving import (
     ABORTED,
     COMMITTED,

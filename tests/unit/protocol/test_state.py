@@ -30,8 +30,8 @@ from logkit import (
 )
 
 from kafka_marshal.protocol.codec import decode, encode, person_of
+from kafka_marshal.protocol.items import Pause
 from kafka_marshal.protocol.lease import Freshness
-from kafka_marshal.protocol.pauses import Pause
 from kafka_marshal.protocol.records import SECOND_LEVEL
 from kafka_marshal.protocol.settings import NO_SETTINGS
 from kafka_marshal.protocol.snapshot import digest, to_bytes

@@ -1,20 +1,37 @@
 """One client's link: followed, beaten for, taken up again, and left."""
 
+import asyncio
+import os
 import time
+from contextlib import closing
+from functools import partial
 
 import httpx
 import msgspec
 import pytest
 from enginekit import T0, world
-from fakesidecar import EMPTY, INSTANCE, WAIT_S, FakeSidecar, H, connected, failure
+from fakesidecar import (
+    EMPTY,
+    INSTANCE,
+    WAIT_S,
+    FakeSidecar,
+    H,
+    RequestsBy,
+    connected,
+    failure,
+)
 from msgspec.structs import replace
+from prometheus_client import CollectorRegistry
 from slowness import is_over
 
+from kafka_marshal import Marshal
+from kafka_marshal.aio import AsyncMarshal
 from kafka_marshal.claims import HeldClaim
 from kafka_marshal.clock import ThreadBackground
 from kafka_marshal.config import Callbacks, ConsumerConfig
 from kafka_marshal.consumer import Consumer
 from kafka_marshal.engine import Subscription
+from kafka_marshal.engine.replica import LastClaim
 from kafka_marshal.errors import (
     ClaimLost,
     ClaimRejected,
@@ -23,17 +40,28 @@ from kafka_marshal.errors import (
     IdentityConflict,
     InvalidTransition,
 )
+from kafka_marshal.metrics import MarshalCollector
 from kafka_marshal.policies import find_policy
 from kafka_marshal.ports import TopicInfo
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.remote import api
-from kafka_marshal.remote.answers import AsOf, GroupNow, OwnersNow, WorldNow
+from kafka_marshal.remote import backend as module
+from kafka_marshal.remote.answers import (
+    AsOf,
+    ClientsNow,
+    GroupNow,
+    LocalClient,
+    OwnersNow,
+    WorldNow,
+)
 from kafka_marshal.remote.backend import (
     ClientIdentity,
     SidecarBackend,
+    SidecarQueries,
     beat_ms_of,
     greet,
 )
+from kafka_marshal.remote.transport import Connection
 from kafka_marshal.testing.node import Recorder
 
 KEY = Key("g", "t", 0)
@@ -507,3 +535,276 @@ def test_beats_come_six_times_in_h_and_as_the_sidecar_wants():
     assert beat_ms_of(msgspec.structs.replace(slow, heartbeat_interval_ms=60_000)) == (
         1_000
     )
+
+
+UNKNOWN = (503, failure("CoordinationError", retriable=True))
+# A sidecar has an incarnation in the log of its own, for each group.
+HERE = {"client_id": "host-a", "incarnation": "cd" * 16}
+THERE = {"client_id": "host-b", "incarnation": "ef" * 16}
+
+
+@pytest.fixture
+def sidecar():
+    return FakeSidecar()
+
+
+@pytest.fixture
+def queries(sidecar):
+    with closing(connected(sidecar)) as connection:
+        yield SidecarQueries(connection, sidecar.info)
+
+
+def claim(owner, partition=0, **rest):
+    return {
+        "topic": "t",
+        "partition": partition,
+        "owner": owner,
+        "freshness": "fresh",
+        "age_ms": 3,
+        "position": None,
+        "epoch": 5,
+    } | rest
+
+
+def report(sidecar, *claims, count=1):
+    """Have the sidecar report these claims of the group."""
+    group = GroupNow(as_of=AS_OF, group="g", claims=claims, pauses=())
+    sidecar.answers["GET", "g"] = [group] * count
+
+
+def row_of(client, *places, group="g"):
+    row = LocalClient(
+        group=group,
+        client=client,
+        pid=1,
+        state="ready",
+        beat_age_ms=1,
+        subscriptions=(),
+        assigned=places,
+        lease_until_ms=None,
+    )
+    return ClientsNow(as_of=AS_OF, clients=(row,))
+
+
+def test_a_key_of_a_neighbour_names_the_neighbour(sidecar, queries):
+    report(sidecar, claim(HERE), count=3)
+    nobody = ClientsNow(as_of=AS_OF, clients=())
+    sidecar.answers["GET", "clients"] = [row_of("b", "t-0"), nobody, UNKNOWN]
+    asked = [queries.glance(KEY).holder for _ in range(3)]
+    assert asked == ["b", "host-a", "host-a"]
+
+
+def test_what_is_not_known_is_no_glance(sidecar, queries):
+    report(sidecar, claim(HERE, partition=1))
+    assert queries.glance(KEY) is None
+    sidecar.answers["GET", "g"] = [UNKNOWN]
+    assert queries.glance(KEY) is None
+
+
+@pytest.mark.parametrize(
+    ("clients", "may_be_ours"),
+    [
+        pytest.param(ClientsNow(as_of=AS_OF, clients=()), True, id="of-nobody-yet"),
+        pytest.param(row_of("c", "t-0"), True, id="ours"),
+        pytest.param(row_of("b", "t-0"), False, id="a-neighbour-s"),
+        pytest.param(row_of("b", "t-1"), True, id="a-neighbour-has-another"),
+        pytest.param(row_of("b", "t-0", group="h"), True, id="of-another-group"),
+    ],
+)
+def test_a_claim_that_no_other_client_has_may_be_of_this_process(
+    sidecar, queries, clients, may_be_ours
+):
+    report(sidecar, claim(HERE))
+    sidecar.answers["GET", "clients"] = [clients]
+    assert queries.last_claims(1_000) == {T0: LastClaim("host-a", 5, may_be_ours)}
+
+
+def test_claims_of_others_ask_nobody_for_neighbours(sidecar, queries):
+    report(sidecar, claim(THERE), claim(None, 1, epoch=7))
+    assert queries.last_claims(1_000) == {
+        T0: LastClaim("host-b", 5),
+        TopicPartition("t", 1): LastClaim(None, 7),
+    }
+    assert sidecar.named("GET", "clients") == []
+
+
+def test_claims_that_are_not_known_are_an_error(sidecar, queries):
+    sidecar.answers["GET", "g"] = [UNKNOWN]
+    with pytest.raises(CoordinationError):
+        queries.last_claims(1_000)
+
+
+def test_the_world_and_its_owners(sidecar, queries):
+    sidecar.answers["GET", "world"] = [
+        WorldNow(as_of=AS_OF, schema=1, partitions={"0": {"next_offset": 3}})
+    ]
+    sidecar.answers["GET", "t"] = [OwnersNow(as_of=AS_OF, owners={0: "host-a"})]
+    found = queries.world(1_000)
+    assert found == {"schema": 1, "partitions": {"0": {"next_offset": 3}}}
+    assert queries.owners("t", 1_000) == {T0: "host-a"}
+
+
+@pytest.fixture
+def reached(monkeypatch):
+    """A sidecar that every ``Marshal`` of the test reaches, over a data topic ``t``."""
+    reached = FakeSidecar()
+    reached.settings = []  # type: ignore[attr-defined]
+
+    def open_data(settings):
+        reached.settings.append(settings)  # type: ignore[attr-defined]
+        return world(records=(10,)).kafka.data_log()
+
+    plain = partial(Connection.open, requests=RequestsBy(reached), transport=reached)
+    monkeypatch.setattr(Connection, "open", plain)
+    monkeypatch.setattr(module, "open_data_log", open_data)
+    return reached
+
+
+def opened(**rest):
+    told = {"group_id": "g", "client_id": "c", "sidecar": "unix:/run/s.sock"}
+    return Marshal(**(told | {"observer": Recorder()} | rest))
+
+
+def test_a_whole_life(reached):
+    with opened() as marshal:
+        stream = reached.stream()
+        assert (marshal.client_id, marshal.group_id) == ("c", "g")
+        assert marshal.coordination_topic == "__marshal"
+        with marshal.consumer("t", claims_max=3) as consumer:
+            assert consumer.poll() == {}
+        stream.end()
+    wants = [body for m, p, body in reached.asked if m == "PUT" and "subscr" in p]
+    assert (wants[0]["topics"], wants[0]["claims_max"]) == (["t"], 3)
+    assert len(reached.named("DELETE", "/clients/c")) == 1
+    with pytest.raises(InvalidTransition, match="closed"):
+        marshal.consumer("t")
+
+
+@pytest.mark.parametrize(
+    ("servers", "expected"),
+    [
+        pytest.param(None, ("broker:9092",), id="the-sidecars"),
+        pytest.param("other:9092", ("other:9092",), id="its-own"),
+    ],
+)
+def test_data_is_read_from_the_given_servers(reached, servers, expected):
+    options = {"security_protocol": "SSL"}
+    with opened(bootstrap_servers=servers, options=options):
+        reached.stream().end()
+    (settings,) = reached.settings
+    assert settings.bootstrap_servers == expected
+    assert settings.options["security_protocol"] == "SSL"
+
+
+@pytest.mark.parametrize(
+    ("rest", "setting"),
+    [
+        pytest.param({"sidecar": "tcp:1"}, "sidecar", id="address"),
+        pytest.param(
+            {"sidecar": "http://127.0.0.1:1"}, "sidecar_token_file", id="token"
+        ),
+        pytest.param({"coordination_topic": "x"}, "coordination_topic", id="topic"),
+        pytest.param({"heartbeat_interval_ms": 7}, "heartbeat_interval_ms", id="h"),
+        pytest.param({"bootstrap_servers": ""}, "bootstrap_servers", id="servers"),
+        pytest.param({"group_id": "a b"}, "group_id", id="name"),
+        pytest.param({"mirror_offsets": False}, "mirror_offsets", id="mirror"),
+        pytest.param({"person": "alice"}, "person", id="person"),
+        pytest.param(
+            {"sidecar": None, "sidecar_instance": b"i" * 16}, "sidecar", id="instance"
+        ),
+        pytest.param(
+            {"sidecar": None, "sidecar_token_file": "f"}, "sidecar", id="no-sidecar"
+        ),
+    ],
+)
+def test_what_cannot_be_is_found_before_anybody_registers(reached, rest, setting):
+    with pytest.raises(ConfigurationError) as caught:
+        opened(**rest)
+    assert caught.value.setting == setting
+    assert reached.named("PUT", "/clients/c") == []
+
+
+def test_what_is_expected_and_true_is_fine(reached):
+    with opened(coordination_topic="__marshal", heartbeat_interval_ms=H):
+        reached.stream().end()
+
+
+def test_nobody_there(reached):
+    reached.is_dead = True
+    with pytest.raises(CoordinationError, match="marshal sidecar status"):
+        opened()
+
+
+def test_policies_go_by_name(reached):
+    with opened() as marshal:
+        stream = reached.stream()
+        with pytest.raises(ConfigurationError, match="given by name") as caught:
+            marshal.consumer("t", policy=lambda _view: None)
+        assert caught.value.setting == "policy"
+        stream.end()
+
+
+def test_a_child_opens_its_own(reached, monkeypatch):
+    marshal = opened()
+    stream = reached.stream()
+    consumer = marshal.consumer("t")
+    pid = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: pid + 1)
+    with pytest.raises(InvalidTransition, match="parent process"):
+        marshal.consumer("t")
+    marshal.close()
+    assert reached.named("DELETE", "/clients/c") == []
+    monkeypatch.undo()
+    consumer.close(timeout_ms=0)
+    stream.end()
+    marshal.session.commands  # noqa: B018 - nothing was torn down
+    marshal._backend.close()
+
+
+def test_metrics(reached):
+    registry = CollectorRegistry()
+    with opened() as marshal:
+        stream = reached.stream()
+        MarshalCollector(marshal, registry=registry)
+        value = partial(registry.get_sample_value, labels={"group": "g"})
+        assert value("marshal_up") == 1
+        assert value("marshal_group_members") is None
+        stream.end()
+
+
+def test_settings_are_checked_as_without_a_sidecar(reached):
+    with opened() as marshal:
+        with pytest.raises(ConfigurationError, match="neither 'alo'"):
+            marshal.consumer("t", delivery="exactly once")
+        with pytest.raises(ConfigurationError, match="is the coordination topic"):
+            marshal.consumer("__marshal")
+        marshal.consumer("t", delivery="amo").close()
+        reached.stream().end()
+    (wants,) = [body for m, p, body in reached.asked if m == "PUT" and "subscr" in p]
+    assert wants["delivery"] == "amo"
+
+
+def test_settings_are_checked_on_an_event_loop(reached):
+    async def work():
+        async with AsyncMarshal(
+            group_id="g", client_id="c", sidecar="unix:/run/s.sock"
+        ) as marshal:
+            with pytest.raises(ConfigurationError, match="neither 'alo'"):
+                await marshal.consumer("t", delivery="exactly once").assignment()
+            with pytest.raises(ConfigurationError, match="is the coordination topic"):
+                await marshal.consumer("__marshal").assignment()
+            reached.stream().end()
+
+    asyncio.run(asyncio.wait_for(work(), 10))
+
+
+def test_asyncio(reached):
+    async def work():
+        async with AsyncMarshal(
+            group_id="g", client_id="c", sidecar="unix:/run/s.sock"
+        ) as marshal:
+            async with marshal.consumer("t") as consumer:
+                assert await consumer.poll() == {}
+            reached.stream().end()
+
+    asyncio.run(asyncio.wait_for(work(), 10))

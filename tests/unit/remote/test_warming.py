@@ -241,3 +241,123 @@ def test_a_drained_partition_is_given_back_with_the_last_commit(rig):
     assert not rig.commands.returned
     consumer.commit()
     assert len(rig.commands.returned) == 1
+
+
+class Application:
+    """An application that stands by."""
+
+    def __init__(self, error=None):
+        self.calls = []
+        self.error = error
+
+    def __call__(self, partition, position, owner):
+        self.calls.append((partition.partition, position, owner))
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def standby_rig():
+    return RemoteRig(records=(10,) * 20)
+
+
+@pytest.fixture
+def application(standby_rig):
+    found = Application()
+    standby_rig.subscribe(on_standby=found, standbys=1)
+    return found
+
+
+def standby(partition=0, *, owner="w1", position=3, name="s"):
+    return api.Standby(
+        subscription=name,
+        topic="t",
+        partition=partition,
+        owner=owner,
+        position=None if owner is None else position,
+    )
+
+
+def load(standby_rig):
+    standby_rig.session.tick(standby_rig.now_ms)
+    standby_rig.standing_by.run_waiting()
+    standby_rig.session.tick(standby_rig.now_ms)
+
+
+def keys(standby_rig):
+    return {each.partition for each in standby_rig.session._standbys.keys}
+
+
+def test_a_standby_is_called_with_partition_position_and_owner(
+    standby_rig, application
+):
+    standby_rig.send(standby())
+    standby_rig.send(standby())
+    load(standby_rig)
+    assert application.calls == [(0, 3, "w1")]
+    (begun,) = standby_rig.events("standby_begun")
+    assert (begun["key"], begun["from"]) == (key(), "w1")
+    standby_rig.send(standby(owner=None))
+    standby_rig.send(standby(owner=None))
+    load(standby_rig)
+    assert application.calls[1:] == [(0, None, None)]
+    assert standby_rig.events("standby_ended") == [{"key": key(), "is_owner": False}]
+
+
+def test_a_partition_that_comes_is_not_forgotten(standby_rig, application):
+    standby_rig.send(standby())
+    load(standby_rig)
+    standby_rig.send(standby_rig.assigned())
+    load(standby_rig)
+    assert len(application.calls) == 1
+    assert standby_rig.events("standby_ended") == [{"key": key(), "is_owner": True}]
+
+
+def test_a_failure_is_reported_once(standby_rig, application):
+    application.error = ValueError("no disk")
+    standby_rig.send(standby())
+    load(standby_rig)
+    load(standby_rig)
+    (failed,) = standby_rig.events("standby_failed")
+    assert str(failed["error"]) == "no disk"
+
+
+def test_a_snapshot_names_everything(standby_rig, application):
+    for number in (0, 1):
+        standby_rig.send(standby(number))
+    load(standby_rig)
+    standby_rig.send(standby_rig.snapshot(standbys=(standby(1), standby(2))))
+    load(standby_rig)
+    assert keys(standby_rig) == {1, 2}
+    assert application.calls[2:] == [(0, None, None), (2, 3, "w1")]
+
+
+def test_few_partitions_are_loaded_at_a_time(standby_rig, application, monkeypatch):
+    monkeypatch.setattr(warming, "LOADING_MAX", 2)
+    for number in range(5):
+        standby_rig.send(standby(number))
+    standby_rig.session.tick(standby_rig.now_ms)
+    standby_rig.session.tick(standby_rig.now_ms)
+    assert standby_rig.standing_by.waiting_count == 2
+    # One that has not begun is forgotten without a call.
+    standby_rig.send(standby(4, owner=None))
+    for _ in range(3):
+        load(standby_rig)
+    assert [call[0] for call in application.calls] == [0, 1, 2, 3]
+
+
+def test_a_bounded_number_is_kept(standby_rig, application, monkeypatch):
+    monkeypatch.setattr(warming, "STANDBYS_MAX", 1)
+    standby_rig.send(standby(0))
+    standby_rig.send(standby(1))
+    assert keys(standby_rig) == {0}
+
+
+def test_nobody_is_called_for_a_subscription_that_ended_or_does_not_stand_by(
+    standby_rig,
+):
+    standby_rig.send(standby(name="gone"))
+    standby_rig.subscribe()
+    standby_rig.send(standby())
+    load(standby_rig)
+    assert not keys(standby_rig)

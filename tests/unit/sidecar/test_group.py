@@ -34,7 +34,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.remote import api
-from kafka_marshal.remote.errors import error_of
+from kafka_marshal.remote.transport import error_of
 from kafka_marshal.sidecar.process_monitor import Peer
 
 # --- Events ---

@@ -19,7 +19,7 @@ from slices import HANG_S
 import kafka_marshal.spark as package
 from kafka_marshal.errors import ConfigurationError, PositionError
 from kafka_marshal.protocol.types import Owner, Token, TopicPartition
-from kafka_marshal.spark import fetch, offset_resolution
+from kafka_marshal.spark import fetch
 from kafka_marshal.spark import query as module
 from kafka_marshal.spark.claims import Part
 from kafka_marshal.spark.options import EARLIEST, LATEST, parse
@@ -143,7 +143,7 @@ class Logs:
 
 @pytest.fixture
 def planned(monkeypatch):
-    monkeypatch.setattr(offset_resolution, "Cluster", Logs)
+    monkeypatch.setattr(module, "Cluster", Logs)
 
     def plan(**more):
         reader = MarshalBatchReader(parse(BASE | more), None)

@@ -1,6 +1,6 @@
 """Rows of the history as rows of tables, in Arrow batches."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +21,7 @@ from kafka_marshal.history.rows import (
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.text import scope_texts
-from kafka_marshal.protocol.types import OFFSET_MAX, Key
+from kafka_marshal.protocol.types import OFFSET_MAX, Key, Token
 from kafka_marshal.spark.audit import schema
 from kafka_marshal.spark.audit.schema import Table
 
@@ -47,9 +47,16 @@ class Staged(NamedTuple):
 
 
 def staged(partition: int, row: Row, *, is_open: bool = False) -> Staged:
-    """Return a row of the history as one of its table."""
-    table, make = _MAKERS[type(row)]
-    return Staged(table, {schema.T.name: partition, **make(row)}, is_open)
+    """Return a row of the history as one of its table; its fields name the columns."""
+    table = _TABLES[type(row)]
+    found: Values = {schema.T.name: partition}
+    for name in row.__struct_fields__:
+        value = getattr(row, name)
+        if type(value) is str:
+            found[name] = value  # most are
+        elif value is not None:
+            found |= _columns(name, value)
+    return Staged(table, {name: found.get(name) for name in table.names}, is_open)
 
 
 def state_row(world: WorldState, historian: Historian) -> Staged:
@@ -126,168 +133,48 @@ def arrow_schema() -> "pa.Schema":
     )
 
 
-def _key(key: Key | None) -> Values:
-    return dict(zip(Key._fields, key or (None, None, None), strict=True))
-
-
-def _at(at: Moment | None, prefix: str = "") -> Values:
-    values = at or (None, None, None)
-    names = (f"{prefix}{name}" for name in Moment._fields)
-    return dict(zip(names, values, strict=True))
-
-
-def _hex(value: bytes | None) -> str | None:
-    return None if value is None else value.hex()
-
-
-def _position_of(value: int | None) -> int | None:
-    # The position behind the largest offset does not fit.
-    return None if value is None else min(value, OFFSET_MAX)
-
-
-def _interval(row: Interval) -> Values:
-    return {
-        **_key(row.key),
-        "client_id": row.client_id,
-        "incarnation": row.incarnation.hex(),
-        "token": str(row.token),
-        "token_era": row.token.era,
-        "token_leader_epoch": row.token.leader_epoch,
-        "epoch": row.token.offset,
-        "topic_id": _hex(row.topic_id),
-        "effect": row.effect,
-        "why": row.why,
-        **_at(row.start, "start_"),
-        "heartbeat_interval_ms": row.heartbeat_interval_ms,
-        "renewed_offset": row.renewed_offset,
-        "renewed_log_ms": row.renewed_ms,
-        "beats_count": row.beats_count,
-        "gap_ms_max": row.gap_ms_max,
-        "start_position": _position_of(row.start_position),
-        "first_position": _position_of(row.first_position),
-        "position": _position_of(row.position),
-        "rewinds_count": row.rewinds_count,
-        "steps_back_count": row.steps_back_count,
-        "stray_count": row.stray_count,
-        "ending": row.ending,
-        "ended_by": row.ended_by,
-        "reason": row.reason,
-        **_at(row.end, "end_"),
-        "resets_count": row.resets_count,
-    }
-
-
-def _claim(row: Attempt) -> Values:
-    return {
-        **_key(row.key),
-        **_at(row.at),
-        "client_id": row.client_id,
-        "incarnation": row.incarnation.hex(),
-        "outcome": row.outcome,
-        "reason": row.reason,
-        "holder": row.holder,
-        "remaining_ms": row.remaining_ms,
-        "why": row.why,
-    }
-
-
-def _handoff(row: Handoff) -> Values:
-    return {
-        **_key(row.key),
-        **_at(row.at),
-        "from_client_id": row.from_client_id,
-        "to_client_id": row.to_client_id,
-        "token": str(row.token),
-        "ending": row.ending,
-        "reason": row.reason,
-        "why": row.why,
-        "gap_ms": row.gap_ms,
-        "heartbeat_interval_ms": row.heartbeat_interval_ms,
-        "late_ms": row.late_ms,
-        "position": _position_of(row.position),
-    }
-
-
-def _grant(row: GrantRow) -> Values:
-    return {
-        **_key(row.key),
-        **_at(row.at),
-        "client_id": row.client_id,
-        "grantee": row.grantee.hex(),
-        "epoch": row.epoch,
-        "topic_id": _hex(row.topic_id),
-        "outcome": row.outcome,
-        "first_offset": row.first,
-        "last_offset": row.last,
-        "resets_count": row.resets_count,
-    }
-
-
-def _pause(row: PauseRow) -> Values:
-    return {
-        "group_id": row.group_id,
-        "op_id": row.op_id.hex(),
-        "client_id": row.client_id,
-        "person": row.person,
-        "reason": row.reason,
-        "topics": " ".join(scope_texts(row.scope)) or None,
-        **_at(row.start, "start_"),
-        "begin_ms": row.begin_ms,
-        "until_ms": row.until_ms,
-        "renewals_count": row.renewals_count,
-        "renewed_by": row.renewed_by,
-        "ending": row.ending,
-        **_at(row.end, "end_"),
-    }
-
-
-def _refused(row: Rejected) -> Values:
-    return {
-        **_at(row.at),
-        "outcome": row.outcome,
-        "reason": row.reason,
-        "detail": row.detail,
-        "record_type": row.record_type,
-        "client_id": row.client_id,
-        **_key(row.key),
-        "group_id": row.group_id if row.key is None else row.key.group_id,
-    }
-
-
-def _position(row: PositionRow) -> Values:
-    return {
-        **_key(row.key),
-        **_at(row.at),
-        "client_id": row.client_id,
-        "epoch": row.epoch,
-        "topic_id": _hex(row.topic_id),
-        "position": _position_of(row.position),
-        "granted": _position_of(row.granted),
-        "rewinds_count": row.rewinds_count,
-    }
-
-
-def _import(row: ImportRow) -> Values:
-    return {
-        **_key(row.key),
-        **_at(row.at),
-        "source": row.source,
-        "op_id": row.op_id.hex(),
-        "topic_id": _hex(row.topic_id),
-        "era": row.era,
-        "position": _position_of(row.position),
-        "granted": _position_of(row.granted),
-        "resets_count": row.resets_count,
-    }
-
-
-_MAKERS: dict[type, tuple[Table, Callable[[Any], Values]]] = {
-    Interval: (schema.INTERVALS, _interval),
-    Attempt: (schema.CLAIMS, _claim),
-    Handoff: (schema.HANDOFFS, _handoff),
-    GrantRow: (schema.GRANTS, _grant),
-    PauseRow: (schema.PAUSES, _pause),
-    Rejected: (schema.REFUSED, _refused),
-    PositionRow: (schema.POSITIONS, _position),
-    ImportRow: (schema.IMPORTS, _import),
+_TABLES: dict[type, Table] = {
+    Interval: schema.INTERVALS,
+    Attempt: schema.CLAIMS,
+    Handoff: schema.HANDOFFS,
+    GrantRow: schema.GRANTS,
+    PauseRow: schema.PAUSES,
+    Rejected: schema.REFUSED,
+    PositionRow: schema.POSITIONS,
+    ImportRow: schema.IMPORTS,
 }
+# Columns have the names of fields, but for these.
+_COLUMNS = {
+    "renewed_ms": "renewed_log_ms",
+    "first": "first_offset",
+    "last": "last_offset",
+}
+
+
+def _columns(name: str, value: object) -> Values:
+    """Return the columns of one field, which are several for a composed one."""
+    match value:
+        case int():
+            # The position behind the largest offset does not fit.
+            return {_COLUMNS.get(name, name): min(value, OFFSET_MAX)}
+        case bytes():
+            return {name: value.hex()}
+        case Moment(offset, log_ms, append_ms):
+            prefix = "" if name == "at" else f"{name}_"
+            return {
+                f"{prefix}offset": offset,
+                f"{prefix}log_ms": log_ms,
+                f"{prefix}append_ms": append_ms,
+            }
+        case Key(group_id, topic, partition):
+            return {"group_id": group_id, "topic": topic, "partition": partition}
+        case Token(era, leader_epoch, epoch):
+            return {
+                "token": str(value),
+                "token_era": era,
+                "token_leader_epoch": leader_epoch,
+                "epoch": epoch,
+            }
+        case tuple():
+            return {"topics": " ".join(scope_texts(value))}
+    raise AssertionError(f"no column has a field like {name}")

@@ -44,8 +44,11 @@ class Table(NamedTuple):
 
     @property
     def ddl(self) -> str:
-        """The columns as Spark's SQL declares them."""
-        return ", ".join(f"`{c.name}` {c.kind}" for c in self.columns)
+        """The columns as Spark's SQL declares them, with meanings for ``DESCRIBE``."""
+        return ", ".join(
+            f'`{each.name}` {each.kind} COMMENT "{each.meaning}"'
+            for each in self.columns
+        )
 
 
 T = Column("coordinating_partition", INT, "partition of the coordination topic")

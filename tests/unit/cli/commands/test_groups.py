@@ -27,7 +27,7 @@ from kafka_marshal import Key, TopicPartition, World
 from kafka_marshal.admin import PauseResult
 from kafka_marshal.engine.pause_notes import PauseNote
 from kafka_marshal.group_settings import plan_settings
-from kafka_marshal.growth_plan import waiting
+from kafka_marshal.growing import waiting
 from kafka_marshal.protocol.placement import by_partition
 from kafka_marshal.protocol.records import SECOND_LEVEL
 from kafka_marshal_cli.assembly import app

@@ -1,5 +1,7 @@
 """Rows of the history as rows of the tables."""
 
+from typing import get_args, get_type_hints
+
 import pytest
 from logkit import (
     KEY,
@@ -19,8 +21,10 @@ from logkit import (
 from msgspec.structs import replace
 
 from kafka_marshal.history.historian import Historian
+from kafka_marshal.history.rows import Moment, Row
 from kafka_marshal.protocol.codec import person_to_tags
-from kafka_marshal.protocol.types import OFFSET_MAX
+from kafka_marshal.protocol.records import Scope, ScopedTopic
+from kafka_marshal.protocol.types import OFFSET_MAX, Key, Token
 from kafka_marshal.spark.audit import schema
 from kafka_marshal.spark.audit.rows import (
     BATCH_ROWS,
@@ -84,6 +88,26 @@ def test_every_row_fills_the_columns_of_its_table(rows_of_story):
         False,
         True,
     ]
+
+
+FILLED = {
+    Key: KEY,
+    Moment: Moment(1, 2, 3),
+    Token: Token(1, 2, 3),
+    Scope: (ScopedTopic("t", (1, 2)),),
+    bytes: b"\1",
+    str: "text",
+    int: 1,
+}
+
+
+@pytest.mark.parametrize("kind", get_args(Row), ids=lambda kind: kind.__name__)
+def test_every_column_has_a_field(kind):
+    hints = get_type_hints(kind, include_extras=True)
+    kinds = {name: get_args(hint) or (hint,) for name, hint in hints.items()}
+    row = kind(**{name: FILLED[found[0]] for name, found in kinds.items()})
+    values = staged(3, row).values
+    assert [name for name, value in values.items() if value is None] == []
 
 
 def test_bytes_are_hex_and_tokens_are_split(rows_of_story):

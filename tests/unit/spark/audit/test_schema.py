@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
-
 from kafka_marshal.spark.audit import schema
 from kafka_marshal.spark.audit.invariants import INVARIANTS
 from kafka_marshal.spark.audit.rows import arrow_schema
@@ -16,38 +14,18 @@ def listed(mark):
     _, found, rest = DOCUMENT.read_text().partition(f"<!-- {mark} -->\n")
     assert found, f"no <!-- {mark} -->"
     lines = rest.partition("\n\n")[0].splitlines()
-    if lines[0].startswith("- "):
-        return [tuple(line.removeprefix("- ").split(": ", 1)) for line in lines]
     return [tuple(c.strip() for c in line.strip("|").split("|")) for line in lines[2:]]
 
 
-SHARED = {"all": (schema.T,), "key": schema.KEY, "record": schema.AT}
+def test_tables_are_documented():
+    real = [(f"`{table.name}`", table.meaning) for table in schema.TABLES]
+    assert listed("table: tables") == real
 
 
-def columns(cells):
-    """Return the columns of rows, whose first cell ends with the type."""
-    return [
-        schema.Column(name, cell.rpartition(" ")[2], meaning)
-        for cell, meaning in cells
-        for name in re.findall("`([^`]+)`", cell)
-    ]
-
-
-def test_shared_columns_are_documented():
-    found = [(each, columns([cells])) for each, *cells in listed("columns: shared")]
-    assert found == [(each, [c]) for each, of in SHARED.items() for c in of]
-
-
-@pytest.mark.parametrize("table", schema.TABLES, ids=lambda table: table.name)
-def test_columns_are_documented(table):
-    (row,) = [
-        row for row in listed("table: tables") if row[0].startswith(f"[`{table.name}`]")
-    ]
-    assert row[1] == table.meaning
-    shared = [c for name in re.findall(r"\w+", row[2]) for c in SHARED[name]]
-    own = columns(listed(f"columns: {table.name}"))
-    assert own == [c for c in table.columns if c in own]
-    assert {schema.T, *shared, *own} == set(table.columns)
+def test_every_column_is_declared_with_its_meaning():
+    for table in schema.ALL:
+        declared = re.findall(r'`(\w+)` (\w+) COMMENT "([^"]+)"', table.ddl)
+        assert [schema.Column(*each) for each in declared] == list(table.columns)
 
 
 def test_invariants_are_documented():

@@ -1,7 +1,7 @@
 import pytest
 from enginekit import KEY
 
-from kafka_marshal.engine.changes import KEPT_MAX, Changes
+from kafka_marshal.engine.replica import CHANGES_KEPT_MAX, Changes
 
 
 @pytest.fixture
@@ -42,10 +42,10 @@ def test_after_a_change_of_all_a_reader_looks_at_every_key(changes):
 
 def test_a_reader_too_far_behind_looks_at_every_key(changes):
     read = changes.end
-    for number in range(KEPT_MAX):
+    for number in range(CHANGES_KEPT_MAX):
         changes.note(key(number))
-    assert len(changes.since(read)) == KEPT_MAX
-    for number in range(2 * KEPT_MAX):
+    assert len(changes.since(read)) == CHANGES_KEPT_MAX
+    for number in range(2 * CHANGES_KEPT_MAX):
         changes.note(key(number))
     assert changes.since(read) is None
-    assert len(changes.since(changes.end - KEPT_MAX)) == KEPT_MAX
+    assert len(changes.since(changes.end - CHANGES_KEPT_MAX)) == CHANGES_KEPT_MAX

@@ -5,9 +5,9 @@ import pytest
 from kafka_marshal.errors import ConfigurationError, LogUnreadable
 from kafka_marshal.ports import TopicInfo
 from kafka_marshal.protocol.types import TopicPartition
-from kafka_marshal.spark import offset_resolution
-from kafka_marshal.spark.offset_resolution import Cluster
+from kafka_marshal.spark import query
 from kafka_marshal.spark.options import EARLIEST, LATEST, Bound, parse
+from kafka_marshal.spark.query import Cluster
 
 BASE = {"kafka.bootstrap.servers": "b:1"}
 T = [TopicPartition("t", number) for number in range(3)]
@@ -49,8 +49,8 @@ class Offsets:
 
 @pytest.fixture
 def cluster(monkeypatch):
-    monkeypatch.setattr(offset_resolution, "KafkaDataLog", Data)
-    monkeypatch.setattr(offset_resolution, "KafkaOffsets", Offsets)
+    monkeypatch.setattr(query, "KafkaDataLog", Data)
+    monkeypatch.setattr(query, "KafkaOffsets", Offsets)
     return lambda **more: Cluster(parse(BASE | more))
 
 
