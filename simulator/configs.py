@@ -8,6 +8,8 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from kafka_marshal.engine.config_check import require_newest, require_no_change
+from kafka_marshal.errors import ClaimRejected
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.records import SUPPORTED_LEVEL, Config
 from simulator.plan import Fault, chance
@@ -160,7 +162,8 @@ class OrderedConfigs(Configs):
     def strike(self, fault: Fault) -> None:
         """Write a Config that halts nobody: one for all, or one that is refused."""
         config = self._world.levels.config(0)
-        assert config is not None
+        if config is None:
+            return  # its log has lost the first one
         self._last = config
         super().strike(fault)
 
@@ -171,8 +174,9 @@ class OrderedConfigs(Configs):
     def heal(self) -> None:
         """Write a Config with the plan's interval and all features, where it is not."""
         world, config = self._world, self._world.levels.config(0)
-        assert config is not None
         wanted = SUPPORTED_LEVEL, world.plan.h_ms
+        if config is None:
+            return
         if self._asked or wanted != (
             config.feature_level,
             config.heartbeat_interval_ms,
@@ -184,6 +188,9 @@ class OrderedConfigs(Configs):
         del numbers
         world = self._world
         draw = chance(world.plan.seed, f"interval/{fault.number}")
+        if world.is_truncating:
+            # No tool lowers it; below it nothing that is lost of a change comes again.
+            level = SUPPORTED_LEVEL
         self._asked.append((level, world.plan.h_ms // draw.choice(H_DIVISORS)))
         world.trace(f"an admin is to write level {level}")
         self._drive_first()
@@ -203,6 +210,9 @@ class OrderedConfigs(Configs):
             self._drive_others()
         if not self._asked:
             return
+        if self._must_wait():
+            world.loop.at(world.now_ms + world.plan.h_ms // 4, self._drive_first)
+            return
         last = book[-1]
         if self._sent is None or self._sent.generation <= last.generation:
             level, h_ms = self._asked[0]
@@ -212,14 +222,32 @@ class OrderedConfigs(Configs):
         world.trace(f"a Config of level {self._sent.feature_level} is at 0/{offset}")
         world.loop.at(world.now_ms + world.plan.h_ms // 4, self._drive_first)
 
+    def _must_wait(self) -> bool:
+        """Return whether tools write nothing now, because of what a log has lost."""
+        worlds = dict(enumerate(self._world.watcher.worlds))
+        if not self._world.is_truncating:
+            return False
+        if worlds[0].config is None:
+            return True
+        try:
+            require_newest(worlds)
+            require_no_change(worlds)
+        except ClaimRejected:
+            return True
+        return False
+
     def _behind(self) -> list[int]:
         """Return the partitions that are behind the newest one, under its count."""
         newest, levels = self._newest, self._world.levels
+        first = levels.config(0)
         if newest is None:
             return []
+        count = newest.partition_count
+        if self._world.is_truncating and first is not None:
+            count = min(count, first.partition_count)  # others are in use no more
         return [
             number
-            for number in range(1, newest.partition_count)
+            for number in range(1, count)
             if (known := levels.config(number)) is not None
             and known.generation < newest.generation
             and known.partition_count == newest.partition_count
@@ -230,7 +258,7 @@ class OrderedConfigs(Configs):
         world, newest, behind = self._world, self._newest, self._behind()
         if newest is None or not behind:
             return
-        for number in behind:
+        for number in () if self._must_wait() else behind:
             place = world.cluster.place(number)
             offset = world.cluster.kafka.produce(place, encode(newest))
             level = newest.feature_level

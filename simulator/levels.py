@@ -13,7 +13,7 @@ import attrs
 import msgspec
 
 from kafka_marshal.engine import Engine
-from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.codec import decode, encode
 from kafka_marshal.protocol.items import Halt
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import SUPPORTED_LEVEL, Config
@@ -32,6 +32,7 @@ LEVEL_BY_TYPE: Mapping[int, int] = {
 BEYOND = 2**31
 """Of types and versions that no release up to this one knows."""
 NO_RECORD = 0
+CONFIG = 13
 FENCE = 15
 """Type of a LayoutFence, which brings a Config to a partition without one, too."""
 IGNORING = frozenset({"undecodable", "level"})
@@ -94,6 +95,7 @@ class Levels:
     Attributes:
         stops: Where every reader must halt, by coordinating partition.
         is_active: Whether anything is above a level in this world.
+        may_lose: Whether logs lose Configs, which members then write again.
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class Levels:
         """
         self.stops: dict[int, Stop] = {}
         self.is_active = False
+        self.may_lose = False
         self._watcher = watcher
         self._note = note
         self._now_ms = now_ms
@@ -231,6 +234,8 @@ class Levels:
     def _accepted(self, number: int, value: bytes | None) -> Config | None:
         """Return the Config that a value is, if it is one that counts here."""
         known, config = self.config(number), self._configs.get(value or b"")
+        if config is None and self.may_lose:
+            config = self._between(value or b"")
         if config is None:
             return None
         if number == 0 and self._twins[number].layout is not None:
@@ -241,6 +246,15 @@ class Levels:
         # PROTOCOL 4.12: partition 0 has decided the order of the generations.
         is_next = ahead == 1 or (number != 0 and ahead > 0)
         return config if is_next else None
+
+    def _between(self, value: bytes) -> Config | None:
+        """Return a Config that no admin wrote, as leads to one that did (10.9)."""
+        header = _header_of(value)
+        if header != (FRAME_VERSION, CONFIG, 0):
+            return None
+        config = decode(value)
+        assert isinstance(config, Config)
+        return config if config.feature_level <= SUPPORTED_LEVEL else None
 
     def _on_above(
         self, number: int, stored: Stored, *, transitions: Transitions

@@ -92,7 +92,7 @@ def run_plan(plan: Plan, *, by_history: bool = False) -> Report:
 
 def _run_plan(plan: Plan, *, by_history: bool) -> Report:
     world = World(plan, is_judged=not by_history)
-    world.is_truncating = TRUNCATE in plan.kinds
+    world.is_truncating = world.levels.may_lose = TRUNCATE in plan.kinds
     fleet = Fleet(world)
     world.on_news = fleet.on_news
     strikes = Strikes(world, fleet)

@@ -19,7 +19,11 @@ from kafka_marshal.admin_reset import (
     write_config,
     write_upgrade,
 )
-from kafka_marshal.engine.config_check import require_level, require_no_change
+from kafka_marshal.engine.config_check import (
+    require_level,
+    require_newest,
+    require_no_change,
+)
 from kafka_marshal.errors import ConfigurationError, MalformedRecord
 from kafka_marshal.formatting import check_interval, check_limits
 from kafka_marshal.protocol.codec import encode
@@ -183,12 +187,14 @@ class Altering(AdminConnection):
         Raises:
             ConfigurationError: A value is not allowed, or the topic has a feature level
                 below 2.
-            ClaimRejected: A change of the number of partitions is open.
+            ClaimRejected: A change of the number of partitions is open, or partition 0
+                has lost the newest Config.
             LogUnwritable: A partition accepted another Config; repeat it.
             DeadlineExceeded: No verdict in time; repeating it completes it.
         """
         follower = self._read()
         require_no_change(follower.by_partition)
+        require_newest(follower.by_partition)
         plan = plan_alter(
             follower.worlds,
             heartbeat_interval_ms=heartbeat_interval_ms,
@@ -215,11 +221,12 @@ class Altering(AdminConnection):
             ignore_members: Whether to continue although live members would halt.
 
         Raises:
-            ClaimRejected: Live members would halt, or a change of the number of
-                partitions is open.
+            ClaimRejected: Live members would halt, a change of the number of
+                partitions is open, or partition 0 has lost the newest Config.
         """
         follower = self._read()
         require_no_change(follower.by_partition)
+        require_newest(follower.by_partition)
         plan = plan_upgrade(follower.by_partition)
         if execute:
             if not ignore_members:

@@ -15,6 +15,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.kafka_io import ClusterInfo, Problem, TopicDescription
 from kafka_marshal.protocol.layout import used_count
+from kafka_marshal.protocol.lost_changes import lost_configs
 from kafka_marshal.protocol.records import (
     LIMIT_DEFAULTS,
     SUPPORTED_LEVEL,
@@ -113,7 +114,9 @@ def format_log(
             "topic again"
         )
     if worlds[0].config is None:
-        first = _new_config(wanted, cluster_id, era=follower.wall_s, tags=tags)
+        first = lost_configs(follower.by_partition).get(0)
+        if first is None:
+            first = _new_config(wanted, cluster_id, era=follower.wall_s, tags=tags)
         follower.await_all([follower.append(0, first)], timeout_ms)
         was_formatted = worlds[0].config != first
     else:
@@ -126,6 +129,8 @@ def format_log(
         )
     require_cluster(config, cluster_id)
     require_no_change(follower.by_partition)
+    restored = _restore_first(follower, config, timeout_ms=timeout_ms)
+    was_formatted, config = was_formatted and config == restored, restored
     lacking = [t for t in range(config.partition_count) if not _agrees(worlds, t)]
     if was_formatted and not lacking and not ignore_formatted:
         raise TopicMisconfigured(
@@ -141,6 +146,16 @@ def format_log(
             f"torn_format: coordinating partitions {torn} have another format; "
             "delete the topic and format it again"
         )
+    return config
+
+
+def _restore_first(follower: Follower, config: Config, *, timeout_ms: int) -> Config:
+    """Write to partition 0 what it has lost and others have; return its Config then."""
+    while (lost := lost_configs(follower.by_partition).get(0)) is not None:
+        follower.await_all([follower.append(0, lost)], timeout_ms)
+        before, config = config, follower.worlds[0].config or config
+        if config == before:
+            break
     return config
 
 

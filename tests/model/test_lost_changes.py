@@ -1,11 +1,14 @@
-"""Every way of a key that stays where a log loses a change (PROTOCOL 10.9)."""
+"""Every way of a key that stays where a log loses what it followed (PROTOCOL 10.9)."""
 
 import pytest
 import variants
 from lostchangemodel import (
+    HISTORIES,
     LostChangeModel,
-    claim_where_a_change_that_has_ended_is_lost,
+    claim_where_a_config_is_lost,
     claim_where_the_fence_is_lost,
+    forget_a_config,
+    forget_the_change_before,
     leave_what_is_lost,
 )
 from search import search
@@ -13,8 +16,9 @@ from search import search
 pytestmark = pytest.mark.model
 
 
-def test_tokens_grow_although_a_change_is_lost(record_property):
-    model = LostChangeModel()
+@pytest.mark.parametrize("history", HISTORIES)
+def test_tokens_grow_whatever_is_lost(history, record_property):
+    model = LostChangeModel(history)
     found = search(model, goal=model.is_over)
     record_property("states", found.states)
     assert found.broken is None, str(found)
@@ -22,21 +26,24 @@ def test_tokens_grow_although_a_change_is_lost(record_property):
 
 
 PLANTED = [
-    claim_where_the_fence_is_lost,
-    claim_where_a_change_that_has_ended_is_lost,
-    leave_what_is_lost,
+    (claim_where_the_fence_is_lost, "a change"),
+    (claim_where_a_config_is_lost, "a change"),
+    (claim_where_a_config_is_lost, "settings"),
+    (leave_what_is_lost, "a change"),
+    (forget_the_change_before, "two changes"),
+    (forget_a_config, "settings"),
 ]
 BROKEN = variants.listed("broken members where a change is lost")
 
 
 def test_the_table_lists_every_variant():
-    assert set(BROKEN) == {plant.__name__ for plant in PLANTED}
+    assert set(BROKEN) == {plant.__name__ for plant, _ in PLANTED}
 
 
-@pytest.mark.parametrize("plant", PLANTED)
-def test_a_broken_member_is_found(monkeypatch, plant):
+@pytest.mark.parametrize(("plant", "history"), PLANTED)
+def test_a_broken_member_is_found(monkeypatch, plant, history):
     plant(monkeypatch)
-    model = LostChangeModel()
+    model = LostChangeModel(history)
     found = search(model, goal=model.is_over)
     print(found)  # noqa: T201 - the way there, shown with -s
     assert found.broken is not None

@@ -11,7 +11,7 @@ import pytest
 import slices
 import variants
 
-from kafka_marshal.engine import session
+from kafka_marshal.engine import layout_change, placement, session
 from kafka_marshal.protocol import layout_steps
 from kafka_marshal.protocol.claiming import Claim
 from kafka_marshal.protocol.layout import item_of
@@ -170,6 +170,28 @@ LOST = [
         234964724295907, (), 4, id="a-target-waited-for-a-source-in-use-no-more"
     ),
     pytest.param(211056665963429, (), 2, id="claimed-where-several-changes-are-lost"),
+    pytest.param(
+        65038135595198, ("slow",), 2, id="nobody-restored-two-changes-of-one-count"
+    ),
+    pytest.param(61026593971326, ("pause",), 1, id="a-partition-stayed-without-config"),
+    pytest.param(
+        121511221558244, (ABOVE, LEVEL), 4, id="claimed-where-a-config-is-lost"
+    ),
+    pytest.param(
+        246644395525538, (ABOVE, LEVEL), 2, id="partition-0-stayed-behind-a-config"
+    ),
+    pytest.param(
+        181398012848814,
+        (ABOVE, LEVEL, "crash"),
+        4,
+        id="began-again-where-only-a-config-is-lost",
+    ),
+    pytest.param(
+        185698852967433, (ABOVE, LEVEL), 1, id="ignored-a-fence-below-its-level"
+    ),
+    pytest.param(
+        101015580171615, (ABOVE, LEVEL), 2, id="torn-by-a-config-behind-a-lost-end"
+    ),
 ]
 
 
@@ -251,6 +273,7 @@ def test_a_seed_of_sidecars_repeats_byte_for_byte():
 
 
 BROKEN = variants.listed("broken members in a change")
+WITH_CONFIGS = (ABOVE, LEVEL, RESIZE, TRUNCATE)
 
 
 def import_what_is_owned(patch):
@@ -301,6 +324,17 @@ def forget_the_change_before(patch):
     patch.setattr(layout_steps, "lost_before", lambda _: {})
 
 
+def claim_where_a_config_is_lost(patch):
+    """A key is claimed in a partition that lacks the newest Config."""
+    patch.setattr(placement, "unclaimed", lambda _: frozenset())
+
+
+def forget_a_config(patch):
+    """Nobody writes a Config again that a partition has lost."""
+    for module in (placement, layout_change):
+        patch.setattr(module, "lost_configs", lambda _: {})
+
+
 VARIANTS = [
     pytest.param(import_what_is_owned, 1, (RESIZE,), 4, id="import-of-owned"),
     pytest.param(import_without_the_position, 0, (RESIZE,), 4, id="no-position"),
@@ -311,6 +345,12 @@ VARIANTS = [
     ),
     pytest.param(
         forget_the_change_before, 156954959976338, (RESIZE, TRUNCATE), 4, id="before"
+    ),
+    pytest.param(
+        claim_where_a_config_is_lost, 121511221558244, WITH_CONFIGS, 4, id="claimed"
+    ),
+    pytest.param(
+        forget_a_config, 65038135595198, (RESIZE, "slow", TRUNCATE), 2, id="config"
     ),
 ]
 

@@ -656,6 +656,40 @@ def test_10_9_a_change_that_is_lost_as_the_next_begins_comes_first(counts, t):
     assert log.outcome_of(before) == "config"
 
 
+@pytest.mark.parametrize("t", [0, 1])
+def test_10_9_a_config_that_is_lost_is_accepted_again(t):
+    """Tokens under it grow, as nobody claims before; the keys stay."""
+    key = next(
+        each
+        for each in (Key("g", "t", number) for number in range(99))
+        if place_of(each, partition_count=2) == t
+    )
+    newest = config(3, era=9, k=2, level=2, h=2 * H)
+    between = msgspec.structs.replace(newest, generation=2, era=2)
+    log = Log(t, k=2, level=2)
+    first = log.claimed(key=key)
+    if t == 0:
+        assert log.outcome_of(newest) == "config"
+        assert log.outcome_of(between) == "configured"
+    assert log.outcome_of(newest) == "configured"
+    assert log.outcome_of(newest) == log.outcome_of(between) == "config"
+    assert log.state.keys[key].epoch == first
+    assert log.state.token(key).era == 1
+    log.append(release(first, key=key))
+    log.claimed(key=key, generation=3)
+    assert log.state.token(key).era == 9
+
+
+def test_10_9_a_config_of_level_2_comes_before_a_lost_fence():
+    """At level 1 a partition ignores the fence; the Config has its own count."""
+    lost = layout_fence(4, 2, generation=3, era=9, op=OTHER)
+    log = Log(1, k=2)
+    assert log.one(lost).effect is None
+    between = config(2, era=2, k=2, level=2)
+    assert log.outcome_of(between) == "configured"
+    assert log.outcome_of(lost) == "layout_fenced"
+
+
 def test_10_9_partition_0_ends_an_open_change_before_the_next_fence():
     log, *_ = source_log()
     assert log.outcome_of(layout_fence(4, 2, generation=3, era=3)) == "busy"

@@ -1,14 +1,14 @@
-"""A key that stays where a log loses a change of the count (PROTOCOL 10.9).
+"""A key that stays where a log loses changes of the count, or Configs (PROTOCOL 10.9).
 
-Partition 1 of two, which become four. Its log goes back once behind its Config, to any
-record but a claim, in a new leader epoch. A member claims the key by what it has read,
-which may be old: of partition 1, and of the others apart from that. Its claim lands at
-any time later. What the member may claim, the records of the change, and the fold are
-the product's.
+Partition 1 of two. Its log goes back once behind its first Config, to any record but a
+claim, in a new leader epoch. A member claims the key by what it has read, which may be
+old: of partition 1, and of the others apart from that. Its claim lands at any time
+later. What the member may claim, the records of the changes, and the fold are the
+product's.
 
-Judged are the claims of a member that has read of the change, in any partition. One
-that has not read of it, and whose claim is late or that reads late, is excused: its
-token may be below those of the change.
+Judged are the claims of a member that has read of the Config of the largest token, in
+any partition. One that has not read of it, and whose claim is late or that reads late,
+is excused: its token may be lower.
 """
 
 from functools import cache
@@ -17,6 +17,8 @@ from typing import NamedTuple
 from logkit import (
     Log,
     claim,
+    config,
+    ident,
     layout_done,
     layout_fence,
     layout_final,
@@ -24,59 +26,97 @@ from logkit import (
 )
 from search import Broken
 
-from kafka_marshal.engine.placement import Placement, newest
+from kafka_marshal.engine.placement import Placement
 from kafka_marshal.engine.replica import Replica
-from kafka_marshal.protocol import layout_steps
+from kafka_marshal.protocol import layout_steps, lost_changes
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.layout import place_of
+from kafka_marshal.protocol.placement import newest
 from kafka_marshal.protocol.types import Key, Token
 
-BEFORE, AFTER = 2, 4
 PLACE = 1
 KEY = next(
     key
     for key in (Key("g", "t", number) for number in range(99))
-    if place_of(key, partition_count=BEFORE) == PLACE
-    and place_of(key, partition_count=AFTER) == PLACE
+    if {place_of(key, partition_count=count) for count in (2, 4, 8)} == {PLACE}
 )
-NONE, OPEN, OVER = range(3)
-"""How far the change is in the other partitions."""
+
+
+class Stage(NamedTuple):
+    """What the other partitions get next, after all that was before.
+
+    Attributes:
+        generation: Generation of the Config that it brings, or whose change it ends.
+        before: The count before.
+        after: The count then; the same where only other settings come.
+        is_end: Whether it ends the change.
+    """
+
+    generation: int
+    before: int
+    after: int
+    is_end: bool = False
+
+
+def change(generation, before, after):
+    """Return the stages of a change of the count."""
+    fenced = Stage(generation, before, after)
+    return fenced, fenced._replace(is_end=True)
+
+
+HISTORIES = {
+    "a change": change(2, 2, 4),
+    "two changes": (*change(2, 2, 4), *change(3, 4, 8)),
+    "a change and back": (*change(2, 2, 4), *change(3, 4, 2)),
+    "settings": (Stage(2, 2, 2),),
+    "settings and a change": (Stage(2, 2, 2), *change(3, 2, 4)),
+    "a change and settings": (*change(2, 2, 4), Stage(3, 4, 4)),
+}
 EARLY_MAX, LATE_MAX = 2, 8
-"""Behind how many entries claims land before the change is in the partition, and later.
-There is room for the change, and for a claim behind it."""
+"""Behind how many entries claims land at first, and under the second Config. There is
+room for the change, and for a claim behind it. Of three Configs, each has one claim."""
 SENDER = {"client_id": "m1", "group_id": "marshal", "incarnation": b"m" * 16, "seq": 1}
 Entries = tuple[tuple[int, bytes], ...]
 """Leader epoch and value of each entry behind the Config."""
+
+
+class Best(NamedTuple):
+    """The largest token of the key, and the generation in force then."""
+
+    token: Token
+    generation: int
 
 
 class World(NamedTuple):
     """The logs, what the member has read, and its claim that is on its way.
 
     Attributes:
-        others: How far the change is elsewhere.
+        others: How many stages the other partitions have.
         entries: What partition 1 has.
         has_lost: Whether its log went back.
         best: The largest token of the key.
         seen: What the member has read of partition 1.
-        knows: How far the change is in what it has read of the others.
-        sent: Generation of its claim, and whether it had read of the change.
+        knows: How many stages are in what it has read of the others.
+        sent: Generation of its claim, and the highest one that it had read then.
     """
 
-    others: int = NONE
+    others: int = 0
     entries: Entries = ()
     has_lost: bool = False
-    best: Token | None = None
+    best: Best | None = None
     seen: Entries = ()
-    knows: int = NONE
-    sent: tuple[int, bool] | None = None
+    knows: int = 0
+    sent: tuple[int, int] | None = None
 
 
 class LostChangeModel:
-    """S7, and a way to a claim under the change."""
+    """S7, and a way to a claim under the last Config."""
 
-    def __init__(self):
+    def __init__(self, history="a change"):
+        self.stages = HISTORIES[history]
         self.fold = cache(_fold)
-        self.elsewhere = cache(_elsewhere)
+        self.elsewhere = cache(self._elsewhere)
+        self.worlds = cache(self._worlds)
         self.due = cache(self._due)
         self.generation = cache(self._generation)
 
@@ -87,23 +127,29 @@ class LostChangeModel:
         del world
 
     def is_over(self, world):
-        """Return whether the change has ended, and the key is claimed under it."""
-        state = self.fold(world.entries)
-        is_new = world.best is not None and world.best.era == state.config.era
-        return world.others == OVER and state.config.generation > 1 and is_new
+        """Return whether all is over, and the key is claimed under the last Config."""
+        state, last = self.fold(world.entries), self.stages[-1].generation
+        is_claimed = world.best is not None and world.best.generation == last
+        return (
+            world.others == len(self.stages)
+            and (state.config.generation, state.layout) == (last, None)
+            and is_claimed
+        )
 
     def steps(self, world):
         yield "the member reads its partition", world._replace(seen=world.entries)
         yield "it reads the others", world._replace(knows=world.others)
         state = self.fold(world.entries)
-        if world.others == NONE:
-            yield "fence the others", world._replace(others=OPEN)
-        elif world.others == OPEN and state.config.generation > 1:
-            yield "end the change in the others", world._replace(others=OVER)
+        if self._may_continue(world, state):
+            yield (
+                "the others get the next stage",
+                world._replace(others=world.others + 1),
+            )
         for value in self.due(world.entries, world.others):
-            yield "the next record of the change", self._appended(world, value)
-        is_late = state.config.generation > 1
-        if len(world.entries) <= (LATE_MAX if is_late else EARLY_MAX):
+            after = self._appended(world, value)
+            if _progress(self.fold(after.entries)) != _progress(state):  # not refused
+                yield "the next record of the change", after
+        if self._has_room(world.entries, state.config.generation):
             yield from self._claims(world)
         if not world.has_lost:
             for kept in range(len(world.entries)):
@@ -111,6 +157,24 @@ class LostChangeModel:
                 known = self.fold(back.entries).keys.get(KEY)
                 if known is None or known.owner is None:
                     yield f"the log goes back to {kept}", back
+
+    def _has_room(self, entries, generation):
+        if self.stages[-1].generation > 2:
+            claimed = encode(claim(key=KEY, generation=generation))
+            return all(value != claimed for _, value in entries)
+        return len(entries) <= (LATE_MAX if generation > 1 else EARLY_MAX)
+
+    def _may_continue(self, world, state):
+        """Return whether the next stage comes; partition 1 has to have what it ends."""
+        if world.others == len(self.stages):
+            return False
+        stage, layout = self.stages[world.others], state.layout
+        if not stage.is_end:
+            return True
+        is_done = layout is None or all(
+            source.done_ms is not None for source in layout.sources
+        )
+        return state.config.generation >= stage.generation and is_done
 
     def _appended(self, world, *values):
         epoch = int(world.has_lost)
@@ -121,27 +185,28 @@ class LostChangeModel:
         if world.sent is None:
             generation = self.generation(world.seen, world.knows)
             if generation is not None:
-                has_read = world.knows > NONE or generation > 1
-                sent = world._replace(sent=(generation, has_read))
+                known = self.elsewhere(world.knows)[0].config.generation
+                sent = world._replace(sent=(generation, max(generation, known)))
                 yield "the member sends a claim", sent
             return
         yield "its claim is lost", world._replace(sent=None)
-        generation, has_read = world.sent
-        state = self.fold(world.entries)
+        generation, known = world.sent
+        state, best = self.fold(world.entries), world.best
         if generation != state.config.generation:
             return  # refused
         offset = state.next_offset
         values = claim(key=KEY, generation=generation), release(offset, key=KEY)
         after = self._appended(world, *(encode(value) for value in values))
         token = self.fold(after.entries).token(KEY)
-        if has_read and world.best is not None and token <= world.best:
+        has_grown = best is None or token > best.token
+        if best is not None and not has_grown and known >= best.generation:
             raise Broken("S7: a token that does not grow")
-        best = token if world.best is None else max(world.best, token)
+        best = Best(token, generation) if has_grown else best
         yield "its claim lands", after._replace(best=best, sent=None)
 
     def _generation(self, seen, knows):
         """Return the generation of the claim of a member, None if it may not claim."""
-        worlds = {**self.elsewhere(knows), PLACE: self.fold(seen)}
+        worlds = self.worlds(seen, knows)
         replicas = {t: Replica(t, now_ms=0) for t in worlds}
         for t, replica in replicas.items():
             replica.world = worlds[t]
@@ -149,49 +214,70 @@ class LostChangeModel:
         places.follow(newest(worlds[0].config, worlds.values()))
         return None if places.is_between(KEY) else worlds[PLACE].config.generation
 
+    def _worlds(self, entries, others):
+        return {**self.elsewhere(others), PLACE: self.fold(entries)}
+
     def _due(self, entries, others):
-        """Return the records of the change that somebody appends to partition 1."""
-        worlds = {**self.elsewhere(others), PLACE: self.fold(entries)}
+        """Return the records that somebody appends to partition 1."""
+        worlds = self.worlds(entries, others)
+        records = [lost_changes.lost_configs(worlds).get(PLACE)]
         reading = layout_steps.read(worlds)
-        if reading is None:
-            return ()
-        steps = layout_steps.next_steps(reading)
-        records = [
-            layout_steps.fence_of(steps.change, sender=SENDER)
-            for t in steps.fences
-            if t == PLACE
-        ]
-        records += [
-            layout_steps.final_of(each, sender=SENDER)
-            for each in steps.finals
-            if each.partition == PLACE
-        ]
-        return tuple(encode(record) for record in records)
+        if reading is not None:
+            records += self._of_change(layout_steps.next_steps(reading))
+        return tuple(encode(record) for record in records if record is not None)
+
+    def _of_change(self, steps):
+        for t in steps.fences:
+            if t == PLACE:
+                yield layout_steps.fence_of(steps.change, sender=SENDER)
+        for t, lost in steps.earlier:
+            if t == PLACE:
+                yield layout_steps.fence_of(lost, sender=SENDER)
+        for each in steps.dones:
+            if each.target == PLACE:
+                yield layout_steps.done_of(steps.change, each, sender=SENDER)
+        for each in steps.finals:
+            if each.partition == PLACE:
+                yield layout_steps.final_of(each, sender=SENDER)
+
+    def _elsewhere(self, count):
+        """Return the other partitions, with so many stages."""
+        most = max(stage.after for stage in self.stages)
+        logs = {
+            t: Log(t, configured=t < 2, k=2, level=2) for t in range(most) if t != PLACE
+        }
+        for stage in self.stages[:count]:
+            for t, log in logs.items():
+                if t < max(stage.before, stage.after):
+                    _append(log, stage)
+        return {t: log.state for t, log in logs.items()}
+
+
+def _progress(state):
+    return state.config, state.layout
+
+
+def _append(log, stage):
+    generation, before, after, is_end = stage
+    op = ident(f"change {generation}")
+    settings = {"era": generation, "level": 2}
+    if before == after:
+        record = config(generation, k=after, **settings)
+        assert log.outcome_of(record) == "configured"
+    elif not is_end:
+        record = layout_fence(after, before, generation=generation, op=op, **settings)
+        assert log.outcome_of(record) == "layout_fenced"
+    else:
+        for source in log.state.layout.sources:
+            log.append(layout_done(0, source=source.partition, op=op))
+        assert log.outcome_of(layout_final(op=op)) == "layout_final"
 
 
 def _fold(entries):
-    log = Log(PLACE, k=BEFORE, level=2)
+    log = Log(PLACE, k=2, level=2)
     for epoch, value in entries:
         log.append(value, epoch=epoch)
     return log.state
-
-
-def _elsewhere(step):
-    """Return the other partitions, as far as the change is there."""
-    logs = {
-        t: Log(t, configured=t < BEFORE, k=BEFORE, level=2)
-        for t in range(AFTER)
-        if t != PLACE
-    }
-    records = [layout_fence(AFTER, BEFORE)] if step > NONE else []
-    for t, log in logs.items():
-        for record in records:
-            assert log.outcome_of(record) == "layout_fenced"
-        if step == OVER:
-            if t >= BEFORE:
-                log.append(layout_done(0, source=t - BEFORE))
-            assert log.outcome_of(layout_final()) == "layout_final"
-    return {t: log.state for t, log in logs.items()}
 
 
 # --- what members do wrong
@@ -208,11 +294,21 @@ def claim_where_the_fence_is_lost(patch):
     patch.setattr(Placement, "is_between", trusting)
 
 
-def claim_where_a_change_that_has_ended_is_lost(patch):
-    """Nobody notices that a partition lacks a change that has ended."""
+def claim_where_a_config_is_lost(patch):
+    """Nobody notices that a partition lacks the newest Config."""
     patch.setattr("kafka_marshal.engine.placement.unclaimed", lambda _: frozenset())
 
 
 def leave_what_is_lost(patch):
     """Nobody restores a change that has ended."""
     patch.setattr(layout_steps, "lost_change", lambda _: None)
+
+
+def forget_the_change_before(patch):
+    """Nobody restores a change that was lost as the next one began."""
+    patch.setattr(layout_steps, "lost_before", lambda _: {})
+
+
+def forget_a_config(patch):
+    """Nobody writes a Config again."""
+    patch.setattr(lost_changes, "lost_configs", lambda _: {})

@@ -5,8 +5,10 @@ from logkit import claim, limits, release
 
 from kafka_marshal.admin_reset import write_config
 from kafka_marshal.altering import plan_alter
-from kafka_marshal.errors import ConfigurationError, LogUnwritable
+from kafka_marshal.engine.config_check import require_newest
+from kafka_marshal.errors import ClaimRejected, ConfigurationError, LogUnwritable
 from kafka_marshal.protocol.codec import person_of, person_to_tags
+from kafka_marshal.protocol.state import WorldState
 
 
 def plan_of(found, h=None, **bounds):
@@ -56,6 +58,19 @@ def test_an_interrupted_change_is_completed_by_the_same_or_the_next():
     assert (plan.config.generation, plan.partitions) == (3, (0, 1))
     write_config(found, plan.config, partitions=plan.partitions, timeout_ms=100)
     assert {each.config for each in found.worlds} == {plan.config}
+
+
+def test_nothing_is_written_where_partition_0_has_lost_the_newest_config():
+    """The next Config would have its generation."""
+    cluster = world(2)
+    require_newest(follower(cluster).by_partition)
+    newest = msgspec.structs.replace(cluster.config, generation=2, era=77)
+    write(cluster, newest, 1)
+    with pytest.raises(ClaimRejected, match="marshal topic format"):
+        require_newest(follower(cluster).by_partition)
+    write(cluster, newest, 0)
+    require_newest(follower(cluster).by_partition)
+    require_newest({0: WorldState(0)})
 
 
 def test_another_admin_that_was_faster_is_an_error():

@@ -73,6 +73,46 @@ def test_a_torn_format_is_completed():
     assert follower.worlds[1].config == config
 
 
+@pytest.mark.parametrize("gap", [1, 2])
+def test_what_partition_0_has_lost_is_written_again(gap):
+    cluster = blank()
+    config, _ = formatted(cluster)
+    newest = msgspec.structs.replace(
+        config, generation=1 + gap, era=config.era + 5, heartbeat_interval_ms=700
+    )
+    for t in range(1, config.partition_count):
+        write(cluster, newest, t)
+    restored, follower = formatted(cluster)
+    assert {each.config for each in follower.worlds} == {restored} == {newest}
+
+
+def test_a_partition_0_that_has_lost_all_gets_the_format_of_the_others():
+    cluster = blank()
+    config, _ = formatted(cluster)
+    cluster.kafka.truncate(cluster.place(0), end=0, leader=1)
+    restored, follower = formatted(cluster)
+    assert {each.config for each in follower.worlds} == {restored} == {config}
+
+
+def test_what_partition_0_refuses_is_not_written_for_ever():
+    cluster = blank()
+    config, _ = formatted(cluster)
+    newest = msgspec.structs.replace(config, generation=2, era=config.era + 5)
+    for t in range(1, config.partition_count):
+        write(cluster, newest, t)
+    log = cluster.kafka.coordination_log()
+    found = Follower(log, cluster.clock.view(), sources=kept_in(None))
+    found.append = lambda t, record: Follower.append(found, t, config)
+    with pytest.raises(TopicMisconfigured, match="torn_format"):
+        format_log(
+            found,
+            WANTED,
+            cluster_id=config.cluster_id,
+            ignore_formatted=False,
+            timeout_ms=100,
+        )
+
+
 def test_another_format_is_not_mended():
     cluster = blank()
     for t in range(2):

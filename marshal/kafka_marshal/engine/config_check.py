@@ -13,6 +13,7 @@ from kafka_marshal.errors import (
     WrongCluster,
 )
 from kafka_marshal.protocol.lost_changes import count_before
+from kafka_marshal.protocol.placement import newest
 from kafka_marshal.protocol.records import SECOND_LEVEL, Config
 from kafka_marshal.protocol.state import WorldState
 
@@ -108,8 +109,9 @@ def behind(worlds: Mapping[int, WorldState]) -> tuple[int, ...]:
 def _is_changing(worlds: Mapping[int, WorldState], t: int) -> bool:
     """Return whether a change of the partition count may still reach a partition.
 
-    Or has reached it before partition 0, which lost the end of its log (PROTOCOL 10).
-    A partition that has lost one gets it again, while anybody lives (10.9).
+    Or has reached it before partition 0, which lost the end of its log (PROTOCOL 10),
+    as another Config may. A partition that has lost one gets it again, while anybody
+    lives (10.9).
     """
     first, world = worlds[0], worlds[t]
     assert first.config is not None
@@ -121,6 +123,9 @@ def _is_changing(worlds: Mapping[int, WorldState], t: int) -> bool:
         return True
     if count_before(0, first.config, newest=config):
         return True
+    if _name(config) == _name(first.config):
+        before = first.config
+        return config.generation > before.generation and config.era > before.era
     is_of_this_log = config.format_id == first.config.format_id
     is_behind = config.generation < first.config.generation
     return is_of_this_log and (layout if is_behind else world.layout) is not None
@@ -146,6 +151,26 @@ def require_no_change(worlds: Mapping[int, WorldState]) -> None:
                 f"{config.partition_count} --execute",
                 reason="busy",
             )
+
+
+def require_newest(worlds: Mapping[int, WorldState]) -> None:
+    """Refuse to write a Config where partition 0 has lost the newest one.
+
+    The next one would have its generation, and its partition would keep it.
+
+    Raises:
+        ClaimRejected: Another partition has a newer Config than partition 0.
+    """
+    first = worlds[0].config
+    if first is None:
+        return
+    found = newest(first, worlds.values())
+    if found.generation > first.generation:
+        raise ClaimRejected(
+            f"partition 0 has lost the newest Config (generation {found.generation}), "
+            "which another partition has; to write it again, run: marshal topic format",
+            reason="busy",
+        )
 
 
 def lagging(partitions: tuple[int, ...], topic: str) -> TopicMisconfigured:

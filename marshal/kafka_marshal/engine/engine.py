@@ -15,6 +15,7 @@ from kafka_marshal.ports import Run, runs_of
 from kafka_marshal.protocol.claiming import Claimant
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
 from kafka_marshal.protocol.import_check import ImportCheck
+from kafka_marshal.protocol.placement import newest
 from kafka_marshal.protocol.records import ClaimingMessages, Config, LayoutImport
 from kafka_marshal.protocol.state import ACCEPTED, SKIPPED, Transition
 from kafka_marshal.protocol.types import Key, LogEntry, Owner
@@ -25,7 +26,6 @@ from .context import Context, Ports
 from .heartbeats import INTERVALS_PER_H
 from .kept_states import KeptStates
 from .layout_change import AddedPartitions, LayoutChange
-from .placement import newest
 from .proxy_grants import ProxyGrants
 from .rebuilding import Rebuilder
 from .replica import Replica, check_halt
@@ -626,7 +626,7 @@ class Engine:
         try:
             context.config = self._agreed_config()
             late = behind(worlds)
-            if late and not context.places.has_layouts:
+            if late:
                 raise lagging(late, context.ports.log.topic)
         except TopicMisconfigured as torn:
             # A new generation reaches the coordinating partitions one by one;

@@ -309,9 +309,14 @@ class Warmer:
         return len(self._tasks)
 
     def take(self, key: Key, sub: Subscription | None, *, now_ms: int) -> None:
-        """Begin to warm up for a key if it is offered to this client."""
+        """Begin to warm up for a key if it is offered to this client.
+
+        Before everything is read its place is not known: ``look`` finds the offer then.
+        """
+        if sub is None or not sub.can_warm or self._context.config is None:
+            return
         known = self._context.replica_of(key).world.keys.get(key)
-        if sub is None or not sub.can_warm or known is None or known.offer is None:
+        if known is None or known.offer is None:
             return
         task = self._tasks.get(key)
         if not self._is_open(key, known, now_ms) or known.owner is None:

@@ -1,10 +1,10 @@
 """Takes part in a change of the partition count, also if its admin died (PROTOCOL 10).
 
 Any member may write what comes next: the fence in a partition that lacks it, imports of
-final keys, what ends the imports and the change. An owner imports the keys that it has
-released at once, and a member the free keys that it wants after some milliseconds. All
-others wait for a while, since another process will probably be faster. What comes twice
-does no harm: it is judged again.
+final keys, what ends the imports and the change; also a Config that a partition lacks.
+An owner imports the keys that it has released at once, and a member the free keys that
+it wants after some milliseconds. All others wait for a while, since another process
+will probably be faster. What comes twice does no harm: it is judged again.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -32,7 +32,8 @@ from kafka_marshal.protocol.layout_steps import (
     next_steps,
     read,
 )
-from kafka_marshal.protocol.records import Record
+from kafka_marshal.protocol.lost_changes import lost_configs
+from kafka_marshal.protocol.records import Config, Record
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key
 
@@ -123,9 +124,7 @@ class LayoutChange:
             return
         client_id = min(each.claimant.owner.client_id for each in alive)
         if self._is_due(now_ms):
-            reading = self._read(now_ms)
-            if reading is not None:
-                self._look(reading, alive, now_ms)
+            self._look(alive, now_ms)
             now_ms, began_ms = self._context.now_ms, now_ms
             self._look_at_ms = now_ms + COST_FACTOR * (now_ms - began_ms)
         self._write_due(now_ms, client_id)
@@ -149,9 +148,10 @@ class LayoutChange:
         self._seen = seen
         return True
 
-    def _read(self, now_ms: int) -> Reading | None:
+    def _look(self, sessions: Sequence[Session], now_ms: int) -> None:
+        """Find the next steps, and decide when this process writes each."""
         replicas, rebuilding = self._context.replicas, self._context.rebuilding
-        return read(
+        reading = read(
             {
                 t: each.world
                 for t, each in replicas.items()
@@ -162,9 +162,21 @@ class LayoutChange:
             elapsed_ms={t: each.elapsed_ms(now_ms) for t, each in replicas.items()},
             moving=self._moving,
         )
+        found: dict[_Place, tuple[_Need, list[_Make]]] = {}
+        if reading is not None:
+            found = self._steps(reading, sessions, now_ms)
+        known = {t: each.world for t, each in replicas.items() if t not in rebuilding}
+        for t, config in lost_configs(known).items():
+            found["config", t, -1] = _Need.LATER, [partial(_config_of, config)]
+        self._tasks = {
+            place: self._task(place, need, makes, now_ms=now_ms)
+            for place, (need, makes) in found.items()
+        }
 
-    def _look(self, reading: Reading, sessions: Sequence[Session], now_ms: int) -> None:
-        """Find the next steps, and decide when this process writes each."""
+    def _steps(
+        self, reading: Reading, sessions: Sequence[Session], now_ms: int
+    ) -> dict[_Place, tuple[_Need, list[_Make]]]:
+        """Return the next steps of a change, and how much this process needs each."""
         is_between = self._context.places.is_between
         self._released = {key for key in self._released if is_between(key)}
         steps = next_steps(reading, wanted=self._released)
@@ -197,10 +209,7 @@ class LayoutChange:
                     for each in grouped(state, keys, target=target)
                 ],
             )
-        self._tasks = {
-            place: self._task(place, need, makes, now_ms=now_ms)
-            for place, (need, makes) in found.items()
-        }
+        return found
 
     def _task(
         self, place: _Place, need: _Need, makes: Sequence[_Make], *, now_ms: int
@@ -288,6 +297,11 @@ class LayoutChange:
             "incarnation": self._incarnation,
             "seq": self._seq,
         }
+
+
+def _config_of(config: Config, *, sender: Fields) -> Config:
+    del sender  # a Config has none
+    return config
 
 
 class AddedPartitions:

@@ -4,11 +4,15 @@ A key that moves is that of its source until its target knows it, or has nothing
 import from there. In between, nobody can claim it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS, home_partition
 from kafka_marshal.protocol.layout import place_of
-from kafka_marshal.protocol.lost_changes import lost_by, unclaimed
+from kafka_marshal.protocol.lost_changes import (
+    lost_by,
+    lost_configs,
+    unclaimed,
+)
 from kafka_marshal.protocol.records import Config
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key
@@ -24,8 +28,8 @@ class Placement:
             otherwise. Then a key costs one look-up.
         is_torn: Whether partitions show two changes of one generation: nobody claims.
         has_layouts: Whether any partition has a layout, maybe one of an earlier change,
-            or lacks one that it has lost.
-        lost: Partitions in use that lack changes which have ended (PROTOCOL 10.9).
+            or lacks one or a Config that it has lost.
+        lost: Partitions in use that lack the newest Config (PROTOCOL 10.9).
     """
 
     __slots__ = (
@@ -60,7 +64,8 @@ class Placement:
         laid = [world for world in worlds if world.layout is not None]
         known = {world.partition: world for world in worlds}
         self.lost = unclaimed(known)
-        self.has_layouts = bool(laid or (self.lost and lost_by(known)))
+        is_due = self.lost and (lost_by(known) or lost_configs(known))
+        self.has_layouts = bool(laid or is_due)
         before = self.counts
         self._generation = config.generation
         self.from_count = None
@@ -175,15 +180,3 @@ def _has_all(target: WorldState, source: int) -> bool:
         return True
     found = target.layout.source(source)
     return found is not None and found.done_ms is not None
-
-
-def newest(config: Config, worlds: Iterable[WorldState]) -> Config:
-    """Return the Config with the highest generation, of the same log.
-
-    That of partition 0, unless its log has lost the end: others may have more.
-    """
-    for world in worlds:
-        other = world.config
-        if other is not None and other.format_id == config.format_id:
-            config = max(config, other, key=lambda each: each.generation)
-    return config

@@ -264,7 +264,12 @@ def is_torn(worlds: Worlds, change: Change) -> bool:
         and state.config is not None
         and state.config.generation == change.generation
     ]
-    ops = {each.layout.op_id for each in others if each.layout} | {change.op_id}
+    ops = {change.op_id} | {
+        each.layout.op_id
+        for each in others
+        # A Config behind its fence has another generation than its change.
+        if each.layout and (not each.eras or each.eras[-1][0] <= each.layout.offset)
+    }
     if len(ops) > 1:
         ops.discard(restored_op(change.config))  # it is of no other change
     return len(ops) > 1 or any(each.config != change.config for each in others)

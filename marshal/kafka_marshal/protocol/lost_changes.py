@@ -1,9 +1,10 @@
-"""A change of the partition count that one partition has lost (PROTOCOL 10.9).
+"""Configs and changes of the partition count that a partition has lost (PROTOCOL 10.9).
 
 While the change is open anywhere, its fence is known from there. Once it has ended
 everywhere, what is left of it is the Config that it brought: a partition in use with an
 earlier one, of another count, gets a fence with that Config again. Where the next
-change is open already, that Config is the one before in partition 0.
+change is open already, that Config is the one before in partition 0. Where the count
+is the same, the Config itself is written again.
 """
 
 from collections.abc import Mapping
@@ -14,8 +15,8 @@ import msgspec
 
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.layout import is_step
-from kafka_marshal.protocol.placement import leading
-from kafka_marshal.protocol.records import Config, Limits
+from kafka_marshal.protocol.placement import newest as newest_of
+from kafka_marshal.protocol.records import SECOND_LEVEL, Config
 from kafka_marshal.protocol.state import WorldState
 
 
@@ -43,6 +44,7 @@ def lost_change(worlds: Mapping[int, WorldState]) -> LostChange | None:
     if not lost:
         return None
     config = _newest(worlds)
+    assert config is not None
     return LostChange(restored_op(config), max(lost.values()), config)
 
 
@@ -51,56 +53,156 @@ def lost_by(worlds: Mapping[int, WorldState]) -> dict[int, int]:
 
     While a change is open in partition 0, others may not have it yet.
     """
-    first = worlds.get(0)
+    first, newest = worlds.get(0), _newest(worlds)
     if first is None or first.config is None or first.layout is not None:
         return {}
-    return _lacking(worlds, _newest(worlds))
+    assert newest is not None
+    return _lacking(worlds, newest)
 
 
 def unclaimed(worlds: Mapping[int, WorldState]) -> frozenset[int]:
-    """Return the partitions in use that have lost changes, or several.
+    """Return the partitions in use that have an earlier Config than another one.
 
-    Their count differs from the newest one, or nothing but the generation and the era:
-    where a change of other settings has not arrived, those do. And another partition
-    shows that the count has changed.
+    They may have lost the newest one, and claims under it: a claim would get a token
+    below those.
     """
-    first = worlds.get(0)
-    if first is None or first.config is None or first.layout is not None:
+    first, newest = worlds.get(0), _newest(worlds)
+    if first is None or first.layout is not None or newest is None:
         return frozenset()
-    newest = _newest(worlds)
     return frozenset(
         t
         for t, state in worlds.items()
         if t < newest.partition_count
-        and (config := state.config) is not None
-        and config.format_id == newest.format_id
-        and config.generation < newest.generation
         and (
-            config.partition_count != newest.partition_count
+            (config := state.config) is None
             or (
-                _settings(config) == _settings(newest)
-                and any(
-                    _shows_change(other, newest=newest, since=config.era)
-                    for other in worlds.values()
-                )
+                config.format_id == newest.format_id
+                and config.generation < newest.generation
             )
         )
     )
 
 
-def _shows_change(state: WorldState, *, newest: Config, since: int) -> bool:
-    """Return whether a partition is in use no more, or only came into use since."""
-    config = state.config
-    if config is None or config.format_id != newest.format_id:
-        return False
-    if state.partition >= newest.partition_count:
-        return True
-    is_new = all(era > since for _, era in state.eras)
-    return is_new and config.generation == newest.generation
+def lost_configs(worlds: Mapping[int, WorldState]) -> dict[int, Config]:
+    """Return the Configs that partitions lack and get next.
+
+    That is the newest one where a partition keeps its count, or has no Config. Others
+    get one with their own count before a fence that they would refuse or ignore. No key
+    moves by any of these.
+    """
+    first, newest = worlds.get(0), _newest(worlds)
+    if first is None or newest is None:
+        return {}
+    if first.config is None:
+        return {0: _first_of(worlds, newest=newest)}
+    if first.config.generation < newest.generation:
+        config = _next_of_first(worlds, first, newest=newest)
+        return {} if config is None else {0: config}
+    found = {
+        t: between
+        for t, state in worlds.items()
+        if (between := _before_fence(t, state.config, newest=newest)) is not None
+    }
+    if not found and not any(state.layout is not None for state in worlds.values()):
+        fenced = lost_by(worlds)
+        found = {
+            t: newest
+            for t, state in worlds.items()
+            if t < newest.partition_count
+            and t not in fenced
+            and (state.config is None or _follows(newest, state.config))
+        }
+    return found
 
 
-def _settings(config: Config) -> tuple[int, int, Limits]:
-    return config.heartbeat_interval_ms, config.feature_level, config.limits
+def _first_of(worlds: Mapping[int, WorldState], *, newest: Config) -> Config:
+    """Return the Config that partition 0 gets, which has lost all of its log.
+
+    Where a change is open elsewhere, that before it: its fence is next.
+    """
+    for state in worlds.values():
+        if state.layout is not None and state.config == newest:
+            return msgspec.structs.replace(
+                newest,
+                generation=newest.generation - 1,
+                era=newest.era - 1,
+                partition_count=state.layout.from_count,
+            )
+    return newest
+
+
+def _next_of_first(
+    worlds: Mapping[int, WorldState], first: WorldState, *, newest: Config
+) -> Config | None:
+    """Return the Config that partition 0 gets, which is behind the newest one.
+
+    It accepts the next generation alone, so what is between them is written again. None
+    where a fence or a Final is next, or no single step leads to the newest count.
+    """
+    config = first.config
+    assert config is not None
+    if first.layout is not None:
+        return None
+    count = config.partition_count
+    froms = {
+        state.layout.from_count
+        for state in worlds.values()
+        if state.layout is not None and state.config == newest
+    }
+    if count == newest.partition_count and _follows(newest, config):
+        # The change that is open has brought its Config to partition 0 before.
+        is_next = config.generation + 1 == newest.generation
+        if is_next or not froms:
+            return newest if is_next else _between(config, newest)
+    is_stepping = is_step(count, newest.partition_count)
+    return _between(config, newest) if is_stepping and froms <= {count} else None
+
+
+def _before_fence(
+    partition: int, config: Config | None, *, newest: Config
+) -> Config | None:
+    """Return the Config with which a partition judges a fence, None if it does.
+
+    It has lost that of a higher level, and ignores fences (PROTOCOL 3.3).
+    """
+    if config is None or config.feature_level >= SECOND_LEVEL:
+        return None
+    count = max(config.partition_count, newest.partition_count)
+    is_below = partition < count and newest.feature_level >= SECOND_LEVEL
+    return _between(config, newest) if is_below else None
+
+
+def _between(config: Config, newest: Config) -> Config | None:
+    """Return the next Config of a partition, with its own count, before the newest one.
+
+    It has what the newest one has besides. None where there is none between the two.
+    """
+    between = msgspec.structs.replace(
+        newest,
+        generation=config.generation + 1,
+        era=config.era + 1,
+        partition_count=config.partition_count,
+    )
+    is_same_log = (newest.format_id, newest.cluster_id) == (
+        config.format_id,
+        config.cluster_id,
+    )
+    is_before = between.generation < newest.generation and between.era < newest.era
+    return between if is_same_log and is_before else None
+
+
+def _follows(newest: Config, config: Config) -> bool:
+    """Return whether a partition accepts a Config behind the one that it has (4.12)."""
+    return (
+        newest.generation > config.generation
+        and newest.era > config.era
+        and (
+            newest.format_id,
+            newest.cluster_id,
+            newest.partition_count,
+        )
+        == (config.format_id, config.cluster_id, config.partition_count)
+    )
 
 
 def lost_before(worlds: Mapping[int, WorldState]) -> dict[int, LostChange]:
@@ -126,14 +228,20 @@ def lost_before(worlds: Mapping[int, WorldState]) -> dict[int, LostChange]:
 
 
 def _lacking(worlds: Mapping[int, WorldState], config: Config) -> dict[int, int]:
-    """Return the partitions in use by a Config that have an earlier one, with counts.
+    """Return the partitions in use that a fence leads to a Config, with their counts.
 
-    One that the change brought into use may have an earlier life, of any count. It
-    begins again: the count is the one before the change.
+    One that the change brought into use may have an earlier life, of any other count.
+    It begins again: the count is the one before the change. One with the same count
+    keeps its state: it may lack nothing but other settings.
     """
     begun = _begun_from(worlds, config)
     found: dict[int, int] = {}
     for t, state in worlds.items():
+        if (
+            state.config is not None
+            and state.config.partition_count == config.partition_count
+        ):
+            continue
         count = begun if begun is not None and t >= begun else None
         count = count_before(t, state.config, newest=config, from_count=count)
         if count is not None:
@@ -161,11 +269,11 @@ def _begun_from(worlds: Mapping[int, WorldState], config: Config) -> int | None:
     return next((n for n in counts if n and is_step(n, config.partition_count)), None)
 
 
-def _newest(worlds: Mapping[int, WorldState]) -> Config:
-    found = leading(worlds)
-    assert found is not None
-    assert found.config is not None
-    return found.config
+def _newest(worlds: Mapping[int, WorldState]) -> Config | None:
+    """Return the newest Config of the log of partition 0, of any if that has none."""
+    configs = (state.config for _, state in sorted(worlds.items()))
+    config = next((each for each in configs if each is not None), None)
+    return None if config is None else newest_of(config, worlds.values())
 
 
 def restored_op(config: Config) -> bytes:

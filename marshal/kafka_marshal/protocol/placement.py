@@ -44,6 +44,19 @@ def _generation(world: WorldState) -> int:
     return 0 if world.config is None else world.config.generation
 
 
+def newest(config: Config, worlds: Iterable[WorldState]) -> Config:
+    """Return the Config with the highest generation, of the same log.
+
+    That of partition 0, unless its log has lost the end: others may have more, also
+    those that it does not have in use any more.
+    """
+    for world in worlds:
+        other = world.config
+        if other is not None and other.format_id == config.format_id:
+            config = max(config, other, key=lambda each: each.generation)
+    return config
+
+
 def counts_of(worlds: Worlds) -> tuple[int, ...]:
     """Return the count in force, then the one before it while a change is open."""
     found = leading(worlds)

@@ -31,7 +31,13 @@ from kafka_marshal.errors import (
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.layout import place_of
 from kafka_marshal.protocol.lease import Lease
-from kafka_marshal.protocol.records import BatchHeartbeat, Config, Heartbeat, Member
+from kafka_marshal.protocol.records import (
+    BatchHeartbeat,
+    ClaimingPartition,
+    Config,
+    Heartbeat,
+    Member,
+)
 from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.testing.fakestore import AppendFate
 from kafka_marshal.testing.node import Cluster, Node
@@ -381,22 +387,87 @@ def test_a_new_generation_is_followed(cluster):
     assert claim.heartbeat_interval_ms == 1_500
 
 
-def test_a_generation_that_has_not_reached_all_is_waited_for():
+@pytest.mark.parametrize("t", [0, 1])
+def test_a_member_writes_a_config_where_it_is_not(t):
+    """An admin died at it, or a log has lost it; partition 0 decides."""
     cluster = world(partitions=2, records=[1] * 4)
     node = cluster.node("a", spec=spec())
     cluster.run_until(held_by(node, 4), H)
-    config = changed(cluster.config, generation=2, era=2)
+    config = changed(cluster.config, generation=2, era=cluster.config.era + 1)
+    write(cluster, config, 1 - t)
+    cluster.run_until(lambda: node.engine.context.replicas[t].world.config == config, H)
+    cluster.run(2 * H)
+    assert not node.observer.named("config_torn")
+    assert len(node.held) == 4
+    assert node.engine.context.settled == config
+    found = [line.record for line in lines(cluster, t)]
+    assert found.count(config) == 1
+
+
+def without(node, config):
+    """Have no append of a Config by a node succeed; return what appends."""
+    written = node.log.append
+
+    def append(partition, value):
+        return written(partition, b"x" if value == encode(config) else value)
+
+    node.log.append = append
+    return written
+
+
+def test_a_config_that_does_not_reach_all_is_reported():
+    cluster = world(partitions=2, records=[1] * 4)
+    node = cluster.node("a", spec=spec())
+    cluster.run_until(held_by(node, 4), H)
+    config = changed(cluster.config, generation=2, era=cluster.config.era + 1)
+    written = without(node, config)
     write(cluster, config, 0)
     cluster.run(H // 2)
     assert not node.observer.named("config_torn"), "it may be on its way"
     cluster.run(H)
     (torn,) = node.observer.named("config_torn")
     assert "behind partition 0's Config" in str(torn.fields["error"])
-    write(cluster, config, 1)
+    assert len(node.held) == 4
+    node.log.append = written
     cluster.run(2 * H)
     assert len(node.observer.named("config_torn")) == 1
     assert len(node.held) == 4
     assert node.engine.context.settled.generation == 2
+
+
+def test_nothing_is_claimed_where_the_newest_config_is_not():
+    """Its log may have lost it, with claims under it that have a larger token."""
+    cluster = world(partitions=2, records=[1] * 4)
+    config = changed(cluster.config, generation=2, era=cluster.config.era + 1)
+    node = cluster.node("a", spec=spec())
+    written = without(node, config)
+    write(cluster, config, 0)
+    cluster.run(3 * H)
+    claimed = {
+        t: [each for each in lines(cluster, t) if is_claim(each.record)]
+        for t in range(2)
+    }
+    assert claimed[0]
+    assert not claimed[1]
+    node.log.append = written
+    cluster.run_until(held_by(node, 4), 2 * H)
+
+
+def is_claim(record):
+    return isinstance(record, ClaimingPartition) and record.topic == "t"
+
+
+@pytest.mark.parametrize("t", [0, 1])
+def test_a_partition_without_a_config_gets_it(t):
+    """Its log has lost all: claims would be refused for ever."""
+    cluster = world(partitions=2, records=[1] * 4)
+    node = cluster.node("a", spec=spec())
+    cluster.run_until(held_by(node, 4), H)
+    cluster.kafka.truncate(cluster.place(t), end=0, leader=5)
+    cluster.run_until(held_by(node, 4), 4 * H)
+    reasons = {each.transition.reason for each in lines(cluster, t)}
+    assert "no_config" not in reasons - {None}
+    assert node.engine.context.replicas[t].world.config == cluster.config
 
 
 def test_a_truncated_log_fences_all(cluster):

@@ -1,8 +1,8 @@
 """Keys are handed to successors that warm up first (PROTOCOL 9.5)."""
 
 import pytest
-from enginekit import ALO, AMO, H, fold, of, spec, values, world, write
-from logkit import settings
+from enginekit import ALO, AMO, H, fold, held_by, of, spec, values, world, write
+from logkit import offer, settings
 
 from kafka_marshal.protocol.records import (
     ClaimingPartition,
@@ -77,6 +77,31 @@ def test_the_owner_goes_on_until_the_successor_is_ready(cluster):
     assert claim.transition.effect == "claimed"
     # Nothing but the round trip lies between them: no jitter, no pace of policies.
     assert claim.time_ms - release.time_ms < 100
+
+
+def test_an_offer_that_is_read_before_everything_is_followed_later():
+    """The successor restarts, and one of its logs is read late."""
+    cluster = world(partitions=2, records=[4] * 8)
+    a = cluster.node("a", spec=spec())
+    cluster.run_until(held_by(a, 8), 3 * H)
+    key = next(key for key, each in a.session.holdings.items() if not each.coordinator)
+    b = cluster.node("b", spec=spec(on_warm=Warm()))
+    b.warming.is_held = True
+    b.log.lags_ms[1] = 2 * H
+    b.step()
+    assert not b.engine.is_ready
+    found = fold(cluster).keys[key]
+    sender = {"client": "a", "inc": found.owner.incarnation}
+    write(cluster, offer(found.epoch, "b", key=key, within_ms=30 * H, **sender))
+    cluster.run(200)
+    assert not b.engine.is_ready
+    assert b.engine.failure is None
+    b.log.lags_ms.clear()
+    cluster.run_until(lambda: b.warming.waiting_count, 3 * H)
+    b.warming.run_waiting()
+    cluster.run_until(lambda: of(cluster, "b", HandoffReady), H)
+    ready = of(cluster, "b", HandoffReady)[0].record
+    assert (ready.partition, ready.epoch) == (key.partition, found.epoch)
 
 
 def test_the_application_gets_the_position(cluster):

@@ -5,11 +5,12 @@ import pytest
 from logkit import Log, imported, layout_done, layout_fence, layout_final
 from logkit import layout_import as import_to
 
-from kafka_marshal.engine.placement import Placement, newest
+from kafka_marshal.engine.placement import Placement
 from kafka_marshal.engine.replica import Replica
 from kafka_marshal.protocol.checkpoints import checkpoint_key
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.layout import place_of
+from kafka_marshal.protocol.placement import newest
 from kafka_marshal.protocol.types import Key
 
 BEFORE, AFTER = 2, 4
@@ -196,11 +197,3 @@ def test_a_group_has_both_homes_until_the_change_has_ended(scene):
         scene.append(t, layout_final(), "layout_final")
     assert scene.places.homes_of(group) == (after,)
     assert not scene.places.has_layouts
-
-
-def test_the_newest_config_of_this_log_counts(scene):
-    scene.fence(0, 1)
-    first, second, third, _ = (log.state for log in scene.logs)
-    assert newest(second.config, [third]) is second.config
-    other = Log(1, k=AFTER, format_id=b"other".ljust(16, b".")).state
-    assert newest(second.config, [first, other]).generation == 2

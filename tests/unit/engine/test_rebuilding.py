@@ -1,6 +1,7 @@
 """A truncated coordinating partition: fenced, folded again, grants restored."""
 
 import pytest
+from countkit import Reading, is_over, level_two, moving, resize, worlds
 from enginekit import (
     AMO,
     KEY,
@@ -8,6 +9,7 @@ from enginekit import (
     H,
     fold,
     held_by,
+    lines,
     of,
     owning,
     spec,
@@ -174,6 +176,79 @@ def test_at_most_once_lost_grants_are_requested_again(cluster):
     assert len(set(seen)) == len(seen)
     assert min(seen[len(first) :]) >= granted
     assert node.observer.named("grant_exposed") == []
+
+
+def moved_away(before=1):
+    """Return a cluster, a reader at most once, and a key that moved, with its source.
+
+    The reader was granted records of it in both places, and has finished its change.
+    """
+    cluster = level_two(before, records=[20] * 8)
+    reading = Reading(cluster, "a", delivery=AMO)
+    cluster.run_until(held_by(reading.node, 8), 3 * H)
+    key = moving(before, 2 * before)[0]
+    for _ in range(5):
+        reading.step()
+        cluster.run(20)
+    return cluster, reading, key
+
+
+def test_lost_grants_of_a_key_that_has_moved_are_not_repeated():
+    """PROTOCOL 10.9: an epoch says nothing in the log of another partition."""
+    cluster, reading, key = moved_away()
+    node = reading.node
+    source = fold(cluster).keys[key]
+    resize(cluster, 2)
+
+    def is_claimed_again():
+        reading.step()
+        return key in node.held and node.session.holdings[key].coordinator == 1
+
+    cluster.run_until(is_claimed_again, 9 * H, step_ms=1)
+    assert fold(cluster).keys[key].granted, "the change is open there"
+    token = node.session.holdings[key].claim.token
+    at = fold(cluster, 1).keys[key].epoch
+    truncate(cluster, end=source.epoch + 1)
+    worlds(cluster).clear()
+    kept = fold(cluster).keys[key]
+    assert (kept.epoch, kept.granted) == (source.epoch, None)
+    assert source.granted
+    cluster.run_until(lambda: not reading.step() and is_over(cluster), 9 * H)
+    cluster.run(2 * H)
+    assert node.engine.failure is None
+    assert node.session.holdings[key].claim.token == token
+    for line in lines(cluster, 1):
+        if isinstance(line.record, ClaimingMessages | ReleasingPartition):
+            is_of_key = line.record.partition == key.partition
+            assert not is_of_key or line.record.epoch == at
+    assert len(set(reading.offsets)) == len(reading.offsets)
+
+
+def test_lost_grants_of_a_key_that_moves_meanwhile_are_not_repeated():
+    cluster, reading, key = moved_away()
+    node = reading.node
+    source = fold(cluster).keys[key]
+    cluster.fates["a"] = AppendFate(is_lost=True)
+    truncate(cluster, end=source.epoch + 1)
+    cluster.run(200)
+    other = Reading(cluster, "b", delivery=AMO)
+    resize(cluster, 2)
+
+    def is_moved():
+        other.step()
+        return key in other.node.held and is_over(cluster)
+
+    cluster.run_until(is_moved, 60 * H)
+    cluster.fates.clear()
+    cluster.run(4 * H)
+    assert node.engine.failure is None
+    assert not [
+        line
+        for line in lines(cluster, 1)
+        if line.record.client_id == "a"
+        and isinstance(line.record, ClaimingMessages | ReleasingPartition)
+        and line.record.partition == key.partition
+    ]
 
 
 def test_a_range_wider_than_span_is_requested_in_parts():

@@ -738,6 +738,23 @@ def test_what_restores_a_change_is_no_other_change():
     assert change.steps().is_torn
 
 
+def test_a_config_behind_a_fence_is_no_second_change():
+    """Two partitions lost the end, and other settings came before it came again."""
+    change = over()
+    for t, op in ((2, OP), (3, OTHER)):
+        change.logs[t] = Log(t, configured=False)
+        assert change.logs[t].outcome_of(change.record(op=op)) == "layout_fenced"
+    assert change.steps().is_torn
+    later = config(3, era=3, **change.settings(4))
+    for log in change.logs.values():
+        assert log.outcome_of(later) == "configured"
+    assert not change.steps().is_torn
+    for _ in range(9):
+        if change.read() is not None:
+            change.write()
+    assert change.read() is None
+
+
 # --- waits and progress
 
 

@@ -4,7 +4,7 @@ from hashlib import blake2b
 
 import msgspec
 import pytest
-from logkit import H, Log, config, layout_done, layout_fence, layout_final
+from logkit import Log, config, layout_done, layout_fence, layout_final
 
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.lost_changes import (
@@ -14,6 +14,7 @@ from kafka_marshal.protocol.lost_changes import (
     lost_before,
     lost_by,
     lost_change,
+    lost_configs,
     restored_op,
     unclaimed,
 )
@@ -82,7 +83,7 @@ def test_several_partitions_one_after_the_other():
     assert lost_of(logs).from_count == 2
 
 
-@pytest.mark.parametrize("k", [2, 4, 8])
+@pytest.mark.parametrize("k", [2, 8])
 @pytest.mark.parametrize("t", [2, 3])
 def test_one_that_the_change_brought_into_use_begins_again(k, t):
     """PROTOCOL 10.2: of its earlier life, of whatever count, nothing is kept."""
@@ -93,14 +94,21 @@ def test_one_that_the_change_brought_into_use_begins_again(k, t):
 
 @pytest.mark.parametrize("gone", [(2,), (2, 3)])
 def test_what_nothing_shows_to_have_come_into_use_keeps_its_state(gone):
-    """Its count is that of the newest Config: it has lost several changes."""
     logs = ended(2, 4)
-    logs[1] = Log(1, k=4, level=2)
-    assert lost_of(logs) is None
     for t in gone:
-        logs[t] = Log(t, k=4, level=2)
+        logs[t] = Log(t, k=8, level=2)
     found = lost_by({t: log.state for t, log in logs.items()})
-    assert found == ({2: 2} if gone == (2,) else {})
+    assert found == ({2: 2} if gone == (2,) else {2: 8, 3: 8})
+
+
+@pytest.mark.parametrize("t", [1, 2])
+def test_one_with_the_newest_count_keeps_its_state(t):
+    """It may lack nothing but other settings, although another one begins with them."""
+    logs = ended(2, 4)
+    logs[t] = Log(t, k=4, level=2)
+    states = {each: log.state for each, log in logs.items()}
+    assert lost_by(states) == {}
+    assert lost_configs(states) == {t: states[0].config}
 
 
 def test_others_of_another_log_show_nothing():
@@ -118,40 +126,214 @@ def test_others_of_another_log_show_nothing():
         ({"k": 2}, {1}),
         ({"k": 4}, {1}),
         ({"k": 3}, {1}),
-        ({"k": 4, "h": 7_000}, set()),
+        ({"k": 4, "h": 7_000}, {1}),
+        ({"configured": False}, {1}),
         ({"k": 4, "format_id": b"x" * 16}, set()),
     ],
 )
-def test_nothing_is_claimed_where_changes_are_lost(settings, expected):
-    """One or several; a change of other settings may be on its way."""
+def test_nothing_is_claimed_where_the_newest_config_is_not(settings, expected):
     logs = ended(2, 4)
     states = {t: log.state for t, log in logs.items()}
     assert unclaimed(states) == set()
     states[1] = Log(1, **({"level": 2} | settings)).state
     states[9] = Log(9, k=2, level=2).state
-    states[3] = Log(3, configured=False).state
     assert unclaimed(states) == expected
     logs[0].append(layout_fence(8, 4, generation=3, era=3))
     assert unclaimed(states) == set()
-    states[0] = Log(0, configured=False).state
-    assert unclaimed(states) == set()
-    assert unclaimed({}) == set()
+    del states[0]
+    assert unclaimed(states) == unclaimed({}) == set()
 
 
-def test_where_the_count_has_not_changed_claims_go_on():
-    """Partition 1 lacks two changes of other settings, which come to the same."""
-    logs = {t: Log(t, k=4, level=2) for t in range(3)}
-    for t, generation in ((0, 2), (0, 3), (2, 3)):
-        h = 7_000 if generation == 2 else H
-        record = config(generation, era=generation, k=4, level=2, h=h)
-        assert logs[t].outcome_of(record) == "configured"
+def altered(*, to=(0,), h=7_000, count=3, level=2):
+    """Return worlds of which some have another interval, and their newest Config."""
+    logs = {t: Log(t, k=count, level=level) for t in range(count)}
+    newest = config(2, era=5, k=count, level=2, h=h)
+    for t in to:
+        assert logs[t].outcome_of(newest) == "configured"
+    return {t: log.state for t, log in logs.items()}, newest
+
+
+def test_a_config_is_written_where_it_is_not():
+    states, newest = altered(to=(0, 2))
+    assert lost_configs(states) == {1: newest}
+    states[1] = Log(1, configured=False).state
+    assert lost_configs(states) == {1: newest}
+    states[1] = Log(1, k=3, level=2, format_id=b"x" * 16).state
+    assert lost_configs(states) == {}
+    states[7] = Log(7, k=3, level=2).state
+    assert lost_configs(states) == {}, "it is not in use"
+    assert lost_configs({}) == {}
+    del states[0]
+    assert lost_configs(states) == {}
+
+
+def test_a_config_of_an_equal_era_is_not_followed():
+    """It would be refused (PROTOCOL 4.12)."""
+    states, _ = altered()
+    states[1] = Log(1, k=3, level=2, era=5).state
+    assert set(lost_configs(states)) == {2}
+
+
+def test_partition_0_gets_what_it_has_lost_first():
+    states, newest = altered(to=(1, 2))
+    assert lost_configs(states) == {0: newest}
+    assert unclaimed(states) == {0}
+
+
+def test_partition_0_gets_one_generation_after_the_other():
+    """What was between the two has no witness: it comes with the newest settings."""
+    states, _ = altered(to=())
+    log = Log(1, k=3, level=2)
+    newest = config(3, era=5, k=3, level=2, h=9_000)
+    assert log.outcome_of(newest) == "configured"
+    states[1] = log.state
+    between = msgspec.structs.replace(newest, generation=2, era=2)
+    assert lost_configs(states) == {0: between}
+    first = Log(0, k=3, level=2)
+    states[0] = first.state
+    assert first.outcome_of(between) == "configured"
+    assert lost_configs(states) == {0: newest}
+    assert first.outcome_of(newest) == "configured"
+    assert lost_configs(states) == {2: newest}
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_partition_0_gets_a_config_before_a_fence(is_open):
+    """It has lost other settings, and then a change of the count."""
+    logs = {t: Log(t, configured=t < 2, k=2, level=2) for t in range(4)}
+    for t in (1, 2, 3):
+        if t < 2:
+            logs[t].append(config(2, era=4, k=2, level=2, h=7_000))
+        fence = layout_fence(4, 2, generation=3, era=5)
+        assert logs[t].outcome_of(fence) == "layout_fenced"
+        for source in () if is_open else logs[t].state.layout.sources:
+            logs[t].append(layout_done(0, source=source.partition))
+        if not is_open:
+            assert logs[t].outcome_of(layout_final()) == "layout_final"
     states = {t: log.state for t, log in logs.items()}
-    assert unclaimed(states) == set()
-    retired = Log(4, k=4, level=2)
-    assert unclaimed({**states, 4: retired.state}) == {1}
-    other = Log(4, k=4, level=2, format_id=b"x" * 16)
-    assert unclaimed({**states, 4: other.state}) == set()
-    assert unclaimed({**states, 4: WorldState(4)}) == set()
+    newest = states[1].config
+    between = msgspec.structs.replace(newest, generation=2, era=2, partition_count=2)
+    assert lost_configs(states) == {0: between}
+    assert logs[0].outcome_of(between) == "configured"
+    assert lost_configs(states) == {}, "the fence is next"
+    if is_open:
+        states[0] = Log(0, k=4, level=2).state
+        assert lost_configs(states) == {}, "no fence leads there"
+    states[0] = Log(0, k=3, level=2).state
+    assert lost_configs(states) == {}
+    logs[0] = Log(0, k=2, level=2)
+    logs[0].append(layout_fence(6, 2, generation=2, era=2))
+    assert lost_configs({**states, 0: logs[0].state}) == {}, "its Final is next"
+
+
+def test_partition_0_gets_other_settings_though_a_fence_came_with_them():
+    """Partition 3 lost the change before them, and got both at once."""
+    logs = ended(2, 4)
+    logs[1].append(config(3, era=5, k=4, level=2, h=7_000))
+    newest = logs[1].state.config
+    restored = layout_fence(4, 2, generation=3, era=5)
+    restored = msgspec.structs.replace(restored, config=encode(newest))
+    logs[3] = Log(3, configured=False)
+    assert logs[3].outcome_of(restored) == "layout_fenced"
+    states = {t: log.state for t, log in logs.items()}
+    assert lost_configs(states) == {0: newest}
+    logs[0] = Log(0, k=4, level=2)
+    assert lost_configs({**states, 0: logs[0].state}) == {}, "it has lost two changes"
+
+
+def test_partition_0_that_has_lost_all_gets_a_config():
+    states, newest = altered(to=(1, 2))
+    states[0] = WorldState(0)
+    assert lost_configs(states) == {0: newest}
+    assert unclaimed(states) == {0}
+    assert lost_by(states) == lost_before(states) == {}
+    log = Log(0, configured=False)
+    assert log.outcome_of(newest) == "configured"
+    none = {t: WorldState(t) for t in range(2)}
+    assert lost_configs(none) == {}
+    assert unclaimed(none) == set()
+
+
+def test_partition_0_that_has_lost_all_gets_what_the_open_change_follows():
+    logs = {t: Log(t, configured=t < 2, k=2, level=2) for t in range(4)}
+    fence = layout_fence(4, 2, generation=2, era=5)
+    for t in (1, 2, 3):
+        assert logs[t].outcome_of(fence) == "layout_fenced"
+    logs[0] = Log(0, configured=False)
+    states = {t: log.state for t, log in logs.items()}
+    before = lost_configs(states)[0]
+    assert (before.generation, before.partition_count, before.era) == (1, 2, 4)
+    assert logs[0].outcome_of(before) == "configured"
+    assert lost_configs(states) == {}
+    assert logs[0].outcome_of(fence) == "layout_fenced"
+
+
+def test_partition_0_may_have_lost_that_others_are_in_use():
+    """It was alone before; so they are those of which a Config counts."""
+    logs = {t: Log(t, configured=t < 1, k=1, level=2) for t in range(2)}
+    for log in logs.values():
+        assert log.outcome_of(layout_fence(2, 1)) == "layout_fenced"
+        for source in log.state.layout.sources:
+            log.append(layout_done(0, source=source.partition))
+        assert log.outcome_of(layout_final()) == "layout_final"
+    states = {0: Log(0, k=1, level=2).state, 1: logs[1].state}
+    assert lost_by(states) == {0: 1}
+    assert unclaimed(states) == {0}
+    assert lost_configs(states) == {}
+
+
+def test_no_config_is_written_while_a_change_is_open():
+    logs = ended(2, 4)
+    logs[0].append(config(3, era=5, k=4, level=2, h=7_000))
+    states = {t: log.state for t, log in logs.items()}
+    assert set(lost_configs(states)) == {1, 2, 3}
+    open_log = Log(3, configured=False)
+    open_log.append(layout_fence(4, 2))
+    assert lost_configs({**states, 3: open_log.state}) == {}
+    logs = ended(2, 4)
+    states = {
+        **{t: log.state for t, log in logs.items()},
+        1: Log(1, k=4, level=2).state,
+    }
+    assert set(lost_configs(states)) == {1}
+    assert (
+        logs[0].outcome_of(layout_fence(8, 4, generation=3, era=3)) == "layout_fenced"
+    )
+    assert lost_configs(states) == {}
+
+
+def test_a_fence_needs_the_level_that_was_lost():
+    """Below level 2 it would be ignored (PROTOCOL 3.3)."""
+    logs = ended(2, 4)
+    states = {t: log.state for t, log in logs.items()}
+    newest = states[0].config
+    low = Log(1, k=2)
+    states[1] = low.state
+    assert lost_configs(states) == {}, "nothing fits between the two"
+    assert lost_by(states) == {1: 2}
+    logs[0].append(layout_fence(8, 4, generation=3, era=3))
+    between = msgspec.structs.replace(
+        logs[0].state.config, generation=2, era=2, partition_count=2
+    )
+    assert lost_configs(states) == {1: between}
+    assert low.outcome_of(between) == "configured"
+    assert lost_configs(states) == {}
+    assert newest.feature_level == 2
+    states[9] = Log(9, k=8).state
+    assert lost_configs(states) == {}, "it is not in use"
+    states[1] = Log(1, k=2, format_id=b"x" * 16).state
+    assert lost_configs(states) == {}
+
+
+def test_below_level_2_nothing_is_fenced():
+    logs = {t: Log(t, k=3) for t in range(3)}
+    newest = config(3, era=5, k=3, level=1, h=9_000)
+    logs[0].append(config(2, era=4, k=3, level=1, h=8_000))
+    logs[0].append(newest)
+    assert lost_configs({t: log.state for t, log in logs.items()}) == {
+        1: newest,
+        2: newest,
+    }
 
 
 def test_the_change_before_the_one_that_is_open():
@@ -161,7 +343,7 @@ def test_the_change_before_the_one_that_is_open():
     assert lost_before({}) == lost_before(states) == {}
     logs[0].append(layout_fence(8, 4, generation=3, era=3))
     assert lost_before(states) == {}
-    for t, k in ((1, 2), (3, 4)):
+    for t, k in ((1, 2), (3, 8)):
         states[t] = Log(t, k=k, level=2).state
     found = LostChange(restored_op(before), 2, before)
     assert lost_before(states) == {1: found, 3: found}

@@ -12,6 +12,7 @@ from kafka_marshal.protocol.placement import (
     is_shown,
     keys_of,
     leading,
+    newest,
     partition_of,
     place_under,
     progress_of,
@@ -210,3 +211,15 @@ def test_a_key_of_a_partition_without_a_change_does_not_move():
     assert target_of(log.state, KEY) is None
     assert is_shown({0: log.state}, KEY, state=log.state)
     assert partition_of({0: log.state}, KEY) == 0
+
+
+def test_the_newest_config_is_that_of_any_partition_of_this_log():
+    """Partition 0 may have lost that it has the others in use."""
+    first = Log(0, k=1, level=2).state
+    later = Log(1, configured=False)
+    later.append(layout_fence(2, 1))
+    other = Log(2, k=3, level=2, format_id=b"other".ljust(16, b".")).state
+    worlds = [first, Log(3, configured=False).state, other]
+    assert newest(first.config, worlds) is first.config
+    assert newest(first.config, [*worlds, later.state]) is later.state.config
+    assert newest(later.state.config, worlds) is later.state.config

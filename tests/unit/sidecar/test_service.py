@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from countkit import is_over, moving, resize
 from enginekit import (
     KEY,
     H,
@@ -38,6 +39,7 @@ from kafka_marshal.errors import (
     LogUnwritable,
 )
 from kafka_marshal.protocol.codec import person_to_tags
+from kafka_marshal.protocol.layout import place_of
 from kafka_marshal.protocol.losses import marks_of
 from kafka_marshal.protocol.records import (
     ClaimingMessages,
@@ -485,6 +487,35 @@ def test_claims_of_a_topic_are_those_of_the_world(cluster, machine):
             group, topic, partition=partition, timeout_ms=1_000
         )
         assert not any(part["claims"] for part in other["partitions"].values())
+
+
+def test_a_claim_is_shown_from_where_its_key_is_while_the_count_changes(
+    cluster, machine
+):
+    """From its source until the target knows it: each time once (PROTOCOL 10.8)."""
+    a = having(machine)
+    key = moving(2, 4)[0]
+    source, target = (place_of(key, partition_count=n) for n in (2, 4))
+    service, node = machine.service, machine.node
+    shown = []
+
+    def look():
+        found = service.claims_now("g", "t", partition=key.partition)["partitions"]
+        replicas = node.engine.context.replicas
+        assert {int(t) for t in found} == set(replicas)
+        (one,) = [(int(t), c) for t, each in found.items() for c in each["claims"]]
+        is_there = target in replicas and key in replicas[target].world.keys
+        assert one[0] == (target if is_there else source)
+        known = replicas[one[0]].world.keys[key]
+        assert one[1]["epoch"] == known.epoch
+        if not shown or shown[-1] != one[0]:
+            shown.append(one[0])
+        return is_over(cluster)
+
+    look()
+    resize(cluster, 4)
+    run_until(cluster, [a], look, 9 * H)
+    assert shown == [source, target]
 
 
 def test_pauses_have_person_and_begin(cluster, machine):
