@@ -3,8 +3,6 @@
 import msgspec
 
 from kafka_marshal.protocol import (
-    fold_advice,
-    fold_groups,
     fold_layouts,
     fold_positions,
     judging,
@@ -212,8 +210,7 @@ def obey_second_settings(patch):
 
 def configure_before_done(patch):
     """A new home takes settings, Plans and directives that an import may overtake."""
-    for module in (fold_advice, fold_groups, layout):
-        patch.setattr(module, "is_importing_group", lambda state, group_id: False)
+    patch.setattr(layout, "is_importing_group", lambda state, group_id: False)
 
 
 def keep_settings_at_an_earlier_home(patch):

@@ -476,8 +476,10 @@ def test_partition_0_that_has_lost_its_fence_is_not_torn():
     assert world.config().partition_count == 2
     ahead = Log(1, k=2, level=2)
     ahead.append(config(2, era=2, k=2, level=2))
+    assert World([behind.state, ahead.state], {}).config().generation == 1
+    other = Log(1, k=2, level=2, format_id=b"f" * 16)
     with pytest.raises(TopicMisconfigured, match="torn_format"):
-        World([behind.state, ahead.state], {}).config()
+        World([behind.state, other.state], {}).config()
 
 
 def test_settings_are_those_of_the_home_that_has_them():
