@@ -136,13 +136,6 @@ int index_next(const unsigned char *begin, const unsigned char *end, Walk *walk,
     return READ;
 }
 
-const unsigned char *find_batch_end(const unsigned char *at, const unsigned char *end) {
-    if (end - at < LENGTH_BYTES) return NULL;
-    int32_t length = (int32_t)big_endian(at + 8, 4);
-    return length < 0 || length > end - at - LENGTH_BYTES ? NULL
-                                                          : at + LENGTH_BYTES + length;
-}
-
 /* Add batches until there are enough records; FAILED without memory. */
 static int index_batches(const unsigned char *begin, const unsigned char *end, Walk *walk,
                          Index *index) {

@@ -1,7 +1,7 @@
 /* A thread that receives large responses, without the interpreter lock.
  *
- * They are copied from the socket, and their batches checked, while the application
- * computes, whether it holds the lock or not.
+ * They are copied from the socket while the application computes, whether it holds the
+ * lock or not. If it still computes then, the batches are checked and indexed, too.
  */
 
 #include "responses.h"
@@ -11,6 +11,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -18,8 +19,6 @@
 #define WAIT_MS 1000
 /* A wake-up is worth so many bytes of those that are missing. */
 #define WAKEUP_BYTES (1 << 20)
-/* So much is received before its batches are checked: it is still in the cache then. */
-#define PIECE_BYTES (1 << 18)
 #define HEAD_BYTES 4 /* the size of what follows, as brokers send it */
 
 typedef struct {
@@ -36,7 +35,9 @@ typedef struct {
     pthread_mutex_t lock; /* of what follows */
     pthread_cond_t changed;
     int is_closing, is_running; /* whether the thread uses the buffer */
+    int is_received;            /* whether it has received into it */
     Py_ssize_t taken;           /* bytes that it received */
+    atomic_int is_wanted;       /* whether the application waits for it; without lock */
 } Receiver;
 
 /* --- the thread ------------------------------------------------------------------------ */
@@ -65,12 +66,10 @@ static void limit_wakeups(int sock, Py_ssize_t left) {
 static Py_ssize_t receive_all(Receiver *self, unsigned char *at, Py_ssize_t size) {
     Py_ssize_t left = size;
     while (left > 0) {
-        Py_ssize_t most = left < PIECE_BYTES ? left : PIECE_BYTES;
-        ssize_t count = recv(self->sock, at, (size_t)most, MSG_DONTWAIT);
+        ssize_t count = recv(self->sock, at, (size_t)left, MSG_DONTWAIT);
         if (count > 0) {
             at += count;
             left -= count;
-            read_response(&self->response, at);
         } else if (count == 0 || (errno != EAGAIN && errno != EWOULDBLOCK &&
                                   errno != EINTR)) {
             break;
@@ -97,8 +96,10 @@ static Py_ssize_t receive_response(Receiver *self) {
         size = (int32_t)((uint32_t)head[0] << 24 | head[1] << 16 | head[2] << 8 | head[3]);
         if (size < self->body.len / 2 || size > self->body.len) return count;
     }
-    begin_response(&self->response, body, body + size, self->version);
-    return self->head.len + receive_all(self, body + self->start, size - self->start);
+    Py_ssize_t count = receive_all(self, body + self->start, size - self->start);
+    if (count == size - self->start)
+        begin_response(&self->response, body, body + size, self->version);
+    return self->head.len + count;
 }
 
 static void *run(void *given) {
@@ -112,9 +113,14 @@ static void *run(void *given) {
         pthread_mutex_unlock(&self->lock);
         Py_ssize_t taken = receive_response(self);
         pthread_mutex_lock(&self->lock);
-        self->is_running = 0;
+        self->is_received = 1;
         self->taken = taken;
+        pthread_mutex_unlock(&self->lock);
         while (write(self->done[1], "", 1) < 0 && errno == EINTR) continue;
+        read_response(&self->response, &self->is_wanted);
+        pthread_mutex_lock(&self->lock);
+        self->is_running = 0;
+        pthread_cond_signal(&self->changed);
     }
     pthread_mutex_unlock(&self->lock);
     return NULL;
@@ -194,6 +200,7 @@ static void close_receiver(Receiver *self) {
     if (self->is_open && self->owner == getpid()) {
         pthread_mutex_lock(&self->lock);
         self->is_closing = 1;
+        atomic_store(&self->is_wanted, 1);
         if (self->is_running) (void)shutdown(self->sock, SHUT_RDWR);
         pthread_cond_signal(&self->changed);
         pthread_mutex_unlock(&self->lock);
@@ -261,9 +268,21 @@ static PyObject *receiver_start(PyObject *given, PyObject *args) {
     }
     pthread_mutex_lock(&self->lock);
     self->is_running = 1;
+    self->is_received = 0;
+    atomic_store(&self->is_wanted, 0);
     pthread_cond_signal(&self->changed);
     pthread_mutex_unlock(&self->lock);
     Py_RETURN_NONE;
+}
+
+/* Wait until the thread has left the buffer, after the batch that it checks. */
+static void wait_for_thread(Receiver *self) {
+    atomic_store(&self->is_wanted, 1);
+    Py_BEGIN_ALLOW_THREADS
+    pthread_mutex_lock(&self->lock);
+    while (self->is_running) pthread_cond_wait(&self->changed, &self->lock);
+    pthread_mutex_unlock(&self->lock);
+    Py_END_ALLOW_THREADS
 }
 
 static PyObject *receiver_finish(PyObject *given, PyObject *unused) {
@@ -272,10 +291,11 @@ static PyObject *receiver_finish(PyObject *given, PyObject *unused) {
     (void)unused;
     if (!require_open(self, 1)) return NULL;
     pthread_mutex_lock(&self->lock);
-    int is_running = self->is_running;
+    int is_received = self->is_received;
     Py_ssize_t taken = self->taken;
     pthread_mutex_unlock(&self->lock);
-    if (is_running) Py_RETURN_NONE;
+    if (!is_received) Py_RETURN_NONE;
+    wait_for_thread(self);
     while (read(self->done[0], &byte, 1) < 0 && errno == EINTR) continue;
     PyObject *indexes = new_indexes(&self->response);
     release_buffers(self);

@@ -89,9 +89,6 @@ void begin_index(const unsigned char *at, Walk *walk, Index *index);
 int index_next(const unsigned char *begin, const unsigned char *end, Walk *walk,
                Index *index);
 
-/* Return where the batch ends that begins here; NULL if its end is behind ``end``. */
-const unsigned char *find_batch_end(const unsigned char *at, const unsigned char *end);
-
 /* Return what ``index_records`` does; ``behind`` is the byte behind the batches. */
 PyObject *new_index(Py_ssize_t behind, const Walk *walk, const Index *index);
 

@@ -1,6 +1,6 @@
 /* Fetch responses, in which ``kafka_io/responses.py`` finds the records as well.
  *
- * Batches are checked and indexed as they arrive, while they are in the processor's cache.
+ * Their batches are checked and indexed while the application does something else.
  */
 
 #include "responses.h"
@@ -17,7 +17,7 @@ enum { FIRST = 4, LOG_START = 5, SESSION = 7, REPLICA = 11, FLEXIBLE = 12, TOPIC
 /* What is read next. */
 enum { HEAD, TOPIC, PARTITION, RECORDS, PARTITION_TAGS, TOPIC_TAGS, END };
 
-/* --- fields; each is LEFT if it has not arrived ---------------------------------------- */
+/* --- fields; each is LEFT if it is not there --------------------------------------- */
 
 static int skip(Reader *in, int64_t size) {
     if (size < 0 || size > in->end - in->at) return LEFT;
@@ -105,18 +105,17 @@ static int begin_run(Response *self, const unsigned char *begin, int64_t size) {
     return READ;
 }
 
-/* Index the batches of a partition that have arrived; READ once all of it has. */
-static int read_run(Run *self, const unsigned char *limit) {
-    if (limit > self->end) limit = self->end;
-    while (!self->is_ended && find_batch_end(self->walk.at, limit) != NULL)
-        self->is_ended =
-            index_next(self->begin, limit, &self->walk, &self->index) != READ;
-    return limit == self->end;
+/* Index the batches of a partition; LEFT if it was stopped before the end. */
+static int read_run(Run *self, const atomic_int *is_stopped) {
+    int result = READ;
+    while (result == READ && !atomic_load(is_stopped))
+        result = index_next(self->begin, self->end, &self->walk, &self->index);
+    return result != READ;
 }
 
-/* Read what is next; LEFT if it has not arrived, or there is nothing. */
-static int read_step(Response *self, const unsigned char *limit) {
-    Reader in = {self->at, limit};
+/* Read what is next; LEFT if there is nothing, or it was stopped. */
+static int read_step(Response *self, const atomic_int *is_stopped) {
+    Reader in = {self->at, self->end};
     int result = LEFT, next = self->step;
     int64_t size = 0;
     switch (self->step) {
@@ -141,7 +140,7 @@ static int read_step(Response *self, const unsigned char *limit) {
         next = size > 0 ? RECORDS : PARTITION_TAGS;
         break;
     case RECORDS:
-        result = read_run(&self->runs[self->count - 1], limit);
+        result = read_run(&self->runs[self->count - 1], is_stopped);
         in.at = self->runs[self->count - 1].end;
         next = PARTITION_TAGS;
         break;
@@ -168,8 +167,8 @@ void begin_response(Response *self, const unsigned char *begin, const unsigned c
                        .end = end};
 }
 
-void read_response(Response *self, const unsigned char *limit) {
-    while (read_step(self, limit)) continue;
+void read_response(Response *self, const atomic_int *is_stopped) {
+    while (read_step(self, is_stopped)) continue;
 }
 
 PyObject *new_indexes(const Response *self) {

@@ -1,16 +1,17 @@
-/* Where the records of a Fetch response are, found while it is being received. */
+/* Where the records of a Fetch response are. */
 
 #ifndef KAFKA_MARSHAL_RESPONSES_H
 #define KAFKA_MARSHAL_RESPONSES_H
 
 #include "records.h"
 
+#include <stdatomic.h>
+
 /* The records of one partition, and the batches at their beginning. */
 typedef struct {
     const unsigned char *begin, *end;
     Walk walk;
     Index index;
-    int is_ended; /* whether a batch was left */
 } Run;
 
 typedef struct {
@@ -26,9 +27,9 @@ typedef struct {
 void begin_response(Response *self, const unsigned char *begin, const unsigned char *end,
                     int version);
 
-/* Read on in what was received, up to a byte. Takes no interpreter lock. What is no sound
+/* Read it until it is stopped, by any thread. Takes no interpreter lock. What is no sound
  * response is left, and so is what there is no memory for. */
-void read_response(Response *self, const unsigned char *limit);
+void read_response(Response *self, const atomic_int *is_stopped);
 
 /* Return a list of the address of the records, their size and their index, for each
  * partition that has some; NULL on an error. */

@@ -64,8 +64,8 @@ class Receiver(Protocol):
     def finish(self) -> tuple[int, list[KnownIndex]] | None:
         """Return how many bytes were received, and indexes; None if more are to come.
 
-        Too few if the connection has ended. There is an index for each partition that
-        has records.
+        Too few if the connection has ended. There is an index of the first batches of
+        each partition that has records, as many as were checked since.
 
         Raises:
             ValueError: Nothing is being received, or the receiver is closed.

@@ -4,6 +4,7 @@ import random
 import select
 import struct
 import threading
+import time
 import uuid
 
 import pytest
@@ -12,6 +13,7 @@ from kafka.errors import KafkaProtocolError
 from kafka.protocol.consumer import FetchRequest, FetchResponse
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
 from kafka.protocol.parser import KafkaProtocol
+from slowness import until
 
 from kafka_marshal.kafka_io import responses as module
 from kafka_marshal.kafka_io.responses import (
@@ -445,6 +447,19 @@ def test_without_somebody_who_waits_nothing_is_received_in_the_background(
 # --- records that are indexed as they arrive
 
 
+def new_batches(count, *, values):
+    """Return batches that follow each other."""
+    found = bytearray()
+    for number in range(count):
+        builder = new_batch()
+        for at in range(values):
+            builder.append(at, timestamp=at, key=None, value=b"v" * 50, headers=[])
+        made = bytearray(builder.build())
+        struct.pack_into(">q", made, 0, number * values)
+        found += made
+    return bytes(found)
+
+
 def batches(draw):
     """Return some batches in a row, of which one may be damaged or cut off."""
     found = bytearray()
@@ -490,6 +505,12 @@ def indexed(view):
     return compiled.index_records(view, 0, 0, True)
 
 
+def is_begun(view, index):
+    """Return whether an index is that of the first batches of some records."""
+    _, _, behind, *_ = index
+    return index == indexed(view[:behind])
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_an_index_of_what_was_received_is_as_of_the_records(background, ends, version):
     draw = random.Random(version)
@@ -512,13 +533,14 @@ def test_an_index_of_what_was_received_is_as_of_the_records(background, ends, ve
                 index = take_index(each.records) if each.records else None
                 if index is not None:
                     known += 1
-                    assert index == indexed(each.records)
+                    assert is_begun(each.records, index)
                     assert take_index(each.records) is None, "only once"
     assert known > 20
 
 
 @pytest.mark.parametrize("version", [3, *VERSIONS, 14, -1])
 def test_a_damaged_response_is_indexed_as_far_as_it_goes(ends, version):
+    """Or as far as the thread gets until somebody wants it."""
     if compiled is None:
         pytest.skip("nothing was compiled here")
     draw = random.Random(version)
@@ -543,9 +565,35 @@ def test_a_damaged_response_is_indexed_as_far_as_it_goes(ends, version):
             known += 1
             at = address - begin
             assert 0 <= at < at + size <= len(body)
-            assert index == indexed(body[at : at + size])
+            assert is_begun(body[at : at + size], index)
     receiver.close()
     assert (known > 50) == (version in VERSIONS)
+
+
+def test_a_response_is_indexed_while_nobody_wants_it(ends):
+    if compiled is None:
+        pytest.skip("nothing was compiled here")
+    near, far = ends
+    receiver = compiled.Receiver(near.fileno())
+    raw = of_records(1, new_batches(200, values=30))[4:]
+    body = memoryview(bytearray(len(raw)))
+    pause_s = 0.0
+
+    def has_all():
+        nonlocal pause_s
+        receiver.start(memoryview(bytearray()), body, 0, 12)
+        sender = send_in_pieces(random.Random(1), far, raw)
+        assert select.select([receiver], [], [], 30)[0]
+        sender.join(timeout=60)
+        time.sleep(pause_s)
+        pause_s = 2 * pause_s + 0.001
+        _, [(address, size, index)] = receiver.finish()
+        at = address - compiled.address_of(body)
+        assert is_begun(body[at : at + size], index)
+        return index == indexed(body[at : at + size])
+
+    until(has_all)
+    receiver.close()
 
 
 def test_an_index_is_of_one_response_alone():
