@@ -84,12 +84,12 @@ static Py_ssize_t receive_all(Receiver *self, unsigned char *at, Py_ssize_t size
 }
 
 /* Receive a head, and what it announces if the body is of about that size; without a head
- * the rest of the body. */
-static Py_ssize_t receive_response(Receiver *self) {
+ * the rest of the body. ``response`` is what is complete then. */
+static Py_ssize_t receive_response(Receiver *self, Reader *response) {
     const unsigned char *head = self->head.buf;
     unsigned char *body = self->body.buf;
     Py_ssize_t size = self->body.len;
-    begin_response(&self->response, body, body, -1);
+    *response = (Reader){body, body};
     if (self->head.len > 0) {
         Py_ssize_t count = receive_all(self, self->head.buf, self->head.len);
         if (count < self->head.len) return count;
@@ -97,8 +97,7 @@ static Py_ssize_t receive_response(Receiver *self) {
         if (size < self->body.len / 2 || size > self->body.len) return count;
     }
     Py_ssize_t count = receive_all(self, body + self->start, size - self->start);
-    if (count == size - self->start)
-        begin_response(&self->response, body, body + size, self->version);
+    if (count == size - self->start) response->end = body + size;
     return self->head.len + count;
 }
 
@@ -111,13 +110,14 @@ static void *run(void *given) {
             continue;
         }
         pthread_mutex_unlock(&self->lock);
-        Py_ssize_t taken = receive_response(self);
+        Reader response;
+        Py_ssize_t taken = receive_response(self, &response);
         pthread_mutex_lock(&self->lock);
         self->is_received = 1;
         self->taken = taken;
         pthread_mutex_unlock(&self->lock);
         while (write(self->done[1], "", 1) < 0 && errno == EINTR) continue;
-        read_response(&self->response, &self->is_wanted);
+        read_response(&self->response, response, self->version, &self->is_wanted);
         pthread_mutex_lock(&self->lock);
         self->is_running = 0;
         pthread_cond_signal(&self->changed);
@@ -190,7 +190,6 @@ static PyObject *new_receiver(PyTypeObject *type, PyObject *args, PyObject *name
 }
 
 static void release_buffers(Receiver *self) {
-    free_response(&self->response);
     if (self->head.obj != NULL) PyBuffer_Release(&self->head);
     if (self->body.obj != NULL) PyBuffer_Release(&self->body);
 }
@@ -209,6 +208,8 @@ static void close_receiver(Receiver *self) {
         Py_END_ALLOW_THREADS
         pthread_cond_destroy(&self->changed);
         pthread_mutex_destroy(&self->lock);
+        /* Not by a fork, which may have come while the thread changed it. */
+        free_response(&self->response);
     }
     self->is_open = 0;
     close_files(self);
@@ -298,6 +299,7 @@ static PyObject *receiver_finish(PyObject *given, PyObject *unused) {
     wait_for_thread(self);
     while (read(self->done[0], &byte, 1) < 0 && errno == EINTR) continue;
     PyObject *indexes = new_indexes(&self->response);
+    free_response(&self->response);
     release_buffers(self);
     return indexes == NULL ? NULL : Py_BuildValue("nN", taken, indexes);
 }

@@ -14,9 +14,6 @@ enum { FIRST = 4, LOG_START = 5, SESSION = 7, REPLICA = 11, FLEXIBLE = 12, TOPIC
 #define ABORTED_BYTES 16 /* of an aborted transaction, without its tags */
 #define RUNS_MAX 100000
 
-/* What is read next. */
-enum { HEAD, TOPIC, PARTITION, RECORDS, PARTITION_TAGS, TOPIC_TAGS, END };
-
 /* --- fields; each is LEFT if it is not there --------------------------------------- */
 
 static int skip(Reader *in, int64_t size) {
@@ -60,115 +57,74 @@ static int skip_tags(Reader *in, int version) {
     return READ;
 }
 
-static int read_head(Reader *in, Response *self) {
-    return skip(in, 4) && skip_tags(in, self->version) &&
-           skip(in, self->version >= SESSION ? 10 : 4) &&
-           read_size(in, self->version, 4, &self->topics);
+/* --- records --------------------------------------------------------------------------- */
+
+/* Make room for one more run; NULL without memory, or if there are too many. */
+static Run *add_run(Response *self) {
+    if (self->count == RUNS_MAX) return NULL;
+    /* Room is doubled when it is full. */
+    if ((self->count & (self->count - 1)) == 0) {
+        size_t room = self->count ? 2 * (size_t)self->count : 1;
+        Run *runs = realloc(self->runs, room * sizeof(Run));
+        if (runs == NULL) return NULL;
+        self->runs = runs;
+    }
+    return &self->runs[self->count++];
 }
 
-static int read_topic(Reader *in, Response *self) {
-    int64_t size = UUID_BYTES;
-    return (self->version >= TOPIC_ID || read_size(in, self->version, 2, &size)) &&
-           skip(in, size) && read_size(in, self->version, 4, &self->partitions);
+/* Index the batches of a partition; LEFT if it was stopped. */
+static int read_run(Reader *in, int64_t size, Response *self, const atomic_int *is_stopped) {
+    const unsigned char *begin = in->at;
+    Run *run = skip(in, size) ? add_run(self) : NULL;
+    if (run == NULL) return LEFT;
+    *run = (Run){
+        .begin = begin,
+        .end = in->at,
+        .walk = {.count_max = PY_SSIZE_T_MAX, .epoch_min = INT32_MIN, .is_checked = 1},
+        .index = {.is_dense = 1},
+    };
+    begin_index(begin, &run->walk, &run->index);
+    int result = READ;
+    while (result == READ && !atomic_load(is_stopped))
+        result = index_next(begin, run->end, &run->walk, &run->index);
+    return result != READ;
 }
 
-/* Read what comes before the records of a partition, and their size. */
-static int read_partition(Reader *in, int version, int64_t *size) {
-    int64_t aborted;
+static int read_partition(Reader *in, int version, Response *self,
+                          const atomic_int *is_stopped) {
+    int64_t aborted, size;
     /* Index, error, high watermark, last stable offset, log start. */
     if (!skip(in, version >= LOG_START ? 30 : 22) || !read_size(in, version, 4, &aborted))
         return LEFT;
     while (aborted-- > 0)
         if (!skip(in, ABORTED_BYTES) || !skip_tags(in, version)) return LEFT;
-    return (version < REPLICA || skip(in, 4)) && read_size(in, version, 4, size);
+    if ((version >= REPLICA && !skip(in, 4)) || !read_size(in, version, 4, &size))
+        return LEFT;
+    if (size > 0 && !read_run(in, size, self, is_stopped)) return LEFT;
+    return skip_tags(in, version);
 }
 
-/* --- steps ----------------------------------------------------------------------------- */
-
-static int begin_run(Response *self, const unsigned char *begin, int64_t size) {
-    if (size > self->end - begin || self->count == RUNS_MAX) return LEFT;
-    /* Room is doubled when it is full. */
-    if ((self->count & (self->count - 1)) == 0) {
-        size_t room = self->count ? 2 * (size_t)self->count : 1;
-        Run *runs = realloc(self->runs, room * sizeof(Run));
-        if (runs == NULL) return LEFT;
-        self->runs = runs;
-    }
-    Run made = {
-        .begin = begin,
-        .end = begin + size,
-        .walk = {.count_max = PY_SSIZE_T_MAX, .epoch_min = INT32_MIN, .is_checked = 1},
-        .index = {.is_dense = 1},
-    };
-    begin_index(begin, &made.walk, &made.index);
-    self->runs[self->count++] = made;
-    return READ;
+static int read_topic(Reader *in, int version, Response *self,
+                      const atomic_int *is_stopped) {
+    int64_t size = UUID_BYTES, partitions;
+    if ((version < TOPIC_ID && !read_size(in, version, 2, &size)) || !skip(in, size) ||
+        !read_size(in, version, 4, &partitions))
+        return LEFT;
+    while (partitions-- > 0)
+        if (!read_partition(in, version, self, is_stopped)) return LEFT;
+    return skip_tags(in, version);
 }
 
-/* Index the batches of a partition; LEFT if it was stopped before the end. */
-static int read_run(Run *self, const atomic_int *is_stopped) {
-    int result = READ;
-    while (result == READ && !atomic_load(is_stopped))
-        result = index_next(self->begin, self->end, &self->walk, &self->index);
-    return result != READ;
-}
+/* --- responses ------------------------------------------------------------------------- */
 
-/* Read what is next; LEFT if there is nothing, or it was stopped. */
-static int read_step(Response *self, const atomic_int *is_stopped) {
-    Reader in = {self->at, self->end};
-    int result = LEFT, next = self->step;
-    int64_t size = 0;
-    switch (self->step) {
-    case HEAD:
-        result = read_head(&in, self);
-        next = TOPIC;
-        break;
-    case TOPIC:
-        next = self->topics > 0 ? PARTITION : END;
-        result = next == END || read_topic(&in, self);
-        if (result) self->topics--;
-        break;
-    case PARTITION:
-        if (self->partitions <= 0) {
-            result = READ;
-            next = TOPIC_TAGS;
-            break;
-        }
-        result = read_partition(&in, self->version, &size);
-        if (result && size > 0) result = begin_run(self, in.at, size);
-        if (result) self->partitions--;
-        next = size > 0 ? RECORDS : PARTITION_TAGS;
-        break;
-    case RECORDS:
-        result = read_run(&self->runs[self->count - 1], is_stopped);
-        in.at = self->runs[self->count - 1].end;
-        next = PARTITION_TAGS;
-        break;
-    case PARTITION_TAGS:
-    case TOPIC_TAGS:
-        result = skip_tags(&in, self->version);
-        next = self->step == TOPIC_TAGS ? TOPIC : PARTITION;
-        break;
-    default:
-        break;
-    }
-    if (!result) return LEFT;
-    self->at = in.at;
-    self->step = next;
-    return READ;
-}
-
-void begin_response(Response *self, const unsigned char *begin, const unsigned char *end,
-                    int version) {
-    int is_known = FIRST <= version && version <= LATEST;
-    *self = (Response){.version = version,
-                       .step = is_known ? HEAD : END,
-                       .at = begin,
-                       .end = end};
-}
-
-void read_response(Response *self, const atomic_int *is_stopped) {
-    while (read_step(self, is_stopped)) continue;
+void read_response(Response *self, Reader in, int version, const atomic_int *is_stopped) {
+    int64_t topics;
+    /* Correlation id; throttle time, then error and session. */
+    if (version < FIRST || version > LATEST || !skip(&in, 4) || !skip_tags(&in, version) ||
+        !skip(&in, version >= SESSION ? 10 : 4) || !read_size(&in, version, 4, &topics))
+        return;
+    while (topics-- > 0)
+        if (!read_topic(&in, version, self, is_stopped)) return;
 }
 
 PyObject *new_indexes(const Response *self) {

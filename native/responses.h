@@ -15,21 +15,14 @@ typedef struct {
 } Run;
 
 typedef struct {
-    int version; /* of Fetch; others are left */
-    int step;
-    const unsigned char *at, *end; /* ``at`` is behind what was read */
-    int64_t topics, partitions;            /* to come, the latter of this topic */
-    Run *runs;
+    Run *runs; /* to be freed */
     Py_ssize_t count;
 } Response;
 
-/* Begin with a response of a version, of which nothing was read. */
-void begin_response(Response *self, const unsigned char *begin, const unsigned char *end,
-                    int version);
-
-/* Read it until it is stopped, by any thread. Takes no interpreter lock. What is no sound
- * response is left, and so is what there is no memory for. */
-void read_response(Response *self, const atomic_int *is_stopped);
+/* Read a response of some version of Fetch until it is stopped, by any thread. Takes no
+ * interpreter lock. What is no sound response is left, and so is what there is no memory
+ * for. */
+void read_response(Response *self, Reader in, int version, const atomic_int *is_stopped);
 
 /* Return a list of the address of the records, their size and their index, for each
  * partition that has some; NULL on an error. */

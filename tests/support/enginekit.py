@@ -248,3 +248,16 @@ def lowered(partitions=2):
         records = cluster.kafka.log(place).records
         records[0] = attrs.evolve(records[0], value=encode(cluster.config))
     return cluster
+
+
+class Application:
+    """An application that stands by, and what it was asked for."""
+
+    def __init__(self, error=None):
+        self.calls = []
+        self.error = error
+
+    def __call__(self, partition, position, owner):
+        self.calls.append((partition.partition, position, owner))
+        if self.error is not None:
+            raise self.error

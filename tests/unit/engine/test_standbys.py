@@ -1,24 +1,11 @@
 """Members stand by for keys of others, and take them over first (PROTOCOL 9.9)."""
 
 import pytest
-from enginekit import H, of, spec, takeovers, world, write
+from enginekit import Application, H, of, spec, takeovers, world, write
 from logkit import settings
 
 from kafka_marshal.engine import standbys
 from kafka_marshal.protocol.records import Member
-
-
-class Application:
-    """An application that stands by, and what it was asked for."""
-
-    def __init__(self, error=None):
-        self.calls = []
-        self.error = error
-
-    def __call__(self, partition, position, owner):
-        self.calls.append((partition.partition, position, owner))
-        if self.error is not None:
-            raise self.error
 
 
 def standing(application, *, count=1, **rest):

@@ -1,7 +1,7 @@
 """A sidecar's client warms up as events ask it to, and reports ready."""
 
 import pytest
-from enginekit import H, values
+from enginekit import Application, H, values
 from remotekit import RemoteRig, key
 
 from kafka_marshal.remote import api, warming
@@ -241,19 +241,6 @@ def test_a_drained_partition_is_given_back_with_the_last_commit(rig):
     assert not rig.commands.returned
     consumer.commit()
     assert len(rig.commands.returned) == 1
-
-
-class Application:
-    """An application that stands by."""
-
-    def __init__(self, error=None):
-        self.calls = []
-        self.error = error
-
-    def __call__(self, partition, position, owner):
-        self.calls.append((partition.partition, position, owner))
-        if self.error is not None:
-            raise self.error
 
 
 @pytest.fixture
