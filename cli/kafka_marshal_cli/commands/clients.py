@@ -48,8 +48,8 @@ def list_clients(
 
     Clients that have left or are silent are dropped when others of their group announce
     themselves, a fenced one once it owns nothing. DIRECTIVE is there while a client is
-    drained or cordoned. With --at, clients that were silent for more than two heartbeat
-    intervals may be missing.
+    drained or cordoned, LABELS where one has some, like its rack. With --at, clients
+    that were silent for more than two heartbeat intervals may be missing.
     """
     world = call.formatted_world(at, has_members=True)
     rows = presenters.member_rows(world, group_id=group)
