@@ -80,7 +80,7 @@ def polled(node):
     return node.consumer.poll(0).get(T0, [])
 
 
-# --- Commit tokens (acceptance L15), and threads that commit ---
+# --- Commit tokens, and threads that commit ---
 
 
 def test_a_commit_token_stands_for_a_record_that_was_dropped(cluster):

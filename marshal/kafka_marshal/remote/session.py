@@ -203,7 +203,7 @@ class RemoteSession(ClaimSession):
     # --- events and answers of the sidecar
 
     def on_event(self, event: api.EventBody) -> None:
-        """Apply an event; a repeated one changes nothing (row KA28)."""
+        """Apply an event; a repeated one changes nothing."""
         match event:
             case api.Snapshot():
                 self._on_snapshot(event)

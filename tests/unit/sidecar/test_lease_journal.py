@@ -324,7 +324,7 @@ def test_without_the_journal_clients_stop_in_time(cluster, machine, monkeypatch)
 
 
 def test_clients_of_a_crashed_sidecar_stop_by_their_deadline(cluster, machine):
-    """Acceptance U06: nobody else has anything before."""
+    """Nobody else has anything before."""
     a = having(machine)
     other = cluster.node("other", spec=spec())
     run(cluster, [a], 200)
@@ -338,7 +338,7 @@ def test_clients_of_a_crashed_sidecar_stop_by_their_deadline(cluster, machine):
 
 
 def test_a_restarted_sidecar_resumes_its_claims(cluster, machine):
-    """Acceptance U06: and gives them to the same clients, with new tokens."""
+    """The same clients get them, with new tokens."""
     a, b = sharing(cluster, machine)
     other = cluster.node("other", spec=spec(claims_max=1))
     run_until(
