@@ -1,7 +1,7 @@
 """Options of commands that stand before the name of the command.
 
-Users of kubectl write ``marshal -o json claims list``. typer would refuse it, since each
-option belongs to the command. So shared options are moved behind its name.
+Users of kubectl write ``marshal -o json claims list``. typer would refuse it, because
+each option belongs to the command. So shared options are moved behind its name.
 """
 
 from collections.abc import Mapping
