@@ -83,6 +83,12 @@ def polled(node):
 # --- Commit tokens, and threads that commit ---
 
 
+@pytest.mark.parametrize("given", [None, 5, []])
+def test_a_commit_token_is_of_a_record(given):
+    with pytest.raises(TypeError, match="of one record that was handed out"):
+        CommitToken.of(given)
+
+
 def test_a_commit_token_stands_for_a_record_that_was_dropped(cluster):
     node = owning(cluster, most=4)
     kept = [pickle.dumps(node.consumer.commit_token(record)) for record in polled(node)]

@@ -20,6 +20,7 @@ from enginekit import (
 from kafka_marshal import CommitToken
 from kafka_marshal.errors import (
     ClaimLost,
+    ConfigurationError,
     DeadlineExceeded,
     InvalidTransition,
     PositionError,
@@ -80,6 +81,41 @@ def test_only_records_can_be_committed(cluster, given):
     with pytest.raises(TypeError, match="records that were handed out"):
         node.consumer.commit(given)
     assert node.consumer.committed(T0) == 0
+
+
+@pytest.mark.parametrize("most", [0, -1, 1.5, "1", True])
+def test_a_limit_of_records_is_a_number_of_them(cluster, most):
+    """A negative one cut records off: they counted as handed out and never were."""
+    node = owning(cluster, most=4)
+    for call in (node.consumer.poll, node.consumer.poll_fetched):
+        with pytest.raises(ConfigurationError, match="max_records"):
+            call(max_records=most)
+    with pytest.raises(ConfigurationError, match="max_records"):
+        next(node.consumer.batches(most))
+    assert [each.offset for each in polled(node)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("timeout_ms", [None, "100"])
+def test_a_timeout_is_a_number(cluster, timeout_ms):
+    node = owning(cluster)
+    for call in (node.consumer.poll, node.consumer.flush):
+        with pytest.raises(ConfigurationError, match="timeout_ms must be a number"):
+            call(timeout_ms)
+
+
+@pytest.mark.parametrize("given", ["t-0", [T0], ("t", "0"), ("t",), None])
+def test_partitions_are_given_one_by_one(cluster, given):
+    consumer = owning(cluster).consumer
+    calls = [consumer.pause, consumer.resume, consumer.position, consumer.committed]
+    for call in (*calls, consumer.seek_to_end, lambda each: consumer.seek(each, 1)):
+        with pytest.raises(TypeError, match="is no partition; give partitions one by"):
+            call(given)
+    assert consumer.paused() == set()
+
+
+def test_an_offset_is_a_whole_number(cluster):
+    with pytest.raises(ConfigurationError, match="offset must be a whole number"):
+        owning(cluster).consumer.seek(T0, "1")
 
 
 def test_a_record_that_was_never_handed_out_is_an_error(cluster):

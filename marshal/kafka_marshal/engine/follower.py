@@ -88,6 +88,11 @@ class Follower:
         }
 
     @property
+    def topic(self) -> str:
+        """Name of the coordination topic."""
+        return self._log.topic
+
+    @property
     def worlds(self) -> list[WorldState]:
         """The state of every coordinating partition, in order."""
         return [replica.world for replica in self.replicas.values()]
