@@ -5,10 +5,11 @@ a handler takes. Before every hand-out the lease is checked (PROTOCOL 5.2); reco
 fetched under a claim that has ended are dropped.
 """
 
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, SupportsIndex, cast
 
 from kafka_marshal.batches import Batch, Committable, CommitToken, runs_of
 from kafka_marshal.closing import Closing
@@ -421,8 +422,10 @@ class Consumer(Closing):
             DeadlineExceeded: The log did not confirm it in time. Nothing of the
                 partition is handed out before it does.
         """
-        require_whole("offset", offset)
-        self._seek([to_partition(partition)], lambda _: offset, timeout_ms)
+        # Columns of a batch may have become numbers of NumPy.
+        wanted = operator.index(offset) if isinstance(offset, SupportsIndex) else offset
+        require_whole("offset", wanted)
+        self._seek([to_partition(partition)], lambda _: wanted, timeout_ms)
 
     def seek_to_beginning(
         self, *partitions: TopicPartition, timeout_ms: int = ASK_MS_MAX
