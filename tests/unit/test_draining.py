@@ -94,9 +94,14 @@ def test_a_host_is_drained_in_every_group_and_partition(cluster):
     a, _ = pair(cluster)
     admin = DrainingAdmin(cluster)
     host = host_of(cluster, "a")
-    result = admin.drain(host=host, for_ms=FOR_MS, wait_ms=9 * H)
+    assert host != host_of(cluster, "b")
+    counts = []
+    result = admin.drain(
+        host=host, for_ms=FOR_MS, wait_ms=9 * H, on_progress=counts.append
+    )
     assert [len(each) for each in written(cluster).values()] == [1] * K
-    assert all(name == "g" for name, _ in result.members)
+    assert (result.members, result.held) == ((("g", "a"),), ())
+    assert (counts[0], counts[-1]) == (2, 0)
     assert str(result.subject) == f"host {host!r}"
     assert not a.held
 
