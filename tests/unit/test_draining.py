@@ -193,7 +193,7 @@ def test_a_torn_directive_ends_where_it_is_in_force(cluster):
 
 
 def test_nobody_is_drained_by_a_name_that_no_live_member_has(cluster):
-    a, _ = pair(cluster)
+    a, b = pair(cluster)
     admin = DrainingAdmin(cluster)
     for words in ({"client_id": "c"}, {"client_id": "a", "group_id": "h"}):
         with pytest.raises(
@@ -205,6 +205,10 @@ def test_nobody_is_drained_by_a_name_that_no_live_member_has(cluster):
     cluster.run_until(lambda: a.has_left, H)
     with pytest.raises(ClaimRejected):
         admin.drain("a", for_ms=FOR_MS)
+    cluster.crash(b)
+    cluster.run(2 * H + H // 3)
+    with pytest.raises(ClaimRejected):
+        admin.drain("b", for_ms=FOR_MS)
     assert not any(written(cluster).values())
 
 
