@@ -377,6 +377,39 @@ def test_context_managers_leak_nothing(domain, unique, tmp_path):
     eventually(lambda: open_sockets() <= sockets, "all sockets are closed")
 
 
+def ends_of(sockets):
+    """Return the ports of the other ends of TCP sockets; 0 for one that listens."""
+    tables = (Path(f"/proc/self/net/{name}") for name in ("tcp", "tcp6", "udp", "udp6"))
+    rows = [
+        line.split() for table in tables for line in table.read_text().splitlines()[1:]
+    ]
+    return {
+        int(row[2].rpartition(":")[2], 16)
+        for row in rows
+        if f"socket:[{row[9]}]" in sockets
+    }
+
+
+@pytest.mark.direct
+def test_members_connect_to_brokers_alone(domain, unique):
+    """They listen to nobody, and know of each other by the log."""
+    topic, group = domain.data_topic(2, records_each=5), unique("alone")
+    before = open_sockets()
+    with (
+        domain.marshal(group, "w1") as marshal,
+        domain.marshal(group, "w2") as other,
+        marshal.consumer(topic) as consumer,
+        other.consumer(topic) as second,
+    ):
+        eventually(
+            lambda: len(consumer.assignment()) == len(second.assignment()) == 1,
+            "they share",
+        )
+        consumer.commit(take(consumer, 5))
+        port = int(domain.servers.rpartition(":")[2])
+        assert ends_of(open_sockets() - before) == {port}
+
+
 def test_a_failed_open_leaves_nothing_behind(domain, unique):
     threads, sockets = set(threading.enumerate()), open_sockets()
     group = unique("failed")

@@ -25,6 +25,7 @@ from kafka_marshal import (
     WrongCluster,
 )
 from kafka_marshal.admin import Format
+from kafka_marshal.engine import rebuilding
 from kafka_marshal.kafka_io import ConnectionConfig, open_data_log
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.records import LIMIT_DEFAULTS, Config, Heartbeat, Limits
@@ -190,6 +191,41 @@ def test_settings_that_endanger_claims_are_listed(broker, unique):
         assert len(raised.value.problems) == 3
         for name in ("message.timestamp.type", "cleanup.policy", "unclean"):
             assert name in str(raised.value)
+
+
+# Not cleanup.policy: a process that writes to a compacted log ends.
+FLIPS = {
+    "compression.type": "gzip",
+    "message.timestamp.type": "CreateTime",
+    "retention.ms": "3600000",
+    "retention.bytes": "100000000",
+    "unclean.leader.election.enable": "true",
+    "max.message.bytes": "30000",
+}
+
+
+def test_each_setting_that_is_changed_under_members_is_reported(domain, monkeypatch):
+    """With the command that mends it, which then does; claims are kept meanwhile."""
+    monkeypatch.setattr(rebuilding, "TOPIC_CHECK_MS", 200)
+    topic, recorder = domain.data_topic(1), Recorder()
+    with (
+        domain.marshal(domain.unique("flips"), "w1", observer=recorder) as marshal,
+        marshal.claim(topic, 0, timeout_ms=WAIT_MS) as claim,
+    ):
+        context = marshal.engine.context
+        for name, bad in FLIPS.items():
+            domain.alter_coordination_topic(name, bad)
+            eventually(lambda: context.wrong_settings, f"{name} is reported")
+            (wrong,) = context.wrong_settings
+            assert (wrong.setting, bad in wrong.problem) == (name, True)
+            *_, change = wrong.command.partition(f"--entity-name {domain.topic} ")
+            good = change.removeprefix(f"--add-config {name}=")
+            assert good != change, wrong.command
+            domain.alter_coordination_topic(name, good)
+            eventually(lambda: not context.wrong_settings, f"{name} is mended")
+        events = recorder.named("topic_misconfigured")
+        assert [event.fields["setting"] for event in events] == list(FLIPS)
+        assert claim.is_valid()
 
 
 def test_a_create_time_topic_moves_no_log_time(broker, unique):

@@ -117,6 +117,9 @@ def test_a_person_asks_for_spread(domain, unique, tmp_path):
         found = cli.json("plan", "rebalance", group, "--spread", "--execute")
         assert found["is_executed"] == (found["moves_count"] > 0)
         eventually(even, "each topic is spread")
+        history = cli.json("groups", "history", group)["actions"]
+        kinds = [each["kind"] for each in history if each["outcome"] == "accepted"]
+        assert kinds.count("rebalance") == found["is_executed"]
         again = cli.json("plan", "rebalance", group, "--spread", "--execute")
         assert (again["moves"], again["is_executed"]) == ([], False)
 

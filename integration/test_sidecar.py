@@ -224,6 +224,33 @@ def test_views_have_the_time_and_offsets_that_they_show(domain, sidecar, client,
     assert f'marshal_sidecar_clients{{group="{group}",state="ready"}} 1.0' in figures
 
 
+def test_it_the_command_and_the_library_show_the_same(
+    domain, sidecar, client, group, tmp_path
+):
+    topic = domain.data_topic(2, RECORDS)
+    client(sidecar, topic).wait_has(2)
+
+    def rows(claims):
+        names = ("topic", "partition", "owner", "epoch", "token", "position", "granted")
+        found = [row for row in claims if row["group_id"] == group]
+        return sorted([row[name] for name in names] for row in found)
+
+    def everywhere():
+        views = (sidecar.get(paths.WORLD).json(), domain.world().to_object())
+        yield from (
+            rows(row for each in view["partitions"].values() for row in each["claims"])
+            for view in views
+        )
+        yield rows(sidecar.get(paths.GROUP.format(group=group)).json()["claims"])
+        yield rows(Cli(domain, tmp_path).json("claims", "list")["claims"])
+
+    def agree():
+        one, *others = everywhere()
+        return len(one) == 2 and others == [one] * 3
+
+    eventually(agree, "all show the same claims")
+
+
 def test_the_command_asks_it(domain, sidecar, client, tmp_path):
     cli = Cli(domain, tmp_path)
     where = ("--socket", str(sidecar.path))

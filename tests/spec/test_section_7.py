@@ -16,6 +16,7 @@ from logkit import (
     release,
     resets,
 )
+from msgspec.structs import replace
 
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.protocol.checkpoints import Assembly, Watch, checkpoint_key, split
@@ -185,3 +186,39 @@ def test_7_6_a_reset_replaces_the_log_before_it():
             log.outcome_of(claim("c7", key=FREE, generation=generation), after=1)
             == "quiet"
         )
+
+
+@pytest.mark.parametrize(
+    ("waited_ms", "outcome"), [(59_999, "reset_damaged"), (60_000, "reset_order")]
+)
+def test_7_6_parts_are_kept_for_60_s_after_the_last(waited_ms, outcome):
+    log = Log(level=2)
+    first, second, third = resets(b"state", "00" * 16, bytes_max=2)
+    log.append(first)
+    log.append(second, after=59_999)
+    log.append(b"", after=waited_ms)
+    assert log.outcome_of(third) == outcome
+
+
+FEW = {"keys": 10, "groups": 4, "operations": 3}
+FEW_BYTES = 598_016 + 10 * 1_200 + 4 * 2_330 + 3 * 8_392
+MANY = {"keys": 1_000_000}
+
+
+@pytest.mark.parametrize(
+    ("limits", "part_count", "size_bytes", "outcome"),
+    [
+        (FEW, 1 + FEW_BYTES // 48_128, FEW_BYTES, "reset_staged"),
+        (FEW, 2 + FEW_BYTES // 48_128, FEW_BYTES, "limits"),
+        (FEW, 1 + FEW_BYTES // 48_128, FEW_BYTES + 1, "limits"),
+        (FEW, 2, 2 * 48_128, "reset_staged"),
+        (FEW, 2, 2 * 48_128 + 1, "limits"),
+        (MANY, 4_096, 4_096 * 48_128, "reset_staged"),
+        (MANY, 4_097, 4_096 * 48_128, "limits"),
+    ],
+)
+def test_7_6_bounds_of_the_parts(limits, part_count, size_bytes, outcome):
+    log = Log(level=2, **limits)
+    (record,) = resets(b"state", "00" * 16)
+    record = replace(record, part_count=part_count, size_bytes=size_bytes)
+    assert log.outcome_of(record) == outcome

@@ -94,9 +94,14 @@ def test_a_host_is_drained_in_every_group_and_partition(cluster):
     a, _ = pair(cluster)
     admin = DrainingAdmin(cluster)
     host = host_of(cluster, "a")
-    result = admin.drain(host=host, for_ms=FOR_MS, wait_ms=9 * H)
+    assert host != host_of(cluster, "b")
+    counts = []
+    result = admin.drain(
+        host=host, for_ms=FOR_MS, wait_ms=9 * H, on_progress=counts.append
+    )
     assert [len(each) for each in written(cluster).values()] == [1] * K
-    assert all(name == "g" for name, _ in result.members)
+    assert (result.members, result.held) == ((("g", "a"),), ())
+    assert (counts[0], counts[-1]) == (2, 0)
     assert str(result.subject) == f"host {host!r}"
     assert not a.held
 
@@ -203,7 +208,7 @@ def test_a_torn_directive_ends_where_it_is_in_force(cluster):
 
 
 def test_nobody_is_drained_by_a_name_that_no_live_member_has(cluster):
-    a, _ = pair(cluster)
+    a, b = pair(cluster)
     admin = DrainingAdmin(cluster)
     for words in ({"client_id": "c"}, {"client_id": "a", "group_id": "h"}):
         with pytest.raises(
@@ -215,6 +220,10 @@ def test_nobody_is_drained_by_a_name_that_no_live_member_has(cluster):
     cluster.run_until(lambda: a.has_left, H)
     with pytest.raises(ClaimRejected):
         admin.drain("a", for_ms=FOR_MS)
+    cluster.crash(b)
+    cluster.run(2 * H + H // 3)
+    with pytest.raises(ClaimRejected):
+        admin.drain("b", for_ms=FOR_MS)
     assert not any(written(cluster).values())
 
 

@@ -183,6 +183,20 @@ def test_what_the_log_does_not_know_is_refused(cluster, known, incarnations, tex
     assert not any(fences(cluster).values())
 
 
+def test_a_process_lives_for_two_intervals_or_while_it_holds_keys(cluster):
+    """Who lives is confirmed before it is fenced."""
+    a, _ = cluster.node("a"), cluster.node("b")  # which moves log time
+    cluster.run(H)
+    (idle,) = Fencing(cluster).processes()
+    assert (idle.owned, idle.is_announced, idle.is_live) == ((), True, True)
+    cluster.crash(a)
+    cluster.run(H)
+    (silent,) = Fencing(cluster).processes()
+    assert silent.is_live
+    cluster.run(H + H // 3)
+    assert Fencing(cluster).processes() == ()
+
+
 def test_a_client_that_has_left_needs_no_fence(cluster):
     a = owning(cluster)
     a.leave()

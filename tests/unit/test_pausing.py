@@ -22,12 +22,18 @@ from kafka_marshal.pausing import (
     current_person,
     ending,
     in_order,
+    op_id_of,
     period_of,
     scope_of_topics,
 )
 from kafka_marshal.protocol.codec import person_of
 from kafka_marshal.protocol.hashing import home_partition
-from kafka_marshal.protocol.records import PauseGroup, ReleaseGroup, ScopedTopic
+from kafka_marshal.protocol.records import (
+    SECOND_LEVEL,
+    PauseGroup,
+    ReleaseGroup,
+    ScopedTopic,
+)
 from kafka_marshal.protocol.state import SCHEDULED_MAX, SCOPED_MAX
 from kafka_marshal.protocol.text import scope_texts
 from kafka_marshal.testing.fakestore import AppendFate
@@ -478,3 +484,61 @@ def test_a_pause_cannot_end_before_it_begins(begin_ms, text):
         period_of(config(), None, until_ms=8_000, begin_ms=begin_ms, wall_ms=9_000)
     assert caught.value.setting == "until_ms"
     assert text in str(caught.value)
+
+
+NOW_MS, DAY_MS = 9_000, 24 * 3_600_000
+MONTH_MS = 30 * DAY_MS
+
+
+def period(for_ms, until_ms, begin_ms):
+    given = config(level=SECOND_LEVEL)
+    return period_of(
+        given, for_ms, until_ms=until_ms, begin_ms=begin_ms, wall_ms=NOW_MS
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ((1, None, None), Period(for_ms=1)),
+        ((DAY_MS, None, None), Period(for_ms=DAY_MS)),
+        ((None, 9_005, None), Period(for_ms=5, until_ms=9_005)),
+        ((5, None, 9_001), Period(for_ms=5, until_ms=9_006, begin_ms=9_001)),
+        ((None, 9_006, 9_001), Period(for_ms=5, until_ms=9_006, begin_ms=9_001)),
+        (
+            (DAY_MS, None, NOW_MS + MONTH_MS),
+            Period(
+                for_ms=DAY_MS,
+                until_ms=NOW_MS + MONTH_MS + DAY_MS,
+                begin_ms=NOW_MS + MONTH_MS,
+            ),
+        ),
+    ],
+)
+def test_a_pause_has_its_length_from_its_begin_on(given, expected):
+    assert period(*given) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "setting"),
+    [
+        ((None, None, None), "for_ms"),
+        ((5, 9_005, None), "for_ms"),
+        ((0, None, None), "for_ms"),
+        ((DAY_MS + 1, None, None), "for_ms"),
+        ((None, NOW_MS + DAY_MS + 1, None), "until_ms"),
+        ((5, None, NOW_MS), "begin_ms"),
+        ((5, None, NOW_MS + MONTH_MS + 1), "begin_ms"),
+    ],
+)
+def test_a_pause_beyond_the_limits(given, setting):
+    with pytest.raises(ConfigurationError) as caught:
+        period(*given)
+    assert caught.value.setting == setting
+
+
+@pytest.mark.parametrize("text", ["", "x", "00" * 15, "00" * 17])
+def test_an_operation_has_32_digits(text):
+    assert op_id_of("0F" * 16) == b"\x0f" * 16
+    with pytest.raises(ConfigurationError, match="32 hex digits"):
+        op_id_of(text)

@@ -5,7 +5,8 @@ from typing import Annotated
 import typer
 
 from kafka_marshal import ClaimRejected, ConfigurationError, GroupHistory
-from kafka_marshal.history.actions import DIRECTIVES, OPEN
+from kafka_marshal.history.actions import OPEN
+from kafka_marshal.history.admin_records import DIRECTIVES
 from kafka_marshal.history.wording import action_to_object
 from kafka_marshal_cli import history_presenters, parsing, presenters
 from kafka_marshal_cli.commands.claims_explain import LIMIT_DEFAULT, Limit

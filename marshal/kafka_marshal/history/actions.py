@@ -11,13 +11,31 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from kafka_marshal.engine.pause_notes import By
+from kafka_marshal.history.admin_records import (
+    CONFIG,
+    DIRECTIVES,
+    FORGET,
+    FORMAT,
+    GROW,
+    LAYOUTS,
+    PAUSE,
+    RESET,
+    RESIZE,
+    RESUME,
+    SET_POSITION,
+    UNDO,
+    UPGRADE,
+    AdminRecord,
+    Name,
+    group_of,
+    is_of_admin,
+    name_of,
+    text_of,
+)
 from kafka_marshal.protocol.codec import person_of, undone_of
 from kafka_marshal.protocol.fold_beats import NO_EPOCH
-from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
 from kafka_marshal.protocol.layout import config_of
 from kafka_marshal.protocol.records import (
-    CORDON,
-    DRAIN,
     Config,
     DataGrowth,
     DecidePosition,
@@ -25,18 +43,14 @@ from kafka_marshal.protocol.records import (
     FencingClient,
     ForgettingPartition,
     GroupSettings,
-    LayoutDone,
     LayoutFence,
-    LayoutFinal,
-    LayoutGroups,
-    LayoutImport,
     PauseGroup,
+    Plan,
     ReleaseGroup,
     Reset,
     ResolvePosition,
     StagePosition,
 )
-from kafka_marshal.protocol.settings import Settings
 from kafka_marshal.protocol.state import (
     ACCEPTED,
     HALTED,
@@ -50,38 +64,6 @@ from kafka_marshal.protocol.types import Key, LogEntry, TimestampType
 ACTIONS_MAX = 10_000
 RECORDS_PER_ACTION_MAX = 5_000
 _POSITIONS = (StagePosition, DecidePosition, ResolvePosition)
-_LAYOUTS = (LayoutFence, LayoutImport, LayoutGroups, LayoutDone, LayoutFinal)
-AdminRecord = (
-    ReleaseGroup
-    | PauseGroup
-    | StagePosition
-    | DecidePosition
-    | ResolvePosition
-    | ForgettingPartition
-    | FencingClient
-    | GroupSettings
-    | Directive
-    | Reset
-    | Config
-    | LayoutFence
-    | LayoutImport
-    | LayoutGroups
-    | LayoutDone
-    | LayoutFinal
-    | DataGrowth
-)
-"""Every record kind that admins write; members continue what dead admins began."""
-
-# Kinds of actions.
-PAUSE, RESUME = "pause", "resume"
-SET_POSITION, UNDO = "set_position", "undo"
-FORGET, FENCE, RESET = "forget", "fence", "reset"
-SETTINGS = "settings"
-FORMAT, UPGRADE, CONFIG = "format", "upgrade", "config"
-RESIZE = "resize"
-GROW = "grow"
-DIRECTIVES = frozenset({DRAIN, CORDON})
-
 # Steps of a change of the partition count and of a growth, by the effects of records.
 STEPS = {
     "layout_fenced": "fenced",
@@ -201,7 +183,7 @@ class Action(msgspec.Struct, kw_only=True, gc=False):
     Attributes:
         kind: ``pause``, ``resume``, ``set_position``, ``undo``, ``forget``, ``fence``,
             ``drain``, ``cordon``, ``reset``, ``format``, ``upgrade``, ``config``,
-            ``resize`` or ``grow``.
+            ``resize``, ``grow`` or ``rebalance``.
         group_id: The group; None if it concerns all groups.
         op_id: The operation, None for records without one.
         first: Its first record, by append time.
@@ -224,7 +206,7 @@ class Action(msgspec.Struct, kw_only=True, gc=False):
         undoes: The operation that an undo sets back, by the tags of its records.
         keys: Keys that it names, with their positions.
         text: What a Config set, which process was fenced, who is drained or cordoned,
-            or from and to which partition count; else None.
+            from and to which partition count, or the generation of a plan; else None.
         steps: Steps of a change of the partition count or of a growth, in order of the
             protocol.
         records: Its records, by append time; at most ``RECORDS_PER_ACTION_MAX``.
@@ -258,9 +240,6 @@ class Action(msgspec.Struct, kw_only=True, gc=False):
         """Append time of its last record or of its end, epoch ms."""
         ended_ms = 0 if self.ended is None else self.ended.at_ms
         return max(ended_ms, *(record.at_ms for record in self.records))
-
-
-Name = tuple[str, str | None, bytes | str | None]
 
 
 class _Operation(msgspec.Struct, gc=False):
@@ -333,7 +312,7 @@ class ActionLog:
             transitions: Its transitions.
         """
         record = transitions[0].record if transitions else None
-        admins = record if isinstance(record, AdminRecord) else None
+        admins = record if is_of_admin(record) else None
         if admins is None and not self._pauses and not self._scheduled:
             return
         if admins is not None and self._is_wanted(admins):
@@ -348,7 +327,7 @@ class ActionLog:
             self._note_pauses(world, (admins.group_id,))
 
     def _is_wanted(self, record: AdminRecord) -> bool:
-        group_id = _group_of(record)
+        group_id = group_of(record)
         return self.group_id is None or group_id in {None, self.group_id}
 
     def _note(
@@ -373,11 +352,11 @@ class ActionLog:
         if isinstance(record, PauseGroup):
             operation.begin_ms = record.begin_time or None
             operation.topics = scope_texts(record.scope)
-        elif isinstance(record, FencingClient | GroupSettings | Directive):
-            operation.text = _text_of(record)
+        elif isinstance(record, FencingClient | GroupSettings | Directive | Plan):
+            operation.text = text_of(record)
         elif isinstance(record, Config):
             self._note_config(operation, world, transitions[0])
-        elif isinstance(record, _LAYOUTS):
+        elif isinstance(record, LAYOUTS):
             _note_layout(operation, world, entry, transitions=transitions)
         elif isinstance(record, DataGrowth):
             _note_growth(operation, entry, transitions[0])
@@ -410,7 +389,7 @@ class ActionLog:
         record = transition.record
         assert isinstance(record, AdminRecord)
         if not isinstance(record, DataGrowth) or transition.outcome == REFUSED:
-            return _name_of(record)
+            return name_of(record)
         place = record.topic, record.old_count
         offset = _announced(world).get(place, self._growths.get(place))
         return GROW, None, f"{place}/{offset}"
@@ -584,56 +563,6 @@ def _note_step(operation: _Operation, name: str, at_ms: int, *, count: int = 1) 
 
 def _place(record: ActionRecord) -> tuple[int, int, int]:
     return record.at_ms, record.partition, record.offset
-
-
-def _group_of(record: AdminRecord) -> str | None:
-    if isinstance(record, (Config, Reset, DataGrowth, *_LAYOUTS)):
-        return None
-    is_of_all = isinstance(record, Directive) and record.group_id == CHECKPOINT_GROUP
-    return None if is_of_all else record.group_id
-
-
-def directed(record: Directive) -> str:
-    """Return whom a directive drains or cordons, for people."""
-    return f"host {record.host}" if record.client is None else f"client {record.client}"
-
-
-def _name_of(record: AdminRecord) -> Name:
-    """Return what the records of one operation have in common."""
-    if isinstance(record, Config):
-        return (
-            CONFIG,
-            None,
-            f"{record.format_id.hex()}/{record.generation}/{record.era}",
-        )
-    if isinstance(record, Reset):
-        return RESET, None, record.op_id
-    if isinstance(record, _LAYOUTS):
-        return RESIZE, None, record.op_id
-    if isinstance(record, ForgettingPartition):
-        return FORGET, record.group_id, record.incarnation
-    if isinstance(record, FencingClient):
-        fenced = record.fenced, record.fenced_incarnation
-        return FENCE, record.group_id, repr((*fenced, record.incarnation))
-    if isinstance(record, GroupSettings):
-        name = f"{record.generation}/{record.incarnation.hex()}/{record.seq}"
-        return SETTINGS, record.group_id, name
-    if isinstance(record, Directive):
-        return record.action, _group_of(record), record.op_id
-    if isinstance(record, DataGrowth):
-        return GROW, None, f"{record.incarnation.hex()}/{record.seq}"
-    return PAUSE, record.group_id, record.op_id
-
-
-def _text_of(record: FencingClient | GroupSettings | Directive) -> str:
-    """Return whom or what a record names, for people: of settings no defaults."""
-    if isinstance(record, FencingClient):
-        return f"{record.fenced}, process {record.fenced_incarnation.hex()}"
-    if isinstance(record, Directive):
-        return directed(record)
-    given = {name: getattr(record, name) for name in Settings._fields[1:]}
-    shown = [f"{name} {value}" for name, value in given.items() if value is not None]
-    return f"generation {record.generation}: {', '.join(shown) or 'defaults'}"
 
 
 def _record(world: WorldState, entry: LogEntry, transition: Transition) -> ActionRecord:

@@ -10,12 +10,9 @@ from typing import Any
 
 from kafka_marshal.clock import instant
 from kafka_marshal.history.actions import (
-    DIRECTIVES,
     ENDED,
     EXPIRED,
-    GROW,
     PARTIAL,
-    PAUSE,
     RECREATED,
     RESUMED,
     TAKEN_BACK,
@@ -25,6 +22,7 @@ from kafka_marshal.history.actions import (
     ActionStep,
     Ended,
 )
+from kafka_marshal.history.admin_records import DIRECTIVES, GROW, PAUSE
 from kafka_marshal.history.chain import (
     DROPPED,
     PAUSE_EXPIRED,

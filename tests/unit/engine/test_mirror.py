@@ -1,11 +1,15 @@
 """Positions mirrored to a group's committed offsets (PROTOCOL 5.7)."""
 
+import itertools
+
+import msgspec
 import pytest
-from enginekit import T0, H, owning, world
+from enginekit import T0, H, of, owning, world, write
 
 from kafka_marshal.engine.mirror import MIRROR_RETRY_MS
 from kafka_marshal.engine.placement import Placement
 from kafka_marshal.errors import CoordinationError
+from kafka_marshal.protocol.records import Heartbeat
 
 
 @pytest.fixture
@@ -31,6 +35,27 @@ def test_a_mirror_writes_positions(cluster):
         commit(node, position - (mirrored(cluster) or 0))
         follows(cluster, position)
     assert node.observer.named("mirror_drift") == []
+
+
+def test_positions_are_mirrored_thrice_in_an_interval_at_most(cluster, monkeypatch):
+    """However often they move, as by flushes."""
+    node, times = owning(cluster), []
+    commit(node, 1)
+    follows(cluster, 1)
+    plain = node.data.commit
+
+    def noted(*args, **options):
+        times.append(cluster.clock.now_ms())
+        return plain(*args, **options)
+
+    monkeypatch.setattr(node.data, "commit", noted)
+    beat = of(cluster, "a", Heartbeat)[-1].record
+    for position in range(2, 11):
+        write(cluster, msgspec.structs.replace(beat, position=position))
+        cluster.run(H // 5)
+    assert len(times) >= 3
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert min(gaps) >= H // 3
 
 
 def test_foreign_commits_are_reported_and_overwritten(cluster):

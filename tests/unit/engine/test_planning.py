@@ -233,6 +233,16 @@ def test_without_any_planner_everything_is_owned_all_the_same(cluster):
     assert plans(cluster) == []
 
 
+def test_without_a_planner_a_long_interval_delays_nobody():
+    """What no plan names is claimed after 5 s, or twice that."""
+    cluster = world(partitions=1, records=(1,) * ALL, h=60_000)
+    write(cluster, settings(policy="planner"))
+    for name in ("a", "b"):
+        cluster.node(name, can_plan=False).consume(spec())
+    took_ms = cluster.run_until(lambda: sum(counts(cluster)) == ALL, 12_000)
+    assert took_ms >= 5_000
+
+
 def test_nonsense_names_and_old_plans_cost_balance_only(cluster):
     start(cluster, "a", "b")
     cluster.run_until(balanced(cluster, 6, 6), 4 * H)

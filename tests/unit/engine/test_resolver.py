@@ -2,7 +2,7 @@
 
 import pytest
 import variants
-from enginekit import H, fold, spec, world
+from enginekit import H, fold, lines, spec, world
 from positionkit import (
     FOR_MS,
     HOME,
@@ -94,6 +94,26 @@ def test_a_commit_is_finished_by_a_member_of_any_group(cluster):
     assert {(each.commit, each.decided) for *_, each in sent} == {(True, home_offset)}
     cluster.run(H)
     assert reported(node) == ["committed"]
+
+
+def test_an_admin_has_a_quarter_of_an_interval_for_itself(cluster, monkeypatch):
+    """Then members wait for a random part of the rest."""
+    node, drawn = member(cluster), []
+
+    def least(limit):
+        drawn.append(limit)
+        return 0
+
+    monkeypatch.setattr(node.engine.context.ports.entropy, "below", least)
+    die_at(cluster, ResolvePosition)
+    (decided_ms,) = [
+        line.time_ms
+        for line in lines(cluster, HOME)
+        if isinstance(line.record, DecidePosition)
+    ]
+    settle(cluster, SOON_MS)
+    assert min(at for _, at, _ in resolves(cluster)) >= decided_ms + H // 4
+    assert H - H // 4 in drawn
 
 
 def test_the_home_is_committed_last(cluster):

@@ -25,6 +25,7 @@ from logkit import (
     layout_groups,
     member,
     pause,
+    planned,
     release,
     resets,
     resolve,
@@ -34,7 +35,8 @@ from logkit import (
 )
 
 from kafka_marshal.history import actions as actions_of
-from kafka_marshal.history.actions import GROW, RESIZE, ActionLog, AdminRecord
+from kafka_marshal.history.actions import ActionLog
+from kafka_marshal.history.admin_records import GROW, RESIZE, is_of_admin
 from kafka_marshal.history.wording import action_to_object, outcome_of
 from kafka_marshal.protocol.codec import decode, person_to_tags
 from kafka_marshal.protocol.rationalizer import apply
@@ -505,8 +507,25 @@ def test_formats_upgrades_and_configs():
 # --- which records
 
 
+def test_a_plan_that_a_person_asked_for_is_an_action():
+    """Its slices are one; one that was overtaken is another."""
+    bench = Bench(level=SECOND_LEVEL)
+    bench.append(planned(0, ("c1", 0, (1,))))
+    tags = person_to_tags("ada")
+    for seq, follows, number in [(1, 0, 0), (2, 1, 0), (3, 2, 1)]:
+        plan = planned(follows, number=number, count=1 if seq == 1 else 2)
+        plan = replaced(plan, client_id="admin", seq=seq, tags=tags)
+        bench.append(replaced(plan, incarnation=ident("admin")), after=1)
+    overtaken, action = bench.all()
+    assert (overtaken.kind, overtaken.refusals) == ("rebalance", {"plan_overtaken": 1})
+    assert (action.kind, action.group_id, action.op_id) == ("rebalance", "g", None)
+    assert (action.first.person, action.records_count) == ("ada", 2)
+    assert outcome_of(action) == "accepted: plan 3"
+
+
 def test_records_of_members_are_no_actions():
-    bench = Bench()
+    bench = Bench(level=SECOND_LEVEL)
+    bench.append(planned(0, ("c1", 0, (1,))))
     epoch = bench.append(claim())
     bench.append(beat(epoch, 1))
     bench.append(member())
@@ -583,7 +602,7 @@ def admin_offsets(entries):
         for entry in entries
         if entry.value is not None
         and entry.undecodable is None
-        and isinstance(decode(entry.value), AdminRecord)
+        and is_of_admin(decode(entry.value))
     }
 
 
