@@ -230,7 +230,8 @@ class Summary:
                 f"the log did not confirm the release of {abbreviated(self.held)}; "
                 "others take over after two heartbeat intervals"
             )
-        return f"consumed {self.count()} records, {released}"
+        count = self.count()
+        return f"consumed {count} record{'s' * (count != 1)}, {released}"
 
 
 Topics = Annotated[list[str], typer.Argument(metavar="TOPIC", help="Data topics.")]
