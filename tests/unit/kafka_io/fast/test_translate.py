@@ -143,7 +143,7 @@ def test_the_response_of_such_a_port_is_known_by_its_text():
         ),
         (
             (
-                "Disconnected while requesting ApiVersion: might be caused by incorrect "
+                "Disconnected while requesting ApiVersion: might be caused by wrong "
                 "security.protocol configuration (connecting to a SSL listener?)"
             ),
             "set security_protocol to SSL",
