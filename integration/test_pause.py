@@ -70,7 +70,7 @@ def test_a_pause_and_its_end(domain, unique, admin, delivery):
             eventually(lambda p=each: len(p.handed) == 160, "the backlog is handled")
 
         shown = admin.pause_group(paused, for_ms=PAUSE_MS, dry_run=True)
-        assert (shown.op_id, len(shown.held)) == (None, 8)
+        assert (shown.op_id, len(shown.held)) == ("", 8)
         assert not any(w.active_pause(paused) for w in domain.world().partitions)
         result = admin.pause_group(paused, for_ms=PAUSE_MS, wait_ms=WAIT_MS)
         assert result.held == ()

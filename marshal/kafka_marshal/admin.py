@@ -440,7 +440,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
         if until_ms is None:
             until_ms = max(ends_ms, default=self._clock.wall_ms())
         return PauseResult(
-            op_id=None if dry_run else operation.op_id.hex(),
+            op_id="" if dry_run else operation.op_id.hex(),
             until_ms=until_ms,
             held=self._held(group_id, scope),
             begin_ms=period.begin_ms,

@@ -71,8 +71,8 @@ class DirectiveResult:
     """What a drain or a cordon applied.
 
     Attributes:
-        operation: Its id, in hex: ends it early, and completes it if repeated. None of
-            a dry run that was given none.
+        operation: Its id, in hex: ends it early, and completes it if repeated. Empty
+            of a dry run that was given none.
         action: ``drain`` or ``cordon``.
         subject: Whom it names.
         until_ms: Its end, epoch ms.
@@ -80,7 +80,7 @@ class DirectiveResult:
         held: Keys that these own and are not stale for, by estimate.
     """
 
-    operation: str | None
+    operation: str
     action: Action
     subject: Subject
     until_ms: int
@@ -479,7 +479,7 @@ class Draining(AdminConnection):
                 timeout_ms=self._timeout_ms,
             )
         return DirectiveResult(
-            operation=None if op_id is None else op_id.hex(),
+            operation="" if op_id is None else op_id.hex(),
             action=action,
             subject=subject,
             until_ms=until_ms,

@@ -210,14 +210,14 @@ class PauseResult:
     """Result of a pause, or of its end.
 
     Attributes:
-        op_id: Identifies the operation, in hex; None of a dry run, which wrote nothing.
+        op_id: Identifies the operation, in hex; empty of a dry run.
         until_ms: Log time at which the pause ends in the last partition.
         begin_ms: Log time at which it begins by itself; None if it has begun.
         held: Paused keys that are still owned and not stale.
         topics: Topics that it is limited to, like ``orders:0,1``; none for the group.
     """
 
-    op_id: str | None
+    op_id: str
     until_ms: int
     held: tuple[Key, ...]
     begin_ms: int | None = None

@@ -243,7 +243,7 @@ def pause(
     held = presenters.key_texts(result.held)
     found = {
         "group_id": group,
-        "op_id": result.op_id,
+        "op_id": result.op_id or None,
         "begin_ms": result.begin_ms,
         "until_ms": result.until_ms,
         "topics": list(result.topics),
