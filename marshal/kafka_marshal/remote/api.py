@@ -3,7 +3,7 @@
 Both ends use these types, and the published OpenAPI document is generated from them.
 All times named ``_ms`` are local time: the boot clock of the host, which both ends
 read (PROTOCOL 5.2); names of wall-clock times contain ``wall``. Binary identifiers are
-lower-case hex. Unknown fields are ignored, so that either end may be newer, but those of
+lower-case hex. Unknown fields are ignored, so that either end may be newer, but not by
 an ``AdminRequest``.
 
 In the log a sidecar is one claimant per group, with its own client_id. The tags of a
