@@ -62,9 +62,7 @@ def test_a_newer_peer_may_send_more():
 )
 def test_an_action_on_a_group_has_no_unknown_field(kind, body):
     """The rest of it would act on more than was meant."""
-    with pytest.raises(
-        msgspec.ValidationError, match=r"unknown|missing"
-    ):
+    with pytest.raises(msgspec.ValidationError, match=r"unknown|missing"):
         msgspec.json.decode(body, type=kind)
 
 
