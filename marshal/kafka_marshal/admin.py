@@ -56,7 +56,6 @@ from kafka_marshal.group_reset import (
     PositionSpec,
     ResetPlan,
     ResetResult,
-    parse_topics,
     write_plan,
 )
 from kafka_marshal.group_settings import SettingsChange, plan_settings, write_settings
@@ -87,6 +86,7 @@ from kafka_marshal.pausing import (
     held_keys,
     in_order,
     op_id_of,
+    parse_topics,
     period_of,
     refusal,
     scope_of_topics,
@@ -791,6 +791,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
 
     def close(self) -> None:
         """Close every connection. Idempotent."""
+        self._is_closed = True
         self._close_follower()
         self._topics.close()
         self._offsets.close(CLOSE_MS_MAX)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_marshal.clock import SystemClock, instant
 from kafka_marshal.closing import Closing
+from kafka_marshal.config import require_whole
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.engine.checkpoint_reader import (
     FirstKnown,
@@ -246,8 +247,8 @@ class World:
 
         Raises:
             TopicMisconfigured: There is no such topic.
-            ConfigurationError: The moment is in the future, or an offset without its
-                coordinating partition.
+            ConfigurationError: The moment is in the future, an offset without its
+                coordinating partition, or given twice.
             DeadlineExceeded: The log was not read in time.
         """
         settings = ConnectionConfig(
@@ -256,6 +257,12 @@ class World:
             options=options,
             transport=transport,
         )
+        if offset is not None and time_ms is not None:
+            raise ConfigurationError(
+                "a moment is either an offset or a time, not both", setting="offset"
+            )
+        if time_ms is not None:
+            require_whole("time_ms", time_ms)
         if isinstance(offset, int) and key is None:
             raise ConfigurationError(
                 f"the moment is offset {offset}, and each coordinating partition has "

@@ -118,6 +118,8 @@ def test_a_dry_run_writes_nothing_and_waits_for_nothing(cluster):
         assert result.until_ms == admin._clock.wall_ms() + FOR_MS
         with pytest.raises(ConfigurationError, match="lasts 1 to"):
             act("a", for_ms=0, dry_run=True)
+        with pytest.raises(ConfigurationError, match="whole number"):
+            act("a", for_ms="1h", dry_run=True)
         with pytest.raises(ClaimRejected, match="no live member"):
             act("nobody", for_ms=FOR_MS, dry_run=True)
     assert written(cluster) == {t: [] for t in range(K)}
