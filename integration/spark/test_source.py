@@ -378,8 +378,9 @@ def test_invalid_options_are_refused_at_once(kit, group, more, message):
 def test_a_stream_needs_a_group_and_a_batch_has_none(kit, topic):
     reader = kit.spark.readStream.format("marshal").options(**kit.cluster)
     frame = reader.option("subscribe", topic).load()
-    with pytest.raises(Exception, match="name the group"):
+    with pytest.raises(Exception, match="name the group") as raised:
         kit.ended(frame, failing)
+    assert "UnboundLocalError" not in str(raised.value), "PySpark's own hides ours"
     with pytest.raises(Exception, match="availableNow=True"):
         kit.batch(subscribe=topic, group="g").collect()
 

@@ -17,8 +17,8 @@ from kafka_marshal.config import (
     ConsumerConfig,
     require_count,
     require_number,
-    require_whole,
     to_partition,
+    to_whole,
 )
 from kafka_marshal.errors import (
     ClaimLost,
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     # As in ``client``: a program that only names the class does not wait for these.
     from kafka_marshal.engine import Subscription
     from kafka_marshal.engine.fetch_state import FetchState
-    from kafka_marshal.engine.interfaces import ClaimEngine, ClaimSession
+    from kafka_marshal.engine.holdings import ClaimSession
+    from kafka_marshal.engine.interfaces import ClaimEngine
 
 CLOSE_MS_MAX = 10_000
 ASK_MS_MAX = 10_000
@@ -422,8 +423,8 @@ class Consumer(Closing):
             DeadlineExceeded: The log did not confirm it in time. Nothing of the
                 partition is handed out before it does.
         """
-        require_whole("offset", offset)
-        self._seek([to_partition(partition)], lambda _: offset, timeout_ms)
+        wanted = to_whole("offset", offset)
+        self._seek([to_partition(partition)], lambda _: wanted, timeout_ms)
 
     def seek_to_beginning(
         self, *partitions: TopicPartition, timeout_ms: int = ASK_MS_MAX

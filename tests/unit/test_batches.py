@@ -80,7 +80,7 @@ def polled(node):
     return node.consumer.poll(0).get(T0, [])
 
 
-# --- Commit tokens (acceptance L15), and threads that commit ---
+# --- Commit tokens, and threads that commit ---
 
 
 @pytest.mark.parametrize("given", [None, 5, []])

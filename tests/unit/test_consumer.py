@@ -143,7 +143,7 @@ def test_a_record_of_an_earlier_claim_is_lost(cluster):
 
 
 def test_a_claim_reported_as_lost_stays_lost(cluster):
-    """Acceptance: at least once. The engine was slow, the application was notified.
+    """At least once. The engine was slow, the application was notified.
 
     A beat that is read back after the hard stop must not revive a claim whose
     records the application has dropped: nobody would ever commit them.
@@ -243,7 +243,6 @@ def test_flushing_against_a_dead_log_has_a_deadline(cluster):
 
 
 def test_lag_and_load(cluster):
-    """Acceptance L19."""
     node = owning(cluster, most=4)
     assert node.consumer.load() == 1
     assert node.consumer.lag() == {T0: 10}
@@ -411,7 +410,7 @@ def test_granted_and_aborted_records_do_not_block():
 
 
 def test_a_stuck_handler_costs_no_memory():
-    """Acceptance L17: the warning comes once, and what is kept stays flat."""
+    """The warning comes once, and what is kept stays flat."""
     cluster = world(records=[6_000])
     node = owning(cluster, most=500, max_uncommitted=4_000)
     handed = 0
@@ -439,7 +438,7 @@ def test_iteration_hands_out_one_record_at_a_time(cluster):
 
 
 def test_iteration_looks_at_the_lease_of_each_record(cluster):
-    """Acceptance D17: what was fetched before the loss is never handed out."""
+    """What was fetched before the loss is never handed out."""
     node = owning(cluster)
     assert next(node.consumer).offset == 0
     node.cut(is_cut=True)
@@ -657,7 +656,6 @@ def test_beyond_the_log_s_end_it_stops_with_an_error(cluster):
 
 
 def test_new_partitions_appear_live(cluster):
-    """Acceptance L21."""
     node = owning(cluster, metadata_refresh_ms=H)
     cluster.kafka.add_partitions("t", 2)
     assert cluster.run_until(held_by(node, 3), 3 * H) <= H + H // 2
@@ -692,7 +690,7 @@ def test_closing_releases_at_the_position(cluster):
 
 
 def test_closing_against_a_dead_log_ends_at_its_deadline(cluster):
-    """D10, D11: no wait without a deadline."""
+    """No wait without a deadline."""
     node = owning(cluster)
     node.cut(is_cut=True)
     node.consumer.close(timeout_ms=0)

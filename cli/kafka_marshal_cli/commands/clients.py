@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from kafka_marshal import ClaimRejected, ConfigurationError, DeadlineExceeded
+from kafka_marshal import ConfigurationError, DeadlineExceeded
 from kafka_marshal.clock import instant
 from kafka_marshal.draining import DirectiveResult
 from kafka_marshal.fencing import ClientProcess, FenceResult
@@ -49,8 +49,8 @@ def list_clients(
 
     Clients that have left or are silent are dropped when others of their group announce
     themselves, a fenced one once it owns nothing. DIRECTIVE is there while a client is
-    drained or cordoned. With --at, clients that were silent for more than two heartbeat
-    intervals may be missing.
+    drained or cordoned, LABELS where one has some, like its rack. With --at, clients
+    that were silent for more than two heartbeat intervals may be missing.
     """
     world = call.formatted_world(at, has_members=True)
     rows = presenters.member_rows(world, group_id=group)
@@ -370,8 +370,9 @@ def forget(
     """Remove the identity directory of a client that will not come back.
 
     It has the secrets with which a restarted client resumes its claims; `marshal
-    clients fence` ends these. Nothing is written to the log. Refused while the client
-    runs on this host; asks for the client_id where it runs on another one.
+    clients fence` ends these. Nothing is written to the log. Succeeds if there is none
+    any more. Refused while the client runs on this host; asks for the client_id where
+    it runs on another one.
     """
     _require_names(group, client)
     world = call.formatted_world()
@@ -400,10 +401,9 @@ def forget(
             setting="--state-dir",
         ) from error
     if not is_removed:
-        raise ClaimRejected(
-            f"this host has no identity of client {client!r} of group {group!r} in "
-            f"{home}; see: marshal clients list",
-            reason="unknown_client",
+        notify(
+            f"nothing was removed: this host has no identity of client {client!r} of "
+            f"group {group!r} in {home}; see: marshal clients list"
         )
     found = {"group_id": group, "client_id": client, "state_dir": str(home)}
     call.answer(Answer(presenters.as_of(world), found))

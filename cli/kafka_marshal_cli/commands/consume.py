@@ -38,6 +38,7 @@ from kafka_marshal.ports import READ_COMMITTED, READ_UNCOMMITTED
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
 from kafka_marshal_cli import parsing
+from kafka_marshal_cli.claiming_options import MEMBER, SIDECAR, SidecarOption
 from kafka_marshal_cli.exec_pipe import (
     EXEC,
     ExecFailed,
@@ -48,7 +49,6 @@ from kafka_marshal_cli.exec_pipe import (
 )
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.follow_loop import Idle
-from kafka_marshal_cli.member_options import MEMBER
 from kafka_marshal_cli.presenters import record_object
 from kafka_marshal_cli.render import abbreviated, to_json
 from kafka_marshal_cli.run_reporting import REPORTING, Reporting
@@ -60,7 +60,6 @@ from kafka_marshal_cli.shared import (
     notify,
     wall_ms,
 )
-from kafka_marshal_cli.sidecar_option import SIDECAR, SidecarOption
 
 POLL_MS = 200
 DRAIN_MS = 2_000

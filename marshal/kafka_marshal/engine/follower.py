@@ -139,7 +139,7 @@ class Follower:
     def catch_up(
         self, timeout_ms: int, *, note: Callable[[int, LogEntry], None] | None = None
     ) -> Mapping[int, int]:
-        """Fold everything that is in the log now (PROTOCOL: world state, M13).
+        """Fold everything that is in the log now.
 
         Args:
             timeout_ms: Limit for the whole call.

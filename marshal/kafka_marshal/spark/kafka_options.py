@@ -14,17 +14,19 @@ class Meaning:
     """Meaning of an option of Spark's own source.
 
     Attributes:
+        name: Its name, as documented; Spark passes names in lower case.
         kind: ``same``; ``mapped`` to an equivalent; ``ignored``, with a warning;
             ``refused``, with an error.
         note: The equivalent or alternative, and the reason.
     """
 
+    name: str
     kind: str
     note: str
 
 
 def _all(kind: str, note: str, *names: str) -> dict[str, Meaning]:
-    return dict.fromkeys(names, Meaning(kind, note))
+    return {name: Meaning(name, kind, note) for name in names}
 
 
 KAFKA_OPTIONS = {

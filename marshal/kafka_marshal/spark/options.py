@@ -161,6 +161,15 @@ class Options:
                 "runs; leave it out to read on nobody's behalf, or use readStream "
                 "with trigger(availableNow=True) to read the group's part",
             )
+        for name, value in (
+            ("maxOffsetsPerTrigger", self.max_offsets),
+            ("minOffsetsPerTrigger", self.min_offsets),
+        ):
+            if value is not None:
+                LOGGER.warning(
+                    "option_ignored %s of format marshal: a batch read has no triggers",
+                    name,
+                )
 
     def require_stream(self) -> None:
         """Raise for options that ``spark.readStream`` does not support."""
@@ -203,10 +212,11 @@ class _Reader:
             low = name.lower()
             meaning = meaning_of(low)
             if meaning is not None and meaning.kind == REFUSED:
-                raise _wrong(name, meaning.note)
+                raise _wrong(meaning.name, meaning.note)
             if meaning is not None and meaning.kind == IGNORED:
                 LOGGER.warning(
-                    "option_ignored %s of format marshal: %s", name, meaning.note
+                    "option_ignored %s of format marshal: %s",
+                    *(meaning.name, meaning.note),
                 )
             elif low.startswith(KAFKA_PREFIX):
                 self._kafka[low] = value

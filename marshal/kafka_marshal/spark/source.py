@@ -251,6 +251,8 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _opened(self) -> "Query":
         if self._query is None:
+            self._options.require_stream()
+            _require_own(self._schema, self._options)
             from kafka_marshal.spark.query import Query
 
             self._query = Query.open(self._options, is_new=self._is_new)
@@ -279,32 +281,37 @@ class MarshalDataSource(DataSource):
 
     def schema(self) -> "StructType":
         """Return the columns."""
-        parsed = self._parsed
-        return columns(has_headers=parsed.has_headers, has_token=parsed.has_token)
+        return _columns(self._parsed)
 
     def reader(self, schema: "StructType") -> "DataSourceReader":
         """Return the reader of ``spark.read``."""
         from kafka_marshal.spark.source import MarshalBatchReader
 
         self._parsed.require_batch()
-        self._require_own(schema)
+        _require_own(schema, self._parsed)
         return MarshalBatchReader(self._parsed, schema)
 
     def streamReader(  # noqa: N802 - Spark's name
         self, schema: "StructType"
     ) -> "DataSourceStreamReader":
-        """Return the reader of ``spark.readStream``."""
+        """Return the reader of ``spark.readStream``; it checks options on first use.
+
+        PySpark ends with an UnboundLocalError of its own where this method raises.
+        """
         from kafka_marshal.spark.source import MarshalStreamReader
 
-        self._parsed.require_stream()
-        self._require_own(schema)
         return MarshalStreamReader(self._parsed, schema)
 
-    def _require_own(self, schema: "StructType") -> None:
-        own = self.schema()
-        if own.simpleString() != schema.simpleString():
-            raise ConfigurationError(
-                f"format marshal has the columns {own.simpleString()}, and was given "
-                f"{schema.simpleString()}; leave schema() out, and select columns",
-                setting="schema",
-            )
+
+def _columns(options: Options) -> "StructType":
+    return columns(has_headers=options.has_headers, has_token=options.has_token)
+
+
+def _require_own(schema: "StructType", options: Options) -> None:
+    own = _columns(options)
+    if own.simpleString() != schema.simpleString():
+        raise ConfigurationError(
+            f"format marshal has the columns {own.simpleString()}, and was given "
+            f"{schema.simpleString()}; leave schema() out, and select columns",
+            setting="schema",
+        )

@@ -271,6 +271,13 @@ def test_a_batch_holds_no_claims_and_a_stream_needs_them():
         parse(BASE | {"assign": '{"t": [0]}', "group": "g"}).require_stream()
 
 
+def test_a_batch_has_no_triggers(caplog):
+    parsed(maxOffsetsPerTrigger="5").require_batch()
+    assert "option_ignored maxOffsetsPerTrigger of format marshal" in caplog.text
+    parsed(minOffsetsPerTrigger="5").require_batch()
+    assert "option_ignored minOffsetsPerTrigger of format marshal" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

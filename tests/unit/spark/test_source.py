@@ -75,18 +75,30 @@ def test_readers_are_made_without_a_connection_and_can_be_sent():
 def test_options_are_checked_when_the_source_is_made():
     with pytest.raises(ConfigurationError, match="there is none of that"):
         MarshalDataSource(BASE | {"nonsense": "1"})
-    source = MarshalDataSource(BASE)
-    with pytest.raises(ConfigurationError, match="name the group"):
-        source.streamReader(source.schema())
     source = MarshalDataSource(BASE | {"group": "g"})
     with pytest.raises(ConfigurationError, match="availableNow"):
         source.reader(source.schema())
 
 
-def test_another_schema_is_refused():
+def test_a_stream_is_refused_on_first_use():
+    """PySpark hides what ``streamReader`` raises behind an error of its own."""
     source = MarshalDataSource(BASE)
+    reader = source.streamReader(source.schema())
+    reader.initialOffset()
+    with pytest.raises(ConfigurationError, match="name the group"):
+        reader.latestOffset({}, reader.getDefaultReadLimit())
+    with pytest.raises(ConfigurationError, match="name the group"):
+        reader.prepareForTriggerAvailableNow()
+    reader.stop()
+
+
+def test_another_schema_is_refused():
+    own = StructType().add("value", StringType())
     with pytest.raises(ConfigurationError, match=r"leave schema\(\) out"):
-        source.reader(StructType().add("value", StringType()))
+        MarshalDataSource(BASE).reader(own)
+    reader = MarshalDataSource(STREAM).streamReader(own)
+    with pytest.raises(ConfigurationError, match=r"leave schema\(\) out"):
+        reader.latestOffset({}, reader.getDefaultReadLimit())
 
 
 PLANNERS = ("kafka_marshal.spark.source", "kafka_marshal.spark.source")
@@ -241,7 +253,8 @@ def reader(monkeypatch):
     monkeypatch.setattr(module.Query, "open", open_query)
 
     def read(**more):
-        reader = MarshalStreamReader(parse(STREAM | more), None)
+        source = MarshalDataSource(STREAM | more)
+        reader = source.streamReader(source.schema())
         reader.made = made  # type: ignore[attr-defined]
         return reader
 
