@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 import attrs
 
 from kafka_marshal.admin_connection import AdminConnection
-from kafka_marshal.config import require_name, require_whole
+from kafka_marshal.config import require_name, to_whole
 from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.follower import Awaited, Follower
 from kafka_marshal.engine.replica import Replica
@@ -122,7 +122,7 @@ def check_length(for_ms: int, config: Config) -> None:
     Raises:
         ConfigurationError: That is so.
     """
-    require_whole("for_ms", for_ms)
+    to_whole("for_ms", for_ms)
     longest_ms = config.limit("max_pause_ms")
     if not 0 < for_ms <= longest_ms:
         raise ConfigurationError(

@@ -16,7 +16,7 @@ from typing import Protocol
 import attrs
 import msgspec
 
-from kafka_marshal.config import require_whole
+from kafka_marshal.config import to_whole
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import (
     ClaimRejected,
@@ -83,7 +83,7 @@ class PositionSpec:
 
     def __attrs_post_init__(self) -> None:
         for value in (self.value, *self.offsets.values()):
-            require_whole(self.kind, value)
+            to_whole(self.kind, value)
 
     @classmethod
     def earliest(cls) -> "PositionSpec":

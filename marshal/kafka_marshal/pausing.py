@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from kafka_marshal.clock import instant
-from kafka_marshal.config import require_whole
+from kafka_marshal.config import to_whole
 from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.follower import Awaited, Follower
 from kafka_marshal.engine.kept_states import POLL_MS
@@ -159,7 +159,7 @@ def period_of(
     given = {"for_ms": for_ms, "until_ms": until_ms, "begin_ms": begin_ms}
     for name, value in given.items():
         if value is not None:
-            require_whole(name, value)
+            to_whole(name, value)
     since_ms = wall_ms if begin_ms is None else begin_ms
     length_ms = for_ms if until_ms is None else until_ms - since_ms
     longest_ms = config.limit("max_pause_ms")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_marshal.clock import SystemClock, instant
 from kafka_marshal.closing import Closing
-from kafka_marshal.config import require_whole
+from kafka_marshal.config import to_whole
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.engine.checkpoint_reader import (
     FirstKnown,
@@ -262,7 +262,7 @@ class World:
                 "a moment is either an offset or a time, not both", setting="offset"
             )
         if time_ms is not None:
-            require_whole("time_ms", time_ms)
+            to_whole("time_ms", time_ms)
         if isinstance(offset, int) and key is None:
             raise ConfigurationError(
                 f"the moment is offset {offset}, and each coordinating partition has "
