@@ -394,8 +394,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
                 the rest of the group goes on.
             reason: Stored in the log, for people.
             wait_ms: How long to wait until no paused key has an owner.
-            dry_run: Write nothing, and wait for nothing: only check, and return what
-                would be paused.
+            dry_run: Only check, and return what would be paused.
 
         Raises:
             GroupPaused: Another operation holds the whole group.
@@ -428,20 +427,13 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
             reason=reason,
             scope=scope,
         )
-        if dry_run:
-            operation.check()
-            ends_ms = [self._clock.wall_ms() + period.for_ms]
-        else:
+        if not dry_run:
             operation.begin(self._timeout_ms)
             if wait_ms:
                 operation.hold_until(lambda: not self._held(group_id, scope), wait_ms)
-            ends_ms = operation.ends_ms
-        until_ms = period.until_ms
-        if until_ms is None:
-            until_ms = max(ends_ms, default=self._clock.wall_ms())
         return PauseResult(
             op_id="" if dry_run else operation.op_id.hex(),
-            until_ms=until_ms,
+            until_ms=operation.planned_end_ms() if dry_run else operation.end_ms(),
             held=self._held(group_id, scope),
             begin_ms=period.begin_ms,
             topics=scope_texts(scope),

@@ -308,8 +308,8 @@ class PauseOperation:
         self._paused: set[int] = set()
         self._due_ms = 0
 
-    def check(self) -> None:
-        """Write nothing.
+    def planned_end_ms(self) -> int:
+        """Return the end of the pause, epoch ms, if it began now; write nothing.
 
         Raises:
             GroupPaused: Another operation holds the whole group now.
@@ -319,6 +319,13 @@ class PauseOperation:
         is_of_all = self._scope is None and self._period.begin_ms is None
         if is_of_all and pause is not None:
             raise _held_by_another(self._group_id, pause, "busy")
+        return self._period.until_ms or self._clock.wall_ms() + self._period.for_ms
+
+    def end_ms(self) -> int:
+        """Return when the pause ends in the last partition, epoch ms; now if it has."""
+        if self._period.until_ms is not None:
+            return self._period.until_ms
+        return max(self.ends_ms, default=self._clock.wall_ms())
 
     def begin(self, timeout_ms: int) -> None:
         """Pause the group, or schedule that: at its home first, then everywhere else.

@@ -127,10 +127,10 @@ def test_one_of_two_admins_wins_everywhere(cluster):
 
 def test_a_check_refuses_what_would_be_refused_and_writes_nothing(cluster):
     two = operation(cluster, "two")
-    two.check()
+    assert two.planned_end_ms() == cluster.clock.view().wall_ms() + FOR_MS
     operation(cluster, "one").begin(TIMEOUT_MS)
     with pytest.raises(GroupPaused, match="'one'") as raised:
-        operation(cluster, "two").check()
+        operation(cluster, "two").planned_end_ms()
     assert raised.value.by == "one"
     assert sent(cluster, "two") == []
 
