@@ -13,6 +13,7 @@ from kafka_marshal import (
     ConfigurationError,
     Delivery,
     GroupPaused,
+    InvalidTransition,
     TopicPartition,
 )
 from kafka_marshal.protocol.records import ReleaseGroup
@@ -70,7 +71,7 @@ def test_a_pause_and_its_end(domain, unique, admin, delivery):
             eventually(lambda p=each: len(p.handed) == 160, "the backlog is handled")
 
         shown = admin.pause_group(paused, for_ms=PAUSE_MS, dry_run=True)
-        assert (shown.op_id, len(shown.held)) == (None, 8)
+        assert (shown.op_id, len(shown.held)) == ("", 8)
         assert not any(w.active_pause(paused) for w in domain.world().partitions)
         result = admin.pause_group(paused, for_ms=PAUSE_MS, wait_ms=WAIT_MS)
         assert result.held == ()
@@ -85,6 +86,10 @@ def test_a_pause_and_its_end(domain, unique, admin, delivery):
         assert {pause.op_id.hex() for pause in pauses} == {result.op_id}
 
         assert admin.resume_group(paused) == 4
+        with domain.admin() as other_admin:
+            pass
+        with pytest.raises(InvalidTransition, match="closed"):
+            other_admin.held(paused)
         eventually(lambda: len(pump.handed) == 200, "the paused group goes on")
         for each in (pump, bystander):
             each.stop()

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import attrs
 import mmh3
@@ -305,7 +306,7 @@ def test_marshal_commands_parse(words):
     from kafka_marshal_cli.assembly import app
     from kafka_marshal_cli.leading_options import split
 
-    command = typer.main.get_command(app)
+    command: Any = typer.main.get_command(app)
     context = None
     words = split(list(words), command.commands).joined
     while hasattr(command, "resolve_command") and words and words[0][0] != "-":

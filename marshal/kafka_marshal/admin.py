@@ -56,7 +56,6 @@ from kafka_marshal.group_reset import (
     PositionSpec,
     ResetPlan,
     ResetResult,
-    parse_topics,
     write_plan,
 )
 from kafka_marshal.group_settings import SettingsChange, plan_settings, write_settings
@@ -87,6 +86,7 @@ from kafka_marshal.pausing import (
     held_keys,
     in_order,
     op_id_of,
+    parse_topics,
     period_of,
     refusal,
     scope_of_topics,
@@ -394,8 +394,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
                 the rest of the group goes on.
             reason: Stored in the log, for people.
             wait_ms: How long to wait until no paused key has an owner.
-            dry_run: Write nothing, and wait for nothing: only check, and return what
-                would be paused.
+            dry_run: Only check, and return what would be paused.
 
         Raises:
             GroupPaused: Another operation holds the whole group.
@@ -428,20 +427,13 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
             reason=reason,
             scope=scope,
         )
-        if dry_run:
-            operation.check()
-            ends_ms = [self._clock.wall_ms() + period.for_ms]
-        else:
+        if not dry_run:
             operation.begin(self._timeout_ms)
             if wait_ms:
                 operation.hold_until(lambda: not self._held(group_id, scope), wait_ms)
-            ends_ms = operation.ends_ms
-        until_ms = period.until_ms
-        if until_ms is None:
-            until_ms = max(ends_ms, default=self._clock.wall_ms())
         return PauseResult(
-            op_id=None if dry_run else operation.op_id.hex(),
-            until_ms=until_ms,
+            op_id="" if dry_run else operation.op_id.hex(),
+            until_ms=operation.planned_end_ms() if dry_run else operation.end_ms(),
             held=self._held(group_id, scope),
             begin_ms=period.begin_ms,
             topics=scope_texts(scope),
@@ -791,6 +783,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
 
     def close(self) -> None:
         """Close every connection. Idempotent."""
+        self._is_closed = True
         self._close_follower()
         self._topics.close()
         self._offsets.close(CLOSE_MS_MAX)

@@ -6,6 +6,7 @@ from pathlib import Path
 from kafka_marshal.engine.checkpoint_reader import kept_in
 from kafka_marshal.engine.config_check import agreed_config
 from kafka_marshal.engine.follower import Follower
+from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.kafka_io import (
     ConnectionConfig,
     KafkaTopicAdmin,
@@ -34,6 +35,7 @@ class AdminConnection:
     _timeout_ms: int
     _follower: Follower | None = None
     _cluster_id: str | None = None
+    _is_closed: bool = False
 
     def partition_count(self, topic: str) -> int | None:
         """Return the number of partitions of a data topic; None if it does not exist.
@@ -52,7 +54,13 @@ class AdminConnection:
         return self._log_ends.of(partitions)
 
     def _follow(self) -> Follower:
-        """Return the follower of the log, however far it has read."""
+        """Return the follower of the log, however far it has read.
+
+        Raises:
+            InvalidTransition: This is closed.
+        """
+        if self._is_closed:
+            raise InvalidTransition("the Admin is closed; open another one")
         if self._follower is None:
             log = open_coordination_log(self._settings, timeout_ms=self._timeout_ms)
             self._cluster_id = log.cluster_id

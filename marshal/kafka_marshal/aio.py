@@ -18,6 +18,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 from kafka_marshal.batches import Batch, Committable, CommitToken
 from kafka_marshal.claims import HeldClaim
 from kafka_marshal.client import CLOSE_MS_MAX, OPEN_MS_MAX, Marshal
+from kafka_marshal.config import require_number
 from kafka_marshal.consumer import ASK_MS_MAX, Consumer
 from kafka_marshal.engine.dispatcher import FETCH_SLICE_MS
 from kafka_marshal.errors import InvalidTransition, MarshalError
@@ -115,6 +116,7 @@ class AsyncConsumer:
         self, timeout_ms: int = 0, max_records: int | None = None
     ) -> dict[TopicPartition, list[Record]]:
         """Return records that are now handed out; see ``Consumer.poll``."""
+        require_number("timeout_ms", timeout_ms)
         return await self._hand_out(max_records, timeout_ms=timeout_ms)
 
     async def _next(
@@ -349,6 +351,7 @@ class AsyncMarshal:
         self._hop: _Hop[Any] = _Hop("marshal-aio")
         self._consumers: list[AsyncConsumer] = []
         self._signals: list[Signals] = []
+        self._is_closed = False
 
     @property
     def marshal(self) -> Marshal:
@@ -357,6 +360,7 @@ class AsyncMarshal:
         Raises:
             InvalidTransition: It is not open.
         """
+        self._require_not_closed()
         if self._marshal is None:
             raise InvalidTransition("open it first, with: async with AsyncMarshal(...)")
         return self._marshal
@@ -430,6 +434,7 @@ class AsyncMarshal:
 
         The arguments are those of ``Marshal.close``.
         """
+        self._is_closed = True
         self.stop()
         if restarts and self._marshal is not None:
             self._marshal.expect_restart()
@@ -448,6 +453,12 @@ class AsyncMarshal:
     def _open(self) -> None:
         self._marshal = self._make()
 
+    def _require_not_closed(self) -> None:
+        if self._is_closed:
+            raise InvalidTransition(
+                "this AsyncMarshal is closed, or did not open; make another one"
+            )
+
     def _undo(self) -> None:
         if self._marshal is not None:
             self._marshal.close()
@@ -457,10 +468,14 @@ class AsyncMarshal:
 
         Raises:
             MarshalError: As ``Marshal`` does.
+            InvalidTransition: It was closed, or entering it failed before.
         """
+        self._require_not_closed()
         try:
-            await self._hop.run(self._open)
+            if self._marshal is None:
+                await self._hop.run(self._open)
         except BaseException:
+            self._is_closed = True
             self._hop.end(self._undo)
             raise
         return self

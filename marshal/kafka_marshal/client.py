@@ -521,9 +521,17 @@ class Marshal(Closing):
 
 
 def _one_observer(given: Observer | Sequence[Observer] | None) -> Observer:
-    if isinstance(given, Sequence):
-        return FanOut(*given)
-    return given or LoggingObserver()
+    if given is None:
+        return LoggingObserver()
+    every = given if isinstance(given, Sequence) else [given]
+    for each in every:
+        if not callable(getattr(each, "observe", None)):
+            raise ConfigurationError(
+                f"observer {each!r} has no method observe(event); derive it from "
+                "kafka_marshal.Observer",
+                setting="observer",
+            )
+    return FanOut(*every) if isinstance(given, Sequence) else given
 
 
 def _require_none(setting: str, value: object) -> None:

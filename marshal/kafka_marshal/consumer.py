@@ -99,6 +99,8 @@ class Consumer(Closing):
         self._is_closed = False
         self.is_close_confirmed = True
         self._pid = _Process.pid
+        # It was caught before: closing in the same handler is no failure of the work.
+        self._caught_before = sys.exc_info()[1]
 
     def __repr__(self) -> str:
         """Return group, client, topics and state; never waits."""
@@ -619,7 +621,9 @@ class Consumer(Closing):
         self._hands.pass_over()
         with self._engine.changed:
             # On an error, the uncommitted records are not finished.
-            self._hands.let_go(is_done=sys.exc_info()[0] is None)
+            error = sys.exc_info()[1]
+            is_done = error is None or error is self._caught_before
+            self._hands.let_go(is_done=is_done)
             seqs = session.unsubscribe(self._subscription, release=release)
         from kafka_marshal.engine.waits import await_left
 

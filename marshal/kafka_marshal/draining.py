@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 import attrs
 
 from kafka_marshal.admin_connection import AdminConnection
-from kafka_marshal.config import require_name
+from kafka_marshal.config import require_name, to_whole
 from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.follower import Awaited, Follower
 from kafka_marshal.engine.replica import Replica
@@ -71,8 +71,8 @@ class DirectiveResult:
     """What a drain or a cordon applied.
 
     Attributes:
-        operation: Its id, in hex: ends it early, and completes it if repeated. None of
-            a dry run that was given none.
+        operation: Its id, in hex: ends it early, and completes it if repeated. Empty
+            of a dry run that was given none.
         action: ``drain`` or ``cordon``.
         subject: Whom it names.
         until_ms: Its end, epoch ms.
@@ -80,7 +80,7 @@ class DirectiveResult:
         held: Keys that these own and are not stale for, by estimate.
     """
 
-    operation: str | None
+    operation: str
     action: Action
     subject: Subject
     until_ms: int
@@ -122,6 +122,7 @@ def check_length(for_ms: int, config: Config) -> None:
     Raises:
         ConfigurationError: That is so.
     """
+    to_whole("for_ms", for_ms)
     longest_ms = config.limit("max_pause_ms")
     if not 0 < for_ms <= longest_ms:
         raise ConfigurationError(
@@ -479,7 +480,7 @@ class Draining(AdminConnection):
                 timeout_ms=self._timeout_ms,
             )
         return DirectiveResult(
-            operation=None if op_id is None else op_id.hex(),
+            operation="" if op_id is None else op_id.hex(),
             action=action,
             subject=subject,
             until_ms=until_ms,

@@ -7,7 +7,6 @@ nothing. Executing it is ``SetPosition``: all partitions are set, or none.
 import csv
 import io
 import os
-import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ from typing import Protocol
 import attrs
 import msgspec
 
+from kafka_marshal.config import to_whole
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import (
     ClaimRejected,
@@ -31,7 +31,7 @@ from kafka_marshal.finishing import (
     Resolution,
     open_operations,
 )
-from kafka_marshal.pausing import Sender
+from kafka_marshal.pausing import Sender, parse_topics
 from kafka_marshal.ports import Clock, DataLog, LogRange, TopicInfo
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal.protocol.placement import keys_of
@@ -55,7 +55,6 @@ RULES: Mapping[str, str] = {
     "offsets": OFFSETS,
 }
 """Kinds of a ``PositionSpec`` by the names that commands and requests have for them."""
-_TOPIC = re.compile(r"(?P<topic>[^:]+)(:(?P<numbers>\d{1,10}(,\d{1,10})*))?", re.ASCII)
 _CSV_COLUMNS = 3
 DRAIN_INTERVALS = 2
 """Heartbeat intervals after which an owner that does not release is stale."""
@@ -81,6 +80,10 @@ class PositionSpec:
     value: int = 0
     offsets: Mapping[TopicPartition, int] = attrs.field(factory=dict)
     keys: Mapping[TopicPartition, KeyState] = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        for value in (self.value, *self.offsets.values()):
+            to_whole(self.kind, value)
 
     @classmethod
     def earliest(cls) -> "PositionSpec":
@@ -298,28 +301,6 @@ def topics_of_group(worlds: Iterable[WorldState], group_id: str) -> tuple[str, .
             reason="unknown_group",
         )
     return tuple(sorted(found))
-
-
-def parse_topics(texts: Iterable[str]) -> dict[str, frozenset[int] | None]:
-    """Return the partitions of ``topic`` or ``topic:0,1`` by topic; None for all.
-
-    Raises:
-        ConfigurationError: A text is neither.
-    """
-    found: dict[str, frozenset[int] | None] = {}
-    for text in texts:
-        match = _TOPIC.fullmatch(text)
-        if match is None:
-            raise ConfigurationError(
-                f"{text!r} is not a topic, or like topic:0,1", setting="topics"
-            )
-        topic, numbers = match["topic"], match["numbers"]
-        known = found.get(topic, frozenset())
-        if numbers is None or known is None:
-            found[topic] = None
-        else:
-            found[topic] = known | {int(each) for each in numbers.split(",")}
-    return found
 
 
 def partitions_of(
@@ -743,13 +724,18 @@ class GroupResets:
     def plan(
         self,
         group_id: str,
-        spec: PositionSpec,
+        spec: object,
         *,
         topics: Sequence[str] | None,
         is_clamped: bool,
         allows_reprocess: bool,
     ) -> ResetPlan:
         """Return the plan of a reset; see ``Admin.plan_reset``."""
+        if not isinstance(spec, PositionSpec):
+            raise ConfigurationError(
+                f"{spec!r} is no PositionSpec; give one, like PositionSpec.earliest()",
+                setting="spec",
+            )
         if spec.kind == OFFSETS:
             wanted = _topics_named(spec.offsets)
         elif topics is None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 import attrs
 
 from kafka_marshal.admin_connection import AdminConnection
+from kafka_marshal.config import to_whole
 from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.kept_states import POLL_MS
 from kafka_marshal.errors import (
@@ -499,6 +500,7 @@ class Growing(AdminConnection):
                 f"name the number of partitions that topic {topic!r} is to have",
                 setting="partitions",
             )
+        to_whole("partitions", count)
         return plan_growth(
             worlds, topic, count=count, info=info, settle_ms=settle_ms, ends=ends
         )

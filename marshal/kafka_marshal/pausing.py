@@ -2,6 +2,7 @@
 
 import getpass
 import os
+import re
 import secrets
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 import attrs
 
 from kafka_marshal.clock import instant
+from kafka_marshal.config import to_whole
 from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.follower import Awaited, Follower
 from kafka_marshal.engine.kept_states import POLL_MS
@@ -42,6 +44,7 @@ from kafka_marshal.protocol.types import Key
 
 RENEWALS_PER_PAUSE = 3
 HOST_CHARS_MAX = 255
+_TOPIC = re.compile(r"(?P<topic>[^:]+)(:(?P<numbers>\d{1,10}(,\d{1,10})*))?", re.ASCII)
 ENDED = 0
 """Expiry of a record that ends a pause."""
 
@@ -153,6 +156,10 @@ def period_of(
             "a pause has either a length (for_ms) or an end (until_ms)",
             setting="for_ms",
         )
+    given = {"for_ms": for_ms, "until_ms": until_ms, "begin_ms": begin_ms}
+    for name, value in given.items():
+        if value is not None:
+            to_whole(name, value)
     since_ms = wall_ms if begin_ms is None else begin_ms
     length_ms = for_ms if until_ms is None else until_ms - since_ms
     longest_ms = config.limit("max_pause_ms")
@@ -177,6 +184,33 @@ def period_of(
     require_level(config, "a scheduled pause")
     end_ms = begin_ms + length_ms
     return Period(for_ms=length_ms, until_ms=end_ms, begin_ms=begin_ms)
+
+
+def parse_topics(texts: Iterable[object]) -> dict[str, frozenset[int] | None]:
+    """Return the partitions of ``topic`` or ``topic:0,1`` by topic; None for all.
+
+    Raises:
+        ConfigurationError: A text is neither, or there is one text instead of several.
+    """
+    if isinstance(texts, str):
+        raise ConfigurationError(
+            f"topics must be a list, like [{texts!r}], not the text {texts!r}",
+            setting="topics",
+        )
+    found: dict[str, frozenset[int] | None] = {}
+    for text in texts:
+        match = _TOPIC.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
+            raise ConfigurationError(
+                f"{text!r} is not a topic, or like topic:0,1", setting="topics"
+            )
+        topic, numbers = match["topic"], match["numbers"]
+        known = found.get(topic, frozenset())
+        if numbers is None or known is None:
+            found[topic] = None
+        else:
+            found[topic] = known | {int(each) for each in numbers.split(",")}
+    return found
 
 
 def scope_of_topics(
@@ -210,14 +244,14 @@ class PauseResult:
     """Result of a pause, or of its end.
 
     Attributes:
-        op_id: Identifies the operation, in hex; None of a dry run, which wrote nothing.
+        op_id: Identifies the operation, in hex; empty of a dry run.
         until_ms: Log time at which the pause ends in the last partition.
         begin_ms: Log time at which it begins by itself; None if it has begun.
         held: Paused keys that are still owned and not stale.
         topics: Topics that it is limited to, like ``orders:0,1``; none for the group.
     """
 
-    op_id: str | None
+    op_id: str
     until_ms: int
     held: tuple[Key, ...]
     begin_ms: int | None = None
@@ -274,8 +308,8 @@ class PauseOperation:
         self._paused: set[int] = set()
         self._due_ms = 0
 
-    def check(self) -> None:
-        """Write nothing.
+    def planned_end_ms(self) -> int:
+        """Return the end of the pause, epoch ms, if it began now; write nothing.
 
         Raises:
             GroupPaused: Another operation holds the whole group now.
@@ -285,6 +319,13 @@ class PauseOperation:
         is_of_all = self._scope is None and self._period.begin_ms is None
         if is_of_all and pause is not None:
             raise _held_by_another(self._group_id, pause, "busy")
+        return self._period.until_ms or self._clock.wall_ms() + self._period.for_ms
+
+    def end_ms(self) -> int:
+        """Return when the pause ends in the last partition, epoch ms; now if it has."""
+        if self._period.until_ms is not None:
+            return self._period.until_ms
+        return max(self.ends_ms, default=self._clock.wall_ms())
 
     def begin(self, timeout_ms: int) -> None:
         """Pause the group, or schedule that: at its home first, then everywhere else.
@@ -456,7 +497,7 @@ def refusal(
     return awaited.unwritable(f"the operation on group {group_id!r}")
 
 
-def _held_by_another(group_id: str, pause: Pause, reason: str) -> GroupPaused:
+def _held_by_another(group_id: str, pause: Pause, reason: str | None) -> GroupPaused:
     return GroupPaused(
         f"group {group_id!r} is held by another operation of "
         f"{pause.client_id!r} ({reason}); end it first with: marshal "

@@ -15,6 +15,7 @@ import attrs
 import msgspec
 
 from kafka_marshal.admin_connection import AdminConnection
+from kafka_marshal.config import to_whole
 from kafka_marshal.defaults import format_command
 from kafka_marshal.engine.config_check import unformatted
 from kafka_marshal.engine.follower import Awaited, Follower
@@ -245,6 +246,7 @@ def _open_change(follower: Follower, to_count: int) -> Change | None:
 
 
 def _require_count(from_count: int, to_count: int) -> None:
+    to_whole("partition_count", to_count)
     if not 1 <= to_count <= COUNT_MAX:
         raise ConfigurationError(
             f"partitions must be 1 to {COUNT_MAX}, not {to_count}",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_marshal.clock import SystemClock, instant
 from kafka_marshal.closing import Closing
+from kafka_marshal.config import to_whole
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.engine.checkpoint_reader import (
     FirstKnown,
@@ -246,8 +247,8 @@ class World:
 
         Raises:
             TopicMisconfigured: There is no such topic.
-            ConfigurationError: The moment is in the future, or an offset without its
-                coordinating partition.
+            ConfigurationError: The moment is in the future, an offset without its
+                coordinating partition, or given twice.
             DeadlineExceeded: The log was not read in time.
         """
         settings = ConnectionConfig(
@@ -256,12 +257,7 @@ class World:
             options=options,
             transport=transport,
         )
-        if isinstance(offset, int) and key is None:
-            raise ConfigurationError(
-                f"the moment is offset {offset}, and each coordinating partition has "
-                "its own offsets; name the partition as well, or a time",
-                setting="offset",
-            )
+        _require_moment(offset, time_ms, key)
         log = open_coordination_log(
             settings, heartbeat_interval_ms=None, timeout_ms=timeout_ms, follows=False
         )
@@ -540,6 +536,23 @@ def require_restored(found: Mapping[int, Restored]) -> dict[int, Restored]:
     if unknown:
         raise LogUnreadable(unknown_text(unknown))
     return dict(sorted(found.items()))
+
+
+def _require_moment(
+    offset: Mapping[int, int] | int | None, time_ms: int | None, key: Key | None
+) -> None:
+    if offset is not None and time_ms is not None:
+        raise ConfigurationError(
+            "a moment is either an offset or a time, not both", setting="offset"
+        )
+    if time_ms is not None:
+        to_whole("time_ms", time_ms)
+    if isinstance(offset, int) and key is None:
+        raise ConfigurationError(
+            f"the moment is offset {offset}, and each coordinating partition has "
+            "its own offsets; name the partition as well, or a time",
+            setting="offset",
+        )
 
 
 def _read(

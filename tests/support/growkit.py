@@ -41,6 +41,10 @@ class Tool(Growing):
     def __exit__(self, *_):
         pass
 
+    def partition_count(self, topic):
+        found = self._describe(topic)
+        return None if found is None else found.partition_count
+
     def _change(self, what):
         if self.left == len(self.done):
             raise Died

@@ -11,7 +11,12 @@ from enginekit import AMO, KEY, T0, H, Stepping, fold, held_by, owning, spec, wo
 
 from kafka_marshal.aio import AsyncConsumer, AsyncMarshal
 from kafka_marshal.client import Marshal
-from kafka_marshal.errors import ClaimLost, DeadlineExceeded, InvalidTransition
+from kafka_marshal.errors import (
+    ClaimLost,
+    ConfigurationError,
+    DeadlineExceeded,
+    InvalidTransition,
+)
 from kafka_marshal.protocol.types import TopicPartition
 
 WAIT_S = 60
@@ -113,6 +118,19 @@ def test_batches_and_tokens(cluster):
         return sizes
 
     assert run(work) == [4, 4, 2]
+
+
+def test_the_timeout_of_a_poll_is_a_number(cluster):
+    """None would wait for ever."""
+    node = stepping(cluster)
+
+    async def work():
+        async with face(node) as consumer:
+            for given in (None, "1"):
+                with pytest.raises(ConfigurationError, match="timeout_ms"):
+                    await consumer.poll(given)
+
+    run(work)
 
 
 def test_polling_has_a_deadline(cluster):
@@ -456,8 +474,30 @@ def test_nothing_is_opened_before_it_is_entered(cluster):
         assert client.closed == 1
         await marshal.close()
         assert client.closed == 1
+        with pytest.raises(InvalidTransition, match="closed, or did not open"):
+            await marshal.owners("t")
+        with pytest.raises(InvalidTransition, match="closed, or did not open"):
+            async with marshal:
+                pass
 
     run(work)
+
+
+def test_a_client_that_is_open_is_not_opened_again(cluster):
+    node, clients = stepping(cluster), []
+
+    def make():
+        clients.append(Client(node))
+        return clients[-1]
+
+    marshal = opened_over(make)
+
+    async def work():
+        async with marshal, marshal:
+            pass
+
+    run(work)
+    assert [each.closed for each in clients] == [1]
 
 
 @pytest.mark.parametrize("restarts", [True, False])
@@ -481,8 +521,12 @@ def test_an_error_of_opening_is_raised():
         raise DeadlineExceeded("no broker")
 
     async def work():
+        marshal = opened_over(fail)
         with pytest.raises(DeadlineExceeded, match="no broker"):
-            async with opened_over(fail):
+            async with marshal:
+                pass
+        with pytest.raises(InvalidTransition, match="did not open"):
+            async with marshal:
                 pass
 
     run(work)

@@ -301,6 +301,14 @@ def test_a_closed_or_forked_marshal_raises(cluster, tmp_path, monkeypatch):
 # --- Observers and metrics ---
 
 
+@pytest.mark.parametrize("observer", [5, print, [print], "x"])
+def test_an_observer_has_a_method(tmp_path, observer):
+    """Another one would be removed at its first event, and show nothing."""
+    with pytest.raises(ConfigurationError, match="no method observe") as raised:
+        opened(tmp_path, observer=observer)
+    assert raised.value.setting == "observer"
+
+
 def test_all_observers_get_every_event(cluster, tmp_path):
     first, second = Recorder(), Recorder()
     event = Event("clock_step", {"surplus_ms": 1})

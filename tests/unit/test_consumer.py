@@ -555,7 +555,7 @@ def test_without_a_position_of_its_own(cluster, reset, committed, first):
 def test_without_any_position_none_is_an_error(cluster):
     node = cluster.node("a", spec=spec(auto_offset_reset="none"))
     cluster.run(H)
-    with pytest.raises(PositionError, match="auto_offset_reset"):
+    with pytest.raises(PositionError, match="set one with: marshal groups reset"):
         node.consumer.poll(0)
     assert not node.held
 

@@ -118,11 +118,13 @@ def test_a_dry_run_writes_nothing_and_waits_for_nothing(cluster):
     admin = DrainingAdmin(cluster)
     for act, wait in ((admin.drain, {"wait_ms": 9 * H}), (admin.cordon, {})):
         result = act("a", for_ms=FOR_MS, dry_run=True, **wait)
-        assert (result.operation, result.members) == (None, (("g", "a"),))
+        assert (result.operation, result.members) == ("", (("g", "a"),))
         assert len(result.held) == 2
         assert result.until_ms == admin._clock.wall_ms() + FOR_MS
         with pytest.raises(ConfigurationError, match="lasts 1 to"):
             act("a", for_ms=0, dry_run=True)
+        with pytest.raises(ConfigurationError, match="whole number"):
+            act("a", for_ms="1h", dry_run=True)
         with pytest.raises(ClaimRejected, match="no live member"):
             act("nobody", for_ms=FOR_MS, dry_run=True)
     assert written(cluster) == {t: [] for t in range(K)}

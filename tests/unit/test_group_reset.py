@@ -30,7 +30,6 @@ from kafka_marshal.group_reset import (
     GroupResets,
     PositionSpec,
     ResetResult,
-    parse_topics,
     partitions_of,
     plan_reset,
     read_plan,
@@ -91,17 +90,6 @@ def executed(cluster, plan, name="admin", **options):
 
 
 # --- which partitions
-
-
-def test_topics_are_named_whole_or_by_partition():
-    assert parse_topics(["a", "b:1,0", "b:3"]) == {
-        "a": None,
-        "b": frozenset({0, 1, 3}),
-    }
-    assert parse_topics(["a:1", "a"]) == parse_topics(["a", "a:1"]) == {"a": None}
-    for text in ("", "a:", "a:x", "a:1:2", "a:-1", "a:1,"):
-        with pytest.raises(ConfigurationError, match="topic:0,1"):
-            parse_topics([text])
 
 
 def test_partitions_that_the_cluster_does_not_have_are_refused():
@@ -179,6 +167,20 @@ def test_a_position_outside_of_its_log_is_refused_or_clamped(cluster, wanted, cl
     assert (raised.value.log_start, raised.value.log_end) == (3, 20)
     plan = planned(cluster, spec, topics=["t:0"], is_clamped=True)
     assert [(r.after, r.is_clamped) for r in plan.partitions] == [(clamped, True)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PositionSpec.to_offset("5"),
+        lambda: PositionSpec.to_time(1.5),
+        lambda: PositionSpec.shift_by(None),
+        lambda: PositionSpec.from_offsets({PLACE: "5"}),
+    ],
+)
+def test_a_rule_has_whole_numbers(make):
+    with pytest.raises(ConfigurationError, match="must be a whole number"):
+        make()
 
 
 def test_a_partition_without_a_position_starts_where_kafka_has_it(cluster):

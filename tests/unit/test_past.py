@@ -220,6 +220,9 @@ def test_the_count_of_partitions_comes_from_a_checkpoint_too(past):
 
 
 def test_a_moment_before_the_format_is_empty(past):
+    for wrong in ({"time_ms": 0, "offset": {0: 1}}, {"time_ms": "now"}):
+        with pytest.raises(ConfigurationError, match=r"not both|whole number"):
+            World.at(**wrong)
     view = World.at(time_ms=0)
     assert view.log_start_missing == ()
     assert view.partitions[0].next_offset == 0

@@ -23,6 +23,7 @@ from kafka_marshal.pausing import (
     ending,
     in_order,
     op_id_of,
+    parse_topics,
     period_of,
     scope_of_topics,
 )
@@ -132,10 +133,10 @@ def test_one_of_two_admins_wins_everywhere(cluster):
 
 def test_a_check_refuses_what_would_be_refused_and_writes_nothing(cluster):
     two = operation(cluster, "two")
-    two.check()
+    assert two.planned_end_ms() == cluster.clock.view().wall_ms() + FOR_MS
     operation(cluster, "one").begin(TIMEOUT_MS)
     with pytest.raises(GroupPaused, match="'one'") as raised:
-        operation(cluster, "two").check()
+        operation(cluster, "two").planned_end_ms()
     assert raised.value.by == "one"
     assert sent(cluster, "two") == []
 
@@ -457,6 +458,41 @@ def test_a_scope_within_the_limits():
     found = scope_of_topics(config(level=2), {"u": None, "t": [3, 0, 3]})
     assert scope_texts(found) == ("t:0,3", "u")
     assert scope_texts(None) == ()
+
+
+def test_topics_are_named_whole_or_by_partition():
+    assert parse_topics(["a", "b:1,0", "b:3"]) == {
+        "a": None,
+        "b": frozenset({0, 1, 3}),
+    }
+    assert parse_topics(["a:1", "a"]) == parse_topics(["a", "a:1"]) == {"a": None}
+    for text in ("", "a:", "a:x", "a:1:2", "a:-1", "a:1,"):
+        with pytest.raises(ConfigurationError, match="topic:0,1"):
+            parse_topics([text])
+
+
+def test_topics_are_a_list_of_texts():
+    """A text alone would pause a topic for each of its letters."""
+    assert parse_topics(["u", "t:0,1", "t:1,2"]) == {"u": None, "t": {0, 1, 2}}
+    for given in ("orders", [("t", 0)], ["t:x"], [None]):
+        with pytest.raises(ConfigurationError, match=r"list, like|is not a topic"):
+            parse_topics(given)
+
+
+@pytest.mark.parametrize("name", ["for_ms", "until_ms", "begin_ms"])
+def test_the_times_of_a_pause_are_whole_numbers(name):
+    given = {"for_ms": 9, "until_ms": None, "begin_ms": None}
+    if name == "until_ms":
+        given["for_ms"] = None
+    for wrong in ("10m", 9.5):
+        with pytest.raises(ConfigurationError, match=f"{name} must be a whole number"):
+            period_of(
+                config(level=2),
+                given["for_ms"] if name != "for_ms" else wrong,
+                until_ms=wrong if name == "until_ms" else None,
+                begin_ms=wrong if name == "begin_ms" else None,
+                wall_ms=1,
+            )
 
 
 @pytest.mark.parametrize(

@@ -330,7 +330,7 @@ def uncordon(
 
 def _answer_directive(call: Call, result: DirectiveResult, *, dry_run: bool) -> None:
     facts = {
-        "op_id": result.operation,
+        "op_id": result.operation or None,
         "action": result.action,
         "client_id": result.subject.client_id,
         "host": result.subject.host,

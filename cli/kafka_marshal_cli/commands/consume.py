@@ -229,7 +229,8 @@ class Summary:
                 f"the log did not confirm the release of {abbreviated(self.held)}; "
                 "others take over after two heartbeat intervals"
             )
-        return f"consumed {self.count()} records, {released}"
+        count = self.count()
+        return f"consumed {count} record{'s' * (count != 1)}, {released}"
 
 
 Topics = Annotated[list[str], typer.Argument(metavar="TOPIC", help="Data topics.")]
@@ -364,10 +365,8 @@ def consume(
     open_ms = parsing.duration_ms("--open-timeout", open_timeout)
     h_ms = _optional_ms("--heartbeat-interval", heartbeat_interval)
     is_amo = delivery is Delivery.AT_MOST_ONCE
-    batch_max = max_poll_records or _batch_max(
-        execs, is_amo=is_amo, records_max=max_records
-    )
-    batch_max = min(batch_max, max_records or batch_max)
+    default = _batch_max(execs, is_amo=is_amo, records_max=max_records)
+    batch_max = min(max_poll_records or default, max_records or sys.maxsize)
     processes = _processes(
         execs, group=group, is_amo=is_amo, batch_max=batch_max, records_max=max_records
     )

@@ -33,6 +33,7 @@ from kafka_marshal_cli.shared import (
 
 if TYPE_CHECKING:
     from kafka_marshal import Admin, World
+    from kafka_marshal.admin import PauseResult
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -239,23 +240,8 @@ def pause(
             dry_run=dry_run,
         )
         _note_unknown_topics(admin, result.topics)
-    world = call.world()
     held = presenters.key_texts(result.held)
-    found = {
-        "group_id": group,
-        "op_id": result.op_id,
-        "begin_ms": result.begin_ms,
-        "until_ms": result.until_ms,
-        "topics": list(result.topics),
-        "reason": reason,
-        "held": held,
-        "is_executed": not dry_run,
-    }
-    shown = {"until_ms": instant(result.until_ms)}
-    if result.begin_ms is not None:
-        shown["begin_ms"] = instant(result.begin_ms)
-    call.answer(Answer(presenters.as_of(world), found, (), shown))
-    note_unknown_group(world, group)
+    _answer_pause(call, group, result, reason=reason, dry_run=dry_run)
     if dry_run:
         notify(f"nothing was written; {len(held)} claims would be released")
         return
@@ -266,6 +252,27 @@ def pause(
         )
     if held and result.begin_ms is None:
         notify(f"{len(held)} claims are not released yet; --wait waits for that")
+
+
+def _answer_pause(
+    call: Call, group: str, result: "PauseResult", *, reason: str | None, dry_run: bool
+) -> None:
+    world = call.world()
+    found = {
+        "group_id": group,
+        "op_id": result.op_id or None,
+        "begin_ms": result.begin_ms,
+        "until_ms": result.until_ms,
+        "topics": list(result.topics),
+        "reason": reason,
+        "held": presenters.key_texts(result.held),
+        "is_executed": not dry_run,
+    }
+    shown = {"until_ms": instant(result.until_ms)}
+    if result.begin_ms is not None:
+        shown["begin_ms"] = instant(result.begin_ms)
+    call.answer(Answer(presenters.as_of(world), found, (), shown))
+    note_unknown_group(world, group)
 
 
 def _note_unknown_topics(admin: "Admin", scope: Sequence[str]) -> None:

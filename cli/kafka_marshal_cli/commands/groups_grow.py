@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from kafka_marshal import ConfigurationError
+from kafka_marshal import Admin, ConfigurationError, CoordinationError
 from kafka_marshal.growing import (
     ADD,
     ANNOUNCE,
@@ -136,6 +136,7 @@ def _show(call: Call, topic: str | None) -> None:
     """Show the growths that the log knows."""
     with call.admin() as admin:
         found: tuple[GrowthReport, ...] = admin.growths(topic)
+        is_known = topic is None or bool(found) or _exists(admin, topic)
     growths = presenters.growth_rows(each.growth for each in found)
     sources = presenters.growth_source_rows(
         source for each in found for source in each.sources
@@ -145,6 +146,16 @@ def _show(call: Call, topic: str | None) -> None:
         Section("sources", sources, presenters.GROWTH_SOURCE_COLUMNS),
     )
     call.answer(Answer(presenters.as_of(call.world()), {"topic": topic}, sections))
+    if not is_known:
+        notify(f"topic {topic!r} does not exist, and no growth of it is known")
+
+
+def _exists(admin: Admin, topic: str) -> bool:
+    """Return whether a topic exists; True where this principal may not see it."""
+    try:
+        return admin.partition_count(topic) is not None
+    except CoordinationError:
+        return True
 
 
 def show_progress(progress: GrowthProgress) -> None:

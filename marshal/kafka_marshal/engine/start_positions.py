@@ -210,8 +210,8 @@ def _choose(holding: Holding, found: Lookup) -> int:
 
 def _no_position(partition: TopicPartition, log_range: LogRange) -> PositionError:
     return PositionError(
-        f"{partition} has no position and auto_offset_reset is 'none'; set one with "
-        "a committed offset, or choose 'earliest' or 'latest'",
+        f"{partition} has no position and auto_offset_reset is 'none'; set one with: "
+        "marshal groups reset, or choose 'earliest' or 'latest'",
         requested=-1,
         log_start=log_range.start,
         log_end=log_range.end,

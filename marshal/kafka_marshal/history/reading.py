@@ -234,7 +234,10 @@ class KeyHistory:
             LogUnreadable: The state at that moment is unknown: the start of the log is
                 gone, and no checkpoint lies before it.
             DeadlineExceeded: The log was not read in time.
+            TypeError: ``key`` is no ``Key``.
         """
+        if not isinstance(key, Key):
+            raise TypeError(f"{key!r} is no key; give Key(group_id, topic, partition)")
 
         def opened(number: int | None) -> LogScan:
             def only(count: int) -> list[int]:

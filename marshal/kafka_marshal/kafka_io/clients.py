@@ -326,8 +326,8 @@ class AdminClient:
     def _late(self, doing: str, timeout_ms: int, *, why: str = "") -> CoordinationError:
         return CoordinationError(
             f"{doing} failed: no answer within {timeout_ms} ms from "
-            f"{self._settings.addresses}.{why} Check the addresses, the network and "
-            "that the brokers run."
+            f"{self._settings.addresses}.{why} Check the addresses, security_protocol, "
+            "the network and that the brokers run."
         )
 
 

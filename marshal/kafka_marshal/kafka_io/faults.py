@@ -70,6 +70,18 @@ NO_LOGIN = _fault(
     next_step="Use the port of a SASL listener; where the cluster has none, set "
     "security_protocol to PLAINTEXT or SSL and leave out the sasl options.",
 )
+NO_TLS = _fault(
+    CoordinationError,  # retriable: also how a port behaves whose broker starts
+    why="the port at {addresses} takes no TLS",
+    next_step="Use the port of a TLS listener; where the cluster has none, set "
+    "security_protocol to PLAINTEXT or SASL_PLAINTEXT.",
+)
+ONLY_TLS = _fault(
+    CoordinationError,
+    why="the port at {addresses} closes connections without TLS",
+    next_step="Set security_protocol to SSL or SASL_SSL, or use the port of a listener "
+    "without TLS.",
+)
 NOT_TRUSTED = _fault(
     CoordinationError,  # retriable: an expired certificate gets renewed
     why="the certificate of the broker is not trusted",

@@ -3,7 +3,8 @@
 Both ends use these types, and the published OpenAPI document is generated from them.
 All times named ``_ms`` are local time: the boot clock of the host, which both ends
 read (PROTOCOL 5.2); names of wall-clock times contain ``wall``. Binary identifiers are
-lower-case hex. Unknown fields are ignored, so that either end may be newer.
+lower-case hex. Unknown fields are ignored, so that either end may be newer, but not by
+an ``AdminRequest``.
 
 In the log a sidecar is one claimant per group, with its own client_id. The tags of a
 claim name the client that it is for. Only one client ever uses a token: a key that
@@ -736,14 +737,23 @@ TopicChoice = Annotated[str, msgspec.Meta(max_length=10_000)]
 WallMs = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
-class PauseRequest(Message, frozen=True, kw_only=True):
+class AdminRequest(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of requests that act on a group.
+
+    Unknown fields are refused: a pause with a misspelt ``topics`` would be one of the
+    whole group.
+    """
+
+
+class PauseRequest(AdminRequest, frozen=True, kw_only=True):
     """``POST /v1/groups/{group}/pause``, as ``marshal groups pause``.
 
     Attributes:
         for_ms: Length of the pause; either this or ``until_ms``.
         until_ms: End of the pause, epoch ms.
         begin_ms: Begin of the pause, epoch ms; by default it begins at once.
-        topics: Only these topics, or like ``orders:0,1`` for some partitions.
+        topics: Only these topics, or like ``orders:0,1`` for some partitions; null for
+            the whole group.
         wait: Whether to wait until no client of the group holds a claim, at most for
             ``timeout_ms``, and renew the pause meanwhile.
         reason: Stored in the log, for people.
@@ -753,13 +763,15 @@ class PauseRequest(Message, frozen=True, kw_only=True):
     for_ms: Milliseconds | None = None
     until_ms: WallMs | None = None
     begin_ms: WallMs | None = None
-    topics: Annotated[tuple[TopicChoice, ...], msgspec.Meta(max_length=TOPICS_MAX)] = ()
+    topics: (
+        Annotated[tuple[TopicChoice, ...], msgspec.Meta(max_length=TOPICS_MAX)] | None
+    ) = None
     wait: bool = False
     reason: Words | None = None
     person: Word = ""
 
 
-class ResumeRequest(Message, frozen=True, kw_only=True):
+class ResumeRequest(AdminRequest, frozen=True, kw_only=True):
     """``POST /v1/groups/{group}/resume``, as ``marshal groups resume``.
 
     Attributes:
@@ -773,7 +785,7 @@ class ResumeRequest(Message, frozen=True, kw_only=True):
     person: Word = ""
 
 
-class PartitionOffset(Message, frozen=True, kw_only=True):
+class PartitionOffset(AdminRequest, frozen=True, kw_only=True):
     """New position of one partition.
 
     Attributes:
@@ -787,7 +799,7 @@ class PartitionOffset(Message, frozen=True, kw_only=True):
     offset: Number
 
 
-class ResetRequest(Message, frozen=True, kw_only=True):
+class ResetRequest(AdminRequest, frozen=True, kw_only=True):
     """``POST /v1/groups/{group}/reset``, as ``marshal groups reset``.
 
     One of ``to_earliest`` to ``offsets`` has the new positions.
@@ -832,7 +844,7 @@ class ResetRequest(Message, frozen=True, kw_only=True):
     person: Word = ""
 
 
-class UndoRequest(Message, frozen=True, kw_only=True):
+class UndoRequest(AdminRequest, frozen=True, kw_only=True):
     """``POST /v1/groups/{group}/undo``, as ``marshal groups undo``.
 
     Attributes:
@@ -853,7 +865,7 @@ class UndoRequest(Message, frozen=True, kw_only=True):
     person: Word = ""
 
 
-class FinishRequest(Message, frozen=True, kw_only=True):
+class FinishRequest(AdminRequest, frozen=True, kw_only=True):
     """``POST /v1/groups/{group}/finish``, as ``marshal groups finish``.
 
     Attributes:

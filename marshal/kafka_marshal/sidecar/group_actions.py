@@ -173,7 +173,7 @@ class GroupActions:
                 for_ms=request.for_ms,
                 until_ms=request.until_ms,
                 begin_ms=request.begin_ms,
-                topics=request.topics or None,
+                topics=request.topics,
                 reason=request.reason,
                 wait_ms=wait_ms,
             )

@@ -436,15 +436,17 @@ class App:
 
     async def _no_such_place(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        what = f"{request.method[:20]} {request.scope['path'][:200]!r}"
+        headers = error.headers if isinstance(error, HTTPException) else None
+        method, path = request.method[:20], repr(request.scope["path"][:200])
+        text = f"there is no {method} {path} here"
+        if headers and "Allow" in headers:
+            text = f"{path} takes {headers['Allow']}, not {method}"
         response = failed(
-            http_error(
-                status, f"there is no {what} here; see {OPENAPI_PATH}", setting="path"
-            )
+            http_error(status, f"{text}; see {OPENAPI_PATH}", setting="path")
         )
         self._serving.counts.request(OTHER, status)
-        if isinstance(error, HTTPException) and error.headers:
-            response.headers.update(error.headers)
+        if headers:
+            response.headers.update(headers)
         return response
 
     # --- endpoints of the daemon

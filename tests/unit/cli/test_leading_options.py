@@ -1,6 +1,7 @@
 """Shared options before the name of a command are moved behind it."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -40,7 +41,8 @@ def test_options_follow_the_command(given, wanted):
 
 def test_every_shared_option_may_lead():
     """The table repeats what commands have: `marshal` imports them when invoked."""
-    command = complete_command().commands["groups"].commands["pause"]
+    groups: Any = complete_command().commands["groups"]
+    command = groups.commands["pause"]
     shared = {"bootstrap_server", "coordination_topic", "command_property", "as_"}
     shared |= {"command_config", "transport", "timeout", "output", "debug"}
     shared |= {"config", "profile"}

@@ -145,6 +145,25 @@ def test_an_end_on_an_error_leaves_what_was_in_hand_unconfirmed(cluster):
     assert (loss.ending, at_risk) == ("released", [])
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_error_from_before_is_no_error_of_the_work(cluster, fails):
+    """The consumer is opened and closed where an earlier error is handled."""
+    try:
+        int("no broker")
+    except ValueError:
+        node = owning(cluster, delivery=AMO, most=5, batches=1)
+        assert handed(node, cluster) == [0, 1, 2, 3, 4]
+        try:
+            if fails:
+                int("what a handler chokes on")
+        except ValueError:
+            node.consumer.close(timeout_ms=0)
+        else:
+            node.consumer.close(timeout_ms=0)
+    cluster.run(100)
+    assert marks(cluster, ReleasingPartition) == [0 if fails else 5]
+
+
 def test_the_last_heartbeat_before_a_restart_carries_the_mark(cluster):
     node = owning(cluster, delivery=AMO, most=500)
     assert handed(node, cluster) == list(range(20))

@@ -72,6 +72,8 @@ def test_partitions_that_were_added_in_kafka_are_left_again(monkeypatch):
     logs[0].append(claim(), at=LATER_MS)
     cluster = Cluster(monkeypatch, *logs)
     assert KeyHistory.open(key=KEY).state == "owned"
+    with pytest.raises(TypeError, match="give Key"):
+        KeyHistory.open(key=tuple(KEY))
     assert cluster.read == [guessed, 0]
 
 

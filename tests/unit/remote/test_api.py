@@ -49,6 +49,23 @@ def test_a_newer_peer_may_send_more():
     assert msgspec.json.decode(wire, type=api.EventBody).was_lost
 
 
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (api.PauseRequest, b'{"for_ms": 9, "topic": ["orders"]}'),
+        (api.ResumeRequest, b'{"op_id": "0a"}'),
+        (api.ResetRequest, b'{"all_topics": true, "to_latest": true, "exceute": true}'),
+        (api.ResetRequest, b'{"offsets": [{"topic": "t", "partition": 0, "to": 1}]}'),
+        (api.UndoRequest, b'{"op_id": "0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a", "dry": 1}'),
+        (api.FinishRequest, b'{"topics": []}'),
+    ],
+)
+def test_an_action_on_a_group_has_no_unknown_field(kind, body):
+    """The rest of it would act on more than was meant."""
+    with pytest.raises(msgspec.ValidationError, match=r"unknown|missing"):
+        msgspec.json.decode(body, type=kind)
+
+
 def test_an_id_names_the_life_the_event_and_the_entry():
     assert api.frame_id("0123456789abcdef", 7, t=3, offset=4711) == "01234567.7.3.4711"
     frame = api.Frame("01234567.7.3.4711", api.Paused(is_paused=False))

@@ -69,6 +69,12 @@ def test_unknown_paths_and_methods_are_refused(wire, method, path, status):
     assert wire.service.calls == []
 
 
+def test_a_wrong_method_is_answered_with_the_right_ones(wire):
+    response = wire.request("POST", "/v1/info", headers=HEADERS)
+    assert response.headers["allow"] == "GET"
+    assert failure(response).message.startswith("'/v1/info' takes GET, not POST; see")
+
+
 @pytest.mark.parametrize("value", [None, "", "CD" * 16, "cd" * 15, "cd" * 17])
 def test_a_client_shows_its_instance(wire, value):
     headers = {} if value is None else {api.INSTANCE_HEADER: value}

@@ -64,6 +64,10 @@ _TOPIC_ID = re.compile(r"Topic (\S+) changed id from \S* to ([A-Za-z0-9+/]{22})\
 # The debug context of that line: one or two lines for each partition and metadata
 # request, none for records.
 TOPIC_IDS = {"debug": "topic"}
+# What differs between two lines about one cause.
+_ATTEMPT = re.compile(r" \(after \d+ms in state [^)]*\)")
+REPEATED_AFTER_S = 60.0
+CAUSES_MAX = 100
 # librdkafka requires a group even for assigned partitions without commits. It only
 # finds the group's coordinator.
 GROUP_ID = "kafka-marshal-assigned"
@@ -180,10 +184,19 @@ class Client:
 
 
 class _Log:
-    """Forwards log lines, and extracts what is reported nowhere else."""
+    """Forwards log lines, and extracts what is reported nowhere else.
 
-    def __init__(self, client: Client) -> None:
+    While a broker is down, librdkafka reports every attempt to connect, some 75 a
+    second, and those that nobody polled for when the client is destroyed. The first of
+    each cause in a minute is an error, the others are for debugging.
+    """
+
+    def __init__(
+        self, client: Client, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self._client = client
+        self._clock_s = clock_s
+        self._due_s: dict[str, float] = {}
 
     def log(self, level: int, text: str, *values: object) -> None:
         """Handle a line, while the client is polled."""
@@ -197,7 +210,17 @@ class _Log:
                 self._client.requests_pid.set()
             if _PID_ACQUIRED in line:
                 self._client.has_pid.set()
-        _LOGGER.log(level, text, *values)
+        is_repeated = level >= logging.WARNING and self._is_repeated(line)
+        _LOGGER.log(logging.DEBUG if is_repeated else level, text, *values)
+
+    def _is_repeated(self, line: str) -> bool:
+        cause, now_s = _ATTEMPT.sub("", line), self._clock_s()
+        if now_s < self._due_s.get(cause, 0.0):
+            return True
+        if len(self._due_s) >= CAUSES_MAX:
+            self._due_s.clear()
+        self._due_s[cause] = now_s + REPEATED_AFTER_S
+        return False
 
 
 def _new_client(

@@ -71,6 +71,12 @@ _UNTRUSTED = "certificate verify failed"
 # librdkafka reports the response of a port without logins as text only.
 _NO_LOGIN = KafkaError(KafkaError.ILLEGAL_SASL_STATE).str()
 
+# librdkafka's guess, in the text of a timeout or of a lost connection.
+_BY_GUESS = {
+    "connecting to a PLAINTEXT broker listener?": faults.NO_TLS,
+    "connecting to a SSL listener?": faults.ONLY_TLS,
+}
+
 
 def cause_of(error: BaseException | None) -> Any:
     """Return the ``KafkaError`` inside an exception, or None."""
@@ -86,7 +92,12 @@ def _fault_of(inner: Any) -> Fault:
         return faults.NOT_TRUSTED
     if inner.code() == _AUTHENTICATION and _NO_LOGIN in inner.str():
         return faults.NO_LOGIN
-    return _FAULTS.get(inner.code(), faults.OTHER)
+    fault = _FAULTS.get(inner.code(), faults.OTHER)
+    if fault is faults.UNREACHABLE:
+        for guess, found in _BY_GUESS.items():
+            if guess in inner.str():
+                return found
+    return fault
 
 
 def is_refusal(error: Exception) -> bool:

@@ -137,7 +137,7 @@ class Directing:
     def result(self, action, client, **asked):
         self.asked = asked
         return DirectiveResult(
-            operation=None if asked["dry_run"] else OP.hex(),
+            operation="" if asked["dry_run"] else OP.hex(),
             action=action,
             subject=Subject(
                 client_id=client, host=asked["host"], group_id=asked["group_id"]

@@ -177,6 +177,11 @@ def test_info_events_are_written_if_verbose(capsys):
         assert ("member_joined" in capsys.readouterr().err) == is_verbose
 
 
+@pytest.mark.parametrize(("count", "words"), [(0, "0 records"), (1, "1 record,")])
+def test_the_summary_counts_in_english(count, words):
+    assert words in f"{consume.Summary(lambda: count).text(is_confirmed=True)}"
+
+
 @pytest.mark.parametrize(
     ("held", "is_confirmed", "line"),
     [

@@ -261,7 +261,7 @@ class FakeAdmin:
     def pause_group(self, group, **wanted):
         self.asked.append((group, wanted))
         topics = tuple(wanted["topics"] or ())
-        op_id = None if wanted["dry_run"] else "ab"
+        op_id = "" if wanted["dry_run"] else "ab"
         return PauseResult(op_id, UNTIL, self._held, self.begin_ms, topics)
 
     def partition_count(self, topic):

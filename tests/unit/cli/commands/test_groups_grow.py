@@ -120,7 +120,9 @@ def test_without_a_number_the_growths_are_shown(cluster):
     (row,) = found["growths"]
     assert (row["state"], row["end_offsets"]) == ("ended", [5, 0, 7, 9])
     assert [each["waiting"] for each in found["sources"]] == [[], [5], [6], [7]]
-    assert json.loads(invoke("--topic", "u", "-o", "json").stdout)["growths"] == []
+    other = invoke("--topic", "u", "-o", "json")
+    assert json.loads(other.stdout)["growths"] == []
+    assert other.stderr == "topic 'u' does not exist, and no growth of it is known\n"
     assert "ended" in invoke().stdout
 
 

@@ -126,6 +126,33 @@ def test_debug_lines_report_the_producer_id(caplog):
     made.release()
 
 
+def test_of_the_attempts_to_connect_one_a_minute_is_an_error(caplog):
+    now_s = [5.0]
+    log = clients._Log(Client(), lambda: now_s[0])
+
+    def attempt(text, ms):
+        line = f"Connect failed: {text} (after {ms}ms in state CONNECT)"
+        log.log(logging.ERROR, "%s [%s]: %s", "FAIL", "thrd:a:1", line)
+
+    with caplog.at_level(logging.DEBUG, logger=clients.LOGGER):
+        for ms in range(100):
+            attempt("refused", ms)
+        attempt("no route", 0)
+        attempt("refused", 0)
+        now_s[0] += clients.REPEATED_AFTER_S
+        attempt("refused", 0)
+    assert len(caplog.records) == 103
+    errors = [each for each in caplog.records if each.levelno == logging.ERROR]
+    assert [each.getMessage().split(": ")[2][:8] for each in errors] == [
+        "refused ",
+        "no route",
+        "refused ",
+    ]
+    for number in range(3 * clients.CAUSES_MAX):
+        attempt(f"cause {number}", 0)
+    assert len(log._due_s) <= clients.CAUSES_MAX
+
+
 def test_debug_lines_report_topic_ids():
     client = Client()
     log = clients._Log(client)

@@ -131,6 +131,32 @@ def test_the_response_of_such_a_port_is_known_by_its_text():
     assert "takes no login" in str(translated(error))
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            (
+                "SSL handshake failed: Disconnected: SSL connection closed by peer: "
+                "connecting to a PLAINTEXT broker listener?"
+            ),
+            "takes no TLS",
+        ),
+        (
+            (
+                "Disconnected while requesting ApiVersion: might be caused by wrong "
+                "security.protocol configuration (connecting to a SSL listener?)"
+            ),
+            "set security_protocol to SSL",
+        ),
+    ],
+)
+def test_a_protocol_that_a_port_does_not_speak_is_no_missing_broker(text, words):
+    made = translated(KafkaException(KafkaError(CODES["_TIMED_OUT"], text)))
+    assert type(made) is CoordinationError
+    assert words.lower() in str(made).lower()
+    assert "no broker answered" not in str(made)
+
+
 def test_an_untrusted_certificate_is_not_reported_as_a_wrong_password():
     text = "SSL handshake failed: certificate verify failed: unable to get issuer"
     made = translated(KafkaException(KafkaError(CODES["_SSL"], text)))
