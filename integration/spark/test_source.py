@@ -385,6 +385,24 @@ def test_a_stream_needs_a_group_and_a_batch_has_none(kit, topic):
         kit.batch(subscribe=topic, group="g").collect()
 
 
+def test_the_checkpoint_of_another_query_is_refused(kit, domain, topic, group, unique):
+    assert len(kit.drained(kit.stream(group, subscribe=topic))) == 60
+    other = domain.data_topic(1, records_each=7)
+    for given, more, message in [
+        (unique("audit"), {"subscribe": topic}, f"written with group {group}"),
+        (group, {"subscribe": topic, "delivery": "amo"}, "written with delivery alo"),
+        (group, {"subscribe": other}, "the query does not read it"),
+    ]:
+        with pytest.raises(Exception, match=message):
+            kit.drained(kit.stream(given, **more))
+    lenient = {"subscribe": other, "failOnDataLoss": "false"}
+    assert cells(kit.drained(kit.stream(group, **lenient))) == every(7)
+    both = f"{topic},{other}"
+    domain.produce(other, 1)
+    found = kit.drained(kit.stream(group, subscribe=both))
+    assert cells(found) == [(0, 7)], "the first is at the group's position"
+
+
 def test_an_unreachable_topic_or_broker_is_an_error(kit, topic):
     with pytest.raises(Exception, match="topic 'no-such' does not exist"):
         kit.batch(subscribe="no-such").collect()

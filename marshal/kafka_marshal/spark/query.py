@@ -11,17 +11,23 @@ import socket
 import sys
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 
 import attrs
 
 from kafka_marshal.client import Marshal
-from kafka_marshal.errors import ConfigurationError, LogUnreadable
+from kafka_marshal.errors import (
+    ConfigurationError,
+    CoordinationError,
+    LogUnreadable,
+)
 from kafka_marshal.kafka_io import KafkaDataLog
 from kafka_marshal.kafka_io.data import KafkaOffsets
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark.claims import Claims, Rules
 from kafka_marshal.spark.options import EARLIEST, LATEST, Bound, Options
+from kafka_marshal.spark.planning import Origin
 
 LOGGER = logging.getLogger("kafka_marshal")
 CLOSE_MS_MAX = 5_000
@@ -128,13 +134,14 @@ class Cluster:
         self._data.close(LOOKUP_CLOSE_MS_MAX)
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, kw_only=True)
 class Query:
-    """Client, cluster queries and claims of one query."""
+    """Client, cluster queries and claims of one query, and what they are of."""
 
     marshal: Marshal
     cluster: Cluster
     claims: Claims
+    origin: Origin
 
     @classmethod
     def open(cls, options: Options, *, is_new: bool) -> "Query":
@@ -181,7 +188,12 @@ class Query:
                 "range is granted as a whole, to one task"
             )
         claims = Claims(ranges=ranges, logs=cluster, rules=rules)
-        return cls(marshal, cluster, claims)
+        return cls(
+            marshal=marshal,
+            cluster=cluster,
+            claims=claims,
+            origin=_origin(options, cluster),
+        )
 
     def close(self) -> None:
         """Leave the group. Idempotent."""
@@ -201,6 +213,19 @@ def _starts(
     if bound.is_plain and (bound.everywhere == EARLIEST or not is_new):
         return {}
     return cluster.resolve(bound, cluster.partitions(), name="startingOffsets")
+
+
+def _origin(options: Options, cluster: Cluster) -> Origin:
+    """Return what the claims of a query are of."""
+    topic, ids = options.settings.coordination_topic, {}
+    # With a sidecar the driver may have no right to that topic.
+    with suppress(CoordinationError):
+        ids = cluster.topic_ids({topic})
+    return Origin(
+        group=options.group or "",
+        delivery=options.config.delivery.value,
+        coordination=ids.get(topic, ""),
+    )
 
 
 def _random_name() -> str:

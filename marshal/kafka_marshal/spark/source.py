@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from kafka_marshal.protocol.types import TopicPartition
+    from kafka_marshal.spark.planning import Marks
     from kafka_marshal.spark.query import Query
 
 
@@ -158,8 +159,22 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, start: dict[str, Any], limit: ReadLimit
     ) -> dict[str, str]:
         """Plan a batch; Spark has committed everything below ``start``."""
-        claims = self._opened().claims
-        return to_offset(claims.latest(to_marks(start), self._limit(limit)))
+        query = self._opened()
+        marks = self._marks(start)
+        planned = query.claims.latest(marks, self._limit(limit))
+        # The same text where there is nothing to read: Spark compares it.
+        return start if planned == marks else to_offset(planned, query.origin)
+
+    def _marks(self, offset: dict[str, Any]) -> "Marks":
+        """Parse an offset of the checkpoint.
+
+        Raises:
+            ConfigurationError: It belongs to another query.
+            PositionError: Its partitions are not read, and that is not allowed.
+        """
+        query = self._opened()
+        query.origin.require(offset)
+        return query.claims.without_unread(to_marks(offset))
 
     def _limit(self, limit: ReadLimit) -> Limit:
         least = self._options.min_offsets
@@ -190,7 +205,9 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         options = self._options
         query = self._opened()
-        parts = query.claims.parts(to_marks(start), to_marks(end))
+        # The end first: it has all partitions of the start.
+        marks = self._marks(end)
+        parts = query.claims.parts(self._marks(start), marks)
         of = {part.planned.partition: part for part in parts}
         ranges = [part.planned for part in parts]
         if not options.config.is_at_most_once:
@@ -231,7 +248,7 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Confirm a batch that Spark has committed."""
-        self._opened().claims.confirm(to_marks(end))
+        self._opened().claims.confirm(self._marks(end))
 
     def stop(self) -> None:
         """Release every partition at its confirmed position."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kafka_marshal.errors import ConfigurationError, LogUnreadable
+from kafka_marshal.errors import ConfigurationError, CoordinationError, LogUnreadable
 from kafka_marshal.ports import TopicInfo
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark import query
@@ -96,6 +96,24 @@ def test_an_impossible_bound_raises(cluster):
         other.resolve(Bound(EARLIEST, time_ms=999), T, name="startingTimestamp")
     ends = other.resolve(Bound(LATEST, time_ms=999), T, name="endingOffsets")
     assert set(ends.values()) == {20}, "an end may be yet to come"
+
+
+def test_an_origin_without_a_right_to_the_coordination_topic_is_unknown(cluster):
+    options = parse(BASE | {"subscribe": "t", "group": "g", "delivery": "amo"})
+    found = query._origin(options, cluster(subscribe="t"))
+    assert (found.group, found.delivery, found.coordination) == ("g", "amo", "")
+
+    class Refused:
+        def topic_ids(self, topics):
+            raise CoordinationError("not allowed")
+
+    assert query._origin(options, Refused()) == found
+
+    class Known:
+        def topic_ids(self, topics):
+            return dict.fromkeys(topics, "0c")
+
+    assert query._origin(options, Known()).coordination == "0c"
 
 
 def test_the_readable_end_depends_on_the_isolation_level(cluster):
