@@ -309,6 +309,16 @@ def test_a_stream_at_latest_reads_what_comes_later(kit, domain, group):
         query.stop()
 
 
+def test_available_now_at_latest_reads_what_came_since_the_first_run(
+    kit, domain, group
+):
+    topic = domain.data_topic(2, records_each=5)
+    frame = kit.stream(group, subscribe=topic, startingOffsets="latest")
+    assert kit.drained(frame) == []
+    domain.produce_to(TopicPartition(topic, 1), 2)
+    assert cells(kit.drained(frame)) == [(1, 5), (1, 6)]
+
+
 def test_at_most_once_a_batch_beyond_the_span_is_read_once(
     spark, broker, unique, tmp_path, via
 ):

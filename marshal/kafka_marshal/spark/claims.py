@@ -229,6 +229,17 @@ class Claims:
                 return
             self.ranges.wait_for_change(WAIT_MS)
 
+    def _report_nothing_held(self) -> None:
+        """Report a start without a partition: a job that only drains does nothing."""
+        count = len(self.ranges.partitions())
+        if count and not self.ranges.tokens():
+            LOGGER.warning(
+                "no_partition_held of %d: other members hold them, or the group is "
+                "paused or locked, and so the query reads nothing now; see: marshal "
+                "groups describe",
+                count,
+            )
+
     def without_unread(self, marks: Marks) -> Marks:
         """Return the marks of partitions that are read.
 
@@ -267,6 +278,7 @@ class Claims:
         if not self._is_settled:
             self._is_settled = True
             self.await_claims(start)
+            self._report_nothing_held()
         self.confirm(start)
         self._return_unused()
         held = self.ranges.held()

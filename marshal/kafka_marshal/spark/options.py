@@ -85,6 +85,7 @@ class Bound:
         times_ms: Or times by partition, each for the first record that is not older.
         time_ms: Or one time for all partitions.
         is_strict: Whether a time after the last record is an error; else it is the end.
+        option: Name of the option that it is from, for errors.
     """
 
     everywhere: int
@@ -92,6 +93,7 @@ class Bound:
     times_ms: Mapping[TopicPartition, int] = attrs.field(factory=dict)
     time_ms: int | None = None
     is_strict: bool = True
+    option: str = attrs.field(default="", eq=False)
 
     @property
     def is_plain(self) -> bool:
@@ -363,13 +365,18 @@ class _Reader:
         )
         if text is not None:
             return _offsets(f"{which}Offsets", text, everywhere=everywhere)
-        if (text := self._given.get(f"{which}Timestamp")) is not None:
-            time_ms = _whole_or_none(f"{which}Timestamp", text)
-            return Bound(everywhere, time_ms=time_ms, is_strict=is_strict)
+        name = f"{which}Timestamp"
+        if (text := self._given.get(name)) is not None:
+            return Bound(
+                everywhere,
+                time_ms=_whole_or_none(name, text),
+                is_strict=is_strict,
+                option=name,
+            )
         name = f"{which}OffsetsByTimestamp"
         if (text := self._given.get(name)) is not None:
             times = _by_partition(name, text, least=0)
-            return Bound(everywhere, times_ms=times, is_strict=is_strict)
+            return Bound(everywhere, times_ms=times, is_strict=is_strict, option=name)
         return Bound(everywhere)
 
 
@@ -394,11 +401,11 @@ def _offsets(name: str, text: str, *, everywhere: int) -> Bound:
     if plain is not None:
         if name == "endingOffsets" and plain == EARLIEST:
             raise _wrong(name, "a read cannot end at earliest; use latest or JSON")
-        return Bound(plain)
+        return Bound(plain, option=name)
     offsets = _by_partition(name, text, least=EARLIEST)
     if name == "endingOffsets" and forbidden in offsets.values():
         raise _wrong(name, f"a read cannot end at {EARLIEST}, the earliest offset")
-    return Bound(everywhere, offsets=offsets)
+    return Bound(everywhere, offsets=offsets, option=name)
 
 
 def _by_partition(name: str, text: str, *, least: int) -> dict[TopicPartition, int]:

@@ -26,7 +26,7 @@ from kafka_marshal.kafka_io.data import KafkaOffsets
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark.claims import Claims, Rules
-from kafka_marshal.spark.options import EARLIEST, LATEST, Bound, Options
+from kafka_marshal.spark.options import EARLIEST, LATEST, STARTS, Bound, Options
 from kafka_marshal.spark.planning import Origin
 
 LOGGER = logging.getLogger("kafka_marshal")
@@ -75,7 +75,7 @@ class Cluster:
         return list(options.assigned) or every
 
     def resolve(
-        self, bound: Bound, partitions: Sequence[TopicPartition], *, name: str
+        self, bound: Bound, partitions: Sequence[TopicPartition]
     ) -> dict[TopicPartition, int]:
         """Return the offset of a bound by partition.
 
@@ -85,21 +85,21 @@ class Cluster:
         """
         if extra := (set(bound.offsets) | set(bound.times_ms)) - set(partitions):
             raise ConfigurationError(
-                f"option {name} names {min(extra)}, which is not read; correct it, or "
+                f"option {bound.option} names {min(extra)}, which is not read; correct it, or "
                 "subscribe to that topic",
-                setting=name,
+                setting=bound.option,
             )
         wanted = {p: bound.offsets.get(p, bound.everywhere) for p in partitions}
         times_ms = dict(bound.times_ms)
         if bound.time_ms is not None:
             times_ms = dict.fromkeys(partitions, bound.time_ms)
         for place, offset in self._offsets.at_times(times_ms, ASK_MS_MAX).items():
-            if offset is None and bound.is_strict and name.startswith("starting"):
+            if offset is None and bound.is_strict and _is_start(bound):
                 raise ConfigurationError(
-                    f"option {name}: {place} has no record as young as "
+                    f"option {bound.option}: {place} has no record as young as "
                     f"{times_ms[place]}; choose an earlier time, or set "
                     "startingOffsetsByTimestampStrategy to latest",
-                    setting=name,
+                    setting=bound.option,
                 )
             wanted[place] = LATEST if offset is None else offset
         starts = [place for place, offset in wanted.items() if offset == EARLIEST]
@@ -201,6 +201,10 @@ class Query:
         self.cluster.close()
 
 
+def _is_start(bound: Bound) -> bool:
+    return bound.option in STARTS
+
+
 def _starts(
     options: Options, cluster: Cluster, *, is_new: bool
 ) -> dict[TopicPartition, int]:
@@ -212,7 +216,7 @@ def _starts(
     bound = options.start or Bound(LATEST)
     if bound.is_plain and (bound.everywhere == EARLIEST or not is_new):
         return {}
-    return cluster.resolve(bound, cluster.partitions(), name="startingOffsets")
+    return cluster.resolve(bound, cluster.partitions())
 
 
 def _origin(options: Options, cluster: Cluster) -> Origin:

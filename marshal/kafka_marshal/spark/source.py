@@ -62,9 +62,9 @@ class MarshalBatchReader(DataSourceReader):
             places = cluster.partitions()
             ids = cluster.topic_ids({place.topic for place in places})
             start = options.start or Bound(EARLIEST)
-            firsts = cluster.resolve(start, places, name="startingOffsets")
+            firsts = cluster.resolve(start, places)
             end = options.end or Bound(LATEST)
-            ends = cluster.resolve(end, places, name="endingOffsets")
+            ends = cluster.resolve(end, places)
             starts = cluster.starts(places)
         finally:
             cluster.close()
@@ -134,6 +134,7 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._query: Query | None = None
         self._is_new = False
+        self._has_target = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the connections of this process; a task needs only options."""
@@ -192,8 +193,11 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {f"{p.topic}:{p.partition}": ends[p] for p in sorted(ends)}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """End the query at the current log ends."""
-        self._opened().claims.fix_target()
+        """End the query at the log ends of when it opens.
+
+        Spark calls this first: whether the query is new is not known yet.
+        """
+        self._has_target = True
 
     # --- batches
 
@@ -273,6 +277,8 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             from kafka_marshal.spark.query import Query
 
             self._query = Query.open(self._options, is_new=self._is_new)
+            if self._has_target:
+                self._query.claims.fix_target()
         return self._query
 
 

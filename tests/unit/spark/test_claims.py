@@ -223,6 +223,24 @@ def test_a_full_query_does_not_wait_for_free_partitions():
     assert cluster.clock.now_ms() - began_ms < H
 
 
+def test_a_query_that_holds_nothing_at_its_start_reports_it(caplog):
+    """A job that only drains would end as if there were nothing to read."""
+    cluster = world(records=(4, 4))
+    other = cluster.node("other", spec=spec())
+    cluster.run_until(lambda: len(other.held) == 2, 4 * H)
+    query = Query(cluster, [], patience_ms=0)
+    assert query.batch() is None
+    assert query.batch() is None
+    (reported,) = [r for r in caplog.records if "no_partition_held of 2" in r.message]
+    assert "marshal groups describe" in reported.message
+
+
+def test_a_query_with_a_partition_reports_nothing(caplog):
+    query = Query(world(), [])
+    query.batch()
+    assert "no_partition_held" not in caplog.text
+
+
 def test_two_queries_share_and_one_continues_alone():
     cluster = world(records=(6, 6))
     one = Query(cluster, [], "one")

@@ -83,18 +83,24 @@ def test_missing_topics_raise(cluster):
     ],
 )
 def test_a_bound_becomes_offsets(cluster, bound, wanted):
-    found = cluster(subscribe="t").resolve(bound, T, name="startingOffsets")
+    found = cluster(subscribe="t").resolve(bound, T)
     assert [found[place] for place in T] == wanted
 
 
 def test_an_impossible_bound_raises(cluster):
     other = cluster(subscribe="t")
-    bound = Bound(EARLIEST, offsets={TopicPartition("u", 0): 1})
-    with pytest.raises(ConfigurationError, match="u-0, which is not read"):
-        other.resolve(bound, T, name="startingOffsets")
-    with pytest.raises(ConfigurationError, match="no record as young as 999"):
-        other.resolve(Bound(EARLIEST, time_ms=999), T, name="startingTimestamp")
-    ends = other.resolve(Bound(LATEST, time_ms=999), T, name="endingOffsets")
+    bound = Bound(
+        EARLIEST, offsets={TopicPartition("u", 0): 1}, option="startingOffsets"
+    )
+    with pytest.raises(ConfigurationError, match="startingOffsets names u-0, which"):
+        other.resolve(bound, T)
+    late = parse(BASE | {"subscribe": "t", "startingTimestamp": "999"}).start
+    with pytest.raises(
+        ConfigurationError, match="startingTimestamp: t-0 has no record"
+    ):
+        other.resolve(late, T)
+    late = parse(BASE | {"subscribe": "t", "endingTimestamp": "999"}).end
+    ends = other.resolve(late, T)
     assert set(ends.values()) == {20}, "an end may be yet to come"
 
 

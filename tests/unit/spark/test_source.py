@@ -89,8 +89,6 @@ def test_a_stream_is_refused_on_first_use():
     reader.initialOffset()
     with pytest.raises(ConfigurationError, match="name the group"):
         reader.latestOffset({}, reader.getDefaultReadLimit())
-    with pytest.raises(ConfigurationError, match="name the group"):
-        reader.prepareForTriggerAvailableNow()
     reader.stop()
 
 
@@ -141,7 +139,7 @@ class Logs:
     def partitions(self):
         return T
 
-    def resolve(self, bound, partitions, *, name):
+    def resolve(self, bound, partitions):
         at = {EARLIEST: [10, 10], LATEST: [20, 12]}[bound.everywhere]
         return {p: bound.offsets.get(p, at[p.partition]) for p in partitions}
 
@@ -359,6 +357,17 @@ def test_committed_batches_are_confirmed_and_stop_closes(reader):
     assert query.closed == 1
 
 
+def test_available_now_does_not_hide_that_a_query_is_new(reader):
+    """Spark calls it before the initial offset, which a start at latest depends on."""
+    one = reader()
+    one.prepareForTriggerAvailableNow()
+    one.initialOffset()
+    one.latestOffset({}, ReadAllAvailable())
+    ((query, is_new),) = one.made
+    assert is_new
+    assert [name for name, *_ in query.claims.calls] == ["aim", "latest"]
+
+
 def test_sigterm_does_not_interrupt_stop(reader, monkeypatch):
     """Spark sends SIGTERM again and again, and closes the connection."""
     ours = signal.getsignal(signal.SIGTERM)
@@ -420,7 +429,7 @@ class Starts:
     def partitions(self):
         return [T0]
 
-    def resolve(self, bound, partitions, *, name):
+    def resolve(self, bound, partitions):
         return {T0: bound.everywhere}
 
 
