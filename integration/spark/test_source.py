@@ -177,6 +177,15 @@ def test_offsets_that_are_gone(kit, domain, transport):
         kit.batch(**more).collect()
 
 
+@pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets"])
+def test_an_offset_beyond_the_log(kit, topic, name):
+    beyond = {name: json.dumps({topic: {"0": 50, "1": -1, "2": -1}})}
+    with pytest.raises(Exception, match=f"{name} has 50 for {topic}-0, whose log ends"):
+        kit.batch(subscribe=topic, **beyond).count()
+    rest = kit.batch(subscribe=topic, **beyond, failOnDataLoss="false")
+    assert rest.count() == (60 if name == "endingOffsets" else 0)
+
+
 # --- streams
 
 

@@ -20,6 +20,7 @@ from kafka_marshal.errors import (
     ConfigurationError,
     CoordinationError,
     LogUnreadable,
+    PositionError,
 )
 from kafka_marshal.kafka_io import KafkaDataLog
 from kafka_marshal.kafka_io.data import KafkaOffsets
@@ -85,8 +86,8 @@ class Cluster:
         """
         if extra := (set(bound.offsets) | set(bound.times_ms)) - set(partitions):
             raise ConfigurationError(
-                f"option {bound.option} names {min(extra)}, which is not read; correct it, or "
-                "subscribe to that topic",
+                f"option {bound.option} names {min(extra)}, which is not read; correct "
+                "it, or subscribe to that topic",
                 setting=bound.option,
             )
         wanted = {p: bound.offsets.get(p, bound.everywhere) for p in partitions}
@@ -107,6 +108,30 @@ class Cluster:
         wanted |= self._offsets.starts(starts, ASK_MS_MAX)
         wanted |= self._offsets.ends(ends, ASK_MS_MAX)
         return wanted
+
+    def within(
+        self, bound: Bound, offsets: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        """Return resolved offsets; those that options name beyond a log are its end.
+
+        Raises:
+            PositionError: There are some, and ``failOnDataLoss`` is set.
+        """
+        named = sorted(place for place, offset in bound.offsets.items() if offset >= 0)
+        logs = self.ranges(named) if named else {}
+        beyond = [place for place in named if offsets[place] > logs[place].end]
+        if beyond and self._options.fails_on_data_loss:
+            place = beyond[0]
+            raise PositionError(
+                f"{bound.option} has {offsets[place]} for {place}, whose log ends at "
+                f"{logs[place].end}; correct it, or set failOnDataLoss to false to use "
+                "the end instead",
+                partition=place,
+                requested=offsets[place],
+                log_start=logs[place].start,
+                log_end=logs[place].end,
+            )
+        return {**offsets, **(self.ends(beyond) if beyond else {})}
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
         """Return Kafka's ids of topics in hex; topics without one are absent."""
@@ -216,7 +241,8 @@ def _starts(
     bound = options.start or Bound(LATEST)
     if bound.is_plain and (bound.everywhere == EARLIEST or not is_new):
         return {}
-    return cluster.resolve(bound, cluster.partitions())
+    found = cluster.resolve(bound, cluster.partitions())
+    return cluster.within(bound, found) if is_new else found
 
 
 def _origin(options: Options, cluster: Cluster) -> Origin:

@@ -62,9 +62,9 @@ class MarshalBatchReader(DataSourceReader):
             places = cluster.partitions()
             ids = cluster.topic_ids({place.topic for place in places})
             start = options.start or Bound(EARLIEST)
-            firsts = cluster.resolve(start, places)
+            firsts = cluster.within(start, cluster.resolve(start, places))
             end = options.end or Bound(LATEST)
-            ends = cluster.resolve(end, places)
+            ends = cluster.within(end, cluster.resolve(end, places))
             starts = cluster.starts(places)
         finally:
             cluster.close()

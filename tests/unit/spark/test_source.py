@@ -143,6 +143,9 @@ class Logs:
         at = {EARLIEST: [10, 10], LATEST: [20, 12]}[bound.everywhere]
         return {p: bound.offsets.get(p, at[p.partition]) for p in partitions}
 
+    def within(self, bound, offsets):
+        return offsets
+
     def starts(self, partitions):
         return dict.fromkeys(partitions, 10)
 
@@ -431,6 +434,9 @@ class Starts:
 
     def resolve(self, bound, partitions):
         return {T0: bound.everywhere}
+
+    def within(self, bound, offsets):
+        return offsets
 
 
 @pytest.mark.parametrize(
