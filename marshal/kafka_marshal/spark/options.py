@@ -73,6 +73,8 @@ _DURATION = re.compile(r"(\d{1,12})\s*([a-z]*)")
 ISOLATION = "kafka.isolation.level"
 RACK = "kafka.client.rack"
 SERVERS = "kafka.bootstrap.servers"
+# Settings of the connection that are options of other names.
+_CONNECTION = {"coordination_topic": "coordinationTopic", "transport": "transport"}
 
 
 @attrs.frozen
@@ -238,7 +240,7 @@ class _Reader:
         config = self._config(assigned)
         rack = self._kafka.pop(RACK, "")
         connection = self._connection()
-        settings = settings_of(connection)
+        settings = _settings(connection)
         is_placed = any(name in self._given for name in STARTS)
         has_end = any(name in self._given for name in ENDINGS)
         self._take("startingOffsetsByTimestampStrategy", _strategy, default=True)
@@ -380,6 +382,17 @@ class _Reader:
         return Bound(everywhere)
 
 
+def _settings(connection: Mapping[str, str]) -> ConnectionConfig:
+    try:
+        return settings_of(connection)
+    except ConfigurationError as error:
+        setting = error.setting
+        if setting.startswith(KAFKA_PREFIX):
+            raise
+        dotted = f"{KAFKA_PREFIX}{setting.replace('_', '.')}"
+        raise _wrong(_CONNECTION.get(setting, dotted), str(error)) from error
+
+
 def _wrong(name: str, why: str) -> ConfigurationError:
     return ConfigurationError(f"option {name} of format marshal: {why}", setting=name)
 
@@ -418,7 +431,11 @@ def _by_partition(name: str, text: str, *, least: int) -> dict[TopicPartition, i
             for topic, numbers in found.items()
             for number, value in numbers.items()
         }
-    except (ValueError, AttributeError, RecursionError) as error:
+    except AttributeError as error:
+        raise _wrong(
+            name, f"{text!r} cannot be read (it has another form); {hint}"
+        ) from error
+    except (ValueError, RecursionError) as error:
         raise _wrong(name, f"{text!r} cannot be read ({error}); {hint}") from error
     for place, value in pairs.items():
         is_whole = isinstance(value, int) and not isinstance(value, bool)
@@ -460,7 +477,10 @@ def _text(name: str, text: str) -> str:
 
 
 def _sidecar(name: str, text: str) -> str:
-    return Address.parse(_text(name, text)).text
+    try:
+        return Address.parse(_text(name, text)).text
+    except ConfigurationError as error:
+        raise _wrong(name, str(error)) from error
 
 
 def _as_is(_: str, text: str) -> str:
@@ -476,10 +496,13 @@ def _identifier(name: str, text: str) -> str:
     return text
 
 
-def _policy(_: str, text: str) -> str:
+def _policy(name: str, text: str) -> str:
     from kafka_marshal.policies import find_policy
 
-    find_policy(text)
+    try:
+        find_policy(text)
+    except ConfigurationError as error:
+        raise _wrong(name, str(error)) from error
     return text
 
 
