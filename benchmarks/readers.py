@@ -34,8 +34,8 @@ from support import (
 
 from kafka_marshal.kafka_io import ConnectionConfig, KafkaDataLog
 from kafka_marshal.kafka_io.fast.clients import new_consumer
-from kafka_marshal.kafka_io.fast.data import FastDataLog
 from kafka_marshal.kafka_io.fast.reader import FETCHING
+from kafka_marshal.kafka_io.fast.switching import FastDataLog
 from kafka_marshal.ports import DataLog, DataReader
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.testing.producing import create_topic

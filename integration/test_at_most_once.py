@@ -85,7 +85,7 @@ def test_nothing_is_processed_twice(killed):
 def test_every_offset_that_nobody_processed_is_listed(
     killed, domain, record_testsuite_property
 ):
-    """M22: exactly the dead worker's, and no more than it may have had at risk."""
+    """Exactly the dead worker's, and no more than it may have had at risk."""
     group, topic, journal, found = killed
     missing = journal.lost(domain.of(topic))
     record_testsuite_property("amo.missing", sum(map(len, missing.values())))

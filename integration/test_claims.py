@@ -1,4 +1,4 @@
-"""Claims without consumption (U02): for loops that fetch by other means."""
+"""Claims without consumption: for loops that fetch by other means."""
 
 import threading
 from itertools import pairwise
@@ -68,7 +68,7 @@ def test_a_claim_is_renewed_without_calls(domain, unique):
         assert claim.check() == token
         at = [s.timestamp_ms for s in domain.history().of("renewed", group_id=group)]
         gaps = [two - one for one, two in pairwise(at)]
-        assert max(gaps) < domain.h_ms  # M03
+        assert max(gaps) < domain.h_ms
 
 
 def test_a_rejected_claim_names_holder_and_freshness(domain, unique):
@@ -116,7 +116,7 @@ def test_one_claim_of_a_key_in_a_process(domain, unique):
 
 @pytest.mark.direct(reason="clients of one sidecar do not race in the log")
 def test_many_racers_one_winner(domain, unique):
-    """M16: the earliest claim wins, and everybody agrees on who that is."""
+    """The earliest claim wins, and everybody agrees on who that is."""
     group = unique("race")
     topic = domain.data_topic(1)
     marshals = [domain.marshal(group, f"w{n}") for n in range(RACERS)]
@@ -149,7 +149,7 @@ def test_many_racers_one_winner(domain, unique):
 
 
 def test_many_clients_share_many_partitions(domain, unique):
-    """M18: no livelock."""
+    """No livelock."""
     group = unique("many")
     topic = domain.data_topic(SHARERS)
     marshals = [domain.marshal(group, f"w{n:02}") for n in range(SHARERS)]
@@ -165,7 +165,7 @@ def test_many_clients_share_many_partitions(domain, unique):
 
 
 def test_a_foreign_release_is_ignored(domain, unique):
-    """L27: it needs the same client, group and incarnation; counted otherwise."""
+    """It needs the same client, group and incarnation; counted otherwise."""
     group = unique("forged")
     topic = domain.data_topic(1)
     with domain.marshal(group, "w1") as marshal, marshal.claim(topic, 0) as claim:

@@ -74,7 +74,7 @@ def consuming(topic, group, client="c1"):
 
 
 def test_format_info_and_format_again(bare):
-    """K26: the second format fails, with the flag it does not."""
+    """The second format fails, with the flag it does not."""
     wanted = ("topic", "format", "--partitions", "3", "--heartbeat-interval", "1s")
     made = bare.json(*wanted, "--limit", "span=100")
     assert (made["K"], made["heartbeat_interval_ms"]) == (3, 1_000)
@@ -90,7 +90,6 @@ def test_format_info_and_format_again(bare):
 
 
 def test_a_topic_that_is_missing_names_the_command(bare):
-    """K01."""
     for arguments in (
         ("topic", "info"),
         ("groups", "list"),
@@ -129,7 +128,6 @@ def test_a_torn_format_is_reported_and_completed(bare):
 
 
 def test_another_cluster_has_an_exit_code_of_its_own(bare):
-    """K02, K15."""
     make_topic(bare.domain)
     for t in range(3):
         bare.domain.append(config("another"), t=t)
@@ -144,7 +142,7 @@ def test_another_cluster_has_an_exit_code_of_its_own(bare):
 
 
 def test_every_bad_setting_is_named(bare):
-    """M01; a CreateTime topic is never formatted."""
+    """A CreateTime topic is never formatted."""
     make_topic(
         bare.domain,
         message_timestamp_type="CreateTime",
@@ -178,7 +176,6 @@ def test_no_broker_is_5_and_soon(cli):
 
 
 def test_one_live_address_is_enough(cli):
-    """K31."""
     servers = f"127.0.0.1:1,{cli.domain.servers}"
     found = cli.json("cluster", "id", "-b", servers)
     assert found["cluster_id"]
@@ -199,7 +196,6 @@ def test_unknown_data_topic(cli):
 
 
 def test_another_heartbeat_interval_is_refused_with_both_values(cli, unique):
-    """M11."""
     wanted = consuming("t", unique("group"))
     done = cli.run(*wanted, "--heartbeat-interval", "7s", code=2)
     assert (
@@ -267,7 +263,7 @@ def test_a_signal_ends_in_order(cli, unique, signum, delivery):
 
 
 def test_a_second_process_with_one_client_id_is_refused(cli, unique, tmp_path):
-    """K14: refused at once on one machine, and by the log across machines."""
+    """Refused at once on one machine, and by the log across machines."""
     topic = cli.domain.data_topic(1, records_each=1)
     group = unique("group")
     with cli.started(*consuming(topic, group)) as first:
@@ -318,7 +314,7 @@ def test_values_that_are_no_text(cli, unique):
 
 
 def test_a_pause_is_visible_and_ends(cli, unique):
-    """U10, and 8.1: who, why, until when; nothing is handed out meanwhile."""
+    """Of 8.1: who, why, until when; nothing is handed out meanwhile."""
     topic = cli.domain.data_topic(2, records_each=5)
     group = unique("group")
     with cli.started(*consuming(topic, group)) as consumer:

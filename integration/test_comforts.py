@@ -19,7 +19,7 @@ def domain(broker, unique, transport, via):
 
 
 def test_a_pool_of_workers_commits_what_it_has_done(domain, unique):
-    """L14, L15: out of order, from other threads, long after the record is gone."""
+    """Out of order, from other threads, long after the record is gone."""
     topic = domain.data_topic(3, records_each=100)
     group = unique("pool")
     with domain.marshal(group, "w1") as marshal:
@@ -55,7 +55,7 @@ def test_a_token_is_stale_after_a_takeover(domain, unique):
 
 
 def test_lag_equals_that_of_the_broker_s_tools(domain, unique):
-    """L19: log end less committed offset, as ``kafka-consumer-groups`` counts."""
+    """Log end less committed offset, as ``kafka-consumer-groups`` counts."""
     topic = domain.data_topic(2, records_each=30)
     group = unique("lag")
     plain = KafkaConsumer(bootstrap_servers=domain.servers, group_id=None)

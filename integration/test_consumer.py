@@ -44,7 +44,7 @@ def take(consumer, count):
 
 
 def test_readme_example(domain, unique):
-    """U01: the lines that the README shows."""
+    """The lines that the README shows."""
     payments = domain.data_topic(2, records_each=50)
     handled = []
 
@@ -201,7 +201,7 @@ def test_iteration_ends_after_a_silence(domain, unique):
 
 
 def test_commits_out_of_order(domain, unique):
-    """L14: the position moves over the contiguous prefix."""
+    """The position moves over the contiguous prefix."""
     topic = domain.data_topic(1, records_each=6)
     place = TopicPartition(topic, 0)
     with domain.marshal(unique("order"), "w1") as marshal:
@@ -227,7 +227,7 @@ def test_an_offset_never_handed_out_is_an_error(domain, unique):
 
 
 def test_a_stale_token_is_refused(domain, unique):
-    """L15: a record of an earlier claim of ours does not count."""
+    """A record of an earlier claim of ours does not count."""
     topic = domain.data_topic(1, records_each=4)
     group = unique("stale")
     with domain.marshal(group, "w1") as marshal:
@@ -247,7 +247,6 @@ def test_a_stale_token_is_refused(domain, unique):
 
 
 def test_flush_stands_in_the_log_on_return(domain, unique):
-    """L16."""
     topic = domain.data_topic(1, records_each=4)
     group = unique("flush")
     with domain.marshal(group, "w1") as marshal:
@@ -259,7 +258,7 @@ def test_flush_stands_in_the_log_on_return(domain, unique):
 
 
 def test_the_first_record_of_an_owner_is_its_beat(domain, unique):
-    """M17: before consuming, and before any other owner's business."""
+    """Before consuming, and before any other owner's business."""
     topic = domain.data_topic(3, records_each=1)
     group = unique("first")
     with domain.marshal(group, "w1") as marshal:
@@ -287,7 +286,7 @@ def test_start_without_any_position(domain, unique, reset, expected):
 
 
 def test_start_at_the_committed_offset_of_kafka(domain, unique):
-    """L12, M10: what an ordinary consumer group left behind, once."""
+    """What an ordinary consumer group left behind, once."""
     topic = domain.data_topic(1, records_each=10)
     group = unique("migrated")
     domain.commit(group, TopicPartition(topic, 0), 6)
@@ -360,7 +359,7 @@ def open_sockets():
 
 
 def test_context_managers_leak_nothing(domain, unique, tmp_path):
-    """D13: every thread and socket is gone once the last user has closed."""
+    """Every thread and socket is gone once the last user has closed."""
     topic = domain.data_topic(2, records_each=5)
     threads, sockets = set(threading.enumerate()), open_sockets()
     for _ in range(2):
@@ -383,7 +382,7 @@ def test_a_failed_open_leaves_nothing_behind(domain, unique):
     group = unique("failed")
     with pytest.raises(ConfigurationError, match=f"{domain.h_ms}") as raised:
         domain.marshal(group, "w1", heartbeat_interval_ms=domain.h_ms + 1)
-    assert f"{domain.h_ms + 1}" in str(raised.value)  # M11: both values
+    assert f"{domain.h_ms + 1}" in str(raised.value)  # both values
     eventually(lambda: set(threading.enumerate()) <= threads, "all threads end")
     eventually(lambda: open_sockets() <= sockets, "all sockets are closed")
 

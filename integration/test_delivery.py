@@ -143,7 +143,7 @@ def crash(domain, tmp_path_factory):
 def test_takeover_comes_after_2h_and_not_much_later(
     crash, delivery, record_testsuite_property
 ):
-    """M25, measured in log time: from the last renewal to the winning record."""
+    """Measured in log time: from the last renewal to the winning record."""
     outcome = crash[delivery]
     delays = [
         after.begun_ms - before.renewed_ms
@@ -160,7 +160,7 @@ def test_takeover_comes_after_2h_and_not_much_later(
 @pytest.mark.direct(reason="judged by clients that the log names")
 @KINDS
 def test_a_healthy_worker_loses_nothing(crash, delivery):
-    """L2, L31: what w1 and w3 held they held until they were stopped."""
+    """L2: what w1 and w3 held they held until they were stopped."""
     outcome = crash[delivery]
     for tenures in outcome.history.tenures(outcome.group_id).values():
         for tenure in tenures:
@@ -173,7 +173,7 @@ def test_at_least_once_loses_nothing(crash):
 
 
 def test_at_least_once_repeats_within_the_bound(crash, record_testsuite_property):
-    """M24: only what was handled since the last accepted position."""
+    """Only what was handled since the last accepted position."""
     outcome = crash["alo"]
     repeats = judge_duplicates(outcome.journal, outcome.history, outcome.group_id)
     record_testsuite_property("repeated.kill", repeats)
@@ -192,7 +192,7 @@ def test_at_most_once_handles_nothing_twice(crash):
 
 @pytest.mark.direct(reason="judged by clients that the log names")
 def test_at_most_once_loses_what_was_at_risk_at_most(crash, record_testsuite_property):
-    """M22: exactly what was granted to the victim and not processed."""
+    """Exactly what was granted to the victim and not processed."""
     outcome = crash["amo"]
     granted = judge_grants(outcome.journal, outcome.history, outcome.group_id)
     lost = outcome.journal.lost(outcome.produced)
@@ -261,7 +261,7 @@ def frozen(domain, tmp_path_factory):
 @pytest.mark.direct(reason="who is back at the same sidecar gets its share again")
 @KINDS
 def test_a_woken_zombie_does_no_further_work(frozen, delivery):
-    """M26: after the one record that it was stopped in, nothing more."""
+    """After the one record that it was stopped in, nothing more."""
     outcome = frozen[delivery]
     woken = [
         each

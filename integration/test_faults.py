@@ -111,7 +111,7 @@ def test_a_fetch_that_fails_is_tried_again(domain, unique, monkeypatch):
 
 
 def test_partitions_added_to_the_coordination_topic_change_nothing(broker, unique):
-    """L22, PROTOCOL 2.5: the log has the number of partitions; all clients continue."""
+    """PROTOCOL 2.5: the log has the number of partitions; all clients continue."""
     with opened(broker, unique, partitions=2) as domain:
         topic = domain.data_topic(3)
         group = unique("grown")
@@ -247,7 +247,6 @@ def test_an_unreachable_broker_is_an_error_in_time():
 
 
 def test_one_live_address_is_enough(domain, unique):
-    """K31."""
     dead = [f"127.0.0.1:{port}" for port in free_ports(2)]
     topic = domain.data_topic(1, records_each=3)
     servers = f"{dead[0]},{domain.servers},{dead[1]}"
@@ -291,7 +290,7 @@ def hostile_values():
 
 
 def test_hostile_bytes_change_nothing(domain, unique):
-    """L28, S9: while consuming, into every coordinating partition."""
+    """S9: while consuming, into every coordinating partition."""
     topic = domain.data_topic(2, records_each=200)
     group = unique("hostile")
     recorder = Recorder()
@@ -353,7 +352,7 @@ def test_forged_records_of_a_live_claim_are_ignored(domain, unique):
 
 
 def test_a_position_below_the_log_start_jumps_and_is_reported(domain, unique):
-    """L13: retention took records that were not read yet."""
+    """Retention took records that were not read yet."""
     topic = domain.data_topic(1, records_each=100)
     place = TopicPartition(topic, 0)
     group = unique("retention")
@@ -416,7 +415,7 @@ def test_no_position_and_none_wanted(domain, unique):
 
 
 def test_a_handler_that_never_returns(domain, unique):
-    """K33: without a limit its claim is kept, beats go on, others are not held up."""
+    """Without a limit its claim is kept, beats go on, others are not held up."""
     topic, other = domain.data_topic(1, records_each=5), domain.data_topic(1, 5)
     group = unique("stuck")
     release = threading.Event()

@@ -241,7 +241,7 @@ def test_records_that_were_fetched_before_the_claim_need_no_fetch(
 
 
 def test_a_standby_has_loaded_the_state_before_its_owner_dies(domain, unique, tmp_path):
-    """Acceptance FC21; both are on this host, so each stands by for the other."""
+    """Both are on this host, so each stands by for the other."""
     topic, group = domain.data_topic(4), unique("standby")
     calls = {"w1": [], "w2": []}
 

@@ -15,7 +15,7 @@ def domain(broker, unique):
 
 
 def test_takeover_both_ways(domain, unique, tmp_path):
-    """M09: the log does not show by which transport it was written."""
+    """The log does not show by which transport it was written."""
     topic = domain.data_topic(4, records_each=300)
     group = unique("mixed")
     with Fleet(domain, tmp_path, group_id=group, topics=[topic]) as fleet:

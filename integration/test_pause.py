@@ -60,7 +60,7 @@ class Pump:
 
 @pytest.mark.parametrize("delivery", list(Delivery), ids=lambda d: d.value)
 def test_a_pause_and_its_end(domain, unique, admin, delivery):
-    """M07, U10: all partitions drain; another group is unaffected; resume wakes."""
+    """All partitions drain; another group is unaffected; resume wakes."""
     topic = domain.data_topic(8, records_each=20)
     paused, other = unique("paused"), unique("other")
     with domain.marshal(paused, "w1") as one, domain.marshal(other, "w1") as two:
@@ -69,6 +69,9 @@ def test_a_pause_and_its_end(domain, unique, admin, delivery):
         for each in (pump, bystander):
             eventually(lambda p=each: len(p.handed) == 160, "the backlog is handled")
 
+        shown = admin.pause_group(paused, for_ms=PAUSE_MS, dry_run=True)
+        assert (shown.op_id, len(shown.held)) == (None, 8)
+        assert not any(w.active_pause(paused) for w in domain.world().partitions)
         result = admin.pause_group(paused, for_ms=PAUSE_MS, wait_ms=WAIT_MS)
         assert result.held == ()
         paused_ms = wall_ms()
@@ -91,7 +94,7 @@ def test_a_pause_and_its_end(domain, unique, admin, delivery):
 
 
 def test_a_scheduled_pause_begins_and_ends_without_its_admin(domain, unique):
-    """G20: nobody is there when it begins, and when it ends."""
+    """Nobody is there when it begins, and when it ends."""
     topic = domain.data_topic(4, records_each=5)
     group, lasts_ms = unique("planned"), 25_000
     with domain.marshal(group, "w1") as marshal:
@@ -126,7 +129,7 @@ def test_a_scheduled_pause_begins_and_ends_without_its_admin(domain, unique):
 
 
 def test_a_pause_of_one_topic_leaves_the_other_alone(domain, unique):
-    """U10, G20: the other keeps its claims; the paused one resumes by itself."""
+    """The other keeps its claims; the paused one resumes by itself."""
     orders, invoices = (domain.data_topic(2, records_each=5) for _ in range(2))
     group, lasts_ms = unique("scoped"), 20_000
     with domain.marshal(group, "w1") as marshal:
@@ -221,7 +224,7 @@ def test_owners_finish_what_is_in_hand(domain, unique, admin):
 
 
 def test_a_pause_ends_by_itself_on_an_idle_log(domain, unique, admin):
-    """M29: nobody writes, and it goes on all the same."""
+    """Nobody writes, and it goes on all the same."""
     topic = domain.data_topic(4, records_each=5)
     group = unique("expiry")
     with domain.marshal(group, "w1") as marshal:
@@ -308,7 +311,7 @@ def test_how_long_a_pause_may_be(admin, unique, for_ms):
 def test_a_pause_shows_within_one_fetch_wait(
     broker, unique, transport, record_testsuite_property
 ):
-    """U10: from the append of its last record to the world of a live client."""
+    """From the append of its last record to the world of a live client."""
     group = unique("visible")
     with (
         opened(broker, unique, h_ms=IDLE_H_MS, transport=transport) as domain,

@@ -29,7 +29,7 @@ def entries_of(domain):
 def test_the_next_in_turn_plans_and_only_the_keys_of_the_dead_move(
     domain, unique, tmp_path
 ):
-    """KA02, KA20, K41: each planner is killed in turn; nothing else moves."""
+    """Each planner is killed in turn; nothing else moves."""
     cli = Cli(domain, tmp_path)
     topic = domain.data_topic(PARTITIONS)
     group = unique("planned")
@@ -122,7 +122,7 @@ def test_a_person_asks_for_spread(domain, unique, tmp_path):
 
 
 def test_the_command_restarts_under_another_name(domain, unique, tmp_path):
-    """KA24: `marshal consume --restarts`, and a member that replaces any."""
+    """Of `marshal consume --restarts`, and a member that replaces any."""
     cli, topic, group = Cli(domain, tmp_path), domain.data_topic(4), unique("renamed")
     words = ("consume", topic, "--group", group, "--restarts", "--client-id")
     with domain.admin() as admin:

@@ -94,7 +94,7 @@ def released(domain, group, reason):
 
 
 def test_a_whole_topic_moves_when_its_owner_is_killed(domain, unique, tmp_path):
-    """L05: kill the owner, and the whole topic moves to one client."""
+    """Kill the owner, and the whole topic moves to one client."""
     topics = [domain.data_topic(3, records_each=5) for _ in range(2)]
     group = unique("whole")
     with Fleet(
@@ -121,7 +121,7 @@ def _owners(domain, group, topics):
 
 
 def test_a_slow_owner_gives_up_and_the_lag_falls(domain, unique):
-    """L08: after three cycles another takes it; the reason can be read."""
+    """After three cycles another takes it; the reason can be read."""
     topic = domain.data_topic(2)
     group = unique("slow")
     slow = Member(domain, group, "slow", topic, pause_s=0.2)
@@ -174,7 +174,7 @@ def _cli(domain, *arguments):
 
 @pytest.mark.parametrize("delivery", list(Delivery))
 def test_a_blocked_handler_loses_its_partition(domain, unique, delivery):
-    """L09: it moves within the interval and jitter, by the log's time."""
+    """It moves within the interval and jitter, by the log's time."""
     topic = domain.data_topic(1, records_each=50)
     group = unique("blocked")
     place = TopicPartition(topic, 0)
@@ -207,7 +207,7 @@ def test_a_blocked_handler_loses_its_partition(domain, unique, delivery):
 
 
 def test_what_is_given_up_is_not_retaken_before_h(domain, unique):
-    """L10: at least an interval of log time between release and claim."""
+    """At least an interval of log time between release and claim."""
     topic = domain.data_topic(1)
     group = unique("cool")
     wants_out = []
@@ -263,7 +263,7 @@ def test_topics_of_a_pattern_and_new_partitions_join_live(domain, unique, monkey
 
 
 def test_an_installed_policy_is_used(domain, unique, tmp_path, monkeypatch):
-    """KA29: a distribution on the path brings it; it is loaded for real."""
+    """A distribution on the path brings it; it is loaded for real."""
     (tmp_path / "acme_policies.py").write_text(
         "from kafka_marshal.policies import Plan\n"
         "def odd(view):\n"

@@ -8,7 +8,7 @@ from waiting import eventually
 
 from kafka_marshal import Delivery
 
-OLD, NEW = 20, 60
+OLD = 20
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +39,10 @@ def write(domain, topic, values):
     producer.close(timeout=30)
 
 
+@pytest.mark.parametrize("count", [60, OLD, 5], ids=["longer", "equal", "shorter"])
 @pytest.mark.parametrize("delivery", list(Delivery), ids=lambda each: each.value)
-def test_a_recreated_topic_is_consumed_once_from_its_beginning(domain, delivery):
-    """The consumer stands still until the new topic is longer than the old one."""
+def test_a_recreated_topic_is_consumed_once_from_its_beginning(domain, delivery, count):
+    """However many records the new one has; positions of the old one mean nothing."""
     topic = domain.data_topic(1, records_each=OLD)
     group = domain.unique("group")
     recorder = Recorder()
@@ -53,14 +54,14 @@ def test_a_recreated_topic_is_consumed_once_from_its_beginning(domain, delivery)
         before = taken(consumer, OLD, commits=commits)
         assert before == [b"%d" % number for number in range(OLD)]
         recreate_topic(domain.topics, domain.kafka, topic, 1)
-        new = [b"new %d" % number for number in range(NEW)]
+        new = [b"new %d" % number for number in range(count)]
         write(domain, topic, new)
-        assert taken(consumer, NEW, commits=commits) == new
+        assert taken(consumer, count, commits=commits) == new
         write(domain, topic, [b"last"])
         assert taken(consumer, 1, commits=commits) == [b"last"]
     (known,) = domain.states(group).values()
     assert len(known.retired_topic_ids) == 1
-    assert known.position == NEW + 1
+    assert known.position == count + 1
     endings = [event.fields["ending"] for event in recorder.named("claim_ended")]
     assert endings[0].reason == "topic_gone"
     assert recorder.named("position_jumped") == []

@@ -284,7 +284,7 @@ def test_clients_with_one_password_share_an_engine(guarded, unique):
 
 
 def test_who_may_only_read_sees_the_world(guarded, unique, transport):
-    """U03: no write, no group, no cluster right."""
+    """No write, no group, no cluster right."""
     domain = guarded.domain
     with domain.marshal(unique("seen"), "w1") as marshal:
         consumer = marshal.consumer(domain.data_topic(1))

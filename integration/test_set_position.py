@@ -417,7 +417,7 @@ def test_the_command_resets_continues_and_undoes(
     csv.write_text(cli.run(*reset, "--all-topics", "--to-latest", "--export").stdout)
     assert cli.json(*reset, "--from-file", str(csv), "--execute")["is_executed"]
     assert set(positions(domain, group).values()) == {EACH}
-    beyond = cli.run(*reset, "--all-topics", "--to-offset", "99", code=1)
+    beyond = cli.run(*reset, "--all-topics", "--to-offset", "99", code=2)
     assert "--clamp" in beyond.stderr
 
     plan = tmp_path / "plan.json"

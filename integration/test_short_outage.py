@@ -1,4 +1,4 @@
-"""A coordinating broker is away for less than an interval (PROTOCOL 5.2, row FC19)."""
+"""A coordinating broker is away for less than an interval (PROTOCOL 5.2)."""
 
 import pytest
 from domain import Domain

@@ -92,7 +92,7 @@ def test_a_client_from_its_first_word_to_its_last(domain, sidecar, client, group
     topic = domain.data_topic(3, RECORDS)
     worker = client(sidecar)
     first = worker.frames[0][1]
-    # Holding nothing is reported, too (rows FR01, KA04).
+    # Holding nothing is reported, too.
     assert (first["type"], first["assigned"]) == ("snapshot", [])
     assert worker.subscribe(topic).json()["topics"] == {topic: 3}
     worker.wait_has(3)
@@ -139,7 +139,7 @@ def test_two_clients_of_one_host_share_a_topic(domain, sidecar, client, group):
 
 
 def test_a_client_that_comes_back_hears_what_it_missed(domain, sidecar, client, group):
-    """Rows FR03 and KA06: unchanged settings are not reported, and nothing moves."""
+    """Unchanged settings are not reported, and nothing moves."""
     topic = domain.data_topic(2, RECORDS)
     worker = client(sidecar, topic)
     worker.wait_has(2)
@@ -165,7 +165,6 @@ def test_a_client_that_comes_back_hears_what_it_missed(domain, sidecar, client, 
 
 
 def test_one_connection_is_one_client_s(sidecar, client, group):
-    """Row FC13."""
     worker = client(sidecar)
     other = paths.CLIENT.format(group=group, client="other")
     body = {"instance": "ab" * 16, "beat_ms": 100}

@@ -172,7 +172,7 @@ def test_another_host_takes_over_from_a_client_that_hangs(
 
 
 def test_a_client_that_is_back_in_time_keeps_what_it_had(domain, sidecar, unique):
-    """KA06: not one record of the log but beats."""
+    """Not one record of the log but beats."""
     topic, group = domain.data_topic(3, records_each=5), unique("back")
     recorder = Recorder()
     with domain.marshal(

@@ -147,7 +147,7 @@ def test_clients_of_one_sidecar_hand_off_without_a_record(domain, fleet, traffic
 def test_a_drained_host_hands_off_all_that_its_sidecar_holds(
     domain, fleet, traffic, tmp_path, monkeypatch
 ):
-    """Acceptance KA35: 0 keys, 0 lost, 0 twice; and the early end by its op_id."""
+    """0 keys, 0 lost, 0 twice; and the early end by its op_id."""
     group, cli = Group(domain, fleet), Cli(domain, tmp_path)
     host = socket.gethostname()
     with start_sidecar(domain, client_id="one") as sidecar:
@@ -176,7 +176,6 @@ def test_a_drained_host_hands_off_all_that_its_sidecar_holds(
 
 
 def test_sigterm_of_a_sidecar_hands_off_before_it_ends(domain, fleet, traffic):
-    """Acceptance K19."""
     group = Group(domain, fleet)
     with start_sidecar(domain, client_id="one") as sidecar:
         workers = [fleet.start(name, sidecar=sidecar.address) for name in ("w1", "w2")]
@@ -251,7 +250,7 @@ def test_a_rolling_restart_moves_what_is_restarted_and_nothing_else(
 
 
 def test_a_rollout_with_new_names_moves_each_partition_once(domain, fleet, traffic):
-    """Acceptance KA24: as deploy/kubernetes does, each pod a sidecar and a worker."""
+    """As deploy/kubernetes does, each pod a sidecar and a worker."""
     group = Group(domain, fleet)
     env = {"MARSHAL_LABELS": "replaces=*"}
     with contextlib.ExitStack() as stack, domain.admin() as admin:

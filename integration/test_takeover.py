@@ -35,7 +35,7 @@ def slow(broker, unique, transport):
 
 
 def test_a_restart_within_h_resumes(slow, unique, tmp_path):
-    """M08, L07: same client_id and state directory; no takeover in the log."""
+    """Same client_id and state directory; no takeover in the log."""
     topic = slow.data_topic(4, records_each=400)
     group = unique("restart")
     with Fleet(slow, tmp_path, group_id=group, topics=[topic]) as fleet:
@@ -56,7 +56,7 @@ def test_a_restart_within_h_resumes(slow, unique, tmp_path):
 
 
 def test_kept_claims_are_resumed(slow, unique, tmp_path):
-    """L18: close(release=False) is a last beat; the same name goes on at once."""
+    """``close(release=False)`` is a last beat; the same name goes on at once."""
     topic = slow.data_topic(2, records_each=10)
     group = unique("kept")
     found = []
@@ -78,7 +78,7 @@ def test_kept_claims_are_resumed(slow, unique, tmp_path):
 
 
 def test_kept_claims_are_not_free_before_2h(domain, unique, tmp_path):
-    """L18: none before two intervals; a release is taken over within seconds."""
+    """None before two intervals; a release is taken over within seconds."""
     topic = domain.data_topic(2)
     group = unique("kept")
     with domain.marshal(group, "w2") as other:
@@ -94,7 +94,7 @@ def test_kept_claims_are_not_free_before_2h(domain, unique, tmp_path):
 
 
 def test_a_release_is_taken_over_at_once(slow, unique, tmp_path):
-    """M05, SIGTERM: the next claimer starts exactly where the last one stopped."""
+    """SIGTERM: the next claimer starts exactly where the last one stopped."""
     topic = slow.data_topic(3, records_each=3_000)
     group = unique("sigterm")
     with Fleet(slow, tmp_path, group_id=group, topics=[topic]) as fleet:
@@ -123,7 +123,7 @@ def test_a_release_is_taken_over_at_once(slow, unique, tmp_path):
 
 
 def test_two_processes_with_one_state_directory(domain, unique, tmp_path):
-    """K14: the second is refused at once, by the lock on the directory."""
+    """The second is refused at once, by the lock on the directory."""
     topic = domain.data_topic(2)
     group = unique("twins")
     with Fleet(domain, tmp_path, group_id=group, topics=[topic]) as fleet:
@@ -139,7 +139,7 @@ def test_two_processes_with_one_state_directory(domain, unique, tmp_path):
 
 
 def test_two_processes_with_one_name_on_two_hosts(domain, unique, tmp_path):
-    """M20, D4: exactly one holds; the later fails, the earlier continues."""
+    """Exactly one holds; the later fails, the earlier continues."""
     topic = domain.data_topic(2, records_each=2_000)
     group = unique("twins")
     other = tmp_path / "other"
@@ -261,7 +261,7 @@ def test_claims_max_is_never_exceeded(domain, unique):
 
 
 def test_a_standby_takes_over(domain, unique, tmp_path):
-    """FC16: one partition, one at work, one hot; killed: the standby owns."""
+    """One partition, one at work, one hot; killed: the standby owns."""
     topic = domain.data_topic(1, records_each=1_000)
     group = unique("standby")
     with Fleet(domain, tmp_path, group_id=group, topics=[topic]) as fleet:
@@ -282,7 +282,7 @@ def test_a_standby_takes_over(domain, unique, tmp_path):
 
 
 def test_two_groups_own_the_same_partition(domain, unique):
-    """M09: groups are independent readers."""
+    """Groups are independent readers."""
     topic = domain.data_topic(1, records_each=5)
     groups = [unique("one"), unique("two")]
     with (
@@ -297,7 +297,7 @@ def test_two_groups_own_the_same_partition(domain, unique):
 
 
 def test_added_data_partitions_appear(domain, unique):
-    """L21: owned within a refresh and a claim."""
+    """Owned within a refresh and a claim."""
     topic = domain.data_topic(1, records_each=1)
     with domain.marshal(unique("grow"), "w1") as marshal:
         consumer = marshal.consumer(topic, metadata_refresh_ms=300)
@@ -308,7 +308,7 @@ def test_added_data_partitions_appear(domain, unique):
 
 
 def test_marshals_of_a_process_share_an_engine(domain, unique):
-    """L25: one thread and one fetch session, however many groups."""
+    """One thread and one fetch session, however many groups."""
     topic = domain.data_topic(1)
 
     def names():

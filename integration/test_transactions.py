@@ -94,3 +94,51 @@ def test_the_command_reads_committed_records_with_isolation_level(
     )
     values = [json.loads(line)["value"] for line in found.stdout.splitlines()]
     assert values == ["committed"] * COMMITTED * EACH
+
+
+@pytest.mark.parametrize("delivery", list(Delivery))
+def test_an_open_transaction_holds_back_what_it_may_still_abort(domain, delivery):
+    """And what other producers write behind it, until it ends."""
+    place = TopicPartition(domain.data_topic(1, records_each=EACH), 0)
+    writer = KafkaProducer(
+        bootstrap_servers=domain.servers,
+        transactional_id=domain.unique("open"),
+    )
+    writer.init_transactions()
+    writer.begin_transaction()
+    writer.send(place.topic, b"open", partition=0).get(timeout=60)
+    plain = KafkaProducer(bootstrap_servers=domain.servers)
+    plain.send(place.topic, b"behind", partition=0).get(timeout=60)
+    plain.close(timeout=5)
+    group, values = domain.unique("open"), []
+    with (
+        domain.marshal(group, "a") as marshal,
+        marshal.consumer(
+            place.topic, delivery=delivery, isolation_level="read_committed"
+        ) as consumer,
+    ):
+
+        def has(position):
+            for records in consumer.poll(100).values():
+                values.extend(record.value for record in records)
+                consumer.commit(records)
+            return consumer.position(place) == position
+
+        eventually(lambda: has(EACH), "what is before the transaction")
+        eventually(lambda: has(EACH) and consumer.lag() == {place: 0}, "no lag")
+        for _ in range(10):
+            assert has(EACH)
+        assert len(values) == EACH
+        (state,) = domain.states(group).values()
+        assert state.next_unclaimed() in {EACH, None}
+        writer.commit_transaction()
+        eventually(
+            lambda: has(EACH + 3) and consumer.lag() == {place: 0}, "all of it", 60_000
+        )
+        assert values[EACH:] == [b"open", b"behind"]
+        eventually(
+            lambda: domain.committed(group, place.topic) == {place: EACH + 3},
+            "other tools see no lag",
+            60_000,
+        )
+    writer.close(timeout=5)

@@ -1,4 +1,4 @@
-"""The read-only view (U03): now, as of an offset, as of a time."""
+"""The read-only view: now, as of an offset, as of a time."""
 
 import json
 import subprocess
@@ -67,7 +67,7 @@ def test_it_writes_nothing(domain, story):
 
 
 def test_all_views_agree(domain, unique):
-    """M12, L20: another reader, the live engine and a plain fold: one digest."""
+    """Another reader, the live engine and a plain fold: one digest."""
     group = unique("agree")
     topic = domain.data_topic(3)
     with domain.marshal(group, "w1") as marshal:
@@ -81,7 +81,7 @@ def test_all_views_agree(domain, unique):
 
 
 def test_it_is_never_older_than_the_question(domain, unique):
-    """M13: what was acknowledged before is in the answer."""
+    """What was acknowledged before is in the answer."""
     topic = domain.data_topic(1)
     for _ in range(3):
         group = unique("now")

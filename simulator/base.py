@@ -120,7 +120,7 @@ class Liveness(ABC):
             raise Violation("liveness", f"not all consumed: {self._base.left()}")
 
     def _demand_rest(self) -> None:
-        """L2: nothing fails, so nothing moves (acceptance L31).
+        """L2: nothing fails, so nothing moves.
 
         Raises:
             Violation: Claims changed hands.

@@ -38,7 +38,7 @@ An error is a sentence on stderr, with the command to run next.
 
 ## Shared options
 
-A command has all of these, unless it states otherwise.
+A command has all of these, unless it states otherwise. They may also precede its name.
 
 {shared}
 

@@ -13,7 +13,8 @@ from kafka_marshal_cli.profile_options import RootConfig, RootProfile
 ENVIRONMENT = (
     "Data goes to stdout, messages for people to stderr. Options override the "
     "environment (MARSHAL_BOOTSTRAP_SERVER and so on), which overrides a profile in a "
-    "TOML file; `marshal config show --origin` shows where each value was set."
+    "TOML file; `marshal config show --origin` shows where each value was set. Options "
+    "of the connection, --output, --timeout and --as may also precede the command."
 )
 
 # The first paragraph of each help text, as the help of `marshal` lists it.

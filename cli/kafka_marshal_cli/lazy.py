@@ -5,6 +5,7 @@ of the time of a short command would go into modules that it does not use.
 """
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from enum import Enum
 from functools import cache, partial
 from importlib import import_module
@@ -13,6 +14,8 @@ from typing import Any
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 from typer.main import get_group
+
+from kafka_marshal_cli.leading_options import split
 
 PACKAGE = "kafka_marshal_cli.commands"
 NO_COMMAND = 2  # the exit code of wrong usage
@@ -155,6 +158,9 @@ class LazyCommand(TyperCommand):
             group, or has the command.
         help: First paragraph of the help text.
         is_group: Whether it stands for a group.
+
+    Attributes:
+        is_group: Whether it stands for a group.
     """
 
     def __init__(
@@ -167,14 +173,14 @@ class LazyCommand(TyperCommand):
     ) -> None:
         super().__init__(name=name, help=help)
         self._module = module
-        self._is_group = is_group
+        self.is_group = is_group
 
     def load(self) -> TyperCommand | TyperGroup:
         """Import the module and return the command itself."""
         app = import_module(f"{PACKAGE}.{self._module}").app
         group = get_group(app)
         _prepare(group)
-        if self._is_group:
+        if self.is_group:
             group.name, group.help = self.name, self.help
             return group
         found = group.commands[str(self.name)]
@@ -220,7 +226,20 @@ def lazy_group(*commands: LazyCommand) -> type[TyperGroup]:
                 # As typer does, which would import rich to report nothing more.
                 _show_help(self, ctx, None)
                 raise typer.Exit(NO_COMMAND)
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, self._with_options_behind(ctx, args))
+
+        def _with_options_behind(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
+            """Move shared options behind the name of the command."""
+            found = split(args, self.commands)
+            name = found.rest[0].partition("=")[0] if found.rest else ""
+            known = [each for param in self.get_params(ctx) for each in param.opts]
+            is_other = name.startswith("-") and not found.words
+            if is_other and not get_close_matches(name, known):
+                ctx.fail(
+                    f"No such option: {name}; options that only some commands have "
+                    "follow the name of the command"
+                )
+            return found.joined
 
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401
             """Return name, command and arguments; the command is imported here."""

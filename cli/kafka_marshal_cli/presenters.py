@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kafka_marshal.clock import instant
 from kafka_marshal.protocol.handoffs import offered_since_ms, phase_of
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
+from kafka_marshal.protocol.labels import own_labels
 from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.losses import Loss
 from kafka_marshal.protocol.settings import FAIR, TUNABLES, Settings
@@ -259,6 +260,7 @@ def member_row(world: "World", member: MemberState, *, state: WorldState) -> Row
             (record.group_id, record.client_id), host=record.host
         ),
         "topics": list(record.topics),
+        "labels": record.labels,
         "silent_estimate_ms": silent_ms,
     }
 
@@ -272,6 +274,7 @@ def _unregistered(group_id: str, client_id: str, incarnation: str) -> Row:
         "host": None,
         "directive": None,
         "topics": [],
+        "labels": {},
         "silent_estimate_ms": None,
     }
 
@@ -357,10 +360,15 @@ def pause_columns(rows: Iterable[Row]) -> tuple[Column, ...]:
 
 
 def client_columns(rows: Iterable[Row], *, has_group: bool) -> tuple[Column, ...]:
-    """Return the columns of clients; directives only where there are some."""
+    """Return the columns of clients; directives, labels only where there are some."""
+    rows = list(rows)
     is_directed = any(row["directive"] for row in rows)
-    columns = CLIENT_COLUMNS if has_group else CLIENT_COLUMNS[1:]
-    return (*columns, CLIENT_DIRECTIVE) if is_directed else columns
+    is_labeled = any(own_labels(row["labels"]) for row in rows)
+    return (
+        (CLIENT_COLUMNS if has_group else CLIENT_COLUMNS[1:])
+        + ((CLIENT_DIRECTIVE,) if is_directed else ())
+        + ((CLIENT_LABELS,) if is_labeled else ())
+    )
 
 
 def key_texts(keys: Iterable[Key]) -> list[str]:
@@ -587,6 +595,7 @@ CLIENT_COLUMNS = (
     Column("TOPICS", lambda row: ", ".join(row["topics"]) or NOTHING),
 )
 CLIENT_DIRECTIVE = column("DIRECTIVE", "directive")
+CLIENT_LABELS = Column("LABELS", lambda row: plain(own_labels(row["labels"])))
 
 SETTINGS_COLUMNS = (
     column("SETTING", "name"),

@@ -63,6 +63,11 @@ Execute = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Only show the change, as by default.")
 ]
+WriteNothing = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Only show what would be done; write nothing."),
+]
+"""Of a command that makes its change without ``--execute``."""
 Reason = Annotated[
     str | None,
     typer.Option(metavar="TEXT", help="Stored in the log, for people."),

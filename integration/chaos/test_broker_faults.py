@@ -160,7 +160,7 @@ def test_at_most_once_repeats_nothing(outcomes, record_testsuite_property):
 
 @KINDS
 def test_nothing_is_handed_out_after_the_soft_stop(outcomes, delivery):
-    """L11: no later than a lease allows after the last renewal that was appended."""
+    """No later than a lease allows after the last renewal that was appended."""
     outcome = outcomes[delivery]
     soft_ms = Lease.since(0, outcome.h_ms).soft_until_ms
     renewals = [

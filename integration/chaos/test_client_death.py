@@ -127,7 +127,7 @@ def wait_both_work(domain, topic, *workers):
 def test_what_a_dead_client_had_is_handed_out_by_another_host(
     domain, hosts, fleet, group
 ):
-    """Rows U05 and G23: the death is known, so nobody waits for an interval."""
+    """The death is known, so nobody waits for an interval."""
     topic, victim, heir = mortal(domain, hosts, fleet)
     (lost,) = [p for p, owner in owners(domain, group).items() if owner == "host-a"]
     deaths = figure(hosts[0], DEATHS)

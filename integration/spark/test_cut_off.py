@@ -1,4 +1,4 @@
-"""A task reads on though its driver is stopped, and another owner is at work (row U08).
+"""A task reads on though its driver is stopped, and another owner is at work.
 
 The driver is a process of its own with the claims; what a task does is done here. A
 driver that is stopped, dead or beyond a cut network looks the same from outside: it

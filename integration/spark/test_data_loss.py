@@ -40,15 +40,16 @@ def recreate(domain, topic, count):
     domain.produce(topic, count)
 
 
-def test_a_restart_on_a_recreated_topic(kit, domain, unique):
+@pytest.mark.parametrize("count", [60, 20, 5], ids=["longer", "equal", "shorter"])
+def test_a_restart_on_a_recreated_topic(kit, domain, unique, count):
     topic, group = domain.data_topic(1, records_each=20), unique("group")
     found = kit.drained(kit.stream(group, subscribe=topic))
     assert cells(found) == every(20)
-    recreate(domain, topic, 60)
+    recreate(domain, topic, count)
     with pytest.raises(Exception, match="deleted and created again"):
         kit.drained(kit.stream(group, subscribe=topic))
     lenient = kit.stream(group, subscribe=topic, failOnDataLoss="false")
-    assert cells(kit.drained(lenient)) == every(60)
+    assert cells(kit.drained(lenient)) == every(count)
     assert kit.drained(lenient) == []
 
 

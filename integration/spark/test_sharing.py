@@ -126,7 +126,7 @@ def far_query(kit, options, ledger):
 
 @pytest.mark.slow
 def test_two_queries_and_a_plain_consumer_share_and_one_is_killed(kit, domain, unique):
-    """U07: 1 -> 3 -> 1 over 12 partitions; all is done, nothing by a stale token."""
+    """1 -> 3 -> 1 over 12 partitions; all is done, nothing by a stale token."""
     topic = domain.data_topic(PARTITIONS, records_each=EACH)
     group = unique("shared")
     ledger = Ledger()

@@ -154,7 +154,7 @@ def end_all(far, plains):
 
 @pytest.mark.slow
 def test_a_driver_is_killed_beside_plain_consumers(kit, domain, sidecar, tmp_path):
-    """U07, G10: its sidecar frees what it had; a restart redoes none of it."""
+    """Its sidecar frees what it had; a restart redoes none of it."""
     topic = domain.data_topic(PARTITIONS, records_each=EACH)
     groups = {kind: domain.unique(kind) for kind in KINDS}
     common = {

@@ -321,7 +321,7 @@ class Ordeal:
             self.finding.handed_ms += [max(handed)] if handed else []
 
     def judge_silence(self, since_ms: int, until_ms: int) -> None:
-        """Check L11: workers that could not renew stopped by their leases (5.2).
+        """Check that workers which could not renew stopped by their leases (5.2).
 
         One record may have been in its hands.
         """

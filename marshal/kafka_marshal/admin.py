@@ -378,6 +378,7 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
         topics: Sequence[str] | None = None,
         reason: str | None = None,
         wait_ms: int = 0,
+        dry_run: bool = False,
     ) -> PauseResult:
         """Pause a group: its owners finish uncommitted records and release their keys.
 
@@ -393,6 +394,8 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
                 the rest of the group goes on.
             reason: Stored in the log, for people.
             wait_ms: How long to wait until no paused key has an owner.
+            dry_run: Write nothing, and wait for nothing: only check, and return what
+                would be paused.
 
         Raises:
             GroupPaused: Another operation holds the whole group.
@@ -425,14 +428,19 @@ class Admin(Altering, Draining, Growing, Rebalancing, Resizing, Closing):
             reason=reason,
             scope=scope,
         )
-        operation.begin(self._timeout_ms)
-        if wait_ms:
-            operation.hold_until(lambda: not self._held(group_id, scope), wait_ms)
+        if dry_run:
+            operation.check()
+            ends_ms = [self._clock.wall_ms() + period.for_ms]
+        else:
+            operation.begin(self._timeout_ms)
+            if wait_ms:
+                operation.hold_until(lambda: not self._held(group_id, scope), wait_ms)
+            ends_ms = operation.ends_ms
         until_ms = period.until_ms
         if until_ms is None:
-            until_ms = max(operation.ends_ms, default=self._clock.wall_ms())
+            until_ms = max(ends_ms, default=self._clock.wall_ms())
         return PauseResult(
-            op_id=operation.op_id.hex(),
+            op_id=None if dry_run else operation.op_id.hex(),
             until_ms=until_ms,
             held=self._held(group_id, scope),
             begin_ms=period.begin_ms,

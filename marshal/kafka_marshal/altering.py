@@ -194,7 +194,7 @@ class Altering(AdminConnection):
         """
         follower = self._read()
         require_no_change(follower.by_partition)
-        require_newest(follower.by_partition)
+        require_newest(follower.by_partition, follower.topic)
         plan = plan_alter(
             follower.worlds,
             heartbeat_interval_ms=heartbeat_interval_ms,
@@ -226,7 +226,7 @@ class Altering(AdminConnection):
         """
         follower = self._read()
         require_no_change(follower.by_partition)
-        require_newest(follower.by_partition)
+        require_newest(follower.by_partition, follower.topic)
         plan = plan_upgrade(follower.by_partition)
         if execute:
             if not ignore_members:

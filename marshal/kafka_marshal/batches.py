@@ -140,7 +140,16 @@ class CommitToken(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, record: Record) -> Self:
-        """Return the token of a record that was handed out."""
+        """Return the token of a record that was handed out.
+
+        Raises:
+            TypeError: It is no record.
+        """
+        if not isinstance(record, Record | cls):
+            raise TypeError(
+                "a commit token is of one record that was handed out, not of "
+                f"{type(record).__name__}"
+            )
         return cls(record.topic, record.partition, record.offset, record.token)
 
 

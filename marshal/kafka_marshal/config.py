@@ -8,6 +8,8 @@ because a configuration can be sent to another process.
 import re
 from collections.abc import Callable, Mapping
 from enum import Enum, StrEnum
+from inspect import iscoroutinefunction
+from typing import SupportsIndex
 
 import attrs
 
@@ -116,6 +118,45 @@ def require_number(setting: str, value: object) -> None:
         )
 
 
+def require_whole(setting: str, value: object) -> None:
+    """Raise unless a setting is a whole number.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigurationError(
+            f"{setting} must be a whole number, not {value!r}", setting=setting
+        )
+
+
+def require_count(setting: str, value: int, *, least: int = 1) -> None:
+    """Raise unless a setting is a whole number, and not too small.
+
+    Raises:
+        ConfigurationError: It is something else, or less than ``least``.
+    """
+    require_whole(setting, value)
+    if value < least:
+        raise ConfigurationError(f"{setting} must be at least {least}", setting=setting)
+
+
+def to_partition(given: object) -> TopicPartition:
+    """Return a partition as a ``TopicPartition``, also one of kafka-python.
+
+    Raises:
+        TypeError: It is something else, such as a name or a list of partitions.
+    """
+    if isinstance(given, tuple) and len(given) == len(TopicPartition._fields):
+        topic, partition = given
+        if isinstance(topic, str) and isinstance(partition, SupportsIndex):
+            return TopicPartition(topic, int(partition))
+    raise TypeError(
+        f"{given!r} is no partition; give partitions one by one, like "
+        "TopicPartition('orders', 0)"
+    )
+
+
 def pattern_text(pattern: str | re.Pattern[str] | None) -> str | None:
     """Return a pattern as text; flags of a compiled one become inline flags.
 
@@ -171,6 +212,25 @@ def topic_pattern(text: str) -> Matches:
             setting="pattern",
         ) from error
     return lambda name: compiled.fullmatch(name) is not None
+
+
+def require_callback(setting: str, callback: object) -> None:
+    """Raise unless a callback can be called, and its call does all its work.
+
+    Raises:
+        ConfigurationError: It is something else, such as a coroutine function, whose
+            coroutine nobody would await.
+    """
+    if not callable(callback):
+        raise ConfigurationError(
+            f"{setting} must be a function, not {callback!r}", setting=setting
+        )
+    if iscoroutinefunction(callback):
+        raise ConfigurationError(
+            f"{setting} must be a plain function, not a coroutine function; with "
+            "asyncio it is called on the event loop, and may create a task",
+            setting=setting,
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -240,11 +300,14 @@ class ConsumerConfig:
             value = getattr(self, name)
             if value is None:
                 continue
-            require_number(name, value)
-            if value < least:
-                raise ConfigurationError(
-                    f"{name} must be at least {least}", setting=name
-                )
+            if name.endswith("_ms"):
+                require_number(name, value)
+                if value < least:
+                    raise ConfigurationError(
+                        f"{name} must be at least {least}", setting=name
+                    )
+            else:
+                require_count(name, value, least=least)
         for name, choices in CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
@@ -336,9 +399,14 @@ class Callbacks:
             standbys: As of ``ConsumerConfig``.
 
         Raises:
-            ConfigurationError: ``on_topics`` needs such a policy, standbys another one;
-                ``standbys`` and ``on_standby`` need each other.
+            ConfigurationError: A callback cannot be called, or is a coroutine function;
+                ``on_topics`` needs such a policy, standbys another one; ``standbys``
+                and ``on_standby`` need each other.
         """
+        for field in attrs.fields(type(self)):
+            callback = getattr(self, field.name)
+            if callback is not None:
+                require_callback(field.name, callback)
         if standbys and counts_topics:
             raise ConfigurationError(
                 "a consumer stands by for partitions, and this policy assigns whole "

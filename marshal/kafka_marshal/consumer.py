@@ -5,14 +5,22 @@ a handler takes. Before every hand-out the lease is checked (PROTOCOL 5.2); reco
 fetched under a claim that has ended are dropped.
 """
 
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, SupportsIndex, cast
 
 from kafka_marshal.batches import Batch, Committable, CommitToken, runs_of
 from kafka_marshal.closing import Closing
-from kafka_marshal.config import Callbacks, ConsumerConfig
+from kafka_marshal.config import (
+    Callbacks,
+    ConsumerConfig,
+    require_count,
+    require_number,
+    require_whole,
+    to_partition,
+)
 from kafka_marshal.errors import (
     ClaimLost,
     InvalidTransition,
@@ -27,7 +35,8 @@ if TYPE_CHECKING:
     # As in ``client``: a program that only names the class does not wait for these.
     from kafka_marshal.engine import Subscription
     from kafka_marshal.engine.fetch_state import FetchState
-    from kafka_marshal.engine.interfaces import ClaimEngine, ClaimSession
+    from kafka_marshal.engine.holdings import ClaimSession
+    from kafka_marshal.engine.interfaces import ClaimEngine
 
 CLOSE_MS_MAX = 10_000
 ASK_MS_MAX = 10_000
@@ -125,11 +134,19 @@ class Consumer(Closing):
             PositionError: A position lies beyond the end of its log.
             IdentityConflict: Another live process uses this client_id.
             CoordinationError: The engine failed for good.
+            ConfigurationError: A limit is no number, or too small.
         """
-        most = max_records or self._config.max_poll_records
+        require_number("timeout_ms", timeout_ms)
+        most = self._most(max_records)
         if most == 1 and (record := self.next_fetched()) is not None:
             return {TopicPartition(record.topic, record.partition): [record]}
         return _made(self._poll(timeout_ms, most))
+
+    def _most(self, max_records: int | None) -> int:
+        if max_records is None:
+            return self._config.max_poll_records
+        require_count("max_records", max_records)
+        return max_records
 
     def _poll(
         self, timeout_ms: int, most: int, *, partitions_max: int | None = None
@@ -171,7 +188,7 @@ class Consumer(Closing):
         """
         self._hands.take_back()
         self._sync()
-        most = max_records or self._config.max_poll_records
+        most = self._most(max_records)
         return _made(self._hands.hand_out(most, partitions_max=partitions_max))
 
     def prefetch(self, timeout_ms: int) -> None:
@@ -229,7 +246,7 @@ class Consumer(Closing):
 
         A batch is handed out when the iterator advances to it, not before.
         """
-        most = max_records or self._config.max_poll_records
+        most = self._most(max_records)
         for partition, records in self._forever(most):
             yield self.batch_of(partition, records)
 
@@ -306,7 +323,11 @@ class Consumer(Closing):
                 self._commit_range(partition, token, first=first, last=last)
 
     def commit_token(self, record: Record) -> CommitToken:
-        """Return a small token that ``commit`` accepts instead of the record."""
+        """Return a small token that ``commit`` accepts instead of the record.
+
+        Raises:
+            TypeError: Something else than a record was given.
+        """
         return CommitToken.of(record)
 
     def _commit_range(
@@ -364,6 +385,7 @@ class Consumer(Closing):
             ClaimLost: A claim ended meanwhile; its position was not recorded.
             DeadlineExceeded: Not read back in time; the positions may still land.
         """
+        require_number("timeout_ms", timeout_ms)
         self._require_usable()
         with self._engine.changed:
             held = list(self._places.values())
@@ -400,7 +422,10 @@ class Consumer(Closing):
             DeadlineExceeded: The log did not confirm it in time. Nothing of the
                 partition is handed out before it does.
         """
-        self._seek([TopicPartition(*partition)], lambda _: offset, timeout_ms)
+        # Columns of a batch may have become numbers of NumPy.
+        wanted = operator.index(offset) if isinstance(offset, SupportsIndex) else offset
+        require_whole("offset", wanted)
+        self._seek([to_partition(partition)], lambda _: wanted, timeout_ms)
 
     def seek_to_beginning(
         self, *partitions: TopicPartition, timeout_ms: int = ASK_MS_MAX
@@ -417,7 +442,7 @@ class Consumer(Closing):
         self._seek(wanted, lambda found: found.end, timeout_ms)
 
     def _named_or_all(self, named: Sequence[TopicPartition]) -> list[TopicPartition]:
-        return [TopicPartition(*each) for each in named] or list(self.assignment())
+        return [to_partition(each) for each in named] or list(self.assignment())
 
     def _seek(
         self,
@@ -494,13 +519,13 @@ class Consumer(Closing):
     def position(self, partition: TopicPartition) -> int | None:
         """Return the next offset to hand out, None if the partition is not held."""
         self._sync(quiet=True)
-        place = self._places.get(TopicPartition(*partition))
+        place = self._places.get(to_partition(partition))
         return None if place is None else place.next_offset
 
     def committed(self, partition: TopicPartition) -> int | None:
         """Return the position of the partition: all offsets below are processed."""
         self._sync(quiet=True)
-        place = self._places.get(TopicPartition(*partition))
+        place = self._places.get(to_partition(partition))
         if place is None:
             return None
         progress = place.holding.progress
@@ -541,12 +566,12 @@ class Consumer(Closing):
     def pause(self, *partitions: TopicPartition) -> None:
         """Stop handing out records of these partitions; the claims are kept."""
         self._require_usable()
-        self._hands.pause(TopicPartition(*partition) for partition in partitions)
+        self._hands.pause([to_partition(each) for each in partitions])
 
     def resume(self, *partitions: TopicPartition) -> None:
         """Undo ``pause``."""
         self._require_usable()
-        self._hands.resume(TopicPartition(*partition) for partition in partitions)
+        self._hands.resume([to_partition(each) for each in partitions])
 
     def paused(self) -> set[TopicPartition]:
         """Return the partitions that ``pause`` holds back."""

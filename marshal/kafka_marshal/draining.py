@@ -71,7 +71,8 @@ class DirectiveResult:
     """What a drain or a cordon applied.
 
     Attributes:
-        operation: Its id, in hex: ends it early, and completes it if repeated.
+        operation: Its id, in hex: ends it early, and completes it if repeated. None of
+            a dry run that was given none.
         action: ``drain`` or ``cordon``.
         subject: Whom it names.
         until_ms: Its end, epoch ms.
@@ -79,7 +80,7 @@ class DirectiveResult:
         held: Keys that these own and are not stale for, by estimate.
     """
 
-    operation: str
+    operation: str | None
     action: Action
     subject: Subject
     until_ms: int
@@ -113,6 +114,19 @@ def check_subject(subject: Subject, config: Config) -> None:
             setting="group_id",
         )
     require_level(config, "a drain or cordon")
+
+
+def check_length(for_ms: int, config: Config) -> None:
+    """Refuse a length that no directive can have.
+
+    Raises:
+        ConfigurationError: That is so.
+    """
+    longest_ms = config.limit("max_pause_ms")
+    if not 0 < for_ms <= longest_ms:
+        raise ConfigurationError(
+            f"a directive lasts 1 to {longest_ms} ms, not {for_ms}", setting="for_ms"
+        )
 
 
 def members_of(
@@ -178,16 +192,10 @@ def write_directive(
     """Write a directive where it belongs; return its op_id and its end, epoch ms.
 
     Raises:
-        ConfigurationError: It would last too long.
         ClaimRejected: The operation is over or asks for something else, or there
             are too many directives.
         DeadlineExceeded: No verdict in time; repeating it completes it.
     """
-    longest_ms = config.limit("max_pause_ms")
-    if not 0 < for_ms <= longest_ms:
-        raise ConfigurationError(
-            f"a directive lasts 1 to {longest_ms} ms, not {for_ms}", setting="for_ms"
-        )
     op_id = secrets.token_bytes(16) if op_id is None else op_id
     sent, until_ms = [], 0
     for t in subject.homes(config.partition_count):
@@ -313,6 +321,7 @@ class Draining(AdminConnection):
         reason: str | None = None,
         wait_ms: int = 0,
         on_progress: Callable[[int], None] | None = None,
+        dry_run: bool = False,
     ) -> DirectiveResult:
         """Let a client, or all members on a host, hand off what others can take.
 
@@ -329,6 +338,8 @@ class Draining(AdminConnection):
             wait_ms: How long to wait until they hold nothing any more.
             on_progress: Called on this thread with the number of keys that they
                 hold, at first and when it changes, while waiting.
+            dry_run: Write nothing, and wait for nothing: only check, and return whom it
+                would name and what these hold.
 
         Raises:
             ConfigurationError: A name or the length is not valid, or the topic has a
@@ -341,9 +352,14 @@ class Draining(AdminConnection):
         """
         subject = Subject(group_id=group_id, client_id=client_id, host=host)
         result = self._direct(
-            subject, DRAIN, for_ms=for_ms, operation=operation, reason=reason
+            subject,
+            DRAIN,
+            for_ms=for_ms,
+            operation=operation,
+            reason=reason,
+            dry_run=dry_run,
         )
-        if not wait_ms:
+        if dry_run or not wait_ms:
             return result
         reported: int | None = None
 
@@ -367,6 +383,7 @@ class Draining(AdminConnection):
         for_ms: int,
         operation: str | None = None,
         reason: str | None = None,
+        dry_run: bool = False,
     ) -> DirectiveResult:
         """Let a client, or all members on a host, take no more than they have.
 
@@ -375,7 +392,12 @@ class Draining(AdminConnection):
         """
         subject = Subject(group_id=group_id, client_id=client_id, host=host)
         return self._direct(
-            subject, CORDON, for_ms=for_ms, operation=operation, reason=reason
+            subject,
+            CORDON,
+            for_ms=for_ms,
+            operation=operation,
+            reason=reason,
+            dry_run=dry_run,
         )
 
     def uncordon(
@@ -427,9 +449,11 @@ class Draining(AdminConnection):
         for_ms: int,
         operation: str | None,
         reason: str | None,
+        dry_run: bool,
     ) -> DirectiveResult:
         config = self._settled()
         check_subject(subject, config)
+        check_length(for_ms, config)
         follower = self._follow()
         replicas = follower.replicas.values()
         op_id = None if operation is None else op_id_of(operation)
@@ -439,20 +463,23 @@ class Draining(AdminConnection):
                 f"no live member matches {subject}; see: marshal clients list",
                 reason="unknown_client",
             )
-        op_id, until_ms = write_directive(
-            follower,
-            clock=self._clock,
-            sender=self._sender,
-            subject=subject,
-            action=action,
-            for_ms=for_ms,
-            config=config,
-            op_id=op_id,
-            reason=reason,
-            timeout_ms=self._timeout_ms,
-        )
+        if dry_run:
+            until_ms = self._clock.wall_ms() + for_ms
+        else:
+            op_id, until_ms = write_directive(
+                follower,
+                clock=self._clock,
+                sender=self._sender,
+                subject=subject,
+                action=action,
+                for_ms=for_ms,
+                config=config,
+                op_id=op_id,
+                reason=reason,
+                timeout_ms=self._timeout_ms,
+            )
         return DirectiveResult(
-            operation=op_id.hex(),
+            operation=None if op_id is None else op_id.hex(),
             action=action,
             subject=subject,
             until_ms=until_ms,

@@ -456,7 +456,12 @@ def describe_plan(
                 reason="old_topic",
             )
         if target.position > log_range.end:
-            _within(target.position, place, log_range, is_clamped=False)
+            choice = (
+                "its log has lost its end since; choose another one with: marshal "
+                f"groups reset {positions.group_id} --topic {place.topic}:"
+                f"{place.partition} --to-latest"
+            )
+            raise _outside(target.position, place, log_range, choice)
         targets.append(target)
         state = known.get(Key(positions.group_id, *place))
         rows.append(
@@ -524,15 +529,23 @@ def _within(
 ) -> int:
     nearest = min(max(position, log_range.start), log_range.end)
     if nearest != position and not is_clamped:
-        raise PositionError(
-            f"{place} has offsets {log_range.start} to {log_range.end}, and not "
-            f"{position}; nothing is written; clamp=True takes the nearest one",
-            requested=position,
-            log_start=log_range.start,
-            log_end=log_range.end,
-            partition=place,
-        )
+        choice = "choose one of these, or the nearest one with clamp=True"
+        raise _outside(position, place, log_range, choice)
     return nearest
+
+
+def _outside(
+    position: int, place: TopicPartition, log_range: LogRange, what_next: str
+) -> PositionError:
+    return PositionError(
+        f"position {position} of {place} lies outside of its log, which has the "
+        f"positions {log_range.start} to {log_range.end}; nothing was written; "
+        f"{what_next}",
+        requested=position,
+        log_start=log_range.start,
+        log_end=log_range.end,
+        partition=place,
+    )
 
 
 def group_of_operation(worlds: Iterable[WorldState], op_id: str) -> str:

@@ -5,12 +5,11 @@ from typing import Any
 
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
-from kafka_marshal.errors import LogUnreadable
 from kafka_marshal.past import Since
 from kafka_marshal.protocol.losses import LIVE, Loss, LossBook
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.views import TIMEOUT_MS, LogScan, World, unknown_text
+from kafka_marshal.views import TIMEOUT_MS, LogScan, World, require_restored
 
 
 class Losses:
@@ -117,10 +116,7 @@ class Losses:
         if since_ms is not None:
             wanted = _BeforeOpenClaims(group_id, topic)
             since = Since(time_ms=since_ms, fits=wanted)
-        restored = dict(sorted(scan.restore(since=since).items()))
-        unknown = [number for number, at in restored.items() if at.is_log_start_missing]
-        if unknown:
-            raise LogUnreadable(unknown_text(unknown))
+        restored = require_restored(scan.restore(since=since))
         worlds = {number: at.world for number, at in restored.items()}
         books = {
             number: LossBook(number, group_id=group_id, topic=topic, begun=world)

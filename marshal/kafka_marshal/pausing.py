@@ -23,7 +23,7 @@ from kafka_marshal.errors import (
 from kafka_marshal.ports import Clock
 from kafka_marshal.protocol.codec import OP_ID_BYTES, is_scope, person_to_tags
 from kafka_marshal.protocol.hashing import home_partition
-from kafka_marshal.protocol.items import is_in_scope
+from kafka_marshal.protocol.items import Pause, is_in_scope
 from kafka_marshal.protocol.judging import PAUSE_AHEAD_MS_MAX
 from kafka_marshal.protocol.records import (
     SCOPE_PARTITIONS_MAX,
@@ -210,14 +210,14 @@ class PauseResult:
     """Result of a pause, or of its end.
 
     Attributes:
-        op_id: Identifies the operation, in hex.
+        op_id: Identifies the operation, in hex; None of a dry run, which wrote nothing.
         until_ms: Log time at which the pause ends in the last partition.
         begin_ms: Log time at which it begins by itself; None if it has begun.
         held: Paused keys that are still owned and not stale.
         topics: Topics that it is limited to, like ``orders:0,1``; none for the group.
     """
 
-    op_id: str
+    op_id: str | None
     until_ms: int
     held: tuple[Key, ...]
     begin_ms: int | None = None
@@ -273,6 +273,18 @@ class PauseOperation:
         self._open: dict[int, Awaited] = {}
         self._paused: set[int] = set()
         self._due_ms = 0
+
+    def check(self) -> None:
+        """Write nothing.
+
+        Raises:
+            GroupPaused: Another operation holds the whole group now.
+        """
+        world = self._follower.replicas[self._home].world
+        pause = world.active_pause(self._group_id)
+        is_of_all = self._scope is None and self._period.begin_ms is None
+        if is_of_all and pause is not None:
+            raise _held_by_another(self._group_id, pause, "busy")
 
     def begin(self, timeout_ms: int) -> None:
         """Pause the group, or schedule that: at its home first, then everywhere else.
@@ -433,13 +445,7 @@ def refusal(
         )
     pause = None if is_scoped else world.active_pause(group_id)
     if pause is not None:
-        return GroupPaused(
-            f"group {group_id!r} is held by another operation of "
-            f"{pause.client_id!r} ({reason}); end it first with: marshal "
-            f"groups resume {group_id}",
-            until_ms=pause.until_ms,
-            by=pause.client_id,
-        )
+        return _held_by_another(group_id, pause, reason)
     if reason == "op_over":
         return ClaimRejected(
             f"the pause of group {group_id!r} is over in coordinating partition "
@@ -448,6 +454,16 @@ def refusal(
             reason="op_over",
         )
     return awaited.unwritable(f"the operation on group {group_id!r}")
+
+
+def _held_by_another(group_id: str, pause: Pause, reason: str) -> GroupPaused:
+    return GroupPaused(
+        f"group {group_id!r} is held by another operation of "
+        f"{pause.client_id!r} ({reason}); end it first with: marshal "
+        f"groups resume {group_id}",
+        until_ms=pause.until_ms,
+        by=pause.client_id,
+    )
 
 
 def held_keys(

@@ -28,7 +28,7 @@ from kafka_marshal.protocol.settings import FAIR
 from kafka_marshal.protocol.spreading import spread
 from kafka_marshal.protocol.state import KeyState, MemberState
 from kafka_marshal.protocol.types import Key, TopicPartition
-from kafka_marshal.views import LogScan, World, unknown_text
+from kafka_marshal.views import LogScan, World, require_restored
 
 OPEN, DONE, VOID = "open", "done", "void"
 SAME, DIVERGED, UNKNOWN = "same", "plan_diverged", "unknown"
@@ -532,9 +532,7 @@ def find_plan(scan: LogScan, group_id: str, *, generation: int) -> PlanNote:
         ClaimRejected: The log has no whole Plan of this generation any more, or yet.
         LogUnreadable: The start of the log is gone, and it has no checkpoint.
     """
-    ((partition, begun),) = scan.restore().items()
-    if begun.is_log_start_missing:
-        raise LogUnreadable(unknown_text([partition]))
+    (begun,) = require_restored(scan.restore()).values()
     world = begun.world
     found: PlanNote | None = None
     last: PlanNote | None = None

@@ -15,6 +15,7 @@ import attrs
 import msgspec
 
 from kafka_marshal.admin_connection import AdminConnection
+from kafka_marshal.defaults import format_command
 from kafka_marshal.engine.config_check import unformatted
 from kafka_marshal.engine.follower import Awaited, Follower
 from kafka_marshal.engine.kept_states import POLL_MS
@@ -191,7 +192,7 @@ def plan_resize(
     worlds = follower.by_partition
     before = worlds[0].config
     if before is None:
-        raise unformatted(worlds.values())
+        raise unformatted(worlds.values(), follower.topic)
     change = _open_change(follower, to_count)
     elapsed_ms = {
         t: max(replica.elapsed_ms(now_ms), wall_ms - replica.world.append_time_ms)
@@ -298,7 +299,7 @@ def _topic_obstacles(
         )
         found.append(Obstacle(reason="unread", text=text))
     worlds = follower.by_partition
-    return [*found, *_config_obstacles(worlds, before)]
+    return [*found, *_config_obstacles(worlds, before, topic=follower.topic)]
 
 
 def _is_unread(follower: Follower, partition: int, before: Config) -> bool:
@@ -318,7 +319,7 @@ def _is_unread(follower: Follower, partition: int, before: Config) -> bool:
 
 
 def _config_obstacles(
-    worlds: Mapping[int, WorldState], before: Config
+    worlds: Mapping[int, WorldState], before: Config, *, topic: str
 ) -> Iterator[Obstacle]:
     """Yield partitions in which the fence would not be accepted, or should not be."""
     torn, ahead, below = [], [], []
@@ -336,7 +337,7 @@ def _config_obstacles(
     if torn:
         text = (
             f"torn_format: coordinating partitions {torn} do not have the format of "
-            "partition 0; run: marshal topic format"
+            f"partition 0; run: {format_command(topic)}"
         )
         yield Obstacle(reason="torn", text=text)
     if ahead:
@@ -349,7 +350,7 @@ def _config_obstacles(
     if below:
         text = (
             f"coordinating partitions {below} have an earlier feature level than "
-            "partition 0; to complete its upgrade, run: marshal topic format"
+            f"partition 0; to complete its upgrade, run: {format_command(topic)}"
         )
         yield Obstacle(reason="level", text=text)
 

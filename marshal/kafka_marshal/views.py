@@ -530,6 +530,18 @@ def unknown_text(
     return f"{why}. The earliest moment that can be shown is {text}, or {offsets}"
 
 
+def require_restored(found: Mapping[int, Restored]) -> dict[int, Restored]:
+    """Return what a scan begins at, in order of partition, if every state is known.
+
+    Raises:
+        LogUnreadable: The start of a log is gone, and it has no checkpoint.
+    """
+    unknown = sorted(t for t, each in found.items() if each.is_log_start_missing)
+    if unknown:
+        raise LogUnreadable(unknown_text(unknown))
+    return dict(sorted(found.items()))
+
+
 def _read(
     log: "TopicLog", *, store: SnapshotFolder | None, timeout_ms: int
 ) -> tuple[Follower, Prefix]:

@@ -68,7 +68,7 @@ def test_nothing_moves_in_a_balanced_group(size, count, chance):
 
 @pytest.mark.parametrize("kind", [plankit.uniform_group, plankit.mixed_group])
 def test_what_is_under_way_is_not_planned_again(kind):
-    """KA14, KA20, K41: whatever part of a plan is carried out, no other plan is due.
+    """Whatever part of a plan is carried out, no other plan is due.
 
     A planner counts a key as that of the member which its last plan names (9.2).
     """

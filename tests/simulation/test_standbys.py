@@ -67,7 +67,6 @@ def first_takeovers(cluster, since_ms):
 @pytest.mark.parametrize("victim", ["h0", "h1", "h2"])
 @pytest.mark.parametrize("seed", [0, 7, 11])
 def test_keys_of_a_host_that_is_killed_go_to_warm_standbys_elsewhere(victim, seed):
-    """Acceptance FC21."""
     cluster, nodes, hosts = fleet(seed)
     dead = {name: node for name, node in nodes.items() if hosts[name] == victim}
     keys = {key for node in dead.values() for key in node.held}

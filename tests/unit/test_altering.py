@@ -63,14 +63,15 @@ def test_an_interrupted_change_is_completed_by_the_same_or_the_next():
 def test_nothing_is_written_where_partition_0_has_lost_the_newest_config():
     """The next Config would have its generation."""
     cluster = world(2)
-    require_newest(follower(cluster).by_partition)
+    require_newest(follower(cluster).by_partition, "own")
     newest = msgspec.structs.replace(cluster.config, generation=2, era=77)
     write(cluster, newest, 1)
-    with pytest.raises(ClaimRejected, match="marshal topic format"):
-        require_newest(follower(cluster).by_partition)
+    run = "marshal topic format --coordination-topic own"
+    with pytest.raises(ClaimRejected, match=f"run: {run}$"):
+        require_newest(follower(cluster).by_partition, "own")
     write(cluster, newest, 0)
-    require_newest(follower(cluster).by_partition)
-    require_newest({0: WorldState(0)})
+    require_newest(follower(cluster).by_partition, "own")
+    require_newest({0: WorldState(0)}, "own")
 
 
 def test_another_admin_that_was_faster_is_an_error():

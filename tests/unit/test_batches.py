@@ -80,7 +80,13 @@ def polled(node):
     return node.consumer.poll(0).get(T0, [])
 
 
-# --- Commit tokens (acceptance L15), and threads that commit ---
+# --- Commit tokens, and threads that commit ---
+
+
+@pytest.mark.parametrize("given", [None, 5, []])
+def test_a_commit_token_is_of_a_record(given):
+    with pytest.raises(TypeError, match="of one record that was handed out"):
+        CommitToken.of(given)
 
 
 def test_a_commit_token_stands_for_a_record_that_was_dropped(cluster):

@@ -2,6 +2,7 @@
 
 import pickle
 import re
+from typing import NamedTuple
 
 import pytest
 
@@ -12,6 +13,7 @@ from kafka_marshal.config import (
     ConsumerConfig,
     Delivery,
     checked_labels,
+    to_partition,
     topic_pattern,
 )
 from kafka_marshal.errors import ConfigurationError
@@ -112,6 +114,32 @@ def test_settings_can_be_pickled():
     starts = {TopicPartition("t", 0): 5}
     config = ConsumerConfig(topics=("t",), starts=starts, delivery="amo")
     assert pickle.loads(pickle.dumps(config)) == config
+
+
+@pytest.mark.parametrize("setting", [n for n in LEAST if not n.endswith("_ms")])
+def test_counts_are_whole_numbers(setting):
+    assert "whole number" in str(refused(topics=("t",), **{setting: 1.5}))
+
+
+@pytest.mark.parametrize("name", ["on_claimed", "on_lost", "on_warm", "on_standby"])
+def test_callbacks_are_functions(name):
+    async def later(*_):
+        pass
+
+    for given, text in (("x", "must be a function"), (later, "coroutine function")):
+        callbacks = Callbacks(**{name: given})
+        with pytest.raises(ConfigurationError, match=text) as raised:
+            callbacks.require_fit(counts_topics=False)
+        assert raised.value.setting == name
+
+
+def test_a_partition_of_another_library_is_one():
+    class Other(NamedTuple):
+        topic: str
+        partition: int
+
+    found = to_partition(Other("t", 3))
+    assert (type(found), found) == (TopicPartition, ("t", 3))
 
 
 def test_whole_topics_are_reported_only_where_the_policy_counts_them():

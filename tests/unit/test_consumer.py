@@ -20,6 +20,7 @@ from enginekit import (
 from kafka_marshal import CommitToken
 from kafka_marshal.errors import (
     ClaimLost,
+    ConfigurationError,
     DeadlineExceeded,
     InvalidTransition,
     PositionError,
@@ -82,6 +83,41 @@ def test_only_records_can_be_committed(cluster, given):
     assert node.consumer.committed(T0) == 0
 
 
+@pytest.mark.parametrize("most", [0, -1, 1.5, "1", True])
+def test_a_limit_of_records_is_a_number_of_them(cluster, most):
+    """A negative one cut records off: they counted as handed out and never were."""
+    node = owning(cluster, most=4)
+    for call in (node.consumer.poll, node.consumer.poll_fetched):
+        with pytest.raises(ConfigurationError, match="max_records"):
+            call(max_records=most)
+    with pytest.raises(ConfigurationError, match="max_records"):
+        next(node.consumer.batches(most))
+    assert [each.offset for each in polled(node)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("timeout_ms", [None, "100"])
+def test_a_timeout_is_a_number(cluster, timeout_ms):
+    node = owning(cluster)
+    for call in (node.consumer.poll, node.consumer.flush):
+        with pytest.raises(ConfigurationError, match="timeout_ms must be a number"):
+            call(timeout_ms)
+
+
+@pytest.mark.parametrize("given", ["t-0", [T0], ("t", "0"), ("t",), None])
+def test_partitions_are_given_one_by_one(cluster, given):
+    consumer = owning(cluster).consumer
+    calls = [consumer.pause, consumer.resume, consumer.position, consumer.committed]
+    for call in (*calls, consumer.seek_to_end, lambda each: consumer.seek(each, 1)):
+        with pytest.raises(TypeError, match="is no partition; give partitions one by"):
+            call(given)
+    assert consumer.paused() == set()
+
+
+def test_an_offset_is_a_whole_number(cluster):
+    with pytest.raises(ConfigurationError, match="offset must be a whole number"):
+        owning(cluster).consumer.seek(T0, "1")
+
+
 def test_a_record_that_was_never_handed_out_is_an_error(cluster):
     node = owning(cluster, most=4)
     (record, *_) = polled(node)
@@ -107,7 +143,7 @@ def test_a_record_of_an_earlier_claim_is_lost(cluster):
 
 
 def test_a_claim_reported_as_lost_stays_lost(cluster):
-    """Acceptance: at least once. The engine was slow, the application was notified.
+    """At least once. The engine was slow, the application was notified.
 
     A beat that is read back after the hard stop must not revive a claim whose
     records the application has dropped: nobody would ever commit them.
@@ -207,7 +243,6 @@ def test_flushing_against_a_dead_log_has_a_deadline(cluster):
 
 
 def test_lag_and_load(cluster):
-    """Acceptance L19."""
     node = owning(cluster, most=4)
     assert node.consumer.load() == 1
     assert node.consumer.lag() == {T0: 10}
@@ -375,7 +410,7 @@ def test_granted_and_aborted_records_do_not_block():
 
 
 def test_a_stuck_handler_costs_no_memory():
-    """Acceptance L17: the warning comes once, and what is kept stays flat."""
+    """The warning comes once, and what is kept stays flat."""
     cluster = world(records=[6_000])
     node = owning(cluster, most=500, max_uncommitted=4_000)
     handed = 0
@@ -403,7 +438,7 @@ def test_iteration_hands_out_one_record_at_a_time(cluster):
 
 
 def test_iteration_looks_at_the_lease_of_each_record(cluster):
-    """Acceptance D17: what was fetched before the loss is never handed out."""
+    """What was fetched before the loss is never handed out."""
     node = owning(cluster)
     assert next(node.consumer).offset == 0
     node.cut(is_cut=True)
@@ -621,7 +656,6 @@ def test_beyond_the_log_s_end_it_stops_with_an_error(cluster):
 
 
 def test_new_partitions_appear_live(cluster):
-    """Acceptance L21."""
     node = owning(cluster, metadata_refresh_ms=H)
     cluster.kafka.add_partitions("t", 2)
     assert cluster.run_until(held_by(node, 3), 3 * H) <= H + H // 2
@@ -656,7 +690,7 @@ def test_closing_releases_at_the_position(cluster):
 
 
 def test_closing_against_a_dead_log_ends_at_its_deadline(cluster):
-    """D10, D11: no wait without a deadline."""
+    """No wait without a deadline."""
     node = owning(cluster)
     node.cut(is_cut=True)
     node.consumer.close(timeout_ms=0)

@@ -108,6 +108,21 @@ def test_without_waiting_it_returns_what_is_held(cluster):
     assert str(result.subject) == "client 'a'"
 
 
+def test_a_dry_run_writes_nothing_and_waits_for_nothing(cluster):
+    pair(cluster)
+    admin = DrainingAdmin(cluster)
+    for act, wait in ((admin.drain, {"wait_ms": 9 * H}), (admin.cordon, {})):
+        result = act("a", for_ms=FOR_MS, dry_run=True, **wait)
+        assert (result.operation, result.members) == (None, (("g", "a"),))
+        assert len(result.held) == 2
+        assert result.until_ms == admin._clock.wall_ms() + FOR_MS
+        with pytest.raises(ConfigurationError, match="lasts 1 to"):
+            act("a", for_ms=0, dry_run=True)
+        with pytest.raises(ClaimRejected, match="no live member"):
+            act("nobody", for_ms=FOR_MS, dry_run=True)
+    assert written(cluster) == {t: [] for t in range(K)}
+
+
 def test_a_wait_ends_at_its_time_if_nobody_else_may_take_them(cluster):
     a = cluster.node("a", spec=spec())
     cluster.run_until(lambda: len(a.held) == 4, 3 * H)

@@ -124,6 +124,16 @@ def test_one_of_two_admins_wins_everywhere(cluster):
     assert paused(cluster) == set(range(K))
 
 
+def test_a_check_refuses_what_would_be_refused_and_writes_nothing(cluster):
+    two = operation(cluster, "two")
+    two.check()
+    operation(cluster, "one").begin(TIMEOUT_MS)
+    with pytest.raises(GroupPaused, match="'one'") as raised:
+        operation(cluster, "two").check()
+    assert raised.value.by == "one"
+    assert sent(cluster, "two") == []
+
+
 def test_a_pause_is_renewed_while_one_partition_is_slow(cluster):
     one = operation(cluster)
     slow_once(cluster, one, partition=OTHERS[0], delay_ms=5 * FOR_MS // 3)

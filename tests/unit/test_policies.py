@@ -77,7 +77,6 @@ def test_a_policy_itself_is_taken():
 
 
 def test_an_installed_package_brings_policies(install):
-    """Acceptance KA29."""
     module = install("acme", careful=":careful", stateful=":Stateful")
     assert {"careful", "stateful"} <= set(policy_names())
     found = find_policy("careful")

@@ -599,8 +599,11 @@ def test_a_partition_that_an_upgrade_has_not_reached():
     """It would ignore the fence, and the change could never end."""
     cluster = lowered(4)
     configure(cluster, 0, 1, 3, feature_level=2)
-    one = refused(cluster)
+    found = following(cluster, "planner")
+    found._log.topic = "own"
+    (one,) = plan_of(cluster, found=found).obstacles
     assert (one.reason, "[2] have an earlier" in one.text) == ("level", True)
+    assert one.text.endswith("marshal topic format --coordination-topic own")
     configure(cluster, 2, feature_level=2)
     assert plan_of(cluster).obstacles == ()
 

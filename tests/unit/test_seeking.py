@@ -2,6 +2,7 @@
 
 import pickle
 
+import numpy as np
 import pytest
 from enginekit import (
     AMO,
@@ -89,7 +90,7 @@ def test_after_a_rewind_the_next_owner_starts_at_the_lower_offset(cluster):
 def test_seeking_forward_skips_records(cluster):
     node = stepping(cluster, most=4)
     polled(node)
-    node.consumer.seek(T0, 7)
+    node.consumer.seek(T0, np.int64(7))
     assert position_in_log(cluster) == 7
     assert [record.offset for record in polled(node)] == [7, 8, 9]
 

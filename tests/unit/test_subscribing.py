@@ -41,7 +41,6 @@ def test_a_missing_topic_is_named_in_the_error(data):
 
 
 def test_zero_is_without_limit_everywhere(data):
-    """Acceptance D14."""
     sub = subscribe(data, "orders-a", max_handling_ms=0)
     assert sub.handling_limit_ms(1_000) == 0
     assert sub.claims_max == 0

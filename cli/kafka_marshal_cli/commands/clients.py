@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from kafka_marshal import ClaimRejected, ConfigurationError, DeadlineExceeded
+from kafka_marshal import ConfigurationError, DeadlineExceeded
 from kafka_marshal.clock import instant
 from kafka_marshal.draining import DirectiveResult
 from kafka_marshal.fencing import ClientProcess, FenceResult
@@ -24,6 +24,7 @@ from kafka_marshal_cli.shared import (
     Group,
     OfGroup,
     Reason,
+    WriteNothing,
     command,
     note_unknown_group,
     notify,
@@ -48,8 +49,8 @@ def list_clients(
 
     Clients that have left or are silent are dropped when others of their group announce
     themselves, a fenced one once it owns nothing. DIRECTIVE is there while a client is
-    drained or cordoned. With --at, clients that were silent for more than two heartbeat
-    intervals may be missing.
+    drained or cordoned, LABELS where one has some, like its rack. With --at, clients
+    that were silent for more than two heartbeat intervals may be missing.
     """
     world = call.formatted_world(at, has_members=True)
     rows = presenters.member_rows(world, group_id=group)
@@ -222,6 +223,7 @@ def drain(
         bool,
         typer.Option("--wait", help="Wait until nothing is held, --timeout at most."),
     ] = False,
+    dry_run: WriteNothing = False,
 ) -> None:
     """Let a client, or all on a host, hand off its partitions to others.
 
@@ -241,9 +243,10 @@ def drain(
             reason=reason,
             wait_ms=call.timeout_ms if wait else 0,
             on_progress=lambda count: notify(f"{count} partitions are still held"),
+            dry_run=dry_run,
         )
-    _answer_directive(call, result)
-    if wait and result.held:
+    _answer_directive(call, result, dry_run=dry_run)
+    if wait and result.held and not dry_run:
         raise DeadlineExceeded(
             f"{len(result.held)} partitions are still held: nobody else may take them, "
             "or their records are not handled yet; wait with the same command and "
@@ -262,6 +265,7 @@ def cordon(
     for_: For = "1h",
     operation: Repeated = None,
     reason: Reason = None,
+    dry_run: WriteNothing = False,
 ) -> None:
     """Let a client, or all on a host, take no more partitions than it has.
 
@@ -277,8 +281,9 @@ def cordon(
             for_ms=parsing.duration_ms("--for", for_),
             operation=operation,
             reason=reason,
+            dry_run=dry_run,
         )
-    _answer_directive(call, result)
+    _answer_directive(call, result, dry_run=dry_run)
 
 
 @app.command("uncordon", epilog="Example: marshal clients uncordon worker-7")
@@ -323,7 +328,7 @@ def uncordon(
     call.answer(Answer({"time_ms": wall_ms(), "offsets": {}}, facts))
 
 
-def _answer_directive(call: Call, result: DirectiveResult) -> None:
+def _answer_directive(call: Call, result: DirectiveResult, *, dry_run: bool) -> None:
     facts = {
         "op_id": result.operation,
         "action": result.action,
@@ -332,6 +337,7 @@ def _answer_directive(call: Call, result: DirectiveResult) -> None:
         "group_id": result.subject.group_id,
         "until_ms": result.until_ms,
         "held_count": len(result.held),
+        "is_executed": not dry_run,
     }
     rows = [{"group_id": name, "client_id": each} for name, each in result.members]
     sections = (
@@ -342,6 +348,8 @@ def _answer_directive(call: Call, result: DirectiveResult) -> None:
     )
     shown = {"until_ms": instant(result.until_ms)}
     call.answer(Answer({"time_ms": wall_ms(), "offsets": {}}, facts, sections, shown))
+    if dry_run:
+        notify("nothing was written")
 
 
 @app.command("forget", epilog="Example: marshal clients forget billing worker-7")
@@ -362,8 +370,9 @@ def forget(
     """Remove the identity directory of a client that will not come back.
 
     It has the secrets with which a restarted client resumes its claims; `marshal
-    clients fence` ends these. Nothing is written to the log. Refused while the client
-    runs on this host; asks for the client_id where it runs on another one.
+    clients fence` ends these. Nothing is written to the log. Succeeds if there is none
+    any more. Refused while the client runs on this host; asks for the client_id where
+    it runs on another one.
     """
     _require_names(group, client)
     world = call.formatted_world()
@@ -392,10 +401,9 @@ def forget(
             setting="--state-dir",
         ) from error
     if not is_removed:
-        raise ClaimRejected(
-            f"this host has no identity of client {client!r} of group {group!r} in "
-            f"{home}; see: marshal clients list",
-            reason="unknown_client",
+        notify(
+            f"nothing was removed: this host has no identity of client {client!r} of "
+            f"group {group!r} in {home}; see: marshal clients list"
         )
     found = {"group_id": group, "client_id": client, "state_dir": str(home)}
     call.answer(Answer(presenters.as_of(world), found))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kafka_marshal_cli import member_options, profiles, sidecar_option
+from kafka_marshal_cli import claiming_options, profiles
 from kafka_marshal_cli.commands import sidecar
 from kafka_marshal_cli.profile_options import Config, SelectedProfile
 from kafka_marshal_cli.profiles import SETTINGS
@@ -57,7 +57,10 @@ _CONSUME_OPTIONS: dict[str, tuple[Any, Any]] = {
     ),
 }
 _OTHERS = (
-    _CONSUME_OPTIONS | sidecar_option.OPTIONS | member_options.OPTIONS | sidecar.OPTIONS
+    _CONSUME_OPTIONS
+    | claiming_options.SIDECAR_OPTIONS
+    | claiming_options.MEMBER_OPTIONS
+    | sidecar.OPTIONS
 )
 
 

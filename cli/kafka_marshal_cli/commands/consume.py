@@ -38,6 +38,7 @@ from kafka_marshal.ports import READ_COMMITTED, READ_UNCOMMITTED
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
 from kafka_marshal_cli import parsing
+from kafka_marshal_cli.claiming_options import MEMBER, SIDECAR, SidecarOption
 from kafka_marshal_cli.exec_pipe import (
     EXEC,
     ExecFailed,
@@ -48,7 +49,6 @@ from kafka_marshal_cli.exec_pipe import (
 )
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.follow_loop import Idle
-from kafka_marshal_cli.member_options import MEMBER
 from kafka_marshal_cli.presenters import record_object
 from kafka_marshal_cli.render import abbreviated, to_json
 from kafka_marshal_cli.run_reporting import REPORTING, Reporting
@@ -60,11 +60,12 @@ from kafka_marshal_cli.shared import (
     notify,
     wall_ms,
 )
-from kafka_marshal_cli.sidecar_option import SIDECAR, SidecarOption
 
 POLL_MS = 200
 DRAIN_MS = 2_000
 EVENTS_MAX = 1_000
+LIMIT_PARTS = 100
+"""At most once, a batch is at most this part of the limit of records."""
 app = typer.Typer()
 EPILOG = (
     "Example: marshal consume payments --group billing --client-id worker-1 | jq .value"
@@ -259,13 +260,23 @@ ClaimsMax = Annotated[
 MaxRecords = Annotated[
     int,
     typer.Option(
+        "--max-records",
+        "--max-messages",
         min=0,
+        metavar="N",
         help="End after this many records; 0 for no limit. At most once, offsets "
-        "granted beyond it are lost.",
+        "granted beyond it are lost: for each partition up to a hundredth of it, or "
+        "--max-poll-records.",
     ),
 ]
 IdleTimeout = Annotated[
-    str | None, typer.Option(metavar="MS", help="End after this time without a record.")
+    str | None,
+    typer.Option(
+        "--timeout",
+        "--timeout-ms",
+        metavar="MS",
+        help="End after this time without a record.",
+    ),
 ]
 OpenTimeout = Annotated[
     str,
@@ -353,7 +364,9 @@ def consume(
     open_ms = parsing.duration_ms("--open-timeout", open_timeout)
     h_ms = _optional_ms("--heartbeat-interval", heartbeat_interval)
     is_amo = delivery is Delivery.AT_MOST_ONCE
-    batch_max = max_poll_records or _batch_max(execs, is_amo=is_amo)
+    batch_max = max_poll_records or _batch_max(
+        execs, is_amo=is_amo, records_max=max_records
+    )
     batch_max = min(batch_max, max_records or batch_max)
     processes = _processes(
         execs, group=group, is_amo=is_amo, batch_max=batch_max, records_max=max_records
@@ -454,14 +467,16 @@ def _handling_ms(processes: ExecOptions | None) -> int | None:
     return None if processes is None else 0
 
 
-def _batch_max(execs: ExecRequest | None, *, is_amo: bool) -> int:
+def _batch_max(execs: ExecRequest | None, *, is_amo: bool, records_max: int) -> int:
     """Return the default of --max-poll-records.
 
     At most once, a crash loses all granted records, so no more are requested than a
-    process works on.
+    process works on; and few beyond a limit of records, which are lost at the end.
     """
     is_single = execs is not None and execs.options.mode is ExecMode.RECORD
-    return 1 if is_amo and is_single else MAX_POLL_RECORDS
+    if not is_amo or not (is_single or records_max):
+        return MAX_POLL_RECORDS
+    return 1 if is_single else min(MAX_POLL_RECORDS, max(1, records_max // LIMIT_PARTS))
 
 
 def exec_loop(

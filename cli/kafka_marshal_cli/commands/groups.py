@@ -24,6 +24,7 @@ from kafka_marshal_cli.shared import (
     Execute,
     Group,
     Reason,
+    WriteNothing,
     command,
     note_unknown_group,
     notify,
@@ -214,6 +215,7 @@ def pause(
             "if given, else as long as the pause.",
         ),
     ] = False,
+    dry_run: WriteNothing = False,
 ) -> None:
     """Pause a group or some topics: members finish records and release claims."""
     now_ms = wall_ms()
@@ -234,6 +236,7 @@ def pause(
             topics=topics or None,
             reason=reason,
             wait_ms=wait_ms,
+            dry_run=dry_run,
         )
         _note_unknown_topics(admin, result.topics)
     world = call.world()
@@ -246,12 +249,16 @@ def pause(
         "topics": list(result.topics),
         "reason": reason,
         "held": held,
+        "is_executed": not dry_run,
     }
     shown = {"until_ms": instant(result.until_ms)}
     if result.begin_ms is not None:
         shown["begin_ms"] = instant(result.begin_ms)
     call.answer(Answer(presenters.as_of(world), found, (), shown))
     note_unknown_group(world, group)
+    if dry_run:
+        notify(f"nothing was written; {len(held)} claims would be released")
+        return
     if wait and held:
         raise DeadlineExceeded(
             f"group {group!r} is paused, but {', '.join(held)} was not released within "

@@ -10,6 +10,7 @@ import typer
 from kafka_marshal import (
     Admin,
     ConfigurationError,
+    PositionError,
     PositionSpec,
 )
 from kafka_marshal.finishing import Progress
@@ -248,13 +249,17 @@ def reset(
             plan = admin.describe_plan(read_plan(continued))
             _refuse(plan.group_id != group, f"{continued} is of {plan.group_id!r}")
         else:
-            plan = admin.plan_reset(
-                group,
-                _require_spec(spec),
-                topics=_topics(topics, spec=spec, is_all=all_topics),
-                clamp=clamp,
-                allow_reprocess=allow_reprocess,
-            )
+            try:
+                plan = admin.plan_reset(
+                    group,
+                    _require_spec(spec),
+                    topics=_topics(topics, spec=spec, is_all=all_topics),
+                    clamp=clamp,
+                    allow_reprocess=allow_reprocess,
+                )
+            except PositionError as error:  # by what was asked for, not by the log
+                see = f"see the positions: marshal groups describe {group}"
+                raise ConfigurationError(f"{error}; {see}") from error
         _show(
             call,
             admin,

@@ -13,7 +13,6 @@ from typer.core import TyperCommand
 
 from kafka_marshal import ConfigurationError
 from kafka_marshal.errors import (
-    LogUnreadable,
     MalformedRecord,
 )
 from kafka_marshal.protocol.items import Pause
@@ -33,7 +32,7 @@ from kafka_marshal.snapshots import (
     to_file_bytes,
     write_file,
 )
-from kafka_marshal.views import unknown_text
+from kafka_marshal.views import require_restored
 from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.commands.log_replay import read_lines, replay_lines
 from kafka_marshal_cli.exits import ExitCode
@@ -202,10 +201,7 @@ def _past(
 
 def _live(call: Call) -> tuple[Mapping[int, WorldState], str, bytes]:
     with call.scan() as scan:
-        restored = scan.restore()
-        unknown = sorted(t for t, each in restored.items() if each.is_log_start_missing)
-        if unknown:
-            raise LogUnreadable(unknown_text(unknown))
+        restored = require_restored(scan.restore())
         worlds = {number: each.world for number, each in restored.items()}
         for number, entry in scan:
             apply(worlds[number], entry)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import attrs
 import typer
 
-from kafka_marshal import ConfigurationError, LogUnreadable, WorldWatch
+from kafka_marshal import ConfigurationError, WorldWatch
 from kafka_marshal.clock import instant
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.codec import Undecodable, decode, person_of
@@ -18,7 +18,7 @@ from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import KINDS
 from kafka_marshal.protocol.state import ACCEPTED, UNDECODABLE, Transitions
 from kafka_marshal.protocol.text import entry_to_object, transition_to_object
-from kafka_marshal.views import unknown_text
+from kafka_marshal.views import require_restored
 from kafka_marshal.watch import Folded
 from kafka_marshal_cli import parsing
 from kafka_marshal_cli.follow_loop import Idle, Outages, check_reader, ending_in_order
@@ -372,10 +372,7 @@ def _show_past(
         LogUnreadable: The state before them is unknown.
     """
     with call.scan(at) as scan:
-        restored = scan.restore(first=first)
-        unknown = sorted(t for t, each in restored.items() if each.is_log_start_missing)
-        if unknown:
-            raise LogUnreadable(unknown_text(unknown))
+        restored = require_restored(scan.restore(first=first))
         for number, entry in scan:
             world = restored[number].world
             shown.add_existing(Folded(number, entry, apply(world, entry)))

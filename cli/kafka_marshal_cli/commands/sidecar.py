@@ -13,8 +13,8 @@ import typer
 from kafka_marshal import ConfigurationError, CoordinationError
 from kafka_marshal.config import Membership
 from kafka_marshal_cli import parsing
+from kafka_marshal_cli.claiming_options import MEMBER
 from kafka_marshal_cli.exits import ExitCode
-from kafka_marshal_cli.member_options import MEMBER
 from kafka_marshal_cli.profile_options import Config, ProfileName, SelectedProfile
 from kafka_marshal_cli.render import NOTHING, Answer, Column, Section, column, duration
 from kafka_marshal_cli.shared import Call, OptionGroup, command, emit, wall_ms

@@ -153,10 +153,14 @@ def require_no_change(worlds: Mapping[int, WorldState]) -> None:
             )
 
 
-def require_newest(worlds: Mapping[int, WorldState]) -> None:
+def require_newest(worlds: Mapping[int, WorldState], topic: str) -> None:
     """Refuse to write a Config where partition 0 has lost the newest one.
 
     The next one would have its generation, and its partition would keep it.
+
+    Args:
+        worlds: The world of each partition, folded to its end.
+        topic: The coordination topic, for the message.
 
     Raises:
         ClaimRejected: Another partition has a newer Config than partition 0.
@@ -168,7 +172,8 @@ def require_newest(worlds: Mapping[int, WorldState]) -> None:
     if found.generation > first.generation:
         raise ClaimRejected(
             f"partition 0 has lost the newest Config (generation {found.generation}), "
-            "which another partition has; to write it again, run: marshal topic format",
+            "which another partition has; to write it again, run: "
+            + format_command(topic),
             reason="busy",
         )
 

@@ -88,6 +88,11 @@ class Follower:
         }
 
     @property
+    def topic(self) -> str:
+        """Name of the coordination topic."""
+        return self._log.topic
+
+    @property
     def worlds(self) -> list[WorldState]:
         """The state of every coordinating partition, in order."""
         return [replica.world for replica in self.replicas.values()]
@@ -134,7 +139,7 @@ class Follower:
     def catch_up(
         self, timeout_ms: int, *, note: Callable[[int, LogEntry], None] | None = None
     ) -> Mapping[int, int]:
-        """Fold everything that is in the log now (PROTOCOL: world state, M13).
+        """Fold everything that is in the log now.
 
         Args:
             timeout_ms: Limit for the whole call.

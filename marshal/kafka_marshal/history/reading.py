@@ -28,7 +28,13 @@ from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import DecidePosition
 from kafka_marshal.protocol.state import ACCEPTED, GroupState, Transitions, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry
-from kafka_marshal.views import TIMEOUT_MS, LogScan, World, unknown_text
+from kafka_marshal.views import (
+    TIMEOUT_MS,
+    LogScan,
+    World,
+    require_restored,
+    unknown_text,
+)
 
 # Brokers' clocks are this close together, where a search depends on it.
 CLOCKS_APART_MS_MAX = 60_000
@@ -335,10 +341,7 @@ class GroupHistory:
             since = Since(
                 time_ms=since_ms, fits=lambda world: not _is_acted_on(world, group_id)
             )
-        restored = dict(sorted(scan.restore(since=since).items()))
-        unknown = [number for number, at in restored.items() if at.is_log_start_missing]
-        if unknown:
-            raise LogUnreadable(unknown_text(unknown))
+        restored = require_restored(scan.restore(since=since))
         worlds = {number: at.world for number, at in restored.items()}
         begun = {n: at.world for n, at in restored.items() if at.source is not None}
         began_at = {

@@ -158,7 +158,7 @@ def open_data_log(
         ConfigurationError: The transport in the settings cannot be used.
     """
     if choose(settings).name == FAST:
-        from kafka_marshal.kafka_io.fast.data import FastDataLog
+        from kafka_marshal.kafka_io.fast.switching import FastDataLog
 
         return FastDataLog(settings, client_rack=client_rack, admin=admin)
     from kafka_marshal.kafka_io.data import KafkaDataLog

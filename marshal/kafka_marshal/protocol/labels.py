@@ -88,6 +88,11 @@ def failing_labels(failing: Iterable[TopicPartition]) -> dict[str, str]:
     return dict(list(labels.items())[: FAILING_MAX // 2])
 
 
+def own_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return a member's labels, by name, without those that only the engine uses."""
+    return {name: labels[name] for name in sorted(labels.keys() - _RESERVED)}
+
+
 def problem_of(name: str, text: str) -> str | None:
     """Return why a user cannot give a client this label, or None."""
     if name in _RESERVED or name.startswith(FAILS_PREFIX):

@@ -61,7 +61,7 @@ class Info(Message, frozen=True, kw_only=True):
     Attributes:
         level: ``API_LEVEL`` of the sidecar.
         version: Release of the sidecar.
-        state: State of row K20, such as ``RUNNING``.
+        state: Its state, such as ``RUNNING``.
         client_id: Its name in the log.
         incarnation: Its process start: names its events. Claims have one per group.
         boot_id: Which boot its local times belong to.
@@ -132,7 +132,7 @@ class RegisterRequest(Message, frozen=True, kw_only=True):
 
     Attributes:
         instance: 16 random bytes in hex, drawn once per process. A client that
-            registers again with the same value resumes where it was (row KA06);
+            registers again with the same value resumes where it was;
             another value means another process.
         beat_ms: Time between its beats, at most ``client_beat_ms_max``.
         pid: The client's process, if another process connects for it, such as a
@@ -464,7 +464,7 @@ class LeaveRequest(Message, frozen=True, kw_only=True):
         returned: Final positions of the partitions that it holds.
         release: False keeps the claims for a restart of the same name within one
             heartbeat interval.
-        reason: ``shutdown``, ``restart`` or ``downscale`` (row KA23).
+        reason: ``shutdown``, ``restart`` or ``downscale``.
         timeout_ms: How long to wait for the releases in the log.
     """
 
@@ -671,7 +671,7 @@ class Failed(Message, frozen=True, kw_only=True, tag="failed"):
 
 
 class Snapshot(Message, frozen=True, kw_only=True, tag="snapshot"):
-    """All partitions of the client; always the first event of a stream (row FR01).
+    """All partitions of the client; always the first event of a stream.
 
     Sent again when missed events cannot be replayed: after a restart of the sidecar, or
     when a client fell too far behind.

@@ -130,7 +130,7 @@ class EventPublisher:
     def snapshot(
         self, client: Client, warm_ups: WarmUps
     ) -> tuple[api.Snapshot, LogPosition]:
-        """Return everything that a client has (row FR01), and warms up for."""
+        """Return everything that a client has, and warms up for."""
         leases = client.leases.values()
         event = api.Snapshot(
             warming=tuple(self._warm(client, each) for each in warm_ups.of(client)),

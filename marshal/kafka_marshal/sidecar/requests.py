@@ -67,7 +67,7 @@ class Connection:
     Attributes:
         peer: The process at the other end.
         is_local: Whether it is of the Unix socket, where the kernel names the peer.
-        client: The client that uses it, after its first request (row FC13).
+        client: The client that uses it, after its first request.
         is_admitted: Whether it may use the sidecar and counts as admitted.
         answer: Answers repetitions of the request in progress at once; None where they
             must be parsed and checked like it.
@@ -254,7 +254,7 @@ def client_process(peer: Peer, registration: api.RegisterRequest) -> Peer:
 
 
 def require_one_client(connection: Connection, caller: Caller) -> None:
-    """Refuse a second client on a connection (row FC13)."""
+    """Refuse a second client on a connection."""
     known = connection.client
     if caller.client_id and known is not None and known != caller:
         raise to_http_error(

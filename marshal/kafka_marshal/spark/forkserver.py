@@ -23,7 +23,7 @@ PRELOADED = (
     "kafka_marshal.engine.session",
     "kafka_marshal.grants",
     "kafka_marshal.kafka_io.fast.coordination",
-    "kafka_marshal.kafka_io.fast.data",
+    "kafka_marshal.kafka_io.fast.switching",
     "kafka_marshal.remote.backend",
     "kafka_marshal.spark.query",
     "kafka_marshal.spark.source",

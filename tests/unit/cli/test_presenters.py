@@ -213,6 +213,23 @@ def test_an_owner_that_never_announced_itself_is_unregistered():
     assert presenters.member_rows(world_of(log), group_id="h") == []
 
 
+def test_labels_are_shown_where_members_have_some_of_their_own():
+    """What only the engine announces is in the row, and in no table."""
+    log = Log()
+    log.append(member("c1", labels={"plans": "1"}))
+    rows = presenters.member_rows(world_of(log))
+    columns = presenters.client_columns(rows, has_group=True)
+    assert "LABELS" not in [column.header for column in columns]
+    labels = {"rack": "r1", "page": "http://host-1:8080", "fails:t": "0,3"}
+    log.append(member("c2", labels={"plans": "1", **labels}))
+    rows = presenters.member_rows(world_of(log))
+    assert [row["labels"] for row in rows] == [{"plans": "1"}, {"plans": "1", **labels}]
+    *_, shown = presenters.client_columns(rows, has_group=False)
+    assert shown.header == "LABELS"
+    texts = [shown.cell(row) for row in rows]
+    assert texts == ["-", "fails:t=0,3, page=http://host-1:8080, rack=r1"]
+
+
 def test_two_lives_of_a_client_are_two_rows():
     log = Log()
     log.append(member())

@@ -209,7 +209,7 @@ def test_waiting_for_readiness_raises_a_failure():
 
 
 def test_catching_up_shows_what_was_written_before(cluster):
-    """Acceptance M13: an answer is never older than the question."""
+    """An answer is never older than the question."""
     node = cluster.node("a")
     node.step()
     node.engine.changed = Stepping(cluster)

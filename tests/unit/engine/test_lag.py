@@ -14,7 +14,6 @@ def cluster():
 
 
 def test_lag_is_end_less_position(cluster):
-    """Acceptance L19."""
     node = owning(cluster)
     cluster.run_until(lambda: node.session.lag_of(KEY) == 10, H)
     polled = node.consumer.poll(0, 4)

@@ -85,7 +85,7 @@ def test_the_number_of_remembered_members_is_bounded(cluster, monkeypatch):
 
 @pytest.mark.parametrize("restarts", [1, 3])
 def test_a_restart_with_its_identity_keeps_all_keys(restarts):
-    """Acceptance M08, M20: within a heartbeat interval, no takeover in the log."""
+    """Within a heartbeat interval, no takeover in the log."""
     cluster = world(records=[1] * 6)
     cluster.node("b", spec=spec())
     a = cluster.node("a", spec=spec())

@@ -109,7 +109,7 @@ def test_a_member_that_joins_gets_its_share_by_as_many_moves(cluster):
 
 
 def test_a_burst_of_joins_is_one_plan(cluster):
-    """KA15: three members that join within a second move each key once."""
+    """Three members that join within a second move each key once."""
     start(cluster, "a")
     cluster.run_until(balanced(cluster, ALL), 4 * H)
     cluster.run(2 * H)

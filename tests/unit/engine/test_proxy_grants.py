@@ -105,7 +105,7 @@ def test_two_who_ask_for_the_same_do_not_both_get_it(cluster, owner, requests):
 
 
 def test_under_an_old_claim_nothing_is_granted(cluster, owner, requests):
-    """Acceptance FR02: a stale call never changes anything."""
+    """A stale call never changes anything."""
     pending = requests.send(wanted(owner, 0, 4, epoch=claim_of(owner).epoch + 1))
     cluster.run(40)
     assert pending.verdict.granted is None

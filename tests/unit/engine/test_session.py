@@ -44,7 +44,7 @@ from kafka_marshal.testing.fakestore import AppendFate
 
 
 def test_the_winner_beats_before_it_fetches(cluster, monkeypatch):
-    """Acceptance M17: its first record after the claim is its heartbeat."""
+    """Its first record after the claim is its heartbeat."""
     fetched_at = []
     plain = FakeDataReader.poll
 
@@ -67,7 +67,7 @@ def test_the_winner_beats_before_it_fetches(cluster, monkeypatch):
 def test_the_winner_of_a_key_with_a_position_beats_before_it_fetches(
     cluster, monkeypatch, delivery
 ):
-    """Acceptance M17: nothing has to be looked up, and the beat comes first anyway."""
+    """Nothing has to be looked up, and the beat comes first anyway."""
     first = owning(cluster, delivery=delivery, most=4)
     while not first.consumer.poll(0):
         cluster.run(20)
@@ -92,7 +92,7 @@ def test_the_winner_of_a_key_with_a_position_beats_before_it_fetches(
 
 
 def test_beats_are_at_most_h_apart_in_log_time(cluster):
-    """Acceptance M03; and at most every third of the interval, less the jitter."""
+    """Nor closer than a third of the interval, less the jitter."""
     node = owning(cluster)
     cluster.run(20 * H, step_ms=50)
     times = [line.time_ms for line in of(cluster, "a", Heartbeat)][2:]
@@ -373,8 +373,8 @@ def test_a_pause_of_a_partition_is_one_of_its_group_for_its_owner(cluster):
 # --- The log's own troubles ---
 
 
-def test_l24_a_failed_claim_does_not_wipe_the_position(cluster):
-    """Acceptance L24: claim, consume, lose, fail to claim, claim: same position."""
+def test_a_failed_claim_does_not_wipe_the_position(cluster):
+    """Claim, consume, lose, fail to claim, claim: same position."""
     a = owning(cluster, most=4)
     (records,) = a.consumer.poll(0).values()
     a.consumer.commit(records)
@@ -392,7 +392,7 @@ def test_l24_a_failed_claim_does_not_wipe_the_position(cluster):
 
 
 @pytest.mark.parametrize("what", ["client_id", "incarnation", "epoch"])
-def test_l27_a_forged_release_is_ignored(cluster, what):
+def test_a_forged_release_is_ignored(cluster, what):
     node = owning(cluster)
     owner, epoch = node.owner, claim_of(node).epoch
     forged = {

@@ -82,7 +82,7 @@ def releases(cluster, reason=None):
     return [each for each in found if reason is None or each[2].startswith(reason)]
 
 
-# --- Lagging (acceptance L08) ---
+# --- Lagging ---
 
 
 def slow_and_fast(*, partitions=2, arriving=10, slow=5, fast=200, **rest):
@@ -225,7 +225,7 @@ def test_whole_topics_are_not_judged_by_their_speed():
     assert releases(cluster, "lagging") == []
 
 
-# --- Stuck (acceptance L09) ---
+# --- Stuck ---
 
 
 def blocked(cluster, name="a", **rest):

@@ -70,7 +70,7 @@ def claims_in(cluster):
 
 
 def test_a_burst_of_joins_moves_each_key_once():
-    """Acceptance KA15: three members join within 0.9 s; 48 of 64 keys have to move."""
+    """Three members join within 0.9 s; 48 of 64 keys have to move."""
     h = 10_000
     cluster = world(partitions=2, records=[1] * 64, h=h)
     cluster.run_until(held_by(cluster.node("a", spec=spec()), 64), h)
@@ -113,7 +113,6 @@ def test_free_keys_are_claimed_at_once_while_members_join():
 
 
 def test_nothing_moves_once_shared():
-    """Acceptance L31."""
     cluster = world(partitions=2, records=[1] * 7)
     nodes = [cluster.node(name, spec=spec()) for name in "abc"]
     cluster.run_until(lambda: sum(len(n.held) for n in nodes) == 7, 3 * H)
@@ -230,7 +229,7 @@ def test_announced_weights_are_bounded(text, weight):
     assert weight_of({}) == 1
 
 
-# --- Whole topics (acceptance L05) ---
+# --- Whole topics ---
 
 
 def topics_of(node):
@@ -293,7 +292,7 @@ def test_a_limit_counts_topics():
     assert (member.capacity, member.load) == (2, 2)
 
 
-# --- The last owner, and the cooldown (acceptance L10) ---
+# --- The last owner, and the cooldown ---
 
 
 def claims_of(cluster, name, number):

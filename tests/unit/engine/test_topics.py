@@ -409,7 +409,7 @@ def test_unknown_topics_cannot_be_doubted():
     assert not sub.has_doubts
 
 
-# --- Whole topics are reported once for each change (acceptance L06) ---
+# --- Whole topics are reported once for each change ---
 
 
 def test_only_changes_are_reported():

@@ -15,7 +15,7 @@ from kafka_marshal.protocol.health import (
 H = 1_000
 
 
-# --- Pace (acceptance L08, D15) ---
+# --- Pace ---
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_the_oldest_sample_goes_and_with_it_an_early_burst():
 
 
 def test_a_rewind_counts_against_the_owner():
-    """Acceptance D15: the order of samples counts, not their spread."""
+    """The order of samples counts, not their spread."""
     health = Health()
     run(health, [(50, 10)] * 5 + [(-300, 10)] + [(0, 10)] * 6)
     assert health.pace.consumed < 0
@@ -123,7 +123,7 @@ def test_a_restart_forgets():
     assert run(health, [(1, 10)] * 9) == [0] * 9
 
 
-# --- Stuck applications (acceptance L09) ---
+# --- Stuck applications ---
 
 
 @pytest.mark.parametrize(

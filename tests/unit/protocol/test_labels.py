@@ -7,6 +7,7 @@ from kafka_marshal.protocol.labels import (
     failing_labels,
     failing_of,
     number_of,
+    own_labels,
     problem_of,
     standbys_label,
     weight_of,
@@ -41,6 +42,15 @@ def test_a_weight_is_within_bounds(text, weight):
 @pytest.mark.parametrize(("text", "count"), [("2", 2), ("0", 0), ("101", 100), ("", 0)])
 def test_a_number_of_standbys_is_within_bounds(text, count):
     assert standbys_label({"standbys": text}) == count
+
+
+def test_own_labels_are_those_that_the_engine_does_not_use_alone():
+    labels = {"weight": "2", "rack": "r1", "fails:t": "0", "layout": "3", "page": "x"}
+    assert list(own_labels(labels).items()) == [
+        ("fails:t", "0"),
+        ("page", "x"),
+        ("rack", "r1"),
+    ]
 
 
 def test_partitions_that_fail_are_named_by_topic():

@@ -228,7 +228,7 @@ def test_a_successor_is_named_no_oftener_than_it_lacks_keys():
 )
 @pytest.mark.parametrize("me", ["a", "b"])
 def test_nothing_moves_where_all_is_balanced(me, owners):
-    """Acceptance L31: any split that differs by one is as good as another."""
+    """Any split that differs by one is as good as another."""
     assert fair(view(me, owners, members=["a", "b"])) == Plan()
 
 
@@ -637,7 +637,7 @@ def test_topics_are_shared():
 
 
 def test_a_limit_counts_topics():
-    """Acceptance L04: 3 partitions of one topic are one."""
+    """3 partitions of one topic are one."""
     held = topic_view("aaa", "...", "...", members="a", claims_max=2)
     assert parts(topic(held).claim) == ["1-0"]
     assert topic(topic_view("aaa", "aaa", "...", members="a", claims_max=2)) == Plan()

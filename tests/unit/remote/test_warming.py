@@ -66,7 +66,6 @@ def test_the_application_is_called_with_partition_position_and_owner(rig, warm):
 
 
 def test_a_repeated_event_calls_the_application_once(rig, warm):
-    """Acceptance KA28."""
     rig.send(offer(rig))
     rig.send(offer(rig))
     finish(rig)

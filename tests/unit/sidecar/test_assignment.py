@@ -408,7 +408,7 @@ def test_whole_topics_go_to_one_client(cluster, machine):
 
 
 def test_different_groups_have_sessions_of_their_own_on_one_engine(cluster, machine):
-    """Acceptance U04: one fetch session, whatever the number of clients."""
+    """One fetch session, whatever the number of clients."""
     a = having(machine)
     other = Local(machine, "a", pid=2, group="h")
     other.subscribe()
@@ -418,7 +418,7 @@ def test_different_groups_have_sessions_of_their_own_on_one_engine(cluster, mach
 
 
 def test_fifty_clients_write_as_many_records_as_one(cluster):
-    """Acceptance U04: records per second do not depend on the number of clients."""
+    """Records per second do not depend on the number of clients."""
 
     def written(count):
         cluster = world(partitions=2, records=[1] * 50)

@@ -60,7 +60,6 @@ def is_drained(cluster, machine):
 
 
 def test_the_last_client_works_until_another_host_has_warmed_up(cluster, machine):
-    """Acceptance KA23."""
     a, other = warming(cluster, machine)
     assert leave(machine, a) == "wait_for_drain"
     run(cluster, [a], H)

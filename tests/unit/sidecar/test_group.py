@@ -44,7 +44,6 @@ from kafka_marshal.sidecar.process_monitor import Peer
 
 
 def test_the_first_event_is_a_snapshot_even_if_it_is_empty(machine):
-    """Acceptance FR01, KA04."""
     a = Local(machine, "a")
     a.take()
     (first,) = a.received
@@ -58,7 +57,7 @@ def test_the_first_event_is_a_snapshot_even_if_it_is_empty(machine):
 
 
 def test_unrelated_records_cause_no_events(cluster, machine):
-    """Acceptance FR03: 1000 unrelated records, 0 events."""
+    """1000 unrelated records, 0 events."""
     a = having(machine)
     run(cluster, [a], H)
     before = len(a.received)
@@ -94,7 +93,6 @@ def test_a_client_with_a_foreign_event_id_gets_a_snapshot(machine, after):
 
 
 def test_repeated_events_change_nothing(cluster, machine):
-    """Acceptance KA28, FR04."""
     a, _ = sharing(cluster, machine)
     held = set(a.held)
     for event in [e for e in a.received if not isinstance(e, api.Snapshot)]:
@@ -118,7 +116,6 @@ def test_an_assignment_names_the_previous_claim(cluster, machine):
 
 
 def test_a_slow_reader_of_five_thousand_partitions_converges():
-    """Acceptance KA21."""
     cluster = world(partitions=2, records=[0] * 5_000, h=30_000)
     machine = Machine(cluster)
     a = Local(machine, "a", pid=1)
@@ -182,7 +179,7 @@ def report_late(machine):
 
 
 def test_a_report_under_an_ended_claim_changes_nothing(machine):
-    """Acceptance FR02: the key may be that client's again, under another claim."""
+    """The key may be that client's again, under another claim."""
     report_late(machine)
 
 
@@ -196,7 +193,7 @@ def test_a_position_under_any_claim_is_caught(machine, monkeypatch):
 
 
 def test_a_death_frees_everything_at_once_for_another_host():
-    """Acceptance U05: within a second although the heartbeat interval is a minute."""
+    """Within a second although the heartbeat interval is a minute."""
     cluster = world(partitions=2, records=[9] * 4, h=LONG_H)
     machine = Machine(cluster)
     a = Local(machine, "a", pid=1)
@@ -245,7 +242,7 @@ def test_a_death_frees_everything_for_other_clients_here(cluster, machine):
 
 
 def test_silence_is_not_death(cluster, machine):
-    """Acceptance KA06: back before its deadline, nothing has moved."""
+    """Back before its deadline, nothing has moved."""
     a, b = sharing(cluster, machine)
     before = dict(a.tokens)
     count = len(releases(cluster))
@@ -292,7 +289,7 @@ def test_a_process_that_was_stopped_has_lost_its_leases(cluster, machine):
 
 
 def test_a_silent_client_without_leases_is_removed(cluster, machine):
-    """Acceptance KA04: a name is kept for a lease, at most 30 s."""
+    """A name is kept for a lease, at most 30 s."""
     a = Local(machine, "a")
     cluster.run(H - 100)
     assert machine.service.clients()
@@ -341,7 +338,7 @@ def test_a_leaving_client_releases_everything(cluster, machine):
 
 
 def test_an_announced_restart_keeps_the_leases(cluster, machine):
-    """Acceptance KA23: a rollout. The next process has other tokens."""
+    """A rollout. The next process has other tokens."""
     a, b = sharing(cluster, machine)
     had = set(a.held)
     assert leaving(a, release=False, reason="restart").action == "shutdown_now"
@@ -364,7 +361,6 @@ def test_the_reservation_for_a_restart_ends(cluster, machine):
 
 
 def test_a_downscaling_client_works_until_its_drain_ends(cluster, machine):
-    """Acceptance KA23."""
     a, b = sharing(cluster, machine)
     ask = api.LeaveRequest(reason="downscale", timeout_ms=1_000)
     assert machine.service.leave(a.who, ask).action == "wait_for_drain"

@@ -348,7 +348,7 @@ def test_a_claim_counts_with_its_beats(cluster):
 
 
 def test_an_outage_shorter_than_the_lease_fails_no_probe(cluster):
-    """What is held is served on while the brokers are away (row FC19)."""
+    """What is held is served on while the brokers are away."""
     node = owning(cluster)
     found = well(node)
     node.cut(is_cut=True)

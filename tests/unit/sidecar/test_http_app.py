@@ -417,7 +417,7 @@ def test_without_a_token_tcp_is_refused(wire):
 
 
 def test_a_second_client_on_one_connection_conflicts(wire):
-    """Row FC13: one identity per connection; another connection is another matter."""
+    """One identity per connection; another connection is another matter."""
     connection = Connection(OURS, is_local=True)
     body = {"instance": INSTANCE, "beat_ms": 100}
     other = paths.CLIENT.format(group="g", client="other")

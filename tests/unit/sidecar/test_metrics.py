@@ -190,7 +190,7 @@ def test_an_engine_that_does_not_answer_is_down(cluster, monkeypatch):
 
 
 def test_kafka_names_have_the_same_values(cluster):
-    """Row K30: the figures are those of the log of a measured run."""
+    """The figures are those of the log of a measured run."""
     node = owning(cluster)
     cluster.run(6 * H)
     heir = cluster.node("b", spec=spec())

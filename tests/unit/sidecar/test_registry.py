@@ -30,7 +30,6 @@ def test_info_has_what_a_client_needs(machine):
 
 @pytest.mark.parametrize("beat_ms", [0, H // 6 + 1])
 def test_the_heartbeat_interval_is_bounded(machine, beat_ms):
-    """Acceptance KA05."""
     registration = api.RegisterRequest(instance="00" * 16, beat_ms=beat_ms)
     with pytest.raises(ConfigurationError, match="it must be 1 to 500") as caught:
         machine.service.register("g", "a", registration=registration, peer=UNKNOWN_PEER)
@@ -39,7 +38,6 @@ def test_the_heartbeat_interval_is_bounded(machine, beat_ms):
 
 @pytest.mark.parametrize(("group", "name"), [("g", "no name"), ("a/b", "a")])
 def test_malformed_names_are_refused(machine, group, name):
-    """Acceptance FC13."""
     registration = api.RegisterRequest(instance="00" * 16, beat_ms=100)
     with pytest.raises(ConfigurationError, match="is no valid name"):
         machine.service.register(

@@ -561,7 +561,7 @@ def test_all_connections_are_closed(served):
 
 
 def test_a_stalled_reader_costs_its_buffer_and_catches_up(served):
-    """Row KA21: what is not read stands in the service's ring, which is bounded."""
+    """What is not read stands in the service's ring, which is bounded."""
     head = f"GET {CLIENT}/events HTTP/1.1\r\nhost: x\r\n"
     head += f"{api.INSTANCE_HEADER}: {INSTANCE}\r\n\r\n"
     with served.connect() as connection:

@@ -261,7 +261,6 @@ def test_a_drain_waits_for_clients(world):
 
 
 def test_clients_continue_while_partitions_are_handed_off(world, caplog):
-    """Acceptance K19."""
     world.service.is_handed_off = False
 
     def script():

@@ -111,7 +111,7 @@ def test_a_beat_at_once_of_an_unknown_client_is_refused(machine):
 
 
 def test_a_flush_is_answered_once_the_log_shows_it(cluster, machine):
-    """Acceptance FR05: an answer never comes before what it confirms."""
+    """An answer never comes before what it confirms."""
     a = having(machine)
     a.positions = dict.fromkeys(a.held, 5)
     a.beat(flush=True, timeout_ms=1_000)
@@ -176,7 +176,7 @@ def test_a_flush_after_a_seek_has_a_deadline(cluster, machine):
 
 
 def test_a_report_for_a_lost_claim_changes_nothing(cluster, machine):
-    """Acceptance FR02: a stale call never mutates, and names the owner."""
+    """A stale call never mutates, and names the owner."""
     a = having(machine)
     epoch, _ = a.held[KEY]
     a.positions[KEY] = 2
@@ -448,7 +448,7 @@ def test_leases_in_use_at_the_end_are_not_released(cluster, machine):
 
 
 def test_the_world_is_that_of_the_log(cluster, machine):
-    """Acceptance KA03: any sidecar answers alike."""
+    """Any sidecar answers alike."""
     a = having(machine)
     second = Machine(cluster, "host-2")
     worlds = []
@@ -581,7 +581,6 @@ def handing_off(cluster, machine, **rest):
 
 
 def test_clients_work_until_another_host_has_taken_over(cluster, machine):
-    """Acceptance K19."""
     a, other = handing_off(cluster, machine, on_warm=lambda *_: None)
     with pytest.raises(CoordinationError, match="admits no clients"):
         Local(machine, "b", pid=2)

@@ -64,7 +64,6 @@ def shown(machine):
 
 
 def test_a_client_keeps_its_partitions_until_another_is_ready(cluster, machine):
-    """Acceptance KA08, KA31."""
     a, b = offered(cluster, machine)
     run(cluster, [a, b], 3 * H)
     assert sizes(a, b) == [8, 0]
@@ -99,7 +98,7 @@ def test_a_client_that_does_not_warm_up_gets_partitions_at_once(cluster, machine
 
 
 def test_a_partition_of_a_dead_client_is_given_to_another_at_once(cluster, machine):
-    """Acceptance KA10: no handoff."""
+    """No handoff."""
     a, b = offered(cluster, machine)
     machine.watch.kill(1)
     run_until(cluster, [b], lambda: len(b.valid) == 8, H)
@@ -110,7 +109,7 @@ def test_a_partition_of_a_dead_client_is_given_to_another_at_once(cluster, machi
 
 
 def test_dead_and_living_owners_at_once(cluster, machine):
-    """Acceptance KA30: what the dead one had is assigned, the rest is handed off."""
+    """What the dead one had is assigned, the rest is handed off."""
     a = having(machine, warms=True)
     b = joining(machine, warms=False)
     run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
@@ -130,7 +129,6 @@ def test_dead_and_living_owners_at_once(cluster, machine):
 
 
 def test_a_client_that_dies_while_it_warms_up_changes_nothing(cluster, machine):
-    """Acceptance KA11."""
     a, b = offered(cluster, machine)
     before = dict.fromkeys(a.held)
     machine.watch.kill(2)
@@ -144,7 +142,6 @@ def test_a_client_that_dies_while_it_warms_up_changes_nothing(cluster, machine):
 
 
 def test_one_that_is_late_is_not_asked_again_at_once(cluster, machine):
-    """Acceptance KA13."""
     limit(cluster, machine, H)
     a, b = offered(cluster, machine)
     asked = len(b.named(api.Warm))
@@ -211,7 +208,6 @@ def test_a_silent_client_is_asked_again_when_it_is_back(cluster, machine):
 
 
 def test_a_client_that_leaves_works_until_another_is_ready(cluster, machine):
-    """Acceptance KA22, KA23: wait_for_drain."""
     a = having(machine, warms=True)
     b = joining(machine)
     run(cluster, [a, b], 1_000)
@@ -248,7 +244,6 @@ def test_a_client_that_stops_working_gives_its_partitions_up_at_once(
 
 
 def test_missed_events_are_replayed(cluster, machine):
-    """Acceptance KA07."""
     a = having(machine, warms=True)
     b = Local(machine, "b", pid=2)
     b.take()
@@ -263,7 +258,7 @@ def test_missed_events_are_replayed(cluster, machine):
 
 
 def test_nothing_is_missed_over_a_hundred_reconnects(cluster, machine):
-    """Acceptance KA06, KA07: each reconnect resumes after the last event."""
+    """Each reconnect resumes after the last event."""
     a = having(machine, warms=True)
     b = Local(machine, "b", pid=2)
     b.subscribe(warms=True)
@@ -302,7 +297,6 @@ def test_a_snapshot_has_what_a_client_is_to_warm_up_for(cluster, machine):
 
 
 def test_readiness_is_shown(cluster, machine):
-    """Acceptance KA33."""
     _, b = offered(cluster, machine)
     assert counts(machine) == {"offered": 4, "ready": 0, "warming": 4}
     key = min(b.warm)
@@ -328,11 +322,11 @@ def test_readiness_is_shown(cluster, machine):
     assert len(line.warming) == 3
 
 
-# --- refusals: phase by sender (KA32)
+# --- refusals: phase by sender
 
 
 def test_ready_is_refused_from_whom_nothing_was_asked(cluster, machine):
-    """Acceptance KA32: the product of phase and sender."""
+    """The product of phase and sender."""
     a, b = offered(cluster, machine)
     key = min(b.warm)
     epoch, owner = b.warm[key].epoch, a.who
@@ -372,7 +366,6 @@ def test_ready_is_refused_from_whom_nothing_was_asked(cluster, machine):
 
 
 def test_released_without_effect_is_counted(cluster, machine):
-    """Acceptance KA32."""
     a, b = offered(cluster, machine)
     key = min(a.held)
     true = a.returned(key)
@@ -449,7 +442,7 @@ def test_another_client_is_asked_if_the_first_dies(cluster, machine):
 
 
 def test_the_last_client_dies_while_it_warms_up(cluster, machine):
-    """Acceptance KA11: the owner stays the owner."""
+    """The owner stays the owner."""
     other, b = other_owner(cluster, machine)
     run_until(cluster, [b], lambda: len(b.warm) == 4, 3 * H)
     machine.watch.kill(2)
@@ -470,7 +463,6 @@ def test_a_mixed_sidecar_is_ready_for_clients_that_do_not_warm_up(cluster, machi
 
 
 def test_a_dead_owner_elsewhere_leaves_its_keys_to_clients_here(cluster, machine):
-    """Acceptance KA12."""
     other, b = other_owner(cluster, machine)
     run_until(cluster, [b], lambda: len(b.warm) == 4, 3 * H)
     cluster.crash(other)
@@ -519,10 +511,10 @@ def test_what_is_offered_to_another_host_does_not_move_here(cluster, machine):
     other.warming.is_held = True
     other.consume(spec(on_warm=lambda *_: None))
     run_until(cluster, [a], lambda: other.warming.waiting_count == 4, 3 * H)
-    promised = {Key("g", row.topic, row.partition) for row in shown(machine)}
+    offered = {Key("g", row.topic, row.partition) for row in shown(machine)}
     b = joining(machine, warms=False)
     run(cluster, [a, b], H // 2)
-    assert promised <= set(a.valid)
+    assert offered <= set(a.valid)
 
 
 def test_partitions_travel_between_clients_of_two_sidecars(cluster, machine):

@@ -154,7 +154,7 @@ def test_an_ended_claim_fails_the_task_before_its_first_row(world):
 
 
 def test_a_claim_is_checked_again_during_a_task(world, monkeypatch):
-    """U08: its driver may be gone by then, and another owner at work."""
+    """Its driver may be gone by then, and another owner at work."""
     client, clock = FakeGrants(), VirtualClock()
     world(client)
     monkeypatch.setattr(fetch, "_clock", clock)

@@ -1,4 +1,4 @@
-"""A reader that reads a backlog as raw batches, and everything else over librdkafka.
+"""The data log over librdkafka, whose readers read a backlog as raw batches.
 
 librdkafka makes an object of each record, which takes longer than everything else where
 there are many small ones. ``KafkaDataReader`` leaves records in the fetched bytes, but
@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from kafka_marshal.errors import MarshalError
+from kafka_marshal.kafka_io.data import KafkaDataLog
 from kafka_marshal.kafka_io.fast.reader import FastDataReader
 from kafka_marshal.kafka_io.patches import is_supported
 from kafka_marshal.kafka_io.positions import Positions
@@ -224,3 +225,19 @@ def _are_small(found: Mapping[TopicPartition, Sequence[Record]]) -> bool:
     records = next(iter(found.values()))
     sizes = [len(value or b"") for value in column_of(records[:SIZED], "value")]
     return sum(sizes) <= SMALL_BYTES * len(sizes)
+
+
+class FastDataLog(KafkaDataLog):
+    """``ports.DataLog`` with readers over librdkafka, and kafka-python's queries.
+
+    Queries are few and small, so librdkafka would gain nothing.
+    """
+
+    def reader(self, *, isolation_level: str = READ_UNCOMMITTED) -> DataReader:
+        """Return a new reader with nothing assigned; it connects when polled."""
+        kind = SwitchingReader if can_switch(self._settings) else FastDataReader
+        return kind(
+            self._settings,
+            isolation_level=isolation_level,
+            client_rack=self._client_rack,
+        )

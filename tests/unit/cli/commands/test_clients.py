@@ -38,8 +38,10 @@ def test_a_client_that_is_gone_is_forgotten(domain, tmp_path):
     assert forget(tmp_path).exit_code == 0
     assert not identity.folder.exists()
     again = forget(tmp_path)
-    assert again.exit_code == 3
-    assert "has no identity" in again.stderr
+    assert again.exit_code == 0
+    assert "nothing was removed: this host has no identity of client 'c1'" in (
+        again.stderr
+    )
 
 
 def test_a_name_that_is_none_is_refused(domain, tmp_path):
@@ -135,7 +137,7 @@ class Directing:
     def result(self, action, client, **asked):
         self.asked = asked
         return DirectiveResult(
-            operation=OP.hex(),
+            operation=None if asked["dry_run"] else OP.hex(),
             action=action,
             subject=Subject(
                 client_id=client, host=asked["host"], group_id=asked["group_id"]
@@ -171,10 +173,11 @@ def test_a_host_is_drained_and_waited_for(clients):
         "operation": None,
         "reason": "reboot",
         "wait_ms": 5_000,
+        "dry_run": False,
     }
     shown = done.stderr.splitlines()
     assert shown == ["2 partitions are still held", "0 partitions are still held"]
-    assert "until ms:   1970-01-01T00:26:40.000Z" in done.stdout
+    assert "until ms:    1970-01-01T00:26:40.000Z" in done.stdout
     assert "no held" in done.stdout
 
 
@@ -191,6 +194,21 @@ def test_a_drain_that_does_not_finish_names_its_operation(clients):
     assert (found["op_id"], found["held_count"]) == (OP.hex(), 1)
     assert found["held"] == [{"group_id": "g", "topic": "t", "partition": 3}]
     assert found["members"][1] == {"group_id": "h", "client_id": "c2"}
+
+
+@pytest.mark.parametrize("words", [("drain", "c1", "--wait"), ("cordon", "c1")])
+def test_a_dry_run_shows_whom_it_would_name(clients, words):
+    admin = Directing(Key("g", "t", 3))
+    done = clients(admin, *words, "--dry-run", "-o", "json")
+    assert done.exit_code == 0, done.output
+    assert done.stderr.endswith("nothing was written\n")
+    found = json.loads(done.stdout)
+    assert (found["op_id"], found["is_executed"], found["held_count"]) == (
+        None,
+        False,
+        1,
+    )
+    assert admin.asked["dry_run"]
 
 
 def test_a_client_is_cordoned_and_that_is_ended(clients):

@@ -7,8 +7,10 @@ import sys
 
 import pytest
 from slices import HANG_S
+from typer.main import get_group
 
 from kafka_marshal import ClaimLost, Event, Token, TopicPartition
+from kafka_marshal.config import MAX_POLL_RECORDS
 from kafka_marshal.ports import PlainRecord
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal_cli.commands import consume
@@ -220,3 +222,21 @@ def test_claims_that_come_and_go(capsys):
         "lost: t-3 (taken_over) to c2",
         "released: t-3 (closed)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("records_max", "batch_max"),
+    [(0, MAX_POLL_RECORDS), (10, 1), (2_000, 20), (10**6, MAX_POLL_RECORDS)],
+)
+def test_at_most_once_few_records_are_granted_beyond_a_limit(records_max, batch_max):
+    found = consume._batch_max(None, is_amo=True, records_max=records_max)
+    assert found == batch_max
+    found = consume._batch_max(None, is_amo=False, records_max=records_max)
+    assert found == MAX_POLL_RECORDS
+
+
+def test_options_have_the_names_of_kafkas_console_consumer_too():
+    command = get_group(consume.app).commands["consume"]
+    names = {each.name: each.opts for each in command.params}
+    assert names["max_records"] == ["--max-records", "--max-messages"]
+    assert names["timeout"] == ["--timeout", "--timeout-ms"]

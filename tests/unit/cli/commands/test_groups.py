@@ -261,7 +261,8 @@ class FakeAdmin:
     def pause_group(self, group, **wanted):
         self.asked.append((group, wanted))
         topics = tuple(wanted["topics"] or ())
-        return PauseResult("ab", UNTIL, self._held, self.begin_ms, topics)
+        op_id = None if wanted["dry_run"] else "ab"
+        return PauseResult(op_id, UNTIL, self._held, self.begin_ms, topics)
 
     def partition_count(self, topic):
         if topic == "hidden":
@@ -294,8 +295,27 @@ def test_pause(world, monkeypatch, *, verb, held, arguments, code, wait_ms, mess
     assert message in outcome.stderr
     wanted = {"for_ms": 600_000, "until_ms": None, "begin_ms": None}
     wanted |= {"topics": None, "reason": "why", "wait_ms": wait_ms}
+    wanted |= {"dry_run": False}
     assert admin.asked == [("g", wanted)]
-    assert "until ms: 1970-01-01T00:26:40.000Z" in outcome.stdout
+    assert "until ms:    1970-01-01T00:26:40.000Z" in outcome.stdout
+
+
+def test_a_dry_run_of_a_pause_shows_what_would_be_released(world, monkeypatch):
+    admin = FakeAdmin((Key("g", "t", 1),))
+    monkeypatch.setattr(Call, "admin", lambda self: admin)
+    outcome = invoke(
+        *("groups", "pause", "g", "--for", "10m", "--dry-run", "--wait", "-o", "json")
+    )
+    assert outcome.exit_code == 0, outcome.output
+    assert outcome.stderr == "nothing was written; 1 claims would be released\n"
+    found = json.loads(outcome.stdout)
+    assert (found["op_id"], found["is_executed"], found["held"]) == (
+        None,
+        False,
+        ["t-1"],
+    )
+    ((_, wanted),) = admin.asked
+    assert wanted["dry_run"]
 
 
 def test_pause_of_some_topics(world, monkeypatch):
@@ -341,7 +361,7 @@ def test_pause_until_a_time_and_from_a_time_on(world, monkeypatch):
     ((_, wanted),) = admin.asked
     assert wanted["for_ms"] is None
     assert (wanted["until_ms"], wanted["begin_ms"]) == (1769860800_000, 1769850000_000)
-    assert "begin ms: 1970-01-01T00:26:39.000Z" in outcome.stdout
+    assert "begin ms:    1970-01-01T00:26:39.000Z" in outcome.stdout
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
@@ -11,6 +12,7 @@ from kafka_marshal import (
     ClaimRejected,
     ConfigurationError,
     DeadlineExceeded,
+    PositionError,
     PositionSpec,
     TopicPartition,
     World,
@@ -209,6 +211,22 @@ def test_the_rule_and_topics_are_passed_on(admin):
 
 
 # --- the plan
+
+
+def test_a_position_outside_of_the_log_is_a_bad_argument(admin):
+    outside = PositionError(
+        "position 21 of t-0 lies outside of its log; nothing was written; choose one "
+        "of these, or the nearest one with clamp=True",
+        requested=21,
+        log_start=0,
+        log_end=20,
+    )
+    admin.plan_reset = Mock(side_effect=outside)
+    outcome = invoke("reset", "g", "--topic", "t", "--to-offset", "21")
+    assert (outcome.exit_code, outcome.stdout) == (2, "")
+    assert outcome.stderr.endswith(
+        "nearest one with --clamp; see the positions: marshal groups describe g\n"
+    )
 
 
 def test_a_dry_run_shows_the_plan(admin):

@@ -5,8 +5,7 @@ from typing import ClassVar
 import pytest
 
 from kafka_marshal.errors import CoordinationError, InvalidTransition
-from kafka_marshal.kafka_io.fast import data, switching
-from kafka_marshal.kafka_io.fast.data import FastDataLog
+from kafka_marshal.kafka_io.fast import switching
 from kafka_marshal.kafka_io.fast.reader import FastDataReader
 from kafka_marshal.kafka_io.fast.switching import (
     BACKLOG,
@@ -16,6 +15,7 @@ from kafka_marshal.kafka_io.fast.switching import (
     LOOK_S,
     REST_S,
     SMALL_BYTES,
+    FastDataLog,
     SwitchingReader,
     can_switch,
 )
@@ -272,4 +272,3 @@ def test_connections_over_tls_have_librdkafka_alone(monkeypatch, options, is_pos
 def test_without_compiled_functions_librdkafka_reads_everything(monkeypatch):
     monkeypatch.setattr(switching, "compiled", None)
     assert not can_switch(ConnectionConfig("nowhere:1"))
-    assert data.FastDataReader is FastDataReader

@@ -1,14 +1,75 @@
-"""The option ``--sidecar``: hold claims through the sidecar of this host."""
+"""Options of commands that claim: the process as a member, and its sidecar."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import attrs
 import typer
 
+from kafka_marshal.config import Membership
+from kafka_marshal_cli import parsing
 from kafka_marshal_cli.shared import Call, OptionGroup
 
-PANEL = "Sidecar"
+MEMBER_PANEL = "Member"
+SIDECAR_PANEL = "Sidecar"
+
+
+MEMBER_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "labels": (
+        Annotated[
+            str,
+            typer.Option(
+                "--labels",
+                metavar="NAME=TEXT,...",
+                envvar="MARSHAL_LABELS",
+                help="What planners know of this member: `rack`, `target`, "
+                "`replaces` (the client whose place it takes; `*` for any "
+                "that is drained or restarts), or any others.",
+                rich_help_panel=MEMBER_PANEL,
+            ),
+        ],
+        "",
+    ),
+    "no_plan": (
+        Annotated[
+            bool,
+            typer.Option(
+                "--no-plan",
+                envvar="MARSHAL_NO_PLAN",
+                help="Never plan for the group, where that has policy `planner`.",
+                rich_help_panel=MEMBER_PANEL,
+            ),
+        ],
+        False,
+    ),
+    "restarts": (
+        Annotated[
+            bool,
+            typer.Option(
+                "--restarts",
+                envvar="MARSHAL_RESTARTS",
+                help="It, or a member that replaces it, starts again soon after "
+                "its orderly end: with policy `planner` its partitions wait "
+                "for that one, for `grace_ms` of the group.",
+                rich_help_panel=MEMBER_PANEL,
+            ),
+        ],
+        False,
+    ),
+}
+
+
+def _member(given: Mapping[str, Any]) -> Membership:
+    texts = [each for each in given["labels"].split(",") if each.strip()]
+    return Membership(
+        labels=parsing.pairs("--labels", texts),
+        can_plan=not given["no_plan"],
+        restarts=given["restarts"],
+    )
+
+
+MEMBER = OptionGroup(MEMBER_OPTIONS, _member)
 
 
 @attrs.frozen
@@ -51,7 +112,7 @@ class SidecarOption:
         return call.coordination_topic if is_own else None
 
 
-OPTIONS: dict[str, tuple[Any, Any]] = {
+SIDECAR_OPTIONS: dict[str, tuple[Any, Any]] = {
     "sidecar": (
         Annotated[
             str | None,
@@ -61,7 +122,7 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
                 envvar="MARSHAL_SIDECAR",
                 help="Sidecar of this host that holds the claims: "
                 "unix:/path/of/the.sock or http://127.0.0.1:PORT.",
-                rich_help_panel=PANEL,
+                rich_help_panel=SIDECAR_PANEL,
             ),
         ],
         None,
@@ -74,7 +135,7 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
                 metavar="FILE",
                 envvar="MARSHAL_SIDECAR_TOKEN_FILE",
                 help="File with the sidecar's token, over TCP.",
-                rich_help_panel=PANEL,
+                rich_help_panel=SIDECAR_PANEL,
             ),
         ],
         None,
@@ -82,5 +143,5 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
 }
 
 SIDECAR = OptionGroup(
-    OPTIONS, lambda given: SidecarOption(given["sidecar"], given["token_file"])
+    SIDECAR_OPTIONS, lambda given: SidecarOption(given["sidecar"], given["token_file"])
 )
