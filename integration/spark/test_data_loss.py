@@ -53,6 +53,28 @@ def test_a_restart_on_a_recreated_topic(kit, domain, unique, count):
     assert kit.drained(lenient) == []
 
 
+def test_a_topic_of_a_pattern_is_deleted(kit, domain, unique):
+    gone, kept = domain.data_topic(1, records_each=20), domain.data_topic(1)
+    found = []
+    pattern = {"subscribePattern": f"{gone}|{kept}"}
+    group = unique("group")
+    frame = kit.stream(group, **pattern, failOnDataLoss="false")
+    query = kit.started(frame, keeping(found))
+    try:
+        query.processAllAvailable()
+        domain.kafka.delete_topics([gone])
+        eventually(lambda: not domain.topics.describe(gone).exists, "the topic's end")
+        domain.produce(kept, 5)
+        eventually(lambda: len(found) == 25 or not query.isActive, "the other topic")
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    assert cells(found) == sorted([*every(20), *every(5)])
+    with pytest.raises(Exception, match="the query does not read it"):
+        kit.drained(kit.stream(group, **pattern))
+    assert kit.drained(frame) == []
+
+
 def cut_off(domain, broker, *, files, topic):
     """Have a log begin again from nothing, as after the loss of a disk."""
     broker.stop()

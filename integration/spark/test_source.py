@@ -177,6 +177,15 @@ def test_offsets_that_are_gone(kit, domain, transport):
         kit.batch(**more).collect()
 
 
+@pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets"])
+def test_an_offset_beyond_the_log(kit, topic, name):
+    beyond = {name: json.dumps({topic: {"0": 50, "1": -1, "2": -1}})}
+    with pytest.raises(Exception, match=f"{name} has 50 for {topic}-0, whose log ends"):
+        kit.batch(subscribe=topic, **beyond).count()
+    rest = kit.batch(subscribe=topic, **beyond, failOnDataLoss="false")
+    assert rest.count() == (60 if name == "endingOffsets" else 0)
+
+
 # --- streams
 
 
@@ -309,6 +318,16 @@ def test_a_stream_at_latest_reads_what_comes_later(kit, domain, group):
         query.stop()
 
 
+def test_available_now_at_latest_reads_what_came_since_the_first_run(
+    kit, domain, group
+):
+    topic = domain.data_topic(2, records_each=5)
+    frame = kit.stream(group, subscribe=topic, startingOffsets="latest")
+    assert kit.drained(frame) == []
+    domain.produce_to(TopicPartition(topic, 1), 2)
+    assert cells(kit.drained(frame)) == [(1, 5), (1, 6)]
+
+
 def test_at_most_once_a_batch_beyond_the_span_is_read_once(
     spark, broker, unique, tmp_path, via
 ):
@@ -383,6 +402,24 @@ def test_a_stream_needs_a_group_and_a_batch_has_none(kit, topic):
     assert "UnboundLocalError" not in str(raised.value), "PySpark's own hides ours"
     with pytest.raises(Exception, match="availableNow=True"):
         kit.batch(subscribe=topic, group="g").collect()
+
+
+def test_the_checkpoint_of_another_query_is_refused(kit, domain, topic, group, unique):
+    assert len(kit.drained(kit.stream(group, subscribe=topic))) == 60
+    other = domain.data_topic(1, records_each=7)
+    for given, more, message in [
+        (unique("audit"), {"subscribe": topic}, f"written with group {group}"),
+        (group, {"subscribe": topic, "delivery": "amo"}, "written with delivery alo"),
+        (group, {"subscribe": other}, "the query does not read it"),
+    ]:
+        with pytest.raises(Exception, match=message):
+            kit.drained(kit.stream(given, **more))
+    lenient = {"subscribe": other, "failOnDataLoss": "false"}
+    assert cells(kit.drained(kit.stream(group, **lenient))) == every(7)
+    both = f"{topic},{other}"
+    domain.produce(other, 1)
+    found = kit.drained(kit.stream(group, subscribe=both))
+    assert cells(found) == [(0, 7)], "the first is at the group's position"
 
 
 def test_an_unreachable_topic_or_broker_is_an_error(kit, topic):

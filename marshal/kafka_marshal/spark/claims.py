@@ -51,6 +51,16 @@ UNKNOWN = LogRange(-1, -1)
 # The consequence of a lost position, if that is allowed.
 FROM_START = "reading continues at the start of the log"
 BY_CLAIM = "reading continues at the position of the next claim"
+WITHOUT = "reading continues without it"
+DELETED = "its topic was deleted"
+NOT_READ = (
+    "the checkpoint has it, and the query does not read it: the topic was deleted, or "
+    "has fewer partitions, or the options no longer name it"
+)
+CUT_OFF = (
+    "Records were deleted by retention or by hand, the log was cut off, or the topic "
+    "was recreated. "
+)
 GRANTED_ONCE = "at most once, nothing below it is granted again, so reading waits there"
 
 
@@ -106,6 +116,10 @@ class Ranges(Protocol):
 
 class Logs(Protocol):
     """Queries of the data partitions' logs."""
+
+    def partitions(self) -> list[TopicPartition]:
+        """Return the existing partitions of the topics that are read."""
+        ...
 
     def starts(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the log start offsets."""
@@ -178,6 +192,10 @@ class Claims:
     # Last report of each partition, so that nothing is reported twice.
     _reported: dict[TopicPartition, str] = attrs.field(factory=dict)
     _ids: dict[str, str] = attrs.field(factory=dict)
+    # Topics that were there, and since when they are not.
+    _absent: dict[str, float] = attrs.field(factory=dict)
+    # Partitions of the checkpoint that are not read; None until that is known.
+    _unread: AbstractSet[TopicPartition] | None = None
     _target: dict[TopicPartition, int] | None = None
     _pinned: AbstractSet[TopicPartition] | None = None
     _is_settled: bool = False
@@ -211,6 +229,38 @@ class Claims:
                 return
             self.ranges.wait_for_change(WAIT_MS)
 
+    def _report_nothing_held(self) -> None:
+        """Report a start without a partition: a job that only drains does nothing."""
+        count = len(self.ranges.partitions())
+        if count and not self.ranges.tokens():
+            LOGGER.warning(
+                "no_partition_held of %d: other members hold them, or the group is "
+                "paused or locked, and so the query reads nothing now; see: marshal "
+                "groups describe",
+                count,
+            )
+
+    def without_unread(self, marks: Marks) -> Marks:
+        """Return the marks of partitions that are read.
+
+        The first call determines the others: those of the checkpoint that no longer
+        exist, or that the options no longer name.
+
+        Raises:
+            PositionError: There are some, and that is not allowed.
+        """
+        if self._unread is None and marks:
+            self._unread = marks.keys() - set(self.logs.partitions())
+            for partition in sorted(self._unread):
+                self._report_loss(
+                    *(partition, marks[partition].next),
+                    why=NOT_READ,
+                    follows=WITHOUT,
+                    causes="",
+                )
+        unread = self._unread or ()
+        return {p: mark for p, mark in marks.items() if p not in unread}
+
     def fix_target(self) -> None:
         """Make the current log ends of the held partitions the target of the query.
 
@@ -228,6 +278,7 @@ class Claims:
         if not self._is_settled:
             self._is_settled = True
             self.await_claims(start)
+            self._report_nothing_held()
         self.confirm(start)
         self._return_unused()
         held = self.ranges.held()
@@ -258,9 +309,12 @@ class Claims:
         found: dict[TopicPartition, Mark] = {}
         new, restarting = [], []
         # Query ids before the ends: tasks compare ids and so detect later changes.
-        self._ids |= self.logs.topic_ids({p.topic for p in held}) if held else {}
+        self._renew_ids({p.topic for p in held})
+        self._report_deleted(start)
         for partition, each in held.items():
             self._owner = each.owner
+            if partition.topic in self._absent:
+                continue
             mark = self._mark(partition, start)
             topic_id = self._ids.get(partition.topic, "")
             if mark is not None and mark.is_of_other_topic(topic_id):
@@ -298,6 +352,27 @@ class Claims:
                 new.append(partition)
         self._restart_all(found, restarting)
         return self._check_starts(found, new)
+
+    def _renew_ids(self, held: AbstractSet[str]) -> None:
+        """Query the ids of topics, and note those that have vanished."""
+        topics = held | self._absent.keys()
+        found = self.logs.topic_ids(topics) if topics else {}
+        now = self._now()
+        self._absent = {
+            topic: self._absent.get(topic, now)
+            for topic in topics & self._ids.keys() - found.keys()
+        }
+        self._ids |= found
+
+    def _report_deleted(self, start: Marks) -> None:
+        """Report partitions whose topic stays absent: one broker may lag behind."""
+        until = self._now() - SETTLE_MS / MS_PER_S
+        topics = {topic for topic, since in self._absent.items() if since <= until}
+        for partition, mark in start.items():
+            if partition.topic in topics:
+                self._report_loss(
+                    *(partition, mark.next), why=DELETED, follows=WITHOUT, causes=""
+                )
 
     def _mark(self, partition: TopicPartition, start: Marks) -> Mark | None:
         """Return the mark of a partition: from a restart, else from the checkpoint."""
@@ -415,15 +490,14 @@ class Claims:
         why: str,
         follows: str,
         there: LogRange = UNKNOWN,
+        causes: str = CUT_OFF,
     ) -> None:
         """Report a lost position: raise, or log it once if that is allowed."""
         told = f"position {position} of {partition} is gone: {why}"
         if self.rules.fails_on_data_loss:
             raise PositionError(
-                f"{told}. Records were deleted by retention or by hand, the log was "
-                "cut off, or the topic was recreated. Start the query with a new "
-                "checkpointLocation, or set failOnDataLoss to false to continue with "
-                "what can be read",
+                f"{told}. {causes}Start the query with a new checkpointLocation, or "
+                "set failOnDataLoss to false to continue with what can be read",
                 partition=partition,
                 requested=position,
                 log_start=there.start,

@@ -73,6 +73,8 @@ _DURATION = re.compile(r"(\d{1,12})\s*([a-z]*)")
 ISOLATION = "kafka.isolation.level"
 RACK = "kafka.client.rack"
 SERVERS = "kafka.bootstrap.servers"
+# Settings of the connection that are options of other names.
+_CONNECTION = {"coordination_topic": "coordinationTopic", "transport": "transport"}
 
 
 @attrs.frozen
@@ -85,6 +87,7 @@ class Bound:
         times_ms: Or times by partition, each for the first record that is not older.
         time_ms: Or one time for all partitions.
         is_strict: Whether a time after the last record is an error; else it is the end.
+        option: Name of the option that it is from, for errors.
     """
 
     everywhere: int
@@ -92,6 +95,7 @@ class Bound:
     times_ms: Mapping[TopicPartition, int] = attrs.field(factory=dict)
     time_ms: int | None = None
     is_strict: bool = True
+    option: str = attrs.field(default="", eq=False)
 
     @property
     def is_plain(self) -> bool:
@@ -236,7 +240,7 @@ class _Reader:
         config = self._config(assigned)
         rack = self._kafka.pop(RACK, "")
         connection = self._connection()
-        settings = settings_of(connection)
+        settings = _settings(connection)
         is_placed = any(name in self._given for name in STARTS)
         has_end = any(name in self._given for name in ENDINGS)
         self._take("startingOffsetsByTimestampStrategy", _strategy, default=True)
@@ -363,14 +367,30 @@ class _Reader:
         )
         if text is not None:
             return _offsets(f"{which}Offsets", text, everywhere=everywhere)
-        if (text := self._given.get(f"{which}Timestamp")) is not None:
-            time_ms = _whole_or_none(f"{which}Timestamp", text)
-            return Bound(everywhere, time_ms=time_ms, is_strict=is_strict)
+        name = f"{which}Timestamp"
+        if (text := self._given.get(name)) is not None:
+            return Bound(
+                everywhere,
+                time_ms=_whole_or_none(name, text),
+                is_strict=is_strict,
+                option=name,
+            )
         name = f"{which}OffsetsByTimestamp"
         if (text := self._given.get(name)) is not None:
             times = _by_partition(name, text, least=0)
-            return Bound(everywhere, times_ms=times, is_strict=is_strict)
+            return Bound(everywhere, times_ms=times, is_strict=is_strict, option=name)
         return Bound(everywhere)
+
+
+def _settings(connection: Mapping[str, str]) -> ConnectionConfig:
+    try:
+        return settings_of(connection)
+    except ConfigurationError as error:
+        setting = error.setting
+        if setting.startswith(KAFKA_PREFIX):
+            raise
+        dotted = f"{KAFKA_PREFIX}{setting.replace('_', '.')}"
+        raise _wrong(_CONNECTION.get(setting, dotted), str(error)) from error
 
 
 def _wrong(name: str, why: str) -> ConfigurationError:
@@ -394,11 +414,11 @@ def _offsets(name: str, text: str, *, everywhere: int) -> Bound:
     if plain is not None:
         if name == "endingOffsets" and plain == EARLIEST:
             raise _wrong(name, "a read cannot end at earliest; use latest or JSON")
-        return Bound(plain)
+        return Bound(plain, option=name)
     offsets = _by_partition(name, text, least=EARLIEST)
     if name == "endingOffsets" and forbidden in offsets.values():
         raise _wrong(name, f"a read cannot end at {EARLIEST}, the earliest offset")
-    return Bound(everywhere, offsets=offsets)
+    return Bound(everywhere, offsets=offsets, option=name)
 
 
 def _by_partition(name: str, text: str, *, least: int) -> dict[TopicPartition, int]:
@@ -411,7 +431,11 @@ def _by_partition(name: str, text: str, *, least: int) -> dict[TopicPartition, i
             for topic, numbers in found.items()
             for number, value in numbers.items()
         }
-    except (ValueError, AttributeError, RecursionError) as error:
+    except AttributeError as error:
+        raise _wrong(
+            name, f"{text!r} cannot be read (it has another form); {hint}"
+        ) from error
+    except (ValueError, RecursionError) as error:
         raise _wrong(name, f"{text!r} cannot be read ({error}); {hint}") from error
     for place, value in pairs.items():
         is_whole = isinstance(value, int) and not isinstance(value, bool)
@@ -453,7 +477,10 @@ def _text(name: str, text: str) -> str:
 
 
 def _sidecar(name: str, text: str) -> str:
-    return Address.parse(_text(name, text)).text
+    try:
+        return Address.parse(_text(name, text)).text
+    except ConfigurationError as error:
+        raise _wrong(name, str(error)) from error
 
 
 def _as_is(_: str, text: str) -> str:
@@ -469,10 +496,13 @@ def _identifier(name: str, text: str) -> str:
     return text
 
 
-def _policy(_: str, text: str) -> str:
+def _policy(name: str, text: str) -> str:
     from kafka_marshal.policies import find_policy
 
-    find_policy(text)
+    try:
+        find_policy(text)
+    except ConfigurationError as error:
+        raise _wrong(name, str(error)) from error
     return text
 
 

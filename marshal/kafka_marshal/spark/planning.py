@@ -2,8 +2,9 @@
 
 An offset of Spark is a dictionary: ``{"orders:0": "1.0.55 100 240 0 ID"}`` means that
 under the claim with that token the query began at offset 100 of the topic with that id,
-and that everything below 240 is planned. A batch is the difference of two offsets. How
-much a batch takes follows the rules of Spark's own Kafka source.
+and that everything below 240 is planned. Names without a colon state what the claims
+are of (``Origin``). A batch is the difference of two offsets. How much a batch takes
+follows the rules of Spark's own Kafka source.
 
 Loads nothing of Kafka, so that planners and workers start fast.
 """
@@ -79,9 +80,51 @@ class PlannedRange:
     topic_id: str = ""
 
 
-def to_offset(marks: Mapping[TopicPartition, Mark]) -> dict[str, str]:
+@attrs.frozen(kw_only=True)
+class Origin:
+    """What the claims in a checkpoint are of: elsewhere their offsets mean nothing.
+
+    Attributes:
+        group: The group.
+        delivery: Its guarantee.
+        coordination: Kafka's id of the coordination topic in hex, or empty if unknown.
+    """
+
+    group: str
+    delivery: str
+    coordination: str
+
+    def require(self, offset: Mapping[str, object]) -> None:
+        """Raise if an offset has another origin; what is unknown is not compared.
+
+        Raises:
+            ConfigurationError: The checkpoint belongs to another query.
+        """
+        for name, ours in attrs.asdict(self).items():
+            theirs = offset.get(name, "")
+            if ours and theirs and ours != theirs:
+                raise ConfigurationError(
+                    f"the checkpoint was written with {_NAMES[name]} {theirs}, and the "
+                    f"query has {ours}: positions and claims of one mean nothing in "
+                    "the other. Correct the option, or start the query with a new "
+                    "checkpointLocation, which continues at the group's positions",
+                    setting="checkpointLocation",
+                )
+
+
+_NAMES = {
+    "group": "group",
+    "delivery": "delivery",
+    "coordination": "a coordination topic of the id",
+}
+
+
+def to_offset(marks: Mapping[TopicPartition, Mark], origin: Origin) -> dict[str, str]:
     """Return marks as a Spark offset, sorted, because Spark compares texts."""
-    return {f"{p.topic}:{p.partition}": str(marks[p]) for p in sorted(marks)}
+    if not marks:
+        return {}
+    places = {f"{p.topic}:{p.partition}": str(marks[p]) for p in sorted(marks)}
+    return attrs.asdict(origin) | places
 
 
 def to_marks(offset: Mapping[str, object]) -> Marks:
@@ -92,6 +135,8 @@ def to_marks(offset: Mapping[str, object]) -> Marks:
     """
     marks = {}
     for name, text in offset.items():
+        if name in _NAMES:
+            continue
         topic, _, number = name.rpartition(":")
         try:
             marks[TopicPartition(topic, int(number))] = Mark.parse(str(text))
@@ -162,7 +207,7 @@ def limited_ends(
 def split_ranges(
     planned_ranges: Sequence[PlannedRange], least: int, *, most: int = 0
 ) -> list[PlannedRange]:
-    """Split ranges into at least ``least`` parts, if they have enough offsets.
+    """Split ranges into about ``least`` parts, as Spark's own Kafka source does.
 
     Larger ranges get more parts. The parts of a range differ by at most one offset and
     have at most ``most`` offsets; 0 = no limit.

@@ -11,17 +11,24 @@ import socket
 import sys
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 
 import attrs
 
 from kafka_marshal.client import Marshal
-from kafka_marshal.errors import ConfigurationError, LogUnreadable
+from kafka_marshal.errors import (
+    ConfigurationError,
+    CoordinationError,
+    LogUnreadable,
+    PositionError,
+)
 from kafka_marshal.kafka_io import KafkaDataLog
 from kafka_marshal.kafka_io.data import KafkaOffsets
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark.claims import Claims, Rules
-from kafka_marshal.spark.options import EARLIEST, LATEST, Bound, Options
+from kafka_marshal.spark.options import EARLIEST, LATEST, STARTS, Bound, Options
+from kafka_marshal.spark.planning import Origin
 
 LOGGER = logging.getLogger("kafka_marshal")
 CLOSE_MS_MAX = 5_000
@@ -69,7 +76,7 @@ class Cluster:
         return list(options.assigned) or every
 
     def resolve(
-        self, bound: Bound, partitions: Sequence[TopicPartition], *, name: str
+        self, bound: Bound, partitions: Sequence[TopicPartition]
     ) -> dict[TopicPartition, int]:
         """Return the offset of a bound by partition.
 
@@ -79,21 +86,21 @@ class Cluster:
         """
         if extra := (set(bound.offsets) | set(bound.times_ms)) - set(partitions):
             raise ConfigurationError(
-                f"option {name} names {min(extra)}, which is not read; correct it, or "
-                "subscribe to that topic",
-                setting=name,
+                f"option {bound.option} names {min(extra)}, which is not read; correct "
+                "it, or subscribe to that topic",
+                setting=bound.option,
             )
         wanted = {p: bound.offsets.get(p, bound.everywhere) for p in partitions}
         times_ms = dict(bound.times_ms)
         if bound.time_ms is not None:
             times_ms = dict.fromkeys(partitions, bound.time_ms)
         for place, offset in self._offsets.at_times(times_ms, ASK_MS_MAX).items():
-            if offset is None and bound.is_strict and name.startswith("starting"):
+            if offset is None and bound.is_strict and _is_start(bound):
                 raise ConfigurationError(
-                    f"option {name}: {place} has no record as young as "
+                    f"option {bound.option}: {place} has no record as young as "
                     f"{times_ms[place]}; choose an earlier time, or set "
                     "startingOffsetsByTimestampStrategy to latest",
-                    setting=name,
+                    setting=bound.option,
                 )
             wanted[place] = LATEST if offset is None else offset
         starts = [place for place, offset in wanted.items() if offset == EARLIEST]
@@ -101,6 +108,30 @@ class Cluster:
         wanted |= self._offsets.starts(starts, ASK_MS_MAX)
         wanted |= self._offsets.ends(ends, ASK_MS_MAX)
         return wanted
+
+    def within(
+        self, bound: Bound, offsets: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        """Return resolved offsets; those that options name beyond a log are its end.
+
+        Raises:
+            PositionError: There are some, and ``failOnDataLoss`` is set.
+        """
+        named = sorted(place for place, offset in bound.offsets.items() if offset >= 0)
+        logs = self.ranges(named) if named else {}
+        beyond = [place for place in named if offsets[place] > logs[place].end]
+        if beyond and self._options.fails_on_data_loss:
+            place = beyond[0]
+            raise PositionError(
+                f"{bound.option} has {offsets[place]} for {place}, whose log ends at "
+                f"{logs[place].end}; correct it, or set failOnDataLoss to false to use "
+                "the end instead",
+                partition=place,
+                requested=offsets[place],
+                log_start=logs[place].start,
+                log_end=logs[place].end,
+            )
+        return {**offsets, **(self.ends(beyond) if beyond else {})}
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
         """Return Kafka's ids of topics in hex; topics without one are absent."""
@@ -128,13 +159,14 @@ class Cluster:
         self._data.close(LOOKUP_CLOSE_MS_MAX)
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, kw_only=True)
 class Query:
-    """Client, cluster queries and claims of one query."""
+    """Client, cluster queries and claims of one query, and what they are of."""
 
     marshal: Marshal
     cluster: Cluster
     claims: Claims
+    origin: Origin
 
     @classmethod
     def open(cls, options: Options, *, is_new: bool) -> "Query":
@@ -181,12 +213,21 @@ class Query:
                 "range is granted as a whole, to one task"
             )
         claims = Claims(ranges=ranges, logs=cluster, rules=rules)
-        return cls(marshal, cluster, claims)
+        return cls(
+            marshal=marshal,
+            cluster=cluster,
+            claims=claims,
+            origin=_origin(options, cluster),
+        )
 
     def close(self) -> None:
         """Leave the group. Idempotent."""
         self.marshal.close(timeout_ms=CLOSE_MS_MAX)
         self.cluster.close()
+
+
+def _is_start(bound: Bound) -> bool:
+    return bound.option in STARTS
 
 
 def _starts(
@@ -200,7 +241,21 @@ def _starts(
     bound = options.start or Bound(LATEST)
     if bound.is_plain and (bound.everywhere == EARLIEST or not is_new):
         return {}
-    return cluster.resolve(bound, cluster.partitions(), name="startingOffsets")
+    found = cluster.resolve(bound, cluster.partitions())
+    return cluster.within(bound, found) if is_new else found
+
+
+def _origin(options: Options, cluster: Cluster) -> Origin:
+    """Return what the claims of a query are of."""
+    topic, ids = options.settings.coordination_topic, {}
+    # With a sidecar the driver may have no right to that topic.
+    with suppress(CoordinationError):
+        ids = cluster.topic_ids({topic})
+    return Origin(
+        group=options.group or "",
+        delivery=options.config.delivery.value,
+        coordination=ids.get(topic, ""),
+    )
 
 
 def _random_name() -> str:

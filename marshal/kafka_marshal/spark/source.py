@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from kafka_marshal.protocol.types import TopicPartition
+    from kafka_marshal.spark.planning import Marks
     from kafka_marshal.spark.query import Query
 
 
@@ -61,9 +62,9 @@ class MarshalBatchReader(DataSourceReader):
             places = cluster.partitions()
             ids = cluster.topic_ids({place.topic for place in places})
             start = options.start or Bound(EARLIEST)
-            firsts = cluster.resolve(start, places, name="startingOffsets")
+            firsts = cluster.within(start, cluster.resolve(start, places))
             end = options.end or Bound(LATEST)
-            ends = cluster.resolve(end, places, name="endingOffsets")
+            ends = cluster.within(end, cluster.resolve(end, places))
             starts = cluster.starts(places)
         finally:
             cluster.close()
@@ -133,6 +134,7 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._query: Query | None = None
         self._is_new = False
+        self._has_target = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the connections of this process; a task needs only options."""
@@ -158,8 +160,22 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, start: dict[str, Any], limit: ReadLimit
     ) -> dict[str, str]:
         """Plan a batch; Spark has committed everything below ``start``."""
-        claims = self._opened().claims
-        return to_offset(claims.latest(to_marks(start), self._limit(limit)))
+        query = self._opened()
+        marks = self._marks(start)
+        planned = query.claims.latest(marks, self._limit(limit))
+        # The same text where there is nothing to read: Spark compares it.
+        return start if planned == marks else to_offset(planned, query.origin)
+
+    def _marks(self, offset: dict[str, Any]) -> "Marks":
+        """Parse an offset of the checkpoint.
+
+        Raises:
+            ConfigurationError: It belongs to another query.
+            PositionError: Its partitions are not read, and that is not allowed.
+        """
+        query = self._opened()
+        query.origin.require(offset)
+        return query.claims.without_unread(to_marks(offset))
 
     def _limit(self, limit: ReadLimit) -> Limit:
         least = self._options.min_offsets
@@ -177,8 +193,11 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {f"{p.topic}:{p.partition}": ends[p] for p in sorted(ends)}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """End the query at the current log ends."""
-        self._opened().claims.fix_target()
+        """End the query at the log ends of when it opens.
+
+        Spark calls this first: whether the query is new is not known yet.
+        """
+        self._has_target = True
 
     # --- batches
 
@@ -190,7 +209,9 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         options = self._options
         query = self._opened()
-        parts = query.claims.parts(to_marks(start), to_marks(end))
+        # The end first: it has all partitions of the start.
+        marks = self._marks(end)
+        parts = query.claims.parts(self._marks(start), marks)
         of = {part.planned.partition: part for part in parts}
         ranges = [part.planned for part in parts]
         if not options.config.is_at_most_once:
@@ -231,7 +252,7 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Confirm a batch that Spark has committed."""
-        self._opened().claims.confirm(to_marks(end))
+        self._opened().claims.confirm(self._marks(end))
 
     def stop(self) -> None:
         """Release every partition at its confirmed position."""
@@ -256,6 +277,8 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             from kafka_marshal.spark.query import Query
 
             self._query = Query.open(self._options, is_new=self._is_new)
+            if self._has_target:
+                self._query.claims.fix_target()
         return self._query
 
 

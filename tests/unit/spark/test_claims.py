@@ -10,13 +10,14 @@ from enginekit import AMO, H, Stepping, fold, of, spec, world, write
 from kafka_marshal.engine.replica import LastClaim
 from kafka_marshal.errors import ClaimLost, CoordinationError, PositionError
 from kafka_marshal.protocol.records import ClaimingMessages, HandoffOffer
-from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.protocol.types import Key, Token, TopicPartition
 from kafka_marshal.ranges import RangeConsumer
 from kafka_marshal.spark.claims import Claims, Rules
-from kafka_marshal.spark.planning import Limit
+from kafka_marshal.spark.planning import Limit, Mark
 
 ANY = Limit()
 T = [TopicPartition("t", number) for number in range(4)]
+TOKEN = Token(1, 0, 5)
 
 
 class Logs:
@@ -24,6 +25,14 @@ class Logs:
 
     def __init__(self, node):
         self.data = node.data
+
+    def partitions(self):
+        found = self.data.describe(self.data.topics(1_000), 1_000)
+        return [
+            TopicPartition(topic, number)
+            for topic, info in found.items()
+            for number in range(info.partition_count)
+        ]
 
     def starts(self, partitions):
         found = self.data.ranges(list(partitions), 1_000)
@@ -48,7 +57,9 @@ class Query:
         self.cluster = cluster
         self.checkpoint = checkpoint
         is_amo = rules.pop("is_amo", False)
-        self.node = cluster.node(name, spec=spec(delivery=AMO) if is_amo else spec())
+        topics = rules.pop("topics", ())
+        wanted = spec(*topics, delivery=AMO) if is_amo else spec(*topics)
+        self.node = cluster.node(name, spec=wanted)
         self.node.engine.changed = Stepping(cluster)
         (subscription,) = self.node.session.subscriptions
         self.ranges = RangeConsumer(
@@ -210,6 +221,24 @@ def test_a_full_query_does_not_wait_for_free_partitions():
     began_ms = cluster.clock.now_ms()
     assert len(query.batch()) == 1
     assert cluster.clock.now_ms() - began_ms < H
+
+
+def test_a_query_that_holds_nothing_at_its_start_reports_it(caplog):
+    """A job that only drains would end as if there were nothing to read."""
+    cluster = world(records=(4, 4))
+    other = cluster.node("other", spec=spec())
+    cluster.run_until(lambda: len(other.held) == 2, 4 * H)
+    query = Query(cluster, [], patience_ms=0)
+    assert query.batch() is None
+    assert query.batch() is None
+    (reported,) = [r for r in caplog.records if "no_partition_held of 2" in r.message]
+    assert "marshal groups describe" in reported.message
+
+
+def test_a_query_with_a_partition_reports_nothing(caplog):
+    query = Query(world(), [])
+    query.batch()
+    assert "no_partition_held" not in caplog.text
 
 
 def test_two_queries_share_and_one_continues_alone():
@@ -493,6 +522,47 @@ def recreate(cluster, count):
     cluster.kafka.delete_topic("t")
     cluster.kafka.create_topic("t", 1)
     fill(cluster, count)
+
+
+def test_a_partition_of_the_checkpoint_that_is_not_read_ends_the_query(caplog):
+    """As with Spark's own source, unless loss is allowed."""
+    cluster = world(records=(20,))
+    query = Query(cluster, [])
+    query.batch()
+    gone = query.checkpoint[-1] | {TopicPartition("gone", 1): Mark(TOKEN, 0, 7)}
+    strict = Query(cluster, [], "strict")
+    assert strict.claims.without_unread({}) == {}, "a new query has nothing to compare"
+    with pytest.raises(PositionError, match=r"position 7 of gone-1.* not read"):
+        strict.claims.without_unread(gone)
+    lenient = Query(cluster, [], "lenient", fails_on_data_loss=False)
+    assert lenient.claims.without_unread(gone) == query.checkpoint[-1]
+    later = query.checkpoint[-1] | {T[1]: Mark(TOKEN, 0, 7)}
+    assert lenient.claims.without_unread(later) == later, "added since"
+    (reported,) = jumps(caplog)
+    assert "continues without it" in reported.message
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_a_running_query_notices_a_deleted_topic(is_strict, caplog):
+    """Not at once: one broker may lag behind."""
+    cluster = world(records=(20,))
+    cluster.fill("u", (5,))
+    query = Query(cluster, [], fails_on_data_loss=is_strict, topics=("t", "u"))
+    cluster.run_until(lambda: len(query.ranges.held()) == 2, 4 * H)
+    query.batch()
+    cluster.kafka.delete_topic("t")
+    assert query.batch() is None
+    assert jumps(caplog) == []
+    cluster.run(11_000)
+    if is_strict:
+        with pytest.raises(PositionError, match=r"position 20 of t-0.*was deleted"):
+            query.plan()
+        return
+    assert query.batch() is None
+    cluster.kafka.produce(TopicPartition("u", 0), b"later")
+    assert query.batch() == {0: [5]}
+    (reported,) = jumps(caplog)
+    assert "was deleted" in reported.message
 
 
 def jumps(caplog):

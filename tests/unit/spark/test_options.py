@@ -271,6 +271,29 @@ def test_a_batch_holds_no_claims_and_a_stream_needs_them():
         parse(BASE | {"assign": '{"t": [0]}', "group": "g"}).require_stream()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("kafka.foo", "1"),
+        ("kafka.security.protocol", "SSLX"),
+        ("kafka.sasl.mechanism", "X"),
+        ("kafka.bootstrap.servers", "b:x"),
+        ("kafka.ssl.truststore.location", "/no/such"),
+        ("transport", "slow"),
+        ("coordinationTopic", "a b"),
+        ("policy", "none"),
+        ("sidecar", "x"),
+        ("startingOffsets", "5"),
+        ("startingOffsets", '{"t": [1]}'),
+    ],
+)
+def test_an_error_names_the_option_that_was_given(name, value):
+    with pytest.raises(ConfigurationError, match=f"^option {re.escape(name)}") as found:
+        parsed(**{"group": "g", "subscribe": "t", name: value})
+    assert found.value.setting == name
+    assert "object has no attribute" not in str(found.value)
+
+
 def test_a_batch_has_no_triggers(caplog):
     parsed(maxOffsetsPerTrigger="5").require_batch()
     assert "option_ignored maxOffsetsPerTrigger of format marshal" in caplog.text

@@ -11,6 +11,7 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.types import OffsetRange, Token, TopicPartition
 from kafka_marshal.spark.planning import (
     Mark,
+    Origin,
     PlannedRange,
     limited_ends,
     planned_ranges,
@@ -23,6 +24,7 @@ A, B = TopicPartition("a.b-c", 0), TopicPartition("a.b-c", 10)
 OLD, NEW = Token(7, 0, 5), Token(7, 1, 9)
 T = [TopicPartition("t", number) for number in range(5)]
 TOKEN = Token(1, 0, 5)
+ORIGIN = Origin(group="g", delivery="alo", coordination="0c")
 
 
 def planned(partition, token, first, end, topic_id=""):
@@ -36,12 +38,31 @@ def test_offsets_round_trip():
         B: Mark(token=NEW, begin=3, next=4, restarts=1, topic_id="0f"),
         A: Mark(OLD, 0, 2),
     }
-    offset = to_offset(marks)
+    offset = to_offset(marks, ORIGIN)
     assert json.dumps(offset) == (
-        '{"a.b-c:0": "7.0.5 0 2 0 ", "a.b-c:10": "7.1.9 3 4 1 0f"}'
+        '{"group": "g", "delivery": "alo", "coordination": "0c", '
+        '"a.b-c:0": "7.0.5 0 2 0 ", "a.b-c:10": "7.1.9 3 4 1 0f"}'
     ), "in order: Spark compares texts"
     assert to_marks(json.loads(json.dumps(offset))) == marks
-    assert to_marks({}) == {}
+    assert to_marks({}) == to_offset({}, ORIGIN) == {}, "the initial offset"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("group", "h"), ("delivery", "amo"), ("coordination", "0d")],
+)
+def test_a_checkpoint_of_another_origin_raises(name, value):
+    other = {**to_offset({A: Mark(OLD, 0, 2)}, ORIGIN), name: value}
+    with pytest.raises(ConfigurationError, match=f"written with .*{value}, and the"):
+        ORIGIN.require(other)
+
+
+@pytest.mark.parametrize("offset", [{}, {"t:0": "1.0.5 0 2 0 "}, {"coordination": ""}])
+def test_an_unknown_origin_is_not_compared(offset):
+    ORIGIN.require(offset)
+    ORIGIN.require(to_offset({A: Mark(OLD, 0, 2)}, ORIGIN))
+    unknown = Origin(group="g", delivery="alo", coordination="")
+    unknown.require(to_offset({A: Mark(OLD, 0, 2)}, ORIGIN))
 
 
 @pytest.mark.parametrize(

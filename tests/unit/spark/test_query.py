@@ -2,8 +2,13 @@
 
 import pytest
 
-from kafka_marshal.errors import ConfigurationError, LogUnreadable
-from kafka_marshal.ports import TopicInfo
+from kafka_marshal.errors import (
+    ConfigurationError,
+    CoordinationError,
+    LogUnreadable,
+    PositionError,
+)
+from kafka_marshal.ports import LogRange, TopicInfo
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark import query
 from kafka_marshal.spark.options import EARLIEST, LATEST, Bound, parse
@@ -23,6 +28,9 @@ class Data:
 
     def describe(self, topics, timeout_ms):
         return {t: TopicInfo(TOPICS[t], None) for t in topics if t in TOPICS}
+
+    def ranges(self, partitions, timeout_ms):
+        return dict.fromkeys(partitions, LogRange(10, 25))
 
     def close(self, timeout_ms):
         pass
@@ -83,19 +91,59 @@ def test_missing_topics_raise(cluster):
     ],
 )
 def test_a_bound_becomes_offsets(cluster, bound, wanted):
-    found = cluster(subscribe="t").resolve(bound, T, name="startingOffsets")
+    found = cluster(subscribe="t").resolve(bound, T)
     assert [found[place] for place in T] == wanted
 
 
 def test_an_impossible_bound_raises(cluster):
     other = cluster(subscribe="t")
-    bound = Bound(EARLIEST, offsets={TopicPartition("u", 0): 1})
-    with pytest.raises(ConfigurationError, match="u-0, which is not read"):
-        other.resolve(bound, T, name="startingOffsets")
-    with pytest.raises(ConfigurationError, match="no record as young as 999"):
-        other.resolve(Bound(EARLIEST, time_ms=999), T, name="startingTimestamp")
-    ends = other.resolve(Bound(LATEST, time_ms=999), T, name="endingOffsets")
+    bound = Bound(
+        EARLIEST, offsets={TopicPartition("u", 0): 1}, option="startingOffsets"
+    )
+    with pytest.raises(ConfigurationError, match="startingOffsets names u-0, which"):
+        other.resolve(bound, T)
+    late = parse(BASE | {"subscribe": "t", "startingTimestamp": "999"}).start
+    with pytest.raises(
+        ConfigurationError, match="startingTimestamp: t-0 has no record"
+    ):
+        other.resolve(late, T)
+    late = parse(BASE | {"subscribe": "t", "endingTimestamp": "999"}).end
+    ends = other.resolve(late, T)
     assert set(ends.values()) == {20}, "an end may be yet to come"
+
+
+@pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets"])
+def test_a_named_offset_beyond_the_log_fails_or_is_its_end(cluster, name):
+    """The log ends at 25, of which 20 can be read."""
+    text = '{"t": {"0": 25, "1": 26, "2": -1}}'
+    options = {"subscribe": "t", name: text}
+    strict = cluster(**options)
+    found = parse(BASE | options)
+    bound = found.start or found.end
+    wanted = strict.resolve(bound, T)
+    with pytest.raises(PositionError, match=f"{name} has 26 for t-1, .* ends at 25"):
+        strict.within(bound, wanted)
+    lenient = cluster(**options, failOnDataLoss="false")
+    assert lenient.within(bound, wanted) == {T[0]: 25, T[1]: 20, T[2]: 20}
+    assert lenient.within(Bound(LATEST), wanted) == wanted, "nothing is named"
+
+
+def test_an_origin_without_a_right_to_the_coordination_topic_is_unknown(cluster):
+    options = parse(BASE | {"subscribe": "t", "group": "g", "delivery": "amo"})
+    found = query._origin(options, cluster(subscribe="t"))
+    assert (found.group, found.delivery, found.coordination) == ("g", "amo", "")
+
+    class Refused:
+        def topic_ids(self, topics):
+            raise CoordinationError("not allowed")
+
+    assert query._origin(options, Refused()) == found
+
+    class Known:
+        def topic_ids(self, topics):
+            return dict.fromkeys(topics, "0c")
+
+    assert query._origin(options, Known()).coordination == "0c"
 
 
 def test_the_readable_end_depends_on_the_isolation_level(cluster):

@@ -26,6 +26,7 @@ from kafka_marshal.spark.options import EARLIEST, LATEST, parse
 from kafka_marshal.spark.planning import (
     Limit,
     Mark,
+    Origin,
     PlannedRange,
     Task,
     TaskPartition,
@@ -45,6 +46,7 @@ TOKEN = Token(1, 0, 55)
 OWNER = Owner("me", b"i" * 16)
 SECRET = "5e" * 16
 END = {T0: Mark(TOKEN, 0, 10)}
+ORIGIN = Origin(group="g", delivery="alo", coordination="0c")
 
 
 def test_the_source_is_found_by_its_names():
@@ -87,8 +89,6 @@ def test_a_stream_is_refused_on_first_use():
     reader.initialOffset()
     with pytest.raises(ConfigurationError, match="name the group"):
         reader.latestOffset({}, reader.getDefaultReadLimit())
-    with pytest.raises(ConfigurationError, match="name the group"):
-        reader.prepareForTriggerAvailableNow()
     reader.stop()
 
 
@@ -139,9 +139,12 @@ class Logs:
     def partitions(self):
         return T
 
-    def resolve(self, bound, partitions, *, name):
+    def resolve(self, bound, partitions):
         at = {EARLIEST: [10, 10], LATEST: [20, 12]}[bound.everywhere]
         return {p: bound.offsets.get(p, at[p.partition]) for p in partitions}
+
+    def within(self, bound, offsets):
+        return offsets
 
     def starts(self, partitions):
         return dict.fromkeys(partitions, 10)
@@ -209,6 +212,9 @@ class Claims:
         self.calls = []
         self.ends = {T0: 12}
 
+    def without_unread(self, marks):
+        return marks
+
     def latest(self, start, limit):
         self.calls.append(("latest", start, limit))
         return END
@@ -230,6 +236,8 @@ class Claims:
 
 class Query:
     closed = 0
+
+    origin = ORIGIN
 
     class marshal:  # noqa: N801
         group_id = "g"
@@ -271,7 +279,7 @@ def test_connections_open_on_first_use(reader):
     one.latestOffset({}, ReadAllAvailable())
     assert [is_new for _, is_new in one.made] == [True]
     one = reader()
-    one.commit(to_offset(END))
+    one.commit(to_offset(END, ORIGIN))
     assert one.made[-1][1] is False, "a restart: there was no initial offset"
 
 
@@ -291,10 +299,31 @@ def test_connections_open_on_first_use(reader):
 def test_limits_are_those_of_the_options(reader, options, limit, wanted):
     one = reader(**options)
     assert one.getDefaultReadLimit() == limit
-    assert one.latestOffset({}, limit) == to_offset(END)
+    assert one.latestOffset({}, limit) == to_offset(END, ORIGIN)
     query, _ = one.made[0]
     assert query.claims.calls == [("latest", {}, wanted)]
     assert one.reportLatestOffset() == {"t:0": 12}
+
+
+def test_an_offset_stays_as_it_is_where_nothing_is_planned(reader):
+    """Spark compares texts, and would run an empty batch."""
+    one = reader()
+    old = {name: text for name, text in to_offset(END, ORIGIN).items() if ":" in name}
+    assert one.latestOffset(old, ReadAllAvailable()) == old
+    assert one.latestOffset({}, ReadAllAvailable()) == to_offset(END, ORIGIN)
+
+
+def test_the_checkpoint_of_another_group_is_refused(reader):
+    one = reader()
+    other = to_offset(END, ORIGIN) | {"group": "h"}
+    for use in (
+        lambda: one.latestOffset(other, ReadAllAvailable()),
+        lambda: one.partitions({}, other),
+        lambda: one.commit(other),
+    ):
+        with pytest.raises(ConfigurationError, match="written with group h"):
+            use()
+    assert one.made[0][0].claims.calls == []
 
 
 def test_available_now_overrides_options(reader):
@@ -305,7 +334,7 @@ def test_available_now_overrides_options(reader):
 
 def test_tasks_carry_their_range_and_claim(reader):
     one = reader(minPartitions="2")
-    tasks = [each.task for each in one.partitions({}, to_offset(END))]
+    tasks = [each.task for each in one.partitions({}, to_offset(END, ORIGIN))]
     assert [(task.first, task.end) for task in tasks] == [(0, 5), (5, 10)]
     claim = tasks[0].claim
     assert (claim.group_id, claim.topic, claim.partition) == ("g", "t", 0)
@@ -313,22 +342,33 @@ def test_tasks_carry_their_range_and_claim(reader):
     assert (claim.epoch, claim.token, claim.secret) == (55, "1.0.55", SECRET)
     assert pickle.loads(pickle.dumps(tasks)) == tasks
     one = reader(maxRecordsPerPartition="4")
-    tasks = [each.task for each in one.partitions({}, to_offset(END))]
+    tasks = [each.task for each in one.partitions({}, to_offset(END, ORIGIN))]
     assert [(task.first, task.end) for task in tasks] == [(0, 3), (3, 6), (6, 10)]
     one = reader(minPartitions="2", maxRecordsPerPartition="4", delivery="amo")
-    (task,) = [each.task for each in one.partitions({}, to_offset(END))]
+    (task,) = [each.task for each in one.partitions({}, to_offset(END, ORIGIN))]
     assert (task.first, task.end) == (0, 10), "a range is granted as a whole"
 
 
 def test_committed_batches_are_confirmed_and_stop_closes(reader):
     one = reader()
     one.prepareForTriggerAvailableNow()
-    one.commit(to_offset(END))
+    one.commit(to_offset(END, ORIGIN))
     query, _ = one.made[0]
     assert query.claims.calls == [("aim",), ("confirm", END)]
     one.stop()
     one.stop()
     assert query.closed == 1
+
+
+def test_available_now_does_not_hide_that_a_query_is_new(reader):
+    """Spark calls it before the initial offset, which a start at latest depends on."""
+    one = reader()
+    one.prepareForTriggerAvailableNow()
+    one.initialOffset()
+    one.latestOffset({}, ReadAllAvailable())
+    ((query, is_new),) = one.made
+    assert is_new
+    assert [name for name, *_ in query.claims.calls] == ["aim", "latest"]
 
 
 def test_sigterm_does_not_interrupt_stop(reader, monkeypatch):
@@ -392,8 +432,11 @@ class Starts:
     def partitions(self):
         return [T0]
 
-    def resolve(self, bound, partitions, *, name):
+    def resolve(self, bound, partitions):
         return {T0: bound.everywhere}
+
+    def within(self, bound, offsets):
+        return offsets
 
 
 @pytest.mark.parametrize(
