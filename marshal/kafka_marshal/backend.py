@@ -12,7 +12,8 @@ import attrs
 from kafka_marshal import runtime as runtimes
 from kafka_marshal.engine import Engine, Holding, Session, Subscription
 from kafka_marshal.engine.checkpointing import checked_interval_ms
-from kafka_marshal.engine.interfaces import ClaimEngine, ClaimSession
+from kafka_marshal.engine.holdings import ClaimSession
+from kafka_marshal.engine.interfaces import ClaimEngine
 from kafka_marshal.engine.replica import Glance, LastClaim
 from kafka_marshal.engine.waits import WAIT_SLICE_MS
 from kafka_marshal.errors import ConfigurationError

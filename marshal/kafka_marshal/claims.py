@@ -7,11 +7,8 @@ from types import TracebackType
 from typing import Self, SupportsIndex
 
 from kafka_marshal.engine import Holding
-from kafka_marshal.engine.interfaces import (
-    ClaimContext,
-    ClaimEngine,
-    ClaimSession,
-)
+from kafka_marshal.engine.holdings import ClaimSession
+from kafka_marshal.engine.interfaces import ClaimContext, ClaimEngine
 from kafka_marshal.engine.replica import Glance
 from kafka_marshal.engine.waits import WAIT_SLICE_MS
 from kafka_marshal.errors import (

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from kafka_marshal.claims import HeldClaim
     from kafka_marshal.consumer import Consumer
     from kafka_marshal.engine import Subscription
-    from kafka_marshal.engine.interfaces import ClaimEngine, ClaimSession
+    from kafka_marshal.engine.holdings import ClaimSession
+    from kafka_marshal.engine.interfaces import ClaimEngine
     from kafka_marshal.policies import Policy
     from kafka_marshal.ranges import RangeConsumer
 

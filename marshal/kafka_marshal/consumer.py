@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     # As in ``client``: a program that only names the class does not wait for these.
     from kafka_marshal.engine import Subscription
     from kafka_marshal.engine.fetch_state import FetchState
-    from kafka_marshal.engine.interfaces import ClaimEngine, ClaimSession
+    from kafka_marshal.engine.holdings import ClaimSession
+    from kafka_marshal.engine.interfaces import ClaimEngine
 
 CLOSE_MS_MAX = 10_000
 ASK_MS_MAX = 10_000

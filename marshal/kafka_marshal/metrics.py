@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from kafka_marshal.engine import Holding, Subscription
-from kafka_marshal.engine.interfaces import ClaimContext, ClaimEngine, ClaimSession
+from kafka_marshal.engine.holdings import ClaimSession
+from kafka_marshal.engine.interfaces import ClaimContext, ClaimEngine
 from kafka_marshal.engine.meters import Histogram, Tally
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.observability import metrics as known

@@ -12,7 +12,8 @@ import attrs
 
 from kafka_marshal.closing import Closing
 from kafka_marshal.engine import Holding, Subscription
-from kafka_marshal.engine.interfaces import ClaimEngine, ClaimSession
+from kafka_marshal.engine.holdings import ClaimSession
+from kafka_marshal.engine.interfaces import ClaimEngine
 from kafka_marshal.engine.replica import LastClaim
 from kafka_marshal.engine.waits import await_left, await_news
 from kafka_marshal.errors import (

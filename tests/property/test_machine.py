@@ -69,7 +69,7 @@ class Fold(RuleBasedStateMachine):
         self.log = Log(configured=False)
         self.naive = Naive(0)
         self.granted = {}
-        self.promised = {}
+        self.leased = {}
         self.era = 1
         limits = {"span": 4, "operations": 2, "locks": 1, "max_pause_ms": 4 * H}
         self.append_to_both(config(h=H, level=2, forget_ms=forget, **limits))
@@ -320,16 +320,16 @@ class Fold(RuleBasedStateMachine):
             assert known.lock is None or known.owner is None
 
     @invariant()
-    def no_claim_loses_its_token_or_what_its_lease_was_promised(self):
-        state, before = self.log.state, self.promised
-        self.promised = {
+    def no_claim_loses_its_token_or_what_its_lease_was_granted(self):
+        state, before = self.log.state, self.leased
+        self.leased = {
             (key, known.epoch): (
                 state.token(key),
                 known.renewed_ms + 2 * known.heartbeat_interval_ms,
             )
             for key, known in state.keys.items()
         }
-        for claim_, (token, until_ms) in self.promised.items():
+        for claim_, (token, until_ms) in self.leased.items():
             token_before, until_before_ms = before.get(claim_, (token, until_ms))
             assert token == token_before
             assert until_ms >= until_before_ms

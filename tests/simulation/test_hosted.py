@@ -128,7 +128,7 @@ def no_deadline(patch):
 def no_lease_journal(patch):
     """A restarted sidecar resumes without the deadlines that it had sent."""
     patch.setattr(
-        ClientRegistry, "_restore_unexpired", lambda self, host, promised: None
+        ClientRegistry, "_restore_unexpired", lambda self, host, journaled: None
     )
 
 
@@ -164,7 +164,10 @@ VARIANTS = [
         no_deadline, ("hang", "cut", "line"), 1, id="no-deadline-at-the-client"
     ),
     pytest.param(
-        no_lease_journal, ("crash", "line", "stop"), 0, id="no-promises-after-a-restart"
+        no_lease_journal,
+        ("crash", "line", "stop"),
+        0,
+        id="no-lease-journal-after-a-restart",
     ),
     pytest.param(
         confirm_before_it_has_stopped,

@@ -33,7 +33,8 @@ from kafka_marshal.protocol.types import TopicPartition
 from .fetch_state import FAIR_READ_MS, FetchState, Prefetch
 from .grant_pipeline import GrantPipeline, has_unfetched
 from .holding import Holding
-from .interfaces import ClaimEngine, ClaimSession
+from .holdings import ClaimSession
+from .interfaces import ClaimEngine
 from .subscription import Subscription
 from .topics import TopicCallback
 from .waits import WAIT_SLICE_MS

@@ -18,7 +18,8 @@ from kafka_marshal.protocol.types import OffsetRange
 
 from .fetch_state import FetchState
 from .heartbeats import INTERVALS_PER_H
-from .interfaces import ClaimEngine, ClaimSession
+from .holdings import ClaimSession
+from .interfaces import ClaimEngine
 
 # What is fetched ahead is held in memory: so many records, or so many batches.
 RECORDS_AHEAD_MAX = 16_000

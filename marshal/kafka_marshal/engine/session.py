@@ -44,8 +44,7 @@ from .grants import LogGrantRequester
 from .handoffs import Offers, Warmer
 from .heartbeats import Heartbeater
 from .holding import Drain, Holding, StartRule
-from .holdings import LEASE_EXPIRED, Holdings
-from .interfaces import ClaimSession, Subleaser
+from .holdings import LEASE_EXPIRED, ClaimSession, Holdings, Subleaser
 from .members import Announcer, client_fenced, identity_conflict
 from .mirror import Mirror
 from .outbox import Outbox, Sent, grantee_of

@@ -5,14 +5,13 @@ on it: the claim decides, as always.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Protocol
 
 import attrs
 
 from kafka_marshal.config import OnStandby
 from kafka_marshal.engine.context import Context
 from kafka_marshal.engine.coverage import CoverageRule
-from kafka_marshal.engine.subscription import Subscription
+from kafka_marshal.engine.subscription import StandingBy, Subscription
 from kafka_marshal.ports import Background, Pending
 from kafka_marshal.protocol.labels import standbys_label
 from kafka_marshal.protocol.planner import MemberView, Plan, View
@@ -25,30 +24,6 @@ DIGESTS_MAX = 4_000
 # Applications load the state of so many keys at a time; other keys wait.
 LOADING_MAX = 8
 HOSTS_MAX = 10_000
-
-
-class StandingBy(Protocol):
-    """An application that stands by, in this process or in another one.
-
-    Called under the engine's lock.
-    """
-
-    @property
-    def count(self) -> int:
-        """How many standbys of a key it wants to be one of, at least 1."""
-        ...
-
-    def begin(self, key: Key, *, owner: str, position: int | None) -> Pending[None]:
-        """Have it load the state of a key; return the outcome."""
-        ...
-
-    def end(self, key: Key, *, has_come: bool) -> None:
-        """Have it forget a key, unless that has come to this member."""
-        ...
-
-    def close(self) -> None:
-        """Make no more calls. Idempotent."""
-        ...
 
 
 class StandbyThread(StandingBy):

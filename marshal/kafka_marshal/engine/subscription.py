@@ -1,7 +1,7 @@
 """Subscriptions of consumers: topics, policy, and the view the policy decides on."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import attrs
 
@@ -10,6 +10,7 @@ from kafka_marshal.engine.context import Context
 from kafka_marshal.engine.coverage import CoverageRule
 from kafka_marshal.engine.directives import directed
 from kafka_marshal.engine.holding import Holding, OfferedKey, StartRule
+from kafka_marshal.engine.interfaces import ClaimContext
 from kafka_marshal.engine.key_rows import KeyRows, RowInputs
 from kafka_marshal.engine.planning import Debounce, PlanFollower
 from kafka_marshal.engine.policy_runner import PolicyRunner
@@ -44,10 +45,6 @@ from kafka_marshal.protocol.planner import topic as whole_topics
 from kafka_marshal.protocol.state import MemberState, WorldState
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 
-if TYPE_CHECKING:
-    from kafka_marshal.engine.interfaces import ClaimContext
-    from kafka_marshal.engine.standbys import StandingBy
-
 POLICY_MS_MAX = 500
 POLICY_MS_MIN = 20
 UNCOVERED_NAMED_MAX = 10  # partitions that an event names
@@ -55,6 +52,30 @@ UNCOVERED_NAMED_MAX = 10  # partitions that an event names
 
 def _without_surplus(releases: Iterable[Release]) -> tuple[Release, ...]:
     return tuple(each for each in releases if each.reason != SURPLUS)
+
+
+class StandingBy(Protocol):
+    """An application that stands by, in this process or in another one.
+
+    Called under the engine's lock.
+    """
+
+    @property
+    def count(self) -> int:
+        """How many standbys of a key it wants to be one of, at least 1."""
+        ...
+
+    def begin(self, key: Key, *, owner: str, position: int | None) -> Pending[None]:
+        """Have it load the state of a key; return the outcome."""
+        ...
+
+    def end(self, key: Key, *, has_come: bool) -> None:
+        """Have it forget a key, unless that has come to this member."""
+        ...
+
+    def close(self) -> None:
+        """Make no more calls. Idempotent."""
+        ...
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -117,7 +138,7 @@ class Subscription:
     warm_fetcher: WarmFetcher | None = None
     expects_claim: bool = False
     warm_by: Callable[[OfferedKey], Pending[None]] | None = None
-    standby: "StandingBy | None" = None
+    standby: StandingBy | None = None
     version: int = 0
     claimable_at_ms: int = 0
     is_planned: bool = False
@@ -253,7 +274,7 @@ class Subscription:
         ]
 
     def look_again(
-        self, context: "ClaimContext", now_ms: int, *, taken: set[str]
+        self, context: ClaimContext, now_ms: int, *, taken: set[str]
     ) -> Look:
         """Refresh the topics' metadata when due; see ``TopicWatch.look_again``."""
         look = self._watch.look_again(context, now_ms, taken=taken)

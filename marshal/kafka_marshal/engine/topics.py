@@ -2,15 +2,13 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from kafka_marshal.config import TOPICS_MAX, Matches, OnTopics
+from kafka_marshal.engine.interfaces import ClaimContext
 from kafka_marshal.ports import DataLog, Pending, TopicInfo
 from kafka_marshal.protocol.planner import LEAD
 from kafka_marshal.protocol.types import TopicPartition
-
-if TYPE_CHECKING:
-    from kafka_marshal.engine.interfaces import ClaimContext
 
 DESCRIBE_MS_MAX = 10_000
 MISSES_UNTIL_GONE = 2
@@ -97,7 +95,7 @@ class TopicWatch:
         return True
 
     def look_again(
-        self, context: "ClaimContext", now_ms: int, *, taken: Collection[str]
+        self, context: ClaimContext, now_ms: int, *, taken: Collection[str]
     ) -> Look:
         """Refresh the topics' metadata when due.
 
@@ -149,7 +147,7 @@ class TopicWatch:
 
     def _on_response(
         self,
-        context: "ClaimContext",
+        context: ClaimContext,
         found: Mapping[str, TopicInfo],
         taken: Collection[str],
     ) -> Look:
@@ -164,7 +162,7 @@ class TopicWatch:
 
     def _adopt(
         self,
-        context: "ClaimContext",
+        context: ClaimContext,
         found: Mapping[str, TopicInfo],
         taken: Collection[str],
     ) -> tuple[bool, list[str]]:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 
 from kafka_marshal.errors import DeadlineExceeded, MarshalError
 
-from .interfaces import ClaimEngine, ClaimSession
+from .holdings import ClaimSession
+from .interfaces import ClaimEngine
 
 WAIT_SLICE_MS = 50
 

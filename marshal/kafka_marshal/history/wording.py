@@ -409,8 +409,11 @@ def _at(position: int | None) -> str:
     return "" if position is None else f" at position {position}"
 
 
-def _because(event: KeyEvent) -> str:
-    return "" if event.reason is None else f": {event.reason}"
+def _because(event: KeyEvent, *implied: str) -> str:
+    """Return the reason that the client stated, without the parts that are implied."""
+    parts = (event.reason or "").split("; ")
+    reason = "; ".join(part for part in parts if part not in implied)
+    return f": {reason}" if reason else ""
 
 
 def _by_operation(event: KeyEvent) -> str:
@@ -419,21 +422,19 @@ def _by_operation(event: KeyEvent) -> str:
 
 def _claimed(event: KeyEvent) -> str:
     where = _at(event.position)
-    return f"{_who(event)} claimed the free partition{where}{_because(event)}"
+    return f"{_who(event)} claimed the free partition{where}{_because(event, 'free')}"
 
 
 def _taken(event: KeyEvent) -> str:
     return (
         f"{_who(event)} took it over{_at(event.position)} from {event.owner}, which "
-        f"had gone stale{_because(event)}"
+        f"had gone stale{_because(event, f'{event.owner} is stale')}"
     )
 
 
 def _resumed(event: KeyEvent) -> str:
-    return (
-        f"{_who(event)} restarted and resumed its claim"
-        f"{_at(event.position)}{_because(event)}"
-    )
+    reason = _because(event, "held by an earlier life")
+    return f"{_who(event)} restarted and resumed its claim{_at(event.position)}{reason}"
 
 
 def _released(event: KeyEvent) -> str:

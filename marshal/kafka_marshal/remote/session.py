@@ -12,8 +12,7 @@ from typing import Protocol
 from kafka_marshal.config import Delivery
 from kafka_marshal.engine import Holding, StartRule, Subscription
 from kafka_marshal.engine.holding import Drain, Rewind
-from kafka_marshal.engine.holdings import Holdings
-from kafka_marshal.engine.interfaces import ClaimSession
+from kafka_marshal.engine.holdings import ClaimSession, Holdings
 from kafka_marshal.engine.poll_watchdog import was_stopped
 from kafka_marshal.engine.session import TOPIC_GONE
 from kafka_marshal.engine.subscription import SubscriptionSet

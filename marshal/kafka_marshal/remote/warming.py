@@ -10,7 +10,8 @@ import attrs
 
 from kafka_marshal.engine import OfferedKey, Subscription
 from kafka_marshal.engine.holding import Holding
-from kafka_marshal.engine.standbys import LOADING_MAX, StandingBy
+from kafka_marshal.engine.standbys import LOADING_MAX
+from kafka_marshal.engine.subscription import StandingBy
 from kafka_marshal.ports import Pending
 from kafka_marshal.protocol.settings import TUNABLES
 from kafka_marshal.protocol.types import Key

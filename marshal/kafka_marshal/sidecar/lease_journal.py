@@ -17,7 +17,7 @@ import msgspec
 
 from kafka_marshal.remote.api import SubscriptionSpec
 
-FILE_NAME = "promises.json"
+FILE_NAME = "leases.json"
 LEVEL = 1
 # All clients are written at most at this pace: a thousand of them in some 100 ms.
 BYTES_PER_MS = 2_000
@@ -137,7 +137,7 @@ class LeaseJournal:
         content = msgspec.json.encode(_File(LEVEL, self._boot_id, tuple(clients)))
         content += b"\n"
         try:
-            handle, name = tempfile.mkstemp(dir=self._folder, prefix=".promises")
+            handle, name = tempfile.mkstemp(dir=self._folder, prefix=".leases")
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.write(content)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from kafka_marshal.engine import Context, OfferedKey, Session
-from kafka_marshal.engine.standbys import StandingBy
+from kafka_marshal.engine.subscription import StandingBy
 from kafka_marshal.ports import FAR_MS, Pending
 from kafka_marshal.protocol.handoffs import OFFERED, READY, phase_of
 from kafka_marshal.protocol.standbys import Candidate, standbys_of
@@ -101,7 +101,7 @@ class ClientStandbys:
         self._table = table
         self._publish = publish
 
-    def counted(self, count: int) -> "StandingBy | None":
+    def counted(self, count: int) -> StandingBy | None:
         """Return what stands by for a subscription of clients that want so many."""
         return CountedStandbys(self, count) if count else None
 

@@ -79,7 +79,7 @@ def test_an_owned_key():
     assert bench.state() == "owned"
     assert bench.why(elapsed_ms=500) == (
         f"owned by c1 since {AT} (offset 1), token 1.0.1: c1 claimed the free "
-        "partition: free; renewed 0.5 s ago"
+        "partition; renewed 0.5 s ago"
     )
 
 
@@ -341,9 +341,14 @@ def test_every_event_has_a_text(what):
             id="expired-in-a-scope",
         ),
         pytest.param(
-            {"what": "taken_over", "owner": "c1", "reason": "stale"},
-            "c2 took it over from c1, which had gone stale: stale",
+            {"what": "taken_over", "owner": "c1", "reason": "c1 is stale"},
+            "c2 took it over from c1, which had gone stale",
             id="taken",
+        ),
+        pytest.param(
+            {"what": "taken_over", "owner": "c1", "reason": "planned; c1 is stale"},
+            "c2 took it over from c1, which had gone stale: planned",
+            id="taken-for-a-reason",
         ),
         pytest.param(
             {"what": "restored", "position": 4},

@@ -75,11 +75,11 @@ def resumes(cluster):
 
 
 def test_the_journal_is_read_as_written(tmp_path):
-    promises = LeaseJournal(tmp_path, boot_id="boot")
-    assert promises.load() == ()
-    assert promises.save([KEPT]) is None
-    assert promises.load() == (KEPT,)
-    assert not promises.is_damaged
+    journal = LeaseJournal(tmp_path, boot_id="boot")
+    assert journal.load() == ()
+    assert journal.save([KEPT]) is None
+    assert journal.load() == (KEPT,)
+    assert not journal.is_damaged
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
     assert (tmp_path / FILE_NAME).stat().st_mode & 0o777 == 0o600
 
@@ -97,17 +97,17 @@ def test_a_journal_of_another_boot_is_ignored(tmp_path):
 )
 def test_damage_is_detected(tmp_path, content):
     (tmp_path / FILE_NAME).write_bytes(content)
-    promises = LeaseJournal(tmp_path, boot_id="boot")
-    assert promises.load() == ()
-    assert promises.is_damaged
+    journal = LeaseJournal(tmp_path, boot_id="boot")
+    assert journal.load() == ()
+    assert journal.is_damaged
 
 
 def test_a_file_that_cannot_be_read_is_damage(tmp_path):
     (tmp_path / FILE_NAME).mkdir()
-    promises = LeaseJournal(tmp_path, boot_id="boot")
-    assert promises.load() == ()
-    assert promises.is_damaged
-    assert isinstance(promises.save([KEPT]), OSError)
+    journal = LeaseJournal(tmp_path, boot_id="boot")
+    assert journal.load() == ()
+    assert journal.is_damaged
+    assert isinstance(journal.save([KEPT]), OSError)
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
 
 
@@ -181,10 +181,10 @@ def test_nothing_is_appended_to_a_file_that_may_not_end_with_a_line(tmp_path):
 
 
 def test_without_a_directory_nothing_is_kept():
-    promises = LeaseJournal(None, boot_id="boot")
-    assert promises.save([KEPT]) is None
-    assert promises.append([added(1)]) is None
-    assert promises.load() == ()
+    journal = LeaseJournal(None, boot_id="boot")
+    assert journal.save([KEPT]) is None
+    assert journal.append([added(1)]) is None
+    assert journal.load() == ()
 
 
 def test_the_boot_has_an_id():
@@ -201,12 +201,12 @@ def test_a_deadline_is_journaled_before_it_is_sent(cluster, machine):
         run(cluster, [a], 300)
         found = msgspec.json.decode(file_of(machine).read_bytes())
         (client,) = found["clients"]
-        promised = {(k["topic"], k["partition"]): k["until_ms"] for k in client["keys"]}
+        untils = {(k["topic"], k["partition"]): k["until_ms"] for k in client["keys"]}
         for key, (_, until_ms) in a.held.items():
-            assert until_ms <= promised[key.topic, key.partition]
+            assert until_ms <= untils[key.topic, key.partition]
 
 
-def promised(machine, group="g"):
+def journaled_leases(machine, group="g"):
     """Return what the journal of a group has, as a restart would read it."""
     folder = file_of(machine, group).parent
     journal = LeaseJournal(folder, boot_id=boot_id())
@@ -233,7 +233,7 @@ def test_between_two_writes_a_deadline_is_appended_before_it_is_sent(cluster, ma
         clients[-1].subscribe()
         for _ in range(5):
             run(cluster, clients, 100)
-            journaled = promised(machine)
+            journaled = journaled_leases(machine)
             for client in clients:
                 for key, (epoch, until_ms) in client.held.items():
                     name, lease = journaled[key]
@@ -264,7 +264,7 @@ def test_joining_clients_do_not_rewrite_the_journal_each(cluster, machine, monke
     assert sum(sizes(*clients)) == 8
     for (before_ms, rest_ms), (at_ms, _) in itertools.pairwise(written):
         assert at_ms - before_ms >= rest_ms
-    restarted = {name for name, _ in promised(machine).values()}
+    restarted = {name for name, _ in journaled_leases(machine).values()}
     assert restarted == {client.name for client in clients if client.valid}
 
 
@@ -292,13 +292,13 @@ def test_a_sidecar_that_ends_leaves_no_lease_that_was_given_back(cluster, machin
     a = having(machine)
     a.give_back(*a.held, timeout_ms=1_000)
     machine.service.close(timeout_ms=1_000)
-    assert promised(machine) == {}
+    assert journaled_leases(machine) == {}
 
 
 def test_a_deadline_that_cannot_be_journaled_is_not_sent(cluster, machine, monkeypatch):
     a = having(machine)
-    promises = machine.service.groups[0].table.journal
-    monkeypatch.setattr(promises, "save", lambda clients: OSError("disk full"))
+    journal = machine.service.groups[0].table.journal
+    monkeypatch.setattr(journal, "save", lambda clients: OSError("disk full"))
     last_ms = max(until for _, until in a.held.values())
     b = Local(machine, "b", pid=2)
     b.subscribe()
@@ -314,8 +314,8 @@ def test_a_deadline_that_cannot_be_journaled_is_not_sent(cluster, machine, monke
 
 def test_without_the_journal_clients_stop_in_time(cluster, machine, monkeypatch):
     a = having(machine)
-    promises = machine.service.groups[0].table.journal
-    monkeypatch.setattr(promises, "save", lambda clients: OSError("disk full"))
+    journal = machine.service.groups[0].table.journal
+    monkeypatch.setattr(journal, "save", lambda clients: OSError("disk full"))
     run(cluster, [a], 3 * H)
     assert not a.valid
 

@@ -519,10 +519,10 @@ def test_what_is_offered_to_another_host_does_not_move_here(cluster, machine):
     other.warming.is_held = True
     other.consume(spec(on_warm=lambda *_: None))
     run_until(cluster, [a], lambda: other.warming.waiting_count == 4, 3 * H)
-    promised = {Key("g", row.topic, row.partition) for row in shown(machine)}
+    offered = {Key("g", row.topic, row.partition) for row in shown(machine)}
     b = joining(machine, warms=False)
     run(cluster, [a, b], H // 2)
-    assert promised <= set(a.valid)
+    assert offered <= set(a.valid)
 
 
 def test_partitions_travel_between_clients_of_two_sidecars(cluster, machine):
