@@ -7,6 +7,8 @@ from kafka_marshal.protocol.types import Key
 
 # Topics and set positions of one key, of those that this process was granted last.
 KEPT_MAX = 8
+# Keys, of those that this process was granted last: a sidecar may run for years.
+KEYS_MAX = 100_000
 
 _Count = tuple[bytes | None, bytes | None]
 
@@ -30,11 +32,14 @@ class OwnGrants:
     def take(self, world: WorldState, key: Key) -> None:
         """Record that a session of this process was granted offsets of a key."""
         known = world.keys[key]
-        ends, count = self._ends.setdefault(key, {}), _count_of(known)
+        ends, count = self._ends.pop(key, {}), _count_of(known)
         ends.pop(count, None)
         ends[count] = known.granted or 0
         if len(ends) > KEPT_MAX:
             del ends[next(iter(ends))]
+        self._ends[key] = ends
+        if len(self._ends) > KEYS_MAX:
+            del self._ends[next(iter(self._ends))]
 
     def end(self, key: Key, known: KeyState) -> int:
         """Return the first offset that was not granted, by the count of a state."""

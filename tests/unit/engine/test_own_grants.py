@@ -2,6 +2,7 @@
 
 import pytest
 
+from kafka_marshal.engine import own_grants
 from kafka_marshal.engine.own_grants import KEPT_MAX, OwnGrants
 from kafka_marshal.protocol.items import Lock
 from kafka_marshal.protocol.state import KeyState, Previous, WorldState
@@ -68,3 +69,12 @@ def test_what_a_reset_takes_back_is_forgotten(grants):
     granted(grants, 4, key=OTHER)
     grants.forget(lambda key: key == KEY)
     assert (grants.end(KEY, state()), grants.end(OTHER, state())) == (0, 4)
+
+
+def test_the_keys_that_were_granted_last_are_kept(grants, monkeypatch):
+    monkeypatch.setattr(own_grants, "KEYS_MAX", 2)
+    third = Key("g", "t", 2)
+    for key in (KEY, OTHER, KEY, third):
+        granted(grants, 5, key=key)
+    ends = {key: grants.end(key, state()) for key in (KEY, OTHER, third)}
+    assert ends == {KEY: 5, OTHER: 0, third: 5}
