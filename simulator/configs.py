@@ -8,6 +8,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from kafka_marshal.defaults import COORDINATION_TOPIC
 from kafka_marshal.engine.config_check import require_newest, require_no_change
 from kafka_marshal.errors import ClaimRejected
 from kafka_marshal.protocol.codec import encode
@@ -230,7 +231,7 @@ class OrderedConfigs(Configs):
         if worlds[0].config is None:
             return True
         try:
-            require_newest(worlds)
+            require_newest(worlds, COORDINATION_TOPIC)
             require_no_change(worlds)
         except ClaimRejected:
             return True

@@ -303,10 +303,11 @@ def test_marshal_commands_parse(words):
     import typer
 
     from kafka_marshal_cli.assembly import app
+    from kafka_marshal_cli.leading_options import split
 
     command = typer.main.get_command(app)
     context = None
-    words = list(words)
+    words = split(list(words), command.commands).joined
     while hasattr(command, "resolve_command") and words and words[0][0] != "-":
         context = command.context_class(command, info_name="marshal", parent=context)
         _, command, words = command.resolve_command(context, words)

@@ -228,7 +228,11 @@ def lazy_group(*commands: LazyCommand) -> type[TyperGroup]:
                 raise typer.Exit(NO_COMMAND)
             return super().parse_args(ctx, self._with_options_behind(ctx, args))
 
-        def _with_options_behind(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
+        def _with_options_behind(
+            self,
+            ctx: Any,  # noqa: ANN401
+            args: list[str],
+        ) -> list[str]:
             """Move shared options behind the name of the command."""
             found = split(args, self.commands)
             name = found.rest[0].partition("=")[0] if found.rest else ""

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from enum import Enum, StrEnum
 from inspect import iscoroutinefunction
+from operator import index
 from typing import SupportsIndex
 
 import attrs
@@ -118,16 +119,17 @@ def require_number(setting: str, value: object) -> None:
         )
 
 
-def require_whole(setting: str, value: object) -> None:
-    """Raise unless a setting is a whole number.
+def to_whole(setting: str, value: object) -> int:
+    """Return a whole number, also one of NumPy, as columns of a batch become.
 
     Raises:
         ConfigurationError: It is something else.
     """
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise ConfigurationError(
             f"{setting} must be a whole number, not {value!r}", setting=setting
         )
+    return index(value)
 
 
 def require_count(setting: str, value: int, *, least: int = 1) -> None:
@@ -136,8 +138,7 @@ def require_count(setting: str, value: int, *, least: int = 1) -> None:
     Raises:
         ConfigurationError: It is something else, or less than ``least``.
     """
-    require_whole(setting, value)
-    if value < least:
+    if to_whole(setting, value) < least:
         raise ConfigurationError(f"{setting} must be at least {least}", setting=setting)
 
 

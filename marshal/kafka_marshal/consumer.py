@@ -5,11 +5,10 @@ a handler takes. Before every hand-out the lease is checked (PROTOCOL 5.2); reco
 fetched under a claim that has ended are dropped.
 """
 
-import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, SupportsIndex, cast
+from typing import TYPE_CHECKING, cast
 
 from kafka_marshal.batches import Batch, Committable, CommitToken, runs_of
 from kafka_marshal.closing import Closing
@@ -18,8 +17,8 @@ from kafka_marshal.config import (
     ConsumerConfig,
     require_count,
     require_number,
-    require_whole,
     to_partition,
+    to_whole,
 )
 from kafka_marshal.errors import (
     ClaimLost,
@@ -422,9 +421,7 @@ class Consumer(Closing):
             DeadlineExceeded: The log did not confirm it in time. Nothing of the
                 partition is handed out before it does.
         """
-        # Columns of a batch may have become numbers of NumPy.
-        wanted = operator.index(offset) if isinstance(offset, SupportsIndex) else offset
-        require_whole("offset", wanted)
+        wanted = to_whole("offset", offset)
         self._seek([to_partition(partition)], lambda _: wanted, timeout_ms)
 
     def seek_to_beginning(

@@ -4,7 +4,7 @@ import beginvariants as planted
 import pytest
 import variants
 from beginmodel import PROBE_LATE, BeginModel
-from search import search
+from search import assert_found, search
 from slices import slice_of
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
@@ -50,16 +50,8 @@ def test_the_table_lists_every_variant():
 )
 def test_a_broken_rule_is_found(monkeypatch, plant, world):
     plant(monkeypatch)
-    _assert_found(plant.__name__, BeginModel(**WORLDS[world]))
+    assert_found(BeginModel(**WORLDS[world]), BROKEN[plant.__name__][1])
 
 
 def test_a_broken_writer_is_found():
-    _assert_found(PROBE_LATE, BeginModel(mistake=PROBE_LATE))
-
-
-def _assert_found(name, model):
-    found = search(model)
-    print(found)  # noqa: T201 - the way there, shown with -s
-    assert found.broken is not None
-    assert found.broken.partition(":")[0] == BROKEN[name][1]
-    assert found.trace
+    assert_found(BeginModel(mistake=PROBE_LATE), BROKEN[PROBE_LATE][1])

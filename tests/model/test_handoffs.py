@@ -16,7 +16,7 @@ from handoffmodel import (
     release_any_epoch,
     stuck,
 )
-from search import search
+from search import assert_found, search
 from slices import slice_of
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
@@ -64,20 +64,12 @@ def test_the_table_lists_every_variant():
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
 def test_a_broken_fold_is_found(monkeypatch, plant):
     plant(monkeypatch)
-    _assert_found(HandoffModel(), PLANTED[plant])
+    assert_found(HandoffModel(), PLANTED[plant])
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_broken_client_is_found(mistake):
-    _assert_found(HandoffModel(mistake=mistake), MISTAKES[mistake])
-
-
-def _assert_found(model, rule):
-    found = search(model)
-    print(found)  # noqa: T201 - the way there, shown with -s
-    assert found.broken is not None
-    assert found.broken.partition(":")[0] == rule
-    assert found.trace
+    assert_found(HandoffModel(mistake=mistake), MISTAKES[mistake])
 
 
 def test_an_offer_that_refuses_claims_is_found(monkeypatch):

@@ -4,7 +4,7 @@ import layoutvariants as planted
 import pytest
 import variants
 from layouthomemodel import COUNT_ANY_PAUSE, ELSEWHERE, MOVES, STAYS, LayoutHomeModel
-from search import search
+from search import assert_found, search
 
 pytestmark = [pytest.mark.model]
 
@@ -38,17 +38,11 @@ def test_the_table_lists_every_variant():
 @pytest.mark.parametrize("plant", PLANTED)
 def test_a_broken_fold_is_found(monkeypatch, plant):
     plant(monkeypatch)
-    _assert_found(plant.__name__, LayoutHomeModel((4, 8)))
+    model = LayoutHomeModel((4, 8))
+    assert_found(model, BROKEN[plant.__name__][0], goal=model.is_over)
 
 
 def test_a_broken_admin_is_found():
     """It counts the pause of a partition that was behind the others."""
-    _assert_found(COUNT_ANY_PAUSE, LayoutHomeModel((4, 8), mistake=COUNT_ANY_PAUSE))
-
-
-def _assert_found(name, model):
-    found = search(model, goal=model.is_over)
-    print(found)  # noqa: T201 - the way there, shown with -s
-    assert found.broken is not None
-    assert found.broken.partition(":")[0] == BROKEN[name][0]
-    assert found.trace
+    model = LayoutHomeModel((4, 8), mistake=COUNT_ANY_PAUSE)
+    assert_found(model, BROKEN[COUNT_ANY_PAUSE][0], goal=model.is_over)

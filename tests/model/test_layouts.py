@@ -21,7 +21,7 @@ from layoutmodel import (
     LayoutModel,
     uncovered,
 )
-from search import reachable, search
+from search import assert_found, reachable, search
 from slices import slice_of
 from stayingmodel import StayingModel
 
@@ -158,12 +158,14 @@ def test_the_table_lists_every_variant():
 )
 def test_a_broken_fold_is_found(monkeypatch, plant, mistake, world):
     plant(monkeypatch)
-    _assert_found(plant.__name__, LayoutModel(**ALL[world], mistake=mistake))
+    model = LayoutModel(**ALL[world], mistake=mistake)
+    assert_found(model, BROKEN[plant.__name__][1], goal=model.is_there)
 
 
 @pytest.mark.parametrize(("mistake", "world"), MISTAKES)
 def test_a_broken_writer_is_found(mistake, world):
-    _assert_found(mistake, LayoutModel(**ALL[world], mistake=mistake))
+    model = LayoutModel(**ALL[world], mistake=mistake)
+    assert_found(model, BROKEN[mistake][1], goal=model.is_there)
 
 
 @pytest.mark.parametrize(
@@ -171,15 +173,7 @@ def test_a_broken_writer_is_found(mistake, world):
 )
 def test_what_a_key_that_stays_notices_is_found(monkeypatch, plant, world):
     plant(monkeypatch)
-    _assert_found(plant.__name__, StayingModel(STAYING[world]))
-
-
-def _assert_found(name, model):
-    found = search(model, goal=getattr(model, "is_there", None))
-    print(found)  # noqa: T201 - the way there, shown with -s
-    assert found.broken is not None
-    assert found.broken.partition(":")[0] == BROKEN[name][1]
-    assert found.trace
+    assert_found(StayingModel(STAYING[world]), BROKEN[plant.__name__][1])
 
 
 @pytest.mark.parametrize("mistake", [DONE_EARLY, END_EARLY, KEEP_THE_ERA])

@@ -13,7 +13,7 @@ from outagemodel import (
     stop_a_thirtieth_early,
     stop_at_one_interval,
 )
-from search import search
+from search import assert_found, search
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
@@ -46,17 +46,9 @@ def test_the_table_lists_every_variant():
 @pytest.mark.parametrize(("plant", "world"), PLANTED)
 def test_a_broken_lease_is_found(monkeypatch, plant, world):
     plant(monkeypatch)
-    _assert_found(OutageModel(**world), BROKEN[plant.__name__][0])
+    assert_found(OutageModel(**world), BROKEN[plant.__name__][0])
 
 
 def test_an_outage_beyond_the_bound_is_found():
     """An outage of one interval is the longest that a lease allows for."""
-    _assert_found(OutageModel(**SOUND, outage=31), "L2")
-
-
-def _assert_found(model, rule):
-    found = search(model)
-    print(found)  # noqa: T201 - the way there, shown with -s
-    assert found.broken is not None
-    assert found.broken.partition(":")[0] == rule
-    assert found.trace
+    assert_found(OutageModel(**SOUND, outage=31), "L2")

@@ -19,7 +19,7 @@ from positionsmodel import (
     Operation,
     PositionsModel,
 )
-from search import search
+from search import assert_found, search
 from slices import slice_of
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
@@ -138,22 +138,14 @@ def test_the_table_lists_every_variant():
 )
 def test_a_broken_fold_is_found(monkeypatch, plant, world):
     plant(monkeypatch)
-    _assert_found(plant.__name__, PositionsModel(**WORLDS[world]))
+    assert_found(PositionsModel(**WORLDS[world]), BROKEN[plant.__name__][1])
 
 
 @pytest.mark.parametrize(("mistake", "world"), MISTAKES)
 def test_a_broken_tool_is_found(monkeypatch, mistake, world):
     if mistake == COMMIT_PER_PARTITION:
         variants.commit_per_partition(monkeypatch)
-    _assert_found(mistake, PositionsModel(**WORLDS[world], mistake=mistake))
-
-
-def _assert_found(name, model):
-    found = search(model)
-    print(found)  # noqa: T201 - the way there, shown with -s
-    assert found.broken is not None
-    assert found.broken.partition(":")[0] == BROKEN[name][1]
-    assert found.trace
+    assert_found(PositionsModel(**WORLDS[world], mistake=mistake), BROKEN[mistake][1])
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,12 @@
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
-from logkit import KEY, Log, beat, claim, ident, messages
+from logkit import KEY, Log, beat, claim, ident, messages, transition
 
 from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.protocol.claiming import Claim, Claimant, Lease, Phase
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.granting import AtMostOnce, verdict_of
-from kafka_marshal.protocol.state import Transition
 from kafka_marshal.protocol.types import Owner, Token
 
 H = 1_000
@@ -17,17 +16,7 @@ ME = Owner("c1", ident("c1"))
 
 
 def verdict(effect, *, of=None):
-    outcome = "accepted" if effect else "refused"
-    return Transition(
-        offset=7,
-        outcome=outcome,
-        effect=effect,
-        reason=None,
-        key=KEY,
-        epoch=7,
-        detail=None,
-        record=of,
-    )
+    return transition(effect, offset=7, epoch=7, record=of)
 
 
 STEPS = st.lists(

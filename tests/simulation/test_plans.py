@@ -10,12 +10,13 @@ import slices
 import variants
 from enginekit import H, lines, spec, world, write
 from logkit import planned, settings
+from seedkit import found_by
 
 from kafka_marshal.protocol.records import ClaimingPartition, HandoffOffer, Plan
 from simulator.campaign import CampaignOptions, run_seeds
 from simulator.coverage import PLANNED
 from simulator.plan import MINUTE_MS, PLANS, can_plan
-from simulator.simulate import SimulationFailed, simulate
+from simulator.simulate import simulate
 
 SEEDS = slices.seeds_of(quick=range(20), full=1_000)
 ALONE = (PLANS, "crash", "churn", "stop")
@@ -56,12 +57,9 @@ def test_the_table_lists_every_variant():
 
 
 def test_coverage_left_to_plans_is_caught(monkeypatch):
-    simulate(7, faults=ALONE, duration_ms=MINUTE_MS)
     plant = variants.claim_only_what_the_policy_names
-    plant(monkeypatch)
-    with pytest.raises(SimulationFailed) as caught:
-        simulate(7, faults=ALONE, duration_ms=MINUTE_MS)
-    assert [caught.value.judge, caught.value.invariant] == BROKEN[plant.__name__]
+    found = found_by(plant, monkeypatch, seed=7, faults=ALONE, minutes=1)
+    assert found == BROKEN[plant.__name__]
 
 
 # --- what costs moves and records only, by members on virtual time

@@ -92,6 +92,24 @@ def limits(**values):
     )
 
 
+def sender(client, group="g", *, inc=None, seq=0):
+    """Return the fields that every record begins with."""
+    return {
+        "client_id": client,
+        "group_id": group,
+        "incarnation": ident(client) if inc is None else inc,
+        "seq": seq,
+    }
+
+
+def transition(effect=None, *, outcome=None, **fields):
+    """Return what a record did to a key: accepted with an effect, else refused."""
+    absent = dict.fromkeys(("reason", "detail", "record"))
+    usual = absent | {"offset": 0, "key": KEY, "epoch": 0}
+    outcome = outcome or ("accepted" if effect else "refused")
+    return Transition(effect=effect, outcome=outcome, **(usual | fields))
+
+
 def config(
     generation=1,
     *,
@@ -127,12 +145,8 @@ def claim(
     expected=None,
     resume=None,
 ):
-    inc = ident(client) if inc is None else inc
     return ClaimingPartition(
-        client_id=client,
-        group_id=key.group_id,
-        incarnation=inc,
-        seq=seq,
+        **sender(client, key.group_id, inc=inc, seq=seq),
         generation=generation,
         topic=key.topic,
         partition=key.partition,
@@ -149,12 +163,8 @@ def resume(epoch, *, client="c1", inc=INC_AGAIN, before=INC, secret=SECRET, **re
 
 
 def beat(epoch, position=None, *, client="c1", key=KEY, inc=None, seq=0, rewind=False):
-    inc = ident(client) if inc is None else inc
     return Heartbeat(
-        client_id=client,
-        group_id=key.group_id,
-        incarnation=inc,
-        seq=seq,
+        **sender(client, key.group_id, inc=inc, seq=seq),
         topic=key.topic,
         partition=key.partition,
         epoch=epoch,
@@ -181,12 +191,8 @@ def release(
     successor=None,
     reason=None,
 ):
-    inc = ident(client) if inc is None else inc
     return ReleasingPartition(
-        client_id=client,
-        group_id=key.group_id,
-        incarnation=inc,
-        seq=seq,
+        **sender(client, key.group_id, inc=inc, seq=seq),
         topic=key.topic,
         partition=key.partition,
         epoch=epoch,
@@ -197,13 +203,9 @@ def release(
 
 
 def forgetting(epoch, *, client="admin", key=KEY):
-    inc = ident(client)
     group, topic, partition = key
     return ForgettingPartition(
-        client_id=client,
-        group_id=group,
-        incarnation=inc,
-        seq=0,
+        **sender(client, group),
         topic=topic,
         partition=partition,
         epoch=epoch,
@@ -211,12 +213,8 @@ def forgetting(epoch, *, client="admin", key=KEY):
 
 
 def messages(epoch, first, last, *, client="c1", key=KEY, inc=None, seq=0):
-    inc = ident(client) if inc is None else inc
     return ClaimingMessages(
-        client_id=client,
-        group_id=key.group_id,
-        incarnation=inc,
-        seq=seq,
+        **sender(client, key.group_id, inc=inc, seq=seq),
         topic=key.topic,
         partition=key.partition,
         epoch=epoch,
@@ -227,12 +225,8 @@ def messages(epoch, first, last, *, client="c1", key=KEY, inc=None, seq=0):
 
 
 def pause(until, *, op=OP, group="g", client="admin", inc=None, seq=0):
-    inc = ident(client) if inc is None else inc
     return ReleaseGroup(
-        client_id=client,
-        group_id=group,
-        incarnation=inc,
-        seq=seq,
+        **sender(client, group, inc=inc, seq=seq),
         op_id=op,
         msg_expire_time=until,
         reason=None,
@@ -242,10 +236,7 @@ def pause(until, *, op=OP, group="g", client="admin", inc=None, seq=0):
 def schedule(begin, until, *, op=OP, group="g", client="admin", seq=0, scope=None):
     """Return a PauseGroup; a scope maps topics to partitions."""
     return PauseGroup(
-        client_id=client,
-        group_id=group,
-        incarnation=ident(client),
-        seq=seq,
+        **sender(client, group, seq=seq),
         op_id=op,
         begin_time=begin,
         msg_expire_time=until,
@@ -266,10 +257,7 @@ def stage(
 ):
     """Return a Stage of pairs of partition and position of one topic."""
     return StagePosition(
-        client_id=client,
-        group_id="g",
-        incarnation=ident(client),
-        seq=1,
+        **sender(client, "g", seq=1),
         op_id=op,
         plan_digest=plan,
         topics=(StagedTopic(topic, topic_id, positions),),
@@ -279,10 +267,7 @@ def stage(
 
 def decide(key_count=1, *, op=OP, plan=PLAN, group="g"):
     return DecidePosition(
-        client_id="admin",
-        group_id=group,
-        incarnation=ident("admin"),
-        seq=2,
+        **sender("admin", group, seq=2),
         op_id=op,
         plan_digest=plan,
         key_count=key_count,
@@ -291,10 +276,7 @@ def decide(key_count=1, *, op=OP, plan=PLAN, group="g"):
 
 def resolve(*, commit, op=OP, group="g", client="admin"):
     return ResolvePosition(
-        client_id=client,
-        group_id=group,
-        incarnation=ident(client),
-        seq=3,
+        **sender(client, group, seq=3),
         op_id=op,
         commit=commit,
         decided=9 if commit else None,
@@ -304,10 +286,7 @@ def resolve(*, commit, op=OP, group="g", client="admin"):
 
 def fence(client="c1", *, inc=None, group="g", admin="admin", reason=None):
     return FencingClient(
-        client_id=admin,
-        group_id=group,
-        incarnation=ident(admin),
-        seq=4,
+        **sender(admin, group, seq=4),
         fenced=client,
         fenced_incarnation=ident(client) if inc is None else inc,
         reason=reason,
@@ -328,10 +307,7 @@ def direct(
 ):
     """Return a Directive for a client, or for a host."""
     return Directive(
-        client_id=admin,
-        group_id=group,
-        incarnation=ident(admin) if inc is None else inc,
-        seq=seq,
+        **sender(admin, group, inc=inc, seq=seq),
         op_id=op,
         client=None if host else client,
         host=host,
@@ -345,10 +321,7 @@ def settings(generation=1, *, group="g", admin="admin", reason=None, **values):
     names = ("policy", "planner_version_max", "debounce_ms", "handoff_ms")
     names = (*names, "handoffs_max", "grace_ms")
     return GroupSettings(
-        client_id=admin,
-        group_id=group,
-        incarnation=ident(admin),
-        seq=5,
+        **sender(admin, group, seq=5),
         generation=generation,
         reason=reason,
         **(dict.fromkeys(names) | values),
@@ -369,10 +342,7 @@ def planned(
 ):
     """Return a Plan; a move is a client, the number of a topic, and its partitions."""
     return Plan(
-        client_id=client,
-        group_id=group,
-        incarnation=ident(client),
-        seq=0,
+        **sender(client, group),
         follows=follows,
         number=number,
         slice_count=count,
@@ -389,10 +359,7 @@ def planned(
 
 def offer(epoch, to="c2", *, within_ms=H, key=KEY, client="c1", inc=None, seq=0):
     return HandoffOffer(
-        client_id=client,
-        group_id=key.group_id,
-        incarnation=ident(client) if inc is None else inc,
-        seq=seq,
+        **sender(client, key.group_id, inc=inc, seq=seq),
         topic=key.topic,
         partition=key.partition,
         epoch=epoch,
@@ -403,32 +370,21 @@ def offer(epoch, to="c2", *, within_ms=H, key=KEY, client="c1", inc=None, seq=0)
 
 def ready(epoch, *, key=KEY, client="c2", inc=None, seq=0):
     return HandoffReady(
-        client_id=client,
-        group_id=key.group_id,
-        incarnation=ident(client) if inc is None else inc,
-        seq=seq,
+        **sender(client, key.group_id, inc=inc, seq=seq),
         topic=key.topic,
         partition=key.partition,
         epoch=epoch,
     )
 
 
-def _operation(op, seq=0):
-    return {
-        "client_id": "admin",
-        "group_id": "marshal",
-        "incarnation": ident("admin"),
-        "seq": seq,
-        "op_id": op,
-    }
+def _operation(op):
+    return {**sender("admin", "marshal"), "op_id": op}
 
 
 def growth(new=8, old=4, *, topic="t", topic_id=None, ends=None, seq=0, reason=None):
     """Return a record that announces a growth, or ends its old partitions."""
-    fields = _operation(OP, seq)
-    del fields["op_id"]
     return DataGrowth(
-        **fields,
+        **sender("admin", "marshal", seq=seq),
         topic=topic,
         topic_id=topic_id,
         old_count=old,
@@ -510,13 +466,9 @@ def layout_final(op=OP):
 
 def member(client="c1", *, group="g", inc=None, seq=0, plan_generation=None, **given):
     """Return a Member; other fields by their names."""
-    inc = ident(client) if inc is None else inc
     given = {"topics": ("t",), "host": "host", "capacity": 1, "labels": {}} | given
     return Member(
-        client_id=client,
-        group_id=group,
-        incarnation=inc,
-        seq=seq,
+        **sender(client, group, inc=inc, seq=seq),
         topics=given["topics"],
         host=given["host"],
         capacity=given["capacity"],
@@ -533,12 +485,8 @@ DIGEST = ident("digest")
 
 
 def begin(epoch=0, *, client="c1", inc=None, seq=0, checkpoint=CHECKPOINT):
-    inc = ident(client) if inc is None else inc
     return CheckpointBegin(
-        client_id=client,
-        group_id="marshal",
-        incarnation=inc,
-        seq=seq,
+        **sender(client, "marshal", inc=inc, seq=seq),
         epoch=epoch,
         checkpoint_id=checkpoint,
     )
@@ -546,10 +494,7 @@ def begin(epoch=0, *, client="c1", inc=None, seq=0, checkpoint=CHECKPOINT):
 
 def chunk(data, number=0, *, epoch=0, client="c1", seq=0, checkpoint=CHECKPOINT):
     return CheckpointChunk(
-        client_id=client,
-        group_id="marshal",
-        incarnation=ident(client),
-        seq=seq,
+        **sender(client, "marshal", seq=seq),
         epoch=epoch,
         checkpoint_id=checkpoint,
         number=number,
@@ -570,10 +515,7 @@ def finish(
     checkpoint=CHECKPOINT,
 ):
     return CheckpointEnd(
-        client_id=client,
-        group_id="marshal",
-        incarnation=ident(client),
-        seq=seq,
+        **sender(client, "marshal", seq=seq),
         epoch=epoch,
         checkpoint_id=checkpoint,
         begin_offset=begin_offset,
@@ -589,10 +531,7 @@ def resets(value, digest, *, bytes_max=100, op=OP, client="admin"):
     parts = [value[at : at + bytes_max] for at in range(0, len(value), bytes_max)]
     return [
         Reset(
-            client_id=client,
-            group_id="marshal",
-            incarnation=ident(client),
-            seq=number,
+            **sender(client, "marshal", seq=number),
             op_id=op,
             number=number,
             part_count=len(parts),

@@ -87,6 +87,15 @@ def search(
     return Found(len(came_from), None, ())
 
 
+def assert_found(model: Model, rule: str, *, goal: Callable | None = None) -> None:
+    """Search a broken model; what it breaks first must be this rule."""
+    found = search(model, goal=goal)
+    print(found)  # noqa: T201 - the way there, shown with -s
+    assert found.broken is not None
+    assert found.broken.partition(":")[0] == rule
+    assert found.trace
+
+
 def reachable(model: Model) -> set:
     """Return every state, without judging any."""
     first = model.start()

@@ -12,7 +12,7 @@ from enginekit import (
     takeovers,
     world,
 )
-from logkit import beat, ident, member
+from logkit import beat, ident, member, transition
 from msgspec.structs import replace
 
 from kafka_marshal.engine import members
@@ -20,27 +20,20 @@ from kafka_marshal.errors import IdentityConflict
 from kafka_marshal.protocol.records import (
     ClaimingPartition,
 )
-from kafka_marshal.protocol.state import Transition
 from kafka_marshal.testing.fakestore import AppendFate
 
 # --- Announcements ---
+
+
+def announced(record):
+    return transition("member", key=None, epoch=None, record=record)
 
 
 def test_only_a_changed_announcement_is_news(cluster):
     announcer = owning(cluster).session._announcer
 
     def is_news(record):
-        transition = Transition(
-            offset=0,
-            outcome="accepted",
-            effect="member",
-            reason=None,
-            key=None,
-            epoch=None,
-            detail=None,
-            record=record,
-        )
-        return announcer.is_news(transition)
+        return announcer.is_news(announced(record))
 
     first = replace(member("b"), capacity=0)
     assert is_news(first)
@@ -64,19 +57,9 @@ def test_the_number_of_remembered_members_is_bounded(cluster, monkeypatch):
     monkeypatch.setattr(members, "ANNOUNCED_MAX", 3)
     announcer = owning(cluster).session._announcer
     for number in range(10):
-        record = member(f"b{number}")
-        transition = Transition(
-            offset=0,
-            outcome="accepted",
-            effect="member",
-            reason=None,
-            key=None,
-            epoch=None,
-            detail=None,
-            record=record,
-        )
-        assert announcer.is_news(transition)
-        assert not announcer.is_news(transition)
+        news = announced(member(f"b{number}"))
+        assert announcer.is_news(news)
+        assert not announcer.is_news(news)
     assert len(announcer._announced) <= 3
 
 

@@ -26,6 +26,7 @@ from logkit import (
     resolve,
     schedule,
     stage,
+    transition,
 )
 from logkit import resume as resume_record
 
@@ -60,7 +61,7 @@ from kafka_marshal.history.rows import (
 from kafka_marshal.protocol.codec import person_to_tags
 from kafka_marshal.protocol.records import SECOND_LEVEL
 from kafka_marshal.protocol.snapshot import digest, to_bytes
-from kafka_marshal.protocol.state import ACCEPTED, Transition, why_to_tags
+from kafka_marshal.protocol.state import why_to_tags
 from kafka_marshal.protocol.types import Key, Token
 
 OTHER = Key("g", "u", 1)
@@ -645,17 +646,8 @@ def interval(client="c1", *, log_ms=1_000, epoch=EPOCH):
     )
 
 
-def transition(record, *, epoch=EPOCH):
-    return Transition(
-        offset=9,
-        outcome=ACCEPTED,
-        effect="renewed",
-        reason=None,
-        key=KEY,
-        epoch=epoch,
-        detail=None,
-        record=record,
-    )
+def renewal(record, *, epoch=EPOCH):
+    return transition("renewed", offset=9, epoch=epoch, record=record)
 
 
 # --- strays
@@ -675,14 +667,14 @@ def transition(record, *, epoch=EPOCH):
 )
 def test_accepted_records_of_others_are_counted(record, epoch, count):
     found = interval()
-    note_stray(found, transition(record, epoch=epoch))
+    note_stray(found, renewal(record, epoch=epoch))
     assert found.stray_count == count
 
 
 def test_nothing_is_accepted_after_the_end():
     found = interval()
     found.ending = "released"
-    note_stray(found, transition(beat(EPOCH)))
+    note_stray(found, renewal(beat(EPOCH)))
     assert found.stray_count == 1
 
 

@@ -19,6 +19,7 @@ from logkit import (
     release,
     resume,
     schedule,
+    transition,
 )
 
 from kafka_marshal.errors import InvalidTransition
@@ -38,7 +39,7 @@ from kafka_marshal.protocol.claiming import (
     resumable,
 )
 from kafka_marshal.protocol.records import Resume
-from kafka_marshal.protocol.state import Transition, WorldState
+from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key, Owner, Token
 
 ME = Owner("c1", INC)
@@ -51,16 +52,8 @@ ANSWER_MS = H // 2
 def verdict(
     outcome="accepted", effect=None, reason=None, *, offset=EPOCH, detail=None, of=None
 ):
-    return Transition(
-        offset=offset,
-        outcome=outcome,
-        effect=effect,
-        reason=reason,
-        key=KEY,
-        epoch=EPOCH,
-        detail=detail,
-        record=of,
-    )
+    given = {"offset": offset, "epoch": EPOCH, "detail": detail, "record": of}
+    return transition(effect, outcome=outcome, reason=reason, **given)
 
 
 WON = verdict(effect="claimed")

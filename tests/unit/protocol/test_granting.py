@@ -1,7 +1,7 @@
 import attrs
 import msgspec
 import pytest
-from logkit import KEY, Log, ident, messages, release
+from logkit import KEY, Log, ident, messages, release, transition
 from logkit import beat as beat_record
 
 from kafka_marshal.errors import InvalidTransition
@@ -26,7 +26,6 @@ from kafka_marshal.protocol.granting import (
     verdict_of,
 )
 from kafka_marshal.protocol.losses import marks_of
-from kafka_marshal.protocol.state import Transition
 from kafka_marshal.protocol.types import OffsetRange, Owner
 
 GRANTEE = ident("grantee")
@@ -75,16 +74,7 @@ def bench():
 
 def refused(reason, request):
     record = messages(1, request.offsets.first, request.offsets.last, seq=request.seq)
-    return Transition(
-        offset=9,
-        outcome="refused",
-        effect=None,
-        reason=reason,
-        key=KEY,
-        epoch=1,
-        detail=None,
-        record=record,
-    )
+    return transition(reason=reason, offset=9, epoch=1, record=record)
 
 
 # --- asking
@@ -365,16 +355,7 @@ def test_a_verdict_of_another_process_is_not_counted(bench):
 def test_an_acceptance_without_a_range_grants_nothing(bench):
     request = bench.request(4)
     record = messages(bench.epoch, 0, 4, seq=request.seq)
-    strange = Transition(
-        offset=9,
-        outcome="accepted",
-        effect="granted",
-        reason=None,
-        key=KEY,
-        epoch=1,
-        detail=None,
-        record=record,
-    )
+    strange = transition("granted", offset=9, epoch=1, record=record)
     assert take(bench.it, strange, head=None) == "refused"
     assert bench.it.unused == ()
 

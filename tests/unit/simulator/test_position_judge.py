@@ -1,10 +1,10 @@
 """All keys of an operation move, or none (S8)."""
 
 import pytest
-from logkit import KEY, OP, beat, decide, resolve, stage
+from logkit import KEY, OP, beat, decide, resolve, stage, transition
 
 from kafka_marshal.protocol.items import Verdict
-from kafka_marshal.protocol.state import ACCEPTED, GroupState, Transition, WorldState
+from kafka_marshal.protocol.state import GroupState, WorldState
 from kafka_marshal.protocol.types import Key
 from simulator.checkers import Folded, Violation
 from simulator.position_judge import PositionJudge, name_of, unresolved_in
@@ -25,17 +25,9 @@ def judged():
 
 
 def take(judge, record, effect, key, *, position=None, head=7):
-    transition = Transition(
-        offset=1,
-        outcome=ACCEPTED,
-        effect=effect,
-        reason=None,
-        key=key,
-        epoch=0,
-        detail=None if position is None else {"position": position},
-        record=record,
-    )
-    folded = Folded(0, None, transition, None, 0, moved=False)
+    detail = None if position is None else {"position": position}
+    found = transition(effect, offset=1, key=key, detail=detail, record=record)
+    folded = Folded(0, None, found, None, 0, moved=False)
     judge.take(folded._replace(head=head))
 
 

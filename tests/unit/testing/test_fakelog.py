@@ -10,8 +10,11 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.protocol.types import TimestampType, TopicPartition
 from kafka_marshal.testing.clock import EPOCH_MS, VirtualClock
-from kafka_marshal.testing.fakelog import AppendFate, FakeKafka
-from kafka_marshal.testing.fakesession import DELIVERY_TIMEOUT_MS
+from kafka_marshal.testing.fakelog import (
+    DELIVERY_TIMEOUT_MS,
+    AppendFate,
+    FakeKafka,
+)
 
 TOPIC = "__marshal"
 T0 = TopicPartition(TOPIC, 0)
